@@ -1,0 +1,271 @@
+"""Everything that actors say to one another, grouped by the inbox it is sent to.
+
+`rid` is the front door's number for a request: unique and increasing for the daemon's life.
+Times are seconds of the system-wide monotonic clock, so they compare across processes.
+Control messages travel on a socket of their own and never wait behind work.
+"""
+
+import msgspec
+
+from runtime.request import FinishReason, RowToken, SamplingParams
+
+
+class ActorMessage(msgspec.Struct, tag_field="t", array_like=True, omit_defaults=True):
+    """A message between actors: positional, because both ends are always of one version."""
+
+
+class ChatTurn(msgspec.Struct, frozen=True, array_like=True):
+    """One turn of a conversation."""
+
+    role: str
+    content: str
+
+
+# --- to the tokenizer ---------------------------------------------------------------------
+
+
+class Prepare(ActorMessage, tag="prepare"):
+    """Turn a request into token ids and submit it; exactly one of turns and prompt is given."""
+
+    rid: int
+    turns: list[ChatTurn] | None
+    prompt: str | None
+    max_tokens: int
+    sampling: SamplingParams
+    stop: list[str] = []
+    ignore_eos: bool = False
+    priority: int = 0
+    deadline: float | None = None
+
+
+class Convert(ActorMessage, tag="convert"):
+    """Tokenize text or turns, or detokenize ids, outside any generation."""
+
+    rid: int
+    text: str | None = None
+    turns: list[ChatTurn] | None = None
+    tokens: list[int] | None = None
+
+
+class Cancel(ActorMessage, tag="cancel"):
+    """Drop request `rid` wherever it is; unknown ids are ignored."""
+
+    rid: int
+
+
+class Step(ActorMessage, tag="step"):
+    """All tokens of one engine step; `rids[i]` owns `tokens[i]`.
+
+    `ended` is when the step ended in the executor; `prefill` marks first tokens, with the
+    seconds that the prefill took.
+    """
+
+    rids: list[int]
+    tokens: list[RowToken]
+    ended: float
+    prefill_s: float | None = None
+
+
+class RowsFailed(ActorMessage, tag="rows_failed"):
+    """These requests ended in a failure; `code` is one of `runtime.errors.CODES`."""
+
+    rids: list[int]
+    code: str
+    message: str
+    field: str | None = None
+
+
+TokenizerMessage = Prepare | Convert | Cancel | Step | RowsFailed
+
+# --- to the scheduler ---------------------------------------------------------------------
+
+
+class Submit(ActorMessage, tag="submit"):
+    """A tokenized request asks for a place in the queue."""
+
+    rid: int
+    token_ids: list[int]
+    max_tokens: int
+    sampling: SamplingParams
+    ignore_eos: bool = False
+    priority: int = 0
+    deadline: float | None = None
+
+
+class Continuation(msgspec.Struct, frozen=True, array_like=True):
+    """A row put back at the hold limit, with all tokens generated so far."""
+
+    rid: int
+    generated: list[int]
+
+
+class BatchEnded(ActorMessage, tag="batch_ended"):
+    """The executor is free again; `unfinished` rows go back to the queue."""
+
+    batch: int
+    unfinished: list[Continuation] = []
+
+
+class ExecutorReady(ActorMessage, tag="executor_ready"):
+    """An executor listens at `work` and `control`; any earlier one is gone."""
+
+    work: str
+    control: str
+    max_batch: int
+    max_prompt_tokens: int
+    max_total_tokens: int
+
+
+class ExecutorLost(ActorMessage, tag="executor_lost"):
+    """The executor died; everything that it held has failed."""
+
+    reason: str
+
+
+class AskLoad(ActorMessage, tag="ask_load"):
+    """Report the queue to the front door's `rid`."""
+
+    rid: int
+
+
+SchedulerMessage = Submit | Cancel | BatchEnded | AskLoad
+SchedulerControl = Cancel | ExecutorReady | ExecutorLost
+
+# --- to the executor ----------------------------------------------------------------------
+
+
+class BatchRow(msgspec.Struct, array_like=True, omit_defaults=True):
+    """One row of a batch; the fields are those of `runtime.request.RowRequest`."""
+
+    rid: int
+    token_ids: list[int]
+    prompt_length: int
+    max_tokens: int
+    sampling: SamplingParams
+    ignore_eos: bool = False
+
+
+class RunBatch(ActorMessage, tag="run_batch"):
+    """Prefill and decode these rows together for at most `hold_s` seconds."""
+
+    batch: int
+    rows: list[BatchRow]
+    hold_s: float
+
+
+class Shutdown(ActorMessage, tag="shutdown"):
+    """End after the current step; running rows fail with `shutting_down`."""
+
+
+ExecutorMessage = RunBatch
+ExecutorControl = Cancel | Shutdown
+
+# --- to the front door --------------------------------------------------------------------
+
+
+class Accepted(ActorMessage, tag="accepted"):
+    """The scheduler has queued the request."""
+
+    rid: int
+    prompt_tokens: int
+
+
+class RowDelta(msgspec.Struct, array_like=True, omit_defaults=True):
+    """New text and tokens of one request; `finish` ends it."""
+
+    rid: int
+    text: str
+    tokens: list[int]
+    logprobs: list[RowToken] = []
+    finish: FinishReason | None = None
+
+
+class Deltas(ActorMessage, tag="deltas"):
+    """What one engine step means in text, for all its rows."""
+
+    rows: list[RowDelta]
+    ended: float
+    prefill_s: float | None = None
+
+
+class Failed(ActorMessage, tag="failed"):
+    """The request ended in a failure."""
+
+    rid: int
+    code: str
+    message: str
+    field: str | None = None
+
+
+class Converted(ActorMessage, tag="converted"):
+    """The answer to `Convert`: ids for text, text for ids."""
+
+    rid: int
+    tokens: list[int] | None = None
+    text: str | None = None
+
+
+class Load(ActorMessage, tag="load"):
+    """What the scheduler holds now and has done since the start."""
+
+    rid: int
+    running: int
+    queued: int
+    queued_tokens: int
+    batches: int
+    rows: int
+    requeued: int
+    refused: int
+
+
+class Started(msgspec.Struct, frozen=True, array_like=True):
+    """A request left the queue for the first time, after `queued_s` seconds."""
+
+    rid: int
+    queued_s: float
+
+
+class BatchStarted(ActorMessage, tag="batch_started"):
+    """These requests have left the queue."""
+
+    rows: list[Started]
+
+
+DoorMessage = Accepted | Deltas | Failed | Converted | Load | BatchStarted
+
+# --- to the supervisor --------------------------------------------------------------------
+
+
+class ActorHello(ActorMessage, tag="actor_hello"):
+    """An actor process has begun to load."""
+
+    name: str
+    pid: int
+
+
+class ActorReady(ActorMessage, tag="actor_ready"):
+    """An actor can work; `facts` are shown by `status` and `check`."""
+
+    name: str
+    pid: int
+    facts: dict[str, str | int | float] = {}
+
+
+class ActorProgress(ActorMessage, tag="actor_progress"):
+    """The actor's loop has turned: sent at most once a second, while it works or waits."""
+
+    name: str
+    steps: int
+    busy: bool
+
+
+class ActorFailed(ActorMessage, tag="actor_failed"):
+    """The actor could not start or go on."""
+
+    name: str
+    code: str
+    message: str
+    field: str | None = None
+
+
+SupervisorMessage = ActorHello | ActorReady | ActorProgress | ActorFailed

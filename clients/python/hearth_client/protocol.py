@@ -1,0 +1,224 @@
+"""The wire structs of Hearth, protocol 1: maps with string keys and the tag `t`.
+
+`clients/PROTOCOL.md` is the specification; this module is its one definition in Python.
+Requests refuse unknown fields (an option is honoured or refused); answers ignore them, so that
+an older client reads a newer server.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+PROTOCOL = 1
+MAX_FRAME_BYTES = 1 << 20
+"""Bytes of one message frame; larger ones are refused before they are decoded."""
+
+Id = Annotated[str, Meta(min_length=1, max_length=64)]
+Role = Literal["system", "user", "assistant"]
+Reason = Literal["stop", "length", "cancelled"]
+Text = Annotated[str, Meta(max_length=1 << 20)]
+TokenId = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
+Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+
+
+class Request(
+    msgspec.Struct, tag_field="t", kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """A message from client to server."""
+
+
+class Answer(msgspec.Struct, tag_field="t", kw_only=True, omit_defaults=True):
+    """A message from server to client."""
+
+
+class Hello(Request, tag="hello"):
+    """The first message: protocol numbers that the client speaks, best first."""
+
+    proto: Annotated[list[int], Meta(min_length=1, max_length=16)]
+    client: Annotated[str, Meta(max_length=128)] = ""
+    lease_s: Annotated[float, Meta(ge=1.0, le=3600.0)] | None = None
+
+
+class Message(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One turn of a conversation."""
+
+    role: Role
+    content: Text
+
+
+class Generate(Request, tag="generate"):
+    """Ask for text: `messages` (chat template applied) or a raw `prompt`, exactly one of them."""
+
+    id: Id
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=256)] | None = None
+    prompt: Text | None = None
+    max_tokens: Annotated[int, Meta(ge=1, le=1 << 20)] = 256
+    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 0.0
+    top_k: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100.0)] = 1.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    logit_bias: Annotated[
+        list[tuple[TokenId, Annotated[float, Meta(ge=-100.0, le=100.0)]]], Meta(max_length=1024)
+    ] = []
+    seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | None = None
+    stop: Annotated[
+        list[Annotated[str, Meta(min_length=1, max_length=256)]], Meta(max_length=16)
+    ] = []
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    ignore_eos: bool = False
+    priority: Annotated[int, Meta(ge=-10, le=10)] = 0
+    deadline_s: Annotated[float, Meta(gt=0.0, le=86400.0)] | None = None
+
+
+class Cancel(Request, tag="cancel"):
+    """End request `id`; answered by that request's `done` with reason `cancelled`."""
+
+    id: Id
+
+
+class Tokenize(Request, tag="tokenize"):
+    """Ask for the token ids of `text`, or of `messages` with the chat template applied."""
+
+    id: Id
+    text: Text | None = None
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=256)] | None = None
+
+
+class Detokenize(Request, tag="detokenize"):
+    """Ask for the text of token ids."""
+
+    id: Id
+    tokens: Annotated[list[TokenId], Meta(max_length=65536)]
+
+
+class Status(Request, tag="status"):
+    """Ask what the daemon serves and does."""
+
+    id: Id
+
+
+class Lease(Request, tag="lease"):
+    """Renew the session; every other message renews it too."""
+
+
+ClientMessage = Hello | Generate | Cancel | Tokenize | Detokenize | Status | Lease
+
+
+class Limits(msgspec.Struct, kw_only=True):
+    """What the server accepts; sizes in bytes, lengths in tokens, times in seconds."""
+
+    frame_bytes: int
+    frames: int
+    requests_per_client: int
+    prompt_tokens: int
+    total_tokens: int
+    queued_requests: int
+    queued_tokens: int
+    lease_s: float
+
+
+class Welcome(Answer, tag="welcome"):
+    """The answer to `hello`: the protocol chosen, limits and features by name."""
+
+    proto: int
+    server: str
+    limits: Limits
+    features: list[str] = []
+    model: str = ""
+    epoch: str = ""
+
+
+class Leased(Answer, tag="leased"):
+    """The lease was renewed for `seconds`."""
+
+    seconds: float
+
+
+class Accepted(Answer, tag="accepted"):
+    """The request is in the queue; `prompt_tokens` is its length."""
+
+    id: str
+    prompt_tokens: int
+
+
+class TokenLogprob(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The chosen token's log probability and the most likely alternatives as (id, logprob)."""
+
+    logprob: float
+    top: list[tuple[int, float]] = []
+
+
+class Delta(Answer, tag="delta"):
+    """More text of request `id`; `seq` counts from 0 without gaps."""
+
+    id: str
+    seq: int
+    text: str
+    tokens: list[int] = []
+    logprobs: list[TokenLogprob] = []
+
+
+class Usage(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Counts in tokens, times in milliseconds."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    queue_ms: float = 0.0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+
+
+class Done(Answer, tag="done"):
+    """The request ended as asked."""
+
+    id: str
+    reason: Reason
+    usage: Usage
+
+
+class Error(Answer, tag="error"):
+    """The request, or with an empty `id` the message, failed; nothing follows for that `id`."""
+
+    code: str
+    message: str
+    id: str = ""
+    field: str = ""
+
+
+class Tokens(Answer, tag="tokens"):
+    """The answer to `tokenize`."""
+
+    id: str
+    tokens: list[int]
+
+
+class Detokenized(Answer, tag="text"):
+    """The answer to `detokenize`."""
+
+    id: str
+    text: str
+
+
+class StatusReport(Answer, tag="status_report"):
+    """The answer to `status`: counts now and totals since the start."""
+
+    id: str
+    server: str
+    model: str
+    state: str
+    uptime_s: float
+    clients: int
+    running: int
+    queued: int
+    queued_tokens: int
+    totals: dict[str, int] = {}
+    engine: dict[str, str | int | float] = {}
+
+
+ServerMessage = (
+    Welcome | Leased | Accepted | Delta | Done | Error | Tokens | Detokenized | StatusReport
+)

@@ -1,0 +1,1 @@
+"""The shipped home-and-robot model: its data, its training and its evaluation."""

@@ -1,0 +1,87 @@
+"""The types that intents, homes and conversations share."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import NamedTuple
+
+
+class Combination(NamedTuple):
+    """What the split holds out: an intent with its device (or subject) and its value."""
+
+    intent: str
+    device: str
+    value: str
+
+
+class Device(NamedTuple):
+    """One line of the list in the system prompt."""
+
+    name: str
+    kind: str
+    room: str
+    state: str
+
+
+@dataclass
+class Context:
+    """What a conversation knows at one turn."""
+
+    devices: tuple[Device, ...]
+    listed: bool
+    facts: dict[str, dict[str, str]] = field(default_factory=dict)
+    touched: set[str] = field(default_factory=set)
+    last: str = ""
+
+    def find(self, name: str) -> Device:
+        """Return the device of that name."""
+        return next(device for device in self.devices if device.name == name)
+
+
+@dataclass
+class Draw:
+    """One attempt to fill the slots of an intent."""
+
+    rng: Random
+    context: Context
+    slots: dict[str, str]
+
+
+class Reply(NamedTuple):
+    """An answer and the combinations that its single steps use."""
+
+    text: str
+    steps: tuple[Combination, ...] = ()
+
+
+Pool = Callable[[Draw], "str | None"]
+
+
+@dataclass(frozen=True)
+class Intent:
+    """One thing that a user can ask for, as data."""
+
+    name: str
+    group: str
+    slots: tuple[tuple[str, Pool], ...]
+    answer: "Callable[[Intent, Draw], Reply]"
+    phrasings: tuple[str, ...]
+    needs_list: bool = False
+    remembers: str = ""
+    weight: float = 1.0
+
+    def combination(self, slots: dict[str, str]) -> Combination:
+        """Return the combination that these slots make."""
+        first, *rest = [slots[key] for key, _ in self.slots] or [""]
+        return Combination(self.name, first, "|".join(rest))
+
+
+class Turn(NamedTuple):
+    """A user message, its one right answer and the combinations that it uses."""
+
+    intent: str
+    group: str
+    user: str
+    answer: str
+    combination: Combination
+    steps: tuple[Combination, ...]

@@ -1,0 +1,168 @@
+"""The configuration of an engine folder (`config.json`): every field, read strictly."""
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from runtime.errors import HearthError
+
+DType = Literal["float32", "float16", "bfloat16"]
+RopeType = Literal["default", "llama3", "linear", "mrope", "none"]
+CONFIG_FILE = "config.json"
+ENGINE_FORMAT = 1
+
+
+class RopeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Rotary embedding: base frequency, scaling kind and that kind's parameters."""
+
+    type: RopeType = "default"
+    theta: float = 10_000.0
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 0
+    mrope_section: tuple[int, ...] = ()
+
+
+class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Size in bytes and SHA-256 (hex) of one file of the engine folder."""
+
+    bytes: int
+    sha256: str
+
+
+class LLMEngineRunnerConfig(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=False
+):
+    """All that the runtime knows of an engine; lengths in tokens, sizes in elements.
+
+    `max_kv_cache_capacity` counts cache slots per row; a row may hold that many tokens, prompt
+    and generation together. `prefill_chunk` is the longest piece of a prompt in one step.
+    """
+
+    engine_format: int = ENGINE_FORMAT
+    hearth_version: str
+    backend: Literal["onnxruntime", "simulated"]
+    dialect: Literal["native", "classic"]
+    architecture: str
+    dtype: DType
+    kv_cache_dtype: DType
+    weight_quantization: Literal["none", "int8", "int4"] = "none"
+    weight_block_size: int = 0
+
+    rope_config: RopeConfig
+    use_context_dependent_rope: bool = False
+    enable_eagle_spec_decode: bool = False
+    use_trt_native_ops: bool = True
+    num_decoder_layers: int
+    num_attention_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rotary_dim: int
+    hidden_size: int
+    intermediate_size: int
+    max_supported_batch_size: int
+    max_supported_input_length: int
+    max_kv_cache_capacity: int
+    prefill_chunk: int
+    vocab_size: int
+    reduced_vocab_size: int = 0
+    output_vocab_size: int
+    max_supported_lora_rank: int = 0
+    output_hidden_dim: int = 0
+    max_verify_tree_size: int = 0
+    num_deepstack_features: int = 0
+    audio_token_id: int = 0
+    image_token_id: int = 0
+    num_mamba_layers: int = 0
+    num_attention_layers: int
+    mamba_num_heads: int = 0
+    mamba_head_dim: int = 0
+    ssm_state_size: int = 0
+    conv_dim: int = 0
+    conv_kernel: int = 0
+
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None = None
+    step_ms: float = 0.0
+    files: dict[str, FileRecord] = {}
+
+
+def parse_config(data: bytes, source: str = CONFIG_FILE) -> LLMEngineRunnerConfig:
+    """Read a `config.json`; raises `engine_corrupt` or `engine_incompatible` naming the field."""
+    try:
+        config = msgspec.json.decode(data, type=LLMEngineRunnerConfig)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise HearthError("engine_corrupt", f"{source} cannot be read: {error}", source) from error
+    if config.engine_format != ENGINE_FORMAT:
+        raise HearthError(
+            "engine_incompatible",
+            f"{source} has engine format {config.engine_format}, this Hearth reads "
+            f"{ENGINE_FORMAT}: export the model again",
+            "engine_format",
+        )
+    _check_sizes(config)
+    _check_served(config)
+    return config
+
+
+def load_config(folder: Path) -> LLMEngineRunnerConfig:
+    """Read the configuration of an engine folder; raises `engine_missing` when there is none."""
+    path = folder / CONFIG_FILE
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise HearthError("engine_missing", f"no engine folder at {folder}", str(path)) from error
+    return parse_config(data, str(path))
+
+
+_POSITIVE = (
+    "num_decoder_layers",
+    "num_attention_heads",
+    "num_kv_heads",
+    "head_dim",
+    "rotary_dim",
+    "hidden_size",
+    "intermediate_size",
+    "max_supported_batch_size",
+    "max_supported_input_length",
+    "max_kv_cache_capacity",
+    "prefill_chunk",
+    "vocab_size",
+    "output_vocab_size",
+    "num_attention_layers",
+)
+# Fields that other kinds of engine use; an engine that needs them is refused, never half served.
+_NOT_SERVED = (
+    "use_context_dependent_rope",
+    "enable_eagle_spec_decode",
+    "reduced_vocab_size",
+    "max_supported_lora_rank",
+    "output_hidden_dim",
+    "max_verify_tree_size",
+    "num_deepstack_features",
+    "num_mamba_layers",
+)
+
+
+def _check_sizes(config: LLMEngineRunnerConfig) -> None:
+    for name in _POSITIVE:
+        if getattr(config, name) < 1:
+            raise HearthError("engine_corrupt", f"{name} must be at least 1", name)
+    if config.num_attention_heads % config.num_kv_heads:
+        raise HearthError("engine_corrupt", "attention heads must share K/V heads", "num_kv_heads")
+    if config.rotary_dim > config.head_dim or config.rotary_dim % 2:
+        raise HearthError("engine_corrupt", "rotary_dim must be even, <= head_dim", "rotary_dim")
+    if config.max_supported_input_length > config.max_kv_cache_capacity:
+        raise HearthError(
+            "engine_corrupt", "input length exceeds capacity", "max_supported_input_length"
+        )
+    if not config.eos_token_ids:
+        raise HearthError("engine_corrupt", "no end token is named", "eos_token_ids")
+
+
+def _check_served(config: LLMEngineRunnerConfig) -> None:
+    for name in _NOT_SERVED:
+        if getattr(config, name):
+            raise HearthError("engine_incompatible", f"{name} is not served yet", name)

@@ -1,0 +1,41 @@
+"""The one exception family of Hearth: a code for programs, a sentence and a field for people."""
+
+from typing import Literal, get_args
+
+Code = Literal[
+    # The request is at fault.
+    "invalid_value",
+    "unsupported_option",
+    "prompt_empty",
+    "prompt_too_long",
+    "capacity_exceeded",
+    # The service cannot take or finish it.
+    "queue_full",
+    "deadline_exceeded",
+    "shutting_down",
+    "executor_failed",
+    "non_finite",
+    "internal",
+    # The model, engine folder or device is at fault.
+    "model_unsupported",
+    "model_invalid",
+    "engine_missing",
+    "engine_corrupt",
+    "engine_incompatible",
+    "tokenizer_mismatch",
+    "out_of_memory",
+]
+CODES: frozenset[str] = frozenset(get_args(Code))
+
+
+class HearthError(Exception):
+    """A failure with a stable `code`, a `message` of one sentence and the `field` at fault."""
+
+    def __init__(self, code: Code, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.code: Code = code
+        self.message = message
+        self.field = field
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.code}{f', {self.field}' if self.field else ''})"
