@@ -1,0 +1,109 @@
+import ast
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = {
+    "runtime": ROOT / "runtime",
+    "actors": ROOT / "actors",
+    "daemon": ROOT / "daemon",
+    "hearth_client": ROOT / "clients" / "python" / "hearth_client",
+}
+MAY_IMPORT: dict[str, set[str]] = {
+    "runtime": set(),
+    "actors": {"runtime"},
+    "daemon": {"runtime", "actors", "hearth_client"},
+    "hearth_client": set(),
+}
+ROOMS = {*FOLDERS, "models", "tests"}
+IO_MODULES = {"anyio", "asyncio", "multiprocessing", "socket", "subprocess", "uvloop", "zmq"}
+UNSAFE_MODULES = {"cloudpickle", "dill", "marshal", "pickle", "shelve"}
+UNSAFE_BUILTINS = {"__import__", "eval", "exec"}
+UNSAFE_METHODS = {"recv_pyobj", "send_pyobj"}
+# Runs the code blocks of our own pages, which is what it is for.
+EXAMPLES = ROOT / "tests" / "clients" / "test_examples.py"
+
+
+@cache
+def trees(room: str) -> dict[Path, ast.Module]:
+    paths = sorted(FOLDERS.get(room, ROOT / room).rglob("*.py"))
+    assert paths
+    return {path: ast.parse(path.read_text()) for path in paths}
+
+
+def imports(tree: ast.Module) -> set[str]:
+    """Top-level names of everything that a module imports, wherever it does so."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add("." if node.level else node.module or "")
+    return {name.partition(".")[0] for name in found}
+
+
+def unsafe(tree: ast.Module) -> set[str]:
+    """What a module uses that can run code from data."""
+    found = imports(tree) & UNSAFE_MODULES
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            found |= _unsafe_call(node)
+    return found
+
+
+def _unsafe_call(node: ast.Call) -> set[str]:
+    loose = {word.arg for word in node.keywords if word.arg == "allow_pickle"}
+    match node.func:
+        case ast.Name(id=name) if name in UNSAFE_BUILTINS:
+            loose.add(name)
+        case ast.Attribute(attr=name) if name in UNSAFE_METHODS:
+            loose.add(name)
+    return {name for name in loose if name}
+
+
+@pytest.mark.parametrize("room", FOLDERS)
+def test_imports_go_one_way(room: str) -> None:
+    for path, tree in trees(room).items():
+        others = imports(tree) & (ROOMS - {room})
+        assert others <= MAY_IMPORT[room], path
+
+
+@pytest.mark.parametrize("room", FOLDERS)
+def test_imports_are_absolute(room: str) -> None:
+    for path, tree in trees(room).items():
+        assert "" not in imports(tree), path
+
+
+def test_the_runtime_knows_no_sockets_loops_or_processes() -> None:
+    for path, tree in trees("runtime").items():
+        assert not imports(tree) & IO_MODULES, path
+
+
+def test_the_client_needs_two_packages_only() -> None:
+    allowed = {"hearth_client", "msgspec", "typing_extensions", "zmq", *sys.stdlib_module_names}
+    for path, tree in trees("hearth_client").items():
+        assert imports(tree) <= allowed, path
+
+
+@pytest.mark.parametrize("room", [*FOLDERS, "models", "tests"])
+def test_no_data_can_run_as_code(room: str) -> None:
+    for path, tree in trees(room).items():
+        allowed = {"exec"} if path == EXAMPLES else set()
+        assert unsafe(tree) <= allowed, path
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import pickle",
+        "from marshal import loads",
+        "eval(text)",
+        "socket.recv_pyobj()",
+        "numpy.load(path, allow_pickle=True)",
+    ],
+)
+def test_the_check_itself_finds_what_is_unsafe(code: str) -> None:
+    assert unsafe(ast.parse(code))
