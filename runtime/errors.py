@@ -24,6 +24,20 @@ Code = Literal[
     "engine_incompatible",
     "tokenizer_mismatch",
     "out_of_memory",
+    # The conversation with a client is at fault (daemon; `clients/PROTOCOL.md` has the table).
+    "bad_message",
+    "message_too_large",
+    "unknown_message",
+    "hello_required",
+    "unsupported_protocol",
+    "too_many_clients",
+    "too_many_requests",
+    "duplicate_id",
+    "slow_client",
+    "lease_expired",
+    # The daemon cannot open its socket.
+    "already_running",
+    "socket_unusable",
 ]
 CODES: frozenset[str] = frozenset(get_args(Code))
 

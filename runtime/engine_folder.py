@@ -1,0 +1,65 @@
+"""The files of an engine folder: their names, their digests and the check before they are used."""
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+
+from runtime.config import CONFIG_FILE, FileRecord, LLMEngineRunnerConfig
+from runtime.errors import HearthError
+
+MODEL_FILE = "model.onnx"
+DATA_FILE = "model.onnx.data"
+EMBEDDING_FILE = "embedding.safetensors"
+ROPE_FILE = "rope.safetensors"
+TOKENIZER_FILE = "tokenizer.json"
+TEMPLATE_FILE = "chat_template.jinja"
+# A folder without a chat template serves raw prompts alone; all else must be there.
+REQUIRED_FILES = (MODEL_FILE, DATA_FILE, EMBEDDING_FILE, ROPE_FILE, TOKENIZER_FILE)
+_PIECE = 1 << 20
+
+
+def record_files(folder: Path) -> dict[str, FileRecord]:
+    """Size and SHA-256 of every file of the folder but `config.json`, by name."""
+    paths = sorted(path for path in folder.iterdir() if path.name != CONFIG_FILE)
+    return {path.name: FileRecord(path.stat().st_size, _digest(path)) for path in paths}
+
+
+def write_config(folder: Path, config: LLMEngineRunnerConfig) -> None:
+    """Write `config.json`, one field a line."""
+    text = msgspec.json.format(msgspec.json.encode(config), indent=1)
+    (folder / CONFIG_FILE).write_bytes(text + b"\n")
+
+
+def verify_folder(folder: Path, config: LLMEngineRunnerConfig, *, digests: bool) -> None:
+    """Compare the files with the records in the configuration.
+
+    Checks presence and size, and with `digests` every byte. Raises `engine_corrupt` naming the
+    file that is missing, not recorded, of another size or changed.
+    """
+    if config.backend == "onnxruntime":
+        for name in REQUIRED_FILES:
+            if name not in config.files:
+                raise _corrupt(name, "is not recorded in config.json")
+    for name, record in config.files.items():
+        path = folder / name
+        if path.name != name:
+            raise _corrupt(name, "lies outside the engine folder")
+        if not path.is_file():
+            raise _corrupt(name, "is missing")
+        if path.stat().st_size != record.bytes:
+            raise _corrupt(name, f"has {path.stat().st_size} bytes instead of {record.bytes}")
+        if digests and _digest(path) != record.sha256:
+            raise _corrupt(name, "was changed after the export")
+
+
+def _corrupt(name: str, what: str) -> HearthError:
+    return HearthError("engine_corrupt", f"{name} {what}: export the model again", name)
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+    return digest.hexdigest()

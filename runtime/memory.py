@@ -1,0 +1,133 @@
+"""Memory by part, predicted from the configuration alone, and the memory that is there."""
+
+from pathlib import Path
+
+from runtime.config import DType, LLMEngineRunnerConfig
+from runtime.engine_folder import EMBEDDING_FILE
+
+ITEM_BYTES: dict[DType, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
+# Interpreter, libraries and an empty session, measured.
+_PROCESS_BYTES = 120 << 20
+_WEIGHT_BITS = {"int8": 8, "int4": 4}
+# What ONNX Runtime holds for a byte of integers and a byte of float32 scales once it has packed
+# them: its own layout, sums of each block, and the heap that transposing at load leaves behind.
+# Measured on 0.1B and 0.6B models with blocks of 32 to 128.
+_PACKED = {"int8": (1.25, 4.5), "int4": (1.35, 4.0)}
+# float16 weights are widened when a session on the CPU opens; part of the narrow copy stays.
+_FLOAT16_PACKED = 4.5
+# Copies alive at once, measured: attention scores [B, Hq, S, C], and activations as wide as the
+# fused gate and up projection [B, S, 2 I].
+_SCORE_COPIES = {"native": 1.3, "classic": 4.7}
+_ACTIVATION_COPIES = 5.0
+
+
+def projection_elements(config: LLMEngineRunnerConfig) -> int:
+    """Weights of all matrix products, the head included."""
+    heads = 2 * config.num_attention_heads + 2 * config.num_kv_heads
+    attention = config.hidden_size * heads * config.head_dim
+    mlp = 3 * config.hidden_size * config.intermediate_size
+    head = config.hidden_size * config.output_vocab_size
+    return config.num_decoder_layers * (attention + mlp) + head
+
+
+def projection_bytes(config: LLMEngineRunnerConfig) -> int:
+    """Bytes of these weights, with their scales, as the engine folder stores them."""
+    elements = projection_elements(config)
+    item = ITEM_BYTES[config.dtype]
+    if config.weight_quantization == "none":
+        return elements * item
+    integers = elements * _WEIGHT_BITS[config.weight_quantization] // 8
+    return integers + elements // config.weight_block_size * item
+
+
+def predict_memory(
+    config: LLMEngineRunnerConfig, *, max_batch: int, capacity: int
+) -> dict[str, int]:
+    """Bytes by part of a running engine with `max_batch` rows of `capacity` cache slots.
+
+    The embedding table is mapped from its file and counted whole, though only the rows of tokens
+    that occur become resident. The step's scratch memory is that of the longest prefill chunk.
+    """
+    slots = 2 * config.num_attention_layers * config.num_kv_heads * config.head_dim
+    tokens = max_batch * config.prefill_chunk
+    scores = tokens * config.num_attention_heads * capacity * ITEM_BYTES[config.dtype]
+    simulated = config.backend == "simulated"
+    return {
+        "process": _PROCESS_BYTES,
+        "weights": 0 if simulated else _resident_weights(config),
+        "embedding": _embedding_bytes(config),
+        "kv_cache": max_batch * capacity * slots * ITEM_BYTES[config.kv_cache_dtype],
+        "rope": capacity * config.rotary_dim * 4,
+        "step_buffers": _step_buffers(config, max_batch),
+        "attention_scratch": 0 if simulated else int(scores * _SCORE_COPIES[config.dialect]),
+        "activations": 0
+        if simulated
+        else int(tokens * 2 * config.intermediate_size * 4 * _ACTIVATION_COPIES),
+    }
+
+
+def _resident_weights(config: LLMEngineRunnerConfig) -> int:
+    elements = projection_elements(config)
+    if config.weight_quantization == "none":
+        return int(elements * (4 if config.dtype == "float32" else _FLOAT16_PACKED))
+    integers, scales = _PACKED[config.weight_quantization]
+    stored = elements * _WEIGHT_BITS[config.weight_quantization] / 8
+    return int(stored * integers + elements / config.weight_block_size * 4 * scales)
+
+
+def _embedding_bytes(config: LLMEngineRunnerConfig) -> int:
+    record = config.files.get(EMBEDDING_FILE)
+    table = config.vocab_size * config.hidden_size * ITEM_BYTES[config.dtype]
+    return table if record is None else record.bytes
+
+
+def _step_buffers(config: LLMEngineRunnerConfig, max_batch: int) -> int:
+    tokens = max_batch * config.prefill_chunk
+    embeds = tokens * config.hidden_size * ITEM_BYTES[config.dtype]
+    logits = max_batch * config.output_vocab_size * 4
+    positions = tokens * 8
+    if config.dialect == "native":
+        return embeds + logits + positions
+    rows = 2 * config.num_attention_layers * config.num_kv_heads * config.head_dim
+    return embeds + logits + positions + tokens * rows * ITEM_BYTES[config.kv_cache_dtype]
+
+
+def available_memory(root: Path = Path("/")) -> int:
+    """Bytes that a process may still take: the machine's, or its control group's if fewer.
+
+    `root` is the root of the file system with `proc` and `sys`.
+    """
+    free = _kibibytes(root / "proc/meminfo", "MemAvailable") << 10
+    limits = [_headroom(folder) for folder in _control_groups(root)]
+    return min([free, *(limit for limit in limits if limit is not None)])
+
+
+def _kibibytes(path: Path, name: str) -> int:
+    for line in path.read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key == name:
+            return int(value.split()[0])
+    raise LookupError(f"{path} has no {name}")
+
+
+def _control_groups(root: Path) -> list[Path]:
+    """The folders of this process's control group and of all groups around it."""
+    mount = root / "sys/fs/cgroup"
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    unified = next((line[3:] for line in lines if line.startswith("0::")), None)
+    if unified is None:
+        return []
+    own = mount / unified.strip("/")
+    return [own, *(parent for parent in own.parents if mount in (parent, *parent.parents))]
+
+
+def _headroom(group: Path) -> int | None:
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        used = (group / "memory.current").read_text().strip()
+    except OSError:
+        return None
+    return None if limit == "max" else max(int(limit) - int(used), 0)

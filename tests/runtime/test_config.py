@@ -1,0 +1,119 @@
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.config import CONFIG_FILE, FileRecord, RopeConfig, load_config, parse_config
+from runtime.errors import HearthError
+from tests.runtime.engine_configs import small_config
+
+
+def fields() -> dict[str, Any]:
+    decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(small_config()))
+    return decoded
+
+
+def fault(**changes: Any) -> HearthError:
+    with pytest.raises(HearthError) as caught:
+        parse_config(msgspec.json.encode(fields() | changes))
+    return caught.value
+
+
+def test_a_configuration_survives_being_written_and_read() -> None:
+    config = msgspec.structs.replace(
+        small_config(),
+        rope_config=RopeConfig(type="llama3", factor=8.0, mrope_section=(1, 2)),
+        files={"model.onnx": FileRecord(3, "abc")},
+        eos_token_ids=(2, 0),
+    )
+    assert parse_config(msgspec.json.encode(config)) == config
+
+
+def test_every_field_is_written() -> None:
+    assert set(fields()) == {field.name for field in msgspec.structs.fields(small_config())}
+
+
+def test_an_unknown_field_is_refused() -> None:
+    assert fault(surprise=1).code == "engine_corrupt"
+
+
+@pytest.mark.parametrize("name", ["dialect", "num_decoder_layers", "rope_config"])
+def test_a_missing_field_is_refused(name: str) -> None:
+    kept = {key: value for key, value in fields().items() if key != name}
+    with pytest.raises(HearthError) as caught:
+        parse_config(msgspec.json.encode(kept))
+    assert caught.value.code == "engine_corrupt"
+    assert name in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dtype": "float8"},
+        {"num_kv_heads": "one"},
+        {"vocab_size": 1.5},
+        {"rope_config": {"type": "yarn"}},
+        {"files": {"a": {"bytes": 1}}},
+    ],
+    ids=str,
+)
+def test_a_wrong_type_or_choice_is_refused(changes: dict[str, Any]) -> None:
+    assert fault(**changes).code == "engine_corrupt"
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"hidden_size": 0}, "hidden_size"),
+        ({"num_attention_heads": 3, "num_kv_heads": 2}, "num_kv_heads"),
+        ({"rotary_dim": 7}, "rotary_dim"),
+        ({"rotary_dim": 10}, "rotary_dim"),
+        ({"max_supported_input_length": 65}, "max_supported_input_length"),
+        ({"eos_token_ids": []}, "eos_token_ids"),
+    ],
+    ids=str,
+)
+def test_sizes_that_do_not_fit_are_refused_by_name(changes: dict[str, Any], field: str) -> None:
+    error = fault(**changes)
+    assert (error.code, error.field) == ("engine_corrupt", field)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("engine_format", 2),
+        ("enable_eagle_spec_decode", True),
+        ("num_mamba_layers", 1),
+        ("max_supported_lora_rank", 8),
+    ],
+)
+def test_an_engine_of_another_kind_is_refused_by_name(name: str, value: Any) -> None:
+    error = fault(**{name: value})
+    assert (error.code, error.field) == ("engine_incompatible", name)
+
+
+def test_a_folder_without_configuration_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(HearthError) as caught:
+        load_config(tmp_path)
+    assert caught.value.code == "engine_missing"
+    assert caught.value.field == str(tmp_path / CONFIG_FILE)
+
+
+@given(st.binary(max_size=200) | st.just(b"[" * 100_000))
+def test_garbage_is_refused_without_another_exception(data: bytes) -> None:
+    with pytest.raises(HearthError):
+        parse_config(data)
+
+
+@given(st.data())
+def test_a_damaged_configuration_is_read_or_refused(data: st.DataObject) -> None:
+    encoded = bytearray(msgspec.json.encode(small_config()))
+    place = data.draw(st.integers(0, len(encoded) - 1))
+    encoded[place] = data.draw(st.integers(0, 255))
+    try:
+        parse_config(bytes(encoded))
+    except HearthError as error:
+        assert error.code in {"engine_corrupt", "engine_incompatible"}  # noqa: PT017

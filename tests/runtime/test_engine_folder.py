@@ -1,0 +1,99 @@
+import hashlib
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from runtime.config import CONFIG_FILE, FileRecord, LLMEngineRunnerConfig, load_config
+from runtime.engine_folder import (
+    DATA_FILE,
+    MODEL_FILE,
+    REQUIRED_FILES,
+    record_files,
+    verify_folder,
+    write_config,
+)
+from runtime.errors import HearthError
+from tests.runtime.engine_configs import small_config
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in REQUIRED_FILES:
+        (tmp_path / name).write_bytes(name.encode() * 100)
+    return tmp_path
+
+
+@pytest.fixture
+def config(folder: Path) -> LLMEngineRunnerConfig:
+    return msgspec.structs.replace(small_config(), files=record_files(folder))
+
+
+def fault(folder: Path, config: LLMEngineRunnerConfig, *, digests: bool = True) -> HearthError:
+    with pytest.raises(HearthError) as caught:
+        verify_folder(folder, config, digests=digests)
+    assert caught.value.code == "engine_corrupt"
+    return caught.value
+
+
+def test_records_hold_size_and_digest_of_everything_but_the_configuration(folder: Path) -> None:
+    (folder / CONFIG_FILE).write_text("{}")
+    records = record_files(folder)
+    assert set(records) == set(REQUIRED_FILES)
+    data = MODEL_FILE.encode() * 100
+    assert records[MODEL_FILE] == FileRecord(len(data), hashlib.sha256(data).hexdigest())
+
+
+def test_a_written_configuration_reads_back_equal(
+    folder: Path, config: LLMEngineRunnerConfig
+) -> None:
+    write_config(folder, config)
+    assert load_config(folder) == config
+
+
+def test_an_untouched_folder_passes(folder: Path, config: LLMEngineRunnerConfig) -> None:
+    verify_folder(folder, config, digests=True)
+
+
+@pytest.mark.parametrize("name", REQUIRED_FILES)
+def test_a_missing_file_is_named(folder: Path, config: LLMEngineRunnerConfig, name: str) -> None:
+    (folder / name).unlink()
+    assert fault(folder, config).field == name
+
+
+@pytest.mark.parametrize("name", REQUIRED_FILES)
+def test_a_truncated_file_is_named_without_digests(
+    folder: Path, config: LLMEngineRunnerConfig, name: str
+) -> None:
+    path = folder / name
+    path.write_bytes(path.read_bytes()[:-1])
+    assert fault(folder, config, digests=False).field == name
+
+
+def test_a_changed_byte_is_found_by_its_digest_alone(
+    folder: Path, config: LLMEngineRunnerConfig
+) -> None:
+    path = folder / DATA_FILE
+    path.write_bytes(b"x" + path.read_bytes()[1:])
+    verify_folder(folder, config, digests=False)
+    assert fault(folder, config).field == DATA_FILE
+
+
+@pytest.mark.parametrize("name", REQUIRED_FILES)
+def test_a_file_without_a_record_is_named(
+    folder: Path, config: LLMEngineRunnerConfig, name: str
+) -> None:
+    del config.files[name]
+    assert fault(folder, config).field == name
+
+
+def test_a_record_outside_the_folder_is_refused(
+    folder: Path, config: LLMEngineRunnerConfig
+) -> None:
+    config.files["../elsewhere"] = FileRecord(1, "0")
+    assert fault(folder, config).field == "../elsewhere"
+
+
+def test_a_simulated_engine_needs_no_files(tmp_path: Path) -> None:
+    simulated = msgspec.structs.replace(small_config(), backend="simulated", files={})
+    verify_folder(tmp_path, simulated, digests=True)

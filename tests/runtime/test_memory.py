@@ -1,0 +1,150 @@
+import subprocess
+import sys
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import pytest
+
+from runtime.config import FileRecord
+from runtime.engine_folder import DATA_FILE, EMBEDDING_FILE
+from runtime.export import ExportOptions, export_model
+from runtime.memory import (
+    available_memory,
+    predict_memory,
+    projection_bytes,
+    projection_elements,
+)
+from tests.references import reference_folder
+from tests.runtime.engine_configs import small_config
+from tests.runtime.export.test_peak_memory import make_model
+
+ROOT = Path(__file__).parents[2]
+MEASURE = """
+import sys
+from pathlib import Path
+from runtime.config import load_config
+from runtime.executor.engine import EngineOptions
+from runtime.executor.onnx_engine import OnnxEngine
+
+def resident():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) << 10
+
+start = resident()
+folder = Path(sys.argv[1])
+engine = OnnxEngine.open(folder, load_config(folder), EngineOptions(threads=1))
+print(resident() - start)
+"""
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+def test_the_bytes_of_projections_are_those_of_the_data_file(
+    tmp_path: Path, quantization: Literal["none", "int8", "int4"]
+) -> None:
+    folder = tmp_path / "engine"
+    options = ExportOptions(quantization=quantization)
+    config = export_model(reference_folder("qwen3_untied"), folder, options)
+    stored = (folder / DATA_FILE).stat().st_size
+    padding = 2 * 4096 * (4 * config.num_decoder_layers + 1)
+    assert stored - padding <= projection_bytes(config) <= stored
+
+
+def test_parts_grow_with_what_they_depend_on() -> None:
+    config = small_config()
+    small = predict_memory(config, max_batch=1, capacity=32)
+    rows = predict_memory(config, max_batch=2, capacity=32)
+    slots = predict_memory(config, max_batch=1, capacity=64)
+    assert small["kv_cache"] == 32 * 2 * 2 * 8 * 4
+    assert rows["kv_cache"] == slots["kv_cache"] == 2 * small["kv_cache"]
+    assert rows["step_buffers"] > small["step_buffers"] == slots["step_buffers"]
+    assert slots["attention_scratch"] == pytest.approx(2 * small["attention_scratch"], rel=0.01)
+    assert rows["weights"] == slots["weights"] == small["weights"]
+    assert small["weights"] == projection_elements(config) * 4
+
+
+def test_a_16_bit_cache_takes_half() -> None:
+    half = msgspec.structs.replace(small_config(), dtype="float16", kv_cache_dtype="float16")
+    wide, narrow = (predict_memory(c, max_batch=2, capacity=64) for c in (small_config(), half))
+    assert 2 * narrow["kv_cache"] == wide["kv_cache"]
+    assert 2 * narrow["embedding"] == wide["embedding"]
+
+
+def test_the_classic_dialect_holds_new_rows_and_more_scores() -> None:
+    classic = msgspec.structs.replace(small_config(), dialect="classic")
+    native, other = (predict_memory(c, max_batch=2, capacity=64) for c in (small_config(), classic))
+    assert other["step_buffers"] > native["step_buffers"]
+    assert other["attention_scratch"] > native["attention_scratch"]
+
+
+def test_the_table_is_as_large_as_its_file() -> None:
+    files = {EMBEDDING_FILE: FileRecord(12345, "")}
+    config = msgspec.structs.replace(small_config(), files=files)
+    assert predict_memory(config, max_batch=1, capacity=8)["embedding"] == 12345
+
+
+def test_a_simulated_engine_has_no_weights() -> None:
+    config = msgspec.structs.replace(small_config(), backend="simulated")
+    parts = predict_memory(config, max_batch=1, capacity=8)
+    assert parts["weights"] == parts["attention_scratch"] == parts["activations"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+def test_the_weights_of_a_real_session(
+    tmp_path: Path, quantization: Literal["none", "int8", "int4"]
+) -> None:
+    sizes = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 6}
+    heads = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
+    model = make_model(tmp_path / "m", 1, vocab_size=8192, **sizes, **heads)
+    config = export_model(model, tmp_path / "engine", ExportOptions(quantization=quantization))
+    command = [sys.executable, "-c", MEASURE, str(tmp_path / "engine")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, text=True)
+    predicted = predict_memory(config, max_batch=1, capacity=256)["weights"]
+    assert int(done.stdout) == pytest.approx(predicted, rel=0.12, abs=10e6)
+
+
+@pytest.fixture
+def system(tmp_path: Path) -> Path:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:    5000 kB\n")
+    return tmp_path
+
+
+def limit_group(root: Path, group: str, limit: str, used: int) -> None:
+    folder = root / "sys/fs/cgroup" / group
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "memory.max").write_text(f"{limit}\n")
+    (folder / "memory.current").write_text(f"{used}\n")
+
+
+def test_without_a_control_group_the_machine_is_the_limit(system: Path) -> None:
+    assert available_memory(system) == 5000 << 10
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"a/b": ("max", 100)}, 5000 << 10),
+        ({"a/b": ("3000000", 1_000_000)}, 2_000_000),
+        ({"a/b": ("max", 0), "a": ("400000", 100_000)}, 300_000),
+        ({"a/b": ("1000", 5000)}, 0),
+    ],
+)
+def test_the_tightest_group_around_the_process_counts(
+    system: Path, limits: dict[str, tuple[str, int]], expected: int
+) -> None:
+    (system / "proc/self/cgroup").write_text("1:cpu:/other\n0::/a/b\n")
+    for group, (limit, used) in limits.items():
+        limit_group(system, group, limit, used)
+    assert available_memory(system) == expected
+
+
+def test_older_control_groups_are_not_asked(system: Path) -> None:
+    (system / "proc/self/cgroup").write_text("4:memory:/a\n")
+    limit_group(system, "a", "1000", 0)
+    assert available_memory(system) == 5000 << 10
+
+
+def test_this_machine_has_memory() -> None:
+    assert available_memory() > 1 << 20
