@@ -1,0 +1,67 @@
+import math
+
+import pytest
+
+from runtime.errors import HearthError
+from runtime.request import SamplingParams
+from runtime.sampling.limits import check_sampling
+
+VOCAB = 50
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("top_p", 1.01),
+        ("min_p", -0.01),
+        ("min_p", math.nan),
+        ("repetition_penalty", 0.0),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", -math.inf),
+        ("logit_bias", {VOCAB: 1.0}),
+        ("logit_bias", {-1: 1.0}),
+        ("logit_bias", {3: math.nan}),
+        ("logit_bias", {3: 100.5}),
+        ("seed", -1),
+        ("seed", 1 << 64),
+        ("logprobs", -1),
+        ("logprobs", 21),
+    ],
+)
+def test_a_setting_outside_its_range_is_named(field: str, value: object) -> None:
+    params = SamplingParams(**{field: value})  # type: ignore[arg-type] # wrong on purpose
+    with pytest.raises(HearthError) as caught:
+        check_sampling(params, VOCAB)
+    assert caught.value.code == "invalid_value"
+    assert caught.value.field == field
+    assert field in caught.value.message
+
+
+def test_more_logprobs_than_tokens_are_refused() -> None:
+    check_sampling(SamplingParams(logprobs=5), 5)
+    with pytest.raises(HearthError, match="logprobs"):
+        check_sampling(SamplingParams(logprobs=6), 5)
+
+
+def test_the_ends_of_every_range_are_inside() -> None:
+    check_sampling(SamplingParams(), VOCAB)
+    check_sampling(
+        SamplingParams(
+            temperature=100.0,
+            top_k=1 << 20,
+            top_p=1e-300,
+            min_p=1.0,
+            repetition_penalty=0.01,
+            presence_penalty=-2.0,
+            frequency_penalty=2.0,
+            logit_bias={0: -100.0, VOCAB - 1: 100.0},
+            seed=(1 << 64) - 1,
+            logprobs=20,
+        ),
+        VOCAB,
+    )
