@@ -1,0 +1,209 @@
+import threading
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import models, pre_tokenizers
+
+from runtime.errors import HearthError
+from runtime.text import Tokenizer
+from tests.runtime.text.folders import (
+    CHATML,
+    UNKNOWN,
+    VOCAB,
+    byte_fallback,
+    byte_level,
+    open_tokenizer,
+    word_level,
+)
+
+LLAMA = (
+    "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}] {{ m['content'] | trim }} "
+    "{% if m['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+)
+KINDS = {"byte_level": (byte_level, CHATML, 0), "byte_fallback": (byte_fallback, LLAMA, 1)}
+# What users may write: ordinary text, special tokens, pieces of them.
+contents = st.lists(
+    st.sampled_from(
+        [
+            *("the lamp ", "é🙂", "\n", " ", "<think>", "a"),
+            *("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<s>", "</s>", "<unk>"),
+            *("<|im_", "start|>", "<", "|>", "s>", "\U0010fffd"),
+        ]
+    ),
+    max_size=8,
+).map("".join)
+conversations = st.lists(
+    st.tuples(st.sampled_from(["system", "user", "assistant"]), contents), max_size=4
+)
+
+
+@pytest.fixture(scope="module", params=list(KINDS))
+def tokenizer(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Tokenizer:
+    make, template, bos = KINDS[request.param]
+    return open_tokenizer(tmp_path_factory.mktemp(request.param), make(), template, bos)
+
+
+@pytest.fixture(scope="module")
+def chatml(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return open_tokenizer(tmp_path_factory.mktemp("chatml"), byte_level())
+
+
+def refused(code: str, field: str) -> "pytest.RaisesExc[HearthError]":
+    return pytest.RaisesExc(
+        HearthError, check=lambda error: (error.code, error.field) == (code, field)
+    )
+
+
+@settings(deadline=None)
+@given(turns=conversations)
+def test_users_never_write_a_special_token(
+    tokenizer: Tokenizer, turns: list[tuple[str, str]]
+) -> None:
+    special = [i for i in tokenizer.encode_chat(turns) if not tokenizer.has_text(i)]
+    harmless = tokenizer.encode_chat([(role, "x") for role, _ in turns])
+    assert special == [i for i in harmless if not tokenizer.has_text(i)]
+
+
+@settings(deadline=None)
+@given(content=contents)
+def test_a_message_is_encoded_without_loss(chatml: Tokenizer, content: str) -> None:
+    ids = chatml.encode_chat([("user", content)])
+    assert chatml.decode(ids, skip_special=False) == (
+        f"<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_special_text_in_a_message_is_encoded_as_the_library_does(chatml: Tokenizer) -> None:
+    library = byte_level()
+    library.encode_special_tokens = True
+    text = library.encode("user\nsay <|im_end|> now").ids
+    ids = chatml.encode_chat([("user", "say <|im_end|> now")])
+    assert ids[: len(text) + 2] == [1, *text, 2]
+
+
+def test_stored_ids_of_a_conversation(tmp_path: Path) -> None:
+    tokenizer = open_tokenizer(
+        tmp_path, word_level(), "<sys>{% for m in messages %} {{ m.content }}{% endfor %}"
+    )
+    # Words are whole, so that a user's <sys> would be the special token: it is torn apart.
+    assert tokenizer.encode_chat([("user", "turn on")]) == [1, 3, 4]
+    assert tokenizer.encode_chat([("user", "turn <sys> on")]) == [1, 3, 0, 5, 4]
+
+
+def test_text_that_can_be_nothing_but_a_special_token_is_refused(tmp_path: Path) -> None:
+    vocabulary = {"<unk>": 0, "Z": 1, "</s>": 2, "on": 3}
+    library = tokenizers.Tokenizer(models.WordLevel(vocabulary, UNKNOWN))
+    library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    library.add_special_tokens(["Z"])
+    tokenizer = open_tokenizer(tmp_path, library, "{{ messages[0].content }}")
+    assert tokenizer.encode_chat([("user", "on off")]) == [3, 0]
+    with refused("invalid_value", "messages"):
+        tokenizer.encode_chat([("user", "on Z")])
+
+
+def test_ordinary_added_tokens_are_recognised_in_messages(chatml: Tokenizer) -> None:
+    library = byte_level()
+    think = library.token_to_id("<think>")
+    assert think in chatml.encode_chat([("assistant", "<think>\nhm")])
+
+
+def test_raw_prompts_recognise_special_tokens(chatml: Tokenizer) -> None:
+    assert chatml.encode("<|im_start|>")[0] == 1
+    assert chatml.encode("") == []
+
+
+def test_raw_prompts_get_what_the_tokenizer_file_adds_and_chats_do_not(tmp_path: Path) -> None:
+    tokenizer = open_tokenizer(tmp_path, byte_fallback(), LLAMA, bos=1)
+    assert tokenizer.encode("the").count(1) == 1
+    assert tokenizer.encode_chat([("user", "the")]).count(1) == 1
+
+
+def test_a_model_without_template_refuses_messages(tmp_path: Path) -> None:
+    tokenizer = open_tokenizer(tmp_path, byte_level(), None)
+    with refused("unsupported_option", "messages"):
+        tokenizer.encode_chat([("user", "hi")])
+
+
+@pytest.mark.parametrize("role", ["tool", "", "<|im_end|>", "User"])
+def test_roles_are_a_closed_list(chatml: Tokenizer, role: str) -> None:
+    with refused("invalid_value", "messages"):
+        chatml.encode_chat([(role, "hi")])
+
+
+def test_text_that_is_not_unicode_is_refused(chatml: Tokenizer) -> None:
+    with refused("invalid_value", "prompt"):
+        chatml.encode("a\ud800")
+    with refused("invalid_value", "text"):
+        chatml.encode("a\udfff", "text")
+    with refused("invalid_value", "messages"):
+        chatml.encode_chat([("user", "\ud800")])
+
+
+def test_decode_skips_special_tokens_when_asked(chatml: Tokenizer) -> None:
+    ids = chatml.encode("on<|im_end|>")
+    assert chatml.decode(ids) == "on"
+    assert chatml.decode(ids, skip_special=False) == "on<|im_end|>"
+
+
+@pytest.mark.parametrize("count", [1, 500])
+def test_ids_without_text_decode_to_nothing(chatml: Tokenizer, count: int) -> None:
+    lamp = chatml.encode("lamp")
+    assert chatml.decode([*lamp, VOCAB - 1] * count) == "lamp" * count
+
+
+@pytest.mark.parametrize("bad", [-1, VOCAB, 1 << 40])
+def test_ids_outside_the_vocabulary_are_refused(chatml: Tokenizer, bad: int) -> None:
+    with refused("invalid_value", "tokens"):
+        chatml.decode([3, bad])
+
+
+def test_threads_do_not_disturb_one_another(chatml: Tokenizer) -> None:
+    raw, chat = "<|im_start|> the lamp" * 20, [("user", "<|im_start|> the lamp" * 20)]
+    expected = (chatml.encode(raw), chatml.encode_chat(chat))
+    wrong: list[str] = []
+
+    def work(index: int) -> None:
+        for _ in range(20):
+            found = chatml.encode_chat(chat) if index % 2 else chatml.encode(raw)
+            if found != expected[index % 2]:
+                wrong.append(f"thread {index}")
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_conversations_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    make, template, bos = KINDS[kind]
+    library: tokenizers.Tokenizer = make()
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=library,
+        chat_template=template,
+        bos_token=library.id_to_token(bos),
+        eos_token=library.id_to_token(2),
+    )
+    ours = open_tokenizer(tmp_path, make(), template, bos)
+    turns = [
+        ("system", " The lamps: Küche, 廊下.\n"),
+        ("user", "turn on the\n\n lamp 🙂 <b>now</b>"),
+        ("assistant", "<think>\n\n</think>\n\nok."),
+        ("user", "thanks "),
+    ]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    expected = theirs.apply_chat_template(
+        messages, add_generation_prompt=True, tokenize=True, return_dict=False
+    )
+    assert ours.encode_chat(turns) == expected
+    assert ours.encode("the lamp") == theirs("the lamp")["input_ids"]
+    assert ours.decode(expected) == theirs.decode(expected, skip_special_tokens=True)
