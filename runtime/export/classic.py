@@ -1,0 +1,99 @@
+"""The classic dialect: opset 17 without fused operators, for runtimes that know no newer ones."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from runtime.export.spelling import BATCH, STEP, KeyValue, Spelling, StepInputs
+
+OPSET = 17
+QUANTIZED_OPSET = 21  # the first with blocked DequantizeLinear
+_AXES_AS_INPUT = 18
+
+
+class ClassicSpelling(Spelling):
+    """Attention in two parts, over the cache and over the step's own rows, under one softmax."""
+
+    index_type = ir.DataType.INT32
+
+    def prepare(self, inputs: StepInputs, cache: ir.Value) -> None:
+        """Rotary factors [B, 1, S, D], and what to add to the two parts of the scores.
+
+        Scores are [B, Hkv, G * S, C] and [B, Hkv, G * S, S], masks [B, 1, 1, C] and [G * S, S].
+        """
+        graph = self.graph
+        self._turn, self._cross = self._rotary_factors(*self.rotary_rows(inputs))
+        start = self.cast(inputs.start, ir.DataType.INT64)
+        start = graph.op("Unsqueeze", start, graph.ints(1, 2, 3))
+        slots = self.range(self.length(cache, 2))
+        self._filled = self.additive(graph.op("Less", slots, start))
+        step = self.range(self.length(inputs.embeds, 1))
+        own = graph.op("Unsqueeze", step, graph.ints(1))
+        causal = self.additive(graph.op("LessOrEqual", step, own))
+        self._causal = graph.op("Tile", causal, graph.ints(self.group_size, 1))
+        lengths = (graph.op("Shape", slots), graph.op("Shape", step))
+        self._parts = graph.op("Concat", *lengths, axis=0)
+
+    def normalise(self, x: ir.Value, weight: ir.Value) -> ir.Value:
+        """Root mean square in float32, whatever the graph's type."""
+        graph = self.graph
+        wide = x if self.dtype == ir.DataType.FLOAT else self.cast(x, ir.DataType.FLOAT)
+        square = graph.op("Pow", wide, graph.constant(np.array(2, np.float32)))
+        epsilon = graph.constant(np.array(self.model.rms_norm_eps, np.float32))
+        root = graph.op("Sqrt", graph.op("Add", self._mean(square), epsilon))
+        normal = graph.op("Div", wide, root)
+        if self.dtype != ir.DataType.FLOAT:
+            normal = self.cast(normal, self.dtype)
+        return graph.op("Mul", normal, weight)
+
+    def rotate(self, heads: ir.Value) -> ir.Value:
+        """Return x * turn + swap(x) * cross, where swap exchanges the two rotated halves."""
+        graph, half = self.graph, self.model.rotary_dim // 2
+        sizes = [half, half]
+        if self.model.rotary_dim != self.model.head_dim:
+            sizes.append(self.model.head_dim - self.model.rotary_dim)
+        first, second, *rest = graph.ops("Split", len(sizes), heads, graph.ints(*sizes), axis=-1)
+        swapped = graph.op("Concat", second, first, *rest, axis=-1)
+        turned = graph.op("Mul", heads, self._turn)
+        return graph.op("Add", turned, graph.op("Mul", swapped, self._cross))
+
+    def attend(self, layer: int, q: ir.Value, new: KeyValue, cache: KeyValue) -> ir.Value:
+        """Output the new rows; the runtime writes them into the cache after the step."""
+        graph, model = self.graph, self.model
+        shape = (BATCH, model.num_kv_heads, STEP, model.head_dim)
+        graph.output(new.k, f"present_k_cache_{layer}", self.dtype, shape)
+        graph.output(new.v, f"present_v_cache_{layer}", self.dtype, shape)
+        q = graph.op("Mul", q, self.number(model.head_dim**-0.5))
+        old, own = self._shares(self.group(q), cache.k, new.k)
+        mixed = graph.op("Add", graph.op("MatMul", old, cache.v), graph.op("MatMul", own, new.v))
+        return self.ungroup(mixed)
+
+    def _shares(self, q: ir.Value, old: ir.Value, own: ir.Value) -> Sequence[ir.Value]:
+        graph = self.graph
+        scores = []
+        for keys, mask in ((old, self._filled), (own, self._causal)):
+            columns = graph.op("Transpose", keys, perm=[0, 1, 3, 2])
+            scores.append(graph.op("Add", graph.op("MatMul", q, columns), mask))
+        shares = graph.op("Softmax", graph.op("Concat", *scores, axis=-1), axis=-1)
+        return graph.ops("Split", 2, shares, self._parts, axis=-1)
+
+    def _mean(self, x: ir.Value) -> ir.Value:
+        if self.graph.opset < _AXES_AS_INPUT:
+            return self.graph.op("ReduceMean", x, axes=[-1], keepdims=1)
+        return self.graph.op("ReduceMean", x, self.graph.ints(-1), keepdims=1)
+
+    def _rotary_factors(self, cos: ir.Value, sin: ir.Value) -> tuple[ir.Value, ir.Value]:
+        # Elements that are not rotated get the factors 1 and 0.
+        graph = self.graph
+        turn, cross = [cos, cos], [graph.op("Neg", sin), sin]
+        if self.model.rotary_dim != self.model.head_dim:
+            kept = self.model.head_dim - self.model.rotary_dim
+            shape = graph.op(
+                "Concat", graph.op("Shape", cos, start=0, end=2), graph.ints(kept), axis=0
+            )
+            for factors, value in ((turn, 1.0), (cross, 0.0)):
+                factors.append(graph.op("Expand", self.number(value), shape))
+        heads = graph.ints(1)
+        rows = [graph.op("Concat", *factors, axis=-1) for factors in (turn, cross)]
+        return graph.op("Unsqueeze", rows[0], heads), graph.op("Unsqueeze", rows[1], heads)

@@ -1,0 +1,84 @@
+"""Which fields of a model's config.json may have which values."""
+
+from typing import Any
+
+from runtime.errors import HearthError
+from runtime.export.json_file import Fields
+
+# Nothing that is exported depends on them.
+_HARMLESS = frozenset(
+    {
+        "architectures",
+        "attention_dropout",
+        "auto_map",
+        "bos_token_id",
+        "dtype",
+        "eos_token_id",
+        "hidden_dropout",
+        "id2label",
+        "initializer_range",
+        "label2id",
+        "max_length",
+        "max_window_layers",
+        "model_type",
+        "name_or_path",
+        "pad_token_id",
+        "problem_type",
+        "return_dict",
+        "temperature",
+        "top_k",
+        "top_p",
+        "torch_dtype",
+        "transformers_version",
+        "unsloth_fixed",
+        "unsloth_version",
+        "use_cache",
+    }
+)
+_READ = frozenset(
+    {
+        "head_dim",
+        "hidden_size",
+        "intermediate_size",
+        "max_position_embeddings",
+        "num_attention_heads",
+        "num_hidden_layers",
+        "num_key_value_heads",
+        "partial_rotary_factor",
+        "rms_norm_eps",
+        "rope_parameters",
+        "rope_scaling",
+        "rope_theta",
+        "tie_word_embeddings",
+        "vocab_size",
+    }
+)
+# They change what a model computes, but not with these values.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu", "swish"),
+    "pretraining_tp": (1,),
+}
+
+
+def refuse_unserved(fields: Fields) -> None:
+    """Raise `model_unsupported` naming the first field that may change what the model computes.
+
+    A field that is neither read nor known to be harmless must be null, false, zero or empty.
+    """
+    for name, value in fields.data.items():
+        known = name in _HARMLESS or name in _READ or name.startswith("_")
+        if not known and not _is_neutral(name, value, fields):
+            raise HearthError(
+                "model_unsupported", f"config.json sets {name}, which is not served", name
+            )
+
+
+def _is_neutral(name: str, value: Any, fields: Fields) -> bool:
+    if name in _NEUTRAL:
+        return value in _NEUTRAL[name]
+    if name == "sliding_window":  # Qwen states a width even where it is switched off.
+        return value is None or fields.data.get("use_sliding_window") is False
+    if name == "layer_types":
+        layers = value if isinstance(value, list) else [value] if value is not None else []
+        return all(layer == "full_attention" for layer in layers)
+    return not value

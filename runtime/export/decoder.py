@@ -1,0 +1,148 @@
+"""The decoder that every served architecture shares, from embedded tokens to logits."""
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from runtime.export.graph import GraphBuilder, Location
+from runtime.export.spelling import (
+    BATCH,
+    CAPACITY,
+    POSITIONS,
+    SELECTED,
+    STEP,
+    KeyValue,
+    Spelling,
+    StepInputs,
+)
+from runtime.export.weights import Projection, Weights
+
+
+class Decoder:
+    """Writes a decoder into a graph: inputs, layers, and logits of the selected tokens.
+
+    `table` is where the embedding table lies if the head reads it, None for a head of its own.
+    """
+
+    def __init__(
+        self, graph: GraphBuilder, spelling: Spelling, weights: Weights, table: Location | None
+    ) -> None:
+        self._graph = graph
+        self._spelling = spelling
+        self._model = spelling.model
+        self._weights = weights
+        self._table = table
+
+    def build(self) -> None:
+        """Append everything; weights are written to the data file on the way."""
+        graph = self._graph
+        inputs = self._declare_inputs()
+        caches = [self._declare_cache(layer) for layer in range(self._model.num_layers)]
+        self._spelling.prepare(inputs, caches[0].k)
+        x = inputs.embeds
+        for layer, cache in enumerate(caches):
+            with graph.scope(f"layers.{layer}"):
+                x = graph.op("Add", x, self._attention(layer, x, cache))
+                x = graph.op("Add", x, self._mlp(layer, x))
+        logits = self._head(self._select(x, inputs.last), inputs.last)
+        shape = (BATCH, SELECTED, self._model.vocab_size)
+        graph.output(logits, "logits", ir.DataType.FLOAT, shape)
+
+    def _declare_inputs(self) -> StepInputs:
+        graph, index, table = self._graph, self._spelling.index_type, ir.DataType.FLOAT
+        half = self._model.rotary_dim // 2
+        return StepInputs(
+            embeds=graph.input(
+                "inputs_embeds", self._spelling.dtype, (BATCH, STEP, self._model.hidden_size)
+            ),
+            start=graph.input("kvcache_start_index", index, (BATCH,)),
+            positions=graph.input("attention_pos_id", index, (BATCH, STEP)),
+            last=graph.input("last_token_ids", index, (BATCH, SELECTED)),
+            cos=graph.input("rope_cos", table, (POSITIONS, half)),
+            sin=graph.input("rope_sin", table, (POSITIONS, half)),
+        )
+
+    def _declare_cache(self, layer: int) -> KeyValue:
+        shape = (BATCH, self._model.num_kv_heads, CAPACITY, self._model.head_dim)
+        dtype = self._spelling.dtype
+        k, v = (self._graph.input(f"{kind}_cache_{layer}", dtype, shape) for kind in "kv")
+        return KeyValue(k, v)
+
+    def _normalise(self, x: ir.Value, source: str) -> ir.Value:
+        weight = self._weights.vector(self._graph, source, [f"{source}.weight"])
+        return self._spelling.normalise(x, weight)
+
+    def _project(
+        self, x: ir.Value, name: str, sources: Sequence[str], size: int, width: int
+    ) -> ir.Value:
+        matrices = [f"{source}.weight" for source in sources]
+        projection = Projection(self._graph.scoped(name), matrices, (size, width))
+        return self._weights.project(self._graph, x, projection)
+
+    def _attention(self, layer: int, x: ir.Value, cache: KeyValue) -> ir.Value:
+        graph, model, prefix = self._graph, self._model, f"model.layers.{layer}"
+        x = self._normalise(x, f"{prefix}.input_layernorm")
+        q, new = self._heads(x, f"{prefix}.self_attn")
+        context = self._spelling.attend(layer, q, new, cache)
+        context = graph.op("Transpose", context, perm=[0, 2, 1, 3])
+        context = graph.op("Reshape", context, graph.ints(0, 0, model.query_size))
+        sources = [f"{prefix}.self_attn.o_proj"]
+        return self._project(context, "output", sources, model.query_size, model.hidden_size)
+
+    def _heads(self, x: ir.Value, prefix: str) -> tuple[ir.Value, KeyValue]:
+        graph, model = self._graph, self._model
+        sources = [f"{prefix}.{kind}_proj" for kind in "qkv"]
+        qkv = self._project(x, "qkv", sources, model.hidden_size, model.qkv_size)
+        if model.attention_bias:
+            biases = [f"{source}.bias" for source in sources]
+            bias = self._weights.vector(graph, graph.scoped("qkv_bias"), biases)
+            qkv = graph.op("Add", qkv, bias)
+        counts = (model.num_attention_heads, model.num_kv_heads, model.num_kv_heads)
+        heads = graph.op("Reshape", qkv, graph.ints(0, 0, sum(counts), model.head_dim))
+        heads = graph.op("Transpose", heads, perm=[0, 2, 1, 3])
+        q, k, v = graph.ops("Split", 3, heads, graph.ints(*counts), axis=1)
+        if model.qk_norm:
+            q = self._normalise(q, f"{prefix}.q_norm")
+            k = self._normalise(k, f"{prefix}.k_norm")
+        return self._spelling.rotate(q), KeyValue(self._spelling.rotate(k), v)
+
+    def _mlp(self, layer: int, x: ir.Value) -> ir.Value:
+        graph, model, prefix = self._graph, self._model, f"model.layers.{layer}"
+        size = model.intermediate_size
+        x = self._normalise(x, f"{prefix}.post_attention_layernorm")
+        sources = [f"{prefix}.mlp.{kind}_proj" for kind in ("gate", "up")]
+        both = self._project(x, "gate_up", sources, model.hidden_size, 2 * size)
+        gate, up = graph.ops("Split", 2, both, graph.ints(size, size), axis=-1)
+        gate = graph.op("Mul", gate, graph.op("Sigmoid", gate))
+        product = graph.op("Mul", gate, up)
+        sources = [f"{prefix}.mlp.down_proj"]
+        return self._project(product, "down", sources, size, model.hidden_size)
+
+    def _select(self, x: ir.Value, last: ir.Value) -> ir.Value:
+        if self._spelling.index_type != ir.DataType.INT64:
+            last = self._spelling.cast(last, ir.DataType.INT64)
+        rows = self._graph.op("Unsqueeze", last, self._graph.ints(-1))
+        return self._graph.op("GatherND", x, rows, batch_dims=1)
+
+    def _head(self, x: ir.Value, last: ir.Value) -> ir.Value:
+        x = self._normalise(x, "model.norm")
+        size = (self._model.hidden_size, self._model.vocab_size)
+        if self._table is not None:
+            logits = self._tied_head(x, last, self._table)
+        else:
+            source = "model.embed_tokens" if self._model.tied_head else "lm_head"
+            logits = self._project(x, "head", [source], *size)
+        if self._spelling.dtype != ir.DataType.FLOAT:
+            logits = self._spelling.cast(logits, ir.DataType.FLOAT)
+        return logits
+
+    def _tied_head(self, x: ir.Value, last: ir.Value, table: Location) -> ir.Value:
+        # Gemm reads the table as it lies; a MatMul would need it a second time, transposed.
+        graph, model = self._graph, self._model
+        weight = graph.stored(
+            "embedding", self._spelling.dtype, (model.vocab_size, model.hidden_size), table
+        )
+        rows = graph.op("Reshape", x, graph.ints(-1, model.hidden_size))
+        logits = graph.op("Gemm", rows, weight, transB=1)
+        shape = graph.op("Concat", graph.op("Shape", last), graph.ints(model.vocab_size), axis=0)
+        return graph.op("Reshape", logits, shape)

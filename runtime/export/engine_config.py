@@ -1,0 +1,50 @@
+"""The configuration of an engine folder, derived from the model and the export options."""
+
+from runtime.config import LLMEngineRunnerConfig
+from runtime.export.model_config import ModelConfig
+from runtime.export.options import (
+    ExportOptions,
+    resolve_block_size,
+    resolve_capacity,
+    resolve_dialect,
+)
+from runtime.version import VERSION
+
+
+def engine_config(model: ModelConfig, options: ExportOptions) -> LLMEngineRunnerConfig:
+    """Everything that `config.json` states, but the file records.
+
+    The longest prompt is one token shorter than the capacity, so that a prompt of exactly the
+    limit still gets one token in answer.
+    """
+    capacity = resolve_capacity(options, model.max_position_embeddings)
+    dialect = resolve_dialect(options)
+    inputs = (model.hidden_size, model.query_size, model.intermediate_size)
+    return LLMEngineRunnerConfig(
+        hearth_version=VERSION,
+        backend="onnxruntime",
+        dialect=dialect,
+        architecture=model.architecture,
+        dtype=options.dtype,
+        kv_cache_dtype=options.dtype,
+        weight_quantization=options.quantization,
+        weight_block_size=resolve_block_size(options, inputs),
+        rope_config=model.rope,
+        use_trt_native_ops=dialect == "native",
+        num_decoder_layers=model.num_layers,
+        num_attention_heads=model.num_attention_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        rotary_dim=model.rotary_dim,
+        hidden_size=model.hidden_size,
+        intermediate_size=model.intermediate_size,
+        max_supported_batch_size=options.max_batch,
+        max_supported_input_length=capacity - 1,
+        max_kv_cache_capacity=capacity,
+        prefill_chunk=min(options.prefill_chunk, capacity),
+        vocab_size=model.vocab_size,
+        output_vocab_size=model.vocab_size,
+        num_attention_layers=model.num_layers,
+        eos_token_ids=model.eos_token_ids,
+        bos_token_id=model.bos_token_id,
+    )

@@ -1,0 +1,96 @@
+"""Typed access to the fields of a JSON file that others wrote."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from runtime.errors import HearthError
+
+JSON_LIMIT = 64 << 20
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; `model_invalid`, naming the file, when there is none."""
+    try:
+        if path.stat().st_size > JSON_LIMIT:
+            raise HearthError("model_invalid", f"{path.name} is too large", path.name)
+        value = msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        raise HearthError("model_invalid", f"{path} cannot be read", path.name) from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise HearthError("model_invalid", f"{path} is not valid JSON", path.name) from error
+    if not isinstance(value, dict):
+        raise HearthError("model_invalid", f"{path} must hold an object", path.name)
+    return value
+
+
+class Fields:
+    """The fields of one JSON object; every reader raises `model_invalid` naming the field.
+
+    A field that is null counts as absent. A default of None makes the field mandatory.
+    """
+
+    def __init__(self, data: dict[str, Any], source: str) -> None:
+        self.data = data
+        self._source = source
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """A positive whole number."""
+        value = self._get(name, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise self._wrong(name, "a positive whole number")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A positive number."""
+        value = self._get(name, default)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise self._wrong(name, "a positive number")
+        if not 0 < value < math.inf:
+            raise self._wrong(name, "a positive number")
+        return float(value)
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        """True or false."""
+        value = self._get(name, default)
+        if not isinstance(value, bool):
+            raise self._wrong(name, "true or false")
+        return value
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """A string."""
+        value = self._get(name, default)
+        if not isinstance(value, str):
+            raise self._wrong(name, "a string")
+        return value
+
+    def table(self, name: str) -> "Fields | None":
+        """A nested object, or None when it is absent."""
+        value = self.data.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self._wrong(name, "an object")
+        return Fields(value, f"{self._source}: {name}")
+
+    def token_ids(self, name: str) -> tuple[int, ...]:
+        """One token id or a list of them, without repetition; empty when absent."""
+        value = self.data.get(name)
+        values = value if isinstance(value, list) else [] if value is None else [value]
+        for token in values:
+            if not isinstance(token, int) or isinstance(token, bool) or token < 0:
+                raise self._wrong(name, "a token id or a list of them")
+        return tuple(dict.fromkeys(values))
+
+    def _get(self, name: str, default: Any) -> Any:
+        value = self.data.get(name)
+        if value is None:
+            value = default
+        if value is None:
+            raise HearthError("model_invalid", f"{self._source} lacks {name}", name)
+        return value
+
+    def _wrong(self, name: str, wanted: str) -> HearthError:
+        return HearthError("model_invalid", f"{self._source}: {name} must be {wanted}", name)

@@ -1,0 +1,62 @@
+"""The tensors that a checkpoint of each architecture must hold, and their shapes."""
+
+import re
+from collections.abc import Iterator
+
+from runtime.errors import HearthError
+from runtime.export.checkpoint import Checkpoint
+from runtime.export.model_config import ModelConfig
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+# Older checkpoints carry the rotary frequencies, which follow from config.json.
+_DERIVED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
+
+
+def expected_tensors(model: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and shape of every tensor that the export reads, one by one."""
+    yield EMBEDDING, (model.vocab_size, model.hidden_size)
+    if not model.tied_head:
+        yield HEAD, (model.vocab_size, model.hidden_size)
+    yield "model.norm.weight", (model.hidden_size,)
+    for layer in range(model.num_layers):
+        for name, shape in _layer_tensors(model).items():
+            yield f"model.layers.{layer}.{name}", shape
+
+
+def check_tensors(checkpoint: Checkpoint, model: ModelConfig) -> None:
+    """Raise `model_invalid` or `model_unsupported` naming the first tensor that does not fit."""
+    expected = set()
+    for name, shape in expected_tensors(model):
+        checkpoint.check(name, shape)
+        expected.add(name)
+    for name in checkpoint.names:
+        copied_head = model.tied_head and name == HEAD
+        if name not in expected and not copied_head and not _DERIVED.fullmatch(name):
+            raise HearthError(
+                "model_unsupported", f"tensor {name} has no place in a {model.architecture} model",
+                name,
+            )  # fmt: skip
+
+
+def _layer_tensors(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    hidden, inner, q, kv = (
+        model.hidden_size, model.intermediate_size, model.query_size, model.kv_size,
+    )  # fmt: skip
+    tensors: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (hidden,),
+        "self_attn.q_proj.weight": (q, hidden),
+        "self_attn.k_proj.weight": (kv, hidden),
+        "self_attn.v_proj.weight": (kv, hidden),
+        "self_attn.o_proj.weight": (hidden, q),
+        "post_attention_layernorm.weight": (hidden,),
+        "mlp.gate_proj.weight": (inner, hidden),
+        "mlp.up_proj.weight": (inner, hidden),
+        "mlp.down_proj.weight": (hidden, inner),
+    }
+    if model.attention_bias:
+        sizes = {"q": q, "k": kv, "v": kv}
+        tensors |= {f"self_attn.{kind}_proj.bias": (size,) for kind, size in sizes.items()}
+    if model.qk_norm:
+        tensors |= {f"self_attn.{kind}_norm.weight": (model.head_dim,) for kind in "qk"}
+    return tensors

@@ -1,0 +1,158 @@
+"""The config.json of a Hugging Face folder, in the spellings of transformers 4 and 5."""
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from runtime.config import RopeConfig
+from runtime.errors import HearthError
+from runtime.export.config_fields import refuse_unserved
+from runtime.export.json_file import Fields, read_json
+from runtime.export.rope_config import read_rope
+
+Architecture = Literal["llama", "qwen2", "qwen3"]
+CONFIG_FILE = "config.json"
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The shape of a decoder: sizes in elements, `max_position_embeddings` in tokens.
+
+    `attention_bias` is a bias on q, k and v alone; `qk_norm` an RMS norm over each head of q and k.
+    """
+
+    architecture: Architecture
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_attention_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rotary_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    tied_head: bool
+    attention_bias: bool
+    qk_norm: bool
+    rope: RopeConfig
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+
+    @property
+    def query_size(self) -> int:
+        """Elements of all query heads of one token."""
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Elements of all key heads of one token; the value heads have as many."""
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def qkv_size(self) -> int:
+        """Elements of all query, key and value heads of one token."""
+        return self.query_size + 2 * self.kv_size
+
+
+ARCHITECTURES: dict[Architecture, str] = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+
+
+def load_model_config(folder: Path) -> ModelConfig:
+    """Read a model's configuration.
+
+    Raises `model_invalid` for a missing or malformed field and `model_unsupported`, naming the
+    field, for anything that would change what the model computes and is not served.
+    """
+    fields = Fields(read_json(folder / CONFIG_FILE), CONFIG_FILE)
+    architecture = _read_architecture(fields)
+    refuse_unserved(fields)
+    return _read_sizes(fields, architecture, read_end_tokens(folder, fields))
+
+
+def read_end_tokens(folder: Path, fields: Fields) -> tuple[int, ...]:
+    """End tokens of generation_config.json, else of config.json; `model_invalid` if none."""
+    path = folder / "generation_config.json"
+    places = [Fields(read_json(path), path.name)] if path.exists() else []
+    for place in (*places, fields):
+        ids = place.token_ids("eos_token_id")
+        if ids:
+            return ids
+    raise HearthError(
+        "model_invalid", "neither generation_config.json nor config.json names an end token",
+        "eos_token_id",
+    )  # fmt: skip
+
+
+def _read_architecture(fields: Fields) -> Architecture:
+    model_type = fields.text("model_type")
+    for architecture, class_name in ARCHITECTURES.items():
+        if model_type == architecture:
+            classes = fields.data.get("architectures") or [class_name]
+            if isinstance(classes, list) and class_name in classes:
+                return architecture
+            raise HearthError(
+                "model_unsupported", f"only {class_name} is served of {model_type}", "architectures"
+            )
+    raise HearthError(
+        "model_unsupported", f"model_type must be one of {', '.join(ARCHITECTURES)}", "model_type"
+    )
+
+
+def _read_sizes(
+    fields: Fields, architecture: Architecture, end_tokens: tuple[int, ...]
+) -> ModelConfig:
+    heads = fields.size("num_attention_heads")
+    hidden = fields.size("hidden_size")
+    config = ModelConfig(
+        architecture=architecture,
+        vocab_size=fields.size("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=fields.size("intermediate_size"),
+        num_layers=fields.size("num_hidden_layers"),
+        num_attention_heads=heads,
+        num_kv_heads=fields.size("num_key_value_heads", heads if architecture == "llama" else None),
+        head_dim=_read_head_dim(fields, architecture, hidden, heads),
+        rotary_dim=0,
+        max_position_embeddings=fields.size("max_position_embeddings"),
+        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+        tied_head=fields.flag("tie_word_embeddings", default=False),
+        attention_bias=architecture == "qwen2",
+        qk_norm=architecture == "qwen3",
+        rope=RopeConfig(),
+        eos_token_ids=end_tokens,
+        bos_token_id=next(iter(fields.token_ids("bos_token_id")), None),
+    )
+    rope, rotary_dim = read_rope(fields, config.head_dim)
+    config = msgspec.structs.replace(config, rope=rope, rotary_dim=rotary_dim)
+    _check_sizes(config)
+    return config
+
+
+def _read_head_dim(fields: Fields, architecture: Architecture, hidden: int, heads: int) -> int:
+    # Qwen3 states it; the others may leave it to be what divides the hidden size.
+    if architecture == "qwen3" or fields.data.get("head_dim") is not None:
+        return fields.size("head_dim")
+    if hidden % heads:
+        raise HearthError(
+            "model_invalid", "hidden_size must be a multiple of num_attention_heads", "hidden_size"
+        )
+    return hidden // heads
+
+
+def _check_sizes(config: ModelConfig) -> None:
+    if config.num_attention_heads % config.num_kv_heads:
+        raise HearthError(
+            "model_invalid", "num_attention_heads must be a multiple of num_key_value_heads",
+            "num_key_value_heads",
+        )  # fmt: skip
+    for name in ("eos_token_ids", "bos_token_id"):
+        value = getattr(config, name)
+        ids = value if isinstance(value, tuple) else () if value is None else (value,)
+        if any(token >= config.vocab_size for token in ids):
+            field = name.replace("ids", "id")
+            raise HearthError("model_invalid", f"{field} lies beyond vocab_size", field)

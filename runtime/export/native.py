@@ -1,0 +1,54 @@
+"""The native dialect: opset 24, caches written in place by TensorScatter, one Attention a layer."""
+
+import onnx_ir as ir
+
+from runtime.export.spelling import BATCH, CAPACITY, KeyValue, Spelling, StepInputs
+
+OPSET = 24
+
+
+class NativeSpelling(Spelling):
+    """Standard operators that ONNX Runtime 1.24 and TensorRT 10.15 read."""
+
+    index_type = ir.DataType.INT64
+
+    def prepare(self, inputs: StepInputs, cache: ir.Value) -> None:
+        """Mask [B, 1, G * S, C]: a query sees every slot up to its own.
+
+        It is added, not boolean: ONNX Runtime would widen a boolean mask again in every layer.
+        """
+        graph = self.graph
+        self._start = inputs.start
+        self._cos, self._sin = self.rotary_rows(inputs)
+        slots = self.range(self.length(cache, 2))
+        step = self.range(self.length(inputs.embeds, 1))
+        own = graph.op("Add", graph.op("Unsqueeze", inputs.start, graph.ints(1)), step)
+        own = graph.op("Unsqueeze", own, graph.ints(1, 3))
+        mask = self.additive(graph.op("LessOrEqual", slots, own))
+        self._mask = graph.op("Tile", mask, graph.ints(1, 1, self.group_size, 1))
+
+    def normalise(self, x: ir.Value, weight: ir.Value) -> ir.Value:
+        """One RMSNormalization."""
+        return self.graph.op("RMSNormalization", x, weight, epsilon=self.model.rms_norm_eps)
+
+    def rotate(self, heads: ir.Value) -> ir.Value:
+        """One RotaryEmbedding."""
+        partial = {}
+        if self.model.rotary_dim != self.model.head_dim:
+            partial["rotary_embedding_dim"] = self.model.rotary_dim
+        return self.graph.op("RotaryEmbedding", heads, self._cos, self._sin, **partial)
+
+    def attend(self, layer: int, q: ir.Value, new: KeyValue, cache: KeyValue) -> ir.Value:
+        """Write the new rows into the cache, whose output has the address of its input."""
+        k = self._scatter(f"present_k_cache_{layer}", cache.k, new.k)
+        v = self._scatter(f"present_v_cache_{layer}", cache.v, new.v)
+        scale = self.model.head_dim**-0.5
+        return self.ungroup(
+            self.graph.op("Attention", self.group(q), k, v, self._mask, scale=scale)
+        )
+
+    def _scatter(self, name: str, cache: ir.Value, rows: ir.Value) -> ir.Value:
+        filled = self.graph.op("TensorScatter", cache, rows, self._start, axis=-2)
+        shape = (BATCH, self.model.num_kv_heads, CAPACITY, self.model.head_dim)
+        self.graph.output(filled, name, self.dtype, shape)
+        return filled

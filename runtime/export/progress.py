@@ -1,0 +1,34 @@
+"""How far an export has come, for whoever asked to hear of it."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from runtime.export.checkpoint import Array
+
+Progress = Callable[[str, int, int], None]
+
+
+class Meter:
+    """Counts the bytes of one stage and reports them; `done` never exceeds `total`."""
+
+    def __init__(self, progress: Progress | None, stage: str, total: int) -> None:
+        self._progress = progress
+        self._stage = stage
+        self._total = total
+        self._done = 0
+        self.add(0)
+
+    def add(self, count: int) -> None:
+        """Count bytes that are now done."""
+        self._done = min(self._done + count, self._total)
+        if self._progress is not None:
+            self._progress(self._stage, self._done, self._total)
+
+    def finish(self) -> None:
+        """Count whatever is left."""
+        self.add(self._total)
+
+    def over(self, pieces: Iterable[Array]) -> Iterator[Array]:
+        """The same pieces, each counted once its taker asks for the next."""
+        for piece in pieces:
+            yield piece
+            self.add(piece.nbytes)

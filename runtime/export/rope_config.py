@@ -1,0 +1,69 @@
+"""Rotary settings in both spellings: rope_theta and rope_scaling, or rope_parameters."""
+
+from runtime.config import RopeConfig
+from runtime.errors import HearthError
+from runtime.export.json_file import Fields
+
+_DEFAULT_THETA = 10_000.0
+_COMMON = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
+_LINEAR = frozenset({"factor"})
+_LLAMA3 = frozenset(
+    {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
+)
+_SERVED = {"default": frozenset[str](), "linear": _LINEAR, "llama3": _LLAMA3}
+
+
+def read_rope(fields: Fields, head_dim: int) -> tuple[RopeConfig, int]:
+    """The rotary settings and how many leading elements of a head are rotated.
+
+    Raises `model_unsupported` naming the rope type or the parameter that is not served.
+    """
+    new = fields.table("rope_parameters")
+    scaling = new or fields.table("rope_scaling") or Fields({}, "rope_scaling")
+    top = new if new is not None and "rope_theta" in new.data else fields
+    theta = top.number("rope_theta", _DEFAULT_THETA)
+    rope = _read_scaling(scaling, theta)
+    place = scaling if "partial_rotary_factor" in scaling.data else fields
+    return rope, _rotary_dim(place.number("partial_rotary_factor", 1.0), head_dim)
+
+
+def _read_scaling(scaling: Fields, theta: float) -> RopeConfig:
+    kind = scaling.text("rope_type", scaling.text("type", "default"))
+    if kind not in _SERVED:
+        raise HearthError("model_unsupported", f"rope type {kind} is not served", "rope_type")
+    for name, value in scaling.data.items():
+        if value is not None and name not in _COMMON | _SERVED[kind]:
+            raise HearthError(
+                "model_unsupported", f"rope type {kind} with {name} is not served", name
+            )
+    if kind == "linear":
+        return RopeConfig(type="linear", theta=theta, factor=scaling.number("factor"))
+    if kind == "llama3":
+        return _read_llama3(scaling, theta)
+    return RopeConfig(theta=theta)
+
+
+def _read_llama3(scaling: Fields, theta: float) -> RopeConfig:
+    rope = RopeConfig(
+        type="llama3",
+        theta=theta,
+        factor=scaling.number("factor"),
+        low_freq_factor=scaling.number("low_freq_factor"),
+        high_freq_factor=scaling.number("high_freq_factor"),
+        original_max_position_embeddings=scaling.size("original_max_position_embeddings"),
+    )
+    if rope.high_freq_factor <= rope.low_freq_factor:
+        raise HearthError(
+            "model_invalid", "high_freq_factor must exceed low_freq_factor", "high_freq_factor"
+        )
+    return rope
+
+
+def _rotary_dim(factor: float, head_dim: int) -> int:
+    rotary_dim = int(head_dim * factor)
+    if factor > 1 or rotary_dim == 0 or rotary_dim % 2:
+        raise HearthError(
+            "model_invalid", "partial_rotary_factor must rotate an even part of a head",
+            "partial_rotary_factor",
+        )  # fmt: skip
+    return rotary_dim

@@ -1,0 +1,42 @@
+import pytest
+
+from runtime.export import ExportOptions
+from runtime.export.engine_config import engine_config
+from runtime.export.model_config import load_model_config
+from runtime.version import VERSION
+from tests.references import reference_folder
+
+MODEL = load_model_config(reference_folder("qwen3"))
+
+
+def test_sizes_come_from_the_model() -> None:
+    config = engine_config(MODEL, ExportOptions())
+    assert (config.architecture, config.hearth_version) == ("qwen3", VERSION)
+    assert (config.num_decoder_layers, config.num_attention_layers) == (3, 3)
+    assert (config.num_attention_heads, config.num_kv_heads, config.head_dim) == (4, 2, 16)
+    assert (config.vocab_size, config.output_vocab_size) == (288, 288)
+    assert (config.eos_token_ids, config.bos_token_id) == ((2, 0), 0)
+
+
+def test_the_longest_prompt_leaves_room_for_one_token() -> None:
+    config = engine_config(MODEL, ExportOptions(capacity=100))
+    assert (config.max_kv_cache_capacity, config.max_supported_input_length) == (100, 99)
+
+
+def test_a_chunk_is_no_longer_than_the_capacity() -> None:
+    assert engine_config(MODEL, ExportOptions(capacity=100)).prefill_chunk == 100
+    assert engine_config(MODEL, ExportOptions(prefill_chunk=64)).prefill_chunk == 64
+
+
+@pytest.mark.parametrize(("dialect", "native"), [("native", True), ("classic", False)])
+def test_the_dialect(dialect: str, native: bool) -> None:  # noqa: FBT001 # a parameter
+    chosen = ExportOptions(dialect="native" if native else "classic", dtype="float16")
+    config = engine_config(MODEL, chosen)
+    assert (config.dialect, config.use_trt_native_ops) == (dialect, native)
+    assert (config.dtype, config.kv_cache_dtype) == ("float16", "float16")
+
+
+def test_a_block_size_is_stated_only_where_weights_are_quantised() -> None:
+    assert engine_config(MODEL, ExportOptions()).weight_block_size == 0
+    quantized = engine_config(MODEL, ExportOptions(quantization="int8", block_size=16))
+    assert (quantized.weight_quantization, quantized.weight_block_size) == ("int8", 16)

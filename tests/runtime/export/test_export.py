@@ -1,0 +1,152 @@
+import os
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from runtime.config import load_config
+from runtime.engine_folder import (
+    EMBEDDING_FILE,
+    REQUIRED_FILES,
+    ROPE_FILE,
+    TEMPLATE_FILE,
+    verify_folder,
+)
+from runtime.errors import HearthError
+from runtime.export import ExportOptions, export_model
+from runtime.export import export as export_module
+from runtime.rope import rope_tables
+from tests.references import reference_folder
+from tests.runtime.export.hugging_face import copy_model
+
+
+def test_the_folder_is_complete_and_passes_its_own_check(tmp_path: Path) -> None:
+    config = export_model(reference_folder("qwen3"), tmp_path / "engine", ExportOptions())
+    assert load_config(tmp_path / "engine") == config
+    verify_folder(tmp_path / "engine", config, digests=True)
+    assert set(config.files) == {*REQUIRED_FILES, TEMPLATE_FILE}
+
+
+def test_the_same_model_gives_the_same_bytes(tmp_path: Path) -> None:
+    first, second = (
+        export_model(reference_folder("llama"), tmp_path / name, ExportOptions()) for name in "ab"
+    )
+    assert first == second
+
+
+def test_rotary_tables_reach_to_the_capacity(tmp_path: Path) -> None:
+    options = ExportOptions(capacity=40)
+    config = export_model(reference_folder("llama_partial"), tmp_path / "engine", options)
+    stored = load_file(tmp_path / "engine" / ROPE_FILE)
+    for name, table in zip(("cos", "sin"), rope_tables(config.rope_config, 8, 40), strict=True):
+        np.testing.assert_array_equal(stored[name], table)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "dtype"),
+    [
+        ("qwen3", ExportOptions(), "float32"),
+        ("qwen3", ExportOptions(dtype="float16"), "float16"),
+        ("qwen3", ExportOptions(quantization="int8"), "bfloat16"),
+        ("qwen3_untied", ExportOptions(), "bfloat16"),
+        ("llama3_scaled", ExportOptions(), "float16"),
+    ],
+)
+def test_the_table_keeps_its_type_unless_the_head_reads_it(
+    tmp_path: Path, name: str, options: ExportOptions, dtype: str
+) -> None:
+    export_model(reference_folder(name), tmp_path / "engine", options)
+    assert load_file(tmp_path / "engine" / EMBEDDING_FILE)["embedding"].dtype.name == dtype
+
+
+def test_progress_rises_to_the_end_of_every_stage(tmp_path: Path) -> None:
+    heard: dict[str, list[tuple[int, int]]] = {}
+    export_model(
+        reference_folder("qwen3"),
+        tmp_path / "engine",
+        ExportOptions(quantization="int4"),
+        lambda stage, done, total: heard.setdefault(stage, []).append((done, total)),
+    )
+    assert list(heard) == ["embedding", "weights", "digests"]
+    for steps in heard.values():
+        assert steps == sorted(steps)
+        assert steps[0][0] == 0
+        assert steps[-1][0] == steps[-1][1] > 0
+    assert len(heard["weights"]) > 10
+
+
+def test_a_failed_export_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise HearthError("internal", "stop")
+
+    monkeypatch.setattr(export_module, "write_config", fail)
+    with pytest.raises(HearthError):
+        export_model(reference_folder("qwen3"), tmp_path / "engine", ExportOptions())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_export_leaves_nothing(tmp_path: Path) -> None:
+    def interrupt(stage: str, done: int, _total: int) -> None:
+        if stage == "weights" and done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export_model(reference_folder("qwen3"), tmp_path / "engine", ExportOptions(), interrupt)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_reported_in_our_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(export_module, "write_config", fail)
+    with pytest.raises(HearthError, match="cannot be written") as caught:
+        export_model(reference_folder("qwen3"), tmp_path / "engine", ExportOptions())
+    assert caught.value.field == "target"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_nothing_is_overwritten(tmp_path: Path, kind: str) -> None:
+    target = tmp_path / "engine"
+    kept = target if kind == "file" else target / "kept"
+    kept.parent.mkdir(exist_ok=True)
+    kept.write_text("mine")
+    with pytest.raises(HearthError) as caught:
+        export_model(reference_folder("qwen3"), target, ExportOptions())
+    assert (caught.value.code, caught.value.field) == ("invalid_value", "target")
+    assert kept.read_text() == "mine"
+
+
+def test_missing_parents_and_an_empty_target_are_fine(tmp_path: Path) -> None:
+    target = tmp_path / "some" / "engine"
+    target.mkdir(parents=True)
+    export_model(reference_folder("qwen3"), target, ExportOptions())
+    assert (target / "config.json").is_file()
+
+
+def test_the_umask_decides_who_may_read(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        export_model(reference_folder("qwen3"), tmp_path / "engine", ExportOptions())
+    finally:
+        os.umask(before)
+    assert (tmp_path / "engine").stat().st_mode & 0o777 == 0o750
+
+
+def test_a_bad_option_is_refused_before_the_model_is_read(tmp_path: Path) -> None:
+    options = msgspec.structs.replace(ExportOptions(), max_batch=0)
+    with pytest.raises(HearthError) as caught:
+        export_model(tmp_path / "nothing", tmp_path / "engine", options)
+    assert caught.value.field == "max_batch"
+
+
+def test_a_bad_model_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    source = copy_model("llama", tmp_path / "m", mlp_bias=True)
+    with pytest.raises(HearthError):
+        export_model(source, tmp_path / "out" / "engine", ExportOptions())
+    assert not (tmp_path / "out").exists()
