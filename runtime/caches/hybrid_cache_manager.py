@@ -1,0 +1,95 @@
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from runtime.caches.kv_cache_manager import KVCacheManager, LayerPrefix
+from runtime.config import LLMEngineRunnerConfig
+from runtime.device.cpu import RowMove
+from runtime.errors import HearthError
+from runtime.tensors.registry import index_dtype
+from runtime.tensors.tensor import Tensor
+
+
+class RowPrefix(NamedTuple):
+    """What one row has in all caches after its first `length` tokens."""
+
+    length: int
+    attention: list[LayerPrefix]
+
+
+class HybridCacheManager:
+    """All caches of one engine, the lengths of its rows and the size of its batch.
+
+    `lengths` [max batch] is the buffer that the engine reads as `kvcache_start_index`: committing
+    tokens here is all that the next step needs. `row_lengths` are the same numbers on the host,
+    so that nothing waits for the device. Live rows are always the first `batch` rows.
+    """
+
+    def __init__(self, config: LLMEngineRunnerConfig) -> None:
+        self.kv = KVCacheManager(config)
+        shape = (config.max_supported_batch_size,)
+        self.lengths = Tensor.zeros("kvcache_start_index", shape, index_dtype(config))
+        self.row_lengths: list[int] = []
+
+    def attention_layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of decoder layer `layer`; raises `internal` when there is none."""
+        if not 0 <= layer < len(self.kv.keys):
+            raise HearthError("internal", f"decoder layer {layer} has no K/V cache", "layer")
+        return self.kv.keys[layer], self.kv.values[layer]
+
+    @property
+    def batch(self) -> int:
+        """The number of live rows."""
+        return len(self.row_lengths)
+
+    def reset(self, batch: int) -> None:
+        """Begin a batch of empty rows; raises `invalid_value` when it is too large."""
+        limit = self.lengths.shape[0]
+        if not 0 <= batch <= limit:
+            raise HearthError("invalid_value", f"a batch has 1 to {limit} rows", "rows")
+        self._set_lengths([0] * batch)
+        self.kv.restart()
+
+    def reserve(self, slots: int) -> None:
+        """Make room for `slots` tokens in every row, growing the bucket when it is needed."""
+        if slots > self.kv.bucket:
+            self.kv.reserve(slots, self.row_lengths)
+
+    def commit(self, added: Sequence[int]) -> None:
+        """Count `added` new tokens in each of the first rows."""
+        for row, tokens in enumerate(added):
+            self.row_lengths[row] += tokens
+        self.lengths.array[: self.batch] = self.row_lengths
+
+    def compact(self, mapping: Sequence[int]) -> None:
+        """Apply an eviction: row i becomes row `mapping[i]`, or leaves when that is -1.
+
+        The rows that stay keep their order and become 0, 1, ...
+        """
+        kept = [
+            RowMove(row, target, self.row_lengths[row])
+            for row, target in enumerate(mapping)
+            if target >= 0
+        ]
+        if len(mapping) != self.batch or [move.target for move in kept] != list(range(len(kept))):
+            raise HearthError("internal", "an eviction must keep the order of the rows")
+        self.kv.compact(kept)
+        self._set_lengths([move.used for move in kept])
+
+    def zero_row(self, row: int) -> None:
+        """Zero the slots of a row that may hold non-finite numbers."""
+        self.kv.zero_row(row)
+
+    def capture(self, row: int, length: int) -> RowPrefix:
+        """Copy what row `row` has after its first `length` tokens."""
+        return RowPrefix(length, self.kv.capture(row, length))
+
+    def restore(self, row: int, prefix: RowPrefix) -> None:
+        """Let row `row` continue after a captured prefix."""
+        self.kv.restore(row, prefix.attention)
+        self.row_lengths[row] = prefix.length
+        self._set_lengths(self.row_lengths)
+
+    def _set_lengths(self, lengths: list[int]) -> None:
+        self.row_lengths = lengths
+        self.lengths.array[:] = 0
+        self.lengths.array[: len(lengths)] = lengths

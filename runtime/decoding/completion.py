@@ -1,0 +1,132 @@
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+from runtime.errors import HearthError
+from runtime.request import (
+    FinishReason,
+    GeneratedRow,
+    GenerationRequest,
+    GenerationResponse,
+    RowRequest,
+    RowToken,
+    TopLogprob,
+)
+from runtime.text import TextStream, Tokenizer
+
+
+class Step(Protocol):
+    """The part of a step's result that a completion reads."""
+
+    kind: Literal["prefill", "decode"]
+    tokens: list[RowToken]
+    started: float
+    ended: float
+
+
+class Stepper(Protocol):
+    """The part of a runtime that a completion drives."""
+
+    def begin(self, rows: Sequence[RowRequest]) -> None:
+        """Take the rows."""
+
+    def step(self) -> Step:
+        """Run one step."""
+
+    def cancel(self, row: int) -> None:
+        """Let a row leave."""
+
+    def end(self) -> None:
+        """Drop the batch."""
+
+    @property
+    def active(self) -> bool:
+        """Whether rows are left."""
+
+
+def complete(
+    runtime: Stepper, request: GenerationRequest, tokenizer: Tokenizer | None
+) -> GenerationResponse:
+    """Run a batch to its end; text and stop strings need a tokenizer."""
+    outcomes = _outcomes(request, tokenizer)
+    seconds = {"prefill": 0.0, "decode": 0.0}
+    steps = 0
+    runtime.begin(request.rows)
+    try:
+        while runtime.active:
+            result = runtime.step()
+            steps += 1
+            seconds[result.kind] += result.ended - result.started
+            for token in result.tokens:
+                if outcomes[token.row].take(token):
+                    runtime.cancel(token.row)
+    finally:
+        runtime.end()
+    return GenerationResponse(
+        rows=[outcome.result() for outcome in outcomes],
+        prefill_s=seconds["prefill"],
+        decode_s=seconds["decode"],
+        steps=steps,
+    )
+
+
+def _outcomes(request: GenerationRequest, tokenizer: Tokenizer | None) -> list["_RowOutcome"]:
+    stops = request.stop or [()] * len(request.rows)
+    if len(stops) != len(request.rows):
+        raise HearthError(
+            "invalid_value",
+            f"stop has {len(stops)} entries for {len(request.rows)} rows: give one a row",
+            "stop",
+        )
+    if tokenizer is None:
+        if any(stops):
+            raise HearthError(
+                "unsupported_option", "stop strings are matched on text: pass a tokenizer", "stop"
+            )
+        return [_RowOutcome(None) for _ in stops]
+    return [_RowOutcome(TextStream(tokenizer, stop)) for stop in stops]
+
+
+class _RowOutcome:
+    """Collects what one row reports; a stop string overrides how the row ended otherwise."""
+
+    def __init__(self, stream: TextStream | None) -> None:
+        self._stream = stream
+        self._token_ids: list[int] = []
+        self._text: list[str] = []
+        self._logprobs: list[float] = []
+        self._top: list[tuple[TopLogprob, ...]] = []
+        self._finish: FinishReason | None = None
+        self._error: str | None = None
+
+    def take(self, token: RowToken) -> bool:
+        """Add a report; whether a stop string ends the row with it."""
+        if token.error is not None:
+            self._error = token.error
+            return False
+        self._token_ids.append(token.token_id)
+        self._finish = token.finish
+        if token.logprob is not None:
+            self._logprobs.append(token.logprob)
+            self._top.append(token.top)
+        if self._stream is None:
+            return False
+        # A row stops by itself at an end token only, which is no text even where it has a spelling.
+        if token.finish != "stop":
+            self._text.append(self._stream.push(token.token_id))
+        return self._stream.stopped
+
+    def result(self) -> GeneratedRow:
+        """The row as a whole."""
+        stopped = False
+        if self._stream is not None:
+            if not self._stream.stopped:
+                self._text.append(self._stream.finish())
+            stopped = self._stream.stopped
+        return GeneratedRow(
+            token_ids=self._token_ids,
+            text="".join(self._text),
+            logprobs=self._logprobs,
+            top_logprobs=self._top,
+            finish_reason="stop" if stopped else self._finish,
+            error=self._error,
+        )

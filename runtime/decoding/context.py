@@ -1,0 +1,146 @@
+from collections.abc import Sequence
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.config import LLMEngineRunnerConfig
+from runtime.request import FinishReason, RowRequest, RowToken
+from runtime.sampling import RowSampler, Sample
+
+
+class RowState(Enum):
+    """Whether a row goes on, or how it left."""
+
+    LIVE = "live"
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+class DecodingRow:
+    """One row of a running batch.
+
+    `index` is the row's place in the caller's order. `filled` counts the tokens that the caches
+    hold; it runs behind `token_ids` by the prompt that is still to be prefilled, or by the newest
+    token.
+    """
+
+    __slots__ = (
+        "_end_tokens",
+        "_max_tokens",
+        "filled",
+        "index",
+        "initial",
+        "prompt_length",
+        "sampler",
+        "state",
+        "token_ids",
+    )
+
+    def __init__(self, index: int, request: RowRequest, config: LLMEngineRunnerConfig) -> None:
+        self.index = index
+        self.token_ids = list(request.token_ids)
+        self.initial: NDArray[np.int64] = np.array(request.token_ids, np.int64)
+        self.prompt_length = request.prompt_length
+        self.filled = 0
+        self.state = RowState.LIVE
+        self.sampler = RowSampler(
+            request.sampling, self.token_ids, request.prompt_length, config.output_vocab_size
+        )
+        self._max_tokens = request.max_tokens
+        self._end_tokens = frozenset(() if request.ignore_eos else config.eos_token_ids)
+
+    @property
+    def prompt_left(self) -> int:
+        """Tokens still to be prefilled."""
+        return max(0, len(self.initial) - self.filled)
+
+    @property
+    def generated(self) -> list[int]:
+        """The tokens beyond the prompt."""
+        return self.token_ids[self.prompt_length :]
+
+    def take(self, sample: Sample | None) -> RowToken:
+        """Append a sampled token, or fail when its logits were not finite, and report it."""
+        if sample is None:
+            return self.fail("non_finite")
+        self.token_ids.append(sample.token_id)
+        self.sampler.accept(sample.token_id)
+        finish = self._finish(sample.token_id)
+        if finish is not None:
+            self.state = RowState.FINISHED
+        return RowToken(self.index, sample.token_id, sample.logprob, sample.top, finish)
+
+    def fail(self, code: str) -> RowToken:
+        """End the row with an error and report it."""
+        self.state = RowState.FAILED
+        return RowToken(self.index, -1, error=code)
+
+    def _finish(self, token_id: int) -> FinishReason | None:
+        if token_id in self._end_tokens:
+            return "stop"
+        if len(self.token_ids) - self.prompt_length >= self._max_tokens:
+            return "length"
+        return None
+
+
+class DecodingInferenceContext:
+    """The rows of one batch and their way from the caller's order to the engine's.
+
+    `rows[i]` is row i of the engine. Rows begin longest first, so that those with prompt left are
+    always the first ones; eviction keeps the order.
+    """
+
+    def __init__(self, requests: Sequence[RowRequest], config: LLMEngineRunnerConfig) -> None:
+        order = sorted(range(len(requests)), key=lambda index: -len(requests[index].token_ids))
+        self.rows = [DecodingRow(index, requests[index], config) for index in order]
+        self._by_index = {row.index: row for row in self.rows}
+
+    @property
+    def live_rows(self) -> list[DecodingRow]:
+        """The rows that go on."""
+        return [row for row in self.rows if row.state is RowState.LIVE]
+
+    @property
+    def has_prompt_left(self) -> bool:
+        """Whether a prompt is still to be prefilled; the first row has the longest."""
+        return bool(self.rows and self.rows[0].prompt_left)
+
+    @property
+    def any_live(self) -> bool:
+        """Whether a row goes on."""
+        return any(row.state is RowState.LIVE for row in self.rows)
+
+    @property
+    def all_live(self) -> bool:
+        """Whether every row goes on: there is nothing to evict."""
+        return all(row.state is RowState.LIVE for row in self.rows)
+
+    @property
+    def prefilling(self) -> list[DecodingRow]:
+        """The rows with prompt left: the first ones of the batch."""
+        return [row for row in self.rows if row.prompt_left]
+
+    def cancel(self, index: int) -> None:
+        """Let the caller's row `index` leave; unknown and ended rows are ignored."""
+        row = self._by_index.get(index)
+        if row is not None and row.state is RowState.LIVE:
+            row.state = RowState.CANCELLED
+
+    def fail_all(self) -> None:
+        """Mark every row as failed: what the caches hold of it is unknown."""
+        for row in self.rows:
+            row.state = RowState.FAILED
+
+    def evict(self) -> list[int]:
+        """Drop the rows that ended; gives for each old row its new place, or -1."""
+        mapping: list[int] = []
+        kept: list[DecodingRow] = []
+        for row in self.rows:
+            live = row.state is RowState.LIVE
+            mapping.append(len(kept) if live else -1)
+            if live:
+                kept.append(row)
+        self.rows = kept
+        return mapping

@@ -1,0 +1,49 @@
+from runtime.config import LLMEngineRunnerConfig
+from runtime.errors import HearthError
+from runtime.request import RowRequest
+
+
+def check_row(config: LLMEngineRunnerConfig, row: RowRequest) -> None:
+    """Refuse a row that cannot be served to its end; the error names the field."""
+    _check_prompt(config, row)
+    generated = len(row.token_ids) - row.prompt_length
+    if row.max_tokens <= generated:
+        raise HearthError(
+            "invalid_value",
+            f"max_tokens is {row.max_tokens} and {generated} tokens are generated already: "
+            "ask for at least one more",
+            "max_tokens",
+        )
+    needed = row.prompt_length + row.max_tokens
+    if needed > config.max_kv_cache_capacity:
+        raise HearthError(
+            "capacity_exceeded",
+            f"prompt and max_tokens need {needed} tokens, a row holds "
+            f"{config.max_kv_cache_capacity}: ask for fewer",
+            "max_tokens",
+        )
+
+
+def _check_prompt(config: LLMEngineRunnerConfig, row: RowRequest) -> None:
+    if not row.token_ids or row.prompt_length < 1:
+        raise HearthError("prompt_empty", "the prompt has no tokens", "token_ids")
+    if row.prompt_length > len(row.token_ids):
+        raise HearthError(
+            "invalid_value",
+            f"prompt_length is {row.prompt_length}, there are {len(row.token_ids)} tokens",
+            "prompt_length",
+        )
+    if row.prompt_length > config.max_supported_input_length:
+        raise HearthError(
+            "prompt_too_long",
+            f"the prompt has {row.prompt_length} tokens, this engine takes "
+            f"{config.max_supported_input_length}",
+            "token_ids",
+        )
+    low, high = min(row.token_ids), max(row.token_ids)
+    if low < 0 or high >= config.vocab_size:
+        raise HearthError(
+            "invalid_value",
+            f"token {low if low < 0 else high} is not in the vocabulary of {config.vocab_size}",
+            "token_ids",
+        )

@@ -1,0 +1,75 @@
+from typing import Literal
+
+import msgspec
+from msgspec import structs
+
+from runtime.config import LLMEngineRunnerConfig
+from runtime.errors import HearthError
+from runtime.executor.simulated_engine import as_simulated
+
+
+class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How an engine folder is served; 0 means all physical cores, or the engine's own limit.
+
+    `engine_kind` "simulated" puts a simulated engine with steps of `step_ms` milliseconds behind
+    the folder's vocabulary and limits. `verify` checks the digest of every file.
+    """
+
+    threads: int = 0
+    spin: bool = False
+    max_batch: int = 0
+    capacity: int = 0
+    verify: bool = True
+    engine_kind: Literal["", "onnxruntime", "simulated"] = ""
+    step_ms: float = 0.0
+
+
+def effective_config(
+    stored: LLMEngineRunnerConfig, options: RuntimeOptions
+) -> LLMEngineRunnerConfig:
+    """The folder's configuration within the limits asked for.
+
+    Raises `invalid_value` naming an option beyond the engine's own limit.
+    """
+    _check_options(options)
+    config = _with_backend(stored, options)
+    batch = _limit("max_batch", options.max_batch, config.max_supported_batch_size)
+    capacity = _limit("capacity", options.capacity, config.max_kv_cache_capacity)
+    return structs.replace(
+        config,
+        max_supported_batch_size=batch,
+        max_kv_cache_capacity=capacity,
+        max_supported_input_length=min(config.max_supported_input_length, capacity - 1),
+        prefill_chunk=min(config.prefill_chunk, capacity),
+    )
+
+
+def _with_backend(stored: LLMEngineRunnerConfig, options: RuntimeOptions) -> LLMEngineRunnerConfig:
+    kind = options.engine_kind or stored.backend
+    if kind == "simulated":
+        return as_simulated(stored, options.step_ms or stored.step_ms)
+    if stored.backend == "simulated":
+        raise HearthError(
+            "engine_incompatible",
+            "this folder holds a simulated engine: export a model, or ask for simulated",
+            "engine_kind",
+        )
+    if options.step_ms:
+        raise HearthError("unsupported_option", "step_ms needs the simulated engine", "step_ms")
+    return stored
+
+
+def _check_options(options: RuntimeOptions) -> None:
+    for name in ("threads", "max_batch", "capacity", "step_ms"):
+        if getattr(options, name) < 0:
+            raise HearthError("invalid_value", f"{name} must not be negative", name)
+    if options.capacity == 1:
+        raise HearthError("invalid_value", "capacity must leave room for an answer", "capacity")
+
+
+def _limit(name: str, asked: int, limit: int) -> int:
+    if asked > limit:
+        raise HearthError(
+            "invalid_value", f"{name} is {asked}, the engine was built for {limit}", name
+        )
+    return asked or limit

@@ -1,0 +1,93 @@
+"""The operations around an engine; these NumPy forms specify what another device must do.
+
+K/V storage is one flat array per layer and kind, seen through a dense view
+[rows, kv_heads, slots, head_dim]; `slots` is the bucket in use.
+"""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+class RowMove(NamedTuple):
+    """Row `source` becomes row `target`; its first `used` slots are kept."""
+
+    source: int
+    target: int
+    used: int
+
+
+def allocate(elements: int, dtype: np.dtype[Any]) -> Array:
+    """A zeroed array of `elements`; pages are committed by the system when first written."""
+    return np.zeros(elements, dtype)
+
+
+def dense_view(storage: Array, shape: tuple[int, ...]) -> Array:
+    """The first elements of flat `storage` as a dense array of `shape`; shares memory."""
+    return storage[: prod(shape)].reshape(shape)
+
+
+def look_up_embeddings(table: Array, token_ids: NDArray[np.int64], out: Array) -> None:
+    """Write `table[token_ids]` ([B, S] rows of [V, H]) into `out` [B, S, H], in its type."""
+    if table.dtype == out.dtype:
+        # Mode "clip" writes straight into `out`; ids were checked against the vocabulary.
+        np.take(table, token_ids, axis=0, out=out, mode="clip")
+    else:
+        out[...] = table[token_ids]
+
+
+def fill_positions(positions: Array, start: Array, lengths: Array) -> None:
+    """Fill `positions` [B, S] with start + 0, 1, ...; tokens from `lengths` [B] on get 0."""
+    steps = np.arange(positions.shape[1], dtype=positions.dtype)
+    np.add(start[:, None], steps, out=positions)
+    positions[steps >= lengths[:, None]] = 0
+
+
+def slot_index(start: Array, heads: int, length: int) -> tuple[Any, ...]:
+    """Where `length` new tokens of each row lie in a cache view, from slot `start` [B] on.
+
+    Rows that start together, as in a prefill, get a slice: that is several times faster.
+    """
+    first = int(start[0])
+    if (start == first).all():
+        return (slice(None), slice(None), slice(first, first + length))
+    rows = np.arange(start.size)[:, None, None]
+    slots = start[:, None, None] + np.arange(length)
+    return (rows, np.arange(heads)[:, None], slots)
+
+
+def write_rows(cache: Array, new: Array, index: tuple[Any, ...]) -> None:
+    """Write `new` [B, heads, S, D] into `cache` [B, heads, slots, D] at a `slot_index`."""
+    cache[index] = new
+
+
+def move_rows(
+    storage: Array, moves: Sequence[RowMove], heads: int, head_dim: int, slots: tuple[int, int]
+) -> None:
+    """Re-lay rows of flat `storage` from the first to the second number of slots, in place.
+
+    Rows keep their order. When slots grow, a row only ever moves up and the last goes first;
+    otherwise rows only move down and the first goes first: nothing unread is overwritten.
+    """
+    before, after = slots
+    blocks = [
+        ((move.source * heads + head) * before, (move.target * heads + head) * after, move.used)
+        for move in moves
+        for head in range(heads)
+    ]
+    table = storage.reshape(-1, head_dim)
+    for source, target, used in reversed(blocks) if after > before else blocks:
+        if source != target:
+            table[target : target + used] = table[source : source + used]
+
+
+def finite_rows(logits: Array) -> NDArray[np.bool_]:
+    """Which rows of `logits` [B, V] hold finite numbers only."""
+    # A maximum finds a NaN or +inf and a minimum a NaN or -inf, without a temporary array.
+    finite: NDArray[np.bool_] = np.isfinite(logits.max(axis=1)) & np.isfinite(logits.min(axis=1))
+    return finite

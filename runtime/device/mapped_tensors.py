@@ -1,0 +1,59 @@
+import struct
+from pathlib import Path
+from typing import Annotated, Any
+
+import ml_dtypes
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.errors import HearthError
+
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+Size = Annotated[int, msgspec.Meta(ge=0)]
+_LENGTH_BYTES = 8
+_HEADER_LIMIT = 1 << 20
+
+
+class _Entry(msgspec.Struct):
+    dtype: str
+    shape: list[Size]
+    data_offsets: tuple[Size, Size]
+
+
+def map_tensor(path: Path, name: str) -> NDArray[Any]:
+    """Tensor `name` of a safetensors file, read-only and mapped into memory, never copied.
+
+    The library itself copies; a table of hundreds of megabytes must not be held twice. Raises
+    `engine_corrupt` with the file's name. Format: https://huggingface.co/docs/safetensors.
+    """
+    try:
+        return _map(path, name)
+    except (OSError, ValueError, KeyError, msgspec.MsgspecError, struct.error) as error:
+        raise HearthError(
+            "engine_corrupt",
+            f"{path} has no readable tensor {name}: export the model again",
+            path.name,
+        ) from error
+
+
+def _map(path: Path, name: str) -> NDArray[Any]:
+    entry, start = _find(path, name)
+    begin, end = entry.data_offsets
+    flat = np.memmap(path, np.uint8, "r", offset=start + begin, shape=(end - begin,))
+    # Sizes that disagree with the type or the shape fail here.
+    return np.asarray(flat).view(_DTYPES[entry.dtype]).reshape(entry.shape)
+
+
+def _find(path: Path, name: str) -> tuple[_Entry, int]:
+    """The header entry of `name` and the offset at which the file's data begin."""
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(_LENGTH_BYTES))
+        if length > _HEADER_LIMIT:
+            raise ValueError("the header is too long")
+        header = msgspec.json.decode(file.read(length), type=dict[str, msgspec.Raw])
+    return msgspec.json.decode(header[name], type=_Entry), _LENGTH_BYTES + length

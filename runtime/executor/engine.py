@@ -1,0 +1,71 @@
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.device.stream import Stream
+from runtime.tensors.registry import Direction
+from runtime.tensors.tensor import Tensor
+
+
+class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How an engine uses the processor: `threads` 0 means all physical cores."""
+
+    threads: int = 0
+    spin: bool = False
+
+
+class IOTensor(NamedTuple):
+    """What an engine says of one of its bindings; symbolic sizes are strings or None."""
+
+    name: str
+    direction: Direction
+    dtype: np.dtype[Any]
+    shape: tuple[int | str | None, ...]
+
+
+class Binding(NamedTuple):
+    """One binding of one step: a dense array at the address and of the shape of this step."""
+
+    name: str
+    direction: Direction
+    array: NDArray[Any]
+
+
+class CapturedRun(Protocol):
+    """A step that was prepared once and can be launched again without any binding."""
+
+    def launch(self, stream: Stream, /) -> None:
+        """Run the step; raises `executor_failed`."""
+
+    def close(self) -> None:
+        """Free what the capture holds."""
+
+
+class Engine(Protocol):
+    """A loaded model of one device library, as `EngineExecutor` needs it."""
+
+    @property
+    def io_tensors(self) -> tuple[IOTensor, ...]:
+        """All bindings, inputs first."""
+
+    @property
+    def required_context_memory(self) -> int:
+        """Bytes of scratch memory that the caller must provide."""
+
+    def set_context_memory(self, memory: Tensor) -> None:
+        """Use `memory`, at least `required_context_memory` bytes, as scratch."""
+
+    def use_profile(self, profile: int, stream: Stream, /) -> None:
+        """Make the next steps those of an optimisation profile, where the library has them."""
+
+    def run(self, bindings: Sequence[Binding], stream: Stream, /) -> None:
+        """Run one step; raises `executor_failed`."""
+
+    def capture(self, bindings: Sequence[Binding], stream: Stream, /) -> CapturedRun:
+        """Keep a step for later launches."""
+
+    def close(self) -> None:
+        """Free the model."""

@@ -1,0 +1,197 @@
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from runtime.config import LLMEngineRunnerConfig
+from runtime.device.stream import Stream
+from runtime.errors import HearthError
+from runtime.executor.engine import Binding, Engine, EngineOptions
+from runtime.executor.graph_cache import GraphCache, GraphCounters
+from runtime.executor.introspection import check_bindings
+from runtime.executor.onnx_engine import OnnxEngine
+from runtime.executor.simulated_engine import SimulatedEngine
+from runtime.executor.snapshot import BindingSnapshot
+from runtime.tensors.dims import InferenceDims
+from runtime.tensors.profiles import Profile, Selector, build_profiles
+from runtime.tensors.registry import TensorRegistry, build_registry_for_llm
+from runtime.tensors.tensor import Tensor
+from runtime.tensors.tensor_map import TensorMap
+
+_PREPARED_LIMIT = 256
+"""Prepared steps kept; prefill chunks have many lengths, and each step holds a view a binding."""
+
+
+class _PreparedStep(NamedTuple):
+    bindings: tuple[Binding, ...]
+    snapshot: BindingSnapshot
+
+
+class EngineExecutor:
+    """Binds, runs and captures one engine; knows no model, phase or feature.
+
+    `prepare` fixes the step that `execute` and `capture_graph` mean.
+    """
+
+    def __init__(
+        self, engine: Engine, registry: TensorRegistry, profiles: tuple[Profile, ...]
+    ) -> None:
+        check_bindings(engine.io_tensors, registry)
+        self._engine = engine
+        self._registry = registry
+        self._profiles = profiles
+        self._graphs = GraphCache()
+        self._prepared: OrderedDict[tuple[object, ...], _PreparedStep] = OrderedDict()
+        self._current: _PreparedStep | None = None
+        self._profile_in_use: int | None = None
+
+    @classmethod
+    def create_for_llm(
+        cls, folder: Path, config: LLMEngineRunnerConfig, options: EngineOptions
+    ) -> "EngineExecutor":
+        """Load the decoder engine of an engine folder with the backend that `config` names."""
+        registry = build_registry_for_llm(config)
+        engine: Engine
+        if config.backend == "simulated":
+            engine = SimulatedEngine(config, registry)
+        else:
+            engine = OnnxEngine.open(folder, config, options)
+        return cls(engine, registry, build_profiles(config))
+
+    def prepare(
+        self, profile: int, dims: InferenceDims, tensors: TensorMap, stream: Stream
+    ) -> None:
+        """Resolve every binding's address and shape for a step of `dims`.
+
+        Raises `invalid_value` for a size out of the profile and `engine_incompatible` naming a
+        binding that is missing or of another type.
+        """
+        key = (profile, dims, tensors, tensors.epoch)
+        prepared = self._prepared.get(key)
+        if prepared is None:
+            prepared = self._bind(profile, dims, tensors)
+            self._prepared[key] = prepared
+            if len(self._prepared) > _PREPARED_LIMIT:
+                self._prepared.popitem(last=False)
+        else:
+            self._prepared.move_to_end(key)
+        if profile != self._profile_in_use:
+            self._engine.use_profile(profile, stream)
+            self._profile_in_use = profile
+        self._current = prepared
+
+    def execute(self, stream: Stream) -> None:
+        """Run the prepared step: its captured graph if there is one, else an ordinary run."""
+        step = self._step()
+        counters = self._graphs.counters
+        graph = self._graphs.find(step.snapshot)
+        if graph is None:
+            counters.misses += 1
+        else:
+            try:
+                graph.launch(stream)
+            except HearthError:
+                counters.fallbacks += 1
+            else:
+                counters.hits += 1
+                return
+        self._engine.run(step.bindings, stream)
+
+    def capture_graph(self, stream: Stream) -> None:
+        """Capture the prepared step, so that `execute` launches it from now on."""
+        step = self._step()
+        self._graphs.store(step.snapshot, self._engine.capture(step.bindings, stream))
+
+    @property
+    def counters(self) -> GraphCounters:
+        """Captures, hits, misses and fallbacks so far."""
+        return self._graphs.counters
+
+    @property
+    def captured_graphs(self) -> int:
+        """Graphs now held."""
+        return len(self._graphs)
+
+    def required_context_memory(self) -> int:
+        """Bytes of scratch memory that the engine wants from its caller."""
+        return self._engine.required_context_memory
+
+    def set_context_memory(self, memory: Tensor) -> None:
+        """Provide scratch memory; raises `invalid_value` when it is too small."""
+        needed = self._engine.required_context_memory
+        if memory.nbytes < needed:
+            raise HearthError(
+                "invalid_value",
+                f"the engine needs {needed} bytes of context memory, got {memory.nbytes}",
+                memory.name,
+            )
+        self._engine.set_context_memory(memory)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine itself, for introspection."""
+        return self._engine
+
+    @property
+    def num_io_tensors(self) -> int:
+        """The number of the engine's bindings."""
+        return len(self._engine.io_tensors)
+
+    def io_tensor_name(self, index: int) -> str:
+        """The name of binding `index`; raises `invalid_value` when there is none."""
+        if not 0 <= index < self.num_io_tensors:
+            raise HearthError("invalid_value", f"the engine has no binding {index}", "index")
+        return self._engine.io_tensors[index].name
+
+    def binding_dtype(self, name: str) -> np.dtype[Any]:
+        """The element type of a binding; raises `invalid_value` when there is none."""
+        for tensor in self._engine.io_tensors:
+            if tensor.name == name:
+                return tensor.dtype
+        raise HearthError("invalid_value", f"the engine has no binding {name}", name)
+
+    def profile_shape(self, name: str, profile: int, selector: Selector) -> tuple[int, ...]:
+        """The smallest, typical or largest shape of a registered binding in a profile."""
+        spec = self._registry.get(name)
+        if spec is None:
+            raise HearthError("invalid_value", f"no shape of {name} follows from a profile", name)
+        return spec.resolve(self._profile(profile).select(selector))
+
+    def close(self) -> None:
+        """Free captured graphs and the engine; the executor cannot be used afterwards."""
+        self._current = None
+        self._prepared.clear()
+        self._graphs.clear()
+        self._engine.close()
+
+    def _profile(self, index: int) -> Profile:
+        if not 0 <= index < len(self._profiles):
+            raise HearthError("invalid_value", f"the engine has no profile {index}", "profile")
+        return self._profiles[index]
+
+    def _step(self) -> _PreparedStep:
+        if self._current is None:
+            raise HearthError("internal", "prepare a step before it is run")
+        return self._current
+
+    def _bind(self, profile: int, dims: InferenceDims, tensors: TensorMap) -> _PreparedStep:
+        self._profile(profile).check(dims)
+        bindings = tuple(
+            Binding(io.name, io.direction, self._resolve(io.name, io.dtype, dims, tensors))
+            for io in self._engine.io_tensors
+        )
+        return _PreparedStep(bindings, BindingSnapshot.of(bindings))
+
+    def _resolve(
+        self, name: str, dtype: np.dtype[Any], dims: InferenceDims, tensors: TensorMap
+    ) -> np.ndarray[Any, Any]:
+        tensor = tensors.get(name)
+        if tensor.dtype != dtype:
+            raise HearthError(
+                "engine_incompatible",
+                f"the engine wants {name} as {dtype}, its buffer is {tensor.dtype}",
+                name,
+            )
+        spec = self._registry.get(name)
+        return tensor.array if spec is None else tensor.view(spec.resolve(dims))

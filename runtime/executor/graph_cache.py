@@ -1,0 +1,49 @@
+import msgspec
+
+from runtime.executor.engine import CapturedRun
+from runtime.executor.snapshot import BindingSnapshot
+
+
+class GraphCounters(msgspec.Struct):
+    """Graphs captured, and what became of steps.
+
+    A step was launched from a graph (`hits`), found none that fits (`misses`), or found one that
+    failed, so that an ordinary run took its place (`fallbacks`).
+    """
+
+    captures: int = 0
+    hits: int = 0
+    misses: int = 0
+    fallbacks: int = 0
+
+
+class GraphCache:
+    """Captured graphs by binding hash; a graph is used only when its whole snapshot agrees."""
+
+    def __init__(self) -> None:
+        self.counters = GraphCounters()
+        self._graphs: dict[int, tuple[BindingSnapshot, CapturedRun]] = {}
+
+    def find(self, snapshot: BindingSnapshot) -> CapturedRun | None:
+        """The graph of exactly this snapshot."""
+        entry = self._graphs.get(snapshot.key)
+        if entry is None or entry[0] != snapshot:
+            return None
+        return entry[1]
+
+    def store(self, snapshot: BindingSnapshot, graph: CapturedRun) -> None:
+        """Keep a graph; an older one of the same hash is freed."""
+        older = self._graphs.pop(snapshot.key, None)
+        if older is not None:
+            older[1].close()
+        self._graphs[snapshot.key] = (snapshot, graph)
+        self.counters.captures += 1
+
+    def clear(self) -> None:
+        """Free all graphs."""
+        for _, graph in self._graphs.values():
+            graph.close()
+        self._graphs.clear()
+
+    def __len__(self) -> int:
+        return len(self._graphs)

@@ -1,0 +1,41 @@
+from collections.abc import Sequence
+
+from runtime.errors import HearthError
+from runtime.executor.engine import IOTensor
+from runtime.tensors.registry import TensorRegistry, TensorSpec
+
+
+def check_bindings(io_tensors: Sequence[IOTensor], registry: TensorRegistry) -> None:
+    """Compare an engine with the registry that its configuration gives.
+
+    Raises `engine_incompatible` naming the first binding that is missing or differs in
+    direction, type, rank or a fixed size.
+    """
+    known = {tensor.name: tensor for tensor in io_tensors}
+    for spec in registry.specs:
+        tensor = known.get(spec.name)
+        if tensor is None:
+            raise _mismatch(spec.name, "is missing")
+        if tensor.direction != spec.direction:
+            raise _mismatch(spec.name, f"is an {tensor.direction}, not an {spec.direction}")
+        if tensor.dtype != spec.dtype:
+            raise _mismatch(spec.name, f"is {tensor.dtype}, config.json says {spec.dtype}")
+        if not _same_sizes(tensor, spec):
+            raise _mismatch(spec.name, f"has shape {tensor.shape}, config.json says {spec.shape}")
+
+
+def _same_sizes(tensor: IOTensor, spec: TensorSpec) -> bool:
+    if len(tensor.shape) != len(spec.shape):
+        return False
+    pairs = zip(tensor.shape, spec.shape, strict=True)
+    return all(
+        have == want for have, want in pairs if isinstance(have, int) and isinstance(want, int)
+    )
+
+
+def _mismatch(name: str, what: str) -> HearthError:
+    return HearthError(
+        "engine_incompatible",
+        f"the engine's binding {name} {what}: export the model again",
+        name,
+    )

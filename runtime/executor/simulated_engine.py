@@ -1,0 +1,152 @@
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from msgspec import structs
+from numpy.typing import NDArray
+
+from runtime.config import LLMEngineRunnerConfig, RopeConfig
+from runtime.device.stream import Stream
+from runtime.executor.engine import Binding, IOTensor
+from runtime.tensors.registry import TensorRegistry
+from runtime.tensors.tensor import Tensor
+
+HOT_LOGIT = 100.0
+"""Logit of the next token beside zeros: rows that sample follow the stream as well."""
+
+
+def simulated_next_tokens(
+    token_ids: NDArray[np.int64],
+    positions: NDArray[np.int64],
+    vocab_size: int,
+    eos_token_ids: Sequence[int],
+) -> NDArray[np.int64]:
+    """The token after `token_ids` [B] at `positions` [B] (counted from 0), never an end token.
+
+    With u tokens that are no end tokens, it is the one of rank (31 id + 17 position + 7) mod u.
+    """
+    ends = sorted({token for token in eos_token_ids if token < vocab_size})
+    chosen = (31 * token_ids + 17 * positions + 7) % (vocab_size - len(ends))
+    for end in ends:
+        chosen += chosen >= end
+    return chosen
+
+
+def simulated_config(
+    *,
+    vocab_size: int = 512,
+    layers: int = 12,
+    max_batch: int = 8,
+    capacity: int = 2048,
+    step_ms: float = 0.0,
+    eos_token_ids: tuple[int, ...] = (0,),
+    prefill_chunk: int = 256,
+) -> LLMEngineRunnerConfig:
+    """The configuration of a simulated engine."""
+    return LLMEngineRunnerConfig(
+        hearth_version="0.1.0",
+        backend="simulated",
+        dialect="native",
+        architecture="simulated",
+        dtype="float32",
+        kv_cache_dtype="float32",
+        rope_config=RopeConfig(type="none"),
+        num_decoder_layers=layers,
+        num_attention_layers=layers,
+        num_attention_heads=1,
+        num_kv_heads=1,
+        head_dim=2,
+        rotary_dim=2,
+        hidden_size=1,
+        intermediate_size=1,
+        max_supported_batch_size=max_batch,
+        max_supported_input_length=capacity - 1,
+        max_kv_cache_capacity=capacity,
+        prefill_chunk=prefill_chunk,
+        vocab_size=vocab_size,
+        output_vocab_size=vocab_size,
+        eos_token_ids=eos_token_ids,
+        step_ms=step_ms,
+    )
+
+
+def as_simulated(config: LLMEngineRunnerConfig, step_ms: float) -> LLMEngineRunnerConfig:
+    """The same vocabulary, limits and end tokens with a simulated engine behind them."""
+    made = simulated_config(step_ms=step_ms, layers=config.num_decoder_layers)
+    kept = (
+        "hearth_version",
+        "max_supported_batch_size",
+        "max_supported_input_length",
+        "max_kv_cache_capacity",
+        "prefill_chunk",
+        "vocab_size",
+        "output_vocab_size",
+        "eos_token_ids",
+        "bos_token_id",
+        "files",
+    )
+    return structs.replace(made, **{name: getattr(config, name) for name in kept})
+
+
+class SimulatedEngine:
+    """Steps of `config.step_ms` milliseconds whose tokens `simulated_next_tokens` defines.
+
+    It stands in for a model in benches and fault tests: all bindings of a decoder, no weights.
+    """
+
+    required_context_memory = 0
+
+    def __init__(self, config: LLMEngineRunnerConfig, registry: TensorRegistry) -> None:
+        self.io_tensors = tuple(
+            IOTensor(spec.name, spec.direction, spec.dtype, spec.shape) for spec in registry.specs
+        )
+        self._config = config
+
+    def set_context_memory(self, memory: Tensor) -> None:
+        """Nothing of `memory` is used: a simulated step needs none."""
+
+    def use_profile(self, _profile: int, _stream: Stream) -> None:
+        """Nothing to switch: one set of shapes serves every step."""
+
+    def run(self, bindings: Sequence[Binding], stream: Stream) -> None:
+        """Write one-hot logits for each row and take the time of a step."""
+        self.capture(bindings, stream).launch(stream)
+
+    def capture(self, bindings: Sequence[Binding], _stream: Stream) -> "SimulatedRun":
+        """Keep the arrays of a step."""
+        return SimulatedRun(self._config, {one.name: one.array for one in bindings})
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class SimulatedRun:
+    """One step over fixed arrays."""
+
+    def __init__(self, config: LLMEngineRunnerConfig, arrays: dict[str, NDArray[Any]]) -> None:
+        self._config = config
+        self._embeds = arrays["inputs_embeds"]
+        self._positions = arrays["attention_pos_id"]
+        self._last = arrays["last_token_ids"]
+        self._logits = arrays["logits"]
+        self._rows = np.arange(self._last.shape[0])
+
+    def launch(self, _stream: Stream) -> None:
+        """Run the step on the calling thread."""
+        deadline = time.monotonic() + self._config.step_ms / 1000
+        rows, last = self._rows, self._last[:, 0]
+        chosen = simulated_next_tokens(
+            self._embeds[rows, last, 0].astype(np.int64),
+            self._positions[rows, last],
+            self._config.vocab_size,
+            self._config.eos_token_ids,
+        )
+        self._logits.fill(0.0)
+        self._logits[rows, 0, chosen] = HOT_LOGIT
+        remaining = deadline - time.monotonic()
+        if remaining > 0:
+            time.sleep(remaining)
+
+    def close(self) -> None:
+        """Nothing is held besides the caller's arrays."""

@@ -1,0 +1,36 @@
+from collections.abc import Iterable
+
+from runtime.executor.engine import Binding
+
+AddressAndShape = tuple[int, tuple[int, ...]]
+
+
+def binding_hash(bindings: tuple[AddressAndShape, ...]) -> int:
+    """A hash over the address, the rank and every size of all bindings."""
+    return hash(bindings)
+
+
+class BindingSnapshot:
+    """Addresses and shapes of all bindings of a step; `key` is their hash.
+
+    Equality compares every address and size, never the key alone.
+    """
+
+    __slots__ = ("bindings", "key")
+
+    def __init__(self, bindings: tuple[AddressAndShape, ...], key: int | None = None) -> None:
+        self.bindings = bindings
+        self.key = binding_hash(bindings) if key is None else key
+
+    @classmethod
+    def of(cls, bindings: Iterable[Binding]) -> "BindingSnapshot":
+        """The snapshot of a step's bindings, in their order."""
+        return cls(
+            tuple((one.array.__array_interface__["data"][0], one.array.shape) for one in bindings)
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BindingSnapshot) and self.bindings == other.bindings
+
+    def __hash__(self) -> int:
+        return self.key

@@ -1,0 +1,100 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.caches.hybrid_cache_manager import HybridCacheManager
+from runtime.config import LLMEngineRunnerConfig
+from runtime.device.cpu import look_up_embeddings
+from runtime.device.mapped_tensors import map_tensor
+from runtime.engine_folder import EMBEDDING_FILE, ROPE_FILE
+from runtime.errors import HearthError
+from runtime.tensors.tensor import Tensor
+
+
+class EmbeddingTable:
+    """The embedded form of every token, [V, H], mapped from the engine folder."""
+
+    def __init__(self, table: NDArray[Any]) -> None:
+        self.table = table
+
+    def look_up(self, token_ids: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Write the rows of `token_ids` [B, S] into `out` [B, S, H], in its element type."""
+        look_up_embeddings(self.table, token_ids, out)
+
+
+class SharedResources:
+    """What lives as long as the process and serves every step.
+
+    Created before any engine, from the engine folder's files alone. Caches are one manager per
+    engine; index 0 is the base engine.
+    """
+
+    def __init__(
+        self,
+        cache_managers: list[HybridCacheManager],
+        embedding: EmbeddingTable,
+        rope: tuple[Tensor, ...],
+    ) -> None:
+        self.cache_managers = cache_managers
+        self.embedding = embedding
+        self.rope = rope
+
+    @classmethod
+    def create_for_llm(cls, config: LLMEngineRunnerConfig, folder: Path) -> "SharedResources":
+        """Caches, embedding table and rotary tables of a decoder.
+
+        Raises `engine_corrupt` naming a file that is missing or does not fit the configuration,
+        `out_of_memory` when the caches cannot be reserved.
+        """
+        if config.backend == "simulated":
+            return cls([_create_caches(config)], EmbeddingTable(_simulated_table(config)), ())
+        embedding = EmbeddingTable(_load_embedding(config, folder))
+        return cls([_create_caches(config)], embedding, _load_rope(config, folder))
+
+
+def _create_caches(config: LLMEngineRunnerConfig) -> HybridCacheManager:
+    try:
+        return HybridCacheManager(config)
+    except MemoryError as error:
+        raise HearthError(
+            "out_of_memory",
+            f"no memory for {config.max_supported_batch_size} rows of "
+            f"{config.max_kv_cache_capacity} cache slots: lower the batch or the capacity",
+            "capacity",
+        ) from error
+
+
+def _simulated_table(config: LLMEngineRunnerConfig) -> NDArray[Any]:
+    """Each token's embedding is its own number: the simulated engine reads tokens back."""
+    return np.arange(config.vocab_size, dtype=np.float32)[:, None]
+
+
+def _load_embedding(config: LLMEngineRunnerConfig, folder: Path) -> NDArray[Any]:
+    table = map_tensor(folder / EMBEDDING_FILE, "embedding")
+    if table.shape != (config.vocab_size, config.hidden_size):
+        raise HearthError(
+            "engine_corrupt",
+            f"{EMBEDDING_FILE} has shape {table.shape}, config.json says "
+            f"{(config.vocab_size, config.hidden_size)}",
+            EMBEDDING_FILE,
+        )
+    return table
+
+
+def _load_rope(config: LLMEngineRunnerConfig, folder: Path) -> tuple[Tensor, ...]:
+    tables = []
+    for name in ("cos", "sin"):
+        # The tables are small and read in every layer: a copy is aligned and stays resident.
+        table = np.array(map_tensor(folder / ROPE_FILE, name), dtype=np.float32)
+        wide = table.shape[1:] == (config.rotary_dim // 2,)
+        if not wide or table.shape[0] < config.max_kv_cache_capacity:
+            raise HearthError(
+                "engine_corrupt",
+                f"table {name} of {ROPE_FILE} has shape {table.shape}, which does not serve "
+                f"{config.max_kv_cache_capacity} positions of {config.rotary_dim} rotary sizes",
+                ROPE_FILE,
+            )
+        tables.append(Tensor(f"rope_{name}", table))
+    return tuple(tables)

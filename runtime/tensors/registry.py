@@ -1,0 +1,101 @@
+from collections.abc import Iterable
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from runtime.config import LLMEngineRunnerConfig
+from runtime.device.dtypes import numpy_dtype
+from runtime.errors import HearthError
+from runtime.tensors.dims import InferenceDims
+
+Direction = Literal["input", "output"]
+
+
+class TensorSpec(NamedTuple):
+    """One binding: its shape holds sizes and names of `InferenceDims` members.
+
+    `{i}` or `%d` in the name stands for a layer's index among the layers of its kind.
+    """
+
+    name: str
+    direction: Direction
+    dtype: np.dtype[Any]
+    shape: tuple[int | str, ...]
+
+    def resolve(self, dims: InferenceDims) -> tuple[int, ...]:
+        """The shape at `dims`; raises `invalid_value` naming a member that is not positive."""
+        sizes = []
+        for size in self.shape:
+            number = getattr(dims, size) if isinstance(size, str) else size
+            if number < 1:
+                raise HearthError(
+                    "invalid_value",
+                    f"{size} is {number} in a step that binds {self.name}: it must be positive",
+                    str(size),
+                )
+            sizes.append(number)
+        return tuple(sizes)
+
+
+class TensorRegistry:
+    """What an engine's bindings are called and how their shapes follow from `InferenceDims`."""
+
+    def __init__(self) -> None:
+        self._specs: dict[str, TensorSpec] = {}
+
+    def add(self, spec: TensorSpec, layers: int | None = None) -> None:
+        """Add one binding, or with `layers` one per layer; raises `internal` for a known name."""
+        for one in [spec] if layers is None else _expand(spec, layers):
+            if one.name in self._specs:
+                raise HearthError("internal", f"binding {one.name} is registered twice", one.name)
+            self._specs[one.name] = one
+
+    def get(self, name: str) -> TensorSpec | None:
+        """The spec of a binding, if it is registered."""
+        return self._specs.get(name)
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """All bindings, in the order in which they were added."""
+        return tuple(self._specs.values())
+
+
+def _expand(spec: TensorSpec, layers: int) -> Iterable[TensorSpec]:
+    for index in range(layers):
+        name = spec.name.replace("{i}", str(index)).replace("%d", str(index))
+        yield spec._replace(name=name)
+
+
+def index_dtype(config: LLMEngineRunnerConfig) -> np.dtype[Any]:
+    """The integer type of index bindings: int64 in the native dialect, int32 in the classic."""
+    return np.dtype(np.int64 if config.dialect == "native" else np.int32)
+
+
+def build_registry_for_llm(config: LLMEngineRunnerConfig) -> TensorRegistry:
+    """The bindings of a decoder engine, as docs/architecture.md lists them.
+
+    The rotary tables are not among them: their shape is the table's and follows no step.
+    """
+    registry = TensorRegistry()
+    data, cache, index = (
+        numpy_dtype(config.dtype),
+        numpy_dtype(config.kv_cache_dtype),
+        index_dtype(config),
+    )
+    logits = ("batch", "select_len", config.output_vocab_size)
+    for spec in (
+        TensorSpec("inputs_embeds", "input", data, ("batch", "seq_len", config.hidden_size)),
+        TensorSpec("kvcache_start_index", "input", index, ("start_index_len",)),
+        TensorSpec("attention_pos_id", "input", index, ("batch", "seq_len")),
+        TensorSpec("last_token_ids", "input", index, ("batch", "select_len")),
+        TensorSpec("logits", "output", np.dtype(np.float32), logits),
+    ):
+        registry.add(spec)
+    slots = ("batch", config.num_kv_heads, "kv_len", config.head_dim)
+    fresh = ("batch", config.num_kv_heads, "seq_len", config.head_dim)
+    present = slots if config.dialect == "native" else fresh
+    for kind in ("k", "v"):
+        layers = config.num_attention_layers
+        registry.add(TensorSpec(f"{kind}_cache_{{i}}", "input", cache, slots), layers)
+        registry.add(TensorSpec(f"present_{kind}_cache_{{i}}", "output", cache, present), layers)
+    return registry

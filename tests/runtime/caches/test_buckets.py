@@ -1,0 +1,34 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.caches.buckets import bucket_for, bucket_sizes
+from runtime.errors import HearthError
+
+
+@pytest.mark.parametrize(
+    ("capacity", "sizes"),
+    [
+        (100, (100,)),
+        (256, (256,)),
+        (257, (256, 257)),
+        (2048, (256, 512, 1024, 2048)),
+        (3000, (256, 512, 1024, 2048, 3000)),
+    ],
+)
+def test_buckets_double_up_to_the_capacity(capacity: int, sizes: tuple[int, ...]) -> None:
+    assert bucket_sizes(capacity) == sizes
+
+
+@given(st.integers(1, 10_000), st.data())
+def test_the_smallest_bucket_that_fits_is_taken(capacity: int, data: st.DataObject) -> None:
+    slots = data.draw(st.integers(1, capacity))
+    bucket = bucket_for(slots, capacity)
+    assert slots <= bucket <= capacity
+    assert not any(slots <= size < bucket for size in bucket_sizes(capacity))
+
+
+def test_more_than_the_capacity_is_refused() -> None:
+    with pytest.raises(HearthError) as caught:
+        bucket_for(513, 512)
+    assert caught.value.code == "capacity_exceeded"

@@ -1,0 +1,34 @@
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import onnxruntime
+import pytest
+
+from runtime.export import ExportOptions, export_model
+from tests.references import reference_folder
+
+EngineFolders = Callable[[str, str], Path]
+
+
+@pytest.fixture(scope="session")
+def engine_folders(tmp_path_factory: pytest.TempPathFactory) -> EngineFolders:
+    """Gives the engine folder of a stored reference model in a dialect, exported once."""
+
+    @cache
+    def folder(name: str, dialect: str) -> Path:
+        target = tmp_path_factory.mktemp("engines") / f"{name}-{dialect}"
+        options = ExportOptions(dialect="native" if dialect == "native" else "classic")
+        export_model(reference_folder(name), target, options)
+        return target
+
+    return folder
+
+
+@pytest.fixture(params=["native", "classic"])
+def dialect(request: pytest.FixtureRequest) -> str:
+    """Each dialect that the installed ONNX Runtime reads."""
+    version = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
+    if request.param == "native" and version < (1, 24):
+        pytest.skip("this ONNX Runtime reads opset 23 at most")
+    return str(request.param)

@@ -1,0 +1,218 @@
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from msgspec import structs
+
+from runtime.config import FileRecord
+from runtime.decoding.runtime import LLMInferenceRuntime, RuntimeOptions
+from runtime.engine_folder import write_config
+from runtime.errors import HearthError
+from runtime.executor import EngineExecutor, EngineOptions
+from runtime.executor.simulated_engine import simulated_config, simulated_next_tokens
+from runtime.request import GenerationRequest, RowRequest, SamplingParams
+
+CONFIG = simulated_config(vocab_size=97, layers=2, max_batch=4, capacity=600, prefill_chunk=16)
+
+
+def _runtime() -> LLMInferenceRuntime:
+    return LLMInferenceRuntime.create(CONFIG, Path(), EngineOptions())
+
+
+def _row(token_ids: list[int], max_tokens: int = 5, prompt: int | None = None) -> RowRequest:
+    length = len(token_ids) if prompt is None else prompt
+    return RowRequest(token_ids=token_ids, prompt_length=length, max_tokens=max_tokens)
+
+
+def _expected(token_ids: list[int], tokens: int) -> list[int]:
+    """What the simulated engine gives after `token_ids`."""
+    grown = list(token_ids)
+    for _ in range(tokens):
+        last, position = np.array(grown[-1:]), np.array([len(grown) - 1])
+        grown += simulated_next_tokens(last, position, 97, CONFIG.eos_token_ids).tolist()
+    return grown[len(token_ids) :]
+
+
+def _drain(runtime: LLMInferenceRuntime) -> dict[int, list[int]]:
+    """Step to the end; each row's tokens by the caller's index."""
+    tokens: dict[int, list[int]] = {}
+    while runtime.active:
+        for token in runtime.step().tokens:
+            tokens.setdefault(token.row, []).append(token.token_id)
+    return tokens
+
+
+def test_rows_of_all_lengths_keep_the_callers_order() -> None:
+    runtime = _runtime()
+    prompts = [[3], list(range(40)), [5, 6, 7], list(range(16))]
+    runtime.begin([_row(prompt, 4 + index) for index, prompt in enumerate(prompts)])
+    tokens = _drain(runtime)
+    for index, prompt in enumerate(prompts):
+        assert tokens[index] == _expected(prompt, 4 + index)
+
+
+def test_a_step_is_one_prefill_chunk_or_one_decode() -> None:
+    runtime = _runtime()
+    runtime.begin([_row([3], 2), _row(list(range(40)), 2)])
+    before = time.monotonic()
+    steps = [runtime.step() for _ in range(4)]
+    assert not runtime.active
+    assert [step.kind for step in steps] == ["prefill", "prefill", "prefill", "decode"]
+    assert [[token.row for token in step.tokens] for step in steps] == [[0], [], [1], [1, 0]]
+    assert [token.finish for token in steps[3].tokens] == ["length", "length"]
+    assert before <= steps[0].started <= steps[0].ended <= steps[1].started <= time.monotonic()
+
+
+def test_a_row_that_ends_with_its_first_token_leaves_during_prefill() -> None:
+    runtime = _runtime()
+    runtime.begin([_row([3], 1), _row(list(range(40)), 2)])
+    assert [token.finish for token in runtime.step().tokens] == ["length"]
+    assert _drain(runtime) == {1: _expected(list(range(40)), 2)}
+
+
+def test_a_cancelled_row_reports_nothing_more() -> None:
+    runtime = _runtime()
+    runtime.begin([_row([3]), _row([4]), _row([5])])
+    runtime.step()
+    runtime.cancel(1)
+    runtime.cancel(99)
+    tokens = _drain(runtime)
+    assert tokens == {0: _expected([3], 5)[1:], 2: _expected([5], 5)[1:]}
+
+
+def test_a_batch_whose_rows_are_all_cancelled_is_over() -> None:
+    runtime = _runtime()
+    runtime.begin([_row([3])])
+    runtime.cancel(0)
+    assert not runtime.active
+    assert runtime.unfinished() == []
+    with pytest.raises(HearthError, match="no row is active"):
+        runtime.step()
+
+
+def test_without_a_batch_nothing_is_active() -> None:
+    runtime = _runtime()
+    runtime.cancel(0)
+    assert not runtime.active
+    assert runtime.unfinished() == []
+
+
+def test_unfinished_rows_continue_identically() -> None:
+    runtime = _runtime()
+    prompts = [[3], list(range(20))]
+    runtime.begin([_row(prompt, 30) for prompt in prompts])
+    for _ in range(10):
+        runtime.step()
+    unfinished = runtime.unfinished()
+    runtime.end()
+    assert [(index, len(generated)) for index, generated in unfinished] == [(0, 9), (1, 9)]
+    assert [generated for _, generated in unfinished] == [_expected(p, 9) for p in prompts]
+    runtime.begin([_row(prompts[i] + done, 30, len(prompts[i])) for i, done in unfinished])
+    tokens = _drain(runtime)
+    for index, prompt in enumerate(prompts):
+        assert unfinished[index][1] + tokens[index] == _expected(prompt, 30)
+
+
+def test_a_row_may_fill_its_capacity() -> None:
+    runtime = _runtime()
+    runtime.begin([_row(list(range(90)) * 6, 60), _row([1], 3)])
+    tokens = _drain(runtime)
+    assert tokens[0] == _expected(list(range(90)) * 6, 60)
+
+
+def test_captured_steps_are_hit() -> None:
+    runtime = _runtime()
+    runtime.capture([1, 2])
+    runtime.begin([_row([3, 1], 3), _row([4, 1], 6)])
+    _drain(runtime)
+    runtime.end()
+    counters = runtime.counters
+    assert (counters.captures, counters.hits, counters.misses) == (2 * 3, 5, 1)
+
+
+def test_a_batch_is_refused_whole() -> None:
+    runtime = _runtime()
+    for rows, code, field in (
+        ([], "invalid_value", "rows"),
+        ([_row([3])] * 5, "invalid_value", "rows"),
+        ([_row([3]), _row([97])], "invalid_value", "token_ids"),
+        ([_row([3]), _row([3], 600)], "capacity_exceeded", "max_tokens"),
+    ):
+        with pytest.raises(HearthError) as caught:
+            runtime.begin(rows)
+        assert (caught.value.code, caught.value.field) == (code, field)
+        assert not runtime.active
+    runtime.begin([_row([3])])
+
+
+def test_settings_of_sampling_are_checked_before_anything_runs() -> None:
+    runtime = _runtime()
+    row = structs.replace(_row([3]), sampling=SamplingParams(temperature=-1.0))
+    for call in (runtime.check, lambda bad: runtime.begin([bad])):
+        with pytest.raises(HearthError) as caught:
+            call(row)
+        assert caught.value.field == "temperature"
+    assert not runtime.active
+
+
+def test_one_batch_at_a_time() -> None:
+    runtime = _runtime()
+    runtime.begin([_row([3])])
+    with pytest.raises(HearthError, match="end the running batch"):
+        runtime.begin([_row([3])])
+    with pytest.raises(HearthError, match="capture between batches"):
+        runtime.capture([1])
+    runtime.end()
+    runtime.end()
+    with pytest.raises(HearthError, match="1 to 4 rows"):
+        runtime.capture([5])
+
+
+def test_a_failed_engine_ends_the_batch_and_the_next_one_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runtime = _runtime()
+    runtime.begin([_row([3]), _row([4])])
+    runtime.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(EngineExecutor, "execute", _fail)
+        with pytest.raises(HearthError, match="as asked"):
+            runtime.step()
+    assert not runtime.active
+    assert runtime.unfinished() == []
+    runtime.end()
+    runtime.begin([_row([3])])
+    assert _drain(runtime) == {0: _expected([3], 5)}
+
+
+def _fail(*_: object) -> None:
+    raise HearthError("executor_failed", "as asked")
+
+
+def test_metrics_count_tokens_by_stage() -> None:
+    runtime = _runtime()
+    runtime.handle_request(GenerationRequest(rows=[_row([3], 3), _row(list(range(20)), 3)]))
+    prefill, generation = runtime.prefill_metrics, runtime.generation_metrics
+    assert (prefill.steps, prefill.tokens) == (2, 21)
+    assert (generation.steps, generation.tokens) == (2, 4)
+    assert prefill.seconds > 0
+
+
+def test_a_folder_is_opened_within_limits(tmp_path: Path) -> None:
+    write_config(tmp_path, CONFIG)
+    runtime = LLMInferenceRuntime.open(tmp_path, RuntimeOptions(max_batch=2, capacity=100))
+    assert (runtime.max_batch, runtime.capacity) == (2, 100)
+    assert runtime.config.prefill_chunk == 16
+    runtime.close()
+
+
+def test_a_damaged_folder_is_refused_with_the_file(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    write_config(
+        tmp_path, structs.replace(CONFIG, files={"tokenizer.json": FileRecord(2, "0" * 64)})
+    )
+    with pytest.raises(HearthError) as caught:
+        LLMInferenceRuntime.open(tmp_path)
+    assert (caught.value.code, caught.value.field) == ("engine_corrupt", "tokenizer.json")
+    LLMInferenceRuntime.open(tmp_path, RuntimeOptions(verify=False)).close()

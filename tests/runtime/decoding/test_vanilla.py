@@ -1,0 +1,115 @@
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runtime.decoding import vanilla
+from runtime.decoding.context import DecodingInferenceContext, RowState
+from runtime.decoding.vanilla import VanillaStrategy
+from runtime.device.stream import HostStream
+from runtime.engine_runner import LLMEngineRunner
+from runtime.executor import EngineExecutor, EngineOptions
+from runtime.executor.simulated_engine import simulated_config
+from runtime.pipeline_io import PipelineIO
+from runtime.request import RowRequest
+from runtime.sampling import RowSampler, Sample, sample_rows
+from runtime.shared_resources import SharedResources
+
+CONFIG = simulated_config(vocab_size=50, layers=1, max_batch=3, prefill_chunk=4)
+
+
+class _Steps(LLMEngineRunner):
+    """Notes what each step is given; logits of `bad_rows` are not finite."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            CONFIG,
+            EngineExecutor.create_for_llm(Path(), CONFIG, EngineOptions()),
+            PipelineIO.create_for_llm(CONFIG),
+            SharedResources.create_for_llm(CONFIG, Path()),
+            HostStream(),
+        )
+        self.chunks: list[list[list[int]]] = []
+        self.bad_rows: list[int] = []
+
+    def execute_prefill_step(self, token_ids: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
+        rows = zip(token_ids.tolist(), lengths, strict=True)
+        self.chunks.append([row[:length] for row, length in rows])
+        return self._spoil(super().execute_prefill_step(token_ids, lengths))
+
+    def execute_vanilla_decoding_step(self, token_ids: np.ndarray) -> np.ndarray:
+        self.chunks.append([token_ids.tolist()])
+        return self._spoil(super().execute_vanilla_decoding_step(token_ids))
+
+    def _spoil(self, logits: np.ndarray) -> np.ndarray:
+        logits[self.bad_rows, 3] = np.nan
+        return logits
+
+
+def _started(*lengths: int) -> tuple[_Steps, VanillaStrategy, DecodingInferenceContext]:
+    runner = _Steps()
+    requests = [
+        RowRequest(token_ids=list(range(1, length + 1)), prompt_length=length, max_tokens=9)
+        for length in lengths
+    ]
+    runner.reset(len(requests))
+    return runner, VanillaStrategy(runner), DecodingInferenceContext(requests, CONFIG)
+
+
+def test_prompts_are_taken_chunk_by_chunk_and_sampled_where_they_end() -> None:
+    runner, strategy, context = _started(2, 9, 4)
+    reported = []
+    while context.has_prompt_left:
+        reported.append([token.row for token in strategy.prefill_step(context).tokens])
+    assert runner.chunks == [[[1, 2, 3, 4], [1, 2, 3, 4], [1, 2]], [[5, 6, 7, 8]], [[9]]]
+    assert reported == [[2, 0], [], [1]]
+    assert [row.filled for row in context.rows] == [9, 4, 2]
+    assert runner.get_kv_cache().row_lengths == [9, 4, 2]
+
+
+def test_a_decode_feeds_the_newest_tokens() -> None:
+    runner, strategy, context = _started(2, 3)
+    first = strategy.prefill_step(context).tokens
+    second = strategy.decode_step(context).tokens
+    assert runner.chunks[1] == [[token.token_id for token in first]]
+    assert [token.row for token in second] == [1, 0]
+    assert [row.generated for row in context.rows] == [
+        [one.token_id, two.token_id] for one, two in zip(first, second, strict=True)
+    ]
+
+
+def test_a_token_is_sampled_for_its_own_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    positions: list[list[int]] = []
+
+    def note(
+        logits: np.ndarray, samplers: Sequence[RowSampler], asked: Sequence[int]
+    ) -> list[Sample | None]:
+        positions.append(list(asked))
+        return sample_rows(logits, samplers, asked)
+
+    monkeypatch.setattr(vanilla, "sample_rows", note)
+    _, strategy, context = _started(2, 3)
+    strategy.prefill_step(context)
+    strategy.decode_step(context)
+    assert positions == [[3, 2], [4, 3]]
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_a_row_fails_alone(bad: int) -> None:
+    runner, strategy, context = _started(3, 3)
+    strategy.prefill_step(context)
+    runner.bad_rows = [bad]
+    errors = [token.error for token in strategy.decode_step(context).tokens]
+    assert errors == ["non_finite" if row == bad else None for row in range(2)]
+    assert [row.state is RowState.FAILED for row in context.rows] == [bad == 0, bad == 1]
+
+
+def test_a_row_may_fail_in_the_middle_of_its_prompt() -> None:
+    runner, strategy, context = _started(9, 6)
+    runner.bad_rows = [1]
+    reports = strategy.prefill_step(context).tokens
+    assert [(token.row, token.token_id, token.error) for token in reports] == [
+        (1, -1, "non_finite")
+    ]
+    assert context.rows[0].state is RowState.LIVE

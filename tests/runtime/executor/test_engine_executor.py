@@ -1,0 +1,211 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runtime.device.stream import HostStream
+from runtime.errors import HearthError
+from runtime.executor import EngineExecutor, EngineOptions
+from runtime.executor.simulated_engine import simulated_config
+from runtime.tensors.dims import InferenceDims
+from runtime.tensors.profiles import Profile
+from runtime.tensors.tensor import Tensor
+from runtime.tensors.tensor_map import TensorMap
+from tests.runtime.executor.fake_engine import FLOAT, FakeEngine, fake_registry, fake_tensors
+
+STREAM = HostStream()
+PROFILES = (
+    Profile(*(InferenceDims.prefill(batch, 8, 16) for batch in (1, 2, 4))),
+    Profile(*(InferenceDims.decode(batch, 16) for batch in (1, 2, 8))),
+)
+
+
+def _decode(batch: int) -> InferenceDims:
+    return InferenceDims.decode(batch, 16)
+
+
+def _executor() -> tuple[EngineExecutor, FakeEngine]:
+    engine = FakeEngine()
+    return EngineExecutor(engine, fake_registry(), PROFILES), engine
+
+
+def test_a_step_is_bound_and_run() -> None:
+    executor, engine = _executor()
+    tensors = fake_tensors()
+    executor.prepare(1, _decode(3), tensors, STREAM)
+    executor.execute(STREAM)
+    assert tensors.get("y").array.tolist() == [10, 11, 12, 0]
+    assert engine.calls == ["profile 1", "run"]
+    assert executor.counters.misses == 1
+
+
+def test_a_captured_step_is_launched_and_other_steps_are_run() -> None:
+    executor, engine = _executor()
+    tensors = fake_tensors()
+    executor.prepare(1, _decode(2), tensors, STREAM)
+    executor.capture_graph(STREAM)
+    executor.execute(STREAM)
+    executor.prepare(1, _decode(3), tensors, STREAM)
+    executor.execute(STREAM)
+    executor.prepare(1, _decode(2), tensors, STREAM)
+    executor.execute(STREAM)
+    assert engine.calls == ["profile 1", "capture", "launch", "run", "launch"]
+    counters = executor.counters
+    assert (counters.captures, counters.hits, counters.misses, counters.fallbacks) == (1, 2, 1, 0)
+    assert executor.captured_graphs == 1
+
+
+def test_a_buffer_that_moved_needs_another_graph() -> None:
+    executor, engine = _executor()
+    tensors = fake_tensors()
+    executor.prepare(1, _decode(2), tensors, STREAM)
+    executor.capture_graph(STREAM)
+    moved = Tensor("x", np.full(4, 5, np.float32))
+    tensors.set("x", moved)
+    executor.prepare(1, _decode(2), tensors, STREAM)
+    executor.execute(STREAM)
+    assert engine.calls[-1] == "run"
+    assert tensors.get("y").array[:2].tolist() == [15, 15]
+
+
+def test_a_graph_that_fails_is_replaced_by_an_ordinary_run() -> None:
+    executor, engine = _executor()
+    tensors = fake_tensors()
+    executor.prepare(1, _decode(2), tensors, STREAM)
+    executor.capture_graph(STREAM)
+    engine.failing = {"launch"}
+    executor.execute(STREAM)
+    assert tensors.get("y").array[:2].tolist() == [10, 11]
+    assert (executor.counters.fallbacks, executor.counters.hits) == (1, 0)
+    engine.failing = {"launch", "run"}
+    with pytest.raises(HearthError) as caught:
+        executor.execute(STREAM)
+    assert caught.value.code == "executor_failed"
+
+
+def test_a_prepared_step_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor, _ = _executor()
+    tensors = fake_tensors()
+    executor.prepare(1, _decode(2), tensors, STREAM)
+    monkeypatch.setattr(TensorMap, "get", lambda *_: pytest.fail("bound again"))
+    executor.prepare(1, _decode(2), tensors, STREAM)
+
+
+def test_prepared_steps_are_bounded() -> None:
+    executor, _ = _executor()
+    tensors = fake_tensors()
+    for epoch in range(1000):
+        tensors.epoch = epoch
+        executor.prepare(1, _decode(2), tensors, STREAM)
+    assert len(executor._prepared) == 256
+
+
+def test_the_profile_is_switched_when_it_changes() -> None:
+    executor, engine = _executor()
+    tensors = fake_tensors()
+    for profile, dims in ((1, _decode(2)), (1, _decode(1)), (0, InferenceDims.prefill(1, 8, 16))):
+        executor.prepare(profile, dims, tensors, STREAM)
+    assert engine.calls == ["profile 1", "profile 0"]
+
+
+@pytest.mark.parametrize(
+    ("profile", "dims", "field"),
+    [
+        (2, _decode(1), "profile"),
+        (-1, _decode(1), "profile"),
+        (1, _decode(9), "batch"),
+        (1, _decode(0), "batch"),
+    ],
+)
+def test_a_step_outside_the_profile_is_refused(
+    profile: int, dims: InferenceDims, field: str
+) -> None:
+    executor, _ = _executor()
+    with pytest.raises(HearthError) as caught:
+        executor.prepare(profile, dims, fake_tensors(), STREAM)
+    assert (caught.value.code, caught.value.field) == ("invalid_value", field)
+
+
+def test_a_binding_without_a_buffer_is_named() -> None:
+    executor, _ = _executor()
+    tensors = TensorMap()
+    tensors.set("x", fake_tensors().get("x"))
+    with pytest.raises(HearthError, match="binding offset") as caught:
+        executor.prepare(1, _decode(1), tensors, STREAM)
+    assert (caught.value.code, caught.value.field) == ("engine_incompatible", "offset")
+
+
+def test_a_buffer_of_another_type_is_named() -> None:
+    executor, _ = _executor()
+    tensors = fake_tensors()
+    tensors.set("offset", Tensor.zeros("offset", (1,), np.dtype(np.float64)))
+    with pytest.raises(HearthError, match="offset as float32, its buffer is float64"):
+        executor.prepare(1, _decode(1), tensors, STREAM)
+
+
+def test_a_step_larger_than_its_buffer_is_refused() -> None:
+    executor, _ = _executor()
+    with pytest.raises(HearthError, match="x for shape"):
+        executor.prepare(1, _decode(5), fake_tensors(), STREAM)
+
+
+@pytest.mark.parametrize("action", ["execute", "capture_graph"])
+def test_a_step_must_be_prepared_first(action: str) -> None:
+    executor, _ = _executor()
+    with pytest.raises(HearthError, match="prepare a step"):
+        getattr(executor, action)(STREAM)
+
+
+def test_introspection() -> None:
+    executor, engine = _executor()
+    names = [executor.io_tensor_name(i) for i in range(executor.num_io_tensors)]
+    assert names == ["x", "offset", "y"]
+    assert executor.binding_dtype("y") == FLOAT
+    assert executor.profile_shape("x", 1, "max") == (8,)
+    assert executor.profile_shape("x", 0, "opt") == (2,)
+    assert executor.engine is engine
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments"),
+    [
+        ("io_tensor_name", (3,)),
+        ("io_tensor_name", (-1,)),
+        ("binding_dtype", ("z",)),
+        ("profile_shape", ("offset", 0, "min")),
+        ("profile_shape", ("x", 2, "min")),
+    ],
+)
+def test_asking_for_what_is_not_there(call: str, arguments: tuple[object, ...]) -> None:
+    executor, _ = _executor()
+    with pytest.raises(HearthError) as caught:
+        getattr(executor, call)(*arguments)
+    assert caught.value.code == "invalid_value"
+
+
+def test_context_memory_must_be_large_enough() -> None:
+    executor, engine = _executor()
+    assert executor.required_context_memory() == 64
+    with pytest.raises(HearthError, match="needs 64 bytes"):
+        executor.set_context_memory(Tensor.zeros("scratch", (15,), FLOAT))
+    memory = Tensor.zeros("scratch", (16,), FLOAT)
+    executor.set_context_memory(memory)
+    assert engine.memory is memory
+
+
+def test_close_frees_graphs_before_the_engine() -> None:
+    executor, engine = _executor()
+    executor.prepare(1, _decode(2), fake_tensors(), STREAM)
+    executor.capture_graph(STREAM)
+    executor.close()
+    assert engine.calls[-2:] == ["free", "close"]
+    assert executor.captured_graphs == 0
+
+
+def test_the_configuration_names_the_backend(tmp_path: Path) -> None:
+    executor = EngineExecutor.create_for_llm(
+        tmp_path, simulated_config(layers=1, max_batch=2), EngineOptions()
+    )
+    assert executor.num_io_tensors == 9
+    assert executor.profile_shape("inputs_embeds", 0, "max") == (2, 256, 1)
+    assert executor.profile_shape("k_cache_0", 1, "min") == (1, 1, 256, 2)

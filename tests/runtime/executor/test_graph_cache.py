@@ -1,0 +1,42 @@
+from runtime.executor.graph_cache import GraphCache
+from runtime.executor.snapshot import BindingSnapshot
+
+
+class _Graph:
+    closed = False
+
+    def launch(self, stream: object, /) -> None:
+        raise AssertionError(stream)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_graph_is_found_by_its_snapshot() -> None:
+    cache, graph = GraphCache(), _Graph()
+    cache.store(BindingSnapshot(((1, (2,)),)), graph)
+    assert cache.find(BindingSnapshot(((1, (2,)),))) is graph
+    assert cache.find(BindingSnapshot(((1, (3,)),))) is None
+    assert (len(cache), cache.counters.captures) == (1, 1)
+
+
+def test_a_graph_of_the_same_hash_but_another_snapshot_is_not_used() -> None:
+    cache = GraphCache()
+    cache.store(BindingSnapshot(((1, (2,)),), key=7), _Graph())
+    assert cache.find(BindingSnapshot(((9, (2,)),), key=7)) is None
+
+
+def test_a_newer_graph_frees_the_older_of_its_hash() -> None:
+    cache, older, newer = GraphCache(), _Graph(), _Graph()
+    cache.store(BindingSnapshot(((1, (2,)),), key=7), older)
+    cache.store(BindingSnapshot(((9, (2,)),), key=7), newer)
+    assert (older.closed, newer.closed, len(cache)) == (True, False, 1)
+
+
+def test_clear_frees_every_graph() -> None:
+    cache, graphs = GraphCache(), [_Graph(), _Graph()]
+    for address, graph in enumerate(graphs):
+        cache.store(BindingSnapshot(((address, (2,)),)), graph)
+    cache.clear()
+    assert [graph.closed for graph in graphs] == [True, True]
+    assert len(cache) == 0

@@ -1,0 +1,201 @@
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from msgspec import structs
+
+from runtime.device.stream import HostStream
+from runtime.errors import HearthError
+from runtime.executor.engine import Binding, EngineOptions
+from runtime.executor.onnx_engine import OnnxEngine, check_version, session_options
+from runtime.executor.simulated_engine import simulated_config
+from runtime.tensors.tensor import Tensor
+
+STREAM = HostStream()
+CLASSIC = structs.replace(simulated_config(), backend="onnxruntime", dialect="classic")
+NATIVE = structs.replace(CLASSIC, dialect="native")
+ADD = """
+<ir_version: 8, opset_import: ["" : 17]>
+add (float[N] x, float[1] offset) => (float[N] y) { y = Add(x, offset) }
+"""
+SCATTER = """
+<ir_version: 11, opset_import: ["" : 24]>
+scatter (float[B, 1, C, 2] cache, float[B, 1, S, 2] new, int64[B] start)
+=> (float[B, 1, C, 2] present) { present = TensorScatter <axis = -2> (cache, new, start) }
+"""
+COPIED = "in-place optimization not activated"
+needs_native = pytest.mark.skipif(
+    tuple(map(int, ort.__version__.split(".")[:2])) < (1, 24), reason="reads opset 23 at most"
+)
+
+
+def _engine(folder: Path, text: str, options: EngineOptions | None = None) -> OnnxEngine:
+    onnx.save(onnx.parser.parse_model(text), folder / "model.onnx")
+    config = NATIVE if "24" in text else CLASSIC
+    return OnnxEngine.open(folder, config, options or EngineOptions(threads=1))
+
+
+def _add_bindings() -> list[Binding]:
+    return [
+        Binding("x", "input", np.arange(3, dtype=np.float32)),
+        Binding("offset", "input", np.ones(1, np.float32)),
+        Binding("y", "output", np.zeros(3, np.float32)),
+    ]
+
+
+def test_bindings_are_described(tmp_path: Path) -> None:
+    engine = _engine(tmp_path, ADD)
+    assert [(one.name, one.direction, one.shape) for one in engine.io_tensors] == [
+        ("x", "input", ("N",)),
+        ("offset", "input", (1,)),
+        ("y", "output", ("N",)),
+    ]
+    assert {one.dtype for one in engine.io_tensors} == {np.dtype(np.float32)}
+
+
+def test_a_run_writes_into_the_bound_array(tmp_path: Path) -> None:
+    bindings = _add_bindings()
+    _engine(tmp_path, ADD, EngineOptions(threads=0, spin=True)).run(bindings, STREAM)
+    assert bindings[2].array.tolist() == [1, 2, 3]
+
+
+def test_a_captured_run_sees_what_its_arrays_hold_now(tmp_path: Path) -> None:
+    bindings = _add_bindings()
+    run = _engine(tmp_path, ADD).capture(bindings, STREAM)
+    addresses = {value.data_ptr() for value in run.values}
+    assert addresses == {one.array.ctypes.data for one in bindings}
+    run.launch(STREAM)
+    bindings[0].array[:] = 10
+    run.launch(STREAM)
+    assert bindings[2].array.tolist() == [11, 11, 11]
+    run.close()
+    assert run.values == []
+
+
+def test_a_step_that_the_engine_refuses_is_our_error(tmp_path: Path) -> None:
+    bindings = _add_bindings()
+    bindings[1] = Binding("offset", "input", np.ones(2, np.float32))
+    with pytest.raises(HearthError) as caught:
+        _engine(tmp_path, ADD).run(bindings, STREAM)
+    assert caught.value.code == "executor_failed"
+    assert "offset" not in caught.value.message
+
+
+def _scatter_bindings(present: np.ndarray | None = None) -> list[Binding]:
+    cache = np.zeros((2, 1, 4, 2), np.float32)
+    return [
+        Binding("cache", "input", cache),
+        Binding("new", "input", np.ones((2, 1, 1, 2), np.float32)),
+        Binding("start", "input", np.array([1, 3])),
+        Binding("present", "output", cache if present is None else present),
+    ]
+
+
+@needs_native
+def test_an_output_bound_to_its_input_is_written_in_place(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    bindings = _scatter_bindings()
+    engine = _engine(tmp_path, SCATTER)
+    engine.run(bindings, STREAM)
+    run = engine.capture(bindings, STREAM)
+    bindings[2].array[:] = [2, 0]
+    run.launch(STREAM)
+    assert bindings[0].array[:, 0, :, 0].tolist() == [[0, 1, 1, 0], [1, 0, 0, 1]]
+    assert COPIED not in capfd.readouterr().err
+
+
+def test_bindings_of_one_address_share_one_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    make = ort.OrtValue.ortvalue_from_numpy
+
+    def note(array: np.ndarray) -> ort.OrtValue:
+        made.append(array.ctypes.data)
+        return make(array)
+
+    monkeypatch.setattr(ort.OrtValue, "ortvalue_from_numpy", note)
+    bindings = _add_bindings()
+    bindings[2] = bindings[0]._replace(name="y", direction="output")
+    _engine(tmp_path, ADD).run(bindings, STREAM)
+    assert made == [bindings[0].array.ctypes.data, bindings[1].array.ctypes.data]
+
+
+@needs_native
+def test_an_output_of_its_own_is_a_copy_and_the_log_says_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    present = np.zeros((2, 1, 4, 2), np.float32)
+    _engine(tmp_path, SCATTER).run(_scatter_bindings(present), STREAM)
+    assert present.any()
+    assert COPIED in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "garbage", "truncated", "no such op"])
+def test_a_broken_model_is_refused_with_its_name(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "model.onnx"
+    whole = onnx.parser.parse_model(ADD).SerializeToString()
+    unknown = ADD.replace("= Add", "= NoSuchOperation")
+    content = {
+        "empty": b"",
+        "garbage": b"\x00garbage" * 40,
+        "truncated": whole[: len(whole) // 2],
+        "no such op": onnx.parser.parse_model(unknown).SerializeToString(),
+    }
+    if damage != "missing":
+        path.write_bytes(content[damage])
+    with pytest.raises(HearthError) as caught:
+        OnnxEngine.open(tmp_path, CLASSIC, EngineOptions())
+    assert (caught.value.code, caught.value.field) == ("engine_corrupt", "model.onnx")
+    assert caught.value.message.endswith("export the model again")
+
+
+def test_a_model_beyond_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(ort, "InferenceSession", exhausted)
+    with pytest.raises(HearthError) as caught:
+        OnnxEngine.open(tmp_path, CLASSIC, EngineOptions())
+    assert (caught.value.code, caught.value.field) == ("out_of_memory", "model.onnx")
+
+
+def test_a_type_that_is_not_served_is_named(tmp_path: Path) -> None:
+    text = ADD.replace("float[N] x, float[1] offset", "double[N] x").replace("float", "double")
+    with pytest.raises(HearthError, match="binding x has a type") as caught:
+        _engine(tmp_path, text.replace("Add(x, offset)", "Abs(x)"))
+    assert (caught.value.code, caught.value.field) == ("engine_incompatible", "x")
+
+
+@pytest.mark.parametrize("version", ["1.23.2", "1.9.0", "0.24.1"])
+def test_an_older_library_is_told_what_to_do_with_a_native_engine(version: str) -> None:
+    check_version("classic", version)
+    with pytest.raises(HearthError, match="classic dialect") as caught:
+        check_version("native", version)
+    assert (caught.value.code, caught.value.field) == ("engine_incompatible", "dialect")
+
+
+@pytest.mark.parametrize("version", ["1.24.0", "1.31.1", "2.0.0", "1.31.0.dev1"])
+def test_newer_libraries_serve_both_dialects(version: str) -> None:
+    check_version("native", version)
+
+
+def test_session_settings() -> None:
+    made = session_options(EngineOptions(threads=3))
+    assert made.intra_op_num_threads == 3
+    assert made.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+    assert made.get_session_config_entry("session.qdq_matmulnbits_accuracy_level") == "4"
+    spinning = session_options(EngineOptions(spin=True))
+    assert spinning.intra_op_num_threads >= 1
+    assert spinning.get_session_config_entry("session.intra_op.allow_spinning") == "1"
+
+
+def test_it_allocates_its_own_scratch_memory(tmp_path: Path) -> None:
+    engine = _engine(tmp_path, ADD)
+    assert engine.required_context_memory == 0
+    engine.set_context_memory(Tensor.zeros("none", (0,), np.dtype(np.float32)))
+    engine.use_profile(1, STREAM)
+    engine.close()

@@ -1,0 +1,42 @@
+import pytest
+from msgspec import structs
+
+from runtime.errors import HearthError
+from runtime.executor.simulated_engine import simulated_config
+from runtime.tensors.dims import PROFILE_CONTEXT, PROFILE_GENERATION, InferenceDims
+from runtime.tensors.profiles import build_profiles
+
+CONFIG = simulated_config(max_batch=4, capacity=1000, prefill_chunk=128)
+
+
+def test_profiles_span_the_configured_steps() -> None:
+    profiles = build_profiles(CONFIG)
+    context, generation = profiles[PROFILE_CONTEXT], profiles[PROFILE_GENERATION]
+    assert context.select("min") == InferenceDims.prefill(1, 1, 256)
+    assert context.select("opt") == InferenceDims.prefill(4, 64, 1000)
+    assert context.select("max") == InferenceDims.prefill(4, 128, 1000)
+    assert generation.select("min") == InferenceDims.decode(1, 256)
+    assert generation.select("max") == InferenceDims.decode(4, 1000)
+
+
+def test_a_small_cache_bounds_the_chunk() -> None:
+    context, _ = build_profiles(structs.replace(CONFIG, max_kv_cache_capacity=100))
+    assert context.maximum == InferenceDims.prefill(4, 100, 100)
+    assert context.minimum == InferenceDims.prefill(1, 1, 100)
+
+
+@pytest.mark.parametrize(
+    ("dims", "member"),
+    [
+        (InferenceDims.prefill(5, 1, 256), "batch"),
+        (InferenceDims.prefill(1, 129, 256), "seq_len"),
+        (InferenceDims.prefill(1, 1, 2000), "kv_len"),
+        (InferenceDims.prefill(0, 1, 256), "batch"),
+    ],
+)
+def test_a_step_outside_is_refused_by_member(dims: InferenceDims, member: str) -> None:
+    context, _ = build_profiles(CONFIG)
+    context.check(InferenceDims.prefill(4, 128, 1000))
+    with pytest.raises(HearthError) as caught:
+        context.check(dims)
+    assert (caught.value.code, caught.value.field) == ("invalid_value", member)

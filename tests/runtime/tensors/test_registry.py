@@ -1,0 +1,69 @@
+import numpy as np
+import pytest
+from msgspec import structs
+
+from runtime.errors import HearthError
+from runtime.executor.simulated_engine import simulated_config
+from runtime.tensors.dims import InferenceDims
+from runtime.tensors.registry import (
+    TensorRegistry,
+    TensorSpec,
+    build_registry_for_llm,
+    index_dtype,
+)
+
+FLOAT = np.dtype(np.float32)
+DIMS = InferenceDims.prefill(2, 5, 256)
+
+
+def test_a_shape_follows_from_the_dims() -> None:
+    spec = TensorSpec("logits", "output", FLOAT, ("batch", "select_len", 7))
+    assert spec.resolve(DIMS) == (2, 1, 7)
+
+
+def test_a_member_that_is_not_positive_is_named() -> None:
+    spec = TensorSpec("x", "input", FLOAT, ("batch", "seq_len"))
+    with pytest.raises(HearthError) as caught:
+        spec.resolve(DIMS._replace(seq_len=0))
+    assert (caught.value.code, caught.value.field) == ("invalid_value", "seq_len")
+
+
+def test_a_member_that_no_binding_uses_may_be_anything() -> None:
+    spec = TensorSpec("x", "input", FLOAT, ("batch",))
+    assert spec.resolve(DIMS._replace(rope_batch=0)) == (2,)
+
+
+@pytest.mark.parametrize("pattern", ["k_{i}_x", "k_%d_x"])
+def test_layers_are_expanded(pattern: str) -> None:
+    registry = TensorRegistry()
+    registry.add(TensorSpec(pattern, "input", FLOAT, ("batch",)), layers=3)
+    assert [spec.name for spec in registry.specs] == ["k_0_x", "k_1_x", "k_2_x"]
+
+
+def test_a_binding_is_registered_once() -> None:
+    registry = TensorRegistry()
+    registry.add(TensorSpec("x", "input", FLOAT, ("batch",)))
+    with pytest.raises(HearthError, match="twice"):
+        registry.add(TensorSpec("x", "output", FLOAT, ("batch",)))
+
+
+def test_a_native_decoder_gets_its_caches_back() -> None:
+    registry = build_registry_for_llm(simulated_config(layers=2))
+    names = [spec.name for spec in registry.specs]
+    assert len(names) == 5 + 2 * 2 * 2
+    past, present = registry.get("k_cache_1"), registry.get("present_k_cache_1")
+    assert past is not None
+    assert present is not None
+    assert past.resolve(DIMS) == present.resolve(DIMS) == (2, 1, 256, 2)
+    assert registry.get("rope_cos") is None
+
+
+def test_a_classic_decoder_gives_new_rows_and_takes_short_integers() -> None:
+    config = structs.replace(simulated_config(), dialect="classic")
+    registry = build_registry_for_llm(config)
+    present, start = registry.get("present_v_cache_0"), registry.get("kvcache_start_index")
+    assert present is not None
+    assert start is not None
+    assert present.resolve(DIMS) == (2, 1, 5, 2)
+    assert (start.dtype, start.resolve(DIMS)) == (np.dtype(np.int32), (2,))
+    assert index_dtype(simulated_config()) == np.dtype(np.int64)

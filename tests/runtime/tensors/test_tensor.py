@@ -1,0 +1,38 @@
+import numpy as np
+import pytest
+
+from runtime.errors import HearthError
+from runtime.tensors.tensor import Tensor
+
+
+def test_a_tensor_tells_its_layout() -> None:
+    array = np.zeros((2, 3), np.float16)
+    tensor = Tensor("logits", array)
+    assert (tensor.name, tensor.shape, tensor.dtype) == ("logits", (2, 3), np.dtype(np.float16))
+    assert tensor.address == array.ctypes.data
+    assert tensor.nbytes == 12
+
+
+def test_a_view_is_dense_at_the_same_address() -> None:
+    tensor = Tensor.zeros("x", (4, 4), np.dtype(np.float32))
+    view = tensor.view((2, 3))
+    view[:] = 1
+    assert view.ctypes.data == tensor.address
+    assert view.flags.c_contiguous
+    assert tensor.array.reshape(-1).tolist() == [1.0] * 6 + [0.0] * 10
+
+
+def test_views_of_different_shapes_take_turns() -> None:
+    tensor = Tensor.zeros("x", (4, 4), np.dtype(np.float32))
+    shapes = [(2, 3), (2, 3), (4, 4), (3, 2), (2, 3)]
+    assert [tensor.view(shape).shape for shape in shapes] == shapes
+
+
+def test_a_view_beyond_the_buffer_is_refused() -> None:
+    with pytest.raises(HearthError, match=r"x for shape \(5, 4\)"):
+        Tensor.zeros("x", (4, 4), np.dtype(np.float32)).view((5, 4))
+
+
+def test_a_buffer_with_gaps_is_refused() -> None:
+    with pytest.raises(HearthError, match="not contiguous"):
+        Tensor("x", np.zeros((4, 4))[:, ::2])

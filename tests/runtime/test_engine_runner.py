@@ -1,0 +1,185 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from msgspec import structs
+from numpy.typing import NDArray
+
+from runtime.config import load_config
+from runtime.device.stream import HostStream
+from runtime.engine_runner import LLMEngineRunner
+from runtime.errors import HearthError
+from runtime.executor import EngineExecutor, EngineOptions
+from runtime.executor.simulated_engine import simulated_config
+from runtime.pipeline_io import PipelineIO
+from runtime.shared_resources import SharedResources
+from runtime.tensors.tensor_map import TensorMap
+from tests.references import NAMES, ReferenceRow, reference_logits
+from tests.runtime.conftest import EngineFolders
+
+TOLERANCE = 1e-4
+Floats = NDArray[np.float32]
+
+
+def _runner(folder: Path, chunk: int = 256) -> LLMEngineRunner:
+    config = structs.replace(load_config(folder), prefill_chunk=chunk)
+    return LLMEngineRunner(
+        config,
+        EngineExecutor.create_for_llm(folder, config, EngineOptions(threads=1)),
+        PipelineIO.create_for_llm(config),
+        SharedResources.create_for_llm(config, folder),
+        HostStream(),
+    )
+
+
+def _simulated() -> LLMEngineRunner:
+    config = simulated_config(layers=1, max_batch=2)
+    return LLMEngineRunner(
+        config,
+        EngineExecutor.create_for_llm(Path(), config, EngineOptions()),
+        PipelineIO.create_for_llm(config),
+        SharedResources.create_for_llm(config, Path()),
+        HostStream(),
+    )
+
+
+def _prefill(runner: LLMEngineRunner, prompts: list[list[int]], chunk: int) -> list[Floats]:
+    """Prefill prompts, longest first, in chunks; the logits after each prompt."""
+    runner.reset(len(prompts))
+    after: list[Floats] = [np.empty(0, np.float32)] * len(prompts)
+    for start in range(0, len(prompts[0]), chunk):
+        pieces = [prompt[start : start + chunk] for prompt in prompts if len(prompt) > start]
+        token_ids = np.zeros((len(pieces), len(pieces[0])), np.int64)
+        for row, piece in enumerate(pieces):
+            token_ids[row, : len(piece)] = piece
+        logits = runner.execute_prefill_step(token_ids, [len(piece) for piece in pieces])
+        for row in range(len(pieces)):
+            after[row] = logits[row].copy()
+    return after
+
+
+def _assert_decodes_like(runner: LLMEngineRunner, rows: list[ReferenceRow], offsets: range) -> None:
+    for offset in offsets:
+        places = [row.prompt_length + offset for row in rows]
+        tokens = np.array([row.token_ids[place] for row, place in zip(rows, places, strict=True)])
+        logits = runner.execute_vanilla_decoding_step(tokens)
+        wanted = [row.logits[place] for row, place in zip(rows, places, strict=True)]
+        assert np.abs(logits - wanted).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("chunk", [256, 5])
+def test_logits_agree_with_the_reference_through_prefill_decode_and_eviction(
+    engine_folders: EngineFolders, name: str, dialect: str, chunk: int
+) -> None:
+    runner = _runner(engine_folders(name, dialect), chunk)
+    rows = reference_logits(name)
+    prompts = [row.token_ids[: row.prompt_length] for row in rows]
+    for row, logits in zip(rows, _prefill(runner, prompts, chunk), strict=True):
+        assert np.abs(logits - row.logits[row.prompt_length - 1]).max() < TOLERANCE
+    _assert_decodes_like(runner, rows, range(4))
+    runner.get_kv_cache().compact([0, -1, 1])
+    _assert_decodes_like(runner, [rows[0], rows[2]], range(4, 8))
+    runner.get_kv_cache().compact([-1, 0])
+    _assert_decodes_like(runner, [rows[2]], range(8, 11))
+    runner.close()
+
+
+def test_a_growing_bucket_changes_no_logits(engine_folders: EngineFolders, dialect: str) -> None:
+    runner = _runner(engine_folders("qwen3", dialect))
+    token_ids = np.random.default_rng(1).integers(0, 288, 260).tolist()
+    short = [5, 6, 7]
+    _prefill(runner, [token_ids[:254], short], 256)
+    grown = [
+        runner.execute_vanilla_decoding_step(
+            np.array([token_ids[254 + step], short[step % 3]])
+        ).copy()
+        for step in range(6)
+    ]
+    assert runner.get_kv_cache().kv.bucket == 512
+    (whole,) = _prefill(runner, [token_ids], 256)
+    assert np.abs(grown[-1][0] - whole).max() < TOLERANCE
+    (other,) = _prefill(runner, [short + short + short], 256)
+    assert np.abs(grown[-1][1] - other).max() < TOLERANCE
+
+
+def test_addresses_outlast_batches_evictions_and_growth(
+    engine_folders: EngineFolders, dialect: str
+) -> None:
+    runner = _runner(engine_folders("qwen3", dialect))
+    tensors: TensorMap = runner._tensors
+    before = {name: tensors.get(name).address for name in tensors}
+    _prefill(runner, [list(range(255)), [1, 2]], 64)
+    runner.execute_vanilla_decoding_step(np.array([1, 2]))
+    runner.get_kv_cache().compact([0, -1])
+    runner.execute_vanilla_decoding_step(np.array([1]))
+    assert runner.get_kv_cache().kv.bucket == 512
+    assert before == {name: tensors.get(name).address for name in tensors}
+    assert tensors.epoch == len(tensors)
+
+
+def test_nothing_is_copied_beside_the_cache(
+    engine_folders: EngineFolders, dialect: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    runner = _runner(engine_folders("qwen3", dialect))
+    runner.capture_vanilla_decoding_graph([1, 2])
+    _prefill(runner, [[1, 2, 3], [4]], 3)
+    runner.execute_vanilla_decoding_step(np.array([1, 2]))
+    runner.get_kv_cache().compact([0, -1])
+    runner.execute_vanilla_decoding_step(np.array([1]))
+    assert runner.executor.counters.hits == 2
+    assert "in-place optimization not activated" not in capfd.readouterr().err
+
+
+def test_every_batch_and_bucket_is_captured() -> None:
+    runner = _simulated()
+    runner.capture_vanilla_decoding_graph([1, 2])
+    assert runner.executor.captured_graphs == 2 * len((256, 512, 1024, 2048))
+    _prefill(runner, [[1, 2], [3]], 256)
+    for _ in range(300):
+        runner.execute_vanilla_decoding_step(np.array([1, 2]))
+    counters = runner.executor.counters
+    assert (counters.hits, counters.misses) == (300, 1)
+    runner.close()
+    assert runner.executor.captured_graphs == 0
+
+
+def test_step_inputs_of_a_prefill() -> None:
+    runner = _simulated()
+    _prefill(runner, [[1, 2, 3], [4]], 256)
+    io = runner._io
+    assert io.position_ids.view((2, 3)).tolist() == [[0, 1, 2], [0, 0, 0]]
+    assert io.select_token_indices.view((2, 1)).tolist() == [[2], [0]]
+    assert io.inputs_embeds.view((2, 3)).tolist() == [[1, 2, 3], [4, 0, 0]]
+    assert runner.get_kv_cache().row_lengths == [3, 1]
+
+
+def test_step_inputs_of_a_decode() -> None:
+    runner = _simulated()
+    _prefill(runner, [[1, 2, 3], [4]], 256)
+    runner.execute_vanilla_decoding_step(np.array([8, 9]))
+    io = runner._io
+    assert io.position_ids.view((2, 1)).tolist() == [[3], [1]]
+    assert io.select_token_indices.view((2, 1)).tolist() == [[0], [0]]
+    assert io.inputs_embeds.view((2, 1)).tolist() == [[8], [9]]
+    assert runner.get_kv_cache().row_lengths == [4, 2]
+
+
+def test_rows_of_a_prefill_start_together() -> None:
+    runner = _simulated()
+    _prefill(runner, [[1, 2, 3], [4]], 256)
+    with pytest.raises(HearthError, match="same slot"):
+        runner.execute_prefill_step(np.array([[1], [2]]), [1, 1])
+
+
+def test_a_decode_takes_all_rows() -> None:
+    runner = _simulated()
+    _prefill(runner, [[1, 2, 3], [4]], 256)
+    with pytest.raises(HearthError, match="all live rows"):
+        runner.execute_vanilla_decoding_step(np.array([1]))
+
+
+def test_accessors(engine_folders: EngineFolders, dialect: str) -> None:
+    runner = _runner(engine_folders("qwen3", dialect))
+    assert runner.get_engine_config().dialect == dialect
+    assert [one.name for one in runner.get_rope_cos_sin_tensors()] == ["rope_cos", "rope_sin"]
