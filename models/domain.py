@@ -48,10 +48,11 @@ class Draw:
 
 
 class Reply(NamedTuple):
-    """An answer and the combinations that its single steps use."""
+    """An answer, the combinations that its single steps use, and whether it names nothing."""
 
     text: str
     steps: tuple[Combination, ...] = ()
+    empty: bool = False
 
 
 Pool = Callable[[Draw], "str | None"]
@@ -68,11 +69,15 @@ class Intent:
     phrasings: tuple[str, ...]
     needs_list: bool = False
     remembers: str = ""
+    recalls: str = ""
     weight: float = 1.0
 
-    def combination(self, slots: dict[str, str]) -> Combination:
-        """Return the combination that these slots make."""
+    def combination(self, slots: dict[str, str], reply: Reply) -> Combination:
+        """Return the combination of these slots; over a whole list the answer is the value."""
         first, *rest = [slots[key] for key, _ in self.slots] or [""]
+        if self.needs_list and "device" not in slots:
+            device = "" if reply.empty else first or "home"
+            return Combination(self.name, device, reply.text)
         return Combination(self.name, first, "|".join(rest))
 
 

@@ -3,6 +3,8 @@
 from random import Random
 from typing import Final
 
+from models.chances import likely, weighted
+
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(","))
@@ -99,38 +101,41 @@ UNSEEN: Final[dict[str, tuple[str, ...]]] = {
     "sprinkler": _names("heron sprinkler, cascade hose, willow sprinkler"),
 }
 
-_COMMON = frozenset(
-    word for names in SEEN.values() for name in names for word in name.split()
-)
+_COMMON = frozenset(word for names in SEEN.values() for name in names for word in name.split())
 _UNSEEN_WORDS = frozenset(
     word for names in UNSEEN.values() for name in names for word in name.split()
 )
 UNSEEN_WORDS: Final = _UNSEEN_WORDS - _COMMON
 
-_ONSETS = _names(",b,bl,br,c,ch,cl,cr,d,dr,f,fl,g,gl,gr,h,j,k,l,m,n,p,pl,pr,qu,r,s,sc,sh,sl,sp,st,t,th,tr,v,w,z")
+_WORDS: Final = tuple(sorted(_COMMON))
+_SHAPES: Final = {"word": 0.2, "noun": 0.55, "words": 0.1, "number": 0.15}
+_LENGTHS: Final = range(3, 14)
+_ONSETS = _names(
+    ",b,bl,br,c,ch,cl,cr,d,dr,f,fl,g,gl,gr,h,j,k,l,m,n,p,pl,pr,qu,r,s,sc,sh,sl,sp,st,t,th,tr,v,w,z"
+)
 _NUCLEI = _names("a,e,i,o,u,y,ai,au,ea,ee,ia,io,oo,ou")
 _CODAS = _names(",,,,b,ck,d,g,l,ll,m,n,nd,ng,nt,p,r,rd,rn,s,sh,st,t,x")
 
 
 def compose_word(rng: Random) -> str:
     """Return a made-up lower-case word that is no unseen word."""
+    if likely(rng, 0.1):
+        return rng.choice(_WORDS) + rng.choice(_WORDS)
     while True:
         count = rng.choice((1, 2, 2, 2, 3, 3, 4))
         word = "".join(
             rng.choice(_ONSETS) + rng.choice(_NUCLEI) + rng.choice(_CODAS) for _ in range(count)
         )
-        if 2 < len(word) < 14 and word not in UNSEEN_WORDS:
+        if len(word) in _LENGTHS and word not in UNSEEN_WORDS:
             return word
 
 
 def compose_name(rng: Random, kind: str) -> str:
     """Return a made-up device name, with or without the noun of its kind."""
     noun = rng.choice(SEEN[kind]).split()[-1]
-    shape = rng.random()
-    if shape < 0.2:
-        return compose_word(rng)
-    if shape < 0.75:
-        return f"{compose_word(rng)} {noun}"
-    if shape < 0.85:
-        return f"{compose_word(rng)} {compose_word(rng)}"
-    return f"{noun} {rng.randrange(1, 100)}"
+    shape = weighted(rng, _SHAPES)
+    first = noun if shape == "number" else compose_word(rng)
+    if shape == "word":
+        return first
+    last = {"noun": noun, "words": compose_word(rng), "number": str(rng.randrange(1, 100))}
+    return f"{first} {last[shape]}"

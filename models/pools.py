@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
+from models.chances import likely
 from models.domain import Draw, Pool
 from models.names import compose_word
 from models.vocabulary import (
     DAYS,
+    GROCERIES,
     ITEMS,
     MONTHS,
     PLACES,
@@ -13,7 +15,18 @@ from models.vocabulary import (
     ROOMS,
 )
 
-SWITCHED = ("light", "plug", "heater", "fan", "tv", "speaker", "humidifier", "camera", "oven", "sprinkler")
+SWITCHED = (
+    "light",
+    "plug",
+    "heater",
+    "fan",
+    "tv",
+    "speaker",
+    "humidifier",
+    "camera",
+    "oven",
+    "sprinkler",
+)
 
 
 def of_kind(*kinds: str) -> Pool:
@@ -22,6 +35,8 @@ def of_kind(*kinds: str) -> Pool:
     def pick(draw: Draw) -> str | None:
         context = draw.context
         names = [d.name for d in context.devices if not kinds or d.kind in kinds]
+        if context.last in names and likely(draw.rng, 0.3):  # so that "it" comes up
+            return context.last
         return draw.rng.choice(names) if names else None
 
     return pick
@@ -59,15 +74,22 @@ def date(draw: Draw) -> str:
 
 def item(draw: Draw) -> str:
     """Return a thing, now and then a made-up one."""
-    if draw.rng.random() < 0.2:
+    if likely(draw.rng, 0.2):
         return f"{compose_word(draw.rng)} {draw.rng.choice(ITEMS).split()[-1]}"
     return draw.rng.choice(ITEMS)
+
+
+def grocery(draw: Draw) -> str:
+    """Return something to buy, now and then a made-up one."""
+    if likely(draw.rng, 0.3):
+        return compose_word(draw.rng)
+    return draw.rng.choice(GROCERIES)
 
 
 def place(draw: Draw) -> str:
     """Return a place, now and then one with a made-up word."""
     where = draw.rng.choice(PLACES)
-    if draw.rng.random() < 0.15:
+    if likely(draw.rng, 0.15):
         head, _, tail = where.rpartition(" ")
         return f"{head} {compose_word(draw.rng)} {tail}"
     return where
@@ -80,14 +102,14 @@ def other_room(draw: Draw) -> str:
 
 def home_room(draw: Draw) -> str:
     """Return a room, mostly one of the rooms in the list."""
-    if draw.rng.random() < 0.9 and draw.context.devices:
+    if likely(draw.rng, 0.9) and draw.context.devices:
         return draw.rng.choice(draw.context.devices).room
     return draw.rng.choice(ROOMS)
 
 
 def kinds_word(draw: Draw) -> str:
     """Return the plural of a kind, mostly of one in the list."""
-    if draw.rng.random() < 0.9 and draw.context.devices:
+    if likely(draw.rng, 0.9) and draw.context.devices:
         return PLURALS[draw.rng.choice(draw.context.devices).kind]
     return draw.rng.choice(list(PLURALS.values()))
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from models.domain import Combination, Device, Draw, Intent, Reply
 from models.vocabulary import PLURALS
@@ -9,7 +10,7 @@ from models.vocabulary import PLURALS
 Answer = Callable[[Intent, Draw], Reply]
 Step = dict[str, str]
 
-OFF = {
+OFF: Final[dict[str, str | Step]] = {
     "light": "turn_off", "plug": "turn_off", "fan": "turn_off", "tv": "turn_off",
     "heater": "turn_off", "speaker": "pause", "lock": "lock", "blind": "close",
 }  # fmt: skip
@@ -43,7 +44,7 @@ def says(template: str) -> Answer:
 
 def _plan(steps: Sequence[Step]) -> Reply:
     if not steps:
-        return Reply("There is nothing to do.")
+        return Reply("There is nothing to do.", empty=True)
     text = ",".join(as_json(step) for step in steps)
     return Reply(f"[{text}]", tuple(combination_of(step) for step in steps))
 
@@ -101,7 +102,8 @@ def tidy(_: Intent, draw: Draw) -> Reply:
 
 
 def _listing(head: str, names: Sequence[str], none: str) -> Reply:
-    return Reply(f"{head}: {', '.join(names)}." if names else none)
+    text = f"{head}: {', '.join(names)}." if names else none
+    return Reply(text, empty=not names)
 
 
 def list_room(_: Intent, draw: Draw) -> Reply:

@@ -29,10 +29,10 @@ DISHES: Final = _words(
     "bread, pizza, roast, cake, rice, soup, fish, potatoes, cookies, lasagne, stew, pie, tea, pasta"
 )
 ITEMS: Final = _words(
-    "cup, red mug, spare key, ladder, toolbox, umbrella, scissors, torch, passport, blanket,"
-    "first aid kit, charger, remote control, water bottle, newspaper, glasses, hammer, tape,"
+    "cup, red mug, spare key, ladder, toolbox, umbrella, stapler, torch, passport, blanket,"
+    "first aid kit, charger, remote control, water bottle, newspaper, magnifier, hammer, tape,"
     "backpack, camera bag, wallet, guitar, chess set, sewing kit, paint, bucket, broom, rope,"
-    "medicine, towel, slippers, tablet, notebook, screwdriver, batteries, candles, drill, tent,"
+    "medicine, towel, scarf, tablet, notebook, screwdriver, battery, candle, drill, tent,"
     "dog leash, car key, bike pump, birthday card, board game, vase, hat, raincoat, suitcase"
 )
 PLACES: Final = _words(

@@ -1,0 +1,14 @@
+"""How often something happens in generated text."""
+
+from collections.abc import Mapping
+from random import Random
+
+
+def likely(rng: Random, share: float) -> bool:
+    """Return true in this share of the calls."""
+    return rng.random() < share
+
+
+def weighted(rng: Random, shares: Mapping[str, float]) -> str:
+    """Return one of the keys, each as often as its share says."""
+    return rng.choices(list(shares), list(shares.values()))[0]

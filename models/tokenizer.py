@@ -1,0 +1,47 @@
+"""The tokenizer: a byte-level BPE in which a word has one spelling wherever it stands."""
+
+from collections.abc import Iterator
+from itertools import islice
+from random import Random
+from typing import Final
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from models.conversations import random_conversation, render
+from models.splits import in_training
+
+END_OF_TEXT: Final = "<|endoftext|>"
+START: Final = "<|im_start|>"
+END: Final = "<|im_end|>"
+VOCABULARY: Final = 1024
+
+# A space is no part of a word, so that a name copied from the list into JSON keeps its tokens.
+_PIECES: Final = r"\p{L}+|\p{N}|\n|[^\p{L}\p{N}\n]+"
+
+
+def training_text(seed: int, count: int) -> Iterator[str]:
+    """Yield the text of this many training conversations, without special tokens."""
+    rng = Random(seed)
+    for _ in range(count):
+        text = render(random_conversation(rng, in_training).messages())
+        yield text.replace(START, "").replace(END, "")
+
+
+def train_tokenizer(seed: int = 0, count: int = 4000) -> Tokenizer:
+    """Return a tokenizer trained on generated conversations."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_PIECES), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[END_OF_TEXT, START, END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(islice(training_text(seed, count), count), trainer)
+    return tokenizer
