@@ -146,11 +146,16 @@ class BatchRow(msgspec.Struct, array_like=True, omit_defaults=True):
 
 
 class RunBatch(ActorMessage, tag="run_batch"):
-    """Prefill and decode these rows together for at most `hold_s` seconds."""
+    """Prefill and decode these rows together until all have ended or `Release` comes."""
 
     batch: int
     rows: list[BatchRow]
-    hold_s: float
+
+
+class Release(ActorMessage, tag="release"):
+    """Others wait and the hold limit of `batch` has passed: give its unfinished rows back."""
+
+    batch: int
 
 
 class Shutdown(ActorMessage, tag="shutdown"):
@@ -158,7 +163,7 @@ class Shutdown(ActorMessage, tag="shutdown"):
 
 
 ExecutorMessage = RunBatch
-ExecutorControl = Cancel | Shutdown
+ExecutorControl = Cancel | Release | Shutdown
 
 # --- to the front door --------------------------------------------------------------------
 
@@ -243,12 +248,21 @@ class ActorHello(ActorMessage, tag="actor_hello"):
     pid: int
 
 
+class ExecutorLimits(msgspec.Struct, frozen=True, array_like=True):
+    """What a loaded executor can take: rows per batch, and tokens per row."""
+
+    max_batch: int
+    max_prompt_tokens: int
+    max_total_tokens: int
+
+
 class ActorReady(ActorMessage, tag="actor_ready"):
-    """An actor can work; `facts` are shown by `status` and `check`."""
+    """An actor can work; `facts` are shown by `status` and `check`. An executor tells limits."""
 
     name: str
     pid: int
     facts: dict[str, str | int | float] = {}
+    limits: ExecutorLimits | None = None
 
 
 class ActorProgress(ActorMessage, tag="actor_progress"):

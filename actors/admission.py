@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from actors.messages import ExecutorReady, Submit
+from actors.waiting_queue import WaitingQueue
+from runtime.errors import Code
+
+
+class PolicySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the scheduler may do; times in seconds, `queue_tokens` in prompt tokens."""
+
+    fill_wait_s: float = 0.005
+    hold_s: float = 2.0
+    queue_requests: int = 256
+    queue_tokens: int = 65536
+    ageing_s: float = 5.0
+
+
+class Refusal(NamedTuple):
+    """Why a request gets no place: a code, our sentence and the field or limit at fault."""
+
+    code: Code
+    message: str
+    field: str | None
+
+
+def queue_refusal(request: Submit, queue: WaitingQueue, settings: PolicySettings) -> Refusal | None:
+    """Whether the queue has room for the request; None when it has."""
+    if len(queue) >= settings.queue_requests:
+        return Refusal(
+            "queue_full",
+            f"{len(queue)} requests wait already, the limit is {settings.queue_requests}: "
+            "try again later",
+            "queue_requests",
+        )
+    waiting = queue.prompt_tokens + len(request.token_ids)
+    if waiting > settings.queue_tokens:
+        return Refusal(
+            "queue_full",
+            f"with this request {waiting} prompt tokens would wait, the limit is "
+            f"{settings.queue_tokens}: try again later",
+            "queue_tokens",
+        )
+    return None
+
+
+def size_refusal(
+    request: Submit, settings: PolicySettings, limits: ExecutorReady | None
+) -> Refusal | None:
+    """Whether a row of the executor can hold the request; None when it can.
+
+    While no executor has told its limits, only those of the queue are known.
+    """
+    length = len(request.token_ids)
+    if length == 0:
+        return Refusal("prompt_empty", "the prompt has no tokens: send some text", "prompt")
+    longest = settings.queue_tokens
+    if limits is not None:
+        longest = min(longest, limits.max_prompt_tokens)
+    if length > longest:
+        return Refusal(
+            "prompt_too_long",
+            f"the prompt has {length} tokens, at most {longest} are possible: shorten it",
+            "prompt",
+        )
+    if limits is not None and length + request.max_tokens > limits.max_total_tokens:
+        return Refusal(
+            "capacity_exceeded",
+            f"{length} prompt tokens and max_tokens {request.max_tokens} are more than the "
+            f"{limits.max_total_tokens} tokens that fit: ask for at most "
+            f"{limits.max_total_tokens - length}",
+            "max_tokens",
+        )
+    return None

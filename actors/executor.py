@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import structlog
+
+from actors.executor_batch import ExecutorBatch, to_request
+from actors.mailbox import Mailbox, MailboxFull, wait_any
+from actors.messages import (
+    ActorProgress,
+    BatchEnded,
+    BatchRow,
+    Cancel,
+    ExecutorControl,
+    ExecutorMessage,
+    Release,
+    RowsFailed,
+    RunBatch,
+    SchedulerMessage,
+    Shutdown,
+    SupervisorMessage,
+    TokenizerMessage,
+)
+from runtime.decoding.runtime import StepResult
+from runtime.errors import HearthError
+from runtime.request import RowRequest
+
+SEND_TIMEOUT_S = 10.0
+"""How long the tokenizer or scheduler may be behind before the executor gives up."""
+PROGRESS_S = 1.0
+"""Seconds between two signs of progress, while working and while waiting."""
+FAILURE_LIMIT = 3
+"""Batches that may fail in a row before the executor asks to be replaced by ending."""
+_EARLY_CANCELS = 1024
+_FLUSH_S = 2.0
+_log = structlog.get_logger("executor")
+
+
+class BatchRuntime(Protocol):
+    """What the executor drives: the batch side of `LLMInferenceRuntime`."""
+
+    @property
+    def active(self) -> bool:
+        """Whether a row of the batch goes on."""
+        ...
+
+    def check(self, row: RowRequest) -> None:
+        """Raise HearthError when the row cannot be served."""
+        ...
+
+    def begin(self, rows: Sequence[RowRequest]) -> None:
+        """Take a batch."""
+        ...
+
+    def step(self) -> StepResult:
+        """Run one prefill chunk or one decode step."""
+        ...
+
+    def cancel(self, row: int) -> None:
+        """Let a row leave before the next step."""
+        ...
+
+    def unfinished(self) -> list[tuple[int, list[int]]]:
+        """The rows that would go on, with the tokens generated so far."""
+        ...
+
+    def end(self) -> None:
+        """Drop the batch."""
+        ...
+
+
+class ExecutorActor:
+    """Runs one batch at a time on one thread, and reads its control inbox between steps.
+
+    It owns the mailboxes that it is given, except `to_supervisor`.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        inbox: Mailbox[ExecutorMessage],
+        control: Mailbox[ExecutorControl],
+        to_tokenizer: Mailbox[TokenizerMessage],
+        to_scheduler: Mailbox[SchedulerMessage],
+        to_supervisor: Mailbox[SupervisorMessage],
+        runtime: BatchRuntime,
+    ) -> None:
+        self._name = name
+        self._inbox = inbox
+        self._control = control
+        self._to_tokenizer = to_tokenizer
+        self._to_scheduler = to_scheduler
+        self._to_supervisor = to_supervisor
+        self._runtime = runtime
+        self._batch: ExecutorBatch | None = None
+        # Cancels whose batch has not come yet, oldest first; most are for rows that have ended.
+        self._cancelled: dict[int, None] = {}
+        self._released = 0
+        self._stopping = False
+        self._failures = 0
+        self._steps = 0
+        self._reported = float("-inf")
+
+    def stop(self) -> None:
+        """End after the current step, like `Shutdown`; safe to call from a signal handler."""
+        self._stopping = True
+
+    def run(self) -> None:
+        """Work until told to stop; raises HearthError when going on makes no sense."""
+        try:
+            while not self._stopping:
+                self._report(busy=False)
+                self._read_control()
+                message = self._inbox.receive_nowait()
+                if message is None and not self._stopping:
+                    wait_any([self._inbox, self._control], PROGRESS_S)
+                elif message is not None:
+                    self._serve(message)
+            self._refuse_waiting()
+        finally:
+            for mailbox in (self._inbox, self._control):
+                mailbox.close()
+            for outbox in (self._to_tokenizer, self._to_scheduler):
+                outbox.close(flush_s=_FLUSH_S)
+
+    def _serve(self, message: RunBatch) -> None:
+        rows = self._admit(message.rows)
+        batch = ExecutorBatch(message.batch, rows)
+        self._batch = batch
+        try:
+            if rows:
+                self._run(batch, rows)
+            self._failures = 0
+        except MailboxFull:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever an engine raises ends one batch only
+            self._fail(batch, error)
+        # With rows still live and a stop asked for, their end is the daemon's, not the batch's.
+        if self._stopping:
+            self._tell_failed(batch.live, _SHUTTING_DOWN)
+        unfinished = batch.continuations(self._runtime.unfinished())
+        self._runtime.end()
+        self._batch = None
+        if not self._stopping:
+            self._to_scheduler.send_blocking(BatchEnded(batch.number, unfinished), SEND_TIMEOUT_S)
+        if self._failures >= FAILURE_LIMIT:
+            raise HearthError(
+                "executor_failed", f"{self._failures} batches failed in a row: the executor ends"
+            )
+
+    def _admit(self, rows: Sequence[BatchRow]) -> list[BatchRow]:
+        admitted = []
+        for row in rows:
+            if row.rid in self._cancelled:
+                del self._cancelled[row.rid]
+                continue
+            try:
+                self._runtime.check(to_request(row))
+            except HearthError as error:
+                self._tell_failed([row.rid], error)
+            else:
+                admitted.append(row)
+        return admitted
+
+    def _run(self, batch: ExecutorBatch, rows: Sequence[BatchRow]) -> None:
+        self._runtime.begin([to_request(row) for row in rows])
+        while self._runtime.active and not self._stopping:
+            if self._released >= batch.number and batch.has_paid:
+                return
+            step = batch.record(self._runtime.step())
+            self._steps += 1
+            if step is not None:
+                self._to_tokenizer.send_blocking(step, SEND_TIMEOUT_S)
+            self._report(busy=True)
+            self._read_control()
+
+    def _read_control(self) -> None:
+        while (message := self._control.receive_nowait()) is not None:
+            match message:
+                case Cancel(rid):
+                    self._cancel(rid)
+                case Release(number):
+                    # Batch numbers grow, so this also holds for a batch that is yet to come.
+                    self._released = number
+                case Shutdown():
+                    self._stopping = True
+
+    def _cancel(self, rid: int) -> None:
+        row = self._batch.drop(rid) if self._batch is not None else None
+        if row is not None:
+            self._runtime.cancel(row)
+            return
+        self._cancelled[rid] = None
+        if len(self._cancelled) > _EARLY_CANCELS:
+            del self._cancelled[next(iter(self._cancelled))]
+
+    def _fail(self, batch: ExecutorBatch, error: Exception) -> None:
+        self._failures += 1
+        _log.error("a batch failed", batch=batch.number, rows=len(batch.live), exc_info=error)
+        self._tell_failed(batch.live, _as_failure(error))
+        for rid in batch.live:
+            batch.drop(rid)
+
+    def _tell_failed(self, rids: list[int], error: HearthError) -> None:
+        if rids:
+            failed = RowsFailed(rids, error.code, error.message, error.field)
+            self._to_tokenizer.send_blocking(failed, SEND_TIMEOUT_S)
+
+    def _refuse_waiting(self) -> None:
+        while (message := self._inbox.receive_nowait()) is not None:
+            self._tell_failed([row.rid for row in message.rows], _SHUTTING_DOWN)
+
+    def _report(self, *, busy: bool) -> None:
+        now = time.monotonic()
+        if now - self._reported < PROGRESS_S:
+            return
+        self._reported = now
+        try:
+            self._to_supervisor.post(ActorProgress(self._name, self._steps, busy))
+        except MailboxFull:
+            # A supervisor that is behind has unread signs of progress enough.
+            _log.debug("the supervisor is behind")
+
+
+_SHUTTING_DOWN = HearthError("shutting_down", "the daemon stops: send the request again later")
+
+
+def _as_failure(error: Exception) -> HearthError:
+    if isinstance(error, HearthError):
+        return error
+    if isinstance(error, MemoryError):
+        return HearthError(
+            "out_of_memory", "the executor has no memory left: use a smaller capacity or batch"
+        )
+    return HearthError("executor_failed", "the executor failed: send the request again")

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from actors.executor import ExecutorActor
+from actors.loaded import Loaded
+from actors.mailbox import Mailbox, ZmqContext
+from actors.messages import ExecutorControl, ExecutorLimits, ExecutorMessage, SupervisorMessage
+from actors.placement import CONTROL_LIMIT, WORK_LIMIT
+from actors.roles import ExecutorRole
+from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.errors import HearthError
+from runtime.request import RowRequest
+
+
+def load_executor(
+    role: ExecutorRole, name: str, context: ZmqContext, to_supervisor: Mailbox[SupervisorMessage]
+) -> Loaded:
+    """Open the engine, capture its graphs and run real steps; raises HearthError."""
+    started = time.monotonic()
+    runtime = LLMInferenceRuntime.open(Path(role.engine), role.options)
+    runtime.capture(range(1, runtime.max_batch + 1))
+    _warm_up(runtime)
+    actor = ExecutorActor(
+        name=name,
+        inbox=Mailbox.bind(context, [role.inboxes.work], ExecutorMessage, WORK_LIMIT),
+        control=Mailbox.bind(
+            context, role.inboxes.control_endpoints(), ExecutorControl, CONTROL_LIMIT
+        ),
+        to_tokenizer=Mailbox.connect(context, role.addresses.tokenizer, WORK_LIMIT),
+        to_scheduler=Mailbox.connect(context, role.addresses.scheduler, WORK_LIMIT),
+        to_supervisor=to_supervisor,
+        runtime=runtime,
+    )
+
+    def run() -> None:
+        try:
+            actor.run()
+        finally:
+            runtime.close()
+
+    facts = _facts(runtime) | {"load_s": round(time.monotonic() - started, 3)}
+    return Loaded(run, actor.stop, facts, _limits(runtime))
+
+
+def _warm_up(runtime: LLMInferenceRuntime) -> None:
+    """Ready means that a prefill and a decode step have worked."""
+    row = RowRequest(token_ids=[0], prompt_length=1, max_tokens=2, ignore_eos=True)
+    runtime.begin([row])
+    try:
+        while runtime.active:
+            for token in runtime.step().tokens:
+                if token.error is not None:
+                    raise HearthError(
+                        "engine_corrupt",
+                        "the engine's first step gave no finite numbers: export the model again",
+                        "engine",
+                    )
+    finally:
+        runtime.end()
+
+
+def _limits(runtime: LLMInferenceRuntime) -> ExecutorLimits:
+    # A row generates one token at least, so the longest prompt leaves room for it.
+    longest = min(runtime.config.max_supported_input_length, runtime.capacity - 1)
+    return ExecutorLimits(runtime.max_batch, longest, runtime.capacity)
+
+
+def _facts(runtime: LLMInferenceRuntime) -> dict[str, str | int | float]:
+    config = runtime.config
+    return {
+        "backend": config.backend,
+        "dialect": config.dialect,
+        "architecture": config.architecture,
+        "dtype": config.dtype,
+        "kv_cache_dtype": config.kv_cache_dtype,
+        "quantization": config.weight_quantization,
+        "layers": config.num_decoder_layers,
+        "vocab_size": config.vocab_size,
+        "max_batch": runtime.max_batch,
+        "capacity": runtime.capacity,
+    }

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from typing import Any
+
+from actors.loaded import Loaded, run_in_event_loop
+from actors.mailbox import Mailbox, ZmqContext
+from actors.messages import SchedulerControl, SchedulerMessage, SupervisorMessage
+from actors.placement import CONTROL_LIMIT, WORK_LIMIT
+from actors.policy import SchedulerPolicy
+from actors.roles import SchedulerRole
+from actors.scheduler import SchedulerActor
+
+
+def make_scheduler(role: SchedulerRole, context: ZmqContext) -> SchedulerActor:
+    """A scheduler with its mailboxes open, for any event loop."""
+
+    def connect(endpoint: str) -> Mailbox[Any]:
+        return Mailbox.connect(context, endpoint, CONTROL_LIMIT)
+
+    return SchedulerActor(
+        inbox=Mailbox.bind(context, role.inbox, SchedulerMessage, WORK_LIMIT),
+        control=Mailbox.bind(context, role.control, SchedulerControl, CONTROL_LIMIT),
+        to_tokenizer=Mailbox.connect(context, role.addresses.tokenizer, WORK_LIMIT),
+        to_door=Mailbox.connect(context, role.addresses.door, WORK_LIMIT),
+        connect=connect,
+        policy=SchedulerPolicy(role.policy),
+    )
+
+
+def load_scheduler(
+    role: SchedulerRole, name: str, context: ZmqContext, to_supervisor: Mailbox[SupervisorMessage]
+) -> Loaded:
+    """A scheduler with an event loop of its own."""
+    actor = make_scheduler(role, context)
+    return Loaded(lambda: run_in_event_loop(name, actor.run, to_supervisor))

@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from actors.admission import PolicySettings, Refusal, queue_refusal, size_refusal
+from actors.messages import (
+    Accepted,
+    BatchEnded,
+    BatchStarted,
+    Cancel,
+    ExecutorReady,
+    Load,
+    Release,
+    RowsFailed,
+    RunBatch,
+    Started,
+    Submit,
+)
+from actors.waiting_queue import Entry, WaitingQueue
+
+Decision = Accepted | RowsFailed | BatchStarted | RunBatch | Cancel | Release | Load
+"""What is to be sent: Accepted, BatchStarted and Load to the front door, RowsFailed to the
+tokenizer, the others to the executor."""
+
+_EXPIRED = Refusal(
+    "deadline_exceeded", "the request's deadline has passed: allow it more time", "deadline_s"
+)
+
+
+@dataclass(slots=True)
+class RunningBatch:
+    """The batch that the executor holds; `rows` are the requests not known to have left it."""
+
+    number: int
+    started: float
+    rows: dict[int, Entry] = field(default_factory=dict)
+    released: bool = False
+
+    @property
+    def lowest_priority(self) -> int | None:
+        """The lowest priority of a row; None when all have left."""
+        return min((entry.request.priority for entry in self.rows.values()), default=None)
+
+    def expired(self, now: float) -> list[int]:
+        """The requests whose deadline has passed."""
+        return [
+            rid
+            for rid, entry in self.rows.items()
+            if entry.request.deadline is not None and entry.request.deadline <= now
+        ]
+
+
+class SchedulerPolicy:
+    """Forms synchronous batches: requests and clock in, decisions out; no I/O.
+
+    Feed it what happens, then `tick`: only `tick` starts, releases and expires. One batch runs
+    at a time. A batch that is older than `hold_s` is released when somebody waits who would
+    then run; its rows queue up as if they had just come, so neither side can starve the other.
+    """
+
+    def __init__(self, settings: PolicySettings) -> None:
+        self._settings = settings
+        self._queue = WaitingQueue(settings.ageing_s)
+        self._limits: ExecutorReady | None = None
+        self._max_batch = 0
+        self._present = False
+        self._running: RunningBatch | None = None
+        # Since when an idle executor could be waiting for a batch to fill.
+        self._fill_from = 0.0
+        self._batches = self._rows = self._requeued = self._refused = 0
+
+    def submit(self, request: Submit, now: float) -> list[Decision]:
+        """Admit a request or refuse it."""
+        refusal = size_refusal(request, self._settings, self._limits)
+        if refusal is None and request.deadline is not None and request.deadline <= now:
+            refusal = _EXPIRED
+        refusal = refusal or queue_refusal(request, self._queue, self._settings)
+        if refusal is not None:
+            self._refused += 1
+            return [_failed([request.rid], refusal)]
+        entry = Entry(request, arrived=now, queued=now)
+        self._queue.push(entry)
+        return self._accept(entry) if self._limits else []
+
+    def cancel(self, rid: int) -> list[Decision]:
+        """Forget a request; a running one is cancelled at the executor too."""
+        if self._queue.remove(rid) is None and self._running and self._running.rows.pop(rid, None):
+            return [Cancel(rid)]
+        return []
+
+    def batch_ended(self, message: BatchEnded, now: float) -> None:
+        """The executor is idle again; rows put back queue up behind those that wait."""
+        if self._running is None or message.batch != self._running.number:
+            return
+        rows = self._running.rows
+        self._running = None
+        for continuation in message.unfinished:
+            entry = rows.pop(continuation.rid, None)
+            if entry is not None:
+                entry.generated = list(continuation.generated)
+                entry.queued = now
+                self._queue.push(entry)
+                self._requeued += 1
+        # After a release others have waited long enough: there is nothing to wait for.
+        self._fill_from = now - self._settings.fill_wait_s if message.unfinished else now
+
+    def executor_ready(self, limits: ExecutorReady, now: float) -> list[Decision]:
+        """A new executor waits for work; requests that came before its limits are checked now."""
+        decisions = self.executor_lost("another executor has taken over")
+        self._limits, self._max_batch = limits, limits.max_batch
+        self._present, self._fill_from = True, now
+        for entry in list(self._queue):
+            refusal = size_refusal(entry.request, self._settings, limits)
+            if refusal is None:
+                decisions += self._accept(entry)
+            else:
+                self._queue.remove(entry.rid)
+                self._refused += 1
+                decisions.append(_failed([entry.rid], refusal))
+        return decisions
+
+    def executor_lost(self, reason: str) -> list[Decision]:
+        """Fail all that was running; what waits goes on waiting."""
+        self._present = False
+        lost, self._running = self._running, None
+        if lost is None or not lost.rows:
+            return []
+        message = f"the executor was lost ({reason}): send the request again"
+        return [RowsFailed(list(lost.rows), "executor_failed", message)]
+
+    def tick(self, now: float) -> list[Decision]:
+        """Act on the clock: expire, release a batch that held too long, start the next."""
+        decisions = self._expire(now)
+        if self._running is None:
+            start = self._start_time()
+            if start is not None and start <= now:
+                decisions += self._start(now)
+        elif (due := self._release_time(self._running)) is not None and due <= now:
+            self._running.released = True
+            decisions.append(Release(self._running.number))
+        return decisions
+
+    def next_wake(self) -> float | None:
+        """When `tick` has something to do next, if nothing happens before."""
+        times = [self._queue.next_deadline]
+        if self._running is None:
+            times.append(self._start_time())
+        else:
+            times += [entry.request.deadline for entry in self._running.rows.values()]
+            times.append(self._release_time(self._running))
+        return min((time for time in times if time is not None), default=None)
+
+    def load(self, rid: int) -> Load:
+        """What waits and runs now, and counts since the start."""
+        return Load(
+            rid=rid,
+            running=len(self._running.rows) if self._running else 0,
+            queued=len(self._queue),
+            queued_tokens=self._queue.prompt_tokens,
+            batches=self._batches,
+            rows=self._rows,
+            requeued=self._requeued,
+            refused=self._refused,
+        )
+
+    def _accept(self, entry: Entry) -> list[Decision]:
+        if entry.accepted:
+            return []
+        entry.accepted = True
+        return [Accepted(entry.rid, entry.prompt_tokens)]
+
+    def _start_time(self) -> float | None:
+        oldest = self._queue.oldest
+        if oldest is None or not self._present:
+            return None
+        if len(self._queue) >= self._max_batch:
+            return oldest
+        return max(oldest, self._fill_from) + self._settings.fill_wait_s
+
+    def _release_time(self, batch: RunningBatch) -> float | None:
+        first = self._queue.first_arrival
+        if first is None or batch.released:
+            return None
+        due = batch.started + self._settings.hold_s
+        lowest = batch.lowest_priority
+        if lowest is None or len(batch.rows) < self._max_batch:
+            return due
+        # A full batch goes on until its lowest row, put back, would stand behind the first.
+        return max(due, first - self._queue.virtual_arrival(lowest, 0.0))
+
+    def _start(self, now: float) -> list[Decision]:
+        entries = self._queue.take(self._max_batch)
+        self._batches += 1
+        self._rows += len(entries)
+        batch = RunningBatch(self._batches, now, {entry.rid: entry for entry in entries})
+        self._running = batch
+        fresh = [entry for entry in entries if not entry.started]
+        for entry in fresh:
+            entry.started = True
+        started = BatchStarted([Started(entry.rid, now - entry.arrived) for entry in fresh])
+        run = RunBatch(batch.number, [entry.to_row() for entry in entries])
+        return [started, run] if fresh else [run]
+
+    def _expire(self, now: float) -> list[Decision]:
+        running = self._running.expired(now) if self._running else []
+        decisions: list[Decision] = []
+        for rid in running:
+            decisions += self.cancel(rid)
+        expired = running + [entry.rid for entry in self._queue.take_expired(now)]
+        if expired:
+            decisions.append(_failed(expired, _EXPIRED))
+        return decisions
+
+
+def _failed(rids: list[int], refusal: Refusal) -> RowsFailed:
+    return RowsFailed(rids, refusal.code, refusal.message, refusal.field)

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import structlog
+
+from actors.mailbox import Mailbox, MailboxFull
+from actors.messages import (
+    Accepted,
+    AskLoad,
+    BatchEnded,
+    BatchStarted,
+    Cancel,
+    DoorMessage,
+    ExecutorControl,
+    ExecutorLost,
+    ExecutorMessage,
+    ExecutorReady,
+    Load,
+    RowsFailed,
+    RunBatch,
+    SchedulerControl,
+    SchedulerMessage,
+    Submit,
+    TokenizerMessage,
+)
+from actors.policy import Decision, SchedulerPolicy
+
+SEND_TIMEOUT_S = 10.0
+"""How long the tokenizer or front door may be behind before the scheduler gives up."""
+_log = structlog.get_logger("scheduler")
+
+Connect = Callable[[str], Mailbox[Any]]
+"""Opens a sending end to an executor's endpoint."""
+
+
+class SchedulerActor:
+    """The loop around the policy: inboxes and clock in, decisions to the other actors.
+
+    It owns the mailboxes that it is given and the ends to the executor, which it opens with
+    `connect` whenever an executor is ready.
+    """
+
+    def __init__(
+        self,
+        *,
+        inbox: Mailbox[SchedulerMessage],
+        control: Mailbox[SchedulerControl],
+        to_tokenizer: Mailbox[TokenizerMessage],
+        to_door: Mailbox[DoorMessage],
+        connect: Connect,
+        policy: SchedulerPolicy,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._inbox = inbox
+        self._control = control
+        self._to_tokenizer = to_tokenizer
+        self._to_door = to_door
+        self._connect = connect
+        self._policy = policy
+        self._clock = clock
+        self._work: Mailbox[ExecutorMessage] | None = None
+        self._executor_control: Mailbox[ExecutorControl] | None = None
+        self._decisions: list[Decision] = []
+        self._wake = anyio.Event()
+        self._running = (0, 0.0)
+
+    async def run(self) -> None:
+        """Work until cancelled; raises MailboxFull when another actor is far behind."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._listen, self._inbox)
+                tasks.start_soon(self._listen, self._control)
+                tasks.start_soon(self._act)
+        finally:
+            self._disconnect()
+            for mailbox in (self._inbox, self._control, self._to_tokenizer, self._to_door):
+                mailbox.close()
+
+    async def _listen(self, inbox: Mailbox[Any]) -> None:
+        while True:
+            # While there is mail this does not wait, so a burst of requests is decided together.
+            self._handle(await inbox.receive())
+            self._wake.set()
+
+    async def _act(self) -> None:
+        while True:
+            # Set by any mail from here on, also while a send below waits.
+            self._wake = anyio.Event()
+            decisions = self._decisions + self._policy.tick(self._clock())
+            self._decisions = []
+            for decision in decisions:
+                await self._carry_out(decision)
+            due = self._policy.next_wake()
+            with anyio.move_on_after(None if due is None else due - self._clock()):
+                await self._wake.wait()
+
+    def _handle(self, message: SchedulerMessage | SchedulerControl) -> None:
+        now = self._clock()
+        match message:
+            case Submit():
+                self._decisions += self._policy.submit(message, now)
+            case Cancel(rid):
+                self._decisions += self._policy.cancel(rid)
+            case BatchEnded():
+                self._log_batch(message, now)
+                self._policy.batch_ended(message, now)
+            case AskLoad(rid):
+                self._decisions.append(self._policy.load(rid))
+            case ExecutorReady():
+                self._disconnect()
+                self._work = self._connect(message.work)
+                self._executor_control = self._connect(message.control)
+                self._decisions += self._policy.executor_ready(message, now)
+            case ExecutorLost(reason):
+                self._disconnect()
+                self._decisions += self._policy.executor_lost(reason)
+
+    async def _carry_out(self, decision: Decision) -> None:
+        match decision:
+            case RowsFailed():
+                await self._to_tokenizer.send(decision, SEND_TIMEOUT_S)
+            case RunBatch():
+                self._running = (len(decision.rows), self._clock())
+                _tell_executor(self._work, decision)
+            case Accepted() | BatchStarted() | Load():
+                await self._to_door.send(decision, SEND_TIMEOUT_S)
+            case _:
+                _tell_executor(self._executor_control, decision)
+
+    def _log_batch(self, message: BatchEnded, now: float) -> None:
+        rows, started = self._running
+        _log.debug(
+            "batch ended",
+            batch=message.batch,
+            rows=rows,
+            put_back=len(message.unfinished),
+            seconds=round(now - started, 4),
+        )
+
+    def _disconnect(self) -> None:
+        for mailbox in (self._work, self._executor_control):
+            if mailbox is not None:
+                mailbox.close()
+        self._work = self._executor_control = None
+
+
+def _tell_executor(mailbox: Mailbox[Any] | None, message: Decision) -> None:
+    # Without an executor, or with one that hangs, the supervisor acts: its rows fail then.
+    if mailbox is None:
+        return
+    try:
+        mailbox.post(message)
+    except MailboxFull:
+        _log.warning("the executor takes no mail", dropped=type(message).__name__)

@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+import structlog
+
+from actors.mailbox import Mailbox, MailboxFull
+from actors.messages import (
+    Cancel,
+    ChatTurn,
+    Convert,
+    Converted,
+    Deltas,
+    DoorMessage,
+    Failed,
+    Prepare,
+    RowDelta,
+    RowsFailed,
+    SchedulerControl,
+    SchedulerMessage,
+    Step,
+    Submit,
+    TokenizerMessage,
+)
+from actors.text_streams import TextStreams, failed_with
+from runtime.errors import HearthError
+from runtime.request import RowToken
+from runtime.text import Tokenizer
+
+SEND_TIMEOUT_S = 10.0
+"""How long the scheduler or front door may be behind before a message to it is given up."""
+INTAKE_LIMIT = 1024
+"""Requests that may wait to be encoded; more are refused with `queue_full`."""
+# From so many characters or ids on, a worker thread's 0.2 ms cost less than a stalled loop.
+_LONG_TEXT = 512
+_LONG_IDS = 4096
+_log = structlog.get_logger("tokenizer")
+T = TypeVar("T")
+DoorAnswer = Deltas | Failed | Converted
+
+
+class TokenizerActor:
+    """Encodes requests on their way to the scheduler, and turns steps into text for the door.
+
+    Steps never wait for an encoding; requests and cancels keep their order among themselves. It
+    owns the mailboxes that it is given.
+    """
+
+    def __init__(
+        self,
+        *,
+        inbox: Mailbox[TokenizerMessage],
+        to_scheduler: Mailbox[SchedulerMessage],
+        to_scheduler_control: Mailbox[SchedulerControl],
+        to_door: Mailbox[DoorMessage],
+        tokenizer: Tokenizer,
+    ) -> None:
+        self._inbox = inbox
+        self._to_scheduler = to_scheduler
+        self._to_scheduler_control = to_scheduler_control
+        self._to_door = to_door
+        self._tokenizer = tokenizer
+        self._streams = TextStreams(tokenizer)
+        self._intake: deque[Prepare | Convert | Cancel] = deque()
+        self._arrived = anyio.Event()
+        self._owed: deque[Failed] = deque()
+        self.lost = 0
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._listen)
+                tasks.start_soon(self._prepare)
+        finally:
+            for mailbox in (
+                self._inbox,
+                self._to_scheduler,
+                self._to_scheduler_control,
+                self._to_door,
+            ):
+                mailbox.close()
+
+    async def _listen(self) -> None:
+        while True:
+            message = await self._inbox.receive()
+            try:
+                match message:
+                    case Step():
+                        await self._step(message)
+                    case RowsFailed():
+                        await self._rows_failed(message)
+                    case _:
+                        await self._queue(message)
+            except Exception:  # noqa: BLE001 - no message may end the actor
+                _log.exception("a message failed", kind=type(message).__name__)
+
+    async def _prepare(self) -> None:
+        while True:
+            self._arrived = anyio.Event()
+            while self._intake:
+                await self._serve(self._intake.popleft())
+                # Short encodings never wait for anything: steps get their turn in between.
+                await anyio.lowlevel.checkpoint()
+            await self._arrived.wait()
+
+    async def _queue(self, message: Prepare | Convert | Cancel) -> None:
+        # A cancel is never refused; there is at most one for each open request.
+        if len(self._intake) >= INTAKE_LIMIT and not isinstance(message, Cancel):
+            await self._answer(
+                Failed(message.rid, "queue_full", "too many requests wait: try again later")
+            )
+            return
+        self._intake.append(message)
+        self._arrived.set()
+
+    async def _serve(self, message: Prepare | Convert | Cancel) -> None:
+        try:
+            match message:
+                case Prepare():
+                    await self._submit(message)
+                case Convert():
+                    await self._convert(message)
+                case Cancel(rid):
+                    self._streams.drop(rid)
+                    await self._to_scheduler.send(message, SEND_TIMEOUT_S)
+        except Exception as error:  # noqa: BLE001 - no request may end the actor
+            self._streams.drop(message.rid)
+            await self._answer(_as_failed(message.rid, error))
+
+    async def _submit(self, request: Prepare) -> None:
+        ids = await self._encode(request.prompt, request.turns, "prompt")
+        if not ids:
+            field = "messages" if request.prompt is None else "prompt"
+            raise HearthError("prompt_empty", "the prompt has no tokens: write something", field)
+        # Opened before the scheduler knows of it, so that no token can come too early.
+        self._streams.open(request.rid, request.stop)
+        submit = Submit(
+            request.rid,
+            ids,
+            request.max_tokens,
+            request.sampling,
+            request.ignore_eos,
+            request.priority,
+            request.deadline,
+        )
+        await self._to_scheduler.send(submit, SEND_TIMEOUT_S)
+
+    async def _convert(self, request: Convert) -> None:
+        ids = request.tokens
+        if ids is None:
+            found = await self._encode(request.text, request.turns, "text")
+            await self._answer(Converted(request.rid, tokens=found))
+            return
+        text = await _run(
+            lambda: self._tokenizer.decode(ids, skip_special=False), long=len(ids) >= _LONG_IDS
+        )
+        await self._answer(Converted(request.rid, text=text))
+
+    async def _encode(
+        self, text: str | None, turns: list[ChatTurn] | None, field: str
+    ) -> list[int]:
+        if text is not None:
+            return await _run(
+                lambda: self._tokenizer.encode(text, field), long=len(text) >= _LONG_TEXT
+            )
+        pairs = [(turn.role, turn.content) for turn in turns or ()]
+        size = sum(len(content) for _, content in pairs)
+        return await _run(lambda: self._tokenizer.encode_chat(pairs), long=size >= _LONG_TEXT)
+
+    async def _step(self, step: Step) -> None:
+        deltas = Deltas([], step.ended, step.prefill_s)
+        for rid, token in zip(step.rids, step.tokens, strict=True):
+            answer = self._streams.take(rid, token)
+            if isinstance(answer, RowDelta):
+                deltas.rows.append(answer)
+            elif answer is not None:
+                await self._answer(answer)
+            if answer is not None and _ended_here(answer, token):
+                await self._leave(rid)
+        if deltas.rows:
+            await self._answer(deltas)
+
+    async def _rows_failed(self, message: RowsFailed) -> None:
+        for rid in message.rids:
+            self._streams.drop(rid)
+            await self._answer(Failed(rid, message.code, message.message, message.field))
+
+    async def _leave(self, rid: int) -> None:
+        """Have the executor drop a row that goes on; without it the row only runs in vain."""
+        try:
+            await self._to_scheduler_control.send(Cancel(rid), SEND_TIMEOUT_S)
+        except MailboxFull:
+            _log.warning("the scheduler takes no mail", rid=rid)
+
+    async def _answer(self, message: DoorAnswer) -> None:
+        try:
+            while self._owed:
+                await self._pay()
+            await self._to_door.send(message, SEND_TIMEOUT_S)
+        except MailboxFull:
+            self.lost += 1
+            _log.error("the front door takes no mail", dropped=type(message).__name__)
+            await self._owe(message)
+
+    async def _pay(self) -> None:
+        failed = self._owed.popleft()
+        try:
+            await self._to_door.send(failed, SEND_TIMEOUT_S)
+        except MailboxFull:
+            self._owed.appendleft(failed)
+            raise
+
+    async def _owe(self, message: DoorAnswer) -> None:
+        """Text with a gap is worse than none: its requests fail once the door takes mail."""
+        if isinstance(message, Failed):
+            self._owed.append(message)
+            return
+        rids = [row.rid for row in message.rows] if isinstance(message, Deltas) else [message.rid]
+        for rid in rids:
+            self._streams.drop(rid)
+            self._owed.append(failed_with(rid, "internal"))
+            await self._leave(rid)
+
+
+async def _run(work: Callable[[], T], *, long: bool) -> T:
+    return await anyio.to_thread.run_sync(work) if long else work()
+
+
+def _as_failed(rid: int, error: Exception) -> Failed:
+    if isinstance(error, MailboxFull):
+        _log.warning("the scheduler takes no mail", rid=rid)
+        return Failed(rid, error.code, "the scheduler is behind: try again later")
+    if isinstance(error, HearthError):
+        return Failed(rid, error.code, error.message, error.field)
+    _log.error("a request could not be prepared", rid=rid, exc_info=error)
+    return failed_with(rid, "internal")
+
+
+def _ended_here(answer: RowDelta | Failed, token: RowToken) -> bool:
+    """Whether the request ended with this token although the executor goes on with the row."""
+    ended = isinstance(answer, Failed) or answer.finish is not None
+    return ended and token.finish is None and token.error is None

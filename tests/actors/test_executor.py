@@ -1,0 +1,383 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import structlog
+import zmq
+
+from actors import executor as executor_module
+from actors.executor import ExecutorActor
+from actors.mailbox import Mailbox, MailboxFull
+from actors.messages import (
+    ActorProgress,
+    BatchEnded,
+    BatchRow,
+    Cancel,
+    Continuation,
+    ExecutorControl,
+    ExecutorMessage,
+    Release,
+    RowsFailed,
+    RunBatch,
+    SchedulerMessage,
+    Shutdown,
+    Step,
+    SupervisorMessage,
+    TokenizerMessage,
+)
+from runtime.decoding.runtime import StepResult
+from runtime.errors import HearthError
+from runtime.request import RowRequest, RowToken, SamplingParams
+
+
+class FakeRuntime:
+    """Rows of tokens 100, 101, ...; `before_step` may wait or raise."""
+
+    def __init__(self) -> None:
+        self.before_step: Callable[[int], None] = lambda _step: None
+        self.rows: dict[int, RowRequest] = {}
+        self.generated: dict[int, list[int]] = {}
+        self.begun: list[int] = []
+        self.ended = 0
+        self.steps = 0
+        self._prefilled = False
+
+    @property
+    def active(self) -> bool:
+        return bool(self.rows)
+
+    def check(self, row: RowRequest) -> None:
+        if row.token_ids[0] < 0:
+            raise HearthError("invalid_value", "token -1 is not in the vocabulary", "token_ids")
+
+    def begin(self, rows: Sequence[RowRequest]) -> None:
+        self.begun.append(len(rows))
+        self.rows = dict(enumerate(rows))
+        self.generated = {
+            index: list(row.token_ids[row.prompt_length :]) for index, row in self.rows.items()
+        }
+        self._prefilled = False
+
+    def step(self) -> StepResult:
+        started = time.monotonic()
+        self.steps += 1
+        self.before_step(self.steps)
+        tokens = []
+        for index, row in list(self.rows.items()):
+            done = self.generated[index]
+            done.append(100 + len(done))
+            ends = len(done) == row.max_tokens
+            tokens.append(RowToken(index, done[-1], finish="length" if ends else None))
+            if ends:
+                del self.rows[index]
+        kind, self._prefilled = ("decode" if self._prefilled else "prefill"), True
+        return StepResult(kind, tokens, started, time.monotonic())  # type: ignore[arg-type]  # one of the two
+
+    def cancel(self, row: int) -> None:
+        self.rows.pop(row, None)
+
+    def unfinished(self) -> list[tuple[int, list[int]]]:
+        return [(index, self.generated[index]) for index in self.rows]
+
+    def end(self) -> None:
+        self.rows = {}
+        self.ended += 1
+
+
+@dataclass
+class House:
+    """The neighbours of one executor, which runs in a thread."""
+
+    work: Mailbox[ExecutorMessage]
+    control: Mailbox[ExecutorControl]
+    tokenizer: Mailbox[TokenizerMessage]
+    scheduler: Mailbox[SchedulerMessage]
+    supervisor: Mailbox[SupervisorMessage]
+    runtime: FakeRuntime
+    actor: ExecutorActor
+    failures: list[Exception] = field(default_factory=list)
+    thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        def run() -> None:
+            try:
+                self.actor.run()
+            except HearthError as error:
+                self.failures.append(error)
+
+        self.thread = threading.Thread(target=run)
+        self.thread.start()
+
+    def run(self, number: int, *rows: BatchRow) -> None:
+        self.work.post(RunBatch(number, list(rows)))
+
+    def tokens(self) -> dict[int, list[int]]:
+        """All tokens by request until the batch has ended, in order."""
+        found: dict[int, list[int]] = {}
+        while isinstance(message := self.tokenizer.wait(0.3), Step):
+            for rid, token in zip(message.rids, message.tokens, strict=True):
+                found.setdefault(rid, []).append(token.token_id)
+        return found
+
+    def failed(self) -> RowsFailed:
+        while (message := self.tokenizer.wait(5)) is not None:
+            if isinstance(message, RowsFailed):
+                return message
+        raise AssertionError("no failure was told")
+
+    def batch_ended(self) -> BatchEnded:
+        message = self.scheduler.wait(5)
+        assert isinstance(message, BatchEnded)
+        return message
+
+    def join(self) -> None:
+        assert self.thread
+        self.thread.join(5)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def house() -> Iterator[House]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+
+    def bind(name: str, kind: Any) -> Mailbox[Any]:
+        return Mailbox.bind(context, [f"inproc://{name}"], kind, 1000)
+
+    def connect(name: str) -> Mailbox[Any]:
+        return Mailbox.connect(context, f"inproc://{name}", 1000)
+
+    runtime = FakeRuntime()
+    to_supervisor = connect("supervisor")
+    actor = ExecutorActor(
+        name="executor-1",
+        inbox=bind("work", ExecutorMessage),
+        control=bind("control", ExecutorControl),
+        to_tokenizer=connect("tokenizer"),
+        to_scheduler=connect("scheduler"),
+        to_supervisor=to_supervisor,
+        runtime=runtime,
+    )
+    made = House(
+        work=connect("work"),
+        control=connect("control"),
+        tokenizer=bind("tokenizer", TokenizerMessage),
+        scheduler=bind("scheduler", SchedulerMessage),
+        supervisor=bind("supervisor", SupervisorMessage),
+        runtime=runtime,
+        actor=actor,
+    )
+    yield made
+    if made.thread is None:
+        made.start()
+    made.actor.stop()
+    with suppress(MailboxFull):  # it may have ended before
+        made.control.post(Shutdown())
+    made.join()
+    for mailbox in (made.work, made.control, made.tokenizer, made.scheduler, made.supervisor):
+        mailbox.close()
+    to_supervisor.close()
+    context.term()
+
+
+def row(rid: int, tokens: int = 3, generated: Sequence[int] = (), first: int = 1) -> BatchRow:
+    return BatchRow(rid, [first, 2, *generated], 2, tokens, SamplingParams())
+
+
+def test_a_batch_runs_to_its_end(house: House) -> None:
+    house.run(1, row(7, 2), row(8, 3))
+    house.start()
+    first = house.tokenizer.wait(5)
+    assert isinstance(first, Step)
+    assert first.rids == [7, 8]
+    assert first.prefill_s is not None
+    assert house.tokens() == {7: [101], 8: [101, 102]}
+    assert house.batch_ended() == BatchEnded(1, [])
+    assert house.runtime.ended == 1
+
+
+def test_a_continuation_goes_on(house: House) -> None:
+    house.run(1, row(7, 5, generated=[100, 101]))
+    house.start()
+    assert house.tokens() == {7: [102, 103, 104]}
+
+
+def test_cancel_between_steps_ends_one_row(house: House) -> None:
+    def before(step: int) -> None:
+        if step == 3:
+            house.control.post(Cancel(7))
+            time.sleep(0.05)
+
+    house.runtime.before_step = before
+    house.run(1, row(7, 50), row(8, 6))
+    house.start()
+    tokens = house.tokens()
+    assert len(tokens[7]) == 3
+    assert len(tokens[8]) == 6
+    assert house.batch_ended().unfinished == []
+
+
+def test_a_cancel_that_overtakes_its_batch_is_kept(house: House) -> None:
+    for rid in (7, 8):
+        house.control.post(Cancel(rid))
+    house.run(1, row(7))
+    house.run(2, row(8), row(9))
+    house.start()
+    assert house.batch_ended() == BatchEnded(1, [])
+    assert house.batch_ended() == BatchEnded(2, [])
+    assert house.tokens() == {9: [100, 101, 102]}
+    assert house.runtime.begun == [1]
+
+
+def test_early_cancels_are_bounded(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor_module, "_EARLY_CANCELS", 3)
+    for rid in (1, 2, 3, 4):
+        house.control.post(Cancel(rid))
+    house.run(1, row(1), row(4))
+    house.start()
+    assert set(house.tokens()) == {1}
+
+
+def test_release_puts_rows_back_with_all_tokens(house: House) -> None:
+    def before(step: int) -> None:
+        if step == 4:
+            house.control.post(Release(1))
+            time.sleep(0.05)
+
+    house.runtime.before_step = before
+    house.run(1, row(7, 50, generated=[100]), row(8, 2))
+    house.start()
+    ended = house.batch_ended()
+    assert ended.unfinished == [Continuation(7, [100, 101, 102, 103, 104])]
+    assert house.runtime.ended == 1
+
+
+def test_release_for_another_batch_is_ignored(house: House) -> None:
+    house.control.post(Release(1))
+    house.run(2, row(7, 20))
+    house.start()
+    assert len(house.tokens()[7]) == 20
+
+
+def test_release_waits_until_the_prefill_is_paid(house: House) -> None:
+    house.control.post(Release(1))
+    house.runtime.before_step = lambda step: time.sleep(0.1 if step == 1 else 0.03)
+    house.run(1, row(7, 50))
+    house.start()
+    (back,) = house.batch_ended().unfinished
+    assert 4 <= len(back.generated) <= 6
+
+
+def test_a_row_that_cannot_be_served_fails_alone(house: House) -> None:
+    house.run(1, row(7), row(8, first=-1))
+    house.start()
+    failed = house.failed()
+    assert (failed.rids, failed.code, failed.field) == ([8], "invalid_value", "token_ids")
+    assert house.batch_ended() == BatchEnded(1, [])
+    assert house.runtime.begun == [1]
+
+
+@pytest.mark.parametrize(
+    ("raised", "code"),
+    [
+        (RuntimeError("onnx: secret"), "executor_failed"),
+        (HearthError("non_finite", "numbers went wrong"), "non_finite"),
+        (MemoryError(), "out_of_memory"),
+    ],
+)
+def test_a_failing_step_ends_its_batch_only(house: House, raised: Exception, code: str) -> None:
+    def before(step: int) -> None:
+        if step == 2:
+            raise raised
+
+    house.runtime.before_step = before
+    with structlog.testing.capture_logs() as logs:
+        house.run(1, row(7), row(8, 1))
+        house.run(2, row(9))
+        house.start()
+        failed = house.failed()
+        assert (failed.rids, failed.code) == ([7], code)
+        assert "secret" not in failed.message
+        assert [house.batch_ended(), house.batch_ended()] == [BatchEnded(1), BatchEnded(2)]
+    assert len(house.tokens()[9]) == 3
+    assert [line["event"] for line in logs] == ["a batch failed"]
+
+
+def test_failures_in_a_row_end_the_executor(house: House) -> None:
+    def before(_step: int) -> None:
+        raise RuntimeError("the context is poisoned")
+
+    house.runtime.before_step = before
+    with structlog.testing.capture_logs():
+        for number in (1, 2, 3):
+            house.run(number, row(number))
+        house.start()
+        house.join()
+    (error,) = house.failures
+    assert isinstance(error, HearthError)
+    assert error.code == "executor_failed"
+    assert [house.failed().rids for _ in range(3)] == [[1], [2], [3]]
+
+
+def test_a_batch_that_works_forgives_earlier_failures(house: House) -> None:
+    def before(step: int) -> None:
+        if step != 3:
+            raise RuntimeError("it happens")
+
+    house.runtime.before_step = before
+    with structlog.testing.capture_logs():
+        for number in range(1, 6):
+            house.run(number, row(number, 1))
+        house.start()
+        assert [house.batch_ended().batch for _ in range(5)] == [1, 2, 3, 4, 5]
+    assert house.failures == []
+
+
+def test_a_tokenizer_far_behind_ends_the_executor(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_message: object, _timeout_s: float) -> None:
+        raise MailboxFull("inproc://tokenizer")
+
+    monkeypatch.setattr(house.actor._to_tokenizer, "send_blocking", full)
+    house.run(1, row(1))
+    house.start()
+    house.join()
+    assert isinstance(house.failures[0], MailboxFull)
+
+
+def test_shutdown_fails_what_runs_and_what_waits(house: House) -> None:
+    house.runtime.before_step = lambda _step: time.sleep(0.01)
+    house.run(1, row(7, 10_000))
+    house.run(2, row(8))
+    house.start()
+    assert house.tokenizer.wait(5)
+    house.control.post(Shutdown())
+    house.join()
+    first, second = house.failed(), house.failed()
+    assert [first.rids, second.rids] == [[7], [8]]
+    assert {first.code, second.code} == {"shutting_down"}
+    assert house.failures == []
+
+
+def test_progress_is_told_while_idle_and_busy(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor_module, "PROGRESS_S", 0.05)
+    house.start()
+    idle = [house.supervisor.wait(2) for _ in range(3)]
+    assert idle == [ActorProgress("executor-1", 0, busy=False)] * 3
+    house.runtime.before_step = lambda _step: time.sleep(0.01)
+    house.run(1, row(7, 60))
+    house.batch_ended()
+    told = []
+    while (message := house.supervisor.receive_nowait()) is not None:
+        told.append(message)
+    busy = [message for message in told if isinstance(message, ActorProgress) and message.busy]
+    assert 3 <= len(busy) <= 14
+    assert busy == sorted(busy, key=lambda message: message.steps)

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from actors.executor_batch import ExecutorBatch, to_request
+from actors.messages import BatchRow, Continuation
+from runtime.decoding.runtime import StepResult
+from runtime.request import RowToken, SamplingParams
+
+
+def row(rid: int, **changed: int) -> BatchRow:
+    return BatchRow(rid, [1, 2, 3], changed.get("prompt_length", 3), 9, SamplingParams(top_k=4))
+
+
+def prefill(*tokens: RowToken, started: float = 0.0, ended: float = 1.0) -> StepResult:
+    return StepResult("prefill", list(tokens), started, ended)
+
+
+def decode(*tokens: RowToken, started: float = 1.0, ended: float = 1.1) -> StepResult:
+    return StepResult("decode", list(tokens), started, ended)
+
+
+def test_a_row_becomes_a_request_of_the_runtime() -> None:
+    request = to_request(row(7, prompt_length=2))
+    assert (request.token_ids, request.prompt_length, request.max_tokens) == ([1, 2, 3], 2, 9)
+    assert request.sampling.top_k == 4
+    assert not request.ignore_eos
+
+
+def test_tokens_are_told_under_their_requests() -> None:
+    batch = ExecutorBatch(1, [row(30), row(10), row(20)])
+    assert batch.record(prefill(started=5.0, ended=6.0)) is None
+    first = batch.record(prefill(RowToken(2, 8), RowToken(0, 9), started=6.0, ended=6.5))
+    assert first is not None
+    assert (first.rids, first.prefill_s, first.ended) == ([20, 30], 1.5, 6.5)
+    second = batch.record(decode(RowToken(1, 4)))
+    assert second is not None
+    assert (second.rids, second.prefill_s) == ([10], None)
+
+
+def test_rows_that_end_or_fail_are_live_no_more() -> None:
+    batch = ExecutorBatch(1, [row(1), row(2), row(3)])
+    batch.record(decode(RowToken(0, 5, finish="stop"), RowToken(2, -1, error="non_finite")))
+    assert batch.live == [2]
+    assert batch.drop(1) is None
+    assert batch.drop(2) == 1
+    assert batch.live == []
+
+
+def test_only_live_rows_are_put_back() -> None:
+    batch = ExecutorBatch(1, [row(1), row(2)])
+    batch.drop(1)
+    assert batch.continuations([(0, [4]), (1, [5, 6])]) == [Continuation(2, [5, 6])]
+
+
+def test_a_batch_pays_for_its_prefill() -> None:
+    batch = ExecutorBatch(1, [row(1)])
+    assert not batch.has_paid
+    batch.record(prefill(started=0.0, ended=0.15))
+    for step in range(2):
+        assert not batch.has_paid, step
+        batch.record(decode(started=1.0, ended=1.1))
+    assert batch.has_paid

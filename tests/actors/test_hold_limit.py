@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import numpy as np
+import zmq
+
+from actors.admission import PolicySettings
+from actors.executor import ExecutorActor
+from actors.load_scheduler import make_scheduler
+from actors.mailbox import Mailbox, ZmqContext
+from actors.messages import (
+    AskLoad,
+    DoorMessage,
+    ExecutorControl,
+    ExecutorMessage,
+    ExecutorReady,
+    Load,
+    Shutdown,
+    Step,
+    Submit,
+    SupervisorMessage,
+    TokenizerMessage,
+)
+from actors.placement import AddressBook, Placement
+from actors.roles import SchedulerRole
+from runtime.decoding.options import RuntimeOptions
+from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.engine_folder import write_config
+from runtime.executor.simulated_engine import simulated_config, simulated_next_tokens
+from runtime.request import SamplingParams
+
+CONFIG = simulated_config(max_batch=1, capacity=512, step_ms=2.0, prefill_chunk=16)
+BOOK = AddressBook(folder="", placement=Placement(executor="shared"))
+HERE = BOOK.seen_from("daemon")
+
+
+def expected(prompt: list[int], count: int) -> list[int]:
+    tokens = list(prompt)
+    for position in range(len(prompt) - 1, len(prompt) + count - 1):
+        last, at = np.array([tokens[-1]]), np.array([position])
+        tokens.append(int(simulated_next_tokens(last, at, CONFIG.vocab_size, (0,))[0]))
+    return tokens[len(prompt) :]
+
+
+@contextmanager
+def executor_thread(context: ZmqContext, folder: Path) -> Iterator[None]:
+    write_config(folder, CONFIG)
+    addresses = BOOK.executor(1)
+    to_supervisor: Mailbox[Any] = Mailbox.connect(context, HERE.supervisor, 100)
+    runtime = LLMInferenceRuntime.open(folder, RuntimeOptions())
+    actor = ExecutorActor(
+        name="executor-1",
+        inbox=Mailbox.bind(context, [addresses.work], ExecutorMessage, 100),
+        control=Mailbox.bind(context, addresses.control_endpoints(), ExecutorControl, 100),
+        to_tokenizer=Mailbox.connect(context, HERE.tokenizer, 1000),
+        to_scheduler=Mailbox.connect(context, HERE.scheduler, 100),
+        to_supervisor=to_supervisor,
+        runtime=runtime,
+    )
+    control: Mailbox[Any] = Mailbox.connect(context, addresses.supervisor_control, 10)
+    thread = threading.Thread(target=actor.run)
+    thread.start()
+    yield
+    control.post(Shutdown())
+    thread.join(10)
+    assert not thread.is_alive()
+    runtime.close()
+    control.close()
+    to_supervisor.close()
+
+
+async def test_rows_that_take_turns_get_the_tokens_that_they_would_get_alone(
+    tmp_path: Path,
+) -> None:
+    context: ZmqContext = zmq.Context()
+    role = SchedulerRole(
+        addresses=HERE,
+        inbox=(HERE.scheduler,),
+        control=(HERE.scheduler_control,),
+        policy=PolicySettings(hold_s=0.05, fill_wait_s=0.0),
+    )
+    scheduler = make_scheduler(role, context)
+    tokenizer: Mailbox[TokenizerMessage] = Mailbox.bind(
+        context, [HERE.tokenizer], TokenizerMessage, 1000
+    )
+    door: Mailbox[DoorMessage] = Mailbox.bind(context, [HERE.door], DoorMessage, 100)
+    supervisor: Mailbox[SupervisorMessage] = Mailbox.bind(
+        context, [HERE.supervisor], SupervisorMessage, 100
+    )
+    submit: Mailbox[Any] = Mailbox.connect(context, HERE.scheduler, 100)
+    control: Mailbox[Any] = Mailbox.connect(context, HERE.scheduler_control, 100)
+    addresses = BOOK.executor(1)
+    prompts = {rid: [rid + 3] * (10 * rid + 1) for rid in range(3)}
+    got: dict[int, list[int]] = {rid: [] for rid in prompts}
+    open_rids = set(prompts)
+    with executor_thread(context, tmp_path), anyio.fail_after(30):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(scheduler.run)
+            control.post(ExecutorReady(addresses.work, addresses.control, 1, 511, 512))
+            for rid, prompt in prompts.items():
+                submit.post(Submit(rid, prompt, 120, SamplingParams(), ignore_eos=True))
+            while open_rids:
+                step = await tokenizer.receive()
+                assert isinstance(step, Step)
+                for rid, token in zip(step.rids, step.tokens, strict=True):
+                    got[rid].append(token.token_id)
+                    if token.finish is not None:
+                        open_rids.remove(rid)
+            submit.post(AskLoad(1))
+            loads: list[Load] = []
+            while not loads:
+                told = await door.receive()
+                loads = [told] if isinstance(told, Load) else []
+            tasks.cancel_scope.cancel()
+    assert got == {rid: expected(prompt, 120) for rid, prompt in prompts.items()}
+    assert loads[0].requeued >= 6
+    for mailbox in (tokenizer, door, supervisor, submit, control):
+        mailbox.close()
+    context.term()

@@ -1,0 +1,70 @@
+import io
+import json
+import sys
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from actors.logs import configure_logging
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def _restore() -> Iterator[None]:
+    yield
+    structlog.reset_defaults()
+
+
+def test_off_a_terminal_each_event_is_one_json_line() -> None:
+    stream = io.StringIO()
+    configure_logging("info", stream=stream, environ={})
+    structlog.get_logger().info("request done", rid=7, tokens=[1, 2], path=sys)
+    line = json.loads(stream.getvalue())
+    assert list(line)[:3] == ["timestamp", "level", "event"]
+    assert (line["level"], line["event"], line["rid"]) == ("info", "request done", 7)
+    assert line["timestamp"].endswith("Z")
+
+
+@pytest.mark.parametrize(("level", "number"), [("debug", 7), ("warning", 4), ("error", 3)])
+def test_under_journald_a_line_carries_its_priority(level: str, number: int) -> None:
+    stream = io.StringIO()
+    configure_logging("debug", stream=stream, environ={"JOURNAL_STREAM": "8:1"})
+    getattr(structlog.get_logger(), level)("x")
+    assert stream.getvalue().startswith(f"<{number}>{{")
+
+
+def test_events_below_the_level_are_dropped() -> None:
+    stream = io.StringIO()
+    configure_logging("warning", stream=stream, environ={})
+    structlog.get_logger().info("quiet")
+    assert stream.getvalue() == ""
+
+
+def test_a_terminal_gets_coloured_text_unless_no_color_is_set() -> None:
+    coloured, plain = Terminal(), Terminal()
+    configure_logging("info", stream=coloured, environ={})
+    structlog.get_logger().info("ready", socket="/x")
+    configure_logging("info", stream=plain, environ={"NO_COLOR": "1"})
+    structlog.get_logger().info("ready", socket="/x")
+    assert "\x1b[" in coloured.getvalue()
+    assert "\x1b[" not in plain.getvalue()
+    assert "ready" in plain.getvalue()
+    assert "socket=/x" in plain.getvalue()
+
+
+@pytest.mark.parametrize("form", ["console", "json"])
+def test_a_traceback_shows_no_local_variables(form: str) -> None:
+    stream = io.StringIO()
+    configure_logging("info", form, stream=stream, environ={})  # type: ignore[arg-type] # a literal
+    said = "what the user " + "said"
+    try:
+        int(said[:0])
+    except ValueError:
+        structlog.get_logger().exception("failed")
+    assert "ValueError" in stream.getvalue()
+    assert "what the user said" not in stream.getvalue()

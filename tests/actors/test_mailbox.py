@@ -1,0 +1,315 @@
+from __future__ import annotations
+
+import random
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import msgspec
+import pytest
+import zmq
+
+from actors import mailbox as mailbox_module
+from actors.mailbox import Mailbox, MailboxFull, ZmqContext, check_endpoint, wait_any
+from actors.messages import AskLoad, BatchEnded, Cancel, SchedulerMessage, Submit, TokenizerMessage
+from runtime.errors import HearthError
+from runtime.request import SamplingParams
+
+
+@pytest.fixture(params=[{}, {"use_uvloop": True}], ids=["asyncio", "uvloop"])
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
+    return "asyncio", request.param
+
+
+@pytest.fixture
+def context() -> Iterator[ZmqContext]:
+    with zmq.Context() as made:
+        yield made
+
+
+@pytest.fixture(params=["inproc", "ipc"])
+def endpoint(request: pytest.FixtureRequest) -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="mb") as folder:
+        yield f"{request.param}://{folder}/a"
+
+
+def pair(
+    context: ZmqContext, endpoint: str, limit: int = 100
+) -> tuple[Mailbox[SchedulerMessage], Mailbox[SchedulerMessage]]:
+    receiver: Mailbox[SchedulerMessage] = Mailbox.bind(context, [endpoint], SchedulerMessage, limit)
+    sender: Mailbox[SchedulerMessage] = Mailbox.connect(context, endpoint, limit)
+    return receiver, sender
+
+
+def close(*mailboxes: Mailbox[Any]) -> None:
+    for mailbox in mailboxes:
+        mailbox.close()
+
+
+async def test_messages_arrive_in_order_and_are_counted(context: ZmqContext, endpoint: str) -> None:
+    receiver, sender = pair(context, endpoint)
+    sent: list[SchedulerMessage] = [
+        Cancel(rid=1),
+        Submit(2, [5, 6], 7, SamplingParams(top_k=3)),
+        AskLoad(3),
+    ]
+    for message in sent:
+        sender.post(message)
+    with anyio.fail_after(5):
+        assert [await receiver.receive() for _ in sent] == sent
+    assert receiver.receive_nowait() is None
+    assert (sender.statistics.sent, receiver.statistics.received) == (3, 3)
+    close(receiver, sender)
+
+
+async def test_a_waiting_receiver_is_woken_for_every_message(
+    context: ZmqContext, endpoint: str
+) -> None:
+    receiver, sender = pair(context, endpoint, limit=500)
+    got: list[int] = []
+
+    async def read() -> None:
+        while len(got) < 200:
+            message = await receiver.receive()
+            assert isinstance(message, Cancel)
+            got.append(message.rid)
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(read)
+            for rid in range(200):
+                sender.post(Cancel(rid))
+                if rid % 3 == 0:
+                    await anyio.lowlevel.checkpoint()
+    assert got == list(range(200))
+    close(receiver, sender)
+
+
+async def test_cancelled_receives_lose_nothing(context: ZmqContext, endpoint: str) -> None:
+    receiver, sender = pair(context, endpoint, limit=1000)
+    timing = random.Random(1)
+    got: list[int] = []
+
+    def produce() -> None:
+        for rid in range(300):
+            sender.send_blocking(Cancel(rid), 5)
+            time.sleep(timing.random() * 0.0005)
+
+    thread = threading.Thread(target=produce)
+    thread.start()
+    with anyio.fail_after(20):
+        while len(got) < 300:
+            with anyio.move_on_after(0.0002):
+                while True:
+                    message = await receiver.receive()
+                    assert isinstance(message, Cancel)
+                    got.append(message.rid)
+    thread.join()
+    assert got == list(range(300))
+    close(receiver, sender)
+
+
+async def test_a_flood_lets_the_loop_turn(context: ZmqContext, endpoint: str) -> None:
+    receiver, sender = pair(context, endpoint, limit=2000)
+    for rid in range(500):
+        sender.post(Cancel(rid))
+    await anyio.sleep(0.1)
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await anyio.lowlevel.checkpoint()
+            turns += 1
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(count)
+            for _ in range(500):
+                await receiver.receive()
+            tasks.cancel_scope.cancel()
+    assert turns >= 10
+    close(receiver, sender)
+
+
+def fill(sender: Mailbox[SchedulerMessage]) -> int:
+    """Post until nothing more fits, also not after the transport has had time to move it."""
+    sent = sender.statistics.sent
+    with suppress(MailboxFull):
+        while True:
+            sender.send_blocking(Submit(1, [1] * 4000, 1, SamplingParams()), 0.1)
+    return sender.statistics.sent - sent
+
+
+def test_post_is_bounded_and_refuses_at_once(context: ZmqContext, endpoint: str) -> None:
+    receiver, sender = pair(context, endpoint, limit=8)
+    assert 8 <= fill(sender) <= 400  # the kernel's socket buffer holds some beside the marks
+    with pytest.raises(MailboxFull) as caught:
+        sender.post(Cancel(0))
+    assert caught.value.code == "queue_full"
+    assert sender.statistics.full == 2
+    close(receiver, sender)
+
+
+async def test_send_waits_for_room_and_has_a_deadline(context: ZmqContext, endpoint: str) -> None:
+    receiver, sender = pair(context, endpoint, limit=4)
+    held = fill(sender)
+    started = time.monotonic()
+    with pytest.raises(MailboxFull):
+        await sender.send(Cancel(1), timeout_s=0.1)
+    assert 0.09 < time.monotonic() - started < 2
+
+    async def drain() -> None:
+        await anyio.sleep(0.05)
+        for _ in range(held):
+            await receiver.receive()
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(drain)
+            tasks.start_soon(sender.send, Cancel(2), 5)
+            tasks.start_soon(sender.send, Cancel(3), 5)
+            await anyio.sleep(0.01)
+            with pytest.raises(MailboxFull):  # never ahead of those that wait
+                sender.post(Cancel(4))
+        assert {(await receiver.receive()).rid for _ in range(2)} == {2, 3}  # type: ignore[union-attr]  # both are Cancel
+    close(receiver, sender)
+
+
+def test_blocking_send_and_wait_have_deadlines(context: ZmqContext, endpoint: str) -> None:
+    receiver, sender = pair(context, endpoint, limit=4)
+    started = time.monotonic()
+    assert receiver.wait(0.05) is None
+    assert 0.045 < time.monotonic() - started < 1
+    held = fill(sender)
+    with pytest.raises(MailboxFull):
+        sender.send_blocking(Cancel(1), 0.05)
+    assert all(receiver.wait(1) for _ in range(held))
+    sender.send_blocking(Cancel(2), 1)
+    assert receiver.wait(1) == Cancel(2)
+    close(receiver, sender)
+
+
+def test_one_inbox_listens_at_several_endpoints(context: ZmqContext) -> None:
+    with tempfile.TemporaryDirectory(prefix="mb") as folder:
+        endpoints = ["inproc://both", f"ipc://{folder}/both"]
+        receiver: Mailbox[SchedulerMessage] = Mailbox.bind(context, endpoints, SchedulerMessage, 9)
+        senders: list[Mailbox[SchedulerMessage]] = [
+            Mailbox.connect(context, endpoint, 9) for endpoint in endpoints
+        ]
+        for rid, sender in enumerate(senders):
+            sender.post(Cancel(rid))
+        assert {receiver.wait(2).rid for _ in senders} == {0, 1}  # type: ignore[union-attr]  # both are Cancel
+        close(receiver, *senders)
+        assert not list(Path(folder).iterdir())
+
+
+def test_wait_any_wakes_for_either(context: ZmqContext) -> None:
+    first, to_first = pair(context, "inproc://first")
+    second, to_second = pair(context, "inproc://second")
+    started = time.monotonic()
+    wait_any([first, second], 0.03)
+    assert time.monotonic() - started > 0.025
+    to_second.post(Cancel(1))
+    wait_any([first, second], 5)
+    assert first.receive_nowait() is None
+    assert second.receive_nowait() == Cancel(1)
+    close(first, to_first, second, to_second)
+
+
+def test_last_words_are_delivered_when_flushed(endpoint: str) -> None:
+    receiving: ZmqContext = zmq.Context()
+    sending: ZmqContext = receiving if endpoint.startswith("inproc") else zmq.Context()
+    receiver: Mailbox[SchedulerMessage] = Mailbox.bind(receiving, [endpoint], SchedulerMessage, 99)
+    sender: Mailbox[SchedulerMessage] = Mailbox.connect(sending, endpoint, 99)
+    for rid in range(20):
+        sender.post(Cancel(rid))
+    sender.close(flush_s=2)
+    if sending is not receiving:
+        sending.term()
+    assert [receiver.wait(1) for _ in range(20)] == [Cancel(rid) for rid in range(20)]
+    receiver.close()
+    receiving.term()
+
+
+def test_undecodable_mail_is_counted_and_dropped(context: ZmqContext) -> None:
+    receiver, sender = pair(context, "inproc://junk")
+    raw = sender._socket
+    good = msgspec.msgpack.encode(Cancel(7))
+    deep = b"\x92\xa6submit" + b"\x91" * 100_000
+    bad = [b"", b"\xc1", good + b"x", b"\x92\xa6cancel\xa1\xff", b"\x91\xa6cancel", deep]
+    for data in [*bad, msgspec.msgpack.encode(Cancel(-1))[:-1], good]:
+        raw.send(data)
+    assert receiver.wait(1) == Cancel(7)
+    assert receiver.statistics.undecodable == len(bad) + 1
+    assert receiver.statistics.received == 1
+    close(receiver, sender)
+
+
+def test_mutated_mail_never_raises(context: ZmqContext) -> None:
+    receiver: Mailbox[TokenizerMessage] = Mailbox.bind(
+        context, ["inproc://fuzz"], TokenizerMessage | SchedulerMessage, 100
+    )
+    sender: Mailbox[Any] = Mailbox.connect(context, "inproc://fuzz", 100)
+    seeds = [
+        msgspec.msgpack.encode(message)
+        for message in (
+            Submit(1, [1, 2, 300], 4, SamplingParams(logit_bias={3: 1.0}), priority=2),
+            BatchEnded(3),
+            Cancel(1),
+        )
+    ]
+    chance = random.Random(11)
+    count = 5000
+    for _ in range(count):
+        data = bytearray(chance.choice(seeds))
+        for _ in range(chance.randint(1, 3)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        sender._socket.send(bytes(data))
+        receiver.receive_nowait()
+    assert receiver.statistics.received + receiver.statistics.undecodable == count
+    assert receiver.statistics.undecodable > count / 4
+    close(receiver, sender)
+
+
+def test_too_large_a_message_is_refused_by_the_sender(
+    context: ZmqContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mailbox_module, "MAX_MESSAGE_BYTES", 100)
+    receiver, sender = pair(context, "inproc://large")
+    with pytest.raises(HearthError, match="at most 100") as caught:
+        sender.post(Submit(1, list(range(200)), 1, SamplingParams()))
+    assert caught.value.code == "invalid_value"
+    assert sender.statistics.sent == 0
+    close(receiver, sender)
+
+
+def test_a_path_too_long_is_refused_by_both_ends(context: ZmqContext) -> None:
+    endpoint = "ipc:///tmp/" + "x" * 103
+    check_endpoint(endpoint[:-1])
+    attempts: list[Callable[[], object]] = [
+        lambda: check_endpoint(endpoint),
+        lambda: Mailbox.bind(context, [endpoint], Cancel, 1),
+        lambda: Mailbox.connect(context, endpoint, 1),
+    ]
+    for attempt in attempts:
+        with pytest.raises(HearthError, match="has 108 bytes") as caught:
+            attempt()
+        assert caught.value.code == "socket_unusable"
+
+
+def test_a_missing_folder_is_refused(context: ZmqContext) -> None:
+    with pytest.raises(HearthError, match="cannot listen at"):
+        Mailbox.bind(context, ["ipc:///tmp/no-such-folder/x"], Cancel, 1)
+
+
+def test_a_limit_below_one_is_refused(context: ZmqContext) -> None:
+    with pytest.raises(HearthError) as caught:
+        Mailbox.connect(context, "inproc://none", 0)
+    assert caught.value.field == "limit"

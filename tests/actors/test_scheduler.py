@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+import structlog
+import zmq
+
+from actors.admission import PolicySettings
+from actors.mailbox import Mailbox, MailboxFull
+from actors.messages import (
+    Accepted,
+    AskLoad,
+    BatchEnded,
+    BatchStarted,
+    Cancel,
+    Continuation,
+    DoorMessage,
+    ExecutorControl,
+    ExecutorLost,
+    ExecutorMessage,
+    Load,
+    Release,
+    RowsFailed,
+    RunBatch,
+    SchedulerControl,
+    SchedulerMessage,
+    TokenizerMessage,
+)
+from actors.policy import SchedulerPolicy
+from actors.scheduler import SchedulerActor
+from tests.actors.simulation import LIMITS, submit
+
+DEFAULTS = PolicySettings()
+READY = msgspec.structs.replace(LIMITS, work="inproc://work-1", control="inproc://control-1")
+
+
+@dataclass
+class House:
+    """The neighbours of one scheduler, each end owned by the test."""
+
+    context: Any
+    submit: Mailbox[Any]
+    control: Mailbox[Any]
+    tokenizer: Mailbox[TokenizerMessage]
+    door: Mailbox[DoorMessage]
+    work: Mailbox[ExecutorMessage]
+    executor_control: Mailbox[ExecutorControl]
+    scheduler: SchedulerActor
+
+
+@asynccontextmanager
+async def house(settings: PolicySettings = DEFAULTS, limit: int = 100) -> AsyncIterator[House]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+
+    def connect(endpoint: str) -> Mailbox[Any]:
+        return Mailbox.connect(context, endpoint, limit)
+
+    inbox: Mailbox[SchedulerMessage] = Mailbox.bind(context, ["inproc://s"], SchedulerMessage, 100)
+    control: Mailbox[SchedulerControl] = Mailbox.bind(
+        context, ["inproc://c"], SchedulerControl, 100
+    )
+    made = House(
+        context=context,
+        submit=connect("inproc://s"),
+        control=connect("inproc://c"),
+        tokenizer=Mailbox.bind(context, ["inproc://t"], TokenizerMessage, limit),
+        door=Mailbox.bind(context, ["inproc://d"], DoorMessage, limit),
+        work=Mailbox.bind(context, [READY.work], ExecutorMessage, limit),
+        executor_control=Mailbox.bind(context, [READY.control], ExecutorControl, limit),
+        scheduler=SchedulerActor(
+            inbox=inbox,
+            control=control,
+            to_tokenizer=connect("inproc://t"),
+            to_door=connect("inproc://d"),
+            connect=connect,
+            policy=SchedulerPolicy(settings),
+        ),
+    )
+    try:
+        with anyio.fail_after(10):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(made.scheduler.run)
+                yield made
+                tasks.cancel_scope.cancel()
+    finally:
+        for mailbox in (made.submit, made.control, made.tokenizer, made.door):
+            mailbox.close()
+        made.work.close()
+        made.executor_control.close()
+        context.term()
+
+
+async def test_a_request_is_accepted_and_runs() -> None:
+    async with house() as made:
+        made.control.post(READY)
+        made.submit.post(submit(1, prompt=3))
+        assert await made.door.receive() == Accepted(1, 3)
+        started = await made.door.receive()
+        assert isinstance(started, BatchStarted)
+        assert 0.004 < started.rows[0].queued_s < 1
+        run = await made.work.receive()
+        assert [row.rid for row in run.rows] == [1]
+
+
+async def test_a_burst_shares_a_batch_and_the_rest_follows() -> None:
+    async with house() as made:
+        made.control.post(READY)
+        for rid in range(10):
+            made.submit.post(submit(rid))
+        first = await made.work.receive()
+        assert [row.rid for row in first.rows] == list(range(8))
+        made.submit.post(BatchEnded(first.batch))
+        second = await made.work.receive()
+        assert [row.rid for row in second.rows] == [8, 9]
+
+
+async def test_the_clock_alone_releases_a_batch_when_somebody_waits() -> None:
+    async with house(PolicySettings(hold_s=0.05, fill_wait_s=0.0)) as made:
+        made.control.post(READY)
+        made.submit.post(submit(1))
+        first = await made.work.receive()
+        made.submit.post(submit(2))
+        assert await made.executor_control.receive() == Release(first.batch)
+        made.submit.post(BatchEnded(first.batch, [Continuation(1, [9])]))
+        second = await made.work.receive()
+        assert [(row.rid, row.token_ids[-1]) for row in second.rows] == [(2, 1), (1, 9)]
+
+
+async def test_cancel_by_either_way_reaches_the_executor_once() -> None:
+    async with house(PolicySettings(fill_wait_s=0.0)) as made:
+        made.control.post(READY)
+        made.submit.post(submit(1))
+        await made.work.receive()
+        made.control.post(Cancel(1))
+        made.submit.post(Cancel(1))
+        assert await made.executor_control.receive() == Cancel(1)
+        made.submit.post(AskLoad(5))
+        while not isinstance(load := await made.door.receive(), Load):
+            pass
+        assert (load.rid, load.running) == (5, 0)
+        assert made.executor_control.receive_nowait() is None
+
+
+async def test_refusals_go_to_the_tokenizer() -> None:
+    async with house() as made:
+        made.control.post(READY)
+        made.submit.post(submit(1, prompt=4001))
+        failed = await made.tokenizer.receive()
+        assert isinstance(failed, RowsFailed)
+        assert (failed.rids, failed.code) == ([1], "prompt_too_long")
+
+
+async def test_loss_fails_what_ran_and_the_next_executor_takes_the_rest() -> None:
+    async with house(PolicySettings(fill_wait_s=0.0)) as made:
+        made.control.post(msgspec.structs.replace(READY, max_batch=1))
+        made.submit.post(submit(1))
+        assert [row.rid for row in (await made.work.receive()).rows] == [1]
+        made.submit.post(submit(2))
+        made.control.post(ExecutorLost("killed"))
+        failed = await made.tokenizer.receive()
+        assert isinstance(failed, RowsFailed)
+        assert (failed.rids, failed.code) == ([1], "executor_failed")
+        work: Mailbox[ExecutorMessage] = Mailbox.bind(
+            made.context, ["inproc://work-2"], ExecutorMessage, 9
+        )
+        again = msgspec.structs.replace(READY, work="inproc://work-2", control="inproc://control-2")
+        made.control.post(again)
+        assert [row.rid for row in (await work.receive()).rows] == [2]
+        assert made.work.receive_nowait() is None
+        work.close()
+
+
+async def test_mail_for_an_executor_that_takes_none_is_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with house(PolicySettings(fill_wait_s=0.0), limit=1) as made:
+        made.control.post(READY)
+        made.submit.post(submit(1))
+        await made.work.receive()
+
+        def full(_message: object) -> None:
+            raise MailboxFull("inproc://control-1")
+
+        control = made.scheduler._executor_control
+        assert control is not None
+        monkeypatch.setattr(control, "post", full)
+        with structlog.testing.capture_logs() as logs:
+            made.control.post(Cancel(1))
+            made.submit.post(submit(2, prompt=0))
+            assert isinstance(await made.tokenizer.receive(), RowsFailed)
+        assert [entry["dropped"] for entry in logs] == ["Cancel"]
+
+
+async def test_one_line_per_batch_at_debug() -> None:
+    with structlog.testing.capture_logs() as logs:
+        async with house(PolicySettings(fill_wait_s=0.0)) as made:
+            made.control.post(READY)
+            made.submit.post(submit(1))
+            run = await made.work.receive()
+            made.submit.post(BatchEnded(run.batch, [Continuation(1, [3])]))
+            await made.work.receive()
+    (line,) = logs
+    assert (line["log_level"], line["rows"], line["put_back"]) == ("debug", 1, 1)
+
+
+@pytest.mark.parametrize("message", [Release(1), RunBatch(1, [])])
+async def test_without_an_executor_its_mail_goes_nowhere(message: Any) -> None:
+    async with house() as made:
+        await made.scheduler._carry_out(message)
+        made.submit.post(AskLoad(1))
+        assert isinstance(await made.door.receive(), Load)

@@ -1,0 +1,336 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+import pytest
+import zmq
+from structlog.testing import capture_logs
+
+from actors import tokenizer as module
+from actors.mailbox import Mailbox, MailboxFull
+from actors.messages import (
+    Cancel,
+    ChatTurn,
+    Convert,
+    Converted,
+    Deltas,
+    DoorMessage,
+    Failed,
+    Prepare,
+    RowsFailed,
+    SchedulerControl,
+    SchedulerMessage,
+    Step,
+    Submit,
+    TokenizerMessage,
+)
+from actors.tokenizer import TokenizerActor
+from runtime.request import RowToken, SamplingParams
+from runtime.text import Tokenizer
+from tests.runtime.text.folders import byte_level, open_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return open_tokenizer(tmp_path_factory.mktemp("engine"), byte_level())
+
+
+@dataclass
+class House:
+    """The neighbours of one tokenizer, each end owned by the test."""
+
+    mail: Mailbox[Any]
+    scheduler: Mailbox[SchedulerMessage]
+    control: Mailbox[SchedulerControl]
+    door: Mailbox[DoorMessage]
+    actor: TokenizerActor
+
+
+class Gate:
+    """A sending end to the front door that takes nothing while it is shut."""
+
+    def __init__(self, inner: Mailbox[DoorMessage]) -> None:
+        self.inner = inner
+        self.shut = False
+
+    async def send(self, message: DoorMessage, timeout_s: float) -> None:
+        if self.shut:
+            raise MailboxFull("inproc://d")
+        await self.inner.send(message, timeout_s)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class SlowTokenizer:
+    """Encodes in its own time: after `go` is set, and only in a worker thread."""
+
+    def __init__(self, inner: Tokenizer) -> None:
+        self.inner = inner
+        self.go = threading.Event()
+        self.thread: int | None = None
+
+    def encode(self, text: str, field: str) -> list[int]:
+        self.thread = threading.get_ident()
+        self.go.wait(5)
+        return self.inner.encode(text, field)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+@asynccontextmanager
+async def house(tokenizer: Any, *, gate: bool = False) -> AsyncIterator[House]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+
+    def connect(endpoint: str) -> Mailbox[Any]:
+        return Mailbox.connect(context, endpoint, 100)
+
+    inbox: Mailbox[TokenizerMessage] = Mailbox.bind(context, ["inproc://t"], TokenizerMessage, 100)
+    scheduler: Mailbox[SchedulerMessage] = Mailbox.bind(
+        context, ["inproc://s"], SchedulerMessage, 100
+    )
+    control: Mailbox[SchedulerControl] = Mailbox.bind(
+        context, ["inproc://c"], SchedulerControl, 100
+    )
+    door: Mailbox[DoorMessage] = Mailbox.bind(context, ["inproc://d"], DoorMessage, 100)
+    to_door: Any = Gate(connect("inproc://d")) if gate else connect("inproc://d")
+    actor = TokenizerActor(
+        inbox=inbox,
+        to_scheduler=connect("inproc://s"),
+        to_scheduler_control=connect("inproc://c"),
+        to_door=to_door,
+        tokenizer=tokenizer,
+    )
+    made = House(connect("inproc://t"), scheduler, control, door, actor)
+    try:
+        with anyio.fail_after(10):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(actor.run)
+                yield made
+                tasks.cancel_scope.cancel()
+    finally:
+        for mailbox in (made.mail, scheduler, control, door):
+            mailbox.close()
+        context.term()
+
+
+def prepare(rid: int, prompt: str = "the lamp", stop: tuple[str, ...] = ()) -> Prepare:
+    return Prepare(rid, None, prompt, 16, SamplingParams(seed=3), list(stop), True, 2, 5.0)
+
+
+def step(tokens: list[tuple[int, int]], **fields: Any) -> Step:
+    rows = [RowToken(n, token, **fields) for n, (_, token) in enumerate(tokens)]
+    return Step([rid for rid, _ in tokens], rows, ended=1.5)
+
+
+async def test_a_prompt_is_submitted_with_its_settings(tokenizer: Tokenizer) -> None:
+    async with house(tokenizer) as made:
+        made.mail.post(prepare(1))
+        assert await made.scheduler.receive() == Submit(
+            1, tokenizer.encode("the lamp"), 16, SamplingParams(seed=3), True, 2, 5.0
+        )
+
+
+async def test_turns_get_the_chat_template(tokenizer: Tokenizer) -> None:
+    async with house(tokenizer) as made:
+        made.mail.post(Prepare(1, [ChatTurn("user", "hi")], None, 4, SamplingParams()))
+        submit = await made.scheduler.receive()
+        assert isinstance(submit, Submit)
+        assert submit.token_ids == tokenizer.encode_chat([("user", "hi")])
+
+
+async def test_a_step_becomes_one_message_for_all_its_rows(tokenizer: Tokenizer) -> None:
+    a, b = tokenizer.encode("ab")
+    async with house(tokenizer) as made:
+        for rid in (1, 2):
+            made.mail.post(prepare(rid))
+            await made.scheduler.receive()
+        made.mail.post(step([(1, a), (7, b), (2, b)]))
+        deltas = await made.door.receive()
+        assert isinstance(deltas, Deltas)
+        assert [(row.rid, row.text, row.tokens) for row in deltas.rows] == [
+            (1, "a", [a]),
+            (2, "b", [b]),
+        ]
+        assert deltas.ended == 1.5
+
+
+async def test_a_stop_string_cancels_the_row_at_the_scheduler(tokenizer: Tokenizer) -> None:
+    a, b = tokenizer.encode("ab")
+    async with house(tokenizer) as made:
+        made.mail.post(prepare(1, stop=("b",)))
+        await made.scheduler.receive()
+        made.mail.post(step([(1, a)]))
+        made.mail.post(step([(1, b)]))
+        assert await made.control.receive() == Cancel(1)
+        rows = []
+        for _ in range(2):
+            deltas = await made.door.receive()
+            assert isinstance(deltas, Deltas)
+            rows += [(row.text, row.finish) for row in deltas.rows]
+        assert rows == [("a", None), ("", "stop")]
+
+
+async def test_a_row_that_ends_by_itself_is_not_cancelled(tokenizer: Tokenizer) -> None:
+    (a,) = tokenizer.encode("a")
+    async with house(tokenizer) as made:
+        made.mail.post(prepare(1, stop=("a",)))
+        await made.scheduler.receive()
+        made.mail.post(step([(1, a)], finish="length"))
+        deltas = await made.door.receive()
+        assert isinstance(deltas, Deltas)
+        assert deltas.rows[0].finish == "stop"
+        assert made.control.receive_nowait() is None
+
+
+async def test_failures_of_rows_reach_the_door(tokenizer: Tokenizer) -> None:
+    async with house(tokenizer) as made:
+        made.mail.post(prepare(1))
+        await made.scheduler.receive()
+        made.mail.post(step([(1, -1)], error="non_finite"))
+        failed = await made.door.receive()
+        assert isinstance(failed, Failed)
+        assert (failed.rid, failed.code) == (1, "non_finite")
+        made.mail.post(RowsFailed([4, 5], "queue_full", "too many", "max_tokens"))
+        for rid in (4, 5):
+            assert await made.door.receive() == Failed(rid, "queue_full", "too many", "max_tokens")
+
+
+@pytest.mark.parametrize(
+    ("request_", "code", "field"),
+    [
+        (prepare(1, ""), "prompt_empty", "prompt"),
+        (prepare(1, stop=("",)), "invalid_value", "stop"),
+        (
+            Prepare(1, [ChatTurn("tool", "x")], None, 4, SamplingParams()),
+            "invalid_value",
+            "messages",
+        ),
+        (Convert(1, tokens=[4, 400]), "invalid_value", "tokens"),
+    ],
+)
+async def test_what_cannot_be_encoded_fails_with_its_field(
+    tokenizer: Tokenizer, request_: Prepare | Convert, code: str, field: str
+) -> None:
+    async with house(tokenizer) as made:
+        made.mail.post(request_)
+        failed = await made.door.receive()
+        assert isinstance(failed, Failed)
+        assert (failed.rid, failed.code, failed.field) == (1, code, field)
+        # The actor goes on, and has kept nothing of the request.
+        made.mail.post(step([(1, 5)]))
+        made.mail.post(Convert(2, text="a"))
+        assert await made.door.receive() == Converted(2, tokens=tokenizer.encode("a"))
+
+
+async def test_conversions(tokenizer: Tokenizer) -> None:
+    turns = [ChatTurn("user", "hi")]
+    ids = tokenizer.encode_chat([("user", "hi")])
+    async with house(tokenizer) as made:
+        made.mail.post(Convert(1, turns=turns))
+        assert await made.door.receive() == Converted(1, tokens=ids)
+        made.mail.post(Convert(2, tokens=ids))
+        text = tokenizer.decode(ids, skip_special=False)
+        assert await made.door.receive() == Converted(2, text=text)
+
+
+async def test_a_cancel_never_overtakes_and_steps_never_wait(tokenizer: Tokenizer) -> None:
+    slow = SlowTokenizer(tokenizer)
+    (a,) = tokenizer.encode("a")
+    async with house(slow) as made:
+        slow.go.set()
+        made.mail.post(prepare(1))
+        await made.scheduler.receive()
+        slow.go.clear()
+        made.mail.post(prepare(2, "the lamp " * 200))
+        made.mail.post(Cancel(2))
+        made.mail.post(step([(1, a)]))
+        deltas = await made.door.receive()
+        assert isinstance(deltas, Deltas)
+        assert made.scheduler.receive_nowait() is None
+        slow.go.set()
+        submit = await made.scheduler.receive()
+        assert isinstance(submit, Submit)
+        assert submit.rid == 2
+        assert await made.scheduler.receive() == Cancel(2)
+        assert slow.thread != threading.get_ident()
+        made.mail.post(step([(2, a), (1, a)]))
+        deltas = await made.door.receive()
+        assert isinstance(deltas, Deltas)
+        assert [row.rid for row in deltas.rows] == [1]
+
+
+async def test_too_many_waiting_requests_are_refused_and_cancels_are_not(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "INTAKE_LIMIT", 1)
+    slow = SlowTokenizer(tokenizer)
+    async with house(slow) as made:
+        for rid in (1, 2, 3):
+            made.mail.post(prepare(rid, "the lamp " * 200))
+            await anyio.sleep(0.02)
+        made.mail.post(Cancel(2))
+        failed = await made.door.receive()
+        assert isinstance(failed, Failed)
+        assert (failed.rid, failed.code) == (3, "queue_full")
+        slow.go.set()
+        rids = []
+        for _ in range(3):
+            message = await made.scheduler.receive()
+            assert isinstance(message, Submit | Cancel)
+            rids.append(message.rid)
+        assert rids == [1, 2, 2]
+
+
+async def test_a_fault_in_one_request_ends_nothing_else(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> list[int]:
+        raise ZeroDivisionError
+
+    async with house(tokenizer) as made:
+        with capture_logs() as logs, monkeypatch.context() as patch:
+            patch.setattr(tokenizer, "encode", broken)
+            made.mail.post(prepare(1))
+            failed = await made.door.receive()
+        assert isinstance(failed, Failed)
+        assert (failed.rid, failed.code) == (1, "internal")
+        assert logs[0]["rid"] == 1
+        made.mail.post(prepare(2))
+        assert isinstance(await made.scheduler.receive(), Submit)
+
+
+async def test_a_malformed_step_does_not_end_the_actor(tokenizer: Tokenizer) -> None:
+    async with house(tokenizer) as made:
+        with capture_logs() as logs:
+            made.mail.post(Step([1, 2], [RowToken(0, 5)], 1.0))
+            made.mail.post(prepare(2))
+            assert isinstance(await made.scheduler.receive(), Submit)
+        assert logs[0]["kind"] == "Step"
+
+
+async def test_text_that_the_door_did_not_take_fails_its_request(tokenizer: Tokenizer) -> None:
+    (a,) = tokenizer.encode("a")
+    async with house(tokenizer, gate=True) as made:
+        gate: Any = made.actor._to_door
+        made.mail.post(prepare(1))
+        await made.scheduler.receive()
+        gate.shut = True
+        with capture_logs() as logs:
+            made.mail.post(step([(1, a)]))
+            assert await made.control.receive() == Cancel(1)
+        assert logs[0]["dropped"] == "Deltas"
+        assert made.actor.lost == 1
+        gate.shut = False
+        made.mail.post(step([(1, a)]))
+        made.mail.post(Convert(2, text="a"))
+        failed = await made.door.receive()
+        assert isinstance(failed, Failed)
+        assert (failed.rid, failed.code) == (1, "internal")
+        assert await made.door.receive() == Converted(2, tokens=[a])

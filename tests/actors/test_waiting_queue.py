@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.waiting_queue import Entry, WaitingQueue
+from tests.actors.simulation import submit
+
+
+def entry(rid: int, queued: float = 0.0, **kwargs: int) -> Entry:
+    return Entry(submit(rid, **kwargs), arrived=0.0, queued=queued)
+
+
+def test_equal_priorities_keep_the_order_of_arrival() -> None:
+    queue = WaitingQueue(5.0)
+    for rid in (3, 1, 2):
+        queue.push(entry(rid, queued=float(rid == 2)))
+    assert [one.rid for one in queue.take(9)] == [1, 3, 2]
+    assert len(queue) == 0
+
+
+def test_one_priority_is_worth_the_ageing_time() -> None:
+    queue = WaitingQueue(5.0)
+    queue.push(entry(1, queued=0.0, priority=0))
+    queue.push(entry(2, queued=4.9, priority=1))
+    queue.push(entry(3, queued=5.1, priority=1))
+    assert [one.rid for one in queue.take(3)] == [2, 1, 3]
+
+
+def test_a_row_that_continues_has_all_its_tokens() -> None:
+    waiting = entry(4, prompt=2, tokens=8)
+    waiting.generated = [7, 8]
+    row = waiting.to_row()
+    assert (row.rid, row.token_ids, row.prompt_length, row.max_tokens) == (4, [1, 1, 7, 8], 2, 8)
+
+
+def test_expired_requests_are_taken_out() -> None:
+    queue = WaitingQueue(5.0)
+    queue.push(Entry(submit(1, deadline=3.0), 0.0, 0.0))
+    queue.push(Entry(submit(2, deadline=2.0), 0.0, 0.0))
+    queue.push(entry(3))
+    deadlines = [queue.next_deadline]
+    assert [one.rid for one in queue.take_expired(2.0)] == [2]
+    deadlines.append(queue.next_deadline)
+    queue.remove(1)
+    deadlines.append(queue.next_deadline)
+    assert deadlines == [2.0, 3.0, None]
+    assert queue.remove(1) is None
+
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("push"), st.integers(-10, 10), st.integers(0, 9)),
+        st.tuples(st.just("remove"), st.integers(0, 30), st.just(0)),
+        st.tuples(st.just("take"), st.integers(0, 3), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@given(ACTIONS)
+def test_it_agrees_with_sorting(actions: list[tuple[str, int, int]]) -> None:
+    queue, model, now = WaitingQueue(2.0), dict[int, Entry](), 0.0
+    for number, (action, value, prompt) in enumerate(actions):
+        now += 0.5
+        if action == "push":
+            model[number] = entry(number, queued=now, priority=value, prompt=prompt)
+            queue.push(model[number])
+        elif action == "remove":
+            assert queue.remove(value) is model.pop(value, None)
+        else:
+            order = sorted(
+                model.values(), key=lambda one: (one.queued - 2 * one.request.priority, one.rid)
+            )
+            for expected, got in zip(order[:value], queue.take(value), strict=True):
+                assert got is model.pop(expected.rid)
+        assert len(queue) == len(model)
+        assert queue.prompt_tokens == sum(one.prompt_tokens for one in model.values())
+        assert queue.oldest == min((one.queued for one in model.values()), default=None)
