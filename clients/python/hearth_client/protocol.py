@@ -72,10 +72,11 @@ class Generate(Request, tag="generate"):
     ignore_eos: bool = False
     priority: Annotated[int, Meta(ge=-10, le=10)] = 0
     deadline_s: Annotated[float, Meta(gt=0.0, le=86400.0)] | None = None
+    timestamps: bool = False
 
 
 class Cancel(Request, tag="cancel"):
-    """End request `id`; answered by that request's `done` with reason `cancelled`."""
+    """End generation `id`, which answers `done` (`cancelled`); an unknown id is ignored."""
 
     id: Id
 
@@ -122,7 +123,10 @@ class Limits(msgspec.Struct, kw_only=True):
 
 
 class Welcome(Answer, tag="welcome"):
-    """The answer to `hello`: the protocol chosen, limits and features by name."""
+    """The answer to `hello`: the protocol chosen, limits and features by name.
+
+    `epoch` names this run of the server: another one means that it was restarted.
+    """
 
     proto: int
     server: str
@@ -153,13 +157,18 @@ class TokenLogprob(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Delta(Answer, tag="delta"):
-    """More text of request `id`; `seq` counts from 0 without gaps."""
+    """More text of request `id`; `seq` counts from 0 without gaps.
+
+    `ended` comes when the request set `timestamps`: when the engine step of the last token here
+    ended, in seconds of the system-wide monotonic clock.
+    """
 
     id: str
     seq: int
     text: str
     tokens: list[int] = []
     logprobs: list[TokenLogprob] = []
+    ended: float | None = None
 
 
 class Usage(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -181,7 +190,7 @@ class Done(Answer, tag="done"):
 
 
 class Error(Answer, tag="error"):
-    """The request, or with an empty `id` the message, failed; nothing follows for that `id`."""
+    """The request `id` failed and nothing follows for it; an empty `id` ends no request."""
 
     code: str
     message: str

@@ -1,0 +1,155 @@
+"""The asyncio client."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from hearth_client.address import resolve_address
+from hearth_client.asynchronous import AsyncSession
+from hearth_client.connection import Connection, Exchange, ReplyT, reply_of
+from hearth_client.generation import Collected
+from hearth_client.options import GenerateOptions, Turns, as_messages, generate_request
+from hearth_client.protocol import (
+    Delta,
+    Detokenize,
+    Detokenized,
+    Request,
+    Status,
+    StatusReport,
+    Tokenize,
+    Tokens,
+    Welcome,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
+
+
+class AsyncGeneration(Collected):
+    """A stream of deltas for one task; leaving an `async with` cancels the generation."""
+
+    def __init__(self, client: AsyncClient, exchange: Exchange) -> None:
+        super().__init__(exchange)
+        self._client = client
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        return self
+
+    async def __anext__(self) -> Delta:
+        while True:
+            delta = self._take()
+            if delta is not None:
+                return delta
+            if self._exchange.ended:
+                raise StopAsyncIteration
+            await self._client._wait_for(self._exchange)  # noqa: SLF001 - parts of one client
+
+    async def text(self) -> str:
+        """Wait for the end; returns the whole text, with what was iterated before."""
+        async for _ in self:
+            pass
+        return "".join(self._parts)
+
+    def cancel(self) -> None:
+        """Ask the daemon to end this generation; the stream then ends with reason `cancelled`."""
+        self._client.cancel(self)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.cancel()
+
+
+class AsyncClient:
+    """A session with the daemon for the tasks of one asyncio loop (uvloop included).
+
+    The arguments are those of `Client`. The loop itself reads and renews the lease, so a task may
+    pause as long as it likes, and a cancelled wait loses nothing; a loop that blocks for longer
+    than the lease loses its requests. Not for several threads, and not across a fork.
+    """
+
+    def __init__(
+        self,
+        address: str | os.PathLike[str] | None = None,
+        *,
+        timeout: float = 5.0,
+        silence_s: float = 60.0,
+        lease_s: float | None = None,
+        name: str = "hearth-client-python",
+    ) -> None:
+        self.address = resolve_address(address)
+        self._connection = Connection(name, lease_s, silence_s)
+        self._session = AsyncSession(self.address, self._connection, timeout, silence_s)
+
+    async def connect(self) -> Welcome:
+        """Open the session unless it is open; raises ConnectionTimeout when nobody answers."""
+        return await self._session.open()
+
+    async def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Turns | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> AsyncGeneration:
+        """Start a generation from a raw `prompt` or from `messages`, exactly one of them."""
+        exchange = await self._session.request(
+            lambda i: generate_request(i, prompt, messages, options)
+        )
+        return AsyncGeneration(self, exchange)
+
+    def cancel(self, generation: AsyncGeneration) -> None:
+        """End a generation; does nothing when it has ended."""
+        message = self._connection.cancel(generation._exchange)  # noqa: SLF001 - parts of one client
+        if message is not None:
+            self._session.send(message)
+
+    async def tokenize(
+        self, text: str | None = None, *, messages: Turns | None = None
+    ) -> list[int]:
+        """Token ids of `text`, or of `messages` with the chat template applied."""
+        turns = None if messages is None else as_messages(messages)
+        reply = await self._ask(lambda i: Tokenize(id=i, text=text, messages=turns), Tokens)
+        return reply.tokens
+
+    async def detokenize(self, tokens: Sequence[int]) -> str:
+        """Text of token ids."""
+        reply = await self._ask(lambda i: Detokenize(id=i, tokens=list(tokens)), Detokenized)
+        return reply.text
+
+    async def status(self) -> StatusReport:
+        """What the daemon serves and does now."""
+        return await self._ask(lambda i: Status(id=i), StatusReport)
+
+    async def close(self) -> None:
+        """End the session; open generations end with ClientClosed."""
+        self._session.close()
+
+    async def __aenter__(self) -> Self:
+        await self.connect()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def _wait_for(self, exchange: Exchange) -> None:
+        await self._session.wait_for(exchange)
+
+    async def _ask(self, build: Callable[[str], Request], kind: type[ReplyT]) -> ReplyT:
+        exchange = await self._session.request(build)
+        await self._session.wait_for(exchange)
+        return reply_of(exchange, kind)

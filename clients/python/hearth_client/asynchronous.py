@@ -1,0 +1,178 @@
+"""The asyncio side of a session: the loop reads for it, tasks wait for their requests."""
+
+import asyncio
+from collections.abc import Callable
+
+from hearth_client.channel import Channel
+from hearth_client.connection import Connection, Exchange
+from hearth_client.errors import (
+    ClientClosed,
+    ConnectionLost,
+    ConnectionTimeout,
+    HearthClientError,
+)
+from hearth_client.protocol import Request, Welcome
+
+_BURST = 64
+"""Messages taken in before other callbacks of the loop get their turn."""
+
+
+class AsyncSession:
+    """One session at a time with the daemon at `address`; a lost one is opened anew on demand.
+
+    Everything happens in callbacks of the loop, so a cancelled task loses no message.
+    """
+
+    def __init__(
+        self, address: str, connection: Connection, timeout: float, silence_s: float
+    ) -> None:
+        self._address = address
+        self._connection = connection
+        self._timeout = timeout
+        self._silence_s = silence_s
+        self._channel: Channel | None = None
+        self._opening = asyncio.Lock()
+        self._waiters: dict[str, asyncio.Future[None]] = {}
+        self._welcomed: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._heard = 0.0
+        self._closed = False
+
+    async def open(self) -> Welcome:
+        """The welcome of the session that is open, or of a new one."""
+        async with self._opening:
+            if self._closed:
+                raise ClientClosed("this client was closed: make another one")
+            if self._channel is None:
+                await self._handshake()
+        if self._connection.welcome is None:
+            raise ConnectionLost("the session was lost while it was opened")
+        return self._connection.welcome
+
+    async def request(self, build: Callable[[str], Request]) -> Exchange:
+        """Open the session if need be and send a request."""
+        await self.open()
+        now = asyncio.get_running_loop().time()
+        exchange, data = self._connection.request(build, now)
+        self.send(data)
+        return exchange
+
+    def send(self, data: bytes) -> None:
+        """Send on the open session; does nothing when it is lost, as its requests have ended."""
+        if self._channel is None:
+            return
+        try:
+            self._channel.send(data)
+        except ConnectionTimeout as error:
+            self._lose(error)
+        else:
+            # A send takes the wake-up of messages that came meanwhile.
+            self._readable()
+
+    async def wait_for(self, exchange: Exchange) -> None:
+        """Wait until `exchange` has a delta or has ended; for one task per exchange."""
+        while not exchange.deltas and not exchange.ended:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters[exchange.id] = waiter
+            try:
+                await waiter
+            finally:
+                self._waiters.pop(exchange.id, None)
+
+    def close(self) -> None:
+        """End the session; open requests end with ClientClosed."""
+        self._closed = True
+        self._lose(ClientClosed("this client was closed"))
+
+    async def _handshake(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._welcomed = loop.create_future()
+        self._channel = Channel(self._address)
+        for descriptor in self._channel.descriptors:
+            loop.add_reader(descriptor, self._readable)
+        self.send(self._connection.hello())
+        try:
+            await asyncio.wait_for(self._welcomed, self._timeout)
+        except asyncio.TimeoutError:
+            self._lose(self._no_answer())
+        except BaseException:
+            self._lose(ConnectionLost("the session was not opened"))
+            raise
+        if self._connection.failure is not None:
+            raise self._connection.failure
+        self._heard = loop.time()
+        self._arm()
+
+    def _readable(self) -> None:
+        for _ in range(_BURST):
+            if not self._take():
+                return
+        asyncio.get_running_loop().call_soon(self._readable)
+
+    def _take(self) -> bool:
+        """Take in one message or a disconnection; False when there is neither."""
+        if self._channel is None:
+            return False
+        data = self._channel.receive()
+        if data is not None:
+            self._heard = asyncio.get_running_loop().time()
+            self._wake(self._connection.receive(data, self._heard))
+            return True
+        if not self._channel.disconnected():
+            return False
+        if self._connection.welcome is None:
+            # Whoever listened is gone and cannot have kept the first hello.
+            self._channel.send(self._connection.hello())
+        else:
+            self._lose(ConnectionLost("the daemon closed the connection"))
+        return True
+
+    def _wake(self, exchange: Exchange | None) -> None:
+        if exchange is not None:
+            self._resolve(self._waiters.get(exchange.id))
+        elif self._connection.failure is not None:
+            self._lose(self._connection.failure)
+        elif self._connection.welcome is not None:
+            self._resolve(self._welcomed)
+
+    def _arm(self) -> None:
+        loop = asyncio.get_running_loop()
+        due = min(self._connection.renew_at, self._heard + self._silence_s)
+        self._timer = loop.call_at(max(due, loop.time()), self._tick)
+
+    def _tick(self) -> None:
+        # What has come while the loop was busy elsewhere counts as heard.
+        self._readable()
+        if self._channel is None:
+            return
+        now = asyncio.get_running_loop().time()
+        if now - self._heard >= self._silence_s:
+            self._lose(self._no_answer())
+            return
+        renewal = self._connection.renewal(now)
+        if renewal is not None:
+            self.send(renewal)
+        if self._channel is not None:
+            self._arm()
+
+    def _no_answer(self) -> ConnectionTimeout:
+        return ConnectionTimeout(
+            f"no answer from a daemon at {self._address}: is `hearth serve` running?"
+        )
+
+    def _lose(self, error: HearthClientError) -> None:
+        self._connection.lose(error)
+        channel, self._channel = self._channel, None
+        if self._timer is not None:
+            self._timer.cancel()
+        if channel is not None:
+            for descriptor in channel.descriptors:
+                asyncio.get_running_loop().remove_reader(descriptor)
+            channel.close()
+        for waiter in [self._welcomed, *self._waiters.values()]:
+            self._resolve(waiter)
+
+    @staticmethod
+    def _resolve(waiter: "asyncio.Future[None] | None") -> None:
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)

@@ -1,0 +1,132 @@
+"""The blocking side of a session: handshake, waiting, renewal and loss."""
+
+import time
+from collections.abc import Callable
+
+from hearth_client.channel import Channel
+from hearth_client.connection import Connection, Exchange
+from hearth_client.errors import (
+    ClientClosed,
+    ConnectionLost,
+    ConnectionTimeout,
+    HearthClientError,
+)
+from hearth_client.protocol import Request, Welcome
+
+
+class BlockingSession:
+    """One session at a time with the daemon at `address`; a lost one is opened anew on demand."""
+
+    def __init__(
+        self, address: str, connection: Connection, timeout: float, silence_s: float
+    ) -> None:
+        self._address = address
+        self._connection = connection
+        self._timeout = timeout
+        self._silence_s = silence_s
+        self._channel: Channel | None = None
+        self._heard = 0.0
+        self._closed = False
+
+    def open(self) -> Welcome:
+        """The welcome of the session that is open, or of a new one."""
+        if self._closed:
+            raise ClientClosed("this client was closed: make another one")
+        while self._channel is not None and self._take():
+            pass
+        if self._channel is None:
+            self._handshake()
+        if self._connection.welcome is None:
+            raise ConnectionLost("the session was lost while it was opened")
+        return self._connection.welcome
+
+    def request(self, build: Callable[[str], Request]) -> Exchange:
+        """Open the session if need be and send a request."""
+        self.open()
+        exchange, data = self._connection.request(build, time.monotonic())
+        self.send(data)
+        return exchange
+
+    def send(self, data: bytes) -> None:
+        """Send on the open session; does nothing when it is lost, as its requests have ended."""
+        if self._channel is not None:
+            try:
+                self._channel.send(data)
+            except ConnectionTimeout as error:
+                self._lose(error)
+
+    def wait_for(self, exchange: Exchange) -> None:
+        """Block until `exchange` has a delta or has ended."""
+        since = time.monotonic()
+        while not exchange.deltas and not exchange.ended:
+            self.renew()
+            if not self._take():
+                self._wait(max(since, self._heard) + self._silence_s)
+
+    def renew(self) -> None:
+        """Renew the lease when it is time; a reader that is always behind never waits."""
+        renewal = self._connection.renewal(time.monotonic())
+        if renewal is not None:
+            self.send(renewal)
+
+    def close(self) -> None:
+        """End the session; open requests end with ClientClosed."""
+        self._closed = True
+        self._lose(ClientClosed("this client was closed"))
+
+    def _handshake(self) -> None:
+        limit = time.monotonic() + self._timeout
+        self._channel = Channel(self._address)
+        self._channel.send(self._connection.hello())
+        try:
+            self._await_welcome(limit)
+        except BaseException:
+            # Also when interrupted: half a session must not look like an open one.
+            self._lose(ConnectionLost("the session was not opened"))
+            raise
+
+    def _await_welcome(self, limit: float) -> None:
+        while self._connection.welcome is None:
+            if not self._take():
+                self._wait(limit)
+            if self._connection.failure is not None:
+                raise self._connection.failure
+
+    def _take(self) -> bool:
+        """Take in one message or a disconnection; False when there is neither."""
+        if self._channel is None:
+            return False
+        data = self._channel.receive()
+        if data is not None:
+            self._heard = time.monotonic()
+            self._connection.receive(data, self._heard)
+            if self._connection.failure is not None:
+                self._lose(self._connection.failure)
+            return True
+        if not self._channel.disconnected():
+            return False
+        if self._connection.welcome is None:
+            # Whoever listened is gone and cannot have kept the first hello.
+            self._channel.send(self._connection.hello())
+        else:
+            self._lose(ConnectionLost("the daemon closed the connection"))
+        return True
+
+    def _wait(self, limit: float) -> None:
+        now = time.monotonic()
+        if self._channel is None:
+            return
+        if now >= limit:
+            self._lose(
+                ConnectionTimeout(
+                    f"no answer from a daemon at {self._address}: is `hearth serve` running?"
+                )
+            )
+            return
+        self._channel.wait(min(limit, self._connection.renew_at) - now)
+
+    def _lose(self, error: HearthClientError) -> None:
+        channel, self._channel = self._channel, None
+        self._connection.lose(error)
+        if channel is not None:
+            channel.close()

@@ -1,0 +1,68 @@
+"""The ZeroMQ side of a client: one DEALER socket, and word of its disconnection."""
+
+import zmq
+
+from hearth_client.errors import ConnectionTimeout
+
+_RECONNECT_MS = 20
+_RECONNECT_MAX_MS = 200
+
+
+class Channel:
+    """A connected DEALER with its own context; owned by one thread."""
+
+    def __init__(self, address: str) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._monitor.setsockopt(zmq.LINGER, 0)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
+        self._socket.connect(address)
+
+    @property
+    def descriptors(self) -> tuple[int, int]:
+        """Edge-triggered descriptors of socket and monitor: drain both whenever one is readable."""
+        return self._socket.FD, self._monitor.FD
+
+    def send(self, data: bytes) -> None:
+        """Queue one message; raises ConnectionTimeout when the daemon has stopped reading."""
+        try:
+            self._socket.send(data, zmq.NOBLOCK)
+        except zmq.Again:
+            raise ConnectionTimeout("the daemon does not take messages any more") from None
+
+    def receive(self) -> bytes | None:
+        """The next message, None when there is none now; frames after the first are dropped."""
+        try:
+            data = self._socket.recv(zmq.NOBLOCK)
+            while self._socket.getsockopt(zmq.RCVMORE):
+                self._socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        return data
+
+    def disconnected(self) -> bool:
+        """Whether the connection broke since the last call; drain `receive` before asking."""
+        broke = False
+        while True:
+            try:
+                self._monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return broke
+            broke = True
+
+    def wait(self, seconds: float) -> None:
+        """Block until something comes, for `seconds` at most."""
+        self._poller.poll(max(0, int(seconds * 1000) + 1))
+
+    def close(self) -> None:
+        """Close everything; unsent messages are dropped."""
+        self._socket.disable_monitor()
+        self._monitor.close()
+        self._socket.close()
+        self._context.term()

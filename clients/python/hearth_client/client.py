@@ -1,0 +1,157 @@
+"""The blocking client."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from hearth_client.address import resolve_address
+from hearth_client.blocking import BlockingSession
+from hearth_client.connection import Connection, Exchange, ReplyT, reply_of
+from hearth_client.generation import Collected
+from hearth_client.options import GenerateOptions, Turns, as_messages, generate_request
+from hearth_client.protocol import (
+    Delta,
+    Detokenize,
+    Detokenized,
+    Request,
+    Status,
+    StatusReport,
+    Tokenize,
+    Tokens,
+    Welcome,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
+
+
+class Generation(Collected):
+    """A stream of deltas; iterate it, or collect it with `text`. Leaving a `with` cancels it."""
+
+    def __init__(self, client: Client, exchange: Exchange) -> None:
+        super().__init__(exchange)
+        self._client = client
+
+    def __iter__(self) -> Iterator[Delta]:
+        return self
+
+    def __next__(self) -> Delta:
+        self._client._renew()  # noqa: SLF001 - parts of one client
+        while True:
+            delta = self._take()
+            if delta is not None:
+                return delta
+            if self._exchange.ended:
+                raise StopIteration
+            self._client._wait_for(self._exchange)  # noqa: SLF001 - parts of one client
+
+    def text(self) -> str:
+        """Wait for the end; returns the whole text, with what was iterated before."""
+        for _ in self:
+            pass
+        return "".join(self._parts)
+
+    def cancel(self) -> None:
+        """Ask the daemon to end this generation; the stream then ends with reason `cancelled`."""
+        self._client.cancel(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.cancel()
+
+
+class Client:
+    """A session with the daemon; several generations may be open and read in turns.
+
+    `timeout` bounds the wait for the daemon's welcome, `silence_s` the wait for any sign of life
+    later, both in seconds. The daemon ends the requests of a client that it has not heard of for
+    a lease; a waiting client renews it, and one whose caller pauses between two calls for longer
+    must ask for more by `lease_s`. A lost session is opened anew by the next request.
+
+    Not for several threads at once and not across a fork: each thread and process makes its own.
+    """
+
+    def __init__(
+        self,
+        address: str | os.PathLike[str] | None = None,
+        *,
+        timeout: float = 5.0,
+        silence_s: float = 60.0,
+        lease_s: float | None = None,
+        name: str = "hearth-client-python",
+    ) -> None:
+        self.address = resolve_address(address)
+        self._connection = Connection(name, lease_s, silence_s)
+        self._session = BlockingSession(self.address, self._connection, timeout, silence_s)
+
+    def connect(self) -> Welcome:
+        """Open the session unless it is open; raises ConnectionTimeout when nobody answers."""
+        return self._session.open()
+
+    def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Turns | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Generation:
+        """Start a generation from a raw `prompt` or from `messages`, exactly one of them."""
+        return Generation(
+            self, self._session.request(lambda i: generate_request(i, prompt, messages, options))
+        )
+
+    def cancel(self, generation: Generation) -> None:
+        """End a generation; does nothing when it has ended."""
+        message = self._connection.cancel(generation._exchange)  # noqa: SLF001 - parts of one client
+        if message is not None:
+            self._session.send(message)
+
+    def tokenize(self, text: str | None = None, *, messages: Turns | None = None) -> list[int]:
+        """Token ids of `text`, or of `messages` with the chat template applied."""
+        turns = None if messages is None else as_messages(messages)
+        return self._ask(lambda i: Tokenize(id=i, text=text, messages=turns), Tokens).tokens
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """Text of token ids."""
+        return self._ask(lambda i: Detokenize(id=i, tokens=list(tokens)), Detokenized).text
+
+    def status(self) -> StatusReport:
+        """What the daemon serves and does now."""
+        return self._ask(lambda i: Status(id=i), StatusReport)
+
+    def close(self) -> None:
+        """End the session; open generations end with ClientClosed."""
+        self._session.close()
+
+    def __enter__(self) -> Self:
+        self.connect()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _renew(self) -> None:
+        self._session.renew()
+
+    def _wait_for(self, exchange: Exchange) -> None:
+        self._session.wait_for(exchange)
+
+    def _ask(self, build: Callable[[str], Request], kind: type[ReplyT]) -> ReplyT:
+        exchange = self._session.request(build)
+        self._session.wait_for(exchange)
+        return reply_of(exchange, kind)

@@ -1,0 +1,196 @@
+"""The conversation with a daemon, apart from any I/O: bytes in, answered requests out."""
+
+from collections import deque
+from collections.abc import Callable
+from itertools import count
+from typing import TypeVar
+
+import msgspec
+
+from hearth_client.errors import (
+    ConnectionLost,
+    HearthClientError,
+    InvalidValue,
+    ProtocolViolation,
+    error_for,
+)
+from hearth_client.protocol import (
+    PROTOCOL,
+    Accepted,
+    Cancel,
+    Delta,
+    Detokenized,
+    Done,
+    Error,
+    Hello,
+    Lease,
+    Leased,
+    Request,
+    ServerMessage,
+    StatusReport,
+    Tokens,
+    Welcome,
+)
+
+Reply = Tokens | Detokenized | StatusReport
+ReplyT = TypeVar("ReplyT", Tokens, Detokenized, StatusReport)
+# A renewal at a third of the time leaves room for two that come late.
+_RENEWALS = 3
+
+
+class Exchange:
+    """What one request has been answered so far; filled by its Connection.
+
+    `deltas` holds those not yet taken by the reader. `ended` turns true with `done`, a `reply`
+    or an `error`, whichever comes.
+    """
+
+    __slots__ = ("accepted", "deltas", "done", "error", "id", "next_seq", "reply")
+
+    def __init__(self, request_id: str) -> None:
+        self.id = request_id
+        self.accepted: Accepted | None = None
+        self.deltas: deque[Delta] = deque()
+        self.next_seq = 0
+        self.done: Done | None = None
+        self.reply: Reply | None = None
+        self.error: HearthClientError | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing will follow."""
+        return self.error is not None or self.done is not None or self.reply is not None
+
+
+def reply_of(exchange: Exchange, kind: type[ReplyT]) -> ReplyT:
+    """The reply of an exchange that has ended; raises its error."""
+    if exchange.error is not None:
+        raise exchange.error
+    if not isinstance(exchange.reply, kind):
+        raise ProtocolViolation("the server answered with another kind of message")
+    return exchange.reply
+
+
+class Connection:
+    """One session: its handshake, its open requests and its lease.
+
+    Times are seconds of any steady clock. Renewals come often enough for the server's lease and
+    for a caller who takes `silence_s` without an answer as a loss.
+    """
+
+    def __init__(self, client: str, lease_s: float | None, silence_s: float) -> None:
+        self.welcome: Welcome | None = None
+        self.failure: HearthClientError | None = None
+        self.renew_at = float("inf")
+        self._hello = Hello(proto=[PROTOCOL], client=client, lease_s=lease_s)
+        self._silence_s = silence_s
+        self._open: dict[str, Exchange] = {}
+        self._numbers = count(1)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(ServerMessage)
+
+    @property
+    def open(self) -> int:
+        """Requests without a terminal answer."""
+        return len(self._open)
+
+    def hello(self) -> bytes:
+        """The first message of a session; `welcome` or `failure` is set by its answer."""
+        self.welcome = self.failure = None
+        return self._encoder.encode(self._hello)
+
+    def request(self, build: Callable[[str], Request], now: float) -> tuple[Exchange, bytes]:
+        """Open a request: `build` gets its id; the bytes are to be sent."""
+        exchange = Exchange(str(next(self._numbers)))
+        data = self._encode(build(exchange.id))
+        self._open[exchange.id] = exchange
+        self._renewed(now)
+        return exchange, data
+
+    def cancel(self, exchange: Exchange) -> bytes | None:
+        """The message that ends a generation; None when it has ended."""
+        return None if exchange.ended else self._encoder.encode(Cancel(id=exchange.id))
+
+    def renewal(self, now: float) -> bytes | None:
+        """The message that renews the lease, when it is time for it."""
+        if now < self.renew_at:
+            return None
+        self._renewed(now)
+        return self._encoder.encode(Lease())
+
+    def receive(self, data: bytes, now: float) -> Exchange | None:
+        """Take one message in; returns the request that it belongs to.
+
+        A failure of the whole conversation sets `failure` and ends every open request with it.
+        """
+        try:
+            message = self._decoder.decode(data)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            self.lose(ProtocolViolation("the server sent a message that cannot be read"))
+            return None
+        if isinstance(message, Delta):
+            return self._delta(message)
+        if isinstance(message, (Welcome, Leased)):
+            self._session(message, now)
+            return None
+        if isinstance(message, Error) and not message.id:
+            self.lose(error_for(message.code, message.message, message.field))
+            return None
+        return self._other(message)
+
+    def lose(self, error: HearthClientError) -> list[Exchange]:
+        """End every open request with `error`; returns them."""
+        self.failure = error
+        self.renew_at = float("inf")
+        ended = list(self._open.values())
+        self._open.clear()
+        for exchange in ended:
+            exchange.error = error
+        return ended
+
+    def _encode(self, message: Request) -> bytes:
+        try:
+            return self._encoder.encode(message)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidValue("the request holds a value that cannot be encoded") from error
+
+    def _renewed(self, now: float) -> None:
+        if self.welcome is not None:
+            self.renew_at = now + min(self.welcome.limits.lease_s, self._silence_s) / _RENEWALS
+
+    def _session(self, message: Welcome | Leased, now: float) -> None:
+        if isinstance(message, Welcome):
+            if self.welcome is not None and self.welcome.epoch != message.epoch:
+                self.lose(ConnectionLost("the daemon was restarted"))
+            self.welcome = message
+            self._renewed(now)
+
+    def _delta(self, message: Delta) -> Exchange | None:
+        exchange = self._open.get(message.id)
+        if exchange is None:
+            return None
+        if message.seq != exchange.next_seq:
+            del self._open[message.id]
+            exchange.error = ProtocolViolation(
+                f"delta {message.seq} came where {exchange.next_seq} was due", "seq"
+            )
+            return exchange
+        exchange.next_seq += 1
+        exchange.deltas.append(message)
+        return exchange
+
+    def _other(self, message: Accepted | Done | Error | Reply) -> Exchange | None:
+        exchange = self._open.get(message.id)
+        if exchange is None:
+            return None
+        if isinstance(message, Accepted):
+            exchange.accepted = message
+            return exchange
+        del self._open[message.id]
+        if isinstance(message, Done):
+            exchange.done = message
+        elif isinstance(message, Error):
+            exchange.error = error_for(message.code, message.message, message.field)
+        else:
+            exchange.reply = message
+        return exchange

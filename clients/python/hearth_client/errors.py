@@ -1,0 +1,217 @@
+"""One exception per error code of the protocol, and those that arise on this side."""
+
+
+class HearthClientError(Exception):
+    """Any failure: a stable `code`, a `message` of one sentence, and the `field` at fault or ''."""
+
+    code = "internal"
+
+    def __init__(self, message: str, field: str = "", code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+        if code is not None:
+            self.code = code
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.code}{f', {self.field}' if self.field else ''})"
+
+
+class RequestRefused(HearthClientError):  # noqa: N818 - this family is named like its codes
+    """The request must change before it can work."""
+
+    code = "invalid_value"
+
+
+class ServiceFailed(HearthClientError):  # noqa: N818 - this family is named like its codes
+    """The request was fine and the service could not take or finish it."""
+
+
+class ConnectionFailed(HearthClientError):  # noqa: N818 - this family is named like its codes
+    """The daemon cannot be reached, or the conversation with it broke."""
+
+    code = "connection_failed"
+
+
+class ServerError(ServiceFailed):
+    """The server failed inside, or answered with a code that this client does not know."""
+
+
+# --- the request must change ----------------------------------------------------------------
+
+
+class InvalidValue(RequestRefused):
+    """A field has a wrong type or lies outside its range."""
+
+    code = "invalid_value"
+
+
+class UnsupportedOption(RequestRefused):
+    """The server does not offer this option."""
+
+    code = "unsupported_option"
+
+
+class PromptEmpty(RequestRefused):
+    """There is no text to continue."""
+
+    code = "prompt_empty"
+
+
+class PromptTooLong(RequestRefused):
+    """The prompt has more tokens than `limits.prompt_tokens`."""
+
+    code = "prompt_too_long"
+
+
+class CapacityExceeded(RequestRefused):
+    """Prompt and `max_tokens` together exceed `limits.total_tokens`."""
+
+    code = "capacity_exceeded"
+
+
+class BadMessage(RequestRefused):
+    """The bytes were not a message of the protocol."""
+
+    code = "bad_message"
+
+
+class MessageTooLarge(RequestRefused):
+    """The message has more bytes than `limits.frame_bytes`."""
+
+    code = "message_too_large"
+
+
+class UnknownMessage(RequestRefused):
+    """The server has no message of this type."""
+
+    code = "unknown_message"
+
+
+class DuplicateId(RequestRefused):
+    """Another request of this connection with the same id is still open."""
+
+    code = "duplicate_id"
+
+
+# --- the service could not take or finish it ------------------------------------------------
+
+
+class QueueFull(ServiceFailed):
+    """Too much work waits already; try again later."""
+
+    code = "queue_full"
+
+
+class TooManyClients(ServiceFailed):
+    """The daemon serves as many clients as it may."""
+
+    code = "too_many_clients"
+
+
+class TooManyRequests(ServiceFailed):
+    """This client has as many open requests as it may."""
+
+    code = "too_many_requests"
+
+
+class DeadlineExceeded(ServiceFailed):
+    """The time given by `deadline_s` ran out."""
+
+    code = "deadline_exceeded"
+
+
+class ShuttingDown(ServiceFailed):
+    """The daemon is about to stop."""
+
+    code = "shutting_down"
+
+
+class ExecutorFailed(ServiceFailed):
+    """The process that runs the engine died; the daemon restarts it."""
+
+    code = "executor_failed"
+
+
+class NonFinite(ServiceFailed):
+    """The engine computed a value that is not a number."""
+
+    code = "non_finite"
+
+
+class SlowClient(ServiceFailed):
+    """This client did not read its answers in time."""
+
+    code = "slow_client"
+
+
+class LeaseExpired(ServiceFailed):
+    """This client was silent for longer than its lease, and its requests were ended."""
+
+    code = "lease_expired"
+
+
+# --- the conversation -----------------------------------------------------------------------
+
+
+class UnsupportedProtocol(ConnectionFailed):
+    """Client and server have no protocol number in common."""
+
+    code = "unsupported_protocol"
+
+
+class ConnectionTimeout(ConnectionFailed):
+    """The daemon did not answer in time."""
+
+    code = "connection_timeout"
+
+
+class ConnectionLost(ConnectionFailed):
+    """The daemon went away or was restarted; its open requests are gone."""
+
+    code = "connection_lost"
+
+
+class ProtocolViolation(ConnectionFailed):
+    """The server sent something that the protocol does not allow."""
+
+    code = "protocol_violation"
+
+
+class ClientClosed(ConnectionFailed):
+    """The client object was closed."""
+
+    code = "client_closed"
+
+
+_BY_CODE: dict[str, type[HearthClientError]] = {
+    kind.code: kind
+    for kind in (
+        InvalidValue,
+        UnsupportedOption,
+        PromptEmpty,
+        PromptTooLong,
+        CapacityExceeded,
+        BadMessage,
+        MessageTooLarge,
+        UnknownMessage,
+        DuplicateId,
+        QueueFull,
+        TooManyClients,
+        TooManyRequests,
+        DeadlineExceeded,
+        ShuttingDown,
+        ExecutorFailed,
+        NonFinite,
+        SlowClient,
+        LeaseExpired,
+        UnsupportedProtocol,
+    )
+}
+# The server no longer knows this connection: it was restarted, or it ended the session.
+_BY_CODE["hello_required"] = ConnectionLost
+
+
+def error_for(code: str, message: str, field: str = "") -> HearthClientError:
+    """The exception for an `error` answer; a code unknown here becomes a ServerError."""
+    return _BY_CODE.get(code, ServerError)(message, field, code)

@@ -1,0 +1,39 @@
+"""What both clients' generations have in common: the text and tokens collected so far."""
+
+from hearth_client.connection import Exchange
+from hearth_client.protocol import Accepted, Delta, Done
+
+
+class Collected:
+    """Answers of one generation, as taken by its reader."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.tokens: list[int] = []
+        self._exchange = exchange
+        self._parts: list[str] = []
+
+    @property
+    def id(self) -> str:
+        """The request's id on its connection."""
+        return self._exchange.id
+
+    @property
+    def accepted(self) -> Accepted | None:
+        """The daemon's word that the request is queued, with the prompt's length in tokens."""
+        return self._exchange.accepted
+
+    @property
+    def done(self) -> Done | None:
+        """Reason and usage; None before the end, and after a failure."""
+        return self._exchange.done
+
+    def _take(self) -> Delta | None:
+        """The next delta that has arrived; raises the request's error after the last one."""
+        if self._exchange.deltas:
+            delta = self._exchange.deltas.popleft()
+            self._parts.append(delta.text)
+            self.tokens.extend(delta.tokens)
+            return delta
+        if self._exchange.error is not None:
+            raise self._exchange.error
+        return None

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from hearth_client import (
+    AsyncClient,
+    ClientClosed,
+    ConnectionLost,
+    ConnectionTimeout,
+    ExecutorFailed,
+    InvalidValue,
+)
+
+from tests.daemon.door.harness import BACKENDS, Harness, running_door
+
+
+@pytest.fixture(params=BACKENDS, ids=["asyncio", "uvloop"])
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
+    return "asyncio", request.param
+
+
+@pytest.fixture
+def door() -> Iterator[Harness]:
+    with running_door() as harness:
+        yield harness
+
+
+async def test_a_stream_and_what_it_leaves(door: Harness) -> None:
+    async with AsyncClient(door.path) as client:
+        generation = await client.generate("count", max_tokens=3)
+        assert [delta.text async for delta in generation] == ["0 ", "1 ", "2 "]
+        assert await generation.text() == "0 1 2 "
+        assert generation.tokens == [0, 1, 2]
+        assert generation.done is not None
+        assert generation.done.reason == "length"
+
+
+async def test_tasks_share_a_client(door: Harness) -> None:
+    texts: dict[int, str] = {}
+
+    async with AsyncClient(door.path) as client, anyio.create_task_group() as tasks:
+
+        async def one(count: int) -> None:
+            texts[count] = await (await client.generate("count", max_tokens=count)).text()
+
+        for count in range(1, 30):
+            tasks.start_soon(one, count)
+    assert texts == {count: "".join(f"{i} " for i in range(count)) for count in range(1, 30)}
+
+
+async def test_cancelled_waits_lose_nothing(door: Harness) -> None:
+    async with AsyncClient(door.path) as client:
+        generation = await client.generate("count", max_tokens=100)
+        seen: list[int] = []
+        while generation.done is None or len(seen) < 100:
+            with anyio.move_on_after(0.0005):
+                async for delta in generation:
+                    seen += delta.tokens
+        assert seen == list(range(100))
+
+
+async def test_leaving_an_async_with_cancels(door: Harness) -> None:
+    async with AsyncClient(door.path) as client:
+        async with await client.generate("hang") as generation:
+            pass
+        assert await generation.text() == ""
+        assert generation.done is not None
+        assert generation.done.reason == "cancelled"
+
+
+async def test_conversions_status_and_errors(door: Harness) -> None:
+    async with AsyncClient(door.path) as client:
+        assert await client.tokenize("Hi") == [72, 105]
+        assert await client.detokenize([72, 105]) == "Hi"
+        assert (await client.status()).engine == {"layers": 2}
+        with pytest.raises(InvalidValue, match="top_p"):
+            await (await client.generate("x", top_p=3.0)).text()
+        with pytest.raises(ExecutorFailed):
+            await (await client.generate("fail")).text()
+
+
+async def test_the_loop_renews_while_tasks_do_other_things() -> None:
+    with running_door(lease_s=0.3) as door:
+        async with AsyncClient(door.path) as client:
+            generation = await client.generate("hang")
+            await anyio.sleep(1.0)
+            generation.cancel()
+            assert await generation.text() == ""
+
+
+async def test_nobody_answers() -> None:
+    with tempfile.TemporaryDirectory(prefix="ha") as folder:
+        client = AsyncClient(Path(folder) / "none.sock", timeout=0.1)
+        with pytest.raises(ConnectionTimeout):
+            await client.connect()
+        await client.close()
+        with pytest.raises(ClientClosed):
+            await client.status()
+
+
+async def test_a_daemon_that_goes_is_noticed_at_once() -> None:
+    with tempfile.TemporaryDirectory(prefix="ha") as folder:
+        path = Path(folder) / "h.sock"
+        client = AsyncClient(path, timeout=10)
+        with running_door(path=path) as door:
+            generation = await client.generate("hang")
+            await client.tokenize("a")
+            door.on_loop(door.door._dispatch.sessions._by_rid.clear)  # no last words
+        started = time.monotonic()
+        with pytest.raises(ConnectionLost):
+            await generation.text()
+        assert time.monotonic() - started < 1
+        with running_door(path=path):
+            assert await client.tokenize("a") == [97]
+            await client.close()
+
+
+async def test_an_interrupted_handshake_leaves_nothing_behind(door: Harness) -> None:
+    with tempfile.TemporaryDirectory(prefix="ha") as folder:
+        client = AsyncClient(Path(folder) / "none.sock")
+        with anyio.move_on_after(0.05):
+            await client.connect()
+        assert client._session._channel is None
+        await client.close()
+    async with AsyncClient(door.path) as other:
+        assert await asyncio.gather(*[other.tokenize("a") for _ in range(5)]) == [[97]] * 5

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hearth_client import (
+    Client,
+    ClientClosed,
+    ConnectionLost,
+    ConnectionTimeout,
+    InvalidValue,
+    TooManyClients,
+)
+
+from tests.daemon.door.harness import Harness, running_door, until
+
+
+@pytest.fixture
+def door() -> Iterator[Harness]:
+    with running_door() as harness:
+        yield harness
+
+
+def test_a_stream_and_what_it_leaves(door: Harness) -> None:
+    with Client(door.path) as client:
+        generation = client.generate("count", max_tokens=3)
+        assert [delta.text for delta in generation] == ["0 ", "1 ", "2 "]
+        assert generation.text() == "0 1 2 "
+        assert generation.tokens == [0, 1, 2]
+        assert generation.accepted is not None
+        assert generation.accepted.prompt_tokens == 5
+        assert generation.done is not None
+        assert (generation.done.reason, generation.done.usage.completion_tokens) == ("length", 3)
+
+
+def test_several_generations_are_read_in_turns(door: Harness) -> None:
+    with Client(door.path) as client:
+        first = client.generate("count", max_tokens=20)
+        second = client.generate(messages=[{"role": "user", "content": "count"}], max_tokens=20)
+        pairs = list(zip(first, second, strict=True))
+        assert [a.tokens for a, _ in pairs] == [b.tokens for _, b in pairs]
+        third, fourth = client.generate("count", max_tokens=9), client.generate("count x")
+        fourth.cancel()
+        assert fourth.text() is not None
+        assert third.text() == "0 1 2 3 4 5 6 7 8 "
+
+
+def test_a_reader_that_is_always_behind_keeps_its_lease() -> None:
+    with running_door(lease_s=0.3) as door, Client(door.path) as client:
+        hanging = client.generate("hang")
+        first, second = client.generate("count", max_tokens=20), client.generate("count x")
+        second.text()  # puts all of the first aside
+        for _ in first:
+            time.sleep(0.05)
+        hanging.cancel()
+        assert hanging.text() == ""
+        assert "lease_expired" not in door.totals()
+
+
+def test_leaving_a_with_cancels(door: Harness) -> None:
+    with Client(door.path) as client:
+        with client.generate("hang") as generation:
+            pass
+        assert generation.text() == ""
+        assert generation.done is not None
+        assert generation.done.reason == "cancelled"
+        until(lambda: len(door.actors.cancelled) == 1)
+        generation.cancel()
+
+
+def test_conversions_and_status(door: Harness) -> None:
+    with Client(door.path) as client:
+        assert client.tokenize("Hi") == [72, 105]
+        assert client.tokenize(messages=[{"role": "user", "content": "Hi"}]) == [72, 105]
+        assert client.detokenize([72, 105]) == "Hi"
+        assert client.status().model == "toy"
+        assert client.connect().server == "hearth test"
+
+
+def test_the_server_names_the_field(door: Harness) -> None:
+    with Client(door.path) as client:
+        with pytest.raises(InvalidValue) as caught:
+            client.generate("x", stop=["a", ""]).text()
+        assert caught.value.field == "stop[1]"
+        assert client.tokenize("a") == [97], "the session goes on"
+
+
+def test_nobody_answers() -> None:
+    with tempfile.TemporaryDirectory(prefix="hc") as folder:
+        client = Client(Path(folder) / "none.sock", timeout=0.1)
+        started = time.monotonic()
+        with pytest.raises(ConnectionTimeout, match="is `hearth serve` running"):
+            client.connect()
+        assert 0.09 < time.monotonic() - started < 2
+        client.close()
+
+
+def test_the_client_may_start_first() -> None:
+    with tempfile.TemporaryDirectory(prefix="hc") as folder:
+        path = Path(folder) / "h.sock"
+        answers: list[list[int]] = []
+
+        def early() -> None:
+            with Client(path, timeout=10) as client:
+                answers.append(client.tokenize("a"))
+
+        thread = threading.Thread(target=early)
+        thread.start()
+        time.sleep(0.1)
+        with running_door(path=path):
+            thread.join(10)
+        assert answers == [[97]]
+
+
+def test_a_session_that_the_server_forgot_is_opened_anew(door: Harness) -> None:
+    with Client(door.path, silence_s=0.3) as client:
+        epoch = client.connect().epoch
+        generation = client.generate("hang")
+        client.tokenize("a")
+        sessions = door.door._dispatch.sessions
+        door.on_loop(lambda: [sessions.drop(session) for session in sessions.all()])
+        with pytest.raises(ConnectionLost, match="hello_required"):
+            generation.text()
+        assert client.tokenize("a") == [97]
+        assert client.connect().epoch == epoch
+
+
+def test_a_stopped_daemon_is_noticed_at_once_and_its_successor_is_used() -> None:
+    with tempfile.TemporaryDirectory(prefix="hc") as folder:
+        path = Path(folder) / "h.sock"
+        client = Client(path, timeout=10)
+        with running_door(path=path) as door:
+            first = client.connect().epoch
+            generation = client.generate("hang")
+            client.tokenize("a")
+            door.on_loop(door.door._dispatch.sessions._by_rid.clear)  # no last words
+        started = time.monotonic()
+        with pytest.raises(ConnectionLost):
+            generation.text()
+        assert time.monotonic() - started < 1
+        with running_door(path=path):
+            assert client.generate("count", max_tokens=2).text() == "0 1 "
+            assert client.connect().epoch != first
+            client.close()
+
+
+def test_silence_is_a_loss() -> None:
+    with running_door() as door:
+        client = Client(door.path, silence_s=0.2)
+        generation = client.generate("hang")
+        time.sleep(0.01)
+        assert client.tokenize("a") == [97]
+        release = threading.Event()
+        door.portal.start_task_soon(release.wait)  # the daemon's loop hangs
+        with pytest.raises(ConnectionTimeout):
+            generation.text()
+        release.set()
+        client.close()
+
+
+def test_a_quiet_daemon_that_lives_is_waited_for() -> None:
+    with running_door(step_s=0.5) as door, Client(door.path, silence_s=0.2) as client:
+        assert client.generate("count", max_tokens=2).text() == "0 1 "
+
+
+def test_a_refusal_at_the_door_is_raised_by_connect() -> None:
+    with running_door(clients=1) as door, Client(door.path), pytest.raises(TooManyClients):
+        Client(door.path).connect()
+
+
+def test_a_closed_client_stays_closed(door: Harness) -> None:
+    client = Client(door.path)
+    generation = client.generate("hang")
+    client.close()
+    client.close()
+    with pytest.raises(ClientClosed):
+        generation.text()
+    with pytest.raises(ClientClosed):
+        client.status()

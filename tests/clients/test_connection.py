@@ -1,0 +1,191 @@
+from functools import partial
+from typing import Any
+
+import msgspec
+import pytest
+from hearth_client.connection import Connection, Exchange, reply_of
+from hearth_client.errors import (
+    ConnectionLost,
+    HearthClientError,
+    InvalidValue,
+    LeaseExpired,
+    ProtocolViolation,
+    QueueFull,
+)
+from hearth_client.protocol import (
+    Accepted,
+    Delta,
+    Done,
+    Error,
+    Generate,
+    Leased,
+    Limits,
+    StatusReport,
+    Tokenize,
+    Tokens,
+    Usage,
+    Welcome,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+encode = msgspec.msgpack.encode
+LIMITS = Limits(
+    frame_bytes=1000,
+    frames=1,
+    requests_per_client=2,
+    prompt_tokens=3,
+    total_tokens=4,
+    queued_requests=5,
+    queued_tokens=6,
+    lease_s=30.0,
+)
+
+
+def welcome(epoch: str = "one") -> bytes:
+    return encode(Welcome(proto=1, server="x", limits=LIMITS, epoch=epoch))
+
+
+def opened(silence_s: float = 90.0) -> Connection:
+    connection = Connection("test", None, silence_s)
+    connection.hello()
+    connection.receive(welcome(), 0.0)
+    return connection
+
+
+def begin(connection: Connection, now: float = 0.0) -> Exchange:
+    exchange, data = connection.request(lambda i: Generate(id=i, prompt="x"), now)
+    assert msgspec.msgpack.decode(data) == {"t": "generate", "id": exchange.id, "prompt": "x"}
+    return exchange
+
+
+def delta(exchange: Exchange, seq: int) -> bytes:
+    return encode(Delta(id=exchange.id, seq=seq, text=str(seq), tokens=[seq]))
+
+
+def done(exchange: Exchange) -> bytes:
+    usage = Usage(prompt_tokens=1, completion_tokens=1)
+    return encode(Done(id=exchange.id, reason="stop", usage=usage))
+
+
+def test_the_handshake() -> None:
+    connection = Connection("me", 5.0, 60.0)
+    hello: dict[str, Any] = msgspec.msgpack.decode(connection.hello())
+    assert hello == {"t": "hello", "proto": [1], "client": "me", "lease_s": 5.0}
+    connection.receive(welcome(), 0.0)
+    assert connection.welcome is not None
+    assert connection.welcome.limits == LIMITS
+
+
+def test_a_refused_handshake_is_a_failure() -> None:
+    connection = Connection("me", None, 60.0)
+    connection.hello()
+    connection.receive(encode(Error(code="too_many_clients", message="full")), 0.0)
+    assert connection.failure is not None
+    assert connection.failure.code == "too_many_clients"
+    again = Connection("me", None, 60.0)
+    again.lose(QueueFull("busy"))
+    again.hello()
+    assert again.failure is None
+
+
+def test_answers_go_to_their_requests() -> None:
+    connection = opened()
+    first, second = begin(connection), begin(connection)
+    assert first.id != second.id
+    assert connection.receive(encode(Accepted(id=second.id, prompt_tokens=4)), 0.0) is second
+    for data in (delta(first, 0), delta(second, 0), delta(first, 1)):
+        connection.receive(data, 0.0)
+    assert [d.text for d in first.deltas] == ["0", "1"]
+    assert [d.text for d in second.deltas] == ["0"]
+    assert second.accepted == Accepted(id=second.id, prompt_tokens=4)
+    assert connection.receive(done(first), 0.0) is first
+    assert (first.ended, second.ended, connection.open) == (True, False, 1)
+    assert connection.receive(delta(first, 2), 0.0) is None, "nothing follows the end"
+    assert connection.receive(done(first), 0.0) is None
+    assert len(first.deltas) == 2
+
+
+def test_an_error_ends_one_request() -> None:
+    connection = opened()
+    first, second = begin(connection), begin(connection)
+    connection.receive(encode(Error(id=first.id, code="queue_full", message="busy")), 0.0)
+    assert isinstance(first.error, QueueFull)
+    assert not second.ended
+    assert connection.cancel(first) is None
+    assert connection.cancel(second) == encode({"t": "cancel", "id": second.id})
+
+
+def test_an_error_of_the_session_ends_all() -> None:
+    connection = opened()
+    exchanges = [begin(connection), begin(connection)]
+    connection.receive(encode(Error(code="lease_expired", message="silence")), 0.0)
+    assert all(isinstance(exchange.error, LeaseExpired) for exchange in exchanges)
+    assert connection.open == 0
+    assert connection.renewal(1e9) is None
+
+
+def test_another_epoch_means_that_requests_are_lost() -> None:
+    connection = opened()
+    exchange = begin(connection)
+    connection.receive(welcome("one"), 1.0)
+    assert not exchange.ended
+    connection.receive(welcome("two"), 2.0)
+    assert isinstance(exchange.error, ConnectionLost)
+
+
+def test_a_gap_is_a_violation() -> None:
+    connection = opened()
+    exchange = begin(connection)
+    connection.receive(delta(exchange, 0), 0.0)
+    connection.receive(delta(exchange, 2), 0.0)
+    assert isinstance(exchange.error, ProtocolViolation)
+    assert exchange.error.field == "seq"
+
+
+@given(st.binary(max_size=80))
+def test_unreadable_answers_end_the_conversation(data: bytes) -> None:
+    connection = opened()
+    exchange = begin(connection)
+    connection.receive(b"\xc1" + data, 0.0)
+    assert isinstance(connection.failure, ProtocolViolation)
+    assert isinstance(exchange.error, ProtocolViolation)
+
+
+def test_the_lease_is_renewed_in_time_and_not_too_often() -> None:
+    connection = opened()
+    assert connection.renewal(9.9) is None
+    assert connection.renewal(10.0) == encode({"t": "lease"})
+    assert connection.renewal(10.1) is None
+    begin(connection, now=15.0)
+    assert connection.renewal(20.1) is None, "a request renews as well"
+    assert connection.renewal(25.0) is not None
+    connection.receive(encode(Leased(seconds=30.0)), 25.1)
+    assert opened(silence_s=6.0).renewal(2.0) is not None, "the daemon is asked for signs of life"
+
+
+def test_a_reply_must_be_of_the_kind_asked_for() -> None:
+    connection = opened()
+    exchange, _ = connection.request(lambda i: Tokenize(id=i, text="x"), 0.0)
+    connection.receive(encode(Tokens(id=exchange.id, tokens=[1])), 0.0)
+    assert reply_of(exchange, Tokens).tokens == [1]
+    with pytest.raises(ProtocolViolation):
+        reply_of(exchange, StatusReport)
+    exchange.error = QueueFull("busy")
+    with pytest.raises(QueueFull):
+        reply_of(exchange, Tokens)
+
+
+def replace(message: Generate, request_id: str) -> Generate:
+    return msgspec.structs.replace(message, id=request_id)
+
+
+def test_values_that_cannot_be_encoded_open_nothing() -> None:
+    connection = opened()
+    wrong: Any = {object()}
+    for value in (wrong, 1 << 80):
+        message = Generate(id="1", prompt="x", seed=value)
+        with pytest.raises(InvalidValue):
+            connection.request(partial(replace, message), 0.0)
+    assert connection.open == 0
+    assert issubclass(InvalidValue, HearthClientError)

@@ -1,0 +1,54 @@
+import re
+
+import hearth_client
+import pytest
+from hearth_client.errors import (
+    _BY_CODE,
+    HearthClientError,
+    InvalidValue,
+    RequestRefused,
+    ServerError,
+    error_for,
+)
+
+from runtime.errors import CODES
+from tests.clients.vectors import CLIENTS
+
+
+def documented_codes() -> set[str]:
+    text = (CLIENTS / "PROTOCOL.md").read_text(encoding="utf-8")
+    table = text.split("## Error codes")[1].split("## Versions")[0]
+    return set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE))
+
+
+def test_a_code_becomes_its_exception() -> None:
+    error = error_for("invalid_value", "top_p is wrong", "top_p")
+    assert isinstance(error, InvalidValue)
+    assert isinstance(error, RequestRefused)
+    assert (error.code, error.field) == ("invalid_value", "top_p")
+    assert str(error) == "top_p is wrong (invalid_value, top_p)"
+
+
+def test_an_unknown_code_is_kept_in_a_server_error() -> None:
+    error = error_for("brand_new", "something")
+    assert type(error) is ServerError
+    assert str(error) == "something (brand_new)"
+
+
+@pytest.mark.parametrize("code", sorted(documented_codes()))
+def test_every_documented_code_has_its_exception(code: str) -> None:
+    assert code in CODES
+    known = code in _BY_CODE or code in {"internal", "out_of_memory"}
+    assert known, "add a class to hearth_client.errors"
+
+
+def test_every_exception_is_documented_and_exported() -> None:
+    assert set(_BY_CODE) <= documented_codes()
+    for kind in _BY_CODE.values():
+        assert issubclass(kind, HearthClientError)
+        assert kind.__name__ in hearth_client.__all__
+
+
+def test_exports_exist() -> None:
+    assert sorted(hearth_client.__all__) == hearth_client.__all__
+    assert all(hasattr(hearth_client, name) for name in hearth_client.__all__)
