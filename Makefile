@@ -1,0 +1,65 @@
+# make help lists what can be made. PYTHON chooses the interpreter: make demo PYTHON=python3.12
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+MANIFESTS := pyproject.toml clients/python/pyproject.toml
+CODE := runtime actors daemon clients/python models tests
+TESTS ?= tests
+
+.DEFAULT_GOAL := help
+.PHONY: help env dev bench-env lint test demo bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' Makefile
+
+env: $(VENV)/.env ## what the daemon needs, in .venv
+dev: $(VENV)/.dev ## also what lint and test need
+bench-env: $(VENV)/.bench ## also the peers that hearth bench decode compares with
+
+demo: $(VENV)/.env ## two questions at the same time to the shipped model
+	@$(BIN)/python -m daemon.demo
+
+test: $(VENV)/.dev ## the whole test suite
+	$(BIN)/python -m pytest $(TESTS)
+
+lint: $(VENV)/.dev ## style, format and types
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/mypy
+
+bench: $(VENV)/.env ## what the daemon adds to a token, and how it holds under load
+	$(BIN)/hearth bench overhead
+	$(BIN)/hearth bench load
+
+clean: ## remove the environment and what was built here
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf *.egg-info clients/python/*.egg-info
+	find $(CODE) -name __pycache__ -prune -exec rm -rf {} +
+
+# A venv without pip is what Debian leaves when python3-venv is missing, so look for ensurepip.
+$(VENV)/bin/python:
+	@command -v $(PYTHON) >/dev/null || \
+	  { echo "make: there is no $(PYTHON): install Python 3.10 or newer (apt install python3)"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "make: $(PYTHON) is too old, 3.10 or newer is needed: make PYTHON=python3.11"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "make: $(PYTHON) cannot make environments: apt install python3-venv"; exit 1; }
+	@echo "making the environment $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.env: $(VENV)/bin/python $(MANIFESTS)
+	@echo "installing Hearth"
+	@$(PIP) install -e clients/python -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.env
+	@echo "installing the tools for lint and test"
+	@$(PIP) install -e clients/python -e '.[dev]'
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.env
+	@echo "installing the peers of the benches; one of them compiles for some minutes"
+	@$(PIP) install -e clients/python -e '.[bench]'
+	@touch $@

@@ -1,0 +1,49 @@
+"""What is timed beside one another: each takes a prompt, then one greedy token a step."""
+
+from typing import Protocol
+
+from daemon.bench.floor import MemoryReader
+from daemon.bench.worker_messages import Job
+
+
+class ContenderModel(Protocol):
+    """A loaded model whose cache holds the prompt; `first` is its answer to the prompt."""
+
+    precision: str
+    first: int
+
+    def step(self) -> int:
+        """Decode one token, greedily, and return it."""
+
+
+class FloorModel:
+    """The memory-read floor as a contender; its tokens mean nothing."""
+
+    precision = ""
+    first = 0
+
+    def __init__(self, job: Job) -> None:
+        self._reader = MemoryReader(job.bytes, job.threads)
+
+    def step(self) -> int:
+        """Read the buffer as often as `floor.repeats` says."""
+        self._reader.read()
+        return 0
+
+
+def load(job: Job) -> ContenderModel:
+    """The contender of a job; raises ImportError when its library is not installed."""
+    # Only the library that is measured enters the process.
+    if job.contender == "hearth":
+        from daemon.bench.hearth_model import HearthModel  # noqa: PLC0415 - as said above
+
+        return HearthModel(job)
+    if job.contender == "transformers":
+        from daemon.bench.transformers_model import TransformersModel  # noqa: PLC0415 - likewise
+
+        return TransformersModel(job)
+    if job.contender == "llama_cpp":
+        from daemon.bench.llama_cpp_model import LlamaCppModel  # noqa: PLC0415 - likewise
+
+        return LlamaCppModel(job)
+    return FloorModel(job)

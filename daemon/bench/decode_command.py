@@ -1,0 +1,134 @@
+from pathlib import Path
+
+import click
+
+from daemon.bench.cases import CASES, Case, prepare
+from daemon.bench.decode import DecodeOptions, make_plan, measure
+from daemon.bench.figures import SHARE_LIMIT, DecodeFigures
+from daemon.bench.report import figure, note, print_json, print_table
+from daemon.cli.console import progress_bar
+from daemon.cli.errors import FAILED
+from daemon.cli.options import json_option
+from daemon.shipped import SOURCE, cache_folder
+from runtime.executor.threads import physical_cores
+
+_COLUMNS = (
+    "case",
+    "tok/s",
+    "ms/step",
+    "of floor",
+    "GB/s",
+    "of plain read",
+    "transformers ms",
+    "ratio",
+    "llama.cpp ms",
+    "ratio",
+)
+
+
+@click.command()
+@click.option(
+    "--case",
+    "names",
+    multiple=True,
+    type=click.Choice(list(CASES)),
+    help="Measure this case only; may be given more than once.  [all]",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(0, 1024),
+    default=0,
+    metavar="N",
+    help="Threads of every contender; 0 for all physical cores.  [0]",
+)
+@click.option(
+    "--spin/--no-spin",
+    default=None,
+    help="Hearth's setting of that name.  [as the runtime has it]",
+)
+@click.option(
+    "--cache",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Where models are kept between runs (about 8 GB).  [$HEARTH_CACHE/bench]",
+)
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="A toy in place of the 0.6B model: a check of the bench, its figures mean nothing.",
+)
+@json_option
+def decode(
+    names: tuple[str, ...],
+    threads: int,
+    cache: Path | None,
+    *,
+    spin: bool | None,
+    quick: bool,
+    as_json: bool,
+) -> int:
+    """Time decode steps beside transformers, llama.cpp and the memory-read floor.
+
+    The same weights, threads and context lengths for all; their steps take turns.
+    """
+    cases = [CASES[name] for name in names] or _runnable()
+    options = DecodeOptions(threads=threads or physical_cores(), spin=spin, quick=quick)
+    figures = _run(cases, options, cache or cache_folder() / "bench")
+    if as_json:
+        print_json(figures)
+    else:
+        _print(figures)
+    wrong = [name for name, found in figures.items() if not found.credible]
+    for name in wrong:
+        note(
+            f"{name}: a step at more than {SHARE_LIMIT} of the floor: the floor was disturbed, "
+            "measure again on a quiet machine"
+        )
+    return FAILED if wrong else 0
+
+
+def _runnable() -> list[Case]:
+    cases = list(CASES.values())
+    if not (SOURCE / "config.json").is_file():
+        note(f"the shipped model is not at {SOURCE}: its case is left out")
+        cases = [case for case in cases if case.model != "tiny"]
+    return cases
+
+
+def _run(cases: list[Case], options: DecodeOptions, cache: Path) -> dict[str, DecodeFigures]:
+    logs = cache / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    figures: dict[str, DecodeFigures] = {}
+    precision = ""
+    for case in cases:
+        with progress_bar() as progress:
+            artifacts = prepare(case, cache, progress, quick=options.quick)
+        plan = make_plan(case, options, precision)
+        figures[case.name] = found = measure(case, artifacts, plan, logs, note)
+        if case.model == "0.6b" and case.precision != "fp32":
+            precision = found.transformers_precision
+    return figures
+
+
+def _print(figures: dict[str, DecodeFigures]) -> None:
+    rows = [
+        (
+            name,
+            figure(found.tokens_per_s, ".1f"),
+            figure(found.step_ms),
+            figure(found.floor_share),
+            figure(found.floor_gb_per_s, ".1f"),
+            figure(found.plain_read_share),
+            f"{figure(found.transformers_ms)} {found.transformers_precision}",
+            figure(found.vs_transformers),
+            figure(found.llama_cpp_ms),
+            figure(found.vs_llama_cpp),
+        )
+        for name, found in figures.items()
+    ]
+    print_table("Decode, one row; a ratio above 1 means that Hearth is ahead", _COLUMNS, rows)
+    for name, found in figures.items():
+        for peer, same in found.same_tokens.items():
+            note(f"{name}: {peer} chose the same first {same} of {found.tokens} tokens")
+        for text in found.notes:
+            note(f"{name}: {text}")

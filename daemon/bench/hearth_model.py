@@ -1,0 +1,42 @@
+"""Hearth as a contender, through the same object that the executor actor drives."""
+
+from pathlib import Path
+
+from msgspec import structs
+
+from daemon.bench.worker_messages import Job
+from runtime.decoding.runtime import LLMInferenceRuntime, RuntimeOptions
+from runtime.errors import HearthError
+from runtime.request import RowRequest
+
+
+class HearthModel:
+    """Hearth in this process, embedding lookup and sampling included."""
+
+    precision = ""
+
+    def __init__(self, job: Job) -> None:
+        # The folder was written by this very bench: its digests need no second look.
+        options = RuntimeOptions(threads=job.threads, max_batch=1, verify=False)
+        if job.spin is not None:
+            options = structs.replace(options, spin=job.spin)
+        self._runtime = LLMInferenceRuntime.open(Path(job.path), options)
+        row = RowRequest(
+            token_ids=list(job.prompt),
+            prompt_length=len(job.prompt),
+            max_tokens=job.steps + 1,
+            ignore_eos=True,
+        )
+        self._runtime.begin([row])
+        self.first = self._token()
+
+    def step(self) -> int:
+        """One step of the runtime."""
+        return self._token()
+
+    def _token(self) -> int:
+        while True:
+            for token in self._runtime.step().tokens:
+                if token.error is not None:
+                    raise HearthError("internal", f"the row failed with {token.error}")
+                return token.token_id

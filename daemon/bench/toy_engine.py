@@ -1,0 +1,21 @@
+"""What a daemon with the simulated engine needs: flags, and an engine folder to stand in for."""
+
+from pathlib import Path
+
+from daemon.bench.random_model import QUICK_SHAPE, write_random_model
+from runtime.export import ExportOptions, export_model
+
+_CAPACITY = 2048
+
+
+def simulated_flags(step_ms: float) -> tuple[str, ...]:
+    """The flags of `hearth serve` for a simulated engine of `step_ms` milliseconds a step."""
+    return ("--engine-kind", "simulated", "--step-ms", str(step_ms), "--log-level", "warning")
+
+
+def toy_engine(folder: Path) -> Path:
+    """Make an engine folder in `folder` whose vocabulary and limits a simulated engine takes."""
+    source, engine = folder / "toy", folder / "toy-engine"
+    write_random_model(source, QUICK_SHAPE)
+    export_model(source, engine, ExportOptions(capacity=_CAPACITY))
+    return engine

@@ -1,0 +1,43 @@
+from typing import NoReturn
+
+import click
+
+from daemon.cli.errors import run_and_exit
+from daemon.cli.lazy import LazyCommand, LazyGroup
+
+_COMMANDS = {
+    "serve": LazyCommand("daemon.cli.serve:serve", "Run the daemon."),
+    "chat": LazyCommand("daemon.cli.chat:chat", "Talk to a running daemon."),
+    "generate": LazyCommand("daemon.cli.generate:generate", "Answer prompts without a daemon."),
+    "export": LazyCommand("daemon.cli.export:export", "Build an engine folder from a model."),
+    "check": LazyCommand("daemon.cli.check:check", "Say what would be used, and whether it fits."),
+    "status": LazyCommand("daemon.cli.status:status", "Show what a running daemon does."),
+    "bench": LazyCommand("daemon.bench.commands:bench", "Measure speed and memory here."),
+}
+
+_EPILOG = """\b
+Start here:
+  hearth serve                        run the model that ships with Hearth
+  hearth chat                         talk to it, in a second terminal
+  hearth export MODEL_DIR ENGINE_DIR  make an engine of your own model
+
+\b
+Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+Settings: hearth serve --help, or docs/configuration.md.
+"""
+
+
+@click.group(
+    cls=LazyGroup,
+    commands_by_name=_COMMANDS,
+    epilog=_EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(package_name="hearth", prog_name="hearth", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Serve language models on this machine over a local socket."""
+
+
+def main() -> NoReturn:
+    """Run the command line and exit: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    run_and_exit(lambda: cli.main(prog_name="hearth", standalone_mode=False))

@@ -1,0 +1,132 @@
+import readline
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import click
+from hearth_client import Client, Generation
+from hearth_client.errors import HearthClientError
+
+from daemon.cli.clients import connected
+from daemon.cli.console import err, out, printable
+from daemon.cli.conversation import Conversation
+from daemon.cli.options import socket_option
+from daemon.example_home import EXAMPLE_HOME
+
+# Between \001 and \002 stands what takes no room on the screen: readline counts columns.
+_PLAIN_PROMPT = "you> "
+_PROMPT = "\001\033[36m\002you>\001\033[0m\002 "
+
+
+@click.command()
+@socket_option
+@click.option("--system", metavar="TEXT", help="The system message.")
+@click.option("--example", is_flag=True, help="Take an example home as the system message.")
+@click.option("--max-tokens", type=click.IntRange(min=1), default=256, show_default=True)
+@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--seed", type=click.IntRange(min=0), help="Same seed, same text.")
+def chat(socket: str | None, *, system: str | None, example: bool, **options: Any) -> None:
+    """Talk to a running daemon.
+
+    Ctrl-C cancels a reply, Ctrl-D leaves, /help lists the commands. Nothing that is said is kept
+    on disk.
+    """
+    if example and system is not None:
+        raise click.UsageError("--example and --system exclude each other")
+    conversation = Conversation(EXAMPLE_HOME if example else system)
+    with connected(socket) as client:
+        if sys.stdin.isatty():
+            readline.parse_and_bind("set enable-bracketed-paste on")
+            _greet(client, example=example)
+        for line in _lines():
+            action, text = conversation.command(line)
+            if action == "leave":
+                break
+            if action == "show":
+                err().print(text, style="dim", markup=False)
+            elif text.strip():
+                _answer(client, conversation, text, options)
+
+
+def _greet(client: Client, *, example: bool) -> None:
+    model = client.connect().model
+    err().print(f"{model}, /help lists the commands", style="dim", markup=False)
+    if example:
+        err().print(EXAMPLE_HOME, style="dim", markup=False)
+
+
+def _lines() -> Iterator[str]:
+    """What the user types, line by line, until Ctrl-D or the end of the input."""
+    prompt = _prompt() if sys.stdin.isatty() else ""
+    while (line := _ask(prompt)) is not None:
+        yield line
+
+
+def _prompt() -> str:
+    screen = out()
+    return _PROMPT if screen.is_terminal and not screen.no_color else _PLAIN_PROMPT
+
+
+def _ask(prompt: str) -> str | None:
+    try:
+        return input(prompt)
+    except EOFError:
+        return None
+    except KeyboardInterrupt:
+        err().print("\n[dim]Ctrl-D leaves[/]")
+        return ""
+
+
+def _answer(client: Client, conversation: Conversation, text: str, options: dict[str, Any]) -> None:
+    began = time.monotonic()
+    try:
+        generation = client.generate(messages=conversation.messages(text), **options)
+        with _interrupt_cancels(generation):
+            first = _stream(generation)
+    except HearthClientError as error:
+        err().print(f"[red]{error}[/]")
+        return
+    conversation.add(text, generation.text())
+    err().print(f"[dim]{_figures(generation, began, first)}[/]")
+
+
+def _stream(generation: Generation) -> float:
+    """Print the reply as it arrives; returns when its first part came."""
+    first, screen = 0.0, out()
+    for delta in generation:
+        first = first or time.monotonic()
+        screen.print(printable(delta.text), end="", markup=False)
+        sys.stdout.flush()
+    screen.print()
+    return first or time.monotonic()
+
+
+@contextmanager
+def _interrupt_cancels(generation: Generation) -> Iterator[None]:
+    """The first Ctrl-C asks the daemon to end the reply; a second one does not wait for it."""
+
+    def cancel(_number: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        generation.cancel()
+
+    before = signal.signal(signal.SIGINT, cancel)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _figures(generation: Generation, began: float, first: float) -> str:
+    done = generation.done
+    if done is None:
+        return ""
+    tokens = done.usage.completion_tokens
+    speed = (tokens - 1) / max(time.monotonic() - first, 1e-9)
+    cancelled = "cancelled, " if done.reason == "cancelled" else ""
+    return f"{cancelled}{tokens} tokens, first after {(first - began) * 1000:.0f} ms" + (
+        f", {speed:.0f} tokens/s" if tokens > 1 else ""
+    )

@@ -1,0 +1,67 @@
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from daemon.check import Report, inspect_engine
+from daemon.cli.console import out, progress_bar, size, table
+from daemon.cli.errors import FAILED, Failure
+from daemon.cli.options import json_option, settings_from, settings_options
+from daemon.configuration.settings import Settings
+from daemon.shipped import engine_folder
+from runtime.errors import HearthError
+
+
+@click.command()
+@settings_options(
+    "engine", "engine_kind", "step_ms", "threads", "spin", "verify", "max_batch", "capacity"
+)
+@json_option
+def check(config: Path | None, *, as_json: bool, **flags: Any) -> int:
+    """Say what hearth serve would use, and whether it fits, without loading the engine.
+
+    The exit code is 1 when it cannot be served, and the reason is printed.
+    """
+    settings = settings_from(config, flags)
+    if as_json:
+        return _print_json(settings)
+    report = _inspect(settings)
+    out().print(table(_rows(report)))
+    if not report.ok:
+        raise Failure(f"this cannot be served: {report.reason}")
+    out().print("[green]ready[/]: start it with hearth serve")
+    return 0
+
+
+def _inspect(settings: Settings) -> Report:
+    with progress_bar() as progress:
+        folder = engine_folder(settings.engine, progress)
+    return inspect_engine(settings, folder)
+
+
+def _print_json(settings: Settings) -> int:
+    try:
+        report = _inspect(settings)
+    except HearthError as error:
+        reason = {"ok": False, "reason": error.message, "code": error.code, "field": error.field}
+        click.echo(msgspec.json.encode(reason))
+        return FAILED
+    click.echo(msgspec.json.encode(report))
+    return 0 if report.ok else FAILED
+
+
+def _rows(report: Report) -> list[tuple[str, str]]:
+    return [
+        ("engine", report.engine),
+        ("architecture", report.architecture),
+        ("device", f"{report.device}, {report.threads} threads"),
+        ("runs on", f"{report.engine_kind} {report.onnxruntime}, {report.dialect} dialect"),
+        ("weights", f"{report.dtype}, quantization {report.quantization}"),
+        ("cache", report.kv_cache_dtype),
+        ("batch", f"{report.max_batch} rows"),
+        ("capacity", f"{report.capacity} tokens a row, prompts up to {report.max_prompt_tokens}"),
+        *((f"memory: {part}", size(count)) for part, count in report.memory.items()),
+        ("memory needed", size(report.memory_needed)),
+        ("memory free", size(report.memory_available)),
+    ]

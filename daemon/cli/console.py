@@ -1,0 +1,74 @@
+"""What commands print with: rich consoles, progress bars and tables; plain off a terminal."""
+
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+
+def out() -> Console:
+    """Standard output; no colours when it is not a terminal or NO_COLOR is set."""
+    return Console(highlight=False, soft_wrap=True)
+
+
+def err() -> Console:
+    """Standard error, likewise."""
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def table(rows: Sequence[tuple[str, str]]) -> Table:
+    """A two-column table of names and values without borders."""
+    grid = Table(box=None, show_header=False, pad_edge=False)
+    grid.add_column(style="cyan", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in rows:
+        grid.add_row(Text(name), Text(printable(value)))
+    return grid
+
+
+def printable(text: str) -> str:
+    """`text` without control characters, which could steer the terminal; line ends stay."""
+    return "".join(c if c in "\n\t" or not _is_control(c) else "\ufffd" for c in text)
+
+
+def _is_control(character: str) -> bool:
+    return unicodedata.category(character) == "Cc"
+
+
+def size(count: float) -> str:
+    """Bytes in words: `12.3 MiB`."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:  # noqa: PLR2004 - bytes per KiB
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """A progress callback (stage, done, total) with one bar per stage on standard error."""
+    columns = (
+        TextColumn("{task.description:<24}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeElapsedColumn(),
+    )
+    tasks: dict[str, TaskID] = {}
+    progress = Progress(*columns, console=err())
+
+    def advance(stage: str, done: int, total: int) -> None:
+        # Not before there is work: without any, not even an empty line is to be printed.
+        progress.start()
+        if stage not in tasks:
+            tasks[stage] = progress.add_task(stage, total=total)
+        progress.update(tasks[stage], completed=done, total=total)
+
+    try:
+        yield advance
+    finally:
+        if tasks:
+            progress.stop()

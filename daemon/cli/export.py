@@ -1,0 +1,77 @@
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from daemon.cli.console import err, progress_bar, size
+
+
+@click.command()
+@click.argument("source", metavar="MODEL_DIR", type=click.Path(path_type=Path))
+@click.argument("target", metavar="ENGINE_DIR", type=click.Path(path_type=Path))
+@click.option(
+    "--dialect",
+    type=click.Choice(["auto", "native", "classic"]),
+    default="auto",
+    show_default=True,
+    help="Form of the graph; auto is the best that this ONNX Runtime reads.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "float16"]),
+    default="float32",
+    show_default=True,
+    help="Type of weights that are not quantised, and of the cache.",
+)
+@click.option(
+    "--quantization",
+    type=click.Choice(["none", "int8", "int4"]),
+    default="none",
+    show_default=True,
+    help="Store the weights of matrix products with fewer bits.",
+)
+@click.option(
+    "--block-size",
+    type=click.IntRange(min=1),
+    default=32,
+    show_default=True,
+    help="Weights that share one scale when quantised.",
+)
+@click.option(
+    "--capacity",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Tokens a row may hold; 0 for the model's positions, at most 4096.",
+)
+@click.option(
+    "--max-batch",
+    type=click.IntRange(min=1),
+    default=8,
+    show_default=True,
+    help="Rows that may run together.",
+)
+@click.option(
+    "--prefill-chunk",
+    type=click.IntRange(min=1),
+    default=256,
+    show_default=True,
+    help="Longest piece of a prompt in one step.",
+)
+def export(source: Path, target: Path, **options: Any) -> None:
+    """Build the engine folder ENGINE_DIR from the Hugging Face folder MODEL_DIR.
+
+    MODEL_DIR holds config.json, safetensors files, tokenizer.json and a chat template. A failed
+    export leaves nothing behind.
+    """
+    from runtime.export import ExportOptions, export_model  # noqa: PLC0415 - slow import
+
+    began = time.monotonic()
+    with progress_bar() as progress:
+        config = export_model(source, target, ExportOptions(**options), progress)
+    total = sum(record.bytes for record in config.files.values())
+    err().print(
+        f"[green]done[/] {config.architecture}, {config.dialect}, {config.dtype}, "
+        f"{size(total)} in {time.monotonic() - began:.1f} s\n"
+        f"[dim]next: hearth serve --engine {target}[/]"
+    )

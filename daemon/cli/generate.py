@@ -1,0 +1,156 @@
+from collections.abc import Callable
+from typing import Any, TextIO, TypeVar
+
+import click
+import msgspec
+
+from daemon.cli.console import err, out, printable, progress_bar
+from daemon.cli.errors import FAILED
+from daemon.cli.options import json_option
+from daemon.cli.prompts import encode_prompt, parse_ids, read_prompts
+from daemon.shipped import engine_folder
+from runtime.decoding.options import RuntimeOptions
+from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.request import (
+    GeneratedRow,
+    GenerationRequest,
+    GenerationResponse,
+    RowRequest,
+    SamplingParams,
+)
+from runtime.text import Tokenizer
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+_MAX_TOKENS = 256
+_SAMPLING = (
+    ("--temperature", float, 0.0, "0 always takes the most likely token."),
+    ("--top-k", int, 0, "Keep the K most likely tokens; 0 for all."),
+    ("--top-p", float, 1.0, "Keep the likeliest tokens that make up this probability."),
+    ("--min-p", float, 0.0, "Keep tokens with at least this share of the best probability."),
+    ("--repetition-penalty", float, 1.0, "Divide the scores of tokens seen before."),
+    ("--presence-penalty", float, 0.0, "Lower the scores of tokens generated before."),
+    ("--frequency-penalty", float, 0.0, "Lower them by how often they were generated."),
+    ("--seed", int, 0, "Same seed, same text."),
+    ("--logprobs", click.IntRange(min=0), 0, "Likely alternatives to report for each token."),
+)
+
+
+def _sampling_options(command: Command) -> Command:
+    for flag, kind, default, text in reversed(_SAMPLING):
+        option = click.option(flag, type=kind, default=default, show_default=True, help=text)
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.argument("engine", metavar="[ENGINE_DIR]", default="")
+@click.option("--prompt", "texts", multiple=True, metavar="TEXT", help="A prompt; repeatable.")
+@click.option("--ids", multiple=True, callback=parse_ids, metavar="1,2,3", help="A prompt as ids.")
+@click.option("--file", type=click.File(), help="Prompts, one per line; - for standard input.")
+@click.option("--chat", is_flag=True, help="Apply the chat template: prompts are user messages.")
+@click.option("--system", metavar="TEXT", help="The system message; needs --chat.")
+@click.option("--max-tokens", type=click.IntRange(min=1), help="Default 256, or what fits.")
+@click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; repeatable.")
+@click.option("--ignore-eos", is_flag=True, help="Go on after an end token.")
+@_sampling_options
+@click.option("--threads", type=click.IntRange(min=0), default=0, help="0 for all cores.")
+@click.option("--max-batch", type=click.IntRange(min=0), default=0, help="0 for the engine's.")
+@json_option
+def generate(
+    *,
+    engine: str,
+    texts: tuple[str, ...],
+    ids: tuple[list[int], ...],
+    file: TextIO | None,
+    chat: bool,
+    system: str | None,
+    threads: int,
+    max_batch: int,
+    as_json: bool,
+    **options: Any,
+) -> int:
+    """Answer prompts with the engine in ENGINE_DIR, in this process and without a daemon.
+
+    Without ENGINE_DIR the shipped model answers. Prompts come from --prompt, --ids, --file or
+    standard input (one per line); several run together. With --json each prompt prints one line
+    {"token_ids", "text", "logprobs", "finish_reason"}, the end token included.
+    """
+    if system is not None and not chat:
+        raise click.UsageError("--system needs --chat")
+    prompts = read_prompts(texts, ids, file)
+    with progress_bar() as progress:
+        folder = engine_folder(engine, progress)
+    runtime = LLMInferenceRuntime.open(folder, RuntimeOptions(threads=threads, max_batch=max_batch))
+    try:
+        tokenizer = Tokenizer.open(folder)
+        token_ids = [encode_prompt(p, tokenizer, chat=chat, system=system) for p in prompts]
+        show = _print_json if as_json else _print_text
+        return _run(
+            runtime, tokenizer, _rows(token_ids, options, runtime.capacity), options["stop"], show
+        )
+    finally:
+        runtime.close()
+
+
+def _rows(prompts: list[list[int]], options: dict[str, Any], capacity: int) -> list[RowRequest]:
+    names = SamplingParams.__struct_fields__
+    sampling = SamplingParams(**{name: options[name] for name in names if name in options})
+    return [
+        RowRequest(
+            token_ids=token_ids,
+            prompt_length=len(token_ids),
+            max_tokens=options["max_tokens"] or max(1, min(_MAX_TOKENS, capacity - len(token_ids))),
+            sampling=sampling,
+            ignore_eos=options["ignore_eos"],
+        )
+        for token_ids in prompts
+    ]
+
+
+def _run(
+    runtime: LLMInferenceRuntime,
+    tokenizer: Tokenizer,
+    rows: list[RowRequest],
+    stop: tuple[str, ...],
+    show: Callable[[GenerationResponse], None],
+) -> int:
+    failed = False
+    for start in range(0, len(rows), runtime.max_batch):
+        batch = rows[start : start + runtime.max_batch]
+        request = GenerationRequest(rows=batch, stop=[stop] * len(batch))
+        response = runtime.handle_request(request, tokenizer)
+        show(response)
+        failed = failed or any(row.error for row in response.rows)
+    return FAILED if failed else 0
+
+
+def _print_json(response: GenerationResponse) -> None:
+    for row in response.rows:
+        click.echo(msgspec.json.encode(_fields(row)))
+
+
+def _fields(row: GeneratedRow) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "token_ids": row.token_ids,
+        "text": row.text,
+        "logprobs": row.logprobs,
+        "finish_reason": row.finish_reason,
+    }
+    if any(row.top_logprobs):
+        fields["top_logprobs"] = row.top_logprobs
+    if row.error:
+        fields["error"] = row.error
+    return fields
+
+
+def _print_text(response: GenerationResponse) -> None:
+    for row in response.rows:
+        out().print(printable(row.text), markup=False)
+        if row.error:
+            err().print(f"[red]this prompt failed: {row.error}[/]")
+    tokens = sum(len(row.token_ids) for row in response.rows)
+    seconds = response.prefill_s + response.decode_s
+    err().print(
+        f"[dim]{tokens} tokens in {seconds:.2f} s, first after {response.prefill_s * 1000:.0f} ms,"
+        f" {tokens / max(seconds, 1e-9):.0f} tokens/s[/]"
+    )

@@ -1,0 +1,53 @@
+"""A command group that imports a command only when it is used, so that `--help` is quick."""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import click
+
+
+class LazyCommand(NamedTuple):
+    """Where a command lies (`module:name`) and its one line in the group's help."""
+
+    target: str
+    summary: str
+
+
+class LazyGroup(click.Group):
+    """A group of `LazyCommand`s, listed in the order given."""
+
+    def __init__(self, *, commands_by_name: Mapping[str, LazyCommand], **options: Any) -> None:
+        super().__init__(**options)
+        self._lazy = commands_by_name
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """The names of all commands."""
+        return list(self._lazy)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
+        """Import and return a command; None when there is no such name."""
+        if cmd_name not in self._lazy:
+            return None
+        module, _, name = self._lazy[cmd_name].target.partition(":")
+        command = getattr(import_module(module), name)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{self._lazy[cmd_name].target} is not a command")
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, with the nearest name in the message about an unknown one."""
+        name = args[0]
+        if name not in self._lazy and not name.startswith("-"):
+            near = get_close_matches(name, self._lazy, n=1)
+            hint = f" (nearest: {near[0]})" if near else ""
+            raise click.UsageError(f"there is no command {name!r}{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
+        """List the commands from the table, without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, lazy.summary) for name, lazy in self._lazy.items()])

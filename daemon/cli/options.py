@@ -1,0 +1,53 @@
+"""Options that several commands share; those of the daemon are made from its settings."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from daemon.configuration.settings import FIELDS, Settings, load_settings
+from daemon.configuration.words import description, shown
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+socket_option = click.option(
+    "--socket",
+    metavar="PATH",
+    help="Socket of the daemon; default $HEARTH_SOCKET, or where hearth serve puts it.",
+)
+
+
+def settings_options(*names: str) -> Callable[[Command], Command]:
+    """Add `--config` and a flag for each named setting (all of them without names)."""
+
+    def decorate(command: Command) -> Command:
+        for name in reversed(names or tuple(FIELDS)):
+            command = _setting_option(name)(command)
+        config = click.option(
+            "--config",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="Settings file; default $HEARTH_CONFIG, else /etc/hearth/hearth.toml if there.",
+        )
+        return config(command)
+
+    return decorate
+
+
+def settings_from(config: Path | None, flags: dict[str, Any]) -> Settings:
+    """The settings for the flags that `settings_options` gave a command."""
+    return load_settings(config, flags=flags)
+
+
+def _setting_option(name: str) -> Callable[[Command], Command]:
+    field = FIELDS[name]
+    flag = "--" + name.replace("_", "-")
+    text = description(field.type)
+    if field.default != "":
+        text += f"  [{shown(field.default)}]"
+    if isinstance(field.default, bool):
+        return click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=text)
+    metavar = {int: "N", float: "X"}.get(type(field.default), "TEXT")
+    return click.option(flag, name, default=None, metavar=metavar, help=text)

@@ -1,0 +1,25 @@
+from pathlib import Path
+from typing import Any
+
+import click
+
+from daemon.cli.console import progress_bar
+from daemon.cli.options import settings_from, settings_options
+from daemon.shipped import engine_folder
+
+
+@click.command()
+@settings_options()
+def serve(config: Path | None, **flags: Any) -> int:
+    """Run the daemon until it is told to stop.
+
+    Without --engine it serves the model that ships with Hearth, which is exported on first use.
+    Every option is also a setting of the file and a variable HEARTH_NAME; a flag wins over the
+    variable, the variable over the file.
+    """
+    settings = settings_from(config, flags)
+    with progress_bar() as progress:
+        folder = engine_folder(settings.engine, progress)
+    from daemon.service import serve as run  # noqa: PLC0415 - the help must not wait for it
+
+    return run(settings, folder)

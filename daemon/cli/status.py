@@ -1,0 +1,36 @@
+import click
+import msgspec
+from hearth_client.protocol import StatusReport
+
+from daemon.cli.clients import connected
+from daemon.cli.console import out, table
+from daemon.cli.options import json_option, socket_option
+
+
+@click.command()
+@socket_option
+@json_option
+def status(socket: str | None, *, as_json: bool) -> None:
+    """Show what the running daemon serves and does."""
+    with connected(socket) as client:
+        report = client.status()
+    if as_json:
+        fields = msgspec.to_builtins(report)
+        click.echo(msgspec.json.encode({k: v for k, v in fields.items() if k not in {"t", "id"}}))
+    else:
+        out().print(table(_rows(report)))
+
+
+def _rows(report: StatusReport) -> list[tuple[str, str]]:
+    rows = [
+        ("server", report.server),
+        ("state", report.state),
+        ("model", report.model),
+        ("up", f"{report.uptime_s:.0f} s"),
+        ("clients", str(report.clients)),
+        ("requests", f"{report.running} running, {report.queued} queued"),
+        ("queued tokens", str(report.queued_tokens)),
+    ]
+    rows += [(f"engine {name}", str(value)) for name, value in report.engine.items()]
+    rows += [(f"total {name}", str(value)) for name, value in report.totals.items()]
+    return rows

@@ -1,0 +1,202 @@
+"""The daemon's settings: one struct, read from a TOML file, the environment and flags."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from daemon.configuration.sources import Source, environment_source, file_source, flag_source
+from daemon.configuration.words import allowed
+from runtime.errors import HearthError
+
+Placement = Literal["shared", "process"]
+SYSTEM_FILE = Path("/etc/hearth/hearth.toml")
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All that an operator may choose; times in seconds unless the name says otherwise."""
+
+    engine: Annotated[
+        str, Meta(description="Engine folder to serve; empty for the shipped model.")
+    ] = ""
+    engine_kind: Annotated[
+        Literal["onnxruntime", "simulated"],
+        Meta(description="What runs the engine; `simulated` is for benches and fault tests only."),
+    ] = "onnxruntime"
+    step_ms: Annotated[
+        float,
+        Meta(ge=0, le=60_000, description="Milliseconds that a step of a simulated engine takes."),
+    ] = 0.0
+    socket: Annotated[
+        str,
+        Meta(
+            description="Path of the socket; empty for $RUNTIME_DIRECTORY/hearth.sock, else "
+            "$XDG_RUNTIME_DIR/hearth/hearth.sock, else /run/hearth/hearth.sock."
+        ),
+    ] = ""
+    threads: Annotated[
+        int, Meta(ge=0, le=1024, description="Threads of the engine; 0 for all physical cores.")
+    ] = 0
+    spin: Annotated[
+        bool,
+        Meta(
+            description="Let engine threads spin while they wait: a little faster, and the cores "
+            "stay busy."
+        ),
+    ] = False
+    verify: Annotated[
+        bool, Meta(description="Check the digest of every file of the engine folder at start.")
+    ] = True
+    max_batch: Annotated[
+        int, Meta(ge=0, le=1024, description="Rows that run together; 0 for the engine's limit.")
+    ] = 0
+    capacity: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1 << 20,
+            description="Tokens a row may hold, prompt and reply together; 0 for the engine's "
+            "limit.",
+        ),
+    ] = 0
+    fill_wait_ms: Annotated[
+        float,
+        Meta(ge=0, le=1000, description="Milliseconds an idle executor waits for more rows."),
+    ] = 5.0
+    hold_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=3600,
+            description="How long a batch may hold the executor while others wait; unfinished "
+            "replies pause and continue later.",
+        ),
+    ] = 2.0
+    ageing_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=3600,
+            description="Waiting time after which a request counts as one priority higher.",
+        ),
+    ] = 5.0
+    queue_requests: Annotated[
+        int, Meta(ge=1, le=1 << 20, description="Requests that may wait; more are refused.")
+    ] = 256
+    queue_tokens: Annotated[
+        int, Meta(ge=1, le=1 << 30, description="Prompt tokens that may wait; more are refused.")
+    ] = 65536
+    clients: Annotated[
+        int, Meta(ge=1, le=4096, description="Clients that may be connected at once.")
+    ] = 64
+    requests_per_client: Annotated[
+        int, Meta(ge=1, le=4096, description="Requests that one client may have open.")
+    ] = 64
+    lease_s: Annotated[
+        float,
+        Meta(
+            ge=1,
+            le=3600,
+            description="Silence after which a client counts as gone and its requests end.",
+        ),
+    ] = 30.0
+    drain_s: Annotated[
+        float,
+        Meta(ge=0, le=3600, description="How long running requests may finish after a stop."),
+    ] = 5.0
+    load_timeout_s: Annotated[
+        float, Meta(gt=0, le=86400, description="How long the engine may take to load.")
+    ] = 300.0
+    progress_timeout_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=86400,
+            description="How long one engine step may take before the executor counts as hung.",
+        ),
+    ] = 60.0
+    restart_limit: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=100,
+            description="Restarts of a lost executor in a row before the daemon gives up.",
+        ),
+    ] = 3
+    placement_tokenizer: Annotated[
+        Placement, Meta(description="Where the tokenizer runs: the daemon's process or its own.")
+    ] = "shared"
+    placement_scheduler: Annotated[
+        Placement, Meta(description="Where the scheduler runs: the daemon's process or its own.")
+    ] = "shared"
+    placement_executor: Annotated[
+        Placement, Meta(description="Where the executor runs: the daemon's process or its own.")
+    ] = "process"
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Meta(description="The least important events that are logged."),
+    ] = "info"
+    log_format: Annotated[
+        Literal["auto", "console", "json"],
+        Meta(description="`auto` is console on a terminal and JSON lines elsewhere."),
+    ] = "auto"
+
+
+FIELDS: dict[str, msgspec.structs.FieldInfo] = {
+    field.name: field for field in msgspec.structs.fields(Settings)
+}
+
+
+def load_settings(
+    config: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+    system_file: Path = SYSTEM_FILE,
+) -> Settings:
+    """Merge defaults, file, environment and flags, later ones winning.
+
+    The file is `config`, else `$HEARTH_CONFIG`, else `system_file` where it exists. `flags` maps
+    field names to values; None means not given. Raises `invalid_value` naming field and source.
+    """
+    environ = os.environ if environ is None else environ
+    sources = [
+        file_source(_file_of(config, environ, system_file)),
+        environment_source(environ, FIELDS),
+        flag_source(flags or {}),
+    ]
+    merged: dict[str, Any] = {}
+    for source in sources:
+        merged.update(_checked(source))
+    return Settings(**merged)
+
+
+def _file_of(config: Path | None, environ: Mapping[str, str], system_file: Path) -> Path | None:
+    if config is not None:
+        return config
+    if environ.get("HEARTH_CONFIG"):
+        return Path(environ["HEARTH_CONFIG"])
+    return system_file if system_file.is_file() else None
+
+
+def _checked(source: Source) -> dict[str, Any]:
+    for name in source.values:
+        if name not in FIELDS:
+            raise HearthError(
+                "invalid_value", f"{source.describe(name)}: there is no such setting", name
+            )
+    return {name: _convert(source, name, value) for name, value in source.values.items()}
+
+
+def _convert(source: Source, name: str, value: Any) -> Any:
+    try:
+        return msgspec.convert(value, FIELDS[name].type, strict=source.strict)
+    except msgspec.ValidationError as error:
+        raise HearthError(
+            "invalid_value",
+            f"{source.describe(name)}: {value!r} is not allowed, it must be "
+            f"{allowed(FIELDS[name].type)}",
+            name,
+        ) from error

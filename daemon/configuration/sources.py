@@ -1,0 +1,87 @@
+"""Where settings come from; each source says in a message how its user named the setting."""
+
+import sys
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from runtime.errors import HearthError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ENVIRONMENT_PREFIX = "HEARTH_"
+# Variables that are not settings: the settings file itself and the folder of built engines.
+_OTHER_VARIABLES = frozenset({"HEARTH_CONFIG", "HEARTH_CACHE"})
+
+
+class Source(msgspec.Struct, frozen=True):
+    """Values by setting name; `strict` sources carry typed values, the others text."""
+
+    kind: Literal["file", "environment", "flag"]
+    values: dict[str, Any]
+    path: str = ""
+
+    @property
+    def strict(self) -> bool:
+        """Whether values have their final types already."""
+        return self.kind == "file"
+
+    def describe(self, name: str) -> str:
+        """The setting as its user wrote it."""
+        if self.kind == "file":
+            return f"{self.path}, {name}"
+        if self.kind == "environment":
+            return f"${ENVIRONMENT_PREFIX}{name.upper()}"
+        return "--" + name.replace("_", "-")
+
+
+def file_source(path: Path | None) -> Source:
+    """The settings in a TOML file; empty without one. Raises `invalid_value` naming the file."""
+    if path is None:
+        return Source("file", {})
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise HearthError(
+            "invalid_value", f"the settings file {path} cannot be read: {error.strerror}", "config"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        place = _place_of(error)
+        raise HearthError(
+            "invalid_value", f"the settings file {path} is not valid TOML{place}", "config"
+        ) from error
+    return Source("file", values, str(path))
+
+
+def environment_source(environ: Mapping[str, str], names: Collection[str]) -> Source:
+    """The settings among `environ`; an unknown HEARTH_ variable raises `invalid_value`.
+
+    Variables set to the empty text count as not set.
+    """
+    values = {
+        key: value
+        for key, value in environ.items()
+        if key.startswith(ENVIRONMENT_PREFIX) and key not in _OTHER_VARIABLES and value
+    }
+    known = {ENVIRONMENT_PREFIX + name.upper(): name for name in names}
+    for key in values:
+        if key not in known:
+            raise HearthError("invalid_value", f"${key}: there is no such setting", key)
+    return Source("environment", {known[key]: value for key, value in values.items()})
+
+
+def flag_source(flags: Mapping[str, Any]) -> Source:
+    """The settings given as flags; None means not given."""
+    return Source("flag", {name: value for name, value in flags.items() if value is not None})
+
+
+def _place_of(error: Exception) -> str:
+    """`` (at line 3, column 7)`` where the parser says so."""
+    text = str(error)
+    start = text.rfind("(at ")
+    return f" {text[start:]}" if start >= 0 else ""

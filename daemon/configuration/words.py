@@ -1,0 +1,36 @@
+"""A setting's type in words, for messages, `--help` and the documentation."""
+
+from typing import Any
+
+import msgspec
+
+
+def description(kind: Any) -> str:
+    """What the setting means: the description in its annotation."""
+    annotation = msgspec.inspect.type_info(kind)
+    if not isinstance(annotation, msgspec.inspect.Metadata):
+        raise TypeError(f"{kind} has no description")
+    return str((annotation.extra_json_schema or {})["description"])
+
+
+def allowed(kind: Any) -> str:
+    """Which values the setting may have."""
+    annotation = msgspec.inspect.type_info(kind)
+    if isinstance(annotation, msgspec.inspect.Metadata):
+        annotation = annotation.type
+    match annotation:
+        case msgspec.inspect.LiteralType(values=values):
+            return "one of " + ", ".join(str(value) for value in values)
+        case msgspec.inspect.BoolType():
+            return "true or false"
+        case msgspec.inspect.IntType(ge=low, le=high):
+            return f"a whole number from {low} to {high}"
+        case msgspec.inspect.FloatType(ge=low, gt=above, le=high):
+            return f"a number {f'from {low}' if above is None else f'above {above}'} to {high}"
+        case _:
+            return "text"
+
+
+def shown(default: object) -> str:
+    """A default value as a settings file has it."""
+    return msgspec.json.encode(default).decode()

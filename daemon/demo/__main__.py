@@ -1,0 +1,3 @@
+from daemon.demo.show import main
+
+main()

@@ -1,0 +1,89 @@
+"""Answers to sessions: sent at once, or kept until the client reads again."""
+
+import time
+from collections.abc import Callable
+
+import msgspec
+from hearth_client.protocol import Answer, Delta, Error
+
+from daemon.door.sessions import OpenRequest, Session
+from daemon.door.settings import DoorSettings
+from daemon.door.socket import DoorSocket
+
+_OUTBOX_ANSWERS = 1024
+"""Answers that may wait for one client; more, and its session ends."""
+
+
+class Delivery:
+    """Sends answers in order; tells of clients that are gone or do not read."""
+
+    def __init__(
+        self,
+        socket: DoorSocket,
+        settings: DoorSettings,
+        on_gone: Callable[[Session, str], None],
+    ) -> None:
+        self._socket = socket
+        self._settings = settings
+        self._on_gone = on_gone
+        self._encoder = msgspec.msgpack.Encoder()
+        self._behind: dict[bytes, Session] = {}
+
+    @property
+    def behind(self) -> list[Session]:
+        """Sessions with answers that wait."""
+        return list(self._behind.values())
+
+    def reject(self, identity: bytes, error: Error, *, delimited: bool) -> None:
+        """Answer a connection without a session, if it can be reached."""
+        self._socket.send(identity, self._encoder.encode(error), delimited=delimited)
+
+    def send(self, session: Session, answer: Answer) -> None:
+        """Send an answer, behind those that wait."""
+        if not session.outbox:
+            outcome = self._try(session, answer)
+            if outcome != "full":
+                return
+        if len(session.outbox) >= _OUTBOX_ANSWERS:
+            self._on_gone(session, "slow_client")
+            return
+        session.outbox.add(answer, time.monotonic())
+        self._behind[session.identity] = session
+
+    def send_delta(self, request: OpenRequest, delta: Delta) -> None:
+        """Send new text, numbered here, or let the delta of that request that waits grow."""
+        if request.session.outbox.merge(delta):
+            return
+        delta.seq = request.next_seq
+        request.next_seq += 1
+        self.send(request.session, delta)
+
+    def too_slow(self, request: OpenRequest, now: float) -> bool:
+        """Whether the client's reading of this request's reply is beyond the bounds."""
+        outbox = request.session.outbox
+        if not outbox:
+            return False
+        return (
+            outbox.waiting_bytes(request.id) > self._settings.slow_bytes
+            or now - outbox.blocked_since > self._settings.slow_s
+        )
+
+    def flush(self, session: Session) -> None:
+        """Send what waits, as far as the client takes it."""
+        while (answer := session.outbox.head()) is not None:
+            if self._try(session, answer) != "sent":
+                return
+            session.outbox.sent(time.monotonic())
+        self._behind.pop(session.identity, None)
+
+    def forget(self, session: Session) -> None:
+        """Drop what waits for a session that has ended."""
+        self._behind.pop(session.identity, None)
+
+    def _try(self, session: Session, answer: Answer) -> str:
+        outcome = self._socket.send(
+            session.identity, self._encoder.encode(answer), delimited=session.delimited
+        )
+        if outcome == "gone":
+            self._on_gone(session, "gone")
+        return outcome

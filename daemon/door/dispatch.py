@@ -1,0 +1,155 @@
+"""Work to the actors, and for every request exactly one terminal answer."""
+
+import time
+from collections import deque
+from typing import Any
+
+import structlog
+from hearth_client.protocol import Answer, Done, Error, Reason, Usage
+
+from actors.mailbox import Mailbox
+from actors.messages import Cancel, SchedulerControl, SchedulerMessage, TokenizerMessage
+from daemon.door.delivery import Delivery
+from daemon.door.sessions import OpenRequest, Session, Sessions
+from daemon.door.settings import DoorSettings
+from daemon.door.socket import DoorSocket
+from daemon.door.state import DoorState
+from runtime.errors import HearthError
+
+_log = structlog.get_logger("hearth.door")
+
+
+class Dispatch:
+    """Posts to the actors' mailboxes and ends requests; owns sessions and delivery."""
+
+    def __init__(
+        self,
+        settings: DoorSettings,
+        state: DoorState,
+        socket: DoorSocket,
+        *,
+        to_tokenizer: Mailbox[TokenizerMessage],
+        to_scheduler: Mailbox[SchedulerMessage],
+        to_scheduler_control: Mailbox[SchedulerControl],
+    ) -> None:
+        self.sessions = Sessions(
+            clients=settings.clients, requests_per_client=settings.requests_per_client
+        )
+        self.delivery = Delivery(socket, settings, self.abandon)
+        self._state = state
+        self._to_tokenizer = to_tokenizer
+        self._to_scheduler = to_scheduler
+        self._to_scheduler_control = to_scheduler_control
+        bound = settings.clients * settings.requests_per_client
+        self._unsent_cancels: deque[tuple[Mailbox[Any], int]] = deque(maxlen=2 * bound)
+
+    def ask_tokenizer(self, request: OpenRequest, message: TokenizerMessage) -> None:
+        """Post to the tokenizer; a full mailbox ends the request with `queue_full`."""
+        self._post(request, self._to_tokenizer, message)
+
+    def ask_scheduler(self, request: OpenRequest, message: SchedulerMessage) -> None:
+        """Post to the scheduler; a full mailbox ends the request with `queue_full`."""
+        self._post(request, self._to_scheduler, message)
+
+    def reply(self, request: OpenRequest, answer: Answer) -> None:
+        """End a request with the reply that it asked for."""
+        if self.sessions.close(request):
+            self.delivery.send(request.session, answer)
+            self._record(request, "done", "completed")
+
+    def done(self, request: OpenRequest, reason: Reason) -> None:
+        """End a generation as asked."""
+        if self.sessions.close(request):
+            usage = usage_of(request)
+            self.delivery.send(request.session, Done(id=request.id, reason=reason, usage=usage))
+            self._record(request, reason, "cancelled" if reason == "cancelled" else "completed")
+
+    def cancel(self, request: OpenRequest) -> None:
+        """End a generation at once as `cancelled`, then tell the actors."""
+        self.done(request, "cancelled")
+        self._drop_work(request)
+
+    def fail(self, request: OpenRequest, code: str, message: str, field: str | None = None) -> None:
+        """End a request with an error."""
+        if self.sessions.close(request):
+            error = Error(id=request.id, code=code, message=message, field=field or "")
+            self.delivery.send(request.session, error)
+            self._record(request, code, "failed")
+
+    def stop(self, request: OpenRequest, code: str, message: str) -> None:
+        """End a request with an error of the front door's own, then tell the actors."""
+        self.fail(request, code, message)
+        self._drop_work(request)
+
+    def stop_slow(self, request: OpenRequest) -> None:
+        """End a request whose client does not read; what waits of its reply is dropped."""
+        request.session.outbox.withdraw(request.id)
+        self.stop(request, "slow_client", "the client does not read its answers")
+
+    def abandon(self, session: Session, reason: str) -> None:
+        """End a session whose client cannot be told any more."""
+        self.delivery.forget(session)
+        for request in self.sessions.drop(session):
+            self._record(request, reason, "failed")
+            self._drop_work(request)
+
+    def retry_cancels(self) -> None:
+        """Post the cancels that found a full mailbox."""
+        for _ in range(len(self._unsent_cancels)):
+            mailbox, rid = self._unsent_cancels.popleft()
+            self._post_cancel(mailbox, rid)
+
+    def _post(self, request: OpenRequest, mailbox: Mailbox[Any], message: Any) -> None:
+        try:
+            mailbox.post(message)
+        except HearthError as error:
+            self.fail(request, error.code, "the daemon has too much to do now: try again later")
+
+    def _drop_work(self, request: OpenRequest) -> None:
+        if request.kind != "generate":
+            return
+        # The tokenizer's comes in order behind Prepare, the scheduler's comes early.
+        self._post_cancel(self._to_tokenizer, request.rid)
+        self._post_cancel(self._to_scheduler_control, request.rid)
+
+    def _post_cancel(self, mailbox: Mailbox[Any], rid: int) -> None:
+        try:
+            mailbox.post(Cancel(rid))
+        except HearthError:
+            self._unsent_cancels.append((mailbox, rid))
+
+    def _record(self, request: OpenRequest, reason: str, total: str) -> None:
+        if request.kind != "generate":
+            _log.debug(request.kind, rid=request.rid, reason=reason)
+            return
+        self._state.totals[total] += 1
+        if total == "failed":
+            self._state.totals[reason] += 1
+        usage = usage_of(request)
+        _log.info(
+            "request",
+            rid=request.rid,
+            client=request.session.client,
+            reason=reason,
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            queue_ms=usage.queue_ms,
+            prefill_ms=usage.prefill_ms,
+            decode_ms=usage.decode_ms,
+            total_ms=_milliseconds(time.monotonic() - request.opened),
+        )
+
+
+def usage_of(request: OpenRequest) -> Usage:
+    """Counts and times of a generation so far."""
+    return Usage(
+        prompt_tokens=request.prompt_tokens,
+        completion_tokens=request.completion_tokens,
+        queue_ms=_milliseconds(request.queued_s),
+        prefill_ms=_milliseconds(request.prefill_s),
+        decode_ms=_milliseconds(request.last_token - request.first_token),
+    )
+
+
+def _milliseconds(seconds: float) -> float:
+    return round(seconds * 1000, 3)

@@ -1,0 +1,199 @@
+"""The front door's I/O loop: clients on one side, actors on the other."""
+
+import os
+import time
+from collections.abc import Mapping
+
+import anyio
+import anyio.lowlevel
+import structlog
+from anyio.abc import TaskStatus
+from hearth_client.protocol import Error
+
+from actors.mailbox import Mailbox, ZmqContext
+from actors.messages import DoorMessage, SchedulerControl, SchedulerMessage, TokenizerMessage
+from daemon.door.dispatch import Dispatch
+from daemon.door.listener import open_listener
+from daemon.door.replies import Replies
+from daemon.door.requests import Requests
+from daemon.door.sessions import Session
+from daemon.door.settings import DoorFacts, DoorSettings, State
+from daemon.door.socket import DoorSocket, Received
+from daemon.door.state import DoorState
+
+_log = structlog.get_logger("hearth.door")
+_BURST = 64
+"""Messages taken from one side before the other side and the rest of the loop get their turn."""
+_TICK_S = 0.1
+_BEHIND_TICK_S = 0.01
+
+
+class FrontDoor:
+    """Serves clients on one socket; see docs/architecture.md for its place.
+
+    The socket is opened by the constructor: `already_running` or `socket_unusable` is raised
+    there. `environ` tells of socket activation and of the agreed place. `ended` is set when `run`
+    is over.
+    """
+
+    def __init__(
+        self,
+        context: ZmqContext,
+        settings: DoorSettings,
+        *,
+        inbox: Mailbox[DoorMessage],
+        to_tokenizer: Mailbox[TokenizerMessage],
+        to_scheduler: Mailbox[SchedulerMessage],
+        to_scheduler_control: Mailbox[SchedulerControl],
+        facts: DoorFacts,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self._settings = settings
+        self._inbox = inbox
+        listener = open_listener(settings.socket, os.environ if environ is None else environ)
+        self.path = listener.path
+        self._socket = DoorSocket(context, listener, settings)
+        self._state = DoorState(facts)
+        self._dispatch = Dispatch(
+            settings,
+            self._state,
+            self._socket,
+            to_tokenizer=to_tokenizer,
+            to_scheduler=to_scheduler,
+            to_scheduler_control=to_scheduler_control,
+        )
+        self._requests = Requests(settings, self._state, self._dispatch)
+        self._replies = Replies(self._state, self._dispatch)
+        self._closed = False
+        self._drained = anyio.Event()
+        self._stopping = anyio.Event()
+        self.ended = anyio.Event()
+
+    def tell(self, state: State | None = None, facts: DoorFacts | None = None) -> None:
+        """Take note of the daemon's state, or of new facts about the service."""
+        if state is not None:
+            self._state.state = state
+        if facts is not None:
+            self._state.facts = facts
+
+    @property
+    def open_requests(self) -> int:
+        """Requests without a terminal answer."""
+        return len(self._dispatch.sessions.open_requests)
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Serve until `stop` or cancellation; every open request then gets `shutting_down`."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._serve_clients)
+                tasks.start_soon(self._serve_actors)
+                tasks.start_soon(self._keep_time)
+                task_status.started()
+                await self._stopping.wait()
+                tasks.cancel_scope.cancel()
+        finally:
+            self.close()
+            self.ended.set()
+
+    async def stop(self, drain_s: float = 0.0) -> None:
+        """Refuse new work, let open requests end for `drain_s` seconds, then end `run`."""
+        self._state.state = "draining"
+        if self.open_requests:
+            with anyio.move_on_after(drain_s):
+                await self._drained.wait()
+        self._stopping.set()
+
+    def close(self) -> None:
+        """End what is open with `shutting_down`, close the socket and remove its file."""
+        if self._closed:
+            return
+        self._closed = True
+        for request in self._dispatch.sessions.open_requests:
+            self._dispatch.stop(request, "shutting_down", "the daemon stops: try again later")
+        for session in self._dispatch.delivery.behind:
+            self._dispatch.delivery.flush(session)
+        self._socket.close()
+
+    async def _serve_clients(self) -> None:
+        while True:
+            while self._turn():
+                await anyio.lowlevel.checkpoint()
+            await self._socket.wait()
+
+    async def _serve_actors(self) -> None:
+        while True:
+            self._answer(await self._inbox.receive())
+            while self._turn():
+                await anyio.lowlevel.checkpoint()
+
+    async def _keep_time(self) -> None:
+        while True:
+            behind = bool(self._dispatch.delivery.behind)
+            await anyio.sleep(_BEHIND_TICK_S if behind else _TICK_S)
+            self._tick(time.monotonic())
+            while self._turn():
+                await anyio.lowlevel.checkpoint()
+
+    def _turn(self) -> bool:
+        """Take from both sides; True when there may be more.
+
+        Whichever task sends, sees to it that clients are drained afterwards: a send takes the
+        socket's wake-up, and then nobody would come for what has arrived.
+        """
+        answers = self._take_answers()
+        return self._take_requests() or answers
+
+    def _take_answers(self) -> bool:
+        for _ in range(_BURST):
+            message = self._inbox.receive_nowait()
+            if message is None:
+                return False
+            self._answer(message)
+        return True
+
+    def _take_requests(self) -> bool:
+        for _ in range(_BURST):
+            received = self._socket.receive()
+            if received is None:
+                return False
+            self._request(received)
+        return True
+
+    def _answer(self, message: DoorMessage) -> None:
+        try:
+            self._replies.handle(message, time.monotonic())
+        except Exception:  # noqa: BLE001 - a fault in one message must not end the service
+            self._state.totals["internal_errors"] += 1
+            _log.exception("an actor's message could not be handled", kind=type(message).__name__)
+
+    def _request(self, received: Received) -> None:
+        try:
+            self._requests.handle(received)
+        except Exception:  # noqa: BLE001 - a fault in one message must not end the service
+            self._state.totals["internal_errors"] += 1
+            _log.exception("a client's message could not be handled")
+            self._requests.give_up(received)
+
+    def _tick(self, now: float) -> None:
+        if self._state.state == "draining" and not self.open_requests:
+            self._drained.set()
+        self._dispatch.retry_cancels()
+        for session in self._dispatch.sessions.expired(now):
+            self._expire(session)
+        for request in self._dispatch.sessions.overdue(now):
+            self._dispatch.stop(request, "deadline_exceeded", "the time for this request ran out")
+        for session in self._dispatch.delivery.behind:
+            self._catch_up(session, now)
+
+    def _expire(self, session: Session) -> None:
+        text = f"nothing was heard of this client for {session.lease_s:g} s"
+        for request in list(session.open.values()):
+            self._dispatch.stop(request, "lease_expired", text)
+        self._dispatch.delivery.send(session, Error(code="lease_expired", message=text))
+        self._dispatch.abandon(session, "lease_expired")
+
+    def _catch_up(self, session: Session, now: float) -> None:
+        self._dispatch.delivery.flush(session)
+        for request in list(session.open.values()):
+            if self._dispatch.delivery.too_slow(request, now):
+                self._dispatch.stop_slow(request)

@@ -1,0 +1,160 @@
+"""The listening socket's file: one owner by a lock, private by its mode, never a leftover."""
+
+import fcntl
+import os
+import socket
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from hearth_client.address import MAX_PATH_BYTES, socket_path
+
+from runtime.errors import HearthError
+
+_FOLDER_MODE = 0o750
+_LOCK_MODE = 0o640
+_SOCKET_UMASK = 0o117
+_BACKLOG = 128
+_FIRST_PASSED_FD = 3
+
+
+class Listener:
+    """A bound, listening local socket at `path`, held by a lock until `close`."""
+
+    def __init__(self, path: Path, lock: int, listening: socket.socket, *, passed: bool) -> None:
+        self.path = path
+        self._lock = lock
+        self._listening: socket.socket | None = listening
+        self._passed = passed
+
+    def detach(self) -> int:
+        """Hand the descriptor over to a new owner, who closes it."""
+        if self._listening is None:
+            raise ValueError("the descriptor was handed over before")
+        listening, self._listening = self._listening, None
+        return listening.detach()
+
+    def close(self) -> None:
+        """Remove the socket file, unless the service manager owns it, then give up the lock."""
+        if self._listening is not None:
+            self._listening.close()
+        if not self._passed:
+            self.path.unlink(missing_ok=True)
+        os.close(self._lock)
+
+
+def open_listener(setting: str, environ: Mapping[str, str]) -> Listener:
+    """Listen at `setting`, at the socket that the service manager passed, or at the agreed place.
+
+    Raises `already_running` naming the process that holds the path, or `socket_unusable`.
+    """
+    passed = _passed_socket(environ)
+    try:
+        path = _path_of(setting, environ, passed)
+        lock = _take_lock(path)
+    except HearthError:
+        if passed is not None:
+            passed.close()
+        raise
+    if passed is not None:
+        return Listener(path, lock, passed, passed=True)
+    try:
+        return Listener(path, lock, _bind(path), passed=False)
+    except HearthError:
+        os.close(lock)
+        raise
+
+
+def _path_of(setting: str, environ: Mapping[str, str], passed: socket.socket | None) -> Path:
+    path = Path(setting) if setting else socket_path(environ)
+    if passed is not None:
+        given = Path(passed.getsockname())
+        if setting and given != path:
+            raise _unusable(f"the service manager listens at {given} and not at {path}")
+        path = given
+    size = len(os.fsencode(path))
+    if size > MAX_PATH_BYTES:
+        raise _unusable(
+            f"the socket path {path} has {size} bytes, at most {MAX_PATH_BYTES} are possible: "
+            "choose a shorter folder"
+        )
+    return path
+
+
+def _passed_socket(environ: Mapping[str, str]) -> socket.socket | None:
+    """The socket of systemd's socket activation, if this process was given one."""
+    if environ.get("LISTEN_PID") != str(os.getpid()):
+        return None
+    if environ.get("LISTEN_FDS") != "1":
+        raise _unusable("the service manager must pass exactly one socket")
+    try:
+        passed = socket.socket(fileno=os.dup(_FIRST_PASSED_FD))
+    except OSError as error:
+        raise _unusable("the service manager passed no socket") from error
+    if passed.family != socket.AF_UNIX or passed.type != socket.SOCK_STREAM:
+        passed.close()
+        raise _unusable("the service manager must pass a local stream socket")
+    return passed
+
+
+def _take_lock(path: Path) -> int:
+    name = path.with_name(f"{path.name}.lock")
+    try:
+        path.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+        lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, _LOCK_MODE)
+    except OSError as error:
+        raise _unusable(
+            f"cannot write {name} ({os.strerror(error.errno or 0)}): choose a folder that is yours"
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.pread(lock, 32, 0).decode("ascii", "replace").strip()
+        os.close(lock)
+        raise _running(path, f"process {holder}" if holder else "another process") from error
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    return lock
+
+
+def _bind(path: Path) -> socket.socket:
+    _remove_leftover(path)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    # The mode must be right from the first moment: a change after bind leaves a gap.
+    umask = os.umask(_SOCKET_UMASK)
+    try:
+        listening.bind(os.fspath(path))
+        listening.listen(_BACKLOG)
+    except OSError as error:
+        listening.close()
+        raise _unusable(f"cannot listen at {path} ({os.strerror(error.errno or 0)})") from error
+    finally:
+        os.umask(umask)
+    return listening
+
+
+def _remove_leftover(path: Path) -> None:
+    """Remove a socket file that nobody listens on; the lock must be held."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise _unusable(f"{path} exists and is not a socket: remove it or choose another path")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        if probe.connect_ex(os.fspath(path)) == 0:
+            raise _running(path, "a process without our lock")
+    path.unlink(missing_ok=True)
+
+
+def _running(path: Path, holder: str) -> HearthError:
+    return HearthError(
+        "already_running",
+        f"{holder} already serves {path}: stop it, or choose another socket",
+        "socket",
+    )
+
+
+def _unusable(message: str) -> HearthError:
+    return HearthError("socket_unusable", message, "socket")

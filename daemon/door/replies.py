@@ -1,0 +1,139 @@
+"""What actors answer, as messages to clients."""
+
+from hearth_client import protocol
+
+from actors.messages import (
+    Accepted,
+    BatchStarted,
+    Converted,
+    Deltas,
+    DoorMessage,
+    Failed,
+    Load,
+    RowDelta,
+)
+from daemon.door import sessions
+from daemon.door import state as door_state
+from daemon.door.dispatch import Dispatch
+from runtime.request import RowToken
+
+
+class Replies:
+    """Handles one actor message at a time; requests that have ended get nothing more."""
+
+    def __init__(self, state: door_state.DoorState, dispatch: Dispatch) -> None:
+        self._state = state
+        self._dispatch = dispatch
+        self._find = dispatch.sessions.find
+
+    def handle(self, message: DoorMessage, now: float) -> None:
+        """Answer the clients that `message` concerns; `now` in monotonic seconds."""
+        if isinstance(message, Deltas):
+            for row in message.rows:
+                early = sessions.EarlyRow(row, message.ended, message.prefill_s)
+                self._row_arrived(early, now)
+        elif isinstance(message, BatchStarted):
+            self._batch_started(message)
+        else:
+            request = self._find(message.rid)
+            if request is not None:
+                self._answer(request, message, now)
+
+    def _answer(
+        self,
+        request: sessions.OpenRequest,
+        message: Accepted | Failed | Converted | Load,
+        now: float,
+    ) -> None:
+        if isinstance(message, Accepted):
+            self._accepted(request, message, now)
+        elif isinstance(message, Failed):
+            self._dispatch.fail(request, message.code, message.message, message.field)
+        elif isinstance(message, Converted):
+            self._dispatch.reply(request, _conversion(request.id, message))
+        else:
+            self._dispatch.reply(request, self._report(request.id, message))
+
+    def _accepted(self, request: sessions.OpenRequest, message: Accepted, now: float) -> None:
+        if request.accepted:
+            return
+        request.accepted = True
+        request.prompt_tokens = message.prompt_tokens
+        answer = protocol.Accepted(id=request.id, prompt_tokens=message.prompt_tokens)
+        self._dispatch.delivery.send(request.session, answer)
+        early, request.early = request.early, []
+        for row in early:
+            self._row_arrived(row, now)
+
+    def _batch_started(self, message: BatchStarted) -> None:
+        for started in message.rows:
+            request = self._find(started.rid)
+            if request is not None:
+                request.queued_s = started.queued_s
+
+    def _row_arrived(self, arrived: sessions.EarlyRow, now: float) -> None:
+        row = arrived.row
+        request = self._find(row.rid)
+        if request is None:
+            return
+        if not request.accepted:
+            # Two actors write to the door's inbox: tokens may overtake the scheduler's word.
+            request.early.append(arrived)
+            return
+        if row.tokens or row.text:
+            _count(request, arrived)
+            self._delta(request, row, arrived.ended, now)
+        if row.finish is not None:
+            self._dispatch.done(request, row.finish)
+
+    def _delta(
+        self, request: sessions.OpenRequest, row: RowDelta, ended: float, now: float
+    ) -> None:
+        delivery = self._dispatch.delivery
+        delta = protocol.Delta(
+            id=request.id,
+            seq=0,
+            text=row.text,
+            tokens=row.tokens,
+            logprobs=[_logprob(token) for token in row.logprobs],
+            ended=ended if request.timestamps else None,
+        )
+        delivery.send_delta(request, delta)
+        if delivery.too_slow(request, now):
+            self._dispatch.stop_slow(request)
+
+    def _report(self, request_id: str, load: Load) -> protocol.StatusReport:
+        facts = self._state.facts
+        counted = {"batches": load.batches, "rows": load.rows, "requeued": load.requeued}
+        return protocol.StatusReport(
+            id=request_id,
+            server=facts.server,
+            model=facts.model,
+            state=self._state.state,
+            uptime_s=self._state.uptime_s,
+            clients=len(self._dispatch.sessions),
+            running=load.running,
+            queued=load.queued,
+            queued_tokens=load.queued_tokens,
+            totals={**self._state.totals, **counted, "refused_by_scheduler": load.refused},
+            engine=facts.engine,
+        )
+
+
+def _count(request: sessions.OpenRequest, arrived: sessions.EarlyRow) -> None:
+    if request.completion_tokens == 0:
+        request.first_token = arrived.ended
+        request.prefill_s = arrived.prefill_s or 0.0
+    request.completion_tokens += len(arrived.row.tokens)
+    request.last_token = arrived.ended
+
+
+def _logprob(token: RowToken) -> protocol.TokenLogprob:
+    top = [(other.token_id, other.logprob) for other in token.top]
+    return protocol.TokenLogprob(logprob=token.logprob or 0.0, top=top)
+
+
+def _conversion(request_id: str, message: Converted) -> protocol.Tokens | protocol.Detokenized:
+    if message.tokens is not None:
+        return protocol.Tokens(id=request_id, tokens=message.tokens)
+    return protocol.Detokenized(id=request_id, text=message.text or "")

@@ -1,0 +1,183 @@
+"""What clients send: checked, admitted or refused, and passed on as work."""
+
+import secrets
+import time
+
+from hearth_client.protocol import (
+    PROTOCOL,
+    Cancel,
+    ClientMessage,
+    Detokenize,
+    Error,
+    Generate,
+    Hello,
+    Leased,
+    Limits,
+    Status,
+    Tokenize,
+    Welcome,
+)
+
+from actors.messages import AskLoad
+from daemon.door.dispatch import Dispatch
+from daemon.door.faults import fields_of, id_of
+from daemon.door.sessions import Session
+from daemon.door.settings import DoorSettings
+from daemon.door.socket import Received
+from daemon.door.state import DoorState
+from daemon.door.wire import Refusal, convert, decode, prepare
+from runtime.errors import HearthError
+
+FEATURES = ("detokenize", "logprobs", "priority", "status", "timestamps", "tokenize")
+_SEED_BITS = 63
+
+
+class Requests:
+    """Handles one message at a time; every one that can be answered is answered."""
+
+    def __init__(self, settings: DoorSettings, state: DoorState, dispatch: Dispatch) -> None:
+        self._settings = settings
+        self._state = state
+        self._dispatch = dispatch
+        self._sessions = dispatch.sessions
+
+    def handle(self, received: Received) -> None:
+        """Act on one message, or refuse it with `error`."""
+        session = self._sessions.get(received.identity)
+        now = time.monotonic()
+        if session is not None:
+            self._sessions.renew(session, now)
+        try:
+            message = self._decode(received)
+            if isinstance(message, Hello):
+                self._hello(received, message, now)
+            elif session is None:
+                raise _greeting_missing(message)
+            else:
+                self._act(session, message, now)
+        except Refusal as refusal:
+            self._refuse(received, refusal)
+
+    def give_up(self, received: Received) -> None:
+        """Answer a message on which `handle` failed for a fault of ours."""
+        error = HearthError("internal", "the daemon failed on this message: please report it")
+        request_id = id_of(fields_of(received.data))
+        session = self._sessions.get(received.identity)
+        request = session.open.get(request_id) if session is not None else None
+        if request is None:
+            self._refuse(received, Refusal(error, request_id))
+        else:
+            self._dispatch.stop(request, error.code, error.message)
+
+    def _decode(self, received: Received) -> ClientMessage:
+        if len(received.data) > self._settings.frame_bytes:
+            text = f"the message has {len(received.data)} bytes, more than the limit of "
+            error = HearthError("message_too_large", f"{text}{self._settings.frame_bytes}")
+            raise Refusal(error, "")
+        if received.frames > 1:
+            error = HearthError(
+                "unsupported_option", "this server takes no payload frames: send one", "frames"
+            )
+            raise Refusal(error, id_of(fields_of(received.data)))
+        return decode(received.data)
+
+    def _refuse(self, received: Received, refusal: Refusal) -> None:
+        self._state.totals["refused"] += 1
+        error = Error(
+            code=refusal.error.code,
+            message=refusal.error.message,
+            field=refusal.error.field or "",
+            id=refusal.id,
+        )
+        session = self._sessions.get(received.identity)
+        if session is None:
+            self._dispatch.delivery.reject(received.identity, error, delimited=received.delimited)
+            return
+        if error.id in session.open:
+            # An error that bears the id would end the request that is open under it.
+            error.id = ""
+        self._dispatch.delivery.send(session, error)
+
+    def _hello(self, received: Received, message: Hello, now: float) -> None:
+        lease_s = self._settings.lease_s if message.lease_s is None else message.lease_s
+        try:
+            session = self._sessions.greet(received.identity, message.client, lease_s, now)
+        except HearthError as error:
+            raise Refusal(error, "") from None
+        session.delimited = received.delimited
+        self._dispatch.delivery.send(session, self._welcome(lease_s))
+
+    def _welcome(self, lease_s: float) -> Welcome:
+        facts, settings = self._state.facts, self._settings
+        limits = Limits(
+            frame_bytes=settings.frame_bytes,
+            frames=1,
+            requests_per_client=settings.requests_per_client,
+            prompt_tokens=facts.prompt_tokens,
+            total_tokens=facts.total_tokens,
+            queued_requests=settings.queued_requests,
+            queued_tokens=settings.queued_tokens,
+            lease_s=lease_s,
+        )
+        return Welcome(
+            proto=PROTOCOL,
+            server=facts.server,
+            limits=limits,
+            features=list(FEATURES),
+            model=facts.model,
+            epoch=self._state.epoch,
+        )
+
+    def _act(self, session: Session, message: ClientMessage, now: float) -> None:
+        if isinstance(message, Cancel):
+            self._cancel(session, message)
+        elif isinstance(message, (Generate, Tokenize, Detokenize, Status)):
+            self._open(session, message, now)
+        else:
+            self._dispatch.delivery.send(session, Leased(seconds=session.lease_s))
+
+    def _cancel(self, session: Session, message: Cancel) -> None:
+        request = session.open.get(message.id)
+        if request is not None and request.kind == "generate":
+            self._dispatch.cancel(request)
+
+    def _open(
+        self, session: Session, message: Generate | Tokenize | Detokenize | Status, now: float
+    ) -> None:
+        try:
+            if self._state.state == "draining" and not isinstance(message, Status):
+                raise HearthError(  # noqa: TRY301 - refused in one place with the other reasons
+                    "shutting_down", "the daemon is about to stop: try again after its restart"
+                )
+            if isinstance(message, Generate):
+                self._generate(session, message, now)
+            else:
+                self._ask(session, message, now)
+        except HearthError as error:
+            raise Refusal(error, message.id) from None
+
+    def _generate(self, session: Session, message: Generate, now: float) -> None:
+        deadline = None if message.deadline_s is None else now + message.deadline_s
+        request = self._sessions.admit(session, message.id, "generate", now, deadline)
+        request.timestamps = message.timestamps
+        self._state.totals["requests"] += 1
+        seed = secrets.randbits(_SEED_BITS)
+        self._dispatch.ask_tokenizer(request, prepare(message, request.rid, seed, deadline))
+
+    def _ask(self, session: Session, message: Tokenize | Detokenize | Status, now: float) -> None:
+        deadline = now + self._settings.answer_s
+        if isinstance(message, Status):
+            request = self._sessions.admit(session, message.id, "status", now, deadline)
+            self._dispatch.ask_scheduler(request, AskLoad(request.rid))
+        else:
+            request = self._sessions.admit(session, message.id, "convert", now, deadline)
+            self._dispatch.ask_tokenizer(request, convert(message, request.rid))
+
+
+def _greeting_missing(message: ClientMessage) -> Refusal:
+    error = HearthError(
+        "hello_required",
+        "this connection has no session: send hello first (the daemon may have been restarted, "
+        "or the lease has run out)",
+    )
+    return Refusal(error, getattr(message, "id", ""))

@@ -1,0 +1,155 @@
+"""Sessions, their leases and the one table of open requests; pure bookkeeping, no I/O."""
+
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Literal
+
+from actors.messages import RowDelta
+from daemon.door.outbox import Outbox
+from runtime.errors import HearthError
+
+Kind = Literal["generate", "convert", "status"]
+
+
+@dataclass(slots=True)
+class EarlyRow:
+    """A row that overtook its request's `accepted`."""
+
+    row: RowDelta
+    ended: float
+    prefill_s: float | None
+
+
+@dataclass(slots=True)
+class OpenRequest:
+    """A request without a terminal answer; times in seconds of the monotonic clock."""
+
+    rid: int
+    id: str
+    kind: Kind
+    session: "Session"
+    opened: float
+    deadline: float | None
+    timestamps: bool = False
+    accepted: bool = False
+    next_seq: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    queued_s: float = 0.0
+    prefill_s: float = 0.0
+    first_token: float = 0.0
+    last_token: float = 0.0
+    early: list[EarlyRow] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One connection that has said hello; `delimited` ones get an empty frame before answers."""
+
+    identity: bytes
+    client: str
+    lease_s: float
+    expires: float
+    outbox: Outbox
+    delimited: bool = False
+    open: dict[str, OpenRequest] = field(default_factory=dict)
+
+
+class Sessions:
+    """All sessions and open requests; request ids are per session, `rid` counts them all.
+
+    Whoever gets a request back from `close` owns its terminal answer, so there is exactly one.
+    """
+
+    def __init__(self, *, clients: int, requests_per_client: int) -> None:
+        self._clients = clients
+        self._requests_per_client = requests_per_client
+        self._by_identity: dict[bytes, Session] = {}
+        self._by_rid: dict[int, OpenRequest] = {}
+        self._rids = count(1)
+
+    def __len__(self) -> int:
+        return len(self._by_identity)
+
+    @property
+    def open_requests(self) -> list[OpenRequest]:
+        """All requests without a terminal answer."""
+        return list(self._by_rid.values())
+
+    def all(self) -> list[Session]:
+        """All sessions."""
+        return list(self._by_identity.values())
+
+    def get(self, identity: bytes) -> Session | None:
+        """The session of a connection, if it has one."""
+        return self._by_identity.get(identity)
+
+    def greet(self, identity: bytes, client: str, lease_s: float, now: float) -> Session:
+        """Open a session, or renew it with a new lease; raises `too_many_clients`."""
+        session = self._by_identity.get(identity)
+        if session is None:
+            if len(self._by_identity) >= self._clients:
+                raise HearthError(
+                    "too_many_clients",
+                    f"the daemon serves {self._clients} clients, its limit: try again later",
+                )
+            session = Session(identity, client, lease_s, now + lease_s, Outbox())
+            self._by_identity[identity] = session
+        session.client, session.lease_s = client, lease_s
+        self.renew(session, now)
+        return session
+
+    def renew(self, session: Session, now: float) -> None:
+        """Start the lease again: the client has given a sign of life."""
+        session.expires = now + session.lease_s
+
+    def admit(
+        self, session: Session, request_id: str, kind: Kind, now: float, deadline: float | None
+    ) -> OpenRequest:
+        """Enter a request in the table; raises `duplicate_id` or `too_many_requests`."""
+        if request_id in session.open:
+            raise HearthError(
+                "duplicate_id",
+                f"request {request_id!r} is still open: give every request an id of its own",
+                "id",
+            )
+        if len(session.open) >= self._requests_per_client:
+            raise HearthError(
+                "too_many_requests",
+                f"{self._requests_per_client} requests of this client are open, its limit: "
+                "wait for one to end",
+            )
+        request = OpenRequest(next(self._rids), request_id, kind, session, now, deadline)
+        self._by_rid[request.rid] = session.open[request_id] = request
+        return request
+
+    def find(self, rid: int) -> OpenRequest | None:
+        """The open request of that number."""
+        return self._by_rid.get(rid)
+
+    def close(self, request: OpenRequest) -> bool:
+        """Take a request out; True for the one caller that owes the terminal answer."""
+        if self._by_rid.pop(request.rid, None) is None:
+            return False
+        del request.session.open[request.id]
+        return True
+
+    def drop(self, session: Session) -> list[OpenRequest]:
+        """Forget a session; returns its requests, which are closed and get no answer."""
+        self._by_identity.pop(session.identity, None)
+        requests = list(session.open.values())
+        for request in requests:
+            self.close(request)
+        return requests
+
+    def expired(self, now: float) -> list[Session]:
+        """Sessions whose lease has run out."""
+        return [session for session in self._by_identity.values() if session.expires <= now]
+
+    def overdue(self, now: float) -> list[OpenRequest]:
+        """Requests whose deadline has passed."""
+        return [
+            request
+            for request in self._by_rid.values()
+            if request.deadline is not None and request.deadline <= now
+        ]

@@ -1,0 +1,41 @@
+"""What the front door is told: limits by its settings, the model and the state by the daemon."""
+
+from typing import Literal
+
+import msgspec
+from hearth_client.protocol import MAX_FRAME_BYTES
+
+State = Literal["starting", "ready", "draining"]
+
+
+class DoorSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of the front door; sizes in bytes, times in seconds.
+
+    `socket` empty means the agreed place. A client that does not read is failed once one of its
+    replies has `slow_bytes` waiting, or nothing could be sent to it for `slow_s`. `answer_s`
+    bounds the wait for other actors where a request sets no deadline of its own.
+    """
+
+    socket: str = ""
+    clients: int = 64
+    requests_per_client: int = 64
+    lease_s: float = 30.0
+    queued_requests: int = 256
+    queued_tokens: int = 65536
+    frame_bytes: int = MAX_FRAME_BYTES
+    slow_bytes: int = 256 * 1024
+    slow_s: float = 10.0
+    answer_s: float = 30.0
+    send_mark: int = 256
+    receive_mark: int = 256
+    handshake_s: float = 2.0
+
+
+class DoorFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What clients are told of the service; lengths in tokens."""
+
+    server: str
+    model: str = ""
+    prompt_tokens: int = 0
+    total_tokens: int = 0
+    engine: dict[str, str | int | float] = {}

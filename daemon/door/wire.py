@@ -1,0 +1,131 @@
+"""Bytes of a client to a checked message, and checked messages to what actors are asked."""
+
+import msgspec
+from hearth_client.protocol import (
+    PROTOCOL,
+    ClientMessage,
+    Detokenize,
+    Generate,
+    Hello,
+    Message,
+    Tokenize,
+)
+
+from actors.messages import ChatTurn, Convert, Prepare
+from daemon.door.faults import DECODE_ERRORS, explain, fields_of, id_of
+from runtime.errors import HearthError
+from runtime.request import SamplingParams
+
+_decoder: msgspec.msgpack.Decoder[ClientMessage] = msgspec.msgpack.Decoder(ClientMessage)
+
+
+class Refusal(Exception):  # noqa: N818 - an answer, not a fault of ours
+    """A message that is answered with `error`; `id` is the request it meant, or ''."""
+
+    def __init__(self, error: HearthError, request_id: str) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.id = request_id
+
+
+def decode(data: bytes) -> ClientMessage:
+    """Decode and check one message; raises Refusal, and nothing else, whatever the bytes are."""
+    try:
+        message = _decoder.decode(data)
+    except DECODE_ERRORS as error:
+        fields = fields_of(data)
+        raise Refusal(explain(error, fields), id_of(fields)) from None
+    try:
+        _check(message)
+    except HearthError as error:
+        raise Refusal(error, getattr(message, "id", "")) from None
+    return message
+
+
+def prepare(message: Generate, rid: int, seed: int, deadline: float | None) -> Prepare:
+    """What the tokenizer is asked for a generation; `seed` serves when the client gave none."""
+    return Prepare(
+        rid=rid,
+        turns=_turns(message.messages),
+        prompt=message.prompt,
+        max_tokens=message.max_tokens,
+        sampling=_sampling(message, seed),
+        stop=message.stop,
+        ignore_eos=message.ignore_eos,
+        priority=message.priority,
+        deadline=deadline,
+    )
+
+
+def convert(message: Tokenize | Detokenize, rid: int) -> Convert:
+    """What the tokenizer is asked outside any generation."""
+    if isinstance(message, Detokenize):
+        return Convert(rid, tokens=message.tokens)
+    return Convert(rid, text=message.text, turns=_turns(message.messages))
+
+
+def _sampling(message: Generate, seed: int) -> SamplingParams:
+    return SamplingParams(
+        temperature=message.temperature,
+        top_k=message.top_k,
+        top_p=message.top_p,
+        min_p=message.min_p,
+        repetition_penalty=message.repetition_penalty,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        logit_bias=dict(message.logit_bias),
+        seed=seed if message.seed is None else message.seed,
+        logprobs=message.logprobs,
+    )
+
+
+def _turns(messages: list[Message] | None) -> list[ChatTurn] | None:
+    if messages is None:
+        return None
+    return [ChatTurn(turn.role, turn.content) for turn in messages]
+
+
+def _check(message: ClientMessage) -> None:
+    """What the types cannot say."""
+    if isinstance(message, Hello):
+        _check_protocol(message)
+    elif isinstance(message, Generate):
+        _check_source(message.messages, message.prompt, "prompt")
+        if message.prompt == "":
+            raise HearthError(
+                "prompt_empty", "prompt is empty: there is nothing to continue", "prompt"
+            )
+        _check_bias(message.logit_bias)
+    elif isinstance(message, Tokenize):
+        _check_source(message.messages, message.text, "text")
+
+
+def _check_protocol(message: Hello) -> None:
+    if PROTOCOL not in message.proto:
+        raise HearthError(
+            "unsupported_protocol", f"this server speaks protocol {PROTOCOL} alone", "proto"
+        )
+
+
+def _check_source(messages: list[Message] | None, text: str | None, name: str) -> None:
+    if messages is None and text is None:
+        raise HearthError("invalid_value", f"neither messages nor {name} is given", "messages")
+    if messages is None:
+        return
+    if text is not None:
+        raise HearthError("invalid_value", f"give either messages or {name}, not both", name)
+    for index, turn in enumerate(messages):
+        if not turn.content:
+            field = f"messages[{index}].content"
+            raise HearthError(
+                "prompt_empty", f"{field} is empty: give it text or leave it out", field
+            )
+
+
+def _check_bias(pairs: list[tuple[int, float]]) -> None:
+    seen: set[int] = set()
+    for index, (token, _) in enumerate(pairs):
+        if token in seen:
+            field = f"logit_bias[{index}][0]"
+            raise HearthError("invalid_value", f"{field} names a token a second time", field)
+        seen.add(token)

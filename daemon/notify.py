@@ -1,0 +1,22 @@
+"""Word to the service manager: sd_notify(3) in its documented form."""
+
+import os
+import socket
+from collections.abc import Mapping
+
+
+def notify(message: str, environ: Mapping[str, str] | None = None) -> None:
+    """Send `message`, such as `READY=1`, to the manager's socket; does nothing without one."""
+    address = (os.environ if environ is None else environ).get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    if address.startswith("@"):
+        # An abstract socket: its name begins with a zero byte.
+        address = f"\0{address[1:]}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as manager:
+        manager.setblocking(False)
+        try:
+            manager.sendto(message.encode(), address)
+        except OSError:
+            # A manager that is gone or does not read is no reason to stop serving.
+            return

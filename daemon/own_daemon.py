@@ -1,0 +1,98 @@
+"""A daemon that a program starts for itself, in a temporary folder, and stops again."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from hearth_client import Client
+from hearth_client.errors import ConnectionFailed
+
+from daemon.cli.errors import Failure
+
+_START_S = 60.0
+_STOP_S = 20.0
+_TRY_S = 1.0
+_PAUSE_S = 0.05
+
+
+class OwnDaemon:
+    """A running `hearth serve` with `flags`; socket and log lie in `folder`."""
+
+    def __init__(self, folder: Path, engine: Path, flags: Sequence[str] = ()) -> None:
+        self.socket = folder / "hearth.sock"
+        self._log = folder / "log"
+        arguments = ["serve", "--engine", str(engine), "--socket", str(self.socket), *flags]
+        # The settings of the user's own daemon are no concern of this one.
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("HEARTH_")}
+        # What it leaves behind when it is killed goes with the folder.
+        environ["TMPDIR"] = str(folder)
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(  # noqa: S603 - our own program and arguments
+                [sys.executable, "-m", "daemon.cli", *arguments], stderr=log, env=environ
+            )
+
+    @property
+    def pid(self) -> int:
+        """The daemon's process."""
+        return self._process.pid
+
+    def log(self) -> str:
+        """Everything that it has logged so far."""
+        return self._log.read_text(errors="replace")
+
+    def wait(self, seconds: float) -> int:
+        """Its exit code, once it has ended; raises Failure when it runs on."""
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired as error:
+            raise Failure("the daemon did not stop in time") from error
+
+    def wait_until_ready(self) -> None:
+        """Block until a client is welcomed; raises Failure with the log's last line otherwise."""
+        deadline = time.monotonic() + _START_S
+        while time.monotonic() < deadline and self._process.poll() is None:
+            if self._is_ready():
+                return
+            time.sleep(_PAUSE_S)
+        raise Failure(f"the daemon did not start: {self._last_words()}")
+
+    def stop(self) -> None:
+        """End it as a service manager would; raises Failure unless it ends cleanly and in time."""
+        self._process.send_signal(signal.SIGTERM)
+        code = self.wait(_STOP_S)
+        if code:
+            raise Failure(f"the daemon ended with exit code {code}: {self._last_words()}")
+
+    def kill(self) -> None:
+        """End it at once, if it still runs."""
+        self._process.kill()
+        self._process.wait()
+
+    def _is_ready(self) -> bool:
+        try:
+            with Client(self.socket, timeout=_TRY_S) as client:
+                return client.status().state == "ready"
+        except ConnectionFailed:
+            return False
+
+    def _last_words(self) -> str:
+        lines = self.log().splitlines()
+        return lines[-1] if lines else "it wrote no log"
+
+
+@contextmanager
+def own_daemon(engine: Path, flags: Sequence[str] = ()) -> Iterator[OwnDaemon]:
+    """A daemon that serves `engine` and is ready; it is gone at the end, whatever happened."""
+    with tempfile.TemporaryDirectory(prefix="hearth-") as folder:
+        daemon = OwnDaemon(Path(folder), engine, flags)
+        try:
+            daemon.wait_until_ready()
+            yield daemon
+        finally:
+            daemon.kill()

@@ -1,0 +1,167 @@
+"""When an actor counts as lost, and what is done about it: events and clock in, actions out."""
+
+from enum import Enum
+from typing import NamedTuple
+
+import msgspec
+
+from runtime.errors import Code, HearthError
+
+
+class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
+    """How long an actor may take to say hello, to load, and between two signs of progress.
+
+    After `stable_s` seconds of work earlier restarts are forgotten. `pause_s` is the wait before
+    a second restart in a row; it doubles with each further one.
+    """
+
+    hello_s: float = 30.0
+    load_s: float = 300.0
+    progress_s: float = 60.0
+    stable_s: float = 60.0
+    pause_s: float = 0.5
+
+
+class Start(NamedTuple):
+    """Start this incarnation, the first being 1."""
+
+    incarnation: int
+
+
+class Kill(NamedTuple):
+    """End the actor by force: it has missed a deadline."""
+
+    reason: str
+
+
+class AnnounceReady(NamedTuple):
+    """Tell the others that the actor can work."""
+
+
+class AnnounceLost(NamedTuple):
+    """Tell the others that all is lost which the actor held."""
+
+    reason: str
+
+
+class GiveUp(NamedTuple):
+    """End the daemon with this error."""
+
+    error: HearthError
+
+
+Action = Start | Kill | AnnounceReady | AnnounceLost | GiveUp
+
+
+class Phase(Enum):
+    """Where an actor stands."""
+
+    PAUSED = "paused"
+    STARTING = "starting"
+    LOADING = "loading"
+    RUNNING = "running"
+    KILLED = "killed"
+    ENDED = "ended"
+
+
+class Supervision:
+    """The life of one actor through its incarnations; no I/O.
+
+    Feed it what happens; `tick` acts on the clock. An actor that fails to load the first time is
+    not tried again, since the same files would fail again.
+    """
+
+    def __init__(self, name: str, deadlines: Deadlines, restart_limit: int) -> None:
+        self.phase = Phase.PAUSED
+        self.incarnation = 0
+        self._name = name
+        self._deadlines = deadlines
+        self._restart_limit = restart_limit
+        self._restarts = 0
+        self._due: float | None = float("-inf")
+        self._ready_since: float | None = None
+        self._was_ready = self._told_ready = False
+        self._reason = ""
+        self._error: HearthError | None = None
+
+    def hello(self, now: float) -> None:
+        """The actor has begun to load."""
+        if self.phase is Phase.STARTING:
+            self._enter(Phase.LOADING, now + self._deadlines.load_s)
+
+    def ready(self, now: float) -> list[Action]:
+        """The actor can work."""
+        if self.phase not in (Phase.STARTING, Phase.LOADING):
+            return []
+        self._enter(Phase.RUNNING, now + self._deadlines.progress_s)
+        self._ready_since = now
+        self._was_ready = self._told_ready = True
+        return [AnnounceReady()]
+
+    def progress(self, now: float) -> None:
+        """The actor's loop has turned."""
+        if self.phase is Phase.RUNNING:
+            self._due = now + self._deadlines.progress_s
+
+    def failed(self, error: HearthError) -> None:
+        """The actor has told why it is about to end."""
+        self._error = error
+
+    def ended(self, how: str, now: float) -> list[Action]:
+        """The actor is gone: restart it or give up."""
+        if self.phase is Phase.ENDED:
+            return []
+        reason = self._reason or (self._error.message if self._error else how)
+        actions = self._tell_loss(reason)
+        if self._ready_since is not None and now - self._ready_since >= self._deadlines.stable_s:
+            self._restarts = 0
+        if self._restarts >= self._restart_limit or (self._error and not self._was_ready):
+            self._enter(Phase.ENDED, None)
+            return [*actions, GiveUp(self._last_error(reason))]
+        pause = self._deadlines.pause_s * 2 ** (self._restarts - 1) if self._restarts else 0.0
+        self._restarts += 1
+        self._enter(Phase.PAUSED, now + pause)
+        return actions
+
+    def stop(self) -> None:
+        """The actor is to end: whatever happens now needs no action."""
+        self._enter(Phase.ENDED, None)
+
+    def tick(self, now: float) -> list[Action]:
+        """Act on a deadline that has passed."""
+        if self._due is None or now < self._due:
+            return []
+        if self.phase is Phase.PAUSED:
+            self.incarnation += 1
+            self._ready_since, self._reason, self._error = None, "", None
+            self._enter(Phase.STARTING, now + self._deadlines.hello_s)
+            return [Start(self.incarnation)]
+        self._reason = self._missed()
+        self._enter(Phase.KILLED, None)
+        # Told before the end is seen: a process stuck in its driver may take its time to die.
+        return [*self._tell_loss(self._reason), Kill(self._reason)]
+
+    def next_wake(self) -> float | None:
+        """When `tick` has something to do, if nothing happens before."""
+        return self._due
+
+    def _enter(self, phase: Phase, due: float | None) -> None:
+        self.phase, self._due = phase, due
+
+    def _tell_loss(self, reason: str) -> list[Action]:
+        told, self._told_ready = self._told_ready, False
+        return [AnnounceLost(reason)] if told else []
+
+    def _missed(self) -> str:
+        if self.phase is Phase.STARTING:
+            return f"it did not say hello within {self._deadlines.hello_s:g} s"
+        if self.phase is Phase.LOADING:
+            return f"it did not load within {self._deadlines.load_s:g} s"
+        return f"it made no progress for {self._deadlines.progress_s:g} s"
+
+    def _last_error(self, reason: str) -> HearthError:
+        if self._error and not self._was_ready:
+            return self._error
+        code: Code = self._error.code if self._error else "executor_failed"
+        times = f", {self._restarts} restarts did not help" if self._restarts else ""
+        return HearthError(code, f"the {self._name} was lost{times}: {reason}", self._name)

@@ -1,0 +1,133 @@
+"""From settings to parts: what each actor and the front door is given; no I/O."""
+
+from pathlib import Path
+
+from actors.admission import PolicySettings
+from actors.placement import AddressBook, Placement
+from actors.roles import ExecutorRole, SchedulerRole, TokenizerRole
+from daemon.configuration.settings import Settings
+from daemon.door.settings import DoorFacts, DoorSettings
+from daemon.supervision.policy import Deadlines
+from daemon.supervision.supervisor import ActorPlan
+from runtime.config import LLMEngineRunnerConfig
+from runtime.decoding.options import RuntimeOptions
+from runtime.version import VERSION
+
+
+def runtime_options(settings: Settings) -> RuntimeOptions:
+    """The part of the settings that the runtime takes."""
+    return RuntimeOptions(
+        threads=settings.threads,
+        spin=settings.spin,
+        max_batch=settings.max_batch,
+        capacity=settings.capacity,
+        verify=settings.verify,
+        engine_kind=settings.engine_kind,
+        step_ms=settings.step_ms,
+    )
+
+
+def address_book(settings: Settings, sockets: Path) -> AddressBook:
+    """The actors' addresses in the private folder `sockets`."""
+    placement = Placement(
+        tokenizer=settings.placement_tokenizer,
+        scheduler=settings.placement_scheduler,
+        executor=settings.placement_executor,
+    )
+    return AddressBook(folder=str(sockets), placement=placement)
+
+
+def door_settings(settings: Settings) -> DoorSettings:
+    """The front door's limits."""
+    return DoorSettings(
+        socket=settings.socket.removeprefix("ipc://"),
+        clients=settings.clients,
+        requests_per_client=settings.requests_per_client,
+        lease_s=settings.lease_s,
+        queued_requests=settings.queue_requests,
+        queued_tokens=settings.queue_tokens,
+    )
+
+
+def door_facts(
+    settings: Settings,
+    model: str,
+    config: LLMEngineRunnerConfig,
+    engine: dict[str, str | int | float],
+) -> DoorFacts:
+    """What clients are told; the longest prompt leaves room for one token of reply."""
+    longest = min(config.max_supported_input_length, config.max_kv_cache_capacity - 1)
+    return DoorFacts(
+        server=f"hearth {VERSION}",
+        model=model,
+        prompt_tokens=min(longest, settings.queue_tokens),
+        total_tokens=config.max_kv_cache_capacity,
+        engine=engine,
+    )
+
+
+def policy_settings(settings: Settings) -> PolicySettings:
+    """The scheduler's limits."""
+    return PolicySettings(
+        fill_wait_s=settings.fill_wait_ms / 1000,
+        hold_s=settings.hold_s,
+        queue_requests=settings.queue_requests,
+        queue_tokens=settings.queue_tokens,
+        ageing_s=settings.ageing_s,
+    )
+
+
+def tokenizer_role(book: AddressBook, engine: Path) -> TokenizerRole:
+    """The tokenizer, wherever it is placed."""
+    return TokenizerRole(
+        addresses=book.seen_from(book.placement.room("tokenizer")),
+        inbox=book.endpoints("tokenizer"),
+        engine=str(engine),
+    )
+
+
+def scheduler_role(book: AddressBook, settings: Settings) -> SchedulerRole:
+    """The scheduler, wherever it is placed."""
+    return SchedulerRole(
+        addresses=book.seen_from(book.placement.room("scheduler")),
+        inbox=book.endpoints("scheduler"),
+        control=book.endpoints("scheduler_control"),
+        policy=policy_settings(settings),
+    )
+
+
+def plans(book: AddressBook, settings: Settings, engine: Path) -> list[ActorPlan]:
+    """What the supervisor keeps: the executor, and each actor with a process of its own."""
+    kept = [_executor_plan(book, settings, engine)]
+    if book.placement.tokenizer == "process":
+        tokenizer = tokenizer_role(book, engine)
+        kept.append(ActorPlan("tokenizer", lambda _incarnation: tokenizer, own_process=True))
+    if book.placement.scheduler == "process":
+        scheduler = scheduler_role(book, settings)
+        kept.append(ActorPlan("scheduler", lambda _incarnation: scheduler, own_process=True))
+    return kept
+
+
+def deadlines(settings: Settings) -> Deadlines:
+    """The supervisor's deadlines."""
+    return Deadlines(load_s=settings.load_timeout_s, progress_s=settings.progress_timeout_s)
+
+
+def _executor_plan(book: AddressBook, settings: Settings, engine: Path) -> ActorPlan:
+    options = runtime_options(settings)
+
+    def role(incarnation: int) -> ExecutorRole:
+        return ExecutorRole(
+            addresses=book.seen_from(book.placement.room("executor")),
+            inboxes=book.executor(incarnation),
+            engine=str(engine),
+            options=options,
+        )
+
+    return ActorPlan(
+        "executor",
+        role,
+        own_process=settings.placement_executor == "process",
+        restart_limit=settings.restart_limit,
+        clean_up=book.remove_sockets,
+    )

@@ -1,0 +1,55 @@
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from daemon.bench import contenders
+from daemon.bench.worker import Worker
+from daemon.bench.worker_messages import Job
+
+
+def test_the_floor_is_stepped_in_a_process_of_its_own(tmp_path: Path) -> None:
+    job = Job(contender="floor", threads=2, bytes=1 << 22)
+    with closing(Worker(job, tmp_path / "log")) as worker:
+        seconds = worker.advance(3)
+    assert worker.unavailable == ""
+    assert len(seconds) == 3
+    assert min(seconds) > 0
+    assert len(worker.tokens) == 4
+
+
+def test_a_peer_that_is_not_installed_is_unavailable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hide(tmp_path, "llama_cpp", monkeypatch)
+    with closing(Worker(Job(contender="llama_cpp"), tmp_path / "log")) as worker:
+        assert worker.unavailable == "llama_cpp is not installed: make bench-env"
+
+
+def test_an_engine_folder_that_cannot_be_served_says_why(tmp_path: Path) -> None:
+    job = Job(contender="hearth", path=str(tmp_path / "nothing"), prompt=[1], steps=1)
+    with closing(Worker(job, tmp_path / "log")) as worker:
+        assert "engine_missing" in worker.unavailable
+
+
+def test_an_import_error_of_our_own_is_not_taken_for_a_missing_peer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from daemon.bench import worker_main  # noqa: PLC0415 - beside the names that it patches
+
+    def fail(_: Job) -> contenders.ContenderModel:
+        raise ImportError(name="daemon.nothing")
+
+    monkeypatch.setattr(worker_main, "load", fail)
+    monkeypatch.setattr(worker_main, "_private_stdout", lambda: None)
+    monkeypatch.setattr("sys.argv", ["worker_main", '{"contender":"floor"}'])
+    with pytest.raises(ImportError):
+        worker_main.main()
+
+
+def hide(folder: Path, library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a module in the way that behaves as if `library` were absent."""
+    (folder / f"{library}.py").write_text(
+        f"raise ModuleNotFoundError('hidden', name={library!r})\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(folder))

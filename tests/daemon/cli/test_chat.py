@@ -1,0 +1,124 @@
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from hearth_client import Delta, Done, PromptTooLong, Usage
+from hearth_client.protocol import Reason
+
+from daemon.cli import chat as module
+from daemon.example_home import EXAMPLE_HOME
+
+
+class FakeGeneration:
+    """Says `words` one by one; a cancel ends it."""
+
+    def __init__(self, words: list[str]) -> None:
+        self.done: Done | None = None
+        self.interrupt_after: int | None = None
+        self._words = words
+        self._said: list[str] = []
+        self._cancelled = False
+
+    def __iter__(self) -> Iterator[Delta]:
+        for number, word in enumerate(self._words):
+            if self._cancelled:
+                break
+            self._said.append(word)
+            yield Delta(id="1", seq=number, text=word, tokens=[number])
+            if number == self.interrupt_after:
+                os.kill(os.getpid(), signal.SIGINT)
+        reason: Reason = "cancelled" if self._cancelled else "stop"
+        usage = Usage(prompt_tokens=3, completion_tokens=len(self._said))
+        self.done = Done(id="1", reason=reason, usage=usage)
+
+    def cancel(self) -> None:
+        self._cancelled = True
+
+    def text(self) -> str:
+        return "".join(self._said)
+
+
+class FakeClient:
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.interrupt_after: int | None = None
+        self.error: Exception | None = None
+
+    def generate(self, **request: Any) -> FakeGeneration:
+        self.asked.append(request)
+        if self.error is not None:
+            raise self.error
+        generation = FakeGeneration(["It ", "is ", "on."])
+        generation.interrupt_after = self.interrupt_after
+        return generation
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
+    fake = FakeClient()
+
+    @contextmanager
+    def connected(_socket: str | None) -> Iterator[FakeClient]:
+        yield fake
+
+    monkeypatch.setattr(module, "connected", connected)
+    return fake
+
+
+def chat(text: str, *arguments: str) -> Result:
+    result = CliRunner().invoke(module.chat, arguments, input=text, standalone_mode=False)
+    if result.exception:
+        raise result.exception
+    return result
+
+
+def said(request: dict[str, Any]) -> list[str]:
+    return [turn["content"] for turn in request["messages"]]
+
+
+def test_the_reply_is_printed_and_the_figures_are_not_part_of_it(client: FakeClient) -> None:
+    result = chat("turn on the lamp\n")
+    assert result.stdout == "It is on.\n"
+    assert "3 tokens, first after" in result.stderr
+    assert said(client.asked[0]) == ["turn on the lamp"]
+
+
+def test_the_conversation_goes_on_and_commands_are_not_sent(client: FakeClient) -> None:
+    chat("one\n/help\n\ntwo\n/reset\nthree\n/exit\nfour\n", "--system", "s")
+    assert [said(request) for request in client.asked] == [
+        ["s", "one"],
+        ["s", "one", "It is on.", "two"],
+        ["s", "three"],
+    ]
+
+
+def test_options_reach_the_request(client: FakeClient) -> None:
+    chat("one\n", "--max-tokens", "9", "--temperature", "0.5", "--seed", "4", "--example")
+    request = client.asked[0]
+    assert (request["max_tokens"], request["temperature"], request["seed"]) == (9, 0.5, 4)
+    assert said(request)[0] == EXAMPLE_HOME
+
+
+def test_ctrl_c_cancels_the_reply_and_not_the_program(client: FakeClient) -> None:
+    client.interrupt_after = 1
+    result = chat("one\ntwo\n")
+    assert result.stdout == "It is \nIt is \n"
+    assert result.stderr.count("cancelled, 2 tokens") == 2
+    assert said(client.asked[1]) == ["one", "It is ", "two"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_refused_request_is_one_line_and_the_chat_goes_on(client: FakeClient) -> None:
+    client.error = PromptTooLong("the prompt has 9 tokens, at most 8 are possible", "prompt")
+    result = chat("one\ntwo\n")
+    assert result.stderr.count("at most 8 are possible") == 2
+    assert said(client.asked[1]) == ["two"]
+
+
+def test_example_and_system_exclude_each_other() -> None:
+    result = CliRunner().invoke(module.chat, ["--example", "--system", "s"])
+    assert result.exit_code == 2

@@ -1,0 +1,42 @@
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from daemon.cli.check import check
+from daemon.cli.errors import Failure
+
+
+def test_people_get_a_table_and_what_to_do_next(tiny_engine: Path) -> None:
+    result = CliRunner().invoke(check, ["--engine", str(tiny_engine)])
+    assert result.exit_code == 0
+    for words in ("qwen3", "4 rows", "96 tokens a row", "memory needed", "hearth serve"):
+        assert words in result.output
+
+
+def test_programs_get_one_object(tiny_engine: Path) -> None:
+    result = CliRunner().invoke(check, ["--engine", str(tiny_engine), "--json"])
+    report = json.loads(result.output)
+    assert report["ok"] is True
+    assert report["max_batch"] == 4
+
+
+def test_a_refusal_is_a_failure_with_the_reason(
+    tiny_engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("daemon.budget.available_memory", lambda: 1)
+    arguments = ["--engine", str(tiny_engine)]
+    with pytest.raises(Failure, match="cannot be served: the engine needs"):
+        CliRunner().invoke(check, arguments, standalone_mode=False, catch_exceptions=False)
+    result = CliRunner().invoke(check, [*arguments, "--json"], standalone_mode=False)
+    assert result.return_value == 1
+    assert "lower max_batch" in json.loads(result.output)["reason"]
+
+
+def test_programs_learn_the_code_and_field_when_nothing_can_be_reported(tmp_path: Path) -> None:
+    arguments = ["--engine", str(tmp_path), "--json"]
+    result = CliRunner().invoke(check, arguments, standalone_mode=False)
+    assert result.return_value == 1
+    report = json.loads(result.output)
+    assert (report["ok"], report["code"]) == (False, "engine_missing")

@@ -1,0 +1,49 @@
+import socket
+from pathlib import Path
+
+import pytest
+from hearth_client import QueueFull
+
+from daemon.cli.clients import connected, daemon_address, explained
+from daemon.cli.errors import Failure
+
+
+def test_the_address_is_the_flag_s_then_the_settings_then_the_agreed_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "h.toml"
+    file.write_text('socket = "/from/file"')
+    monkeypatch.setenv("HEARTH_CONFIG", str(file))
+    monkeypatch.delenv("HEARTH_SOCKET", raising=False)
+    assert daemon_address("/given") == "/given"
+    assert daemon_address(None) == "/from/file"
+    monkeypatch.setenv("HEARTH_SOCKET", "/from/env")
+    assert daemon_address(None) == "/from/env"
+    monkeypatch.delenv("HEARTH_SOCKET")
+    monkeypatch.delenv("HEARTH_CONFIG")
+    assert daemon_address(None) is None
+
+
+def test_without_a_daemon_the_failure_comes_at_once_and_says_what_to_do(
+    short_folder: Path,
+) -> None:
+    path = short_folder / "s"
+    with (
+        pytest.raises(Failure, match=r"No such file.*start one with hearth serve"),
+        connected(str(path)),
+    ):
+        pass
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as left_over:
+        left_over.bind(str(path))
+    with pytest.raises(Failure, match="Connection refused"), connected(str(path)):
+        pass
+
+
+def test_a_path_that_cannot_be_a_socket_is_a_failure() -> None:
+    with pytest.raises(Failure, match="at most 107"), connected("/x" * 60):
+        pass
+
+
+def test_the_client_s_exceptions_become_failures() -> None:
+    with pytest.raises(Failure, match=r"full \(queue_full\)"), explained():
+        raise QueueFull("full")

@@ -1,0 +1,42 @@
+import pytest
+
+from daemon.cli.console import err, out, printable, progress_bar, size, table
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 << 20, "5.0 MiB"), (3 << 30, "3.0 GiB")],
+)
+def test_sizes(count: int, words: str) -> None:
+    assert size(count) == words
+
+
+def test_control_characters_of_a_model_do_not_reach_the_terminal() -> None:
+    assert printable("a\x1b[2Jb\rc\n\td\x9b") == "a\ufffd[2Jb\ufffdc\n\td\ufffd"
+    assert printable("näh 你好 🙂") == "näh 你好 🙂"
+
+
+def test_a_table_is_plain_and_shows_markup_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    out().print(table([("engine", "/a[b]/c"), ("batch", "8")]))
+    assert capsys.readouterr().out.split() == ["engine", "/a[b]/c", "batch", "8"]
+
+
+def test_progress_goes_to_standard_error_and_shows_each_stage(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with progress_bar() as progress:
+        progress("weights", 5, 10)
+        progress("weights", 10, 10)
+        progress("digests", 1, 1)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "weights" in captured.err
+    assert "digests" in captured.err
+    assert "\x1b" not in captured.err
+
+
+def test_no_progress_leaves_no_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress_bar():
+        pass
+    err().print("x")
+    assert capsys.readouterr().err.strip() == "x"

@@ -1,0 +1,116 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from daemon.cli.generate import generate
+from runtime.errors import HearthError
+
+
+def run(*arguments: str, text: str | None = None) -> Result:
+    result = CliRunner().invoke(generate, arguments, input=text, standalone_mode=False)
+    if result.exception:
+        raise result.exception
+    return result
+
+
+def lines(result: Result) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_each_prompt_gives_one_line_with_the_four_names(tiny_engine: Path) -> None:
+    result = run(str(tiny_engine), "--ids", "1,2,3", "--ids", "9", "--max-tokens", "8", "--json")
+    found = lines(result)
+    assert len(found) == 2
+    for one in found:
+        assert list(one) == ["token_ids", "text", "logprobs", "finish_reason"]
+        assert len(one["token_ids"]) == len(one["logprobs"]) <= 8
+        assert one["finish_reason"] in {"length", "stop"}
+        assert all(value <= 0 for value in one["logprobs"])
+
+
+def test_more_prompts_than_rows_run_in_several_batches_with_the_same_result(
+    tiny_engine: Path,
+) -> None:
+    prompts = [f"prompt number {number}" for number in range(6)]
+    together = lines(run(str(tiny_engine), "--max-tokens", "6", "--json", text="\n".join(prompts)))
+    alone = [
+        lines(run(str(tiny_engine), "--prompt", one, "--max-tokens", "6", "--json"))[0]
+        for one in prompts
+    ]
+    assert [one["token_ids"] for one in together] == [one["token_ids"] for one in alone]
+
+
+def test_an_end_token_is_part_of_the_ids_and_not_of_the_text(tiny_engine: Path) -> None:
+    ends = json.loads((tiny_engine / "config.json").read_text())["eos_token_ids"]
+    found = lines(run(str(tiny_engine), "--ids", "45", "--json"))[0]
+    assert found["finish_reason"] == "stop"
+    assert found["token_ids"][-1] in ends
+    assert "<|im_end|>" not in found["text"]
+    assert len(found["token_ids"]) < 90
+    going_on = lines(run(str(tiny_engine), "--ids", "45", "--ignore-eos", "--json"))[0]
+    assert going_on["finish_reason"] == "length"
+    assert len(going_on["token_ids"]) == 95
+
+
+def test_alternatives_are_reported_on_demand(tiny_engine: Path) -> None:
+    found = lines(
+        run(str(tiny_engine), "--ids", "5", "--max-tokens", "2", "--logprobs", "3", "--json")
+    )[0]
+    assert [len(step) for step in found["top_logprobs"]] == [3, 3]
+
+
+def test_the_same_seed_gives_the_same_text(tiny_engine: Path) -> None:
+    arguments = (
+        str(tiny_engine),
+        "--ids",
+        "5",
+        "--temperature",
+        "1",
+        "--json",
+        "--max-tokens",
+        "9",
+    )
+    first, again = run(*arguments, "--seed", "3"), run(*arguments, "--seed", "3")
+    other = run(*arguments, "--seed", "4")
+    assert first.stdout == again.stdout
+    assert first.stdout != other.stdout
+
+
+def test_without_json_the_text_is_on_standard_output_and_the_rest_is_not(
+    tiny_engine: Path,
+) -> None:
+    result = run(str(tiny_engine), "--prompt", "hello", "--max-tokens", "4")
+    assert result.stdout.count("\n") >= 1
+    assert "tokens/s" in result.stderr
+    assert "tokens/s" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (("--ids", "1,2", "--max-tokens", "100"), "max_tokens"),
+        (("--ids", "100000"), "token_ids"),
+        (("--ids", "1", "--top-p", "2"), "top_p"),
+        (("--ids", "1", "--max-batch", "5"), "max_batch"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(
+    tiny_engine: Path, arguments: tuple[str, ...], field: str
+) -> None:
+    with pytest.raises(HearthError) as caught:
+        run(str(tiny_engine), *arguments)
+    assert caught.value.field == field
+
+
+def test_a_system_message_needs_the_chat_template() -> None:
+    result = CliRunner().invoke(generate, ["--system", "s", "--prompt", "x"])
+    assert result.exit_code == 2
+    assert "--system needs --chat" in result.output
+
+
+def test_the_chat_template_is_applied_on_demand(tiny_engine: Path) -> None:
+    arguments = (str(tiny_engine), "--prompt", "hi", "--max-tokens", "4", "--json")
+    assert run(*arguments).stdout != run(*arguments, "--chat", "--system", "s").stdout

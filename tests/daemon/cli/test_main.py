@@ -1,0 +1,84 @@
+import sys
+
+import click
+import pytest
+
+import daemon.cli
+from runtime.errors import HearthError
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["hearth", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        daemon.cli.main()
+    assert isinstance(caught.value.code, int)
+    return caught.value.code
+
+
+def fails_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> int:
+    def raise_it(**_options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(daemon.cli.cli, "main", raise_it)
+    return run(monkeypatch)
+
+
+def test_help_lists_every_command_and_imports_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for module in [name for name in sys.modules if name.startswith("daemon.cli.")]:
+        if module.rpartition(".")[2] in {"serve", "chat", "generate", "check"}:
+            monkeypatch.delitem(sys.modules, module)
+    assert run(monkeypatch, "--help") == 0
+    text = capsys.readouterr().out
+    for command in ("serve", "chat", "generate", "export", "check", "status", "bench"):
+        assert f"  {command} " in text
+        assert f"daemon.cli.{command}" not in sys.modules or command in {"export", "status"}
+    assert "hearth chat" in text
+
+
+def test_an_unknown_command_is_a_usage_error_with_the_nearest_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "sreve") == 2
+    assert capsys.readouterr().err == (
+        "hearth: there is no command 'sreve' (nearest: serve): see hearth --help\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (HearthError("engine_missing", "no engine at x", "engine"), 1, "no engine at x (eng"),
+        (click.ClickException("two\nlines"), 1, "two lines"),
+        (click.UsageError("what?"), 2, "what?"),
+    ],
+)
+def test_a_failure_is_one_line_and_a_code(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    code: int,
+    line: str,
+) -> None:
+    assert fails_with(monkeypatch, error) == code
+    text = capsys.readouterr().err
+    assert text.startswith(f"hearth: {line}")
+    assert text.count("\n") == 1
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), click.Abort()])
+def test_an_interruption_ends_silently_with_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException
+) -> None:
+    assert fails_with(monkeypatch, error) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_what_nobody_foresaw_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_it(**_options: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(daemon.cli.cli, "main", raise_it)
+    with pytest.raises(ZeroDivisionError):
+        daemon.cli.main()

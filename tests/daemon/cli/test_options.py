@@ -1,0 +1,54 @@
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from daemon.cli.options import settings_from, settings_options
+from daemon.configuration.settings import FIELDS, Settings
+from runtime.errors import HearthError
+
+
+def settings_of(*arguments: str) -> Settings:
+    found: list[Settings] = []
+
+    @click.command()
+    @settings_options()
+    def command(config: Path | None, **flags: Any) -> None:
+        found.append(settings_from(config, flags))
+
+    result = CliRunner().invoke(command, arguments, standalone_mode=False)
+    if result.exception:
+        raise result.exception
+    return found[0]
+
+
+def test_every_setting_has_a_flag() -> None:
+    @click.command()
+    @settings_options()
+    def command(**_flags: Any) -> None: ...
+
+    flags = {option for parameter in command.params for option in parameter.opts}
+    assert {"--" + name.replace("_", "-") for name in FIELDS} | {"--config"} == flags
+
+
+def test_flags_reach_the_settings(tmp_path: Path) -> None:
+    path = tmp_path / "h.toml"
+    path.write_text("verify = false\nthreads = 3\nspin = true")
+    settings = settings_of("--config", str(path), "--max-batch", "4", "--no-spin")
+    assert (settings.max_batch, settings.spin) == (4, False)
+    assert (settings.threads, settings.verify) == (3, False)
+
+
+def test_a_wrong_flag_is_refused_by_its_name() -> None:
+    with pytest.raises(HearthError, match="--hold-s: 'x' is not allowed"):
+        settings_of("--hold-s", "x")
+
+
+def test_only_the_named_settings_become_flags() -> None:
+    @click.command()
+    @settings_options("threads", "verify")
+    def command(**_flags: Any) -> None: ...
+
+    assert [parameter.name for parameter in command.params] == ["config", "threads", "verify"]

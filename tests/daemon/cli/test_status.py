@@ -1,0 +1,48 @@
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from click.testing import CliRunner
+from hearth_client import StatusReport
+
+from daemon.cli import status as module
+
+
+class FakeClient:
+    def status(self) -> StatusReport:
+        return StatusReport(
+            id="1",
+            server="hearth 0.1.0",
+            model="home",
+            state="ready",
+            uptime_s=12.5,
+            clients=2,
+            running=1,
+            queued=3,
+            queued_tokens=40,
+            totals={"requests": 9},
+            engine={"dtype": "float32"},
+        )
+
+
+@pytest.fixture(autouse=True)
+def _client(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def connected(_socket: str | None) -> Iterator[FakeClient]:
+        yield FakeClient()
+
+    monkeypatch.setattr(module, "connected", connected)
+
+
+def test_people_get_a_table() -> None:
+    text = CliRunner().invoke(module.status).output
+    for words in ("ready", "home", "1 running, 3 queued", "float32", "total requests"):
+        assert words in text
+
+
+def test_programs_get_one_object_without_the_protocol_s_own_fields() -> None:
+    report = json.loads(CliRunner().invoke(module.status, ["--json"]).output)
+    assert report["queued_tokens"] == 40
+    assert report["engine"] == {"dtype": "float32"}
+    assert not {"t", "id"} & set(report)

@@ -1,0 +1,50 @@
+from pathlib import Path
+
+import pytest
+
+from daemon.configuration.sources import environment_source, file_source, flag_source
+from runtime.errors import HearthError
+
+
+def test_no_file_is_an_empty_source() -> None:
+    assert file_source(None).values == {}
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(HearthError, match=r"none\.toml cannot be read: No such file"):
+        file_source(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize("data", [b"threads = ", b"\xff\xfe", b"a = 1\na = 2"])
+def test_a_file_that_is_not_toml_is_refused(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_bytes(data)
+    with pytest.raises(HearthError, match=r"bad\.toml is not valid TOML") as caught:
+        file_source(path)
+    assert caught.value.field == "config"
+
+
+def test_the_place_of_a_syntax_error_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text("threads = 1\nspin = maybe\n")
+    with pytest.raises(HearthError, match=r"\(at line 2, column 8\)"):
+        file_source(path)
+
+
+def test_variables_of_others_and_empty_ones_are_left_alone() -> None:
+    environ = {"HOME": "/x", "HEARTH_CONFIG": "f", "HEARTH_CACHE": "c", "HEARTH_SPIN": ""}
+    assert environment_source(environ, {"spin"}).values == {}
+
+
+def test_flags_that_were_not_given_do_not_count() -> None:
+    source = flag_source({"threads": None, "spin": False})
+    assert source.values == {"spin": False}
+    assert not source.strict
+
+
+def test_each_source_describes_a_setting_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "h.toml"
+    path.write_text("hold_s = 1")
+    assert file_source(path).describe("hold_s") == f"{path}, hold_s"
+    assert environment_source({}, ()).describe("hold_s") == "$HEARTH_HOLD_S"
+    assert flag_source({}).describe("hold_s") == "--hold-s"

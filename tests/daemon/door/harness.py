@@ -1,0 +1,240 @@
+"""A front door on a real socket, in a thread of its own, before actors that play by the prompt."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+import msgspec
+import zmq
+from anyio.abc import TaskGroup
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from actors import messages as m
+from actors.mailbox import Mailbox
+from daemon.door.front_door import FrontDoor
+from daemon.door.settings import DoorFacts, DoorSettings
+from runtime.request import RowToken, TopLogprob
+
+T = TypeVar("T")
+LIMIT = 2000
+BACKENDS: list[dict[str, Any]] = [{}, {"use_uvloop": True}]
+FACTS = DoorFacts(
+    server="hearth test", model="toy", prompt_tokens=50, total_tokens=100, engine={"layers": 2}
+)
+
+
+class FakeActors:
+    """Tokenizer, scheduler and executor in one; what to do is the first word of the prompt.
+
+    count: `max_tokens` tokens "0 ", "1 ", ... at `step_s`; hang: accepted and no more; silent:
+    nothing at all; fail: accepted, one token, then a failure; early: tokens before `accepted`;
+    flood: as count without pauses and 1,000 characters a token; logprobs: one token with them.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], step_s: float) -> None:
+        self.step_s = step_s
+        self.prepared: list[m.Prepare] = []
+        self.cancelled: list[int] = []
+        self.control_cancelled: list[int] = []
+        self.tokenizer: Mailbox[m.TokenizerMessage] = Mailbox.bind(
+            context, ["inproc://tokenizer"], m.TokenizerMessage, LIMIT
+        )
+        self.scheduler: Mailbox[m.SchedulerMessage] = Mailbox.bind(
+            context, ["inproc://scheduler"], m.SchedulerMessage, LIMIT
+        )
+        self.control: Mailbox[m.SchedulerControl] = Mailbox.bind(
+            context, ["inproc://control"], m.SchedulerControl, LIMIT
+        )
+        self.to_door: Mailbox[m.DoorMessage] = Mailbox.connect(context, "inproc://door", LIMIT)
+
+    def ends(self) -> list[Mailbox[Any]]:
+        return [self.tokenizer, self.scheduler, self.control, self.to_door]
+
+    async def run(self, tasks: TaskGroup) -> None:
+        tasks.start_soon(self._watch_scheduler)
+        tasks.start_soon(self._watch_control)
+        while True:
+            message = await self.tokenizer.receive()
+            if isinstance(message, m.Prepare):
+                self.prepared.append(message)
+                tasks.start_soon(self._play, message)
+            elif isinstance(message, m.Convert):
+                await self._convert(message)
+            elif isinstance(message, m.Cancel):
+                self.cancelled.append(message.rid)
+
+    async def _watch_scheduler(self) -> None:
+        while True:
+            message = await self.scheduler.receive()
+            if isinstance(message, m.AskLoad):
+                await self._send(m.Load(message.rid, 1, 2, 30, 4, 5, 6, 7))
+
+    async def _watch_control(self) -> None:
+        while True:
+            message = await self.control.receive()
+            if isinstance(message, m.Cancel):
+                self.control_cancelled.append(message.rid)
+
+    async def _convert(self, message: m.Convert) -> None:
+        if message.tokens is not None:
+            await self._send(m.Converted(message.rid, text="".join(map(chr, message.tokens))))
+        elif message.text != "silent":
+            text = message.text or "".join(turn.content for turn in message.turns or [])
+            await self._send(m.Converted(message.rid, tokens=[ord(c) for c in text]))
+
+    async def _play(self, message: m.Prepare) -> None:
+        text = message.prompt or (message.turns or [m.ChatTurn("user", "")])[-1].content
+        word, rid = text.split()[0], message.rid
+        accepted = m.Accepted(rid, len(text))
+        if word == "silent":
+            return
+        if word == "early":
+            await self._send(self._row(rid, 0))
+        await self._send(accepted)
+        await self._send(m.BatchStarted([m.Started(rid, 0.004)]))
+        if word == "fail":
+            await self._send(self._row(rid, 0))
+            await self._send(m.Failed(rid, "executor_failed", "the executor died", "device"))
+        elif word == "logprobs":
+            token = RowToken(0, 65, -0.5, (TopLogprob(65, -0.5), TopLogprob(66, -1.5)))
+            row = m.RowDelta(rid, "A", [65], logprobs=[token], finish="stop")
+            await self._send(m.Deltas([row], time.monotonic(), 0.003))
+        elif word != "hang":
+            await self._count(message, 1 if word == "early" else 0, flood=word == "flood")
+
+    async def _count(self, message: m.Prepare, first: int, *, flood: bool) -> None:
+        for index in range(first, message.max_tokens):
+            if message.rid in self.cancelled:
+                return
+            await anyio.sleep(0 if flood else self.step_s)
+            last = index == message.max_tokens - 1
+            await self._send(self._row(message.rid, index, last=last, width=1000 * flood))
+
+    @staticmethod
+    def _row(rid: int, index: int, *, last: bool = False, width: int = 0) -> m.Deltas:
+        row = m.RowDelta(
+            rid, f"{index} ".ljust(width, "."), [index], finish="length" if last else None
+        )
+        return m.Deltas([row], time.monotonic(), None if index else 0.003)
+
+    async def _send(self, message: m.DoorMessage) -> None:
+        await self.to_door.send(message, 5)
+
+
+class Harness:
+    """What a test may touch; `on_loop` runs a callable in the door's thread."""
+
+    def __init__(self, portal: BlockingPortal, path: Path) -> None:
+        self.portal = portal
+        self.path = path
+        self.door: FrontDoor
+        self.actors: FakeActors
+
+    def on_loop(self, function: Callable[[], T]) -> T:
+        return self.portal.call(function)
+
+    def totals(self) -> dict[str, int]:
+        return dict(self.on_loop(lambda: self.door._state.totals))
+
+    def sessions(self) -> int:
+        return self.on_loop(lambda: len(self.door._dispatch.sessions))
+
+    async def serve(
+        self, settings: DoorSettings, step_s: float, *, task_status: anyio.abc.TaskStatus[None]
+    ) -> None:
+        with zmq.Context() as context, ExitStack() as ends:
+            inbox: Mailbox[m.DoorMessage] = Mailbox.bind(
+                context, ["inproc://door"], m.DoorMessage, LIMIT
+            )
+            self.actors = FakeActors(context, step_s)
+            outboxes: list[Mailbox[Any]] = [
+                Mailbox.connect(context, f"inproc://{name}", LIMIT)
+                for name in ("tokenizer", "scheduler", "control")
+            ]
+            for end in [inbox, *outboxes, *self.actors.ends()]:
+                ends.enter_context(closing(end))
+            self.door = FrontDoor(
+                context,
+                settings,
+                inbox=inbox,
+                to_tokenizer=outboxes[0],
+                to_scheduler=outboxes[1],
+                to_scheduler_control=outboxes[2],
+                facts=FACTS,
+                environ={},
+            )
+            self.door.tell("ready")
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self.actors.run, tasks)
+                await tasks.start(self.door.run)
+                task_status.started()
+                await self.door.ended.wait()
+                tasks.cancel_scope.cancel()
+
+
+@contextmanager
+def running_door(
+    backend: dict[str, Any] | None = None,
+    *,
+    step_s: float = 0.001,
+    path: Path | None = None,
+    **limits: Any,
+) -> Iterator[Harness]:
+    with (
+        tempfile.TemporaryDirectory(prefix="hd") as folder,
+        start_blocking_portal(backend_options=backend or {}) as portal,
+    ):
+        harness = Harness(portal, path or Path(folder) / "h.sock")
+        settings = DoorSettings(socket=str(harness.path), **limits)
+        serving, _ = portal.start_task(_serve(harness, settings, step_s))
+        try:
+            yield harness
+        finally:
+            portal.call(harness.door.stop)
+            serving.result(10)
+
+
+def _serve(harness: Harness, settings: DoorSettings, step_s: float) -> Callable[..., Any]:
+    async def serve(*, task_status: anyio.abc.TaskStatus[None]) -> None:
+        await harness.serve(settings, step_s, task_status=task_status)
+
+    return serve
+
+
+@contextmanager
+def raw_client(path: Path, kind: int = zmq.DEALER) -> Iterator[zmq.Socket[bytes]]:
+    with zmq.Context() as context, context.socket(kind) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.RCVTIMEO, 5000)
+        socket.setsockopt(zmq.SNDTIMEO, 5000)
+        socket.connect(f"ipc://{path}")
+        yield socket
+
+
+def say(socket: zmq.Socket[bytes], *frames: Any) -> None:
+    socket.send_multipart(
+        [f if isinstance(f, bytes) else msgspec.msgpack.encode(f) for f in frames]
+    )
+
+
+def hear(socket: zmq.Socket[bytes]) -> dict[str, Any]:
+    message: dict[str, Any] = msgspec.msgpack.decode(socket.recv())
+    return message
+
+
+def greet(socket: zmq.Socket[bytes], **fields: Any) -> dict[str, Any]:
+    say(socket, {"t": "hello", "proto": [1], **fields})
+    return hear(socket)
+
+
+def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, "it did not come to pass"
+        time.sleep(0.005)

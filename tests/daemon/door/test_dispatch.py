@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+from typing import Any, cast
+
+import msgspec
+from hearth_client.protocol import Tokens
+
+from actors.mailbox import Mailbox, MailboxFull
+from actors.messages import AskLoad, Cancel, Convert
+from daemon.door.dispatch import Dispatch
+from daemon.door.sessions import OpenRequest, Session
+from daemon.door.settings import DoorFacts, DoorSettings
+from daemon.door.socket import DoorSocket, Sent
+from daemon.door.state import DoorState
+
+
+class FakeSocket:
+    def __init__(self) -> None:
+        self.outcome: Sent = "sent"
+        self.sent: list[dict[str, Any]] = []
+
+    def send(self, identity: bytes, data: bytes, *, delimited: bool) -> Sent:
+        assert (identity, delimited) == (b"1", False)
+        if self.outcome == "sent":
+            self.sent.append(msgspec.msgpack.decode(data))
+        return self.outcome
+
+
+class FakeMailbox:
+    def __init__(self) -> None:
+        self.full = False
+        self.posted: list[object] = []
+
+    def post(self, message: object) -> None:
+        if self.full:
+            raise MailboxFull("inproc://test")
+        self.posted.append(message)
+
+
+class Desk:
+    def __init__(self, **settings: Any) -> None:
+        self.socket = FakeSocket()
+        self.tokenizer, self.scheduler, self.control = FakeMailbox(), FakeMailbox(), FakeMailbox()
+        self.state = DoorState(DoorFacts(server="x"))
+        self.dispatch = Dispatch(
+            DoorSettings(**settings),
+            self.state,
+            cast("DoorSocket", self.socket),
+            to_tokenizer=cast("Mailbox[Any]", self.tokenizer),
+            to_scheduler=cast("Mailbox[Any]", self.scheduler),
+            to_scheduler_control=cast("Mailbox[Any]", self.control),
+        )
+        self.session: Session = self.dispatch.sessions.greet(b"1", "test", 10.0, 0.0)
+
+    def request(self, request_id: str = "a") -> OpenRequest:
+        return self.dispatch.sessions.admit(self.session, request_id, "generate", 0.0, None)
+
+
+def test_a_full_mailbox_refuses_the_request() -> None:
+    desk = Desk()
+    desk.tokenizer.full = desk.scheduler.full = True
+    desk.dispatch.ask_tokenizer(desk.request("a"), Convert(1))
+    desk.dispatch.ask_scheduler(desk.request("b"), AskLoad(2))
+    assert [(answer["id"], answer["code"]) for answer in desk.socket.sent] == [
+        ("a", "queue_full"),
+        ("b", "queue_full"),
+    ]
+    assert desk.session.open == {}
+
+
+def test_cancels_that_find_no_room_are_posted_later() -> None:
+    desk = Desk()
+    desk.tokenizer.full = desk.control.full = True
+    request = desk.request()
+    desk.dispatch.cancel(request)
+    assert desk.socket.sent[0]["reason"] == "cancelled"
+    desk.dispatch.retry_cancels()
+    desk.control.full = False
+    desk.dispatch.retry_cancels()
+    assert desk.control.posted == [Cancel(request.rid)]
+    desk.tokenizer.full = False
+    for _ in range(2):
+        desk.dispatch.retry_cancels()
+    assert desk.tokenizer.posted == desk.control.posted == [Cancel(request.rid)]
+
+
+def test_the_first_end_counts_and_the_others_are_silent() -> None:
+    desk = Desk()
+    request = desk.request()
+    desk.dispatch.done(request, "stop")
+    desk.dispatch.fail(request, "internal", "late")
+    desk.dispatch.reply(request, Tokens(id="a", tokens=[]))
+    desk.dispatch.cancel(request)
+    assert [answer["t"] for answer in desk.socket.sent] == ["done"]
+    assert desk.state.totals == {"completed": 1}
+
+
+def test_a_client_that_is_gone_takes_its_requests_along() -> None:
+    desk = Desk()
+    first, second = desk.request("a"), desk.request("b")
+    desk.socket.outcome = "gone"
+    desk.dispatch.fail(first, "non_finite", "not a number")
+    assert len(desk.dispatch.sessions) == 0
+    assert desk.tokenizer.posted == desk.control.posted == [Cancel(second.rid)]
+    assert desk.state.totals["failed"] == 2
+    assert desk.state.totals["gone"] == 1
+
+
+def test_answers_wait_in_order_until_the_client_reads() -> None:
+    desk = Desk()
+    first, second = desk.request("a"), desk.request("b")
+    desk.socket.outcome = "full"
+    desk.dispatch.done(first, "stop")
+    desk.dispatch.fail(second, "internal", "late")
+    assert desk.dispatch.delivery.behind == [desk.session]
+    desk.dispatch.delivery.flush(desk.session)
+    assert desk.socket.sent == []
+    desk.socket.outcome = "sent"
+    desk.dispatch.delivery.flush(desk.session)
+    assert [answer["id"] for answer in desk.socket.sent] == ["a", "b"]
+    assert desk.dispatch.delivery.behind == []
+
+
+def test_a_client_that_only_provokes_answers_is_dropped() -> None:
+    desk = Desk(requests_per_client=5000)
+    desk.socket.outcome = "full"
+    for number in range(1100):
+        if desk.dispatch.sessions.get(b"1") is not None:
+            desk.dispatch.done(desk.request(str(number)), "stop")
+    assert len(desk.dispatch.sessions) == 0
+    assert desk.dispatch.delivery.behind == []

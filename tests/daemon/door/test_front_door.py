@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import zmq
+from hearth_client import Client, ExecutorFailed, HearthClientError, LeaseExpired, SlowClient
+
+from runtime.errors import HearthError
+from tests.daemon.door.harness import (
+    BACKENDS,
+    Harness,
+    greet,
+    hear,
+    raw_client,
+    running_door,
+    say,
+    until,
+)
+
+
+@pytest.fixture(params=BACKENDS, ids=["asyncio", "uvloop"])
+def door(request: pytest.FixtureRequest) -> Iterator[Harness]:
+    with running_door(request.param) as harness:
+        yield harness
+
+
+def stream(socket: zmq.Socket[bytes], request_id: str) -> list[dict[str, Any]]:
+    """The answers of one request up to its end."""
+    answers: list[dict[str, Any]] = []
+    while not answers or answers[-1]["t"] not in ("done", "error"):
+        answer = hear(socket)
+        if answer.get("id") == request_id:
+            answers.append(answer)
+    return answers
+
+
+def test_a_whole_conversation(door: Harness) -> None:
+    with raw_client(door.path) as client:
+        welcome = greet(client, client="test", lease_s=20.0)
+        assert (welcome["proto"], welcome["model"]) == (1, "toy")
+        assert welcome["limits"]["lease_s"] == 20.0
+        assert welcome["limits"]["prompt_tokens"] == 50
+        say(client, {"t": "generate", "id": "a", "prompt": "count", "max_tokens": 4})
+        answers = stream(client, "a")
+    assert [answer["t"] for answer in answers] == ["accepted", *["delta"] * 4, "done"]
+    assert [answer["seq"] for answer in answers[1:-1]] == [0, 1, 2, 3]
+    assert "".join(answer["text"] for answer in answers[1:-1]) == "0 1 2 3 "
+    assert not any("ended" in answer for answer in answers)
+    usage = answers[-1]["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (5, 4)
+    assert (usage["queue_ms"], usage["prefill_ms"]) == (4.0, 3.0)
+    assert usage["decode_ms"] > 0
+
+
+def test_accepted_comes_before_tokens_that_overtook_it(door: Harness) -> None:
+    with raw_client(door.path) as client:
+        greet(client)
+        say(client, {"t": "generate", "id": "a", "prompt": "early", "max_tokens": 3})
+        answers = stream(client, "a")
+    assert [a["t"] for a in answers] == ["accepted", "delta", "delta", "delta", "done"]
+    assert [a["tokens"] for a in answers[1:-1]] == [[0], [1], [2]]
+
+
+def test_logprobs_and_timestamps(door: Harness) -> None:
+    with Client(door.path) as client:
+        (delta,) = client.generate("logprobs", logprobs=2, timestamps=True)
+    assert delta.logprobs[0].logprob == -0.5
+    assert delta.logprobs[0].top == [(65, -0.5), (66, -1.5)]
+    assert delta.ended is not None
+    assert 0 <= time.monotonic() - delta.ended < 5
+
+
+def test_two_clients_may_use_the_same_ids(door: Harness) -> None:
+    with raw_client(door.path) as first, raw_client(door.path) as second:
+        for client, count in ((first, 3), (second, 5)):
+            greet(client)
+            say(client, {"t": "generate", "id": "x", "prompt": "count", "max_tokens": count})
+        assert stream(first, "x")[-1]["usage"]["completion_tokens"] == 3
+        assert stream(second, "x")[-1]["usage"]["completion_tokens"] == 5
+
+
+def test_cancel_ends_at_once_and_nobody_cancels_for_others(door: Harness) -> None:
+    with raw_client(door.path) as first, raw_client(door.path) as second:
+        for client in (first, second):
+            greet(client)
+        say(first, {"t": "generate", "id": "x", "prompt": "hang"})
+        assert hear(first)["t"] == "accepted"
+        say(second, {"t": "cancel", "id": "x"})
+        say(second, {"t": "lease"})
+        assert hear(second)["t"] == "leased"
+        assert door.on_loop(lambda: door.door.open_requests) == 1
+        for _ in range(3):
+            say(first, {"t": "cancel", "id": "x"})
+        done = hear(first)
+        assert (done["t"], done["id"], done["reason"]) == ("done", "x", "cancelled")
+        say(first, {"t": "lease"})
+        assert hear(first)["t"] == "leased"
+    (rid,) = [prepare.rid for prepare in door.actors.prepared]
+    until(lambda: door.actors.cancelled == [rid] and door.actors.control_cancelled == [rid])
+
+
+def test_cancels_at_random_moments_leave_one_terminal_answer_each(door: Harness) -> None:
+    chance = random.Random(5)
+    with raw_client(door.path) as client:
+        greet(client)
+        for number in range(60):
+            say(client, {"t": "generate", "id": str(number), "prompt": "count", "max_tokens": 5})
+            time.sleep(chance.random() * 0.008)
+            say(client, {"t": "cancel", "id": str(number - chance.randrange(2))})
+        say(client, {"t": "lease"})
+        ends: dict[str, int] = {}
+        until(lambda: door.on_loop(lambda: door.door.open_requests) == 0)
+        while client.poll(200):
+            answer = hear(client)
+            assert ends.get(answer.get("id", ""), 0) == 0, "an answer after the end"
+            if answer["t"] in ("done", "error"):
+                ends[answer["id"]] = ends.get(answer["id"], 0) + 1
+    assert ends == {str(number): 1 for number in range(60)}
+
+
+def test_a_killed_client_loses_its_requests(door: Harness) -> None:
+    program = (
+        "import sys; from hearth_client import Client\n"
+        "c = Client(sys.argv[1])\n"
+        "for d in c.generate('count', max_tokens=100000): print(d.seq, flush=True)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(door.path)], stdout=subprocess.PIPE, env=environment
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"0\n"
+        process.send_signal(signal.SIGKILL)
+        process.stdout.close()
+    until(lambda: len(door.actors.cancelled) == 1)
+    assert door.sessions() == 0
+
+
+def test_a_slow_client_gets_larger_deltas_and_nothing_is_lost() -> None:
+    with running_door(send_mark=4, slow_bytes=1 << 24) as door, Client(door.path) as client:
+        client._session._channel._socket.setsockopt(zmq.RCVHWM, 4)  # type: ignore[union-attr]  # connected
+        generation = client.generate("flood", max_tokens=3000)
+        until(lambda: len(door.on_loop(lambda: door.door._dispatch.delivery.behind)) == 1, 20)
+        deltas = list(generation)
+        assert generation.tokens == list(range(3000))
+        assert len(deltas) < 3000
+        assert max(len(delta.tokens) for delta in deltas) > 1
+        assert [delta.seq for delta in deltas] == list(range(len(deltas)))
+        assert door.on_loop(lambda: door.door._dispatch.delivery.behind) == []
+
+
+@pytest.mark.parametrize("bound", [{"slow_bytes": 50_000}, {"slow_s": 0.1}])
+def test_a_client_that_does_not_read_is_failed(bound: dict[str, Any]) -> None:
+    with running_door(send_mark=4, **bound) as door, Client(door.path) as client:
+        client.connect()
+        generation = client.generate("flood", max_tokens=100_000)
+        until(lambda: len(door.actors.cancelled) == 1, 30)
+        with Client(door.path) as other:
+            assert other.generate("count", max_tokens=3).text() == "0 1 2 "
+        with pytest.raises(SlowClient):
+            generation.text()
+
+
+def test_a_silent_client_loses_its_lease() -> None:
+    with running_door(lease_s=0.3) as door, raw_client(door.path) as client:
+        greet(client)
+        say(client, {"t": "generate", "id": "x", "prompt": "hang"})
+        assert hear(client)["t"] == "accepted"
+        error = hear(client)
+        assert (error["t"], error["id"], error["code"]) == ("error", "x", "lease_expired")
+        error = hear(client)
+        assert error.get("id", "") == ""
+        assert error["code"] == "lease_expired"
+        assert door.sessions() == 0
+        until(lambda: len(door.actors.control_cancelled) == 1)
+        say(client, {"t": "status", "id": "s"})
+        error = hear(client)
+        assert (error["id"], error["code"]) == ("s", "hello_required")
+
+
+def test_a_waiting_client_keeps_its_lease_and_a_pausing_one_is_told() -> None:
+    with running_door(lease_s=0.6, step_s=0.4) as door, Client(door.path) as client:
+        assert client.generate("count", max_tokens=4).text() == "0 1 2 3 "
+        generation = client.generate("hang")
+        time.sleep(1.0)
+        with pytest.raises(LeaseExpired):
+            generation.text()
+        assert client.tokenize("a") == [97]
+
+
+def test_a_deadline_ends_a_request() -> None:
+    with running_door() as door, Client(door.path) as client:
+        with pytest.raises(HearthClientError, match="deadline_exceeded"):
+            client.generate("hang", deadline_s=0.05).text()
+        until(lambda: len(door.actors.cancelled) == 1)
+        deadline = door.actors.prepared[0].deadline
+        assert deadline is not None
+        assert deadline <= time.monotonic()
+
+
+def test_an_actor_that_does_not_answer_is_not_waited_for() -> None:
+    with running_door(answer_s=0.05) as door, Client(door.path) as client:
+        with pytest.raises(HearthClientError, match="deadline_exceeded"):
+            client.tokenize("silent")
+        assert client.detokenize([72, 105]) == "Hi"
+
+
+def test_a_failed_request_keeps_what_was_sent(door: Harness) -> None:
+    with Client(door.path) as client:
+        generation = client.generate("fail")
+        assert next(generation).text == "0 "
+        with pytest.raises(ExecutorFailed) as caught:
+            next(generation)
+        assert caught.value.field == "device"
+
+
+def test_a_req_client_gets_its_delimiter_back(door: Harness) -> None:
+    with raw_client(door.path, zmq.REQ) as client:
+        assert greet(client)["t"] == "welcome"
+        say(client, {"t": "tokenize", "id": "t", "text": "Hi"})
+        assert hear(client)["tokens"] == [72, 105]
+        say(client, {"t": "detokenize", "id": "t", "tokens": [-1]})
+        assert hear(client)["field"] == "tokens[0]"
+        say(client, {"t": "status", "id": "s"})
+        assert hear(client)["engine"] == {"layers": 2}
+
+
+def test_status_counts(door: Harness) -> None:
+    with Client(door.path) as client:
+        client.generate("count", max_tokens=2).text()
+        report = client.status()
+    assert (report.state, report.clients, report.running, report.queued) == ("ready", 1, 1, 2)
+    assert report.queued_tokens == 30
+    assert report.totals["requests"] == report.totals["completed"] == 1
+    assert report.totals["batches"] == 4
+
+
+def test_a_stop_ends_what_is_open_and_removes_the_socket() -> None:
+    with running_door() as door, raw_client(door.path) as client:
+        greet(client)
+        say(client, {"t": "generate", "id": "x", "prompt": "hang"})
+        assert hear(client)["t"] == "accepted"
+        stopping = door.portal.start_task_soon(door.door.stop, 0.3)
+        until(lambda: door.on_loop(lambda: door.door._state.state) == "draining")
+        say(client, {"t": "generate", "id": "y", "prompt": "count"})
+        error = hear(client)
+        assert (error["id"], error["code"]) == ("y", "shutting_down")
+        error = hear(client)
+        assert (error["id"], error["code"]) == ("x", "shutting_down")
+        stopping.result(5)
+        until(lambda: not door.path.exists())
+
+
+def test_a_drain_lets_open_requests_finish() -> None:
+    with running_door(step_s=0.02) as door, Client(door.path) as client:
+        generation = client.generate("count", max_tokens=10)
+        next(generation)
+        stopping = door.portal.start_task_soon(door.door.stop, 5.0)
+        assert generation.text().endswith("9 ")
+        stopping.result(1)
+
+
+def test_a_second_door_is_refused_and_does_no_harm(door: Harness) -> None:
+    with (
+        pytest.raises(HearthError, match=f"process {os.getpid()} already serves") as caught,
+        running_door(path=door.path),
+    ):
+        pass
+    assert caught.value.code == "already_running"
+    with Client(door.path) as client:
+        assert client.tokenize("a") == [97]

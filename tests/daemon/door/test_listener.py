@@ -1,0 +1,123 @@
+import os
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from daemon.door.listener import open_listener
+from runtime.errors import HearthError
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="hl") as name:
+        yield Path(name)
+
+
+def refused(setting: Path, environ: dict[str, str] | None = None) -> HearthError:
+    with pytest.raises(HearthError) as caught:
+        open_listener(str(setting), environ or {})
+    assert caught.value.field == "socket"
+    return caught.value
+
+
+def test_the_socket_is_private_and_goes_with_the_listener(folder: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        listener = open_listener(str(folder / "new" / "h.sock"), {})
+        assert os.umask(0o022) == 0o022, "the umask is put back"
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(listener.path.stat().st_mode) == 0o660
+    assert stat.S_IMODE(listener.path.parent.stat().st_mode) == 0o750
+    listener.close()
+    assert not listener.path.exists()
+    open_listener(str(listener.path), {}).close()
+
+
+def test_a_leftover_is_removed_only_when_nobody_holds_the_path(folder: Path) -> None:
+    path = folder / "h.sock"
+    with socket.socket(socket.AF_UNIX) as leftover:
+        leftover.bind(str(path))
+    listener = open_listener(str(path), {})
+    error = refused(path)
+    assert error.code == "already_running"
+    assert f"process {os.getpid()} already serves {path}" in error.message
+    assert path.exists()
+    listener.close()
+
+
+def test_a_listening_socket_without_lock_is_left_alone(folder: Path) -> None:
+    path = folder / "h.sock"
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.bind(str(path))
+        stranger.listen()
+        assert refused(path).code == "already_running"
+        assert path.exists()
+
+
+def test_places_that_cannot_be_used(folder: Path) -> None:
+    (folder / "file").write_text("mine")
+    assert "is not a socket" in refused(folder / "file").message
+    assert (folder / "file").read_text() == "mine"
+    assert "cannot write" in refused(folder / "file" / "h.sock").message
+    assert "at most 107" in refused(folder / ("x" * 100)).message
+    (folder / "link.lock").symlink_to(folder / "target")
+    assert refused(folder / "link").code == "socket_unusable"
+    assert not (folder / "target").exists()
+
+
+def test_the_agreed_place_serves_when_none_is_set(folder: Path) -> None:
+    listener = open_listener("", {"RUNTIME_DIRECTORY": str(folder)})
+    assert listener.path == folder / "hearth.sock"
+    listener.close()
+
+
+ACTIVATED = """
+import os, socket, sys
+sys.path[:0] = sys.argv[2].split(os.pathsep)
+listening = socket.socket(socket.AF_UNIX)
+listening.bind(sys.argv[1])
+listening.listen()
+os.dup2(listening.fileno(), 3)
+from daemon.door.listener import open_listener
+environ = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": sys.argv[3]}
+listener = open_listener("", environ)
+print(listener.path)
+os.close(listener.detach())
+listener.close()
+print(os.path.exists(sys.argv[1]))
+"""
+
+
+def activated(path: Path, descriptors: str) -> subprocess.CompletedProcess[str]:
+    # A process of its own: here descriptor 3 belongs to somebody else.
+    arguments = [str(path), os.pathsep.join(sys.path), descriptors]
+    return subprocess.run(  # the command is our own
+        [sys.executable, "-c", ACTIVATED, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def test_a_passed_socket_is_used_and_kept(folder: Path) -> None:
+    run = activated(folder / "a.sock", "1")
+    assert run.stdout.split() == [str(folder / "a.sock"), "True"], run.stderr
+
+
+def test_more_than_one_passed_socket_is_refused(folder: Path) -> None:
+    run = activated(folder / "a.sock", "2")
+    assert "must pass exactly one socket" in run.stderr
+
+
+def test_sockets_passed_to_another_process_are_not_ours(folder: Path) -> None:
+    listener = open_listener(str(folder / "h.sock"), {"LISTEN_PID": "1", "LISTEN_FDS": "1"})
+    assert listener.path == folder / "h.sock"
+    listener.close()

@@ -1,0 +1,82 @@
+from hearth_client.protocol import Accepted, Answer, Delta, Done, TokenLogprob, Usage
+from hypothesis import given
+from hypothesis import strategies as st
+
+from daemon.door.outbox import Outbox
+
+
+def delta(request_id: str, seq: int, text: str = "x") -> Delta:
+    return Delta(id=request_id, seq=seq, text=text, tokens=[seq], logprobs=[])
+
+
+def done(request_id: str) -> Done:
+    return Done(id=request_id, reason="stop", usage=Usage(prompt_tokens=1, completion_tokens=1))
+
+
+def test_deltas_of_one_request_grow_into_one() -> None:
+    outbox = Outbox()
+    outbox.add(Accepted(id="a", prompt_tokens=3), now=1.0)
+    assert not outbox.merge(delta("a", 0))
+    outbox.add(delta("a", 0, "one"), now=2.0)
+    outbox.add(delta("b", 0, "other"), now=3.0)
+    log = [TokenLogprob(logprob=-1.0)]
+    more = Delta(id="a", seq=0, text=" two", tokens=[7, 8], logprobs=log, ended=9.0)
+    assert outbox.merge(more)
+    outbox.add(done("a"), now=4.0)
+    assert outbox.blocked_since == 1.0
+    sent: list[Answer] = []
+    while (answer := outbox.head()) is not None:
+        sent.append(answer)
+        outbox.sent(5.0)
+    assert sent[1] == Delta(
+        id="a", seq=0, text="one two", tokens=[0, 7, 8], logprobs=log, ended=9.0
+    )
+    assert [type(answer).__name__ for answer in sent] == ["Accepted", "Delta", "Delta", "Done"]
+    assert not outbox
+    assert outbox.blocked_since == 5.0
+
+
+def test_a_delta_that_was_sent_grows_no_more() -> None:
+    outbox = Outbox()
+    outbox.add(delta("a", 0), 0.0)
+    assert outbox.waiting_bytes("a") == 5
+    outbox.sent(0.0)
+    assert not outbox.merge(delta("a", 1))
+    assert outbox.waiting_bytes("a") == 0
+
+
+def test_a_failed_request_leaves_only_its_own_delta() -> None:
+    outbox = Outbox()
+    outbox.add(delta("a", 0), 0.0)
+    outbox.add(delta("b", 0), 0.0)
+    outbox.withdraw("a")
+    outbox.withdraw("unknown")
+    head = outbox.head()
+    assert isinstance(head, Delta)
+    assert head.id == "b"
+    assert len(outbox) == 1
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=60))
+def test_no_token_is_lost_doubled_or_reordered(steps: list[tuple[str, bool]]) -> None:
+    outbox = Outbox()
+    pushed: dict[str, list[int]] = {"a": [], "b": [], "c": []}
+    received: dict[str, list[int]] = {"a": [], "b": [], "c": []}
+
+    def take() -> None:
+        head = outbox.head()
+        if isinstance(head, Delta):
+            received[head.id] += head.tokens
+            outbox.sent(0.0)
+
+    for token, (request_id, reads) in enumerate(steps):
+        pushed[request_id].append(token)
+        new = Delta(id=request_id, seq=0, text="", tokens=[token])
+        if not outbox.merge(new):
+            outbox.add(new, 0.0)
+        assert len(outbox) <= 3
+        if reads:
+            take()
+    while outbox:
+        take()
+    assert received == pushed

@@ -1,0 +1,164 @@
+import random
+from typing import Any
+
+import msgspec
+import pytest
+from hearth_client.protocol import ClientMessage, Detokenize, Generate, Message, Tokenize
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.messages import ChatTurn, Convert
+from daemon.door.faults import DECODE_ERRORS, explain, fields_of
+from daemon.door.wire import Refusal, convert, decode, prepare
+from runtime.errors import CODES, HearthError
+from tests.clients.vectors import load
+
+encode = msgspec.msgpack.encode
+GENERATE = {"t": "generate", "id": "a", "prompt": "x"}
+
+
+def refusal(message: Any) -> Refusal:
+    with pytest.raises(Refusal) as caught:
+        decode(message if isinstance(message, bytes) else encode(message))
+    return caught.value
+
+
+@pytest.mark.parametrize("vector", load("requests"), ids=lambda vector: vector["name"])
+def test_requests_mean_what_the_vectors_say(vector: dict[str, Any]) -> None:
+    message = decode(bytes.fromhex(vector["hex"]))
+    means = vector.get("means", vector["message"])
+    assert msgspec.json.decode(msgspec.json.encode(message)) == means
+
+
+@pytest.mark.parametrize("vector", load("malformed"), ids=lambda vector: vector["name"])
+def test_malformed_messages_get_code_field_and_id(vector: dict[str, Any]) -> None:
+    refused = refusal(bytes.fromhex(vector["hex"]))
+    answer = {"code": refused.error.code, "field": refused.error.field or "", "id": refused.id}
+    assert answer == vector["error"]
+
+
+def test_sentences_are_ours_and_name_the_field() -> None:
+    for field, value, sentence in (
+        ("max_tokens", 0, "max_tokens must be a whole number from 1 to 1048576"),
+        ("top_p", 2, "top_p must be a number above 0.0 to 1.0"),
+        ("stop", ["a", ""], "stop[1] must be text of 1 to 256 characters"),
+        ("stop", 5, "stop must be a list of 0 to 16 items"),
+        ("logit_bias", [5], "logit_bias[0] must be a list of 2 items"),
+        ("ignore_eos", 1, "ignore_eos must be true or false"),
+        ("messages", [5], "messages[0] must be a map of its fields"),
+        ("messages", [{"role": 1}], "messages[0].role must be one of assistant, system, user"),
+    ):
+        assert refusal({**GENERATE, field: value}).error.message == sentence
+
+
+def test_hostile_bytes_are_refused_quickly_and_by_name() -> None:
+    deep = b"\x83\xa1t\xa8generate\xa2id\xa1a\xa8messages" + b"\x91" * 100_000
+    assert refusal(deep).error.field == "messages[0]"
+    assert refusal(b"\x81\xa1t" + b"\x91" * 100_000).error.field == "t"
+    huge = b"\x83\xa1t\xa8generate\xa2id\xa1a\xa4stop\xdd\xff\xff\xff\xff"
+    assert refusal(huge).error.field == "stop"
+    assert refusal({**GENERATE, "stop": ["s"] * 10_000}).error.field == "stop"
+    long = refusal({**GENERATE, "n" * 100_000: 1}).error
+    assert len(long.message) < 200
+    assert long.code == "unsupported_option"
+
+
+def test_names_with_quotes_stay_names() -> None:
+    for name in ("` - at `$.id`", "a`b", "", "\n"):
+        error = refusal({**GENERATE, name: 1}).error
+        assert error.code in {"unsupported_option", "invalid_value", "bad_message"}
+
+
+def mutate(data: bytes, chance: random.Random) -> bytes:
+    mutated = bytearray(data)
+    for _ in range(chance.randint(1, 4)):
+        at = chance.randrange(len(mutated) + 1)
+        action = chance.randrange(4)
+        if action == 0:
+            mutated[at : at + 1] = bytes([chance.randrange(256)])
+        elif action == 1:
+            mutated[at:at] = chance.randbytes(chance.randint(1, 3))
+        elif action == 2:
+            del mutated[at : at + chance.randint(1, 5)]
+        else:
+            mutated[at:at] = chance.choice((b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff", b"\x91" * 99))
+    return bytes(mutated)
+
+
+def refused_with(data: bytes) -> HearthError | None:
+    try:
+        decode(data)
+    except Refusal as refusal:
+        return refusal.error
+    return None
+
+
+def test_mutated_messages_raise_nothing_but_refusals() -> None:
+    chance = random.Random(2024)
+    seeds = [bytes.fromhex(v["hex"]) for v in load("requests") + load("malformed")]
+    errors = [refused_with(mutate(chance.choice(seeds), chance)) for _ in range(20_000)]
+    refused = [error for error in errors if error is not None]
+    assert 10_000 < len(refused) < 20_000
+    assert {error.code for error in refused} <= CODES
+    assert not [error for error in refused if "Expected" in error.message]
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_message_or_refused(data: bytes) -> None:
+    error = refused_with(data)
+    assert error is None or error.code in CODES
+
+
+def test_an_error_without_a_known_path_is_still_answered() -> None:
+    data = encode(GENERATE)
+    for error in (msgspec.ValidationError("new words"), msgspec.DecodeError(""), RecursionError()):
+        assert isinstance(error, DECODE_ERRORS)
+        assert explain(error, fields_of(data)).code == "bad_message"
+
+
+def test_generations_become_what_the_tokenizer_is_asked() -> None:
+    asked = prepare(
+        Generate(
+            id="a",
+            messages=[Message(role="user", content="hi")],
+            max_tokens=7,
+            temperature=0.5,
+            logit_bias=[(3, 1.5)],
+            stop=["END"],
+            logprobs=0,
+            ignore_eos=True,
+            priority=2,
+        ),
+        rid=9,
+        seed=77,
+        deadline=12.5,
+    )
+    assert (asked.rid, asked.max_tokens, asked.deadline, asked.priority) == (9, 7, 12.5, 2)
+    assert asked.turns == [ChatTurn("user", "hi")]
+    assert (asked.prompt, asked.stop, asked.ignore_eos) == (None, ["END"], True)
+    sampling = asked.sampling
+    assert (sampling.temperature, sampling.logit_bias, sampling.seed) == (0.5, {3: 1.5}, 77)
+    assert sampling.logprobs == 0
+    assert prepare(Generate(id="a", prompt="x", seed=0), 1, 77, None).sampling.seed == 0
+
+
+def test_every_option_of_generate_reaches_the_actors() -> None:
+    """A field added to the protocol must be passed on or refused, never ignored."""
+    passed = {"id", "messages", "prompt", "deadline_s", "timestamps"}
+    asked = prepare(Generate(id="a", prompt="x"), 1, 0, None)
+    known = passed | set(asked.__struct_fields__) | set(asked.sampling.__struct_fields__)
+    assert set(Generate.__struct_fields__) <= known
+
+
+def test_conversions_become_what_the_tokenizer_is_asked() -> None:
+    turns = [Message(role="user", content="hi")]
+    assert convert(Tokenize(id="a", text=""), 1) == Convert(1, text="")
+    assert convert(Tokenize(id="a", messages=turns), 2) == Convert(
+        2, turns=[ChatTurn("user", "hi")]
+    )
+    assert convert(Detokenize(id="a", tokens=[5]), 3) == Convert(3, tokens=[5])
+
+
+def test_the_decoder_knows_every_request() -> None:
+    names = {kind.__struct_config__.tag for kind in ClientMessage.__args__}
+    assert names == {vector["message"]["t"] for vector in load("requests")}

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from daemon.supervision.policy import (
+    Action,
+    AnnounceLost,
+    AnnounceReady,
+    Deadlines,
+    GiveUp,
+    Kill,
+    Phase,
+    Start,
+    Supervision,
+)
+from runtime.errors import HearthError
+
+DEADLINES = Deadlines(hello_s=10, load_s=100, progress_s=20, stable_s=60, pause_s=1)
+
+
+def supervision(restart_limit: int = 3) -> Supervision:
+    return Supervision("executor", DEADLINES, restart_limit)
+
+
+def started(at: float = 0.0, restart_limit: int = 3) -> Supervision:
+    made = supervision(restart_limit)
+    assert made.tick(at) == [Start(1)]
+    return made
+
+
+def running(at: float = 0.0, restart_limit: int = 3) -> Supervision:
+    made = started(at, restart_limit)
+    made.hello(at)
+    assert made.ready(at) == [AnnounceReady()]
+    return made
+
+
+def test_an_actor_starts_loads_and_works() -> None:
+    made = supervision()
+    assert made.tick(5.0) == [Start(1)]
+    assert made.next_wake() == 15.0
+    made.hello(6.0)
+    assert made.next_wake() == 106.0
+    assert made.ready(50.0) == [AnnounceReady()]
+    made.progress(60.0)
+    assert made.next_wake() == 80.0
+    assert made.tick(79.9) == []
+
+
+def test_each_deadline_kills_and_names_itself() -> None:
+    silent = started()
+    assert silent.tick(10.0) == [Kill("it did not say hello within 10 s")]
+    slow = started()
+    slow.hello(1.0)
+    assert slow.tick(101.0) == [Kill("it did not load within 100 s")]
+    hung = running()
+    reason = "it made no progress for 20 s"
+    assert hung.tick(20.0) == [AnnounceLost(reason), Kill(reason)]
+    assert hung.tick(1000.0) == []
+    assert hung.ended("it was ended by SIGKILL", 20.1) == []
+    assert hung.tick(20.1) == [Start(2)]
+
+
+def test_a_lost_executor_is_announced_and_restarted_at_once() -> None:
+    made = running()
+    assert made.ended("it was ended by SIGKILL", 3.0) == [AnnounceLost("it was ended by SIGKILL")]
+    assert made.tick(3.0) == [Start(2)]
+
+
+def test_restarts_in_a_row_pause_longer_and_end() -> None:
+    made = running()
+    now, pauses = 1.0, []
+    while True:
+        actions = made.ended("it crashed", now)
+        if made.phase is Phase.ENDED:
+            break
+        due = made.next_wake()
+        assert due is not None
+        pauses.append(due - now)
+        now = due
+        made.tick(now)
+        made.hello(now)
+        made.ready(now)
+        now += 1
+    assert pauses == [0, 1, 2]
+    give_up = actions[-1]
+    assert isinstance(give_up, GiveUp)
+    assert give_up.error.message == "the executor was lost, 3 restarts did not help: it crashed"
+    assert give_up.error.code == "executor_failed"
+
+
+def test_stable_work_forgets_earlier_restarts() -> None:
+    made = running(restart_limit=1)
+    now = 0.0
+    for incarnation in range(2, 10):
+        now += 61
+        made.ended("it crashed", now)
+        assert made.tick(now) == [Start(incarnation)]
+        made.hello(now)
+        made.ready(now)
+
+
+def test_a_failure_of_the_first_load_ends_with_its_own_error() -> None:
+    made = started()
+    made.hello(1.0)
+    error = HearthError("engine_corrupt", "model.onnx is missing", "model.onnx")
+    made.failed(error)
+    assert made.ended("it ended with status 1", 2.0) == [GiveUp(error)]
+    assert made.next_wake() is None
+
+
+def test_a_failure_to_load_again_counts_as_a_restart() -> None:
+    made = running()
+    made.ended("it was ended by SIGSEGV", 1.0)
+    made.tick(1.0)
+    made.hello(1.0)
+    made.failed(HearthError("out_of_memory", "there is no room for the cache"))
+    assert made.ended("it ended with status 1", 2.0) == []
+    assert made.next_wake() == 3.0
+
+
+def test_what_an_actor_said_last_explains_its_loss() -> None:
+    made = running(restart_limit=0)
+    made.failed(HearthError("executor_failed", "3 batches failed in a row"))
+    lost, give_up = made.ended("it ended with status 1", 5.0)
+    assert lost == AnnounceLost("3 batches failed in a row")
+    assert isinstance(give_up, GiveUp)
+    assert give_up.error.message == "the executor was lost: 3 batches failed in a row"
+
+
+def test_after_stop_nothing_is_done() -> None:
+    made = running()
+    made.stop()
+    assert made.ended("it ended with status 0", 1.0) == []
+    assert made.tick(1e9) == []
+    assert made.ready(2.0) == []
+
+
+EVENTS = st.lists(
+    st.tuples(st.sampled_from(["hello", "ready", "progress", "ended", "failed"]), st.floats(0, 50)),
+    max_size=40,
+)
+
+
+@given(events=EVENTS, restart_limit=st.integers(0, 3))
+def test_announcements_alternate_and_starts_are_bounded(
+    events: list[tuple[str, float]], restart_limit: int
+) -> None:
+    made = supervision(restart_limit)
+    now, alive, done = 0.0, False, list[Action]()
+    for event, wait in events:
+        now += wait
+        actions = made.tick(now)
+        alive = alive or any(isinstance(action, Start) for action in actions)
+        if event == "ready":
+            actions += made.ready(now)
+        elif event == "ended" and alive:
+            alive = False
+            actions += made.ended("it ended", now)
+        elif event == "failed":
+            made.failed(HearthError("internal", "it failed"))
+        elif event in ("hello", "progress"):
+            getattr(made, event)(now)
+        done += actions
+    told = [action for action in done if isinstance(action, AnnounceReady | AnnounceLost)]
+    assert all(isinstance(one, AnnounceReady) for one in told[::2])
+    assert all(isinstance(one, AnnounceLost) for one in told[1::2])
+    starts = [action.incarnation for action in done if isinstance(action, Start)]
+    assert starts == list(range(1, len(starts) + 1))
+    assert sum(isinstance(action, GiveUp) for action in done) <= 1

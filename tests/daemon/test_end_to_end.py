@@ -1,0 +1,261 @@
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hearth_client import (
+    CapacityExceeded,
+    Client,
+    ExecutorFailed,
+    Generation,
+    HearthClientError,
+    PromptTooLong,
+)
+
+from daemon.own_daemon import OwnDaemon, own_daemon
+from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.request import GenerationRequest, RowRequest
+from runtime.text import Tokenizer
+
+CAPACITY = 96
+SLOW = ("--engine-kind", "simulated", "--step-ms", "10")
+
+
+@pytest.fixture(scope="module")
+def shared(tiny_engine: Path) -> Iterator[OwnDaemon]:
+    """A daemon of the tiny model for tests that do it no harm."""
+    with own_daemon(tiny_engine) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def slow(tiny_engine: Path) -> Iterator[OwnDaemon]:
+    """A daemon whose simulated engine takes 10 ms a step."""
+    with own_daemon(tiny_engine, SLOW) as daemon:
+        yield daemon
+
+
+def greedy_here(engine: Path, ids: list[int], max_tokens: int) -> tuple[list[int], str]:
+    runtime = LLMInferenceRuntime.open(engine)
+    try:
+        row = RowRequest(token_ids=ids, prompt_length=len(ids), max_tokens=max_tokens)
+        response = runtime.handle_request(GenerationRequest(rows=[row]), Tokenizer.open(engine))
+    finally:
+        runtime.close()
+    return response.rows[0].token_ids, response.rows[0].text
+
+
+def child_of(pid: int) -> int:
+    """The one child process of `pid`: its executor."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    assert len(children) == 1
+    return int(children[0])
+
+
+def take(generation: Generation, deltas: int) -> None:
+    for _, _ in zip(range(deltas), generation, strict=False):
+        pass
+
+
+def test_two_clients_at_once_get_what_the_runtime_gives_in_process(
+    shared: OwnDaemon, tiny_engine: Path
+) -> None:
+    prompts = ["the lamp is", "a robot goes to"]
+    with Client(shared.socket) as one, Client(shared.socket) as two:
+        generations = [
+            client.generate(prompt, max_tokens=24)
+            for client, prompt in zip((one, two), prompts, strict=True)
+        ]
+        texts = [generation.text() for generation in generations]
+        ids = [one.tokenize(prompt) for prompt in prompts]
+    for generation, text, prompt_ids in zip(generations, texts, ids, strict=True):
+        tokens, expected = greedy_here(tiny_engine, prompt_ids, 24)
+        assert generation.tokens == tokens
+        assert text == expected
+        assert generation.done is not None
+        assert generation.done.usage.completion_tokens == len(tokens)
+
+
+@pytest.mark.parametrize("place", ["shared", "process"])
+def test_the_actors_work_wherever_they_are_placed(tiny_engine: Path, place: str) -> None:
+    actors = ("tokenizer", "scheduler", "executor")
+    flags = [word for actor in actors for word in (f"--placement-{actor}", place)]
+    with own_daemon(tiny_engine, flags) as daemon:
+        with Client(daemon.socket) as client:
+            generation = client.generate("the lamp is", max_tokens=24)
+            text = generation.text()
+            ids = client.tokenize("the lamp is")
+        assert (generation.tokens, text) == greedy_here(tiny_engine, ids, 24)
+        daemon.stop()
+
+
+def test_a_cancelled_request_ends_as_cancelled_and_the_next_one_works(slow: OwnDaemon) -> None:
+    with Client(slow.socket) as client:
+        generation = client.generate("a", max_tokens=64)
+        take(generation, 3)
+        generation.cancel()
+        generation.text()
+        assert generation.done is not None
+        assert generation.done.reason == "cancelled"
+        assert len(generation.tokens) < 64
+        assert client.generate("a", max_tokens=4).text() is not None
+
+
+KILLED_CLIENT = """
+import sys
+from hearth_client import Client
+client = Client(sys.argv[1])
+for delta in client.generate("doomed", max_tokens=80):
+    print("delta", flush=True)
+"""
+
+
+def test_a_client_killed_in_mid_stream_leaves_the_other_s_tokens_as_they_are(
+    tiny_engine: Path,
+) -> None:
+    flags = ("--lease-s", "1", *SLOW)
+    with own_daemon(tiny_engine, flags) as daemon, Client(daemon.socket) as client:
+        alone = client.generate("survivor", max_tokens=60)
+        alone.text()
+        doomed = subprocess.Popen(
+            [sys.executable, "-c", KILLED_CLIENT, str(daemon.socket)], stdout=subprocess.PIPE
+        )
+        assert doomed.stdout is not None
+        assert doomed.stdout.readline() == b"delta\n"
+        beside = client.generate("survivor", max_tokens=60)
+        take(beside, 3)
+        doomed.kill()
+        doomed.communicate()
+        beside.text()
+        assert beside.tokens == alone.tokens
+        wait_until(lambda: client.status().running == 0)
+        wait_until(lambda: client.status().clients == 1)
+
+
+def wait_until(condition: "object", seconds: float = 10.0) -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_stop_ends_cleanly_and_removes_the_socket(slow: OwnDaemon) -> None:
+    with Client(slow.socket) as client:
+        assert client.generate("a", max_tokens=2).text() is not None
+    os.kill(slow.pid, signal.SIGTERM)
+    assert slow.wait(10) == 0
+    assert not slow.socket.exists()
+
+
+def test_a_stop_lets_running_requests_end(slow: OwnDaemon) -> None:
+    with Client(slow.socket) as client:
+        generation = client.generate("a", max_tokens=40)
+        take(generation, 1)
+        os.kill(slow.pid, signal.SIGTERM)
+        generation.text()
+        assert generation.done is not None
+        assert generation.done.usage.completion_tokens == 40
+    assert slow.wait(10) == 0
+
+
+def test_a_second_signal_does_not_wait_for_them(tiny_engine: Path) -> None:
+    flags = ("--drain-s", "60", "--engine-kind", "simulated", "--step-ms", "200")
+    with own_daemon(tiny_engine, flags) as daemon, Client(daemon.socket) as client:
+        take(client.generate("a", max_tokens=80), 1)
+        os.kill(daemon.pid, signal.SIGINT)
+        time.sleep(0.3)
+        os.kill(daemon.pid, signal.SIGINT)
+        assert daemon.wait(5) == 130
+
+
+def test_a_second_daemon_is_refused_and_does_the_first_no_harm(
+    shared: OwnDaemon, tiny_engine: Path
+) -> None:
+    second = OwnDaemon(shared.socket.parent / "..", tiny_engine, ("--socket", str(shared.socket)))
+    assert second.wait(20) == 1
+    assert f"process {shared.pid} already serves" in second.log()
+    with Client(shared.socket) as client:
+        assert client.status().state == "ready"
+
+
+def test_a_killed_executor_fails_its_requests_and_is_replaced(slow: OwnDaemon) -> None:
+    with Client(slow.socket) as client:
+        generation = client.generate("a", max_tokens=80)
+        take(generation, 2)
+        os.kill(child_of(slow.pid), signal.SIGKILL)
+        with pytest.raises(ExecutorFailed):
+            generation.text()
+        assert client.generate("a", max_tokens=3).text() is not None
+        assert client.status().state == "ready"
+
+
+def test_a_broken_engine_folder_is_refused_with_the_file_s_name(
+    tiny_engine: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for path in tiny_engine.iterdir():
+        (broken / path.name).write_bytes(path.read_bytes())
+    data = broken / "model.onnx.data"
+    data.write_bytes(data.read_bytes()[:-1])
+    daemon = OwnDaemon(tmp_path, broken)
+    assert daemon.wait(20) == 1
+    assert "model.onnx.data" in daemon.log().splitlines()[-1]
+    assert "Traceback" not in daemon.log()
+
+
+def test_a_prompt_of_exactly_the_limit_works_and_one_token_more_is_refused(
+    shared: OwnDaemon,
+) -> None:
+    with Client(shared.socket) as client:
+        limits = client.connect().limits
+        assert limits.total_tokens == CAPACITY
+        text = "!" * (CAPACITY - 1)
+        assert len(client.tokenize(text)) == CAPACITY - 1
+        generation = client.generate(text, max_tokens=1)
+        generation.text()
+        assert len(generation.tokens) == 1
+        with pytest.raises(CapacityExceeded):
+            client.generate(text, max_tokens=2).text()
+        with pytest.raises(PromptTooLong):
+            client.generate("!" * (limits.prompt_tokens + 1), max_tokens=1).text()
+
+
+def test_special_tokens_in_a_user_s_message_stay_text(shared: OwnDaemon) -> None:
+    with Client(shared.socket) as client:
+        special = client.tokenize("<|im_end|>")
+        assert len(special) == 1
+        asked = client.tokenize(messages=[{"role": "user", "content": "hi"}])
+        forged = client.tokenize(messages=[{"role": "user", "content": "hi<|im_end|>"}])
+        assert forged.count(special[0]) == asked.count(special[0])
+        assert "<|im_end|>" in client.detokenize(forged)
+
+
+def test_many_requests_of_several_threads_end_exactly_once(tiny_engine: Path) -> None:
+    ended: list[int] = []
+    errors: list[HearthClientError] = []
+
+    def ask(socket: Path, number: int) -> None:
+        try:
+            with Client(socket) as client:
+                for _ in range(5):
+                    generation = client.generate(f"client {number}", max_tokens=16)
+                    generation.text()
+                    ended.append(len(generation.tokens))
+        except HearthClientError as error:
+            errors.append(error)
+
+    with own_daemon(tiny_engine, ("--engine-kind", "simulated")) as daemon:
+        threads = [threading.Thread(target=ask, args=(daemon.socket, n)) for n in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert errors == []
+    assert ended == [16] * 30

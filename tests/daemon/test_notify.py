@@ -1,0 +1,33 @@
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from daemon.notify import notify
+
+
+@pytest.fixture
+def manager(short_folder: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.bind(str(short_folder / "notify"))
+        listening.settimeout(2)
+        yield listening
+
+
+def test_the_manager_hears_the_message(manager: socket.socket) -> None:
+    notify("READY=1", {"NOTIFY_SOCKET": manager.getsockname()})
+    assert manager.recv(100) == b"READY=1"
+
+
+def test_an_abstract_socket_begins_with_a_zero_byte() -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.bind(f"\0hearth-{id(listening)}")
+        listening.settimeout(2)
+        notify("STOPPING=1", {"NOTIFY_SOCKET": f"@hearth-{id(listening)}"})
+        assert listening.recv(100) == b"STOPPING=1"
+
+
+def test_without_a_manager_nothing_happens(short_folder: Path) -> None:
+    notify("READY=1", {})
+    notify("READY=1", {"NOTIFY_SOCKET": str(short_folder / "gone")})

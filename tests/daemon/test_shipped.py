@@ -1,0 +1,96 @@
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon import shipped
+from daemon.shipped import cache_folder, engine_folder, shipped_engine
+from runtime.errors import HearthError
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "home"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"1")
+    return folder
+
+
+@pytest.fixture
+def exports(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """An exporter that only makes the folder, after a moment."""
+    made: list[Path] = []
+
+    def export(_source: Path, target: Path, _options: object, _progress: object) -> Any:
+        time.sleep(0.05)
+        made.append(target)
+        target.mkdir(parents=True)
+        (target / "config.json").write_text("{}")
+
+    monkeypatch.setattr("runtime.export.export_model", export)
+    return made
+
+
+def test_the_cache_follows_the_variables() -> None:
+    environ = {"HEARTH_CACHE": "/a", "XDG_CACHE_HOME": "/b"}
+    assert cache_folder(environ) == Path("/a")
+    assert cache_folder({"XDG_CACHE_HOME": "/b"}) == Path("/b/hearth")
+    assert cache_folder({}) == Path.home() / ".cache" / "hearth"
+
+
+def test_a_named_folder_is_taken_from_where_the_user_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/x")
+    assert engine_folder("/engines/x") == Path("/engines/x")
+    assert engine_folder("x/../y") == tmp_path / "y"
+    assert engine_folder("~/x") == Path("/home/x/x")
+
+
+def test_the_first_use_exports_and_the_second_does_not(
+    source: Path, tmp_path: Path, exports: list[Path]
+) -> None:
+    first = shipped_engine(source, tmp_path / "cache")
+    assert shipped_engine(source, tmp_path / "cache") == first
+    assert exports == [first]
+    assert first.name == "home"
+
+
+def test_another_model_or_version_gets_another_folder(
+    source: Path, tmp_path: Path, exports: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped_engine(source, tmp_path / "cache")
+    (source / "model.safetensors").write_bytes(b"2")
+    shipped_engine(source, tmp_path / "cache")
+    monkeypatch.setattr(shipped, "VERSION", "9.9")
+    shipped_engine(source, tmp_path / "cache")
+    assert len(set(exports)) == 3
+
+
+def test_two_that_ask_at_once_share_one_export(
+    source: Path, tmp_path: Path, exports: list[Path]
+) -> None:
+    threads = [
+        threading.Thread(target=shipped_engine, args=(source, tmp_path / "cache")) for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(exports) == 1
+
+
+def test_without_the_shipped_model_the_message_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(HearthError, match="give an engine folder") as caught:
+        shipped_engine(tmp_path / "none", tmp_path)
+    assert caught.value.code == "engine_missing"
+
+
+def test_a_cache_that_cannot_be_written_is_named(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HearthError, match="HEARTH_CACHE"):
+        shipped_engine(source, tmp_path / "file" / "cache")
