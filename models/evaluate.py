@@ -65,13 +65,11 @@ def wrong(prompts: Sequence[Prompt], answers: Sequence[str]) -> str:
 def _through_daemon(prompts: Sequence[Prompt], threads: int) -> list[str]:
     from hearth_client import Client  # noqa: PLC0415 - one of two ways to get answers
 
-    with Client() as client:
+    def answer(messages: list[Message]) -> str:
+        with Client() as client:
+            return client.generate(messages=messages, max_tokens=MAX_TOKENS, temperature=0).text()
 
-        def answer(messages: list[Message]) -> str:
-            generation = client.generate(messages=messages, max_tokens=MAX_TOKENS, temperature=0)
-            return generation.text()
-
-        return ask_all(prompts, answer, threads)
+    return ask_all(prompts, answer, threads)
 
 
 def _in_process(prompts: Sequence[Prompt], folder: Path) -> list[str]:

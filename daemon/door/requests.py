@@ -5,6 +5,7 @@ import time
 
 from hearth_client.protocol import (
     PROTOCOL,
+    Bye,
     Cancel,
     ClientMessage,
     Detokenize,
@@ -133,6 +134,8 @@ class Requests:
             self._cancel(session, message)
         elif isinstance(message, (Generate, Tokenize, Detokenize, Status)):
             self._open(session, message, now)
+        elif isinstance(message, Bye):
+            self._dispatch.abandon(session, "left")
         else:
             self._dispatch.delivery.send(session, Leased(seconds=session.lease_s))
 

@@ -158,6 +158,8 @@ def session_options(options: EngineOptions) -> ort.SessionOptions:
     made.enable_mem_pattern = False
     # Spinning threads are a tenth faster alone and several times slower beside a neighbour.
     made.add_session_config_entry("session.intra_op.allow_spinning", "1" if options.spin else "0")
+    # Those that spin do so within a step only; an idle service leaves the processor alone.
+    made.add_session_config_entry("session.force_spinning_stop", "1")
     # Quantised weights times 8-bit activations; the exact levels are up to 40 times slower.
     made.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "4")
     return made

@@ -4,12 +4,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from hearth_client import (
     Client,
     ClientClosed,
+    ClientShared,
     ConnectionLost,
     ConnectionTimeout,
     InvalidValue,
@@ -181,3 +183,14 @@ def test_a_closed_client_stays_closed(door: Harness) -> None:
         generation.text()
     with pytest.raises(ClientClosed):
         client.status()
+
+
+def test_a_second_thread_is_refused_while_the_first_waits(tmp_path: Path) -> None:
+    client = Client(tmp_path / "nobody", timeout=0.5)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(client.connect)
+        time.sleep(0.1)
+        with pytest.raises(ClientShared):
+            client.status()
+        with pytest.raises(ConnectionTimeout):
+            first.result()

@@ -82,7 +82,7 @@ class AsyncSession:
     def close(self) -> None:
         """End the session; open requests end with ClientClosed."""
         self._closed = True
-        self._lose(ClientClosed("this client was closed"))
+        self._lose(ClientClosed("this client was closed"), self._connection.farewell())
 
     async def _handshake(self) -> None:
         loop = asyncio.get_running_loop()
@@ -160,7 +160,7 @@ class AsyncSession:
             f"no answer from a daemon at {self._address}: is `hearth serve` running?"
         )
 
-    def _lose(self, error: HearthClientError) -> None:
+    def _lose(self, error: HearthClientError, last: bytes | None = None) -> None:
         self._connection.lose(error)
         channel, self._channel = self._channel, None
         if self._timer is not None:
@@ -168,7 +168,7 @@ class AsyncSession:
         if channel is not None:
             for descriptor in channel.descriptors:
                 asyncio.get_running_loop().remove_reader(descriptor)
-            channel.close()
+            channel.close(last)
         for waiter in [self._welcomed, *self._waiters.values()]:
             self._resolve(waiter)
 

@@ -1,12 +1,15 @@
 """The blocking side of a session: handshake, waiting, renewal and loss."""
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from hearth_client.channel import Channel
 from hearth_client.connection import Connection, Exchange
 from hearth_client.errors import (
     ClientClosed,
+    ClientShared,
     ConnectionLost,
     ConnectionTimeout,
     HearthClientError,
@@ -27,29 +30,34 @@ class BlockingSession:
         self._channel: Channel | None = None
         self._heard = 0.0
         self._closed = False
+        self._user = threading.RLock()
 
     def open(self) -> Welcome:
         """The welcome of the session that is open, or of a new one."""
         if self._closed:
             raise ClientClosed("this client was closed: make another one")
-        while self._channel is not None and self._take():
-            pass
-        if self._channel is None:
-            self._handshake()
+        with self._alone():
+            while self._channel is not None and self._take():
+                pass
+            if self._channel is None:
+                self._handshake()
         if self._connection.welcome is None:
             raise ConnectionLost("the session was lost while it was opened")
         return self._connection.welcome
 
     def request(self, build: Callable[[str], Request]) -> Exchange:
         """Open the session if need be and send a request."""
-        self.open()
-        exchange, data = self._connection.request(build, time.monotonic())
-        self.send(data)
+        with self._alone():
+            self.open()
+            exchange, data = self._connection.request(build, time.monotonic())
+            self.send(data)
         return exchange
 
     def send(self, data: bytes) -> None:
         """Send on the open session; does nothing when it is lost, as its requests have ended."""
-        if self._channel is not None:
+        with self._alone():
+            if self._channel is None:
+                return
             try:
                 self._channel.send(data)
             except ConnectionTimeout as error:
@@ -58,10 +66,11 @@ class BlockingSession:
     def wait_for(self, exchange: Exchange) -> None:
         """Block until `exchange` has a delta or has ended."""
         since = time.monotonic()
-        while not exchange.deltas and not exchange.ended:
-            self.renew()
-            if not self._take():
-                self._wait(max(since, self._heard) + self._silence_s)
+        with self._alone():
+            while not exchange.deltas and not exchange.ended:
+                self.renew()
+                if not self._take():
+                    self._wait(max(since, self._heard) + self._silence_s)
 
     def renew(self) -> None:
         """Renew the lease when it is time; a reader that is always behind never waits."""
@@ -71,8 +80,19 @@ class BlockingSession:
 
     def close(self) -> None:
         """End the session; open requests end with ClientClosed."""
-        self._closed = True
-        self._lose(ClientClosed("this client was closed"))
+        with self._alone():
+            self._closed = True
+            self._lose(ClientClosed("this client was closed"), self._connection.farewell())
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        # A ZeroMQ socket that two threads use at once ends the whole process.
+        if not self._user.acquire(blocking=False):
+            raise ClientShared("another thread uses this client now: make one for each thread")
+        try:
+            yield
+        finally:
+            self._user.release()
 
     def _handshake(self) -> None:
         limit = time.monotonic() + self._timeout
@@ -125,8 +145,8 @@ class BlockingSession:
             return
         self._channel.wait(min(limit, self._connection.renew_at) - now)
 
-    def _lose(self, error: HearthClientError) -> None:
+    def _lose(self, error: HearthClientError, last: bytes | None = None) -> None:
         channel, self._channel = self._channel, None
         self._connection.lose(error)
         if channel is not None:
-            channel.close()
+            channel.close(last)

@@ -1,11 +1,14 @@
 """The ZeroMQ side of a client: one DEALER socket, and word of its disconnection."""
 
+from contextlib import suppress
+
 import zmq
 
 from hearth_client.errors import ConnectionTimeout
 
 _RECONNECT_MS = 20
 _RECONNECT_MAX_MS = 200
+_FAREWELL_MS = 100
 
 
 class Channel:
@@ -60,9 +63,12 @@ class Channel:
         """Block until something comes, for `seconds` at most."""
         self._poller.poll(max(0, int(seconds * 1000) + 1))
 
-    def close(self) -> None:
-        """Close everything; unsent messages are dropped."""
+    def close(self, last: bytes | None = None) -> None:
+        """Close everything; unsent messages are dropped, but `last` gets a moment to leave."""
         self._socket.disable_monitor()
         self._monitor.close()
-        self._socket.close()
+        if last is not None:
+            with suppress(zmq.Again):
+                self._socket.send(last, zmq.NOBLOCK)
+        self._socket.close(linger=0 if last is None else _FAREWELL_MS)
         self._context.term()

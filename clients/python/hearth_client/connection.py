@@ -17,6 +17,7 @@ from hearth_client.errors import (
 from hearth_client.protocol import (
     PROTOCOL,
     Accepted,
+    Bye,
     Cancel,
     Delta,
     Detokenized,
@@ -117,6 +118,10 @@ class Connection:
             return None
         self._renewed(now)
         return self._encoder.encode(Lease())
+
+    def farewell(self) -> bytes:
+        """The last message of a session."""
+        return self._encoder.encode(Bye())
 
     def receive(self, data: bytes, now: float) -> Exchange | None:
         """Take one message in; returns the request that it belongs to.

@@ -184,6 +184,12 @@ class ClientClosed(ConnectionFailed):
     code = "client_closed"
 
 
+class ClientShared(ConnectionFailed):
+    """Another thread uses the client object at this moment."""
+
+    code = "client_shared"
+
+
 _BY_CODE: dict[str, type[HearthClientError]] = {
     kind.code: kind
     for kind in (

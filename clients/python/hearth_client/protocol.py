@@ -106,7 +106,11 @@ class Lease(Request, tag="lease"):
     """Renew the session; every other message renews it too."""
 
 
-ClientMessage = Hello | Generate | Cancel | Tokenize | Detokenize | Status | Lease
+class Bye(Request, tag="bye"):
+    """End the session; what is open in it is cancelled and nothing is answered."""
+
+
+ClientMessage = Hello | Generate | Cancel | Tokenize | Detokenize | Status | Lease | Bye
 
 
 class Limits(msgspec.Struct, kw_only=True):

@@ -126,6 +126,15 @@ def test_cancels_at_random_moments_leave_one_terminal_answer_each(door: Harness)
     assert ends == {str(number): 1 for number in range(60)}
 
 
+def test_a_client_that_leaves_gives_its_place_free_at_once() -> None:
+    with running_door(clients=1) as door:
+        for _ in range(3):
+            with Client(door.path) as client:
+                client.generate("hang")
+            until(lambda: door.sessions() == 0)
+        until(lambda: len(door.actors.cancelled) == 3)
+
+
 def test_a_killed_client_loses_its_requests(door: Harness) -> None:
     program = (
         "import sys; from hearth_client import Client\n"

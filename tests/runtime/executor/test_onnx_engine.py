@@ -187,6 +187,7 @@ def test_session_settings() -> None:
     made = session_options(EngineOptions(threads=3))
     assert made.intra_op_num_threads == 3
     assert made.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+    assert made.get_session_config_entry("session.force_spinning_stop") == "1"
     assert made.get_session_config_entry("session.qdq_matmulnbits_accuracy_level") == "4"
     spinning = session_options(EngineOptions(spin=True))
     assert spinning.intra_op_num_threads >= 1
