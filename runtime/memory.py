@@ -1,5 +1,6 @@
 """Memory by part, predicted from the configuration alone, and the memory that is there."""
 
+import ctypes
 from pathlib import Path
 
 from runtime.config import DType, LLMEngineRunnerConfig
@@ -9,12 +10,9 @@ ITEM_BYTES: dict[DType, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 # Interpreter, libraries and an empty session, measured.
 _PROCESS_BYTES = 120 << 20
 _WEIGHT_BITS = {"int8": 8, "int4": 4}
-# What ONNX Runtime holds for a byte of integers and a byte of float32 scales once it has packed
-# them: its own layout, sums of each block, and the heap that transposing at load leaves behind.
-# Measured on 0.1B and 0.6B models with blocks of 32 to 128.
-_PACKED = {"int8": (1.25, 4.5), "int4": (1.35, 4.0)}
-# float16 weights are widened when a session on the CPU opens; part of the narrow copy stays.
-_FLOAT16_PACKED = 4.5
+# Once ONNX Runtime has packed quantised weights it holds the integers once, and in float32 three
+# numbers a block: the scale as stored, the scale as packed, and a sum.
+_NUMBERS_PER_BLOCK = 3
 # Copies alive at once, measured: attention scores [B, Hq, S, C], and activations as wide as the
 # fused gate and up projection [B, S, 2 I].
 _SCORE_COPIES = {"native": 1.3, "classic": 4.7}
@@ -69,10 +67,11 @@ def predict_memory(
 def _resident_weights(config: LLMEngineRunnerConfig) -> int:
     elements = projection_elements(config)
     if config.weight_quantization == "none":
-        return int(elements * (4 if config.dtype == "float32" else _FLOAT16_PACKED))
-    integers, scales = _PACKED[config.weight_quantization]
-    stored = elements * _WEIGHT_BITS[config.weight_quantization] / 8
-    return int(stored * integers + elements / config.weight_block_size * 4 * scales)
+        return elements * 4  # float16 is widened when a session on the CPU opens
+    integers = elements * _WEIGHT_BITS[config.weight_quantization] // 8
+    packed = integers + elements // config.weight_block_size * 4 * _NUMBERS_PER_BLOCK
+    # ONNX Runtime 1.23, which the classic dialect is for, keeps the stored form beside it.
+    return packed + (projection_bytes(config) if config.dialect == "classic" else 0)
 
 
 def _embedding_bytes(config: LLMEngineRunnerConfig) -> int:
@@ -90,6 +89,17 @@ def _step_buffers(config: LLMEngineRunnerConfig, max_batch: int) -> int:
         return embeds + logits + positions
     rows = 2 * config.num_attention_layers * config.num_kv_heads * config.head_dim
     return embeds + logits + positions + tokens * rows * ITEM_BYTES[config.kv_cache_dtype]
+
+
+def release_free_memory() -> None:
+    """Hand freed memory back to the system, where the C library has a way to.
+
+    Opening an engine transposes and packs its weights; what that frees, up to half as much again
+    as the weights, would otherwise stay resident for good.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def available_memory(root: Path = Path("/")) -> int:

@@ -12,6 +12,7 @@ from runtime.engine_folder import MODEL_FILE
 from runtime.errors import HearthError
 from runtime.executor.engine import Binding, EngineOptions, IOTensor
 from runtime.executor.threads import physical_cores
+from runtime.memory import release_free_memory
 from runtime.tensors.tensor import Tensor
 
 NATIVE_SINCE = (1, 24)
@@ -79,6 +80,7 @@ class OnnxEngine:
             raise HearthError(
                 "out_of_memory", f"{path} does not fit into memory", MODEL_FILE
             ) from error
+        release_free_memory()
         return cls(session)
 
     def set_context_memory(self, memory: Tensor) -> None:

@@ -69,13 +69,13 @@ class Checkpoint:
         """A whole one-dimensional tensor."""
         return self._read(name, slice(None))
 
-    def rows(self, name: str, start: int, stop: int) -> Array:
-        """Rows [start, stop) of a matrix."""
-        return self._read(name, slice(start, stop))
+    def rows_of(self, name: str) -> int:
+        """The number of rows of a matrix."""
+        return self._spec(name).shape[0]
 
-    def columns(self, name: str, start: int, stop: int) -> Array:
-        """Columns [start, stop) of a matrix."""
-        return self._read(name, (slice(None), slice(start, stop)))
+    def matrix(self, name: str, rows: slice, columns: slice) -> Array:
+        """Some rows and columns of a matrix."""
+        return self._read(name, (rows, columns))
 
     def _read(self, name: str, part: slice | tuple[slice, ...]) -> Array:
         with _opened(self._folder / self._spec(name).file) as file:
@@ -122,7 +122,9 @@ def _read_header(path: Path) -> dict[str, TensorSpec]:
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     if not path.is_file():
-        raise HearthError("model_invalid", f"the model lacks {path.name}", path.name)
+        raise HearthError(
+            "model_invalid", f"the model lacks {path.name}: only safetensors are read", path.name
+        )
     try:
         with safe_open(path, framework="numpy") as file:
             yield file

@@ -15,6 +15,7 @@ from runtime.export.quantize import pack_int4, quantize_rows
 
 Array = NDArray[Any]
 SLAB_BYTES = 32 << 20
+TILE_BYTES = 4 << 20
 _INTEGERS = {"int8": ir.DataType.INT8, "int4": ir.DataType.INT4}
 
 
@@ -37,52 +38,71 @@ class Weights:
 
     def vector(self, graph: GraphBuilder, name: str, sources: Sequence[str]) -> ir.Value:
         """Vectors of the checkpoint, one behind the other."""
-        parts = [
-            finite(self._checkpoint.vector(source).astype(self.dtype), source) for source in sources
-        ]
+        parts = [cast(self._checkpoint.vector(source), self.dtype, source) for source in sources]
         return graph.vector(name, np.concatenate(parts))
 
     def project(self, graph: GraphBuilder, x: ir.Value, projection: Projection) -> ir.Value:
         """Multiply x [..., in] by the matrices [out_i, in] side by side: [..., sum of out_i]."""
         if self._quantization == "none":
-            slabs = self._slabs(projection, self.dtype)
             dtype = ir.DataType.from_numpy(self.dtype)
+            slabs = self._slabs(projection)
             weight = graph.weight(projection.name, dtype, projection.shape, slabs)
         else:
             weight = self._quantized(graph, projection)
         return graph.op("MatMul", x, weight)
 
     def _quantized(self, graph: GraphBuilder, projection: Projection) -> ir.Value:
-        bits, block = self._quantization, self._block_size
-        rows, columns = projection.shape
+        block = self._block_size
         scales: list[Array] = []
-
-        def integers() -> Iterator[Array]:
-            for slab in self._slabs(projection, np.dtype(np.float32)):
-                quantized, scale = quantize_rows(slab, bits, block)
-                scales.append(finite(scale.astype(self.dtype), projection.name))
-                yield pack_int4(quantized) if bits == "int4" else quantized
-
-        weight = graph.weight(projection.name, _INTEGERS[bits], projection.shape, integers())
+        weight = graph.weight(
+            projection.name,
+            _INTEGERS[self._quantization],
+            projection.shape,
+            self._quantized_slabs(projection, scales),
+        )
         dtype = ir.DataType.from_numpy(self.dtype)
-        shape = (rows // block, columns)
+        shape = (projection.shape[0] // block, projection.shape[1])
         scale = graph.weight(f"{projection.name}_scale", dtype, shape, scales)
         return graph.op("DequantizeLinear", weight, scale, axis=0, block_size=block)
 
-    def _slabs(self, projection: Projection, dtype: np.dtype[Any]) -> Iterator[Array]:
-        """Row by row of the transposed, fused matrix; slabs end where blocks end."""
-        block = max(1, self._block_size)
+    def _slabs(self, projection: Projection) -> Iterator[Array]:
+        """Rows of the joined, transposed matrix, some megabytes at a time."""
         rows, columns = projection.shape
-        height = max(1, SLAB_BYTES // (columns * dtype.itemsize * block)) * block
+        height = max(1, SLAB_BYTES // (columns * self.dtype.itemsize))
         for start in range(0, rows, height):
             stop = min(start + height, rows)
-            slab = np.empty((stop - start, columns), dtype)
-            left = 0
-            for source in projection.sources:
-                piece = self._checkpoint.columns(source, start, stop)
-                slab[:, left : left + len(piece)] = finite(piece.astype(dtype), source).T
-                left += len(piece)
+            slab = np.empty((stop - start, columns), self.dtype)
+            for place, source, tile in self._tiles(projection, start, stop):
+                slab[:, place] = cast(tile, self.dtype, source)
             yield slab
+
+    def _quantized_slabs(self, projection: Projection, scales: list[Array]) -> Iterator[Array]:
+        """As `_slabs`, one block high; appends the scales [1, out] of each slab to `scales`."""
+        rows, columns = projection.shape
+        for start in range(0, rows, self._block_size):
+            slab = np.empty((self._block_size, columns), np.int8)
+            scale = np.empty((1, columns), np.float32)
+            for place, source, tile in self._tiles(projection, start, start + self._block_size):
+                wide = cast(tile, np.dtype(np.float32), source)
+                slab[:, place], scale[:, place] = quantize_rows(
+                    wide, self._quantization, self._block_size
+                )
+            scales.append(cast(scale, self.dtype, projection.name))
+            yield pack_int4(slab) if self._quantization == "int4" else slab
+
+    def _tiles(
+        self, projection: Projection, start: int, stop: int
+    ) -> Iterator[tuple[slice, str, Array]]:
+        """Parts of rows [start, stop): columns of the joined matrix, source, [rows, columns]."""
+        width = max(1, TILE_BYTES // ((stop - start) * 4))
+        left = 0
+        for source in projection.sources:
+            count = self._checkpoint.rows_of(source)
+            for first in range(0, count, width):
+                last = min(first + width, count)
+                part = self._checkpoint.matrix(source, slice(first, last), slice(start, stop))
+                yield slice(left + first, left + last), source, part.T
+            left += count
 
 
 def row_pieces(
@@ -91,14 +111,16 @@ def row_pieces(
     """A matrix of the checkpoint cast to `dtype`, by pieces of whole rows."""
     step = max(1, SLAB_BYTES // (shape[1] * dtype.itemsize))
     for start in range(0, shape[0], step):
-        piece = checkpoint.rows(name, start, min(start + step, shape[0]))
-        yield finite(piece.astype(dtype, copy=False), name)
+        rows = slice(start, min(start + step, shape[0]))
+        yield cast(checkpoint.matrix(name, rows, slice(None)), dtype, name)
 
 
-def finite(array: Array, name: str) -> Array:
-    """The array, or `model_invalid` when a value is not finite in this type."""
-    if not np.isfinite(array).all():
+def cast(array: Array, dtype: np.dtype[Any], name: str) -> Array:
+    """The array in another type; `model_invalid` when a value is not finite in it."""
+    with np.errstate(over="ignore"):
+        result = array.astype(dtype, copy=False)
+    if not np.isfinite(result).all():
         raise HearthError(
-            "model_invalid", f"{name} holds a value that is not finite in {array.dtype}", name
+            "model_invalid", f"{name} holds a value that is not finite in {dtype}", name
         )
-    return array
+    return result

@@ -9,6 +9,7 @@ import pytest
 from runtime.config import FileRecord
 from runtime.engine_folder import DATA_FILE, EMBEDDING_FILE
 from runtime.export import ExportOptions, export_model
+from runtime.export.options import resolve_dialect
 from runtime.memory import (
     available_memory,
     predict_memory,
@@ -94,6 +95,8 @@ def test_a_simulated_engine_has_no_weights() -> None:
 def test_the_weights_of_a_real_session(
     tmp_path: Path, quantization: Literal["none", "int8", "int4"]
 ) -> None:
+    if quantization == "int8" and resolve_dialect(ExportOptions()) == "classic":
+        pytest.skip("ONNX Runtime 1.23 packs int4 alone")
     sizes = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 6}
     heads = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
     model = make_model(tmp_path / "m", 1, vocab_size=8192, **sizes, **heads)
@@ -101,7 +104,29 @@ def test_the_weights_of_a_real_session(
     command = [sys.executable, "-c", MEASURE, str(tmp_path / "engine")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, text=True)
     predicted = predict_memory(config, max_batch=1, capacity=256)["weights"]
-    assert int(done.stdout) == pytest.approx(predicted, rel=0.12, abs=10e6)
+    assert int(done.stdout) == pytest.approx(predicted, rel=0.1)
+
+
+RELEASE = """
+from pathlib import Path
+from runtime.memory import release_free_memory
+
+def resident():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) << 10
+
+blocks = [bytes(60_000) for _ in range(2000)]
+blocks[:-1] = []
+held = resident()
+release_free_memory()
+print(held - resident())
+"""
+
+
+def test_freed_memory_goes_back_to_the_system() -> None:
+    command = [sys.executable, "-c", RELEASE]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, text=True)
+    assert int(done.stdout) > 50e6
 
 
 @pytest.fixture

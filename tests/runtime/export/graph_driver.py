@@ -25,12 +25,16 @@ def open_session(folder: Path, *, accuracy_level: int = 0) -> ort.InferenceSessi
 
 
 class GraphDriver:
-    """Runs steps over a batch; `filled` holds the slots in use of each row."""
+    """Runs steps over a batch; `filled` holds the slots in use of each row.
+
+    `aliased` binds native output caches to the memory of their inputs, as they are meant to be.
+    """
 
     def __init__(self, folder: Path, batch: int, capacity: int) -> None:
         self.config: LLMEngineRunnerConfig = load_config(folder)
         self.session = open_session(folder)
         self.filled = np.zeros(batch, np.int64)
+        self.aliased = True
         self._native = self.config.dialect == "native"
         self.table = load_file(folder / EMBEDDING_FILE)["embedding"]
         rope = load_file(folder / ROPE_FILE)
@@ -83,7 +87,7 @@ class GraphDriver:
         names = [output.name for output in self.session.get_outputs()]
         for name in names:
             cache = self.caches.get(name.removeprefix("present_"))
-            if self._native and cache is not None:
+            if self._native and self.aliased and cache is not None:
                 binding.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(cache))
             else:
                 binding.bind_output(name)

@@ -24,17 +24,17 @@ def initializers(folder: Path) -> dict[str, NDArray[Any]]:
     return {str(v.name): v.const_value.numpy() for v in values if v.const_value is not None}
 
 
-def source_matrix(checkpoint: Checkpoint, name: str, width: int) -> NDArray[np.float32]:
-    return checkpoint.columns(name, 0, width).astype(np.float32)
+def source_matrix(checkpoint: Checkpoint, name: str) -> NDArray[np.float32]:
+    return checkpoint.matrix(name, slice(None), slice(None)).astype(np.float32)
 
 
 def test_projections_are_joined_side_by_side_and_transposed(tmp_path: Path) -> None:
     export_model(reference_folder("qwen3_untied"), tmp_path / "engine", ExportOptions())
     checkpoint = Checkpoint(reference_folder("qwen3_untied"))
-    parts = [source_matrix(checkpoint, f"{PREFIX}.{kind}_proj.weight", 32) for kind in "qkv"]
+    parts = [source_matrix(checkpoint, f"{PREFIX}.{kind}_proj.weight") for kind in "qkv"]
     stored = initializers(tmp_path / "engine")
     np.testing.assert_array_equal(stored["layers.1/qkv"], np.concatenate(parts).T)
-    head = source_matrix(checkpoint, "lm_head.weight", 32)
+    head = source_matrix(checkpoint, "lm_head.weight")
     np.testing.assert_array_equal(stored["head"], head.T)
 
 
@@ -45,6 +45,7 @@ def test_the_size_of_a_slab_does_not_matter(
     options = ExportOptions(quantization=quantization, block_size=16)
     whole = export_model(reference_folder("qwen2"), tmp_path / "whole", options)
     monkeypatch.setattr(weights, "SLAB_BYTES", 5000)
+    monkeypatch.setattr(weights, "TILE_BYTES", 500)
     pieces = export_model(reference_folder("qwen2"), tmp_path / "pieces", options)
     assert pieces.files == whole.files
 
@@ -85,7 +86,7 @@ def test_the_head_of_a_tied_model_is_quantised_and_its_table_is_not(
     head = ir.load(tmp_path / "engine" / MODEL_FILE).graph.initializers["head"]
     assert head.dtype == ir.DataType[quantization.upper()]
     driver = GraphDriver(tmp_path / "engine", 1, capacity=8)
-    original = Checkpoint(reference_folder("qwen3")).rows("model.embed_tokens.weight", 0, 288)
+    original = source_matrix(Checkpoint(reference_folder("qwen3")), "model.embed_tokens.weight")
     np.testing.assert_array_equal(driver.table, original)
 
 
@@ -102,6 +103,15 @@ def test_a_weight_that_is_not_finite_in_the_target_type_is_named(
 
     folder = copy_model("qwen3", tmp_path / "model")
     change_tensors(folder, spoil)
+    with pytest.raises(HearthError) as caught:
+        export_model(folder, tmp_path / "engine", ExportOptions(dtype="float16"))
+    assert (caught.value.code, caught.value.field) == ("model_invalid", name)
+
+
+def test_float32_weights_that_float16_cannot_hold_are_named(tmp_path: Path) -> None:
+    name = "model.layers.2.self_attn.o_proj.weight"
+    folder = copy_model("llama", tmp_path / "model")
+    change_tensors(folder, lambda tensors: tensors[name].fill(1e5))
     with pytest.raises(HearthError) as caught:
         export_model(folder, tmp_path / "engine", ExportOptions(dtype="float16"))
     assert (caught.value.code, caught.value.field) == ("model_invalid", name)

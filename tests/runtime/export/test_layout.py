@@ -1,0 +1,71 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runtime.errors import HearthError
+from runtime.export.checkpoint import Checkpoint
+from runtime.export.layout import check_tensors, expected_tensors
+from runtime.export.model_config import load_model_config
+from tests.references import NAMES, reference_folder
+from tests.runtime.export.hugging_face import Tensors, change_tensors, copy_model
+
+NORM = "model.norm.weight"
+
+
+def fault(folder: Path) -> tuple[str, str | None]:
+    with pytest.raises(HearthError) as caught:
+        check_tensors(Checkpoint(folder), load_model_config(folder))
+    return caught.value.code, caught.value.field
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_whole_model_passes_and_nothing_of_it_is_left_over(name: str) -> None:
+    model, checkpoint = (
+        load_model_config(reference_folder(name)),
+        Checkpoint(reference_folder(name)),
+    )
+    check_tensors(checkpoint, model)
+    assert {tensor for tensor, _ in expected_tensors(model)} == set(checkpoint.names)
+
+
+def test_a_tensor_of_another_type_is_named(tmp_path: Path) -> None:
+    def narrow(tensors: Tensors) -> None:
+        tensors[NORM] = tensors[NORM].astype(np.int8)
+
+    folder = copy_model("llama", tmp_path / "m")
+    change_tensors(folder, narrow)
+    assert fault(folder) == ("model_invalid", NORM)
+
+
+def test_a_tensor_of_another_shape_is_named(tmp_path: Path) -> None:
+    folder = copy_model("llama", tmp_path / "m", intermediate_size=65)
+    assert fault(folder) == ("model_invalid", "model.layers.0.mlp.gate_proj.weight")
+
+
+def test_layers_beyond_those_stored_are_refused_at_the_first(tmp_path: Path) -> None:
+    folder = copy_model("llama", tmp_path / "m", num_hidden_layers=10**12)
+    assert fault(folder) == ("model_invalid", "model.layers.3.input_layernorm.weight")
+
+
+@pytest.mark.parametrize(
+    "name", ["model.layers.0.self_attn.q_proj.bias", "model.layers.3.input_layernorm.weight"]
+)
+def test_a_tensor_that_nothing_would_read_is_refused(tmp_path: Path, name: str) -> None:
+    def add(tensors: Tensors) -> None:
+        tensors[name] = np.zeros(4, np.float32)
+
+    folder = copy_model("llama", tmp_path / "m")
+    change_tensors(folder, add)
+    assert fault(folder) == ("model_unsupported", name)
+
+
+def test_derived_tensors_and_the_copy_of_a_tied_head_are_ignored(tmp_path: Path) -> None:
+    def add(tensors: Tensors) -> None:
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(4, np.float32)
+        tensors["model.rotary_emb.inv_freq"] = np.zeros(4, np.float32)
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+
+    folder = copy_model("qwen3", tmp_path / "m")
+    change_tensors(folder, add)
+    check_tensors(Checkpoint(folder), load_model_config(folder))
