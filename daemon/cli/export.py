@@ -33,10 +33,10 @@ from daemon.cli.console import err, progress_bar, size
 )
 @click.option(
     "--block-size",
-    type=click.IntRange(min=1),
-    default=32,
-    show_default=True,
-    help="Weights that share one scale when quantised.",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Weights that share one scale when quantised; 0 for 128 (int8) or 32 (int4), or less "
+    "where a layer asks for it.  [0]",
 )
 @click.option(
     "--capacity",

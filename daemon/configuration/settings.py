@@ -43,8 +43,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     spin: Annotated[
         bool,
         Meta(
-            description="Let engine threads spin while they wait: a little faster, and the cores "
-            "stay busy."
+            description="Let engine threads spin for as long as a step lasts while they wait: "
+            "faster on an idle machine, far slower beside busy neighbours."
         ),
     ] = False
     verify: Annotated[

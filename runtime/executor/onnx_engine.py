@@ -18,6 +18,10 @@ from runtime.tensors.tensor import Tensor
 NATIVE_SINCE = (1, 24)
 """ONNX Runtime that reads the opset of the native dialect."""
 
+BOUNDED_SPIN_SINCE = (1, 31)
+"""ONNX Runtime that is known to bound the time a thread spins."""
+SHORT_SPIN_US = "10"
+
 _LIBRARY_ERRORS: tuple[type[Exception], ...] = (
     # An I/O binding reports through RuntimeError what a plain run reports by its own types.
     RuntimeError,
@@ -140,8 +144,7 @@ class OnnxRun:
 
 def check_version(dialect: str, version: str) -> None:
     """Raise `engine_incompatible` when ONNX Runtime `version` cannot read `dialect`."""
-    parts = version.split(".")
-    if dialect == "native" and (int(parts[0]), int(parts[1])) < NATIVE_SINCE:
+    if dialect == "native" and _version(version) < NATIVE_SINCE:
         raise HearthError(
             "engine_incompatible",
             f"a native engine needs ONNX Runtime 1.24 or newer, this is {version}: export the "
@@ -158,13 +161,23 @@ def session_options(options: EngineOptions) -> ort.SessionOptions:
     made.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     # A pattern would be kept for every shape; prefill has hundreds of them.
     made.enable_mem_pattern = False
-    # Spinning threads are a tenth faster alone and several times slower beside a neighbour.
-    made.add_session_config_entry("session.intra_op.allow_spinning", "1" if options.spin else "0")
+    # A thread that spins for long is the fastest alone and several times slower beside a
+    # neighbour; a few microseconds save most wake-ups at no cost (docs/performance.md).
+    bounded = _version(ort.__version__) >= BOUNDED_SPIN_SINCE
+    allowed = "1" if options.spin or bounded else "0"
+    made.add_session_config_entry("session.intra_op.allow_spinning", allowed)
+    if bounded and not options.spin:
+        made.add_session_config_entry("session.intra_op.spin_duration_us", SHORT_SPIN_US)
     # Those that spin do so within a step only; an idle service leaves the processor alone.
     made.add_session_config_entry("session.force_spinning_stop", "1")
     # Quantised weights times 8-bit activations; the exact levels are up to 40 times slower.
     made.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "4")
     return made
+
+
+def _version(text: str) -> tuple[int, int]:
+    major, minor = text.split(".")[:2]
+    return int(major), int(minor)
 
 
 def _describe(value: Any, direction: Any) -> IOTensor:

@@ -9,7 +9,13 @@ from msgspec import structs
 from runtime.device.stream import HostStream
 from runtime.errors import HearthError
 from runtime.executor.engine import Binding, EngineOptions
-from runtime.executor.onnx_engine import OnnxEngine, check_version, session_options
+from runtime.executor.onnx_engine import (
+    BOUNDED_SPIN_SINCE,
+    SHORT_SPIN_US,
+    OnnxEngine,
+    check_version,
+    session_options,
+)
 from runtime.executor.simulated_engine import simulated_config
 from runtime.tensors.tensor import Tensor
 
@@ -186,7 +192,11 @@ def test_newer_libraries_serve_both_dialects(version: str) -> None:
 def test_session_settings() -> None:
     made = session_options(EngineOptions(threads=3))
     assert made.intra_op_num_threads == 3
-    assert made.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+    bounded = tuple(map(int, ort.__version__.split(".")[:2])) >= BOUNDED_SPIN_SINCE
+    allowed = made.get_session_config_entry("session.intra_op.allow_spinning")
+    assert allowed == ("1" if bounded else "0")
+    if bounded:
+        assert made.get_session_config_entry("session.intra_op.spin_duration_us") == SHORT_SPIN_US
     assert made.get_session_config_entry("session.force_spinning_stop") == "1"
     assert made.get_session_config_entry("session.qdq_matmulnbits_accuracy_level") == "4"
     spinning = session_options(EngineOptions(spin=True))
