@@ -104,12 +104,13 @@ def test_options_reach_the_request(client: FakeClient) -> None:
 
 
 def test_ctrl_c_cancels_the_reply_and_not_the_program(client: FakeClient) -> None:
+    before = signal.getsignal(signal.SIGINT)
     client.interrupt_after = 1
     result = chat("one\ntwo\n")
     assert result.stdout == "It is \nIt is \n"
     assert result.stderr.count("cancelled, 2 tokens") == 2
     assert said(client.asked[1]) == ["one", "It is ", "two"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_refused_request_is_one_line_and_the_chat_goes_on(client: FakeClient) -> None:
