@@ -11,6 +11,7 @@ from runtime.device.stream import Stream
 from runtime.executor.engine import Binding, IOTensor
 from runtime.tensors.registry import TensorRegistry
 from runtime.tensors.tensor import Tensor
+from runtime.version import VERSION
 
 HOT_LOGIT = 100.0
 """Logit of the next token beside zeros: rows that sample follow the stream as well."""
@@ -45,7 +46,7 @@ def simulated_config(
 ) -> LLMEngineRunnerConfig:
     """The configuration of a simulated engine."""
     return LLMEngineRunnerConfig(
-        hearth_version="0.1.0",
+        hearth_version=VERSION,
         backend="simulated",
         dialect="native",
         architecture="simulated",
