@@ -109,7 +109,10 @@ class ExecutorActor:
         self._stopping = True
 
     def run(self) -> None:
-        """Work until told to stop; raises HearthError when going on makes no sense."""
+        """Work until told to stop; raises HearthError when going on makes no sense.
+
+        That is after `device_lost`, at once, and after a few failed batches in a row.
+        """
         try:
             while not self._stopping:
                 self._report(busy=False)
@@ -138,6 +141,9 @@ class ExecutorActor:
             raise
         except Exception as error:  # noqa: BLE001 - whatever an engine raises ends one batch only
             self._fail(batch, error)
+            if isinstance(error, HearthError) and error.code == "device_lost":
+                # Nothing can be run, freed or reset any more: only another process can go on.
+                raise
         # With rows still live and a stop asked for, their end is the daemon's, not the batch's.
         if self._stopping:
             self._tell_failed(batch.live, _SHUTTING_DOWN)
@@ -229,6 +235,10 @@ _SHUTTING_DOWN = HearthError("shutting_down", "the daemon stops: send the reques
 
 
 def _as_failure(error: Exception) -> HearthError:
+    if isinstance(error, HearthError) and error.code == "device_lost":
+        return HearthError(
+            "executor_failed", "the device failed, the executor starts again: send it once more"
+        )
     if isinstance(error, HearthError):
         return error
     if isinstance(error, MemoryError):

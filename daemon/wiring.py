@@ -22,7 +22,8 @@ def runtime_options(settings: Settings) -> RuntimeOptions:
         max_batch=settings.max_batch,
         capacity=settings.capacity,
         verify=settings.verify,
-        engine_kind=settings.engine_kind,
+        engine_kind="" if settings.engine_kind == "auto" else settings.engine_kind,
+        device="" if settings.device == "auto" else settings.device,
         step_ms=settings.step_ms,
     )
 

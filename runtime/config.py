@@ -32,6 +32,21 @@ class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sha256: str
 
 
+class PlanRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a TensorRT plan was built by and for; compared when it is loaded.
+
+    `version_compatible` plans also run on later TensorRT versions, up to those that still read
+    this one. `graph_sha256` is the digest of the ONNX graph that was built.
+    """
+
+    tensorrt_version: str
+    builder: Literal["tensorrt", "tensorrt_rtx"]
+    version_compatible: bool
+    gpu_name: str
+    compute_capability: str
+    graph_sha256: str
+
+
 class LLMEngineRunnerConfig(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=False
 ):
@@ -39,12 +54,19 @@ class LLMEngineRunnerConfig(
 
     `max_kv_cache_capacity` counts cache slots per row; a row may hold that many tokens, prompt
     and generation together. `prefill_chunk` is the longest piece of a prompt in one step.
+    `device` is the one that the engine was made for. `operators` "contrib" means that the graph
+    uses ONNX Runtime's own operators. `static_decode_batches` are the batch sizes of a TensorRT
+    plan's decode profiles, profile 1 on; empty where one profile serves every size.
     """
 
     engine_format: int = ENGINE_FORMAT
     hearth_version: str
-    backend: Literal["onnxruntime", "simulated"]
+    backend: Literal["onnxruntime", "tensorrt", "simulated"]
+    device: Literal["cpu", "cuda"] = "cpu"
     dialect: Literal["native", "classic"]
+    operators: Literal["standard", "contrib"] = "standard"
+    static_decode_batches: tuple[int, ...] = ()
+    plan: PlanRecord | None = None
     architecture: str
     dtype: DType
     kv_cache_dtype: DType

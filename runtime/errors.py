@@ -14,6 +14,7 @@ Code = Literal[
     "deadline_exceeded",
     "shutting_down",
     "executor_failed",
+    "device_lost",
     "non_finite",
     "internal",
     # The model, engine folder or device is at fault.

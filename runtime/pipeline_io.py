@@ -3,6 +3,7 @@ from typing import Any
 import numpy as np
 
 from runtime.config import LLMEngineRunnerConfig
+from runtime.device.device import Device
 from runtime.device.dtypes import numpy_dtype
 from runtime.shared_resources import SharedResources
 from runtime.tensors.registry import index_dtype
@@ -20,24 +21,27 @@ class PipelineIO:
     """[max batch, prefill chunk, H], the engine's type."""
     output_logits: Tensor
     """[max batch, 1, V], float32."""
+    next_tokens: Tensor
+    """[max batch] int32: the newest token of each row, from the sampler to the next step."""
     select_token_indices: Tensor
     """[max batch, 1]: which token of each row gets logits; bound as `last_token_ids`."""
     position_ids: Tensor
     """[max batch, prefill chunk]; bound as `attention_pos_id`."""
     host_context_lengths: Tensor
-    """[max batch]: tokens of each row in the step, without padding; not bound."""
+    """[max batch]: tokens of each row in the step, without padding; on the host, not bound."""
     new_keys: tuple[Tensor, ...]
     """Classic dialect: [max batch, kv_heads, prefill chunk, head_dim] per attention layer."""
     new_values: tuple[Tensor, ...]
     """As `new_keys`."""
 
     @classmethod
-    def create_for_llm(cls, config: LLMEngineRunnerConfig) -> "PipelineIO":
+    def create_for_llm(cls, config: LLMEngineRunnerConfig, device: Device) -> "PipelineIO":
         """Allocate the buffers of a single decoder engine."""
         io = cls()
         batch, chunk = config.max_supported_batch_size, config.prefill_chunk
         allocate_basic_io(
             io,
+            device,
             max_batch=batch,
             max_seq=chunk,
             hidden_size=config.hidden_size,
@@ -48,13 +52,14 @@ class PipelineIO:
         layers = range(config.num_attention_layers if config.dialect == "classic" else 0)
         rows = (batch, config.num_kv_heads, chunk, config.head_dim)
         cache = numpy_dtype(config.kv_cache_dtype)
-        io.new_keys = tuple(Tensor.zeros(f"present_k_cache_{i}", rows, cache) for i in layers)
-        io.new_values = tuple(Tensor.zeros(f"present_v_cache_{i}", rows, cache) for i in layers)
+        io.new_keys = tuple(device.zeros(f"present_k_cache_{i}", rows, cache) for i in layers)
+        io.new_values = tuple(device.zeros(f"present_v_cache_{i}", rows, cache) for i in layers)
         return io
 
 
 def allocate_basic_io(
     io: PipelineIO,
+    device: Device,
     *,
     max_batch: int,
     max_seq: int,
@@ -64,10 +69,11 @@ def allocate_basic_io(
     index: np.dtype[Any],
 ) -> None:
     """Allocate what every decoder needs; `index` is the type of index bindings."""
-    io.inputs_embeds = Tensor.zeros("inputs_embeds", (max_batch, max_seq, hidden_size), dtype)
-    io.output_logits = Tensor.zeros("logits", (max_batch, 1, vocab_size), np.dtype(np.float32))
-    io.select_token_indices = Tensor.zeros("last_token_ids", (max_batch, 1), index)
-    io.position_ids = Tensor.zeros("attention_pos_id", (max_batch, max_seq), index)
+    io.inputs_embeds = device.zeros("inputs_embeds", (max_batch, max_seq, hidden_size), dtype)
+    io.output_logits = device.zeros("logits", (max_batch, 1, vocab_size), np.dtype(np.float32))
+    io.next_tokens = device.zeros("next_tokens", (max_batch,), np.dtype(np.int32))
+    io.select_token_indices = device.zeros("last_token_ids", (max_batch, 1), index)
+    io.position_ids = device.zeros("attention_pos_id", (max_batch, max_seq), index)
     io.host_context_lengths = Tensor.zeros("context_lengths", (max_batch,), index)
 
 

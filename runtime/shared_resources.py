@@ -6,35 +6,24 @@ from numpy.typing import NDArray
 
 from runtime.caches.hybrid_cache_manager import HybridCacheManager
 from runtime.config import LLMEngineRunnerConfig
-from runtime.device.cpu import look_up_embeddings
+from runtime.device.device import Device
 from runtime.device.mapped_tensors import map_tensor
 from runtime.engine_folder import EMBEDDING_FILE, ROPE_FILE
 from runtime.errors import HearthError
 from runtime.tensors.tensor import Tensor
 
 
-class EmbeddingTable:
-    """The embedded form of every token, [V, H], mapped from the engine folder."""
-
-    def __init__(self, table: NDArray[Any]) -> None:
-        self.table = table
-
-    def look_up(self, token_ids: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Write the rows of `token_ids` [B, S] into `out` [B, S, H], in its element type."""
-        look_up_embeddings(self.table, token_ids, out)
-
-
 class SharedResources:
     """What lives as long as the process and serves every step.
 
     Created before any engine, from the engine folder's files alone. Caches are one manager per
-    engine; index 0 is the base engine.
+    engine; index 0 is the base engine. `embedding` [V, H] holds the embedded form of every token.
     """
 
     def __init__(
         self,
         cache_managers: list[HybridCacheManager],
-        embedding: EmbeddingTable,
+        embedding: Tensor,
         rope: tuple[Tensor, ...],
     ) -> None:
         self.cache_managers = cache_managers
@@ -42,22 +31,30 @@ class SharedResources:
         self.rope = rope
 
     @classmethod
-    def create_for_llm(cls, config: LLMEngineRunnerConfig, folder: Path) -> "SharedResources":
+    def create_for_llm(
+        cls, config: LLMEngineRunnerConfig, folder: Path, device: Device
+    ) -> "SharedResources":
         """Caches, embedding table and rotary tables of a decoder.
 
         Raises `engine_corrupt` naming a file that is missing or does not fit the configuration,
         `out_of_memory` when the caches cannot be reserved.
         """
-        if config.backend == "simulated":
-            return cls([_create_caches(config)], EmbeddingTable(_simulated_table(config)), ())
-        embedding = EmbeddingTable(_load_embedding(config, folder))
-        return cls([_create_caches(config)], embedding, _load_rope(config, folder))
+        simulated = config.backend == "simulated"
+        table = _simulated_table(config) if simulated else _load_embedding(config, folder)
+        rope = {} if simulated else _load_rope(config, folder)
+        return cls(
+            [_create_caches(config, device)],
+            device.constant("embedding", table),
+            tuple(device.constant(f"rope_{name}", array) for name, array in rope.items()),
+        )
 
 
-def _create_caches(config: LLMEngineRunnerConfig) -> HybridCacheManager:
+def _create_caches(config: LLMEngineRunnerConfig, device: Device) -> HybridCacheManager:
     try:
-        return HybridCacheManager(config)
-    except MemoryError as error:
+        return HybridCacheManager(config, device)
+    except HearthError as error:
+        if error.code != "out_of_memory":
+            raise
         raise HearthError(
             "out_of_memory",
             f"no memory for {config.max_supported_batch_size} rows of "
@@ -83,8 +80,8 @@ def _load_embedding(config: LLMEngineRunnerConfig, folder: Path) -> NDArray[Any]
     return table
 
 
-def _load_rope(config: LLMEngineRunnerConfig, folder: Path) -> tuple[Tensor, ...]:
-    tables = []
+def _load_rope(config: LLMEngineRunnerConfig, folder: Path) -> dict[str, NDArray[np.float32]]:
+    tables = {}
     for name in ("cos", "sin"):
         # The tables are small and read in every layer: a copy is aligned and stays resident.
         table = np.array(map_tensor(folder / ROPE_FILE, name), dtype=np.float32)
@@ -96,5 +93,5 @@ def _load_rope(config: LLMEngineRunnerConfig, folder: Path) -> tuple[Tensor, ...
                 f"{config.max_kv_cache_capacity} positions of {config.rotary_dim} rotary sizes",
                 ROPE_FILE,
             )
-        tables.append(Tensor(f"rope_{name}", table))
-    return tuple(tables)
+        tables[name] = table
+    return tables

@@ -15,7 +15,7 @@ from runtime.errors import HearthError
 
 @click.command()
 @settings_options(
-    "engine", "engine_kind", "step_ms", "threads", "spin", "verify", "max_batch", "capacity"
+    "engine", "engine_kind", "device", "step_ms", "threads", "spin", "verify", "max_batch", "capacity"
 )
 @json_option
 def check(config: Path | None, *, as_json: bool, **flags: Any) -> int:

@@ -23,9 +23,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         str, Meta(description="Engine folder to serve; empty for the shipped model.")
     ] = ""
     engine_kind: Annotated[
-        Literal["onnxruntime", "simulated"],
-        Meta(description="What runs the engine; `simulated` is for benches and fault tests only."),
-    ] = "onnxruntime"
+        Literal["auto", "onnxruntime", "simulated", "tensorrt"],
+        Meta(
+            description="What runs the engine; `auto` is what the folder was exported for, "
+            "`simulated` is for benches and fault tests only."
+        ),
+    ] = "auto"
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"],
+        Meta(
+            description="Where the engine runs; `auto` is the device it was exported for. There "
+            "is no fallback: what cannot run there is refused."
+        ),
+    ] = "auto"
     step_ms: Annotated[
         float,
         Meta(ge=0, le=60_000, description="Milliseconds that a step of a simulated engine takes."),

@@ -1,23 +1,32 @@
+from collections.abc import Sequence
+
+from runtime.device.device import DeviceKind
 from runtime.errors import HearthError
 
 SMALLEST_BUCKET = 256
 
 
-def bucket_sizes(capacity: int) -> tuple[int, ...]:
-    """Slots per row that a cache may use: 256, 512, 1024, ... and at last `capacity` itself."""
+def bucket_sizes(capacity: int, device: DeviceKind = "cpu") -> tuple[int, ...]:
+    """Slots per row that a cache may use: 256, 512, 1024, ... and at last `capacity` itself.
+
+    On a GPU the only size is `capacity`: rows of another stride cannot be re-laid in parallel,
+    and each size would need graphs of its own.
+    """
     sizes = []
     size = SMALLEST_BUCKET
-    while size < capacity:
+    while device == "cpu" and size < capacity:
         sizes.append(size)
         size *= 2
     return (*sizes, capacity)
 
 
-def bucket_for(slots: int, capacity: int) -> int:
-    """The smallest bucket with `slots`; raises `capacity_exceeded` when there is none."""
-    for size in bucket_sizes(capacity):
+def bucket_for(slots: int, sizes: Sequence[int]) -> int:
+    """The smallest of `sizes` with `slots`; raises `capacity_exceeded` when there is none."""
+    for size in sizes:
         if size >= slots:
             return size
     raise HearthError(
-        "capacity_exceeded", f"a row needs {slots} cache slots, a row has {capacity}", "max_tokens"
+        "capacity_exceeded",
+        f"a row needs {slots} cache slots, a row has {sizes[-1]}",
+        "max_tokens",
     )

@@ -1,9 +1,12 @@
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from runtime.caches.kv_cache_manager import KVCacheManager, LayerPrefix
+from numpy.typing import NDArray
+
+from runtime.caches.kv_cache_manager import KVCacheManager
 from runtime.config import LLMEngineRunnerConfig
-from runtime.device.cpu import RowMove
+from runtime.device.arrays import RowMove
+from runtime.device.device import Device
 from runtime.errors import HearthError
 from runtime.tensors.registry import index_dtype
 from runtime.tensors.tensor import Tensor
@@ -13,7 +16,7 @@ class RowPrefix(NamedTuple):
     """What one row has in all caches after its first `length` tokens."""
 
     length: int
-    attention: list[LayerPrefix]
+    attention: list[NDArray[Any]]
 
 
 class HybridCacheManager:
@@ -24,10 +27,11 @@ class HybridCacheManager:
     so that nothing waits for the device. Live rows are always the first `batch` rows.
     """
 
-    def __init__(self, config: LLMEngineRunnerConfig) -> None:
-        self.kv = KVCacheManager(config)
+    def __init__(self, config: LLMEngineRunnerConfig, device: Device) -> None:
+        self.kv = KVCacheManager(config, device)
         shape = (config.max_supported_batch_size,)
-        self.lengths = Tensor.zeros("kvcache_start_index", shape, index_dtype(config))
+        self.lengths = device.zeros("kvcache_start_index", shape, index_dtype(config))
+        self._ops = device.ops
         self.row_lengths: list[int] = []
 
     def attention_layer(self, layer: int) -> tuple[Tensor, Tensor]:
@@ -58,7 +62,12 @@ class HybridCacheManager:
         """Count `added` new tokens in each of the first rows."""
         for row, tokens in enumerate(added):
             self.row_lengths[row] += tokens
-        self.lengths.array[: self.batch] = self.row_lengths
+        self._ops.set_lengths(self.lengths, self.row_lengths)
+
+    def advance(self) -> None:
+        """Count one new token in every row."""
+        self.row_lengths = [length + 1 for length in self.row_lengths]
+        self._ops.advance(self.lengths, self.batch)
 
     def compact(self, mapping: Sequence[int]) -> None:
         """Apply an eviction: row i becomes row `mapping[i]`, or leaves when that is -1.
@@ -91,5 +100,4 @@ class HybridCacheManager:
 
     def _set_lengths(self, lengths: list[int]) -> None:
         self.row_lengths = lengths
-        self.lengths.array[:] = 0
-        self.lengths.array[: len(lengths)] = lengths
+        self._ops.set_lengths(self.lengths, lengths)

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from runtime.config import LLMEngineRunnerConfig
 from runtime.request import FinishReason, RowRequest, RowToken
-from runtime.sampling import RowSampler, Sample
+from runtime.sampling import Sample
 
 
 class RowState(Enum):
@@ -22,18 +22,17 @@ class DecodingRow:
     """One row of a running batch.
 
     `index` is the row's place in the caller's order. `filled` counts the tokens that the caches
-    hold; it runs behind `token_ids` by the prompt that is still to be prefilled, or by the newest
-    token.
+    hold once all queued steps have ended; `awaited` the tokens that these steps are picking.
     """
 
     __slots__ = (
         "_end_tokens",
         "_max_tokens",
+        "awaited",
         "filled",
         "index",
         "initial",
         "prompt_length",
-        "sampler",
         "state",
         "token_ids",
     )
@@ -44,10 +43,8 @@ class DecodingRow:
         self.initial: NDArray[np.int64] = np.array(request.token_ids, np.int64)
         self.prompt_length = request.prompt_length
         self.filled = 0
+        self.awaited = 0
         self.state = RowState.LIVE
-        self.sampler = RowSampler(
-            request.sampling, self.token_ids, request.prompt_length, config.output_vocab_size
-        )
         self._max_tokens = request.max_tokens
         self._end_tokens = frozenset(() if request.ignore_eos else config.eos_token_ids)
 
@@ -57,16 +54,29 @@ class DecodingRow:
         return max(0, len(self.initial) - self.filled)
 
     @property
+    def runs_on(self) -> bool:
+        """Whether a further step makes sense: the row is live and its limit is not yet queued."""
+        planned = len(self.token_ids) + self.awaited - self.prompt_length
+        return self.state is RowState.LIVE and planned < self._max_tokens
+
+    @property
     def generated(self) -> list[int]:
         """The tokens beyond the prompt."""
         return self.token_ids[self.prompt_length :]
 
-    def take(self, sample: Sample | None) -> RowToken:
-        """Append a sampled token, or fail when its logits were not finite, and report it."""
+    def take(self, sample: Sample | None) -> RowToken | None:
+        """Append a sampled token, or fail when its logits were not finite, and report it.
+
+        A row that left has nothing to report, nor has one whose logits were only checked.
+        """
+        if self.state is not RowState.LIVE:
+            return None
         if sample is None:
             return self.fail("non_finite")
+        if sample.token_id < 0:
+            return None
+        self.awaited -= 1
         self.token_ids.append(sample.token_id)
-        self.sampler.accept(sample.token_id)
         finish = self._finish(sample.token_id)
         if finish is not None:
             self.state = RowState.FINISHED
@@ -89,7 +99,8 @@ class DecodingInferenceContext:
     """The rows of one batch and their way from the caller's order to the engine's.
 
     `rows[i]` is row i of the engine. Rows begin longest first, so that those with prompt left are
-    always the first ones; eviction keeps the order.
+    always the first ones; eviction keeps the order. A row whose last token is still being picked
+    has left `rows` and is live until that token is known.
     """
 
     def __init__(self, requests: Sequence[RowRequest], config: LLMEngineRunnerConfig) -> None:
@@ -99,8 +110,13 @@ class DecodingInferenceContext:
 
     @property
     def live_rows(self) -> list[DecodingRow]:
-        """The rows that go on."""
-        return [row for row in self.rows if row.state is RowState.LIVE]
+        """The rows that have not ended."""
+        return [row for row in self._by_index.values() if row.state is RowState.LIVE]
+
+    @property
+    def any_live(self) -> bool:
+        """Whether a row has not ended."""
+        return any(row.state is RowState.LIVE for row in self._by_index.values())
 
     @property
     def has_prompt_left(self) -> bool:
@@ -108,14 +124,9 @@ class DecodingInferenceContext:
         return bool(self.rows and self.rows[0].prompt_left)
 
     @property
-    def any_live(self) -> bool:
-        """Whether a row goes on."""
-        return any(row.state is RowState.LIVE for row in self.rows)
-
-    @property
-    def all_live(self) -> bool:
-        """Whether every row goes on: there is nothing to evict."""
-        return all(row.state is RowState.LIVE for row in self.rows)
+    def all_run_on(self) -> bool:
+        """Whether every row of the engine goes on: there is nothing to evict."""
+        return all(row.runs_on for row in self.rows)
 
     @property
     def prefilling(self) -> list[DecodingRow]:
@@ -130,17 +141,17 @@ class DecodingInferenceContext:
 
     def fail_all(self) -> None:
         """Mark every row as failed: what the caches hold of it is unknown."""
-        for row in self.rows:
+        for row in (*self.rows, *self.live_rows):
             row.state = RowState.FAILED
 
     def evict(self) -> list[int]:
-        """Drop the rows that ended; gives for each old row its new place, or -1."""
+        """Drop the rows that do not go on; gives for each old row its new place, or -1."""
         mapping: list[int] = []
         kept: list[DecodingRow] = []
         for row in self.rows:
-            live = row.state is RowState.LIVE
-            mapping.append(len(kept) if live else -1)
-            if live:
+            stays = row.runs_on
+            mapping.append(len(kept) if stays else -1)
+            if stays:
                 kept.append(row)
         self.rows = kept
         return mapping

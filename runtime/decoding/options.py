@@ -12,7 +12,8 @@ class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How an engine folder is served; 0 means all physical cores, or the engine's own limit.
 
     `engine_kind` "simulated" puts a simulated engine with steps of `step_ms` milliseconds behind
-    the folder's vocabulary and limits. `verify` checks the digest of every file.
+    the folder's vocabulary and limits. `device` "" is the one that the folder was exported for.
+    `verify` checks the digest of every file.
     """
 
     threads: int = 0
@@ -20,7 +21,8 @@ class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_batch: int = 0
     capacity: int = 0
     verify: bool = True
-    engine_kind: Literal["", "onnxruntime", "simulated"] = ""
+    engine_kind: Literal["", "onnxruntime", "tensorrt", "simulated"] = ""
+    device: Literal["", "cpu", "cuda"] = ""
     step_ms: float = 0.0
 
 
@@ -32,7 +34,7 @@ def effective_config(
     Raises `invalid_value` naming an option beyond the engine's own limit.
     """
     _check_options(options)
-    config = _with_backend(stored, options)
+    config = _with_device(_with_backend(stored, options), options)
     batch = _limit("max_batch", options.max_batch, config.max_supported_batch_size)
     capacity = _limit("capacity", options.capacity, config.max_kv_cache_capacity)
     return structs.replace(
@@ -48,15 +50,32 @@ def _with_backend(stored: LLMEngineRunnerConfig, options: RuntimeOptions) -> LLM
     kind = options.engine_kind or stored.backend
     if kind == "simulated":
         return as_simulated(stored, options.step_ms or stored.step_ms)
-    if stored.backend == "simulated":
+    if kind != stored.backend:
         raise HearthError(
             "engine_incompatible",
-            "this folder holds a simulated engine: export a model, or ask for simulated",
+            f"this folder holds an engine for {stored.backend}: export the model again for {kind}",
             "engine_kind",
         )
     if options.step_ms:
         raise HearthError("unsupported_option", "step_ms needs the simulated engine", "step_ms")
     return stored
+
+
+def _with_device(config: LLMEngineRunnerConfig, options: RuntimeOptions) -> LLMEngineRunnerConfig:
+    if options.device in {"", config.device}:
+        return config
+    # Standard operators run on both; what a GPU library fused or compiled runs on it alone.
+    if (
+        config.backend == "onnxruntime"
+        and config.operators == "standard"
+        and (config.dtype != "bfloat16")
+    ):
+        return structs.replace(config, device=options.device)
+    raise HearthError(
+        "engine_incompatible",
+        f"this engine runs on {config.device} alone: export the model again for {options.device}",
+        "device",
+    )
 
 
 def _check_options(options: RuntimeOptions) -> None:

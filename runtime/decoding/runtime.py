@@ -1,4 +1,5 @@
 import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -11,8 +12,9 @@ from runtime.decoding.context import DecodingInferenceContext, RowState
 from runtime.decoding.limits import check_row
 from runtime.decoding.metrics import StageMetrics
 from runtime.decoding.options import RuntimeOptions, effective_config
-from runtime.decoding.vanilla import VanillaStrategy
-from runtime.device.stream import HostStream
+from runtime.decoding.vanilla import PendingStep, VanillaStrategy
+from runtime.device.device import BatchSampler, Device, SamplerBuffers
+from runtime.device.open import open_device
 from runtime.engine_folder import verify_folder
 from runtime.engine_runner import LLMEngineRunner
 from runtime.errors import HearthError
@@ -40,10 +42,13 @@ class StepResult(msgspec.Struct):
 class LLMInferenceRuntime:
     """Generates for synchronous batches: begin, step while rows are active, end.
 
-    It belongs to one thread. Row numbers are always those of the caller's order.
+    It belongs to one thread. Row numbers are always those of the caller's order. On a device
+    that works beside the host, a step is queued before the tokens of the step before are read;
+    what only the host can decide then takes effect a step later, and the token that was picked
+    too many is dropped.
     """
 
-    def __init__(self, runner: LLMEngineRunner) -> None:
+    def __init__(self, runner: LLMEngineRunner, device: Device, sampler: BatchSampler) -> None:
         self.config = runner.get_engine_config()
         self.max_batch = self.config.max_supported_batch_size
         self.capacity = self.config.max_kv_cache_capacity
@@ -51,8 +56,12 @@ class LLMInferenceRuntime:
         self.generation_metrics = StageMetrics()
         self._runner = runner
         self._caches = runner.get_kv_cache()
-        self._strategy = VanillaStrategy(runner)
+        self._steps_ahead = device.steps_ahead
+        self._sampler = sampler
+        self._strategy = VanillaStrategy(runner, sampler)
         self._context: DecodingInferenceContext | None = None
+        self._queued: deque[PendingStep] = deque()
+        self._collected = 0.0
 
     @classmethod
     def open(cls, folder: Path, options: RuntimeOptions | None = None) -> "LLMInferenceRuntime":
@@ -65,13 +74,27 @@ class LLMInferenceRuntime:
 
     @classmethod
     def create(
-        cls, config: LLMEngineRunnerConfig, folder: Path, options: EngineOptions
+        cls,
+        config: LLMEngineRunnerConfig,
+        folder: Path,
+        options: EngineOptions,
+        device: Device | None = None,
     ) -> "LLMInferenceRuntime":
-        """Build a runtime with the limits of `config` over a folder that was checked before."""
-        resources = SharedResources.create_for_llm(config, folder)
-        io = PipelineIO.create_for_llm(config)
-        executor = EngineExecutor.create_for_llm(folder, config, options)
-        return cls(LLMEngineRunner(config, executor, io, resources, HostStream()))
+        """Build a runtime with the limits of `config` over a folder that was checked before.
+
+        It owns `device`, which is opened when none is given.
+        """
+        device = open_device(config.device) if device is None else device
+        try:
+            resources = SharedResources.create_for_llm(config, folder, device)
+            io = PipelineIO.create_for_llm(config, device)
+            executor = EngineExecutor.create_for_llm(folder, config, options, device)
+        except BaseException:
+            device.close()
+            raise
+        lengths = resources.cache_managers[0].lengths
+        sampler = device.batch_sampler(SamplerBuffers(io.output_logits, lengths, io.next_tokens))
+        return cls(LLMEngineRunner(config, executor, io, resources, device), device, sampler)
 
     @property
     def active(self) -> bool:
@@ -100,26 +123,33 @@ class LLMInferenceRuntime:
             self.check(row)
         context = DecodingInferenceContext(rows, self.config)
         self._runner.reset(len(rows))
+        self._sampler.begin([rows[row.index] for row in context.rows])
         self._context = context
 
     def step(self) -> StepResult:
-        """Run one prefill chunk or one decode step; rows that ended have left before it.
+        """Give the result of the next prefill chunk or decode step.
 
-        Raises `executor_failed` when the engine fails; the batch is lost then and must be ended.
+        Rows that ended have left before a step is queued. Raises `executor_failed` or
+        `device_lost` when the engine fails; the batch is lost then and must be ended.
         """
-        started = time.monotonic()
-        context = self._evict()
-        prefill = context.has_prompt_left
-        step = self._strategy.prefill_step if prefill else self._strategy.decode_step
+        context = self._context
+        if context is None or not context.any_live:
+            raise HearthError("internal", "no row is active: begin a batch before a step")
         try:
-            outcome = step(context)
+            while len(self._queued) <= self._steps_ahead and self._queue_step(context):
+                pass
+            step = self._queued.popleft()
+            tokens = step.collect()
         except BaseException:
+            self._queued.clear()
             context.fail_all()
             raise
-        ended = time.monotonic()
-        metrics = self.prefill_metrics if prefill else self.generation_metrics
-        metrics.record(outcome.filled, ended - started)
-        return StepResult("prefill" if prefill else "decode", outcome.tokens, started, ended)
+        # A step that waited behind another began when that one ended.
+        started = max(step.started, self._collected)
+        self._collected = time.monotonic()
+        metrics = self.prefill_metrics if step.kind == "prefill" else self.generation_metrics
+        metrics.record(step.filled, self._collected - started)
+        return StepResult(step.kind, tokens, started, self._collected)
 
     def cancel(self, row: int) -> None:
         """Let a row leave before the next step; nothing more is reported for it."""
@@ -135,6 +165,7 @@ class LLMInferenceRuntime:
     def end(self) -> None:
         """Drop the batch; slots that may hold non-finite numbers are zeroed."""
         if self._context is not None:
+            self._queued.clear()
             self._zero_failed(self._context)
             self._context = None
             self._runner.reset(0)
@@ -160,15 +191,19 @@ class LLMInferenceRuntime:
         self.end()
         self._runner.close()
 
-    def _evict(self) -> DecodingInferenceContext:
-        """Let rows that ended leave the batch and the caches."""
-        context = self._context
-        if context is None or not context.any_live:
-            raise HearthError("internal", "no row is active: begin a batch before a step")
-        if not context.all_live:
+    def _queue_step(self, context: DecodingInferenceContext) -> bool:
+        """Let rows that ended leave, and queue a step of those that go on, if there are any."""
+        if not context.all_run_on:
             self._zero_failed(context)
-            self._caches.compact(context.evict())
-        return context
+            mapping = context.evict()
+            self._caches.compact(mapping)
+            self._sampler.compact(mapping)
+        if not context.rows:
+            return False
+        prefill = context.has_prompt_left
+        queue = self._strategy.prefill_step if prefill else self._strategy.decode_step
+        self._queued.append(queue(context))
+        return True
 
     def _zero_failed(self, context: DecodingInferenceContext) -> None:
         for place, row in enumerate(context.rows):

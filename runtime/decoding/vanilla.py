@@ -1,53 +1,71 @@
+import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from runtime.decoding.context import DecodingInferenceContext, DecodingRow
-from runtime.device.cpu import finite_rows
-from runtime.engine_runner import LLMEngineRunner, Logits
+from runtime.device.device import BatchSampler, PendingSamples
+from runtime.engine_runner import LLMEngineRunner
 from runtime.request import RowToken
-from runtime.sampling import sample_rows
 
 
-class StepOutcome(NamedTuple):
-    """What a step reports, and how many tokens it put into the caches."""
+class PendingStep(NamedTuple):
+    """A step that was queued: its rows, in the engine's order, and the tokens to come.
 
-    tokens: list[RowToken]
+    `filled` counts the tokens that it puts into the caches, `started` is in seconds of the
+    monotonic clock.
+    """
+
+    kind: Literal["prefill", "decode"]
+    rows: list[DecodingRow]
+    samples: PendingSamples
     filled: int
+    started: float
+
+    def collect(self) -> list[RowToken]:
+        """Wait for the tokens and hand them to their rows; rows that left report nothing."""
+        samples = self.samples.result()
+        reports = (row.take(sample) for row, sample in zip(self.rows, samples, strict=True))
+        return [report for report in reports if report is not None]
 
 
 class VanillaStrategy:
     """One token a row and step, from the base engine alone."""
 
-    def __init__(self, runner: LLMEngineRunner) -> None:
+    def __init__(self, runner: LLMEngineRunner, sampler: BatchSampler) -> None:
         self._runner = runner
+        self._sampler = sampler
         self._chunk = runner.get_engine_config().prefill_chunk
 
-    def prefill_step(self, context: DecodingInferenceContext) -> StepOutcome:
-        """Prefill the next chunk; rows whose prompt ends in it report their first token.
+    def prefill_step(self, context: DecodingInferenceContext) -> PendingStep:
+        """Queue the next chunk; rows whose prompt ends in it get their first token.
 
         Those rows are the last of the step, as rows begin longest first.
         """
+        started = time.monotonic()
         rows = context.prefilling
         token_ids, lengths = self._chunks(rows)
-        logits = self._runner.execute_prefill_step(token_ids, lengths)
+        self._runner.execute_prefill_step(token_ids, lengths)
         for row, added in zip(rows, lengths, strict=True):
             row.filled += added
-        going_on = sum(1 for row in rows if row.prompt_left)
-        reports = _fail_non_finite(rows[:going_on], logits[:going_on])
-        reports += _sample(rows[going_on:], logits[going_on:])
-        return StepOutcome(reports, sum(lengths))
+        waiting = sum(1 for row in rows if row.prompt_left)
+        for row in rows[waiting:]:
+            row.awaited += 1
+        samples = self._sampler.sample(len(rows), waiting)
+        return PendingStep("prefill", rows, samples, sum(lengths), started)
 
-    def decode_step(self, context: DecodingInferenceContext) -> StepOutcome:
-        """Run the newest token of every row and report the next one."""
+    def decode_step(self, context: DecodingInferenceContext) -> PendingStep:
+        """Queue a step that runs the newest token of every row and picks the next."""
+        started = time.monotonic()
         rows = context.rows
-        token_ids = np.array([row.token_ids[-1] for row in rows], np.int64)
-        logits = self._runner.execute_vanilla_decoding_step(token_ids)
+        self._runner.execute_vanilla_decoding_step()
         for row in rows:
             row.filled += 1
-        return StepOutcome(_sample(rows, logits), len(rows))
+            row.awaited += 1
+        samples = self._sampler.sample(len(rows))
+        return PendingStep("decode", rows, samples, len(rows), started)
 
     def _chunks(self, rows: Sequence[DecodingRow]) -> tuple[NDArray[np.int64], list[int]]:
         """The next piece of each prompt, padded at the right with token 0, and its length."""
@@ -56,18 +74,3 @@ class VanillaStrategy:
         for place, (row, length) in enumerate(zip(rows, lengths, strict=True)):
             token_ids[place, :length] = row.initial[row.filled : row.filled + length]
         return token_ids, lengths
-
-
-def _sample(rows: Sequence[DecodingRow], logits: Logits) -> list[RowToken]:
-    if not rows:
-        return []
-    samples = sample_rows(
-        logits, [row.sampler for row in rows], [len(row.token_ids) for row in rows]
-    )
-    return [row.take(sample) for row, sample in zip(rows, samples, strict=True)]
-
-
-def _fail_non_finite(rows: Sequence[DecodingRow], logits: Logits) -> list[RowToken]:
-    """Stop rows in the middle of their prompt whose caches already hold non-finite numbers."""
-    healthy = finite_rows(logits).tolist()
-    return [row.fail("non_finite") for row, fine in zip(rows, healthy, strict=True) if not fine]

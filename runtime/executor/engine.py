@@ -3,7 +3,6 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from runtime.device.stream import Stream
 from runtime.tensors.registry import Direction
@@ -27,11 +26,12 @@ class IOTensor(NamedTuple):
 
 
 class Binding(NamedTuple):
-    """One binding of one step: a dense array at the address and of the shape of this step."""
+    """One binding of one step: a dense array of `shape` at the beginning of a buffer."""
 
     name: str
     direction: Direction
-    array: NDArray[Any]
+    tensor: Tensor
+    shape: tuple[int, ...]
 
 
 class CapturedRun(Protocol):
@@ -59,13 +59,20 @@ class Engine(Protocol):
         """Use `memory`, at least `required_context_memory` bytes, as scratch."""
 
     def use_profile(self, profile: int, stream: Stream, /) -> None:
-        """Make the next steps those of an optimisation profile, where the library has them."""
+        """Make the next steps those of an optimisation profile, where the library has them.
+
+        `EngineExecutor` calls this only when the profile changes.
+        """
 
     def run(self, bindings: Sequence[Binding], stream: Stream, /) -> None:
-        """Run one step; raises `executor_failed`."""
+        """Run one step; raises `executor_failed`.
+
+        A step that is prepared again comes as the same tuple, so that an engine which keeps its
+        bindings can see with one identity test that nothing has to be set.
+        """
 
     def capture(self, bindings: Sequence[Binding], stream: Stream, /) -> CapturedRun:
-        """Keep a step for later launches."""
+        """Keep a step for later launches; the step may run once or twice on the way."""
 
     def close(self) -> None:
         """Free the model."""

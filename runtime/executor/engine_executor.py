@@ -5,9 +5,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from runtime.config import LLMEngineRunnerConfig
+from runtime.device.device import Device
 from runtime.device.stream import Stream
 from runtime.errors import HearthError
-from runtime.executor.engine import Binding, Engine, EngineOptions
+from runtime.executor.engine import Binding, Engine, EngineOptions, IOTensor
 from runtime.executor.graph_cache import GraphCache, GraphCounters
 from runtime.executor.introspection import check_bindings
 from runtime.executor.onnx_engine import OnnxEngine
@@ -48,16 +49,20 @@ class EngineExecutor:
 
     @classmethod
     def create_for_llm(
-        cls, folder: Path, config: LLMEngineRunnerConfig, options: EngineOptions
+        cls, folder: Path, config: LLMEngineRunnerConfig, options: EngineOptions, device: Device
     ) -> "EngineExecutor":
-        """Load the decoder engine of an engine folder with the backend that `config` names."""
+        """Load the decoder engine of an engine folder with the backend that `config` names.
+
+        Its scratch memory, if it wants any of its caller, comes from `device`.
+        """
         registry = build_registry_for_llm(config)
-        engine: Engine
-        if config.backend == "simulated":
-            engine = SimulatedEngine(config, registry)
-        else:
-            engine = OnnxEngine.open(folder, config, options)
-        return cls(engine, registry, build_profiles(config))
+        engine = _open_engine(folder, config, options, device, registry)
+        executor = cls(engine, registry, build_profiles(config))
+        needed = engine.required_context_memory
+        if needed:
+            memory = device.zeros("context_memory", (needed,), np.dtype(np.uint8))
+            executor.set_context_memory(memory)
+        return executor
 
     def prepare(
         self, profile: int, dims: InferenceDims, tensors: TensorMap, stream: Stream
@@ -177,21 +182,39 @@ class EngineExecutor:
 
     def _bind(self, profile: int, dims: InferenceDims, tensors: TensorMap) -> _PreparedStep:
         self._profile(profile).check(dims)
-        bindings = tuple(
-            Binding(io.name, io.direction, self._resolve(io.name, io.dtype, dims, tensors))
-            for io in self._engine.io_tensors
-        )
+        bindings = tuple(self._resolve(io, dims, tensors) for io in self._engine.io_tensors)
         return _PreparedStep(bindings, BindingSnapshot.of(bindings))
 
-    def _resolve(
-        self, name: str, dtype: np.dtype[Any], dims: InferenceDims, tensors: TensorMap
-    ) -> np.ndarray[Any, Any]:
-        tensor = tensors.get(name)
-        if tensor.dtype != dtype:
+    def _resolve(self, io: IOTensor, dims: InferenceDims, tensors: TensorMap) -> Binding:
+        tensor = tensors.get(io.name)
+        if tensor.dtype != io.dtype:
             raise HearthError(
                 "engine_incompatible",
-                f"the engine wants {name} as {dtype}, its buffer is {tensor.dtype}",
-                name,
+                f"the engine wants {io.name} as {io.dtype}, its buffer is {tensor.dtype}",
+                io.name,
             )
-        spec = self._registry.get(name)
-        return tensor.array if spec is None else tensor.view(spec.resolve(dims))
+        spec = self._registry.get(io.name)
+        shape = tensor.shape if spec is None else spec.resolve(dims)
+        tensor.check(shape)
+        return Binding(io.name, io.direction, tensor, shape)
+
+
+def _open_engine(
+    folder: Path,
+    config: LLMEngineRunnerConfig,
+    options: EngineOptions,
+    device: Device,
+    registry: TensorRegistry,
+) -> Engine:
+    if config.backend == "simulated":
+        return SimulatedEngine(config, registry)
+    if device.kind == "cpu":
+        return OnnxEngine.open(folder, config, options)
+    # Engines of a GPU need libraries that an installation for the CPU does not have.
+    if config.backend == "tensorrt":
+        from runtime.executor.tensorrt.engine import TensorRTEngine  # noqa: PLC0415
+
+        return TensorRTEngine.open(folder, config, device)
+    from runtime.executor.onnx_cuda_engine import OnnxCudaEngine  # noqa: PLC0415
+
+    return OnnxCudaEngine.open(folder, config, options, device)

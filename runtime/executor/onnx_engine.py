@@ -106,10 +106,9 @@ class OnnxEngine:
         binding = self._session.io_binding()
         values: dict[tuple[object, ...], Any] = {}
         for one in bindings:
-            address = one.array.__array_interface__["data"][0]
-            key = (address, one.array.shape, one.array.dtype)
+            key = (one.tensor.address, one.shape, one.tensor.dtype)
             if key not in values:
-                values[key] = ort.OrtValue.ortvalue_from_numpy(one.array)
+                values[key] = ort.OrtValue.ortvalue_from_numpy(one.tensor.view(one.shape))
             if one.direction == "input":
                 binding.bind_ortvalue_input(one.name, values[key])
             else:

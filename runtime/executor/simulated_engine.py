@@ -116,7 +116,9 @@ class SimulatedEngine:
 
     def capture(self, bindings: Sequence[Binding], _stream: Stream) -> "SimulatedRun":
         """Keep the arrays of a step."""
-        return SimulatedRun(self._config, {one.name: one.array for one in bindings})
+        return SimulatedRun(
+            self._config, {one.name: one.tensor.view(one.shape) for one in bindings}
+        )
 
     def close(self) -> None:
         """Nothing is held."""

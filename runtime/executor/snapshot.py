@@ -25,9 +25,7 @@ class BindingSnapshot:
     @classmethod
     def of(cls, bindings: Iterable[Binding]) -> "BindingSnapshot":
         """The snapshot of a step's bindings, in their order."""
-        return cls(
-            tuple((one.array.__array_interface__["data"][0], one.array.shape) for one in bindings)
-        )
+        return cls(tuple((one.tensor.address, one.shape) for one in bindings))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, BindingSnapshot) and self.bindings == other.bindings

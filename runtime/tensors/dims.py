@@ -3,7 +3,7 @@ from typing import NamedTuple
 PROFILE_CONTEXT = 0
 """Index of the profile of prefill steps."""
 PROFILE_GENERATION = 1
-"""Index of the profile of decode, verify, proposal and accept steps."""
+"""Index of the first profile of decode, verify, proposal and accept steps."""
 
 
 def _words(bits: int) -> int:

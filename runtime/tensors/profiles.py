@@ -3,7 +3,7 @@ from typing import Literal, NamedTuple
 from runtime.caches.buckets import bucket_sizes
 from runtime.config import LLMEngineRunnerConfig
 from runtime.errors import HearthError
-from runtime.tensors.dims import InferenceDims
+from runtime.tensors.dims import PROFILE_GENERATION, InferenceDims
 
 Selector = Literal["min", "opt", "max"]
 
@@ -31,14 +31,41 @@ class Profile(NamedTuple):
                 )
 
 
-def build_profiles(config: LLMEngineRunnerConfig) -> tuple[Profile, Profile]:
-    """The context (0) and the generation (1) profile of a decoder engine."""
+def build_profiles(config: LLMEngineRunnerConfig) -> tuple[Profile, ...]:
+    """The context profile (0) and the generation profiles of a decoder engine.
+
+    There is one generation profile (1) for every size, or one for each static batch size.
+    """
     batch, slots = config.max_supported_batch_size, config.max_kv_cache_capacity
-    chunk, few = min(config.prefill_chunk, slots), bucket_sizes(slots)[0]
+    chunk, few = min(config.prefill_chunk, slots), bucket_sizes(slots, config.device)[0]
     context = Profile(
         InferenceDims.prefill(1, 1, few),
         InferenceDims.prefill(batch, max(1, chunk // 2), slots),
         InferenceDims.prefill(batch, chunk, slots),
     )
+    if config.static_decode_batches:
+        dims = (InferenceDims.decode(rows, slots) for rows in config.static_decode_batches)
+        return context, *(Profile(one, one, one) for one in dims)
     longest = InferenceDims.decode(batch, slots)
     return context, Profile(InferenceDims.decode(1, few), longest, longest)
+
+
+def decode_batches(config: LLMEngineRunnerConfig) -> tuple[int, ...]:
+    """The batch sizes of decode steps; a batch between two of them runs padded to the larger.
+
+    On the CPU every size, on a GPU, where each size has a graph, 1, 2, 4, 8, ... up to the limit.
+    """
+    limit = config.max_supported_batch_size
+    if config.static_decode_batches:
+        return config.static_decode_batches
+    if config.device == "cpu":
+        return tuple(range(1, limit + 1))
+    powers = (1 << bit for bit in range((limit - 1).bit_length()))
+    return (*powers, limit)
+
+
+def decode_profile(config: LLMEngineRunnerConfig, batch: int) -> int:
+    """The index of the generation profile of a batch size out of `decode_batches`."""
+    if batch not in config.static_decode_batches:
+        return PROFILE_GENERATION
+    return PROFILE_GENERATION + config.static_decode_batches.index(batch)

@@ -4,49 +4,69 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device.cpu import allocate, dense_view
 from runtime.errors import HearthError
 
 
 class Tensor:
-    """A named buffer with a fixed address; `array` has the shape of its allocation.
+    """A named buffer with a fixed address, in host or in device memory.
 
-    A step sees the first elements of the buffer as a dense array of the step's shape.
+    A step sees the first elements of the buffer as a dense array of the step's shape. Only host
+    memory (pageable or pinned) has an `array`; the memory of a device is reached by its ops.
     """
 
-    __slots__ = ("_flat", "_view", "address", "array", "dtype", "name", "shape")
+    __slots__ = ("_array", "_view", "address", "dtype", "name", "nbytes", "owner", "shape")
 
-    def __init__(self, name: str, array: NDArray[Any]) -> None:
+    def __init__(self, name: str, array: NDArray[Any], owner: object = None) -> None:
         if not array.flags.c_contiguous:
             raise HearthError("internal", f"the buffer of {name} is not contiguous", name)
         self.name = name
-        self.array = array
         self.dtype: np.dtype[Any] = array.dtype
         self.shape: tuple[int, ...] = array.shape
+        self.nbytes = int(array.nbytes)
         self.address: int = array.__array_interface__["data"][0]
-        self._flat = array.reshape(-1)
+        self.owner = owner
+        self._array: NDArray[Any] | None = array
         self._view = array
 
     @classmethod
     def zeros(cls, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> "Tensor":
-        """Allocate a zeroed tensor."""
-        return cls(name, allocate(prod(shape), dtype).reshape(shape))
+        """Zeroed host memory; its pages are committed by the system when first written."""
+        return cls(name, np.zeros(shape, dtype))
+
+    @classmethod
+    def on_device(
+        cls, name: str, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], owner: object
+    ) -> "Tensor":
+        """Device memory at `address`, which lives as long as `owner`."""
+        tensor = cls.__new__(cls)
+        tensor.name, tensor.address, tensor.shape, tensor.dtype = name, address, shape, dtype
+        tensor.nbytes = prod(shape) * dtype.itemsize
+        tensor.owner = owner
+        tensor._array = None  # noqa: SLF001 - of its own class
+        return tensor
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of the allocation."""
-        return int(self.array.nbytes)
+    def array(self) -> NDArray[Any]:
+        """The whole buffer in the shape of its allocation; raises `internal` off the host."""
+        if self._array is None:
+            raise HearthError("internal", f"{self.name} lies in device memory", self.name)
+        return self._array
 
-    def view(self, shape: tuple[int, ...]) -> NDArray[Any]:
-        """The buffer's first elements as `shape`; raises `internal` when it is too small."""
-        # Decode steps ask for one shape again and again.
-        if self._view.shape == shape:
-            return self._view
-        if prod(shape) > self._flat.size:
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Raise `internal` when a dense array of `shape` does not fit into the buffer."""
+        if prod(shape) * self.dtype.itemsize > self.nbytes:
             raise HearthError(
                 "internal",
                 f"a step asks {self.name} for shape {shape}; its buffer has {self.shape}",
                 self.name,
             )
-        self._view = dense_view(self._flat, shape)
+
+    def view(self, shape: tuple[int, ...]) -> NDArray[Any]:
+        """The first elements of host memory as `shape`; raises `internal` when it is too small."""
+        array = self.array
+        # Decode steps ask for one shape again and again.
+        if self._view.shape == shape:
+            return self._view
+        self.check(shape)
+        self._view = array.reshape(-1)[: prod(shape)].reshape(shape)
         return self._view

@@ -139,7 +139,8 @@ class Simulation:
         assert wake is None or wake > self.now, "the policy must act on what is due"
         load = self.policy.load(0)
         if self.policy._present:
-            assert load.queued <= self.settings.queue_requests
+            # Rows put back at the hold limit were admitted before and are never refused.
+            assert load.queued <= self.settings.queue_requests + self.limits.max_batch
         assert load.running <= self.limits.max_batch
         assert load.queued_tokens == sum(entry.prompt_tokens for entry in self.policy._queue)
 

@@ -308,6 +308,23 @@ def test_a_failing_step_ends_its_batch_only(house: House, raised: Exception, cod
     assert [line["event"] for line in logs] == ["a batch failed"]
 
 
+def test_a_lost_device_ends_the_executor_once_its_requests_are_answered(house: House) -> None:
+    def before(_step: int) -> None:
+        raise HearthError("device_lost", "cuLaunchKernel: an illegal memory access")
+
+    house.runtime.before_step = before
+    with structlog.testing.capture_logs():
+        house.run(1, row(7), row(8))
+        house.run(2, row(9))
+        house.start()
+        house.join()
+    (error,) = house.failures
+    assert isinstance(error, HearthError)
+    assert error.code == "device_lost"
+    failed = house.failed()
+    assert (failed.rids, failed.code) == ([7, 8], "executor_failed")
+
+
 def test_failures_in_a_row_end_the_executor(house: House) -> None:
     def before(_step: int) -> None:
         raise RuntimeError("the context is poisoned")

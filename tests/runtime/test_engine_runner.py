@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -5,8 +6,8 @@ import pytest
 from msgspec import structs
 from numpy.typing import NDArray
 
-from runtime.config import load_config
-from runtime.device.stream import HostStream
+from runtime.config import LLMEngineRunnerConfig, load_config
+from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.engine_runner import LLMEngineRunner
 from runtime.errors import HearthError
 from runtime.executor import EngineExecutor, EngineOptions
@@ -22,25 +23,29 @@ Floats = NDArray[np.float32]
 
 
 def _runner(folder: Path, chunk: int = 256) -> LLMEngineRunner:
-    config = structs.replace(load_config(folder), prefill_chunk=chunk)
+    return _build(folder, structs.replace(load_config(folder), prefill_chunk=chunk))
+
+
+def _build(folder: Path, config: LLMEngineRunnerConfig) -> LLMEngineRunner:
+    device = CpuDevice()
     return LLMEngineRunner(
         config,
-        EngineExecutor.create_for_llm(folder, config, EngineOptions(threads=1)),
-        PipelineIO.create_for_llm(config),
-        SharedResources.create_for_llm(config, folder),
-        HostStream(),
+        EngineExecutor.create_for_llm(folder, config, EngineOptions(threads=1), device),
+        PipelineIO.create_for_llm(config, device),
+        SharedResources.create_for_llm(config, folder, device),
+        device,
     )
 
 
 def _simulated() -> LLMEngineRunner:
-    config = simulated_config(layers=1, max_batch=2)
-    return LLMEngineRunner(
-        config,
-        EngineExecutor.create_for_llm(Path(), config, EngineOptions()),
-        PipelineIO.create_for_llm(config),
-        SharedResources.create_for_llm(config, Path()),
-        HostStream(),
-    )
+    return _build(Path(), simulated_config(layers=1, max_batch=2))
+
+
+def _decode(runner: LLMEngineRunner, tokens: Sequence[int]) -> Floats:
+    """Run one step with these newest tokens; the logits [rows, V], valid until the next."""
+    runner._io.next_tokens.array[: len(tokens)] = tokens
+    logits = runner.execute_vanilla_decoding_step()
+    return logits.view((len(tokens), logits.shape[-1]))
 
 
 def _prefill(runner: LLMEngineRunner, prompts: list[list[int]], chunk: int) -> list[Floats]:
@@ -52,7 +57,8 @@ def _prefill(runner: LLMEngineRunner, prompts: list[list[int]], chunk: int) -> l
         token_ids = np.zeros((len(pieces), len(pieces[0])), np.int64)
         for row, piece in enumerate(pieces):
             token_ids[row, : len(piece)] = piece
-        logits = runner.execute_prefill_step(token_ids, [len(piece) for piece in pieces])
+        buffer = runner.execute_prefill_step(token_ids, [len(piece) for piece in pieces])
+        logits = buffer.view((len(pieces), buffer.shape[-1]))
         for row in range(len(pieces)):
             after[row] = logits[row].copy()
     return after
@@ -61,8 +67,8 @@ def _prefill(runner: LLMEngineRunner, prompts: list[list[int]], chunk: int) -> l
 def _assert_decodes_like(runner: LLMEngineRunner, rows: list[ReferenceRow], offsets: range) -> None:
     for offset in offsets:
         places = [row.prompt_length + offset for row in rows]
-        tokens = np.array([row.token_ids[place] for row, place in zip(rows, places, strict=True)])
-        logits = runner.execute_vanilla_decoding_step(tokens)
+        tokens = [row.token_ids[place] for row, place in zip(rows, places, strict=True)]
+        logits = _decode(runner, tokens)
         wanted = [row.logits[place] for row, place in zip(rows, places, strict=True)]
         assert np.abs(logits - wanted).max() < TOLERANCE
 
@@ -90,12 +96,7 @@ def test_a_growing_bucket_changes_no_logits(engine_folders: EngineFolders, diale
     token_ids = np.random.default_rng(1).integers(0, 288, 260).tolist()
     short = [5, 6, 7]
     _prefill(runner, [token_ids[:254], short], 256)
-    grown = [
-        runner.execute_vanilla_decoding_step(
-            np.array([token_ids[254 + step], short[step % 3]])
-        ).copy()
-        for step in range(6)
-    ]
+    grown = [_decode(runner, [token_ids[254 + step], short[step % 3]]).copy() for step in range(6)]
     assert runner.get_kv_cache().kv.bucket == 512
     (whole,) = _prefill(runner, [token_ids], 256)
     assert np.abs(grown[-1][0] - whole).max() < TOLERANCE
@@ -110,9 +111,9 @@ def test_addresses_outlast_batches_evictions_and_growth(
     tensors: TensorMap = runner._tensors
     before = {name: tensors.get(name).address for name in tensors}
     _prefill(runner, [list(range(255)), [1, 2]], 64)
-    runner.execute_vanilla_decoding_step(np.array([1, 2]))
+    _decode(runner, [1, 2])
     runner.get_kv_cache().compact([0, -1])
-    runner.execute_vanilla_decoding_step(np.array([1]))
+    _decode(runner, [1])
     assert runner.get_kv_cache().kv.bucket == 512
     assert before == {name: tensors.get(name).address for name in tensors}
     assert tensors.epoch == len(tensors)
@@ -124,9 +125,9 @@ def test_nothing_is_copied_beside_the_cache(
     runner = _runner(engine_folders("qwen3", dialect))
     runner.capture_vanilla_decoding_graph([1, 2])
     _prefill(runner, [[1, 2, 3], [4]], 3)
-    runner.execute_vanilla_decoding_step(np.array([1, 2]))
+    _decode(runner, [1, 2])
     runner.get_kv_cache().compact([0, -1])
-    runner.execute_vanilla_decoding_step(np.array([1]))
+    _decode(runner, [1])
     assert runner.executor.counters.hits == 2
     assert "in-place optimization not activated" not in capfd.readouterr().err
 
@@ -137,7 +138,7 @@ def test_every_batch_and_bucket_is_captured() -> None:
     assert runner.executor.captured_graphs == 2 * len((256, 512, 1024, 2048))
     _prefill(runner, [[1, 2], [3]], 256)
     for _ in range(300):
-        runner.execute_vanilla_decoding_step(np.array([1, 2]))
+        _decode(runner, [1, 2])
     counters = runner.executor.counters
     assert (counters.hits, counters.misses) == (300, 1)
     runner.close()
@@ -157,7 +158,7 @@ def test_step_inputs_of_a_prefill() -> None:
 def test_step_inputs_of_a_decode() -> None:
     runner = _simulated()
     _prefill(runner, [[1, 2, 3], [4]], 256)
-    runner.execute_vanilla_decoding_step(np.array([8, 9]))
+    _decode(runner, [8, 9])
     io = runner._io
     assert io.position_ids.view((2, 1)).tolist() == [[3], [1]]
     assert io.select_token_indices.view((2, 1)).tolist() == [[0], [0]]
@@ -170,13 +171,6 @@ def test_rows_of_a_prefill_start_together() -> None:
     _prefill(runner, [[1, 2, 3], [4]], 256)
     with pytest.raises(HearthError, match="same slot"):
         runner.execute_prefill_step(np.array([[1], [2]]), [1, 1])
-
-
-def test_a_decode_takes_all_rows() -> None:
-    runner = _simulated()
-    _prefill(runner, [[1, 2, 3], [4]], 256)
-    with pytest.raises(HearthError, match="all live rows"):
-        runner.execute_vanilla_decoding_step(np.array([1]))
 
 
 def test_accessors(engine_folders: EngineFolders, dialect: str) -> None:

@@ -3,6 +3,7 @@ from pathlib import Path
 import numpy as np
 from msgspec import structs
 
+from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.executor.simulated_engine import simulated_config
 from runtime.pipeline_io import PipelineIO, build_tensor_map
 from runtime.shared_resources import SharedResources
@@ -10,22 +11,25 @@ from runtime.tensors.registry import build_registry_for_llm
 from runtime.tensors.tensor_map import TensorMap
 
 CONFIG = simulated_config(vocab_size=10, layers=2, max_batch=3, capacity=1024, prefill_chunk=16)
+DEVICE = CpuDevice()
 CLASSIC = structs.replace(CONFIG, dialect="classic")
 
 
 def test_buffers_have_their_largest_size() -> None:
-    io = PipelineIO.create_for_llm(CONFIG)
+    io = PipelineIO.create_for_llm(CONFIG, DEVICE)
     assert io.inputs_embeds.shape == (3, 16, 1)
     assert io.output_logits.shape == (3, 1, 10)
     assert io.select_token_indices.shape == (3, 1)
     assert io.position_ids.shape == (3, 16)
+    assert io.next_tokens.shape == (3,)
+    assert io.next_tokens.dtype == np.dtype(np.int32)
     assert io.host_context_lengths.shape == (3,)
     assert io.position_ids.dtype == np.int64
     assert io.new_keys == io.new_values == ()
 
 
 def test_a_classic_engine_gets_buffers_for_new_rows() -> None:
-    io = PipelineIO.create_for_llm(CLASSIC)
+    io = PipelineIO.create_for_llm(CLASSIC, DEVICE)
     assert [one.shape for one in io.new_keys + io.new_values] == [(3, 1, 16, 2)] * 4
     assert io.select_token_indices.dtype == np.int32
 
@@ -33,8 +37,8 @@ def test_a_classic_engine_gets_buffers_for_new_rows() -> None:
 def test_every_registered_binding_has_a_buffer_of_its_type(tmp_path: Path) -> None:
     for config in (CONFIG, CLASSIC):
         tensors = TensorMap()
-        io = PipelineIO.create_for_llm(config)
-        build_tensor_map(tensors, io, SharedResources.create_for_llm(config, tmp_path))
+        io = PipelineIO.create_for_llm(config, DEVICE)
+        build_tensor_map(tensors, io, SharedResources.create_for_llm(config, tmp_path, DEVICE))
         specs = build_registry_for_llm(config).specs
         assert {spec.name for spec in specs} == set(tensors)
         assert all(tensors.get(spec.name).dtype == spec.dtype for spec in specs)
@@ -42,8 +46,8 @@ def test_every_registered_binding_has_a_buffer_of_its_type(tmp_path: Path) -> No
 
 def test_a_native_cache_is_its_own_output(tmp_path: Path) -> None:
     tensors = TensorMap()
-    resources = SharedResources.create_for_llm(CONFIG, tmp_path)
-    build_tensor_map(tensors, PipelineIO.create_for_llm(CONFIG), resources)
+    resources = SharedResources.create_for_llm(CONFIG, tmp_path, DEVICE)
+    build_tensor_map(tensors, PipelineIO.create_for_llm(CONFIG, DEVICE), resources)
     for layer in range(2):
         assert tensors.get(f"present_k_cache_{layer}") is tensors.get(f"k_cache_{layer}")
         assert tensors.get(f"v_cache_{layer}") is resources.cache_managers[0].kv.values[layer]
@@ -52,8 +56,8 @@ def test_a_native_cache_is_its_own_output(tmp_path: Path) -> None:
 
 def test_a_classic_cache_and_its_new_rows_are_apart(tmp_path: Path) -> None:
     tensors = TensorMap()
-    io = PipelineIO.create_for_llm(CLASSIC)
-    build_tensor_map(tensors, io, SharedResources.create_for_llm(CLASSIC, tmp_path))
+    io = PipelineIO.create_for_llm(CLASSIC, DEVICE)
+    build_tensor_map(tensors, io, SharedResources.create_for_llm(CLASSIC, tmp_path, DEVICE))
     assert tensors.get("present_v_cache_1") is io.new_values[1]
     assert tensors.get("v_cache_1") is not io.new_values[1]
 
@@ -61,8 +65,8 @@ def test_a_classic_cache_and_its_new_rows_are_apart(tmp_path: Path) -> None:
 def test_building_the_map_again_changes_nothing(tmp_path: Path) -> None:
     tensors = TensorMap()
     io, resources = (
-        PipelineIO.create_for_llm(CONFIG),
-        SharedResources.create_for_llm(CONFIG, tmp_path),
+        PipelineIO.create_for_llm(CONFIG, DEVICE),
+        SharedResources.create_for_llm(CONFIG, tmp_path, DEVICE),
     )
     build_tensor_map(tensors, io, resources)
     epoch = tensors.epoch

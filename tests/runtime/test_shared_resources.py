@@ -6,6 +6,7 @@ from msgspec import structs
 from safetensors.numpy import save_file
 
 from runtime.config import LLMEngineRunnerConfig
+from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
 from runtime.shared_resources import SharedResources
@@ -29,20 +30,20 @@ def _table(rows: int, columns: int, dtype: type = np.float32) -> np.ndarray:
 
 def test_everything_comes_from_configuration_and_folder(tmp_path: Path) -> None:
     _write(tmp_path, _table(10, 3, np.float16), _table(64, 1), _table(80, 1))
-    resources = SharedResources.create_for_llm(CONFIG, tmp_path)
+    resources = SharedResources.create_for_llm(CONFIG, tmp_path, CpuDevice())
     assert [len(one.kv.keys) for one in resources.cache_managers] == [2]
     assert [(one.name, one.shape) for one in resources.rope] == [
         ("rope_cos", (64, 1)),
         ("rope_sin", (80, 1)),
     ]
-    out = np.zeros((1, 2, 3), np.float32)
-    resources.embedding.look_up(np.array([[9, 1]]), out)
-    assert out.tolist() == [[[27, 28, 29], [3, 4, 5]]]
+    assert resources.embedding.dtype == np.dtype(np.float16)
+    assert resources.embedding.shape == (10, 3)
+    assert resources.embedding.array[9].tolist() == [27, 28, 29]
 
 
 def test_the_embedding_table_stays_in_its_file(tmp_path: Path) -> None:
     _write(tmp_path, _table(10, 3), _table(64, 1), _table(64, 1))
-    table = SharedResources.create_for_llm(CONFIG, tmp_path).embedding.table
+    table = SharedResources.create_for_llm(CONFIG, tmp_path, CpuDevice()).embedding.array
     assert not table.flags.owndata
     assert not table.flags.writeable
 
@@ -61,13 +62,15 @@ def test_a_table_that_does_not_fit_is_refused_with_its_file(
 ) -> None:
     _write(tmp_path, _table(*table), _table(*cos), _table(64, 1))
     with pytest.raises(HearthError) as caught:
-        SharedResources.create_for_llm(CONFIG, tmp_path)
+        SharedResources.create_for_llm(CONFIG, tmp_path, CpuDevice())
     assert (caught.value.code, caught.value.field) == ("engine_corrupt", file)
 
 
 def test_a_simulated_engine_embeds_each_token_as_its_number(tmp_path: Path) -> None:
-    resources = SharedResources.create_for_llm(simulated_config(vocab_size=10), tmp_path)
-    assert resources.embedding.table[:, 0].tolist() == list(range(10))
+    resources = SharedResources.create_for_llm(
+        simulated_config(vocab_size=10), tmp_path, CpuDevice()
+    )
+    assert resources.embedding.array[:, 0].tolist() == list(range(10))
     assert resources.rope == ()
 
 
@@ -76,5 +79,5 @@ def test_caches_beyond_memory_are_refused(tmp_path: Path) -> None:
         simulated_config(), max_kv_cache_capacity=1 << 50
     )
     with pytest.raises(HearthError) as caught:
-        SharedResources.create_for_llm(config, tmp_path)
+        SharedResources.create_for_llm(config, tmp_path, CpuDevice())
     assert (caught.value.code, caught.value.field) == ("out_of_memory", "capacity")

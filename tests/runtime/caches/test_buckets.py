@@ -20,15 +20,19 @@ def test_buckets_double_up_to_the_capacity(capacity: int, sizes: tuple[int, ...]
     assert bucket_sizes(capacity) == sizes
 
 
+def test_a_gpu_has_one_size() -> None:
+    assert bucket_sizes(2048, "cuda") == (2048,)
+
+
 @given(st.integers(1, 10_000), st.data())
 def test_the_smallest_bucket_that_fits_is_taken(capacity: int, data: st.DataObject) -> None:
     slots = data.draw(st.integers(1, capacity))
-    bucket = bucket_for(slots, capacity)
+    bucket = bucket_for(slots, bucket_sizes(capacity))
     assert slots <= bucket <= capacity
     assert not any(slots <= size < bucket for size in bucket_sizes(capacity))
 
 
 def test_more_than_the_capacity_is_refused() -> None:
     with pytest.raises(HearthError) as caught:
-        bucket_for(513, 512)
+        bucket_for(513, (256, 512))
     assert caught.value.code == "capacity_exceeded"

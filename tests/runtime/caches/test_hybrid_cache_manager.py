@@ -5,20 +5,22 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from runtime.caches.hybrid_cache_manager import HybridCacheManager
+from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
+from tests.runtime.caches.views import cache_view
 
 CONFIG = simulated_config(layers=2, max_batch=4, capacity=1024)
 
 
 def _started(lengths: list[int]) -> HybridCacheManager:
-    caches = HybridCacheManager(CONFIG)
+    caches = HybridCacheManager(CONFIG, CpuDevice())
     caches.reset(len(lengths))
     caches.reserve(max(lengths))
     caches.commit(lengths)
     for row in range(len(lengths)):
         for tensor in caches.kv.keys + caches.kv.values:
-            caches.kv.view(tensor, row + 1)[row, :, : lengths[row]] = row + 1
+            cache_view(caches.kv, tensor, row + 1)[row, :, : lengths[row]] = row + 1
     return caches
 
 
@@ -32,8 +34,15 @@ def test_the_lengths_are_the_bound_start_indices() -> None:
     assert caches.row_lengths == [6, 9]
 
 
+def test_a_decode_advances_every_row() -> None:
+    caches = _started([5, 9])
+    caches.advance()
+    assert caches.lengths.array.tolist() == [6, 10, 0, 0]
+    assert caches.row_lengths == [6, 10]
+
+
 def test_classic_engines_count_in_short_integers() -> None:
-    caches = HybridCacheManager(structs.replace(CONFIG, dialect="classic"))
+    caches = HybridCacheManager(structs.replace(CONFIG, dialect="classic"), CpuDevice())
     assert caches.lengths.dtype == np.int32
 
 
@@ -48,11 +57,11 @@ def test_a_new_batch_is_empty() -> None:
 @pytest.mark.parametrize("batch", [-1, 5])
 def test_a_batch_beyond_the_cache_is_refused(batch: int) -> None:
     with pytest.raises(HearthError, match="1 to 4 rows"):
-        HybridCacheManager(CONFIG).reset(batch)
+        HybridCacheManager(CONFIG, CpuDevice()).reset(batch)
 
 
 def test_layers_are_found_by_their_absolute_number() -> None:
-    caches = HybridCacheManager(CONFIG)
+    caches = HybridCacheManager(CONFIG, CpuDevice())
     keys, values = caches.attention_layer(1)
     assert (keys.name, values.name) == ("k_cache_1", "v_cache_1")
     with pytest.raises(HearthError, match="decoder layer 2"):
@@ -62,7 +71,7 @@ def test_layers_are_found_by_their_absolute_number() -> None:
 def test_growth_keeps_what_live_rows_hold() -> None:
     caches = _started([5, 250])
     caches.reserve(257)
-    view = caches.kv.view(caches.kv.values[1], 2)
+    view = cache_view(caches.kv, caches.kv.values[1], 2)
     assert caches.kv.bucket == 512
     assert (view[0, :, :5] == 1).all()
     assert (view[1, :, :250] == 2).all()
@@ -79,7 +88,7 @@ def test_eviction_keeps_the_order_and_contents_of_the_rows_that_stay(
     assert caches.lengths.array[len(kept) :].tolist() == [0] * (4 - len(kept))
     for place, row in enumerate(kept):
         for tensor in caches.attention_layer(0):
-            assert (caches.kv.view(tensor, 4)[place, :, : rows[row][0]] == row + 1).all()
+            assert (cache_view(caches.kv, tensor, 4)[place, :, : rows[row][0]] == row + 1).all()
 
 
 @pytest.mark.parametrize("mapping", [[1, 0], [0, 2], [0], [1, -1]])
@@ -96,12 +105,12 @@ def test_a_row_continues_after_a_restored_prefix() -> None:
     caches.restore(2, prefix)
     assert caches.row_lengths == [0, 0, 35]
     assert caches.lengths.array.tolist() == [0, 0, 35, 0]
-    assert (caches.kv.view(caches.kv.keys[0], 3)[2, :, :35] == 2).all()
+    assert (cache_view(caches.kv, caches.kv.keys[0], 3)[2, :, :35] == 2).all()
 
 
 def test_zeroing_reaches_every_layer() -> None:
     caches = _started([3, 4])
     caches.zero_row(0)
     for tensor in caches.kv.keys + caches.kv.values:
-        assert not caches.kv.view(tensor, 1).any()
-        assert (caches.kv.view(tensor, 2)[1, :, :4] == 2).all()
+        assert not cache_view(caches.kv, tensor, 1).any()
+        assert (cache_view(caches.kv, tensor, 2)[1, :, :4] == 2).all()

@@ -2,36 +2,38 @@ import numpy as np
 import pytest
 
 from runtime.caches.kv_cache_manager import KVCacheManager
-from runtime.device.cpu import RowMove
+from runtime.device.arrays import RowMove
+from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
+from tests.runtime.caches.views import cache_view
 
 CONFIG = simulated_config(layers=2, max_batch=3, capacity=600)
 
 
 def _filled(lengths: list[int]) -> KVCacheManager:
     """A cache whose row r holds r + 1 + layer / 10 in its first slots."""
-    cache = KVCacheManager(CONFIG)
+    cache = KVCacheManager(CONFIG, CpuDevice())
     for layer, tensor in enumerate(cache.keys + cache.values):
         for row, length in enumerate(lengths):
-            cache.view(tensor, row + 1)[row, :, :length] = row + 1 + layer / 10
+            cache_view(cache, tensor, row + 1)[row, :, :length] = row + 1 + layer / 10
     return cache
 
 
 def _assert_holds(cache: KVCacheManager, rows: list[tuple[int, int]]) -> None:
     """Row i of every cache holds what row `rows[i][0]` held, `rows[i][1]` slots of it."""
     for layer, tensor in enumerate(cache.keys + cache.values):
-        view = cache.view(tensor, len(rows))
+        view = cache_view(cache, tensor, len(rows))
         for row, (origin, length) in enumerate(rows):
             assert np.allclose(view[row, :, :length], origin + 1 + layer / 10)
 
 
 def test_every_layer_and_kind_has_one_zeroed_allocation() -> None:
-    cache = KVCacheManager(CONFIG)
+    cache = KVCacheManager(CONFIG, CpuDevice())
     assert len(cache.keys) == len(cache.values) == 2
     assert {tensor.shape for tensor in cache.keys + cache.values} == {(3, 1, 600, 2)}
     assert not any(tensor.array.any() for tensor in cache.keys + cache.values)
-    assert cache.view(cache.keys[0], 2).shape == (2, 1, 256, 2)
+    assert cache_view(cache, cache.keys[0], 2).shape == (2, 1, 256, 2)
 
 
 def test_growing_keeps_rows_and_addresses() -> None:
@@ -44,11 +46,11 @@ def test_growing_keeps_rows_and_addresses() -> None:
     assert cache.bucket == 600
     _assert_holds(cache, [(0, 256), (1, 10), (2, 100)])
     assert before == [tensor.address for tensor in cache.keys + cache.values]
-    assert all(cache.view(t, 1).ctypes.data == t.address for t in cache.keys)
+    assert all(cache_view(cache, t, 1).ctypes.data == t.address for t in cache.keys)
 
 
 def test_what_fits_does_not_grow() -> None:
-    cache = KVCacheManager(CONFIG)
+    cache = KVCacheManager(CONFIG, CpuDevice())
     cache.reserve(256, [0])
     assert cache.bucket == 256
 
@@ -76,11 +78,11 @@ def test_a_restart_begins_in_the_smallest_bucket() -> None:
 def test_a_poisoned_row_is_zeroed_alone() -> None:
     cache = _filled([10, 10, 10])
     for tensor in cache.keys + cache.values:
-        cache.view(tensor, 3)[1] = np.nan
+        cache_view(cache, tensor, 3)[1] = np.nan
     cache.zero_row(1)
     _assert_holds(cache, [(0, 10)])
     for tensor in cache.keys + cache.values:
-        view = cache.view(tensor, 3)
+        view = cache_view(cache, tensor, 3)
         assert not view[1].any()
         assert np.isfinite(tensor.array).all()
         assert view[2, :, :10].all()
@@ -92,11 +94,11 @@ def test_a_prefix_is_captured_as_a_copy_and_restored_elsewhere() -> None:
     cache.zero_row(2)
     cache.restore(0, prefix)
     _assert_holds(cache, [(2, 12), (1, 20)])
-    assert prefix[0].keys.shape == (1, 12, 2)
+    assert [array.shape for array in prefix] == [(1, 12, 2)] * 4
 
 
 @pytest.mark.parametrize(("row", "length"), [(3, 1), (-1, 1), (0, 257)])
 def test_slots_outside_the_cache_are_refused(row: int, length: int) -> None:
     with pytest.raises(HearthError) as caught:
-        KVCacheManager(CONFIG).capture(row, length)
+        KVCacheManager(CONFIG, CpuDevice()).capture(row, length)
     assert caught.value.code == "internal"

@@ -15,6 +15,12 @@ def _request(tokens: int = 3, max_tokens: int = 5, *, ignore_eos: bool = False) 
     )
 
 
+def _taken(row: DecodingRow, token_id: int) -> RowToken:
+    report = row.take(Sample(token_id))
+    assert report is not None
+    return report
+
+
 def _context(*lengths: int) -> DecodingInferenceContext:
     return DecodingInferenceContext([_request(length) for length in lengths], CONFIG)
 
@@ -41,24 +47,24 @@ def test_a_token_is_taken() -> None:
 def test_every_end_token_stops_a_row() -> None:
     for end in (0, 7):
         row = DecodingRow(0, _request(), CONFIG)
-        assert row.take(Sample(end)).finish == "stop"
+        assert _taken(row, end).finish == "stop"
         assert row.state is RowState.FINISHED
         assert row.generated == [end]
 
 
 def test_an_end_token_on_the_last_place_is_a_stop() -> None:
-    assert DecodingRow(0, _request(max_tokens=1), CONFIG).take(Sample(7)).finish == "stop"
+    assert _taken(DecodingRow(0, _request(max_tokens=1), CONFIG), 7).finish == "stop"
 
 
 def test_end_tokens_can_be_ignored() -> None:
     row = DecodingRow(0, _request(max_tokens=2, ignore_eos=True), CONFIG)
-    assert [row.take(Sample(token)).finish for token in (0, 7)] == [None, "length"]
+    assert [_taken(row, token).finish for token in (0, 7)] == [None, "length"]
 
 
 def test_max_tokens_counts_what_was_generated_before() -> None:
     request = RowRequest(token_ids=[1, 2, 3, 4], prompt_length=2, max_tokens=3)
     row = DecodingRow(0, request, CONFIG)
-    assert row.take(Sample(9)).finish == "length"
+    assert _taken(row, 9).finish == "length"
     assert row.generated == [3, 4, 9]
 
 
@@ -90,13 +96,41 @@ def test_eviction_keeps_live_rows_in_order(states: list[RowState]) -> None:
     for row, state in zip(context.rows, states, strict=True):
         row.state = state
     before = [row.index for row in context.rows]
-    assert context.all_live == (set(states) == {RowState.LIVE})
+    assert context.all_run_on == (set(states) == {RowState.LIVE})
     assert context.any_live == (RowState.LIVE in states)
     mapping = context.evict()
     kept = [index for index, target in zip(before, mapping, strict=True) if target >= 0]
     assert [row.index for row in context.rows] == kept
     assert [target >= 0 for target in mapping] == [one is RowState.LIVE for one in states]
     assert [target for target in mapping if target >= 0] == list(range(len(kept)))
+
+
+def test_a_row_whose_last_token_is_awaited_leaves_and_is_still_live() -> None:
+    context = _context(3, 3)
+    first, second = context.rows
+    first.awaited = 5
+    assert (first.runs_on, second.runs_on) == (False, True)
+    assert context.evict() == [-1, 0]
+    assert context.live_rows == [first, second]
+    for token in (9, 9, 9, 9):
+        assert _taken(first, token).finish is None
+    assert _taken(first, 9).finish == "length"
+    assert context.live_rows == [second]
+
+
+def test_a_token_that_comes_too_late_is_dropped() -> None:
+    context = _context(3)
+    (row,) = context.rows
+    context.cancel(0)
+    assert row.take(Sample(9)) is None
+    assert row.take(None) is None
+    assert row.generated == []
+
+
+def test_a_row_that_was_only_checked_has_nothing_to_report() -> None:
+    row = DecodingRow(0, _request(), CONFIG)
+    assert row.take(Sample(-1)) is None
+    assert row.token_ids == [1, 1, 1]
 
 
 def test_a_lost_batch_has_no_live_rows() -> None:

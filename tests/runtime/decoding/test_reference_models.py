@@ -12,6 +12,7 @@ from runtime.decoding.runtime import LLMInferenceRuntime, RuntimeOptions
 from runtime.executor import EngineOptions
 from runtime.request import GenerationRequest, RowRequest, SamplingParams
 from tests.references import NAMES, reference_logits
+from tests.runtime.caches.views import cache_view
 from tests.runtime.conftest import EngineFolders
 
 LENGTHS = (3, 40, 17, 1, 250, 8, 25, 90)
@@ -162,7 +163,7 @@ def _poison_longest_row(runtime: LLMInferenceRuntime) -> None:
     """Put NaN into every slot of engine row 0, as a broken kernel would."""
     kv = runtime._caches.kv
     for tensor in kv.keys + kv.values:
-        kv.view(tensor, 1)[0] = np.nan
+        cache_view(kv, tensor, 1)[0] = np.nan
 
 
 def test_rows_freed_at_the_end_of_a_batch_are_clean(runtime: LLMInferenceRuntime) -> None:

@@ -7,6 +7,7 @@ from msgspec import structs
 
 from runtime.config import FileRecord
 from runtime.decoding.runtime import LLMInferenceRuntime, RuntimeOptions
+from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.engine_folder import write_config
 from runtime.errors import HearthError
 from runtime.executor import EngineExecutor, EngineOptions
@@ -16,8 +17,12 @@ from runtime.request import GenerationRequest, RowRequest, SamplingParams
 CONFIG = simulated_config(vocab_size=97, layers=2, max_batch=4, capacity=600, prefill_chunk=16)
 
 
-def _runtime() -> LLMInferenceRuntime:
-    return LLMInferenceRuntime.create(CONFIG, Path(), EngineOptions())
+@pytest.fixture(params=[0, 1])
+def runtime(request: pytest.FixtureRequest) -> LLMInferenceRuntime:
+    """A runtime that reads tokens at once, and one that reads them a step later."""
+    device = CpuDevice()
+    device.steps_ahead = request.param
+    return LLMInferenceRuntime.create(CONFIG, Path(), EngineOptions(), device)
 
 
 def _row(token_ids: list[int], max_tokens: int = 5, prompt: int | None = None) -> RowRequest:
@@ -43,8 +48,7 @@ def _drain(runtime: LLMInferenceRuntime) -> dict[int, list[int]]:
     return tokens
 
 
-def test_rows_of_all_lengths_keep_the_callers_order() -> None:
-    runtime = _runtime()
+def test_rows_of_all_lengths_keep_the_callers_order(runtime: LLMInferenceRuntime) -> None:
     prompts = [[3], list(range(40)), [5, 6, 7], list(range(16))]
     runtime.begin([_row(prompt, 4 + index) for index, prompt in enumerate(prompts)])
     tokens = _drain(runtime)
@@ -52,8 +56,7 @@ def test_rows_of_all_lengths_keep_the_callers_order() -> None:
         assert tokens[index] == _expected(prompt, 4 + index)
 
 
-def test_a_step_is_one_prefill_chunk_or_one_decode() -> None:
-    runtime = _runtime()
+def test_a_step_is_one_prefill_chunk_or_one_decode(runtime: LLMInferenceRuntime) -> None:
     runtime.begin([_row([3], 2), _row(list(range(40)), 2)])
     before = time.monotonic()
     steps = [runtime.step() for _ in range(4)]
@@ -64,15 +67,15 @@ def test_a_step_is_one_prefill_chunk_or_one_decode() -> None:
     assert before <= steps[0].started <= steps[0].ended <= steps[1].started <= time.monotonic()
 
 
-def test_a_row_that_ends_with_its_first_token_leaves_during_prefill() -> None:
-    runtime = _runtime()
+def test_a_row_of_one_token_leaves_during_prefill(
+    runtime: LLMInferenceRuntime,
+) -> None:
     runtime.begin([_row([3], 1), _row(list(range(40)), 2)])
     assert [token.finish for token in runtime.step().tokens] == ["length"]
     assert _drain(runtime) == {1: _expected(list(range(40)), 2)}
 
 
-def test_a_cancelled_row_reports_nothing_more() -> None:
-    runtime = _runtime()
+def test_a_cancelled_row_reports_nothing_more(runtime: LLMInferenceRuntime) -> None:
     runtime.begin([_row([3]), _row([4]), _row([5])])
     runtime.step()
     runtime.cancel(1)
@@ -81,8 +84,7 @@ def test_a_cancelled_row_reports_nothing_more() -> None:
     assert tokens == {0: _expected([3], 5)[1:], 2: _expected([5], 5)[1:]}
 
 
-def test_a_batch_whose_rows_are_all_cancelled_is_over() -> None:
-    runtime = _runtime()
+def test_a_batch_whose_rows_are_all_cancelled_is_over(runtime: LLMInferenceRuntime) -> None:
     runtime.begin([_row([3])])
     runtime.cancel(0)
     assert not runtime.active
@@ -91,15 +93,13 @@ def test_a_batch_whose_rows_are_all_cancelled_is_over() -> None:
         runtime.step()
 
 
-def test_without_a_batch_nothing_is_active() -> None:
-    runtime = _runtime()
+def test_without_a_batch_nothing_is_active(runtime: LLMInferenceRuntime) -> None:
     runtime.cancel(0)
     assert not runtime.active
     assert runtime.unfinished() == []
 
 
-def test_unfinished_rows_continue_identically() -> None:
-    runtime = _runtime()
+def test_unfinished_rows_continue_identically(runtime: LLMInferenceRuntime) -> None:
     prompts = [[3], list(range(20))]
     runtime.begin([_row(prompt, 30) for prompt in prompts])
     for _ in range(10):
@@ -114,15 +114,13 @@ def test_unfinished_rows_continue_identically() -> None:
         assert unfinished[index][1] + tokens[index] == _expected(prompt, 30)
 
 
-def test_a_row_may_fill_its_capacity() -> None:
-    runtime = _runtime()
+def test_a_row_may_fill_its_capacity(runtime: LLMInferenceRuntime) -> None:
     runtime.begin([_row(list(range(90)) * 6, 60), _row([1], 3)])
     tokens = _drain(runtime)
     assert tokens[0] == _expected(list(range(90)) * 6, 60)
 
 
-def test_captured_steps_are_hit() -> None:
-    runtime = _runtime()
+def test_captured_steps_are_hit(runtime: LLMInferenceRuntime) -> None:
     runtime.capture([1, 2])
     runtime.begin([_row([3, 1], 3), _row([4, 1], 6)])
     _drain(runtime)
@@ -131,8 +129,7 @@ def test_captured_steps_are_hit() -> None:
     assert (counters.captures, counters.hits, counters.misses) == (2 * 3, 5, 1)
 
 
-def test_a_batch_is_refused_whole() -> None:
-    runtime = _runtime()
+def test_a_batch_is_refused_whole(runtime: LLMInferenceRuntime) -> None:
     for rows, code, field in (
         ([], "invalid_value", "rows"),
         ([_row([3])] * 5, "invalid_value", "rows"),
@@ -146,8 +143,9 @@ def test_a_batch_is_refused_whole() -> None:
     runtime.begin([_row([3])])
 
 
-def test_settings_of_sampling_are_checked_before_anything_runs() -> None:
-    runtime = _runtime()
+def test_settings_of_sampling_are_checked_first(
+    runtime: LLMInferenceRuntime,
+) -> None:
     row = structs.replace(_row([3]), sampling=SamplingParams(temperature=-1.0))
     for call in (runtime.check, lambda bad: runtime.begin([bad])):
         with pytest.raises(HearthError) as caught:
@@ -156,8 +154,7 @@ def test_settings_of_sampling_are_checked_before_anything_runs() -> None:
     assert not runtime.active
 
 
-def test_one_batch_at_a_time() -> None:
-    runtime = _runtime()
+def test_one_batch_at_a_time(runtime: LLMInferenceRuntime) -> None:
     runtime.begin([_row([3])])
     with pytest.raises(HearthError, match="end the running batch"):
         runtime.begin([_row([3])])
@@ -170,9 +167,8 @@ def test_one_batch_at_a_time() -> None:
 
 
 def test_a_failed_engine_ends_the_batch_and_the_next_one_runs(
-    monkeypatch: pytest.MonkeyPatch,
+    runtime: LLMInferenceRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runtime = _runtime()
     runtime.begin([_row([3]), _row([4])])
     runtime.step()
     with monkeypatch.context() as patch:
@@ -190,8 +186,7 @@ def _fail(*_: object) -> None:
     raise HearthError("executor_failed", "as asked")
 
 
-def test_metrics_count_tokens_by_stage() -> None:
-    runtime = _runtime()
+def test_metrics_count_tokens_by_stage(runtime: LLMInferenceRuntime) -> None:
     runtime.handle_request(GenerationRequest(rows=[_row([3], 3), _row(list(range(20)), 3)]))
     prefill, generation = runtime.prefill_metrics, runtime.generation_metrics
     assert (prefill.steps, prefill.tokens) == (2, 21)

@@ -4,10 +4,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.decoding import vanilla
 from runtime.decoding.context import DecodingInferenceContext, RowState
 from runtime.decoding.vanilla import VanillaStrategy
-from runtime.device.stream import HostStream
+from runtime.device.cpu import sampler as cpu_sampler
+from runtime.device.cpu.cpu_device import CpuDevice
+from runtime.device.device import SamplerBuffers
 from runtime.engine_runner import LLMEngineRunner
 from runtime.executor import EngineExecutor, EngineOptions
 from runtime.executor.simulated_engine import simulated_config
@@ -15,6 +16,7 @@ from runtime.pipeline_io import PipelineIO
 from runtime.request import RowRequest
 from runtime.sampling import RowSampler, Sample, sample_rows
 from runtime.shared_resources import SharedResources
+from runtime.tensors.tensor import Tensor
 
 CONFIG = simulated_config(vocab_size=50, layers=1, max_batch=3, prefill_chunk=4)
 
@@ -23,27 +25,35 @@ class _Steps(LLMEngineRunner):
     """Notes what each step is given; logits of `bad_rows` are not finite."""
 
     def __init__(self) -> None:
+        device = CpuDevice()
+        self.resources = SharedResources.create_for_llm(CONFIG, Path(), device)
+        self.io = PipelineIO.create_for_llm(CONFIG, device)
         super().__init__(
             CONFIG,
-            EngineExecutor.create_for_llm(Path(), CONFIG, EngineOptions()),
-            PipelineIO.create_for_llm(CONFIG),
-            SharedResources.create_for_llm(CONFIG, Path()),
-            HostStream(),
+            EngineExecutor.create_for_llm(Path(), CONFIG, EngineOptions(), device),
+            self.io,
+            self.resources,
+            device,
+        )
+        self.sampler = device.batch_sampler(
+            SamplerBuffers(self.io.output_logits, self.get_kv_cache().lengths, self.io.next_tokens)
         )
         self.chunks: list[list[list[int]]] = []
         self.bad_rows: list[int] = []
 
-    def execute_prefill_step(self, token_ids: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
+    def execute_prefill_step(self, token_ids: np.ndarray, lengths: Sequence[int]) -> Tensor:
         rows = zip(token_ids.tolist(), lengths, strict=True)
         self.chunks.append([row[:length] for row, length in rows])
         return self._spoil(super().execute_prefill_step(token_ids, lengths))
 
-    def execute_vanilla_decoding_step(self, token_ids: np.ndarray) -> np.ndarray:
-        self.chunks.append([token_ids.tolist()])
-        return self._spoil(super().execute_vanilla_decoding_step(token_ids))
+    def execute_vanilla_decoding_step(self) -> Tensor:
+        rows = self.get_kv_cache().batch
+        self.chunks.append([self.io.next_tokens.array[:rows].tolist()])
+        return self._spoil(super().execute_vanilla_decoding_step())
 
-    def _spoil(self, logits: np.ndarray) -> np.ndarray:
-        logits[self.bad_rows, 3] = np.nan
+    def _spoil(self, logits: Tensor) -> Tensor:
+        for row in self.bad_rows:
+            logits.view((row + 1, CONFIG.vocab_size))[row, 3] = np.nan
         return logits
 
 
@@ -54,14 +64,16 @@ def _started(*lengths: int) -> tuple[_Steps, VanillaStrategy, DecodingInferenceC
         for length in lengths
     ]
     runner.reset(len(requests))
-    return runner, VanillaStrategy(runner), DecodingInferenceContext(requests, CONFIG)
+    context = DecodingInferenceContext(requests, CONFIG)
+    runner.sampler.begin([requests[row.index] for row in context.rows])
+    return runner, VanillaStrategy(runner, runner.sampler), context
 
 
 def test_prompts_are_taken_chunk_by_chunk_and_sampled_where_they_end() -> None:
     runner, strategy, context = _started(2, 9, 4)
     reported = []
     while context.has_prompt_left:
-        reported.append([token.row for token in strategy.prefill_step(context).tokens])
+        reported.append([token.row for token in strategy.prefill_step(context).collect()])
     assert runner.chunks == [[[1, 2, 3, 4], [1, 2, 3, 4], [1, 2]], [[5, 6, 7, 8]], [[9]]]
     assert reported == [[2, 0], [], [1]]
     assert [row.filled for row in context.rows] == [9, 4, 2]
@@ -70,8 +82,8 @@ def test_prompts_are_taken_chunk_by_chunk_and_sampled_where_they_end() -> None:
 
 def test_a_decode_feeds_the_newest_tokens() -> None:
     runner, strategy, context = _started(2, 3)
-    first = strategy.prefill_step(context).tokens
-    second = strategy.decode_step(context).tokens
+    first = strategy.prefill_step(context).collect()
+    second = strategy.decode_step(context).collect()
     assert runner.chunks[1] == [[token.token_id for token in first]]
     assert [token.row for token in second] == [1, 0]
     assert [row.generated for row in context.rows] == [
@@ -88,19 +100,19 @@ def test_a_token_is_sampled_for_its_own_position(monkeypatch: pytest.MonkeyPatch
         positions.append(list(asked))
         return sample_rows(logits, samplers, asked)
 
-    monkeypatch.setattr(vanilla, "sample_rows", note)
+    monkeypatch.setattr(cpu_sampler, "sample_rows", note)
     _, strategy, context = _started(2, 3)
-    strategy.prefill_step(context)
-    strategy.decode_step(context)
+    strategy.prefill_step(context).collect()
+    strategy.decode_step(context).collect()
     assert positions == [[3, 2], [4, 3]]
 
 
 @pytest.mark.parametrize("bad", [0, 1])
 def test_a_row_fails_alone(bad: int) -> None:
     runner, strategy, context = _started(3, 3)
-    strategy.prefill_step(context)
+    strategy.prefill_step(context).collect()
     runner.bad_rows = [bad]
-    errors = [token.error for token in strategy.decode_step(context).tokens]
+    errors = [token.error for token in strategy.decode_step(context).collect()]
     assert errors == ["non_finite" if row == bad else None for row in range(2)]
     assert [row.state is RowState.FAILED for row in context.rows] == [bad == 0, bad == 1]
 
@@ -108,7 +120,7 @@ def test_a_row_fails_alone(bad: int) -> None:
 def test_a_row_may_fail_in_the_middle_of_its_prompt() -> None:
     runner, strategy, context = _started(9, 6)
     runner.bad_rows = [1]
-    reports = strategy.prefill_step(context).tokens
+    reports = strategy.prefill_step(context).collect()
     assert [(token.row, token.token_id, token.error) for token in reports] == [
         (1, -1, "non_finite")
     ]

@@ -1,15 +1,22 @@
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from runtime.device.stream import Stream
 from runtime.errors import HearthError
 from runtime.executor.engine import Binding, IOTensor
-from runtime.tensors.registry import TensorRegistry, TensorSpec
+from runtime.tensors.registry import Direction, TensorRegistry, TensorSpec
 from runtime.tensors.tensor import Tensor
 from runtime.tensors.tensor_map import TensorMap
 
 FLOAT = np.dtype(np.float32)
+
+
+def host_binding(name: str, direction: Direction, array: NDArray[Any]) -> Binding:
+    """A binding of a whole host array."""
+    return Binding(name, direction, Tensor(name, array), array.shape)
 
 
 class FakeEngine:
@@ -64,7 +71,7 @@ class FakeRun:
 
 
 def _add(bindings: Sequence[Binding]) -> None:
-    arrays = {one.name: one.array for one in bindings}
+    arrays = {one.name: one.tensor.view(one.shape) for one in bindings}
     arrays["y"][:] = arrays["x"] + arrays["offset"]
 
 

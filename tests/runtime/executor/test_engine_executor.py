@@ -3,6 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.device.stream import HostStream
 from runtime.errors import HearthError
 from runtime.executor import EngineExecutor, EngineOptions
@@ -204,7 +205,7 @@ def test_close_frees_graphs_before_the_engine() -> None:
 
 def test_the_configuration_names_the_backend(tmp_path: Path) -> None:
     executor = EngineExecutor.create_for_llm(
-        tmp_path, simulated_config(layers=1, max_batch=2), EngineOptions()
+        tmp_path, simulated_config(layers=1, max_batch=2), EngineOptions(), CpuDevice()
     )
     assert executor.num_io_tensors == 9
     assert executor.profile_shape("inputs_embeds", 0, "max") == (2, 256, 1)

@@ -18,6 +18,7 @@ from runtime.executor.onnx_engine import (
 )
 from runtime.executor.simulated_engine import simulated_config
 from runtime.tensors.tensor import Tensor
+from tests.runtime.executor.fake_engine import host_binding
 
 STREAM = HostStream()
 CLASSIC = structs.replace(simulated_config(), backend="onnxruntime", dialect="classic")
@@ -45,9 +46,9 @@ def _engine(folder: Path, text: str, options: EngineOptions | None = None) -> On
 
 def _add_bindings() -> list[Binding]:
     return [
-        Binding("x", "input", np.arange(3, dtype=np.float32)),
-        Binding("offset", "input", np.ones(1, np.float32)),
-        Binding("y", "output", np.zeros(3, np.float32)),
+        host_binding("x", "input", np.arange(3, dtype=np.float32)),
+        host_binding("offset", "input", np.ones(1, np.float32)),
+        host_binding("y", "output", np.zeros(3, np.float32)),
     ]
 
 
@@ -64,25 +65,25 @@ def test_bindings_are_described(tmp_path: Path) -> None:
 def test_a_run_writes_into_the_bound_array(tmp_path: Path) -> None:
     bindings = _add_bindings()
     _engine(tmp_path, ADD, EngineOptions(threads=0, spin=True)).run(bindings, STREAM)
-    assert bindings[2].array.tolist() == [1, 2, 3]
+    assert bindings[2].tensor.array.tolist() == [1, 2, 3]
 
 
 def test_a_captured_run_sees_what_its_arrays_hold_now(tmp_path: Path) -> None:
     bindings = _add_bindings()
     run = _engine(tmp_path, ADD).capture(bindings, STREAM)
     addresses = {value.data_ptr() for value in run.values}
-    assert addresses == {one.array.ctypes.data for one in bindings}
+    assert addresses == {one.tensor.array.ctypes.data for one in bindings}
     run.launch(STREAM)
-    bindings[0].array[:] = 10
+    bindings[0].tensor.array[:] = 10
     run.launch(STREAM)
-    assert bindings[2].array.tolist() == [11, 11, 11]
+    assert bindings[2].tensor.array.tolist() == [11, 11, 11]
     run.close()
     assert run.values == []
 
 
 def test_a_step_that_the_engine_refuses_is_our_error(tmp_path: Path) -> None:
     bindings = _add_bindings()
-    bindings[1] = Binding("offset", "input", np.ones(2, np.float32))
+    bindings[1] = host_binding("offset", "input", np.ones(2, np.float32))
     with pytest.raises(HearthError) as caught:
         _engine(tmp_path, ADD).run(bindings, STREAM)
     assert caught.value.code == "executor_failed"
@@ -92,10 +93,10 @@ def test_a_step_that_the_engine_refuses_is_our_error(tmp_path: Path) -> None:
 def _scatter_bindings(present: np.ndarray | None = None) -> list[Binding]:
     cache = np.zeros((2, 1, 4, 2), np.float32)
     return [
-        Binding("cache", "input", cache),
-        Binding("new", "input", np.ones((2, 1, 1, 2), np.float32)),
-        Binding("start", "input", np.array([1, 3])),
-        Binding("present", "output", cache if present is None else present),
+        host_binding("cache", "input", cache),
+        host_binding("new", "input", np.ones((2, 1, 1, 2), np.float32)),
+        host_binding("start", "input", np.array([1, 3])),
+        host_binding("present", "output", cache if present is None else present),
     ]
 
 
@@ -107,9 +108,9 @@ def test_an_output_bound_to_its_input_is_written_in_place(
     engine = _engine(tmp_path, SCATTER)
     engine.run(bindings, STREAM)
     run = engine.capture(bindings, STREAM)
-    bindings[2].array[:] = [2, 0]
+    bindings[2].tensor.array[:] = [2, 0]
     run.launch(STREAM)
-    assert bindings[0].array[:, 0, :, 0].tolist() == [[0, 1, 1, 0], [1, 0, 0, 1]]
+    assert bindings[0].tensor.array[:, 0, :, 0].tolist() == [[0, 1, 1, 0], [1, 0, 0, 1]]
     assert COPIED not in capfd.readouterr().err
 
 
@@ -127,7 +128,7 @@ def test_bindings_of_one_address_share_one_value(
     bindings = _add_bindings()
     bindings[2] = bindings[0]._replace(name="y", direction="output")
     _engine(tmp_path, ADD).run(bindings, STREAM)
-    assert made == [bindings[0].array.ctypes.data, bindings[1].array.ctypes.data]
+    assert made == [bindings[0].tensor.array.ctypes.data, bindings[1].tensor.array.ctypes.data]
 
 
 @needs_native

@@ -17,6 +17,7 @@ from runtime.executor.simulated_engine import (
 from runtime.tensors.dims import InferenceDims
 from runtime.tensors.registry import build_registry_for_llm
 from runtime.tensors.tensor import Tensor
+from tests.runtime.executor.fake_engine import host_binding
 
 STREAM = HostStream()
 CONFIG = simulated_config(layers=1, vocab_size=50, eos_token_ids=(0, 7))
@@ -24,7 +25,7 @@ CONFIG = simulated_config(layers=1, vocab_size=50, eos_token_ids=(0, 7))
 
 def _bindings(dims: InferenceDims) -> list[Binding]:
     return [
-        Binding(spec.name, spec.direction, np.zeros(spec.resolve(dims), spec.dtype))
+        host_binding(spec.name, spec.direction, np.zeros(spec.resolve(dims), spec.dtype))
         for spec in build_registry_for_llm(CONFIG).specs
     ]
 
@@ -51,7 +52,7 @@ def test_an_end_token_is_never_chosen(token: int, position: int, ends: tuple[int
 @pytest.mark.parametrize("captured", [False, True])
 def test_logits_are_one_hot_at_the_next_token(*, captured: bool) -> None:
     bindings = _bindings(InferenceDims.prefill(2, 3, 256))
-    arrays = {one.name: one.array for one in bindings}
+    arrays = {one.name: one.tensor.array for one in bindings}
     arrays["inputs_embeds"][:, :, 0] = [[5, 6, 8], [9, 10, 0]]
     arrays["attention_pos_id"][:] = [[4, 5, 6], [0, 1, 0]]
     arrays["last_token_ids"][:, 0] = [2, 1]

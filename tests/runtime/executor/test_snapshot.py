@@ -1,11 +1,11 @@
 import numpy as np
 
-from runtime.executor.engine import Binding
 from runtime.executor.snapshot import BindingSnapshot, binding_hash
+from tests.runtime.executor.fake_engine import host_binding
 
 
 def _snapshot(*arrays: np.ndarray) -> BindingSnapshot:
-    return BindingSnapshot.of(Binding(str(i), "input", one) for i, one in enumerate(arrays))
+    return BindingSnapshot.of(host_binding(str(i), "input", one) for i, one in enumerate(arrays))
 
 
 def test_a_snapshot_holds_address_and_shape_of_every_binding() -> None:

@@ -4,7 +4,7 @@ from msgspec import structs
 from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
 from runtime.tensors.dims import PROFILE_CONTEXT, PROFILE_GENERATION, InferenceDims
-from runtime.tensors.profiles import build_profiles
+from runtime.tensors.profiles import build_profiles, decode_batches, decode_profile
 
 CONFIG = simulated_config(max_batch=4, capacity=1000, prefill_chunk=128)
 
@@ -40,3 +40,25 @@ def test_a_step_outside_is_refused_by_member(dims: InferenceDims, member: str) -
     with pytest.raises(HearthError) as caught:
         context.check(dims)
     assert (caught.value.code, caught.value.field) == ("invalid_value", member)
+
+
+def test_static_batches_have_a_profile_each() -> None:
+    config = structs.replace(CONFIG, device="cuda", static_decode_batches=(1, 2, 4))
+    context, *generation = build_profiles(config)
+    assert context.minimum.kv_len == 1000
+    assert [set(profile) for profile in generation] == [
+        {InferenceDims.decode(rows, 1000)} for rows in (1, 2, 4)
+    ]
+    assert [decode_profile(config, rows) for rows in (1, 2, 4)] == [1, 2, 3]
+    assert decode_profile(CONFIG, 3) == PROFILE_GENERATION
+
+
+@pytest.mark.parametrize(
+    ("limit", "sizes"),
+    [(1, (1,)), (2, (1, 2)), (4, (1, 2, 4)), (6, (1, 2, 4, 6)), (8, (1, 2, 4, 8))],
+)
+def test_a_gpu_decodes_in_few_batch_sizes(limit: int, sizes: tuple[int, ...]) -> None:
+    config = structs.replace(CONFIG, device="cuda", max_supported_batch_size=limit)
+    assert decode_batches(config) == sizes
+    assert decode_batches(structs.replace(config, static_decode_batches=(1, 8))) == (1, 8)
+    assert decode_batches(structs.replace(config, device="cpu")) == tuple(range(1, limit + 1))

@@ -36,3 +36,13 @@ def test_a_view_beyond_the_buffer_is_refused() -> None:
 def test_a_buffer_with_gaps_is_refused() -> None:
     with pytest.raises(HearthError, match="not contiguous"):
         Tensor("x", np.zeros((4, 4))[:, ::2])
+
+
+def test_device_memory_has_an_address_and_no_array() -> None:
+    tensor = Tensor.on_device("logits", 4096, (2, 3), np.dtype(np.float16), owner="arena")
+    assert (tensor.address, tensor.nbytes, tensor.owner) == (4096, 12, "arena")
+    tensor.check((3, 2))
+    with pytest.raises(HearthError, match=r"logits for shape \(7,\)"):
+        tensor.check((7,))
+    with pytest.raises(HearthError, match="device memory"):
+        tensor.view((2, 3))

@@ -7,10 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from runtime.device.cpu import (
+from runtime.device.arrays import (
     RowMove,
-    allocate,
-    dense_view,
     fill_positions,
     finite_rows,
     look_up_embeddings,
@@ -22,15 +20,9 @@ from runtime.device.cpu import (
 HEADS, HEAD_DIM = 2, 3
 
 
-def test_allocate_gives_zeroes() -> None:
-    assert allocate(5, np.dtype(np.float16)).tolist() == [0.0] * 5
-
-
-def test_dense_view_shares_memory_with_the_first_elements() -> None:
-    storage = np.arange(10.0)
-    view = dense_view(storage, (2, 3))
-    view[1, 2] = 50
-    assert storage.tolist() == [0, 1, 2, 3, 4, 50, 6, 7, 8, 9]
+def _view(storage: NDArray[Any], rows: int, slots: int) -> NDArray[Any]:
+    """The first rows of flat storage as a dense array of so many slots; shares memory."""
+    return storage[: rows * HEADS * slots * HEAD_DIM].reshape(rows, HEADS, slots, HEAD_DIM)
 
 
 @pytest.mark.parametrize("stored", [np.float32, np.float16, ml_dtypes.bfloat16])
@@ -39,6 +31,14 @@ def test_embeddings_are_looked_up_in_the_type_of_the_step(stored: type) -> None:
     out = np.full((2, 2, 3), -1, np.float32)
     look_up_embeddings(table, np.array([[3, 0], [1, 1]]), out)
     assert out.tolist() == [[[9, 10, 11], [0, 1, 2]], [[3, 4, 5], [3, 4, 5]]]
+
+
+@pytest.mark.parametrize("stored", [np.float32, np.float16])
+def test_a_token_of_a_failed_row_counts_as_the_first(stored: type) -> None:
+    table: NDArray[Any] = np.arange(6, dtype=stored).reshape(2, 3)
+    out = np.full((1, 2, 3), -1, np.float32)
+    look_up_embeddings(table, np.array([[-1, 1]], np.int32), out)
+    assert out.tolist() == [[[0, 1, 2], [3, 4, 5]]]
 
 
 @pytest.mark.parametrize("index", [np.int64, np.int32])
@@ -71,20 +71,20 @@ def _layouts(draw: st.DrawFn) -> tuple[list[int], list[bool], int, int]:
 def test_moved_rows_keep_their_used_slots(layout: tuple[list[int], list[bool], int, int]) -> None:
     used, kept, before, after = layout
     storage = np.zeros(5 * HEADS * 9 * HEAD_DIM)
-    old = dense_view(storage, (len(used), HEADS, before, HEAD_DIM))
+    old = _view(storage, len(used), before)
     old[:] = np.random.default_rng(0).normal(size=old.shape)
     want = [old[row, :, : used[row]].copy() for row in range(len(used)) if kept[row]]
     sources = [row for row in range(len(used)) if kept[row]]
     moves = [RowMove(row, target, used[row]) for target, row in enumerate(sources)]
     move_rows(storage, moves, HEADS, HEAD_DIM, (before, after))
-    new = dense_view(storage, (max(1, len(want)), HEADS, after, HEAD_DIM))
+    new = _view(storage, max(1, len(want)), after)
     for row, rows in enumerate(want):
         assert np.array_equal(new[row, :, : rows.shape[1]], rows)
 
 
 def test_a_move_copies_used_slots_only() -> None:
     storage = np.zeros(2 * HEADS * 4 * HEAD_DIM)
-    view = dense_view(storage, (2, HEADS, 4, HEAD_DIM))
+    view = _view(storage, 2, 4)
     view[0], view[1] = 1, 2
     move_rows(storage, [RowMove(1, 0, 3)], HEADS, HEAD_DIM, (4, 4))
     assert (view[0, :, :3] == 2).all()

@@ -5,7 +5,6 @@ K/V storage is one flat array per layer and kind, seen through a dense view
 """
 
 from collections.abc import Sequence
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,23 +21,16 @@ class RowMove(NamedTuple):
     used: int
 
 
-def allocate(elements: int, dtype: np.dtype[Any]) -> Array:
-    """A zeroed array of `elements`; pages are committed by the system when first written."""
-    return np.zeros(elements, dtype)
+def look_up_embeddings(table: Array, token_ids: Array, out: Array) -> None:
+    """Write `table[token_ids]` ([B, S] rows of [V, H]) into `out` [B, S, H], in its type.
 
-
-def dense_view(storage: Array, shape: tuple[int, ...]) -> Array:
-    """The first elements of flat `storage` as a dense array of `shape`; shares memory."""
-    return storage[: prod(shape)].reshape(shape)
-
-
-def look_up_embeddings(table: Array, token_ids: NDArray[np.int64], out: Array) -> None:
-    """Write `table[token_ids]` ([B, S] rows of [V, H]) into `out` [B, S, H], in its type."""
+    Ids below 0 count as 0.
+    """
     if table.dtype == out.dtype:
         # Mode "clip" writes straight into `out`; ids were checked against the vocabulary.
         np.take(table, token_ids, axis=0, out=out, mode="clip")
     else:
-        out[...] = table[token_ids]
+        out[...] = table[np.maximum(token_ids, 0)]
 
 
 def fill_positions(positions: Array, start: Array, lengths: Array) -> None:

@@ -1,0 +1,50 @@
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.device.cpu.ops import CpuStepOps
+from runtime.device.cpu.sampler import CpuBatchSampler
+from runtime.device.cpu.storage import CpuCacheStorage
+from runtime.device.device import DeviceKind, SamplerBuffers, StepOps
+from runtime.device.stream import HostStream, Stream
+from runtime.errors import HearthError
+from runtime.tensors.tensor import Tensor
+
+
+class CpuDevice:
+    """Host memory and NumPy; a step has ended when the call that started it returns."""
+
+    kind: DeviceKind = "cpu"
+    steps_ahead = 0
+
+    def __init__(self) -> None:
+        self.stream: Stream = HostStream()
+        self.ops: StepOps = CpuStepOps()
+
+    def zeros(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tensor:
+        """Zeroed memory, committed when it is first written; raises `out_of_memory`."""
+        try:
+            return Tensor.zeros(name, shape, dtype)
+        except MemoryError as error:
+            raise HearthError(
+                "out_of_memory", f"no memory for {name} of shape {shape}", name
+            ) from error
+
+    def constant(self, name: str, array: NDArray[Any]) -> Tensor:
+        """The array itself."""
+        return Tensor(name, array)
+
+    def cache_storage(
+        self, buffers: Sequence[Tensor], heads: int, head_dim: int
+    ) -> CpuCacheStorage:
+        """The moves and writes of these K/V buffers."""
+        return CpuCacheStorage(buffers, heads, head_dim)
+
+    def batch_sampler(self, buffers: SamplerBuffers) -> CpuBatchSampler:
+        """A sampler over these buffers."""
+        return CpuBatchSampler(buffers)
+
+    def close(self) -> None:
+        """Nothing to free: arrays go with their last user."""

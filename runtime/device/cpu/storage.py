@@ -1,0 +1,47 @@
+from collections.abc import Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from runtime.device.arrays import RowMove, move_rows, slot_index, write_rows
+from runtime.tensors.tensor import Tensor
+
+
+class CpuCacheStorage:
+    """The K/V buffers of all layers in host memory."""
+
+    def __init__(self, buffers: Sequence[Tensor], heads: int, head_dim: int) -> None:
+        self._buffers = tuple(buffers)
+        self._heads = heads
+        self._head_dim = head_dim
+
+    def write(self, fresh: Sequence[Tensor], start: Tensor, shape: tuple[int, int, int]) -> None:
+        """Put new rows [B, heads, S, D] from slot `start` on; `shape` is (B, S, slots)."""
+        rows, width, slots = shape
+        index = slot_index(start.array[:rows], self._heads, width)
+        new = (rows, self._heads, width, self._head_dim)
+        for cache, tensor in zip(self._buffers, fresh, strict=True):
+            write_rows(self._view(cache, rows, slots), tensor.view(new), index)
+
+    def move(self, moves: Sequence[RowMove], slots: tuple[int, int]) -> None:
+        """Re-lay the rows of every buffer."""
+        for tensor in self._buffers:
+            move_rows(tensor.array.reshape(-1), moves, self._heads, self._head_dim, slots)
+
+    def zero_row(self, row: int, slots: int) -> None:
+        """Zero a row of every buffer."""
+        for tensor in self._buffers:
+            self._view(tensor, row + 1, slots)[row] = 0
+
+    def read_row(self, row: int, length: int, slots: int) -> list[NDArray[Any]]:
+        """Copies of a row's first slots, [heads, length, D] a buffer."""
+        views = (self._view(tensor, row + 1, slots) for tensor in self._buffers)
+        return [view[row, :, :length].copy() for view in views]
+
+    def write_row(self, row: int, arrays: Sequence[NDArray[Any]], slots: int) -> None:
+        """Write copies back into a row."""
+        for tensor, array in zip(self._buffers, arrays, strict=True):
+            self._view(tensor, row + 1, slots)[row, :, : array.shape[1]] = array
+
+    def _view(self, tensor: Tensor, rows: int, slots: int) -> NDArray[Any]:
+        return tensor.view((rows, self._heads, slots, self._head_dim))

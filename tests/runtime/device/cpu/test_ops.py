@@ -1,0 +1,50 @@
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.device.cpu.ops import CpuStepOps
+from runtime.device.device import StepBuffers
+from runtime.tensors.tensor import Tensor
+
+OPS = CpuStepOps()
+
+
+def _buffers(index: type[Any]) -> StepBuffers:
+    table = np.arange(20, dtype=np.float32).reshape(10, 2)
+    number = np.dtype(index)
+    return StepBuffers(
+        table=Tensor("embedding", table),
+        next_tokens=Tensor.zeros("next_tokens", (3,), np.dtype(np.int32)),
+        embeds=Tensor.zeros("inputs_embeds", (3, 4, 2), np.dtype(np.float32)),
+        positions=Tensor.zeros("attention_pos_id", (3, 4), number),
+        select=Tensor("last_token_ids", np.full((3, 1), 9, number)),
+        start=Tensor("kvcache_start_index", np.array([6, 6, 0], number)),
+    )
+
+
+@pytest.mark.parametrize("index", [np.int64, np.int32])
+def test_a_prefill_is_fed_with_padding_at_position_zero(index: type[Any]) -> None:
+    buffers = _buffers(index)
+    OPS.feed_prefill(buffers, np.array([[1, 2, 3], [4, 0, 0]]), [3, 1])
+    assert buffers.positions.view((2, 3)).tolist() == [[6, 7, 8], [6, 0, 0]]
+    assert buffers.select.view((2, 1)).tolist() == [[2], [0]]
+    assert buffers.embeds.view((2, 3, 2))[:, :, 0].tolist() == [[2, 4, 6], [8, 0, 0]]
+
+
+@pytest.mark.parametrize("index", [np.int64, np.int32])
+def test_a_decode_is_fed_with_the_newest_tokens(index: type[Any]) -> None:
+    buffers = _buffers(index)
+    buffers.next_tokens.array[:] = [7, -1, 5]
+    OPS.feed_decode(buffers, 3)
+    assert buffers.positions.view((3, 1)).tolist() == [[6], [6], [0]]
+    assert buffers.select.array.tolist() == [[0], [0], [0]]
+    assert buffers.embeds.view((3, 1, 2))[:, 0, 0].tolist() == [14, 0, 10]
+
+
+def test_lengths_are_set_and_advanced() -> None:
+    start = Tensor("kvcache_start_index", np.array([6, 6, 9]))
+    OPS.set_lengths(start, [3, 4])
+    assert start.array.tolist() == [3, 4, 0]
+    OPS.advance(start, 2)
+    assert start.array.tolist() == [4, 5, 0]

@@ -1,0 +1,58 @@
+import numpy as np
+import pytest
+
+from runtime.device.arrays import RowMove
+from runtime.device.cpu.storage import CpuCacheStorage
+from runtime.tensors.tensor import Tensor
+
+FLOAT = np.dtype(np.float32)
+ROWS, HEADS, SLOTS, DIM = 3, 2, 6, 4
+
+
+def _storage() -> tuple[CpuCacheStorage, list[Tensor]]:
+    """Two buffers; every element of row r of buffer b is 10 b + r + 1."""
+    buffers = []
+    for number in range(2):
+        array = np.zeros((ROWS, HEADS, SLOTS, DIM), FLOAT)
+        array += np.arange(1, ROWS + 1, dtype=FLOAT)[:, None, None, None] + 10 * number
+        buffers.append(Tensor(f"cache_{number}", array))
+    return CpuCacheStorage(buffers, HEADS, DIM), buffers
+
+
+@pytest.mark.parametrize("start", [[2, 2], [0, 4]])
+def test_new_rows_go_behind_each_rows_start(start: list[int]) -> None:
+    storage, buffers = _storage()
+    fresh = [Tensor("new", np.full((2, HEADS, 2, DIM), -number - 1, FLOAT)) for number in range(2)]
+    storage.write(fresh, Tensor("start", np.array([*start, 0])), (2, 2, SLOTS))
+    for number, tensor in enumerate(buffers):
+        for row in range(ROWS):
+            written = tensor.array[row] == -number - 1
+            slots = range(start[row], start[row] + 2) if row < 2 else range(0)
+            assert written.all(axis=(0, 2)).tolist() == [slot in slots for slot in range(SLOTS)]
+
+
+def test_rows_move_in_every_buffer() -> None:
+    storage, buffers = _storage()
+    storage.move([RowMove(1, 0, 3), RowMove(2, 1, SLOTS)], (SLOTS, SLOTS))
+    for number, tensor in enumerate(buffers):
+        first, second, _ = tensor.array[:, :, :, 0] - 10 * number
+        assert first.tolist() == [[2, 2, 2, 1, 1, 1]] * HEADS
+        assert (second == 3).all()
+
+
+def test_a_row_is_zeroed_alone() -> None:
+    storage, buffers = _storage()
+    storage.zero_row(1, SLOTS)
+    for tensor in buffers:
+        assert [row.any() for row in tensor.array] == [True, False, True]
+
+
+def test_a_row_is_copied_out_and_in() -> None:
+    storage, buffers = _storage()
+    arrays = storage.read_row(2, 4, SLOTS)
+    assert [array.shape for array in arrays] == [(HEADS, 4, DIM)] * 2
+    storage.zero_row(2, SLOTS)
+    storage.write_row(0, arrays, SLOTS)
+    for number, tensor in enumerate(buffers):
+        assert (tensor.array[0, :, :4] == 10 * number + 3).all()
+        assert (tensor.array[0, :, 4:] == 10 * number + 1).all()
