@@ -6,6 +6,29 @@ from typing import Any
 import pytest
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a GPU where there is none, and say why."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    reason = _why_no_gpu() if marked else None
+    for item in marked if reason else ():
+        item.add_marker(pytest.mark.skip(reason=f"no GPU: {reason}"))
+
+
+def _why_no_gpu() -> str | None:
+    try:
+        from cuda.bindings import driver  # noqa: PLC0415 - an extra, asked for only where needed
+    except ImportError:
+        return "cuda-bindings is not installed"
+    try:
+        (error,) = driver.cuInit(0)
+        failed, count = driver.cuDeviceGetCount()
+    except RuntimeError as missing:
+        return str(missing)
+    if error or failed or not count:
+        return f"{error.name}, {count or 0} devices"
+    return None
+
+
 @pytest.fixture(scope="session")
 def anyio_backend() -> tuple[str, dict[str, Any]]:
     """The one event loop that the daemon uses."""

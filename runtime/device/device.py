@@ -125,11 +125,21 @@ class SamplerBuffers(NamedTuple):
 class Device(Protocol):
     """One device; all work goes to one stream, in order."""
 
-    kind: DeviceKind
-    stream: Stream
-    ops: StepOps
-    steps_ahead: int
-    """Steps that the host may queue before it reads the tokens of the first of them."""
+    @property
+    def kind(self) -> DeviceKind:
+        """Which kind of device this is."""
+
+    @property
+    def stream(self) -> Stream:
+        """The stream of all work."""
+
+    @property
+    def ops(self) -> StepOps:
+        """What fills the inputs of a step."""
+
+    @property
+    def steps_ahead(self) -> int:
+        """Steps that the host may queue before it reads the tokens of the first of them."""
 
     def zeros(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tensor:
         """Zeroed memory; raises `out_of_memory` naming the tensor."""

@@ -4,8 +4,9 @@ from typing import Protocol
 class Stream(Protocol):
     """An ordered queue of device work."""
 
-    handle: int
-    """The device library's own handle (`CUstream`) as an integer; 0 on the CPU."""
+    @property
+    def handle(self) -> int:
+        """The device library's own handle (`CUstream`) as an integer; 0 on the CPU."""
 
     def synchronize(self) -> None:
         """Return when everything that was queued has ended; raises what it raised."""

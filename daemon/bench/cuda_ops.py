@@ -1,0 +1,151 @@
+"""Times the ops around an engine on a GPU, prints JSON: `python -m daemon.bench.cuda_ops`."""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from runtime.device.arrays import RowMove
+from runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
+from runtime.device.cuda.events import CudaEvent
+from runtime.device.device import SamplerBuffers, StepBuffers
+from runtime.request import RowRequest, SamplingParams
+
+HALF, FLOAT = np.dtype(np.float16), np.dtype(np.float32)
+INT32, INT64 = np.dtype(np.int32), np.dtype(np.int64)
+# The shape of Qwen3-0.6B.
+LAYERS, HEADS, SLOTS, HEAD_DIM = 28, 8, 1024, 128
+VOCAB, HIDDEN = 151_936, 1024
+CALLS, ROUNDS = 100, 9
+DELAY_BYTES, DELAYS = 1 << 30, 12
+
+Figures = dict[str, float]
+
+
+class Clock:
+    """Microseconds of an op, in Python and on the device: medians over some rounds."""
+
+    def __init__(self, gpu: CudaDevice) -> None:
+        self.gpu = gpu
+        self._first = CudaEvent(gpu.context, timing=True)
+        self._last = CudaEvent(gpu.context, timing=True)
+        self._delay = gpu.zeros("delay", (DELAY_BYTES,), np.dtype(np.uint8))
+
+    def time(self, name: str, op: Callable[[], object], calls: int = CALLS) -> Figures:
+        """The figures `{name}_python_us` and `{name}_gpu_us` of one call."""
+        rounds = [self._round(op, calls) for _ in range(ROUNDS)]
+        python, device = (float(np.median(part)) for part in zip(*rounds, strict=True))
+        return {f"{name}_python_us": round(python, 2), f"{name}_gpu_us": round(device, 2)}
+
+    def _round(self, op: Callable[[], object], calls: int) -> tuple[float, float]:
+        # The device is kept busy until all calls are queued: then it runs them without a gap.
+        for _ in range(DELAYS):
+            self.gpu.stream.zero(self._delay.address, DELAY_BYTES)
+        self._first.record(self.gpu.stream)
+        begin = time.perf_counter()
+        for _ in range(calls):
+            op()
+        python = time.perf_counter() - begin
+        self._last.record(self.gpu.stream)
+        self._last.wait()
+        return python / calls * 1e6, self._last.elapsed_ms(self._first) / calls * 1e3
+
+
+def time_steps(clock: Clock, rows: int) -> Figures:
+    """The ops before and after an engine's decode step."""
+    gpu = clock.gpu
+    buffers = StepBuffers(
+        table=gpu.zeros("table", (VOCAB, HIDDEN), HALF),
+        next_tokens=gpu.zeros("next", (rows,), INT32),
+        embeds=gpu.zeros("embeds", (rows, 64, HIDDEN), HALF),
+        positions=gpu.zeros("positions", (rows, 64), INT64),
+        select=gpu.zeros("select", (rows, 1), INT64),
+        start=gpu.zeros("start", (rows,), INT64),
+    )
+    counter = gpu.zeros("counter", (rows,), INT64)
+    cache_shape, new_shape = (rows, HEADS, SLOTS, HEAD_DIM), (rows, HEADS, 1, HEAD_DIM)
+    caches = [gpu.zeros("cache", cache_shape, HALF) for _ in range(2 * LAYERS)]
+    fresh = tuple(gpu.zeros("new", new_shape, HALF) for _ in caches)
+    storage = gpu.cache_storage(caches, HEADS, HEAD_DIM)
+    chunk = np.zeros((rows, 64), np.int64)
+    return {
+        **clock.time("feed_decode", lambda: gpu.ops.feed_decode(buffers, rows)),
+        **clock.time("feed_prefill", lambda: gpu.ops.feed_prefill(buffers, chunk, [64] * rows), 12),
+        **clock.time("advance", lambda: gpu.ops.advance(counter, rows)),
+        **clock.time("set_lengths", lambda: gpu.ops.set_lengths(counter, [1] * rows), 12),
+        **clock.time("write", lambda: storage.write(fresh, buffers.start, (rows, 1, SLOTS))),
+    }
+
+
+SETTINGS = {
+    "greedy": SamplingParams(),
+    "drawn": SamplingParams(temperature=0.8),
+    "top_p": SamplingParams(temperature=0.8, top_p=0.9),
+    "top_k_top_p": SamplingParams(temperature=0.8, top_k=50, top_p=0.9, min_p=0.02),
+    "penalties": SamplingParams(repetition_penalty=1.1, frequency_penalty=0.1),
+    "logprobs": SamplingParams(logprobs=5),
+}
+
+
+def time_sampling(clock: Clock, rows: int) -> Figures:
+    """One pick for all rows, by kind of setting."""
+    gpu = clock.gpu
+    logits = np.random.default_rng(0).standard_normal((rows, 1, VOCAB)).astype(np.float32) * 3
+    buffers = SamplerBuffers(
+        logits=gpu.constant("logits", logits),
+        start=gpu.zeros("start", (rows,), INT64),
+        next_tokens=gpu.zeros("next", (rows,), INT32),
+    )
+    sampler = gpu.batch_sampler(buffers)
+    figures: Figures = {}
+    for name, params in SETTINGS.items():
+        row = RowRequest(token_ids=[1, 2, 3], prompt_length=2, max_tokens=9, sampling=params)
+        sampler.begin([row] * rows)
+        figures |= clock.time(f"sample_{name}", lambda: sampler.sample(rows))
+    return figures
+
+
+def time_compaction(clock: Clock, rows: int) -> Figures:
+    """The first row leaves; bandwidths count what is read and written, in bytes a second."""
+    gpu = clock.gpu
+    shape = (rows, HEADS, SLOTS, HEAD_DIM)
+    caches = [gpu.zeros("cache", shape, HALF) for _ in range(2 * LAYERS)]
+    storage = gpu.cache_storage(caches, HEADS, HEAD_DIM)
+    moves = [RowMove(row, row - 1, SLOTS) for row in range(1, rows)]
+    moved = 2 * sum(cache.nbytes // rows * (rows - 1) for cache in caches)
+    figures = clock.time("compaction", lambda: storage.move(moves, (SLOTS, SLOTS)), 3)
+    size = moved // 2
+    source, target = (gpu.zeros("copy", (size,), np.dtype(np.uint8)) for _ in range(2))
+    driver, stream = gpu.context.driver, gpu.stream.native
+    figures |= clock.time(
+        "copy",
+        lambda: driver.call("cuMemcpyDtoDAsync", target.address, source.address, size, stream),
+        3,
+    )
+    share = figures["copy_gpu_us"] / figures["compaction_gpu_us"]
+    bandwidth = {
+        "compaction_bytes_s": moved / figures["compaction_gpu_us"] * 1e6,
+        "copy_bytes_s": moved / figures["copy_gpu_us"] * 1e6,
+        "compaction_share": round(share, 3),
+    }
+    return figures | bandwidth
+
+
+def main() -> None:
+    """Measure batches of 1 and 8, compactions of 8 and 32 rows, and print all figures."""
+    gpu = open_cuda_device()
+    clock = Clock(gpu)
+    figures: dict[str, Figures] = {}
+    for rows in (1, 8):
+        figures[f"b{rows}"] = time_steps(clock, rows) | time_sampling(clock, rows)
+    for rows in (8, 32):
+        figures[f"compaction/b{rows}"] = time_compaction(clock, rows)
+    report = {"device": gpu.properties.name, "figures": figures}
+    sys.stdout.write(json.dumps(report, indent=1) + "\n")
+    gpu.close()
+
+
+if __name__ == "__main__":
+    main()

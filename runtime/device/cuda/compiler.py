@@ -1,0 +1,127 @@
+import hashlib
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib import resources
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from runtime.errors import HearthError
+
+_KERNELS = "runtime.device.cuda.kernels"
+_DIGEST_BYTES = 32
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept: below HEARTH_CACHE, XDG_CACHE_HOME or ~/.cache."""
+    own = os.environ.get("HEARTH_CACHE")
+    if own:
+        return Path(own) / "kernels"
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "hearth" / "kernels"
+
+
+def kernel_source(name: str) -> str:
+    """The CUDA C++ source `name` of this package."""
+    return resources.files(_KERNELS).joinpath(f"{name}.cu").read_text("utf-8")
+
+
+def load_compiler_api() -> Any:
+    """The module `cuda.bindings.nvrtc`; raises `engine_incompatible` where it is missing."""
+    try:
+        from cuda.bindings import nvrtc  # noqa: PLC0415 (a CPU has no need of it)
+
+        nvrtc.nvrtcVersion()
+    except (ImportError, RuntimeError) as error:
+        raise HearthError(
+            "engine_incompatible",
+            f"CUDA kernels cannot be compiled ({error}): pip install nvidia-cuda-nvrtc",
+            "device",
+        ) from error
+    return nvrtc
+
+
+class KernelCompiler:
+    """NVRTC for one architecture such as `sm_90`, with a cache of cubins on disk.
+
+    An entry is named by the digest of everything that it depends on and begins with the digest
+    of its own bytes; one that does not agree is compiled again.
+    """
+
+    def __init__(self, api: Any, architecture: str, folder: Path) -> None:
+        self._api = api
+        self._architecture = architecture
+        self._folder = folder
+        self.compiled = 0
+        """How many kernels were not found in the cache."""
+
+    def architectures(self) -> frozenset[str]:
+        """The architectures that this NVRTC knows."""
+        known = self._check("nvrtcGetSupportedArchs", None, *self._api.nvrtcGetSupportedArchs())
+        return frozenset(f"sm_{number}" for number in known)
+
+    def compile(self, name: str, source: str, options: Sequence[str]) -> bytes:
+        """The cubin of `source`; raises `internal` with the compiler's log when it is wrong."""
+        options = ("--std=c++17", "-default-device", f"-arch={self._architecture}", *options)
+        path = self._folder / f"{name}-{self._key(source, options)}.cubin"
+        cubin = _read_entry(path)
+        if cubin is None:
+            cubin = self._compile(name, source, options)
+            self.compiled += 1
+            _write_entry(path, cubin)
+        return cubin
+
+    def _key(self, source: str, options: Sequence[str]) -> str:
+        major, minor = self._check("nvrtcVersion", None, *self._api.nvrtcVersion())
+        parts = (f"{major}.{minor}", *options, source)
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:_DIGEST_BYTES]
+
+    def _compile(self, name: str, source: str, options: Sequence[str]) -> bytes:
+        api = self._api
+        created = api.nvrtcCreateProgram(source.encode(), f"{name}.cu".encode(), 0, [], [])
+        program = self._check("nvrtcCreateProgram", None, *created)
+        try:
+            arguments = [option.encode() for option in options]
+            outcome = api.nvrtcCompileProgram(program, len(arguments), arguments)
+            self._check("nvrtcCompileProgram", program, *outcome)
+            size = self._check("nvrtcGetCUBINSize", None, *api.nvrtcGetCUBINSize(program))
+            cubin = bytearray(size)
+            self._check("nvrtcGetCUBIN", None, *api.nvrtcGetCUBIN(program, cubin))
+            return bytes(cubin)
+        finally:
+            api.nvrtcDestroyProgram(program)
+
+    def _check(self, call: str, program: Any, status: Any, *values: Any) -> Any:
+        if not status:
+            return values[0] if len(values) == 1 else values
+        _, text = self._api.nvrtcGetErrorString(status)
+        log = "" if program is None else f"\n{self._log(program)}"
+        raise HearthError("internal", f"{call} failed: {text.decode()}{log}")
+
+    def _log(self, program: Any) -> str:
+        _, size = self._api.nvrtcGetProgramLogSize(program)
+        log = bytearray(size)
+        self._api.nvrtcGetProgramLog(program, log)
+        return log.rstrip(b"\0\n").decode(errors="replace")
+
+
+def _read_entry(path: Path) -> bytes | None:
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    digest, cubin = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
+    return cubin if hashlib.sha256(cubin).digest() == digest else None
+
+
+def _write_entry(path: Path, cubin: bytes) -> None:
+    """Put an entry in its place whole; a folder that cannot be written costs only time."""
+    part = path.with_name(f"{path.name}.{uuid4().hex}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(hashlib.sha256(cubin).digest() + cubin)
+        part.replace(path)
+    except OSError:
+        with suppress(OSError):
+            part.unlink()

@@ -1,0 +1,78 @@
+from typing import NamedTuple
+
+from runtime.device.cuda.driver import CudaDriver, load_driver_api
+from runtime.errors import HearthError
+
+_NAME_BYTES = 256
+
+
+class DeviceProperties(NamedTuple):
+    """What a GPU is; `memory` in bytes, `compute_capability` as (major, minor)."""
+
+    ordinal: int
+    name: str
+    compute_capability: tuple[int, int]
+    memory: int
+    multiprocessors: int
+    copy_engines: int
+
+    @property
+    def architecture(self) -> str:
+        """The compiler's name, such as `sm_90`."""
+        major, minor = self.compute_capability
+        return f"sm_{major}{minor}"
+
+
+class CudaContext:
+    """The primary context of a device, which other CUDA libraries in the process share."""
+
+    def __init__(self, driver: CudaDriver, ordinal: int = 0) -> None:
+        self.driver = driver
+        driver.call("cuInit", 0)
+        devices = driver.call("cuDeviceGetCount")
+        if not 0 <= ordinal < devices:
+            raise HearthError(
+                "engine_incompatible", f"there is no GPU {ordinal}, only {devices}", "device"
+            )
+        self._device = driver.call("cuDeviceGet", ordinal)
+        self._context = driver.call("cuDevicePrimaryCtxRetain", self._device)
+        self.make_current()
+        self.properties = self._properties(ordinal)
+
+    def make_current(self) -> None:
+        """Make this context the calling thread's; each thread that uses the device needs it."""
+        self.driver.call("cuCtxSetCurrent", self._context)
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes free and in all, by the driver's count."""
+        free, total = self.driver.call("cuMemGetInfo")
+        return int(free), int(total)
+
+    def close(self) -> None:
+        """Give the context back; calling it twice is harmless."""
+        if self._context is not None:
+            self._context = None
+            self.driver.call("cuDevicePrimaryCtxRelease", self._device)
+
+    def _properties(self, ordinal: int) -> DeviceProperties:
+        names = self.driver.api.CUdevice_attribute
+
+        def attribute(name: str) -> int:
+            key = getattr(names, f"CU_DEVICE_ATTRIBUTE_{name}")
+            return int(self.driver.call("cuDeviceGetAttribute", key, self._device))
+
+        name = self.driver.call("cuDeviceGetName", _NAME_BYTES, self._device)
+        capability = (attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR"))
+        return DeviceProperties(
+            ordinal,
+            name.split(b"\0")[0].decode(),
+            capability,
+            int(self.driver.call("cuDeviceTotalMem", self._device)),
+            attribute("MULTIPROCESSOR_COUNT"),
+            attribute("ASYNC_ENGINE_COUNT"),
+        )
+
+
+def open_context(ordinal: int = 0) -> CudaContext:
+    """The primary context of a GPU; raises `engine_incompatible` where there is none."""
+    return CudaContext(CudaDriver(load_driver_api()), ordinal)

@@ -1,0 +1,112 @@
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.device.cuda.compiler import KernelCompiler, cache_folder, load_compiler_api
+from runtime.device.cuda.context import CudaContext, DeviceProperties, open_context
+from runtime.device.cuda.graph import GraphCapture
+from runtime.device.cuda.launch import KernelLibrary
+from runtime.device.cuda.memory import CudaMemory
+from runtime.device.cuda.ops import CudaStepOps
+from runtime.device.cuda.sampler import CudaBatchSampler
+from runtime.device.cuda.storage import CudaCacheStorage
+from runtime.device.cuda.stream import CudaStream
+from runtime.device.cuda.upload import UploadRing
+from runtime.device.device import DeviceKind, SamplerBuffers
+from runtime.errors import HearthError
+from runtime.tensors.tensor import Tensor
+
+
+class CudaDevice:
+    """One GPU: its memory, one stream, and the ops as kernels.
+
+    The thread that made it may use it; another calls `context.make_current` first. Kernels are
+    compiled when first asked for, and kept on disk in the compiler's folder.
+    """
+
+    kind: DeviceKind = "cuda"
+    steps_ahead = 1
+
+    def __init__(self, context: CudaContext, compiler: KernelCompiler, reserve: int = 0) -> None:
+        self.context = context
+        self.memory = CudaMemory(context, reserve)
+        self.stream = CudaStream(context)
+        self.ring = UploadRing(context, self.memory, self.stream)
+        self.library = KernelLibrary(context, self.stream, compiler)
+        self.ops = CudaStepOps(self.library, self.memory, self.ring)
+        self._samplers: list[CudaBatchSampler] = []
+
+    @property
+    def properties(self) -> DeviceProperties:
+        """What the GPU is."""
+        return self.context.properties
+
+    def zeros(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tensor:
+        """Zeroed device memory; raises `out_of_memory` naming the tensor and its bytes."""
+        return self.memory.zeros(name, shape, dtype)
+
+    def constant(self, name: str, array: NDArray[Any]) -> Tensor:
+        """A copy of `array` in device memory, which is complete when this returns."""
+        tensor = self.memory.zeros(name, array.shape, array.dtype)
+        self.ring.upload(tensor.address, array)
+        self.stream.synchronize()
+        return tensor
+
+    def pinned(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tensor:
+        """Zeroed pinned host memory, at the same address for the host and for the device."""
+        return self.memory.pinned_zeros(name, shape, dtype)
+
+    def read(self, tensor: Tensor) -> NDArray[Any]:
+        """A copy of a device tensor on the host, after all that was queued; for tests and dumps."""
+        array: NDArray[Any] = np.empty(tensor.shape, tensor.dtype)
+        self.stream.copy_out(array.ctypes.data, tensor.address, tensor.nbytes)
+        self.stream.synchronize()
+        return array
+
+    def capture(self) -> GraphCapture:
+        """A context manager that captures what is queued on the stream meanwhile."""
+        return GraphCapture(self.context, self.stream)
+
+    def cache_storage(
+        self, buffers: Sequence[Tensor], heads: int, head_dim: int
+    ) -> CudaCacheStorage:
+        """The moves and writes of these K/V buffers."""
+        return CudaCacheStorage(
+            self.library, self.memory, self.ring, buffers, heads=heads, head_dim=head_dim
+        )
+
+    def batch_sampler(self, buffers: SamplerBuffers) -> CudaBatchSampler:
+        """A sampler over these buffers."""
+        sampler = CudaBatchSampler(self.library, self.memory, self.ring, buffers)
+        self._samplers.append(sampler)
+        return sampler
+
+    def close(self) -> None:
+        """Wait for the device and free everything; after `device_lost` nothing is left to free."""
+        try:
+            self.stream.synchronize()
+            for sampler in self._samplers:
+                sampler.close()
+            self.ring.close()
+            self.library.close()
+            self.memory.close()
+            self.stream.close()
+            self.context.close()
+        except HearthError as error:
+            if error.code != "device_lost":
+                raise
+
+
+def open_cuda_device(ordinal: int = 0, reserve: int = 0, kernels: Path | None = None) -> CudaDevice:
+    """GPU `ordinal` with `reserve` bytes of memory taken at once; compiled code in `kernels`.
+
+    Raises `engine_incompatible` where driver, GPU or compiler are missing, `out_of_memory`.
+    """
+    context = open_context(ordinal)
+    compiler = KernelCompiler(
+        load_compiler_api(), context.properties.architecture, kernels or cache_folder()
+    )
+    return CudaDevice(context, compiler, reserve)

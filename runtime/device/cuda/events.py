@@ -1,0 +1,50 @@
+from typing import TYPE_CHECKING
+
+from runtime.device.cuda.context import CudaContext
+
+if TYPE_CHECKING:
+    from runtime.device.cuda.stream import CudaStream
+
+_NOT_READY = 600
+
+
+class CudaEvent:
+    """A point in a stream; `timing` events can be subtracted."""
+
+    def __init__(self, context: CudaContext, *, timing: bool = False) -> None:
+        self._driver = context.driver
+        flags = self._driver.api.CUevent_flags
+        kind = flags.CU_EVENT_DEFAULT if timing else flags.CU_EVENT_DISABLE_TIMING
+        self.native = self._driver.call("cuEventCreate", int(kind))
+        self._record = self._driver.function("cuEventRecord")
+        self._query = self._driver.function("cuEventQuery")
+        self._wait = self._driver.function("cuEventSynchronize")
+
+    def record(self, stream: "CudaStream") -> None:
+        """Mark what was queued on `stream` so far."""
+        (status,) = self._record(self.native, stream.native)
+        if status:
+            raise self._driver.failure("cuEventRecord", status)
+
+    def query(self) -> bool:
+        """Whether everything before the mark has ended; raises what the work raised."""
+        (status,) = self._query(self.native)
+        if status and int(status) != _NOT_READY:
+            raise self._driver.failure("cuEventQuery", status)
+        return not status
+
+    def wait(self) -> None:
+        """Return when everything before the mark has ended; raises what the work raised."""
+        (status,) = self._wait(self.native)
+        if status:
+            raise self._driver.failure("cuEventSynchronize", status)
+
+    def elapsed_ms(self, since: "CudaEvent") -> float:
+        """Milliseconds between two timing events that have both been reached."""
+        return float(self._driver.call("cuEventElapsedTime", since.native, self.native))
+
+    def close(self) -> None:
+        """Give the event back; calling it twice is harmless."""
+        if self.native is not None:
+            event, self.native = self.native, None
+            self._driver.call("cuEventDestroy", event)

@@ -1,0 +1,86 @@
+from types import TracebackType
+from typing import Any
+
+from runtime.device.cuda.context import CudaContext
+from runtime.device.cuda.driver import CudaDriver
+from runtime.device.cuda.stream import CudaStream
+from runtime.device.stream import Stream
+from runtime.errors import HearthError
+
+
+class CudaGraph:
+    """Captured work that is launched as one; it belongs to `close` alone."""
+
+    def __init__(self, driver: CudaDriver, graph: Any) -> None:
+        self._driver = driver
+        self._graph = graph
+        self._run = driver.function("cuGraphLaunch")
+        self._native = driver.call("cuGraphInstantiate", graph, 0)
+
+    def launch(self, stream: Stream, /) -> None:
+        """Queue the work on `stream`; raises what CUDA says."""
+        native = stream.native if isinstance(stream, CudaStream) else stream.handle
+        (status,) = self._run(self._native, native)
+        if status:
+            raise self._driver.failure("cuGraphLaunch", status)
+
+    @property
+    def nodes(self) -> int:
+        """How many kernels, copies and other nodes were captured."""
+        _, count = self._driver.call("cuGraphGetNodes", self._graph, 0)
+        return int(count)
+
+    def each_node(self) -> list[Any]:
+        """The nodes, as the driver API knows them."""
+        nodes, _ = self._driver.call("cuGraphGetNodes", self._graph, self.nodes)
+        return list(nodes)
+
+    def close(self) -> None:
+        """Free the graph; calling it twice is harmless."""
+        if self._native is not None:
+            native, self._native = self._native, None
+            self._driver.call("cuGraphExecDestroy", native)
+            self._driver.call("cuGraphDestroy", self._graph)
+
+
+class GraphCapture:
+    """Captures what the block queues on `stream`; `graph` is there when the block has ended.
+
+    Work of other threads is not concerned. Where something cannot be captured the block ends in
+    `executor_failed`, and the stream can be used as before.
+    """
+
+    def __init__(self, context: CudaContext, stream: CudaStream) -> None:
+        self._driver = context.driver
+        self._stream = stream
+        self._graph: CudaGraph | None = None
+
+    def __enter__(self) -> "GraphCapture":  # noqa: PYI034 (typing.Self needs Python 3.11)
+        modes = self._driver.api.CUstreamCaptureMode
+        mode = modes.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        self._driver.call("cuStreamBeginCapture", self._stream.native, mode)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # The stream leaves its capture in any case, also when the capture had become invalid.
+        status, graph = self._driver.function("cuStreamEndCapture")(self._stream.native)
+        if error is None and not status:
+            self._graph = CudaGraph(self._driver, graph)
+            return
+        if graph is not None and int(graph):
+            self._driver.call("cuGraphDestroy", graph)
+        if error is None:
+            failure = self._driver.failure("cuStreamEndCapture", status)
+            raise HearthError(failure.code, f"the step cannot be captured: {failure.message}")
+
+    @property
+    def graph(self) -> CudaGraph:
+        """What was captured; raises `internal` before the block has ended."""
+        if self._graph is None:
+            raise HearthError("internal", "nothing was captured")
+        return self._graph

@@ -1,0 +1,77 @@
+// Rows of K/V buffers, dense [rows, heads, slots, head_dim], all buffers in one launch through a
+// table of their addresses. A slot has `width` units of UNIT, at most 16 bytes each.
+
+#define MOVES 64
+// Moves of which a thread holds the data at the same time.
+#define AHEAD 4
+
+typedef UNIT unit;
+
+struct Rows {
+  const unsigned long long* buffers;
+  int heads;
+  int slots;
+  int width;
+};
+
+__device__ unit* block_of(const Rows& rows, int row, int head) {
+  unit* buffer = (unit*)rows.buffers[blockIdx.z];
+  return buffer + ((long long)row * rows.heads + head) * rows.slots * rows.width;
+}
+
+// `fresh` has the addresses of new rows [rows, heads, steps, head_dim]; grid x covers
+// heads * steps * width, y the rows, z the buffers.
+extern "C" __global__ void write_rows(Rows rows, const unsigned long long* fresh,
+                                      const INDEX* start, int steps) {
+  int offset = blockIdx.x * blockDim.x + threadIdx.x;
+  int row = blockIdx.y;
+  if (offset >= rows.heads * steps * rows.width) return;
+  int step = offset / rows.width % steps;
+  int head = offset / rows.width / steps;
+  long long slot = (long long)start[row] + step;
+  // A slot outside the buffer would overwrite another row.
+  if (slot < 0 || slot >= rows.slots) return;
+  const unit* from = (const unit*)fresh[blockIdx.z];
+  block_of(rows, row, head)[slot * rows.width + offset % rows.width] =
+      from[(long long)row * rows.heads * steps * rows.width + offset];
+}
+
+struct Moves {
+  int count;
+  int source[MOVES];
+  int target[MOVES];
+  int used[MOVES];
+};
+
+// A thread owns one offset within a row and moves it from row to row. Rows keep their order and
+// move down, so a later source is never an earlier target, and loading ahead is safe; a target
+// may be an earlier source, which has been loaded by then.
+extern "C" __global__ void move_rows(Rows rows, Moves moves) {
+  int offset = blockIdx.x * blockDim.x + threadIdx.x;
+  int head = blockIdx.y;
+  int slot = offset / rows.width;
+  if (slot >= rows.slots) return;
+  unit* base = block_of(rows, 0, head) + offset;
+  long long pitch = (long long)rows.heads * rows.slots * rows.width;
+  unit held[AHEAD];
+  for (int first = 0; first < moves.count; first += AHEAD) {
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i) {
+      int m = first + i;
+      if (m < moves.count && slot < moves.used[m]) held[i] = base[moves.source[m] * pitch];
+    }
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i) {
+      int m = first + i;
+      if (m < moves.count && slot < moves.used[m]) base[moves.target[m] * pitch] = held[i];
+    }
+  }
+}
+
+extern "C" __global__ void zero_row(Rows rows, int row) {
+  long long size = (long long)rows.heads * rows.slots * rows.width;
+  long long stride = (long long)gridDim.x * blockDim.x;
+  unit* base = block_of(rows, row, 0);
+  for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < size; i += stride)
+    base[i] = unit();
+}

@@ -1,0 +1,144 @@
+import ctypes
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.device.cuda.element_types import copy_unit, float_type, index_type
+from runtime.device.cuda.launch import KernelLaunch, KernelLibrary
+from runtime.device.cuda.memory import CudaMemory
+from runtime.device.cuda.upload import UploadRing
+from runtime.device.device import StepBuffers
+from runtime.errors import HearthError
+from runtime.tensors.tensor import Tensor
+
+_THREADS = 128
+_IDS = np.dtype(np.int64)
+
+
+class FeedArguments(ctypes.Structure):
+    """`Feed` of kernels/steps.cu."""
+
+    _fields_ = (
+        ("table", ctypes.c_uint64),
+        ("embeds", ctypes.c_uint64),
+        ("positions", ctypes.c_uint64),
+        ("select", ctypes.c_uint64),
+        ("start", ctypes.c_uint64),
+        ("next_tokens", ctypes.c_uint64),
+        ("token_ids", ctypes.c_uint64),
+        ("table_pitch", ctypes.c_int64),
+        ("embeds_pitch", ctypes.c_int64),
+        ("vocab", ctypes.c_int32),
+        ("width", ctypes.c_int32),
+        ("steps", ctypes.c_int32),
+        ("rows", ctypes.c_int32),
+    )
+
+
+class _Feed:
+    """The launches of one set of step buffers."""
+
+    def __init__(self, library: KernelLibrary, memory: CudaMemory, buffers: StepBuffers) -> None:
+        table, embeds = buffers.table, buffers.embeds
+        vocab, hidden = table.shape
+        self.places = prod(embeds.shape) // hidden
+        self.token_ids = memory.zeros("prompt tokens", (self.places + embeds.shape[0],), _IDS)
+        pitch = hidden * table.dtype.itemsize
+        options, width = _options(buffers, hidden)
+        self.arguments = FeedArguments(
+            table.address,
+            embeds.address,
+            buffers.positions.address,
+            buffers.select.address,
+            buffers.start.address,
+            buffers.next_tokens.address,
+            self.token_ids.address,
+            pitch,
+            hidden * embeds.dtype.itemsize,
+            vocab,
+            width,
+        )
+        kernels = [
+            library.prepare("steps", name, options, _THREADS, (self.arguments,))
+            for name in ("feed_prefill", "feed_decode")
+        ]
+        self.prefill, self.decode = kernels
+
+
+class CudaStepOps:
+    """Fills step inputs with one kernel an op; prepared for the step buffers of the last call."""
+
+    def __init__(self, library: KernelLibrary, memory: CudaMemory, ring: UploadRing) -> None:
+        self._library = library
+        self._memory = memory
+        self._ring = ring
+        self._buffers: StepBuffers | None = None
+        self._feeds: dict[StepBuffers, _Feed] = {}
+        self._advances: dict[Tensor, KernelLaunch] = {}
+
+    def feed_prefill(
+        self, buffers: StepBuffers, token_ids: NDArray[np.int64], lengths: Sequence[int]
+    ) -> None:
+        """Embeds [B, S], positions and the last token of each row."""
+        feed = self._feed(buffers)
+        rows, steps = token_ids.shape
+        if rows * steps > feed.places or rows > buffers.start.shape[0]:
+            raise HearthError("internal", f"{rows} rows of {steps} tokens exceed a step's buffers")
+        if not token_ids.size:
+            return
+        packed = np.concatenate((token_ids.reshape(-1), np.asarray(lengths, np.int64)))
+        self._ring.upload(feed.token_ids.address, packed)
+        feed.arguments.rows, feed.arguments.steps = rows, steps
+        feed.prefill.launch(rows * steps)
+
+    def feed_decode(self, buffers: StepBuffers, rows: int) -> None:
+        """Embeds the newest token of each row."""
+        feed = self._feed(buffers)
+        if rows > buffers.start.shape[0]:
+            raise HearthError("internal", f"{rows} rows exceed a step's buffers")
+        if rows:
+            feed.decode.launch(rows)
+
+    def set_lengths(self, start: Tensor, lengths: Sequence[int]) -> None:
+        """Write the lengths, and 0 behind them."""
+        values = np.zeros(start.shape, start.dtype)
+        values[: len(lengths)] = lengths
+        self._ring.upload(start.address, values)
+
+    def advance(self, start: Tensor, rows: int) -> None:
+        """Add 1 to the first rows."""
+        if not rows:
+            return
+        launch = self._advances.get(start)
+        if launch is None:
+            launch = self._prepare_advance(start)
+        launch.arguments[1].value = min(rows, start.shape[0])
+        launch.launch(-(-rows // _THREADS))
+
+    def _prepare_advance(self, start: Tensor) -> KernelLaunch:
+        options = (f"-DINDEX={index_type(start.dtype, start.name)}", "-DUNIT=uint4")
+        arguments = (ctypes.c_uint64(start.address), ctypes.c_int32())
+        launch = self._library.prepare("steps", "advance", options, _THREADS, arguments)
+        self._advances[start] = launch
+        return launch
+
+    def _feed(self, buffers: StepBuffers) -> _Feed:
+        feed = self._feeds.get(buffers)
+        if feed is None:
+            feed = self._feeds[buffers] = _Feed(self._library, self._memory, buffers)
+        return feed
+
+
+def _options(buffers: StepBuffers, hidden: int) -> tuple[tuple[str, ...], int]:
+    """Compiler options for these types, and how many units a row has."""
+    table, embeds = buffers.table, buffers.embeds
+    index = index_type(buffers.start.dtype, buffers.start.name)
+    if {buffers.positions.dtype, buffers.select.dtype} != {buffers.start.dtype}:
+        raise HearthError("internal", "the index tensors of a step differ in type")
+    if table.dtype == embeds.dtype:
+        size, unit = copy_unit(hidden * table.dtype.itemsize)
+        return (f"-DINDEX={index}", f"-DUNIT={unit}"), hidden * table.dtype.itemsize // size
+    types = (float_type(table.dtype, table.name), float_type(embeds.dtype, embeds.name))
+    return (f"-DINDEX={index}", "-DCONVERT", f"-DTABLE={types[0]}", f"-DOUT={types[1]}"), hidden

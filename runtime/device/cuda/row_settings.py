@@ -1,0 +1,51 @@
+import numpy as np
+
+from runtime.request import SamplingParams
+
+# `Row` of kernels/sampling.cu and the flags of its tables.
+ROW = np.dtype(
+    [
+        ("seed", np.uint64),
+        ("top_p", np.float64),
+        ("temperature", np.float32),
+        ("min_p", np.float32),
+        ("repetition", np.float32),
+        ("presence", np.float32),
+        ("frequency", np.float32),
+        ("top_k", np.int32),
+        ("logprobs", np.int32),
+        ("flags", np.uint32),
+    ]
+)
+HISTORY, BIAS, MASK = 1, 2, 4
+_SMALLEST = float(np.finfo(np.float32).tiny)
+
+SettingsRow = tuple[int, float, float, float, float, float, float, int, int, int]
+
+
+def row_settings(params: SamplingParams, vocab_size: int) -> SettingsRow:
+    """A row's settings as a value of `ROW`; filters that keep every token are off."""
+    penalised = (
+        params.repetition_penalty != 1
+        or params.presence_penalty != 0
+        or params.frequency_penalty != 0
+    )
+    # As in `runtime.sampling.draw.tempered`: above 0, but too small for a float32.
+    temperature = max(params.temperature, _SMALLEST) if params.temperature else 0.0
+    return (
+        params.seed,
+        params.top_p,
+        temperature,
+        params.min_p,
+        params.repetition_penalty,
+        params.presence_penalty,
+        params.frequency_penalty,
+        params.top_k if params.top_k < vocab_size else 0,
+        -1 if params.logprobs is None else params.logprobs,
+        (HISTORY if penalised else 0) | (BIAS if params.logit_bias else 0),
+    )
+
+
+def needs_row_kernel(settings: SettingsRow) -> bool:
+    """Whether the row draws, or reports log probabilities: an argmax is not enough."""
+    return settings[2] > 0 or settings[8] >= 0

@@ -1,0 +1,103 @@
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.device.cuda.context import CudaContext
+from runtime.device.cuda.events import CudaEvent
+from runtime.device.cuda.memory import CudaMemory
+from runtime.device.cuda.stream import CudaStream
+from runtime.errors import HearthError
+from runtime.request import TopLogprob
+from runtime.sampling.batch import Sample
+
+TOP = 20
+# `Result` of kernels/sampling.cu.
+RESULT = np.dtype(
+    [
+        ("mass", np.uint64),
+        ("chosen", np.float32),
+        ("highest", np.float32),
+        ("token", np.int32),
+        ("failed", np.int32),
+        ("ids", np.int32, (TOP,)),
+        ("logits", np.float32, (TOP,)),
+    ]
+)
+_UNIT = 2.0**-40
+
+
+class SampleSlot:
+    """Pinned results of one step, which the kernels write themselves, and the step's event."""
+
+    def __init__(self, context: CudaContext, memory: CudaMemory, rows: int, number: int) -> None:
+        results = memory.pinned_zeros(f"samples {number}", (rows,), RESULT)
+        self.address = results.address
+        self.results: NDArray[Any] = results.array
+        self.tokens = self.results["token"]
+        self.failed = self.results["failed"]
+        self.event = CudaEvent(context)
+        self.uses = 0
+
+
+class SampleRing:
+    """Slots in turn: results stay readable until the slot's next turn, `slots` steps later."""
+
+    def __init__(self, context: CudaContext, memory: CudaMemory, rows: int, slots: int = 4) -> None:
+        self._slots = [SampleSlot(context, memory, rows, i) for i in range(slots)]
+        self._turn = 0
+
+    def take(self) -> SampleSlot:
+        """The next slot; results that nobody read from it are lost."""
+        slot = self._slots[self._turn]
+        self._turn = (self._turn + 1) % len(self._slots)
+        slot.uses += 1
+        return slot
+
+    def close(self) -> None:
+        """Give the events back."""
+        for slot in self._slots:
+            slot.event.close()
+
+
+class CudaPendingSamples:
+    """The samples of a step that may still be running; `wanted` is each row's `logprobs`."""
+
+    def __init__(
+        self, slot: SampleSlot, stream: CudaStream, rows: int, waiting: int, wanted: list[int]
+    ) -> None:
+        slot.event.record(stream)
+        self._slot = slot
+        self._use = slot.uses
+        self._rows, self._waiting, self._wanted = rows, waiting, wanted
+        self._samples: list[Sample | None] | None = None
+
+    def result(self) -> list[Sample | None]:
+        """Wait and read, once; raises what the step raised."""
+        if self._samples is None:
+            self._samples = self._read()
+        return self._samples
+
+    def _read(self) -> list[Sample | None]:
+        slot = self._slot
+        if slot.uses != self._use:
+            raise HearthError("internal", "the samples of a step were read too late")
+        slot.event.wait()
+        tokens = slot.tokens[: self._rows].tolist()
+        failed = slot.failed[: self._rows].tolist()
+        samples = [
+            None if bad else Sample(token) for token, bad in zip(tokens, failed, strict=True)
+        ]
+        for row in range(self._waiting, self._rows):
+            if not failed[row] and self._wanted[row] >= 0:
+                samples[row] = _with_logprobs(slot.results[row], self._wanted[row])
+        return samples
+
+
+def _with_logprobs(result: Any, wanted: int) -> Sample:
+    normaliser = float(result["highest"]) + math.log(int(result["mass"]) * _UNIT)
+    ids = result["ids"][:wanted].tolist()
+    logits = result["logits"][:wanted].tolist()
+    top = tuple(TopLogprob(i, x - normaliser) for i, x in zip(ids, logits, strict=True))
+    return Sample(int(result["token"]), float(result["chosen"]) - normaliser, top)

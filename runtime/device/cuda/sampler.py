@@ -1,0 +1,189 @@
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.device.cuda.element_types import index_type
+from runtime.device.cuda.launch import KernelLibrary
+from runtime.device.cuda.memory import CudaMemory
+from runtime.device.cuda.row_settings import (
+    BIAS,
+    HISTORY,
+    MASK,
+    ROW,
+    SettingsRow,
+    needs_row_kernel,
+    row_settings,
+)
+from runtime.device.cuda.row_tables import RowTables
+from runtime.device.cuda.sample_ring import CudaPendingSamples, SampleRing
+from runtime.device.cuda.upload import UploadRing
+from runtime.device.device import SamplerBuffers
+from runtime.errors import HearthError
+from runtime.request import RowRequest
+from runtime.sampling.limits import check_sampling
+
+_SCAN_THREADS, _PICK_THREADS = 256, 1024
+# A block of the scan reads this many logits at least; more blocks than that serve no purpose.
+_SCAN_LOGITS, _SCAN_BLOCKS = 2048, 64
+_MOST_ROWS = 256
+_PARTIAL = np.dtype([("best", np.uint64), ("rest", np.uint32, (4,))])
+_STATE_BYTES = 16
+
+
+class BatchArguments(ctypes.Structure):
+    """`Batch` of kernels/sampling.cu."""
+
+    _fields_ = (
+        ("logits", ctypes.c_uint64),
+        ("start", ctypes.c_uint64),
+        ("next_tokens", ctypes.c_uint64),
+        ("rows", ctypes.c_uint64),
+        ("history", ctypes.c_uint64),
+        ("bias", ctypes.c_uint64),
+        ("mask", ctypes.c_uint64),
+        ("partial", ctypes.c_uint64),
+        ("state", ctypes.c_uint64),
+        ("results", ctypes.c_uint64),
+        ("vocab", ctypes.c_int32),
+        ("pitch", ctypes.c_int32),
+        ("mask_pitch", ctypes.c_int32),
+        ("waiting", ctypes.c_int32),
+    )
+
+
+class KeptRows(ctypes.Structure):
+    """`Kept` of kernels/sampling.cu: the rows that an eviction leaves."""
+
+    _fields_ = (("count", ctypes.c_int32), ("source", ctypes.c_int32 * _MOST_ROWS))
+
+
+class CudaBatchSampler:
+    """Picks tokens on the device: one launch for greedy rows, a second where a row draws.
+
+    Nothing here waits for the device; its results are read by `CudaPendingSamples`.
+    """
+
+    def __init__(
+        self,
+        library: KernelLibrary,
+        memory: CudaMemory,
+        ring: UploadRing,
+        buffers: SamplerBuffers,
+    ) -> None:
+        self._capacity = buffers.start.shape[0]
+        self._vocab_size = buffers.logits.shape[-1]
+        if self._capacity > _MOST_ROWS:
+            raise HearthError("internal", f"the sampler serves at most {_MOST_ROWS} rows")
+        self._stream = library.stream
+        self._ring = ring
+        self._tables = RowTables(library, memory, ring, self._capacity, self._vocab_size)
+        self._slots = SampleRing(library.context, memory, self._capacity)
+        self._device_rows = memory.zeros("sampling settings", (self._capacity,), ROW)
+        self._rows: list[SettingsRow] = []
+        self._wanted: list[int] = []
+        self._draws = False
+        wanted = -(-self._vocab_size // _SCAN_LOGITS)
+        self._blocks = min(_SCAN_BLOCKS, wanted)
+        self._prepare(library, memory, buffers)
+
+    def begin(self, rows: Sequence[RowRequest]) -> None:
+        """Take settings and histories; raises `invalid_value` naming the setting."""
+        if len(rows) > self._capacity:
+            raise HearthError("internal", f"{len(rows)} rows exceed {self._capacity}")
+        for request in rows:
+            check_sampling(request.sampling, self._vocab_size)
+        settings = [row_settings(request.sampling, self._vocab_size) for request in rows]
+        for row, request in enumerate(rows):
+            if settings[row][-1] & HISTORY:
+                self._tables.count(row, request)
+            if settings[row][-1] & BIAS:
+                self._tables.set_bias(row, request.sampling.logit_bias)
+        self._take(settings)
+
+    def allow(self, row: int, mask: NDArray[np.uint32] | None) -> None:
+        """Let `row` pick only tokens whose bit is set, as `runtime.sampling.allowed` packs them.
+
+        None lifts the limit; it holds for the steps that are queued from now on.
+        """
+        *rest, flags = self._rows[row]
+        flags &= ~MASK
+        if mask is not None:
+            self._tables.set_mask(row, mask)
+            flags |= MASK
+        settings = list(self._rows)
+        settings[row] = (*rest, flags)  # type: ignore[assignment] # the flags are its last field
+        self._take(settings)
+
+    def sample(self, rows: int, waiting: int = 0) -> CudaPendingSamples:
+        """Queue the picks of rows `waiting` to `rows`; the rows before are only checked."""
+        if not 0 <= waiting <= rows <= len(self._rows):
+            raise HearthError("internal", f"cannot sample {rows} rows, {waiting} waiting")
+        slot = self._slots.take()
+        batch = self._batch
+        batch.results = slot.address
+        batch.waiting = waiting
+        if rows:
+            self._scan.launch(self._blocks, rows)
+        if self._draws and rows > waiting:
+            self._pick.launch(rows - waiting)
+        return CudaPendingSamples(slot, self._stream, rows, waiting, self._wanted)
+
+    def compact(self, mapping: Sequence[int]) -> None:
+        """Keep the rows that stay, with histories, settings and newest tokens."""
+        kept = [row for row, target in enumerate(mapping) if target >= 0]
+        if [mapping[row] for row in kept] != list(range(len(kept))):
+            raise HearthError("internal", f"an eviction cannot map rows to {list(mapping)}")
+        moves = [(row, target) for target, row in enumerate(kept) if self._rows[row][-1]]
+        self._tables.move(moves)
+        self._kept.count = len(kept)
+        for target, row in enumerate(kept):
+            self._kept.source[target] = row
+        if kept and kept[-1] != len(kept) - 1:
+            self._move_tokens.launch(1)
+        self._take([self._rows[row] for row in kept])
+
+    def close(self) -> None:
+        """Give the events back."""
+        self._slots.close()
+
+    def _prepare(self, library: KernelLibrary, memory: CudaMemory, buffers: SamplerBuffers) -> None:
+        tables = self._tables
+        partial = memory.zeros("sampling partial results", (self._capacity,), _PARTIAL)
+        state = memory.zeros("sampling state", (self._capacity, _STATE_BYTES), np.dtype(np.uint8))
+        empty = np.zeros(self._capacity, _PARTIAL)
+        empty["best"] = ~np.uint64(0)
+        self._ring.upload(partial.address, empty)
+        self._batch = BatchArguments(
+            buffers.logits.address,
+            buffers.start.address,
+            buffers.next_tokens.address,
+            self._device_rows.address,
+            tables.history.address,
+            tables.bias.address,
+            tables.mask.address,
+            partial.address,
+            state.address,
+            0,
+            self._vocab_size,
+            tables.pitch,
+            tables.mask_pitch,
+        )
+        # Without fused multiply-add every score rounds as in NumPy.
+        options = (f"-DINDEX={index_type(buffers.start.dtype, 'start')}", "--fmad=false")
+        arguments = (self._batch,)
+        self._scan = library.prepare("sampling", "find_best", options, _SCAN_THREADS, arguments)
+        self._pick = library.prepare("sampling", "pick_rows", options, _PICK_THREADS, arguments)
+        self._kept = KeptRows()
+        tokens = ctypes.c_uint64(buffers.next_tokens.address)
+        self._move_tokens = library.prepare(
+            "sampling", "move_tokens", options, 1, (tokens, self._kept)
+        )
+
+    def _take(self, settings: list[SettingsRow]) -> None:
+        self._rows = settings
+        self._draws = any(needs_row_kernel(row) for row in settings)
+        self._wanted = [row[8] for row in settings]
+        if settings:
+            self._ring.upload(self._device_rows.address, np.array(settings, ROW))

@@ -1,0 +1,163 @@
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.device.arrays import RowMove
+from runtime.device.cuda.element_types import copy_unit, index_type
+from runtime.device.cuda.launch import KernelLaunch, KernelLibrary
+from runtime.device.cuda.memory import CudaMemory
+from runtime.device.cuda.row_moves import Moves, RowsArguments, prepare_moves, queue_moves
+from runtime.device.cuda.upload import UploadRing
+from runtime.errors import HearthError
+from runtime.tensors.tensor import Tensor
+
+_THREADS = 256
+_ADDRESS = np.dtype(np.uint64)
+# Enough blocks for a buffer's row; each goes on to further units.
+_ZERO_BLOCKS = 32
+
+
+class CudaCacheStorage:
+    """The K/V buffers of all layers in device memory; every op but the reads is one launch."""
+
+    def __init__(
+        self,
+        library: KernelLibrary,
+        memory: CudaMemory,
+        ring: UploadRing,
+        buffers: Sequence[Tensor],
+        *,
+        heads: int,
+        head_dim: int,
+    ) -> None:
+        self._library = library
+        self._ring = ring
+        self._buffers = tuple(buffers)
+        self._dtype = self._buffers[0].dtype
+        if any(buffer.dtype != self._dtype for buffer in self._buffers):
+            raise HearthError("internal", "the buffers of a cache differ in type")
+        self._heads, self._head_dim = heads, head_dim
+        self._slot_bytes = head_dim * self._dtype.itemsize
+        size, self._unit = copy_unit(self._slot_bytes)
+        count = len(self._buffers)
+        self._table = memory.zeros("cache addresses", (count,), _ADDRESS)
+        self._fresh_table = memory.zeros("new row addresses", (count,), _ADDRESS)
+        ring.upload(self._table.address, _addresses(self._buffers))
+        self._fresh: tuple[Tensor, ...] = ()
+        self._rows = RowsArguments(self._table.address, heads, 0, self._slot_bytes // size)
+        self._moves = Moves()
+        self._move = prepare_moves(library, self._unit, self._rows, self._moves)
+        self._zeroed = ctypes.c_int32()
+        self._zero = library.prepare(
+            "cache", "zero_row", self._options("int"), _THREADS, (self._rows, self._zeroed)
+        )
+        self._writes: dict[Tensor, KernelLaunch] = {}
+
+    def write(self, fresh: Sequence[Tensor], start: Tensor, shape: tuple[int, int, int]) -> None:
+        """Put new rows [B, heads, S, D] from slot `start` on; `shape` is (B, S, slots).
+
+        What would lie outside of a row's slots is dropped.
+        """
+        rows, steps, slots = shape
+        if not rows * steps:
+            return
+        self._use_slots(slots, rows)
+        tensors = tuple(fresh)
+        # Tensors compare by identity: in a steady decode nothing is uploaded.
+        if tensors != self._fresh:
+            self._take_fresh(tensors)
+        launch = self._writes.get(start) or self._prepare_write(start)
+        launch.arguments[3].value = steps
+        units = self._heads * steps * self._rows.width
+        launch.launch(-(-units // _THREADS), rows, len(self._buffers))
+
+    def move(self, moves: Sequence[RowMove], slots: tuple[int, int]) -> None:
+        """Move rows down in their order; raises `internal` when the slots change."""
+        if slots[0] != slots[1]:
+            raise HearthError("internal", "the slots of a cache in device memory cannot change")
+        self._use_slots(slots[0], max((move.source for move in moves), default=-1) + 1)
+        queue_moves(self._move, self._rows, self._moves, moves, len(self._buffers))
+
+    def zero_row(self, row: int, slots: int) -> None:
+        """Zero a row of every buffer."""
+        self._use_slots(slots, row + 1)
+        self._zeroed.value = row
+        self._zero.launch(_ZERO_BLOCKS, 1, len(self._buffers))
+
+    def read_row(self, row: int, length: int, slots: int) -> list[NDArray[Any]]:
+        """Copies of a row's first slots, [heads, length, D] a buffer; waits for the device."""
+        self._use_slots(slots, row + 1)
+        shape = (self._heads, length, self._head_dim)
+        arrays: list[NDArray[Any]] = [np.empty(shape, self._dtype) for _ in self._buffers]
+        for buffer, array in zip(self._buffers, arrays, strict=True):
+            self._copy(buffer, row, array, slots, to_host=True)
+        self._library.stream.synchronize()
+        return arrays
+
+    def write_row(self, row: int, arrays: Sequence[NDArray[Any]], slots: int) -> None:
+        """Write copies back into a row; waits for the device."""
+        self._use_slots(slots, row + 1)
+        for buffer, array in zip(self._buffers, arrays, strict=True):
+            shape = (self._heads, array.shape[1], self._head_dim)
+            if array.dtype != self._dtype or array.shape != shape or shape[1] > slots:
+                raise HearthError("internal", f"a saved row of {buffer.name} does not fit")
+            self._copy(buffer, row, np.ascontiguousarray(array), slots, to_host=False)
+            # The array is pageable and may be a temporary copy.
+            self._library.stream.synchronize()
+
+    def _copy(
+        self, buffer: Tensor, row: int, array: NDArray[Any], slots: int, *, to_host: bool
+    ) -> None:
+        driver = self._library.context.driver
+        width = array.shape[1] * self._slot_bytes
+        if not width:
+            return
+        pitch = slots * self._slot_bytes
+        device = buffer.address + row * self._heads * pitch
+        plan = driver.api.CUDA_MEMCPY2D()
+        kinds = driver.api.CUmemorytype
+        host, own = kinds.CU_MEMORYTYPE_HOST, kinds.CU_MEMORYTYPE_DEVICE
+        plan.WidthInBytes, plan.Height = width, self._heads
+        if to_host:
+            plan.srcMemoryType, plan.srcDevice, plan.srcPitch = own, device, pitch
+            plan.dstMemoryType, plan.dstHost, plan.dstPitch = host, array.ctypes.data, width
+        else:
+            plan.srcMemoryType, plan.srcHost, plan.srcPitch = host, array.ctypes.data, width
+            plan.dstMemoryType, plan.dstDevice, plan.dstPitch = own, device, pitch
+        driver.call("cuMemcpy2DAsync", plan, self._library.stream.native)
+
+    def _use_slots(self, slots: int, rows: int) -> None:
+        """Take the shape of a call, which must lie within the buffers."""
+        if rows * self._heads * slots * self._slot_bytes > self._buffers[0].nbytes:
+            raise HearthError(
+                "internal", f"{rows} rows of {slots} slots exceed {self._buffers[0].name}"
+            )
+        self._rows.slots = slots
+
+    def _take_fresh(self, fresh: tuple[Tensor, ...]) -> None:
+        if len(fresh) != len(self._buffers) or any(new.dtype != self._dtype for new in fresh):
+            raise HearthError("internal", "the new rows do not agree with the cache")
+        self._ring.upload(self._fresh_table.address, _addresses(fresh))
+        self._fresh = fresh
+
+    def _prepare_write(self, start: Tensor) -> KernelLaunch:
+        arguments = (
+            self._rows,
+            ctypes.c_uint64(self._fresh_table.address),
+            ctypes.c_uint64(start.address),
+            ctypes.c_int32(),
+        )
+        options = self._options(index_type(start.dtype, start.name))
+        launch = self._library.prepare("cache", "write_rows", options, _THREADS, arguments)
+        self._writes[start] = launch
+        return launch
+
+    def _options(self, index: str) -> tuple[str, ...]:
+        return (f"-DINDEX={index}", f"-DUNIT={self._unit}")
+
+
+def _addresses(tensors: Sequence[Tensor]) -> NDArray[np.uint64]:
+    return np.array([tensor.address for tensor in tensors], np.uint64)

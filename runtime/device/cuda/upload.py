@@ -1,0 +1,58 @@
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.device.cuda.context import CudaContext
+from runtime.device.cuda.events import CudaEvent
+from runtime.device.cuda.memory import CudaMemory
+from runtime.device.cuda.stream import CudaStream
+
+_BYTES = np.dtype(np.uint8)
+
+
+class UploadRing:
+    """Copies host arrays to the device through pinned slots.
+
+    `upload` returns when the array was read; it waits for the device only when all `slots` of
+    `slot_bytes` are still being copied.
+    """
+
+    def __init__(
+        self,
+        context: CudaContext,
+        memory: CudaMemory,
+        stream: CudaStream,
+        slots: int = 16,
+        slot_bytes: int = 64 << 10,
+    ) -> None:
+        self._stream = stream
+        self._slots = [
+            memory.pinned_zeros(f"upload slot {i}", (slot_bytes,), _BYTES) for i in range(slots)
+        ]
+        self._events = [CudaEvent(context) for _ in range(slots)]
+        self._slot_bytes = slot_bytes
+        self._turn = 0
+        self.waits = 0
+        """How often an upload had to wait for the device."""
+
+    def upload(self, target: int, array: NDArray[Any]) -> None:
+        """Copy `array` to the device address `target`, in the stream's order."""
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        for first in range(0, data.size, self._slot_bytes):
+            self._send(target + first, data[first : first + self._slot_bytes])
+
+    def close(self) -> None:
+        """Give the events back; the slots go with their memory."""
+        for event in self._events:
+            event.close()
+
+    def _send(self, target: int, data: NDArray[np.uint8]) -> None:
+        slot, event = self._slots[self._turn], self._events[self._turn]
+        if not event.query():
+            self.waits += 1
+            event.wait()
+        slot.array[: data.size] = data
+        self._stream.copy_in(target, slot.address, data.size)
+        event.record(self._stream)
+        self._turn = (self._turn + 1) % len(self._slots)

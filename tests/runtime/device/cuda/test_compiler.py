@@ -1,0 +1,84 @@
+from pathlib import Path
+
+import pytest
+
+from runtime.device.cuda.compiler import (
+    KernelCompiler,
+    cache_folder,
+    kernel_source,
+    load_compiler_api,
+)
+from runtime.errors import HearthError
+
+nvrtc = pytest.importorskip("cuda.bindings.nvrtc", exc_type=ImportError)
+ARCHITECTURES = ["sm_87", "sm_90", "sm_110", "sm_120"]
+KERNELS = [
+    ("steps", ("-DINDEX=int", "-DUNIT=uint4")),
+    ("steps", ("-DINDEX=long long", "-DUNIT=unsigned short")),
+    ("steps", ("-DINDEX=int", "-DCONVERT", "-DTABLE=half_bits", "-DOUT=bfloat_bits")),
+    ("steps", ("-DINDEX=long long", "-DCONVERT", "-DTABLE=float", "-DOUT=half_bits")),
+    ("cache", ("-DINDEX=int", "-DUNIT=uint4")),
+    ("cache", ("-DINDEX=long long", "-DUNIT=unsigned short")),
+    ("sampling", ("-DINDEX=int", "--fmad=false")),
+    ("sampling", ("-DINDEX=long long", "--fmad=false")),
+    ("history", ()),
+]
+TINY = 'extern "C" __global__ void tiny(int* x) { *x = VALUE; }'
+
+
+def compiler(folder: Path, architecture: str = "sm_90") -> KernelCompiler:
+    return KernelCompiler(load_compiler_api(), architecture, folder)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_kernel_compiles_for(architecture: str, tmp_path: Path) -> None:
+    made = compiler(tmp_path, architecture)
+    if architecture not in made.architectures():
+        pytest.skip(f"this NVRTC does not know {architecture}")
+    for name, options in KERNELS:
+        assert made.compile(name, kernel_source(name), options).startswith(b"\x7fELF")
+
+
+def test_a_kernel_is_compiled_once(tmp_path: Path) -> None:
+    first, second = compiler(tmp_path), compiler(tmp_path)
+    cubin = first.compile("tiny", TINY, ("-DVALUE=1",))
+    assert second.compile("tiny", TINY, ("-DVALUE=1",)) == cubin
+    assert (first.compiled, second.compiled) == (1, 0)
+    assert second.compile("tiny", TINY, ("-DVALUE=2",)) != cubin
+    assert compiler(tmp_path, "sm_87").compile("tiny", TINY, ("-DVALUE=1",)) != cubin
+
+
+@pytest.mark.parametrize("damage", [b"", b"x" * 40, None])
+def test_a_damaged_entry_is_built_again(tmp_path: Path, damage: bytes | None) -> None:
+    cubin = compiler(tmp_path).compile("tiny", TINY, ("-DVALUE=1",))
+    (entry,) = tmp_path.iterdir()
+    whole = entry.read_bytes()
+    entry.write_bytes(whole[:-1] if damage is None else damage)
+    again = compiler(tmp_path)
+    assert again.compile("tiny", TINY, ("-DVALUE=1",)) == cubin
+    assert again.compiled == 1
+    assert entry.read_bytes() == whole
+    assert list(tmp_path.iterdir()) == [entry]
+
+
+def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    assert compiler(blocked / "below").compile("tiny", TINY, ("-DVALUE=1",))
+
+
+def test_a_wrong_source_is_reported_with_the_log(tmp_path: Path) -> None:
+    with pytest.raises(HearthError, match=r'nvrtcCompileProgram.*(\n.*)*"VALUE" is undefined'):
+        compiler(tmp_path).compile("tiny", TINY, ())
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_cache_lies_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEARTH_CACHE", "/one")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/two")
+    assert cache_folder() == Path("/one/kernels")
+    monkeypatch.delenv("HEARTH_CACHE")
+    assert cache_folder() == Path("/two/hearth/kernels")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/three")
+    assert cache_folder() == Path("/three/.cache/hearth/kernels")

@@ -1,0 +1,79 @@
+import subprocess
+import sys
+
+import pytest
+
+from runtime.device.cuda.context import CudaContext
+from runtime.device.cuda.driver import CudaDriver, error_code
+from runtime.errors import HearthError
+from tests.runtime.device.cuda.fake_driver import CUresult, FakeDriver
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (CUresult.CUDA_ERROR_OUT_OF_MEMORY, "out_of_memory"),
+        (CUresult.CUDA_ERROR_ILLEGAL_ADDRESS, "device_lost"),
+        (CUresult.CUDA_ERROR_INVALID_VALUE, "executor_failed"),
+        (CUresult.CUDA_ERROR_NO_DEVICE, "engine_incompatible"),
+    ],
+)
+def test_a_failed_call_is_named_with_cudas_text(status: CUresult, code: str) -> None:
+    api = FakeDriver()
+    api.failing["cuMemAlloc"] = status
+    with pytest.raises(HearthError) as caught:
+        CudaDriver(api).call("cuMemAlloc", 8)
+    assert caught.value.code == code
+    expected = f"cuMemAlloc failed: {status.name}, text of {int(status)}"
+    assert caught.value.message.startswith(expected)
+    assert ("pip install" in caught.value.message) == (code == "engine_incompatible")
+
+
+@pytest.mark.parametrize("status", [214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719])
+def test_errors_that_end_the_context_are_device_lost(status: int) -> None:
+    assert error_code(status) == "device_lost"
+
+
+def test_results_are_one_value_several_or_none() -> None:
+    driver = CudaDriver(FakeDriver())
+    assert driver.call("cuStreamCreate", 1) == 17
+    assert driver.call("cuMemGetInfo") == (5, 7)
+    assert driver.call("cuInit", 0) is None
+
+
+def test_a_missing_driver_library_says_what_to_install() -> None:
+    class NoLibrary(FakeDriver):
+        def cuInit(self, _flags: int) -> None:  # noqa: N802
+            raise RuntimeError("Failed to dlopen libcuda.so.1")
+
+    with pytest.raises(HearthError, match=r"libcuda.*install the NVIDIA driver") as caught:
+        CudaContext(CudaDriver(NoLibrary()))
+    assert caught.value.code == "engine_incompatible"
+
+
+def test_the_primary_context_is_kept_and_given_back_once() -> None:
+    api = FakeDriver()
+    context = CudaContext(CudaDriver(api))
+    assert context.properties.name == "Fake GPU"
+    assert context.properties.architecture == "sm_99"
+    assert context.memory() == (5, 7)
+    assert ("cuCtxSetCurrent", "context") in api.calls
+    context.close()
+    context.close()
+    assert api.names().count("cuDevicePrimaryCtxRelease") == 1
+
+
+def test_a_gpu_that_is_not_there_is_refused() -> None:
+    with pytest.raises(HearthError, match="there is no GPU 1, only 1"):
+        CudaContext(CudaDriver(FakeDriver()), 1)
+
+
+def test_nothing_else_of_the_runtime_needs_cuda() -> None:
+    code = (
+        "import sys; sys.modules['cuda'] = None; import runtime.device.device, "
+        "runtime.device.cuda.cuda_device as c\n"
+        "try: c.open_cuda_device()\n"
+        "except c.HearthError as error: print(error.code, 'hearth[cuda]' in error.message)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["engine_incompatible", "True"]

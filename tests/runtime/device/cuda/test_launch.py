@@ -1,0 +1,115 @@
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.device.arrays import RowMove
+from runtime.device.cuda.context import CudaContext
+from runtime.device.cuda.driver import CudaDriver
+from runtime.device.cuda.element_types import copy_unit, float_type, index_type
+from runtime.device.cuda.launch import KernelLaunch, pack_arguments
+from runtime.device.cuda.ops import FeedArguments
+from runtime.device.cuda.row_moves import MOVES, Moves, RowsArguments, queue_moves
+from runtime.device.cuda.row_settings import ROW, needs_row_kernel, row_settings
+from runtime.device.cuda.sample_ring import RESULT
+from runtime.device.cuda.sampler import BatchArguments
+from runtime.device.cuda.stream import CudaStream
+from runtime.errors import HearthError
+from runtime.request import SamplingParams
+from tests.runtime.device.cuda.fake_driver import CUresult, FakeDriver
+
+
+def launch_of(api: FakeDriver, *arguments: Any) -> KernelLaunch:
+    context = CudaContext(CudaDriver(api))
+    return KernelLaunch(context, CudaStream(context), "kernel", 128, arguments)
+
+
+def test_arguments_are_packed_once_and_read_when_launched() -> None:
+    number, address = ctypes.c_int32(5), ctypes.c_uint64(1 << 40)
+    pointers = pack_arguments((number, address))
+    number.value = 6
+    assert ctypes.c_int32.from_address(pointers[0] or 0).value == 6
+    assert ctypes.c_uint64.from_address(pointers[1] or 0).value == 1 << 40
+
+
+def test_a_launch_is_one_call_and_its_failure_is_named() -> None:
+    api = FakeDriver()
+    launch = launch_of(api, ctypes.c_int32(1))
+    launch.launch(3, 2)
+    name, *arguments = api.calls[-1]
+    assert name == "cuLaunchKernel"
+    assert arguments[:9] == ["kernel", 3, 2, 1, 128, 1, 1, 0, 17]
+    api.failing["cuLaunchKernel"] = CUresult.CUDA_ERROR_INVALID_VALUE
+    launch = launch_of(api, ctypes.c_int32(1))
+    with pytest.raises(HearthError, match="cuLaunchKernel failed: CUDA_ERROR_INVALID_VALUE"):
+        launch.launch(1)
+
+
+def test_structures_have_the_sizes_of_the_kernels() -> None:
+    sizes = [ctypes.sizeof(kind) for kind in (FeedArguments, RowsArguments, BatchArguments)]
+    assert sizes == [88, 24, 96]
+    assert ctypes.sizeof(Moves) == 4 + 3 * 4 * MOVES
+    assert (ROW.itemsize, RESULT.itemsize) == (48, 184)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "expected"),
+    [
+        (256, (16, "uint4")),
+        (24, (8, "uint2")),
+        (12, (4, "unsigned")),
+        (514, (2, "unsigned short")),
+    ],
+)
+def test_rows_are_copied_in_the_widest_unit(nbytes: int, expected: tuple[int, str]) -> None:
+    assert copy_unit(nbytes) == expected
+
+
+def test_a_type_without_a_kernel_is_refused() -> None:
+    assert index_type(np.dtype(np.int32), "start") == "int"
+    assert float_type(np.dtype(np.float16), "table") == "half_bits"
+    with pytest.raises(HearthError, match="no CUDA kernel for start of type uint8"):
+        index_type(np.dtype(np.uint8), "start")
+    with pytest.raises(HearthError, match="no CUDA kernel for table of type float64"):
+        float_type(np.dtype(np.float64), "table")
+    with pytest.raises(HearthError, match="3 bytes"):
+        copy_unit(3)
+
+
+def moved(moves: list[RowMove]) -> list[tuple[int, ...]]:
+    """The grids that are launched for `moves` of rows of 3 heads, 10 slots, 100 units."""
+    api = FakeDriver()
+    rows, table = RowsArguments(0, 3, 10, 100), Moves()
+    queue_moves(launch_of(api, rows, table), rows, table, moves, 4)
+    return [call[2:5] for call in api.calls if call[0] == "cuLaunchKernel"]
+
+
+def test_moves_cover_the_used_slots_alone() -> None:
+    assert moved([RowMove(0, 0, 9), RowMove(2, 1, 4), RowMove(3, 2, 5)]) == [(2, 3, 4)]
+    assert moved([RowMove(0, 0, 9), RowMove(2, 1, 0)]) == []
+    assert moved([RowMove(i + 1, i, 1) for i in range(MOVES + 1)]) == [(1, 3, 4)] * 2
+
+
+@pytest.mark.parametrize(
+    "moves",
+    [
+        [RowMove(0, 1, 4)],
+        [RowMove(2, 1, 4), RowMove(1, 0, 4)],
+        [RowMove(2, 1, 4), RowMove(3, 1, 4)],
+    ],
+)
+def test_rows_that_would_overwrite_one_another_are_refused(moves: list[RowMove]) -> None:
+    with pytest.raises(HearthError, match="cannot be moved in this order"):
+        moved(moves)
+
+
+def test_settings_become_what_the_kernels_read() -> None:
+    params = SamplingParams(temperature=1e-50, top_k=31, seed=(1 << 64) - 1, logprobs=0)
+    row = np.array([row_settings(params, 31)], ROW)[0]
+    assert row["temperature"] == np.finfo(np.float32).tiny
+    assert (row["top_k"], row["logprobs"], row["flags"]) == (0, 0, 0)
+    assert int(row["seed"]) == (1 << 64) - 1
+    assert needs_row_kernel(row_settings(params, 31))
+    assert not needs_row_kernel(row_settings(SamplingParams(presence_penalty=1), 31))
+    assert row_settings(SamplingParams(presence_penalty=1, logit_bias={3: 1.0}), 31)[-1] == 3

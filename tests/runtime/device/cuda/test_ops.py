@@ -1,0 +1,113 @@
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from runtime.device.cpu.ops import CpuStepOps
+from runtime.device.cuda.cuda_device import CudaDevice
+from runtime.device.device import StepBuffers
+from runtime.errors import HearthError
+from runtime.tensors.tensor import Tensor
+
+pytestmark = pytest.mark.gpu
+VOCAB, ROWS, CHUNK = 50, 4, 7
+FLOAT = np.dtype(np.float32)
+HALF = np.dtype(np.float16)
+BFLOAT = np.dtype(ml_dtypes.bfloat16)
+INT32, INT64 = np.dtype(np.int32), np.dtype(np.int64)
+
+
+def host_buffers(
+    hidden: int, table: np.dtype[Any], out: np.dtype[Any], index: np.dtype[Any]
+) -> StepBuffers:
+    rng = np.random.default_rng(hidden)
+    return StepBuffers(
+        table=Tensor("table", rng.standard_normal((VOCAB, hidden)).astype(table)),
+        next_tokens=Tensor("next", np.array([3, -1, 49, 0], np.int32)),
+        embeds=Tensor.zeros("embeds", (ROWS, CHUNK, hidden), out),
+        positions=Tensor("positions", np.full((ROWS, CHUNK), 9, index)),
+        select=Tensor("select", np.full((ROWS, 1), 9, index)),
+        start=Tensor("start", np.array([5, 0, 11, 2], index)),
+    )
+
+
+def on_gpu(gpu: CudaDevice, buffers: StepBuffers) -> StepBuffers:
+    return StepBuffers(*(gpu.constant(tensor.name, tensor.array) for tensor in buffers))
+
+
+def assert_equal(gpu: CudaDevice, actual: StepBuffers, expected: StepBuffers) -> None:
+    for got, wanted in zip(actual, expected, strict=True):
+        assert gpu.read(got).tobytes() == wanted.array.tobytes(), wanted.name
+
+
+TYPES = [
+    (1, FLOAT, FLOAT, INT64),
+    (257, HALF, HALF, INT32),
+    (256, BFLOAT, BFLOAT, INT64),
+    (64, HALF, FLOAT, INT32),
+    (64, FLOAT, HALF, INT64),
+    (257, BFLOAT, FLOAT, INT64),
+    (257, FLOAT, BFLOAT, INT32),
+    (33, HALF, BFLOAT, INT64),
+]
+
+
+@pytest.mark.parametrize(("hidden", "table", "out", "index"), TYPES)
+def test_prefill_feeds_ragged_rows(
+    gpu: CudaDevice,
+    hidden: int,
+    table: np.dtype[Any],
+    out: np.dtype[Any],
+    index: np.dtype[Any],
+) -> None:
+    host = host_buffers(hidden, table, out, index)
+    device = on_gpu(gpu, host)
+    token_ids = np.random.default_rng(0).integers(0, VOCAB, (3, 5))
+    CpuStepOps().feed_prefill(host, token_ids, [5, 1, 3])
+    gpu.ops.feed_prefill(device, token_ids, [5, 1, 3])
+    assert_equal(gpu, device, host)
+
+
+@pytest.mark.parametrize(("hidden", "table", "out", "index"), TYPES)
+def test_decode_feeds_newest_tokens_and_takes_a_failed_one_as_token_0(
+    gpu: CudaDevice,
+    hidden: int,
+    table: np.dtype[Any],
+    out: np.dtype[Any],
+    index: np.dtype[Any],
+) -> None:
+    rows = 1 if hidden == 1 else ROWS
+    host = host_buffers(hidden, table, out, index)
+    device = on_gpu(gpu, host)
+    gpu.ops.feed_decode(device, rows)
+    host.next_tokens.array[1] = 0
+    CpuStepOps().feed_decode(host, rows)
+    host.next_tokens.array[1] = -1
+    assert_equal(gpu, device, host)
+
+
+@pytest.mark.parametrize("index", [INT32, INT64])
+def test_lengths_are_set_and_advanced(gpu: CudaDevice, index: np.dtype[Any]) -> None:
+    start = gpu.constant("start", np.full(300, 7, index))
+    gpu.ops.set_lengths(start, [4, 0, 9])
+    assert gpu.read(start).tolist() == [4, 0, 9] + [0] * 297
+    gpu.ops.advance(start, 2)
+    gpu.ops.advance(start, 299)
+    assert gpu.read(start).tolist() == [6, 2, 10] + [1] * 296 + [0]
+
+
+def test_a_step_larger_than_its_buffers_is_refused(gpu: CudaDevice) -> None:
+    device = on_gpu(gpu, host_buffers(8, HALF, HALF, INT64))
+    with pytest.raises(HearthError, match="exceed"):
+        gpu.ops.feed_prefill(device, np.zeros((4, 8), np.int64), [8] * 4)
+    with pytest.raises(HearthError, match="exceed"):
+        gpu.ops.feed_decode(device, 5)
+
+
+def test_uploads_beyond_the_ring_arrive_in_order(gpu: CudaDevice) -> None:
+    target = gpu.zeros("target", (1 << 20,), INT64)
+    expected = np.arange(1 << 20)
+    gpu.ring.upload(target.address, -expected)
+    gpu.ring.upload(target.address, expected)
+    assert (gpu.read(target) == expected).all()

@@ -1,0 +1,223 @@
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from runtime.device.cuda.cuda_device import CudaDevice
+from runtime.device.cuda.sampler import CudaBatchSampler
+from runtime.device.device import SamplerBuffers
+from runtime.errors import HearthError
+from runtime.request import RowRequest, SamplingParams
+from runtime.sampling.allowed import pack_allowed
+from runtime.sampling.batch import Sample
+from tests.runtime.device.cuda.sampling_reference import Reference, random_params
+
+pytestmark = pytest.mark.gpu
+VOCABULARIES = [1, 31, 1000, 151936]
+
+
+class Bench:
+    """A sampler on the device and the reference of every row."""
+
+    def __init__(
+        self, gpu: CudaDevice, vocab: int, rows: Sequence[RowRequest], index: type = np.int64
+    ) -> None:
+        self.gpu, self.vocab = gpu, vocab
+        count = len(rows)
+        self.buffers = SamplerBuffers(
+            logits=gpu.zeros("logits", (count, 1, vocab), np.dtype(np.float32)),
+            start=gpu.zeros("start", (count,), np.dtype(index)),
+            next_tokens=gpu.zeros("next", (count,), np.dtype(np.int32)),
+        )
+        self.sampler: CudaBatchSampler = gpu.batch_sampler(self.buffers)
+        self.sampler.begin(rows)
+        self.rows = [Reference(row, vocab) for row in rows]
+
+    def step(
+        self, logits: NDArray[np.float32], positions: Sequence[int], waiting: int = 0
+    ) -> list[Sample | None]:
+        self.gpu.ring.upload(self.buffers.logits.address, logits)
+        self.gpu.ops.set_lengths(self.buffers.start, positions)
+        return self.sampler.sample(len(logits), waiting).result()
+
+    def check(self, logits: NDArray[np.float32], positions: Sequence[int]) -> None:
+        samples = self.step(logits, positions)
+        newest = self.gpu.read(self.buffers.next_tokens)
+        for i, sample in enumerate(samples):
+            self.rows[i].check(logits[i], positions[i], sample)
+            assert newest[i] == (-1 if sample is None else sample.token_id)
+
+
+def request(params: SamplingParams, token_ids: Sequence[int] = (), prompt: int = 0) -> RowRequest:
+    return RowRequest(
+        token_ids=list(token_ids), prompt_length=prompt, max_tokens=1 << 20, sampling=params
+    )
+
+
+def random_rows(rng: np.random.Generator, vocab: int, count: int) -> list[RowRequest]:
+    rows = []
+    for _ in range(count):
+        length = int(rng.integers(0, 60))
+        ids = rng.integers(0, vocab, length).tolist()
+        rows.append(request(random_params(rng, vocab), ids, int(rng.integers(0, length + 1))))
+    return rows
+
+
+def random_logits(rng: np.random.Generator, count: int, vocab: int) -> NDArray[np.float32]:
+    spread = rng.choice([0.01, 1.0, 4.0, 20.0], (count, 1))
+    logits: NDArray[np.float32] = rng.standard_normal((count, vocab)).astype(np.float32)
+    logits *= spread.astype(np.float32)
+    # Some rows are full of equal scores.
+    tied = rng.random(count) < 0.3
+    logits[tied] = np.round(logits[tied])
+    return logits
+
+
+@pytest.mark.parametrize(("vocab", "rounds"), [(1, 5), (31, 100), (1000, 60), (151936, 8)])
+@pytest.mark.parametrize("index", [np.int32, np.int64])
+def test_random_rows_agree_with_numpy(
+    gpu: CudaDevice, vocab: int, rounds: int, index: type
+) -> None:
+    rng = np.random.default_rng(vocab)
+    for _ in range(rounds):
+        bench = Bench(gpu, vocab, random_rows(rng, vocab, 8), index)
+        for _ in range(3):
+            bench.check(random_logits(rng, 8, vocab), rng.integers(0, 1 << 20, 8).tolist())
+        bench.sampler.close()
+
+
+@pytest.mark.parametrize("vocab", VOCABULARIES)
+def test_the_lowest_id_wins_among_equals(gpu: CudaDevice, vocab: int) -> None:
+    bench = Bench(gpu, vocab, [request(SamplingParams())] * 3)
+    logits = np.zeros((3, vocab), np.float32)
+    logits[0] = -0.0
+    logits[1, vocab // 2 :] = 1
+    logits[2, : vocab // 3] = -1
+    samples = bench.step(logits, [1, 2, 3])
+    assert [s.token_id for s in samples if s] == [0, vocab // 2, vocab // 3]
+
+
+@pytest.mark.parametrize("vocab", VOCABULARIES)
+def test_flat_rows_take_every_refinement(gpu: CudaDevice, vocab: int) -> None:
+    params = [
+        SamplingParams(temperature=1, top_k=max(1, vocab // 3), seed=4),
+        SamplingParams(temperature=100, top_p=0.37, seed=5),
+        SamplingParams(temperature=0.5, top_k=max(1, vocab - 1), top_p=0.9, min_p=0.5, seed=6),
+    ]
+    bench = Bench(gpu, vocab, [request(p) for p in params])
+    for position in range(10):
+        bench.check(np.full((3, vocab), 2.5, np.float32), [position] * 3)
+
+
+@pytest.mark.parametrize("vocab", [31, 1000, 151936])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_that_is_not_finite_fails_alone(
+    gpu: CudaDevice, vocab: int, bad: float, temperature: float
+) -> None:
+    bench = Bench(gpu, vocab, [request(SamplingParams(temperature=temperature, logprobs=2))] * 3)
+    logits = random_logits(np.random.default_rng(1), 3, vocab)
+    logits[1, vocab - 2] = bad
+    samples = bench.step(logits, [1, 2, 3])
+    assert [sample is None for sample in samples] == [False, True, False]
+    assert gpu.read(bench.buffers.next_tokens)[1] == -1
+    bench.check(random_logits(np.random.default_rng(2), 3, vocab), [2, 3, 4])
+
+
+def test_waiting_rows_are_only_checked(gpu: CudaDevice) -> None:
+    bench = Bench(gpu, 1000, [request(SamplingParams(temperature=t)) for t in (1, 0, 0, 1)])
+    before = gpu.read(bench.buffers.next_tokens)
+    logits = random_logits(np.random.default_rng(3), 4, 1000)
+    logits[1, 7] = np.nan
+    samples = bench.step(logits, [4] * 4, waiting=2)
+    assert samples[:2] == [Sample(-1), None]
+    assert (gpu.read(bench.buffers.next_tokens)[:2] == before[:2]).all()
+    for row in (2, 3):
+        bench.rows[row].check(logits[row], 4, samples[row])
+
+
+def test_scores_that_leave_float32_fail(gpu: CudaDevice) -> None:
+    params = SamplingParams(repetition_penalty=0.01)
+    bench = Bench(gpu, 31, [request(params, [3]), request(params, [4])])
+    logits = np.zeros((2, 31), np.float32)
+    logits[:, 3] = 3e38
+    samples = bench.step(logits, [1, 1])
+    assert samples[0] is None
+    assert samples[1] == Sample(3)
+
+
+def test_a_mask_limits_what_a_row_picks(gpu: CudaDevice) -> None:
+    rng = np.random.default_rng(5)
+    bench = Bench(gpu, 1000, [request(SamplingParams(temperature=t)) for t in (0, 1, 1)])
+    masks: list[NDArray[np.uint32] | None] = [pack_allowed([7, 41, 999], 1000)] * 2
+    masks.append(pack_allowed([], 1000))
+    for row, mask in enumerate(masks):
+        bench.sampler.allow(row, mask)
+        bench.rows[row].mask = mask
+    for position in range(20):
+        bench.check(random_logits(rng, 3, 1000), [position] * 3)
+    assert bench.step(random_logits(rng, 3, 1000), [0] * 3)[2] is None
+    for row in range(3):
+        bench.sampler.allow(row, None)
+        bench.rows[row].mask = None
+    bench.check(random_logits(rng, 3, 1000), [50] * 3)
+
+
+@pytest.mark.parametrize("vocab", [31, 1000])
+def test_histories_follow_their_rows_through_evictions(gpu: CudaDevice, vocab: int) -> None:
+    rng = np.random.default_rng(6)
+    bench = Bench(gpu, vocab, random_rows(rng, vocab, 8))
+    bench.sampler.allow(5, pack_allowed(range(0, vocab, 2), vocab))
+    bench.rows[5].mask = pack_allowed(range(0, vocab, 2), vocab)
+    for mapping in ([0, -1, 1, 2, 3, 4, 5, 6], [-1, 0, 1, -1, 2, 3, -1], [0, 1, 2, 3], [-1] * 4):
+        live = len(bench.rows)
+        for _ in range(3):
+            bench.check(random_logits(rng, live, vocab), rng.integers(0, 999, live).tolist())
+        newest = gpu.read(bench.buffers.next_tokens)
+        kept = [row for row in range(live) if mapping[row] >= 0]
+        bench.sampler.compact(mapping)
+        bench.rows = [bench.rows[row] for row in kept]
+        assert gpu.read(bench.buffers.next_tokens)[: len(kept)].tolist() == newest[kept].tolist()
+    assert bench.sampler.sample(0).result() == []
+
+
+def test_long_histories_and_biases_come_in_pieces(gpu: CudaDevice) -> None:
+    rng = np.random.default_rng(7)
+    vocab = 50000
+    ids = rng.integers(0, 100, 40000).tolist()
+    bias = {i: float(rng.uniform(-5, 5)) for i in range(0, vocab, 2)}
+    params = SamplingParams(frequency_penalty=0.01, repetition_penalty=1.2, logit_bias=bias)
+    # An id outside of the vocabulary has no logit.
+    bench = Bench(gpu, vocab, [request(params, [*ids, vocab, -1, 1 << 40], 20000)])
+    bench.check(random_logits(rng, 1, vocab), [5])
+
+
+def test_steps_are_read_while_the_next_one_runs(gpu: CudaDevice) -> None:
+    bench = Bench(gpu, 1000, [request(SamplingParams(temperature=1, seed=9))])
+    logits = random_logits(np.random.default_rng(8), 1, 1000)
+    first = bench.step(logits, [1])
+    pending = []
+    for position in (1, 2):
+        gpu.ops.set_lengths(bench.buffers.start, [position])
+        pending.append(bench.sampler.sample(1))
+    assert pending[0].result() == first
+    bench.rows[0].check(logits[0], 2, pending[1].result()[0])
+    pending += [bench.sampler.sample(1) for _ in range(5)]
+    with pytest.raises(HearthError, match="too late"):
+        pending[2].result()
+
+
+def test_settings_are_checked(gpu: CudaDevice) -> None:
+    bench = Bench(gpu, 31, [request(SamplingParams())])
+    bad: list[Any] = [SamplingParams(top_p=0.0), SamplingParams(logit_bias={31: 1.0})]
+    for params in bad:
+        with pytest.raises(HearthError, match=r"must be|names token"):
+            bench.sampler.begin([request(params)])
+    with pytest.raises(HearthError, match="exceed"):
+        bench.sampler.begin([request(SamplingParams())] * 2)
+    with pytest.raises(HearthError, match="cannot map"):
+        bench.sampler.compact([1])
+    with pytest.raises(HearthError, match="cannot sample"):
+        bench.sampler.sample(2)

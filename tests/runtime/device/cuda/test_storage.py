@@ -1,0 +1,131 @@
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from runtime.device.arrays import RowMove
+from runtime.device.cpu.storage import CpuCacheStorage
+from runtime.device.cuda.cuda_device import CudaDevice
+from runtime.device.cuda.storage import CudaCacheStorage
+from runtime.errors import HearthError
+from runtime.tensors.tensor import Tensor
+
+pytestmark = pytest.mark.gpu
+LAYERS, HEADS, SLOTS = 3, 2, 19
+BFLOAT = np.dtype(ml_dtypes.bfloat16)
+# Types and widths: 16-byte units, 2-byte units, and sizes between.
+SHAPES = [
+    (np.dtype(np.float16), 128),
+    (BFLOAT, 257),
+    (np.dtype(np.float32), 1),
+    (np.dtype(np.float16), 6),
+    (np.dtype(np.float16), 4),
+]
+
+
+class Caches:
+    """The same random caches on the host and on the device."""
+
+    def __init__(self, gpu: CudaDevice, rows: int, dtype: np.dtype[Any], head_dim: int) -> None:
+        self.gpu = gpu
+        self.rng = np.random.default_rng(head_dim)
+        self.shape = (rows, HEADS, SLOTS, head_dim)
+        self.dtype = dtype
+        arrays = [self.random(self.shape) for _ in range(2 * LAYERS)]
+        self.host = [Tensor(f"cache {i}", array) for i, array in enumerate(arrays)]
+        self.device = [gpu.constant(tensor.name, tensor.array) for tensor in self.host]
+        self.cpu = CpuCacheStorage(self.host, HEADS, head_dim)
+        self.cuda: CudaCacheStorage = gpu.cache_storage(self.device, HEADS, head_dim)
+
+    def random(self, shape: tuple[int, ...]) -> NDArray[Any]:
+        return self.rng.standard_normal(shape).astype(self.dtype)
+
+    def check(self) -> None:
+        for got, wanted in zip(self.device, self.host, strict=True):
+            assert self.gpu.read(got).tobytes() == wanted.array.tobytes(), wanted.name
+
+
+@pytest.mark.parametrize(("dtype", "head_dim"), SHAPES)
+@pytest.mark.parametrize("index", [np.int32, np.int64])
+@pytest.mark.parametrize("steps", [1, 5])
+def test_new_rows_are_written_from_each_rows_start(
+    gpu: CudaDevice, dtype: np.dtype[Any], head_dim: int, index: type, steps: int
+) -> None:
+    caches = Caches(gpu, 4, dtype, head_dim)
+    start = Tensor("start", np.array([0, 14, 3, 0], index))
+    start_gpu = gpu.constant("start", start.array)
+    for _ in range(2):
+        fresh = [Tensor("new", caches.random((3, HEADS, steps, head_dim))) for _ in caches.host]
+        fresh_gpu = [gpu.constant("new", tensor.array) for tensor in fresh]
+        caches.cpu.write(fresh, start, (3, steps, SLOTS))
+        caches.cuda.write(fresh_gpu, start_gpu, (3, steps, SLOTS))
+        caches.check()
+
+
+def test_a_slot_outside_of_the_cache_is_not_written(gpu: CudaDevice) -> None:
+    caches = Caches(gpu, 2, np.dtype(np.float16), 8)
+    start = gpu.constant("start", np.array([SLOTS, SLOTS - 1]))
+    fresh = [gpu.constant("new", caches.random((2, HEADS, 2, 8))) for _ in caches.host]
+    caches.cuda.write(fresh, start, (2, 2, SLOTS))
+    for host, new in zip(caches.host, fresh, strict=True):
+        host.array[1, :, SLOTS - 1] = gpu.read(new)[1, :, 0]
+    caches.check()
+
+
+@pytest.mark.parametrize(("dtype", "head_dim"), SHAPES)
+@pytest.mark.parametrize(
+    "kept",
+    [[], [0], [8], [1, 2, 3], [0, 1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 5, 6, 7, 8], [0, 2, 7]],
+)
+def test_rows_move_down_over_all_buffers(
+    gpu: CudaDevice, dtype: np.dtype[Any], head_dim: int, kept: list[int]
+) -> None:
+    caches = Caches(gpu, 9, dtype, head_dim)
+    used = caches.rng.integers(0, SLOTS + 1, len(kept)).tolist()
+    moves = [
+        RowMove(source, target, length)
+        for target, (source, length) in enumerate(zip(kept, used, strict=True))
+    ]
+    caches.cpu.move(moves, (SLOTS, SLOTS))
+    caches.cuda.move(moves, (SLOTS, SLOTS))
+    caches.check()
+
+
+def test_more_moves_than_one_launch_takes(gpu: CudaDevice) -> None:
+    caches = Caches(gpu, 150, np.dtype(np.float16), 8)
+    moves = [RowMove(row + 1, row, SLOTS) for row in range(149)]
+    caches.cpu.move(moves, (SLOTS, SLOTS))
+    caches.cuda.move(moves, (SLOTS, SLOTS))
+    caches.check()
+
+
+@pytest.mark.parametrize(("dtype", "head_dim"), SHAPES)
+def test_a_row_is_saved_zeroed_and_restored(
+    gpu: CudaDevice, dtype: np.dtype[Any], head_dim: int
+) -> None:
+    caches = Caches(gpu, 3, dtype, head_dim)
+    saved = caches.cuda.read_row(1, 11, SLOTS)
+    for got, wanted in zip(saved, caches.cpu.read_row(1, 11, SLOTS), strict=True):
+        assert got.tobytes() == wanted.tobytes()
+    caches.cpu.zero_row(1, SLOTS)
+    caches.cuda.zero_row(1, SLOTS)
+    caches.check()
+    caches.cpu.write_row(2, saved, SLOTS)
+    caches.cuda.write_row(2, saved, SLOTS)
+    caches.check()
+
+
+def test_what_a_cache_cannot_do_is_refused(gpu: CudaDevice) -> None:
+    caches = Caches(gpu, 2, np.dtype(np.float16), 8)
+    start = gpu.constant("start", np.zeros(2, np.int64))
+    with pytest.raises(HearthError, match="cannot change"):
+        caches.cuda.move([], (SLOTS, SLOTS + 1))
+    with pytest.raises(HearthError, match="exceed"):
+        caches.cuda.zero_row(2, SLOTS)
+    with pytest.raises(HearthError, match="do not agree"):
+        caches.cuda.write([], start, (1, 1, SLOTS))
+    with pytest.raises(HearthError, match="does not fit"):
+        caches.cuda.write_row(0, [np.zeros((HEADS, 1, 8))] * 6, SLOTS)
+    caches.check()

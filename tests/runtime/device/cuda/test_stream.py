@@ -1,0 +1,116 @@
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.device.cuda.context import CudaContext
+from runtime.device.cuda.driver import CudaDriver
+from runtime.device.cuda.events import CudaEvent
+from runtime.device.cuda.graph import GraphCapture
+from runtime.device.cuda.memory import CudaMemory
+from runtime.device.cuda.stream import CudaStream
+from runtime.device.cuda.upload import UploadRing
+from runtime.errors import HearthError
+from tests.runtime.device.cuda.fake_driver import CUresult, FakeDriver
+
+
+class HostDriver(FakeDriver):
+    """Pinned memory is a real buffer, and copies to the device are kept."""
+
+    CU_MEMHOSTALLOC_PORTABLE = 1
+    CU_MEMHOSTALLOC_DEVICEMAP = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks: list[Any] = []
+        self.copied: list[tuple[int, bytes]] = []
+
+    def cuMemHostAlloc(self, size: int, flags: int) -> tuple[CUresult, int]:  # noqa: N802
+        assert flags == 3
+        self.blocks.append((ctypes.c_uint8 * size)(*[7] * size))
+        return CUresult.CUDA_SUCCESS, ctypes.addressof(self.blocks[-1])
+
+    def cuMemcpyHtoDAsync(  # noqa: N802
+        self, target: int, source: int, size: int, stream: int
+    ) -> tuple[CUresult]:
+        assert stream == 17
+        self.copied.append((target, ctypes.string_at(source, size)))
+        return (CUresult.CUDA_SUCCESS,)
+
+
+def ring_of(api: HostDriver, slots: int, slot_bytes: int) -> UploadRing:
+    context = CudaContext(CudaDriver(api))
+    memory = CudaMemory(context, pinned=256)
+    return UploadRing(context, memory, CudaStream(context), slots, slot_bytes)
+
+
+def test_uploads_take_slots_in_turn_and_come_in_pieces() -> None:
+    api = HostDriver()
+    ring = ring_of(api, 3, 16)
+    ring.upload(1000, np.arange(5))
+    assert [target for target, _ in api.copied] == [1000, 1016, 1032]
+    assert b"".join(data for _, data in api.copied) == np.arange(5).tobytes()
+    ring.upload(2000, np.arange(4, dtype=np.int32)[::2])
+    assert api.copied[-1] == (2000, np.array([0, 2], np.int32).tobytes())
+    assert ring.waits == 0
+
+
+def test_an_upload_waits_only_for_a_slot_that_is_still_copied() -> None:
+    api = HostDriver()
+    ring = ring_of(api, 2, 16)
+    ring.upload(0, np.zeros(2))
+    assert "cuEventSynchronize" not in api.names()
+    api.failing["cuEventQuery"] = CUresult.CUDA_ERROR_NOT_READY
+    ring.upload(0, np.zeros(2))
+    assert api.names()[-3:] == ["cuEventQuery", "cuEventSynchronize", "cuEventRecord"]
+    assert ring.waits == 1
+
+
+def test_what_the_device_raised_comes_out_of_query_and_wait() -> None:
+    api = FakeDriver()
+    context = CudaContext(CudaDriver(api))
+    event, stream = CudaEvent(context), CudaStream(context)
+    assert event.query()
+    for name in ("cuEventQuery", "cuEventSynchronize", "cuEventRecord", "cuStreamSynchronize"):
+        api.failing[name] = CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
+    works = (event.query, event.wait, lambda: event.record(stream), stream.synchronize)
+    for work in works:
+        with pytest.raises(HearthError, match="CUDA_ERROR_ILLEGAL_ADDRESS") as caught:
+            work()
+        assert caught.value.code == "device_lost"
+
+
+def test_pinned_memory_is_zeroed() -> None:
+    memory = CudaMemory(CudaContext(CudaDriver(HostDriver())), pinned=256)
+    tensor = memory.pinned_zeros("host", (3, 4), np.dtype(np.int32))
+    assert tensor.array.tolist() == [[0] * 4] * 3
+    assert tensor.address == tensor.array.ctypes.data
+
+
+def test_a_capture_gives_a_graph_that_is_freed_once() -> None:
+    api = FakeDriver()
+    context = CudaContext(CudaDriver(api))
+    stream = CudaStream(context)
+    capture = GraphCapture(context, stream)
+    with capture:
+        assert api.calls[-1][0] == "cuStreamBeginCapture"
+        assert api.calls[-1][2] == "CU_STREAM_CAPTURE_MODE_THREAD_LOCAL"
+    capture.graph.launch(stream)
+    assert api.calls[-1] == ("cuGraphLaunch", "graph", 17)
+    capture.graph.close()
+    capture.graph.close()
+    assert api.names().count("cuGraphExecDestroy") == 1
+    assert api.names().count("cuGraphDestroy") == 1
+
+
+def test_a_capture_that_fails_is_named_and_ended() -> None:
+    api = FakeDriver()
+    context = CudaContext(CudaDriver(api))
+    capture = GraphCapture(context, CudaStream(context))
+    api.failing["cuStreamEndCapture"] = CUresult.CUDA_ERROR_INVALID_VALUE
+    with pytest.raises(HearthError, match="cannot be captured: cuStreamEndCapture"), capture:
+        pass
+    with pytest.raises(HearthError, match="nothing was captured"):
+        _ = capture.graph
+    assert api.names()[-1] == "cuGraphDestroy"
