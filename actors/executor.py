@@ -139,7 +139,7 @@ class ExecutorActor:
             self._failures = 0
         except MailboxFull:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever an engine raises ends one batch only
+        except Exception as error:
             self._fail(batch, error)
             if isinstance(error, HearthError) and error.code == "device_lost":
                 # Nothing can be run, freed or reset any more: only another process can go on.

@@ -10,12 +10,18 @@ from runtime.errors import HearthError
 
 MODEL_FILE = "model.onnx"
 DATA_FILE = "model.onnx.data"
+PLAN_FILE = "model.plan"
 EMBEDDING_FILE = "embedding.safetensors"
 ROPE_FILE = "rope.safetensors"
 TOKENIZER_FILE = "tokenizer.json"
 TEMPLATE_FILE = "chat_template.jinja"
 # A folder without a chat template serves raw prompts alone; all else must be there.
 REQUIRED_FILES = (MODEL_FILE, DATA_FILE, EMBEDDING_FILE, ROPE_FILE, TOKENIZER_FILE)
+_REQUIRED_BY = {
+    "onnxruntime": REQUIRED_FILES,
+    "tensorrt": (PLAN_FILE, *REQUIRED_FILES[2:]),
+    "simulated": (),
+}
 _PIECE = 1 << 20
 
 
@@ -37,10 +43,9 @@ def verify_folder(folder: Path, config: LLMEngineRunnerConfig, *, digests: bool)
     Checks presence and size, and with `digests` every byte. Raises `engine_corrupt` naming the
     file that is missing, not recorded, of another size or changed.
     """
-    if config.backend == "onnxruntime":
-        for name in REQUIRED_FILES:
-            if name not in config.files:
-                raise _corrupt(name, "is not recorded in config.json")
+    for name in _REQUIRED_BY[config.backend]:
+        if name not in config.files:
+            raise _corrupt(name, "is not recorded in config.json")
     for name, record in config.files.items():
         path = folder / name
         if path.name != name:

@@ -3,13 +3,21 @@
 import ctypes
 from pathlib import Path
 
-from runtime.config import DType, LLMEngineRunnerConfig
-from runtime.engine_folder import EMBEDDING_FILE
+from runtime.config import LLMEngineRunnerConfig
+from runtime.cuda_memory import predict_cuda_memory
+from runtime.sizes import (
+    ITEM_BYTES,
+    WEIGHT_BITS,
+    embedding_bytes,
+    kv_cache_bytes,
+    projection_bytes,
+    projection_elements,
+    rope_bytes,
+    step_buffer_bytes,
+)
 
-ITEM_BYTES: dict[DType, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 # Interpreter, libraries and an empty session, measured.
 _PROCESS_BYTES = 120 << 20
-_WEIGHT_BITS = {"int8": 8, "int4": 4}
 # Once ONNX Runtime has packed quantised weights it holds the integers once, and in float32 three
 # numbers a block: the scale as stored, the scale as packed, and a sum.
 _NUMBERS_PER_BLOCK = 3
@@ -19,44 +27,27 @@ _SCORE_COPIES = {"native": 1.3, "classic": 4.7}
 _ACTIVATION_COPIES = 5.0
 
 
-def projection_elements(config: LLMEngineRunnerConfig) -> int:
-    """Weights of all matrix products, the head included."""
-    heads = 2 * config.num_attention_heads + 2 * config.num_kv_heads
-    attention = config.hidden_size * heads * config.head_dim
-    mlp = 3 * config.hidden_size * config.intermediate_size
-    head = config.hidden_size * config.output_vocab_size
-    return config.num_decoder_layers * (attention + mlp) + head
-
-
-def projection_bytes(config: LLMEngineRunnerConfig) -> int:
-    """Bytes of these weights, with their scales, as the engine folder stores them."""
-    elements = projection_elements(config)
-    item = ITEM_BYTES[config.dtype]
-    if config.weight_quantization == "none":
-        return elements * item
-    integers = elements * _WEIGHT_BITS[config.weight_quantization] // 8
-    return integers + elements // config.weight_block_size * item
-
-
 def predict_memory(
     config: LLMEngineRunnerConfig, *, max_batch: int, capacity: int
 ) -> dict[str, int]:
     """Bytes by part of a running engine with `max_batch` rows of `capacity` cache slots.
 
-    The embedding table is mapped from its file and counted whole, though only the rows of tokens
-    that occur become resident. The step's scratch memory is that of the longest prefill chunk.
+    The memory is that of the engine's device; on a GPU see `predict_cuda_memory`. On the CPU the
+    embedding table is mapped from its file and counted whole, though only the rows of tokens that
+    occur become resident. The step's scratch memory is that of the longest prefill chunk.
     """
-    slots = 2 * config.num_attention_layers * config.num_kv_heads * config.head_dim
+    if config.device == "cuda":
+        return predict_cuda_memory(config, max_batch=max_batch, capacity=capacity)
     tokens = max_batch * config.prefill_chunk
     scores = tokens * config.num_attention_heads * capacity * ITEM_BYTES[config.dtype]
     simulated = config.backend == "simulated"
     return {
         "process": _PROCESS_BYTES,
         "weights": 0 if simulated else _resident_weights(config),
-        "embedding": _embedding_bytes(config),
-        "kv_cache": max_batch * capacity * slots * ITEM_BYTES[config.kv_cache_dtype],
-        "rope": capacity * config.rotary_dim * 4,
-        "step_buffers": _step_buffers(config, max_batch),
+        "embedding": embedding_bytes(config),
+        "kv_cache": kv_cache_bytes(config, max_batch, capacity),
+        "rope": rope_bytes(config, capacity),
+        "step_buffers": step_buffer_bytes(config, max_batch),
         "attention_scratch": 0 if simulated else int(scores * _SCORE_COPIES[config.dialect]),
         "activations": 0
         if simulated
@@ -68,27 +59,10 @@ def _resident_weights(config: LLMEngineRunnerConfig) -> int:
     elements = projection_elements(config)
     if config.weight_quantization == "none":
         return elements * 4  # float16 is widened when a session on the CPU opens
-    integers = elements * _WEIGHT_BITS[config.weight_quantization] // 8
+    integers = elements * WEIGHT_BITS[config.weight_quantization] // 8
     packed = integers + elements // config.weight_block_size * 4 * _NUMBERS_PER_BLOCK
     # ONNX Runtime 1.23, which the classic dialect is for, keeps the stored form beside it.
     return packed + (projection_bytes(config) if config.dialect == "classic" else 0)
-
-
-def _embedding_bytes(config: LLMEngineRunnerConfig) -> int:
-    record = config.files.get(EMBEDDING_FILE)
-    table = config.vocab_size * config.hidden_size * ITEM_BYTES[config.dtype]
-    return table if record is None else record.bytes
-
-
-def _step_buffers(config: LLMEngineRunnerConfig, max_batch: int) -> int:
-    tokens = max_batch * config.prefill_chunk
-    embeds = tokens * config.hidden_size * ITEM_BYTES[config.dtype]
-    logits = max_batch * config.output_vocab_size * 4
-    positions = tokens * 8
-    if config.dialect == "native":
-        return embeds + logits + positions
-    rows = 2 * config.num_attention_layers * config.num_kv_heads * config.head_dim
-    return embeds + logits + positions + tokens * rows * ITEM_BYTES[config.kv_cache_dtype]
 
 
 def release_free_memory() -> None:

@@ -19,10 +19,24 @@ from daemon.cli.console import err, progress_bar, size
 )
 @click.option(
     "--dtype",
-    type=click.Choice(["float32", "float16"]),
+    type=click.Choice(["float32", "float16", "bfloat16"]),
     default="float32",
     show_default=True,
     help="Type of weights that are not quantised, and of the cache.",
+)
+@click.option(
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),
+    default="cpu",
+    show_default=True,
+    help="Where ONNX Runtime is to run the engine.",
+)
+@click.option(
+    "--operators",
+    type=click.Choice(["auto", "standard", "contrib"]),
+    default="auto",
+    show_default=True,
+    help="contrib are ONNX Runtime's own; auto takes them on cuda where they serve the model.",
 )
 @click.option(
     "--quantization",

@@ -37,12 +37,16 @@ def effective_config(
     config = _with_device(_with_backend(stored, options), options)
     batch = _limit("max_batch", options.max_batch, config.max_supported_batch_size)
     capacity = _limit("capacity", options.capacity, config.max_kv_cache_capacity)
+    if config.static_decode_batches:
+        _check_built("max_batch", batch, config.static_decode_batches)
+        _check_built("capacity", capacity, (config.max_kv_cache_capacity,))
     return structs.replace(
         config,
         max_supported_batch_size=batch,
         max_kv_cache_capacity=capacity,
         max_supported_input_length=min(config.max_supported_input_length, capacity - 1),
         prefill_chunk=min(config.prefill_chunk, capacity),
+        static_decode_batches=tuple(one for one in config.static_decode_batches if one <= batch),
     )
 
 
@@ -84,6 +88,16 @@ def _check_options(options: RuntimeOptions) -> None:
             raise HearthError("invalid_value", f"{name} must not be negative", name)
     if options.capacity == 1:
         raise HearthError("invalid_value", "capacity must leave room for an answer", "capacity")
+
+
+def _check_built(name: str, asked: int, built: tuple[int, ...]) -> None:
+    """A plan has the shapes that it was built with."""
+    if asked not in built:
+        raise HearthError(
+            "invalid_value",
+            f"{name} is {asked}, the plan was built for {', '.join(map(str, built))}",
+            name,
+        )
 
 
 def _limit(name: str, asked: int, limit: int) -> int:

@@ -211,10 +211,6 @@ def _open_engine(
     if device.kind == "cpu":
         return OnnxEngine.open(folder, config, options)
     # Engines of a GPU need libraries that an installation for the CPU does not have.
-    if config.backend == "tensorrt":
-        from runtime.executor.tensorrt.engine import TensorRTEngine  # noqa: PLC0415
+    from runtime.executor.cuda_engines import open_cuda_engine  # noqa: PLC0415
 
-        return TensorRTEngine.open(folder, config, device)
-    from runtime.executor.onnx_cuda_engine import OnnxCudaEngine  # noqa: PLC0415
-
-    return OnnxCudaEngine.open(folder, config, options, device)
+    return open_cuda_engine(folder, config, options, device)

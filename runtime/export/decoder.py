@@ -7,8 +7,6 @@ import onnx_ir as ir
 from runtime.export.graph import GraphBuilder, Location
 from runtime.export.spelling import (
     BATCH,
-    CAPACITY,
-    POSITIONS,
     SELECTED,
     STEP,
     KeyValue,
@@ -39,11 +37,13 @@ class Decoder:
         inputs = self._declare_inputs()
         caches = [self._declare_cache(layer) for layer in range(self._model.num_layers)]
         self._spelling.prepare(inputs, caches[0].k)
-        x = inputs.embeds
+        x: ir.Value = inputs.embeds
+        addend: ir.Value | None = None
         for layer, cache in enumerate(caches):
             with graph.scope(f"layers.{layer}"):
-                x = graph.op("Add", x, self._attention(layer, x, cache))
-                x = graph.op("Add", x, self._mlp(layer, x))
+                x, addend = self._layer(layer, (x, addend), cache)
+        with graph.scope(f"layers.{len(caches) - 1}"):
+            x = graph.op("Add", x, addend)
         logits = self._head(self._select(x, inputs.last), inputs.last)
         shape = (BATCH, SELECTED, self._model.vocab_size)
         graph.output(logits, "logits", ir.DataType.FLOAT, shape)
@@ -58,15 +58,33 @@ class Decoder:
             start=graph.input("kvcache_start_index", index, (BATCH,)),
             positions=graph.input("attention_pos_id", index, (BATCH, STEP)),
             last=graph.input("last_token_ids", index, (BATCH, SELECTED)),
-            cos=graph.input("rope_cos", table, (POSITIONS, half)),
-            sin=graph.input("rope_sin", table, (POSITIONS, half)),
+            cos=graph.input("rope_cos", table, (self._spelling.positions, half)),
+            sin=graph.input("rope_sin", table, (self._spelling.positions, half)),
         )
 
     def _declare_cache(self, layer: int) -> KeyValue:
-        shape = (BATCH, self._model.num_kv_heads, CAPACITY, self._model.head_dim)
-        dtype = self._spelling.dtype
+        capacity, dtype = self._spelling.capacity, self._spelling.dtype
+        shape = (BATCH, self._model.num_kv_heads, capacity, self._model.head_dim)
         k, v = (self._graph.input(f"{kind}_cache_{layer}", dtype, shape) for kind in "kv")
         return KeyValue(k, v)
+
+    def _layer(
+        self, layer: int, x: tuple[ir.Value, ir.Value | None], cache: KeyValue
+    ) -> tuple[ir.Value, ir.Value]:
+        """The residual stream and what is still to be added to it, as `x` is given too."""
+        prefix = f"model.layers.{layer}"
+        stream, normal = self._add_normalise(*x, f"{prefix}.input_layernorm")
+        addend = self._attention(layer, normal, cache)
+        stream, normal = self._add_normalise(stream, addend, f"{prefix}.post_attention_layernorm")
+        return stream, self._mlp(layer, normal)
+
+    def _add_normalise(
+        self, x: ir.Value, addend: ir.Value | None, source: str
+    ) -> tuple[ir.Value, ir.Value]:
+        weight = self._weights.vector(self._graph, source, [f"{source}.weight"])
+        if addend is None:
+            return x, self._spelling.normalise(x, weight)
+        return self._spelling.add_normalise(x, addend, weight)
 
     def _normalise(self, x: ir.Value, source: str) -> ir.Value:
         weight = self._weights.vector(self._graph, source, [f"{source}.weight"])
@@ -80,41 +98,26 @@ class Decoder:
         return self._weights.project(self._graph, x, projection)
 
     def _attention(self, layer: int, x: ir.Value, cache: KeyValue) -> ir.Value:
-        graph, model, prefix = self._graph, self._model, f"model.layers.{layer}"
-        x = self._normalise(x, f"{prefix}.input_layernorm")
-        q, new = self._heads(x, f"{prefix}.self_attn")
-        context = self._spelling.attend(layer, q, new, cache)
-        context = graph.op("Transpose", context, perm=[0, 2, 1, 3])
-        context = graph.op("Reshape", context, graph.ints(0, 0, model.query_size))
-        sources = [f"{prefix}.self_attn.o_proj"]
-        return self._project(context, "output", sources, model.query_size, model.hidden_size)
-
-    def _heads(self, x: ir.Value, prefix: str) -> tuple[ir.Value, KeyValue]:
         graph, model = self._graph, self._model
+        prefix = f"model.layers.{layer}.self_attn"
         sources = [f"{prefix}.{kind}_proj" for kind in "qkv"]
         qkv = self._project(x, "qkv", sources, model.hidden_size, model.qkv_size)
         if model.attention_bias:
             biases = [f"{source}.bias" for source in sources]
             bias = self._weights.vector(graph, graph.scoped("qkv_bias"), biases)
             qkv = graph.op("Add", qkv, bias)
-        counts = (model.num_attention_heads, model.num_kv_heads, model.num_kv_heads)
-        heads = graph.op("Reshape", qkv, graph.ints(0, 0, sum(counts), model.head_dim))
-        heads = graph.op("Transpose", heads, perm=[0, 2, 1, 3])
-        q, k, v = graph.ops("Split", 3, heads, graph.ints(*counts), axis=1)
-        if model.qk_norm:
-            q = self._normalise(q, f"{prefix}.q_norm")
-            k = self._normalise(k, f"{prefix}.k_norm")
-        return self._spelling.rotate(q), KeyValue(self._spelling.rotate(k), v)
+        names = [f"{prefix}.{kind}_norm" for kind in "qk"] if model.qk_norm else []
+        norms = [self._weights.vector(graph, name, [f"{name}.weight"]) for name in names]
+        context = self._spelling.self_attention(layer, qkv, norms, cache)
+        sources = [f"{prefix}.o_proj"]
+        return self._project(context, "output", sources, model.query_size, model.hidden_size)
 
     def _mlp(self, layer: int, x: ir.Value) -> ir.Value:
-        graph, model, prefix = self._graph, self._model, f"model.layers.{layer}"
+        model, prefix = self._model, f"model.layers.{layer}"
         size = model.intermediate_size
-        x = self._normalise(x, f"{prefix}.post_attention_layernorm")
         sources = [f"{prefix}.mlp.{kind}_proj" for kind in ("gate", "up")]
         both = self._project(x, "gate_up", sources, model.hidden_size, 2 * size)
-        gate, up = graph.ops("Split", 2, both, graph.ints(size, size), axis=-1)
-        gate = graph.op("Mul", gate, graph.op("Sigmoid", gate))
-        product = graph.op("Mul", gate, up)
+        product = self._spelling.gated(both)
         sources = [f"{prefix}.mlp.down_proj"]
         return self._project(product, "down", sources, size, model.hidden_size)
 

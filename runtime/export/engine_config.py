@@ -1,6 +1,7 @@
 """The configuration of an engine folder, derived from the model and the export options."""
 
 from runtime.config import LLMEngineRunnerConfig
+from runtime.export.contrib import resolve_operators
 from runtime.export.model_config import ModelConfig
 from runtime.export.options import (
     ExportOptions,
@@ -8,6 +9,7 @@ from runtime.export.options import (
     resolve_capacity,
     resolve_dialect,
 )
+from runtime.export.tensorrt.options import resolve_decode_batches
 from runtime.version import VERSION
 
 
@@ -19,10 +21,16 @@ def engine_config(model: ModelConfig, options: ExportOptions) -> LLMEngineRunner
     """
     capacity = resolve_capacity(options, model.max_position_embeddings)
     dialect = resolve_dialect(options)
+    plan = options.plan
     inputs = (model.hidden_size, model.query_size, model.intermediate_size)
     return LLMEngineRunnerConfig(
         hearth_version=VERSION,
-        backend="onnxruntime",
+        backend="onnxruntime" if plan is None else "tensorrt",
+        device=options.device if plan is None else "cuda",
+        operators=resolve_operators(options, model),
+        static_decode_batches=()
+        if plan is None
+        else resolve_decode_batches(plan, options.max_batch),
         dialect=dialect,
         architecture=model.architecture,
         dtype=options.dtype,

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from runtime.config import FileRecord, LLMEngineRunnerConfig
+from runtime.device.dtypes import numpy_dtype
 from runtime.engine_folder import EMBEDDING_FILE, ROPE_FILE, record_files, write_config
 from runtime.errors import HearthError
 from runtime.export.checkpoint import Checkpoint
@@ -21,11 +21,12 @@ from runtime.export.model_config import ModelConfig, load_model_config
 from runtime.export.onnx_files import write_onnx
 from runtime.export.options import ExportOptions, check_options
 from runtime.export.progress import Meter, Progress
+from runtime.export.tensorrt.plan import build_or_fall_back, settle_dialect
 from runtime.export.text_files import copy_text_files
 from runtime.export.weights import Weights, row_pieces
 from runtime.export.writer import TensorPieces, write_safetensors
-from runtime.memory import projection_bytes
 from runtime.rope import rope_tables
+from runtime.sizes import projection_bytes
 
 
 def export_model(
@@ -38,6 +39,7 @@ def export_model(
     option at fault; nothing is left behind then.
     """
     check_options(options)
+    options = settle_dialect(options)
     model = load_model_config(source)
     checkpoint = Checkpoint(source)
     check_tensors(checkpoint, model)
@@ -48,9 +50,15 @@ def export_model(
         table = _write_embedding(folder, model, checkpoint, options, progress)
         total = projection_bytes(config) - (0 if table is None else table.length)
         meter = Meter(progress, "weights", total)
-        weights = Weights(checkpoint, config)
-        write_onnx(folder, model, config, weights, table=table, written=meter.add)
-        meter.finish()
+
+        def write_graph(config: LLMEngineRunnerConfig) -> None:
+            weights = Weights(checkpoint, config)
+            write_onnx(folder, model, config, weights, table=table, written=meter.add)
+            meter.finish()
+
+        write_graph(config)
+        if options.plan is not None:
+            config = build_or_fall_back(folder, config, options.plan, write_graph, progress)
         config = msgspec.structs.replace(config, files=_record(folder, progress))
         write_config(folder, config)
     return config
@@ -98,7 +106,7 @@ def _write_embedding(
     the type of the graph.
     """
     shared = model.tied_head and options.quantization == "none"
-    dtype = np.dtype(options.dtype) if shared else checkpoint.dtype(EMBEDDING)
+    dtype = numpy_dtype(options.dtype) if shared else checkpoint.dtype(EMBEDDING)
     shape = (model.vocab_size, model.hidden_size)
     size = math.prod(shape) * dtype.itemsize
     meter = Meter(progress, "embedding", size)

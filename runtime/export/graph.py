@@ -36,6 +36,7 @@ class GraphBuilder:
         self._outputs: list[ir.Value] = []
         self._nodes: list[ir.Node] = []
         self._initializers: dict[str, ir.Value] = {}
+        self._domains: dict[str, int] = {}
         self._scope = ""
 
     @contextmanager
@@ -71,10 +72,13 @@ class GraphBuilder:
     def ops(
         self, kind: str, outputs: int, *inputs: ir.Value | None, **attributes: AttributeValue
     ) -> Sequence[ir.Value]:
-        """Append a node with several outputs."""
+        """Append a node with several outputs; "domain::kind" is of another domain."""
+        domain, _, kind = kind.rpartition("::")
+        if domain:
+            self._domains[domain] = 1
         name = f"{self._scope}{kind}_{len(self._nodes)}"
         node = ir.Node(
-            "",
+            domain,
             kind,
             inputs,
             [_attribute(key, value) for key, value in attributes.items()],
@@ -128,7 +132,7 @@ class GraphBuilder:
             self._outputs,
             nodes=self._nodes,
             initializers=list(self._initializers.values()),
-            opset_imports={"": self.opset},
+            opset_imports={"": self.opset, **self._domains},
             name="decoder",
         )
         ir.save(ir.Model(graph, ir_version=ir_version, producer_name="hearth"), path)

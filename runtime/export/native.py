@@ -2,7 +2,7 @@
 
 import onnx_ir as ir
 
-from runtime.export.spelling import BATCH, CAPACITY, KeyValue, Spelling, StepInputs
+from runtime.export.spelling import BATCH, KeyValue, Spelling, StepInputs
 
 OPSET = 24
 
@@ -49,6 +49,6 @@ class NativeSpelling(Spelling):
 
     def _scatter(self, name: str, cache: ir.Value, rows: ir.Value) -> ir.Value:
         filled = self.graph.op("TensorScatter", cache, rows, self._start, axis=-2)
-        shape = (BATCH, self.model.num_kv_heads, CAPACITY, self.model.head_dim)
+        shape = (BATCH, self.model.num_kv_heads, self.capacity, self.model.head_dim)
         self.graph.output(filled, name, self.dtype, shape)
         return filled

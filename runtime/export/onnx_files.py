@@ -5,11 +5,12 @@ from pathlib import Path
 
 from runtime.config import LLMEngineRunnerConfig
 from runtime.engine_folder import DATA_FILE, MODEL_FILE
-from runtime.export import classic, native
+from runtime.export import classic, contrib, native
 from runtime.export.decoder import Decoder
 from runtime.export.graph import GraphBuilder, Location
 from runtime.export.model_config import ModelConfig
 from runtime.export.spelling import Spelling
+from runtime.export.tensorrt.spelling import PrimitiveSpelling
 from runtime.export.weights import Weights
 from runtime.export.writer import DataFile
 
@@ -32,13 +33,21 @@ def write_onnx(
     every piece of the data file.
     """
     spelling: type[Spelling] = native.NativeSpelling
+    if config.operators == "contrib":
+        spelling = contrib.ContribSpelling
     opset = native.OPSET
     if config.dialect == "classic":
         quantized = config.weight_quantization != "none"
-        spelling = classic.ClassicSpelling
+        plain = config.backend == "tensorrt"
+        spelling = PrimitiveSpelling if plain else classic.ClassicSpelling
         opset = classic.QUANTIZED_OPSET if quantized else classic.OPSET
     with (folder / DATA_FILE).open("wb") as file:
         graph = GraphBuilder(DataFile(file, written), DATA_FILE, opset)
-        Decoder(graph, spelling(graph, model, weights.dtype), weights, table).build()
+        chosen = spelling(graph, model, weights.dtype)
+        if config.backend == "tensorrt":
+            chosen.capacity = chosen.positions = config.max_kv_cache_capacity
+        elif config.device == "cuda":
+            chosen.longest_range = config.max_kv_cache_capacity
+        Decoder(graph, chosen, weights, table).build()
     ir_version = _IR_VERSION if opset == classic.OPSET else _IR_VERSION_INT4
     graph.save(folder / MODEL_FILE, ir_version)

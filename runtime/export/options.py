@@ -7,9 +7,10 @@ import msgspec
 import onnxruntime
 
 from runtime.errors import HearthError
+from runtime.export.tensorrt.options import PlanOptions, check_plan_options
 
 Dialect = Literal["native", "classic"]
-TargetType = Literal["float32", "float16"]
+TargetType = Literal["float32", "float16", "bfloat16"]
 Quantization = Literal["none", "int8", "int4"]
 BLOCK_SIZES = (0, 16, 32, 64, 128, 256)
 # Larger blocks mean fewer scales to read; eight bits lose next to nothing by it, four bits do.
@@ -23,7 +24,10 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     `block_size` counts weights that share one scale; 0 takes 128 for int8 and 32 for int4, or the
     next smaller size that divides every projection. `capacity` 0 takes the model's longest
-    sequence, at most 4096. `prefill_chunk` is the longest piece of a prompt in one step.
+    sequence, at most 4096. `prefill_chunk` is the longest piece of a prompt in one step. With
+    `plan` the graph becomes a TensorRT plan; `auto` then means the dialect that its builder reads.
+    `device` is where ONNX Runtime is to run the graph; `operators` "contrib" are its own, which
+    "auto" takes on CUDA for 16-bit models of common head sizes.
     """
 
     dialect: Literal["auto", "native", "classic"] = "auto"
@@ -33,12 +37,17 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
     capacity: int = 0
     max_batch: int = 8
     prefill_chunk: int = 256
+    plan: PlanOptions | None = None
+    device: Literal["cpu", "cuda"] = "cpu"
+    operators: Literal["auto", "standard", "contrib"] = "auto"
 
 
 _CHOICES = {
     "dialect": ("auto", "native", "classic"),
-    "dtype": ("float32", "float16"),
+    "dtype": ("float32", "float16", "bfloat16"),
     "quantization": ("none", "int8", "int4"),
+    "device": ("cpu", "cuda"),
+    "operators": ("auto", "standard", "contrib"),
     "block_size": BLOCK_SIZES,
 }
 
@@ -56,6 +65,40 @@ def check_options(options: ExportOptions) -> None:
     for name in ("max_batch", "prefill_chunk"):
         if getattr(options, name) < 1:
             raise HearthError("invalid_value", f"{name} must be at least 1", name)
+    _check_target(options)
+
+
+def _check_target(options: ExportOptions) -> None:
+    if options.operators == "contrib" and (options.device != "cuda" or options.plan is not None):
+        raise HearthError(
+            "unsupported_option",
+            "ONNX Runtime's own operators are for its CUDA provider: choose device cuda",
+            "operators",
+        )
+    if options.plan is not None:
+        check_plan_options(options.plan, options.max_batch)
+        if options.quantization != "none":
+            raise HearthError(
+                "unsupported_option", "TensorRT plans are not quantised", "quantization"
+            )
+    elif options.device == "cuda":
+        _check_cuda(options)
+    elif options.dtype == "bfloat16":
+        raise HearthError(
+            "unsupported_option", "ONNX Runtime has no bfloat16 on the CPU: choose float16", "dtype"
+        )
+
+
+def _check_cuda(options: ExportOptions) -> None:
+    """A graph for ONNX Runtime's CUDA provider."""
+    if options.dialect == "classic" and options.operators == "contrib":
+        raise HearthError(
+            "unsupported_option", "the classic dialect has standard operators only", "operators"
+        )
+    if options.quantization != "none":
+        raise HearthError(
+            "unsupported_option", "engines for CUDA are not quantised", "quantization"
+        )
 
 
 def resolve_dialect(options: ExportOptions, version: str = onnxruntime.__version__) -> Dialect:

@@ -1,8 +1,11 @@
 """What the two dialects of the graph spell differently."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
@@ -40,6 +43,11 @@ class Spelling(ABC):
     """
 
     index_type: ir.DataType
+    capacity: int | str = CAPACITY
+    """Slots of a cache, and `positions` of the rotary table: a symbol where any number serves."""
+    positions: int | str = POSITIONS
+    longest_range: int | None = None
+    """The longest range that can be asked for, where the graph is to be captured (`range`)."""
 
     def __init__(self, graph: GraphBuilder, model: ModelConfig, dtype: np.dtype[Any]) -> None:
         self.graph = graph
@@ -62,6 +70,44 @@ class Spelling(ABC):
     @abstractmethod
     def attend(self, layer: int, q: ir.Value, new: KeyValue, cache: KeyValue) -> ir.Value:
         """Attend over the filled slots and the new rows; declares the layer's cache outputs."""
+
+    def add_normalise(
+        self, x: ir.Value, addend: ir.Value, weight: ir.Value
+    ) -> tuple[ir.Value, ir.Value]:
+        """The sum, and the sum normalised."""
+        total = self.graph.op("Add", x, addend)
+        return total, self.normalise(total, weight)
+
+    def gated(self, both: ir.Value) -> ir.Value:
+        """SiLU of the first half of the last axis, times the second half."""
+        sizes = self.graph.ints(self.model.intermediate_size, self.model.intermediate_size)
+        gate, up = self.graph.ops("Split", 2, both, sizes, axis=-1)
+        gate = self.graph.op("Mul", gate, self.graph.op("Sigmoid", gate))
+        return self.graph.op("Mul", gate, up)
+
+    def self_attention(
+        self, layer: int, qkv: ir.Value, norms: Sequence[ir.Value], cache: KeyValue
+    ) -> ir.Value:
+        """Context [B, S, query size] of projected queries, keys and values, side by side."""
+        graph, model = self.graph, self.model
+        counts = (model.num_attention_heads, model.num_kv_heads, model.num_kv_heads)
+        heads = graph.op("Reshape", qkv, graph.ints(0, 0, sum(counts), model.head_dim))
+        heads = graph.op("Transpose", heads, perm=[0, 2, 1, 3])
+        q, new = self.heads(heads, counts, norms)
+        context = graph.op("Transpose", self.attend(layer, q, new, cache), perm=[0, 2, 1, 3])
+        return graph.op("Reshape", context, graph.ints(0, 0, model.query_size))
+
+    def heads(
+        self, heads: ir.Value, counts: tuple[int, int, int], norms: Sequence[ir.Value]
+    ) -> tuple[ir.Value, KeyValue]:
+        """Query, key and value heads of [B, all heads, S, D], the first two normed and turned.
+
+        `counts` are the heads of each; `norms` the weights for queries and keys, if there are.
+        """
+        q, k, v = self.graph.ops("Split", 3, heads, self.graph.ints(*counts), axis=1)
+        if norms:
+            q, k = self.normalise(q, norms[0]), self.normalise(k, norms[1])
+        return self.rotate(q), KeyValue(self.rotate(k), v)
 
     def rotary_rows(self, inputs: StepInputs) -> tuple[ir.Value, ir.Value]:
         """Cosine and sine of each token of the step [B, S, rotary / 2], in the graph's type."""
@@ -91,7 +137,7 @@ class Spelling(ABC):
     def additive(self, visible: ir.Value) -> ir.Value:
         """What to add to scores: 0 where `visible`, a very negative number elsewhere."""
         # Half the smallest number: adding a score to it cannot overflow.
-        hidden = float(np.finfo(self.numpy_type.name).min) / 2
+        hidden = float(ml_dtypes.finfo(self.numpy_type).min) / 2
         return self.graph.op("Where", visible, self.number(0.0), self.number(hidden))
 
     def number(self, value: float) -> ir.Value:
@@ -102,12 +148,24 @@ class Spelling(ABC):
         """Convert to another type."""
         return self.graph.op("Cast", x, to=int(dtype))
 
+    @cached_property
+    def every_slot(self) -> ir.Value:
+        """0 to `longest_range` less one as int64."""
+        return self.graph.vector("every_slot", np.arange(self.longest_range or 0, dtype=np.int64))
+
     def length(self, x: ir.Value, axis: int) -> ir.Value:
         """One dimension of a tensor as an int64 scalar."""
         shape = self.graph.op("Shape", x, start=axis, end=axis + 1)
         return self.graph.op("Squeeze", shape, self.graph.ints(0))
 
     def range(self, length: ir.Value) -> ir.Value:
-        """0, 1, 2 ... as int64."""
+        """0, 1, 2 ... as int64.
+
+        ONNX Runtime computes a range of lengths on the host, and a captured CUDA graph would copy
+        it from memory that is long gone: there it is the beginning of a constant.
+        """
+        if self.longest_range is not None:
+            stop = self.graph.op("Unsqueeze", length, self.graph.ints(0))
+            return self.graph.op("Slice", self.every_slot, self.graph.ints(0), stop)
         zero, one = (self.graph.constant(np.array(n, np.int64)) for n in (0, 1))
         return self.graph.op("Range", zero, length, one)

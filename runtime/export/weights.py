@@ -8,6 +8,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from runtime.config import LLMEngineRunnerConfig
+from runtime.device.dtypes import numpy_dtype
 from runtime.errors import HearthError
 from runtime.export.checkpoint import Checkpoint
 from runtime.export.graph import GraphBuilder
@@ -34,7 +35,7 @@ class Weights:
         self._checkpoint = checkpoint
         self._quantization = config.weight_quantization
         self._block_size = config.weight_block_size
-        self.dtype = np.dtype(config.dtype)
+        self.dtype = numpy_dtype(config.dtype)
 
     def vector(self, graph: GraphBuilder, name: str, sources: Sequence[str]) -> ir.Value:
         """Vectors of the checkpoint, one behind the other."""

@@ -10,12 +10,8 @@ from runtime.config import FileRecord
 from runtime.engine_folder import DATA_FILE, EMBEDDING_FILE
 from runtime.export import ExportOptions, export_model
 from runtime.export.options import resolve_dialect
-from runtime.memory import (
-    available_memory,
-    predict_memory,
-    projection_bytes,
-    projection_elements,
-)
+from runtime.memory import available_memory, predict_memory
+from runtime.sizes import projection_bytes, projection_elements
 from tests.references import reference_folder
 from tests.runtime.engine_configs import small_config
 from tests.runtime.export.test_peak_memory import make_model

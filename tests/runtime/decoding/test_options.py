@@ -1,6 +1,9 @@
+from typing import Literal
+
 import pytest
 from msgspec import structs
 
+from runtime.config import LLMEngineRunnerConfig
 from runtime.decoding.options import RuntimeOptions, effective_config
 from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
@@ -45,4 +48,54 @@ def test_a_folder_can_be_simulated() -> None:
 def test_a_simulated_folder_holds_no_model() -> None:
     with pytest.raises(HearthError) as caught:
         effective_config(SIMULATED, RuntimeOptions(engine_kind="onnxruntime"))
+    assert (caught.value.code, caught.value.field) == ("engine_incompatible", "engine_kind")
+
+
+PLAN = structs.replace(
+    STORED, backend="tensorrt", device="cuda", dialect="classic", static_decode_batches=(1, 2, 4, 8)
+)
+
+
+def test_a_plan_serves_the_shapes_it_was_built_with() -> None:
+    config = effective_config(PLAN, RuntimeOptions(max_batch=4))
+    assert config.static_decode_batches == (1, 2, 4)
+    assert effective_config(PLAN, RuntimeOptions()) == PLAN
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [(RuntimeOptions(max_batch=3), "max_batch"), (RuntimeOptions(capacity=999), "capacity")],
+)
+def test_other_shapes_of_a_plan_are_refused(options: RuntimeOptions, field: str) -> None:
+    with pytest.raises(HearthError, match="the plan was built for") as caught:
+        effective_config(PLAN, options)
+    assert (caught.value.code, caught.value.field) == ("invalid_value", field)
+
+
+def test_a_graph_of_standard_operators_runs_on_either_device() -> None:
+    config = effective_config(STORED, RuntimeOptions(device="cuda"))
+    assert config.device == "cuda"
+    assert effective_config(config, RuntimeOptions(device="cpu")) == STORED
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        PLAN,
+        structs.replace(STORED, device="cuda", operators="contrib"),
+        structs.replace(STORED, device="cuda", dtype="bfloat16"),
+    ],
+)
+def test_what_a_gpu_library_made_runs_nowhere_else(stored: LLMEngineRunnerConfig) -> None:
+    with pytest.raises(HearthError, match="runs on cuda alone") as caught:
+        effective_config(stored, RuntimeOptions(device="cpu"))
+    assert (caught.value.code, caught.value.field) == ("engine_incompatible", "device")
+
+
+@pytest.mark.parametrize(("stored", "kind"), [(STORED, "tensorrt"), (PLAN, "onnxruntime")])
+def test_an_engine_of_another_kind_is_refused(
+    stored: LLMEngineRunnerConfig, kind: Literal["onnxruntime", "tensorrt"]
+) -> None:
+    with pytest.raises(HearthError) as caught:
+        effective_config(stored, RuntimeOptions(engine_kind=kind))
     assert (caught.value.code, caught.value.field) == ("engine_incompatible", "engine_kind")

@@ -32,7 +32,7 @@ class GraphDriver:
 
     def __init__(self, folder: Path, batch: int, capacity: int) -> None:
         self.config: LLMEngineRunnerConfig = load_config(folder)
-        self.session = open_session(folder)
+        self.session = self._open(folder)
         self.filled = np.zeros(batch, np.int64)
         self.aliased = True
         self._native = self.config.dialect == "native"
@@ -79,6 +79,9 @@ class GraphDriver:
         """Evict all rows but these, whose caches move to the front."""
         self.filled = self.filled[list(rows)]
         self.caches = {name: cache[list(rows)].copy() for name, cache in self.caches.items()}
+
+    def _open(self, folder: Path) -> Any:
+        return open_session(folder)
 
     def _run(self, feeds: dict[str, Array]) -> dict[str, Array]:
         binding = self.session.io_binding()

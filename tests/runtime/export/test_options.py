@@ -17,7 +17,7 @@ from runtime.export.options import (
     ("name", "value"),
     [
         ("dialect", "modern"),
-        ("dtype", "bfloat16"),
+        ("dtype", "float64"),
         ("quantization", "int2"),
         ("block_size", -1),
         ("block_size", 48),

@@ -1,0 +1,119 @@
+"""ONNX Runtime's CUDA provider behind `Engine`: our stream, our memory, our captured graphs."""
+
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+
+from runtime.config import LLMEngineRunnerConfig
+from runtime.device.cuda.cuda_device import CudaDevice
+from runtime.device.stream import Stream
+from runtime.errors import HearthError
+from runtime.executor.engine import Binding, CapturedRun, EngineOptions, IOTensor
+from runtime.executor.onnx_cuda_capture import capture_run
+from runtime.executor.onnx_cuda_session import ELEMENT_TYPES, describe, open_session, step_error
+from runtime.tensors.tensor import Tensor
+
+
+class OnnxCudaEngine:
+    """An ONNX Runtime session on a GPU; nothing it does waits for the device.
+
+    Scratch memory comes from the session's arena, which keeps all that it ever took: what a
+    captured graph uses is only handed to later work of the same stream.
+    """
+
+    required_context_memory = 0
+    """ONNX Runtime allocates its scratch memory itself."""
+
+    def __init__(
+        self, session: ort.InferenceSession, device: CudaDevice, *, row_by_row: bool
+    ) -> None:
+        self._session = session
+        self._device = device
+        self._row_by_row = row_by_row
+        self._kept: tuple[Sequence[Binding], list[Any]] | None = None
+        self._options = ort.RunOptions()
+        self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        self.io_tensors: tuple[IOTensor, ...] = describe(session)
+        self._batched = {one.name for one in self.io_tensors if one.shape[:1] == ("batch",)}
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path,
+        config: LLMEngineRunnerConfig,
+        options: EngineOptions,
+        device: CudaDevice,
+    ) -> "OnnxCudaEngine":
+        """Load `model.onnx` onto the device, with its stream for all work.
+
+        Raises `engine_incompatible` without the provider or for a graph that it cannot run
+        whole, `engine_corrupt` or `out_of_memory`.
+        """
+        session = open_session(folder, config, options, device)
+        return cls(session, device, row_by_row=config.operators == "contrib")
+
+    def set_context_memory(self, memory: Tensor) -> None:
+        """Nothing of `memory` is used: no scratch memory is asked of the caller."""
+
+    def use_profile(self, _profile: int, _stream: Stream, /) -> None:
+        """Nothing to switch: one set of shapes serves every step."""
+
+    def run(self, bindings: Sequence[Binding], stream: Stream, /) -> None:
+        """Queue one step; raises `executor_failed`, `out_of_memory` or `device_lost`.
+
+        `stream` must be the device's, which the session was opened with.
+        """
+        if stream.handle != self._device.stream.handle:
+            raise HearthError("internal", "the engine runs on the stream that it was opened with")
+        try:
+            for bound in self._bound(bindings):
+                self._session.run_with_iobinding(bound, self._options)
+        except Exception as error:
+            raise step_error(error, stream) from error
+
+    def capture(self, bindings: Sequence[Binding], stream: Stream, /) -> CapturedRun:
+        """Keep a step as a CUDA graph; the step runs twice on the way.
+
+        The first run lets the arena grow and kernels choose their forms, which a capture forbids.
+        """
+        self.run(bindings, stream)
+        self.run(bindings, stream)
+        stream.synchronize()
+        return capture_run(self._device, lambda: self.run(bindings, stream))
+
+    def close(self) -> None:
+        """Free the session and all its memory; captured graphs must be closed before."""
+        self._kept = None
+        del self._session
+
+    def _bound(self, bindings: Sequence[Binding]) -> list[Any]:
+        if self._kept is None or self._kept[0] is not bindings:
+            self._kept = bindings, [self._bind(part) for part in self._parts(bindings)]
+        return self._kept[1]
+
+    def _bind(self, bindings: Sequence[Binding]) -> Any:
+        bound = self._session.io_binding()
+        for one in bindings:
+            bind = bound.bind_input if one.direction == "input" else bound.bind_output
+            kind = ELEMENT_TYPES[one.tensor.dtype.name]
+            bind(one.name, "cuda", 0, kind, one.shape, one.tensor.address)
+        return bound
+
+    def _parts(self, bindings: Sequence[Binding]) -> list[Sequence[Binding]]:
+        """The step itself, or one step a row where attention takes no more than one at a time."""
+        shape = next((one.shape for one in bindings if one.name == "inputs_embeds"), (1, 1))
+        rows, steps = shape[:2]
+        if not self._row_by_row or rows == 1 or steps == 1:
+            return [bindings]
+        return [[self._row(one, row) for one in bindings] for row in range(rows)]
+
+    def _row(self, one: Binding, row: int) -> Binding:
+        if one.name not in self._batched:
+            return one
+        whole, shape = one.tensor, (1, *one.shape[1:])
+        address = whole.address + row * prod(shape) * whole.dtype.itemsize
+        part = Tensor.on_device(whole.name, address, shape, whole.dtype, whole.owner)
+        return Binding(one.name, one.direction, part, shape)

@@ -1,0 +1,148 @@
+"""Opening an ONNX Runtime session on a GPU, and what its errors mean."""
+
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnxruntime as ort
+
+from runtime.config import LLMEngineRunnerConfig
+from runtime.device.cuda.cuda_device import CudaDevice
+from runtime.device.stream import Stream
+from runtime.engine_folder import MODEL_FILE
+from runtime.errors import HearthError
+from runtime.executor.engine import EngineOptions, IOTensor
+from runtime.executor.onnx_engine import check_version
+
+PROVIDER = "CUDAExecutionProvider"
+ELEMENT_TYPES = {"float32": 1, "int32": 6, "int64": 7, "float16": 10, "bfloat16": 16}
+"""ONNX's numbers for the types of our buffers, by their NumPy names."""
+
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "tensor(float)": np.dtype(np.float32),
+    "tensor(float16)": np.dtype(np.float16),
+    "tensor(bfloat16)": np.dtype(ml_dtypes.bfloat16),
+    "tensor(int64)": np.dtype(np.int64),
+    "tensor(int32)": np.dtype(np.int32),
+}
+_ON_THE_HOST = frozenset({"Shape", "Squeeze", "Unsqueeze", "Cast", "Sub", "Concat"})
+"""What computes with shapes; the values of a shape are constants of a captured step."""
+_OUT_OF_MEMORY = ("out of memory", "Failed to allocate memory", "bad allocation")
+
+
+def open_session(
+    folder: Path, config: LLMEngineRunnerConfig, options: EngineOptions, device: CudaDevice
+) -> ort.InferenceSession:
+    """A session whose work goes to the device's stream; raises what `OnnxCudaEngine.open` does."""
+    check_version(config.dialect, ort.__version__)
+    _check_provider()
+    path = folder / MODEL_FILE
+    provider = (PROVIDER, provider_options(device.stream.handle))
+    try:
+        session = ort.InferenceSession(path, session_options(options), providers=[provider])
+    except Exception as error:
+        raise _load_error(error, path) from error
+    _check_placement(session)
+    return session
+
+
+def provider_options(stream: int) -> dict[str, str]:
+    """Settings of the CUDA provider; `stream` is the handle of ours."""
+    return {
+        "device_id": "0",
+        "user_compute_stream": str(stream),
+        # Powers of two would take up to twice the memory of a large prefill.
+        "arena_extend_strategy": "kSameAsRequested",
+        # Full float32 where the model is float32.
+        "use_tf32": "0",
+    }
+
+
+def session_options(options: EngineOptions) -> ort.SessionOptions:
+    """Settings of a session: the host only queues work, so one thread is enough."""
+    made = ort.SessionOptions()
+    made.intra_op_num_threads = options.threads or 1
+    made.inter_op_num_threads = 1
+    made.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    # A pattern would be kept for every shape; prefill has hundreds of them.
+    made.enable_mem_pattern = False
+    made.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    # Products of few rows have kernels of their own, and the first run picks the fastest.
+    made.add_session_config_entry("ep.cuda.enable_gemm_auto_tune", "1")
+    return made
+
+
+def describe(session: ort.InferenceSession) -> tuple[IOTensor, ...]:
+    """All bindings, inputs first; raises `engine_incompatible` for a type that is not served."""
+    listed: list[IOTensor] = []
+    for direction, values in (("input", session.get_inputs()), ("output", session.get_outputs())):
+        for value in values:
+            dtype = _DTYPES.get(value.type)
+            if dtype is None:
+                raise HearthError(
+                    "engine_incompatible",
+                    f"the engine's binding {value.name} has a type that is not served",
+                    value.name,
+                )
+            shape = tuple(value.shape)
+            listed.append(IOTensor(value.name, direction, dtype, shape))  # type: ignore[arg-type]
+    return tuple(listed)
+
+
+def step_error(error: Exception, stream: Stream) -> HearthError:
+    """What a failed step means: `device_lost` when the context has died with it."""
+    try:
+        stream.synchronize()
+    except HearthError as lost:
+        return lost
+    if _is_out_of_memory(error):
+        return HearthError("out_of_memory", "the GPU has no memory for the scratch of a step")
+    return HearthError("executor_failed", "the engine failed in a step")
+
+
+def _load_error(error: Exception, path: Path) -> HearthError:
+    if _is_out_of_memory(error):
+        return HearthError("out_of_memory", f"{path} does not fit onto the GPU", MODEL_FILE)
+    return HearthError(
+        "engine_corrupt",
+        f"{path} or its data cannot be loaded: export the model again",
+        MODEL_FILE,
+    )
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    text = str(error)
+    return isinstance(error, MemoryError) or any(part in text for part in _OUT_OF_MEMORY)
+
+
+def _check_provider() -> None:
+    # The wheel brings no CUDA libraries; those of other packages must be in the process first.
+    if PROVIDER not in ort.get_available_providers():
+        raise HearthError(
+            "engine_incompatible",
+            "this ONNX Runtime has no CUDA provider: pip install 'hearth[cuda]'",
+            "device",
+        )
+    with redirect_stdout(StringIO()):  # what it cannot find, the provider says better
+        ort.preload_dlls()
+
+
+def _check_placement(session: ort.InferenceSession) -> None:
+    """Refuse a graph of which a part would run on the CPU, and slowly, without a word."""
+    if PROVIDER not in session.get_providers():
+        raise HearthError(
+            "engine_incompatible",
+            "the CUDA provider of ONNX Runtime cannot be loaded: its CUDA or cuDNN is missing",
+            "device",
+        )
+    for part in session.get_provider_graph_assignment_info():
+        for node in part.get_nodes() if part.ep_name != PROVIDER else ():
+            if node.op_type not in _ON_THE_HOST:
+                raise HearthError(
+                    "engine_incompatible",
+                    f"the CUDA provider cannot run {node.op_type} ({node.name})",
+                    "operators",
+                )

@@ -1,0 +1,58 @@
+"""Whether a plan fits the library and the GPU that it is to run on, by the record beside it."""
+
+from runtime.config import LLMEngineRunnerConfig, PlanRecord
+from runtime.errors import HearthError
+
+# TensorRT 11 reads version-compatible plans from 10 on, 10 those of 8.6.
+_OLDEST_READ_BY_11 = 10
+
+
+def check_plan(
+    config: LLMEngineRunnerConfig, version: str, gpu_name: str, compute_capability: tuple[int, int]
+) -> None:
+    """Return when TensorRT `version` on this GPU can run the plan that `config` records.
+
+    Raises `engine_corrupt` without a record and `engine_incompatible` naming what differs.
+    """
+    plan = config.plan
+    if plan is None:
+        raise HearthError("engine_corrupt", "config.json does not say what built the plan", "plan")
+    if not _readable(plan, version):
+        also = " or newer" if plan.version_compatible else ""
+        raise _rebuild(
+            config,
+            f"was built by TensorRT {plan.tensorrt_version} and runs on that{also}; "
+            f"this is {version}",
+            "tensorrt_version",
+        )
+    capability = "{}.{}".format(*compute_capability)
+    if plan.compute_capability not in ("", capability):
+        raise _rebuild(
+            config,
+            f"was built for compute capability {plan.compute_capability}; {gpu_name} has "
+            f"{capability}",
+            "compute_capability",
+        )
+    if plan.gpu_name not in ("", gpu_name):
+        raise _rebuild(config, f"was built for {plan.gpu_name}, this is {gpu_name}", "gpu_name")
+
+
+def _readable(plan: PlanRecord, version: str) -> bool:
+    built, have = _numbers(plan.tensorrt_version), _numbers(version)
+    if built == have or not plan.version_compatible:
+        return built == have
+    return have > built and (have[0] <= _OLDEST_READ_BY_11 or built[0] >= _OLDEST_READ_BY_11)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    # The fourth number counts packages of the same library.
+    return tuple(int(part) for part in version.split(".")[:3])
+
+
+def _rebuild(config: LLMEngineRunnerConfig, what: str, field: str) -> HearthError:
+    return HearthError(
+        "engine_incompatible",
+        f"the plan of Hearth {config.hearth_version} {what}: export the model again with "
+        "--backend tensorrt on the machine that is to run it",
+        field,
+    )

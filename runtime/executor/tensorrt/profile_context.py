@@ -1,0 +1,63 @@
+from collections.abc import Sequence
+from typing import Any
+
+from runtime.device.stream import Stream
+from runtime.errors import Code, HearthError
+from runtime.executor.engine import Binding
+
+
+class ProfileContext:
+    """One execution context that stays on one optimisation profile, and its newest bindings."""
+
+    def __init__(self, context: Any, profile: int, log: Any) -> None:
+        self.context = context
+        self._profile = profile
+        self._log = log
+        self._selected = False
+        self._bound: Sequence[Binding] | None = None
+
+    def select(self, stream: Stream) -> None:
+        """Set the profile, once."""
+        if self._selected:
+            return
+        if not self.context.set_optimization_profile_async(self._profile, stream.handle):
+            raise failed(self._log, f"profile {self._profile} cannot be used")
+        self._selected = True
+
+    def enqueue(self, bindings: Sequence[Binding], stream: Stream) -> None:
+        """Queue one step; sets nothing when `bindings` is the tuple of the step before."""
+        if bindings is not self._bound:
+            self._bind(bindings)
+        if not self.context.execute_async_v3(stream.handle):
+            raise failed(self._log, "the engine failed in a step")
+
+    def forget(self) -> None:
+        """Bind anew in the next step."""
+        self._bound = None
+
+    def _bind(self, bindings: Sequence[Binding]) -> None:
+        self._bound = None
+        context = self.context
+        for one in bindings:
+            if one.direction == "input" and not context.set_input_shape(one.name, one.shape):
+                raise self._refused(one)
+            if not context.set_tensor_address(one.name, one.tensor.address):
+                raise failed(self._log, f"the address of {one.name} is refused")
+        self._bound = bindings
+
+    def _refused(self, one: Binding) -> HearthError:
+        low, _, high = self.context.engine.get_tensor_profile_shape(one.name, self._profile)
+        self._log.take()
+        return HearthError(
+            "invalid_value",
+            f"{one.name} has shape {one.shape} in a step; profile {self._profile} of the engine "
+            f"serves {tuple(low)} to {tuple(high)}",
+            one.name,
+        )
+
+
+def failed(log: Any, what: str) -> HearthError:
+    """The error for a call of TensorRT that failed, with what the library logged."""
+    text = log.take()
+    code: Code = "out_of_memory" if "out of memory" in text.lower() else "executor_failed"
+    return HearthError(code, f"{what}: {text}")

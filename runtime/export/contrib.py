@@ -1,0 +1,98 @@
+"""The native dialect by ONNX Runtime's own operators, for its CUDA provider."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import onnx_ir as ir
+
+from runtime.errors import HearthError
+from runtime.export.model_config import ModelConfig
+from runtime.export.native import NativeSpelling
+from runtime.export.options import ExportOptions, resolve_dialect
+from runtime.export.spelling import BATCH, KeyValue, StepInputs
+
+CONTRIB = "com.microsoft"
+HEAD_MULTIPLE = 16
+"""Elements of a head, and of the rotated part of it, that GroupQueryAttention counts in."""
+
+
+def resolve_operators(options: ExportOptions, model: ModelConfig) -> Literal["standard", "contrib"]:
+    """Which operators to write; `auto` means ONNX Runtime's own where they serve the model.
+
+    Raises `unsupported_option` when they are asked for and do not.
+    """
+    if options.operators == "standard" or options.device == "cpu" or options.plan is not None:
+        return "standard"
+    reason = _why_not(options, model)
+    if reason and options.operators == "contrib":
+        raise HearthError("unsupported_option", f"no such operators: {reason}", "operators")
+    return "standard" if reason else "contrib"
+
+
+def _why_not(options: ExportOptions, model: ModelConfig) -> str | None:
+    if resolve_dialect(options) == "classic":
+        return "the classic dialect has standard operators only"
+    if options.dtype == "float32":
+        return "attention on CUDA takes float16 or bfloat16, not float32"
+    if model.head_dim % HEAD_MULTIPLE or model.rotary_dim % HEAD_MULTIPLE:
+        return f"a head and its rotated part must be multiples of {HEAD_MULTIPLE}"
+    return None
+
+
+class ContribSpelling(NativeSpelling):
+    """One GroupQueryAttention a layer: norms, rotation, cache and attention.
+
+    It takes several tokens of one row, or one token of several rows: the engine runs the rows
+    of a prefill one by one (`OnnxCudaEngine`).
+    """
+
+    def prepare(self, inputs: StepInputs, cache: ir.Value) -> None:
+        """The filled slots less one, the rotary tables in the graph's type, and the capacity."""
+        graph = self.graph
+        self._positions = inputs.positions
+        self._cos, self._sin = (self.cast(table, self.dtype) for table in inputs[-2:])
+        steps = graph.op("Shape", inputs.embeds, start=1, end=2)
+        before = graph.op("Sub", steps, graph.ints(1))
+        last = graph.op("Slice", self.every_slot, before, steps)
+        self._last = self.cast(graph.op("Add", inputs.start, last), ir.DataType.INT32)
+        # The kernels take the lengths from the device; this only bounds them, for all replays.
+        slots = graph.op("Shape", cache, start=2, end=3)
+        self._slots = self.cast(slots, ir.DataType.INT32)
+
+    def add_normalise(
+        self, x: ir.Value, addend: ir.Value, weight: ir.Value
+    ) -> tuple[ir.Value, ir.Value]:
+        """One SkipSimplifiedLayerNormalization, whose last output is the sum."""
+        kind = f"{CONTRIB}::SkipSimplifiedLayerNormalization"
+        outputs = self.graph.ops(kind, 4, x, addend, weight, epsilon=self.model.rms_norm_eps)
+        for unused in outputs[1:3]:
+            unused.name = ""
+        return outputs[3], outputs[0]
+
+    def gated(self, both: ir.Value) -> ir.Value:
+        """QuickGelu with alpha 1 is SiLU."""
+        sizes = self.graph.ints(self.model.intermediate_size, self.model.intermediate_size)
+        gate, up = self.graph.ops("Split", 2, both, sizes, axis=-1)
+        return self.graph.op("Mul", self.graph.op(f"{CONTRIB}::QuickGelu", gate, alpha=1.0), up)
+
+    def self_attention(
+        self, layer: int, qkv: ir.Value, norms: Sequence[ir.Value], cache: KeyValue
+    ) -> ir.Value:
+        """Queries, keys and values stay packed; caches are written in place."""
+        model = self.model
+        tables = (self._last, self._slots, self._cos, self._sin, self._positions)
+        extra = (None, None, None, None, *norms) if norms else ()
+        context, k, v = self.graph.ops(
+            f"{CONTRIB}::GroupQueryAttention",
+            3,
+            *(qkv, None, None, *cache, *tables, *extra),
+            num_heads=model.num_attention_heads,
+            kv_num_heads=model.num_kv_heads,
+            scale=model.head_dim**-0.5,
+            do_rotary=1,
+            **({"qk_norm_epsilon": model.rms_norm_eps} if norms else {}),
+        )
+        shape = (BATCH, model.num_kv_heads, self.capacity, model.head_dim)
+        for name, value in ((f"present_k_cache_{layer}", k), (f"present_v_cache_{layer}", v)):
+            self.graph.output(value, name, self.dtype, shape)
+        return context

@@ -1,0 +1,295 @@
+"""Builds one TensorRT plan: `python builder.py JOB.json`, events as JSON lines on standard output.
+
+This file imports nothing else of Hearth, so that it runs in whatever Python the wanted TensorRT
+lives in: 8.6 and newer, and TensorRT-RTX. The last event is `built` or `failed`, never neither.
+"""
+
+import importlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+# What builders say when a fused attention has no kernel for its type, head size or GPU.
+_NO_KERNEL = ("dedicated kernel", "_gemm_mha", "Attention operation was not supported")
+_NO_MEMORY = ("out of memory", "OutOfMemory", "insufficient memory")
+_NO_GPU = ("CUDA initialization failure", "no CUDA-capable device", "factory function returned")
+
+
+def emit(event: str, **fields: Any) -> None:
+    """Print one event."""
+    sys.stdout.write(json.dumps({"event": event, **fields}) + "\n")
+    sys.stdout.flush()
+
+
+class JobError(Exception):
+    """A named failure: `kind` for programs, the message for people."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+def make_logger(trt: Any) -> Any:
+    """A TensorRT logger that keeps errors in `messages` and emits warnings."""
+
+    class Logger(trt.ILogger):  # type: ignore[misc] # the module is chosen at run time
+        def __init__(self) -> None:
+            super().__init__()
+            self.messages: list[str] = []
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity in (trt.ILogger.INTERNAL_ERROR, trt.ILogger.ERROR):
+                self.messages.append(message)
+            elif severity == trt.ILogger.WARNING:
+                emit("warning", message=message)
+
+    return Logger()
+
+
+def make_monitor(trt: Any) -> Any:
+    """A progress monitor that emits the steps of every phase; None before TensorRT 10."""
+    if not hasattr(trt, "IProgressMonitor"):
+        return None
+
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc] # likewise
+        def __init__(self) -> None:
+            super().__init__()
+            self._totals: dict[str, int] = {}
+
+        def phase_start(self, phase: str, _parent: str | None, steps: int) -> None:
+            self._totals[phase] = steps
+            emit("progress", stage=phase, done=0, total=steps)
+
+        def phase_finish(self, phase: str) -> None:
+            total = self._totals.pop(phase, 0)
+            emit("progress", stage=phase, done=total, total=total)
+
+        def step_complete(self, phase: str, step: int) -> bool:
+            emit("progress", stage=phase, done=step + 1, total=self._totals.get(phase, step + 1))
+            return True
+
+    return Monitor()
+
+
+def fail(logger: Any, kind: str, what: str) -> NoReturn:
+    """Raise `JobError`, of a more telling kind where the logged errors give one."""
+    text = "; ".join(logger.messages[-3:]) or "no reason was given"
+    for known, marks in (
+        ("no_attention_kernel", _NO_KERNEL),
+        ("out_of_memory", _NO_MEMORY),
+        ("no_gpu", _NO_GPU),
+    ):
+        if any(mark in message for mark in marks for message in logger.messages):
+            kind = known
+    raise JobError(kind, f"{what}: {text}")
+
+
+def make_builder(trt: Any, logger: Any) -> Any:
+    """The builder; without a GPU TensorRT has none, TensorRT-RTX has."""
+    try:
+        return trt.Builder(logger)
+    except TypeError as error:
+        logger.messages.append(str(error))
+        fail(logger, "no_gpu", "the builder cannot start")
+
+
+def make_network(trt: Any, builder: Any) -> tuple[Any, bool]:
+    """An empty network, strongly typed where the version has that, and whether it is."""
+    flags = trt.NetworkDefinitionCreationFlag
+    if hasattr(flags, "STRONGLY_TYPED"):
+        return builder.create_network(1 << int(flags.STRONGLY_TYPED)), True
+    return builder.create_network(1 << int(flags.EXPLICIT_BATCH)), False
+
+
+def parse(trt: Any, network: Any, logger: Any, graph: str) -> None:
+    """Read the ONNX file and its weights."""
+    parser = trt.OnnxParser(network, logger)
+    if parser.parse_from_file(graph):
+        return
+    for index in range(parser.num_errors):
+        logger.messages.append(str(parser.get_error(index).desc()))
+    fail(logger, "parse", "the graph cannot be read")
+
+
+def set_precision(trt: Any, network: Any, config: Any, precision: str) -> int:
+    """Allow a weakly typed network the graph's narrow type, keeping its float32 part.
+
+    Returns how many layers are held in float32: normalisation, whose squares overflow a half.
+    """
+    flag = {"float16": "FP16", "bfloat16": "BF16", "float32": ""}[precision]
+    if not flag:
+        return 0
+    if not hasattr(trt.BuilderFlag, flag):
+        raise JobError("unsupported", f"TensorRT {trt.__version__} has no {precision}")
+    config.set_flag(getattr(trt.BuilderFlag, flag))
+    config.set_flag(trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)
+    wide: set[str] = set()
+    held = 0
+    for index in range(network.num_layers):
+        held += hold_in_float32(trt, network.get_layer(index), wide)
+    return held
+
+
+def hold_in_float32(trt: Any, layer: Any, wide: set[str]) -> bool:
+    """Fix the type of a layer between a cast to float32 and the next cast; `wide` are its tensors.
+
+    What a weakly typed network says of a tensor's type before it is built is not to be trusted.
+    """
+    outputs = [layer.get_output(index) for index in range(layer.num_outputs)]
+    if layer.type == trt.LayerType.CAST:
+        layer.__class__ = trt.ICastLayer
+        if layer.to_type == trt.float32:
+            wide.update(tensor.name for tensor in outputs)
+        return False
+    inputs = [layer.get_input(index) for index in range(layer.num_inputs)]
+    if not any(tensor is not None and tensor.name in wide for tensor in inputs):
+        return False
+    wide.update(tensor.name for tensor in outputs)
+    layer.precision = trt.float32
+    for index in range(layer.num_outputs):
+        layer.set_output_type(index, trt.float32)
+    return True
+
+
+def add_profiles(builder: Any, config: Any, profiles: list[dict[str, list[list[int]]]]) -> None:
+    """Add one optimisation profile an entry: min, opt and max shape of every input."""
+    for shapes in profiles:
+        profile = builder.create_optimization_profile()
+        for name, (smallest, typical, largest) in shapes.items():
+            profile.set_shape(name, tuple(smallest), tuple(typical), tuple(largest))
+        if config.add_optimization_profile(profile) < 0:
+            raise JobError("profile", "the builder refuses a profile")
+
+
+def open_timing_cache(config: Any, path: str | None) -> None:
+    """Start from the tactics timed before; one of another version or GPU is begun anew."""
+    if path is None:
+        return
+    stored = Path(path).read_bytes() if Path(path).is_file() else b""
+    cache = config.create_timing_cache(stored)
+    if cache is None or not config.set_timing_cache(cache, ignore_mismatch=False):
+        emit("warning", message="the timing cache is of another TensorRT or GPU: begun anew")
+        config.set_timing_cache(config.create_timing_cache(b""), ignore_mismatch=False)
+
+
+def keep_timing_cache(config: Any, path: str | None) -> None:
+    """Write what was timed; readers never see half of it."""
+    if path is not None:
+        write_whole(Path(path), config.get_timing_cache().serialize())
+
+
+def write_whole(path: Path, data: Any) -> None:
+    """Write a file beside its place and move it there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial.write_bytes(memoryview(data))
+    partial.replace(path)
+
+
+def set_options(trt: Any, config: Any, job: dict[str, Any]) -> None:
+    """Put the options of the job that do not depend on the network into the configuration."""
+    if job["workspace_bytes"]:
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, job["workspace_bytes"])
+    if job["optimization_level"] is not None:
+        config.builder_optimization_level = job["optimization_level"]
+    if job["version_compatible"]:
+        config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
+    if job["inspect"]:
+        config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+    monitor = make_monitor(trt)
+    if monitor is not None:
+        config.progress_monitor = monitor
+
+
+def gpu_identity() -> tuple[str, str]:
+    """Name and compute capability of the GPU that is built on; empty where there is none."""
+    try:
+        driver = importlib.import_module("cuda.bindings.driver")
+        driver.cuInit(0)
+        error, device = driver.cuDeviceGet(0)
+    except (ImportError, RuntimeError, OSError):
+        return "", ""
+    if int(error):
+        return "", ""
+    name = driver.cuDeviceGetName(128, device)[1].split(b"\0")[0].decode()
+    wanted = driver.CUdevice_attribute
+    numbers = [
+        driver.cuDeviceGetAttribute(getattr(wanted, f"CU_DEVICE_ATTRIBUTE_{one}"), device)[1]
+        for one in ("COMPUTE_CAPABILITY_MAJOR", "COMPUTE_CAPABILITY_MINOR")
+    ]
+    return name, "{}.{}".format(*numbers)
+
+
+def inspect(trt: Any, logger: Any, plan: Any, path: str) -> None:
+    """Write what the engine inspector says of every layer, as JSON."""
+    runtime = trt.Runtime(logger)
+    if hasattr(runtime, "engine_host_code_allowed"):
+        runtime.engine_host_code_allowed = True
+    engine = runtime.deserialize_cuda_engine(plan)
+    if engine is None:
+        fail(logger, "build", "the plan cannot be inspected")
+    text = engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
+    Path(path).write_text(text)
+
+
+def load_module(name: str) -> Any:
+    """Import TensorRT, under whichever name."""
+    try:
+        return importlib.import_module(name)
+    except (ImportError, OSError) as error:
+        raise JobError("no_module", f"{name} cannot be imported: {error}") from error
+
+
+def build(job: dict[str, Any]) -> dict[str, Any]:
+    """Do the job; what the plan was built by and for. A probe builds nothing."""
+    began = time.monotonic()
+    trt = load_module(job["module"])
+    if job.get("probe"):
+        return {"tensorrt_version": trt.__version__}
+    logger = make_logger(trt)
+    builder = make_builder(trt, logger)
+    network, strongly_typed = make_network(trt, builder)
+    parse(trt, network, logger, job["graph"])
+    config = builder.create_builder_config()
+    held = 0 if strongly_typed else set_precision(trt, network, config, job["precision"])
+    set_options(trt, config, job)
+    add_profiles(builder, config, job["profiles"])
+    open_timing_cache(config, job["timing_cache"])
+    plan = builder.build_serialized_network(network, config)
+    if plan is None:
+        fail(logger, "build", "the plan cannot be built")
+    keep_timing_cache(config, job["timing_cache"])
+    write_whole(Path(job["output"]), plan)
+    if job["inspect"]:
+        inspect(trt, logger, plan, job["inspect"])
+    name, capability = gpu_identity()
+    return {
+        "tensorrt_version": trt.__version__,
+        "strongly_typed": strongly_typed,
+        "float32_layers": held,
+        "gpu_name": name,
+        "compute_capability": capability,
+        "plan_bytes": Path(job["output"]).stat().st_size,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+
+
+def main(arguments: list[str]) -> int:
+    """Read the job file and report; 0 when the plan was written."""
+    try:
+        facts = build(json.loads(Path(arguments[0]).read_text()))
+    except JobError as error:
+        emit("failed", kind=error.kind, message=str(error))
+        return 1
+    except Exception as error:  # noqa: BLE001 - whoever waits for the last event gets one
+        emit("failed", kind="internal", message=f"{type(error).__name__}: {error}")
+        return 1
+    emit("built", **facts)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

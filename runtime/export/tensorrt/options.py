@@ -1,0 +1,79 @@
+"""What a plan is asked for, apart from the graph."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from runtime.errors import HearthError
+
+Builder = Literal["tensorrt", "tensorrt_rtx"]
+HIGHEST_LEVEL = 5
+_FIRST_NATIVE = (10, 15)
+_FIRST_BFLOAT16 = (9, 0)
+
+
+class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a plan is built; `python` is the interpreter that has the builder's module.
+
+    `workspace_bytes` 0 and `optimization_level` None leave the builder's own choice. `timing_cache`
+    None keeps no timings. `decode_batches` empty takes every power of two up to the largest batch,
+    and that.
+    """
+
+    builder: Builder = "tensorrt"
+    python: str = sys.executable
+    version_compatible: bool = False
+    workspace_bytes: int = 0
+    optimization_level: int | None = None
+    timing_cache: Path | None = None
+    decode_batches: tuple[int, ...] = ()
+
+
+def check_plan_options(options: PlanOptions, max_batch: int) -> None:
+    """Raise `invalid_value` naming the first option that has no meaning."""
+    level = options.optimization_level
+    if options.workspace_bytes < 0:
+        raise HearthError("invalid_value", "workspace must not be negative", "workspace_bytes")
+    if level is not None and not 0 <= level <= HIGHEST_LEVEL:
+        raise HearthError(
+            "invalid_value", f"optimization level is 0 to {HIGHEST_LEVEL}", "optimization_level"
+        )
+    sizes = options.decode_batches
+    if sizes and (sizes != tuple(sorted(set(sizes))) or sizes[0] < 1 or sizes[-1] != max_batch):
+        raise HearthError(
+            "invalid_value",
+            f"decode batches must rise from 1 or more to the largest batch, {max_batch}",
+            "decode_batches",
+        )
+
+
+def resolve_decode_batches(options: PlanOptions, max_batch: int) -> tuple[int, ...]:
+    """The batch sizes that get a static decode profile, the largest last."""
+    if options.decode_batches:
+        return options.decode_batches
+    powers = [1 << n for n in range(max_batch.bit_length()) if 1 << n < max_batch]
+    return (*powers, max_batch)
+
+
+def default_timing_cache() -> Path:
+    """Where timings are kept from build to build, as the XDG specification has it."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "hearth" / "tensorrt-timing.cache"
+
+
+def reads_native(builder: Builder, version: str) -> bool:
+    """Whether a builder reads the native dialect: TensorRT from 10.15 on, and TensorRT-RTX."""
+    return builder == "tensorrt_rtx" or _numbers(version) >= _FIRST_NATIVE
+
+
+def knows_bfloat16(builder: Builder, version: str) -> bool:
+    """Whether a builder has the bfloat16 type."""
+    return builder == "tensorrt_rtx" or _numbers(version) >= _FIRST_BFLOAT16
+
+
+def _numbers(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)

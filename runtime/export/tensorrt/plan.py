@@ -1,0 +1,130 @@
+"""Makes the plan of an engine folder from the graph that lies in it."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from runtime.config import LLMEngineRunnerConfig, PlanRecord
+from runtime.engine_folder import DATA_FILE, MODEL_FILE, PLAN_FILE
+from runtime.errors import HearthError
+from runtime.export.options import ExportOptions
+from runtime.export.progress import Progress
+from runtime.export.tensorrt.options import PlanOptions, knows_bfloat16, reads_native
+from runtime.export.tensorrt.profiles import profile_table
+from runtime.export.tensorrt.subprocess_builder import NoAttentionKernelError, run_builder
+from runtime.tensors.profiles import build_profiles
+
+_PIECE = 1 << 20
+
+
+def probe_builder(options: PlanOptions) -> str:
+    """The version of the builder; raises `unsupported_option` when there is none."""
+    answer = run_builder(options.python, {"module": options.builder, "probe": True})
+    return str(answer["tensorrt_version"])
+
+
+def settle_dialect(options: ExportOptions) -> ExportOptions:
+    """With a plan, `auto` as the dialect that its builder reads; else the options unchanged.
+
+    Raises `unsupported_option` when the builder is missing or cannot make what is asked for.
+    """
+    plan = options.plan
+    if plan is None:
+        return options
+    version = probe_builder(plan)
+    if options.dialect == "auto":
+        native = reads_native(plan.builder, version) and options.dtype != "float32"
+        options = msgspec.structs.replace(options, dialect="native" if native else "classic")
+    _check_builder(options, plan, version)
+    return options
+
+
+def build_or_fall_back(
+    folder: Path,
+    config: LLMEngineRunnerConfig,
+    options: PlanOptions,
+    write_graph: Callable[[LLMEngineRunnerConfig], None],
+    progress: Progress | None = None,
+) -> LLMEngineRunnerConfig:
+    """Build the plan; without a fused attention, build it of the classic dialect.
+
+    `write_graph` writes the graph of a configuration into the folder. The dialect of the returned
+    configuration says which way it went.
+    """
+    try:
+        return build_plan(folder, config, options, progress)
+    except NoAttentionKernelError:
+        if config.dialect == "classic":
+            raise
+    config = msgspec.structs.replace(config, dialect="classic", use_trt_native_ops=False)
+    write_graph(config)
+    return build_plan(folder, config, options, progress)
+
+
+def _check_builder(options: ExportOptions, plan: PlanOptions, version: str) -> None:
+    if options.dialect == "native" and not reads_native(plan.builder, version):
+        raise HearthError(
+            "unsupported_option",
+            f"TensorRT {version} does not read the native dialect, 10.15 is the first: choose "
+            "classic",
+            "dialect",
+        )
+    if options.dtype == "bfloat16" and not knows_bfloat16(plan.builder, version):
+        raise HearthError(
+            "unsupported_option", f"TensorRT {version} has no bfloat16: choose float16", "dtype"
+        )
+
+
+def build_plan(
+    folder: Path,
+    config: LLMEngineRunnerConfig,
+    options: PlanOptions,
+    progress: Progress | None = None,
+) -> LLMEngineRunnerConfig:
+    """Build `model.plan`, drop the graph, and return the configuration with the plan's record.
+
+    Raises what `run_builder` raises; the graph then stays.
+    """
+    facts = run_builder(options.python, plan_job(folder, config, options), progress)
+    record = PlanRecord(
+        tensorrt_version=facts["tensorrt_version"],
+        builder=options.builder,
+        version_compatible=options.version_compatible,
+        gpu_name=facts["gpu_name"],
+        compute_capability=facts["compute_capability"],
+        graph_sha256=graph_digest(folder),
+    )
+    # The plan holds the weights; the table that a tied head reads stays for the embedding.
+    for name in (MODEL_FILE, DATA_FILE):
+        (folder / name).unlink()
+    return msgspec.structs.replace(config, plan=record)
+
+
+def plan_job(folder: Path, config: LLMEngineRunnerConfig, options: PlanOptions) -> dict[str, Any]:
+    """What the builder process is told."""
+    cache = options.timing_cache
+    return {
+        "module": options.builder,
+        "graph": str(folder / MODEL_FILE),
+        "output": str(folder / PLAN_FILE),
+        "timing_cache": None if cache is None else str(cache),
+        "profiles": profile_table(config, build_profiles(config)),
+        "precision": config.dtype,
+        "version_compatible": options.version_compatible,
+        "workspace_bytes": options.workspace_bytes,
+        "optimization_level": options.optimization_level,
+        "inspect": None,
+    }
+
+
+def graph_digest(folder: Path) -> str:
+    """SHA-256 over the graph and, behind it, its data file."""
+    digest = hashlib.sha256()
+    for name in (MODEL_FILE, DATA_FILE):
+        with (folder / name).open("rb", buffering=0) as file:
+            while piece := file.read(_PIECE):
+                digest.update(piece)
+    return digest.hexdigest()

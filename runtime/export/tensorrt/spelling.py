@@ -1,0 +1,111 @@
+"""The classic dialect as TensorRT runs it with the fewest kernels; any builder from 8.6 on."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from runtime.export.classic import ClassicSpelling
+from runtime.export.spelling import BATCH, STEP, KeyValue, StepInputs
+
+
+class PrimitiveSpelling(ClassicSpelling):
+    """Matrix products and one softmax a layer; a cache has a fixed number of slots.
+
+    TensorRT 8.6 runs next to every node that it cannot merge as a kernel of its own, so queries
+    and keys are normed and turned together, halves are turned without a swapped copy, and the
+    mask is added once, to the scores of cache and step side by side.
+    """
+
+    def prepare(self, inputs: StepInputs, _cache: ir.Value) -> None:
+        """Rotary rows [B, 1, S, D / 2], and the mask [B, 1, G * S, C + S] of all layers."""
+        graph, slots = self.graph, int(self.capacity)
+        self._cos, self._sin = (
+            graph.op("Unsqueeze", row, graph.ints(1)) for row in self.rotary_rows(inputs)
+        )
+        start = graph.op("Unsqueeze", inputs.start, graph.ints(1, 2, 3))
+        numbers = graph.vector("slots", np.arange(slots, dtype=np.int32))
+        filled = self.additive(graph.op("Less", numbers, start))
+        step = self.range(self.length(inputs.embeds, 1))
+        own = graph.op("Unsqueeze", step, graph.ints(1))
+        causal = self.additive(graph.op("LessOrEqual", step, own))
+        causal = graph.op("Tile", causal, graph.ints(self.group_size, 1))
+        rows = graph.op("Shape", inputs.start)
+        shape = graph.op("Shape", causal)
+        queries = graph.op("Gather", shape, graph.ints(0))
+        wide = graph.op("Concat", rows, graph.ints(1), queries, graph.ints(slots), axis=0)
+        near = graph.op("Concat", rows, graph.ints(1), shape, axis=0)
+        parts = (graph.op("Expand", filled, wide), graph.op("Expand", causal, near))
+        self._mask = graph.op("Concat", *parts, axis=-1)
+
+    def length(self, x: ir.Value, axis: int) -> ir.Value:
+        """One dimension of a tensor as an int64 scalar; TensorRT 8.6 knows no partial Shape."""
+        shape = self.graph.op("Shape", x)
+        return self.graph.op("Gather", shape, self.graph.constant(np.array(axis, np.int64)))
+
+    def normalise(self, x: ir.Value, weight: ir.Value) -> ir.Value:
+        """Root mean square in float32; the reciprocal is taken once a row."""
+        graph = self.graph
+        wide = x if self.dtype == ir.DataType.FLOAT else self.cast(x, ir.DataType.FLOAT)
+        mean = self._mean(graph.op("Mul", wide, wide))
+        epsilon = graph.constant(np.array(self.model.rms_norm_eps, np.float32))
+        root = graph.op("Sqrt", graph.op("Add", mean, epsilon))
+        normal = graph.op("Div", wide, root)
+        if self.dtype != ir.DataType.FLOAT:
+            normal = self.cast(normal, self.dtype)
+        return graph.op("Mul", normal, weight)
+
+    def heads(
+        self, heads: ir.Value, counts: tuple[int, int, int], norms: Sequence[ir.Value]
+    ) -> tuple[ir.Value, KeyValue]:
+        """Queries and keys in one piece as long as both are treated alike."""
+        graph, (queries, keys, values) = self.graph, counts
+        both, v = graph.ops("Split", 2, heads, graph.ints(queries + keys, values), axis=1)
+        if norms:
+            both = self.normalise(both, self._joined(norms, (queries, keys)))
+        q, k = graph.ops("Split", 2, self.rotate(both), graph.ints(queries, keys), axis=1)
+        return q, KeyValue(k, v)
+
+    def rotate(self, heads: ir.Value) -> ir.Value:
+        """Turn the two halves by each other; elements behind them stay as they are."""
+        graph, half = self.graph, self.model.rotary_dim // 2
+        sizes = [half, half]
+        if self.model.rotary_dim != self.model.head_dim:
+            sizes.append(self.model.head_dim - self.model.rotary_dim)
+        first, second, *rest = graph.ops("Split", len(sizes), heads, graph.ints(*sizes), axis=-1)
+        low = self._turn_half("Sub", first, second)
+        high = self._turn_half("Add", second, first)
+        return graph.op("Concat", low, high, *rest, axis=-1)
+
+    def attend(self, layer: int, q: ir.Value, new: KeyValue, cache: KeyValue) -> ir.Value:
+        """Output the new rows; the runtime writes them into the cache after the step."""
+        graph, model, slots = self.graph, self.model, int(self.capacity)
+        shape = (BATCH, model.num_kv_heads, STEP, model.head_dim)
+        graph.output(new.k, f"present_k_cache_{layer}", self.dtype, shape)
+        graph.output(new.v, f"present_v_cache_{layer}", self.dtype, shape)
+        q = self.group(graph.op("Mul", q, self.number(model.head_dim**-0.5)))
+        columns = [graph.op("Transpose", keys, perm=[0, 1, 3, 2]) for keys in (cache.k, new.k)]
+        scores = graph.op("Concat", *(graph.op("MatMul", q, one) for one in columns), axis=-1)
+        shares = graph.op("Softmax", graph.op("Add", scores, self._mask), axis=-1)
+        old = self._part(shares, 0, slots)
+        own = self._part(shares, slots, np.iinfo(np.int64).max)
+        mixed = graph.op("Add", graph.op("MatMul", old, cache.v), graph.op("MatMul", own, new.v))
+        return self.ungroup(mixed)
+
+    def _turn_half(self, sign: str, x: ir.Value, other: ir.Value) -> ir.Value:
+        graph = self.graph
+        kept, crossed = graph.op("Mul", x, self._cos), graph.op("Mul", other, self._sin)
+        return graph.op(sign, kept, crossed)
+
+    def _part(self, x: ir.Value, begin: int, end: int) -> ir.Value:
+        ints = self.graph.ints
+        return self.graph.op("Slice", x, ints(begin), ints(end), ints(-1))
+
+    def _joined(self, norms: Sequence[ir.Value], counts: tuple[int, int]) -> ir.Value:
+        # [queries + keys, 1, D]: each head's own weight.
+        rows = [
+            np.tile(np.asarray(norm.const_value.numpy()), (count, 1, 1))
+            for norm, count in zip(norms, counts, strict=True)
+            if norm.const_value is not None
+        ]
+        return self.graph.vector(self.graph.scoped("qk_norm"), np.concatenate(rows))

@@ -1,0 +1,90 @@
+"""Runs the builder module in the Python that has the wanted TensorRT, and reads its events."""
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from runtime.errors import Code, HearthError
+from runtime.export.progress import Progress
+from runtime.export.tensorrt import builder
+
+_CODES: dict[str, Code] = {
+    "no_module": "unsupported_option",
+    "no_gpu": "unsupported_option",
+    "unsupported": "unsupported_option",
+    "out_of_memory": "out_of_memory",
+}
+
+
+class NoAttentionKernelError(HearthError):
+    """The builder has no fused attention for this type, head size and GPU."""
+
+
+def run_builder(
+    python: str, job: dict[str, Any], progress: Progress | None = None
+) -> dict[str, Any]:
+    """Do one job in a process of its own; what the plan was built by and for.
+
+    Raises `unsupported_option` when the builder cannot run here, `out_of_memory`, or
+    `model_unsupported` with what the builder said; `NoAttentionKernelError` is one of these.
+    """
+    last: dict[str, Any] = {}
+    errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed below, also when the start fails
+    with errors, _job_file(job) as path, _process(python, path, errors) as lines:
+        for line in lines:
+            event = _event(line)
+            if event["event"] == "progress" and progress is not None:
+                progress(f"plan: {event['stage']}"[:40], event["done"], max(event["total"], 1))
+            if event["event"] in ("built", "failed"):
+                last = event
+        errors.seek(0)
+        tail = errors.read().decode(errors="replace").strip().splitlines()[-1:]
+    if last.get("event") != "built":
+        raise _failure(last, "".join(tail))
+    return last
+
+
+@contextmanager
+def _job_file(job: dict[str, Any]) -> Iterator[str]:
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(job, file)
+        file.flush()
+        yield file.name
+
+
+@contextmanager
+def _process(python: str, job: str, errors: Any) -> Iterator[Any]:
+    command = [python, str(Path(builder.__file__)), job]
+    try:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors)  # noqa: S603
+    except OSError as error:
+        raise HearthError(
+            "unsupported_option", f"{python} cannot be started: {error}", "builder_python"
+        ) from error
+    with process:
+        try:
+            yield process.stdout
+        except BaseException:
+            process.kill()
+            raise
+
+
+def _event(line: bytes) -> dict[str, Any]:
+    # The library prints lines of its own; only ours are JSON objects with an event.
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return {"event": "noise"}
+    return event if isinstance(event, dict) and "event" in event else {"event": "noise"}
+
+
+def _failure(last: dict[str, Any], tail: str) -> HearthError:
+    kind = last.get("kind", "died")
+    message = last.get("message") or f"the builder ended without a word: {tail}"
+    if kind == "no_attention_kernel":
+        return NoAttentionKernelError("model_unsupported", message, "dialect")
+    return HearthError(_CODES.get(kind, "model_unsupported"), message, "backend")

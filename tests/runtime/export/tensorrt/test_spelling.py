@@ -1,0 +1,52 @@
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from runtime.engine_folder import MODEL_FILE
+from tests.references import NAMES, reference_logits
+from tests.runtime.export.graph_driver import GraphDriver, run_rows
+from tests.runtime.export.tensorrt.graphs import CAPACITY, CHUNK, export_graph
+
+LAYERS = 3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_primitive_graph_gives_the_reference_logits(tmp_path: Path, name: str) -> None:
+    export_graph(name, tmp_path / "engine", "classic", "float32")
+    rows = reference_logits(name)
+    driver = GraphDriver(tmp_path / "engine", len(rows), CAPACITY)
+    for row, logits in zip(rows, run_rows(driver, rows, CHUNK), strict=True):
+        np.testing.assert_allclose(logits, row.logits, atol=2e-4)
+        assert logits.argmax(-1).tolist() == row.logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_primitive_graph_is_valid_onnx(tmp_path: Path, name: str) -> None:
+    export_graph(name, tmp_path / "engine", "classic", "float16")
+    onnx.checker.check_model(tmp_path / "engine" / MODEL_FILE, full_check=True)
+
+
+@pytest.mark.parametrize("dialect", ["classic", "native"])
+def test_caches_and_rotary_tables_have_fixed_sizes(tmp_path: Path, dialect: str) -> None:
+    export_graph("qwen3", tmp_path / "engine", "native" if dialect == "native" else "classic",
+                 "bfloat16")  # fmt: skip
+    graph = ir.load(tmp_path / "engine" / MODEL_FILE).graph
+    for value in graph.inputs:
+        assert value.shape is not None
+        if "cache" in str(value.name) and value.name != "kvcache_start_index":
+            assert value.shape[2] == CAPACITY
+        if str(value.name).startswith("rope"):
+            assert value.shape[0] == CAPACITY
+
+
+def test_queries_and_keys_are_normed_and_turned_together(tmp_path: Path) -> None:
+    export_graph("qwen3", tmp_path / "engine", "classic", "float16")
+    graph = ir.load(tmp_path / "engine" / MODEL_FILE).graph
+    counts = Counter(node.op_type for node in graph)
+    assert counts["Sqrt"] == 3 * LAYERS + 1
+    assert counts["Softmax"] == LAYERS
+    assert "Pow" not in counts

@@ -1,0 +1,79 @@
+import pytest
+from msgspec import structs
+
+from runtime.config import FileRecord, LLMEngineRunnerConfig
+from runtime.cuda_memory import cuda_weight_bytes, predict_cuda_host_memory, predict_cuda_memory
+from runtime.engine_folder import PLAN_FILE
+from runtime.memory import predict_memory
+from runtime.sizes import projection_elements
+from tests.runtime.engine_configs import small_config
+
+
+@pytest.fixture
+def config() -> LLMEngineRunnerConfig:
+    return structs.replace(small_config(), device="cuda", dtype="float16", kv_cache_dtype="float16")
+
+
+def test_an_engine_of_a_gpu_is_predicted_for_the_gpu(config: LLMEngineRunnerConfig) -> None:
+    parts = predict_memory(config, max_batch=2, capacity=32)
+    assert parts == predict_cuda_memory(config, max_batch=2, capacity=32)
+    assert set(parts) >= {"context", "library", "weights", "kv_cache", "sampler"}
+    assert "process" not in parts
+
+
+def test_weights_stay_in_their_type(config: LLMEngineRunnerConfig) -> None:
+    wide = structs.replace(config, dtype="float32")
+    assert cuda_weight_bytes(wide) == 2 * cuda_weight_bytes(config)
+    gains = 2 * (2 * 16 + 2 * 8) + 16
+    assert cuda_weight_bytes(config) == 2 * (projection_elements(config) + gains)
+
+
+def test_a_plan_is_as_large_as_its_file(config: LLMEngineRunnerConfig) -> None:
+    files = {PLAN_FILE: FileRecord(4321, "")}
+    assert cuda_weight_bytes(structs.replace(config, files=files)) == 4321
+
+
+def test_parts_grow_with_rows_and_slots(config: LLMEngineRunnerConfig) -> None:
+    small = predict_cuda_memory(config, max_batch=1, capacity=32)
+    rows = predict_cuda_memory(config, max_batch=2, capacity=32)
+    slots = predict_cuda_memory(config, max_batch=1, capacity=64)
+    assert rows["sampler"] == 2 * small["sampler"] == 2 * (800 + 13)
+    assert rows["kv_cache"] == slots["kv_cache"] == 2 * small["kv_cache"]
+    assert rows["engine_scratch"] > small["engine_scratch"] < slots["engine_scratch"]
+    for name in ("context", "library", "weights", "embedding"):
+        assert rows[name] == slots[name] == small[name]
+
+
+def test_fused_attention_keeps_no_scores(config: LLMEngineRunnerConfig) -> None:
+    fused = structs.replace(config, operators="contrib")
+    scratch = [
+        predict_cuda_memory(one, max_batch=2, capacity=capacity)["engine_scratch"]
+        for one in (config, fused)
+        for capacity in (32, 64)
+    ]
+    assert scratch[1] - scratch[0] == 2 * 16 * 2 * 32 * 2 * 2
+    assert scratch[0] > scratch[2] == scratch[3]
+
+
+def test_another_engine_has_another_library(config: LLMEngineRunnerConfig) -> None:
+    kinds = ("onnxruntime", "tensorrt")
+    libraries = {
+        predict_cuda_memory(structs.replace(config, backend=kind), max_batch=1, capacity=8)[
+            "library"
+        ]
+        for kind in kinds
+    }
+    assert len(libraries) == 2
+
+
+def test_a_simulated_engine_has_no_weights(config: LLMEngineRunnerConfig) -> None:
+    simulated = structs.replace(config, backend="simulated")
+    parts = predict_cuda_memory(simulated, max_batch=1, capacity=8)
+    assert parts["weights"] == parts["library"] == parts["engine_scratch"] == 0
+    assert predict_cuda_host_memory(simulated)["weights_while_loading"] == 0
+
+
+def test_the_host_holds_the_weights_while_they_load(config: LLMEngineRunnerConfig) -> None:
+    parts = predict_cuda_host_memory(config)
+    assert parts["weights_while_loading"] == cuda_weight_bytes(config)
+    assert parts["process"] > parts["pinned"] > 0
