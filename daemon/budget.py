@@ -1,17 +1,20 @@
 """Whether an engine fits into the memory that is free, before it is loaded."""
 
 import msgspec
-from runtime.memory import available_memory, predict_memory
 
+from daemon.gpu_facts import GPUFacts, gpu_facts
 from runtime.config import LLMEngineRunnerConfig
+from runtime.cuda_memory import predict_cuda_host_memory
 from runtime.errors import HearthError
+from runtime.memory import available_memory, predict_memory
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """Bytes by part that an engine will need, and bytes that are free."""
+    """Bytes by part that an engine will need, and bytes that are free; `where` names the memory."""
 
     parts: dict[str, int]
     available: int
+    where: str = ""
 
     @property
     def needed(self) -> int:
@@ -23,17 +26,33 @@ class Budget(msgspec.Struct, frozen=True):
         if self.needed > self.available:
             raise HearthError(
                 "out_of_memory",
-                f"the engine needs {self.needed >> 20} MiB and {self.available >> 20} MiB are "
-                "free: lower max_batch or capacity, or export with int8 or int4",
+                f"the engine needs {self.needed >> 20} MiB{self.where} and "
+                f"{self.available >> 20} MiB are free: lower max_batch or capacity, or export "
+                "with int8 or int4",
                 "capacity",
             )
 
 
-def budget_of(config: LLMEngineRunnerConfig) -> Budget:
-    """The budget of an engine with the limits of `config`, now."""
+def budget_of(config: LLMEngineRunnerConfig, gpu: GPUFacts | None = None) -> Budget:
+    """The budget of an engine with the limits of `config` on its device, now.
+
+    Without `gpu` an engine of a GPU has it asked; raises `engine_incompatible` where there is none.
+    """
     parts = predict_memory(
         config,
         max_batch=config.max_supported_batch_size,
         capacity=config.max_kv_cache_capacity,
     )
-    return Budget(parts, available_memory())
+    if config.device == "cpu":
+        return Budget(parts, available_memory())
+    gpu = gpu or gpu_facts()
+    # The context that asked is gone by now, and the engine's takes its place.
+    free = min(gpu.memory_total, gpu.memory_free + parts["context"])
+    return Budget(parts, free, f" on {gpu.name}")
+
+
+def host_budget_of(config: LLMEngineRunnerConfig) -> Budget | None:
+    """The budget of host memory beside that of a GPU; None for an engine of the CPU."""
+    if config.device == "cpu":
+        return None
+    return Budget(predict_cuda_host_memory(config), available_memory(), " on the host")

@@ -1,14 +1,16 @@
 """What the daemon would use, found out without loading the engine."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import onnxruntime
 
-from daemon.budget import Budget, budget_of
+from daemon.budget import Budget, budget_of, host_budget_of
 from daemon.configuration.settings import Settings
+from daemon.gpu_facts import GPUFacts, check_gpu, gpu_facts, serving_library
 from daemon.wiring import runtime_options
-from runtime.config import LLMEngineRunnerConfig, load_config
+from runtime.config import LLMEngineRunnerConfig, PlanRecord, load_config
 from runtime.decoding.options import effective_config
 from runtime.engine_folder import verify_folder
 from runtime.errors import HearthError
@@ -17,14 +19,23 @@ from runtime.executor.threads import physical_cores
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What would be used; memory in bytes, lengths in tokens. `reason` says why it cannot be."""
+    """What would be used; memory in bytes, lengths in tokens.
+
+    `reason` says why it cannot be, `code` and `field` name that for programs. `memory` is that of
+    the engine's device; an engine of a GPU needs `host_memory` beside it. `library` is empty where
+    none serves the engine.
+    """
 
     ok: bool
     reason: str | None
+    code: str | None
+    field: str | None
     engine: str
     device: str
+    gpu: GPUFacts | None
     engine_kind: str
-    onnxruntime: str
+    library: str
+    plan: PlanRecord | None
     architecture: str
     dialect: str
     dtype: str
@@ -37,6 +48,19 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     memory: dict[str, int]
     memory_needed: int
     memory_available: int
+    host_memory: dict[str, int]
+    host_memory_needed: int
+    host_memory_available: int
+
+
+class _Found(msgspec.Struct):
+    """What could be found out, and the first refusal."""
+
+    gpu: GPUFacts | None = None
+    library: str = ""
+    budget: Budget = Budget({}, 0)
+    host: Budget | None = None
+    refusal: HearthError | None = None
 
 
 def inspect_engine(settings: Settings, folder: Path) -> Report:
@@ -44,15 +68,63 @@ def inspect_engine(settings: Settings, folder: Path) -> Report:
     stored = load_config(folder)
     verify_folder(folder, stored, digests=settings.verify)
     config = effective_config(stored, runtime_options(settings))
-    budget = budget_of(config)
-    reason = _refusal(config, budget)
+    found = _Found()
+    # A missing library does not keep the GPU from being shown, nor the other way round.
+    for look in (_look_at_library, _look_at_device, _compare):
+        found.refusal = _refused(look, config, found) or found.refusal
+    return _report(settings, folder, config, found)
+
+
+def _refused(
+    look: Callable[[LLMEngineRunnerConfig, _Found], None],
+    config: LLMEngineRunnerConfig,
+    found: _Found,
+) -> HearthError | None:
+    try:
+        look(config, found)
+    except HearthError as error:
+        return found.refusal or error
+    return None
+
+
+def _look_at_library(config: LLMEngineRunnerConfig, found: _Found) -> None:
+    found.library = serving_library(config)
+
+
+def _look_at_device(config: LLMEngineRunnerConfig, found: _Found) -> None:
+    if config.device == "cuda":
+        found.gpu = gpu_facts()
+    found.budget = budget_of(config, found.gpu)
+    found.host = host_budget_of(config)
+
+
+def _compare(config: LLMEngineRunnerConfig, found: _Found) -> None:
+    if found.refusal is not None:
+        return
+    if found.gpu is not None:
+        check_gpu(config, found.gpu, found.library)
+    if config.backend == "onnxruntime":
+        check_version(config.dialect, onnxruntime.__version__)
+    found.budget.check()
+    if found.host is not None:
+        found.host.check()
+
+
+def _report(
+    settings: Settings, folder: Path, config: LLMEngineRunnerConfig, found: _Found
+) -> Report:
+    refusal, host = found.refusal, found.host or Budget({}, 0)
     return Report(
-        ok=reason is None,
-        reason=reason,
+        ok=refusal is None,
+        reason=refusal.message if refusal else None,
+        code=refusal.code if refusal else None,
+        field=refusal.field if refusal else None,
         engine=str(folder),
-        device="cpu",
+        device=config.device,
+        gpu=found.gpu,
         engine_kind=config.backend,
-        onnxruntime=onnxruntime.__version__,
+        library=found.library,
+        plan=config.plan,
         architecture=config.architecture,
         dialect=config.dialect,
         dtype=config.dtype,
@@ -62,17 +134,10 @@ def inspect_engine(settings: Settings, folder: Path) -> Report:
         capacity=config.max_kv_cache_capacity,
         max_prompt_tokens=config.max_supported_input_length,
         threads=settings.threads or physical_cores(),
-        memory=budget.parts,
-        memory_needed=budget.needed,
-        memory_available=budget.available,
+        memory=found.budget.parts,
+        memory_needed=found.budget.needed,
+        memory_available=found.budget.available,
+        host_memory=host.parts,
+        host_memory_needed=host.needed,
+        host_memory_available=host.available,
     )
-
-
-def _refusal(config: LLMEngineRunnerConfig, budget: Budget) -> str | None:
-    try:
-        if config.backend == "onnxruntime":
-            check_version(config.dialect, onnxruntime.__version__)
-        budget.check()
-    except HearthError as error:
-        return error.message
-    return None

@@ -70,7 +70,7 @@ class Artifacts(msgspec.Struct, frozen=True, kw_only=True):
 def prepare(case: Case, cache: Path, progress: Progress, *, quick: bool = False) -> Artifacts:
     """Make what is not in `cache` yet; raises `engine_missing` where the shipped model is not."""
     source = _source(case, cache, progress, quick=quick)
-    engine = cache / f"{source.name}-{case.precision}-{_digest(source, _EXPORTER)}"
+    engine = cache / f"{source.name}-{case.precision}-{exported_digest(source, _EXPORTER)}"
     if not engine.is_dir():
         for stale in cache.glob(f"{source.name}-{case.precision}-*"):
             shutil.rmtree(stale)
@@ -113,7 +113,7 @@ def _source(case: Case, cache: Path, progress: Progress, *, quick: bool) -> Path
 
 def _gguf(case: Case, source: Path, cache: Path, progress: Progress) -> Path | None:
     kind = _GGUF[case.precision]
-    target = cache / f"{source.name}-{kind}-{_digest(source, _CONVERTER)}.gguf"
+    target = cache / f"{source.name}-{kind}-{exported_digest(source, _CONVERTER)}.gguf"
     try:
         if not target.is_file():
             for stale in cache.glob(f"{source.name}-{kind}-*"):
@@ -124,8 +124,8 @@ def _gguf(case: Case, source: Path, cache: Path, progress: Progress) -> Path | N
     return target
 
 
-def _digest(source: Path, code: tuple[Path, ...]) -> str:
-    # Whatever could change the result: the model's files, and the code that converts them.
+def exported_digest(source: Path, code: tuple[Path, ...]) -> str:
+    """A digest of whatever could change a result: the model's files and the converting code."""
     digest = hashlib.sha256((source / "config.json").read_bytes())
     for path in sorted(source.glob("*.safetensors")):
         stat = path.stat()

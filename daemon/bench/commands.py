@@ -8,6 +8,12 @@ _COMMANDS = {
         "daemon.bench.overhead_command:overhead", "What the daemon adds to the in-process loop."
     ),
     "load": LazyCommand("daemon.bench.load_command:load", "Many clients; every token is checked."),
+    "graphs": LazyCommand(
+        "daemon.bench.graphs_command:graphs", "Decode steps that captured graphs serve."
+    ),
+    "memory": LazyCommand(
+        "daemon.bench.memory_command:memory", "Memory by part, predicted against measured."
+    ),
     "soak": LazyCommand("daemon.bench.soak_command:soak", "Resident memory over a long run."),
 }
 

@@ -1,6 +1,6 @@
 """What is timed beside one another: each takes a prompt, then one greedy token a step."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from daemon.bench.floor import MemoryReader
 from daemon.bench.worker_messages import Job
@@ -14,6 +14,14 @@ class ContenderModel(Protocol):
 
     def step(self) -> int:
         """Decode one token, greedily, and return it."""
+
+
+@runtime_checkable
+class RawLaunches(Protocol):
+    """A contender whose engine can run without what surrounds it."""
+
+    def launch(self, steps: int) -> float:
+        """Seconds of `steps` launches of the newest step, back to back until the last has ended."""
 
 
 class FloorModel:
@@ -46,4 +54,12 @@ def load(job: Job) -> ContenderModel:
         from daemon.bench.llama_cpp_model import LlamaCppModel  # noqa: PLC0415 - likewise
 
         return LlamaCppModel(job)
+    if job.contender in {"static_cache", "torch_compile"}:
+        from daemon.bench.static_cache_model import StaticCacheModel  # noqa: PLC0415 - likewise
+
+        return StaticCacheModel(job)
+    if job.contender == "gpu_floor":
+        from daemon.bench.gpu_floor import GPUFloorModel  # noqa: PLC0415 - likewise
+
+        return GPUFloorModel(job)
     return FloorModel(job)

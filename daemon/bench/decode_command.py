@@ -1,10 +1,15 @@
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
 from daemon.bench.cases import CASES, Case, prepare
 from daemon.bench.decode import DecodeOptions, make_plan, measure
 from daemon.bench.figures import SHARE_LIMIT, DecodeFigures
+from daemon.bench.gpu_cases import GPU_CASES
+from daemon.bench.gpu_decode_command import gpu_choice, gpu_options, print_gpu, run_gpu
+from daemon.bench.record import command_line, record_option, write_record
 from daemon.bench.report import figure, note, print_json, print_table
 from daemon.cli.console import progress_bar
 from daemon.cli.errors import FAILED
@@ -31,7 +36,7 @@ _COLUMNS = (
     "--case",
     "names",
     multiple=True,
-    type=click.Choice(list(CASES)),
+    type=click.Choice([*CASES, *GPU_CASES]),
     help="Measure this case only; may be given more than once.  [all]",
 )
 @click.option(
@@ -55,29 +60,46 @@ _COLUMNS = (
 @click.option(
     "--quick",
     is_flag=True,
-    help="A toy in place of the 0.6B model: a check of the bench, its figures mean nothing.",
+    help="A toy in place of the model: a check of the bench, its figures mean nothing.",
 )
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@gpu_options
+@record_option
 @json_option
 def decode(
     names: tuple[str, ...],
     threads: int,
     cache: Path | None,
+    device: str,
+    record: Path | None,
     *,
     spin: bool | None,
     quick: bool,
     as_json: bool,
+    **gpu: Any,
 ) -> int:
     """Time decode steps beside transformers, llama.cpp and the memory-read floor.
 
-    The same weights, threads and context lengths for all; their steps take turns.
+    The same weights, threads and context lengths for all; their steps take turns. On a GPU the
+    engines run beside transformers, eager and compiled, with a static cache, and beside the
+    memory's read bandwidth; the options from --engine on are for a GPU alone.
     """
+    known = CASES if device == "cpu" else GPU_CASES
+    for name in set(names).difference(known):
+        raise click.BadParameter(f"{name} is no case on {device}", param_hint="--case")
+    if device == "cuda":
+        if threads or spin is not None:
+            raise click.UsageError("--threads and --spin are for the CPU alone")
+        choice = gpu_choice([GPU_CASES[name] for name in names], gpu, quick=quick)
+        found = run_gpu(choice, cache or cache_folder() / "bench")
+        _report(found, record, lambda: print_gpu(found), as_json=as_json)
+        return 0 if found else FAILED
+    if any(gpu.values()):
+        raise click.UsageError("--engine, --dtype, --builder-python and --ready are for a GPU")
     cases = [CASES[name] for name in names] or _runnable()
     options = DecodeOptions(threads=threads or physical_cores(), spin=spin, quick=quick)
     figures = _run(cases, options, cache or cache_folder() / "bench")
-    if as_json:
-        print_json(figures)
-    else:
-        _print(figures)
+    _report(figures, record, lambda: _print(figures), as_json=as_json)
     wrong = [name for name, found in figures.items() if not found.credible]
     for name in wrong:
         note(
@@ -85,6 +107,17 @@ def decode(
             "measure again on a quiet machine"
         )
     return FAILED if wrong else 0
+
+
+def _report(
+    figures: Mapping[str, Any], record: Path | None, show: Callable[[], None], *, as_json: bool
+) -> None:
+    if as_json:
+        print_json(figures)
+    else:
+        show()
+    if record is not None:
+        write_record(record, figures, command_line("decode"))
 
 
 def _runnable() -> list[Case]:

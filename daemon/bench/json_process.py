@@ -39,6 +39,11 @@ class JsonProcess:
                 bufsize=0,
             )
 
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
+
     def send(self, message: Any) -> None:
         """Write one line; raises `internal` when the process is gone."""
         try:

@@ -30,18 +30,47 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SHAPE_06B = Shape()
+SHAPE_4B = Shape(layers=36, hidden=2560, heads=32, intermediate=9728)
 QUICK_SHAPE = Shape(
     layers=2, hidden=64, heads=4, kv_heads=2, head_dim=32, intermediate=128, vocabulary=512
 )
 _LAYERS_PER_SHARD = 7
+_POOL = (1 << 24) - 3
+"""Values of a pool; an odd number, so that the rows of a matrix do not repeat with it."""
+
+
+class Normals:
+    """Standard normal numbers; `pooled` ones come from random places of one pool.
+
+    A pool makes gigabytes of weights in the time of a copy. Its numbers repeat, which the speed
+    of a matrix product does not notice.
+    """
+
+    def __init__(self, seed: int, *, pooled: bool) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._pool = self._rng.standard_normal(_POOL, dtype=np.float32) if pooled else None
+
+    def draw(self, *shape: int) -> NDArray[np.float32]:
+        """An array of `shape`."""
+        if self._pool is None:
+            return self._rng.standard_normal(shape, dtype=np.float32)
+        start = int(self._rng.integers(self._pool.size))
+        rolled = np.concatenate([self._pool[start:], self._pool[:start]])
+        return np.resize(rolled, shape)
 
 
 def write_random_model(
-    folder: Path, shape: Shape, *, seed: int = 0, progress: Callable[[int, int], None] | None = None
+    folder: Path,
+    shape: Shape,
+    *,
+    seed: int = 0,
+    pooled: bool = False,
+    progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Write config, tokenizer and bfloat16 shards; the folder appears only when it is whole.
 
-    `progress` gets (shards written, shards in all). The weights depend on `seed` and `shape` alone.
+    `progress` gets (shards written, shards in all). The weights depend on `seed`,
+    `shape` and `pooled` (see `Normals`) alone.
     """
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -50,7 +79,7 @@ def write_random_model(
     write_tokenizer(partial, shape.vocabulary)
     total = 1 + -(-shape.layers // _LAYERS_PER_SHARD)
     index: dict[str, str] = {}
-    for number, shard in enumerate(_shards(shape, np.random.default_rng(seed)), start=1):
+    for number, shard in enumerate(_shards(shape, Normals(seed, pooled=pooled)), start=1):
         name = f"model-{number:05d}-of-{total:05d}.safetensors"
         save_file(shard, partial / name, metadata={"format": "pt"})
         index.update(dict.fromkeys(shard, name))
@@ -62,7 +91,7 @@ def write_random_model(
     partial.rename(folder)
 
 
-def _shards(shape: Shape, rng: np.random.Generator) -> Iterator[Weights]:
+def _shards(shape: Shape, rng: Normals) -> Iterator[Weights]:
     for first in range(0, shape.layers, _LAYERS_PER_SHARD):
         shard: Weights = {}
         for layer in range(first, min(first + _LAYERS_PER_SHARD, shape.layers)):
@@ -75,7 +104,7 @@ def _shards(shape: Shape, rng: np.random.Generator) -> Iterator[Weights]:
     }
 
 
-def _layer(shape: Shape, layer: int, rng: np.random.Generator) -> Weights:
+def _layer(shape: Shape, layer: int, rng: Normals) -> Weights:
     hidden, middle = shape.hidden, shape.intermediate
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     weights = {
@@ -94,14 +123,14 @@ def _layer(shape: Shape, layer: int, rng: np.random.Generator) -> Weights:
     return {f"model.layers.{layer}.{name}.weight": value for name, value in weights.items()}
 
 
-def _matrix(rng: np.random.Generator, rows: int, columns: int, width: float = 0.64) -> NDArray[Any]:
-    values = rng.standard_normal((rows, columns), dtype=np.float32)
+def _matrix(rng: Normals, rows: int, columns: int, width: float = 0.64) -> NDArray[Any]:
+    values = rng.draw(rows, columns)
     # 0.64 is as wide as the usual 0.02 is at 1024 columns, and every shape behaves alike.
     return np.asarray(values * np.float32(width / columns**0.5), dtype=ml_dtypes.bfloat16)
 
 
-def _gain(rng: np.random.Generator, size: int) -> NDArray[Any]:
-    values = rng.standard_normal(size, dtype=np.float32)
+def _gain(rng: Normals, size: int) -> NDArray[Any]:
+    values = rng.draw(size)
     return np.asarray(1 + values * np.float32(0.1), dtype=ml_dtypes.bfloat16)
 
 

@@ -20,6 +20,7 @@ class Worker:
     """
 
     def __init__(self, job: Job, log: Path, timeout_s: float = LOAD_TIMEOUT_S) -> None:
+        self.job = job
         self.contender = job.contender
         self._process = JsonProcess(
             "daemon.bench.worker_main", [msgspec.json.encode(job).decode()], log, _environment(job)
@@ -33,9 +34,9 @@ class Worker:
         self.tokens = [reply.token] if isinstance(reply, Ready) else []
         self.unavailable = reply.reason if isinstance(reply, Unavailable) else ""
 
-    def advance(self, steps: int) -> list[float]:
-        """Take `steps` steps and return the seconds of each."""
-        self._process.send(Advance(steps))
+    def advance(self, steps: int, *, pause_s: float = 0.0, raw: bool = False) -> list[float]:
+        """Take `steps` steps and return the seconds of each; see `Advance` for the rest."""
+        self._process.send(Advance(steps, pause_s, raw))
         reply = self._receive(STEP_TIMEOUT_S)
         if not isinstance(reply, Timed):
             raise HearthError("internal", f"{self.contender} answered out of turn")

@@ -7,7 +7,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from daemon.bench.contenders import ContenderModel, load
+from daemon.bench.contenders import ContenderModel, RawLaunches, load
 from daemon.bench.worker_messages import Advance, Job, Ready, Reply, Timed, Unavailable
 from runtime.errors import HearthError
 
@@ -35,11 +35,24 @@ def main() -> None:
 
 def _advance(model: ContenderModel, command: Advance) -> Timed:
     timed = Timed([], [])
+    if command.raw:
+        if not isinstance(model, RawLaunches):
+            raise HearthError("internal", "this contender has no launches of its own")
+        timed.seconds.append(model.launch(command.steps))
+        return timed
     for _ in range(command.steps):
+        _spin(command.pause_s)
         started = time.perf_counter()
         timed.tokens.append(model.step())
         timed.seconds.append(time.perf_counter() - started)
     return timed
+
+
+def _spin(seconds: float) -> None:
+    # A sleeping processor would come back slow, and that would be measured.
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
 
 
 def _private_stdout() -> BinaryIO:

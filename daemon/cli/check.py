@@ -15,7 +15,15 @@ from runtime.errors import HearthError
 
 @click.command()
 @settings_options(
-    "engine", "engine_kind", "device", "step_ms", "threads", "spin", "verify", "max_batch", "capacity"
+    "engine",
+    "engine_kind",
+    "device",
+    "step_ms",
+    "threads",
+    "spin",
+    "verify",
+    "max_batch",
+    "capacity",
 )
 @json_option
 def check(config: Path | None, *, as_json: bool, **flags: Any) -> int:
@@ -55,8 +63,9 @@ def _rows(report: Report) -> list[tuple[str, str]]:
     return [
         ("engine", report.engine),
         ("architecture", report.architecture),
-        ("device", f"{report.device}, {report.threads} threads"),
-        ("runs on", f"{report.engine_kind} {report.onnxruntime}, {report.dialect} dialect"),
+        ("device", _device(report)),
+        ("runs on", f"{report.library or 'nothing here'}, {report.dialect} dialect"),
+        *_plan_rows(report),
         ("weights", f"{report.dtype}, quantization {report.quantization}"),
         ("cache", report.kv_cache_dtype),
         ("batch", f"{report.max_batch} rows"),
@@ -64,4 +73,36 @@ def _rows(report: Report) -> list[tuple[str, str]]:
         *((f"memory: {part}", size(count)) for part, count in report.memory.items()),
         ("memory needed", size(report.memory_needed)),
         ("memory free", size(report.memory_available)),
+        *_host_rows(report),
+    ]
+
+
+def _device(report: Report) -> str:
+    gpu = report.gpu
+    if report.device == "cpu":
+        return f"cpu, {report.threads} threads"
+    if gpu is None:
+        return "cuda, no GPU was asked"
+    major, minor = gpu.compute_capability
+    return f"{gpu.name}, compute capability {major}.{minor}, driver for CUDA {gpu.driver}"
+
+
+def _plan_rows(report: Report) -> list[tuple[str, str]]:
+    plan = report.plan
+    if plan is None:
+        return []
+    also = ", also for later versions" if plan.version_compatible else ""
+    return [
+        ("plan built by", f"{plan.builder} {plan.tensorrt_version}{also}"),
+        ("plan built for", f"{plan.gpu_name}, compute capability {plan.compute_capability}"),
+    ]
+
+
+def _host_rows(report: Report) -> list[tuple[str, str]]:
+    if not report.host_memory:
+        return []
+    return [
+        *((f"host memory: {part}", size(count)) for part, count in report.host_memory.items()),
+        ("host memory needed", size(report.host_memory_needed)),
+        ("host memory free", size(report.host_memory_available)),
     ]

@@ -1,8 +1,13 @@
 import pytest
+from msgspec import structs
 
-from daemon.budget import Budget, budget_of
+from daemon import budget
+from daemon.budget import Budget, budget_of, host_budget_of
+from runtime.config import LLMEngineRunnerConfig
 from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
+from tests.daemon.test_gpu_facts import GPU
+from tests.runtime.engine_configs import small_config
 
 
 def test_the_parts_add_up() -> None:
@@ -24,3 +29,33 @@ def test_a_larger_cache_needs_more() -> None:
     large = budget_of(simulated_config(capacity=4096))
     assert small.needed < large.needed
     assert small.available > 0
+
+
+def gpu_config() -> LLMEngineRunnerConfig:
+    return structs.replace(small_config(), device="cuda")
+
+
+def test_a_gpu_is_asked_when_its_facts_are_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "gpu_facts", lambda: GPU)
+    assert budget_of(gpu_config()) == budget_of(gpu_config(), GPU)
+
+
+def test_the_context_that_asked_is_free_again() -> None:
+    found = budget_of(gpu_config(), GPU)
+    assert found.available == GPU.memory_free + found.parts["context"]
+    empty = structs.replace(GPU, memory_free=GPU.memory_total)
+    assert budget_of(gpu_config(), empty).available == GPU.memory_total
+
+
+def test_a_full_gpu_is_named() -> None:
+    full = structs.replace(GPU, memory_total=1 << 20, memory_free=0)
+    with pytest.raises(HearthError, match="MiB on Some GPU and 1 MiB are free"):
+        budget_of(gpu_config(), full).check()
+
+
+def test_only_an_engine_of_a_gpu_needs_host_memory_beside_its_own() -> None:
+    assert host_budget_of(small_config()) is None
+    found = host_budget_of(gpu_config())
+    assert found is not None
+    assert found.needed > found.parts["pinned"]
+    assert found.where == " on the host"

@@ -1,12 +1,18 @@
 import shutil
 from pathlib import Path
 
+import msgspec
+import onnxruntime
 import pytest
+from msgspec import structs
 
 from daemon import check
 from daemon.check import inspect_engine
 from daemon.configuration.settings import Settings
+from daemon.gpu_facts import CUDA_PROVIDER
+from runtime.config import load_config
 from runtime.errors import HearthError
+from tests.daemon.test_gpu_facts import GPU
 
 
 def test_the_report_says_what_would_be_used(tiny_engine: Path) -> None:
@@ -57,3 +63,66 @@ def test_no_engine_at_all(tmp_path: Path) -> None:
     with pytest.raises(HearthError) as caught:
         inspect_engine(Settings(), tmp_path / "none")
     assert caught.value.code == "engine_missing"
+
+
+@pytest.fixture
+def gpu_engine(tiny_engine: Path, tmp_path: Path) -> Path:
+    """The same files, said to be for a GPU; nothing loads them here."""
+    folder = tmp_path / "gpu-engine"
+    shutil.copytree(tiny_engine, folder)
+    config = structs.replace(load_config(folder), device="cuda")
+    (folder / "config.json").write_bytes(msgspec.json.encode(config))
+    return folder
+
+
+@pytest.fixture
+def _provider(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["CUDAExecutionProvider"]
+    monkeypatch.setattr("daemon.gpu_facts.onnxruntime.get_available_providers", lambda: names)
+
+
+@pytest.mark.usefixtures("_provider")
+def test_a_gpu_is_reported_with_both_memories(
+    gpu_engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "gpu_facts", lambda: GPU)
+    report = inspect_engine(Settings(), gpu_engine)
+    assert (report.ok, report.device, report.gpu) == (True, "cuda", GPU)
+    assert report.library.startswith("onnxruntime ")
+    assert report.memory_available <= GPU.memory_total
+    assert {"context", "sampler"} <= set(report.memory)
+    assert {"process", "pinned"} <= set(report.host_memory)
+    assert report.host_memory_needed == sum(report.host_memory.values())
+
+
+@pytest.mark.usefixtures("_provider")
+def test_a_full_gpu_is_not_ok(gpu_engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = structs.replace(GPU, memory_total=1 << 20)
+    monkeypatch.setattr(check, "gpu_facts", lambda: full)
+    report = inspect_engine(Settings(), gpu_engine)
+    assert (report.ok, report.code, report.field) == (False, "out_of_memory", "capacity")
+
+
+@pytest.mark.usefixtures("_provider")
+def test_without_a_gpu_the_reason_is_named(
+    gpu_engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none() -> None:
+        raise HearthError("engine_incompatible", "there is no GPU 0, only 0", "device")
+
+    monkeypatch.setattr(check, "gpu_facts", none)
+    report = inspect_engine(Settings(), gpu_engine)
+    assert (report.ok, report.reason) == (False, "there is no GPU 0, only 0")
+    assert (report.code, report.field, report.gpu) == ("engine_incompatible", "device", None)
+
+
+def test_the_library_without_cuda_is_named_and_nothing_falls_back(
+    gpu_engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "gpu_facts", lambda: GPU)
+    if CUDA_PROVIDER in onnxruntime.get_available_providers():
+        pytest.skip("this ONNX Runtime has CUDA")
+    report = inspect_engine(Settings(), gpu_engine)
+    assert (report.ok, report.device, report.library) == (False, "cuda", "")
+    assert report.gpu == GPU
+    assert "onnxruntime-gpu" in (report.reason or "")

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from daemon.bench.hearth_model import HearthModel
 from daemon.bench.worker_messages import Job
@@ -48,3 +49,23 @@ def test_more_steps_than_the_capacity_are_refused(toy: Path) -> None:
     with pytest.raises(HearthError) as caught:
         HearthModel(job(toy, 5000))
     assert caught.value.code == "capacity_exceeded"
+
+
+def test_rows_of_a_batch_step_together_from_a_captured_graph(toy: Path) -> None:
+    batch = structs.replace(job(toy, 5), batch=3, capture=True)
+    model = HearthModel(batch)
+    alone = HearthModel(job(toy, 5))
+    assert [model.first, *(model.step() for _ in range(5))] == [
+        alone.first,
+        *(alone.step() for _ in range(5)),
+    ]
+    assert model._runtime.counters.hits == 5
+
+
+def test_raw_launches_change_nothing(toy: Path) -> None:
+    model, other = (HearthModel(structs.replace(job(toy, 6), capture=True)) for _ in "ab")
+    first = [model.step() for _ in range(3)]
+    hits = model._runtime.counters.hits
+    assert model.launch(10) > 0
+    assert model._runtime.counters.hits == hits + 10
+    assert first + [model.step() for _ in range(3)] == [other.step() for _ in range(6)]

@@ -4,9 +4,11 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import pytest
 from msgspec import structs
 from safetensors.numpy import load_file
 
+from daemon.bench import random_model
 from daemon.bench.random_model import QUICK_SHAPE, SHAPE_06B, write_random_model
 
 
@@ -56,3 +58,21 @@ def test_the_large_shape_is_that_of_the_published_model() -> None:
     attention = 2 * shape.hidden * shape.head_dim * (shape.heads + shape.kv_heads)
     layer = attention + 3 * shape.hidden * shape.intermediate
     assert round((shape.layers * layer + shape.vocabulary * shape.hidden) / 1e6) == 596
+
+
+def test_pooled_weights_are_as_wide_and_do_not_repeat_from_row_to_row(tmp_path: Path) -> None:
+    write_random_model(tmp_path / "m", QUICK_SHAPE, pooled=True)
+    shard = load_file(next((tmp_path / "m").glob("*00001*.safetensors")))
+    rows = shard["model.layers.0.mlp.gate_proj.weight"].astype(np.float32)
+    assert rows.std() == pytest.approx(0.64 / 8, rel=0.05)
+    assert len(np.unique(rows[:, 0])) > 32
+
+
+def test_a_pool_gives_more_than_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random_model, "_POOL", 7)
+    numbers = random_model.Normals(0, pooled=True)
+    first, second = numbers.draw(3, 5), numbers.draw(3, 5)
+    assert len(np.unique(first)) == 7
+    assert first.shape == (3, 5)
+    assert np.array_equal(first, random_model.Normals(0, pooled=True).draw(3, 5))
+    assert not np.array_equal(first, second)

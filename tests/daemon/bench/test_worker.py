@@ -1,11 +1,13 @@
+import time
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from daemon.bench import contenders
+from daemon.bench import contenders, worker_main
 from daemon.bench.worker import Worker
-from daemon.bench.worker_messages import Job
+from daemon.bench.worker_messages import Advance, Job
+from runtime.errors import HearthError
 
 
 def test_the_floor_is_stepped_in_a_process_of_its_own(tmp_path: Path) -> None:
@@ -32,11 +34,27 @@ def test_an_engine_folder_that_cannot_be_served_says_why(tmp_path: Path) -> None
         assert "engine_missing" in worker.unavailable
 
 
+def test_a_pause_is_not_timed(toy: Path, tmp_path: Path) -> None:
+    job = Job(contender="hearth", path=str(toy), prompt=[5, 6], steps=6, capture=True)
+    with closing(Worker(job, tmp_path / "log")) as worker:
+        started = time.monotonic()
+        seconds = worker.advance(3, pause_s=0.2)
+        assert time.monotonic() - started > 0.6
+        assert max(seconds) < 0.2
+        raw = worker.advance(20, raw=True)
+    assert len(raw) == 1
+    assert raw[0] > 0
+
+
+def test_only_an_engine_has_launches_of_its_own() -> None:
+    model = contenders.FloorModel(Job(contender="floor", bytes=1 << 20))
+    with pytest.raises(HearthError, match="no launches"):
+        worker_main._advance(model, Advance(2, raw=True))
+
+
 def test_an_import_error_of_our_own_is_not_taken_for_a_missing_peer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from daemon.bench import worker_main  # noqa: PLC0415 - beside the names that it patches
-
     def fail(_: Job) -> contenders.ContenderModel:
         raise ImportError(name="daemon.nothing")
 

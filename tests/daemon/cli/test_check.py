@@ -3,9 +3,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from msgspec import structs
 
-from daemon.cli.check import check
+from daemon.check import inspect_engine
+from daemon.cli.check import _rows, check
 from daemon.cli.errors import Failure
+from daemon.configuration.settings import Settings
+from tests.daemon.test_gpu_facts import GPU, PLAN
 
 
 def test_people_get_a_table_and_what_to_do_next(tiny_engine: Path) -> None:
@@ -40,3 +44,15 @@ def test_programs_learn_the_code_and_field_when_nothing_can_be_reported(tmp_path
     assert result.return_value == 1
     report = json.loads(result.output)
     assert (report["ok"], report["code"]) == (False, "engine_missing")
+
+
+def test_a_plan_and_its_gpu_are_in_the_table(tiny_engine: Path) -> None:
+    cpu = inspect_engine(Settings(), tiny_engine)
+    report = structs.replace(cpu, device="cuda", gpu=GPU, plan=PLAN, host_memory={"pinned": 2048})
+    rows = dict(_rows(report))
+    assert rows["device"] == "Some GPU, compute capability 9.0, driver for CUDA 13.0"
+    assert rows["plan built by"] == "tensorrt 10.16.1"
+    assert rows["plan built for"] == "Some GPU, compute capability 9.0"
+    assert rows["host memory: pinned"] == "2.0 KiB"
+    assert "no GPU" in dict(_rows(structs.replace(report, gpu=None)))["device"]
+    assert "plan built by" not in dict(_rows(cpu))

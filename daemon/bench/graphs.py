@@ -1,0 +1,106 @@
+"""How many decode steps are launched from captured graphs, in a run that disturbs them."""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+
+from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.request import RowRequest
+
+HIT_RATE_AIM = 0.99
+_CANCEL_SHARE = 0.02
+_PROMPT = (4, 48)
+_ANSWER = (4, 96)
+
+
+class GraphFigures(msgspec.Struct, kw_only=True):
+    """Steps by kind and what became of decode steps; a prefill step has no graph.
+
+    `evictions` counts the times that rows left a batch that went on, `padded` the decode steps
+    that ran with more rows than were live. `hit_rate` is the share of decode steps from a graph.
+    """
+
+    batches: int
+    captures: int
+    prefill_steps: int
+    decode_steps: int
+    hits: int
+    misses: int
+    fallbacks: int
+    hit_rate: float
+    evictions: int
+    cancels: int
+    padded: int
+    batch_sizes: list[int]
+
+
+class GraphRun:
+    """Random batches on a runtime: prompts and answers of all lengths, some rows cancelled."""
+
+    def __init__(self, runtime: LLMInferenceRuntime, graphs: Sequence[int], seed: int = 0) -> None:
+        self._runtime = runtime
+        self._graphs = frozenset(graphs)
+        self._rng = np.random.default_rng(seed)
+        self._prefill_steps = self._cancels = self._evictions = self._padded = 0
+        self._sizes: set[int] = set()
+
+    def run(self, batches: int, progress: Callable[[int, int], None]) -> GraphFigures:
+        """Capture as the executor does, then run `batches`; `progress` gets (done, total)."""
+        runtime = self._runtime
+        runtime.capture(range(1, runtime.max_batch + 1))
+        before = msgspec.structs.replace(runtime.counters)
+        for number in range(batches):
+            self._batch()
+            progress(number + 1, batches)
+        now = runtime.counters
+        hits, misses = now.hits - before.hits, now.misses - before.misses
+        fallbacks = now.fallbacks - before.fallbacks
+        decode_steps = hits + misses + fallbacks - self._prefill_steps
+        return GraphFigures(
+            batches=batches,
+            captures=now.captures,
+            prefill_steps=self._prefill_steps,
+            decode_steps=decode_steps,
+            hits=hits,
+            misses=misses - self._prefill_steps,
+            fallbacks=fallbacks,
+            hit_rate=hits / decode_steps if decode_steps else 0.0,
+            evictions=self._evictions,
+            cancels=self._cancels,
+            padded=self._padded,
+            batch_sizes=sorted(self._sizes),
+        )
+
+    def _batch(self) -> None:
+        runtime = self._runtime
+        rows = int(self._rng.integers(1, runtime.max_batch + 1))
+        runtime.begin([self._row() for _ in range(rows)])
+        live = rows
+        while runtime.active:
+            left = len(runtime.unfinished())
+            self._evictions += left < live
+            live = left
+            if runtime.step().kind == "prefill":
+                self._prefill_steps += 1
+            else:
+                self._sizes.add(live)
+                self._padded += live not in self._graphs
+            self._maybe_cancel()
+        runtime.end()
+
+    def _maybe_cancel(self) -> None:
+        rows = self._runtime.unfinished()
+        if rows and self._rng.random() < _CANCEL_SHARE:
+            self._runtime.cancel(rows[int(self._rng.integers(len(rows)))][0])
+            self._cancels += 1
+
+    def _row(self) -> RowRequest:
+        length = int(self._rng.integers(*_PROMPT))
+        ids = self._rng.integers(3, self._runtime.config.vocab_size, length)
+        return RowRequest(
+            token_ids=[int(token) for token in ids],
+            prompt_length=length,
+            max_tokens=int(self._rng.integers(*_ANSWER)),
+            ignore_eos=True,
+        )

@@ -1,0 +1,56 @@
+import tempfile
+from contextlib import closing
+from pathlib import Path
+
+import click
+import msgspec
+
+from daemon.bench.graphs import HIT_RATE_AIM, GraphFigures, GraphRun
+from daemon.bench.record import command_line, record_option, write_record
+from daemon.bench.report import figure, note, print_json, print_table
+from daemon.bench.toy_engine import toy_engine
+from daemon.cli.console import progress_bar
+from daemon.cli.errors import FAILED
+from daemon.cli.options import json_option
+from runtime.decoding.runtime import LLMInferenceRuntime, RuntimeOptions
+from runtime.tensors.profiles import decode_batches
+
+
+@click.command()
+@click.option("--batches", type=click.IntRange(1), default=50, show_default=True)
+@click.option(
+    "--engine",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="A real engine folder in place of a toy.",
+)
+@record_option
+@json_option
+def graphs(batches: int, engine: Path | None, record: Path | None, *, as_json: bool) -> int:
+    """Count the decode steps that captured graphs serve, with evictions, cancels and padding.
+
+    The exit code is 1 when they are fewer than 99%.
+    """
+    with tempfile.TemporaryDirectory(prefix="hearth-bench-") as folder:
+        found = _run(engine or toy_engine(Path(folder)), batches)
+    if as_json:
+        print_json(found)
+    else:
+        rows = [
+            (name, figure(value, ".4f") if isinstance(value, float) else str(value))
+            for name, value in msgspec.structs.asdict(found).items()
+        ]
+        print_table("Decode steps and captured graphs", ("", ""), rows)
+    if record is not None:
+        write_record(record, {"graphs": found}, command_line("graphs"))
+    if found.hit_rate < HIT_RATE_AIM:
+        note(f"fewer than {HIT_RATE_AIM:.0%} of the decode steps came from a graph")
+        return FAILED
+    return 0
+
+
+def _run(engine: Path, batches: int) -> GraphFigures:
+    with closing(LLMInferenceRuntime.open(engine, RuntimeOptions(verify=False))) as runtime:
+        run = GraphRun(runtime, decode_batches(runtime.config))
+        with progress_bar() as progress:
+            return run.run(batches, lambda done, total: progress("batches", done, total))

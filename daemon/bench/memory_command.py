@@ -1,0 +1,60 @@
+import tempfile
+from pathlib import Path
+
+import click
+
+from daemon.bench.memory import MemoryFigures, measure_memory
+from daemon.bench.record import command_line, record_option, write_record
+from daemon.bench.report import figure, log_folder, note, print_json, print_table
+from daemon.bench.toy_engine import toy_engine
+from daemon.cli.errors import FAILED
+from daemon.cli.options import json_option
+
+_COLUMNS = ("part", "predicted MB", "measured MB", "ratio")
+
+
+@click.command()
+@click.option(
+    "--engine",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="A real engine folder in place of a toy.",
+)
+@click.option(
+    "--name",
+    default="",
+    metavar="NAME",
+    help="The key of these figures in a record.  [memory]",
+)
+@record_option
+@json_option
+def memory(engine: Path | None, name: str, record: Path | None, *, as_json: bool) -> int:
+    """Compare the memory that hearth check predicts with what an engine takes, part by part.
+
+    On a GPU by its free memory, where nobody else may work meanwhile, and the exit code is 1 when
+    the sum is off by more than 5%; on the CPU by resident memory, which depends on what is used.
+    """
+    with tempfile.TemporaryDirectory(prefix="hearth-bench-") as folder:
+        found = measure_memory(engine or toy_engine(Path(folder)), log_folder() / "memory.log")
+    if as_json:
+        print_json(found)
+    else:
+        print_table(f"Memory of an engine on {found.device}", _COLUMNS, _rows(found))
+    if record is not None:
+        write_record(record, {name or "memory": found}, command_line("memory"))
+    if found.device == "cuda" and not found.within_aim:
+        note("the prediction is off by more than 5%")
+        return FAILED
+    return 0
+
+
+def _rows(found: MemoryFigures) -> list[tuple[str, str, str, str]]:
+    rows = [
+        (stage, part.predicted_mb, part.measured_mb, part.predicted_over_measured)
+        for stage, part in found.parts.items()
+    ]
+    rows.append(("all", found.predicted_mb, found.measured_mb, found.predicted_over_measured))
+    return [
+        (stage, figure(predicted, ".1f"), figure(measured, ".1f"), figure(ratio, ".3f"))
+        for stage, predicted, measured, ratio in rows
+    ]

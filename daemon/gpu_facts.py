@@ -1,0 +1,70 @@
+"""What a GPU says of itself, and which library would run an engine on it; nothing is loaded."""
+
+from collections.abc import Callable
+
+import msgspec
+import onnxruntime
+
+from runtime.config import LLMEngineRunnerConfig
+from runtime.device.cuda.context import CudaContext, open_context
+from runtime.errors import HearthError
+from runtime.executor.tensorrt.library import load_library
+from runtime.executor.tensorrt.manifest import check_plan
+
+CUDA_PROVIDER = "CUDAExecutionProvider"
+
+
+class GPUFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU; memory in bytes, `driver` is the newest version of CUDA that it serves."""
+
+    name: str
+    compute_capability: tuple[int, int]
+    driver: str
+    memory_total: int
+    memory_free: int
+
+
+def gpu_facts(opening: Callable[[], CudaContext] = open_context) -> GPUFacts:
+    """Ask the first GPU, in a context that is given back; raises `engine_incompatible`.
+
+    The free memory is that which is left beside this context.
+    """
+    context = opening()
+    try:
+        free, total = context.memory()
+        version = int(context.driver.call("cuDriverGetVersion"))
+        return GPUFacts(
+            name=context.properties.name,
+            compute_capability=context.properties.compute_capability,
+            driver=f"{version // 1000}.{version % 1000 // 10}",
+            memory_total=total,
+            memory_free=free,
+        )
+    finally:
+        context.close()
+
+
+def serving_library(config: LLMEngineRunnerConfig) -> str:
+    """Name and version of the library that would run an engine of `config`.
+
+    Raises `engine_incompatible` where it is not installed or cannot use a GPU.
+    """
+    if config.backend == "tensorrt":
+        library = load_library(config.plan.builder if config.plan else "tensorrt")
+        return f"{library.__name__} {library.__version__}"
+    if config.backend == "simulated":
+        return "simulated"
+    if config.device == "cuda" and CUDA_PROVIDER not in onnxruntime.get_available_providers():
+        raise HearthError(
+            "engine_incompatible",
+            f"this ONNX Runtime ({onnxruntime.__version__}) has no {CUDA_PROVIDER}: install "
+            "onnxruntime-gpu in its place",
+            "device",
+        )
+    return f"onnxruntime {onnxruntime.__version__}"
+
+
+def check_gpu(config: LLMEngineRunnerConfig, gpu: GPUFacts, library: str) -> None:
+    """Compare a plan's record with this GPU and library; raises `engine_incompatible`."""
+    if config.backend == "tensorrt":
+        check_plan(config, library.rpartition(" ")[2], gpu.name, gpu.compute_capability)

@@ -1,0 +1,64 @@
+"""The GPU's bench on the CPU: a toy engine, the same workers, rounds and figures."""
+
+from pathlib import Path
+
+import pytest
+
+from daemon.bench.gpu_cases import GPU_CASES
+from daemon.bench.gpu_decode import GPUArtifacts, GPUPlan, measure_gpu
+from tests.daemon.bench.test_worker import hide
+
+PLAN = GPUPlan(device="cpu", dtype="float32", rounds=2, steps=5, host_steps=2, actor=False)
+
+
+def test_an_engine_alone_has_figures_and_the_peers_a_reason(
+    toy: Path, quick_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hide(tmp_path, "torch", monkeypatch)
+    artifacts = GPUArtifacts(source=quick_model, engines={"ort-cuda": toy})
+    said: list[str] = []
+    found = measure_gpu(GPU_CASES["0.6b/b8"], artifacts, PLAN, tmp_path, said.append)
+    one = found["ort-cuda"]
+    assert one.tokens_per_s == pytest.approx(8000 / one.step_ms)
+    assert one.host_us is one.bandwidth_share is one.actor_over_raw is None
+    assert one.vs_transformers is one.vs_torch_compile is None
+    assert 0 < one.raw_ms < 2 * one.step_ms
+    assert [text.split(":")[0] for text in one.notes] == [
+        "transformers is left out",
+        "torch_compile is left out",
+        "read bandwidth is left out",
+    ]
+    assert "0.6b/b8: round 2 of 2" in said
+
+
+def test_an_engine_that_cannot_run_here_is_left_out_with_its_reason(
+    toy: Path, quick_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hide(tmp_path, "torch", monkeypatch)
+    folder = tmp_path / "engine"
+    folder.mkdir()
+    (folder / "config.json").write_bytes((toy / "config.json").read_bytes())
+    artifacts = GPUArtifacts(source=quick_model, engines={"tensorrt": folder})
+    said: list[str] = []
+    assert measure_gpu(GPU_CASES["0.6b/b1"], artifacts, PLAN, tmp_path, said.append) == {}
+    assert said[0] == "0.6b/b1: loading tensorrt"
+    assert said[1].startswith("0.6b/b1: tensorrt is left out: ")
+    assert len(said) == 2
+
+
+@pytest.mark.reference
+def test_peers_and_floor_are_measured_beside_it(
+    toy: Path, quick_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    # The compiler of PyTorch has a test of its own.
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    artifacts = GPUArtifacts(source=quick_model, engines={"ort-cuda": toy})
+    found = measure_gpu(GPU_CASES["0.6b/b1"], artifacts, PLAN, tmp_path, lambda _: None)
+    one = found["ort-cuda"]
+    assert one.notes == []
+    assert one.vs_transformers is not None
+    assert one.vs_transformers == pytest.approx((one.transformers_ms or 0) / one.step_ms)
+    assert one.vs_torch_compile is not None
+    assert one.bandwidth_share is not None
+    assert 0 < one.bandwidth_share < 1.5

@@ -1,0 +1,73 @@
+import os
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from runtime.decoding.runtime import LLMInferenceRuntime, RuntimeOptions
+from runtime.export import ExportOptions, export_model
+
+MODEL = Path(__file__).parents[2] / "models" / "home"
+CAPACITY = 512
+EXPORTS = {
+    "ort-standard-fp32": ExportOptions(device="cuda", operators="standard", capacity=CAPACITY),
+    "ort-contrib-fp16": ExportOptions(
+        device="cuda", operators="contrib", dtype="float16", capacity=CAPACITY
+    ),
+    "ort-classic-fp16": ExportOptions(
+        device="cuda", dialect="classic", operators="standard", dtype="float16", capacity=CAPACITY
+    ),
+}
+PLAN_VARIABLE = "HEARTH_TEST_PLAN"
+"""Names an engine folder of the shipped model whose plan this machine can run."""
+
+EngineFolder = Callable[[str], Path]
+
+
+@pytest.fixture(scope="session")
+def engine_folder(tmp_path_factory: pytest.TempPathFactory) -> EngineFolder:
+    """Gives the shipped model's engine folder by name, exported once."""
+
+    @cache
+    def folder(name: str) -> Path:
+        if name == "tensorrt":
+            if not os.environ.get(PLAN_VARIABLE):
+                pytest.skip(f"{PLAN_VARIABLE} names no engine folder")
+            return Path(os.environ[PLAN_VARIABLE])
+        target = tmp_path_factory.mktemp("engines") / name
+        export_model(MODEL, target, EXPORTS[name])
+        return target
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def cpu_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shipped model's engine folder for the CPU."""
+    target = tmp_path_factory.mktemp("engines") / "cpu"
+    export_model(MODEL, target, ExportOptions(capacity=CAPACITY))
+    return target
+
+
+@pytest.fixture(scope="session")
+def cpu_runtime(cpu_engine: Path) -> Iterator[LLMInferenceRuntime]:
+    """The reference: the shipped model on the CPU in float32."""
+    runtime = LLMInferenceRuntime.open(cpu_engine, RuntimeOptions())
+    yield runtime
+    runtime.close()
+
+
+@pytest.fixture(scope="module", params=[*EXPORTS, "tensorrt"])
+def gpu_engine(request: pytest.FixtureRequest, engine_folder: EngineFolder) -> Path:
+    """Each engine that runs on the GPU here."""
+    return engine_folder(request.param)
+
+
+@pytest.fixture(scope="module")
+def gpu_runtime(gpu_engine: Path) -> Iterator[LLMInferenceRuntime]:
+    """A runtime on the GPU with its decode steps captured."""
+    runtime = LLMInferenceRuntime.open(gpu_engine, RuntimeOptions())
+    runtime.capture(range(1, runtime.max_batch + 1))
+    yield runtime
+    runtime.close()

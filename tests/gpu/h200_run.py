@@ -1,0 +1,185 @@
+"""The run on a GPU whose figures the repository keeps: `python -m tests.gpu.h200_run`.
+
+For a machine without a network: `--wheel` names wheels, whole or the folder of the pieces of one
+(`split`), which are installed beside the interpreter's own packages. Each part is a list of
+commands with less than ten minutes together, so that a machine lent for minutes can run them one
+by one: `--part decode-0.6b --part graphs`. What a part leaves in `--work` serves the next.
+
+The figures go to `--record` (docs/figures/h200.json), merged by key. The exit code is that of the
+first command that failed; the parts behind it run all the same.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+FIGURES = ROOT / "docs" / "figures" / "h200.json"
+PART_LIMIT_S = 570.0
+_SITE, _PIECES = "site", "pieces"
+# The machine may lack the plugins that the project's settings of pytest speak of.
+_PLAIN = ("-o", "addopts=", "-o", "filterwarnings=", "-o", "anyio_mode=")
+_PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", *_PLAIN, "--timeout", "300")
+
+
+class Run(NamedTuple):
+    """What every part may need: where it works, the record, the builder's interpreter."""
+
+    work: Path
+    record: Path
+    builder_python: str
+    ready: Sequence[str]
+    sanitizer: str
+
+    def bench(self, *arguments: str) -> list[str]:
+        """A bench that records its figures."""
+        return [sys.executable, "-m", "daemon.bench", *arguments, "--record", str(self.record)]
+
+    def decode(self, *arguments: str) -> list[str]:
+        """`bench decode` on the GPU, with the folders that are ready."""
+        ready = [part for text in self.ready for part in ("--ready", text)]
+        builder = ["--builder-python", self.builder_python]
+        cache = ["--cache", str(self.work / "bench")]
+        return self.bench("decode", "--device", "cuda", *arguments, *builder, *cache, *ready)
+
+    def engine(self) -> str:
+        """The engine folder that graphs and memory are measured on: made by the decode bench."""
+        made = sorted((self.work / "bench").glob("qwen3-0.6b-pooled-onnxruntime-*"))
+        return str(made[0]) if made else str(self.work / "bench" / "run decode-0.6b first")
+
+
+Commands = Callable[[Run], list[list[str]]]
+
+
+def _tests(_: Run) -> list[list[str]]:
+    return [[sys.executable, *_PYTEST, "-m", "gpu", "tests/runtime", "tests/gpu"]]
+
+
+def _sanitizer(run: Run) -> list[list[str]]:
+    ops = [sys.executable, "-m", "tests.runtime.device.cuda.sanitize"]
+    return [
+        [run.sanitizer, "--tool", tool, "--error-exitcode", "9", *ops]
+        for tool in ("memcheck", "racecheck", "initcheck")
+    ]
+
+
+def _decode(model: str, *flags: str) -> Commands:
+    cases = [part for batch in (1, 8) for part in ("--case", f"{model}/b{batch}")]
+    return lambda run: [run.decode(*cases, *flags)]
+
+
+def _graphs(run: Run) -> list[list[str]]:
+    return [run.bench("graphs", "--engine", run.engine())]
+
+
+def _memory(run: Run) -> list[list[str]]:
+    return [run.bench("memory", "--engine", run.engine(), "--name", "memory/ort-cuda/0.6b")]
+
+
+def _check(run: Run) -> list[list[str]]:
+    return [[sys.executable, "-m", "daemon.cli", "check", "--engine", run.engine()]]
+
+
+def _ops(_: Run) -> list[list[str]]:
+    return [[sys.executable, "-m", "daemon.bench.cuda_ops"]]
+
+
+PARTS: dict[str, Commands] = {
+    "tests": _tests,
+    "sanitizer": _sanitizer,
+    "ops": _ops,
+    "decode-0.6b": _decode("0.6b"),
+    "decode-0.6b-ort": _decode("0.6b", "--engine", "ort-cuda"),
+    "decode-4b": _decode("4b"),
+    "decode-4b-ort": _decode("4b", "--engine", "ort-cuda"),
+    "check": _check,
+    "graphs": _graphs,
+    "memory": _memory,
+}
+DEFAULT = ("tests", "sanitizer", "ops", "decode-0.6b", "decode-4b", "check", "graphs", "memory")
+
+
+def install(wheels: Sequence[Path], work: Path) -> Path:
+    """Install wheels, and wheels in pieces, into a folder of `work` and return it."""
+    site, joined = work / _SITE, work / _PIECES
+    whole = [join(path, joined) if path.is_dir() else path for path in wheels]
+    if whole:
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+        files = [str(path) for path in whole]
+        subprocess.run([*pip, "--upgrade", "--target", str(site), *files], check=True)
+    return site
+
+
+def join(pieces: Path, target: Path) -> Path:
+    """Put `NAME.whl.00`, `NAME.whl.01`, ... of a folder together; raises ValueError for others."""
+    files = sorted(path for path in pieces.iterdir() if path.suffix[1:].isdigit())
+    names = {path.with_suffix("").name for path in files}
+    if len(names) != 1 or [int(path.suffix[1:]) for path in files] != list(range(len(files))):
+        raise ValueError(f"{pieces} does not hold the pieces of one wheel, from 00 on")
+    target.mkdir(parents=True, exist_ok=True)
+    whole = target / names.pop()
+    with whole.open("wb") as out:
+        for path in files:
+            with path.open("rb") as piece:
+                shutil.copyfileobj(piece, out)
+    return whole
+
+
+def run_part(commands: Sequence[Sequence[str]], environ: Mapping[str, str], limit_s: float) -> int:
+    """Run commands one after the other; the first exit code other than 0, 124 out of time."""
+    deadline = time.monotonic() + limit_s
+    codes = [_run_one(command, environ, deadline) for command in commands]
+    return next((code for code in codes if code), 0)
+
+
+def _run_one(command: Sequence[str], environ: Mapping[str, str], deadline: float) -> int:
+    left = max(0.0, deadline - time.monotonic())
+    try:
+        done = subprocess.run(command, cwd=ROOT, env=dict(environ), timeout=left, check=False)
+    except subprocess.TimeoutExpired:
+        return 124
+    except OSError as error:
+        sys.stderr.write(f"{command[0]} cannot be run: {error}\n")
+        return 127
+    return done.returncode
+
+
+def environment(site: Path, commit: str) -> dict[str, str]:
+    """The environment of every part."""
+    paths = [str(site), str(ROOT / "clients" / "python"), str(ROOT)]
+    known = {"BENCH_COMMIT": commit} if commit else {}
+    older = os.environ.get("PYTHONPATH", "")
+    return {**os.environ, **known, "PYTHONPATH": os.pathsep.join([*paths, older]).strip(os.pathsep)}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Install, run the parts that were asked for and say how each went."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--part", action="append", choices=list(PARTS), default=[])
+    parser.add_argument("--wheel", action="append", type=Path, default=[])
+    parser.add_argument("--work", type=Path, default=Path.home() / ".cache" / "hearth-h200")
+    parser.add_argument("--record", type=Path, default=FIGURES)
+    parser.add_argument("--commit", default="", help="where there is no repository")
+    parser.add_argument("--builder-python", default=sys.executable)
+    parser.add_argument("--ready", action="append", default=[], metavar="ENGINE/MODEL=DIR")
+    parser.add_argument("--sanitizer", default="compute-sanitizer")
+    chosen = parser.parse_args(arguments)
+    chosen.work.mkdir(parents=True, exist_ok=True)
+    run = Run(chosen.work, chosen.record, chosen.builder_python, chosen.ready, chosen.sanitizer)
+    environ = environment(install(chosen.wheel, chosen.work), chosen.commit)
+    codes: dict[str, int] = {}
+    for name in chosen.part or DEFAULT:
+        started = time.monotonic()
+        codes[name] = run_part(PARTS[name](run), environ, PART_LIMIT_S)
+        sys.stderr.write(f"part {name}: {codes[name]}, {time.monotonic() - started:.0f} s\n")
+    return next((code for code in codes.values() if code), 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

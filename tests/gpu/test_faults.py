@@ -1,0 +1,82 @@
+"""What a GPU that fails does to a batch, to the daemon and to those who wait."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hearth_client import Client
+from hearth_client.errors import HearthClientError
+from msgspec import structs
+
+from daemon.own_daemon import own_daemon
+from runtime.config import load_config
+from runtime.decoding.options import RuntimeOptions
+from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.errors import HearthError
+from runtime.executor.engine import EngineOptions
+from runtime.request import GenerationRequest
+from tests.gpu.conftest import EngineFolder
+from tests.gpu.near_ties import greedy_row
+from tests.gpu.poison import HOOK
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).parents[2]
+ENGINE = "ort-contrib-fp16"
+SPARE = 4 << 20
+
+
+def test_a_step_without_memory_fails_its_batch_and_the_next_one_runs(
+    engine_folder: EngineFolder,
+) -> None:
+    from runtime.device.cuda.cuda_device import open_cuda_device  # noqa: PLC0415 - an extra
+
+    runtime = LLMInferenceRuntime.open(engine_folder(ENGINE), RuntimeOptions())
+    other = open_cuda_device()
+    try:
+        free, _ = other.context.memory()
+        other.memory.zeros("everything", (free - SPARE,), np.dtype(np.uint8))
+        rows = [greedy_row([7] * 400, 4, ignore_eos=True) for _ in range(8)]
+        with pytest.raises(HearthError) as caught:
+            runtime.handle_request(GenerationRequest(rows=rows))
+        assert caught.value.code == "out_of_memory"
+    finally:
+        other.close()
+    answers = runtime.handle_request(GenerationRequest(rows=rows)).rows
+    assert [len(row.token_ids) for row in answers] == [4] * 8
+    runtime.close()
+
+
+def test_more_cache_than_memory_is_refused_when_it_is_loaded(engine_folder: EngineFolder) -> None:
+    folder = engine_folder(ENGINE)
+    config = structs.replace(load_config(folder), max_supported_batch_size=200_000)
+    with pytest.raises(HearthError) as caught:
+        LLMInferenceRuntime.create(config, folder, EngineOptions())
+    assert caught.value.code == "out_of_memory"
+
+
+def test_a_lost_device_ends_the_process_answers_everybody_and_is_replaced(
+    engine_folder: EngineFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(HOOK.format(marker=str(tmp_path / "poisoned")))
+    path = [str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+
+    def ask(number: int) -> str:
+        with Client(daemon.socket) as client:
+            try:
+                client.generate(prompt=f"number {number}", max_tokens=60, ignore_eos=True).text()
+            except HearthClientError as error:
+                return error.code
+            return "done"
+
+    with own_daemon(engine_folder(ENGINE)) as daemon, ThreadPoolExecutor(12) as pool:
+        ends = list(pool.map(ask, range(12)))
+        assert ask(99) == "done"
+        log = daemon.log()
+    assert (tmp_path / "poisoned").exists()
+    assert set(ends) <= {"executor_failed", "done"}
+    assert "executor_failed" in ends
+    assert "device_lost" in log

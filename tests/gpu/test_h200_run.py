@@ -1,0 +1,97 @@
+"""The script without a GPU: its pieces, its limits and what it would run."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.gpu import h200_run
+from tests.gpu.h200_run import DEFAULT, PARTS, Run, environment, join, main, run_part
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path, tmp_path / "h200.json", "/a/python", ["tensorrt/0.6b=/b"], "sanitizer")
+
+
+def script(text: str) -> list[str]:
+    return [sys.executable, "-c", text]
+
+
+def test_pieces_become_one_wheel_in_their_order(tmp_path: Path) -> None:
+    pieces = tmp_path / "in"
+    pieces.mkdir()
+    for number in (1, 0, 2):
+        (pieces / f"a-1.0-py3-none-any.whl.0{number}").write_bytes(b"abc"[number : number + 1])
+    whole = join(pieces, tmp_path / "out")
+    assert whole.name == "a-1.0-py3-none-any.whl"
+    assert whole.read_bytes() == b"abc"
+
+
+@pytest.mark.parametrize("names", [[], ["a.whl.00", "b.whl.01"], ["a.whl.00", "a.whl.02"]])
+def test_missing_or_mixed_pieces_are_refused(tmp_path: Path, names: list[str]) -> None:
+    for name in names:
+        (tmp_path / name).touch()
+    with pytest.raises(ValueError, match="pieces of one wheel"):
+        join(tmp_path, tmp_path / "out")
+
+
+def test_benches_record_and_take_what_is_ready(run: Run) -> None:
+    (command,) = PARTS["decode-4b-ort"](run)
+    assert command[command.index("--record") + 1] == str(run.record)
+    assert command[command.index("--ready") + 1] == "tensorrt/0.6b=/b"
+    assert command[command.index("--builder-python") + 1] == "/a/python"
+    assert [command[i + 1] for i, word in enumerate(command) if word == "--case"] == [
+        "4b/b1",
+        "4b/b8",
+    ]
+    assert command[command.index("--engine") + 1] == "ort-cuda"
+
+
+def test_graphs_and_memory_use_the_engine_of_the_decode_bench(run: Run) -> None:
+    folder = run.work / "bench" / "qwen3-0.6b-pooled-onnxruntime-float16-abc"
+    folder.mkdir(parents=True)
+    for part in ("graphs", "memory", "check"):
+        (command,) = PARTS[part](run)
+        assert command[command.index("--engine") + 1] == str(folder)
+
+
+def test_every_part_has_commands_and_the_default_is_known(run: Run) -> None:
+    assert set(DEFAULT) <= set(PARTS)
+    for part in PARTS.values():
+        assert all(command[0] for command in part(run))
+
+
+def test_a_part_goes_on_after_a_failure_and_keeps_its_code(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    commands = [script("raise SystemExit(3)"), script(f"open({str(made)!r}, 'w')")]
+    assert run_part(commands, dict(os.environ), 30) == 3
+    assert made.exists()
+
+
+def test_a_part_out_of_time_is_ended() -> None:
+    assert run_part([script("import time; time.sleep(60)")], dict(os.environ), 0.5) == 124
+
+
+def test_a_program_that_is_missing_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_part([["no-such-program"]], dict(os.environ), 5) == 127
+    assert "no-such-program cannot be run" in capsys.readouterr().err
+
+
+def test_the_commit_travels_in_the_environment(tmp_path: Path) -> None:
+    environ = environment(tmp_path / "site", "abc")
+    assert environ["BENCH_COMMIT"] == "abc"
+    assert environ["PYTHONPATH"].split(os.pathsep)[0] == str(tmp_path / "site")
+
+
+def test_the_parts_asked_for_run_and_the_first_failure_is_the_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(PARTS, "tests", lambda _: [script("raise SystemExit(4)")])
+    monkeypatch.setitem(PARTS, "ops", lambda _: [script("pass")])
+    assert main(["--part", "tests", "--part", "ops", "--work", str(tmp_path)]) == 4
+    said = capsys.readouterr().err
+    assert "part tests: 4" in said
+    assert "part ops: 0" in said
+    assert h200_run.PART_LIMIT_S < 600
