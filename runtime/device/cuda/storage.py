@@ -46,7 +46,7 @@ class CudaCacheStorage:
         self._table = memory.zeros("cache addresses", (count,), _ADDRESS)
         self._fresh_table = memory.zeros("new row addresses", (count,), _ADDRESS)
         ring.upload(self._table.address, _addresses(self._buffers))
-        self._fresh: tuple[Tensor, ...] = ()
+        self._fresh: tuple[Tensor, ...] | None = None
         self._rows = RowsArguments(self._table.address, heads, 0, self._slot_bytes // size)
         self._moves = Moves()
         self._move = prepare_moves(library, self._unit, self._rows, self._moves)
