@@ -57,7 +57,9 @@ def serve(settings: Settings, engine: Path) -> int:
         sys.setswitchinterval(_SWITCH_S)
     try:
         config = effective_config(load_config(engine), wiring.runtime_options(settings))
-        budget_of(config).check()
+        if config.device == "cpu":
+            # A GPU is asked by the executor alone: its libraries may take their process with them.
+            budget_of(config).check()
         with private_folder() as sockets, zmq.Context() as context:
             return anyio.run(
                 _run,

@@ -15,7 +15,7 @@ MIB = 1 << 20
 # An empty context with its stream, the ops of a step loaded.
 _CONTEXT_BYTES = 520 * MIB
 # What an engine's library takes for itself: kernels as they are loaded, and its workspaces.
-_LIBRARY_BYTES = {"onnxruntime": 180 * MIB, "tensorrt": 60 * MIB}
+_LIBRARY_BYTES = {"onnxruntime": 330 * MIB, "tensorrt": 60 * MIB}
 # Copies of a step's activations that are alive at once, in elements of the engine's type.
 _ACTIVATION_COPIES = 1.5
 _SCORE_COPIES = {"native": 2.0, "classic": 3.0}

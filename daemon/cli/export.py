@@ -5,11 +5,19 @@ from typing import Any
 import click
 
 from daemon.cli.console import err, progress_bar, size
+from daemon.cli.plan_options import plan_options, take_plan
 
 
 @click.command()
 @click.argument("source", metavar="MODEL_DIR", type=click.Path(path_type=Path))
 @click.argument("target", metavar="ENGINE_DIR", type=click.Path(path_type=Path))
+@click.option(
+    "--backend",
+    type=click.Choice(["onnxruntime", "tensorrt"]),
+    default="onnxruntime",
+    show_default=True,
+    help="What is to run the engine; tensorrt builds a plan for the GPU of this machine.",
+)
 @click.option(
     "--dialect",
     type=click.Choice(["auto", "native", "classic"]),
@@ -20,9 +28,7 @@ from daemon.cli.console import err, progress_bar, size
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "float16", "bfloat16"]),
-    default="float32",
-    show_default=True,
-    help="Type of weights that are not quantised, and of the cache.",
+    help="Type of weights that are not quantised, and of the cache.  [float32; for a GPU float16]",
 )
 @click.option(
     "--device",
@@ -72,6 +78,7 @@ from daemon.cli.console import err, progress_bar, size
     show_default=True,
     help="Longest piece of a prompt in one step.",
 )
+@plan_options
 def export(source: Path, target: Path, **options: Any) -> None:
     """Build the engine folder ENGINE_DIR from the Hugging Face folder MODEL_DIR.
 
@@ -81,6 +88,10 @@ def export(source: Path, target: Path, **options: Any) -> None:
     from runtime.export import ExportOptions, export_model  # noqa: PLC0415 - slow import
 
     began = time.monotonic()
+    options["plan"] = take_plan(options)
+    if options["dtype"] is None:
+        on_cpu = options["plan"] is None and options["device"] == "cpu"
+        options["dtype"] = "float32" if on_cpu else "float16"
     with progress_bar() as progress:
         config = export_model(source, target, ExportOptions(**options), progress)
     total = sum(record.bytes for record in config.files.values())

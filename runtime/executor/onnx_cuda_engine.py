@@ -18,7 +18,12 @@ from runtime.tensors.tensor import Tensor
 
 
 class OnnxCudaEngine:
-    """An ONNX Runtime session on a GPU; nothing it does waits for the device.
+    """An ONNX Runtime session on a GPU.
+
+    A graph of the provider's own operators (`fused`) never waits for the device, and a captured
+    step of it is a CUDA graph. Some standard operators take sizes from the host, which a CUDA
+    graph would freeze: a captured step of those is the kept I/O binding, and has ended when the
+    launch returns.
 
     Scratch memory comes from the session's arena, which keeps all that it ever took: what a
     captured graph uses is only handed to later work of the same stream.
@@ -27,15 +32,14 @@ class OnnxCudaEngine:
     required_context_memory = 0
     """ONNX Runtime allocates its scratch memory itself."""
 
-    def __init__(
-        self, session: ort.InferenceSession, device: CudaDevice, *, row_by_row: bool
-    ) -> None:
+    def __init__(self, session: ort.InferenceSession, device: CudaDevice, *, fused: bool) -> None:
         self._session = session
         self._device = device
-        self._row_by_row = row_by_row
+        self._fused = fused
         self._kept: tuple[Sequence[Binding], list[Any]] | None = None
         self._options = ort.RunOptions()
-        self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        if fused:
+            self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
         self.io_tensors: tuple[IOTensor, ...] = describe(session)
         self._batched = {one.name for one in self.io_tensors if one.shape[:1] == ("batch",)}
 
@@ -53,7 +57,7 @@ class OnnxCudaEngine:
         whole, `engine_corrupt` or `out_of_memory`.
         """
         session = open_session(folder, config, options, device)
-        return cls(session, device, row_by_row=config.operators == "contrib")
+        return cls(session, device, fused=config.operators == "contrib")
 
     def set_context_memory(self, memory: Tensor) -> None:
         """Nothing of `memory` is used: no scratch memory is asked of the caller."""
@@ -68,17 +72,27 @@ class OnnxCudaEngine:
         """
         if stream.handle != self._device.stream.handle:
             raise HearthError("internal", "the engine runs on the stream that it was opened with")
+        self.run_bound(self._bound(bindings), stream)
+
+    def run_bound(self, step: Sequence[Any], stream: Stream) -> None:
+        """Queue what `bind` gave; raises what `run` does."""
         try:
-            for bound in self._bound(bindings):
+            for bound in step:
                 self._session.run_with_iobinding(bound, self._options)
         except Exception as error:
             raise step_error(error, stream) from error
 
+    def bind(self, bindings: Sequence[Binding]) -> list[Any]:
+        """The I/O bindings of a step, which hold addresses and not memory."""
+        return [self._bind(part) for part in self._parts(bindings)]
+
     def capture(self, bindings: Sequence[Binding], stream: Stream, /) -> CapturedRun:
-        """Keep a step as a CUDA graph; the step runs twice on the way.
+        """Keep a step for later launches; a CUDA graph's step runs twice on the way.
 
         The first run lets the arena grow and kernels choose their forms, which a capture forbids.
         """
+        if not self._fused:
+            return KeptStep(self, bindings)
         self.run(bindings, stream)
         self.run(bindings, stream)
         stream.synchronize()
@@ -91,7 +105,7 @@ class OnnxCudaEngine:
 
     def _bound(self, bindings: Sequence[Binding]) -> list[Any]:
         if self._kept is None or self._kept[0] is not bindings:
-            self._kept = bindings, [self._bind(part) for part in self._parts(bindings)]
+            self._kept = bindings, self.bind(bindings)
         return self._kept[1]
 
     def _bind(self, bindings: Sequence[Binding]) -> Any:
@@ -106,7 +120,7 @@ class OnnxCudaEngine:
         """The step itself, or one step a row where attention takes no more than one at a time."""
         shape = next((one.shape for one in bindings if one.name == "inputs_embeds"), (1, 1))
         rows, steps = shape[:2]
-        if not self._row_by_row or rows == 1 or steps == 1:
+        if not self._fused or rows == 1 or steps == 1:
             return [bindings]
         return [[self._row(one, row) for one in bindings] for row in range(rows)]
 
@@ -117,3 +131,19 @@ class OnnxCudaEngine:
         address = whole.address + row * prod(shape) * whole.dtype.itemsize
         part = Tensor.on_device(whole.name, address, shape, whole.dtype, whole.owner)
         return Binding(one.name, one.direction, part, shape)
+
+
+class KeptStep:
+    """A step whose I/O binding is kept."""
+
+    def __init__(self, engine: OnnxCudaEngine, bindings: Sequence[Binding]) -> None:
+        self._engine = engine
+        self._step = engine.bind(bindings)
+
+    def launch(self, stream: Stream, /) -> None:
+        """Run the step; raises what `OnnxCudaEngine.run` does."""
+        self._engine.run_bound(self._step, stream)
+
+    def close(self) -> None:
+        """Let go of the binding."""
+        self._step = []

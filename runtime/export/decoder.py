@@ -114,12 +114,20 @@ class Decoder:
 
     def _mlp(self, layer: int, x: ir.Value) -> ir.Value:
         model, prefix = self._model, f"model.layers.{layer}"
-        size = model.intermediate_size
-        sources = [f"{prefix}.mlp.{kind}_proj" for kind in ("gate", "up")]
-        both = self._project(x, "gate_up", sources, model.hidden_size, 2 * size)
-        product = self._spelling.gated(both)
+        product = self._spelling.gated(*self._gate_and_up(x, prefix))
         sources = [f"{prefix}.mlp.down_proj"]
-        return self._project(product, "down", sources, size, model.hidden_size)
+        return self._project(product, "down", sources, model.intermediate_size, model.hidden_size)
+
+    def _gate_and_up(self, x: ir.Value, prefix: str) -> Sequence[ir.Value]:
+        graph, hidden, size = self._graph, self._model.hidden_size, self._model.intermediate_size
+        gate, up = (f"{prefix}.mlp.{kind}_proj" for kind in ("gate", "up"))
+        if not self._spelling.joins_gate_and_up:
+            return [
+                self._project(x, name, [source], hidden, size)
+                for name, source in (("gate", gate), ("up", up))
+            ]
+        both = self._project(x, "gate_up", [gate, up], hidden, 2 * size)
+        return graph.ops("Split", 2, both, graph.ints(size, size), axis=-1)
 
     def _select(self, x: ir.Value, last: ir.Value) -> ir.Value:
         if self._spelling.index_type != ir.DataType.INT64:

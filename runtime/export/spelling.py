@@ -43,6 +43,8 @@ class Spelling(ABC):
     """
 
     index_type: ir.DataType
+    joins_gate_and_up = True
+    """Whether the two projections of the MLP are one product."""
     capacity: int | str = CAPACITY
     """Slots of a cache, and `positions` of the rotary table: a symbol where any number serves."""
     positions: int | str = POSITIONS
@@ -78,10 +80,8 @@ class Spelling(ABC):
         total = self.graph.op("Add", x, addend)
         return total, self.normalise(total, weight)
 
-    def gated(self, both: ir.Value) -> ir.Value:
-        """SiLU of the first half of the last axis, times the second half."""
-        sizes = self.graph.ints(self.model.intermediate_size, self.model.intermediate_size)
-        gate, up = self.graph.ops("Split", 2, both, sizes, axis=-1)
+    def gated(self, gate: ir.Value, up: ir.Value) -> ir.Value:
+        """SiLU of the gate, times what it gates."""
         gate = self.graph.op("Mul", gate, self.graph.op("Sigmoid", gate))
         return self.graph.op("Mul", gate, up)
 

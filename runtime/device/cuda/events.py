@@ -9,13 +9,19 @@ _NOT_READY = 600
 
 
 class CudaEvent:
-    """A point in a stream; `timing` events can be subtracted."""
+    """A point in a stream; `timing` events can be subtracted.
+
+    A thread that waits sleeps: it is a step ahead of the device, and a processor that spins
+    would be missed by whatever else the machine runs.
+    """
 
     def __init__(self, context: CudaContext, *, timing: bool = False) -> None:
         self._driver = context.driver
         flags = self._driver.api.CUevent_flags
-        kind = flags.CU_EVENT_DEFAULT if timing else flags.CU_EVENT_DISABLE_TIMING
-        self.native = self._driver.call("cuEventCreate", int(kind))
+        kind = int(flags.CU_EVENT_BLOCKING_SYNC)
+        if not timing:
+            kind |= int(flags.CU_EVENT_DISABLE_TIMING)
+        self.native = self._driver.call("cuEventCreate", kind)
         self._record = self._driver.function("cuEventRecord")
         self._query = self._driver.function("cuEventQuery")
         self._wait = self._driver.function("cuEventSynchronize")

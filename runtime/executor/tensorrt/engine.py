@@ -15,6 +15,7 @@ from runtime.executor.engine import Binding, CapturedRun, IOTensor
 from runtime.executor.tensorrt.library import (
     context_bytes,
     give_memory,
+    has_old_memory_api,
     load_library,
     make_log,
     new_context,
@@ -36,17 +37,20 @@ class TensorRTEngine:
     captures into a CUDA graph what a function queues.
     """
 
-    def __init__(self, library: Any, engine: Any, log: Any, record: Recorder) -> None:
+    def __init__(
+        self, library: Any, engine: Any, log: Any, record: Recorder, *, plan_version: str
+    ) -> None:
         self._engine = engine
+        self._old_api = has_old_memory_api(plan_version)
         self._log = log
         self._record = record
         self._contexts = [
-            ProfileContext(_context(library, engine, log), index, log)
+            ProfileContext(self._new_context(library), engine, index, log)
             for index in range(engine.num_optimization_profiles)
         ]
         self._active = self._contexts[0]
         self.io_tensors = _io_tensors(library, engine)
-        self.required_context_memory = context_bytes(engine)
+        self.required_context_memory = context_bytes(engine, old_api=self._old_api)
 
     @classmethod
     def open(
@@ -56,17 +60,24 @@ class TensorRTEngine:
 
         Raises `engine_incompatible`, `engine_corrupt` or `out_of_memory`.
         """
-        library = load_library(config.plan.builder if config.plan else "tensorrt")
+        plan = config.plan
+        library = load_library("tensorrt" if plan is None else plan.builder)
         gpu = context.properties
-        check_plan(config, library.__version__, gpu.name, gpu.compute_capability)
+        plan = check_plan(config, library.__version__, gpu.name, gpu.compute_capability)
         log = make_log(library)
         engine = load_plan(library, log, folder, config)
-        return cls(library, engine, log, partial(record_graph, context))
+        return cls(
+            library,
+            engine,
+            log,
+            partial(record_graph, context),
+            plan_version=plan.tensorrt_version,
+        )
 
     def set_context_memory(self, memory: Tensor) -> None:
         """Use `memory` in every context; steps captured before are void."""
         for one in self._contexts:
-            give_memory(one.context, memory.address, memory.nbytes)
+            give_memory(one.context, memory.address, memory.nbytes, old_api=self._old_api)
             one.forget()
 
     def use_profile(self, profile: int, stream: Stream) -> None:
@@ -95,6 +106,14 @@ class TensorRTEngine:
         """The shape of an input that the plan itself states for a profile."""
         shapes = self._engine.get_tensor_profile_shape(name, profile)
         return tuple(shapes[("min", "opt", "max").index(selector)])
+
+    def _new_context(self, library: Any) -> Any:
+        context = new_context(library, self._engine, old_api=self._old_api)
+        if context is None:
+            raise HearthError(
+                "out_of_memory", f"no execution context: {self._log.take()}", PLAN_FILE
+            )
+        return context
 
     @property
     def num_profiles(self) -> int:
@@ -140,13 +159,6 @@ def _corrupt(path: Path, reason: str) -> HearthError:
     return HearthError(
         "engine_corrupt", f"{path} cannot be loaded ({reason}): export the model again", PLAN_FILE
     )
-
-
-def _context(library: Any, engine: Any, log: Any) -> Any:
-    context = new_context(library, engine)
-    if context is None:
-        raise HearthError("out_of_memory", f"no execution context: {log.take()}", PLAN_FILE)
-    return context
 
 
 def _io_tensors(library: Any, engine: Any) -> tuple[IOTensor, ...]:

@@ -1,7 +1,9 @@
 """What differs between the Python APIs of TensorRT 8.6 to 11, its lean runtime and TensorRT-RTX."""
 
 import importlib
-from contextlib import suppress
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
 import ml_dtypes
@@ -24,6 +26,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
 }
 _KEPT_MESSAGES = 4
+_NEW_MEMORY_API = (10, 1)
 
 
 def load_library(builder: Literal["tensorrt", "tensorrt_rtx"]) -> Any:
@@ -64,28 +67,48 @@ def open_runtime(library: Any, log: Any) -> Any:
     return runtime
 
 
-def context_bytes(engine: Any) -> int:
+def has_old_memory_api(plan_version: str) -> bool:
+    """Whether scratch memory goes by the calls of TensorRT 8.
+
+    That is up to the plan and not to the library: a version-compatible plan brings a runtime of
+    its own, and for one from before 10.1 the newer calls log an error, return 0 and set nothing.
+    """
+    major, minor = plan_version.split(".")[:2]
+    return (int(major), int(minor)) < _NEW_MEMORY_API
+
+
+def context_bytes(engine: Any, *, old_api: bool) -> int:
     """Scratch memory that serves every profile of an engine, in bytes."""
-    for_profile = getattr(engine, "get_device_memory_size_for_profile_v2", None)
-    if for_profile is not None:
-        return max(int(for_profile(index)) for index in range(engine.num_optimization_profiles))
-    return int(engine.device_memory_size)
+    if not old_api:
+        each = engine.get_device_memory_size_for_profile_v2
+        return max(int(each(index)) for index in range(engine.num_optimization_profiles))
+    with _deprecated():
+        return int(engine.device_memory_size)
 
 
-def new_context(library: Any, engine: Any) -> Any:
+def new_context(library: Any, engine: Any, *, old_api: bool) -> Any:
     """An execution context without scratch memory of its own."""
-    strategies = getattr(library, "ExecutionContextAllocationStrategy", None)
-    if strategies is None:
+    if not old_api:
+        strategy = library.ExecutionContextAllocationStrategy.USER_MANAGED
+        return engine.create_execution_context(strategy)
+    with _deprecated():
         return engine.create_execution_context_without_device_memory()
-    return engine.create_execution_context(strategies.USER_MANAGED)
 
 
-def give_memory(context: Any, address: int, nbytes: int) -> None:
+def give_memory(context: Any, address: int, nbytes: int, *, old_api: bool) -> None:
     """Let a context use scratch memory."""
-    if hasattr(context, "set_device_memory"):
-        context.set_device_memory(address, nbytes)
+    if old_api:
+        with _deprecated():
+            context.device_memory = address
     else:
-        context.device_memory = address
+        context.set_device_memory(address, nbytes)
+
+
+@contextmanager
+def _deprecated() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
 
 
 def numpy_dtype_of(name: str, dtype: Any) -> np.dtype[Any]:

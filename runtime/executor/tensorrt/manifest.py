@@ -9,8 +9,8 @@ _OLDEST_READ_BY_11 = 10
 
 def check_plan(
     config: LLMEngineRunnerConfig, version: str, gpu_name: str, compute_capability: tuple[int, int]
-) -> None:
-    """Return when TensorRT `version` on this GPU can run the plan that `config` records.
+) -> PlanRecord:
+    """The record of the plan, when TensorRT `version` on this GPU can run it.
 
     Raises `engine_corrupt` without a record and `engine_incompatible` naming what differs.
     """
@@ -35,6 +35,7 @@ def check_plan(
         )
     if plan.gpu_name not in ("", gpu_name):
         raise _rebuild(config, f"was built for {plan.gpu_name}, this is {gpu_name}", "gpu_name")
+    return plan
 
 
 def _readable(plan: PlanRecord, version: str) -> bool:

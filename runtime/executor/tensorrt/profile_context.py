@@ -9,8 +9,9 @@ from runtime.executor.engine import Binding
 class ProfileContext:
     """One execution context that stays on one optimisation profile, and its newest bindings."""
 
-    def __init__(self, context: Any, profile: int, log: Any) -> None:
+    def __init__(self, context: Any, engine: Any, profile: int, log: Any) -> None:
         self.context = context
+        self._engine = engine
         self._profile = profile
         self._log = log
         self._selected = False
@@ -39,19 +40,36 @@ class ProfileContext:
         self._bound = None
         context = self.context
         for one in bindings:
-            if one.direction == "input" and not context.set_input_shape(one.name, one.shape):
-                raise self._refused(one)
+            if one.direction == "input":
+                self._check_range(one)
+                if not context.set_input_shape(one.name, one.shape):
+                    raise self._refused(one)
             if not context.set_tensor_address(one.name, one.tensor.address):
                 raise failed(self._log, f"the address of {one.name} is refused")
         self._bound = bindings
 
+    def _check_range(self, one: Binding) -> None:
+        # A plan of TensorRT 8.6 takes any shape here, and fails in the step without a name.
+        if min(self._engine.get_tensor_shape(one.name), default=0) >= 0:
+            return
+        low, high = self._range(one.name)
+        fits = len(low) == len(one.shape) and all(
+            least <= size <= most for least, size, most in zip(low, one.shape, high, strict=True)
+        )
+        if not fits:
+            raise self._refused(one)
+
+    def _range(self, name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        low, _, high = self._engine.get_tensor_profile_shape(name, self._profile)
+        return tuple(low), tuple(high)
+
     def _refused(self, one: Binding) -> HearthError:
-        low, _, high = self.context.engine.get_tensor_profile_shape(one.name, self._profile)
+        low, high = self._range(one.name)
         self._log.take()
         return HearthError(
             "invalid_value",
             f"{one.name} has shape {one.shape} in a step; profile {self._profile} of the engine "
-            f"serves {tuple(low)} to {tuple(high)}",
+            f"serves {low} to {high}",
             one.name,
         )
 

@@ -56,7 +56,11 @@ class CudaGraphDriver(GraphDriver):
         """A decode step of so many rows; all caches must have that many."""
         self._upload(self.caches)
         self.filled = self.filled[:rows]
-        return self.engine.capture(self.bindings(rows, 1, 1), self._device.stream)
+        graph = self.engine.capture(self.bindings(rows, 1, 1), self._device.stream)
+        # The step ran on the way, with the inputs of whatever was run before.
+        self._device.stream.synchronize()
+        self._upload(self.caches)
+        return graph
 
     def replay(self, graph: CapturedRun, tokens: list[int]) -> Array:
         """Feed each row one token; logits [rows, V]."""

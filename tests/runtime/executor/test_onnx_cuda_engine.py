@@ -26,7 +26,7 @@ gpu_test = [
         PROVIDER not in ort.get_available_providers(), reason="needs onnxruntime-gpu"
     ),
 ]
-TOLERANCES = {"float32": 2e-4, "float16": 0.1, "bfloat16": 0.6}
+TOLERANCES = {"float32": 2e-4, "float16": 0.1, "bfloat16": 0.8}
 """Largest error of a logit; logits have a standard deviation of 1.5."""
 POSITIONS = 200
 CUDA = ExportOptions(device="cuda", dtype="float16", operators="contrib")
@@ -122,13 +122,11 @@ class TestOnTheGpu:
         driver.close()
 
     def test_a_captured_step_never_asks_the_host(self, device: CudaDevice, folder: Folder) -> None:
-        for operators in ("contrib", "standard"):
-            options = structs.replace(CUDA, operators=operators)
-            driver = CudaGraphDriver(folder("qwen3", options), 2, 64, device)
-            graph = driver.capture(2)
-            assert host_nodes(device.context, graph) == 0  # type: ignore[arg-type]
-            graph.close()
-            driver.close()
+        driver = CudaGraphDriver(folder("qwen3", CUDA), 2, 64, device)
+        graph = driver.capture(2)
+        assert host_nodes(device.context, graph) == 0  # type: ignore[arg-type]
+        graph.close()
+        driver.close()
 
     def test_another_stream_is_refused(self, device: CudaDevice, folder: Folder) -> None:
         driver = CudaGraphDriver(folder("qwen3", CUDA), 1, 64, device)

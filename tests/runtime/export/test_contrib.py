@@ -23,10 +23,9 @@ from tests.runtime.export.graph_driver import GraphDriver, run_rows
 
 CUDA = ExportOptions(device="cuda", dtype="float16")
 LAYER = {
-    "MatMul": 4,
+    "MatMul": 5,
     "GroupQueryAttention": 1,
     "SkipSimplifiedLayerNormalization": 2,
-    "Split": 1,
     "QuickGelu": 1,
     "Mul": 1,
 }

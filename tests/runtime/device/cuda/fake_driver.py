@@ -36,7 +36,7 @@ class FakeDriver:
         self.CUdevice_attribute = _Names()
         self.CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=1)
         self.CUstreamCaptureMode = _Names()
-        self.CUevent_flags = SimpleNamespace(CU_EVENT_DEFAULT=0, CU_EVENT_DISABLE_TIMING=2)
+        self.CUevent_flags = SimpleNamespace(CU_EVENT_BLOCKING_SYNC=1, CU_EVENT_DISABLE_TIMING=2)
 
     def cuGetErrorName(self, status: CUresult) -> tuple[int, bytes]:  # noqa: N802
         return 0, status.name.encode()

@@ -1,0 +1,89 @@
+"""The options of `hearth export` that only a TensorRT plan has."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from runtime.errors import HearthError
+
+_DECORATORS = (
+    click.option(
+        "--builder",
+        type=click.Choice(["tensorrt", "tensorrt_rtx"]),
+        help="Which TensorRT builds the plan.  [tensorrt]",
+    ),
+    click.option(
+        "--builder-python",
+        metavar="PROGRAM",
+        help="Python that has this TensorRT, if it is another one than Hearth's.",
+    ),
+    click.option(
+        "--version-compatible",
+        is_flag=True,
+        default=None,
+        help="Let later versions of TensorRT run the plan too.",
+    ),
+    click.option(
+        "--workspace-mib",
+        type=click.IntRange(min=0),
+        help="Most memory that one layer may use while it runs; 0 for no limit.  [0]",
+    ),
+    click.option(
+        "--optimization-level",
+        type=click.IntRange(0, 5),
+        help="How long the builder looks for fast kernels.  [its own choice]",
+    ),
+    click.option(
+        "--timing-cache",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="File that keeps measured times from one build to the next.  [in ~/.cache/hearth]",
+    ),
+)
+_NAMES = (
+    "builder",
+    "builder_python",
+    "version_compatible",
+    "workspace_mib",
+    "optimization_level",
+    "timing_cache",
+)
+
+
+def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options to a command."""
+    for decorator in reversed(_DECORATORS):
+        command = decorator(command)
+    return command
+
+
+def take_plan(options: dict[str, Any]) -> Any:
+    """Remove the plan's options from `options`; the `PlanOptions`, or None for ONNX Runtime.
+
+    Raises `unsupported_option` naming an option that was given without a plan.
+    """
+    from runtime.export.tensorrt.options import (  # noqa: PLC0415 - slow import
+        PlanOptions,
+        default_timing_cache,
+    )
+
+    given = {name: options.pop(name) for name in _NAMES}
+    if options.pop("backend") == "onnxruntime":
+        for name, value in given.items():
+            if value is not None:
+                raise HearthError(
+                    "unsupported_option",
+                    f"--{name.replace('_', '-')} is for --backend tensorrt",
+                    name,
+                )
+        return None
+    return PlanOptions(
+        builder=given["builder"] or "tensorrt",
+        python=given["builder_python"] or sys.executable,
+        version_compatible=bool(given["version_compatible"]),
+        workspace_bytes=(given["workspace_mib"] or 0) << 20,
+        optimization_level=given["optimization_level"],
+        timing_cache=given["timing_cache"] or default_timing_cache(),
+    )

@@ -1,0 +1,78 @@
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from daemon.cli.export import export
+from runtime.errors import HearthError
+from runtime.export import ExportOptions
+from runtime.export.tensorrt.options import PlanOptions, default_timing_cache
+
+
+class Asked(Exception):  # noqa: N818 - carries the options out of the command
+    pass
+
+
+@pytest.fixture(autouse=True)
+def no_export(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(_source: Path, _target: Path, options: ExportOptions, _progress: Any) -> None:
+        raise Asked(options)
+
+    monkeypatch.setattr("runtime.export.export_model", ask)
+
+
+def asked(*arguments: str) -> ExportOptions:
+    with pytest.raises(Asked) as raised:
+        CliRunner().invoke(
+            export, ["a", "b", *arguments], standalone_mode=False, catch_exceptions=False
+        )
+    options: ExportOptions = raised.value.args[0]
+    return options
+
+
+def test_onnx_runtime_has_no_plan() -> None:
+    options = asked()
+    assert (options.plan, options.dtype) == (None, "float32")
+
+
+def test_a_plan_has_the_builder_of_this_python_and_keeps_timings() -> None:
+    options = asked("--backend", "tensorrt")
+    assert options.dtype == "float16"
+    assert options.plan == PlanOptions(python=sys.executable, timing_cache=default_timing_cache())
+
+
+def test_every_option_reaches_the_builder() -> None:
+    options = asked(
+        *("--backend", "tensorrt", "--builder", "tensorrt_rtx", "--builder-python", "p"),
+        *("--version-compatible", "--workspace-mib", "3", "--optimization-level", "2"),
+        *("--timing-cache", "t", "--dtype", "bfloat16"),
+    )
+    assert options.dtype == "bfloat16"
+    assert options.plan == PlanOptions(
+        builder="tensorrt_rtx",
+        python="p",
+        version_compatible=True,
+        workspace_bytes=3 << 20,
+        optimization_level=2,
+        timing_cache=Path("t"),
+    )
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--builder", "tensorrt"),
+        ("--builder-python", "p"),
+        ("--version-compatible",),
+        ("--workspace-mib", "0"),
+        ("--optimization-level", "0"),
+        ("--timing-cache", "t"),
+    ],
+)
+def test_an_option_of_plans_alone_is_refused_without_one(option: tuple[str, ...]) -> None:
+    with pytest.raises(HearthError, match=f"{option[0]} is for --backend tensorrt") as error:
+        CliRunner().invoke(export, ["a", "b", *option], standalone_mode=False,
+                           catch_exceptions=False)  # fmt: skip
+    assert error.value.code == "unsupported_option"

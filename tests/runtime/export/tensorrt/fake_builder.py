@@ -1,0 +1,107 @@
+"""The part of TensorRT 8.6's builder API that the builder module uses; it notes what it is told."""
+
+from enum import Enum, IntEnum
+from types import SimpleNamespace
+from typing import Any
+
+
+class LayerType(Enum):
+    CAST, ELEMENTWISE, MATRIX_MULTIPLY = 1, 2, 3
+
+
+class Layer:
+    """A layer from tensor names to tensor names."""
+
+    def __init__(self, kind: str, inputs: str, outputs: str, to_type: str | None = None) -> None:
+        self.type = LayerType[kind]
+        self._inputs, self._outputs = inputs.split(), outputs.split()
+        self.num_inputs, self.num_outputs = len(self._inputs), len(self._outputs)
+        self.to_type = to_type
+        self.precision: str | None = None
+        self.output_types: list[str] = []
+
+    def get_input(self, index: int) -> Any:
+        return SimpleNamespace(name=self._inputs[index])
+
+    def get_output(self, index: int) -> Any:
+        return SimpleNamespace(name=self._outputs[index])
+
+    def set_output_type(self, _index: int, dtype: str) -> None:
+        self.output_types.append(dtype)
+
+
+class CastLayer(Layer):
+    """The class that a layer is given to ask for `to_type`."""
+
+
+class Flags(IntEnum):
+    EXPLICIT_BATCH = 0
+
+
+class FakeBuilder:
+    """A module like `tensorrt` 8.6; `error` is what it logs when a plan cannot be built."""
+
+    __version__ = "8.6.1"
+    NetworkDefinitionCreationFlag = Flags
+    BuilderFlag = SimpleNamespace(
+        FP16="FP16", OBEY_PRECISION_CONSTRAINTS="OBEY", VERSION_COMPATIBLE="COMPATIBLE"
+    )
+    MemoryPoolType = SimpleNamespace(WORKSPACE="WORKSPACE")
+    LayerType = LayerType
+    ICastLayer = CastLayer
+    float16, float32 = "float16", "float32"
+
+    class ILogger:
+        INTERNAL_ERROR, ERROR, WARNING = 0, 1, 2
+
+    def __init__(self) -> None:
+        self.notes: list[Any] = []
+        self.error: str | None = None
+        self.starts = True
+        self.cache_fits = True
+        self.layers: list[Layer] = []
+
+    def Builder(self, logger: Any) -> Any:  # noqa: N802 - the library's name
+        if not self.starts:
+            raise TypeError("pybind11::init(): factory function returned nullptr")
+        self._logger = logger
+        return self
+
+    def create_network(self, flags: int) -> Any:
+        self.notes.append(("network", flags))
+        return SimpleNamespace(num_layers=len(self.layers), get_layer=self.layers.__getitem__)
+
+    def OnnxParser(self, _network: Any, _logger: Any) -> Any:  # noqa: N802 - likewise
+        return SimpleNamespace(parse_from_file=lambda path: not path.endswith("bad"), num_errors=0)
+
+    def create_builder_config(self) -> Any:
+        return self
+
+    def set_flag(self, flag: str) -> None:
+        self.notes.append(flag)
+
+    def set_memory_pool_limit(self, pool: str, limit: int) -> None:
+        self.notes.append((pool, limit))
+
+    def create_optimization_profile(self) -> Any:
+        return SimpleNamespace(set_shape=lambda *shape: self.notes.append(shape))
+
+    def add_optimization_profile(self, _profile: Any) -> int:
+        return 0
+
+    def create_timing_cache(self, data: bytes) -> bytes:
+        return data
+
+    def set_timing_cache(self, cache: bytes, *, ignore_mismatch: bool) -> bool:
+        self.notes.append(("cache", cache, ignore_mismatch))
+        return self.cache_fits or not cache
+
+    def get_timing_cache(self) -> Any:
+        return SimpleNamespace(serialize=lambda: b"timed")
+
+    def build_serialized_network(self, _network: Any, _config: Any) -> bytes | None:
+        if self.error is None:
+            return b"plan"
+        self._logger.log(self.ILogger.WARNING, "hm")
+        self._logger.log(self.ILogger.ERROR, self.error)
+        return None

@@ -1,0 +1,128 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.export.tensorrt import builder
+from tests.runtime.export.tensorrt.fake_builder import FakeBuilder, Layer
+
+Events = list[dict[str, Any]]
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> FakeBuilder:
+    fake = FakeBuilder()
+    monkeypatch.setitem(sys.modules, "tensorrt", fake)
+    return fake
+
+
+def run(folder: Path, capsys: pytest.CaptureFixture[str], **changes: Any) -> tuple[int, Events]:
+    job = {
+        "module": "tensorrt",
+        "graph": "graph",
+        "output": str(folder / "plan"),
+        "timing_cache": None,
+        "profiles": [{"x": [[1], [2], [4]]}],
+        "precision": "float16",
+        "version_compatible": False,
+        "workspace_bytes": 0,
+        "optimization_level": None,
+        "inspect": None,
+    }
+    (folder / "job.json").write_text(json.dumps(job | changes))
+    status = builder.main([str(folder / "job.json")])
+    return status, [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_a_plan_is_written_and_described(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], library: FakeBuilder
+) -> None:
+    status, events = run(tmp_path, capsys, version_compatible=True, workspace_bytes=99)
+    assert status == 0
+    assert (tmp_path / "plan").read_bytes() == b"plan"
+    assert events[-1]["event"] == "built"
+    assert events[-1]["tensorrt_version"] == "8.6.1"
+    assert events[-1]["strongly_typed"] is False
+    assert {"FP16", "OBEY", "COMPATIBLE", ("WORKSPACE", 99)} <= set(library.notes)
+    assert ("x", (1,), (2,), (4,)) in library.notes
+
+
+def test_a_probe_builds_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], library: FakeBuilder
+) -> None:
+    status, events = run(tmp_path, capsys, probe=True)
+    assert (status, events) == (0, [{"event": "built", "tensorrt_version": "8.6.1"}])
+    assert library.notes == []
+
+
+def test_layers_between_casts_keep_float32_and_products_their_narrow_type(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], library: FakeBuilder
+) -> None:
+    library.layers = [
+        Layer("MATRIX_MULTIPLY", "x w", "a"),
+        Layer("CAST", "a", "wide", "float32"),
+        Layer("ELEMENTWISE", "wide wide", "square"),
+        Layer("ELEMENTWISE", "one square", "root"),
+        Layer("CAST", "root", "narrow", "float16"),
+        Layer("ELEMENTWISE", "narrow a", "out"),
+    ]
+    _, events = run(tmp_path, capsys)
+    assert events[-1]["float32_layers"] == 2
+    assert [one.precision for one in library.layers] == [
+        "float16", None, "float32", "float32", None, None,
+    ]  # fmt: skip
+    assert library.layers[2].output_types == ["float32"]
+
+
+def test_timings_are_kept_and_begun_anew_when_they_do_not_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], library: FakeBuilder
+) -> None:
+    cache = tmp_path / "deep" / "cache"
+    run(tmp_path, capsys, timing_cache=str(cache))
+    assert cache.read_bytes() == b"timed"
+    library.cache_fits = False
+    _, events = run(tmp_path, capsys, timing_cache=str(cache))
+    assert "begun anew" in events[0]["message"]
+    assert library.notes[-2:] != []
+    assert ("cache", b"timed", False) in library.notes
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ("Attention operation was not supported by a dedicated kernel", "no_attention_kernel"),
+        ("CUDA: out of memory", "out_of_memory"),
+        ("something else", "build"),
+    ],
+)
+def test_failures_have_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], library: FakeBuilder, error: str, kind: str
+) -> None:
+    library.error = error
+    status, events = run(tmp_path, capsys)
+    assert status == 1
+    assert events[0] == {"event": "warning", "message": "hm"}
+    assert (events[-1]["event"], events[-1]["kind"]) == ("failed", kind)
+    assert error in events[-1]["message"]
+    assert not (tmp_path / "plan").exists()
+
+
+def test_what_cannot_start_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], library: FakeBuilder
+) -> None:
+    assert run(tmp_path, capsys, graph="bad")[1][-1]["kind"] == "parse"
+    assert run(tmp_path, capsys, precision="bfloat16")[1][-1]["kind"] == "unsupported"
+    assert run(tmp_path, capsys, module="no_such_module")[1][-1]["kind"] == "no_module"
+    library.starts = False
+    assert run(tmp_path, capsys)[1][-1]["kind"] == "no_gpu"
+
+
+def test_it_needs_nothing_else_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_text('{"module": "no_such_module"}')
+    command = [sys.executable, "-I", builder.__file__, str(tmp_path / "job.json")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert json.loads(done.stdout)["kind"] == "no_module"
+    assert done.stderr == ""

@@ -1,0 +1,60 @@
+from pathlib import Path
+
+import pytest
+
+from runtime.errors import HearthError
+from runtime.export.tensorrt.options import (
+    PlanOptions,
+    check_plan_options,
+    default_timing_cache,
+    knows_bfloat16,
+    reads_native,
+    resolve_decode_batches,
+)
+
+
+@pytest.mark.parametrize(
+    ("largest", "sizes"),
+    [(1, (1,)), (2, (1, 2)), (3, (1, 2, 3)), (8, (1, 2, 4, 8)), (12, (1, 2, 4, 8, 12))],
+)
+def test_decode_batches_are_powers_of_two_and_the_largest(
+    largest: int, sizes: tuple[int, ...]
+) -> None:
+    assert resolve_decode_batches(PlanOptions(), largest) == sizes
+
+
+def test_chosen_decode_batches_are_taken() -> None:
+    options = PlanOptions(decode_batches=(1, 8))
+    check_plan_options(options, 8)
+    assert resolve_decode_batches(options, 8) == (1, 8)
+
+
+@pytest.mark.parametrize("sizes", [(1, 4), (8, 1), (0, 8), (1, 1, 8), (16,)])
+def test_decode_batches_must_rise_to_the_largest(sizes: tuple[int, ...]) -> None:
+    with pytest.raises(HearthError, match="largest batch, 8"):
+        check_plan_options(PlanOptions(decode_batches=sizes), 8)
+
+
+def test_numbers_without_meaning_are_refused() -> None:
+    for options in (PlanOptions(optimization_level=6), PlanOptions(workspace_bytes=-1)):
+        with pytest.raises(HearthError):
+            check_plan_options(options, 8)
+
+
+@pytest.mark.parametrize(
+    ("version", "native", "bfloat16"),
+    [("8.6.1", False, False), ("10.14.1", False, True), ("10.15.1.2", True, True)],
+)
+def test_what_a_version_can_do(version: str, *, native: bool, bfloat16: bool) -> None:
+    assert reads_native("tensorrt", version) is native
+    assert knows_bfloat16("tensorrt", version) is bfloat16
+
+
+def test_rtx_numbers_its_versions_otherwise() -> None:
+    assert reads_native("tensorrt_rtx", "1.7.1")
+    assert knows_bfloat16("tensorrt_rtx", "1.7.1")
+
+
+def test_timings_lie_in_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_timing_cache().parent == tmp_path / "hearth"

@@ -1,0 +1,151 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from runtime.config import LLMEngineRunnerConfig
+from runtime.engine_folder import DATA_FILE, MODEL_FILE, PLAN_FILE
+from runtime.errors import HearthError
+from runtime.export.tensorrt import plan
+from runtime.export.tensorrt.options import PlanOptions
+from runtime.export.tensorrt.plan import build_or_fall_back, graph_digest, settle_dialect
+from runtime.export.tensorrt.subprocess_builder import NoAttentionKernelError, run_builder
+from tests.runtime.engine_configs import small_config
+from tests.runtime.export.tensorrt.graphs import graph_options
+
+CONFIG = structs.replace(
+    small_config(), backend="tensorrt", device="cuda", dtype="float16", static_decode_batches=(1, 4)
+)
+FACTS = {"tensorrt_version": "10.15.0", "gpu_name": "A", "compute_capability": "9.0"}
+
+
+class Builds:
+    """Stands for the builder process; fails for the native dialect when `unfused`."""
+
+    def __init__(self, folder: Path, version: str = "10.15.0", *, unfused: bool = False) -> None:
+        self.jobs: list[dict[str, Any]] = []
+        self._folder, self._version, self._unfused = folder, version, unfused
+
+    def __call__(self, _python: str, job: dict[str, Any], _progress: Any = None) -> dict[str, Any]:
+        if job.get("probe"):
+            return {"tensorrt_version": self._version}
+        self.jobs.append(job)
+        if self._unfused and (self._folder / MODEL_FILE).read_bytes() == b"native":
+            raise NoAttentionKernelError("model_unsupported", "no kernel")
+        (self._folder / PLAN_FILE).write_bytes(b"plan")
+        return FACTS
+
+
+def write(folder: Path, config: LLMEngineRunnerConfig) -> None:
+    (folder / MODEL_FILE).write_bytes(config.dialect.encode())
+    (folder / DATA_FILE).write_bytes(b"weights")
+
+
+def build(folder: Path, builds: Builds, monkeypatch: pytest.MonkeyPatch) -> LLMEngineRunnerConfig:
+    monkeypatch.setattr(plan, "run_builder", builds)
+    write(folder, CONFIG)
+    return build_or_fall_back(folder, CONFIG, PlanOptions(), lambda config: write(folder, config))
+
+
+def test_the_plan_takes_the_place_of_the_graph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, CONFIG)
+    digest = graph_digest(tmp_path)
+    config = build(tmp_path, Builds(tmp_path), monkeypatch)
+    assert [one.name for one in tmp_path.iterdir()] == [PLAN_FILE]
+    assert config.plan is not None
+    assert (config.plan.graph_sha256, config.plan.gpu_name) == (digest, "A")
+    assert config.dialect == "native"
+
+
+def test_the_builder_is_told_the_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    builds = Builds(tmp_path)
+    build(tmp_path, builds, monkeypatch)
+    (job,) = builds.jobs
+    context, one, four = job["profiles"]
+    assert context["inputs_embeds"] == [[1, 1, 16], [4, 8, 16], [4, 16, 16]]
+    assert one["k_cache_1"] == [[1, 1, 64, 8]] * 3
+    assert four["last_token_ids"] == [[4, 1]] * 3
+    assert "rope_cos" not in context
+
+
+def test_without_a_fused_attention_the_graph_is_written_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builds = Builds(tmp_path, unfused=True)
+    config = build(tmp_path, builds, monkeypatch)
+    assert (config.dialect, config.use_trt_native_ops, len(builds.jobs)) == ("classic", False, 2)
+
+
+@pytest.mark.parametrize(("version", "dialect"), [("8.6.1", "classic"), ("10.15.1", "native")])
+def test_auto_is_what_the_builder_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, dialect: str
+) -> None:
+    monkeypatch.setattr(plan, "run_builder", Builds(tmp_path, version))
+    options = structs.replace(
+        graph_options("native", "float16"), dialect="auto", plan=PlanOptions()
+    )
+    assert settle_dialect(options).dialect == dialect
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [({"dialect": "native"}, "dialect"), ({"dialect": "auto", "dtype": "bfloat16"}, "dtype")],
+)
+def test_what_an_old_builder_cannot_do_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], field: str
+) -> None:
+    monkeypatch.setattr(plan, "run_builder", Builds(tmp_path, "8.6.1"))
+    options = structs.replace(graph_options("native", "float16"), plan=PlanOptions(), **changes)
+    with pytest.raises(HearthError) as error:
+        settle_dialect(options)
+    assert (error.value.code, error.value.field) == ("unsupported_option", field)
+
+
+def test_a_graph_for_onnx_runtime_asks_no_builder() -> None:
+    options = structs.replace(graph_options("native", "float16"), plan=None)
+    assert settle_dialect(options) is options
+
+
+class TestRunBuilder:
+    def script(self, folder: Path, text: str) -> str:
+        path = folder / "python"
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+        return str(path)
+
+    def test_progress_is_passed_on_and_noise_is_not(self, tmp_path: Path) -> None:
+        heard: list[Any] = []
+        python = self.script(
+            tmp_path,
+            'echo noise; echo \'{"event": "progress", "stage": "s", "done": 1, "total": 2}\'; '
+            'echo \'{"event": "built", "seconds": 3}\'',
+        )
+        facts = run_builder(python, {}, lambda *one: heard.append(one))
+        assert facts["seconds"] == 3
+        assert heard == [("plan: s", 1, 2)]
+
+    @pytest.mark.parametrize(
+        ("kind", "code"),
+        [
+            ("no_gpu", "unsupported_option"),
+            ("out_of_memory", "out_of_memory"),
+            ("parse", "model_unsupported"),
+        ],
+    )
+    def test_a_failure_gets_a_code(self, tmp_path: Path, kind: str, code: str) -> None:
+        event = f'{{"event": "failed", "kind": "{kind}", "message": "so"}}'
+        with pytest.raises(HearthError, match="so") as error:
+            run_builder(self.script(tmp_path, f"echo '{event}'; exit 1"), {})
+        assert error.value.code == code
+
+    def test_a_builder_that_dies_is_quoted(self, tmp_path: Path) -> None:
+        with pytest.raises(HearthError, match="segfault"):
+            run_builder(self.script(tmp_path, "echo segfault >&2; exit 139"), {})
+
+    def test_a_python_that_is_not_there_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(HearthError) as error:
+            run_builder(str(tmp_path / "none"), {})
+        assert (error.value.code, error.value.field) == ("unsupported_option", "builder_python")

@@ -1,0 +1,108 @@
+"""Every graph that the exporter makes, parsed and built by a real builder, which needs no GPU."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.config import load_config
+from runtime.device.dtypes import numpy_dtype
+from runtime.engine_folder import MODEL_FILE, PLAN_FILE, verify_folder
+from runtime.errors import HearthError
+from runtime.export import export_model
+from runtime.export.options import Dialect, TargetType
+from runtime.tensors.profiles import build_profiles
+from runtime.tensors.registry import build_registry_for_llm
+from tests.references import reference_folder
+from tests.runtime.export.tensorrt.graphs import graph_options
+
+rtx = pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed")
+pytestmark = [pytest.mark.rtx, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+FAMILIES = ("qwen3", "qwen3_untied", "qwen2", "llama", "llama_partial")
+TYPES = {"float16": "HALF", "bfloat16": "BF16", "float32": "FLOAT", "int32": "INT32",
+         "int64": "INT64"}  # fmt: skip
+# Their heads are smaller than any that a fused attention serves.
+SMALL_HEADS = ("qwen2",)
+DIALECTS: tuple[Dialect, ...] = ("native", "classic")
+DTYPES: tuple[TargetType, ...] = ("float16", "bfloat16")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_builder_takes_the_graph_and_its_profiles(
+    tmp_path: Path, family: str, dialect: Dialect, dtype: TargetType
+) -> None:
+    target = tmp_path / "engine"
+    config = export_model(reference_folder(family), target, graph_options(dialect, dtype))
+    served = "classic" if family in SMALL_HEADS else dialect
+    assert (config.dialect, config.dtype, config.backend) == (served, dtype, "tensorrt")
+    assert config.static_decode_batches == (1, 2, 4)
+    assert config.plan is not None
+    assert config.plan.tensorrt_version == rtx.__version__
+    assert (target / PLAN_FILE).stat().st_size > 10_000
+    assert not (target / MODEL_FILE).exists()
+    verify_folder(target, load_config(target), digests=True)
+
+
+def test_without_a_fused_attention_the_classic_dialect_is_built(tmp_path: Path) -> None:
+    # There is none for float32.
+    options = graph_options("native", "float32")
+    config = export_model(reference_folder("qwen3"), tmp_path / "engine", options)
+    assert (config.dialect, config.use_trt_native_ops) == ("classic", False)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_bindings_and_profiles_are_those_of_the_registry(
+    tmp_path: Path, dialect: Dialect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr("runtime.export.tensorrt.plan.run_builder",
+                        lambda _python, job, _progress=None: _inspect(job, seen))  # fmt: skip
+    target = tmp_path / "engine"
+    config = export_model(reference_folder("qwen3"), target, graph_options(dialect, "float16"))
+    (network,) = seen
+    specs = {spec.name: spec for spec in build_registry_for_llm(config).specs}
+    assert set(network["tensors"]) == {*specs, "rope_cos", "rope_sin"}
+    for name, spec in specs.items():
+        direction, dtype, shape = network["tensors"][name]
+        assert (direction, dtype) == (spec.direction, TYPES[spec.dtype.name])
+        assert len(shape) == len(spec.shape)
+        for have, want in zip(shape, spec.shape, strict=True):
+            assert have in (-1, want, config.max_kv_cache_capacity)
+    for table, profile in zip(network["profiles"], build_profiles(config), strict=True):
+        for name, shapes in table.items():
+            assert [tuple(one) for one in shapes] == [
+                specs[name].resolve(profile.select(which)) for which in ("min", "opt", "max")
+            ]
+            for shape in shapes:
+                fixed = network["tensors"][name][2]
+                assert all(size in (-1, have) for size, have in zip(fixed, shape, strict=True))
+    assert numpy_dtype(config.dtype).name == "float16"
+
+
+def test_a_graph_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    from runtime.export.tensorrt.subprocess_builder import run_builder  # noqa: PLC0415
+
+    (tmp_path / "bad.onnx").write_bytes(b"no graph")
+    job = {"module": "tensorrt_rtx", "graph": str(tmp_path / "bad.onnx")}
+    with pytest.raises(HearthError, match="cannot be read") as error:
+        run_builder(graph_options("native", "float16").plan.python, job)  # type: ignore[union-attr]
+    assert error.value.code == "model_unsupported"
+
+
+def _inspect(job: dict[str, Any], seen: list[dict[str, Any]]) -> dict[str, Any]:
+    if job.get("probe"):
+        return {"tensorrt_version": rtx.__version__}
+    logger = rtx.Logger()
+    network = rtx.Builder(logger).create_network(
+        1 << int(rtx.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+    )
+    assert rtx.OnnxParser(network, logger).parse_from_file(job["graph"])
+    inputs = [network.get_input(index) for index in range(network.num_inputs)]
+    outputs = [network.get_output(index) for index in range(network.num_outputs)]
+    tensors = {one.name: ("input", one.dtype.name, tuple(one.shape)) for one in inputs}
+    tensors |= {one.name: ("output", one.dtype.name, tuple(one.shape)) for one in outputs}
+    seen.append({"tensors": tensors, "profiles": job["profiles"]})
+    Path(job["output"]).write_bytes(b"plan")
+    return {"tensorrt_version": rtx.__version__, "gpu_name": "", "compute_capability": ""}
