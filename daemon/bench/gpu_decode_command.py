@@ -20,7 +20,7 @@ from daemon.bench.gpu_cases import (
     random_source,
 )
 from daemon.bench.gpu_decode import GPUArtifacts, GPUPlan, measure_gpu
-from daemon.bench.gpu_figures import GPUFigures, compare_batches
+from daemon.bench.gpu_figures import GPUFigures, compare_batches, share_best_read
 from daemon.bench.report import figure, note, print_table
 from daemon.cli.console import progress_bar
 from runtime.errors import HearthError
@@ -122,6 +122,7 @@ def run_gpu(choice: GPUChoice, cache: Path) -> dict[str, GPUFigures]:
             found = measure_gpu(case, artifacts, choice.plan, logs, note)
             figures.update({f"{engine}/{case.name}": one for engine, one in found.items()})
     compare_batches(figures)
+    share_best_read(figures)
     return figures
 
 

@@ -16,8 +16,8 @@ class GPUFigures(msgspec.Struct, kw_only=True):
 
     `step_ms` is the wall time of a decode step of the whole batch, tokens read by the host.
     `host_us` is that of a step whose GPU work is done when it is asked for: time in Python alone.
-    `bandwidth_share` is `step_bytes` over the step's time over the read bandwidth of the same
-    run. `raw_ms` is a launch of the engine's step with nothing around it, back to back, and
+    `bandwidth_share` is `step_bytes` over the step's time over the best read bandwidth of the
+    same run. `raw_ms` is a launch of the engine's step with nothing around it, back to back, and
     `actor_over_raw` the time of a step through a whole daemon over it. `tokens_vs_batch_1` is the
     ratio of tokens a second to those of batch 1.
     """
@@ -99,3 +99,14 @@ def compare_batches(figures: Mapping[str, GPUFigures]) -> None:
         one = figures.get(f"{stem}/b1")
         if one is not None and batch != "1":
             found.tokens_vs_batch_1 = found.tokens_per_s / one.tokens_per_s
+
+
+def share_best_read(figures: Mapping[str, GPUFigures]) -> None:
+    """Compare every case with the best read bandwidth of the run.
+
+    How fast a library reads depends on the shape of the buffer; the card is the same for all.
+    """
+    best = max((found.read_gb_per_s or 0.0 for found in figures.values()), default=0.0)
+    for found in figures.values() if best else ():
+        found.read_gb_per_s = best
+        found.bandwidth_share = found.step_bytes / (found.step_ms / 1000) / (best * 1e9)

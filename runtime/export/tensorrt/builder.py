@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 _NO_KERNEL = ("dedicated kernel", "_gemm_mha", "Attention operation was not supported")
 _NO_MEMORY = ("out of memory", "OutOfMemory", "insufficient memory")
 _NO_GPU = ("CUDA initialization failure", "no CUDA-capable device", "factory function returned")
-_NARROW = ("MATRIX_MULTIPLY", "SOFTMAX")
 
 
 def emit(event: str, **fields: Any) -> None:
@@ -119,8 +118,6 @@ def set_precision(trt: Any, network: Any, config: Any, precision: str) -> int:
     """Allow a weakly typed network the graph's narrow type, keeping its float32 part.
 
     Returns how many layers are held in float32: normalisation, whose squares overflow a half.
-    Products and softmax are held in the narrow type: left to itself, TensorRT 8.6 widens them in
-    a deep network, and in every step the whole K/V cache before them.
     """
     flag = {"float16": "FP16", "bfloat16": "BF16", "float32": ""}[precision]
     if not flag:
@@ -129,15 +126,10 @@ def set_precision(trt: Any, network: Any, config: Any, precision: str) -> int:
         raise JobError("unsupported", f"TensorRT {trt.__version__} has no {precision}")
     config.set_flag(getattr(trt.BuilderFlag, flag))
     config.set_flag(trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)
-    narrow = getattr(trt, precision)
     wide: set[str] = set()
     held = 0
     for index in range(network.num_layers):
-        layer = network.get_layer(index)
-        if hold_in_float32(trt, layer, wide):
-            held += 1
-        elif layer.type.name in _NARROW:
-            layer.precision = narrow
+        held += hold_in_float32(trt, network.get_layer(index), wide)
     return held
 
 

@@ -6,6 +6,7 @@ from daemon.bench.gpu_figures import (
     compare_batches,
     gpu_figures,
     read_bandwidth,
+    share_best_read,
     step_seconds,
 )
 from daemon.bench.gpu_floor_size import gpu_repeats
@@ -76,3 +77,17 @@ def test_batches_are_compared_within_an_engine_and_model() -> None:
     assert found["ort-cuda/4b/b8"].tokens_vs_batch_1 == pytest.approx(8)
     assert found["ort-cuda/4b/b1"].tokens_vs_batch_1 is None
     assert found["tensorrt/4b/b8"].tokens_vs_batch_1 is None
+
+
+def test_every_case_is_compared_with_the_best_read_of_the_run() -> None:
+    slow, fast = figures(times(), batch=1), figures(times(), batch=8)
+    slow.read_gb_per_s, fast.read_gb_per_s = 2000.0, 4000.0
+    share_best_read({"ort-cuda/4b/b1": slow, "ort-cuda/4b/b8": fast})
+    assert slow.read_gb_per_s == fast.read_gb_per_s == 4000.0
+    assert slow.bandwidth_share == pytest.approx(slow.step_bytes / slow.step_ms / 4e9)
+
+
+def test_without_a_read_there_is_no_share() -> None:
+    found = figures(times(floor=[]))
+    share_best_read({"ort-cuda/4b/b1": found})
+    assert found.bandwidth_share is None

@@ -49,7 +49,7 @@ class FakeBuilder:
     MemoryPoolType = SimpleNamespace(WORKSPACE="WORKSPACE")
     LayerType = LayerType
     ICastLayer = CastLayer
-    float16, float32 = "float16", "float32"
+    float32 = "float32"
 
     class ILogger:
         INTERNAL_ERROR, ERROR, WARNING = 0, 1, 2
