@@ -1,5 +1,6 @@
 import hashlib
 import os
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import resources
@@ -11,6 +12,7 @@ from runtime.errors import HearthError
 
 _KERNELS = "runtime.device.cuda.kernels"
 _DIGEST_BYTES = 32
+_HEADER = re.compile(r'^#include "(\w+\.cuh)"\n', re.MULTILINE)
 
 
 def cache_folder() -> Path:
@@ -23,8 +25,12 @@ def cache_folder() -> Path:
 
 
 def kernel_source(name: str) -> str:
-    """The CUDA C++ source `name` of this package."""
-    return resources.files(_KERNELS).joinpath(f"{name}.cu").read_text("utf-8")
+    """The CUDA C++ source `name` of this package, with the headers of this package put in."""
+    return _HEADER.sub(lambda found: _read(found[1]), _read(f"{name}.cu"))
+
+
+def _read(file: str) -> str:
+    return resources.files(_KERNELS).joinpath(file).read_text("utf-8")
 
 
 def load_compiler_api() -> Any:

@@ -82,3 +82,9 @@ def test_the_cache_lies_where_the_environment_says(monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/three")
     assert cache_folder() == Path("/three/.cache/hearth/kernels")
+
+
+def test_headers_of_the_package_are_put_in() -> None:
+    source = kernel_source("sampling")
+    assert '#include "' not in source
+    assert source.index("struct Row") < source.index("find_best") < source.index("pick_rows")
