@@ -33,16 +33,21 @@ class Budget(msgspec.Struct, frozen=True):
             )
 
 
+def predicted_parts(config: LLMEngineRunnerConfig) -> dict[str, int]:
+    """Bytes by part that an engine with the limits of `config` will need; nothing is asked."""
+    return predict_memory(
+        config,
+        max_batch=config.max_supported_batch_size,
+        capacity=config.max_kv_cache_capacity,
+    )
+
+
 def budget_of(config: LLMEngineRunnerConfig, gpu: GPUFacts | None = None) -> Budget:
     """The budget of an engine with the limits of `config` on its device, now.
 
     Without `gpu` an engine of a GPU has it asked; raises `engine_incompatible` where there is none.
     """
-    parts = predict_memory(
-        config,
-        max_batch=config.max_supported_batch_size,
-        capacity=config.max_kv_cache_capacity,
-    )
+    parts = predicted_parts(config)
     if config.device == "cpu":
         return Budget(parts, available_memory())
     gpu = gpu or gpu_facts()

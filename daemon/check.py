@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import onnxruntime
 
-from daemon.budget import Budget, budget_of, host_budget_of
+from daemon.budget import Budget, budget_of, host_budget_of, predicted_parts
 from daemon.configuration.settings import Settings
 from daemon.gpu_facts import GPUFacts, check_gpu, gpu_facts, serving_library
 from daemon.wiring import runtime_options
@@ -92,10 +92,12 @@ def _look_at_library(config: LLMEngineRunnerConfig, found: _Found) -> None:
 
 
 def _look_at_device(config: LLMEngineRunnerConfig, found: _Found) -> None:
+    # What is needed is told even where no GPU can be asked what is free.
+    found.budget = Budget(predicted_parts(config), 0)
+    found.host = host_budget_of(config)
     if config.device == "cuda":
         found.gpu = gpu_facts()
     found.budget = budget_of(config, found.gpu)
-    found.host = host_budget_of(config)
 
 
 def _compare(config: LLMEngineRunnerConfig, found: _Found) -> None:

@@ -82,7 +82,7 @@ def _device(report: Report) -> str:
     if report.device == "cpu":
         return f"cpu, {report.threads} threads"
     if gpu is None:
-        return "cuda, no GPU was asked"
+        return "cuda, no GPU can be asked"
     major, minor = gpu.compute_capability
     return f"{gpu.name}, compute capability {major}.{minor}, driver for CUDA {gpu.driver}"
 

@@ -114,6 +114,8 @@ def test_without_a_gpu_the_reason_is_named(
     report = inspect_engine(Settings(), gpu_engine)
     assert (report.ok, report.reason) == (False, "there is no GPU 0, only 0")
     assert (report.code, report.field, report.gpu) == ("engine_incompatible", "device", None)
+    assert {"weights", "kv_cache"} <= set(report.memory)
+    assert report.memory_available == 0
 
 
 def test_the_library_without_cuda_is_named_and_nothing_falls_back(
