@@ -10,6 +10,13 @@ from runtime.errors import HearthError
 DType = Literal["float32", "float16", "bfloat16"]
 RopeType = Literal["default", "llama3", "linear", "mrope", "none"]
 CONFIG_FILE = "config.json"
+BASE_CONFIG_FILE = "base_config.json"
+"""The configuration of an engine that a draft engine accompanies."""
+DRAFT_CONFIG_FILE = "draft_config.json"
+CONFIG_FILES = (CONFIG_FILE, BASE_CONFIG_FILE, DRAFT_CONFIG_FILE)
+"""A folder holds one of them."""
+DRAFT_ARCHITECTURE = "eagle3"
+MOST_TREE_NODES = 128
 ENGINE_FORMAT = 1
 
 
@@ -57,6 +64,13 @@ class LLMEngineRunnerConfig(
     `device` is the one that the engine was made for. `operators` "contrib" means that the graph
     uses ONNX Runtime's own operators. `static_decode_batches` are the batch sizes of a TensorRT
     plan's decode profiles, profile 1 on; empty where one profile serves every size.
+
+    `max_verify_tree_size` is the largest token tree of a step, 0 for none. A base engine with
+    `enable_eagle_spec_decode` takes a tree mask and gives `output_hidden_dim` numbers a token: the
+    inputs of the layers `eagle_layers`. A draft engine (architecture "eagle3") takes
+    `base_hidden_dim` such numbers and trees of up to `max_draft_tree_size` slots, and its
+    `output_vocab_size` may be smaller than `vocab_size`. `static_drafting` are the tokens after a
+    node and the levels of a plan's proposals; empty where any serve.
     """
 
     engine_format: int = ENGINE_FORMAT
@@ -94,6 +108,10 @@ class LLMEngineRunnerConfig(
     max_supported_lora_rank: int = 0
     output_hidden_dim: int = 0
     max_verify_tree_size: int = 0
+    eagle_layers: tuple[int, ...] = ()
+    base_hidden_dim: int = 0
+    max_draft_tree_size: int = 0
+    static_drafting: tuple[int, ...] = ()
     num_deepstack_features: int = 0
     audio_token_id: int = 0
     image_token_id: int = 0
@@ -129,9 +147,17 @@ def parse_config(data: bytes, source: str = CONFIG_FILE) -> LLMEngineRunnerConfi
     return config
 
 
+def config_file(config: LLMEngineRunnerConfig) -> str:
+    """The name of the file that this configuration belongs into."""
+    if config.architecture == DRAFT_ARCHITECTURE:
+        return DRAFT_CONFIG_FILE
+    return BASE_CONFIG_FILE if config.enable_eagle_spec_decode else CONFIG_FILE
+
+
 def load_config(folder: Path) -> LLMEngineRunnerConfig:
     """Read the configuration of an engine folder; raises `engine_missing` when there is none."""
-    path = folder / CONFIG_FILE
+    names = (name for name in CONFIG_FILES if (folder / name).exists())
+    path = folder / next(names, CONFIG_FILE)
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -158,11 +184,8 @@ _POSITIVE = (
 # Fields that other kinds of engine use; an engine that needs them is refused, never half served.
 _NOT_SERVED = (
     "use_context_dependent_rope",
-    "enable_eagle_spec_decode",
     "reduced_vocab_size",
     "max_supported_lora_rank",
-    "output_hidden_dim",
-    "max_verify_tree_size",
     "num_deepstack_features",
     "num_mamba_layers",
 )
@@ -180,8 +203,69 @@ def _check_sizes(config: LLMEngineRunnerConfig) -> None:
         raise HearthError(
             "engine_corrupt", "input length exceeds capacity", "max_supported_input_length"
         )
+    _check_speculation(config)
     if not config.eos_token_ids:
         raise HearthError("engine_corrupt", "no end token is named", "eos_token_ids")
+
+
+def _check_speculation(config: LLMEngineRunnerConfig) -> None:
+    taps, layers = config.eagle_layers, config.num_decoder_layers
+    is_draft = config.architecture == DRAFT_ARCHITECTURE
+    static = is_draft and bool(config.static_decode_batches)
+    slots = config.max_kv_cache_capacity
+    limit = min(MOST_TREE_NODES, slots)
+    for wrong, name, what in (
+        (config.enable_eagle_spec_decode != bool(taps), "eagle_layers", "must come with EAGLE"),
+        (
+            len(set(taps)) != len(taps) or any(not 0 <= tap <= layers for tap in taps),
+            "eagle_layers",
+            f"must be distinct and from 0 to {layers}",
+        ),
+        (
+            config.output_hidden_dim != len(taps) * config.hidden_size,
+            "output_hidden_dim",
+            "must be hidden_size for each of eagle_layers",
+        ),
+        (
+            not 0 <= config.max_verify_tree_size <= limit,
+            "max_verify_tree_size",
+            f"must be 0 to {limit}",
+        ),
+        (
+            config.enable_eagle_spec_decode and config.max_verify_tree_size < 1,
+            "max_verify_tree_size",
+            "must be at least 1 with EAGLE",
+        ),
+        (is_draft != (config.base_hidden_dim > 0), "base_hidden_dim", "must be that of a draft"),
+        (
+            is_draft != (config.max_draft_tree_size > 0) or config.max_draft_tree_size > slots,
+            "max_draft_tree_size",
+            "must be that of a draft, and at most its capacity",
+        ),
+        (
+            _shape_of_drafting(config) != (config.max_draft_tree_size if static else None),
+            "static_drafting",
+            "must be tokens and levels of the largest draft tree of a plan",
+        ),
+        (is_draft and layers != 1, "num_decoder_layers", "must be 1 in a draft"),
+        (
+            config.output_vocab_size > config.vocab_size,
+            "output_vocab_size",
+            "must not exceed vocab_size",
+        ),
+    ):
+        if wrong:
+            raise HearthError("engine_corrupt", f"{name} {what}", name)
+
+
+def _shape_of_drafting(config: LLMEngineRunnerConfig) -> int | None:
+    """Slots of a plan's proposals, None where any serve."""
+    match config.static_drafting:
+        case ():
+            return None
+        case (top_k, step) if top_k > 0 and step > 0:
+            return top_k * step
+    return 0
 
 
 def _check_served(config: LLMEngineRunnerConfig) -> None:

@@ -1,11 +1,18 @@
 """The files of an engine folder: their names, their digests and the check before they are used."""
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from runtime.config import CONFIG_FILE, FileRecord, LLMEngineRunnerConfig
+from runtime.config import (
+    CONFIG_FILES,
+    DRAFT_ARCHITECTURE,
+    FileRecord,
+    LLMEngineRunnerConfig,
+    config_file,
+)
 from runtime.errors import HearthError
 
 MODEL_FILE = "model.onnx"
@@ -13,6 +20,12 @@ DATA_FILE = "model.onnx.data"
 PLAN_FILE = "model.plan"
 EMBEDDING_FILE = "embedding.safetensors"
 ROPE_FILE = "rope.safetensors"
+VOCABULARY_FILE = "vocabulary.safetensors"
+"""A draft's own vocabulary: the token of each of its ids."""
+DRAFT_FOLDER = "draft"
+"""The engine folder of a draft, inside that of its base."""
+DRAFT_FOLDER = "draft"
+"""The folder of the draft engine inside that of its base."""
 TOKENIZER_FILE = "tokenizer.json"
 TEMPLATE_FILE = "chat_template.jinja"
 # A folder without a chat template serves raw prompts alone; all else must be there.
@@ -22,19 +35,22 @@ _REQUIRED_BY = {
     "tensorrt": (PLAN_FILE, *REQUIRED_FILES[2:]),
     "simulated": (),
 }
+_NOT_OF_A_DRAFT = (EMBEDDING_FILE, TOKENIZER_FILE)
 _PIECE = 1 << 20
 
 
 def record_files(folder: Path) -> dict[str, FileRecord]:
-    """Size and SHA-256 of every file of the folder but `config.json`, by name."""
-    paths = sorted(path for path in folder.iterdir() if path.name != CONFIG_FILE)
+    """Size and SHA-256 of every file of the folder but its configuration, by name."""
+    paths = sorted(
+        path for path in folder.iterdir() if path.is_file() and path.name not in CONFIG_FILES
+    )
     return {path.name: FileRecord(path.stat().st_size, _digest(path)) for path in paths}
 
 
 def write_config(folder: Path, config: LLMEngineRunnerConfig) -> None:
-    """Write `config.json`, one field a line."""
+    """Write the configuration, one field a line, into the file that it belongs into."""
     text = msgspec.json.format(msgspec.json.encode(config), indent=1)
-    (folder / CONFIG_FILE).write_bytes(text + b"\n")
+    (folder / config_file(config)).write_bytes(text + b"\n")
 
 
 def verify_folder(folder: Path, config: LLMEngineRunnerConfig, *, digests: bool) -> None:
@@ -43,9 +59,9 @@ def verify_folder(folder: Path, config: LLMEngineRunnerConfig, *, digests: bool)
     Checks presence and size, and with `digests` every byte. Raises `engine_corrupt` naming the
     file that is missing, not recorded, of another size or changed.
     """
-    for name in _REQUIRED_BY[config.backend]:
+    for name in _required(config):
         if name not in config.files:
-            raise _corrupt(name, "is not recorded in config.json")
+            raise _corrupt(name, f"is not recorded in {config_file(config)}")
     for name, record in config.files.items():
         path = folder / name
         if path.name != name:
@@ -56,6 +72,16 @@ def verify_folder(folder: Path, config: LLMEngineRunnerConfig, *, digests: bool)
             raise _corrupt(name, f"has {path.stat().st_size} bytes instead of {record.bytes}")
         if digests and _digest(path) != record.sha256:
             raise _corrupt(name, "was changed after the export")
+
+
+def _required(config: LLMEngineRunnerConfig) -> Iterator[str]:
+    is_draft = config.architecture == DRAFT_ARCHITECTURE
+    for name in _REQUIRED_BY[config.backend]:
+        if not is_draft or name not in _NOT_OF_A_DRAFT:
+            yield name
+    own = config.output_vocab_size != config.vocab_size and config.backend != "simulated"
+    if is_draft and own:
+        yield VOCABULARY_FILE
 
 
 def _corrupt(name: str, what: str) -> HearthError:

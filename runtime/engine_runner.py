@@ -5,15 +5,15 @@ from numpy.typing import NDArray
 
 from runtime.caches.hybrid_cache_manager import HybridCacheManager
 from runtime.config import LLMEngineRunnerConfig
-from runtime.device.device import Device, StepBuffers
+from runtime.device.device import Device, StepBuffers, TreeBuffers
 from runtime.errors import HearthError
 from runtime.executor.engine_executor import EngineExecutor
-from runtime.pipeline_io import PipelineIO, build_tensor_map
+from runtime.pipeline_io import PipelineIO
 from runtime.shared_resources import SharedResources
+from runtime.step_runner import StepRunner
 from runtime.tensors.dims import PROFILE_CONTEXT, InferenceDims
-from runtime.tensors.profiles import decode_batches, decode_profile
+from runtime.tensors.profiles import decode_profile, verify_profile
 from runtime.tensors.tensor import Tensor
-from runtime.tensors.tensor_map import TensorMap
 
 
 class LLMEngineRunner:
@@ -32,12 +32,12 @@ class LLMEngineRunner:
         device: Device,
     ) -> None:
         self._config = config
-        self._executor = executor
         self._io = io
         self._resources = resources
         self._caches = resources.cache_managers[0]
         self._device = device
         self._ops = device.ops
+        self._steps = StepRunner(config, executor, io, resources, device)
         self._buffers = StepBuffers(
             table=resources.embedding,
             next_tokens=io.next_tokens,
@@ -45,10 +45,8 @@ class LLMEngineRunner:
             positions=io.position_ids,
             select=io.select_token_indices,
             start=self._caches.lengths,
+            mask=io.tree_mask,
         )
-        self._decode_batches = decode_batches(config)
-        self._tensors = TensorMap()
-        build_tensor_map(self._tensors, io, resources)
 
     def get_engine_config(self) -> LLMEngineRunnerConfig:
         """The configuration that the engine runs with."""
@@ -65,7 +63,7 @@ class LLMEngineRunner:
     @property
     def executor(self) -> EngineExecutor:
         """The executor, for counters and introspection."""
-        return self._executor
+        return self._steps.executor
 
     def reset(self, batch: int) -> None:
         """Begin a batch of `batch` empty rows."""
@@ -85,7 +83,8 @@ class LLMEngineRunner:
         caches.reserve(starts.pop() + width)
         self._io.host_context_lengths.array[:rows] = lengths
         self._ops.feed_prefill(self._buffers, token_ids, lengths)
-        self._run(PROFILE_CONTEXT, InferenceDims.prefill(rows, width, caches.kv.bucket), rows)
+        dims = InferenceDims.prefill(rows, width, caches.kv.bucket)
+        self._steps.run(PROFILE_CONTEXT, dims, rows)
         caches.commit(lengths)
         return self._io.output_logits
 
@@ -96,12 +95,36 @@ class LLMEngineRunner:
         """
         caches = self._caches
         caches.reserve(max(caches.row_lengths) + 1)
-        batch = self._padded(caches.batch)
+        batch = self._steps.padded(caches.batch)
         self._ops.feed_decode(self._buffers, batch)
         dims = InferenceDims.decode(batch, caches.kv.bucket)
-        self._run(decode_profile(self._config, batch), dims, caches.batch)
+        self._steps.run(decode_profile(self._config, batch), dims, caches.batch)
         caches.advance()
         return self._io.output_logits
+
+    def execute_eagle_base_tree_decoding_step(self, width: int) -> Tensor:
+        """Run the first `width` nodes of every live row's tree and return their logits.
+
+        Logits are [batch, width, V]. Nothing is committed: the caches hold the nodes' keys and
+        values behind each row's length, until the next step.
+        """
+        caches = self._caches
+        caches.reserve(max(caches.row_lengths) + width)
+        batch = self._steps.padded(caches.batch)
+        self._device.tree_ops.feed_verify(self._buffers, self._trees, batch, width)
+        dims = InferenceDims.spec_verify(batch, width, caches.kv.bucket)
+        self._steps.run(verify_profile(self._config, batch), dims, caches.batch)
+        return self._io.output_logits
+
+    def commit_path(self, nodes: Sequence[Sequence[int]]) -> None:
+        """Keep the keys and values of these nodes of each live row's tree, from its root on."""
+        caches = self._caches
+        counts = [len(path) for path in nodes]
+        table = np.full((len(nodes), max(counts)), -1, np.int32)
+        for row, path in enumerate(nodes):
+            table[row, : len(path)] = path
+        caches.commit_path(table)
+        caches.commit(counts)
 
     def capture_vanilla_decoding_graph(self, batch_sizes: Iterable[int]) -> None:
         """Capture the decode step of each batch size in every bucket.
@@ -109,28 +132,32 @@ class LLMEngineRunner:
         Call it between batches: a capture may run the step, which writes into the caches.
         """
         self._caches.reset(0)
-        for batch in sorted({self._padded(size) for size in batch_sizes}):
+        for batch in sorted({self._steps.padded(size) for size in batch_sizes}):
             profile = decode_profile(self._config, batch)
             for bucket in self._caches.kv.buckets:
                 self._ops.feed_decode(self._buffers, batch)
-                self._prepare(profile, InferenceDims.decode(batch, bucket))
-                self._executor.capture_graph(self._device.stream)
+                self._steps.capture(profile, InferenceDims.decode(batch, bucket))
+
+    def capture_eagle_base_tree_decoding_graph(
+        self, batch_sizes: Iterable[int], widths: Iterable[int]
+    ) -> None:
+        """Capture the verification of trees of these sizes, as the decode step is captured."""
+        self._caches.reset(0)
+        every = list(widths)
+        for batch in sorted({self._steps.padded(size) for size in batch_sizes}):
+            profile = verify_profile(self._config, batch)
+            for bucket in self._caches.kv.buckets:
+                for width in every:
+                    self._device.tree_ops.feed_verify(self._buffers, self._trees, batch, width)
+                    self._steps.capture(profile, InferenceDims.spec_verify(batch, width, bucket))
 
     def close(self) -> None:
         """Free captured graphs, the engine and the device's memory."""
-        self._executor.close()
+        self._steps.executor.close()
         self._device.close()
 
-    def _padded(self, rows: int) -> int:
-        return next(size for size in self._decode_batches if size >= rows)
-
-    def _prepare(self, profile: int, dims: InferenceDims) -> None:
-        self._executor.prepare(profile, dims, self._tensors, self._device.stream)
-
-    def _run(self, profile: int, dims: InferenceDims, rows: int) -> None:
-        self._prepare(profile, dims)
-        self._executor.execute(self._device.stream)
-        if self._io.new_keys:
-            # Classic dialect: the engine gives the new rows alone.
-            fresh = self._io.new_keys + self._io.new_values
-            self._caches.kv.write(fresh, self._caches.lengths, rows, dims.seq_len)
+    @property
+    def _trees(self) -> TreeBuffers:
+        if self._io.trees is None:
+            raise HearthError("internal", "this engine was opened without token trees")
+        return self._io.trees

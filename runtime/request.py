@@ -32,6 +32,7 @@ class RowRequest(msgspec.Struct, kw_only=True):
     `token_ids` may already hold generated tokens (a row that was put back at the hold limit);
     sampling depends on the position alone, so it continues as if it had never paused.
     `max_tokens` counts all generated tokens, those already in `token_ids` included.
+    `speculation` None leaves it to the runtime's policy; True is refused where none is possible.
     """
 
     token_ids: list[int]
@@ -39,6 +40,7 @@ class RowRequest(msgspec.Struct, kw_only=True):
     max_tokens: int
     sampling: SamplingParams = SamplingParams()
     ignore_eos: bool = False
+    speculation: bool | None = None
 
 
 class TopLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -61,6 +63,17 @@ class RowToken(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True)
     top: tuple[TopLogprob, ...] = ()
     finish: FinishReason | None = None
     error: str | None = None
+
+
+class RowRound(msgspec.Struct, frozen=True, array_like=True):
+    """What one row got from a round of speculation.
+
+    `drafted` counts the nodes beyond the root, `accepted` the tokens that the round gave the row.
+    """
+
+    row: int
+    drafted: int
+    accepted: int
 
 
 class GenerationRequest(msgspec.Struct, kw_only=True):

@@ -8,7 +8,7 @@ from runtime.caches.hybrid_cache_manager import HybridCacheManager
 from runtime.config import LLMEngineRunnerConfig
 from runtime.device.device import Device
 from runtime.device.mapped_tensors import map_tensor
-from runtime.engine_folder import EMBEDDING_FILE, ROPE_FILE
+from runtime.engine_folder import EMBEDDING_FILE, ROPE_FILE, VOCABULARY_FILE
 from runtime.errors import HearthError
 from runtime.tensors.tensor import Tensor
 
@@ -16,8 +16,10 @@ from runtime.tensors.tensor import Tensor
 class SharedResources:
     """What lives as long as the process and serves every step.
 
-    Created before any engine, from the engine folder's files alone. Caches are one manager per
-    engine; index 0 is the base engine. `embedding` [V, H] holds the embedded form of every token.
+    Created before any engine, from the engine folder's files alone. Caches and rotary tables are
+    one entry per engine; index 0 is the base engine, 1 the draft. `embedding` [V, H] holds the
+    embedded form of every token. `full_ids` [draft vocabulary] int32 gives the token of each draft
+    id, None where they are the same.
     """
 
     def __init__(
@@ -28,7 +30,8 @@ class SharedResources:
     ) -> None:
         self.cache_managers = cache_managers
         self.embedding = embedding
-        self.rope = rope
+        self.rope_tables = [rope]
+        self.full_ids: Tensor | None = None
 
     @classmethod
     def create_for_llm(
@@ -41,12 +44,24 @@ class SharedResources:
         """
         simulated = config.backend == "simulated"
         table = _simulated_table(config) if simulated else _load_embedding(config, folder)
-        rope = {} if simulated else _load_rope(config, folder)
-        return cls(
-            [_create_caches(config, device)],
-            device.constant("embedding", table),
-            tuple(device.constant(f"rope_{name}", array) for name, array in rope.items()),
-        )
+        rope = () if simulated else _rope_tensors(config, folder, device)
+        caches = [_create_caches(config, device)]
+        return cls(caches, device.constant("embedding", table), rope)
+
+    def add_draft(self, config: LLMEngineRunnerConfig, folder: Path, device: Device) -> None:
+        """Add caches, rotary tables and vocabulary of a draft engine; raises as `create_for_llm`.
+
+        `folder` is the draft's own.
+        """
+        self.rope_tables.append(_rope_tensors(config, folder, device))
+        self.cache_managers.append(_create_caches(config, device))
+        if VOCABULARY_FILE in config.files:
+            self.full_ids = device.constant("full_ids", _load_full_ids(config, folder))
+
+    @property
+    def rope(self) -> tuple[Tensor, ...]:
+        """The rotary tables of the base engine."""
+        return self.rope_tables[0]
 
 
 def _create_caches(config: LLMEngineRunnerConfig, device: Device) -> HybridCacheManager:
@@ -78,6 +93,26 @@ def _load_embedding(config: LLMEngineRunnerConfig, folder: Path) -> NDArray[Any]
             EMBEDDING_FILE,
         )
     return table
+
+
+def _rope_tensors(
+    config: LLMEngineRunnerConfig, folder: Path, device: Device
+) -> tuple[Tensor, ...]:
+    tables = _load_rope(config, folder)
+    return tuple(device.constant(f"rope_{name}", table) for name, table in tables.items())
+
+
+def _load_full_ids(config: LLMEngineRunnerConfig, folder: Path) -> NDArray[np.int32]:
+    ids = np.array(map_tensor(folder / VOCABULARY_FILE, "full_ids"), np.int32)
+    fits = ids.shape == (config.output_vocab_size,)
+    if not fits or ids.min() < 0 or ids.max() >= config.vocab_size:
+        raise HearthError(
+            "engine_corrupt",
+            f"{VOCABULARY_FILE} must name a token below {config.vocab_size} for each of "
+            f"{config.output_vocab_size} draft ids",
+            VOCABULARY_FILE,
+        )
+    return ids
 
 
 def _load_rope(config: LLMEngineRunnerConfig, folder: Path) -> dict[str, NDArray[np.float32]]:

@@ -11,6 +11,9 @@ def projection_elements(config: LLMEngineRunnerConfig) -> int:
     """Weights of all matrix products, the head included."""
     heads = 2 * config.num_attention_heads + 2 * config.num_kv_heads
     attention = config.hidden_size * heads * config.head_dim
+    if config.base_hidden_dim:  # A draft reads two vectors a token, and fuses the base's first.
+        wide = config.num_attention_heads + 2 * config.num_kv_heads
+        attention += config.hidden_size * (wide * config.head_dim + config.base_hidden_dim)
     mlp = 3 * config.hidden_size * config.intermediate_size
     head = config.hidden_size * config.output_vocab_size
     return config.num_decoder_layers * (attention + mlp) + head

@@ -1,6 +1,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from numpy.typing import NDArray
 
 from runtime.caches.kv_cache_manager import KVCacheManager
@@ -63,6 +64,13 @@ class HybridCacheManager:
         for row, tokens in enumerate(added):
             self.row_lengths[row] += tokens
         self._ops.set_lengths(self.lengths, self.row_lengths)
+
+    def commit_path(self, nodes: NDArray[np.int32]) -> None:
+        """Move the slots of a tree's path to the end of each row; lengths do not grow by it.
+
+        Slot length + `nodes[b, i]` becomes slot length + i; negative entries end a row.
+        """
+        self.kv.commit_path(nodes, self.row_lengths)
 
     def advance(self) -> None:
         """Count one new token in every row."""

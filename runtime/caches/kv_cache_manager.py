@@ -1,6 +1,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from runtime.caches.buckets import bucket_for, bucket_sizes
@@ -53,6 +54,10 @@ class KVCacheManager:
     def write(self, fresh: Sequence[Tensor], start: Tensor, rows: int, width: int) -> None:
         """Put the new rows of a step, keys of all layers and then values, behind `start`."""
         self._storage.write(fresh, start, (rows, width, self.bucket))
+
+    def commit_path(self, nodes: NDArray[np.int32], lengths: Sequence[int]) -> None:
+        """Move slot `lengths[b] + nodes[b, i]` to `lengths[b] + i`; negative entries end a row."""
+        self._storage.commit_path(nodes, lengths, self.bucket)
 
     def restart(self) -> None:
         """Begin an empty batch in the smallest bucket; old contents stay, finite and unseen."""

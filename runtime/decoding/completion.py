@@ -17,7 +17,7 @@ from runtime.text import TextStream, Tokenizer
 class Step(Protocol):
     """The part of a step's result that a completion reads."""
 
-    kind: Literal["prefill", "decode"]
+    kind: Literal["prefill", "decode", "verify"]
     tokens: list[RowToken]
     started: float
     ended: float
@@ -48,7 +48,7 @@ def complete(
 ) -> GenerationResponse:
     """Run a batch to its end; text and stop strings need a tokenizer."""
     outcomes = _outcomes(request, tokenizer)
-    seconds = {"prefill": 0.0, "decode": 0.0}
+    seconds = {"prefill": 0.0, "decode": 0.0, "verify": 0.0}
     steps = 0
     runtime.begin(request.rows)
     try:
@@ -64,7 +64,7 @@ def complete(
     return GenerationResponse(
         rows=[outcome.result() for outcome in outcomes],
         prefill_s=seconds["prefill"],
-        decode_s=seconds["decode"],
+        decode_s=seconds["decode"] + seconds["verify"],
         steps=steps,
     )
 
@@ -99,7 +99,12 @@ class _RowOutcome:
         self._error: str | None = None
 
     def take(self, token: RowToken) -> bool:
-        """Add a report; whether a stop string ends the row with it."""
+        """Add a report; whether a stop string ends the row with it.
+
+        What the same step gave behind that string is dropped.
+        """
+        if self._stream is not None and self._stream.stopped:
+            return False
         if token.error is not None:
             self._error = token.error
             return False

@@ -33,6 +33,7 @@ class DecodingRow:
         "index",
         "initial",
         "prompt_length",
+        "speculation",
         "state",
         "token_ids",
     )
@@ -42,6 +43,7 @@ class DecodingRow:
         self.token_ids = list(request.token_ids)
         self.initial: NDArray[np.int64] = np.array(request.token_ids, np.int64)
         self.prompt_length = request.prompt_length
+        self.speculation = request.speculation
         self.filled = 0
         self.awaited = 0
         self.state = RowState.LIVE

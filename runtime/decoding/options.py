@@ -4,6 +4,7 @@ import msgspec
 from msgspec import structs
 
 from runtime.config import LLMEngineRunnerConfig
+from runtime.drafting.options import SpeculationOptions
 from runtime.errors import HearthError
 from runtime.executor.simulated_engine import as_simulated
 
@@ -13,7 +14,8 @@ class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     `engine_kind` "simulated" puts a simulated engine with steps of `step_ms` milliseconds behind
     the folder's vocabulary and limits. `device` "" is the one that the folder was exported for.
-    `verify` checks the digest of every file.
+    `verify` checks the digest of every file. `speculation` says how several tokens a step are
+    tried; it changes the speed and never the text.
     """
 
     threads: int = 0
@@ -24,6 +26,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True):
     engine_kind: Literal["", "onnxruntime", "tensorrt", "simulated"] = ""
     device: Literal["", "cpu", "cuda"] = ""
     step_ms: float = 0.0
+    speculation: SpeculationOptions = SpeculationOptions()
 
 
 def effective_config(

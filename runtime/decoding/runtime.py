@@ -6,37 +6,46 @@ from typing import Literal
 
 import msgspec
 
-from runtime.config import LLMEngineRunnerConfig, load_config
+from runtime.decoding.assembly import assemble
 from runtime.decoding.completion import complete
 from runtime.decoding.context import DecodingInferenceContext, RowState
+from runtime.decoding.deployment import DeploymentConfig, load_deployment
 from runtime.decoding.limits import check_row
 from runtime.decoding.metrics import StageMetrics
-from runtime.decoding.options import RuntimeOptions, effective_config
+from runtime.decoding.options import RuntimeOptions
+from runtime.decoding.speculative import PendingRound, SpeculativeStrategy
 from runtime.decoding.vanilla import PendingStep, VanillaStrategy
-from runtime.device.device import BatchSampler, Device, SamplerBuffers
+from runtime.device.device import BatchSampler, Device
 from runtime.device.open import open_device
-from runtime.engine_folder import verify_folder
+from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.engine_runner import LLMEngineRunner
 from runtime.errors import HearthError
 from runtime.executor.engine import EngineOptions
-from runtime.executor.engine_executor import EngineExecutor
 from runtime.executor.graph_cache import GraphCounters
-from runtime.pipeline_io import PipelineIO
-from runtime.request import GenerationRequest, GenerationResponse, RowRequest, RowToken
+from runtime.request import (
+    GenerationRequest,
+    GenerationResponse,
+    RowRequest,
+    RowRound,
+    RowToken,
+)
 from runtime.sampling.limits import check_sampling
-from runtime.shared_resources import SharedResources
 from runtime.text import Tokenizer
 
 __all__ = ["LLMInferenceRuntime", "RuntimeOptions", "StepResult"]
 
 
 class StepResult(msgspec.Struct):
-    """What one step gave; times in seconds of the monotonic clock."""
+    """What one step gave; times in seconds of the monotonic clock.
 
-    kind: Literal["prefill", "decode"]
+    A row may have several tokens, in their order. `rounds` are the rows that speculated.
+    """
+
+    kind: Literal["prefill", "decode", "verify"]
     tokens: list[RowToken]
     started: float
     ended: float
+    rounds: list[RowRound] = []
 
 
 class LLMInferenceRuntime:
@@ -48,7 +57,13 @@ class LLMInferenceRuntime:
     too many is dropped.
     """
 
-    def __init__(self, runner: LLMEngineRunner, device: Device, sampler: BatchSampler) -> None:
+    def __init__(
+        self,
+        runner: LLMEngineRunner,
+        device: Device,
+        sampler: BatchSampler,
+        speculation: SpeculativeStrategy | None = None,
+    ) -> None:
         self.config = runner.get_engine_config()
         self.max_batch = self.config.max_supported_batch_size
         self.capacity = self.config.max_kv_cache_capacity
@@ -59,42 +74,37 @@ class LLMInferenceRuntime:
         self._steps_ahead = device.steps_ahead
         self._sampler = sampler
         self._strategy = VanillaStrategy(runner, sampler)
+        self._speculation = speculation
         self._context: DecodingInferenceContext | None = None
-        self._queued: deque[PendingStep] = deque()
+        self._queued: deque[PendingStep | PendingRound] = deque()
         self._collected = 0.0
 
     @classmethod
     def open(cls, folder: Path, options: RuntimeOptions | None = None) -> "LLMInferenceRuntime":
         """Open an engine folder; raises `engine_*`, `out_of_memory` or `invalid_value`."""
         options = options or RuntimeOptions()
-        stored = load_config(folder)
-        verify_folder(folder, stored, digests=options.verify)
         engine = EngineOptions(threads=options.threads, spin=options.spin)
-        return cls.create(effective_config(stored, options), folder, engine)
+        return cls.create(load_deployment(folder, options), folder, engine)
 
     @classmethod
     def create(
         cls,
-        config: LLMEngineRunnerConfig,
+        deployment: DeploymentConfig,
         folder: Path,
         options: EngineOptions,
         device: Device | None = None,
     ) -> "LLMInferenceRuntime":
-        """Build a runtime with the limits of `config` over a folder that was checked before.
+        """Build a runtime over a folder that was checked before.
 
         It owns `device`, which is opened when none is given.
         """
+        config = deployment.base
         device = open_device(config.device) if device is None else device
         try:
-            resources = SharedResources.create_for_llm(config, folder, device)
-            io = PipelineIO.create_for_llm(config, device)
-            executor = EngineExecutor.create_for_llm(folder, config, options, device)
+            return cls(*assemble(deployment, folder, options, device))
         except BaseException:
             device.close()
             raise
-        lengths = resources.cache_managers[0].lengths
-        sampler = device.batch_sampler(SamplerBuffers(io.output_logits, lengths, io.next_tokens))
-        return cls(LLMEngineRunner(config, executor, io, resources, device), device, sampler)
 
     @property
     def active(self) -> bool:
@@ -106,9 +116,21 @@ class LLMInferenceRuntime:
         """Graphs captured, hit, missed and failed so far."""
         return self._runner.executor.counters
 
+    @property
+    def speculation_metrics(self) -> EagleGenerationMetrics:
+        """What speculation has done since the start."""
+        speculation = self._speculation
+        return EagleGenerationMetrics() if speculation is None else speculation.metrics
+
     def check(self, row: RowRequest) -> None:
         """Refuse a row that `begin` would refuse; the error names the field."""
         check_row(self.config, row)
+        if row.speculation and self._speculation is None:
+            raise HearthError(
+                "unsupported_option",
+                "this engine runs without speculation: leave it to the daemon",
+                "speculation",
+            )
         check_sampling(row.sampling, self.config.output_vocab_size)
 
     def begin(self, rows: Sequence[RowRequest]) -> None:
@@ -124,6 +146,8 @@ class LLMInferenceRuntime:
         context = DecodingInferenceContext(rows, self.config)
         self._runner.reset(len(rows))
         self._sampler.begin([rows[row.index] for row in context.rows])
+        if self._speculation is not None:
+            self._speculation.proposer.begin(len(rows))
         self._context = context
 
     def step(self) -> StepResult:
@@ -136,8 +160,7 @@ class LLMInferenceRuntime:
         if context is None or not context.any_live:
             raise HearthError("internal", "no row is active: begin a batch before a step")
         try:
-            while len(self._queued) <= self._steps_ahead and self._queue_step(context):
-                pass
+            self._fill_queue(context)
             step = self._queued.popleft()
             tokens = step.collect()
         except BaseException:
@@ -147,9 +170,12 @@ class LLMInferenceRuntime:
         # A step that waited behind another began when that one ended.
         started = max(step.started, self._collected)
         self._collected = time.monotonic()
+        seconds = self._collected - started
         metrics = self.prefill_metrics if step.kind == "prefill" else self.generation_metrics
-        metrics.record(step.filled, self._collected - started)
-        return StepResult(step.kind, tokens, started, self._collected)
+        metrics.record(step.filled, seconds)
+        if self._speculation is not None and step.kind == "decode":
+            self._speculation.record_step(len(step.rows), seconds)
+        return StepResult(step.kind, tokens, started, self._collected, step.rounds)
 
     def cancel(self, row: int) -> None:
         """Let a row leave before the next step; nothing more is reported for it."""
@@ -171,7 +197,7 @@ class LLMInferenceRuntime:
             self._runner.reset(0)
 
     def capture(self, batch_sizes: Sequence[int]) -> None:
-        """Capture the decode step of these batch sizes; only between batches."""
+        """Capture the decode and speculation steps of these batch sizes; only between batches."""
         if self._context is not None:
             raise HearthError("internal", "capture between batches, not in one")
         if not all(1 <= size <= self.max_batch for size in batch_sizes):
@@ -179,6 +205,8 @@ class LLMInferenceRuntime:
                 "invalid_value", f"a batch has 1 to {self.max_batch} rows", "batch_sizes"
             )
         self._runner.capture_vanilla_decoding_graph(batch_sizes)
+        if self._speculation is not None:
+            self._speculation.capture(batch_sizes)
 
     def handle_request(
         self, request: GenerationRequest, tokenizer: Tokenizer | None = None
@@ -189,23 +217,45 @@ class LLMInferenceRuntime:
     def close(self) -> None:
         """Drop the batch, captured graphs and the engine."""
         self.end()
+        if self._speculation is not None:
+            self._speculation.proposer.close()
         self._runner.close()
 
-    def _queue_step(self, context: DecodingInferenceContext) -> bool:
-        """Let rows that ended leave, and queue a step of those that go on, if there are any."""
+    def _fill_queue(self, context: DecodingInferenceContext) -> None:
+        """Queue as many steps as the device may have, or one round of speculation.
+
+        A round needs every token that is known to the host: the queue runs empty before it.
+        """
+        speculation = self._speculation
+        if speculation is not None and self._evict(context) and speculation.wanted(context):
+            if not self._queued:
+                self._queued.append(speculation.round(context))
+            return
+        while len(self._queued) <= self._steps_ahead and self._evict(context):
+            self._queued.append(self._queue_step(context))
+
+    def _evict(self, context: DecodingInferenceContext) -> bool:
+        """Let rows that ended leave; whether any go on."""
         if not context.all_run_on:
             self._zero_failed(context)
             mapping = context.evict()
             self._caches.compact(mapping)
             self._sampler.compact(mapping)
-        if not context.rows:
-            return False
+            if self._speculation is not None:
+                self._speculation.proposer.compact(mapping)
+        return bool(context.rows)
+
+    def _queue_step(self, context: DecodingInferenceContext) -> PendingStep:
         prefill = context.has_prompt_left
         queue = self._strategy.prefill_step if prefill else self._strategy.decode_step
-        self._queued.append(queue(context))
-        return True
+        step = queue(context)
+        if self._speculation is not None:
+            self._speculation.follow(step)
+        return step
 
     def _zero_failed(self, context: DecodingInferenceContext) -> None:
         for place, row in enumerate(context.rows):
             if row.state is RowState.FAILED:
                 self._caches.zero_row(place)
+                if self._speculation is not None:
+                    self._speculation.proposer.zero_row(place)

@@ -8,14 +8,14 @@ from numpy.typing import NDArray
 from runtime.decoding.context import DecodingInferenceContext, DecodingRow
 from runtime.device.device import BatchSampler, PendingSamples
 from runtime.engine_runner import LLMEngineRunner
-from runtime.request import RowToken
+from runtime.request import RowRound, RowToken
 
 
 class PendingStep(NamedTuple):
     """A step that was queued: its rows, in the engine's order, and the tokens to come.
 
-    `filled` counts the tokens that it puts into the caches, `started` is in seconds of the
-    monotonic clock.
+    `filled` counts the tokens that it puts into the caches, `lengths` those of each row, `started`
+    is in seconds of the monotonic clock.
     """
 
     kind: Literal["prefill", "decode"]
@@ -23,6 +23,12 @@ class PendingStep(NamedTuple):
     samples: PendingSamples
     filled: int
     started: float
+    lengths: list[int]
+
+    @property
+    def rounds(self) -> list[RowRound]:
+        """None: these are no rounds of speculation."""
+        return []
 
     def collect(self) -> list[RowToken]:
         """Wait for the tokens and hand them to their rows; rows that left report nothing."""
@@ -54,7 +60,7 @@ class VanillaStrategy:
         for row in rows[waiting:]:
             row.awaited += 1
         samples = self._sampler.sample(len(rows), waiting)
-        return PendingStep("prefill", rows, samples, sum(lengths), started)
+        return PendingStep("prefill", rows, samples, sum(lengths), started, lengths)
 
     def decode_step(self, context: DecodingInferenceContext) -> PendingStep:
         """Queue a step that runs the newest token of every row and picks the next."""
@@ -65,7 +71,7 @@ class VanillaStrategy:
             row.filled += 1
             row.awaited += 1
         samples = self._sampler.sample(len(rows))
-        return PendingStep("decode", rows, samples, len(rows), started)
+        return PendingStep("decode", rows, samples, len(rows), started, [1] * len(rows))
 
     def _chunks(self, rows: Sequence[DecodingRow]) -> tuple[NDArray[np.int64], list[int]]:
         """The next piece of each prompt, padded at the right with token 0, and its length."""

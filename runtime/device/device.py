@@ -33,17 +33,64 @@ class StepBuffers(NamedTuple):
     """[max batch, 1] index: `last_token_ids`."""
     start: Tensor
     """[max batch] index: filled cache slots of each row, `kvcache_start_index`."""
+    mask: Tensor | None = None
+    """[max batch, S, S] bool for the longest step S: `tree_mask`; None for a causal engine."""
+
+
+class TreeBuffers(NamedTuple):
+    """Token trees, one a row; N is the largest tree. `runtime.device.tree_arrays` has the rules."""
+
+    ids: Tensor
+    """[max batch, N] int32: the token of each node; node 0 is the row's newest token."""
+    parents: Tensor
+    """[max batch, N] int32: a node before it; -1 for node 0, -2 where there is no node."""
+    packed_mask: Tensor
+    """[max batch, N, ceil(N / 32)] int32: bit j % 32 of word j // 32: the node sees node j."""
+
+
+class ProposalBuffers(NamedTuple):
+    """What a draft engine's proposal needs beside its step buffers.
+
+    K tokens are proposed after a node; the proposal tree has P = K * T slots and the table
+    D = 1 + K + (T - 1) * K * K entries; entry 0 is the root.
+    """
+
+    logits: Tensor
+    """[max batch, K, draft vocabulary] float32: log-probabilities of the last draft step."""
+    hidden_out: Tensor
+    """[max batch, K, H]: `hidden_states` of the same tokens."""
+    hidden_in: Tensor
+    """[max batch, S, H], used as dense [rows, P, H]: `hidden_states_from_draft` of each slot."""
+    full_ids: Tensor | None
+    """[draft vocabulary] int32: the base's id of each draft id; None where they are the same."""
+    ids: Tensor
+    """[max batch, P] int32: the token of each slot of the proposal tree."""
+    parents: Tensor
+    """[max batch, P] int32: the parent's slot, -1 for a child of the root, -2 for none yet."""
+    entries: Tensor
+    """[max batch, P] int32: the table entry of each slot."""
+    table_ids: Tensor
+    """[max batch, D] int32."""
+    table_parents: Tensor
+    """[max batch, D] int32: the parent's entry, -1 for the root."""
+    table_scores: Tensor
+    """[max batch, D] float32: the sum of log-probabilities from the root."""
 
 
 class StepOps(Protocol):
     """Fills the inputs of a step; work is queued on the device's stream."""
 
     def feed_prefill(
-        self, buffers: StepBuffers, token_ids: NDArray[np.int64], lengths: Sequence[int]
+        self,
+        buffers: StepBuffers,
+        token_ids: NDArray[np.int64],
+        lengths: Sequence[int],
+        first: Sequence[int] | None = None,
     ) -> None:
         """Embeds `token_ids` [B, S], positions from each row's start, the last token selected.
 
-        `lengths` counts the tokens of each row; positions of padding are 0.
+        `lengths` counts the tokens of each row; positions of padding are 0. `first` gives each
+        row's first position where that is not its start. The mask, if there is one, is causal.
         """
 
     def feed_decode(self, buffers: StepBuffers, rows: int) -> None:
@@ -59,6 +106,63 @@ class StepOps(Protocol):
         """Count one more filled slot in each of the first `rows`."""
 
 
+class TreeOps(Protocol):
+    """Builds token trees and the steps around them; work is queued on the device's stream."""
+
+    def plant(self, trees: TreeBuffers, ids: NDArray[np.int32], parents: NDArray[np.int32]) -> None:
+        """Write trees [rows, width] that were made on the host; node 0 may hold any id."""
+
+    def feed_verify(self, buffers: StepBuffers, trees: TreeBuffers, rows: int, width: int) -> None:
+        """Fill a step of the first `width` nodes of each row; node 0 gets `next_tokens`.
+
+        Packed mask, bool mask (if bound), positions (start + depth, 0 where there is no node),
+        embeddings, and every node selected.
+        """
+
+    def begin_proposal(self, proposal: ProposalBuffers, rows: int, top_k: int) -> None:
+        """Table and first K slots from logits [rows, 1, Vd] and hidden [rows, 1, H]."""
+
+    def feed_proposal(
+        self,
+        buffers: StepBuffers,
+        proposal: ProposalBuffers,
+        lengths: Tensor,
+        shape: tuple[int, int, int],
+    ) -> None:
+        """Fill a draft step of all P slots, of which `used` are there; the newest K are selected.
+
+        `shape` is (rows, used, K). Slots that are not there see nothing and have token and
+        position 0. `lengths` [max batch] index are the base's filled slots, the position of the
+        root's children. A slot sees its ancestors and itself.
+        """
+
+    def extend_proposal(
+        self, proposal: ProposalBuffers, rows: int, top_k: int, level: int, *, last: bool
+    ) -> None:
+        """Enter the K * K tokens after the newest K slots, slots `level` * K on, into the table.
+
+        Unless it is the last level, the best K of them become the next K slots; each gets the
+        hidden output of its parent.
+        """
+
+    def finish_proposal(
+        self,
+        proposal: ProposalBuffers,
+        trees: TreeBuffers,
+        speculating: Sequence[bool],
+        width: int,
+    ) -> None:
+        """The best `width` entries of each table as a tree; node 0 alone where not speculating."""
+
+    def gather_rows(
+        self, source: Tensor, width: int, index: NDArray[np.int32], out: Tensor
+    ) -> None:
+        """`out[b, i] = source[b, index[b, i]]`, zeros where the index is negative.
+
+        `index` is [rows, n]; source and out are used as dense [rows, width, H] and [rows, n, H].
+        """
+
+
 class CacheStorage(Protocol):
     """The K/V buffers of all layers, keys and values alike, as dense [rows, heads, slots, D]."""
 
@@ -66,6 +170,12 @@ class CacheStorage(Protocol):
         """Classic dialect: put new rows, one tensor [B, heads, S, D] a buffer, from `start` on.
 
         `shape` is (B, S, slots).
+        """
+
+    def commit_path(self, nodes: NDArray[np.int32], starts: Sequence[int], slots: int) -> None:
+        """Move slot `starts[b] + nodes[b, i]` to `starts[b] + i` in every buffer.
+
+        `nodes` [rows, n] ascends along a row; negative entries end it.
         """
 
     def move(self, moves: Sequence[RowMove], slots: tuple[int, int]) -> None:
@@ -91,6 +201,20 @@ class PendingSamples(Protocol):
         """
 
 
+class AcceptedPath(NamedTuple):
+    """What a row gained in a round: its samples, and the node behind which each was picked."""
+
+    samples: list[Sample]
+    nodes: list[int]
+
+
+class PendingPaths(Protocol):
+    """Walks through trees that the device may still be at."""
+
+    def result(self) -> list[AcceptedPath | None]:
+        """Wait for the rows' paths; None where numbers were not finite. Raises as the step did."""
+
+
 class BatchSampler(Protocol):
     """Picks the tokens of a batch and owns the rows' histories; rows are those of the engine.
 
@@ -107,6 +231,14 @@ class BatchSampler(Protocol):
         left: their logits are only checked.
         """
 
+    def verify(self, rows: int, width: int) -> PendingPaths:
+        """Walk each row's tree by the logits [rows, width, V] of its nodes.
+
+        At a node of depth d the token is picked for position start + d + 1 with the row's history
+        and the tokens of the walk so far; a child with that token is the next node (the first of
+        equal ones). All picked tokens enter the history; the last becomes the `next_tokens`.
+        """
+
     def compact(self, mapping: Sequence[int]) -> None:
         """Apply an eviction: row i becomes row `mapping[i]`, or leaves when that is -1."""
 
@@ -115,11 +247,13 @@ class SamplerBuffers(NamedTuple):
     """What a sampler reads and writes."""
 
     logits: Tensor
-    """[max batch, 1, V] float32."""
+    """[max batch, N, V] float32; N is 1 without speculation."""
     start: Tensor
     """[max batch] index: filled slots, the position of the token to pick."""
     next_tokens: Tensor
     """[max batch] int32."""
+    trees: TreeBuffers | None = None
+    """The trees that `verify` walks."""
 
 
 class Device(Protocol):
@@ -136,6 +270,10 @@ class Device(Protocol):
     @property
     def ops(self) -> StepOps:
         """What fills the inputs of a step."""
+
+    @property
+    def tree_ops(self) -> TreeOps:
+        """What builds token trees and the steps around them."""
 
     @property
     def steps_ahead(self) -> int:

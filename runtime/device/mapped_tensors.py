@@ -13,6 +13,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
+    "I32": np.dtype(np.int32),
 }
 Size = Annotated[int, msgspec.Meta(ge=0)]
 _LENGTH_BYTES = 8

@@ -16,7 +16,11 @@ from runtime.executor.simulated_engine import SimulatedEngine
 from runtime.executor.snapshot import BindingSnapshot
 from runtime.tensors.dims import InferenceDims
 from runtime.tensors.profiles import Profile, Selector, build_profiles
-from runtime.tensors.registry import TensorRegistry, build_registry_for_llm
+from runtime.tensors.registry import (
+    TensorRegistry,
+    build_registry_for_llm,
+    build_registry_for_spec_decode_draft,
+)
 from runtime.tensors.tensor import Tensor
 from runtime.tensors.tensor_map import TensorMap
 
@@ -55,7 +59,25 @@ class EngineExecutor:
 
         Its scratch memory, if it wants any of its caller, comes from `device`.
         """
-        registry = build_registry_for_llm(config)
+        return cls._create(folder, config, options, device, build_registry_for_llm(config))
+
+    @classmethod
+    def create_for_spec_decode_draft(
+        cls, folder: Path, config: LLMEngineRunnerConfig, options: EngineOptions, device: Device
+    ) -> "EngineExecutor":
+        """Load the draft engine of a folder, as `create_for_llm` does a decoder's."""
+        registry = build_registry_for_spec_decode_draft(config)
+        return cls._create(folder, config, options, device, registry)
+
+    @classmethod
+    def _create(
+        cls,
+        folder: Path,
+        config: LLMEngineRunnerConfig,
+        options: EngineOptions,
+        device: Device,
+        registry: TensorRegistry,
+    ) -> "EngineExecutor":
         engine = _open_engine(folder, config, options, device, registry)
         executor = cls(engine, registry, build_profiles(config))
         needed = engine.required_context_memory

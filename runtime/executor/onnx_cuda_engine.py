@@ -42,6 +42,8 @@ class OnnxCudaEngine:
             self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
         self.io_tensors: tuple[IOTensor, ...] = describe(session)
         self._batched = {one.name for one in self.io_tensors if one.shape[:1] == ("batch",)}
+        # The fused attention takes one row at a time; that of token trees takes all of them.
+        self._apart = fused and all(one.name != "tree_mask" for one in self.io_tensors)
 
     @classmethod
     def open(
@@ -120,7 +122,7 @@ class OnnxCudaEngine:
         """The step itself, or one step a row where attention takes no more than one at a time."""
         shape = next((one.shape for one in bindings if one.name == "inputs_embeds"), (1, 1))
         rows, steps = shape[:2]
-        if not self._fused or rows == 1 or steps == 1:
+        if not self._apart or rows == 1 or steps == 1:
             return [bindings]
         return [[self._row(one, row) for one in bindings] for row in range(rows)]
 

@@ -18,7 +18,14 @@ from runtime.executor.engine import EngineOptions, IOTensor
 from runtime.executor.onnx_engine import check_version
 
 PROVIDER = "CUDAExecutionProvider"
-ELEMENT_TYPES = {"float32": 1, "int32": 6, "int64": 7, "float16": 10, "bfloat16": 16}
+ELEMENT_TYPES = {
+    "float32": 1,
+    "int32": 6,
+    "int64": 7,
+    "bool": 9,
+    "float16": 10,
+    "bfloat16": 16,
+}
 """ONNX's numbers for the types of our buffers, by their NumPy names."""
 
 _DTYPES: dict[str, np.dtype[Any]] = {
@@ -27,6 +34,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "tensor(bfloat16)": np.dtype(ml_dtypes.bfloat16),
     "tensor(int64)": np.dtype(np.int64),
     "tensor(int32)": np.dtype(np.int32),
+    "tensor(bool)": np.dtype(np.bool_),
 }
 _ON_THE_HOST = frozenset({"Shape", "Squeeze", "Unsqueeze", "Cast", "Sub", "Concat"})
 """What computes with shapes; the values of a shape are constants of a captured step."""

@@ -111,7 +111,7 @@ class SimulatedEngine:
         """Nothing to switch: one set of shapes serves every step."""
 
     def run(self, bindings: Sequence[Binding], stream: Stream) -> None:
-        """Write one-hot logits for each row and take the time of a step."""
+        """Write one-hot logits for each selected token and take the time of a step."""
         self.capture(bindings, stream).launch(stream)
 
     def capture(self, bindings: Sequence[Binding], _stream: Stream) -> "SimulatedRun":
@@ -133,12 +133,13 @@ class SimulatedRun:
         self._positions = arrays["attention_pos_id"]
         self._last = arrays["last_token_ids"]
         self._logits = arrays["logits"]
-        self._rows = np.arange(self._last.shape[0])
+        self._rows = np.arange(self._last.shape[0])[:, None]
+        self._places = np.arange(self._last.shape[1])
 
     def launch(self, _stream: Stream) -> None:
         """Run the step on the calling thread."""
         deadline = time.monotonic() + self._config.step_ms / 1000
-        rows, last = self._rows, self._last[:, 0]
+        rows, last = self._rows, self._last
         chosen = simulated_next_tokens(
             self._embeds[rows, last, 0].astype(np.int64),
             self._positions[rows, last],
@@ -146,7 +147,7 @@ class SimulatedRun:
             self._config.eos_token_ids,
         )
         self._logits.fill(0.0)
-        self._logits[rows, 0, chosen] = HOT_LOGIT
+        self._logits[rows, self._places, chosen] = HOT_LOGIT
         remaining = deadline - time.monotonic()
         if remaining > 0:
             time.sleep(remaining)

@@ -1,6 +1,6 @@
 """The tensors of a Hugging Face folder, in one or many safetensors files."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,23 +24,30 @@ SOURCE_TYPES: dict[str, np.dtype[Any]] = {
 
 
 class TensorSpec(NamedTuple):
-    """Where a tensor lies, its shape and its type in safetensors' spelling."""
+    """Where a tensor lies, its shape, its type in safetensors' spelling and its name there."""
 
     file: str
     shape: tuple[int, ...]
     dtype: str
+    name: str
 
 
 class Checkpoint:
     """Tensors by name, read piece by piece.
 
     A file is mapped only while a piece of it is read, so that its pages do not stay resident.
-    Every method raises `model_invalid` naming the file or the tensor at fault.
+    Every method raises `model_invalid` naming the file or the tensor at fault. `rename` turns the
+    names in the files into those that all methods use.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, rename: Callable[[str], str] = str) -> None:
         self._folder = folder
-        self._specs = _read_specs(folder)
+        self._specs: dict[str, TensorSpec] = {}
+        for stored, spec in _read_specs(folder).items():
+            name = rename(stored)
+            if name in self._specs:
+                raise HearthError("model_invalid", f"the model holds {name} twice", name)
+            self._specs[name] = spec
 
     @property
     def names(self) -> list[str]:
@@ -65,6 +72,10 @@ class Checkpoint:
         """The type in which a checked tensor is stored."""
         return SOURCE_TYPES[self._spec(name).dtype]
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor."""
+        return self._spec(name).shape
+
     def vector(self, name: str) -> Array:
         """A whole one-dimensional tensor."""
         return self._read(name, slice(None))
@@ -78,8 +89,9 @@ class Checkpoint:
         return self._read(name, (rows, columns))
 
     def _read(self, name: str, part: slice | tuple[slice, ...]) -> Array:
-        with _opened(self._folder / self._spec(name).file) as file:
-            array: Array = file.get_slice(name)[part]
+        spec = self._spec(name)
+        with _opened(self._folder / spec.file) as file:
+            array: Array = file.get_slice(spec.name)[part]
         return array
 
     def _spec(self, name: str) -> TensorSpec:
@@ -114,7 +126,7 @@ def _read_header(path: Path) -> dict[str, TensorSpec]:
     with _opened(path) as file:
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  # no mapping
         return {
-            name: TensorSpec(path.name, tuple(piece.get_shape()), piece.get_dtype())
+            name: TensorSpec(path.name, tuple(piece.get_shape()), piece.get_dtype(), name)
             for name, piece in slices.items()
         }
 

@@ -20,7 +20,8 @@ class ClassicSpelling(Spelling):
     def prepare(self, inputs: StepInputs, cache: ir.Value) -> None:
         """Rotary factors [B, 1, S, D], and what to add to the two parts of the scores.
 
-        Scores are [B, Hkv, G * S, C] and [B, Hkv, G * S, S], masks [B, 1, 1, C] and [G * S, S].
+        Scores are [B, Hkv, G * S, C] and [B, Hkv, G * S, S], masks [B, 1, 1, C] and [G * S, S],
+        or [B, 1, G * S, S] of a tree.
         """
         graph = self.graph
         self._turn, self._cross = self._rotary_factors(*self.rotary_rows(inputs))
@@ -29,11 +30,20 @@ class ClassicSpelling(Spelling):
         slots = self.range(self.length(cache, 2))
         self._filled = self.additive(graph.op("Less", slots, start))
         step = self.range(self.length(inputs.embeds, 1))
-        own = graph.op("Unsqueeze", step, graph.ints(1))
-        causal = self.additive(graph.op("LessOrEqual", step, own))
-        self._causal = graph.op("Tile", causal, graph.ints(self.group_size, 1))
+        self._own = self.own_mask(inputs, step)
         lengths = (graph.op("Shape", slots), graph.op("Shape", step))
         self._parts = graph.op("Concat", *lengths, axis=0)
+
+    def own_mask(self, inputs: StepInputs, step: ir.Value) -> ir.Value:
+        """What to add to scores among the step's tokens: [G * S, S], of a tree [B, 1, G * S, S]."""
+        graph = self.graph
+        if inputs.mask is not None:
+            tree = self.additive(inputs.mask)
+            tree = graph.op("Tile", tree, graph.ints(1, self.group_size, 1))
+            return graph.op("Unsqueeze", tree, graph.ints(1))
+        own = graph.op("Unsqueeze", step, graph.ints(1))
+        causal = self.additive(graph.op("LessOrEqual", step, own))
+        return graph.op("Tile", causal, graph.ints(self.group_size, 1))
 
     def normalise(self, x: ir.Value, weight: ir.Value) -> ir.Value:
         """Root mean square in float32, whatever the graph's type."""
@@ -72,7 +82,7 @@ class ClassicSpelling(Spelling):
     def _shares(self, q: ir.Value, old: ir.Value, own: ir.Value) -> Sequence[ir.Value]:
         graph = self.graph
         scores = []
-        for keys, mask in ((old, self._filled), (own, self._causal)):
+        for keys, mask in ((old, self._filled), (own, self._own)):
             columns = graph.op("Transpose", keys, perm=[0, 1, 3, 2])
             scores.append(graph.op("Add", graph.op("MatMul", q, columns), mask))
         shares = graph.op("Softmax", graph.op("Concat", *scores, axis=-1), axis=-1)

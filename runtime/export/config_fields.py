@@ -1,5 +1,6 @@
 """Which fields of a model's config.json may have which values."""
 
+from collections.abc import Collection
 from typing import Any
 
 from runtime.errors import HearthError
@@ -60,13 +61,14 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
-def refuse_unserved(fields: Fields) -> None:
+def refuse_unserved(fields: Fields, also_read: Collection[str] = ()) -> None:
     """Raise `model_unsupported` naming the first field that may change what the model computes.
 
-    A field that is neither read nor known to be harmless must be null, false, zero or empty.
+    A field that is neither read, nor `also_read`, nor known to be harmless must be null, false,
+    zero or empty.
     """
     for name, value in fields.data.items():
-        known = name in _HARMLESS or name in _READ or name.startswith("_")
+        known = name in _HARMLESS or name in _READ or name in also_read or name.startswith("_")
         if not known and not _is_neutral(name, value, fields):
             raise HearthError(
                 "model_unsupported", f"config.json sets {name}, which is not served", name

@@ -32,6 +32,8 @@ def resolve_operators(options: ExportOptions, model: ModelConfig) -> Literal["st
 def _why_not(options: ExportOptions, model: ModelConfig) -> str | None:
     if resolve_dialect(options) == "classic":
         return "the classic dialect has standard operators only"
+    if options.draft is not None:  # Token trees have a spelling of their own.
+        return None
     if options.dtype == "float32":
         return "attention on CUDA takes float16 or bfloat16, not float32"
     if model.head_dim % HEAD_MULTIPLE or model.rotary_dim % HEAD_MULTIPLE:
@@ -53,7 +55,7 @@ class ContribSpelling(NativeSpelling):
         """The filled slots less one, the rotary tables in the graph's type, and the capacity."""
         graph = self.graph
         self._positions = inputs.positions
-        self._cos, self._sin = (self.cast(table, self.dtype) for table in inputs[-2:])
+        self._cos, self._sin = (self.cast(table, self.dtype) for table in (inputs.cos, inputs.sin))
         steps = graph.op("Shape", inputs.embeds, start=1, end=2)
         before = graph.op("Sub", steps, graph.ints(1))
         last = graph.op("Slice", self.every_slot, before, steps)
@@ -77,7 +79,7 @@ class ContribSpelling(NativeSpelling):
         return self.graph.op("Mul", self.graph.op(f"{CONTRIB}::QuickGelu", gate, alpha=1.0), up)
 
     def self_attention(
-        self, layer: int, qkv: ir.Value, norms: Sequence[ir.Value], cache: KeyValue
+        self, layer: int, qkv: Sequence[ir.Value], norms: Sequence[ir.Value], cache: KeyValue
     ) -> ir.Value:
         """Queries, keys and values stay packed; caches are written in place."""
         model = self.model
@@ -86,7 +88,7 @@ class ContribSpelling(NativeSpelling):
         context, k, v = self.graph.ops(
             f"{CONTRIB}::GroupQueryAttention",
             3,
-            *(qkv, None, None, *cache, *tables, *extra),
+            *(*qkv, None, None, *cache, *tables, *extra),
             num_heads=model.num_attention_heads,
             kv_num_heads=model.num_kv_heads,
             scale=model.head_dim**-0.5,

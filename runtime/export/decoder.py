@@ -20,21 +20,33 @@ class Decoder:
     """Writes a decoder into a graph: inputs, layers, and logits of the selected tokens.
 
     `table` is where the embedding table lies if the head reads it, None for a head of its own.
+    With `taps` the graph takes a tree mask and outputs, of every token, the residual stream that
+    enters each of these layers; the number of layers stands for what leaves the last.
     """
 
+    layer_names = "model.layers.{}"
+    norm_name = "model.norm"
+
     def __init__(
-        self, graph: GraphBuilder, spelling: Spelling, weights: Weights, table: Location | None
+        self,
+        graph: GraphBuilder,
+        spelling: Spelling,
+        weights: Weights,
+        table: Location | None = None,
+        taps: Sequence[int] = (),
     ) -> None:
         self._graph = graph
         self._spelling = spelling
         self._model = spelling.model
         self._weights = weights
         self._table = table
+        self._taps = taps
+        self._entering: list[ir.Value] = []
 
     def build(self) -> None:
         """Append everything; weights are written to the data file on the way."""
         graph = self._graph
-        inputs = self._declare_inputs()
+        inputs = self._declare_inputs(tree=bool(self._taps))
         caches = [self._declare_cache(layer) for layer in range(self._model.num_layers)]
         self._spelling.prepare(inputs, caches[0].k)
         x: ir.Value = inputs.embeds
@@ -44,11 +56,20 @@ class Decoder:
                 x, addend = self._layer(layer, (x, addend), cache)
         with graph.scope(f"layers.{len(caches) - 1}"):
             x = graph.op("Add", x, addend)
-        logits = self._head(self._select(x, inputs.last), inputs.last)
+        self._entering.append(x)
+        if self._taps:
+            self._output_taps()
+        logits = self._head(self._select(x, inputs.last), inputs.last, self._model.vocab_size)
         shape = (BATCH, SELECTED, self._model.vocab_size)
         graph.output(logits, "logits", ir.DataType.FLOAT, shape)
 
-    def _declare_inputs(self) -> StepInputs:
+    def _output_taps(self) -> None:
+        taps = [self._entering[layer] for layer in self._taps]
+        hidden = self._graph.op("Concat", *taps, axis=-1)
+        shape = (BATCH, STEP, len(taps) * self._model.hidden_size)
+        self._graph.output(hidden, "hidden_states", self._spelling.dtype, shape)
+
+    def _declare_inputs(self, *, tree: bool) -> StepInputs:
         graph, index, table = self._graph, self._spelling.index_type, ir.DataType.FLOAT
         half = self._model.rotary_dim // 2
         return StepInputs(
@@ -60,6 +81,7 @@ class Decoder:
             last=graph.input("last_token_ids", index, (BATCH, SELECTED)),
             cos=graph.input("rope_cos", table, (self._spelling.positions, half)),
             sin=graph.input("rope_sin", table, (self._spelling.positions, half)),
+            mask=graph.input("tree_mask", ir.DataType.BOOL, (BATCH, STEP, STEP)) if tree else None,
         )
 
     def _declare_cache(self, layer: int) -> KeyValue:
@@ -72,8 +94,9 @@ class Decoder:
         self, layer: int, x: tuple[ir.Value, ir.Value | None], cache: KeyValue
     ) -> tuple[ir.Value, ir.Value]:
         """The residual stream and what is still to be added to it, as `x` is given too."""
-        prefix = f"model.layers.{layer}"
+        prefix = self.layer_names.format(layer)
         stream, normal = self._add_normalise(*x, f"{prefix}.input_layernorm")
+        self._entering.append(stream)
         addend = self._attention(layer, normal, cache)
         stream, normal = self._add_normalise(stream, addend, f"{prefix}.post_attention_layernorm")
         return stream, self._mlp(layer, normal)
@@ -98,22 +121,46 @@ class Decoder:
         return self._weights.project(self._graph, x, projection)
 
     def _attention(self, layer: int, x: ir.Value, cache: KeyValue) -> ir.Value:
+        context = self._context(layer, x, self._model.hidden_size, cache)
+        return self._attention_output(layer, context)
+
+    def _context(self, layer: int, x: ir.Value, width: int, cache: KeyValue) -> ir.Value:
+        """Attention [B, S, query size] of x [B, S, width]."""
         graph, model = self._graph, self._model
-        prefix = f"model.layers.{layer}.self_attn"
-        sources = [f"{prefix}.{kind}_proj" for kind in "qkv"]
-        qkv = self._project(x, "qkv", sources, model.hidden_size, model.qkv_size)
-        if model.attention_bias:
-            biases = [f"{source}.bias" for source in sources]
-            bias = self._weights.vector(graph, graph.scoped("qkv_bias"), biases)
-            qkv = graph.op("Add", qkv, bias)
+        prefix = f"{self.layer_names.format(layer)}.self_attn"
+        sizes = dict(zip("qkv", (model.query_size, model.kv_size, model.kv_size), strict=True))
+        parts = ["qkv"] if self._spelling.joins_qkv else list("qkv")
+        qkv = [
+            self._linear(
+                x,
+                part,
+                [f"{prefix}.{kind}_proj" for kind in part],
+                (width, sum(sizes[kind] for kind in part)),
+            )
+            for part in parts
+        ]
         names = [f"{prefix}.{kind}_norm" for kind in "qk"] if model.qk_norm else []
         norms = [self._weights.vector(graph, name, [f"{name}.weight"]) for name in names]
-        context = self._spelling.self_attention(layer, qkv, norms, cache)
-        sources = [f"{prefix}.o_proj"]
+        return self._spelling.self_attention(layer, qkv, norms, cache)
+
+    def _linear(
+        self, x: ir.Value, name: str, sources: Sequence[str], shape: tuple[int, int]
+    ) -> ir.Value:
+        """Projections side by side, with their biases if the model has any."""
+        graph, product = self._graph, self._project(x, name, sources, *shape)
+        if not self._model.attention_bias:
+            return product
+        biases = [f"{source}.bias" for source in sources]
+        bias = self._weights.vector(graph, graph.scoped(f"{name}_bias"), biases)
+        return graph.op("Add", product, bias)
+
+    def _attention_output(self, layer: int, context: ir.Value) -> ir.Value:
+        model = self._model
+        sources = [f"{self.layer_names.format(layer)}.self_attn.o_proj"]
         return self._project(context, "output", sources, model.query_size, model.hidden_size)
 
     def _mlp(self, layer: int, x: ir.Value) -> ir.Value:
-        model, prefix = self._model, f"model.layers.{layer}"
+        model, prefix = self._model, self.layer_names.format(layer)
         product = self._spelling.gated(*self._gate_and_up(x, prefix))
         sources = [f"{prefix}.mlp.down_proj"]
         return self._project(product, "down", sources, model.intermediate_size, model.hidden_size)
@@ -135,9 +182,9 @@ class Decoder:
         rows = self._graph.op("Unsqueeze", last, self._graph.ints(-1))
         return self._graph.op("GatherND", x, rows, batch_dims=1)
 
-    def _head(self, x: ir.Value, last: ir.Value) -> ir.Value:
-        x = self._normalise(x, "model.norm")
-        size = (self._model.hidden_size, self._model.vocab_size)
+    def _head(self, x: ir.Value, last: ir.Value, vocabulary: int) -> ir.Value:
+        x = self._normalise(x, self.norm_name)
+        size = (self._model.hidden_size, vocabulary)
         if self._table is not None:
             logits = self._tied_head(x, last, self._table)
         else:

@@ -71,7 +71,7 @@ def load_model_config(folder: Path) -> ModelConfig:
     fields = Fields(read_json(folder / CONFIG_FILE), CONFIG_FILE)
     architecture = _read_architecture(fields)
     refuse_unserved(fields)
-    return _read_sizes(fields, architecture, read_end_tokens(folder, fields))
+    return read_sizes(fields, architecture, read_end_tokens(folder, fields))
 
 
 def read_end_tokens(folder: Path, fields: Fields) -> tuple[int, ...]:
@@ -103,9 +103,10 @@ def _read_architecture(fields: Fields) -> Architecture:
     )
 
 
-def _read_sizes(
+def read_sizes(
     fields: Fields, architecture: Architecture, end_tokens: tuple[int, ...]
 ) -> ModelConfig:
+    """The sizes in a configuration; raises `model_invalid` or `model_unsupported`."""
     heads = fields.size("num_attention_heads")
     hidden = fields.size("hidden_size")
     config = ModelConfig(

@@ -1,5 +1,6 @@
 """The native dialect: opset 24, caches written in place by TensorScatter, one Attention a layer."""
 
+import numpy as np
 import onnx_ir as ir
 
 from runtime.export.spelling import BATCH, KeyValue, Spelling, StepInputs
@@ -13,19 +14,43 @@ class NativeSpelling(Spelling):
     index_type = ir.DataType.INT64
 
     def prepare(self, inputs: StepInputs, cache: ir.Value) -> None:
-        """Mask [B, 1, G * S, C]: a query sees every slot up to its own.
+        """Mask [B, 1, G * S, C]: a query sees every slot up to its own, or those of its path.
 
         It is added, not boolean: ONNX Runtime would widen a boolean mask again in every layer.
         """
-        graph = self.graph
         self._start = inputs.start
         self._cos, self._sin = self.rotary_rows(inputs)
         slots = self.range(self.length(cache, 2))
+        if inputs.mask is None:
+            self._mask = self._causal(inputs, slots)
+        else:
+            self._mask = self._tree(inputs, inputs.mask, slots)
+
+    def _causal(self, inputs: StepInputs, slots: ir.Value) -> ir.Value:
+        graph = self.graph
         step = self.range(self.length(inputs.embeds, 1))
         own = graph.op("Add", graph.op("Unsqueeze", inputs.start, graph.ints(1)), step)
         own = graph.op("Unsqueeze", own, graph.ints(1, 3))
         mask = self.additive(graph.op("LessOrEqual", slots, own))
-        self._mask = graph.op("Tile", mask, graph.ints(1, 1, self.group_size, 1))
+        return graph.op("Tile", mask, graph.ints(1, 1, self.group_size, 1))
+
+    def _tree(self, inputs: StepInputs, tree: ir.Value, slots: ir.Value) -> ir.Value:
+        """Each slot takes a row of a table: that of filled slots, of a token, or of the others.
+
+        The table is [B, 1 + S + 1, G * S], with a column for each query.
+        """
+        graph = self.graph
+        seen = graph.op("Transpose", self.additive(tree), perm=[0, 2, 1])
+        seen = graph.op("Tile", seen, graph.ints(1, 1, self.group_size))
+        table = graph.op("Pad", seen, graph.ints(0, 1, 0, 0, 0, 0), self.number(0.0))
+        hidden = self.number(self.lowest)
+        table = graph.op("Pad", table, graph.ints(0, 0, 0, 0, 1, 0), hidden)
+        begin = graph.op("Sub", inputs.start, graph.ints(1))
+        rows = graph.op("Sub", slots, graph.op("Unsqueeze", begin, graph.ints(1)))
+        last = graph.op("Add", self.length(inputs.embeds, 1), graph.constant(np.array(1)))
+        rows = graph.op("Min", graph.op("Max", rows, graph.ints(0)), last)
+        mask = graph.op("GatherND", table, graph.op("Unsqueeze", rows, graph.ints(2)), batch_dims=1)
+        return graph.op("Unsqueeze", graph.op("Transpose", mask, perm=[0, 2, 1]), graph.ints(1))
 
     def normalise(self, x: ir.Value, weight: ir.Value) -> ir.Value:
         """One RMSNormalization."""

@@ -7,6 +7,7 @@ import msgspec
 import onnxruntime
 
 from runtime.errors import HearthError
+from runtime.export.draft_options import DraftOptions, check_draft_options
 from runtime.export.tensorrt.options import PlanOptions, check_plan_options
 
 Dialect = Literal["native", "classic"]
@@ -27,7 +28,8 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
     sequence, at most 4096. `prefill_chunk` is the longest piece of a prompt in one step. With
     `plan` the graph becomes a TensorRT plan; `auto` then means the dialect that its builder reads.
     `device` is where ONNX Runtime is to run the graph; `operators` "contrib" are its own, which
-    "auto" takes on CUDA for 16-bit models of common head sizes.
+    "auto" takes on CUDA for 16-bit models of common head sizes. With `draft` a draft engine is
+    made beside the model's, which then takes token trees and gives hidden states.
     """
 
     dialect: Literal["auto", "native", "classic"] = "auto"
@@ -38,6 +40,7 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_batch: int = 8
     prefill_chunk: int = 256
     plan: PlanOptions | None = None
+    draft: DraftOptions | None = None
     device: Literal["cpu", "cuda"] = "cpu"
     operators: Literal["auto", "standard", "contrib"] = "auto"
 
@@ -65,6 +68,8 @@ def check_options(options: ExportOptions) -> None:
     for name in ("max_batch", "prefill_chunk"):
         if getattr(options, name) < 1:
             raise HearthError("invalid_value", f"{name} must be at least 1", name)
+    if options.draft is not None:
+        check_draft_options(options.draft, static=options.plan is not None)
     _check_target(options)
 
 

@@ -25,6 +25,8 @@ class StepInputs(NamedTuple):
     last: ir.Value
     cos: ir.Value
     sin: ir.Value
+    mask: ir.Value | None = None
+    """[B, S, S] bool: which tokens of the step each of them sees; None where it is causal."""
 
 
 class KeyValue(NamedTuple):
@@ -43,6 +45,8 @@ class Spelling(ABC):
     """
 
     index_type: ir.DataType
+    joins_qkv = True
+    """Whether the projections of queries, keys and values are one product."""
     joins_gate_and_up = True
     """Whether the two projections of the MLP are one product."""
     capacity: int | str = CAPACITY
@@ -86,12 +90,15 @@ class Spelling(ABC):
         return self.graph.op("Mul", gate, up)
 
     def self_attention(
-        self, layer: int, qkv: ir.Value, norms: Sequence[ir.Value], cache: KeyValue
+        self, layer: int, qkv: Sequence[ir.Value], norms: Sequence[ir.Value], cache: KeyValue
     ) -> ir.Value:
-        """Context [B, S, query size] of projected queries, keys and values, side by side."""
+        """Context [B, S, query size] of projected queries, keys and values.
+
+        `qkv` is one product with the three side by side if `joins_qkv`, else three.
+        """
         graph, model = self.graph, self.model
         counts = (model.num_attention_heads, model.num_kv_heads, model.num_kv_heads)
-        heads = graph.op("Reshape", qkv, graph.ints(0, 0, sum(counts), model.head_dim))
+        heads = graph.op("Reshape", *qkv, graph.ints(0, 0, sum(counts), model.head_dim))
         heads = graph.op("Transpose", heads, perm=[0, 2, 1, 3])
         q, new = self.heads(heads, counts, norms)
         context = graph.op("Transpose", self.attend(layer, q, new, cache), perm=[0, 2, 1, 3])
@@ -111,7 +118,8 @@ class Spelling(ABC):
 
     def rotary_rows(self, inputs: StepInputs) -> tuple[ir.Value, ir.Value]:
         """Cosine and sine of each token of the step [B, S, rotary / 2], in the graph's type."""
-        rows = [self.graph.op("Gather", table, inputs.positions) for table in inputs[-2:]]
+        tables = (inputs.cos, inputs.sin)
+        rows = [self.graph.op("Gather", table, inputs.positions) for table in tables]
         if self.dtype != ir.DataType.FLOAT:
             rows = [self.cast(row, self.dtype) for row in rows]
         return rows[0], rows[1]
@@ -135,10 +143,13 @@ class Spelling(ABC):
         return self.graph.op("Reshape", x, self.graph.ints(0, heads, -1, self.model.head_dim))
 
     def additive(self, visible: ir.Value) -> ir.Value:
-        """What to add to scores: 0 where `visible`, a very negative number elsewhere."""
-        # Half the smallest number: adding a score to it cannot overflow.
-        hidden = float(ml_dtypes.finfo(self.numpy_type).min) / 2
-        return self.graph.op("Where", visible, self.number(0.0), self.number(hidden))
+        """What to add to scores: 0 where `visible`, `lowest` elsewhere."""
+        return self.graph.op("Where", visible, self.number(0.0), self.number(self.lowest))
+
+    @property
+    def lowest(self) -> float:
+        """What hides a score: half the smallest number, so that adding a score cannot overflow."""
+        return float(ml_dtypes.finfo(self.numpy_type).min) / 2
 
     def number(self, value: float) -> ir.Value:
         """A scalar constant in the graph's type."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 # Readers map a tensor straight from the file when it begins at a page.
 ALIGNMENT = 4096
-_SAFETENSORS_NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_SAFETENSORS_NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int32": "I32"}
 
 
 class DataFile:

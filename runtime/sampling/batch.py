@@ -33,14 +33,20 @@ def sample_rows(
     # which has weight 0, or are refused by `RowSampler.pick`.
     with np.errstate(over="ignore"):
         return [
-            _sample(logits[row], int(best[row]), sampler, positions[row]) if finite[row] else None
+            sample_row(logits[row], int(best[row]), sampler, positions[row])
+            if finite[row]
+            else None
             for row, sampler in enumerate(samplers)
         ]
 
 
-def _sample(
+def sample_row(
     logits: NDArray[np.float32], best: int, sampler: RowSampler, position: int
 ) -> Sample | None:
+    """Pick one row's token from finite `logits` [V] whose argmax is `best`.
+
+    None when the row's penalties and bias leave no finite score.
+    """
     token_id = sampler.pick(logits, best, position)
     wanted = sampler.params.logprobs
     if token_id is None or wanted is None:

@@ -4,6 +4,7 @@ from runtime.caches.buckets import bucket_sizes
 from runtime.config import LLMEngineRunnerConfig
 from runtime.errors import HearthError
 from runtime.tensors.dims import PROFILE_GENERATION, InferenceDims
+from runtime.tensors.static_dims import static_dims
 
 Selector = Literal["min", "opt", "max"]
 
@@ -34,7 +35,7 @@ class Profile(NamedTuple):
 def build_profiles(config: LLMEngineRunnerConfig) -> tuple[Profile, ...]:
     """The context profile (0) and the generation profiles of a decoder engine.
 
-    There is one generation profile (1) for every size, or one for each static batch size.
+    There is one generation profile (1) for every size, or one for each of `static_dims`.
     """
     batch, slots = config.max_supported_batch_size, config.max_kv_cache_capacity
     chunk, few = min(config.prefill_chunk, slots), bucket_sizes(slots, config.device)[0]
@@ -44,9 +45,10 @@ def build_profiles(config: LLMEngineRunnerConfig) -> tuple[Profile, ...]:
         InferenceDims.prefill(batch, chunk, slots),
     )
     if config.static_decode_batches:
-        dims = (InferenceDims.decode(rows, slots) for rows in config.static_decode_batches)
-        return context, *(Profile(one, one, one) for one in dims)
-    longest = InferenceDims.decode(batch, slots)
+        return context, *(Profile(one, one, one) for one in static_dims(config))
+    # A draft also takes the tokens of a round, of which a tree of chains gives one more than slots.
+    widest = max(1, config.max_verify_tree_size, config.max_draft_tree_size + 1)
+    longest = InferenceDims.spec_verify(batch, widest, slots)
     return context, Profile(InferenceDims.decode(1, few), longest, longest)
 
 
@@ -69,3 +71,10 @@ def decode_profile(config: LLMEngineRunnerConfig, batch: int) -> int:
     if batch not in config.static_decode_batches:
         return PROFILE_GENERATION
     return PROFILE_GENERATION + config.static_decode_batches.index(batch)
+
+
+def verify_profile(config: LLMEngineRunnerConfig, batch: int) -> int:
+    """The index of the profile of a verification step of `batch` rows."""
+    if batch not in config.static_decode_batches:
+        return PROFILE_GENERATION
+    return decode_profile(config, batch) + len(config.static_decode_batches)

@@ -77,6 +77,37 @@ def build_registry_for_llm(config: LLMEngineRunnerConfig) -> TensorRegistry:
     The rotary tables are not among them: their shape is the table's and follows no step.
     """
     registry = TensorRegistry()
+    _add_step(registry, config)
+    if config.enable_eagle_spec_decode:
+        data, hidden = numpy_dtype(config.dtype), config.output_hidden_dim
+        registry.add(_tree_mask())
+        registry.add(TensorSpec("hidden_states", "output", data, ("batch", "seq_len", hidden)))
+    return registry
+
+
+def build_registry_for_spec_decode_draft(config: LLMEngineRunnerConfig) -> TensorRegistry:
+    """The bindings of an EAGLE-3 draft engine."""
+    registry = TensorRegistry()
+    _add_step(registry, config)
+    data, hidden = numpy_dtype(config.dtype), config.hidden_size
+    for spec in (
+        _tree_mask(),
+        TensorSpec(
+            "hidden_states_input", "input", data, ("batch", "seq_len", config.base_hidden_dim)
+        ),
+        TensorSpec("hidden_states_from_draft", "input", data, ("batch", "seq_len", hidden)),
+        TensorSpec("hidden_states", "output", data, ("batch", "select_len", hidden)),
+    ):
+        registry.add(spec)
+    return registry
+
+
+def _tree_mask() -> TensorSpec:
+    shape = ("batch", "seq_len", "attn_mask_seq_len")
+    return TensorSpec("tree_mask", "input", np.dtype(np.bool_), shape)
+
+
+def _add_step(registry: TensorRegistry, config: LLMEngineRunnerConfig) -> None:
     data, cache, index = (
         numpy_dtype(config.dtype),
         numpy_dtype(config.kv_cache_dtype),
@@ -98,4 +129,3 @@ def build_registry_for_llm(config: LLMEngineRunnerConfig) -> TensorRegistry:
         layers = config.num_attention_layers
         registry.add(TensorSpec(f"{kind}_cache_{{i}}", "input", cache, slots), layers)
         registry.add(TensorSpec(f"present_{kind}_cache_{{i}}", "output", cache, present), layers)
-    return registry

@@ -12,6 +12,7 @@ from msgspec import structs
 
 from daemon.own_daemon import own_daemon
 from runtime.config import load_config
+from runtime.decoding.deployment import DeploymentConfig
 from runtime.decoding.options import RuntimeOptions
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.errors import HearthError
@@ -53,7 +54,7 @@ def test_more_cache_than_memory_is_refused_when_it_is_loaded(engine_folder: Engi
     folder = engine_folder(ENGINE)
     config = structs.replace(load_config(folder), max_supported_batch_size=200_000)
     with pytest.raises(HearthError) as caught:
-        LLMInferenceRuntime.create(config, folder, EngineOptions())
+        LLMInferenceRuntime.create(DeploymentConfig(config), folder, EngineOptions())
     assert caught.value.code == "out_of_memory"
 
 

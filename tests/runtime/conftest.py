@@ -7,6 +7,7 @@ import pytest
 
 from runtime.export import ExportOptions, export_model
 from tests.references import reference_folder
+from tests.runtime.export.trees import export_with_draft
 
 EngineFolders = Callable[[str, str], Path]
 
@@ -21,6 +22,17 @@ def engine_folders(tmp_path_factory: pytest.TempPathFactory) -> EngineFolders:
         options = ExportOptions(dialect="native" if dialect == "native" else "classic")
         export_model(reference_folder(name), target, options)
         return target
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tree_folders(tmp_path_factory: pytest.TempPathFactory) -> EngineFolders:
+    """Gives the folder of a base and a draft engine in a dialect, exported once."""
+
+    @cache
+    def folder(name: str, dialect: str) -> Path:
+        return export_with_draft(name, tmp_path_factory.mktemp("trees"), dialect=dialect)
 
     return folder
 

@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.config import CONFIG_FILE, FileRecord, RopeConfig, load_config, parse_config
+from runtime.config import (
+    BASE_CONFIG_FILE,
+    CONFIG_FILE,
+    DRAFT_CONFIG_FILE,
+    FileRecord,
+    RopeConfig,
+    config_file,
+    load_config,
+    parse_config,
+)
 from runtime.errors import HearthError
 from tests.runtime.engine_configs import small_config
 
@@ -85,7 +94,6 @@ def test_sizes_that_do_not_fit_are_refused_by_name(changes: dict[str, Any], fiel
     ("name", "value"),
     [
         ("engine_format", 2),
-        ("enable_eagle_spec_decode", True),
         ("num_mamba_layers", 1),
         ("max_supported_lora_rank", 8),
     ],
@@ -93,6 +101,84 @@ def test_sizes_that_do_not_fit_are_refused_by_name(changes: dict[str, Any], fiel
 def test_an_engine_of_another_kind_is_refused_by_name(name: str, value: Any) -> None:
     error = fault(**{name: value})
     assert (error.code, error.field) == ("engine_incompatible", name)
+
+
+EAGLE = {
+    "enable_eagle_spec_decode": True,
+    "eagle_layers": [0, 1, 2],
+    "output_hidden_dim": 48,
+    "max_verify_tree_size": 16,
+}
+DRAFT = {
+    "architecture": "eagle3",
+    "num_decoder_layers": 1,
+    "num_attention_layers": 1,
+    "base_hidden_dim": 48,
+    "max_draft_tree_size": 12,
+    "output_vocab_size": 60,
+}
+
+
+PLAN_DRAFT = DRAFT | {"static_decode_batches": [1, 4], "static_drafting": [4, 3]}
+
+
+@pytest.mark.parametrize("kind", [EAGLE, DRAFT, PLAN_DRAFT], ids=["base", "draft", "plan"])
+def test_engines_for_speculation_are_read(kind: dict[str, Any]) -> None:
+    parse_config(msgspec.json.encode(fields() | kind))
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        (EAGLE | {"eagle_layers": [0, 1, 1]}, "eagle_layers"),
+        (EAGLE | {"eagle_layers": [0, 1, 3]}, "eagle_layers"),
+        (EAGLE | {"eagle_layers": [-1, 0, 1]}, "eagle_layers"),
+        (EAGLE | {"eagle_layers": [], "output_hidden_dim": 0}, "eagle_layers"),
+        (EAGLE | {"enable_eagle_spec_decode": False}, "eagle_layers"),
+        (EAGLE | {"output_hidden_dim": 47}, "output_hidden_dim"),
+        ({"output_hidden_dim": 16}, "output_hidden_dim"),
+        (EAGLE | {"max_verify_tree_size": 0}, "max_verify_tree_size"),
+        ({"max_verify_tree_size": 65}, "max_verify_tree_size"),
+        (
+            {"max_verify_tree_size": 129, "max_kv_cache_capacity": 512},
+            "max_verify_tree_size",
+        ),
+        ({"max_verify_tree_size": -1}, "max_verify_tree_size"),
+        (DRAFT | {"base_hidden_dim": 0}, "base_hidden_dim"),
+        (DRAFT | {"max_draft_tree_size": 0}, "max_draft_tree_size"),
+        (DRAFT | {"max_draft_tree_size": 65}, "max_draft_tree_size"),
+        (DRAFT | {"num_decoder_layers": 2}, "num_decoder_layers"),
+        (DRAFT | {"output_vocab_size": 101}, "output_vocab_size"),
+        (PLAN_DRAFT | {"static_drafting": []}, "static_drafting"),
+        (PLAN_DRAFT | {"static_drafting": [4]}, "static_drafting"),
+        (PLAN_DRAFT | {"static_drafting": [-4, -3]}, "static_drafting"),
+        (PLAN_DRAFT | {"static_drafting": [4, 4]}, "static_drafting"),
+        (DRAFT | {"static_drafting": [4, 3]}, "static_drafting"),
+        ({"base_hidden_dim": 48}, "base_hidden_dim"),
+        ({"max_draft_tree_size": 4}, "max_draft_tree_size"),
+    ],
+    ids=str,
+)
+def test_speculation_that_does_not_fit_is_refused_by_name(
+    changes: dict[str, Any], field: str
+) -> None:
+    error = fault(**changes)
+    assert (error.code, error.field) == ("engine_corrupt", field)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [({}, CONFIG_FILE), (EAGLE, BASE_CONFIG_FILE), (DRAFT, DRAFT_CONFIG_FILE)],
+    ids=["plain", "base", "draft"],
+)
+def test_a_configuration_lies_in_the_file_of_its_kind(
+    tmp_path: Path, kind: dict[str, Any], name: str
+) -> None:
+    data = msgspec.json.encode(fields() | kind)
+    config = parse_config(data)
+    assert config_file(config) == name
+    (tmp_path / name).write_bytes(data)
+    assert load_config(tmp_path) == config
 
 
 def test_a_folder_without_configuration_is_missing(tmp_path: Path) -> None:

@@ -4,11 +4,21 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from runtime.config import CONFIG_FILE, FileRecord, LLMEngineRunnerConfig, load_config
+from runtime.config import (
+    CONFIG_FILE,
+    DRAFT_ARCHITECTURE,
+    FileRecord,
+    LLMEngineRunnerConfig,
+    load_config,
+)
 from runtime.engine_folder import (
     DATA_FILE,
+    DRAFT_FOLDER,
+    EMBEDDING_FILE,
     MODEL_FILE,
     REQUIRED_FILES,
+    TOKENIZER_FILE,
+    VOCABULARY_FILE,
     record_files,
     verify_folder,
     write_config,
@@ -92,6 +102,39 @@ def test_a_record_outside_the_folder_is_refused(
 ) -> None:
     config.files["../elsewhere"] = FileRecord(1, "0")
     assert fault(folder, config).field == "../elsewhere"
+
+
+def draft_of(config: LLMEngineRunnerConfig, vocabulary: int) -> LLMEngineRunnerConfig:
+    return msgspec.structs.replace(
+        config,
+        architecture=DRAFT_ARCHITECTURE,
+        num_decoder_layers=1,
+        base_hidden_dim=48,
+        max_draft_tree_size=12,
+        output_vocab_size=vocabulary,
+    )
+
+
+def test_a_draft_needs_no_table_and_no_tokenizer(
+    folder: Path, config: LLMEngineRunnerConfig
+) -> None:
+    for name in (EMBEDDING_FILE, TOKENIZER_FILE):
+        (folder / name).unlink()
+    draft = draft_of(config, config.vocab_size)
+    verify_folder(folder, msgspec.structs.replace(draft, files=record_files(folder)), digests=True)
+
+
+def test_a_draft_with_its_own_tokens_needs_its_vocabulary(
+    folder: Path, config: LLMEngineRunnerConfig
+) -> None:
+    assert fault(folder, draft_of(config, 60)).field == VOCABULARY_FILE
+
+
+def test_the_folder_of_a_draft_is_none_of_the_files(
+    folder: Path, config: LLMEngineRunnerConfig
+) -> None:
+    (folder / DRAFT_FOLDER).mkdir()
+    assert record_files(folder) == config.files
 
 
 def test_a_simulated_engine_needs_no_files(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 from runtime.device.cpu.ops import CpuStepOps
 from runtime.device.cpu.sampler import CpuBatchSampler
 from runtime.device.cpu.storage import CpuCacheStorage
-from runtime.device.device import DeviceKind, SamplerBuffers, StepOps
+from runtime.device.cpu.tree_ops import CpuTreeOps
+from runtime.device.device import DeviceKind, SamplerBuffers, StepOps, TreeOps
 from runtime.device.stream import HostStream, Stream
 from runtime.errors import HearthError
 from runtime.tensors.tensor import Tensor
@@ -22,6 +23,7 @@ class CpuDevice:
     def __init__(self) -> None:
         self.stream: Stream = HostStream()
         self.ops: StepOps = CpuStepOps()
+        self.tree_ops: TreeOps = CpuTreeOps()
 
     def zeros(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tensor:
         """Zeroed memory, committed when it is first written; raises `out_of_memory`."""

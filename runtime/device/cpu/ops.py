@@ -1,10 +1,12 @@
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from runtime.device.arrays import fill_positions, look_up_embeddings
 from runtime.device.device import StepBuffers
+from runtime.device.tree_arrays import fill_causal
 from runtime.tensors.tensor import Tensor
 
 
@@ -12,21 +14,30 @@ class CpuStepOps:
     """Fills step inputs with NumPy on the calling thread."""
 
     def feed_prefill(
-        self, buffers: StepBuffers, token_ids: NDArray[np.int64], lengths: Sequence[int]
+        self,
+        buffers: StepBuffers,
+        token_ids: NDArray[np.int64],
+        lengths: Sequence[int],
+        first: Sequence[int] | None = None,
     ) -> None:
-        """Embeds [B, S], positions and the last token of each row."""
+        """Embeds [B, S], positions, the last token of each row, and a causal mask."""
         rows, width = token_ids.shape
-        counts = np.array(lengths, buffers.start.dtype)
-        positions = buffers.positions.view((rows, width))
-        fill_positions(positions, buffers.start.array[:rows], counts)
+        index = buffers.start.dtype
+        counts = np.array(lengths, index)
+        begin = buffers.start.array[:rows] if first is None else np.array(first, index)
+        fill_positions(buffers.positions.view((rows, width)), begin, counts)
         np.subtract(counts, 1, out=buffers.select.view((rows, 1))[:, 0])
-        self._embed(buffers, token_ids)
+        if buffers.mask is not None:
+            fill_causal(buffers.mask.view((rows, width, width)))
+        embed(buffers, token_ids)
 
     def feed_decode(self, buffers: StepBuffers, rows: int) -> None:
         """Embeds the newest token of each row."""
         buffers.positions.view((rows, 1))[:, 0] = buffers.start.array[:rows]
         buffers.select.view((rows, 1)).fill(0)
-        self._embed(buffers, buffers.next_tokens.view((rows,))[:, None])
+        if buffers.mask is not None:
+            buffers.mask.view((rows, 1, 1)).fill(1)
+        embed(buffers, buffers.next_tokens.view((rows,))[:, None])
 
     def set_lengths(self, start: Tensor, lengths: Sequence[int]) -> None:
         """Write the lengths, and 0 behind them."""
@@ -37,6 +48,8 @@ class CpuStepOps:
         """Add 1 to the first rows."""
         start.array[:rows] += 1
 
-    def _embed(self, buffers: StepBuffers, token_ids: NDArray[np.int64]) -> None:
-        shape = (*token_ids.shape, buffers.table.shape[1])
-        look_up_embeddings(buffers.table.array, token_ids, buffers.embeds.view(shape))
+
+def embed(buffers: StepBuffers, token_ids: NDArray[Any]) -> None:
+    """Look up token ids [B, S] for the step's `inputs_embeds`."""
+    shape = (*token_ids.shape, buffers.table.shape[1])
+    look_up_embeddings(buffers.table.array, token_ids, buffers.embeds.view(shape))

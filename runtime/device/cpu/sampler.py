@@ -1,25 +1,29 @@
 from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from runtime.device.arrays import finite_rows
-from runtime.device.device import SamplerBuffers
+from runtime.device.device import AcceptedPath, SamplerBuffers
+from runtime.errors import HearthError
 from runtime.request import RowRequest
-from runtime.sampling import RowSampler, Sample, sample_rows
+from runtime.sampling import RowSampler, Sample, child_keys, sample_rows, walk_tree
 
 _CHECKED = Sample(-1)
 
+Row = TypeVar("Row")
 
-class ReadySamples:
-    """Samples that were picked at once."""
 
-    def __init__(self, samples: list[Sample | None]) -> None:
-        self._samples = samples
+class Ready(Generic[Row]):
+    """What the rows of a step gave, picked at once."""
 
-    def result(self) -> list[Sample | None]:
-        """The samples."""
-        return self._samples
+    def __init__(self, rows: list[Row]) -> None:
+        self._rows = rows
+
+    def result(self) -> list[Row]:
+        """The rows."""
+        return self._rows
 
 
 class CpuBatchSampler:
@@ -37,7 +41,7 @@ class CpuBatchSampler:
             for row in rows
         ]
 
-    def sample(self, rows: int, waiting: int = 0) -> ReadySamples:
+    def sample(self, rows: int, waiting: int = 0) -> Ready[Sample | None]:
         """Pick for rows `waiting` to `rows`; the rows before are only checked."""
         logits = self._buffers.logits.view((rows, self._vocab_size))
         samples: list[Sample | None] = []
@@ -46,7 +50,25 @@ class CpuBatchSampler:
             samples += [_CHECKED if fine else None for fine in healthy]
         if rows > waiting:
             samples += self._pick(logits[waiting:], waiting, rows)
-        return ReadySamples(samples)
+        return Ready(samples)
+
+    def verify(self, rows: int, width: int) -> Ready[AcceptedPath | None]:
+        """Walk each row's tree by the logits [rows, width, V] of its nodes."""
+        trees = self._buffers.trees
+        if trees is None:
+            raise HearthError("internal", "this sampler was made without token trees")
+        logits = self._buffers.logits.view((rows, width, self._vocab_size))
+        keys = child_keys(trees.ids.view((rows, width)), trees.parents.view((rows, width)))
+        starts = self._buffers.start.array[:rows].tolist()
+        # As in `sample_rows`: what leaves the range of float32 has weight 0 or is refused.
+        with np.errstate(over="ignore"):
+            walks = [
+                walk_tree(logits[row], keys[row], sampler, starts[row] + 1)
+                for row, sampler in enumerate(self._rows[:rows])
+            ]
+        paths = [None if walk is None else AcceptedPath(*walk) for walk in walks]
+        self._write_tokens(0, [None if path is None else path.samples[-1] for path in paths])
+        return Ready(paths)
 
     def compact(self, mapping: Sequence[int]) -> None:
         """Keep the rows that stay, with their newest tokens."""
@@ -62,6 +84,9 @@ class CpuBatchSampler:
         for sampler, sample in zip(samplers, samples, strict=True):
             if sample is not None:
                 sampler.accept(sample.token_id)
-        tokens = [-1 if sample is None else sample.token_id for sample in samples]
-        self._buffers.next_tokens.array[first:last] = tokens
+        self._write_tokens(first, samples)
         return samples
+
+    def _write_tokens(self, first: int, newest: Sequence[Sample | None]) -> None:
+        tokens = [-1 if sample is None else sample.token_id for sample in newest]
+        self._buffers.next_tokens.array[first : first + len(tokens)] = tokens

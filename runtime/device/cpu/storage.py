@@ -1,9 +1,11 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from runtime.device.arrays import RowMove, move_rows, slot_index, write_rows
+from runtime.device.tree_arrays import commit_path, path_moves
 from runtime.tensors.tensor import Tensor
 
 
@@ -22,6 +24,13 @@ class CpuCacheStorage:
         new = (rows, self._heads, width, self._head_dim)
         for cache, tensor in zip(self._buffers, fresh, strict=True):
             write_rows(self._view(cache, rows, slots), tensor.view(new), index)
+
+    def commit_path(self, nodes: NDArray[np.int32], starts: Sequence[int], slots: int) -> None:
+        """Move slot `starts[b] + nodes[b, i]` to `starts[b] + i` in every buffer."""
+        moves = path_moves(nodes, np.array(starts), self._heads, slots)
+        if moves.source.size:
+            for tensor in self._buffers:
+                commit_path(self._view(tensor, len(nodes), slots), moves)
 
     def move(self, moves: Sequence[RowMove], slots: tuple[int, int]) -> None:
         """Re-lay the rows of every buffer."""

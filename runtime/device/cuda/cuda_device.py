@@ -14,6 +14,7 @@ from runtime.device.cuda.ops import CudaStepOps
 from runtime.device.cuda.sampler import CudaBatchSampler
 from runtime.device.cuda.storage import CudaCacheStorage
 from runtime.device.cuda.stream import CudaStream
+from runtime.device.cuda.tree_ops import CudaTreeOps
 from runtime.device.cuda.upload import UploadRing
 from runtime.device.device import DeviceKind, SamplerBuffers
 from runtime.errors import HearthError
@@ -37,6 +38,7 @@ class CudaDevice:
         self.ring = UploadRing(context, self.memory, self.stream)
         self.library = KernelLibrary(context, self.stream, compiler)
         self.ops = CudaStepOps(self.library, self.memory, self.ring)
+        self.tree_ops = CudaTreeOps(self.library, self.memory, self.ring)
         self._samplers: list[CudaBatchSampler] = []
 
     @property

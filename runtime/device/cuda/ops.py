@@ -18,7 +18,7 @@ _IDS = np.dtype(np.int64)
 
 
 class FeedArguments(ctypes.Structure):
-    """`Feed` of kernels/steps.cu."""
+    """`Feed` of kernels/steps.cuh."""
 
     _fields_ = (
         ("table", ctypes.c_uint64),
@@ -28,6 +28,7 @@ class FeedArguments(ctypes.Structure):
         ("start", ctypes.c_uint64),
         ("next_tokens", ctypes.c_uint64),
         ("token_ids", ctypes.c_uint64),
+        ("mask", ctypes.c_uint64),
         ("table_pitch", ctypes.c_int64),
         ("embeds_pitch", ctypes.c_int64),
         ("vocab", ctypes.c_int32),
@@ -41,25 +42,13 @@ class _Feed:
     """The launches of one set of step buffers."""
 
     def __init__(self, library: KernelLibrary, memory: CudaMemory, buffers: StepBuffers) -> None:
-        table, embeds = buffers.table, buffers.embeds
-        vocab, hidden = table.shape
-        self.places = prod(embeds.shape) // hidden
-        self.token_ids = memory.zeros("prompt tokens", (self.places + embeds.shape[0],), _IDS)
-        pitch = hidden * table.dtype.itemsize
-        options, width = _options(buffers, hidden)
-        self.arguments = FeedArguments(
-            table.address,
-            embeds.address,
-            buffers.positions.address,
-            buffers.select.address,
-            buffers.start.address,
-            buffers.next_tokens.address,
-            self.token_ids.address,
-            pitch,
-            hidden * embeds.dtype.itemsize,
-            vocab,
-            width,
-        )
+        places = prod(buffers.embeds.shape) // buffers.table.shape[1]
+        self.places = places
+        # Behind the tokens come a length and a first position for each row.
+        words = places + 2 * buffers.start.shape[0]
+        self.token_ids = memory.zeros("prompt tokens", (words,), _IDS)
+        self.arguments, options = feed_arguments(buffers)
+        self.arguments.token_ids = self.token_ids.address
         kernels = [
             library.prepare("steps", name, options, _THREADS, (self.arguments,))
             for name in ("feed_prefill", "feed_decode")
@@ -79,16 +68,22 @@ class CudaStepOps:
         self._advances: dict[Tensor, KernelLaunch] = {}
 
     def feed_prefill(
-        self, buffers: StepBuffers, token_ids: NDArray[np.int64], lengths: Sequence[int]
+        self,
+        buffers: StepBuffers,
+        token_ids: NDArray[np.int64],
+        lengths: Sequence[int],
+        first: Sequence[int] | None = None,
     ) -> None:
-        """Embeds [B, S], positions and the last token of each row."""
+        """Embeds [B, S], positions from `first` or the start on, and the last token of each row."""
         feed = self._feed(buffers)
         rows, steps = token_ids.shape
         if rows * steps > feed.places or rows > buffers.start.shape[0]:
             raise HearthError("internal", f"{rows} rows of {steps} tokens exceed a step's buffers")
         if not token_ids.size:
             return
-        packed = np.concatenate((token_ids.reshape(-1), np.asarray(lengths, np.int64)))
+        check_mask(buffers, rows, steps)
+        places = [-1] * rows if first is None else first
+        packed = np.concatenate((token_ids.reshape(-1), lengths, places)).astype(_IDS)
         self._ring.upload(feed.token_ids.address, packed)
         feed.arguments.rows, feed.arguments.steps = rows, steps
         feed.prefill.launch(rows * steps)
@@ -129,6 +124,34 @@ class CudaStepOps:
         if feed is None:
             feed = self._feeds[buffers] = _Feed(self._library, self._memory, buffers)
         return feed
+
+
+def feed_arguments(buffers: StepBuffers) -> tuple[FeedArguments, tuple[str, ...]]:
+    """The arguments and compiler options of steps with these buffers, which must agree in type."""
+    table, embeds = buffers.table, buffers.embeds
+    vocab, hidden = table.shape
+    options, width = _options(buffers, hidden)
+    arguments = FeedArguments(
+        table.address,
+        embeds.address,
+        buffers.positions.address,
+        buffers.select.address,
+        buffers.start.address,
+        buffers.next_tokens.address,
+        0,
+        0 if buffers.mask is None else buffers.mask.address,
+        hidden * table.dtype.itemsize,
+        hidden * embeds.dtype.itemsize,
+        vocab,
+        width,
+    )
+    return arguments, options
+
+
+def check_mask(buffers: StepBuffers, rows: int, steps: int) -> None:
+    """Raise `internal` where the masks [rows, steps, steps] do not fit."""
+    if buffers.mask is not None:
+        buffers.mask.check((rows, steps, steps))
 
 
 def _options(buffers: StepBuffers, hidden: int) -> tuple[tuple[str, ...], int]:

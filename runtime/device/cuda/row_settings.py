@@ -2,7 +2,7 @@ import numpy as np
 
 from runtime.request import SamplingParams
 
-# `Row` of kernels/sampling.cu and the flags of its tables.
+# `Row` of kernels/sampling_rows.cuh and the flags of its tables.
 ROW = np.dtype(
     [
         ("seed", np.uint64),

@@ -13,7 +13,7 @@ from runtime.request import TopLogprob
 from runtime.sampling.batch import Sample
 
 TOP = 20
-# `Result` of kernels/sampling.cu.
+# `Result` of kernels/sampling_rows.cuh.
 RESULT = np.dtype(
     [
         ("mass", np.uint64),
@@ -91,11 +91,14 @@ class CudaPendingSamples:
         ]
         for row in range(self._waiting, self._rows):
             if not failed[row] and self._wanted[row] >= 0:
-                samples[row] = _with_logprobs(slot.results[row], self._wanted[row])
+                samples[row] = read_sample(slot.results[row], self._wanted[row])
         return samples
 
 
-def _with_logprobs(result: Any, wanted: int) -> Sample:
+def read_sample(result: Any, wanted: int) -> Sample:
+    """A sample from one `RESULT`; with log probabilities unless `wanted` is below 0."""
+    if wanted < 0:
+        return Sample(int(result["token"]))
     normaliser = float(result["highest"]) + math.log(int(result["mass"]) * _UNIT)
     ids = result["ids"][:wanted].tolist()
     logits = result["logits"][:wanted].tolist()

@@ -19,6 +19,7 @@ from runtime.device.cuda.row_settings import (
 from runtime.device.cuda.row_tables import RowTables
 from runtime.device.cuda.sample_ring import CudaPendingSamples, SampleRing
 from runtime.device.cuda.upload import UploadRing
+from runtime.device.cuda.walks import PARTIAL, CudaPendingPaths, TreeWalks, empty_partial
 from runtime.device.device import SamplerBuffers
 from runtime.errors import HearthError
 from runtime.request import RowRequest
@@ -28,12 +29,11 @@ _SCAN_THREADS, _PICK_THREADS = 256, 1024
 # A block of the scan reads this many logits at least; more blocks than that serve no purpose.
 _SCAN_LOGITS, _SCAN_BLOCKS = 2048, 64
 _MOST_ROWS = 256
-_PARTIAL = np.dtype([("best", np.uint64), ("rest", np.uint32, (4,))])
 _STATE_BYTES = 16
 
 
 class BatchArguments(ctypes.Structure):
-    """`Batch` of kernels/sampling.cu."""
+    """`Batch` of kernels/sampling_rows.cuh."""
 
     _fields_ = (
         ("logits", ctypes.c_uint64),
@@ -54,7 +54,7 @@ class BatchArguments(ctypes.Structure):
 
 
 class KeptRows(ctypes.Structure):
-    """`Kept` of kernels/sampling.cu: the rows that an eviction leaves."""
+    """`Kept` of kernels/sampling_rows.cuh: the rows that an eviction leaves."""
 
     _fields_ = (("count", ctypes.c_int32), ("source", ctypes.c_int32 * _MOST_ROWS))
 
@@ -62,7 +62,8 @@ class KeptRows(ctypes.Structure):
 class CudaBatchSampler:
     """Picks tokens on the device: one launch for greedy rows, a second where a row draws.
 
-    Nothing here waits for the device; its results are read by `CudaPendingSamples`.
+    Walks through trees are one launch or two. Nothing here waits for the device; results are read
+    by `CudaPendingSamples` and `CudaPendingPaths`.
     """
 
     def __init__(
@@ -130,6 +131,12 @@ class CudaBatchSampler:
             self._pick.launch(rows - waiting)
         return CudaPendingSamples(slot, self._stream, rows, waiting, self._wanted)
 
+    def verify(self, rows: int, width: int) -> CudaPendingPaths:
+        """Queue the walks of the first rows' trees; raises `internal` where there are none."""
+        if self._walks is None or not 0 <= rows <= len(self._rows):
+            raise HearthError("internal", f"cannot verify the trees of {rows} rows")
+        return self._walks.launch(width, self._wanted[:rows], self._blocks)
+
     def compact(self, mapping: Sequence[int]) -> None:
         """Keep the rows that stay, with histories, settings and newest tokens."""
         kept = [row for row, target in enumerate(mapping) if target >= 0]
@@ -147,14 +154,14 @@ class CudaBatchSampler:
     def close(self) -> None:
         """Give the events back."""
         self._slots.close()
+        if self._walks is not None:
+            self._walks.close()
 
     def _prepare(self, library: KernelLibrary, memory: CudaMemory, buffers: SamplerBuffers) -> None:
         tables = self._tables
-        partial = memory.zeros("sampling partial results", (self._capacity,), _PARTIAL)
+        partial = memory.zeros("sampling partial results", (self._capacity,), PARTIAL)
         state = memory.zeros("sampling state", (self._capacity, _STATE_BYTES), np.dtype(np.uint8))
-        empty = np.zeros(self._capacity, _PARTIAL)
-        empty["best"] = ~np.uint64(0)
-        self._ring.upload(partial.address, empty)
+        self._ring.upload(partial.address, empty_partial(self._capacity))
         self._batch = BatchArguments(
             buffers.logits.address,
             buffers.start.address,
@@ -180,6 +187,11 @@ class CudaBatchSampler:
         self._move_tokens = library.prepare(
             "sampling", "move_tokens", options, 1, (tokens, self._kept)
         )
+        self._walks: TreeWalks | None = None
+        if buffers.trees is not None:
+            self._walks = TreeWalks(
+                library, memory, self._ring, buffers.trees, batch=self._batch, options=options
+            )
 
     def _take(self, settings: list[SettingsRow]) -> None:
         self._rows = settings

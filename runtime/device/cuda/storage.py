@@ -9,6 +9,7 @@ from runtime.device.arrays import RowMove
 from runtime.device.cuda.element_types import copy_unit, index_type
 from runtime.device.cuda.launch import KernelLaunch, KernelLibrary
 from runtime.device.cuda.memory import CudaMemory
+from runtime.device.cuda.path_commit import PathCommit, check_path
 from runtime.device.cuda.row_moves import Moves, RowsArguments, prepare_moves, queue_moves
 from runtime.device.cuda.upload import UploadRing
 from runtime.errors import HearthError
@@ -54,6 +55,7 @@ class CudaCacheStorage:
         self._zero = library.prepare(
             "cache", "zero_row", self._options("int"), _THREADS, (self._rows, self._zeroed)
         )
+        self._path = PathCommit(library, memory, ring, self._unit, self._rows)
         self._writes: dict[Tensor, KernelLaunch] = {}
 
     def write(self, fresh: Sequence[Tensor], start: Tensor, shape: tuple[int, int, int]) -> None:
@@ -80,6 +82,12 @@ class CudaCacheStorage:
             raise HearthError("internal", "the slots of a cache in device memory cannot change")
         self._use_slots(slots[0], max((move.source for move in moves), default=-1) + 1)
         queue_moves(self._move, self._rows, self._moves, moves, len(self._buffers))
+
+    def commit_path(self, nodes: NDArray[np.int32], starts: Sequence[int], slots: int) -> None:
+        """Move slot `starts[b] + nodes[b, i]` to `starts[b] + i`; `nodes` [rows, n] ascends."""
+        self._use_slots(slots, nodes.shape[0])
+        if check_path(nodes, starts, slots):
+            self._path.launch(nodes, starts, self._heads * self._rows.width, len(self._buffers))
 
     def zero_row(self, row: int, slots: int) -> None:
         """Zero a row of every buffer."""

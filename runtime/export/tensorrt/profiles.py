@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import get_args
 
-from runtime.config import LLMEngineRunnerConfig
+from runtime.config import DRAFT_ARCHITECTURE, LLMEngineRunnerConfig
 from runtime.tensors.profiles import Profile, Selector
-from runtime.tensors.registry import build_registry_for_llm
+from runtime.tensors.registry import build_registry_for_llm, build_registry_for_spec_decode_draft
 
 Shapes = list[list[int]]
 ProfileTable = list[dict[str, Shapes]]
@@ -16,7 +16,9 @@ def profile_table(config: LLMEngineRunnerConfig, profiles: Sequence[Profile]) ->
 
     The rotary tables are absent: their shape is fixed in the graph.
     """
-    inputs = [one for one in build_registry_for_llm(config).specs if one.direction == "input"]
+    is_draft = config.architecture == DRAFT_ARCHITECTURE
+    build = build_registry_for_spec_decode_draft if is_draft else build_registry_for_llm
+    inputs = [one for one in build(config).specs if one.direction == "input"]
     return [
         {
             spec.name: [list(spec.resolve(profile.select(one))) for one in get_args(Selector)]

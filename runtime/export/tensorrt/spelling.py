@@ -26,17 +26,15 @@ class PrimitiveSpelling(ClassicSpelling):
         start = graph.op("Unsqueeze", inputs.start, graph.ints(1, 2, 3))
         numbers = graph.vector("slots", np.arange(slots, dtype=np.int32))
         filled = self.additive(graph.op("Less", numbers, start))
-        step = self.range(self.length(inputs.embeds, 1))
-        own = graph.op("Unsqueeze", step, graph.ints(1))
-        causal = self.additive(graph.op("LessOrEqual", step, own))
-        causal = graph.op("Tile", causal, graph.ints(self.group_size, 1))
+        own = self.own_mask(inputs, self.range(self.length(inputs.embeds, 1)))
         rows = graph.op("Shape", inputs.start)
-        shape = graph.op("Shape", causal)
-        queries = graph.op("Gather", shape, graph.ints(0))
+        axis = 0 if inputs.mask is None else 2
+        queries = graph.op("Gather", graph.op("Shape", own), graph.ints(axis))
         wide = graph.op("Concat", rows, graph.ints(1), queries, graph.ints(slots), axis=0)
-        near = graph.op("Concat", rows, graph.ints(1), shape, axis=0)
-        parts = (graph.op("Expand", filled, wide), graph.op("Expand", causal, near))
-        self._mask = graph.op("Concat", *parts, axis=-1)
+        if inputs.mask is None:
+            near = graph.op("Concat", rows, graph.ints(1), graph.op("Shape", own), axis=0)
+            own = graph.op("Expand", own, near)
+        self._mask = graph.op("Concat", graph.op("Expand", filled, wide), own, axis=-1)
 
     def length(self, x: ir.Value, axis: int) -> ir.Value:
         """One dimension of a tensor as an int64 scalar; TensorRT 8.6 knows no partial Shape."""

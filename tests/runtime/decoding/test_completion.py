@@ -42,6 +42,7 @@ class _Script:
         return StepResult("prefill" if kind == "prefill" else "decode", tokens, 1.0, 1.5)
 
     def cancel(self, row: int) -> None:
+        assert row not in self.cancelled
         self.cancelled.append(row)
 
     def end(self) -> None:
@@ -78,6 +79,19 @@ def test_reports_are_gathered_by_row() -> None:
     assert script.ended
 
 
+def test_rounds_of_speculation_count_as_generation() -> None:
+    class _Rounds(_Script):
+        def step(self) -> StepResult:
+            result = super().step()
+            result.kind = "verify" if result.kind == "decode" else result.kind
+            return result
+
+    script = _Rounds([RowToken(0, 5)], [RowToken(0, 6), RowToken(0, 7)], [RowToken(0, 8)])
+    response = complete(script, GenerationRequest(rows=[ROW]), None)
+    assert response.rows[0].token_ids == [5, 6, 7, 8]
+    assert (response.prefill_s, response.decode_s, response.steps) == (0.5, 1.0, 3)
+
+
 def test_tokens_become_text(tokenizer: Tokenizer) -> None:
     script = _Script(*_spoken(tokenizer, "the lamp is ön", "length"))
     (row,) = complete(script, GenerationRequest(rows=[ROW]), tokenizer).rows
@@ -93,6 +107,17 @@ def test_a_stop_string_ends_the_row_and_overrides_its_reason(
     (row,) = complete(script, request, tokenizer).rows
     assert (row.text, row.finish_reason) == ("the lamp is ", "stop")
     assert script.cancelled == [0]
+
+
+def test_what_the_same_step_gave_behind_a_stop_string_is_dropped(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("the lamp is on")
+    tokens = [RowToken(0, token) for token in ids]
+    tokens.append(RowToken(0, ids[0], finish="length"))
+    request = GenerationRequest(rows=[ROW], stop=[("lamp",)])
+    (row,) = complete(_Script([], tokens), request, tokenizer).rows
+    assert (row.text, row.finish_reason) == ("the ", "stop")
+    assert row.token_ids == ids[: len(row.token_ids)]
+    assert len(row.token_ids) < len(ids)
 
 
 def test_a_beginning_of_a_stop_string_is_released_at_the_end(tokenizer: Tokenizer) -> None:

@@ -8,6 +8,7 @@ import pytest
 from msgspec import structs
 
 from runtime.config import load_config
+from runtime.decoding.deployment import DeploymentConfig
 from runtime.decoding.runtime import LLMInferenceRuntime, RuntimeOptions
 from runtime.executor import EngineOptions
 from runtime.request import GenerationRequest, RowRequest, SamplingParams
@@ -21,7 +22,7 @@ SAMPLED = SamplingParams(temperature=1.0, top_p=0.95, repetition_penalty=1.1)
 
 def _open(folder: Path, chunk: int = 256) -> LLMInferenceRuntime:
     config = structs.replace(load_config(folder), prefill_chunk=chunk)
-    return LLMInferenceRuntime.create(config, folder, EngineOptions(threads=1))
+    return LLMInferenceRuntime.create(DeploymentConfig(config), folder, EngineOptions(threads=1))
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import pytest
 from msgspec import structs
 
 from runtime.config import FileRecord
+from runtime.decoding.deployment import DeploymentConfig
 from runtime.decoding.runtime import LLMInferenceRuntime, RuntimeOptions
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.engine_folder import write_config
@@ -22,7 +23,7 @@ def runtime(request: pytest.FixtureRequest) -> LLMInferenceRuntime:
     """A runtime that reads tokens at once, and one that reads them a step later."""
     device = CpuDevice()
     device.steps_ahead = request.param
-    return LLMInferenceRuntime.create(CONFIG, Path(), EngineOptions(), device)
+    return LLMInferenceRuntime.create(DeploymentConfig(CONFIG), Path(), EngineOptions(), device)
 
 
 def _row(token_ids: list[int], max_tokens: int = 5, prompt: int | None = None) -> RowRequest:

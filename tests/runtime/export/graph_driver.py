@@ -9,7 +9,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from runtime.config import LLMEngineRunnerConfig, load_config
+from runtime.config import DRAFT_ARCHITECTURE, LLMEngineRunnerConfig, load_config
 from runtime.engine_folder import EMBEDDING_FILE, MODEL_FILE, ROPE_FILE
 from tests.references import ReferenceRow
 
@@ -36,7 +36,9 @@ class GraphDriver:
         self.filled = np.zeros(batch, np.int64)
         self.aliased = True
         self._native = self.config.dialect == "native"
-        self.table = load_file(folder / EMBEDDING_FILE)["embedding"]
+        base = folder.parent if self.config.architecture == DRAFT_ARCHITECTURE else folder
+        self.table = load_file(base / EMBEDDING_FILE)["embedding"]
+        self.outputs: dict[str, Array] = {}
         rope = load_file(folder / ROPE_FILE)
         self._rope = {"rope_cos": rope["cos"], "rope_sin": rope["sin"]}
         shape = (batch, self.config.num_kv_heads, capacity, self.config.head_dim)
@@ -59,21 +61,41 @@ class GraphDriver:
         for row, tokens in enumerate(rows):
             ids[row, : len(tokens)] = tokens
             positions[row, : len(tokens)] = self.filled[row] + np.arange(len(tokens))
+        self.outputs = self.run(ids, positions, selected)
+        self.commit([len(tokens) for tokens in rows])
+        return self.outputs["logits"]
+
+    def run(
+        self,
+        ids: Array,
+        positions: Array,
+        selected: Array,
+        mask: Array | None = None,
+        **more: Array,
+    ) -> dict[str, Array]:
+        """All outputs of a step of `ids` [B, S] behind the filled slots, which stay as they are.
+
+        `mask` [B, S, S] is causal unless given; `more` are further inputs.
+        """
         index = np.int64 if self._native else np.int32
-        outputs = self._run(
-            {
-                "inputs_embeds": self.table[ids].astype(self.config.dtype),
-                "kvcache_start_index": self.filled.astype(index),
-                "attention_pos_id": positions.astype(index),
-                "last_token_ids": selected.astype(index),
-                **self._rope,
-            }
-        )
-        lengths = [len(tokens) for tokens in rows]
+        feeds = {
+            "inputs_embeds": self.table[ids].astype(self.config.dtype),
+            "kvcache_start_index": self.filled.astype(index),
+            "attention_pos_id": positions.astype(index),
+            "last_token_ids": selected.astype(index),
+            **{name: array.astype(self.config.dtype) for name, array in more.items()},
+            **self._rope,
+        }
+        if "tree_mask" in (one.name for one in self.session.get_inputs()):
+            causal = np.tile(np.tri(ids.shape[1], dtype=np.bool_), (len(ids), 1, 1))
+            feeds["tree_mask"] = causal if mask is None else mask
+        return self._run(feeds)
+
+    def commit(self, lengths: Sequence[int]) -> None:
+        """Count the first `lengths` tokens of the last step as filled slots."""
         if not self._native:
-            self._write_rows(outputs, lengths)
+            self._write_rows(self.outputs, lengths)
         self.filled += lengths
-        return outputs["logits"]
 
     def keep(self, rows: Sequence[int]) -> None:
         """Evict all rows but these, whose caches move to the front."""

@@ -25,7 +25,7 @@ def copy_model(name: str, target: Path, **fields: Any) -> Path:
     return target
 
 
-def change_tensors(folder: Path, change: Callable[[Tensors], None]) -> None:
+def change_tensors(folder: Path, change: Callable[[Tensors], object]) -> None:
     """Rewrite the weights of a model with one safetensors file after changing them."""
     tensors = {name: np.array(value) for name, value in load_file(folder / SINGLE_FILE).items()}
     change(tensors)

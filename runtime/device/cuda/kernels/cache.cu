@@ -75,3 +75,34 @@ extern "C" __global__ void zero_row(Rows rows, int row) {
   for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < size; i += stride)
     base[i] = unit();
 }
+
+struct Path {
+  const int* nodes;  // [rows, count], then the starts [rows]
+  int rows;
+  int count;
+};
+
+// Slot start + nodes[i] becomes slot start + i; negative nodes end a row. A thread owns one unit
+// of a slot and takes the slots in their order. Nodes ascend, so nodes[i] >= i: a slot that is
+// written is never one that is still to be read, and loading ahead is safe.
+extern "C" __global__ void commit_path(Rows rows, Path path) {
+  int offset = blockIdx.x * blockDim.x + threadIdx.x;
+  int row = blockIdx.y;
+  if (offset >= rows.heads * rows.width) return;
+  const int* nodes = path.nodes + row * path.count;
+  long long start = path.nodes[path.rows * path.count + row];
+  unit* base = block_of(rows, row, offset / rows.width) + start * rows.width + offset % rows.width;
+  unit held[AHEAD];
+  for (int first = 0; first < path.count && nodes[first] >= 0; first += AHEAD) {
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i) {
+      int node = first + i < path.count ? nodes[first + i] : -1;
+      if (node > first + i) held[i] = base[(long long)node * rows.width];
+    }
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i) {
+      int node = first + i < path.count ? nodes[first + i] : -1;
+      if (node > first + i) base[(long long)(first + i) * rows.width] = held[i];
+    }
+  }
+}

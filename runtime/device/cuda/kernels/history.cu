@@ -1,5 +1,5 @@
 // What the sampler keeps of each token of a row: SEEN in the prompt or generated, and how often
-// it was generated. sampling.cu reads these tables.
+// it was generated. sampling_rows.cuh reads these tables.
 
 #define SEEN 0x80000000u
 

@@ -1,22 +1,14 @@
-// Sampling by row. The order of the steps and the treatment of equal scores are specified by the
-// NumPy forms in runtime/sampling. Sums are integers, so their order does not matter: a weight is
-// a multiple of 2^-40, at most 1.
-// Scores are ranked by one integer, "rank": the inverted sortable bits of the score above the
-// token id (M. Herf, "Radix tricks", 2001). The smallest rank is the highest score, the lowest id
-// among equals, and no two tokens have the same.
-
-typedef unsigned int u32;
-typedef unsigned long long u64;
+// Sampling by row; it comes behind ranks.cuh. The order of the steps and the treatment of equal
+// scores are specified by the NumPy forms in runtime/sampling. Sums are integers, so their order
+// does not matter: a weight is a multiple of 2^-40, at most 1.
 
 #define TOP 20
 #define ROWS 256
 #define SEEN 0x80000000u
 #define COUNT 0x7FFFFFFFu
-#define NEVER 0xFFFFFFFFFFFFFFFFull
 #define HISTORY 1
 #define BIAS 2
 #define MASK 4
-#define MINUS_INFINITY __uint_as_float(0xFF800000u)
 #define LARGEST 3.402823466e+38f
 
 struct Row {
@@ -79,18 +71,6 @@ struct Batch {
   int waiting;
 };
 
-__device__ u32 sortable(float x) {
-  // Adding zero makes -0.0 and 0.0, which are equal, one bit pattern.
-  u32 bits = __float_as_uint(x + 0.0f);
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-
-__device__ float from_sortable(u32 key) {
-  return __uint_as_float(key & 0x80000000u ? key & 0x7FFFFFFFu : ~key);
-}
-
-__device__ u64 rank_of(float x, int id) { return (u64)~sortable(x) << 32 | (u32)id; }
-__device__ float score_of(u64 rank) { return from_sortable(~(u32)(rank >> 32)); }
 __device__ bool finite(float x) { return fabsf(x) <= LARGEST; }
 __device__ u64 fixed(float weight) { return __float2ull_rn(weight * 1099511627776.0f); }
 
@@ -116,7 +96,7 @@ __device__ void accept(const Batch& batch, const Row& row, int r, int token) {
   }
 }
 
-// ---- the highest score of every row, over several blocks a row ----
+// ---- the highest score of a row ----
 
 struct Scan {
   float best = MINUS_INFINITY;
@@ -131,11 +111,10 @@ struct Scan {
   }
 };
 
-__device__ Scan scan_row(const Batch& batch, const Row& row, int r) {
+// Of one row's logits those from `first` on, at a distance of `stride`.
+__device__ Scan scan_row(const Batch& batch, const Row& row, int r, const float* logits, int first,
+                         int stride) {
   Scan scan;
-  const float* logits = batch.logits + (long long)r * batch.vocab;
-  int first = blockIdx.x * blockDim.x + threadIdx.x;
-  int stride = gridDim.x * blockDim.x;
   if (row.flags || batch.vocab % 4) {
     for (int i = first; i < batch.vocab; i += stride)
       scan.take(logits[i], adjusted(batch, row, r, logits[i], i), i);
@@ -152,53 +131,66 @@ __device__ Scan scan_row(const Batch& batch, const Row& row, int r) {
   return scan;
 }
 
-__device__ void finish_row(const Batch& batch, const Row& row, int r) {
-  Partial* partial = batch.partial + r;
-  u64 best = atomicExch(&partial->best, NEVER);
-  u32 raw = atomicExch(&partial->raw, 0u);
-  bool failed = atomicExch(&partial->bad, 0u);
+struct Best {
+  u64 best;
+  u32 raw;
+  u32 bad;
+};
+
+// What the threads of a block have found together; every thread gets it.
+template <int WARPS>
+__device__ Best join(const Scan& scan) {
+  __shared__ u64 bests[WARPS];
+  __shared__ u32 raws[WARPS];
+  Best found = {rank_of(scan.best, scan.id), sortable(scan.raw), 0};
+  for (int i = 16; i; i >>= 1) {
+    found.best = min(found.best, __shfl_xor_sync(~0u, found.best, i));
+    found.raw = max(found.raw, __shfl_xor_sync(~0u, found.raw, i));
+  }
+  if (threadIdx.x % 32 == 0) {
+    bests[threadIdx.x / 32] = found.best;
+    raws[threadIdx.x / 32] = found.raw;
+  }
+  found.bad = __syncthreads_or(scan.bad);
+  for (int i = 0; i < WARPS; ++i) {
+    found.best = min(found.best, bests[i]);
+    found.raw = max(found.raw, raws[i]);
+  }
+  return found;
+}
+
+// One thread a block adds what the block has found; true for the last block, which also takes
+// the sum and leaves everything as it was before the first.
+__device__ bool combine(Partial* partial, Best* found) {
+  atomicMin(&partial->best, found->best);
+  atomicMax(&partial->raw, found->raw);
+  if (found->bad) atomicOr(&partial->bad, 1u);
+  __threadfence();
+  if (atomicAdd(&partial->done, 1u) != gridDim.x - 1) return false;
+  __threadfence();
+  found->best = atomicExch(&partial->best, NEVER);
+  found->raw = atomicExch(&partial->raw, 0u);
+  found->bad = atomicExch(&partial->bad, 0u);
   partial->done = 0;
+  return true;
+}
+
+__device__ void finish_row(const Batch& batch, const Row& row, int r, const Best& found) {
+  bool failed = found.bad;
   Result* result = batch.results + r;
-  float highest = score_of(best);
+  float highest = score_of(found.best);
   bool waits = r < batch.waiting;
   if (!waits) failed |= !finite(highest);
-  int token = waits || failed || row.temperature > 0 ? -1 : (int)(u32)best;
+  int token = waits || failed || row.temperature > 0 ? -1 : (int)(u32)found.best;
   result->token = token;
   result->failed = failed;
   if (waits) return;
   batch.state[r].highest = highest;
-  batch.state[r].raw_highest = from_sortable(raw);
+  batch.state[r].raw_highest = from_sortable(found.raw);
   batch.state[r].failed = failed;
   if (token >= 0)
     accept(batch, row, r, token);
   else
     batch.next_tokens[r] = -1;
-}
-
-extern "C" __global__ void __launch_bounds__(256) find_best(Batch batch) {
-  __shared__ u64 bests[8];
-  __shared__ u32 raws[8];
-  int r = blockIdx.y;
-  Row row = batch.rows[r];
-  Scan scan = scan_row(batch, row, r);
-  u64 best = rank_of(scan.best, scan.id);
-  u32 raw = sortable(scan.raw);
-  for (int i = 16; i; i >>= 1) {
-    best = min(best, __shfl_xor_sync(~0u, best, i));
-    raw = max(raw, __shfl_xor_sync(~0u, raw, i));
-  }
-  if (threadIdx.x % 32 == 0) bests[threadIdx.x / 32] = best, raws[threadIdx.x / 32] = raw;
-  int bad = __syncthreads_or(scan.bad);
-  if (threadIdx.x) return;
-  for (int i = 1; i < 8; ++i) best = min(best, bests[i]), raw = max(raw, raws[i]);
-  Partial* partial = batch.partial + r;
-  atomicMin(&partial->best, best);
-  atomicMax(&partial->raw, raw);
-  if (bad) atomicOr(&partial->bad, 1u);
-  __threadfence();
-  if (atomicAdd(&partial->done, 1u) == gridDim.x - 1) {
-    __threadfence();
-    finish_row(batch, row, r);
-  }
 }
 

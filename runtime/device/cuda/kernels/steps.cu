@@ -1,71 +1,18 @@
-// Inputs of a step. INDEX is the type of indices, TABLE and OUT the element types of the
-// embedding table and of the step's buffer: 2 bytes (HALF, BFLOAT) or float. Without CONVERT both
-// are the same type and rows are copied as UNIT.
-
-#ifdef CONVERT
-__device__ float widen(float x) { return x; }
-__device__ void narrow(float x, float* out) { *out = x; }
-
-struct half_bits { unsigned short bits; };
-__device__ float widen(half_bits x) {
-  float wide;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(x.bits));
-  return wide;
-}
-__device__ void narrow(float x, half_bits* out) {
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(out->bits) : "f"(x));
-}
-
-struct bfloat_bits { unsigned short bits; };
-__device__ float widen(bfloat_bits x) { return __uint_as_float((unsigned)x.bits << 16); }
-__device__ void narrow(float x, bfloat_bits* out) {
-  unsigned bits = __float_as_uint(x);
-  // To nearest, ties to even; a NaN keeps its sign and stays a NaN.
-  out->bits = x != x ? (bits >> 16) | 0x40 : (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
-}
-
-__device__ void copy_row(const void* from, void* to, int width) {
-  for (int i = threadIdx.x; i < width; i += blockDim.x)
-    narrow(widen(((const TABLE*)from)[i]), (OUT*)to + i);
-}
-#else
-__device__ void copy_row(const void* from, void* to, int width) {
-  for (int i = threadIdx.x; i < width; i += blockDim.x)
-    ((UNIT*)to)[i] = ((const UNIT*)from)[i];
-}
-#endif
-
-struct Feed {
-  const char* table;
-  char* embeds;
-  INDEX* positions;
-  INDEX* select;
-  const INDEX* start;
-  const int* next_tokens;
-  const long long* token_ids;  // [rows, steps], then the lengths [rows]
-  long long table_pitch;       // bytes of a row of the table
-  long long embeds_pitch;
-  int vocab;
-  int width;  // elements of a row, or units of UNIT
-  int steps;
-  int rows;
-};
-
-__device__ void embed(const Feed& feed, long long token, long long place) {
-  token = token < 0 ? 0 : token >= feed.vocab ? feed.vocab - 1 : token;
-  copy_row(feed.table + token * feed.table_pitch, feed.embeds + place * feed.embeds_pitch,
-           feed.width);
-}
-
+#include "steps.cuh"
 extern "C" __global__ void feed_prefill(Feed feed) {
   int place = blockIdx.x;
   int row = place / feed.steps;
   int step = place - row * feed.steps;
   if (threadIdx.x == 0) {
-    long long length = feed.token_ids[(long long)feed.rows * feed.steps + row];
-    feed.positions[place] = step < length ? feed.start[row] + (INDEX)step : 0;
+    const long long* lengths = feed.token_ids + (long long)feed.rows * feed.steps;
+    long long length = lengths[row], first = lengths[feed.rows + row];
+    if (first < 0) first = feed.start[row];
+    feed.positions[place] = step < length ? (INDEX)(first + step) : 0;
     if (step == 0) feed.select[row] = length > 0 ? (INDEX)(length - 1) : 0;
   }
+  if (feed.mask)
+    for (int i = threadIdx.x; i < feed.steps; i += blockDim.x)
+      feed.mask[(long long)place * feed.steps + i] = i <= step;
   embed(feed, feed.token_ids[place], place);
 }
 
@@ -74,6 +21,7 @@ extern "C" __global__ void feed_decode(Feed feed) {
   if (threadIdx.x == 0) {
     feed.positions[row] = feed.start[row];
     feed.select[row] = 0;
+    if (feed.mask) feed.mask[row] = 1;
   }
   embed(feed, feed.next_tokens[row], row);
 }

@@ -10,7 +10,7 @@ from runtime.tensors.tensor import Tensor
 OPS = CpuStepOps()
 
 
-def _buffers(index: type[Any]) -> StepBuffers:
+def _buffers(index: type[Any], mask: Tensor | None = None) -> StepBuffers:
     table = np.arange(20, dtype=np.float32).reshape(10, 2)
     number = np.dtype(index)
     return StepBuffers(
@@ -20,6 +20,7 @@ def _buffers(index: type[Any]) -> StepBuffers:
         positions=Tensor.zeros("attention_pos_id", (3, 4), number),
         select=Tensor("last_token_ids", np.full((3, 1), 9, number)),
         start=Tensor("kvcache_start_index", np.array([6, 6, 0], number)),
+        mask=mask,
     )
 
 
@@ -40,6 +41,24 @@ def test_a_decode_is_fed_with_the_newest_tokens(index: type[Any]) -> None:
     assert buffers.positions.view((3, 1)).tolist() == [[6], [6], [0]]
     assert buffers.select.array.tolist() == [[0], [0], [0]]
     assert buffers.embeds.view((3, 1, 2))[:, 0, 0].tolist() == [14, 0, 10]
+
+
+def test_a_prefill_may_begin_at_other_positions_than_its_slots() -> None:
+    buffers = _buffers(np.int64)
+    OPS.feed_prefill(buffers, np.array([[1, 2, 3], [4, 0, 0]]), [3, 1], first=[9, 1])
+    assert buffers.positions.view((2, 3)).tolist() == [[9, 10, 11], [1, 0, 0]]
+    assert buffers.start.array.tolist() == [6, 6, 0]
+
+
+def test_masks_of_prefill_and_decode_are_causal() -> None:
+    mask = Tensor.zeros("tree_mask", (3, 4, 4), np.dtype(np.bool_))
+    buffers = _buffers(np.int64, mask)
+    OPS.feed_prefill(buffers, np.array([[1, 2, 3], [4, 0, 0]]), [3, 1])
+    causal = [[True, False, False], [True, True, False], [True, True, True]]
+    assert mask.view((2, 3, 3)).tolist() == [causal, causal]
+    mask.array[:] = False
+    OPS.feed_decode(buffers, 3)
+    assert mask.array.reshape(-1).tolist() == [True] * 3 + [False] * 45
 
 
 def test_lengths_are_set_and_advanced() -> None:

@@ -1,10 +1,12 @@
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.device.device import BatchSampler, SamplerBuffers
+from runtime.device.device import AcceptedPath, BatchSampler, SamplerBuffers, TreeBuffers
+from runtime.errors import HearthError
 from runtime.request import RowRequest, SamplingParams
-from runtime.sampling import RowSampler, Sample, sample_rows
+from runtime.sampling import RowSampler, Sample, child_keys, sample_rows, walk_tree
 from runtime.tensors.tensor import Tensor
 
 VOCAB = 40
@@ -23,11 +25,15 @@ def _requests() -> list[RowRequest]:
     ]
 
 
-def _started() -> tuple[BatchSampler, SamplerBuffers]:
+def _started(width: int = 1) -> tuple[BatchSampler, SamplerBuffers]:
+    ids, parents, packed = (
+        Tensor.zeros(name, (3, width), np.dtype(np.int32)) for name in ("ids", "parents", "mask")
+    )
     buffers = SamplerBuffers(
-        logits=Tensor.zeros("logits", (3, 1, VOCAB), np.dtype(np.float32)),
+        logits=Tensor.zeros("logits", (3, width, VOCAB), np.dtype(np.float32)),
         start=Tensor("start", np.array([len(prompt) for prompt in PROMPTS])),
         next_tokens=Tensor.zeros("next_tokens", (3,), np.dtype(np.int32)),
+        trees=TreeBuffers(ids, parents, packed),
     )
     sampler = CpuDevice().batch_sampler(buffers)
     sampler.begin(_requests())
@@ -91,3 +97,111 @@ def test_a_row_that_is_not_finite_fails_alone() -> None:
     samples = sampler.sample(3).result()
     assert [sample is None for sample in samples] == [False, True, False]
     assert buffers.next_tokens.array[1] == -1
+
+
+WIDTH = 21
+
+
+def _plant(buffers: SamplerBuffers, rows: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Twenty tokens behind the root of each row but the second, which does not speculate."""
+    assert buffers.trees is not None
+    ids = buffers.trees.ids.view((rows, WIDTH))
+    parents = buffers.trees.parents.view((rows, WIDTH))
+    ids[:] = np.arange(WIDTH)
+    parents[:] = [-1] + [0] * 10 + [3] * 10
+    parents[1, 1:] = -2
+    return ids, parents
+
+
+def _tree_logits(step: int, rows: int) -> NDArray[np.float32]:
+    logits = _logits(step, rows * WIDTH).reshape(rows, WIDTH, VOCAB)
+    # Half of the tokens after a root are in its tree, and most of those behind node 3.
+    logits[:, 0, 3] += 6
+    logits[:, 3, 11:21] += 6
+    return logits
+
+
+def test_rows_walk_their_trees_as_they_do_alone_round_after_round() -> None:
+    sampler, buffers = _started(WIDTH)
+    alone = _reference()
+    longest = 0
+    for step in range(12):
+        logits = buffers.logits.view((3, WIDTH, VOCAB))
+        logits[:] = _tree_logits(step, 3)
+        keys = child_keys(*_plant(buffers, 3))
+        starts = buffers.start.array[:3]
+        paths = sampler.verify(3, WIDTH).result()
+        for row, path in enumerate(paths):
+            assert path is not None
+            assert walk_tree(logits[row], keys[row], alone[row], int(starts[row]) + 1) == path
+            assert buffers.next_tokens.array[row] == path.samples[-1].token_id
+            longest = max(longest, len(path.nodes))
+        assert paths[1] is not None
+        assert paths[1].nodes == [0]
+        starts += [len(path.nodes) for path in paths if path]
+    assert longest == 3
+
+
+def test_rounds_and_steps_share_their_history() -> None:
+    sampler, buffers = _started(WIDTH)
+    alone = _reference()
+    logits = buffers.logits.view((3, WIDTH, VOCAB))
+    logits[:] = _tree_logits(0, 3)
+    keys = child_keys(*_plant(buffers, 3))
+    paths = sampler.verify(3, WIDTH).result()
+    for row, one in enumerate(alone):
+        walk = walk_tree(logits[row], keys[row], one, len(PROMPTS[row]) + 1)
+        assert walk == paths[row]
+    single = buffers.logits.view((3, VOCAB))
+    single[:] = _logits(9, 3)
+    wanted = sample_rows(single, alone, buffers.start.array.tolist())
+    assert sampler.sample(3).result() == wanted
+
+
+def test_a_row_that_is_not_finite_fails_its_round_alone() -> None:
+    sampler, buffers = _started(WIDTH)
+    logits = buffers.logits.view((3, WIDTH, VOCAB))
+    logits[:] = _tree_logits(0, 3)
+    _plant(buffers, 3)
+    logits[0, 0, 5] = np.nan
+    logits[2, 20, 5] = np.nan
+    first, second, third = sampler.verify(3, WIDTH).result()
+    assert first is None
+    assert isinstance(second, AcceptedPath)
+    assert isinstance(third, AcceptedPath)
+    newest = [-1, second.samples[-1].token_id, third.samples[-1].token_id]
+    assert buffers.next_tokens.array.tolist() == newest
+
+
+def test_differences_beyond_float32_have_no_weight() -> None:
+    sampler, buffers = _started(WIDTH)
+    logits = buffers.logits.view((3, WIDTH, VOCAB))
+    logits[:] = -3e38
+    logits[:, 0, 3] = logits[:, 3, 15] = 3e38
+    _plant(buffers, 3)
+    third = sampler.verify(3, WIDTH).result()[2]
+    assert third is not None
+    assert [sample.token_id for sample in third.samples][:2] == [3, 15]
+
+
+def test_trees_are_seen_in_the_shape_of_the_round() -> None:
+    # Buffers are made for more nodes than a round of few has.
+    sampler, buffers = _started(WIDTH)
+    logits = buffers.logits.view((2, 2, VOCAB))
+    logits[:] = 0
+    logits[0, 0, 30] = logits[0, 1, 31] = logits[1, 0, 32] = logits[1, 1, 33] = 50
+    assert buffers.trees is not None
+    buffers.trees.ids.view((2, 2))[:] = [[0, 30], [0, 32]]
+    buffers.trees.parents.view((2, 2))[:] = [[-1, 0], [-1, 0]]
+    paths = sampler.verify(2, 2).result()
+    tokens = [[sample.token_id for sample in path.samples] for path in paths if path]
+    assert tokens == [[30, 31], [32, 33]]
+
+
+def test_a_sampler_without_trees_refuses_a_round() -> None:
+    _, buffers = _started()
+    sampler = CpuDevice().batch_sampler(buffers._replace(trees=None))
+    sampler.begin(_requests())
+    with pytest.raises(HearthError) as caught:
+        sampler.verify(1, 1)
+    assert caught.value.code == "internal"

@@ -31,6 +31,30 @@ def test_new_rows_go_behind_each_rows_start(start: list[int]) -> None:
             assert written.all(axis=(0, 2)).tolist() == [slot in slots for slot in range(SLOTS)]
 
 
+def test_a_path_is_committed_in_every_buffer_and_row() -> None:
+    storage, buffers = _storage()
+    for tensor in buffers:
+        tensor.array[:] += np.arange(SLOTS, dtype=FLOAT)[:, None] * 100
+    before = [tensor.array.copy() for tensor in buffers]
+    nodes = np.array([[0, 2, 4], [0, -1, -1], [0, 1, 3]], np.int32)
+    storage.commit_path(nodes, [1, 4, 0], SLOTS)
+    sources = [[0, 1, 3, 5, 4, 5], [0, 1, 2, 3, 4, 5], [0, 1, 3, 3, 4, 5]]
+    for tensor, old in zip(buffers, before, strict=True):
+        for row, slots in enumerate(sources):
+            assert np.array_equal(tensor.array[row], old[row][:, slots])
+
+
+def test_a_path_is_committed_in_the_bucket_in_use() -> None:
+    storage, buffers = _storage()
+    flat = buffers[0].array.reshape(-1)
+    flat[:] = np.arange(flat.size)
+    storage.commit_path(np.array([[0, 2], [0, 1]], np.int32), [1, 0], 4)
+    view = np.arange(flat.size, dtype=FLOAT)[: 2 * HEADS * 4 * DIM].reshape(2, HEADS, 4, DIM)
+    view[0, :, 2] = view[0, :, 3]
+    assert flat[: view.size].tolist() == view.reshape(-1).tolist()
+    assert flat[view.size :].tolist() == list(range(view.size, flat.size))
+
+
 def test_rows_move_in_every_buffer() -> None:
     storage, buffers = _storage()
     storage.move([RowMove(1, 0, 3), RowMove(2, 1, SLOTS)], (SLOTS, SLOTS))

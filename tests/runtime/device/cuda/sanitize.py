@@ -6,9 +6,11 @@ import numpy as np
 
 from runtime.device.arrays import RowMove
 from runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
-from runtime.device.device import SamplerBuffers, StepBuffers
+from runtime.device.device import ProposalBuffers, SamplerBuffers, StepBuffers, TreeBuffers
 from runtime.request import RowRequest, SamplingParams
 from runtime.sampling.allowed import pack_allowed
+from tests.runtime.device.cuda import tree_buffers
+from tests.runtime.device.cuda.tree_buffers import Shape, on_gpu
 
 HALF, FLOAT = np.dtype(np.float16), np.dtype(np.float32)
 INT32, INT64 = np.dtype(np.int32), np.dtype(np.int64)
@@ -23,9 +25,11 @@ def run_steps(gpu: CudaDevice, index: "np.dtype[np.signedinteger]", out: "np.dty
         positions=gpu.zeros("positions", (ROWS, 9), index),
         select=gpu.zeros("select", (ROWS, 1), index),
         start=gpu.zeros("start", (ROWS,), index),
+        mask=gpu.zeros("mask", (ROWS, 9, 9), np.dtype(np.bool_)),
     )
     gpu.ops.set_lengths(buffers.start, [3] * ROWS)
     gpu.ops.feed_prefill(buffers, np.full((ROWS, 9), VOCAB - 1), [9, 8, 3, 2, 1])
+    gpu.ops.feed_prefill(buffers, np.zeros((ROWS, 9), np.int64), [9, 8, 3, 2, 1], [4] * ROWS)
     gpu.ops.feed_decode(buffers, ROWS)
     gpu.ops.advance(buffers.start, ROWS)
     caches = [gpu.zeros("cache", (ROWS, 2, 21, 33), HALF) for _ in range(6)]
@@ -34,6 +38,7 @@ def run_steps(gpu: CudaDevice, index: "np.dtype[np.signedinteger]", out: "np.dty
         fresh = [gpu.zeros("new", (ROWS, 2, steps, 33), HALF) for _ in caches]
         storage.write(fresh, buffers.start, (ROWS, steps, 21))
     storage.move([RowMove(1, 0, 21), RowMove(2, 1, 4), RowMove(4, 2, 20)], (21, 21))
+    storage.commit_path(np.array([[0, 2, 5, 8], [0, 8, -1, -1]], np.int32), [12, 12], 21)
     storage.zero_row(4, 21)
     storage.write_row(3, storage.read_row(2, 20, 21), 21)
 
@@ -68,12 +73,62 @@ def run_sampler(gpu: CudaDevice, index: "np.dtype[np.signedinteger]") -> None:
     sys.stdout.write(f"{[sample.token_id for sample in samples if sample]}\n")
 
 
+def run_trees(gpu: CudaDevice, index: "np.dtype[np.signedinteger]", shape: Shape) -> None:
+    rng = np.random.default_rng(shape.vocab)
+    rows, top_k, levels, vocab = shape
+    width = min(33, shape.entries)
+    longest = max(width, shape.slots)
+    steps = StepBuffers(*on_gpu(gpu, tree_buffers.step_buffers(longest, index)))
+    trees = TreeBuffers(*on_gpu(gpu, tree_buffers.tree_buffers(width)))
+    proposal = ProposalBuffers(
+        *on_gpu(gpu, tree_buffers.proposal_buffers(shape, HALF, mapped=True))
+    )
+    logits = tree_buffers.random_logits(rng, "odd", (rows, top_k, vocab))
+    gpu.ring.upload(proposal.logits.address, logits)
+    ops = gpu.tree_ops
+    ops.begin_proposal(proposal, rows, top_k)
+    for level in range(levels - 1):
+        ops.feed_proposal(steps, proposal, steps.start, (rows, (level + 1) * top_k, top_k))
+        ops.extend_proposal(proposal, rows, top_k, level, last=level == levels - 2)
+    ops.finish_proposal(proposal, trees, [row != 1 for row in range(rows)], width)
+    ops.feed_verify(steps, trees, rows, width)
+    ops.gather_rows(steps.embeds, 2, np.array([[1, -1, 0]] * rows, np.int32), proposal.hidden_in)
+    ops.gather_rows(steps.embeds, 1, np.full((1, rows), -1, np.int32), steps.embeds)
+    run_walks(gpu, trees, steps, rows, width)
+
+
+def run_walks(
+    gpu: CudaDevice, trees: TreeBuffers, steps: StepBuffers, rows: int, width: int
+) -> None:
+    rng = np.random.default_rng(width)
+    logits = rng.standard_normal((8, width, 60)).astype(np.float32)
+    buffers = SamplerBuffers(gpu.constant("logits", logits), steps.start, steps.next_tokens, trees)
+    sampler = gpu.batch_sampler(buffers)
+    params = [
+        SamplingParams(),
+        SamplingParams(temperature=1, top_p=0.9, frequency_penalty=0.3, logprobs=2),
+        SamplingParams(temperature=2, top_k=9),
+    ]
+    sampler.begin(
+        [
+            RowRequest(token_ids=[1, 2], prompt_length=1, max_tokens=9, sampling=params[row % 3])
+            for row in range(rows)
+        ]
+    )
+    for size in (2, width):
+        gpu.tree_ops.plant(trees, *tree_buffers.random_trees(rng, rows, size))
+        paths = sampler.verify(rows, size).result()
+    sys.stdout.write(f"{[path.nodes for path in paths if path]}\n")
+
+
 def main() -> None:
     gpu = open_cuda_device()
     for index in (INT32, INT64):
         for out in (HALF, FLOAT):
             run_steps(gpu, index, out)
         run_sampler(gpu, index)
+        for shape in (Shape(3, 10, 3, 2049), Shape(8, 1, 4, 1), Shape(2, 40, 2, 5000)):
+            run_trees(gpu, index, shape)
     gpu.close()
 
 

@@ -22,6 +22,12 @@ KERNELS = [
     ("sampling", ("-DINDEX=int", "--fmad=false")),
     ("sampling", ("-DINDEX=long long", "--fmad=false")),
     ("history", ()),
+    ("walk", ("-DINDEX=int", "--fmad=false")),
+    ("walk", ("-DINDEX=long long", "--fmad=false")),
+    ("tree", ("-DUNIT=uint4",)),
+    ("tree", ("-DUNIT=unsigned short",)),
+    ("tree_feed", ("-DINDEX=int", "-DUNIT=uint4")),
+    ("tree_feed", ("-DINDEX=long long", "-DCONVERT", "-DTABLE=half_bits", "-DOUT=float")),
 ]
 TINY = 'extern "C" __global__ void tiny(int* x) { *x = VALUE; }'
 

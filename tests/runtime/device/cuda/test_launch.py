@@ -10,11 +10,15 @@ from runtime.device.cuda.driver import CudaDriver
 from runtime.device.cuda.element_types import copy_unit, float_type, index_type
 from runtime.device.cuda.launch import KernelLaunch, pack_arguments
 from runtime.device.cuda.ops import FeedArguments
+from runtime.device.cuda.path_commit import PathArguments
+from runtime.device.cuda.proposal import FinishArguments, ProposalArguments
 from runtime.device.cuda.row_moves import MOVES, Moves, RowsArguments, queue_moves
 from runtime.device.cuda.row_settings import ROW, needs_row_kernel, row_settings
 from runtime.device.cuda.sample_ring import RESULT
 from runtime.device.cuda.sampler import BatchArguments
 from runtime.device.cuda.stream import CudaStream
+from runtime.device.cuda.tree_feed import NodesArguments
+from runtime.device.cuda.walks import WalkArguments
 from runtime.errors import HearthError
 from runtime.request import SamplingParams
 from tests.runtime.device.cuda.fake_driver import CUresult, FakeDriver
@@ -48,7 +52,9 @@ def test_a_launch_is_one_call_and_its_failure_is_named() -> None:
 
 def test_structures_have_the_sizes_of_the_kernels() -> None:
     sizes = [ctypes.sizeof(kind) for kind in (FeedArguments, RowsArguments, BatchArguments)]
-    assert sizes == [88, 24, 96]
+    assert sizes == [96, 24, 96]
+    kinds = (NodesArguments, ProposalArguments, FinishArguments, PathArguments, WalkArguments)
+    assert [ctypes.sizeof(kind) for kind in kinds] == [48, 120, 80, 16, 48]
     assert ctypes.sizeof(Moves) == 4 + 3 * 4 * MOVES
     assert (ROW.itemsize, RESULT.itemsize) == (48, 184)
 

@@ -12,6 +12,7 @@ from runtime.tensors.tensor import Tensor
 
 pytestmark = pytest.mark.gpu
 VOCAB, ROWS, CHUNK = 50, 4, 7
+MASKED = 0.5
 FLOAT = np.dtype(np.float32)
 HALF = np.dtype(np.float16)
 BFLOAT = np.dtype(ml_dtypes.bfloat16)
@@ -29,15 +30,22 @@ def host_buffers(
         positions=Tensor("positions", np.full((ROWS, CHUNK), 9, index)),
         select=Tensor("select", np.full((ROWS, 1), 9, index)),
         start=Tensor("start", np.array([5, 0, 11, 2], index)),
+        mask=Tensor("mask", rng.random((ROWS, CHUNK, CHUNK)) < MASKED) if hidden % 2 else None,
     )
 
 
 def on_gpu(gpu: CudaDevice, buffers: StepBuffers) -> StepBuffers:
-    return StepBuffers(*(gpu.constant(tensor.name, tensor.array) for tensor in buffers))
+    tensors: list[Any] = [
+        None if tensor is None else gpu.constant(tensor.name, tensor.array) for tensor in buffers
+    ]
+    return StepBuffers(*tensors)
 
 
 def assert_equal(gpu: CudaDevice, actual: StepBuffers, expected: StepBuffers) -> None:
     for got, wanted in zip(actual, expected, strict=True):
+        if got is None or wanted is None:
+            assert got is wanted
+            continue
         assert gpu.read(got).tobytes() == wanted.array.tobytes(), wanted.name
 
 
@@ -64,9 +72,10 @@ def test_prefill_feeds_ragged_rows(
     host = host_buffers(hidden, table, out, index)
     device = on_gpu(gpu, host)
     token_ids = np.random.default_rng(0).integers(0, VOCAB, (3, 5))
-    CpuStepOps().feed_prefill(host, token_ids, [5, 1, 3])
-    gpu.ops.feed_prefill(device, token_ids, [5, 1, 3])
-    assert_equal(gpu, device, host)
+    for first in (None, [7, 0, 40]):
+        CpuStepOps().feed_prefill(host, token_ids, [5, 1, 3], first)
+        gpu.ops.feed_prefill(device, token_ids, [5, 1, 3], first)
+        assert_equal(gpu, device, host)
 
 
 @pytest.mark.parametrize(("hidden", "table", "out", "index"), TYPES)

@@ -117,6 +117,44 @@ def test_a_row_is_saved_zeroed_and_restored(
     caches.check()
 
 
+def random_paths(rng: np.random.Generator, rows: int, room: int) -> NDArray[np.int32]:
+    """Ascending nodes from 0 on, of different lengths, -1 behind them."""
+    nodes = np.full((rows, room), -1, np.int32)
+    for row in nodes:
+        length = int(rng.integers(1, room + 1))
+        row[1:length] = np.sort(rng.permutation(np.arange(1, room))[: length - 1])
+        row[0] = 0
+    return nodes
+
+
+@pytest.mark.parametrize(("dtype", "head_dim"), SHAPES)
+def test_accepted_slots_move_together(gpu: CudaDevice, dtype: np.dtype[Any], head_dim: int) -> None:
+    caches = Caches(gpu, 5, dtype, head_dim)
+    for _ in range(5):
+        nodes = random_paths(caches.rng, 4, 12)
+        starts = caches.rng.integers(0, SLOTS - 11, 4).tolist()
+        caches.cpu.commit_path(nodes, starts, SLOTS)
+        caches.cuda.commit_path(nodes, starts, SLOTS)
+        caches.check()
+
+
+@pytest.mark.parametrize("path", [[[0, 1, 2]], [[0, -1, -1]], [[-1, -1, -1]], [[]]])
+def test_a_path_that_lies_in_place_moves_nothing(gpu: CudaDevice, path: list[list[int]]) -> None:
+    caches = Caches(gpu, 2, np.dtype(np.float16), 8)
+    caches.cuda.commit_path(np.array(path, np.int32), [SLOTS - 3], SLOTS)
+    caches.check()
+
+
+@pytest.mark.parametrize("path", [[0, 2, 1], [0, 2, 2], [0, -1, 3], [0, 1, 9]])
+def test_a_path_that_does_not_ascend_within_its_row_is_refused(
+    gpu: CudaDevice, path: list[int]
+) -> None:
+    caches = Caches(gpu, 2, np.dtype(np.float16), 8)
+    with pytest.raises(HearthError, match="do not ascend"):
+        caches.cuda.commit_path(np.array([path], np.int32), [SLOTS - 9], SLOTS)
+    caches.check()
+
+
 def test_what_a_cache_cannot_do_is_refused(gpu: CudaDevice) -> None:
     caches = Caches(gpu, 2, np.dtype(np.float16), 8)
     start = gpu.constant("start", np.zeros(2, np.int64))

@@ -4,27 +4,45 @@ from pathlib import Path
 from unittest.mock import patch
 
 from runtime.config import LLMEngineRunnerConfig
-from runtime.export import ExportOptions, export, export_model
+from runtime.export import DraftOptions, ExportOptions, engine_files, export, export_model
 from runtime.export.options import Dialect, TargetType
 from runtime.export.tensorrt.options import PlanOptions
+from tests.eagle_models import write_draft
 from tests.references import reference_folder
 
 CAPACITY, MAX_BATCH, CHUNK = 48, 4, 8
 
 
-def export_graph(name: str, target: Path, dialect: Dialect, dtype: TargetType) -> None:
+def export_graph(
+    name: str,
+    target: Path,
+    dialect: Dialect,
+    dtype: TargetType,
+    draft: DraftOptions | None = None,
+) -> None:
     """Write everything of a TensorRT engine folder of a reference model but the plan."""
 
     def keep_graph(_folder: Path, config: LLMEngineRunnerConfig, *_: object) -> object:
         return config
 
-    with patch.multiple(
-        export, build_or_fall_back=keep_graph, settle_dialect=lambda options: options
+    with (
+        patch.object(engine_files, "build_or_fall_back", keep_graph),
+        patch.object(export, "settle_dialect", lambda options: options),
     ):
-        export_model(reference_folder(name), target, graph_options(dialect, dtype))
+        export_model(reference_folder(name), target, graph_options(dialect, dtype, draft))
 
 
-def graph_options(dialect: Dialect, dtype: TargetType) -> ExportOptions:
+def small_draft(name: str, folder: Path) -> DraftOptions:
+    """A draft of a reference model, with small trees."""
+    draft = write_draft(
+        reference_folder(name), folder / "draft_model", form="offset", vocabulary=60
+    )
+    return DraftOptions(folder=draft, max_verify_tree=9, top_k=2, step=3)
+
+
+def graph_options(
+    dialect: Dialect, dtype: TargetType, draft: DraftOptions | None = None
+) -> ExportOptions:
     """Options of a small plan."""
     return ExportOptions(
         dialect=dialect,
@@ -33,4 +51,5 @@ def graph_options(dialect: Dialect, dtype: TargetType) -> ExportOptions:
         max_batch=MAX_BATCH,
         prefill_chunk=CHUNK,
         plan=PlanOptions(builder="tensorrt_rtx"),
+        draft=draft,
     )

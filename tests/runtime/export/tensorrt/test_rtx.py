@@ -5,22 +5,26 @@ from typing import Any
 
 import pytest
 
-from runtime.config import load_config
+from runtime.config import LLMEngineRunnerConfig, load_config
 from runtime.device.dtypes import numpy_dtype
-from runtime.engine_folder import MODEL_FILE, PLAN_FILE, verify_folder
+from runtime.engine_folder import DRAFT_FOLDER, MODEL_FILE, PLAN_FILE, verify_folder
 from runtime.errors import HearthError
 from runtime.export import export_model
 from runtime.export.options import Dialect, TargetType
 from runtime.tensors.profiles import build_profiles
-from runtime.tensors.registry import build_registry_for_llm
+from runtime.tensors.registry import (
+    TensorRegistry,
+    build_registry_for_llm,
+    build_registry_for_spec_decode_draft,
+)
 from tests.references import reference_folder
-from tests.runtime.export.tensorrt.graphs import graph_options
+from tests.runtime.export.tensorrt.graphs import graph_options, small_draft
 
 rtx = pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed")
 pytestmark = [pytest.mark.rtx, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 FAMILIES = ("qwen3", "qwen3_untied", "qwen2", "llama", "llama_partial")
 TYPES = {"float16": "HALF", "bfloat16": "BF16", "float32": "FLOAT", "int32": "INT32",
-         "int64": "INT64"}  # fmt: skip
+         "int64": "INT64", "bool": "BOOL"}  # fmt: skip
 # Their heads are smaller than any that a fused attention serves.
 SMALL_HEADS = ("qwen2",)
 DIALECTS: tuple[Dialect, ...] = ("native", "classic")
@@ -62,7 +66,14 @@ def test_bindings_and_profiles_are_those_of_the_registry(
     target = tmp_path / "engine"
     config = export_model(reference_folder("qwen3"), target, graph_options(dialect, "float16"))
     (network,) = seen
-    specs = {spec.name: spec for spec in build_registry_for_llm(config).specs}
+    _compare_bindings(network, config, build_registry_for_llm(config))
+    assert numpy_dtype(config.dtype).name == "float16"
+
+
+def _compare_bindings(
+    network: dict[str, Any], config: LLMEngineRunnerConfig, registry: TensorRegistry
+) -> None:
+    specs = {spec.name: spec for spec in registry.specs}
     assert set(network["tensors"]) == {*specs, "rope_cos", "rope_sin"}
     for name, spec in specs.items():
         direction, dtype, shape = network["tensors"][name]
@@ -78,7 +89,36 @@ def test_bindings_and_profiles_are_those_of_the_registry(
             for shape in shapes:
                 fixed = network["tensors"][name][2]
                 assert all(size in (-1, have) for size, have in zip(fixed, shape, strict=True))
-    assert numpy_dtype(config.dtype).name == "float16"
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_base_and_its_draft_are_built(tmp_path: Path, dialect: Dialect) -> None:
+    target = tmp_path / "engine"
+    options = graph_options(dialect, "float16", small_draft("qwen3", tmp_path))
+    base = export_model(reference_folder("qwen3"), target, options)
+    draft = load_config(target / DRAFT_FOLDER)
+    for folder, config in ((target, base), (target / DRAFT_FOLDER, draft)):
+        assert (config.dialect, config.backend) == (dialect, "tensorrt")
+        assert config.plan is not None
+        assert not (folder / MODEL_FILE).exists()
+        verify_folder(folder, load_config(folder), digests=True)
+    assert (base.max_verify_tree_size, draft.max_draft_tree_size) == (9, 6)
+    assert draft.static_drafting == (2, 3)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_bindings_of_speculation_are_those_of_the_registry(
+    tmp_path: Path, dialect: Dialect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr("runtime.export.tensorrt.plan.run_builder",
+                        lambda _python, job, _progress=None: _inspect(job, seen))  # fmt: skip
+    target = tmp_path / "engine"
+    options = graph_options(dialect, "float16", small_draft("llama", tmp_path))
+    base = export_model(reference_folder("llama"), target, options)
+    draft = load_config(target / DRAFT_FOLDER)
+    _compare_bindings(seen[0], base, build_registry_for_llm(base))
+    _compare_bindings(seen[1], draft, build_registry_for_spec_decode_draft(draft))
 
 
 def test_a_graph_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ import pytest
 
 from runtime.engine_folder import MODEL_FILE
 from tests.references import NAMES, reference_logits
+from tests.runtime.export.drafts import compare_draft
 from tests.runtime.export.graph_driver import GraphDriver, run_rows
-from tests.runtime.export.tensorrt.graphs import CAPACITY, CHUNK, export_graph
+from tests.runtime.export.tensorrt.graphs import CAPACITY, CHUNK, export_graph, small_draft
 
 LAYERS = 3
 
@@ -28,6 +29,19 @@ def test_the_primitive_graph_gives_the_reference_logits(tmp_path: Path, name: st
 def test_the_primitive_graph_is_valid_onnx(tmp_path: Path, name: str) -> None:
     export_graph(name, tmp_path / "engine", "classic", "float16")
     onnx.checker.check_model(tmp_path / "engine" / MODEL_FILE, full_check=True)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama_partial"])
+def test_the_primitive_graphs_of_speculation_take_trees(tmp_path: Path, name: str) -> None:
+    target = tmp_path / "engine"
+    export_graph(name, target, "classic", "float32", small_draft(name, tmp_path))
+    rows = reference_logits(name)
+    driver = GraphDriver(target, len(rows), CAPACITY)
+    for row, logits in zip(rows, run_rows(driver, rows, CHUNK), strict=True):
+        np.testing.assert_allclose(logits, row.logits, atol=2e-4)
+    compare_draft(target, name, 2e-4)
+    for folder in (target, target / "draft"):
+        onnx.checker.check_model(folder / MODEL_FILE, full_check=True)
 
 
 @pytest.mark.parametrize("dialect", ["classic", "native"])

@@ -1,0 +1,71 @@
+from pathlib import Path
+from typing import NamedTuple
+
+from runtime.decoding.deployment import DeploymentConfig
+from runtime.decoding.speculative import SpeculativeStrategy
+from runtime.device.device import BatchSampler, Device, SamplerBuffers
+from runtime.drafting.draft_runner import EagleDraftRunner
+from runtime.drafting.eagle import EagleProposer
+from runtime.drafting.lookup_proposer import LookupProposer
+from runtime.drafting.policy import SpeculationPolicy
+from runtime.drafting.proposer import Proposer
+from runtime.engine_folder import DRAFT_FOLDER
+from runtime.engine_runner import LLMEngineRunner
+from runtime.errors import HearthError
+from runtime.executor.engine import EngineOptions
+from runtime.executor.engine_executor import EngineExecutor
+from runtime.pipeline_io import PipelineIO
+from runtime.shared_resources import SharedResources
+from runtime.tensors.tensor import Tensor
+
+
+class RuntimeParts(NamedTuple):
+    """What a runtime is made of."""
+
+    runner: LLMEngineRunner
+    device: Device
+    sampler: BatchSampler
+    speculation: SpeculativeStrategy | None
+
+
+def assemble(
+    deployment: DeploymentConfig, folder: Path, options: EngineOptions, device: Device
+) -> RuntimeParts:
+    """Caches and buffers first, then the engines, of a folder that was checked before.
+
+    Raises `engine_*`, `out_of_memory` or `invalid_value`.
+    """
+    config, draft = deployment.base, deployment.draft
+    resources = SharedResources.create_for_llm(config, folder, device)
+    if draft is not None:
+        resources.add_draft(draft, folder / DRAFT_FOLDER, device)
+    io = PipelineIO.create_for_llm(config, device)
+    executor = EngineExecutor.create_for_llm(folder, config, options, device)
+    lengths = resources.cache_managers[0].lengths
+    sampler = device.batch_sampler(
+        SamplerBuffers(io.output_logits, lengths, io.next_tokens, io.trees)
+    )
+    runner = LLMEngineRunner(config, executor, io, resources, device)
+    if io.trees is None:
+        return RuntimeParts(runner, device, sampler, None)
+    proposer: Proposer
+    if draft is None:
+        fixed = device.kind == "cuda"
+        proposer = LookupProposer(device.tree_ops, deployment.speculation, fixed_width=fixed)
+    else:
+        executor = EngineExecutor.create_for_spec_decode_draft(
+            folder / DRAFT_FOLDER, draft, options, device
+        )
+        drafting = deployment.drafting
+        drafter = EagleDraftRunner(draft, drafting, executor, resources, device)
+        proposer = EagleProposer(drafter, _hidden_states(io), drafting)
+    adaptive = deployment.speculation.adaptive
+    policy = SpeculationPolicy(config.max_supported_batch_size) if adaptive else None
+    speculation = SpeculativeStrategy(runner, sampler, io.trees, proposer, policy)
+    return RuntimeParts(runner, device, sampler, speculation)
+
+
+def _hidden_states(io: PipelineIO) -> Tensor:
+    if io.hidden_states is None:
+        raise HearthError("internal", "the base engine gives no hidden states to draft from")
+    return io.hidden_states

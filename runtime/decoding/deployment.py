@@ -1,0 +1,138 @@
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from msgspec import structs
+
+from runtime.config import LLMEngineRunnerConfig, load_config
+from runtime.decoding.options import RuntimeOptions, effective_config
+from runtime.drafting.options import (
+    EagleDraftingConfig,
+    SpeculationOptions,
+    check_speculation,
+)
+from runtime.engine_folder import DRAFT_FOLDER, verify_folder
+from runtime.errors import HearthError
+
+Method = Literal["off", "lookup", "eagle"]
+
+
+class DeploymentConfig(NamedTuple):
+    """What runs: the base engine, how it speculates, and the draft engine if that needs one.
+
+    Both engines have the smaller of their batches and capacities. The base's
+    `max_verify_tree_size` is the size of the trees that are in use.
+    """
+
+    base: LLMEngineRunnerConfig
+    method: Method = "off"
+    speculation: SpeculationOptions = SpeculationOptions()
+    draft: LLMEngineRunnerConfig | None = None
+
+    @property
+    def drafting(self) -> EagleDraftingConfig:
+        """The trees of the draft engine; raises `internal` where there is none."""
+        if self.draft is None or self.speculation.eagle is None:
+            raise HearthError("internal", "this deployment has no draft engine")
+        return self.speculation.eagle
+
+
+def load_deployment(folder: Path, options: RuntimeOptions) -> DeploymentConfig:
+    """Read and check an engine folder; raises `engine_*`, `invalid_value`, `unsupported_option`."""
+    stored = load_config(folder)
+    verify_folder(folder, stored, digests=options.verify)
+    draft = None
+    if stored.enable_eagle_spec_decode:
+        draft = load_config(folder / DRAFT_FOLDER)
+        verify_folder(folder / DRAFT_FOLDER, draft, digests=options.verify)
+    return resolve_deployment(stored, draft, options)
+
+
+def resolve_deployment(
+    stored: LLMEngineRunnerConfig, draft: LLMEngineRunnerConfig | None, options: RuntimeOptions
+) -> DeploymentConfig:
+    """The engines within the limits asked for; raises naming the option that cannot be met."""
+    speculation = options.speculation
+    check_speculation(speculation)
+    method = _method(stored, draft, options)
+    if method == "eagle" and draft is not None:
+        return _with_draft(stored, draft, options)
+    nodes = speculation.lookup_tokens + 1 if method == "lookup" else 0
+    if stored.enable_eagle_spec_decode:
+        _check_limit("lookup_tokens", nodes, stored.max_verify_tree_size)
+    base = structs.replace(effective_config(stored, options), max_verify_tree_size=nodes)
+    return DeploymentConfig(base, method, speculation)
+
+
+def _method(
+    stored: LLMEngineRunnerConfig, draft: LLMEngineRunnerConfig | None, options: RuntimeOptions
+) -> Method:
+    asked = options.speculation.method
+    if asked == "off":
+        return asked
+    # A plan has the steps that it was built with, and only a base of a draft verifies trees.
+    verifies = stored.backend != "tensorrt" or draft is not None
+    if asked == "auto":
+        simulated = "simulated" in {options.engine_kind, stored.backend}
+        if simulated or not verifies:
+            return "off"
+        return "lookup" if draft is None else "eagle"
+    if not verifies or (asked == "eagle" and draft is None):
+        need = "a draft: export the model with one" if verifies else "an engine that verifies trees"
+        raise HearthError("unsupported_option", f"{asked} needs {need}", "speculation")
+    return asked
+
+
+def _with_draft(
+    stored: LLMEngineRunnerConfig, stored_draft: LLMEngineRunnerConfig, options: RuntimeOptions
+) -> DeploymentConfig:
+    base = _smaller(stored, stored_draft)
+    eagle = options.speculation.eagle or suited_drafting(stored, stored_draft)
+    _check_limit("verify_tree_size", eagle.tree_size, stored.max_verify_tree_size)
+    _check_limit("drafting_top_k", eagle.proposal_size, stored_draft.max_draft_tree_size)
+    effective = effective_config(base, options)
+    draft = structs.replace(
+        effective_config(_smaller(stored_draft, stored), options),
+        prefill_chunk=effective.prefill_chunk,
+    )
+    return DeploymentConfig(
+        structs.replace(effective, max_verify_tree_size=eagle.tree_size),
+        "eagle",
+        structs.replace(options.speculation, eagle=eagle),
+        draft,
+    )
+
+
+def suited_drafting(
+    base: LLMEngineRunnerConfig, draft: LLMEngineRunnerConfig
+) -> EagleDraftingConfig:
+    """The trees to take where none are asked for, within what the engines were made for.
+
+    A CPU pays for every node, so it gets a chain; a GPU's step costs the same for a whole tree.
+    """
+    wanted = (1, 4, 5) if base.device == "cpu" else (4, 3, 16)
+    top_k, step, nodes = wanted
+    top_k = min(top_k, draft.max_draft_tree_size)
+    return EagleDraftingConfig(
+        drafting_top_k=top_k,
+        drafting_step=max(1, min(step, draft.max_draft_tree_size // top_k)),
+        verify_tree_size=min(nodes, base.max_verify_tree_size),
+    )
+
+
+def _smaller(one: LLMEngineRunnerConfig, other: LLMEngineRunnerConfig) -> LLMEngineRunnerConfig:
+    """`one` with the limits that both engines keep."""
+    batch = min(one.max_supported_batch_size, other.max_supported_batch_size)
+    capacity = min(one.max_kv_cache_capacity, other.max_kv_cache_capacity)
+    return structs.replace(
+        one,
+        max_supported_batch_size=batch,
+        max_kv_cache_capacity=capacity,
+        max_supported_input_length=min(one.max_supported_input_length, capacity - 1),
+    )
+
+
+def _check_limit(name: str, asked: int, limit: int) -> None:
+    if asked > limit:
+        raise HearthError(
+            "invalid_value", f"{name} asks for {asked} tree nodes, the engine takes {limit}", name
+        )

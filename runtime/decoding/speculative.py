@@ -1,0 +1,160 @@
+import time
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from runtime.decoding.context import DecodingInferenceContext, DecodingRow
+from runtime.decoding.vanilla import PendingStep
+from runtime.device.device import AcceptedPath, BatchSampler, PendingPaths, TreeBuffers
+from runtime.drafting.metrics import EagleGenerationMetrics
+from runtime.drafting.policy import SpeculationPolicy
+from runtime.drafting.proposer import Proposer
+from runtime.engine_runner import LLMEngineRunner
+from runtime.request import RowRound, RowToken
+
+_ROOT_ALONE = AcceptedPath([], [0])
+"""What a row with numbers that are not finite leaves behind until it is evicted."""
+
+
+class RoundPlan(NamedTuple):
+    """A round as it was queued: its rows with the size of each tree, and when.
+
+    `width` counts the nodes a row in the step, `pure` means that no row declined speculation.
+    """
+
+    rows: list[DecodingRow]
+    sizes: list[int]
+    width: int
+    pure: bool
+    started: float
+    drafted: float
+
+
+class SpeculativeStrategy:
+    """Rounds of speculation: propose a token tree a row, verify all nodes in one step, commit."""
+
+    def __init__(
+        self,
+        runner: LLMEngineRunner,
+        sampler: BatchSampler,
+        trees: TreeBuffers,
+        proposer: Proposer,
+        policy: SpeculationPolicy | None,
+    ) -> None:
+        self.metrics = EagleGenerationMetrics()
+        self.proposer = proposer
+        self._runner = runner
+        self._sampler = sampler
+        self._trees = trees
+        self._policy = policy
+        self._capacity = runner.get_engine_config().max_kv_cache_capacity
+
+    def wanted(self, context: DecodingInferenceContext) -> bool:
+        """Whether the batch is to take a round next, as far as the known tokens say."""
+        rows = context.rows
+        if not rows or context.has_prompt_left:
+            return False
+        speculating = self._speculating(rows)
+        return (
+            any(speculating)
+            and max(row.filled for row in rows) + self.proposer.room <= self._capacity
+            and self.proposer.ready(rows, speculating)
+        )
+
+    def round(self, context: DecodingInferenceContext) -> "PendingRound":
+        """Queue a round; all tokens of the rows must be known."""
+        started = time.monotonic()
+        rows = context.rows
+        speculating = self._speculating(rows)
+        sizes = self.proposer.propose(rows, speculating, self._trees)
+        drafted = time.monotonic()
+        width = self._width(sizes)
+        self._runner.execute_eagle_base_tree_decoding_step(width)
+        paths = self._sampler.verify(len(rows), width)
+        plan = RoundPlan(list(rows), sizes, width, all(speculating), started, drafted)
+        return PendingRound(self, plan, paths)
+
+    def follow(self, step: PendingStep) -> None:
+        """Let the proposer keep step with what was queued without it."""
+        if step.kind == "prefill":
+            self.proposer.prefilled(step.rows, step.lengths)
+        else:
+            self.proposer.stepped(step.rows)
+
+    def capture(self, batch_sizes: Sequence[int]) -> None:
+        """Capture the proposer's steps and the verification of its trees, between batches."""
+        widths = self.proposer.capture(batch_sizes)
+        self._runner.capture_eagle_base_tree_decoding_graph(batch_sizes, widths)
+
+    def record_step(self, batch: int, seconds: float) -> None:
+        """Tell the policy of a decode step."""
+        if self._policy is not None:
+            self._policy.record_step(batch, seconds)
+
+    def finish(
+        self, plan: RoundPlan, paths: Sequence[AcceptedPath], rounds: Sequence[RowRound]
+    ) -> None:
+        """Keep the accepted nodes of every row, here and in the proposer, and count the round."""
+        verified = time.monotonic()
+        nodes = [path.nodes for path in paths]
+        self._runner.commit_path(nodes)
+        for row, path in zip(plan.rows, nodes, strict=True):
+            row.filled += len(path)
+        self.proposer.accepted(plan.rows, nodes, plan.width)
+        ended = time.monotonic()
+        self.metrics.record(
+            rounds,
+            draft_s=plan.drafted - plan.started,
+            verify_s=verified - plan.drafted,
+            commit_s=ended - verified,
+        )
+        # A round with vanilla rows in it says nothing about speculation.
+        if self._policy is not None and plan.pure:
+            tokens = sum(len(path.samples) for path in paths)
+            self._policy.record_round(len(plan.rows), tokens, ended - plan.started)
+
+    def _speculating(self, rows: Sequence[DecodingRow]) -> list[bool]:
+        default = self._policy is None or self._policy.wants(len(rows))
+        return [default if row.speculation is None else row.speculation for row in rows]
+
+    def _width(self, sizes: Sequence[int]) -> int:
+        fixed = self._runner.get_engine_config().device == "cuda"
+        return self._trees.ids.shape[1] if fixed else max(sizes)
+
+
+class PendingRound:
+    """A round that was queued, and what it gave once it is collected."""
+
+    kind: Literal["verify"] = "verify"
+
+    def __init__(self, strategy: SpeculativeStrategy, plan: RoundPlan, paths: PendingPaths) -> None:
+        self.rounds: list[RowRound] = []
+        self.filled = 0
+        self.rows = plan.rows
+        self.started = plan.started
+        self._strategy = strategy
+        self._plan = plan
+        self._paths = paths
+
+    def collect(self) -> list[RowToken]:
+        """Wait for the paths, hand their tokens to the rows, and commit them."""
+        found = self._paths.result()
+        tokens: list[RowToken] = []
+        for row, size, path in zip(self.rows, self._plan.sizes, found, strict=True):
+            gained = _take(row, path)
+            tokens += gained
+            if size > 1 and path is not None:
+                self.rounds.append(RowRound(row.index, size - 1, len(gained)))
+        paths = [_ROOT_ALONE if path is None else path for path in found]
+        self.filled = sum(len(path.nodes) for path in paths)
+        self._strategy.finish(self._plan, paths, self.rounds)
+        return tokens
+
+
+def _take(row: DecodingRow, path: AcceptedPath | None) -> list[RowToken]:
+    """Hand a path to its row; what lies behind the row's end is dropped by it."""
+    if path is None:
+        report = row.take(None)
+        return [] if report is None else [report]
+    row.awaited += len(path.samples)
+    reports = [row.take(sample) for sample in path.samples]
+    return [report for report in reports if report is not None]

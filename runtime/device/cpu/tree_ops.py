@@ -1,0 +1,129 @@
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.device import tree_arrays
+from runtime.device.cpu.ops import embed
+from runtime.device.device import ProposalBuffers, StepBuffers, TreeBuffers
+from runtime.tensors.tensor import Tensor
+
+
+class CpuTreeOps:
+    """Builds token trees and the steps around them with NumPy on the calling thread."""
+
+    def plant(self, trees: TreeBuffers, ids: NDArray[np.int32], parents: NDArray[np.int32]) -> None:
+        """Copy trees [rows, width]."""
+        trees.ids.view(ids.shape)[...] = ids
+        trees.parents.view(parents.shape)[...] = parents
+
+    def feed_verify(self, buffers: StepBuffers, trees: TreeBuffers, rows: int, width: int) -> None:
+        """Fill a step of the first `width` nodes of each row, all of them selected."""
+        ids = trees.ids.view((rows, width))
+        ids[:, 0] = buffers.next_tokens.array[:rows]
+        packed = tree_arrays.pack_mask(trees.parents.view((rows, width)))
+        trees.packed_mask.view(packed.shape)[...] = packed
+        _feed_tree(buffers, ids, packed, buffers.start.array[:rows])
+        buffers.select.view((rows, width))[...] = np.arange(width)
+
+    def begin_proposal(self, proposal: ProposalBuffers, rows: int, top_k: int) -> None:
+        """Table and first slots from logits [rows, 1, Vd] and hidden [rows, 1, H]."""
+        tree_arrays.begin_proposal(
+            _arrays(proposal, rows), _logits(proposal, rows, 1)[:, 0], _full_ids(proposal), top_k
+        )
+        tree_arrays.begin_hidden(*_hidden(proposal, rows, 1), top_k)
+
+    def feed_proposal(
+        self,
+        buffers: StepBuffers,
+        proposal: ProposalBuffers,
+        lengths: Tensor,
+        shape: tuple[int, int, int],
+    ) -> None:
+        """Fill a draft step of all slots; `shape` is (rows, used, K), the last K selected."""
+        rows, used, top_k = shape
+        ids, parents = proposal.ids.array[:rows], proposal.parents.array[:rows]
+        packed = tree_arrays.pack_mask(parents)
+        _feed_tree(buffers, ids, packed, lengths.array[:rows])
+        buffers.select.view((rows, top_k))[...] = np.arange(used - top_k, used)
+
+    def extend_proposal(
+        self, proposal: ProposalBuffers, rows: int, top_k: int, level: int, *, last: bool
+    ) -> None:
+        """Enter the tokens after the slots of `level`; the best of them become slots."""
+        following = tree_arrays.extend_proposal(
+            _arrays(proposal, rows),
+            _logits(proposal, rows, top_k),
+            _full_ids(proposal),
+            level,
+            last=last,
+        )
+        hidden, fresh = _hidden(proposal, rows, top_k)
+        tree_arrays.extend_hidden(hidden, fresh, following, (level + 1) * top_k)
+
+    def finish_proposal(
+        self,
+        proposal: ProposalBuffers,
+        trees: TreeBuffers,
+        speculating: Sequence[bool],
+        width: int,
+    ) -> None:
+        """Plant the best `width` entries; node 0 alone where a row is not speculating."""
+        rows = len(speculating)
+        found = tree_arrays.finish_proposal(
+            _arrays(proposal, rows), np.array(speculating, np.bool_), width
+        )
+        self.plant(trees, *found)
+
+    def gather_rows(
+        self, source: Tensor, width: int, index: NDArray[np.int32], out: Tensor
+    ) -> None:
+        """`out[b, i] = source[b, index[b, i]]`, zeros where the index is negative."""
+        size = source.shape[-1]
+        dense = source.view((len(index), width, size))
+        tree_arrays.gather_rows(dense, index, out.view((*index.shape, size)))
+
+
+def _feed_tree(
+    buffers: StepBuffers, ids: NDArray[np.int32], packed: NDArray[np.int32], start: NDArray[Any]
+) -> None:
+    rows, width = ids.shape
+    if buffers.mask is not None:
+        mask = buffers.mask.view((rows, width, width))
+        mask[...] = tree_arrays.unpack_mask(packed, width)
+    positions = buffers.positions.view((rows, width))
+    tree_arrays.fill_tree_positions(positions, start, tree_arrays.node_depths(packed))
+    embed(buffers, ids)
+
+
+def _arrays(proposal: ProposalBuffers, rows: int) -> tree_arrays.Proposal:
+    return tree_arrays.Proposal(
+        *(
+            tensor.array[:rows]
+            for tensor in (
+                proposal.ids,
+                proposal.parents,
+                proposal.entries,
+                proposal.table_ids,
+                proposal.table_parents,
+                proposal.table_scores,
+            )
+        )
+    )
+
+
+def _logits(proposal: ProposalBuffers, rows: int, selected: int) -> NDArray[np.float32]:
+    return proposal.logits.view((rows, selected, proposal.logits.shape[-1]))
+
+
+def _hidden(
+    proposal: ProposalBuffers, rows: int, selected: int
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    size = proposal.hidden_in.shape[-1]
+    hidden = proposal.hidden_in.view((rows, proposal.ids.shape[1], size))
+    return hidden, proposal.hidden_out.view((rows, selected, size))
+
+
+def _full_ids(proposal: ProposalBuffers) -> NDArray[np.int32] | None:
+    return None if proposal.full_ids is None else proposal.full_ids.array

@@ -1,0 +1,84 @@
+import ctypes
+
+from runtime.device.cuda.launch import KernelLibrary
+from runtime.device.cuda.ops import check_mask, feed_arguments
+from runtime.device.device import ProposalBuffers, StepBuffers, TreeBuffers
+from runtime.errors import HearthError
+from runtime.tensors.tensor import Tensor
+
+MOST_NODES = 1024
+_THREADS = 128
+_WORD_BITS = 32
+
+
+class NodesArguments(ctypes.Structure):
+    """`Nodes` of kernels/tree_feed.cu."""
+
+    _fields_ = (
+        ("ids", ctypes.c_uint64),
+        ("parents", ctypes.c_uint64),
+        ("lengths", ctypes.c_uint64),
+        ("packed", ctypes.c_uint64),
+        ("words", ctypes.c_int32),
+        ("first", ctypes.c_int32),
+        ("selected", ctypes.c_int32),
+        ("rooted", ctypes.c_int32),
+    )
+
+
+class TreeFeed:
+    """The launch that fills a step of token trees: one block a node."""
+
+    def __init__(
+        self, library: KernelLibrary, buffers: StepBuffers, nodes: NodesArguments, most: int
+    ) -> None:
+        self._buffers = buffers
+        self._nodes = nodes
+        self._most = min(most, MOST_NODES)
+        self._feed, options = feed_arguments(buffers)
+        self._launch = library.prepare(
+            "tree_feed", "feed_nodes", options, _THREADS, (self._feed, nodes)
+        )
+
+    @classmethod
+    def of_trees(
+        cls, library: KernelLibrary, buffers: StepBuffers, trees: TreeBuffers
+    ) -> "TreeFeed":
+        """Steps that verify `trees`."""
+        nodes = NodesArguments(
+            trees.ids.address,
+            trees.parents.address,
+            buffers.start.address,
+            trees.packed_mask.address,
+            rooted=1,
+        )
+        return cls(library, buffers, nodes, trees.ids.shape[1])
+
+    @classmethod
+    def of_proposal(
+        cls,
+        library: KernelLibrary,
+        buffers: StepBuffers,
+        proposal: ProposalBuffers,
+        lengths: Tensor,
+    ) -> "TreeFeed":
+        """Draft steps; `lengths` [max batch] are the positions of the root's children."""
+        if lengths.dtype != buffers.start.dtype:
+            raise HearthError("internal", f"{lengths.name} is no index of the draft's steps")
+        nodes = NodesArguments(proposal.ids.address, proposal.parents.address, lengths.address)
+        return cls(library, buffers, nodes, proposal.ids.shape[1])
+
+    def launch(self, rows: int, width: int, selected: range) -> None:
+        """Queue a step of `width` nodes a row, of which `selected` get logits."""
+        buffers, nodes = self._buffers, self._nodes
+        inside = selected.start >= 0 and selected.stop <= width
+        if rows > buffers.start.shape[0] or not 0 < width <= self._most or not inside:
+            raise HearthError("internal", f"{rows} rows of {width} nodes exceed a step's buffers")
+        buffers.embeds.check((rows, width, buffers.embeds.shape[-1]))
+        buffers.select.check((rows, len(selected)))
+        check_mask(buffers, rows, width)
+        nodes.words = -(-width // _WORD_BITS)
+        nodes.first, nodes.selected = selected.start, len(selected)
+        self._feed.rows, self._feed.steps = rows, width
+        if rows:
+            self._launch.launch(rows * width)

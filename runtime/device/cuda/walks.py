@@ -1,0 +1,148 @@
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
+
+from runtime.device.cuda.context import CudaContext
+from runtime.device.cuda.events import CudaEvent
+from runtime.device.cuda.launch import KernelLibrary
+from runtime.device.cuda.memory import CudaMemory
+from runtime.device.cuda.sample_ring import RESULT, read_sample
+from runtime.device.cuda.stream import CudaStream
+from runtime.device.cuda.upload import UploadRing
+from runtime.device.device import AcceptedPath, TreeBuffers
+from runtime.errors import HearthError
+
+_SCAN_THREADS, _WALK_THREADS = 256, 1024
+_SLOTS = 4
+PARTIAL = np.dtype([("best", np.uint64), ("rest", np.uint32, (4,))])
+_BEST = np.dtype([("best", np.uint64), ("raw", np.uint32), ("bad", np.uint32)])
+_INT = np.dtype(np.int32)
+
+
+class WalkArguments(ctypes.Structure):
+    """`Walk` of kernels/walk.cu."""
+
+    _fields_ = (
+        ("ids", ctypes.c_uint64),
+        ("parents", ctypes.c_uint64),
+        ("scans", ctypes.c_uint64),
+        ("partial", ctypes.c_uint64),
+        ("paths", ctypes.c_uint64),
+        ("width", ctypes.c_int32),
+        ("levels", ctypes.c_int32),
+    )
+
+
+class _PathSlot:
+    """Pinned paths and results of one round, which the kernel writes itself, and its event."""
+
+    def __init__(self, context: CudaContext, memory: CudaMemory, shape: tuple[int, int]) -> None:
+        rows, levels = shape
+        self.paths = memory.pinned_zeros("accepted paths", (rows, 1 + levels), _INT)
+        self.results = memory.pinned_zeros("accepted samples", shape, RESULT)
+        self.event = CudaEvent(context)
+        self.uses = 0
+
+
+class CudaPendingPaths:
+    """The walks of a round that may still be running; `wanted` is each row's `logprobs`."""
+
+    def __init__(self, slot: _PathSlot, stream: CudaStream, wanted: Sequence[int]) -> None:
+        slot.event.record(stream)
+        slot.uses += 1
+        self._slot = slot
+        self._use = slot.uses
+        self._wanted = wanted
+        self._paths: list[AcceptedPath | None] | None = None
+
+    def result(self) -> list[AcceptedPath | None]:
+        """Wait and read, once; raises what the round raised."""
+        if self._paths is None:
+            self._paths = self._read()
+        return self._paths
+
+    def _read(self) -> list[AcceptedPath | None]:
+        if self._slot.uses != self._use:
+            raise HearthError("internal", "the paths of a round were read too late")
+        self._slot.event.wait()
+        return [self._path(row) for row in range(len(self._wanted))]
+
+    def _path(self, row: int) -> AcceptedPath | None:
+        count, *nodes = self._slot.paths.array[row].tolist()
+        if count < 0:
+            return None
+        results = self._slot.results.array[row]
+        samples = [read_sample(results[i], self._wanted[row]) for i in range(count)]
+        return AcceptedPath(samples, nodes[:count])
+
+
+class TreeWalks:
+    """Walks the trees of all rows: one block a row, in one launch.
+
+    Before it comes a scan of all nodes where there are at most as many as multiprocessors: then
+    it takes less time than the one block takes for the nodes that are walked.
+    """
+
+    def __init__(
+        self,
+        library: KernelLibrary,
+        memory: CudaMemory,
+        ring: UploadRing,
+        trees: TreeBuffers,
+        *,
+        batch: ctypes.Structure,
+        options: tuple[str, ...],
+    ) -> None:
+        self._stream = library.stream
+        rows, levels = self._shape = (trees.ids.shape[0], trees.ids.shape[1])
+        self._most_scanned = library.context.properties.multiprocessors
+        nodes = max(1, min(rows * levels, self._most_scanned))
+        self._scans = memory.zeros("node scans", (nodes,), _BEST)
+        partial = memory.zeros("node partial results", (nodes,), PARTIAL)
+        ring.upload(partial.address, empty_partial(nodes))
+        self._slots = [_PathSlot(library.context, memory, self._shape) for _ in range(_SLOTS)]
+        self._turn = 0
+        self._walk = WalkArguments(
+            trees.ids.address,
+            trees.parents.address,
+            0,
+            partial.address,
+            0,
+            0,
+            levels,
+        )
+        self._batch = batch
+        arguments = (batch, self._walk)
+        self._scan = library.prepare("walk", "scan_nodes", options, _SCAN_THREADS, arguments)
+        self._launch = library.prepare("walk", "walk_trees", options, _WALK_THREADS, arguments)
+
+    def launch(self, width: int, wanted: Sequence[int], blocks: int) -> CudaPendingPaths:
+        """Queue the walks of a row for each of `wanted`; a node's scan takes `blocks` blocks."""
+        rows = len(wanted)
+        if rows > self._shape[0] or not 0 < width <= self._shape[1]:
+            raise HearthError("internal", f"no trees of {width} nodes in {rows} rows")
+        slot = self._slots[self._turn]
+        self._turn = (self._turn + 1) % _SLOTS
+        walk, scanned = self._walk, rows * width <= self._most_scanned
+        walk.width = width
+        walk.paths = slot.paths.address
+        walk.scans = self._scans.address if scanned else 0
+        self._batch.results = slot.results.address
+        if rows and scanned:
+            self._scan.launch(blocks, rows * width)
+        if rows:
+            self._launch.launch(rows)
+        return CudaPendingPaths(slot, self._stream, wanted)
+
+    def close(self) -> None:
+        """Give the events back."""
+        for slot in self._slots:
+            slot.event.close()
+
+
+def empty_partial(count: int) -> "np.ndarray[tuple[int], np.dtype[np.void]]":
+    """`Partial` of kernels/sampling_rows.cuh before the first block: [count]."""
+    empty = np.zeros(count, PARTIAL)
+    empty["best"] = ~np.uint64(0)
+    return empty

@@ -1,0 +1,110 @@
+from collections.abc import Sequence
+
+import numpy as np
+
+from runtime.decoding.context import DecodingRow
+from runtime.device.device import TreeBuffers
+from runtime.drafting.draft_runner import DraftEntries, EagleDraftRunner
+from runtime.drafting.options import EagleDraftingConfig
+from runtime.tensors.tensor import Tensor
+
+
+class EagleProposer:
+    """Trees of an EAGLE-3 draft engine.
+
+    The draft's cache has an entry for each token but the first. The newest of them wait, with the
+    place of their hidden state in the base's output, until a round begins; what a later base step
+    overwrites meanwhile is left out.
+    """
+
+    def __init__(
+        self, draft: EagleDraftRunner, hidden: Tensor, drafting: EagleDraftingConfig
+    ) -> None:
+        self._draft = draft
+        self._hidden = hidden
+        self._width = drafting.tree_size
+        self.room = max(drafting.tree_size, drafting.proposal_size, drafting.most_accepted)
+        self._waiting: dict[DecodingRow, list[int]] = {}
+
+    def begin(self, rows: int) -> None:
+        """Empty the draft's cache."""
+        self._draft.caches.reset(rows)
+        self._waiting = {}
+
+    def prefilled(self, rows: Sequence[DecodingRow], lengths: Sequence[int]) -> None:
+        """Append the chunk's entries; the one of a row's last prompt token waits."""
+        width = max(lengths)
+        self._waiting = {
+            row: [place * width + added - 1]
+            for place, (row, added) in enumerate(zip(rows, lengths, strict=True))
+            if not row.prompt_left
+        }
+        first = [row.filled - added for row, added in zip(rows, lengths, strict=True)]
+        counts = [
+            min(added, len(row.initial) - 1 - begin)
+            for row, added, begin in zip(rows, lengths, first, strict=True)
+        ]
+        if not any(counts):
+            return
+        entries = _table(len(rows), max(counts), counts, first)
+        for place, (row, count, begin) in enumerate(zip(rows, counts, first, strict=True)):
+            entries.token_ids[place, :count] = row.initial[begin + 1 : begin + 1 + count]
+            entries.hidden[place, :count] = place * width + np.arange(count)
+        self._draft.execute_prefill_step(entries, self._hidden)
+
+    def stepped(self, rows: Sequence[DecodingRow]) -> None:
+        """The newest token's entry waits; older ones that did are lost."""
+        self._waiting = {row: [place] for place, row in enumerate(rows)}
+
+    def ready(self, rows: Sequence[DecodingRow], _speculating: Sequence[bool]) -> bool:
+        """Whether every row has an entry waiting: a prompt that ended in an older chunk has not."""
+        return all(row in self._waiting for row in rows)
+
+    def propose(
+        self, rows: Sequence[DecodingRow], speculating: Sequence[bool], trees: TreeBuffers
+    ) -> list[int]:
+        """Enter what waits, grow the proposal, and plant its best nodes."""
+        waiting = [self._waiting[row] for row in rows]
+        counts = [len(places) for places in waiting]
+        first = [row.filled - count for row, count in zip(rows, counts, strict=True)]
+        entries = _table(len(rows), max(counts), counts, first)
+        for place, (row, places) in enumerate(zip(rows, waiting, strict=True)):
+            entries.token_ids[place, : len(places)] = row.token_ids[-len(places) :]
+            entries.hidden[place, : len(places)] = places
+        self._draft.execute_accept_step(entries, self._hidden)
+        self._draft.execute_proposal_steps()
+        self._draft.finish(trees, speculating, self._width)
+        return [self._width if wanted else 1 for wanted in speculating]
+
+    def accepted(
+        self, rows: Sequence[DecodingRow], nodes: Sequence[Sequence[int]], width: int
+    ) -> None:
+        """The entries of the kept nodes wait."""
+        self._waiting = {
+            row: [place * width + node for node in path]
+            for place, (row, path) in enumerate(zip(rows, nodes, strict=True))
+        }
+
+    def compact(self, mapping: Sequence[int]) -> None:
+        """Drop the draft's rows that leave; what waits lies where the step left it."""
+        self._draft.caches.compact(mapping)
+
+    def zero_row(self, row: int) -> None:
+        """Zero the draft's cache of a row."""
+        self._draft.caches.zero_row(row)
+
+    def capture(self, batch_sizes: Sequence[int]) -> list[int]:
+        """Capture both draft steps."""
+        self._draft.capture_draft_accept_graph(batch_sizes)
+        self._draft.capture_draft_proposal_graph(batch_sizes)
+        return [self._width]
+
+    def close(self) -> None:
+        """Free the draft engine."""
+        self._draft.close()
+
+
+def _table(rows: int, width: int, counts: list[int], first: list[int]) -> DraftEntries:
+    return DraftEntries(
+        np.zeros((rows, width), np.int64), counts, first, np.full((rows, width), -1, np.int32)
+    )

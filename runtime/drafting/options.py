@@ -1,0 +1,92 @@
+from typing import Literal
+
+import msgspec
+
+from runtime.errors import HearthError
+
+FEWEST_TREE_NODES, MOST_TREE_NODES = 2, 128
+MOST_ACCEPTED = 32
+"""Tokens of one round; the entries of a draft step's causal mask fit into one word."""
+
+
+class EagleDraftingConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The token tree of EAGLE drafting.
+
+    `drafting_top_k` tokens are proposed after a node, over `drafting_step` levels; the
+    `verify_tree_size` best nodes, the root included, are verified.
+    """
+
+    drafting_top_k: int = 10
+    drafting_step: int = 6
+    verify_tree_size: int = 60
+
+    @property
+    def proposal_size(self) -> int:
+        """Slots of the proposal tree."""
+        return self.drafting_top_k * self.drafting_step
+
+    @property
+    def table_size(self) -> int:
+        """Entries of the score table: the root, K, and K * K for each further level."""
+        k = self.drafting_top_k
+        return 1 + k + (self.drafting_step - 1) * k * k
+
+    @property
+    def tree_size(self) -> int:
+        """Nodes that are verified: no more than were ever scored."""
+        return min(self.verify_tree_size, self.table_size)
+
+    @property
+    def most_accepted(self) -> int:
+        """Tokens that one round can give."""
+        return self.drafting_step + 1
+
+
+class SpeculationOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How the runtime speculates.
+
+    "auto" takes the engine folder's draft if there is one, else `lookup`. `eagle` None takes trees
+    that suit the device. `lookup_tokens` are
+    proposed when the last `lookup_ngram` tokens, or fewer of them down to `lookup_shortest`,
+    occurred before in the row. `adaptive` lets the runtime stop where its own measurement says
+    that speculation loses.
+    """
+
+    method: Literal["off", "auto", "lookup", "eagle"] = "off"
+    eagle: EagleDraftingConfig | None = None
+    lookup_tokens: int = 4
+    lookup_ngram: int = 3
+    lookup_shortest: int = 2
+    adaptive: bool = True
+
+
+def check_speculation(options: SpeculationOptions) -> None:
+    """Raise `invalid_value` naming the first option that has no meaning."""
+    if options.eagle is not None:
+        _check_drafting(options.eagle)
+    if not 1 <= options.lookup_tokens < MOST_ACCEPTED - 1:
+        raise HearthError(
+            "invalid_value", f"lookup_tokens must be 1 to {MOST_ACCEPTED - 2}", "lookup_tokens"
+        )
+    if not 1 <= options.lookup_shortest <= options.lookup_ngram:
+        raise HearthError(
+            "invalid_value",
+            f"lookup_shortest must be 1 to lookup_ngram, {options.lookup_ngram}",
+            "lookup_shortest",
+        )
+
+
+def _check_drafting(eagle: EagleDraftingConfig) -> None:
+    for name in ("drafting_top_k", "drafting_step"):
+        if getattr(eagle, name) < 1:
+            raise HearthError("invalid_value", f"{name} must be at least 1", name)
+    if eagle.most_accepted >= MOST_ACCEPTED:
+        raise HearthError(
+            "invalid_value", f"drafting_step must be below {MOST_ACCEPTED - 1}", "drafting_step"
+        )
+    if not FEWEST_TREE_NODES <= eagle.verify_tree_size <= MOST_TREE_NODES:
+        raise HearthError(
+            "invalid_value",
+            f"a tree has {FEWEST_TREE_NODES} to {MOST_TREE_NODES} nodes",
+            "verify_tree_size",
+        )

@@ -1,0 +1,54 @@
+from collections.abc import Sequence
+from typing import Protocol
+
+from runtime.decoding.context import DecodingRow
+from runtime.device.device import TreeBuffers
+
+
+class Proposer(Protocol):
+    """A method of speculation: plants a token tree for each row of a batch.
+
+    The runtime tells it of every step, so that it can keep its own state of the rows; rows are
+    those of the engine, in its order.
+    """
+
+    @property
+    def room(self) -> int:
+        """Free cache slots that a round needs in every row."""
+
+    def begin(self, rows: int) -> None:
+        """A new batch begins."""
+
+    def prefilled(self, rows: Sequence[DecodingRow], lengths: Sequence[int]) -> None:
+        """A prefill step of these first rows was queued; `lengths` tokens of each are in it."""
+
+    def stepped(self, rows: Sequence[DecodingRow]) -> None:
+        """A decode step was queued."""
+
+    def ready(self, rows: Sequence[DecodingRow], speculating: Sequence[bool]) -> bool:
+        """Whether a round makes sense for the rows that speculate."""
+
+    def propose(
+        self, rows: Sequence[DecodingRow], speculating: Sequence[bool], trees: TreeBuffers
+    ) -> list[int]:
+        """Plant a tree for each row: the number of nodes, root included; 1 where not speculating.
+
+        The step has as many nodes as the largest tree, or `width` where that is set.
+        """
+
+    def accepted(
+        self, rows: Sequence[DecodingRow], nodes: Sequence[Sequence[int]], width: int
+    ) -> None:
+        """A round of `width` nodes a row kept these nodes of each."""
+
+    def compact(self, mapping: Sequence[int]) -> None:
+        """Apply an eviction: row i becomes row `mapping[i]`, or leaves when that is -1."""
+
+    def zero_row(self, row: int) -> None:
+        """A row failed: forget numbers that may not be finite."""
+
+    def capture(self, batch_sizes: Sequence[int]) -> list[int]:
+        """Capture the method's own steps, between batches; gives the tree sizes to capture."""
+
+    def close(self) -> None:
+        """Free engines."""

@@ -1,0 +1,140 @@
+"""The draft engine of an export: read and checked before anything is written."""
+
+import math
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.config import DRAFT_ARCHITECTURE, LLMEngineRunnerConfig
+from runtime.engine_folder import DRAFT_FOLDER, VOCABULARY_FILE, write_config
+from runtime.errors import HearthError
+from runtime.export.checkpoint import Checkpoint
+from runtime.export.contrib import resolve_operators
+from runtime.export.draft_checkpoint import check_draft_tensors, open_draft, read_full_ids
+from runtime.export.draft_config import DraftConfig, load_draft_config, resolve_taps
+from runtime.export.draft_options import DraftOptions, resolve_drafting, resolve_tree
+from runtime.export.eagle import DraftDecoder, DraftSizes
+from runtime.export.engine_files import EngineParts, record, write_engine, write_rope
+from runtime.export.graph import GraphBuilder
+from runtime.export.model_config import ModelConfig
+from runtime.export.options import ExportOptions, resolve_block_size
+from runtime.export.progress import Progress
+from runtime.export.spelling import Spelling
+from runtime.export.weights import Weights
+from runtime.export.writer import TensorPieces, write_safetensors
+
+
+class DraftExport:
+    """A draft that fits its base model, and what it makes of both configurations."""
+
+    def __init__(
+        self,
+        config: DraftConfig,
+        checkpoint: Checkpoint,
+        options: ExportOptions,
+        draft: DraftOptions,
+        taps: tuple[int, ...],
+    ) -> None:
+        self._config = config
+        self._checkpoint = checkpoint
+        self._options = options
+        self._draft = draft
+        self._taps = taps
+        self._base_hidden_dim = len(taps) * config.model.hidden_size
+        check_draft_tensors(checkpoint, config, self._base_hidden_dim)
+        self._full_ids = read_full_ids(checkpoint, config)
+
+    @classmethod
+    def open(cls, base: ModelConfig, options: ExportOptions) -> "DraftExport | None":
+        """Read the draft that the options name, if they do; raises what `export_model` does."""
+        if options.draft is None:
+            return None
+        config = load_draft_config(options.draft.folder, base)
+        taps = resolve_taps(options.draft.layers, config, base)
+        return cls(config, open_draft(options.draft.folder), options, options.draft, taps)
+
+    def adapt_base(self, config: LLMEngineRunnerConfig) -> LLMEngineRunnerConfig:
+        """The base engine's configuration, with tree mask and hidden states.
+
+        Raises `invalid_value` naming an option that this or the draft engine cannot have.
+        """
+        capacity = config.max_kv_cache_capacity
+        base = msgspec.structs.replace(
+            config,
+            enable_eagle_spec_decode=True,
+            eagle_layers=self._taps,
+            output_hidden_dim=self._base_hidden_dim,
+            max_verify_tree_size=resolve_tree(
+                "max_verify_tree", self._draft.max_verify_tree, capacity
+            ),
+        )
+        self.engine_config(base)
+        return base
+
+    def engine_config(self, base: LLMEngineRunnerConfig) -> LLMEngineRunnerConfig:
+        """The draft engine's configuration, with the base's types and limits."""
+        model, options = self._config.model, self._options
+        drafting = () if options.plan is None else resolve_drafting(self._draft)
+        tree = math.prod(drafting) if drafting else self._draft.max_draft_tree
+        inputs = (
+            self._base_hidden_dim, 2 * model.hidden_size, model.query_size, model.hidden_size,
+            model.intermediate_size,
+        )  # fmt: skip
+        return msgspec.structs.replace(
+            base,
+            architecture=DRAFT_ARCHITECTURE,
+            weight_block_size=resolve_block_size(options, inputs),
+            operators=resolve_operators(options, model),
+            rope_config=model.rope,
+            enable_eagle_spec_decode=False,
+            eagle_layers=(),
+            output_hidden_dim=0,
+            max_verify_tree_size=0,
+            num_decoder_layers=1,
+            num_attention_layers=1,
+            num_attention_heads=model.num_attention_heads,
+            num_kv_heads=model.num_kv_heads,
+            head_dim=model.head_dim,
+            rotary_dim=model.rotary_dim,
+            intermediate_size=model.intermediate_size,
+            output_vocab_size=self._config.vocab_size,
+            base_hidden_dim=self._base_hidden_dim,
+            max_draft_tree_size=resolve_tree("max_draft_tree", tree, base.max_kv_cache_capacity),
+            static_drafting=drafting,
+            plan=None,
+            files={},
+        )
+
+    def write(
+        self, target: Path, base: LLMEngineRunnerConfig, progress: Progress | None
+    ) -> LLMEngineRunnerConfig:
+        """Write the draft's engine folder into the base's, whose configuration is `base`."""
+        folder = target / DRAFT_FOLDER
+        folder.mkdir()
+        config = self.engine_config(base)
+        write_rope(folder, self._config.model, config.max_kv_cache_capacity)
+        if self._full_ids is not None:
+            _write_vocabulary(folder, self._full_ids)
+        parts = EngineParts(self._config.model, self._checkpoint, self._build)
+        config = write_engine(folder, config, parts, self._options.plan, progress)
+        if config.dialect != base.dialect:
+            raise HearthError(
+                "model_unsupported",
+                f"of the draft the builder makes a plan of the {config.dialect} dialect only: "
+                f"export both with it",
+                "dialect",
+            )
+        config = msgspec.structs.replace(config, files=record(folder, None))
+        write_config(folder, config)
+        return config
+
+    def _build(self, graph: GraphBuilder, spelling: Spelling, weights: Weights) -> None:
+        sizes = DraftSizes(self._base_hidden_dim, self._config.vocab_size)
+        DraftDecoder(graph, spelling, weights, sizes).build()
+
+
+def _write_vocabulary(folder: Path, ids: NDArray[np.int32]) -> None:
+    pieces = TensorPieces(ids.dtype, ids.shape, [ids])
+    write_safetensors(folder / VOCABULARY_FILE, {"full_ids": pieces})

@@ -1,0 +1,69 @@
+"""What the export of a draft engine is asked for."""
+
+from pathlib import Path
+
+import msgspec
+
+from runtime.drafting.options import (
+    FEWEST_TREE_NODES,
+    MOST_ACCEPTED,
+    MOST_TREE_NODES,
+    EagleDraftingConfig,
+)
+from runtime.errors import HearthError
+
+DEFAULT_TREE = 60
+"""Nodes of a verified tree, and slots of a proposal tree: those of the default drafting."""
+
+
+class DraftOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """An EAGLE-3 draft, in the folder that it is published as, and the largest trees of a step.
+
+    `layers` are those of the base whose inputs the draft reads, the number of layers standing for
+    the output of the last; empty takes what the draft's configuration names. `max_verify_tree`
+    and `max_draft_tree` 0 take 60, or the capacity where that is less. A TensorRT plan
+    runs proposals of one shape alone: `top_k` tokens after a node over `step` levels, 0 for 10
+    and 6.
+    """
+
+    folder: Path
+    layers: tuple[int, ...] = ()
+    max_verify_tree: int = 0
+    max_draft_tree: int = 0
+    top_k: int = 0
+    step: int = 0
+
+
+def check_draft_options(options: DraftOptions, *, static: bool) -> None:
+    """Raise `invalid_value` or `unsupported_option` naming the first option that has no meaning.
+
+    `static` says that a plan is built.
+    """
+    size = options.max_verify_tree
+    if size and not FEWEST_TREE_NODES <= size <= MOST_TREE_NODES:
+        raise HearthError(
+            "invalid_value",
+            f"max_verify_tree must be {FEWEST_TREE_NODES} to {MOST_TREE_NODES}",
+            "max_verify_tree",
+        )
+    for name in ("max_draft_tree", "top_k", "step"):
+        if getattr(options, name) < 0:
+            raise HearthError("invalid_value", f"{name} must not be negative", name)
+        if getattr(options, name) and static == (name == "max_draft_tree"):
+            what = "has a draft tree of top_k times step" if static else "has drafts of any shape"
+            raise HearthError("unsupported_option", f"this backend {what}", name)
+    if options.step >= MOST_ACCEPTED - 1:
+        raise HearthError("invalid_value", f"step must be below {MOST_ACCEPTED - 1}", "step")
+
+
+def resolve_drafting(options: DraftOptions) -> tuple[int, int]:
+    """Tokens after a node, and levels, of a plan's proposals."""
+    default = EagleDraftingConfig()
+    return options.top_k or default.drafting_top_k, options.step or default.drafting_step
+
+
+def resolve_tree(name: str, asked: int, capacity: int) -> int:
+    """A largest tree of a step; raises `invalid_value` where no row could hold it."""
+    if asked > capacity:
+        raise HearthError("invalid_value", f"{name} must be at most the capacity, {capacity}", name)
+    return asked or min(DEFAULT_TREE, capacity)

@@ -1,0 +1,120 @@
+"""The files of an engine folder, and the folder that appears only when all of them are there."""
+
+import math
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from runtime.config import DRAFT_ARCHITECTURE, FileRecord, LLMEngineRunnerConfig
+from runtime.device.dtypes import numpy_dtype
+from runtime.engine_folder import EMBEDDING_FILE, ROPE_FILE, record_files
+from runtime.errors import HearthError
+from runtime.export.checkpoint import Checkpoint
+from runtime.export.graph import Location
+from runtime.export.layout import EMBEDDING
+from runtime.export.model_config import ModelConfig
+from runtime.export.onnx_files import Build, write_onnx
+from runtime.export.options import ExportOptions
+from runtime.export.progress import Meter, Progress
+from runtime.export.tensorrt.options import PlanOptions
+from runtime.export.tensorrt.plan import build_or_fall_back
+from runtime.export.weights import Weights, row_pieces
+from runtime.export.writer import TensorPieces, write_safetensors
+from runtime.rope import rope_tables
+from runtime.sizes import projection_bytes
+
+
+@contextmanager
+def fresh_folder(target: Path) -> Iterator[Path]:
+    """A folder beside the target that becomes the target, or vanishes when the block fails."""
+    if target.is_file() or (target.is_dir() and any(target.iterdir())):
+        raise HearthError(
+            "invalid_value", f"{target} exists already: remove it or name another", "target"
+        )
+    folder = target.parent / f".{target.name}.{secrets.token_hex(4)}"
+    try:
+        folder.mkdir(parents=True)
+        yield folder
+        folder.rename(target)
+    except OSError as error:
+        raise HearthError(
+            "invalid_value", f"{target} cannot be written: make room or name another", "target"
+        ) from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_rope(folder: Path, model: ModelConfig, positions: int) -> None:
+    """Write the rotary tables of the first `positions`."""
+    tables = rope_tables(model.rope, model.rotary_dim, positions)
+    named = zip(("cos", "sin"), tables, strict=True)
+    write_safetensors(
+        folder / ROPE_FILE,
+        {name: TensorPieces(table.dtype, table.shape, [table]) for name, table in named},
+    )
+
+
+def write_embedding(
+    folder: Path,
+    model: ModelConfig,
+    checkpoint: Checkpoint,
+    options: ExportOptions,
+    progress: Progress | None,
+) -> Location | None:
+    """Write the table; where it lies, if the head of the graph is to read it.
+
+    The table keeps the type of the source, which loses nothing; only a head that reads it needs
+    the type of the graph.
+    """
+    shared = model.tied_head and options.quantization == "none"
+    dtype = numpy_dtype(options.dtype) if shared else checkpoint.dtype(EMBEDDING)
+    shape = (model.vocab_size, model.hidden_size)
+    size = math.prod(shape) * dtype.itemsize
+    meter = Meter(progress, "embedding", size)
+    pieces = meter.over(row_pieces(checkpoint, EMBEDDING, shape, dtype))
+    tensors = {"embedding": TensorPieces(dtype, shape, pieces)}
+    offsets = write_safetensors(folder / EMBEDDING_FILE, tensors)
+    return Location(EMBEDDING_FILE, offsets["embedding"], size) if shared else None
+
+
+class EngineParts(NamedTuple):
+    """What the graph of an engine is made of; `shared_bytes` of its weights lie elsewhere."""
+
+    model: ModelConfig
+    checkpoint: Checkpoint
+    build: Build
+    shared_bytes: int = 0
+
+
+def write_engine(
+    folder: Path,
+    config: LLMEngineRunnerConfig,
+    parts: EngineParts,
+    plan: PlanOptions | None,
+    progress: Progress | None,
+) -> LLMEngineRunnerConfig:
+    """Write the graph, and of it the plan if one is wanted; the configuration that it has then."""
+    stage = "draft weights" if config.architecture == DRAFT_ARCHITECTURE else "weights"
+    meter = Meter(progress, stage, projection_bytes(config) - parts.shared_bytes)
+
+    def write_graph(config: LLMEngineRunnerConfig) -> None:
+        weights = Weights(parts.checkpoint, config)
+        write_onnx(folder, parts.model, config, weights, build=parts.build, written=meter.add)
+        meter.finish()
+
+    write_graph(config)
+    if plan is None:
+        return config
+    return build_or_fall_back(folder, config, plan, write_graph, progress)
+
+
+def record(folder: Path, progress: Progress | None) -> dict[str, FileRecord]:
+    """Size and digest of all files in the folder."""
+    sizes = (path.stat().st_size for path in folder.iterdir() if path.is_file())
+    meter = Meter(progress, "digests", sum(sizes))
+    records = record_files(folder)
+    meter.finish()
+    return records

@@ -1,0 +1,241 @@
+"""Rounds of speculation on the simulated engine, with a proposer that knows the truth."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from msgspec import structs
+
+from runtime.config import LLMEngineRunnerConfig
+from runtime.decoding.assembly import assemble
+from runtime.decoding.context import DecodingRow
+from runtime.decoding.deployment import DeploymentConfig
+from runtime.decoding.runtime import LLMInferenceRuntime, StepResult
+from runtime.decoding.speculative import SpeculativeStrategy
+from runtime.device.cpu.cpu_device import CpuDevice
+from runtime.device.device import TreeBuffers, TreeOps
+from runtime.drafting.lookup_proposer import LookupProposer
+from runtime.drafting.options import SpeculationOptions
+from runtime.drafting.policy import SpeculationPolicy
+from runtime.errors import HearthError
+from runtime.executor import EngineOptions
+from runtime.executor.simulated_engine import simulated_config, simulated_next_tokens
+from runtime.request import RowRequest, RowRound
+
+NODES = 5
+VOCABULARY = 97
+CONFIG = structs.replace(
+    simulated_config(vocab_size=VOCABULARY, layers=2, max_batch=4, capacity=64, prefill_chunk=16),
+    max_verify_tree_size=NODES,
+)
+Hits = Callable[[int], int]
+
+
+def following(token: int, position: int, ends: Sequence[int] = CONFIG.eos_token_ids) -> int:
+    """The simulated engine's token after `token` at `position`."""
+    args = np.array([token]), np.array([position])
+    return int(simulated_next_tokens(*args, VOCABULARY, ends)[0])
+
+
+def expected(token_ids: list[int], tokens: int, ends: Sequence[int] = (0,)) -> list[int]:
+    """What the engine gives after `token_ids`."""
+    grown = list(token_ids)
+    for _ in range(tokens):
+        grown.append(following(grown[-1], len(grown) - 1, ends))
+    return grown[len(token_ids) :]
+
+
+class OracleProposer(LookupProposer):
+    """Chains whose first `hits(position)` tokens are right; the others are wrong."""
+
+    def __init__(self, ops: TreeOps, hits: Hits) -> None:
+        super().__init__(ops, SpeculationOptions(lookup_tokens=NODES - 1), fixed_width=False)
+        self.hits = hits
+        self.kept: list[list[int]] = []
+
+    def _proposals(
+        self, rows: Sequence[DecodingRow], speculating: Sequence[bool]
+    ) -> list[list[int]]:
+        return [
+            self._chain(row.token_ids) if wanted else []
+            for row, wanted in zip(rows, speculating, strict=True)
+        ]
+
+    def accepted(
+        self,
+        rows: Sequence[DecodingRow],  # noqa: ARG002 - as the protocol has it
+        nodes: Sequence[Sequence[int]],
+        width: int,  # noqa: ARG002 - as the protocol has it
+    ) -> None:
+        self.kept += [list(path) for path in nodes]
+
+    def _chain(self, known: list[int]) -> list[int]:
+        chain = expected(known, NODES - 1)
+        for place in range(self.hits(len(known)), NODES - 1):
+            chain[place] = (chain[place] + 1) % VOCABULARY
+        return chain
+
+
+def make(
+    hits: Hits,
+    config: LLMEngineRunnerConfig = CONFIG,
+    *,
+    steps_ahead: int = 0,
+    policy: SpeculationPolicy | None = None,
+) -> tuple[LLMInferenceRuntime, OracleProposer]:
+    device = CpuDevice()
+    device.steps_ahead = steps_ahead
+    parts = assemble(DeploymentConfig(config, "lookup"), Path(), EngineOptions(), device)
+    runner, _, sampler, built = parts
+    assert built is not None
+    trees: TreeBuffers = built._trees
+    proposer = OracleProposer(device.tree_ops, hits)
+    strategy = SpeculativeStrategy(runner, sampler, trees, proposer, policy)
+    return LLMInferenceRuntime(runner, device, sampler, strategy), proposer
+
+
+def row(token_ids: list[int], max_tokens: int, *, speculation: bool | None = None) -> RowRequest:
+    return RowRequest(
+        token_ids=token_ids,
+        prompt_length=len(token_ids),
+        max_tokens=max_tokens,
+        speculation=speculation,
+    )
+
+
+def drain(runtime: LLMInferenceRuntime) -> tuple[dict[int, list[int]], list[StepResult]]:
+    tokens: dict[int, list[int]] = {}
+    steps = []
+    while runtime.active:
+        steps.append(runtime.step())
+        for token in steps[-1].tokens:
+            tokens.setdefault(token.row, []).append(token.token_id)
+    runtime.end()
+    return tokens, steps
+
+
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+@pytest.mark.parametrize("hits", [0, 1, 3, 4])
+def test_text_is_that_of_vanilla_steps(hits: int, steps_ahead: int) -> None:
+    runtime, proposer = make(lambda _: hits, steps_ahead=steps_ahead)
+    prompts = [[3], list(range(1, 40)), [5, 6, 7]]
+    runtime.begin([row(prompt, 6 + 3 * place) for place, prompt in enumerate(prompts)])
+    tokens, steps = drain(runtime)
+    for place, prompt in enumerate(prompts):
+        assert tokens[place] == expected(prompt, 6 + 3 * place)
+    assert {step.kind for step in steps} == {"prefill", "verify"}
+    assert all(path == list(range(hits + 1)) for path in proposer.kept)
+
+
+def test_a_row_gets_no_token_beyond_its_limit() -> None:
+    runtime, _ = make(lambda _: 4)
+    runtime.begin([row([3], 8), row([4], 3)])
+    tokens, steps = drain(runtime)
+    assert [len(tokens[0]), len(tokens[1])] == [8, 3]
+    finishes = [token.finish for step in steps for token in step.tokens if token.row == 1]
+    assert finishes == [None, None, "length"]
+    # The first token comes with the prompt, the next five and two with the rounds.
+    assert steps[1].rounds == [RowRound(0, 4, 5), RowRound(1, 4, 2)]
+    assert steps[2].rounds == [RowRound(0, 4, 2)]
+
+
+def test_a_row_gets_no_token_beyond_an_end_token() -> None:
+    stream = expected([3], 12)
+    runtime, proposer = make(lambda _: 4)
+    # The simulated engine never gives its own end token; the runtime is told of another.
+    runtime.config = structs.replace(CONFIG, eos_token_ids=(stream[2],))
+    runtime.begin([row([3], 12)])
+    tokens, steps = drain(runtime)
+    assert tokens[0] == stream[:3]
+    assert steps[-1].tokens[-1].finish == "stop"
+    assert steps[-1].rounds == [RowRound(0, 4, 2)]
+    assert proposer.kept == [[0, 1, 2, 3, 4]]
+
+
+def test_rows_of_both_kinds_share_a_round() -> None:
+    runtime, proposer = make(lambda _: 4)
+    runtime.begin([row([3], 9), row([4], 9, speculation=False)])
+    tokens, steps = drain(runtime)
+    assert tokens == {0: expected([3], 9), 1: expected([4], 9)}
+    assert steps[1].rounds == [RowRound(0, 4, 5)]
+    assert proposer.kept[:2] == [[0, 1, 2, 3, 4], [0]]
+
+
+def test_rounds_stop_where_a_tree_finds_no_room() -> None:
+    runtime, _ = make(lambda _: 0)
+    runtime.begin([row([3], 63)])
+    tokens, steps = drain(runtime)
+    assert tokens[0] == expected([3], 63)
+    kinds = [step.kind for step in steps[1:]]
+    # Rounds of one token each, while five slots are free behind the row's filled ones.
+    assert kinds == ["verify"] * 59 + ["decode"] * 3
+
+
+def test_a_policy_that_declines_leaves_vanilla_steps_to_rows_that_do_not_ask() -> None:
+    class Declines(SpeculationPolicy):
+        def wants(self, batch: int) -> bool:
+            return batch < 0
+
+    runtime, _ = make(lambda _: 4, policy=Declines(4))
+    runtime.begin([row([3], 9), row([4], 4, speculation=True)])
+    tokens, steps = drain(runtime)
+    assert tokens == {0: expected([3], 9), 1: expected([4], 4)}
+    assert [step.kind for step in steps] == ["prefill", "verify"] + ["decode"] * 7
+    assert steps[1].rounds == [RowRound(1, 4, 3)]
+
+
+def test_the_policy_hears_of_rounds_and_steps() -> None:
+    class Notes(SpeculationPolicy):
+        def __init__(self) -> None:
+            super().__init__(4)
+            self.rounds: list[tuple[int, int]] = []
+            self.steps: list[int] = []
+
+        def wants(self, batch: int) -> bool:
+            return batch == 2
+
+        def record_step(self, batch: int, seconds: float) -> None:
+            assert seconds > 0
+            self.steps.append(batch)
+
+        def record_round(self, batch: int, tokens: int, seconds: float) -> None:
+            assert seconds > 0
+            self.rounds.append((batch, tokens))
+
+    policy = Notes()
+    runtime, _ = make(lambda _: 2, policy=policy)
+    runtime.begin([row([3], 9), row([4], 4)])
+    drain(runtime)
+    assert policy.rounds == [(2, 6)]
+    assert policy.steps == [1] * 5
+
+
+def test_metrics_count_what_rounds_gave() -> None:
+    runtime, _ = make(lambda position: position % 3)
+    runtime.begin([row([3], 12), row([4], 12)])
+    _, steps = drain(runtime)
+    rounds = [one for step in steps for one in step.rounds]
+    metrics = runtime.speculation_metrics
+    assert metrics.rounds == len(rounds)
+    assert metrics.accepted == sum(one.accepted for one in rounds) == 22
+    assert metrics.drafted == 4 * len(rounds)
+    assert min(metrics.draft_s, metrics.verify_s, metrics.commit_s) > 0
+    assert runtime.generation_metrics.steps == len(steps) - 1
+
+
+def test_rows_put_back_know_all_their_tokens() -> None:
+    runtime, _ = make(lambda _: 4)
+    runtime.begin([row([3], 20)])
+    for _ in range(3):
+        runtime.step()
+    assert runtime.unfinished() == [(0, expected([3], 11))]
+
+
+def test_speculation_is_refused_where_there_is_none() -> None:
+    plain = DeploymentConfig(structs.replace(CONFIG, max_verify_tree_size=0))
+    runtime = LLMInferenceRuntime.create(plain, Path(), EngineOptions())
+    runtime.check(row([3], 4, speculation=False))
+    with pytest.raises(HearthError, match="without speculation") as caught:
+        runtime.check(row([3], 4, speculation=True))
+    assert (caught.value.code, caught.value.field) == ("unsupported_option", "speculation")

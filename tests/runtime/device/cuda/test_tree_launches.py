@@ -1,0 +1,153 @@
+"""How much an op queues, without a GPU."""
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.device.cuda.compiler import KernelCompiler
+from runtime.device.cuda.context import CudaContext
+from runtime.device.cuda.cuda_device import CudaDevice
+from runtime.device.cuda.driver import CudaDriver
+from runtime.device.cuda.path_commit import check_path
+from runtime.device.cuda.tree_ops import CudaTreeOps
+from runtime.device.device import ProposalBuffers, SamplerBuffers, StepBuffers, TreeBuffers
+from runtime.errors import HearthError
+from runtime.request import RowRequest, SamplingParams
+from tests.runtime.device.cuda.fake_driver import FakeDriver
+from tests.runtime.device.cuda.tree_buffers import (
+    FLOAT,
+    HALF,
+    INT32,
+    INT64,
+    ROWS,
+    Shape,
+    on_gpu,
+    proposal_buffers,
+    step_buffers,
+    tree_buffers,
+)
+
+
+class HostDriver(FakeDriver):
+    """A driver whose memory is the host's, so that pinned slots can be written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: list[Any] = []
+        self.results["cuModuleLoadData"] = ("module",)
+        self.results["cuModuleGetFunction"] = ("kernel",)
+        self.CU_MEMHOSTALLOC_PORTABLE = self.CU_MEMHOSTALLOC_DEVICEMAP = 0
+
+    def cuMemAlloc(self, size: int) -> tuple[int, int]:  # noqa: N802
+        self._kept.append((ctypes.c_uint8 * size)())
+        return 0, ctypes.addressof(self._kept[-1])
+
+    def cuMemHostAlloc(self, size: int, _: int) -> tuple[int, int]:  # noqa: N802
+        return self.cuMemAlloc(size)
+
+
+class NoCompiler(KernelCompiler):
+    """Kernels without code: nothing runs them."""
+
+    def __init__(self) -> None:
+        pass
+
+    def compile(self, *_: object) -> bytes:
+        return b""
+
+
+class Queue:
+    """A device that only counts what is queued: kernels and copies to it."""
+
+    def __init__(self) -> None:
+        self.api = HostDriver()
+        self.device = CudaDevice(CudaContext(CudaDriver(self.api)), NoCompiler())
+
+    def counts(self) -> tuple[int, int]:
+        names = self.api.names()
+        self.api.calls.clear()
+        assert "cuStreamSynchronize" not in names
+        assert "cuEventSynchronize" not in names
+        return names.count("cuLaunchKernel"), names.count("cuMemcpyHtoDAsync")
+
+    def grids(self) -> list[tuple[int, ...]]:
+        return [call[2:5] for call in self.api.calls if call[0] == "cuLaunchKernel"]
+
+
+@pytest.fixture
+def queue() -> Queue:
+    return Queue()
+
+
+def test_an_op_of_a_proposal_is_one_launch_or_two(queue: Queue) -> None:
+    gpu, shape = queue.device, Shape(8, 10, 6, 32000)
+    ops: CudaTreeOps = gpu.tree_ops
+    proposal = ProposalBuffers(*on_gpu(gpu, proposal_buffers(shape, HALF, mapped=True)))
+    steps = StepBuffers(*on_gpu(gpu, step_buffers(60, INT64)))
+    trees = TreeBuffers(*on_gpu(gpu, tree_buffers(60)))
+    queue.api.calls.clear()
+    ops.begin_proposal(proposal, 3, 10)
+    assert queue.grids() == [(16, 3, 1), (3, 1, 1)]
+    assert queue.counts() == (2, 0)
+    ops.feed_proposal(steps, proposal, steps.start, (3, 20, 10))
+    assert queue.counts() == (1, 0)
+    ops.extend_proposal(proposal, 3, 10, 0, last=False)
+    assert queue.grids() == [(16, 30, 1), (3, 1, 1)]
+    assert queue.counts() == (2, 0)
+    ops.finish_proposal(proposal, trees, [True, False], 60)
+    assert queue.counts() == (1, 0)
+    ops.feed_verify(steps, trees, 3, 60)
+    assert queue.counts() == (1, 0)
+    ops.plant(trees, np.zeros((3, 5), np.int32), np.zeros((3, 5), np.int32))
+    assert queue.counts() == (0, 2)
+    ops.gather_rows(steps.embeds, 60, np.zeros((2, 7), np.int32), steps.embeds)
+    assert queue.counts() == (1, 1)
+    ops.gather_rows(steps.embeds, 1, np.full((1, 7), -1, np.int32), steps.embeds)
+    assert queue.counts() == (0, 0)
+
+
+@pytest.mark.parametrize(("width", "launches"), [(1, 2), (2, 1)])
+def test_nodes_are_scanned_first_where_multiprocessors_are_enough(
+    queue: Queue, width: int, launches: int
+) -> None:
+    gpu = queue.device
+    assert gpu.properties.multiprocessors == 9
+    buffers = SamplerBuffers(
+        gpu.zeros("logits", (ROWS, 4, 5000), FLOAT),
+        gpu.zeros("start", (ROWS,), INT64),
+        gpu.zeros("next", (ROWS,), INT32),
+        TreeBuffers(*(gpu.zeros("tree", (ROWS, 4), INT32) for _ in range(3))),
+    )
+    sampler = gpu.batch_sampler(buffers)
+    row = RowRequest(token_ids=[1], prompt_length=1, max_tokens=9, sampling=SamplingParams())
+    sampler.begin([row] * ROWS)
+    queue.api.calls.clear()
+    sampler.verify(ROWS, width)
+    assert queue.grids() == [(3, ROWS * width, 1), (ROWS, 1, 1)][-launches:]
+    assert queue.counts() == (launches, 0)
+
+
+def test_the_slots_of_all_layers_move_in_one_launch(queue: Queue) -> None:
+    gpu = queue.device
+    caches = [gpu.zeros("cache", (ROWS, 2, 64, 128), HALF) for _ in range(56)]
+    storage = gpu.cache_storage(caches, 2, 128)
+    queue.api.calls.clear()
+    storage.commit_path(np.array([[0, 3], [0, 1]], np.int32), [5, 7], 64)
+    assert queue.grids() == [(1, 2, 56)]
+    assert queue.counts() == (1, 1)
+    storage.commit_path(np.array([[0, 1], [0, 1]], np.int32), [5, 7], 64)
+    assert queue.counts() == (0, 0)
+
+
+def test_a_path_must_ascend_within_the_slots() -> None:
+    path = np.array([[0, 4, -1], [0, 1, 2]], np.int32)
+    assert check_path(path, [3, 5], 8)
+    assert not check_path(path[1:], [5], 8)
+    assert not check_path(path[:0], [], 8)
+    for nodes, starts in ((path, [4, 5]), (path, [3, 6]), (path[:, ::-1], [0, 0])):
+        with pytest.raises(HearthError, match="do not ascend"):
+            check_path(nodes, starts, 8)
+    with pytest.raises(HearthError, match="2 paths have 1 starts"):
+        check_path(path, [3], 8)

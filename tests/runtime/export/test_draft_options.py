@@ -1,0 +1,74 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from runtime.errors import HearthError
+from runtime.export.draft_options import (
+    DraftOptions,
+    check_draft_options,
+    resolve_drafting,
+    resolve_tree,
+)
+
+PLAIN = DraftOptions(folder=Path("draft"))
+
+
+def fault(*, static: bool, **options: Any) -> HearthError:
+    with pytest.raises(HearthError) as caught:
+        check_draft_options(structs.replace(PLAIN, **options), static=static)
+    return caught.value
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_the_defaults_pass(*, static: bool) -> None:
+    check_draft_options(PLAIN, static=static)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_verify_tree", 1),
+        ("max_verify_tree", 129),
+        ("max_draft_tree", -1),
+        ("top_k", -1),
+        ("step", -1),
+    ],
+)
+def test_an_option_without_meaning_is_named(name: str, value: int) -> None:
+    for static in (True, False):
+        error = fault(static=static, **{name: value})
+        assert (error.code, error.field) == ("invalid_value", name)
+
+
+@pytest.mark.parametrize(
+    ("static", "name"), [(False, "top_k"), (False, "step"), (True, "max_draft_tree")]
+)
+def test_an_option_of_the_other_backend_is_refused(name: str, *, static: bool) -> None:
+    error = fault(static=static, **{name: 4})
+    assert (error.code, error.field) == ("unsupported_option", name)
+
+
+def test_the_tokens_of_a_round_fit_into_one_word() -> None:
+    check_draft_options(structs.replace(PLAIN, step=30), static=True)
+    assert fault(static=True, step=31).field == "step"
+
+
+@pytest.mark.parametrize(
+    ("asked", "capacity", "size"), [(0, 512, 60), (0, 40, 40), (16, 40, 16), (40, 40, 40)]
+)
+def test_a_tree_is_what_was_asked_for_or_fits(asked: int, capacity: int, size: int) -> None:
+    assert resolve_tree("max_verify_tree", asked, capacity) == size
+
+
+def test_a_tree_larger_than_a_row_is_refused() -> None:
+    with pytest.raises(HearthError, match="at most the capacity, 40") as caught:
+        resolve_tree("max_draft_tree", 41, 40)
+    assert caught.value.field == "max_draft_tree"
+
+
+def test_a_plan_proposes_the_default_tree_unless_told() -> None:
+    assert resolve_drafting(PLAIN) == (10, 6)
+    assert resolve_drafting(structs.replace(PLAIN, top_k=4)) == (4, 6)
+    assert resolve_drafting(structs.replace(PLAIN, step=3)) == (10, 3)
