@@ -15,6 +15,7 @@ from actors.messages import (
     Cancel,
     ExecutorControl,
     ExecutorMessage,
+    ExecutorMetrics,
     Release,
     RowsFailed,
     RunBatch,
@@ -23,7 +24,9 @@ from actors.messages import (
     SupervisorMessage,
     TokenizerMessage,
 )
+from runtime.decoding.metrics import StageMetrics
 from runtime.decoding.runtime import StepResult
+from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.errors import HearthError
 from runtime.request import RowRequest
 
@@ -42,6 +45,21 @@ class BatchRuntime(Protocol):
     """What the executor drives: the batch side of `LLMInferenceRuntime`."""
 
     @property
+    def prefill_metrics(self) -> StageMetrics:
+        """What prefill steps have done."""
+        ...
+
+    @property
+    def generation_metrics(self) -> StageMetrics:
+        """What decode steps and rounds of speculation have done."""
+        ...
+
+    @property
+    def speculation_metrics(self) -> EagleGenerationMetrics:
+        """What rounds of speculation have done."""
+        ...
+
+    @property
     def active(self) -> bool:
         """Whether a row of the batch goes on."""
         ...
@@ -55,7 +73,7 @@ class BatchRuntime(Protocol):
         ...
 
     def step(self) -> StepResult:
-        """Run one prefill chunk or one decode step."""
+        """Run one prefill chunk, one decode step or one round of speculation."""
         ...
 
     def cancel(self, row: int) -> None:
@@ -225,10 +243,16 @@ class ExecutorActor:
             return
         self._reported = now
         try:
-            self._to_supervisor.post(ActorProgress(self._name, self._steps, busy))
+            self._to_supervisor.post(ActorProgress(self._name, self._steps, busy, self._metrics()))
         except MailboxFull:
             # A supervisor that is behind has unread signs of progress enough.
             _log.debug("the supervisor is behind")
+
+    def _metrics(self) -> ExecutorMetrics:
+        runtime = self._runtime
+        return ExecutorMetrics(
+            runtime.prefill_metrics, runtime.generation_metrics, runtime.speculation_metrics
+        )
 
 
 _SHUTTING_DOWN = HearthError("shutting_down", "the daemon stops: send the request again later")

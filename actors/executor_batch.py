@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from actors.messages import BatchRow, Continuation, Step
+from actors.messages import BatchRow, Continuation, RequestRound, Step
 from runtime.decoding.runtime import StepResult
 from runtime.request import RowRequest
 
@@ -15,6 +15,7 @@ def to_request(row: BatchRow) -> RowRequest:
         max_tokens=row.max_tokens,
         sampling=row.sampling,
         ignore_eos=row.ignore_eos,
+        speculation=row.speculation,
     )
 
 
@@ -60,7 +61,10 @@ class ExecutorBatch:
             if token.finish is not None or token.error is not None:
                 self._live.pop(rid, None)
         prefill_s = self._prefill_s if result.kind == "prefill" else None
-        return Step(rids, result.tokens, result.ended, prefill_s)
+        rounds = [
+            RequestRound(self._rids[one.row], one.drafted, one.accepted) for one in result.rounds
+        ]
+        return Step(rids, result.tokens, result.ended, prefill_s, rounds)
 
     def continuations(self, unfinished: Sequence[tuple[int, list[int]]]) -> list[Continuation]:
         """The rows that the runtime would go on with, as the scheduler takes them back."""

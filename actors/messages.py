@@ -7,6 +7,8 @@ Control messages travel on a socket of their own and never wait behind work.
 
 import msgspec
 
+from runtime.decoding.metrics import StageMetrics
+from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.request import FinishReason, RowToken, SamplingParams
 
 
@@ -36,6 +38,7 @@ class Prepare(ActorMessage, tag="prepare"):
     ignore_eos: bool = False
     priority: int = 0
     deadline: float | None = None
+    speculation: bool | None = None
 
 
 class Convert(ActorMessage, tag="convert"):
@@ -53,17 +56,26 @@ class Cancel(ActorMessage, tag="cancel"):
     rid: int
 
 
+class RequestRound(msgspec.Struct, frozen=True, array_like=True):
+    """What a round of speculation gave one request; see `runtime.request.RowRound`."""
+
+    rid: int
+    drafted: int
+    accepted: int
+
+
 class Step(ActorMessage, tag="step"):
     """All tokens of one engine step; `rids[i]` owns `tokens[i]`.
 
-    `ended` is when the step ended in the executor; `prefill` marks first tokens, with the
-    seconds that the prefill took.
+    A round of speculation gives a request several tokens, in order. `ended` is when the step
+    ended in the executor; `prefill_s` marks first tokens, with the seconds that the prefill took.
     """
 
     rids: list[int]
     tokens: list[RowToken]
     ended: float
     prefill_s: float | None = None
+    rounds: list[RequestRound] = []
 
 
 class RowsFailed(ActorMessage, tag="rows_failed"):
@@ -90,6 +102,7 @@ class Submit(ActorMessage, tag="submit"):
     ignore_eos: bool = False
     priority: int = 0
     deadline: float | None = None
+    speculation: bool | None = None
 
 
 class Continuation(msgspec.Struct, frozen=True, array_like=True):
@@ -143,6 +156,7 @@ class BatchRow(msgspec.Struct, array_like=True, omit_defaults=True):
     max_tokens: int
     sampling: SamplingParams
     ignore_eos: bool = False
+    speculation: bool | None = None
 
 
 class RunBatch(ActorMessage, tag="run_batch"):
@@ -186,11 +200,12 @@ class RowDelta(msgspec.Struct, array_like=True, omit_defaults=True):
 
 
 class Deltas(ActorMessage, tag="deltas"):
-    """What one engine step means in text, for all its rows."""
+    """What one engine step means in text, one row a request."""
 
     rows: list[RowDelta]
     ended: float
     prefill_s: float | None = None
+    rounds: list[RequestRound] = []
 
 
 class Failed(ActorMessage, tag="failed"):
@@ -265,12 +280,21 @@ class ActorReady(ActorMessage, tag="actor_ready"):
     limits: ExecutorLimits | None = None
 
 
+class ExecutorMetrics(msgspec.Struct, array_like=True):
+    """What an executor has done since it started."""
+
+    prefill: StageMetrics
+    generation: StageMetrics
+    speculation: EagleGenerationMetrics
+
+
 class ActorProgress(ActorMessage, tag="actor_progress"):
     """The actor's loop has turned: sent at most once a second, while it works or waits."""
 
     name: str
     steps: int
     busy: bool
+    metrics: ExecutorMetrics | None = None
 
 
 class ActorFailed(ActorMessage, tag="actor_failed"):

@@ -57,6 +57,17 @@ def failed_with(rid: int, code: str) -> Failed:
     return Failed(rid, code, _SENTENCES.get(code, _INTERNAL))
 
 
+def joined(first: RowDelta, second: RowDelta) -> RowDelta:
+    """Two successive deltas of one request as one."""
+    return RowDelta(
+        first.rid,
+        first.text + second.text,
+        first.tokens + second.tokens,
+        first.logprobs + second.logprobs,
+        second.finish,
+    )
+
+
 def _delta(rid: int, stream: TextStream, token: RowToken) -> RowDelta:
     # A row stops by itself at an end token only, which is no text even where it has a spelling.
     text = "" if token.finish == "stop" else stream.push(token.token_id)

@@ -27,7 +27,7 @@ from actors.messages import (
     Submit,
     TokenizerMessage,
 )
-from actors.text_streams import TextStreams, failed_with
+from actors.text_streams import TextStreams, failed_with, joined
 from runtime.errors import HearthError
 from runtime.request import RowToken
 from runtime.text import Tokenizer
@@ -148,6 +148,7 @@ class TokenizerActor:
             request.ignore_eos,
             request.priority,
             request.deadline,
+            request.speculation,
         )
         await self._to_scheduler.send(submit, SEND_TIMEOUT_S)
 
@@ -174,17 +175,21 @@ class TokenizerActor:
         return await _run(lambda: self._tokenizer.encode_chat(pairs), long=size >= _LONG_TEXT)
 
     async def _step(self, step: Step) -> None:
-        deltas = Deltas([], step.ended, step.prefill_s)
+        rows: dict[int, RowDelta] = {}
+        failures: list[Failed] = []
         for rid, token in zip(step.rids, step.tokens, strict=True):
             answer = self._streams.take(rid, token)
             if isinstance(answer, RowDelta):
-                deltas.rows.append(answer)
+                rows[rid] = joined(rows[rid], answer) if rid in rows else answer
             elif answer is not None:
-                await self._answer(answer)
+                failures.append(answer)
             if answer is not None and _ended_here(answer, token):
                 await self._leave(rid)
-        if deltas.rows:
-            await self._answer(deltas)
+        if rows:
+            await self._answer(Deltas(list(rows.values()), step.ended, step.prefill_s, step.rounds))
+        # Behind the text that their own requests may have got in the same step.
+        for failure in failures:
+            await self._answer(failure)
 
     async def _rows_failed(self, message: RowsFailed) -> None:
         for rid in message.rids:

@@ -38,6 +38,7 @@ class Entry:
             max_tokens=request.max_tokens,
             sampling=request.sampling,
             ignore_eos=request.ignore_eos,
+            speculation=request.speculation,
         )
 
 

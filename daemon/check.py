@@ -10,9 +10,8 @@ from daemon.budget import Budget, budget_of, host_budget_of, predicted_parts
 from daemon.configuration.settings import Settings
 from daemon.gpu_facts import GPUFacts, check_gpu, gpu_facts, serving_library
 from daemon.wiring import runtime_options
-from runtime.config import LLMEngineRunnerConfig, PlanRecord, load_config
-from runtime.decoding.options import effective_config
-from runtime.engine_folder import verify_folder
+from runtime.config import LLMEngineRunnerConfig, PlanRecord
+from runtime.decoding.deployment import DeploymentConfig, load_deployment
 from runtime.errors import HearthError
 from runtime.executor.onnx_engine import check_version
 from runtime.executor.threads import physical_cores
@@ -23,7 +22,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     `reason` says why it cannot be, `code` and `field` name that for programs. `memory` is that of
     the engine's device; an engine of a GPU needs `host_memory` beside it. `library` is empty where
-    none serves the engine.
+    none serves the engine. `speculation` tells how several tokens a step are tried.
     """
 
     ok: bool
@@ -45,6 +44,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     capacity: int
     max_prompt_tokens: int
     threads: int
+    speculation: str
     memory: dict[str, int]
     memory_needed: int
     memory_available: int
@@ -65,14 +65,13 @@ class _Found(msgspec.Struct):
 
 def inspect_engine(settings: Settings, folder: Path) -> Report:
     """Check folder, versions and memory; raises HearthError where nothing can be reported."""
-    stored = load_config(folder)
-    verify_folder(folder, stored, digests=settings.verify)
-    config = effective_config(stored, runtime_options(settings))
+    deployment = load_deployment(folder, runtime_options(settings))
+    config = deployment.base
     found = _Found()
     # A missing library does not keep the GPU from being shown, nor the other way round.
     for look in (_look_at_library, _look_at_device, _compare):
         found.refusal = _refused(look, config, found) or found.refusal
-    return _report(settings, folder, config, found)
+    return _report(settings, folder, deployment, found)
 
 
 def _refused(
@@ -113,8 +112,9 @@ def _compare(config: LLMEngineRunnerConfig, found: _Found) -> None:
 
 
 def _report(
-    settings: Settings, folder: Path, config: LLMEngineRunnerConfig, found: _Found
+    settings: Settings, folder: Path, deployment: DeploymentConfig, found: _Found
 ) -> Report:
+    config = deployment.base
     refusal, host = found.refusal, found.host or Budget({}, 0)
     return Report(
         ok=refusal is None,
@@ -136,6 +136,7 @@ def _report(
         capacity=config.max_kv_cache_capacity,
         max_prompt_tokens=config.max_supported_input_length,
         threads=settings.threads or physical_cores(),
+        speculation=_speculation(deployment),
         memory=found.budget.parts,
         memory_needed=found.budget.needed,
         memory_available=found.budget.available,
@@ -143,3 +144,13 @@ def _report(
         host_memory_needed=host.needed,
         host_memory_available=host.available,
     )
+
+
+def _speculation(deployment: DeploymentConfig) -> str:
+    if deployment.method == "eagle":
+        tree = deployment.drafting
+        shape = f"top-k {tree.drafting_top_k}, step {tree.drafting_step}"
+        return f"eagle, {shape}, {tree.tree_size} nodes"
+    if deployment.method == "lookup":
+        return f"lookup, {deployment.speculation.lookup_tokens} tokens"
+    return "off"

@@ -9,6 +9,7 @@ from pathlib import Path
 import anyio
 import structlog
 import zmq
+from msgspec import structs
 
 from actors.load_scheduler import make_scheduler
 from actors.load_tokenizer import make_tokenizer
@@ -29,8 +30,8 @@ from daemon.door.front_door import FrontDoor
 from daemon.mail import Mail
 from daemon.notify import notify
 from daemon.supervision.supervisor import Supervisor
-from runtime.config import LLMEngineRunnerConfig, load_config
-from runtime.decoding.options import effective_config
+from runtime.config import LLMEngineRunnerConfig
+from runtime.decoding.deployment import load_deployment
 from runtime.errors import HearthError
 
 if sys.version_info < (3, 11):
@@ -56,7 +57,9 @@ def serve(settings: Settings, engine: Path) -> int:
         # Else a step in Python keeps the event loop waiting for 5 ms at a time.
         sys.setswitchinterval(_SWITCH_S)
     try:
-        config = effective_config(load_config(engine), wiring.runtime_options(settings))
+        # The executor checks the digests.
+        options = structs.replace(wiring.runtime_options(settings), verify=False)
+        config = load_deployment(engine, options).base
         if config.device == "cpu":
             # A GPU is asked by the executor alone: its libraries may take their process with them.
             budget_of(config).check()
@@ -186,6 +189,7 @@ class Service:
             to_scheduler_control=mail.connect(mail.here.scheduler_control, CONTROL_LIMIT),
             deadlines=wiring.deadlines(self._settings),
             on_change=self._tell_readiness,
+            on_metrics=lambda metrics: self._door.tell(metrics=metrics),
             log_level=self._settings.log_level,
             log_format=self._settings.log_format,
         )

@@ -11,6 +11,8 @@ from daemon.supervision.policy import Deadlines
 from daemon.supervision.supervisor import ActorPlan
 from runtime.config import LLMEngineRunnerConfig
 from runtime.decoding.options import RuntimeOptions
+from runtime.drafting.options import EagleDraftingConfig, SpeculationOptions
+from runtime.errors import HearthError
 from runtime.version import VERSION
 
 
@@ -25,6 +27,34 @@ def runtime_options(settings: Settings) -> RuntimeOptions:
         engine_kind="" if settings.engine_kind == "auto" else settings.engine_kind,
         device="" if settings.device == "auto" else settings.device,
         step_ms=settings.step_ms,
+        speculation=speculation_options(settings),
+    )
+
+
+def speculation_options(settings: Settings) -> SpeculationOptions:
+    """How the runtime speculates; raises `invalid_value` for a tree that is given in part."""
+    return SpeculationOptions(
+        method=settings.speculation,
+        eagle=_drafting(settings),
+        lookup_tokens=settings.lookup_tokens,
+    )
+
+
+def _drafting(settings: Settings) -> EagleDraftingConfig | None:
+    names = ("draft_top_k", "draft_step", "verify_tree")
+    missing = [name for name in names if not getattr(settings, name)]
+    if len(missing) == len(names):
+        return None
+    if missing:
+        raise HearthError(
+            "invalid_value",
+            f"{missing[0]} is not given: the draft's tree needs {', '.join(names)} together",
+            missing[0],
+        )
+    return EagleDraftingConfig(
+        drafting_top_k=settings.draft_top_k,
+        drafting_step=settings.draft_step,
+        verify_tree_size=settings.verify_tree,
     )
 
 

@@ -14,6 +14,9 @@ _COMMANDS = {
     "memory": LazyCommand(
         "daemon.bench.memory_command:memory", "Memory by part, predicted against measured."
     ),
+    "spec": LazyCommand(
+        "daemon.bench.spec_command:spec", "Speculation beside plain decoding, and its proof."
+    ),
     "soak": LazyCommand("daemon.bench.soak_command:soak", "Resident memory over a long run."),
 }
 

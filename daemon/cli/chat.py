@@ -14,7 +14,7 @@ from hearth_client.errors import HearthClientError
 from daemon.cli.clients import connected
 from daemon.cli.console import err, out, printable
 from daemon.cli.conversation import Conversation
-from daemon.cli.options import socket_option
+from daemon.cli.options import socket_option, speculation_option
 from daemon.example_home import EXAMPLE_HOME
 
 # Between \001 and \002 stands what takes no room on the screen: readline counts columns.
@@ -29,6 +29,7 @@ _PROMPT = "\001\033[36m\002you>\001\033[0m\002 "
 @click.option("--max-tokens", type=click.IntRange(min=1), default=256, show_default=True)
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--seed", type=click.IntRange(min=0), help="Same seed, same text.")
+@speculation_option
 def chat(socket: str | None, *, system: str | None, example: bool, **options: Any) -> None:
     """Talk to a running daemon.
 
@@ -127,6 +128,9 @@ def _figures(generation: Generation, began: float, first: float) -> str:
     tokens = done.usage.completion_tokens
     speed = (tokens - 1) / max(time.monotonic() - first, 1e-9)
     cancelled = "cancelled, " if done.reason == "cancelled" else ""
-    return f"{cancelled}{tokens} tokens, first after {(first - began) * 1000:.0f} ms" + (
-        f", {speed:.0f} tokens/s" if tokens > 1 else ""
-    )
+    figures = f"{cancelled}{tokens} tokens, first after {(first - began) * 1000:.0f} ms"
+    if tokens > 1:
+        figures += f", {speed:.0f} tokens/s"
+    if done.speculation is not None:
+        figures += f", {done.speculation.accept_length:.1f} tokens a round"
+    return figures

@@ -24,6 +24,11 @@ from runtime.errors import HearthError
     "verify",
     "max_batch",
     "capacity",
+    "speculation",
+    "draft_top_k",
+    "draft_step",
+    "verify_tree",
+    "lookup_tokens",
 )
 @json_option
 def check(config: Path | None, *, as_json: bool, **flags: Any) -> int:
@@ -68,6 +73,7 @@ def _rows(report: Report) -> list[tuple[str, str]]:
         *_plan_rows(report),
         ("weights", f"{report.dtype}, quantization {report.quantization}"),
         ("cache", report.kv_cache_dtype),
+        ("speculation", report.speculation),
         ("batch", f"{report.max_batch} rows"),
         ("capacity", f"{report.capacity} tokens a row, prompts up to {report.max_prompt_tokens}"),
         *((f"memory: {part}", size(count)) for part, count in report.memory.items()),

@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from daemon.cli.console import err, progress_bar, size
+from daemon.cli.draft_options import draft_options, take_draft
 from daemon.cli.plan_options import plan_options, take_plan
 
 
@@ -78,25 +79,27 @@ from daemon.cli.plan_options import plan_options, take_plan
     show_default=True,
     help="Longest piece of a prompt in one step.",
 )
+@draft_options
 @plan_options
 def export(source: Path, target: Path, **options: Any) -> None:
     """Build the engine folder ENGINE_DIR from the Hugging Face folder MODEL_DIR.
 
-    MODEL_DIR holds config.json, safetensors files, tokenizer.json and a chat template. A failed
-    export leaves nothing behind.
+    MODEL_DIR holds config.json, safetensors files, tokenizer.json and a chat template. A draft's
+    engine lies in the folder draft inside. A failed export leaves nothing behind.
     """
     from runtime.export import ExportOptions, export_model  # noqa: PLC0415 - slow import
 
     began = time.monotonic()
-    options["plan"] = take_plan(options)
+    options["plan"], options["draft"] = take_plan(options), take_draft(options)
     if options["dtype"] is None:
         on_cpu = options["plan"] is None and options["device"] == "cpu"
         options["dtype"] = "float32" if on_cpu else "float16"
     with progress_bar() as progress:
         config = export_model(source, target, ExportOptions(**options), progress)
-    total = sum(record.bytes for record in config.files.values())
+    total = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
+    drafted = ", with draft" if config.enable_eagle_spec_decode else ""
     err().print(
-        f"[green]done[/] {config.architecture}, {config.dialect}, {config.dtype}, "
+        f"[green]done[/] {config.architecture}{drafted}, {config.dialect}, {config.dtype}, "
         f"{size(total)} in {time.monotonic() - began:.1f} s\n"
         f"[dim]next: hearth serve --engine {target}[/]"
     )

@@ -6,11 +6,12 @@ import msgspec
 
 from daemon.cli.console import err, out, printable, progress_bar
 from daemon.cli.errors import FAILED
-from daemon.cli.options import json_option
+from daemon.cli.options import json_option, speculation_option
 from daemon.cli.prompts import encode_prompt, parse_ids, read_prompts
 from daemon.shipped import engine_folder
 from runtime.decoding.options import RuntimeOptions
 from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.drafting.options import SpeculationOptions
 from runtime.request import (
     GeneratedRow,
     GenerationRequest,
@@ -53,6 +54,7 @@ def _sampling_options(command: Command) -> Command:
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; repeatable.")
 @click.option("--ignore-eos", is_flag=True, help="Go on after an end token.")
 @_sampling_options
+@speculation_option
 @click.option("--threads", type=click.IntRange(min=0), default=0, help="0 for all cores.")
 @click.option("--max-batch", type=click.IntRange(min=0), default=0, help="0 for the engine's.")
 @json_option
@@ -66,6 +68,7 @@ def generate(
     system: str | None,
     threads: int,
     max_batch: int,
+    speculation: bool | None,
     as_json: bool,
     **options: Any,
 ) -> int:
@@ -80,14 +83,17 @@ def generate(
     prompts = read_prompts(texts, ids, file)
     with progress_bar() as progress:
         folder = engine_folder(engine, progress)
-    runtime = LLMInferenceRuntime.open(folder, RuntimeOptions(threads=threads, max_batch=max_batch))
+    method = SpeculationOptions(method="off" if speculation is False else "auto")
+    runtime = LLMInferenceRuntime.open(
+        folder, RuntimeOptions(threads=threads, max_batch=max_batch, speculation=method)
+    )
     try:
         tokenizer = Tokenizer.open(folder)
         token_ids = [encode_prompt(p, tokenizer, chat=chat, system=system) for p in prompts]
         show = _print_json if as_json else _print_text
-        return _run(
-            runtime, tokenizer, _rows(token_ids, options, runtime.capacity), options["stop"], show
-        )
+        options["speculation"] = speculation
+        rows = _rows(token_ids, options, runtime.capacity)
+        return _run(runtime, tokenizer, rows, options["stop"], show)
     finally:
         runtime.close()
 
@@ -102,6 +108,7 @@ def _rows(prompts: list[list[int]], options: dict[str, Any], capacity: int) -> l
             max_tokens=options["max_tokens"] or max(1, min(_MAX_TOKENS, capacity - len(token_ids))),
             sampling=sampling,
             ignore_eos=options["ignore_eos"],
+            speculation=options["speculation"],
         )
         for token_ids in prompts
     ]

@@ -12,6 +12,11 @@ from daemon.configuration.words import description, shown
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+speculation_option = click.option(
+    "--speculation/--no-speculation",
+    default=None,
+    help="Try several tokens a step, or never; by default where it is measured to be faster.",
+)
 socket_option = click.option(
     "--socket",
     metavar="PATH",

@@ -4,6 +4,7 @@ from hearth_client.protocol import StatusReport
 
 from daemon.cli.clients import connected
 from daemon.cli.console import out, table
+from daemon.cli.executor_rows import executor_rows
 from daemon.cli.options import json_option, socket_option
 
 
@@ -31,6 +32,7 @@ def _rows(report: StatusReport) -> list[tuple[str, str]]:
         ("requests", f"{report.running} running, {report.queued} queued"),
         ("queued tokens", str(report.queued_tokens)),
     ]
+    rows += executor_rows(report.executor) if report.executor is not None else []
     rows += [(f"engine {name}", str(value)) for name, value in report.engine.items()]
     rows += [(f"total {name}", str(value)) for name, value in report.totals.items()]
     return rows

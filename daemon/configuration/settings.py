@@ -72,6 +72,43 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "limit.",
         ),
     ] = 0
+    speculation: Annotated[
+        Literal["off", "auto", "lookup", "eagle"],
+        Meta(
+            description="How several tokens a step are tried; it changes the speed, not the text. "
+            "`auto` takes the engine folder's draft, else `lookup`, which goes on as the reply's "
+            "own text did before. It pauses by itself where it loses time."
+        ),
+    ] = "auto"
+    draft_top_k: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=128,
+            description="Tokens that the draft proposes after each token; 0 for what suits the "
+            "device.",
+        ),
+    ] = 0
+    draft_step: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=30,
+            description="Tokens that the draft looks ahead; 0 for what suits the device.",
+        ),
+    ] = 0
+    verify_tree: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=128,
+            description="Nodes of the token tree that one step verifies, the newest token "
+            "included; 0 for what suits the device.",
+        ),
+    ] = 0
+    lookup_tokens: Annotated[
+        int, Meta(ge=1, le=30, description="Tokens that `lookup` proposes at most.")
+    ] = 4
     fill_wait_ms: Annotated[
         float,
         Meta(ge=0, le=1000, description="Milliseconds an idle executor waits for more rows."),

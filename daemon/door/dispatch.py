@@ -5,7 +5,7 @@ from collections import deque
 from typing import Any
 
 import structlog
-from hearth_client.protocol import Answer, Done, Error, Reason, Usage
+from hearth_client.protocol import Answer, Done, Error, Reason, Speculation, Usage
 
 from actors.mailbox import Mailbox
 from actors.messages import Cancel, SchedulerControl, SchedulerMessage, TokenizerMessage
@@ -14,6 +14,7 @@ from daemon.door.sessions import OpenRequest, Session, Sessions
 from daemon.door.settings import DoorSettings
 from daemon.door.socket import DoorSocket
 from daemon.door.state import DoorState
+from runtime.drafting.metrics import accept_length
 from runtime.errors import HearthError
 
 _log = structlog.get_logger("hearth.door")
@@ -60,8 +61,13 @@ class Dispatch:
     def done(self, request: OpenRequest, reason: Reason) -> None:
         """End a generation as asked."""
         if self.sessions.close(request):
-            usage = usage_of(request)
-            self.delivery.send(request.session, Done(id=request.id, reason=reason, usage=usage))
+            done = Done(
+                id=request.id,
+                reason=reason,
+                usage=usage_of(request),
+                speculation=speculation_of(request),
+            )
+            self.delivery.send(request.session, done)
             self._record(request, reason, "cancelled" if reason == "cancelled" else "completed")
 
     def cancel(self, request: OpenRequest) -> None:
@@ -148,6 +154,18 @@ def usage_of(request: OpenRequest) -> Usage:
         queue_ms=_milliseconds(request.queued_s),
         prefill_ms=_milliseconds(request.prefill_s),
         decode_ms=_milliseconds(request.last_token - request.first_token),
+    )
+
+
+def speculation_of(request: OpenRequest) -> Speculation | None:
+    """The rounds of a generation so far; None where it took part in none."""
+    if not request.rounds:
+        return None
+    return Speculation(
+        rounds=request.rounds,
+        drafted=request.drafted,
+        accepted=request.accepted_tokens,
+        accept_length=round(accept_length(request.rounds, request.accepted_tokens), 3),
     )
 
 

@@ -11,7 +11,13 @@ from anyio.abc import TaskStatus
 from hearth_client.protocol import Error
 
 from actors.mailbox import Mailbox, ZmqContext
-from actors.messages import DoorMessage, SchedulerControl, SchedulerMessage, TokenizerMessage
+from actors.messages import (
+    DoorMessage,
+    ExecutorMetrics,
+    SchedulerControl,
+    SchedulerMessage,
+    TokenizerMessage,
+)
 from daemon.door.dispatch import Dispatch
 from daemon.door.listener import open_listener
 from daemon.door.replies import Replies
@@ -69,12 +75,19 @@ class FrontDoor:
         self._stopping = anyio.Event()
         self.ended = anyio.Event()
 
-    def tell(self, state: State | None = None, facts: DoorFacts | None = None) -> None:
-        """Take note of the daemon's state, or of new facts about the service."""
+    def tell(
+        self,
+        state: State | None = None,
+        facts: DoorFacts | None = None,
+        metrics: ExecutorMetrics | None = None,
+    ) -> None:
+        """Take note of the daemon's state, of new facts about the service or of its work."""
         if state is not None:
             self._state.state = state
         if facts is not None:
             self._state.facts = facts
+        if metrics is not None:
+            self._state.metrics = metrics
 
     @property
     def open_requests(self) -> int:

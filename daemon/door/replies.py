@@ -10,11 +10,13 @@ from actors.messages import (
     DoorMessage,
     Failed,
     Load,
+    RequestRound,
     RowDelta,
 )
 from daemon.door import sessions
 from daemon.door import state as door_state
 from daemon.door.dispatch import Dispatch
+from daemon.door.executor_report import executor_report
 from runtime.request import RowToken
 
 
@@ -29,6 +31,7 @@ class Replies:
     def handle(self, message: DoorMessage, now: float) -> None:
         """Answer the clients that `message` concerns; `now` in monotonic seconds."""
         if isinstance(message, Deltas):
+            self._count_rounds(message.rounds)
             for row in message.rows:
                 early = sessions.EarlyRow(row, message.ended, message.prefill_s)
                 self._row_arrived(early, now)
@@ -71,6 +74,14 @@ class Replies:
             if request is not None:
                 request.queued_s = started.queued_s
 
+    def _count_rounds(self, rounds: list[RequestRound]) -> None:
+        for one in rounds:
+            request = self._find(one.rid)
+            if request is not None:
+                request.rounds += 1
+                request.drafted += one.drafted
+                request.accepted_tokens += one.accepted
+
     def _row_arrived(self, arrived: sessions.EarlyRow, now: float) -> None:
         row = arrived.row
         request = self._find(row.rid)
@@ -103,7 +114,7 @@ class Replies:
             self._dispatch.stop_slow(request)
 
     def _report(self, request_id: str, load: Load) -> protocol.StatusReport:
-        facts = self._state.facts
+        facts, metrics = self._state.facts, self._state.metrics
         counted = {"batches": load.batches, "rows": load.rows, "requeued": load.requeued}
         return protocol.StatusReport(
             id=request_id,
@@ -117,6 +128,7 @@ class Replies:
             queued_tokens=load.queued_tokens,
             totals={**self._state.totals, **counted, "refused_by_scheduler": load.refused},
             engine=facts.engine,
+            executor=None if metrics is None else executor_report(metrics),
         )
 
 

@@ -29,7 +29,15 @@ from daemon.door.state import DoorState
 from daemon.door.wire import Refusal, convert, decode, prepare
 from runtime.errors import HearthError
 
-FEATURES = ("detokenize", "logprobs", "priority", "status", "timestamps", "tokenize")
+FEATURES = (
+    "detokenize",
+    "logprobs",
+    "priority",
+    "speculation",
+    "status",
+    "timestamps",
+    "tokenize",
+)
 _SEED_BITS = 63
 
 

@@ -39,6 +39,9 @@ class OpenRequest:
     prefill_s: float = 0.0
     first_token: float = 0.0
     last_token: float = 0.0
+    rounds: int = 0
+    drafted: int = 0
+    accepted_tokens: int = 0
     early: list[EarlyRow] = field(default_factory=list)
 
 

@@ -54,6 +54,7 @@ def prepare(message: Generate, rid: int, seed: int, deadline: float | None) -> P
         ignore_eos=message.ignore_eos,
         priority=message.priority,
         deadline=deadline,
+        speculation=message.speculation,
     )
 
 

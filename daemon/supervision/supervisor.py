@@ -18,6 +18,7 @@ from actors.messages import (
     ActorReady,
     ExecutorControl,
     ExecutorLost,
+    ExecutorMetrics,
     ExecutorReady,
     SchedulerControl,
     Shutdown,
@@ -81,7 +82,8 @@ class _Unit:
 class Supervisor:
     """Keeps the planned actors alive; owns the mailboxes that it is given.
 
-    `on_change` is called with whether all actors can work, each time that this changes.
+    `on_change` is called with whether all actors can work, each time that this changes;
+    `on_metrics` with what the executor has done, as often as it tells.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Supervisor:
         to_scheduler_control: Mailbox[SchedulerControl],
         deadlines: Deadlines,
         on_change: Callable[[bool], None] = lambda _ready: None,
+        on_metrics: Callable[[ExecutorMetrics], None] = lambda _metrics: None,
         stop_times: StopTimes = StopTimes(),  # noqa: B008 - immutable
         log_level: Level = "info",
         log_format: Format = "auto",
@@ -104,6 +107,7 @@ class Supervisor:
         self._inbox = inbox
         self._to_scheduler_control = to_scheduler_control
         self._on_change = on_change
+        self._on_metrics = on_metrics
         self._stop_times = stop_times
         self._logging: tuple[Level, Format] = (log_level, log_format)
         self._stopping = anyio.Event()
@@ -163,6 +167,8 @@ class Supervisor:
                 await self._act(unit, unit.supervision.ready(now))
             case ActorProgress():
                 unit.supervision.progress(now)
+                if message.metrics is not None:
+                    self._on_metrics(message.metrics)
             case ActorFailed(_, code, text, field):
                 known = cast("Code", code) if code in CODES else "internal"
                 unit.supervision.failed(HearthError(known, text, field))

@@ -22,6 +22,7 @@ from actors.messages import (
     Continuation,
     ExecutorControl,
     ExecutorMessage,
+    ExecutorMetrics,
     Release,
     RowsFailed,
     RunBatch,
@@ -31,7 +32,9 @@ from actors.messages import (
     SupervisorMessage,
     TokenizerMessage,
 )
+from runtime.decoding.metrics import StageMetrics
 from runtime.decoding.runtime import StepResult
+from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.errors import HearthError
 from runtime.request import RowRequest, RowToken, SamplingParams
 
@@ -46,6 +49,9 @@ class FakeRuntime:
         self.begun: list[int] = []
         self.ended = 0
         self.steps = 0
+        self.prefill_metrics = StageMetrics()
+        self.generation_metrics = StageMetrics()
+        self.speculation_metrics = EagleGenerationMetrics()
         self._prefilled = False
 
     @property
@@ -388,8 +394,11 @@ def test_progress_is_told_while_idle_and_busy(
     monkeypatch.setattr(executor_module, "PROGRESS_S", 0.05)
     house.start()
     idle = [house.supervisor.wait(2) for _ in range(3)]
-    assert idle == [ActorProgress("executor-1", 0, busy=False)] * 3
+    nothing = ExecutorMetrics(StageMetrics(), StageMetrics(), EagleGenerationMetrics())
+    assert idle == [ActorProgress("executor-1", 0, busy=False, metrics=nothing)] * 3
     house.runtime.before_step = lambda _step: time.sleep(0.01)
+    house.runtime.generation_metrics.record(5, 0.5)
+    house.runtime.speculation_metrics.rounds = 4
     house.run(1, row(7, 60))
     house.batch_ended()
     told = []
@@ -398,3 +407,6 @@ def test_progress_is_told_while_idle_and_busy(
     busy = [message for message in told if isinstance(message, ActorProgress) and message.busy]
     assert 3 <= len(busy) <= 14
     assert busy == sorted(busy, key=lambda message: message.steps)
+    metrics = busy[-1].metrics
+    assert metrics is not None
+    assert (metrics.generation.tokens, metrics.speculation.rounds) == (5, 4)

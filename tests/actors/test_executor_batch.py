@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 from actors.executor_batch import ExecutorBatch, to_request
-from actors.messages import BatchRow, Continuation
+from actors.messages import BatchRow, Continuation, RequestRound
 from runtime.decoding.runtime import StepResult
-from runtime.request import RowToken, SamplingParams
+from runtime.request import RowRound, RowToken, SamplingParams
 
 
 def row(rid: int, **changed: int) -> BatchRow:
@@ -23,6 +23,9 @@ def test_a_row_becomes_a_request_of_the_runtime() -> None:
     assert (request.token_ids, request.prompt_length, request.max_tokens) == ([1, 2, 3], 2, 9)
     assert request.sampling.top_k == 4
     assert not request.ignore_eos
+    assert request.speculation is None
+    declined = BatchRow(7, [1], 1, 9, SamplingParams(), speculation=False)
+    assert to_request(declined).speculation is False
 
 
 def test_tokens_are_told_under_their_requests() -> None:
@@ -58,4 +61,34 @@ def test_a_batch_pays_for_its_prefill() -> None:
     for step in range(2):
         assert not batch.has_paid, step
         batch.record(decode(started=1.0, ended=1.1))
+    assert batch.has_paid
+
+
+def verify(*tokens: RowToken, rounds: list[RowRound]) -> StepResult:
+    return StepResult("verify", list(tokens), 1.0, 1.2, rounds)
+
+
+def test_a_round_gives_a_row_several_tokens_and_ends_it_with_the_last() -> None:
+    batch = ExecutorBatch(1, [row(30), row(10)])
+    told = batch.record(
+        verify(
+            RowToken(1, 4),
+            RowToken(1, 5),
+            RowToken(0, 6),
+            RowToken(1, 7, finish="stop"),
+            rounds=[RowRound(1, 8, 3), RowRound(0, 5, 1)],
+        )
+    )
+    assert told is not None
+    assert told.rids == [10, 10, 30, 10]
+    assert [token.token_id for token in told.tokens] == [4, 5, 6, 7]
+    assert told.rounds == [RequestRound(10, 8, 3), RequestRound(30, 5, 1)]
+    assert told.prefill_s is None
+    assert batch.live == [30]
+
+
+def test_rounds_pay_for_the_prefill_as_decode_steps_do() -> None:
+    batch = ExecutorBatch(1, [row(1)])
+    batch.record(prefill(started=0.0, ended=0.15))
+    batch.record(verify(RowToken(0, 5), rounds=[RowRound(0, 4, 1)]))
     assert batch.has_paid

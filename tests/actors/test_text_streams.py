@@ -4,7 +4,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from actors.messages import Failed, RowDelta
-from actors.text_streams import TextStreams, failed_with
+from actors.text_streams import TextStreams, failed_with, joined
 from runtime.errors import HearthError
 from runtime.request import FinishReason, RowToken, TopLogprob
 from runtime.text import Tokenizer
@@ -121,3 +121,9 @@ def test_an_empty_stop_string_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(HearthError, match="stop"):
         streams.open(1, [""])
     assert len(streams) == 0
+
+
+def test_two_deltas_join_in_order_and_the_second_says_how_it_ended() -> None:
+    one, two = RowToken(0, 5, -0.5), RowToken(0, 6, -1.5)
+    whole = joined(RowDelta(1, "a", [5], [one]), RowDelta(1, "b", [6], [two], "stop"))
+    assert whole == RowDelta(1, "ab", [5, 6], [one, two], "stop")

@@ -22,6 +22,7 @@ from actors.messages import (
     DoorMessage,
     Failed,
     Prepare,
+    RequestRound,
     RowsFailed,
     SchedulerControl,
     SchedulerMessage,
@@ -137,6 +138,17 @@ async def test_a_prompt_is_submitted_with_its_settings(tokenizer: Tokenizer) -> 
         )
 
 
+async def test_a_wish_for_speculation_is_passed_on(tokenizer: Tokenizer) -> None:
+    async with house(tokenizer) as made:
+        for wish in (None, False, True):
+            asked = prepare(1)
+            asked.speculation = wish
+            made.mail.post(asked)
+            submit = await made.scheduler.receive()
+            assert isinstance(submit, Submit)
+            assert submit.speculation is wish
+
+
 async def test_turns_get_the_chat_template(tokenizer: Tokenizer) -> None:
     async with house(tokenizer) as made:
         made.mail.post(Prepare(1, [ChatTurn("user", "hi")], None, 4, SamplingParams()))
@@ -159,6 +171,59 @@ async def test_a_step_becomes_one_message_for_all_its_rows(tokenizer: Tokenizer)
             (2, "b", [b]),
         ]
         assert deltas.ended == 1.5
+
+
+def round_of(rid: int, ids: list[int], *, finish: Any = None, logprob: Any = None) -> Step:
+    tokens = [RowToken(0, token, logprob) for token in ids[:-1]]
+    tokens.append(RowToken(0, ids[-1], logprob, finish=finish))
+    return Step([rid] * len(ids), tokens, 1.5, rounds=[RequestRound(rid, 9, len(ids))])
+
+
+async def test_the_tokens_of_a_round_are_one_delta(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("the lamp")
+    (fox, *rest) = tokenizer.encode("🦊")
+    async with house(tokenizer) as made:
+        made.mail.post(prepare(1))
+        await made.scheduler.receive()
+        made.mail.post(round_of(1, [*ids, fox], logprob=-0.5))
+        made.mail.post(round_of(1, rest, finish="length"))
+        first, second = await made.door.receive(), await made.door.receive()
+        assert isinstance(first, Deltas)
+        assert isinstance(second, Deltas)
+        (one,), (two,) = first.rows, second.rows
+        assert (one.text, one.tokens, one.finish) == ("the lamp", [*ids, fox], None)
+        assert [token.token_id for token in one.logprobs] == one.tokens
+        assert (two.text, two.tokens, two.finish) == ("🦊", rest, "length")
+        assert first.rounds == [RequestRound(1, 9, len(ids) + 1)]
+
+
+async def test_what_a_round_gave_behind_a_stop_string_is_dropped(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("abcd")
+    async with house(tokenizer) as made:
+        made.mail.post(prepare(1, stop=("b",)))
+        await made.scheduler.receive()
+        made.mail.post(round_of(1, ids))
+        assert await made.control.receive() == Cancel(1)
+        deltas = await made.door.receive()
+        assert isinstance(deltas, Deltas)
+        (row,) = deltas.rows
+        assert (row.text, row.tokens, row.finish) == ("a", ids[:2], "stop")
+        made.mail.post(Convert(2, text="a"))
+        assert await made.door.receive() == Converted(2, tokens=ids[:1])
+
+
+async def test_text_of_the_step_in_which_a_row_fails_comes_before_the_failure(
+    tokenizer: Tokenizer,
+) -> None:
+    (a,) = tokenizer.encode("a")
+    async with house(tokenizer) as made:
+        made.mail.post(prepare(1))
+        await made.scheduler.receive()
+        made.mail.post(Step([1, 1], [RowToken(0, a), RowToken(0, -1, error="non_finite")], 1.5))
+        deltas, failed = await made.door.receive(), await made.door.receive()
+        assert isinstance(deltas, Deltas)
+        assert deltas.rows[0].text == "a"
+        assert isinstance(failed, Failed)
 
 
 async def test_a_stop_string_cancels_the_row_at_the_scheduler(tokenizer: Tokenizer) -> None:

@@ -32,6 +32,9 @@ def test_a_row_that_continues_has_all_its_tokens() -> None:
     waiting.generated = [7, 8]
     row = waiting.to_row()
     assert (row.rid, row.token_ids, row.prompt_length, row.max_tokens) == (4, [1, 1, 7, 8], 2, 8)
+    assert row.speculation is None
+    waiting.request.speculation = False
+    assert waiting.to_row().speculation is False
 
 
 def test_expired_requests_are_taken_out() -> None:

@@ -25,6 +25,27 @@ def test_the_report_says_what_would_be_used(tiny_engine: Path) -> None:
     assert report.memory_available > report.memory_needed
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (Settings(), "lookup, 4 tokens"),
+        (Settings(speculation="lookup", lookup_tokens=7), "lookup, 7 tokens"),
+        (Settings(speculation="off"), "off"),
+        (Settings(engine_kind="simulated"), "off"),
+    ],
+)
+def test_the_report_says_how_it_speculates(
+    tiny_engine: Path, settings: Settings, words: str
+) -> None:
+    assert inspect_engine(settings, tiny_engine).speculation == words
+
+
+def test_a_draft_that_is_not_there_is_refused(tiny_engine: Path) -> None:
+    with pytest.raises(HearthError) as caught:
+        inspect_engine(Settings(speculation="eagle"), tiny_engine)
+    assert (caught.value.code, caught.value.field) == ("unsupported_option", "speculation")
+
+
 def test_what_does_not_fit_is_not_ok(tiny_engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("daemon.budget.available_memory", lambda: 1)
     report = inspect_engine(Settings(), tiny_engine)

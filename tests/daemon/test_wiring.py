@@ -1,10 +1,14 @@
 from pathlib import Path
 
+import msgspec
+import pytest
 from msgspec import structs
 
 from actors.roles import ExecutorRole, TokenizerRole
 from daemon import wiring
-from daemon.configuration.settings import Settings
+from daemon.configuration.settings import FIELDS, Settings
+from runtime.drafting.options import SpeculationOptions, check_speculation
+from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
 
 ENGINE = Path("/engines/x")
@@ -38,6 +42,36 @@ def test_each_setting_reaches_the_part_that_it_is_for() -> None:
     assert (deadlines.load_s, deadlines.progress_s) == (11, 12)
     options = wiring.runtime_options(settings)
     assert (options.threads, options.capacity, options.verify) == (13, 14, False)
+
+
+def test_speculation_is_set_under_the_same_names() -> None:
+    assert wiring.speculation_options(Settings()) == SpeculationOptions(method="auto")
+    settings = Settings(
+        speculation="eagle", draft_top_k=4, draft_step=3, verify_tree=16, lookup_tokens=7
+    )
+    options = wiring.runtime_options(settings).speculation
+    assert (options.method, options.lookup_tokens) == ("eagle", 7)
+    eagle = options.eagle
+    assert eagle is not None
+    assert (eagle.drafting_top_k, eagle.drafting_step, eagle.verify_tree_size) == (4, 3, 16)
+
+
+@pytest.mark.parametrize("missing", ["draft_top_k", "draft_step", "verify_tree"])
+def test_a_tree_that_is_given_in_part_is_refused(missing: str) -> None:
+    whole = Settings(draft_top_k=4, draft_step=3, verify_tree=16)
+    with pytest.raises(HearthError, match="together") as caught:
+        wiring.runtime_options(structs.replace(whole, **{missing: 0}))
+    assert (caught.value.code, caught.value.field) == ("invalid_value", missing)
+
+
+@pytest.mark.parametrize("name", ["draft_top_k", "draft_step", "verify_tree", "lookup_tokens"])
+def test_the_largest_of_each_setting_of_speculation_is_an_option(name: str) -> None:
+    kind = msgspec.inspect.type_info(FIELDS[name].type)
+    assert isinstance(kind, msgspec.inspect.Metadata)
+    assert isinstance(kind.type, msgspec.inspect.IntType)
+    tree = Settings(draft_top_k=4, draft_step=3, verify_tree=16)
+    settings = structs.replace(tree, **{name: kind.type.le})
+    check_speculation(wiring.speculation_options(settings))
 
 
 def test_every_runtime_option_is_a_setting_of_the_same_name() -> None:

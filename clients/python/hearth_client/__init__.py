@@ -34,7 +34,19 @@ from hearth_client.errors import (
     UnsupportedOption,
     UnsupportedProtocol,
 )
-from hearth_client.protocol import Delta, Done, Message, StatusReport, TokenLogprob, Usage, Welcome
+from hearth_client.protocol import (
+    Delta,
+    Done,
+    ExecutorReport,
+    Message,
+    Speculation,
+    SpeculationReport,
+    StageReport,
+    StatusReport,
+    TokenLogprob,
+    Usage,
+    Welcome,
+)
 
 __all__ = [
     "AsyncClient",
@@ -52,6 +64,7 @@ __all__ = [
     "Done",
     "DuplicateId",
     "ExecutorFailed",
+    "ExecutorReport",
     "Generation",
     "HearthClientError",
     "InvalidValue",
@@ -68,6 +81,9 @@ __all__ = [
     "ServiceFailed",
     "ShuttingDown",
     "SlowClient",
+    "Speculation",
+    "SpeculationReport",
+    "StageReport",
     "StatusReport",
     "TokenLogprob",
     "TooManyClients",

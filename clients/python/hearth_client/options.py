@@ -29,6 +29,7 @@ class GenerateOptions(TypedDict, total=False):
     priority: int
     deadline_s: float | None
     timestamps: bool
+    speculation: bool | None
 
 
 def generate_request(

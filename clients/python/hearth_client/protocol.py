@@ -73,6 +73,7 @@ class Generate(Request, tag="generate"):
     priority: Annotated[int, Meta(ge=-10, le=10)] = 0
     deadline_s: Annotated[float, Meta(gt=0.0, le=86400.0)] | None = None
     timestamps: bool = False
+    speculation: bool | None = None
 
 
 class Cancel(Request, tag="cancel"):
@@ -185,12 +186,25 @@ class Usage(msgspec.Struct, kw_only=True, omit_defaults=True):
     decode_ms: float = 0.0
 
 
+class Speculation(msgspec.Struct, kw_only=True):
+    """A reply's rounds of speculation: `accepted` tokens came from them, of `drafted` proposals.
+
+    `accept_length` is the tokens a round, at least 1.
+    """
+
+    rounds: int
+    drafted: int
+    accepted: int
+    accept_length: float
+
+
 class Done(Answer, tag="done"):
-    """The request ended as asked."""
+    """The request ended as asked; `speculation` tells of a reply that took part in rounds."""
 
     id: str
     reason: Reason
     usage: Usage
+    speculation: Speculation | None = None
 
 
 class Error(Answer, tag="error"):
@@ -216,6 +230,36 @@ class Detokenized(Answer, tag="text"):
     text: str
 
 
+class StageReport(msgspec.Struct, kw_only=True):
+    """What one kind of engine step has done: `tokens` went in."""
+
+    steps: int
+    tokens: int
+    seconds: float
+
+
+class SpeculationReport(Speculation, kw_only=True):
+    """What speculation has done for all replies.
+
+    `steps` are verifications of a batch, `rounds` those of a reply; `accepted_by_position[i]`
+    counts the rounds that gave more than i tokens.
+    """
+
+    steps: int
+    accepted_by_position: list[int]
+    draft_s: float
+    verify_s: float
+    commit_s: float
+
+
+class ExecutorReport(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What the engine's process has done since it started."""
+
+    prefill: StageReport
+    generation: StageReport
+    speculation: SpeculationReport | None = None
+
+
 class StatusReport(Answer, tag="status_report"):
     """The answer to `status`: counts now and totals since the start."""
 
@@ -230,6 +274,7 @@ class StatusReport(Answer, tag="status_report"):
     queued_tokens: int
     totals: dict[str, int] = {}
     engine: dict[str, str | int | float] = {}
+    executor: ExecutorReport | None = None
 
 
 ServerMessage = (

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from hearth_client import Delta, Done, PromptTooLong, Usage
+from hearth_client import Delta, Done, PromptTooLong, Speculation, Usage
 from hearth_client.protocol import Reason
 
 from daemon.cli import chat as module
@@ -19,6 +19,7 @@ class FakeGeneration:
     def __init__(self, words: list[str]) -> None:
         self.done: Done | None = None
         self.interrupt_after: int | None = None
+        self.speculation: Speculation | None = None
         self._words = words
         self._said: list[str] = []
         self._cancelled = False
@@ -33,7 +34,7 @@ class FakeGeneration:
                 os.kill(os.getpid(), signal.SIGINT)
         reason: Reason = "cancelled" if self._cancelled else "stop"
         usage = Usage(prompt_tokens=3, completion_tokens=len(self._said))
-        self.done = Done(id="1", reason=reason, usage=usage)
+        self.done = Done(id="1", reason=reason, usage=usage, speculation=self.speculation)
 
     def cancel(self) -> None:
         self._cancelled = True
@@ -54,6 +55,8 @@ class FakeClient:
             raise self.error
         generation = FakeGeneration(["It ", "is ", "on."])
         generation.interrupt_after = self.interrupt_after
+        if request["speculation"]:
+            generation.speculation = Speculation(rounds=2, drafted=8, accepted=5, accept_length=2.5)
         return generation
 
 
@@ -101,6 +104,13 @@ def test_options_reach_the_request(client: FakeClient) -> None:
     request = client.asked[0]
     assert (request["max_tokens"], request["temperature"], request["seed"]) == (9, 0.5, 4)
     assert said(request)[0] == EXAMPLE_HOME
+
+
+def test_speculation_is_asked_for_declined_or_left_to_the_daemon(client: FakeClient) -> None:
+    assert "tokens a round" not in chat("one\n").stderr
+    assert "tokens a round" not in chat("one\n", "--no-speculation").stderr
+    assert "2.5 tokens a round" in chat("one\n", "--speculation").stderr
+    assert [request["speculation"] for request in client.asked] == [None, False, True]
 
 
 def test_ctrl_c_cancels_the_reply_and_not_the_program(client: FakeClient) -> None:

@@ -7,6 +7,7 @@ from daemon.cli.export import export
 from runtime.config import load_config
 from runtime.errors import HearthError
 from tests.daemon.conftest import REFERENCE
+from tests.eagle_models import write_draft
 
 
 def run(*arguments: str) -> Result:
@@ -24,6 +25,30 @@ def test_every_option_reaches_the_engine(tmp_path: Path) -> None:
     assert (config.max_supported_batch_size, config.prefill_chunk) == (2, 16)
     assert (config.weight_quantization, config.weight_block_size) == ("int8", 32)
     assert "hearth serve --engine" in result.stderr
+
+
+def test_a_draft_is_exported_beside_the_model(tmp_path: Path) -> None:
+    target, draft = tmp_path / "engine", write_draft(REFERENCE, tmp_path / "draft")
+    result = run(
+        *(str(REFERENCE), str(target), "--draft", str(draft), "--eagle-layers", "0,2,3"),
+        *("--max-verify-tree", "9", "--max-draft-tree", "8"),
+    )
+    config = load_config(target)
+    assert (config.eagle_layers, config.max_verify_tree_size) == ((0, 2, 3), 9)
+    assert load_config(target / "draft").max_draft_tree_size == 8
+    assert "with draft" in result.stderr
+
+
+def test_without_a_draft_its_options_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(HearthError, match="--eagle-layers is for --draft") as caught:
+        run(str(REFERENCE), str(tmp_path / "engine"), "--eagle-layers", "0,2,3")
+    assert (caught.value.code, caught.value.field) == ("unsupported_option", "eagle_layers")
+
+
+def test_layers_are_numbers() -> None:
+    result = CliRunner().invoke(export, ["a", "b", "--draft", "c", "--eagle-layers", "one"])
+    assert result.exit_code == 2
+    assert "--eagle-layers" in result.stderr
 
 
 def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -79,6 +79,13 @@ def test_the_same_seed_gives_the_same_text(tiny_engine: Path) -> None:
     assert first.stdout != other.stdout
 
 
+def test_the_text_is_the_same_with_speculation_and_without(tiny_engine: Path) -> None:
+    arguments = (str(tiny_engine), "--ids", "5,6,7,5,6", "--max-tokens", "40", "--json")
+    found = [lines(run(*arguments, *flag)) for flag in ((), ("--speculation",))]
+    assert found[0] == found[1]
+    assert found[0][0]["token_ids"] == lines(run(*arguments, "--no-speculation"))[0]["token_ids"]
+
+
 def test_without_json_the_text_is_on_standard_output_and_the_rest_is_not(
     tiny_engine: Path,
 ) -> None:

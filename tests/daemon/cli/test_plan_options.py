@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from daemon.cli.export import export
 from runtime.errors import HearthError
-from runtime.export import ExportOptions
+from runtime.export import DraftOptions, ExportOptions
 from runtime.export.tensorrt.options import PlanOptions, default_timing_cache
 
 
@@ -35,6 +35,14 @@ def asked(*arguments: str) -> ExportOptions:
 def test_onnx_runtime_has_no_plan() -> None:
     options = asked()
     assert (options.plan, options.dtype) == (None, "float32")
+
+
+def test_a_plan_proposes_trees_of_one_shape() -> None:
+    options = asked(
+        *("--backend", "tensorrt", "--draft", "c", "--drafting-top-k", "4"),
+        *("--drafting-step", "3"),
+    )
+    assert options.draft == DraftOptions(folder=Path("c"), top_k=4, step=3)
 
 
 def test_a_plan_has_the_builder_of_this_python_and_keeps_timings() -> None:

@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 from click.testing import CliRunner
-from hearth_client import StatusReport
+from hearth_client import ExecutorReport, StageReport, StatusReport
 
 from daemon.cli import status as module
 
@@ -23,6 +23,10 @@ class FakeClient:
             queued_tokens=40,
             totals={"requests": 9},
             engine={"dtype": "float32"},
+            executor=ExecutorReport(
+                prefill=StageReport(steps=2, tokens=40, seconds=0.5),
+                generation=StageReport(steps=3, tokens=5, seconds=0.25),
+            ),
         )
 
 
@@ -37,12 +41,20 @@ def _client(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_people_get_a_table() -> None:
     text = CliRunner().invoke(module.status).output
-    for words in ("ready", "home", "1 running, 3 queued", "float32", "total requests"):
+    for words in (
+        "ready",
+        "home",
+        "1 running, 3 queued",
+        "float32",
+        "40 tokens in 2",
+        "total requests",
+    ):
         assert words in text
 
 
 def test_programs_get_one_object_without_the_protocol_s_own_fields() -> None:
     report = json.loads(CliRunner().invoke(module.status, ["--json"]).output)
     assert report["queued_tokens"] == 40
+    assert report["executor"]["generation"]["steps"] == 3
     assert report["engine"] == {"dtype": "float32"}
     assert not {"t", "id"} & set(report)

@@ -19,7 +19,7 @@ from actors import messages as m
 from actors.mailbox import Mailbox
 from daemon.door.front_door import FrontDoor
 from daemon.door.settings import DoorFacts, DoorSettings
-from runtime.request import RowToken, TopLogprob
+from runtime.request import FinishReason, RowToken, TopLogprob
 
 T = TypeVar("T")
 LIMIT = 2000
@@ -34,7 +34,8 @@ class FakeActors:
 
     count: `max_tokens` tokens "0 ", "1 ", ... at `step_s`; hang: accepted and no more; silent:
     nothing at all; fail: accepted, one token, then a failure; early: tokens before `accepted`;
-    flood: as count without pauses and 1,000 characters a token; logprobs: one token with them.
+    flood: as count without pauses and 1,000 characters a token; logprobs: one token with them;
+    speculate: two rounds of three and one token before `accepted`, and one after it.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], step_s: float) -> None:
@@ -96,11 +97,16 @@ class FakeActors:
             return
         if word == "early":
             await self._send(self._row(rid, 0))
+        if word == "speculate":
+            await self._send(self._round(rid, 3))
+            await self._send(self._round(rid, 1))
         await self._send(accepted)
         await self._send(m.BatchStarted([m.Started(rid, 0.004)]))
         if word == "fail":
             await self._send(self._row(rid, 0))
             await self._send(m.Failed(rid, "executor_failed", "the executor died", "device"))
+        elif word == "speculate":
+            await self._send(self._round(rid, 2, finish="stop"))
         elif word == "logprobs":
             token = RowToken(0, 65, -0.5, (TopLogprob(65, -0.5), TopLogprob(66, -1.5)))
             row = m.RowDelta(rid, "A", [65], logprobs=[token], finish="stop")
@@ -122,6 +128,12 @@ class FakeActors:
             rid, f"{index} ".ljust(width, "."), [index], finish="length" if last else None
         )
         return m.Deltas([row], time.monotonic(), None if index else 0.003)
+
+    @staticmethod
+    def _round(rid: int, count: int, finish: FinishReason | None = None) -> m.Deltas:
+        row = m.RowDelta(rid, "x" * count, [7] * count, finish=finish)
+        rounds = [m.RequestRound(rid, 5, count), m.RequestRound(rid + 1000, 5, 5)]
+        return m.Deltas([row], time.monotonic(), None, rounds)
 
     async def _send(self, message: m.DoorMessage) -> None:
         await self.to_door.send(message, 5)

@@ -11,8 +11,18 @@ from typing import Any
 
 import pytest
 import zmq
-from hearth_client import Client, ExecutorFailed, HearthClientError, LeaseExpired, SlowClient
+from hearth_client import (
+    Client,
+    ExecutorFailed,
+    HearthClientError,
+    LeaseExpired,
+    SlowClient,
+    Speculation,
+)
 
+from actors.messages import ExecutorMetrics
+from runtime.decoding.metrics import StageMetrics
+from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.errors import HearthError
 from tests.daemon.door.harness import (
     BACKENDS,
@@ -76,6 +86,20 @@ def test_logprobs_and_timestamps(door: Harness) -> None:
     assert delta.logprobs[0].top == [(65, -0.5), (66, -1.5)]
     assert delta.ended is not None
     assert 0 <= time.monotonic() - delta.ended < 5
+
+
+def test_done_tells_of_the_rounds_of_speculation(door: Harness) -> None:
+    with Client(door.path) as client:
+        generation = client.generate("speculate", speculation=True)
+        assert generation.text() == "x" * 6
+        done, plain = generation.done, client.generate("count", max_tokens=1)
+        plain.text()
+    assert door.actors.prepared[0].speculation is True
+    assert done is not None
+    assert done.usage.completion_tokens == 6
+    assert done.speculation == Speculation(rounds=3, drafted=15, accepted=6, accept_length=2.0)
+    assert plain.done is not None
+    assert plain.done.speculation is None
 
 
 def test_two_clients_may_use_the_same_ids(door: Harness) -> None:
@@ -247,9 +271,20 @@ def test_status_counts(door: Harness) -> None:
         client.generate("count", max_tokens=2).text()
         report = client.status()
     assert (report.state, report.clients, report.running, report.queued) == ("ready", 1, 1, 2)
+    assert report.executor is None
     assert report.queued_tokens == 30
     assert report.totals["requests"] == report.totals["completed"] == 1
     assert report.totals["batches"] == 4
+
+
+def test_status_tells_what_the_executor_has_measured(door: Harness) -> None:
+    metrics = ExecutorMetrics(StageMetrics(1, 9, 0.5), StageMetrics(), EagleGenerationMetrics())
+    door.on_loop(lambda: door.door.tell(metrics=metrics))
+    with Client(door.path) as client:
+        executor = client.status().executor
+    assert executor is not None
+    assert (executor.prefill.tokens, executor.prefill.seconds) == (9, 0.5)
+    assert executor.speculation is None
 
 
 def test_a_stop_ends_what_is_open_and_removes_the_socket() -> None:

@@ -45,6 +45,7 @@ def test_sentences_are_ours_and_name_the_field() -> None:
         ("stop", 5, "stop must be a list of 0 to 16 items"),
         ("logit_bias", [5], "logit_bias[0] must be a list of 2 items"),
         ("ignore_eos", 1, "ignore_eos must be true or false"),
+        ("speculation", 1, "speculation must be true or false"),
         ("messages", [5], "messages[0] must be a map of its fields"),
         ("messages", [{"role": 1}], "messages[0].role must be one of assistant, system, user"),
     ):
@@ -139,6 +140,9 @@ def test_generations_become_what_the_tokenizer_is_asked() -> None:
     sampling = asked.sampling
     assert (sampling.temperature, sampling.logit_bias, sampling.seed) == (0.5, {3: 1.5}, 77)
     assert sampling.logprobs == 0
+    assert asked.speculation is None
+    declined = Generate(id="a", prompt="x", speculation=False)
+    assert prepare(declined, 1, 77, None).speculation is False
     assert prepare(Generate(id="a", prompt="x", seed=0), 1, 77, None).sampling.seed == 0
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from actors.mailbox import Mailbox
 from actors.messages import (
     Accepted,
     DoorMessage,
+    ExecutorMetrics,
     RowsFailed,
     SchedulerControl,
     SchedulerMessage,
@@ -74,6 +75,7 @@ class House:
             else None
         )
         self.changes: list[bool] = []
+        self.metrics: list[ExecutorMetrics] = []
         self.changed = anyio.Event()
         self.supervisor = Supervisor(
             wiring.plans(book, settings, engine),
@@ -82,6 +84,7 @@ class House:
             to_scheduler_control=to_control,
             deadlines=deadlines,
             on_change=self._note,
+            on_metrics=self._note_metrics,
             stop_times=StopTimes(shutdown_s=2.0, terminate_s=1.0),
             log_level="error",
         )
@@ -89,6 +92,15 @@ class House:
     def _note(self, ready: bool) -> None:  # noqa: FBT001 - the supervisor's callback
         self.changes.append(ready)
         self.changed.set()
+
+    def _note_metrics(self, metrics: ExecutorMetrics) -> None:
+        self.metrics.append(metrics)
+        self.changed.set()
+
+    async def wait_for_metrics(self, enough: Callable[[ExecutorMetrics], bool]) -> None:
+        while not self.metrics or not enough(self.metrics[-1]):
+            self.changed = anyio.Event()
+            await self.changed.wait()
 
     async def wait_until(self, *, ready: bool) -> None:
         while not self.changes or self.changes[-1] is not ready:
@@ -184,6 +196,16 @@ async def test_a_killed_executor_fails_what_it_held_and_comes_back(short_folder:
     assert [line["reason"] for line in logs if line["event"] == "actor lost"] == [
         "it was ended by SIGKILL"
     ]
+
+
+async def test_what_the_executor_measures_is_passed_on(short_folder: Path) -> None:
+    async with house(short_folder) as made:
+        await made.wait_until(ready=True)
+        made.submit(1, 20)
+        await made.until_ended(1)
+        await made.wait_for_metrics(lambda metrics: metrics.generation.tokens >= 19)
+    assert made.metrics[-1].prefill.tokens >= 3
+    assert made.metrics[-1].speculation.rounds == 0
 
 
 async def test_a_hung_executor_is_killed_and_replaced(short_folder: Path) -> None:

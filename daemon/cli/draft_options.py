@@ -1,0 +1,96 @@
+"""The options of `hearth export` that only a draft engine has."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from runtime.errors import HearthError
+
+_DECORATORS = (
+    click.option(
+        "--draft",
+        metavar="DRAFT_DIR",
+        type=click.Path(path_type=Path),
+        help="Hugging Face folder of an EAGLE-3 draft for this model, to speculate with.",
+    ),
+    click.option(
+        "--eagle-layers",
+        metavar="N,N,N",
+        callback=lambda _context, _option, text: _numbers(text),
+        help="Layers of the model whose inputs the draft reads.  [as the draft says; else 2, half "
+        "of them, and the third from the end]",
+    ),
+    click.option(
+        "--max-verify-tree",
+        type=click.IntRange(min=0),
+        help="Most nodes of a token tree that are verified in one step; 0 for 60, or the capacity "
+        "where that is less.  [0]",
+    ),
+    click.option(
+        "--max-draft-tree",
+        type=click.IntRange(min=0),
+        help="Most slots of a draft's proposal, its tokens a node times its levels; 0 as above.  "
+        "[0]",
+    ),
+    click.option(
+        "--drafting-top-k",
+        type=click.IntRange(min=1),
+        help="Tokens that a TensorRT plan proposes after a node.  [10]",
+    ),
+    click.option(
+        "--drafting-step",
+        type=click.IntRange(min=1),
+        help="Levels of the trees that a TensorRT plan proposes.  [6]",
+    ),
+)
+_NAMES = (
+    "draft",
+    "eagle_layers",
+    "max_verify_tree",
+    "max_draft_tree",
+    "drafting_top_k",
+    "drafting_step",
+)
+
+
+def draft_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options to a command."""
+    for decorator in reversed(_DECORATORS):
+        command = decorator(command)
+    return command
+
+
+def take_draft(options: dict[str, Any]) -> Any:
+    """Remove the draft's options from `options`; the `DraftOptions`, or None without a draft.
+
+    Raises `unsupported_option` naming an option that was given without a draft.
+    """
+    from runtime.export import DraftOptions  # noqa: PLC0415 - slow import
+
+    given = {name: options.pop(name) for name in _NAMES}
+    if given["draft"] is None:
+        for name, value in given.items():
+            if value is not None:
+                raise HearthError(
+                    "unsupported_option", f"--{name.replace('_', '-')} is for --draft", name
+                )
+        return None
+    return DraftOptions(
+        folder=given["draft"],
+        layers=given["eagle_layers"] or (),
+        max_verify_tree=given["max_verify_tree"] or 0,
+        max_draft_tree=given["max_draft_tree"] or 0,
+        top_k=given["drafting_top_k"] or 0,
+        step=given["drafting_step"] or 0,
+    )
+
+
+def _numbers(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise click.BadParameter("numbers with commas between them are wanted") from error

@@ -1,0 +1,29 @@
+"""What the executor has done, as rows of a table."""
+
+from hearth_client.protocol import ExecutorReport, SpeculationReport, StageReport
+
+Row = tuple[str, str]
+
+
+def executor_rows(report: ExecutorReport) -> list[Row]:
+    """Names and values of each stage, and of speculation where there was some."""
+    rows = [("prefill", _stage(report.prefill)), ("generation", _stage(report.generation))]
+    if report.speculation is not None:
+        rows += _speculation(report.speculation)
+    return rows
+
+
+def _stage(stage: StageReport) -> str:
+    speed = f", {stage.tokens / stage.seconds:.0f} tokens/s" if stage.seconds else ""
+    return f"{stage.tokens} tokens in {stage.steps} steps, {stage.seconds:.1f} s{speed}"
+
+
+def _speculation(report: SpeculationReport) -> list[Row]:
+    given = f"{report.accepted} tokens in {report.rounds} rounds, {report.drafted} drafted"
+    shares = (f"{count / report.rounds:.0%}" for count in report.accepted_by_position)
+    times = (report.draft_s, report.verify_s, report.commit_s)
+    return [
+        ("speculation", f"{given}, accept length {report.accept_length:.2f}"),
+        ("accepted by position", " ".join(shares)),
+        ("speculation time", "draft {:.1f} s, verify {:.1f} s, commit {:.1f} s".format(*times)),
+    ]

@@ -1,0 +1,33 @@
+from hearth_client.protocol import ExecutorReport, SpeculationReport, StageReport
+
+from daemon.cli.executor_rows import executor_rows
+
+PREFILL = StageReport(steps=2, tokens=40, seconds=0.5)
+NOTHING = StageReport(steps=0, tokens=0, seconds=0.0)
+
+
+def test_each_stage_is_a_row_and_work_not_done_has_no_speed() -> None:
+    assert executor_rows(ExecutorReport(prefill=PREFILL, generation=NOTHING)) == [
+        ("prefill", "40 tokens in 2 steps, 0.5 s, 80 tokens/s"),
+        ("generation", "0 tokens in 0 steps, 0.0 s"),
+    ]
+
+
+def test_speculation_has_its_length_positions_and_times() -> None:
+    speculation = SpeculationReport(
+        rounds=4,
+        drafted=20,
+        accepted=9,
+        accept_length=2.25,
+        steps=4,
+        accepted_by_position=[4, 3, 2],
+        draft_s=0.1,
+        verify_s=0.2,
+        commit_s=0.3,
+    )
+    report = ExecutorReport(prefill=PREFILL, generation=PREFILL, speculation=speculation)
+    assert executor_rows(report)[2:] == [
+        ("speculation", "9 tokens in 4 rounds, 20 drafted, accept length 2.25"),
+        ("accepted by position", "100% 75% 50%"),
+        ("speculation time", "draft 0.1 s, verify 0.2 s, commit 0.3 s"),
+    ]

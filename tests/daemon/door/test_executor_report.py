@@ -1,0 +1,25 @@
+from actors.messages import ExecutorMetrics
+from daemon.door.executor_report import executor_report
+from runtime.decoding.metrics import StageMetrics
+from runtime.drafting.metrics import EagleGenerationMetrics
+from runtime.request import RowRound
+
+
+def test_every_metric_is_reported_under_its_name() -> None:
+    speculation = EagleGenerationMetrics()
+    speculation.record([RowRound(0, 8, 3)], draft_s=0.25, verify_s=0.5, commit_s=0.125)
+    report = executor_report(
+        ExecutorMetrics(StageMetrics(1, 40, 0.5), StageMetrics(9, 30, 1.5), speculation)
+    )
+    assert (report.prefill.steps, report.prefill.tokens, report.prefill.seconds) == (1, 40, 0.5)
+    assert (report.generation.steps, report.generation.tokens) == (9, 30)
+    told = report.speculation
+    assert told is not None
+    for name in EagleGenerationMetrics.__struct_fields__:
+        assert getattr(told, name) == getattr(speculation, name)
+    assert told.accept_length == 3.0
+
+
+def test_an_executor_that_did_not_speculate_says_nothing_of_it() -> None:
+    metrics = ExecutorMetrics(StageMetrics(), StageMetrics(), EagleGenerationMetrics())
+    assert executor_report(metrics).speculation is None
