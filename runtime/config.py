@@ -1,5 +1,6 @@
 """The configuration of an engine folder (`config.json`): every field, read strictly."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -209,53 +210,39 @@ def _check_sizes(config: LLMEngineRunnerConfig) -> None:
 
 
 def _check_speculation(config: LLMEngineRunnerConfig) -> None:
-    taps, layers = config.eagle_layers, config.num_decoder_layers
-    is_draft = config.architecture == DRAFT_ARCHITECTURE
-    static = is_draft and bool(config.static_decode_batches)
-    slots = config.max_kv_cache_capacity
-    limit = min(MOST_TREE_NODES, slots)
-    for wrong, name, what in (
-        (config.enable_eagle_spec_decode != bool(taps), "eagle_layers", "must come with EAGLE"),
-        (
-            len(set(taps)) != len(taps) or any(not 0 <= tap <= layers for tap in taps),
-            "eagle_layers",
-            f"must be distinct and from 0 to {layers}",
-        ),
-        (
-            config.output_hidden_dim != len(taps) * config.hidden_size,
-            "output_hidden_dim",
-            "must be hidden_size for each of eagle_layers",
-        ),
-        (
-            not 0 <= config.max_verify_tree_size <= limit,
-            "max_verify_tree_size",
-            f"must be 0 to {limit}",
-        ),
-        (
-            config.enable_eagle_spec_decode and config.max_verify_tree_size < 1,
-            "max_verify_tree_size",
-            "must be at least 1 with EAGLE",
-        ),
-        (is_draft != (config.base_hidden_dim > 0), "base_hidden_dim", "must be that of a draft"),
-        (
-            is_draft != (config.max_draft_tree_size > 0) or config.max_draft_tree_size > slots,
-            "max_draft_tree_size",
-            "must be that of a draft, and at most its capacity",
-        ),
-        (
-            _shape_of_drafting(config) != (config.max_draft_tree_size if static else None),
-            "static_drafting",
-            "must be tokens and levels of the largest draft tree of a plan",
-        ),
-        (is_draft and layers != 1, "num_decoder_layers", "must be 1 in a draft"),
-        (
-            config.output_vocab_size > config.vocab_size,
-            "output_vocab_size",
-            "must not exceed vocab_size",
-        ),
-    ):
+    for wrong, name, what in (*_base_faults(config), *_draft_faults(config)):
         if wrong:
             raise HearthError("engine_corrupt", f"{name} {what}", name)
+
+
+def _base_faults(config: LLMEngineRunnerConfig) -> Iterator[tuple[bool, str, str]]:
+    """Whether a field is wrong, its name, and what it must be."""
+    taps, layers = config.eagle_layers, config.num_decoder_layers
+    speculates = config.enable_eagle_spec_decode
+    least = 1 if speculates else 0
+    most = min(MOST_TREE_NODES, config.max_kv_cache_capacity)
+    within = len(set(taps)) == len(taps) and all(0 <= tap <= layers for tap in taps)
+    yield speculates != bool(taps), "eagle_layers", "must come with EAGLE"
+    yield not within, "eagle_layers", f"must be distinct and from 0 to {layers}"
+    wrong = config.output_hidden_dim != len(taps) * config.hidden_size
+    yield wrong, "output_hidden_dim", "must be hidden_size for each of eagle_layers"
+    wrong = not least <= config.max_verify_tree_size <= most
+    yield wrong, "max_verify_tree_size", f"must be {least} to {most}"
+
+
+def _draft_faults(config: LLMEngineRunnerConfig) -> Iterator[tuple[bool, str, str]]:
+    is_draft = config.architecture == DRAFT_ARCHITECTURE
+    tree, slots = config.max_draft_tree_size, config.max_kv_cache_capacity
+    yield is_draft != (config.base_hidden_dim > 0), "base_hidden_dim", "must be that of a draft"
+    wrong = is_draft != (tree > 0) or tree > slots
+    yield wrong, "max_draft_tree_size", "must be that of a draft, and at most its capacity"
+    static = is_draft and bool(config.static_decode_batches)
+    wrong = _shape_of_drafting(config) != (tree if static else None)
+    yield wrong, "static_drafting", "must be tokens and levels of the largest tree of a plan"
+    wrong = is_draft and config.num_decoder_layers != 1
+    yield wrong, "num_decoder_layers", "must be 1 in a draft"
+    wrong = config.output_vocab_size > config.vocab_size
+    yield wrong, "output_vocab_size", "must not exceed vocab_size"
 
 
 def _shape_of_drafting(config: LLMEngineRunnerConfig) -> int | None:

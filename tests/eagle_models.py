@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from runtime.config import RopeConfig
 from runtime.export.draft_config import load_draft_config
-from runtime.export.model_config import load_model_config
+from runtime.export.model_config import ModelConfig, load_model_config
 from runtime.rope import rope_tables
 
 Array = NDArray[Any]
@@ -33,25 +33,7 @@ def write_draft(
     """
     model, random = load_model_config(base), np.random.default_rng(seed)
     own = model.vocab_size if form == "none" else vocabulary
-    hidden, inner, taps = model.hidden_size, model.intermediate_size, 3
-    shapes = {
-        "fc": (hidden, taps * hidden),
-        "midlayer.self_attn.q_proj": (model.query_size, 2 * hidden),
-        "midlayer.self_attn.k_proj": (model.kv_size, 2 * hidden),
-        "midlayer.self_attn.v_proj": (model.kv_size, 2 * hidden),
-        "midlayer.self_attn.o_proj": (hidden, model.query_size),
-        "midlayer.mlp.gate_proj": (inner, hidden),
-        "midlayer.mlp.up_proj": (inner, hidden),
-        "midlayer.mlp.down_proj": (hidden, inner),
-        "lm_head": (own, hidden),
-    }
-    tensors: dict[str, Array] = {
-        f"{name}.weight": (random.standard_normal(shape) * shape[1] ** -0.5).astype(np.float32)
-        for name, shape in shapes.items()
-    }
-    norms = ("hidden_norm", "input_layernorm", "post_attention_layernorm")
-    for name in (*(f"midlayer.{norm}" for norm in norms), "norm"):
-        tensors[f"{name}.weight"] = random.uniform(0.5, 1.5, hidden).astype(np.float32)
+    tensors = _tensors(model, own, random)
     if form != "none":
         tensors |= _vocabulary(model.vocab_size, own, form, random)
     target.mkdir(parents=True)
@@ -129,6 +111,29 @@ class DraftReference:
     def _tables(self, rope: RopeConfig) -> tuple[Array, Array]:
         cos, sin = rope_tables(rope, self._config.model.rotary_dim, _POSITIONS)
         return cos.astype(np.float64), sin.astype(np.float64)
+
+
+def _tensors(model: ModelConfig, own: int, random: np.random.Generator) -> dict[str, Array]:
+    hidden, inner, taps = model.hidden_size, model.intermediate_size, 3
+    shapes = {
+        "fc": (hidden, taps * hidden),
+        "midlayer.self_attn.q_proj": (model.query_size, 2 * hidden),
+        "midlayer.self_attn.k_proj": (model.kv_size, 2 * hidden),
+        "midlayer.self_attn.v_proj": (model.kv_size, 2 * hidden),
+        "midlayer.self_attn.o_proj": (hidden, model.query_size),
+        "midlayer.mlp.gate_proj": (inner, hidden),
+        "midlayer.mlp.up_proj": (inner, hidden),
+        "midlayer.mlp.down_proj": (hidden, inner),
+        "lm_head": (own, hidden),
+    }
+    tensors: dict[str, Array] = {
+        f"{name}.weight": (random.standard_normal(shape) * shape[1] ** -0.5).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+    norms = ("hidden_norm", "input_layernorm", "post_attention_layernorm")
+    for name in (*(f"midlayer.{norm}" for norm in norms), "norm"):
+        tensors[f"{name}.weight"] = random.uniform(0.5, 1.5, hidden).astype(np.float32)
+    return tensors
 
 
 def _vocabulary(full: int, own: int, form: Form, random: np.random.Generator) -> dict[str, Array]:

@@ -11,7 +11,6 @@ from runtime.drafting.metrics import EagleGenerationMetrics
 
 LEAST_SPEEDUP = 0.97
 """What speculation may cost at most, at any batch size."""
-_WARM_UP_PART = 4
 Progress = Callable[[int, int], None]
 
 
@@ -104,10 +103,10 @@ class SpecContest:
     def measure(self, batch: int, repeats: int, progress: Progress) -> SpecFigures:
         """Run all prompts `repeats` times in batches of `batch`.
 
-        A part of them runs before, to warm up; there a policy learns which way is faster.
+        One time before is not counted: there a policy learns which way is faster.
         """
         groups = list(batches(self._prompts, batch))
-        self._repeat(groups[: -(-len(groups) // _WARM_UP_PART)], lambda: None)
+        self._repeat(groups, lambda: None)
         before = msgspec.structs.replace(self._speculating.speculation_metrics)
         before.accepted_by_position = list(before.accepted_by_position)
         done = 0

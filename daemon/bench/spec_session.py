@@ -80,7 +80,8 @@ class SpecSession:
 
     def _verified_methods(self) -> list[tuple[str, SpeculationOptions]]:
         found = [("lookup", SpeculationOptions(method="lookup", adaptive=False))]
-        for shape in VERIFY_SHAPES if self.has_draft else ():
+        asked = (self._choice.shape,) if self._choice.shape else VERIFY_SHAPES
+        for shape in asked if self.has_draft else ():
             options = SpeculationOptions(method="eagle", eagle=shape, adaptive=False)
             found.append((shape_name(shape), options))
         return found

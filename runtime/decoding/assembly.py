@@ -1,6 +1,9 @@
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec import structs
+
+from runtime.config import LLMEngineRunnerConfig
 from runtime.decoding.deployment import DeploymentConfig
 from runtime.decoding.speculative import SpeculativeStrategy
 from runtime.device.device import BatchSampler, Device, SamplerBuffers
@@ -16,7 +19,11 @@ from runtime.executor.engine import EngineOptions
 from runtime.executor.engine_executor import EngineExecutor
 from runtime.pipeline_io import PipelineIO
 from runtime.shared_resources import SharedResources
+from runtime.sizes import projection_bytes
 from runtime.tensors.tensor import Tensor
+
+_WORTH_THREADS = 16 << 20
+"""Bytes of weights from which a draft's step gains by more than one thread."""
 
 
 class RuntimeParts(NamedTuple):
@@ -46,7 +53,7 @@ def assemble(
         SamplerBuffers(io.output_logits, lengths, io.next_tokens, io.trees)
     )
     runner = LLMEngineRunner(config, executor, io, resources, device)
-    if io.trees is None:
+    if deployment.method == "off" or io.trees is None:
         return RuntimeParts(runner, device, sampler, None)
     proposer: Proposer
     if draft is None:
@@ -54,7 +61,7 @@ def assemble(
         proposer = LookupProposer(device.tree_ops, deployment.speculation, fixed_width=fixed)
     else:
         executor = EngineExecutor.create_for_spec_decode_draft(
-            folder / DRAFT_FOLDER, draft, options, device
+            folder / DRAFT_FOLDER, draft, _draft_engine(draft, options), device
         )
         drafting = deployment.drafting
         drafter = EagleDraftRunner(draft, drafting, executor, resources, device)
@@ -63,6 +70,12 @@ def assemble(
     policy = SpeculationPolicy(config.max_supported_batch_size) if adaptive else None
     speculation = SpeculativeStrategy(runner, sampler, io.trees, proposer, policy)
     return RuntimeParts(runner, device, sampler, speculation)
+
+
+def _draft_engine(draft: LLMEngineRunnerConfig, options: EngineOptions) -> EngineOptions:
+    """A draft of few weights runs on the calling thread: waking others takes longer."""
+    small = projection_bytes(draft) < _WORTH_THREADS
+    return structs.replace(options, threads=1) if small else options
 
 
 def _hidden_states(io: PipelineIO) -> Tensor:

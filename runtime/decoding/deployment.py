@@ -59,6 +59,10 @@ def resolve_deployment(
     nodes = speculation.lookup_tokens + 1 if method == "lookup" else 0
     if stored.enable_eagle_spec_decode:
         _check_limit("lookup_tokens", nodes, stored.max_verify_tree_size)
+    if stored.static_decode_batches:
+        if method == "lookup":
+            _check_built("lookup_tokens", nodes, stored.max_verify_tree_size)
+        nodes = stored.max_verify_tree_size
     base = structs.replace(effective_config(stored, options), max_verify_tree_size=nodes)
     return DeploymentConfig(base, method, speculation)
 
@@ -89,6 +93,12 @@ def _with_draft(
     eagle = options.speculation.eagle or suited_drafting(stored, stored_draft)
     _check_limit("verify_tree_size", eagle.tree_size, stored.max_verify_tree_size)
     _check_limit("drafting_top_k", eagle.proposal_size, stored_draft.max_draft_tree_size)
+    if stored.static_decode_batches:
+        built = (*stored_draft.static_drafting, stored.max_verify_tree_size)
+        names = ("drafting_top_k", "drafting_step", "verify_tree_size")
+        asked = (eagle.drafting_top_k, eagle.drafting_step, eagle.tree_size)
+        for name, one, other in zip(names, asked, built, strict=True):
+            _check_built(name, one, other)
     effective = effective_config(base, options)
     draft = structs.replace(
         effective_config(_smaller(stored_draft, stored), options),
@@ -108,8 +118,12 @@ def suited_drafting(
     """The trees to take where none are asked for, within what the engines were made for.
 
     A CPU pays for every node, so it gets a chain; a GPU's step costs the same for a whole tree.
+    A plan has the tree that it was built for.
     """
     wanted = (1, 4, 5) if base.device == "cpu" else (4, 3, 16)
+    if draft.static_drafting:
+        top_k, step = draft.static_drafting
+        wanted = (top_k, step, base.max_verify_tree_size)
     top_k, step, nodes = wanted
     top_k = min(top_k, draft.max_draft_tree_size)
     return EagleDraftingConfig(
@@ -136,3 +150,8 @@ def _check_limit(name: str, asked: int, limit: int) -> None:
         raise HearthError(
             "invalid_value", f"{name} asks for {asked} tree nodes, the engine takes {limit}", name
         )
+
+
+def _check_built(name: str, asked: int, built: int) -> None:
+    if asked != built:
+        raise HearthError("invalid_value", f"{name}: the plan was built for {built} alone", name)

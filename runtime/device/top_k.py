@@ -17,8 +17,16 @@ def top_k(scores: NDArray[np.float32], count: int) -> NDArray[np.intp]:
     """
     size = scores.shape[-1]
     flat = scores.reshape(-1, size)
+    if count == 1 and (found := _highest(flat)) is not None:
+        return found.reshape(*scores.shape[:-1], 1)
     best = _ranked(flat)[:, :count] if flat.size <= _FEW else _leading(flat, count)
     return best.reshape(*scores.shape[:-1], count)
+
+
+def _highest(scores: NDArray[np.float32]) -> NDArray[np.intp] | None:
+    """The first highest of scores [rows, n]; None where a NaN, which `argmax` prefers, hides it."""
+    best: NDArray[np.intp] = scores.argmax(axis=1)
+    return None if np.isnan(scores[np.arange(best.size), best]).any() else best
 
 
 def _leading(scores: NDArray[np.float32], count: int) -> NDArray[np.intp]:

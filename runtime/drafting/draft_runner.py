@@ -12,7 +12,8 @@ from runtime.executor.engine_executor import EngineExecutor
 from runtime.pipeline_io import PipelineIO
 from runtime.shared_resources import SharedResources
 from runtime.step_runner import StepRunner
-from runtime.tensors.dims import PROFILE_CONTEXT, PROFILE_GENERATION, InferenceDims
+from runtime.tensors.dims import PROFILE_CONTEXT, InferenceDims
+from runtime.tensors.static_dims import accept_profile, proposal_profile
 from runtime.tensors.tensor import Tensor
 
 _CACHES = 1
@@ -89,7 +90,7 @@ class EagleDraftRunner:
         batch, width = entries.token_ids.shape
         self._fill(entries, source)
         dims = InferenceDims.accept(batch, width, self.caches.kv.bucket)
-        self._steps.run(PROFILE_GENERATION, dims, rows)
+        self._steps.run(accept_profile(self._config, batch), dims, rows)
         self.caches.commit(entries.lengths[:rows])
         self._tree_ops.begin_proposal(self._proposal, batch, self._drafting.drafting_top_k)
 
@@ -101,10 +102,11 @@ class EagleDraftRunner:
         self.caches.reserve(max(self.caches.row_lengths) + drafting.proposal_size)
         batch = self._steps.padded(self.caches.batch)
         self._clear(self._input, batch, drafting.proposal_size)
+        profile = proposal_profile(self._config, batch)
         last = drafting.drafting_step - 2
         for level in range(last + 1):
             dims = self._feed_proposal(batch, level)
-            self._steps.run(PROFILE_GENERATION, dims, self.caches.batch, keep=False)
+            self._steps.run(profile, dims, self.caches.batch, keep=False)
             self._tree_ops.extend_proposal(
                 self._proposal, batch, drafting.drafting_top_k, level, last=level == last
             )
@@ -124,7 +126,7 @@ class EagleDraftRunner:
             for bucket in self.caches.kv.buckets:
                 self._feed_proposal(batch, 0)
                 dims = self._proposal_dims(batch, bucket)
-                self._steps.capture(PROFILE_GENERATION, dims)
+                self._steps.capture(proposal_profile(self._config, batch), dims)
 
     def capture_draft_accept_graph(self, batch_sizes: Iterable[int]) -> None:
         """Capture the draft step of newest tokens for these batch sizes, between batches."""
@@ -137,7 +139,7 @@ class EagleDraftRunner:
                         self._buffers, np.zeros((batch, width), np.int64), [1] * batch
                     )
                     dims = InferenceDims.accept(batch, width, bucket)
-                    self._steps.capture(PROFILE_GENERATION, dims)
+                    self._steps.capture(accept_profile(self._config, batch), dims)
 
     def close(self) -> None:
         """Free captured graphs and the engine."""

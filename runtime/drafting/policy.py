@@ -170,9 +170,10 @@ class _SizePolicy:
             self._count_loss(tokens, seconds)
         if self._on:
             self._stay_on()
-            # Both ways are to be compared as they are now.
-            self._rounds.restart()
             self._suspected = True
+            if self.decided:
+                # Both ways are to be compared as they are now.
+                self._rounds.restart()
         else:
             self._decide(on=self._speed > _WINNING)
 

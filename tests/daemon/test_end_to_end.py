@@ -15,6 +15,7 @@ from hearth_client import (
     Generation,
     HearthClientError,
     PromptTooLong,
+    UnsupportedOption,
 )
 
 from daemon.own_daemon import OwnDaemon, own_daemon
@@ -79,6 +80,53 @@ def test_two_clients_at_once_get_what_the_runtime_gives_in_process(
         assert text == expected
         assert generation.done is not None
         assert generation.done.usage.completion_tokens == len(tokens)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_speculation_changes_no_token_and_tells_what_it_did(
+    shared: OwnDaemon, temperature: float
+) -> None:
+    with Client(shared.socket) as client:
+        replies = [
+            client.generate(
+                "the lamp is the lamp is the",
+                max_tokens=60,
+                temperature=temperature,
+                seed=5,
+                logprobs=1,
+                timestamps=True,
+                ignore_eos=True,
+                speculation=wish,
+            )
+            for wish in (False, True, None)
+        ]
+        deltas = [list(reply) for reply in replies]
+        report = client.status()
+    plain, asked, _ = (reply.done for reply in replies)
+    assert replies[0].tokens == replies[1].tokens == replies[2].tokens
+    assert len({"".join(delta.text for delta in one) for one in deltas}) == 1
+    assert all(len(delta.logprobs) == len(delta.tokens) for one in deltas for delta in one)
+    assert plain is not None
+    assert plain.speculation is None
+    assert asked is not None
+    assert asked.usage.completion_tokens == 60
+    if asked.speculation is not None:
+        assert asked.speculation.rounds <= asked.speculation.accepted < 60
+        assert report.executor is not None
+    if temperature == 0.0:
+        # A random model repeats itself, so that a round gives several tokens at once.
+        assert asked.speculation is not None
+        assert asked.speculation.accept_length > 1
+        assert max(len(delta.tokens) for delta in deltas[1]) > 1
+        assert max(len(delta.tokens) for delta in deltas[0]) == 1
+
+
+def test_speculation_is_refused_by_name_where_it_is_off(tiny_engine: Path) -> None:
+    with own_daemon(tiny_engine, ["--speculation", "off"]) as daemon, Client(daemon.socket) as one:
+        with pytest.raises(UnsupportedOption) as caught:
+            one.generate("the lamp is", max_tokens=2, speculation=True).text()
+        assert caught.value.field == "speculation"
+        assert one.generate("the lamp is", max_tokens=2, speculation=False).text() is not None
 
 
 @pytest.mark.parametrize("place", ["shared", "process"])

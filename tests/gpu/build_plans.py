@@ -11,8 +11,12 @@ import sys
 from pathlib import Path
 
 from runtime.engine_folder import PLAN_FILE
-from runtime.export import ExportOptions, export_model
+from runtime.export import DraftOptions, ExportOptions, export_model
 from runtime.export.tensorrt.options import PlanOptions
+
+
+def _draft(folder: Path, top_k: int, step: int, nodes: int) -> DraftOptions:
+    return DraftOptions(folder=folder, top_k=top_k, step=step, max_verify_tree=nodes)
 
 
 def main() -> None:
@@ -26,6 +30,8 @@ def main() -> None:
     parser.add_argument("--max-batch", type=int, default=8)
     parser.add_argument("--level", type=int)
     parser.add_argument("--timing-cache", type=Path)
+    parser.add_argument("--draft", type=Path)
+    parser.add_argument("--tree", type=int, nargs=3, default=(4, 3, 16), metavar=("K", "T", "N"))
     chosen = parser.parse_args()
     plan = PlanOptions(
         python=chosen.builder_python,
@@ -40,6 +46,7 @@ def main() -> None:
         prefill_chunk=chosen.prefill_chunk,
         max_batch=chosen.max_batch,
         plan=plan,
+        draft=_draft(chosen.draft, *chosen.tree) if chosen.draft else None,
     )
     config = export_model(chosen.model, chosen.engine, options)
     packed = chosen.engine.with_name(f"{chosen.engine.name}-{PLAN_FILE}.xz")

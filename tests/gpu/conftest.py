@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from runtime.decoding.runtime import LLMInferenceRuntime, RuntimeOptions
-from runtime.export import ExportOptions, export_model
+from runtime.export import DraftOptions, ExportOptions, export_model
 
 MODEL = Path(__file__).parents[2] / "models" / "home"
 CAPACITY = 512
@@ -19,8 +19,21 @@ EXPORTS = {
         device="cuda", dialect="classic", operators="standard", dtype="float16", capacity=CAPACITY
     ),
 }
+DRAFT = MODEL.with_name("home-draft")
+DRAFTED = {
+    "ort-eagle-fp16": ExportOptions(
+        device="cuda", dtype="float16", capacity=CAPACITY, draft=DraftOptions(folder=DRAFT)
+    ),
+    "ort-eagle-standard-fp32": ExportOptions(
+        device="cuda", operators="standard", capacity=CAPACITY, draft=DraftOptions(folder=DRAFT)
+    ),
+}
+"""Engines with a draft, which speculate with it."""
 PLAN_VARIABLE = "HEARTH_TEST_PLAN"
 """Names an engine folder of the shipped model whose plan this machine can run."""
+DRAFTED_PLAN_VARIABLE = "HEARTH_TEST_DRAFTED_PLAN"
+"""The same, with the plan of its draft."""
+_PLANS = {"tensorrt": PLAN_VARIABLE, "tensorrt-eagle": DRAFTED_PLAN_VARIABLE}
 
 EngineFolder = Callable[[str], Path]
 
@@ -31,12 +44,12 @@ def engine_folder(tmp_path_factory: pytest.TempPathFactory) -> EngineFolder:
 
     @cache
     def folder(name: str) -> Path:
-        if name == "tensorrt":
-            if not os.environ.get(PLAN_VARIABLE):
-                pytest.skip(f"{PLAN_VARIABLE} names no engine folder")
-            return Path(os.environ[PLAN_VARIABLE])
+        if variable := _PLANS.get(name):
+            if not os.environ.get(variable):
+                pytest.skip(f"{variable} names no engine folder")
+            return Path(os.environ[variable])
         target = tmp_path_factory.mktemp("engines") / name
-        export_model(MODEL, target, EXPORTS[name])
+        export_model(MODEL, target, (EXPORTS | DRAFTED)[name])
         return target
 
     return folder
@@ -58,7 +71,7 @@ def cpu_runtime(cpu_engine: Path) -> Iterator[LLMInferenceRuntime]:
     runtime.close()
 
 
-@pytest.fixture(scope="module", params=[*EXPORTS, "tensorrt"])
+@pytest.fixture(scope="module", params=[*EXPORTS, "ort-eagle-fp16", *_PLANS])
 def gpu_engine(request: pytest.FixtureRequest, engine_folder: EngineFolder) -> Path:
     """Each engine that runs on the GPU here."""
     return engine_folder(request.param)

@@ -24,7 +24,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 def test_the_group_lists_its_commands() -> None:
     result = CliRunner().invoke(bench, ["--help"])
-    for name in ("decode", "overhead", "load", "graphs", "memory", "soak"):
+    for name in ("decode", "overhead", "load", "graphs", "memory", "spec", "soak"):
         assert f"\n  {name} " in result.output
 
 
