@@ -90,9 +90,9 @@ def spec(
     """Speculation against plain decoding on the held-out prompts of the shipped model.
 
     Both decode the same prompts greedily in this process and take turns. With --verify the
-    replies of every tree shape and batch size are compared with plain decoding's. The exit code
-    is 1 when a reply differs but for a near-tie, a case loses more than 3%, or a mixed step costs
-    more than 1.1 times the dearer kind.
+    replies of every tree shape, or that of --tree, and batch size are compared with plain
+    decoding's. The exit code is 1 when a reply differs but for a near-tie, a case loses more than
+    3%, or a mixed step costs more than 1.1 times the dearer kind.
     """
     with progress_bar() as progress:
         folder = engine_folder(engine, progress)

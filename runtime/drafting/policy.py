@@ -47,14 +47,17 @@ class SpeculationPolicy:
     def _size(self, batch: int) -> "_SizePolicy":
         size = self._sizes[batch]
         if size is None:
-            size = self._sizes[batch] = _SizePolicy(self._neighbour(batch))
+            size = self._sizes[batch] = _SizePolicy(self._neighbour_pause(batch))
         return size
 
-    def _neighbour(self, batch: int) -> "_SizePolicy | None":
-        """The nearest size that has decided; of two the larger, where speculation gains less."""
-        decided = [n for n, size in enumerate(self._sizes) if size is not None and size.decided]
-        nearest = min(decided, key=lambda n: (abs(n - batch), -n), default=None)
-        return None if nearest is None else self._sizes[nearest]
+    def _neighbour_pause(self, batch: int) -> float:
+        """The pause of the nearest size that has decided; of two the larger, which gains less."""
+        decided = [
+            (abs(number - batch), -number, size.pause)
+            for number, size in enumerate(self._sizes)
+            if size is not None and size.decided
+        ]
+        return min(decided, default=(0, 0, 0.0))[2]
 
 
 class _Rate:
@@ -88,14 +91,17 @@ class _Rate:
 
 
 class _SizePolicy:
-    """One batch size: which way stands (`_on`), and whether the other is on trial."""
+    """One batch size: which way stands (`_on`), and whether the other is on trial.
 
-    def __init__(self, neighbour: "_SizePolicy | None") -> None:
-        self._on: bool = neighbour is None or neighbour._on  # noqa: SLF001 - of its own kind
+    `pause` is the time in seconds from one trial of speculation to the next, 0 while it is on; it
+    starts off where there is one.
+    """
+
+    def __init__(self, pause: float) -> None:
+        self._on = not pause
         self._trial = False
         self._rounds, self._steps = _Rate(_WARM_UP), _Rate(_WARM_UP)
-        self._interval: float = 0.0 if neighbour is None else neighbour._interval  # noqa: SLF001
-        self._due = self._interval
+        self.pause = self._due = pause
         self._spent = 0.0
         self._unjudged = (0, 0.0)
         self._loss = 0.0
@@ -180,7 +186,7 @@ class _SizePolicy:
     def _stay_on(self) -> None:
         """Set when vanilla steps are measured next; they cost what speculation would gain."""
         gain = self._spent * max(0.0, 1 - 1 / self._speed)
-        self._interval = self._due = max(gain / _COST, self._spent * _SHORTEST)
+        self._due = max(gain / _COST, self._spent * _SHORTEST)
 
     def _judge(self) -> None:
         """Speculation that seems to lose is compared with vanilla steps of now, then decided."""
@@ -193,6 +199,7 @@ class _SizePolicy:
     def _decide(self, *, on: bool) -> None:
         self.decided = True
         if on:
+            self.pause = 0.0
             self._lost_trials = 0
             self._loss = 0.0
             if not self._on:
@@ -201,6 +208,6 @@ class _SizePolicy:
             return
         doubled = 2 ** min(self._lost_trials, _MOST_DOUBLINGS)
         self._lost_trials += self._speed < _CLEARLY_LOSING
-        self._interval = self._due = doubled * max(self._loss / _COST, self._spent * _SHORTEST)
+        self.pause = self._due = doubled * max(self._loss / _COST, self._spent * _SHORTEST)
         self._loss = 0.0
         self._on = False

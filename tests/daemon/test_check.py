@@ -12,7 +12,11 @@ from daemon.configuration.settings import Settings
 from daemon.gpu_facts import CUDA_PROVIDER
 from runtime.config import load_config
 from runtime.errors import HearthError
+from runtime.export import ExportOptions, export_model
+from runtime.export.draft_options import DraftOptions
+from tests.daemon.conftest import REFERENCE
 from tests.daemon.test_gpu_facts import GPU
+from tests.eagle_models import write_draft
 
 
 def test_the_report_says_what_would_be_used(tiny_engine: Path) -> None:
@@ -38,6 +42,14 @@ def test_the_report_says_how_it_speculates(
     tiny_engine: Path, settings: Settings, words: str
 ) -> None:
     assert inspect_engine(settings, tiny_engine).speculation == words
+
+
+def test_the_report_has_the_tree_of_a_draft(tmp_path: Path) -> None:
+    draft = DraftOptions(folder=write_draft(REFERENCE, tmp_path / "draft"))
+    export_model(REFERENCE, tmp_path / "engine", ExportOptions(capacity=96, draft=draft))
+    settings = Settings(draft_top_k=4, draft_step=3, verify_tree=16)
+    report = inspect_engine(settings, tmp_path / "engine")
+    assert report.speculation == "eagle, top-k 4, step 3, 16 nodes"
 
 
 def test_a_draft_that_is_not_there_is_refused(tiny_engine: Path) -> None:

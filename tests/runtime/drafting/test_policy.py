@@ -164,6 +164,13 @@ def test_a_size_never_measured_begins_as_its_neighbour_stands(speed: float, expe
     assert policy.wants(8) is expected
 
 
+def test_a_winner_s_neighbour_is_measured_at_once() -> None:
+    policy = SpeculationPolicy(8)
+    run(5_000, 1, constant(3.0), policy=policy)
+    ways = run(300, 8, constant(0.5), policy=policy).ways
+    assert sum(ways) < 20
+
+
 def test_of_two_neighbours_the_larger_tells() -> None:
     policy = SpeculationPolicy(8)
     run(500, 2, constant(3.0), policy=policy)
