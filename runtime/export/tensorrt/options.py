@@ -12,6 +12,7 @@ from runtime.errors import HearthError
 Builder = Literal["tensorrt", "tensorrt_rtx"]
 HIGHEST_LEVEL = 5
 _FIRST_NATIVE = (10, 15)
+_FIRST_DRAFTS = (10, 0)
 _FIRST_BFLOAT16 = (9, 0)
 
 
@@ -72,6 +73,14 @@ def reads_native(builder: Builder, version: str) -> bool:
 def knows_bfloat16(builder: Builder, version: str) -> bool:
     """Whether a builder has the bfloat16 type."""
     return builder == "tensorrt_rtx" or _numbers(version) >= _FIRST_BFLOAT16
+
+
+def makes_drafts(builder: Builder, version: str) -> bool:
+    """Whether a builder's plan of a draft can be opened: TensorRT 8.6 makes one that cannot.
+
+    Its library ends the process with an internal error of Myelin, in the lean runtime 10.16.
+    """
+    return builder == "tensorrt_rtx" or _numbers(version) >= _FIRST_DRAFTS
 
 
 def _numbers(version: str) -> tuple[int, int]:

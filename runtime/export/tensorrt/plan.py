@@ -12,7 +12,12 @@ from runtime.engine_folder import DATA_FILE, MODEL_FILE, PLAN_FILE
 from runtime.errors import HearthError
 from runtime.export.options import ExportOptions
 from runtime.export.progress import Progress
-from runtime.export.tensorrt.options import PlanOptions, knows_bfloat16, reads_native
+from runtime.export.tensorrt.options import (
+    PlanOptions,
+    knows_bfloat16,
+    makes_drafts,
+    reads_native,
+)
 from runtime.export.tensorrt.profiles import profile_table
 from runtime.export.tensorrt.subprocess_builder import NoAttentionKernelError, run_builder
 from runtime.tensors.profiles import build_profiles
@@ -75,6 +80,13 @@ def _check_builder(options: ExportOptions, plan: PlanOptions, version: str) -> N
     if options.dtype == "bfloat16" and not knows_bfloat16(plan.builder, version):
         raise HearthError(
             "unsupported_option", f"TensorRT {version} has no bfloat16: choose float16", "dtype"
+        )
+    if options.draft is not None and not makes_drafts(plan.builder, version):
+        raise HearthError(
+            "unsupported_option",
+            f"TensorRT {version} makes plans of drafts that cannot be opened, 10 is the first: "
+            "leave the draft out",
+            "draft",
         )
 
 

@@ -8,6 +8,7 @@ from runtime.export.tensorrt.options import (
     check_plan_options,
     default_timing_cache,
     knows_bfloat16,
+    makes_drafts,
     reads_native,
     resolve_decode_batches,
 )
@@ -42,17 +43,23 @@ def test_numbers_without_meaning_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "native", "bfloat16"),
-    [("8.6.1", False, False), ("10.14.1", False, True), ("10.15.1.2", True, True)],
+    ("version", "can"),
+    [
+        ("8.6.1", (False, False, False)),
+        ("9.3.0", (False, True, False)),
+        ("10.14.1", (False, True, True)),
+        ("10.15.1.2", (True, True, True)),
+    ],
 )
-def test_what_a_version_can_do(version: str, *, native: bool, bfloat16: bool) -> None:
-    assert reads_native("tensorrt", version) is native
-    assert knows_bfloat16("tensorrt", version) is bfloat16
+def test_what_a_version_can_do(version: str, can: tuple[bool, bool, bool]) -> None:
+    asked = (reads_native, knows_bfloat16, makes_drafts)
+    assert tuple(ask("tensorrt", version) for ask in asked) == can
 
 
 def test_rtx_numbers_its_versions_otherwise() -> None:
     assert reads_native("tensorrt_rtx", "1.7.1")
     assert knows_bfloat16("tensorrt_rtx", "1.7.1")
+    assert makes_drafts("tensorrt_rtx", "1.7.1")
 
 
 def test_timings_lie_in_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from msgspec import structs
 from runtime.config import LLMEngineRunnerConfig
 from runtime.engine_folder import DATA_FILE, MODEL_FILE, PLAN_FILE
 from runtime.errors import HearthError
+from runtime.export.draft_options import DraftOptions
 from runtime.export.tensorrt import plan
 from runtime.export.tensorrt.options import PlanOptions
 from runtime.export.tensorrt.plan import build_or_fall_back, graph_digest, settle_dialect
@@ -92,7 +93,11 @@ def test_auto_is_what_the_builder_reads(
 
 @pytest.mark.parametrize(
     ("changes", "field"),
-    [({"dialect": "native"}, "dialect"), ({"dialect": "auto", "dtype": "bfloat16"}, "dtype")],
+    [
+        ({"dialect": "native"}, "dialect"),
+        ({"dialect": "auto", "dtype": "bfloat16"}, "dtype"),
+        ({"dialect": "auto", "draft": DraftOptions(folder=Path("draft"))}, "draft"),
+    ],
 )
 def test_what_an_old_builder_cannot_do_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], field: str
