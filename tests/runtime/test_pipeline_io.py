@@ -4,10 +4,14 @@ import numpy as np
 from msgspec import structs
 
 from runtime.device.cpu.cpu_device import CpuDevice
+from runtime.drafting.options import EagleDraftingConfig
 from runtime.executor.simulated_engine import simulated_config
 from runtime.pipeline_io import PipelineIO, build_tensor_map
 from runtime.shared_resources import SharedResources
-from runtime.tensors.registry import build_registry_for_llm
+from runtime.tensors.registry import (
+    build_registry_for_llm,
+    build_registry_for_spec_decode_draft,
+)
 from runtime.tensors.tensor_map import TensorMap
 
 CONFIG = simulated_config(vocab_size=10, layers=2, max_batch=3, capacity=1024, prefill_chunk=16)
@@ -40,6 +44,70 @@ def test_every_registered_binding_has_a_buffer_of_its_type(tmp_path: Path) -> No
         io = PipelineIO.create_for_llm(config, DEVICE)
         build_tensor_map(tensors, io, SharedResources.create_for_llm(config, tmp_path, DEVICE))
         specs = build_registry_for_llm(config).specs
+        assert {spec.name for spec in specs} == set(tensors)
+        assert all(tensors.get(spec.name).dtype == spec.dtype for spec in specs)
+
+
+BASE = structs.replace(
+    CONFIG,
+    enable_eagle_spec_decode=True,
+    output_hidden_dim=3,
+    eagle_layers=(0, 1, 2),
+    max_verify_tree_size=40,
+)
+DRAFT = structs.replace(CONFIG, base_hidden_dim=3, max_draft_tree_size=12, output_vocab_size=7)
+
+
+def test_a_base_engine_holds_its_largest_tree() -> None:
+    io = PipelineIO.create_for_llm(BASE, DEVICE)
+    # The tree is longer than a prefill chunk.
+    assert io.inputs_embeds.shape == (3, 40, 1)
+    assert io.output_logits.shape == (3, 40, 10)
+    assert io.select_token_indices.shape == (3, 40)
+    assert io.trees is not None
+    assert io.trees.ids.shape == io.trees.parents.shape == (3, 40)
+    assert io.trees.packed_mask.shape == (3, 40, 2)
+    assert io.tree_mask is not None
+    assert io.tree_mask.shape == (3, 40, 40)
+    assert io.hidden_states is not None
+    assert io.hidden_states.shape == (3, 40, 3)
+
+
+def test_trees_of_an_engine_without_a_mask_are_chains() -> None:
+    io = PipelineIO.create_for_llm(structs.replace(CONFIG, max_verify_tree_size=5), DEVICE)
+    assert io.trees is not None
+    assert io.tree_mask is None
+    assert io.output_logits.shape == (3, 5, 10)
+    assert io.inputs_embeds.shape == (3, 16, 1)
+
+
+def test_a_draft_engine_has_buffers_for_its_proposal() -> None:
+    drafting = EagleDraftingConfig(drafting_top_k=2, drafting_step=3, verify_tree_size=8)
+    io = PipelineIO.create_for_spec_decode_draft(DRAFT, DEVICE, drafting, None)
+    proposal = io.proposal
+    assert proposal is not None
+    assert proposal.ids.shape == proposal.parents.shape == proposal.entries.shape == (3, 6)
+    assert proposal.table_scores.shape == (3, 1 + 2 + 2 * 4)
+    assert io.output_logits.shape == (3, 2, 7)
+    assert proposal.hidden_out.shape == (3, 2, 1)
+    assert proposal.hidden_in.shape == (3, 16, 1)
+    assert io.hidden_states_input is not None
+    assert io.hidden_states_input.shape == (3, 16, 3)
+
+
+def test_bindings_of_base_and_draft_have_buffers(tmp_path: Path) -> None:
+    drafting = EagleDraftingConfig(drafting_top_k=2, drafting_step=3, verify_tree_size=8)
+    for config, build, io in (
+        (BASE, build_registry_for_llm, PipelineIO.create_for_llm(BASE, DEVICE)),
+        (
+            DRAFT,
+            build_registry_for_spec_decode_draft,
+            PipelineIO.create_for_spec_decode_draft(DRAFT, DEVICE, drafting, None),
+        ),
+    ):
+        tensors = TensorMap()
+        build_tensor_map(tensors, io, SharedResources.create_for_llm(config, tmp_path, DEVICE))
+        specs = build(config).specs
         assert {spec.name for spec in specs} == set(tensors)
         assert all(tensors.get(spec.name).dtype == spec.dtype for spec in specs)
 

@@ -232,6 +232,31 @@ def test_rows_put_back_know_all_their_tokens() -> None:
     assert runtime.unfinished() == [(0, expected([3], 11))]
 
 
+def test_a_row_with_broken_numbers_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime, proposer = make(lambda _: 2)
+    zeroed: list[int] = []
+    monkeypatch.setattr(proposer, "zero_row", zeroed.append)
+    runtime.begin([row([3], 12), row([4], 12)])
+    runtime.step()
+    logits = runtime._sampler._buffers.logits.array  # type: ignore[attr-defined]
+    run = runtime._runner.execute_eagle_base_tree_decoding_step
+
+    def poison(width: int) -> object:
+        result = run(width)
+        logits.reshape(-1)[width * VOCABULARY] = np.nan
+        return result
+
+    with monkeypatch.context() as once:
+        once.setattr(runtime._runner, "execute_eagle_base_tree_decoding_step", poison)
+        step = runtime.step()
+    assert [(one.row, one.error) for one in step.tokens if one.error] == [(1, "non_finite")]
+    assert step.rounds == [RowRound(0, 4, 3)]
+    tokens = [one.token_id for one in step.tokens if not one.error]
+    rest, _ = drain(runtime)
+    assert [expected([3], 1)[0], *tokens, *rest[0]] == expected([3], 12)
+    assert zeroed == [1]
+
+
 def test_speculation_is_refused_where_there_is_none() -> None:
     plain = DeploymentConfig(structs.replace(CONFIG, max_verify_tree_size=0))
     runtime = LLMInferenceRuntime.create(plain, Path(), EngineOptions())

@@ -19,6 +19,17 @@ def test_profiles_span_the_configured_steps() -> None:
     assert generation.select("max") == InferenceDims.decode(4, 1000)
 
 
+def test_generation_spans_the_largest_trees() -> None:
+    _, base = build_profiles(structs.replace(CONFIG, max_verify_tree_size=60))
+    assert base.maximum == InferenceDims.spec_verify(4, 60, 1000)
+    base.check(InferenceDims.decode(1, 256))
+    # A chain of 12 slots is followed by 13 newest tokens.
+    _, draft = build_profiles(structs.replace(CONFIG, max_draft_tree_size=12))
+    draft.check(InferenceDims.accept(4, 13, 1000))
+    with pytest.raises(HearthError, match="seq_len"):
+        draft.check(InferenceDims.accept(4, 14, 1000))
+
+
 def test_a_small_cache_bounds_the_chunk() -> None:
     context, _ = build_profiles(structs.replace(CONFIG, max_kv_cache_capacity=100))
     assert context.maximum == InferenceDims.prefill(4, 100, 100)

@@ -1,0 +1,72 @@
+import pytest
+from msgspec import structs
+
+from runtime.decoding.context import DecodingRow
+from runtime.device.cpu.cpu_device import CpuDevice
+from runtime.device.device import TreeBuffers
+from runtime.drafting.lookup_proposer import LookupProposer
+from runtime.drafting.options import SpeculationOptions
+from runtime.pipeline_io import PipelineIO
+from runtime.request import RowRequest
+from tests.runtime.engine_configs import small_config
+
+CONFIG = structs.replace(small_config(), max_verify_tree_size=4)
+OPTIONS = SpeculationOptions(lookup_tokens=3)
+REPEATS = [5, 6, 7, 8, 9, 5, 6]
+NEW = [10, 11, 12, 13]
+
+
+def _row(index: int, token_ids: list[int]) -> DecodingRow:
+    request = RowRequest(token_ids=token_ids, prompt_length=len(token_ids), max_tokens=9)
+    return DecodingRow(index, request, CONFIG)
+
+
+def _trees() -> TreeBuffers:
+    trees = PipelineIO.create_for_llm(CONFIG, CpuDevice()).trees
+    assert trees is not None
+    return trees
+
+
+def _proposer(*, fixed_width: bool = False) -> LookupProposer:
+    return LookupProposer(CpuDevice().tree_ops, OPTIONS, fixed_width=fixed_width)
+
+
+def test_what_followed_before_is_planted_as_a_chain() -> None:
+    rows, trees = [_row(0, REPEATS), _row(1, NEW)], _trees()
+    assert _proposer().propose(rows, [True, True], trees) == [4, 1]
+    assert trees.ids.view((2, 4))[0, 1:].tolist() == [7, 8, 9]
+    assert trees.parents.view((2, 4)).tolist() == [[-1, 0, 1, 2], [-1, -2, -2, -2]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "speculating", "ready"),
+    [
+        ([REPEATS, NEW], [True, True], True),
+        ([REPEATS, NEW], [False, True], False),
+        ([NEW], [True], False),
+    ],
+)
+def test_a_round_needs_one_proposal(
+    rows: list[list[int]], speculating: list[bool], *, ready: bool
+) -> None:
+    found = [_row(index, tokens) for index, tokens in enumerate(rows)]
+    assert _proposer().ready(found, speculating) is ready
+
+
+def test_new_tokens_are_read_and_a_new_batch_forgets() -> None:
+    proposer, row = _proposer(), _row(0, NEW)
+    assert not proposer.ready([row], [True])
+    row.token_ids += [10, 11]
+    assert proposer.ready([row], [True])
+    proposer.begin(1)
+    assert not proposer.ready([_row(0, NEW)], [True])
+
+
+def test_trees_are_as_wide_as_the_longest_chain_or_as_the_graph() -> None:
+    rows, trees = [_row(0, [5, 6, 5, 6])], _trees()
+    assert _proposer().capture([1]) == [2, 3, 4]
+    fixed = _proposer(fixed_width=True)
+    assert fixed.capture([1]) == [fixed.room] == [4]
+    assert fixed.propose([_row(0, NEW)], [True], trees) == [1]
+    assert trees.parents.view((1, 4)).tolist() == [[-1, -2, -2, -2]]
+    assert fixed.propose(rows, [True], trees) == [4]
