@@ -3,10 +3,10 @@
 import msgspec
 
 from daemon.gpu_facts import GPUFacts, gpu_facts
-from runtime.config import LLMEngineRunnerConfig
-from runtime.cuda_memory import predict_cuda_host_memory
+from runtime.cuda_memory import cuda_weight_bytes, predict_cuda_host_memory
+from runtime.decoding.deployment import DeploymentConfig
 from runtime.errors import HearthError
-from runtime.memory import available_memory, predict_memory
+from runtime.memory import available_memory, predict_draft_memory, predict_memory
 
 
 class Budget(msgspec.Struct, frozen=True):
@@ -33,22 +33,26 @@ class Budget(msgspec.Struct, frozen=True):
             )
 
 
-def predicted_parts(config: LLMEngineRunnerConfig) -> dict[str, int]:
-    """Bytes by part that an engine with the limits of `config` will need; nothing is asked."""
-    return predict_memory(
-        config,
-        max_batch=config.max_supported_batch_size,
-        capacity=config.max_kv_cache_capacity,
-    )
+def predicted_parts(deployment: DeploymentConfig) -> dict[str, int]:
+    """Bytes by part that the engines of `deployment` will need; nothing is asked."""
+    config = deployment.base
+    limits = {
+        "max_batch": config.max_supported_batch_size,
+        "capacity": config.max_kv_cache_capacity,
+    }
+    parts = predict_memory(config, **limits)
+    if deployment.draft is not None:
+        parts |= predict_draft_memory(deployment.draft, deployment.drafting, **limits)
+    return parts
 
 
-def budget_of(config: LLMEngineRunnerConfig, gpu: GPUFacts | None = None) -> Budget:
-    """The budget of an engine with the limits of `config` on its device, now.
+def budget_of(deployment: DeploymentConfig, gpu: GPUFacts | None = None) -> Budget:
+    """The budget of a deployment on its device, now.
 
     Without `gpu` an engine of a GPU has it asked; raises `engine_incompatible` where there is none.
     """
-    parts = predicted_parts(config)
-    if config.device == "cpu":
+    parts = predicted_parts(deployment)
+    if deployment.base.device == "cpu":
         return Budget(parts, available_memory())
     gpu = gpu or gpu_facts()
     # The context that asked is gone by now, and the engine's takes its place.
@@ -56,8 +60,11 @@ def budget_of(config: LLMEngineRunnerConfig, gpu: GPUFacts | None = None) -> Bud
     return Budget(parts, free, f" on {gpu.name}")
 
 
-def host_budget_of(config: LLMEngineRunnerConfig) -> Budget | None:
+def host_budget_of(deployment: DeploymentConfig) -> Budget | None:
     """The budget of host memory beside that of a GPU; None for an engine of the CPU."""
-    if config.device == "cpu":
+    if deployment.base.device == "cpu":
         return None
-    return Budget(predict_cuda_host_memory(config), available_memory(), " on the host")
+    parts = predict_cuda_host_memory(deployment.base)
+    if deployment.draft is not None:
+        parts["draft_weights_while_loading"] = cuda_weight_bytes(deployment.draft)
+    return Budget(parts, available_memory(), " on the host")

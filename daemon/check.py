@@ -10,7 +10,7 @@ from daemon.budget import Budget, budget_of, host_budget_of, predicted_parts
 from daemon.configuration.settings import Settings
 from daemon.gpu_facts import GPUFacts, check_gpu, gpu_facts, serving_library
 from daemon.wiring import runtime_options
-from runtime.config import LLMEngineRunnerConfig, PlanRecord
+from runtime.config import PlanRecord
 from runtime.decoding.deployment import DeploymentConfig, load_deployment
 from runtime.errors import HearthError
 from runtime.executor.onnx_engine import check_version
@@ -66,42 +66,42 @@ class _Found(msgspec.Struct):
 def inspect_engine(settings: Settings, folder: Path) -> Report:
     """Check folder, versions and memory; raises HearthError where nothing can be reported."""
     deployment = load_deployment(folder, runtime_options(settings))
-    config = deployment.base
     found = _Found()
     # A missing library does not keep the GPU from being shown, nor the other way round.
     for look in (_look_at_library, _look_at_device, _compare):
-        found.refusal = _refused(look, config, found) or found.refusal
+        found.refusal = _refused(look, deployment, found) or found.refusal
     return _report(settings, folder, deployment, found)
 
 
 def _refused(
-    look: Callable[[LLMEngineRunnerConfig, _Found], None],
-    config: LLMEngineRunnerConfig,
+    look: Callable[[DeploymentConfig, _Found], None],
+    deployment: DeploymentConfig,
     found: _Found,
 ) -> HearthError | None:
     try:
-        look(config, found)
+        look(deployment, found)
     except HearthError as error:
         return found.refusal or error
     return None
 
 
-def _look_at_library(config: LLMEngineRunnerConfig, found: _Found) -> None:
-    found.library = serving_library(config)
+def _look_at_library(deployment: DeploymentConfig, found: _Found) -> None:
+    found.library = serving_library(deployment.base)
 
 
-def _look_at_device(config: LLMEngineRunnerConfig, found: _Found) -> None:
+def _look_at_device(deployment: DeploymentConfig, found: _Found) -> None:
     # What is needed is told even where no GPU can be asked what is free.
-    found.budget = Budget(predicted_parts(config), 0)
-    found.host = host_budget_of(config)
-    if config.device == "cuda":
+    found.budget = Budget(predicted_parts(deployment), 0)
+    found.host = host_budget_of(deployment)
+    if deployment.base.device == "cuda":
         found.gpu = gpu_facts()
-    found.budget = budget_of(config, found.gpu)
+    found.budget = budget_of(deployment, found.gpu)
 
 
-def _compare(config: LLMEngineRunnerConfig, found: _Found) -> None:
+def _compare(deployment: DeploymentConfig, found: _Found) -> None:
     if found.refusal is not None:
         return
+    config = deployment.base
     if found.gpu is not None:
         check_gpu(config, found.gpu, found.library)
     if config.backend == "onnxruntime":

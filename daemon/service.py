@@ -59,10 +59,11 @@ def serve(settings: Settings, engine: Path) -> int:
     try:
         # The executor checks the digests.
         options = structs.replace(wiring.runtime_options(settings), verify=False)
-        config = load_deployment(engine, options).base
+        deployment = load_deployment(engine, options)
+        config = deployment.base
         if config.device == "cpu":
             # A GPU is asked by the executor alone: its libraries may take their process with them.
-            budget_of(config).check()
+            budget_of(deployment).check()
         with private_folder() as sockets, zmq.Context() as context:
             return anyio.run(
                 _run,

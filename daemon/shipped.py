@@ -1,4 +1,4 @@
-"""The model that ships with Hearth, and its engine folder in the user's cache."""
+"""The model that ships with Hearth, its draft, and their engine folder in the user's cache."""
 
 import fcntl
 import hashlib
@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
-from runtime.config import CONFIG_FILE
+from runtime.config import BASE_CONFIG_FILE, CONFIG_FILE
 from runtime.errors import HearthError
 from runtime.version import VERSION
 
 Progress = Callable[[str, int, int], None]
 SOURCE = Path(__file__).parent.parent / "models" / "home"
+DRAFT = SOURCE.with_name("home-draft")
 
 
 def engine_folder(
@@ -21,12 +22,13 @@ def engine_folder(
 ) -> Path:
     """The folder named `engine`, or with an empty name that of the shipped model.
 
-    The latter is exported on first use. Raises `engine_missing` when the shipped model is absent.
+    The latter is exported on first use, with its draft. Raises `engine_missing` when the shipped
+    model or its draft is absent.
     """
     if engine:
         # Absolute, because actors in processes of their own have another working folder.
         return Path(engine).expanduser().resolve()
-    return shipped_engine(SOURCE, cache_folder(environ), progress)
+    return shipped_engine(SOURCE, DRAFT, cache_folder(environ), progress)
 
 
 def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
@@ -39,35 +41,44 @@ def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
     return Path.home() / ".cache" / "hearth"
 
 
-def shipped_engine(source: Path, cache: Path, progress: Progress | None = None) -> Path:
-    """The engine folder of `source` in `cache`, exported when it is not there yet.
+def shipped_engine(
+    source: Path, draft: Path, cache: Path, progress: Progress | None = None
+) -> Path:
+    """The engine folder of `source` and `draft` in `cache`, exported when it is not there yet.
 
-    Its path carries a digest of the model and of the versions of Hearth and ONNX Runtime, so a
-    change of any of them gives a new folder. Processes that ask at the same time share one export.
+    Its path carries a digest of both and of the versions of Hearth and ONNX Runtime, so a change
+    of any of them gives a new folder. Processes that ask at the same time share one export.
     """
-    if not (source / CONFIG_FILE).is_file():
-        raise HearthError(
-            "engine_missing",
-            f"the shipped model is not at {source}: give an engine folder, made by hearth export",
-            "engine",
-        )
-    target = cache / "engines" / _digest(source) / source.name
-    if (target / CONFIG_FILE).is_file():
+    for folder in (source, draft):
+        if not (folder / CONFIG_FILE).is_file():
+            raise HearthError(
+                "engine_missing",
+                f"the shipped model is not at {folder}: give an engine folder, made by "
+                "hearth export",
+                "engine",
+            )
+    target = cache / "engines" / _digest(source, draft) / source.name
+    if (target / BASE_CONFIG_FILE).is_file():
         return target
     with _locked(cache):
-        if not (target / CONFIG_FILE).is_file():
-            from runtime.export import ExportOptions, export_model  # noqa: PLC0415 - slow import
-
-            export_model(source, target, ExportOptions(), progress)
+        if not (target / BASE_CONFIG_FILE).is_file():
+            _export(source, draft, target, progress)
     return target
 
 
-def _digest(source: Path) -> str:
+def _export(source: Path, draft: Path, target: Path, progress: Progress | None) -> None:
+    from runtime.export import DraftOptions, ExportOptions, export_model  # noqa: PLC0415 - slow import
+
+    options = ExportOptions(draft=DraftOptions(folder=draft))
+    export_model(source, target, options, progress)
+
+
+def _digest(*folders: Path) -> str:
     # The dialect of the export depends on what this ONNX Runtime reads.
     digest = hashlib.sha256(f"{VERSION} {version('onnxruntime')}".encode())
-    for path in sorted(source.iterdir()):
+    for path in (path for folder in folders for path in sorted(folder.iterdir())):
         if path.is_file():
-            digest.update(path.name.encode())
+            digest.update(f"{path.parent.name}/{path.name}".encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 

@@ -67,11 +67,12 @@ class LLMEngineRunnerConfig(
     plan's decode profiles, profile 1 on; empty where one profile serves every size.
 
     `max_verify_tree_size` is the largest token tree of a step, 0 for none. A base engine with
-    `enable_eagle_spec_decode` takes a tree mask and gives `output_hidden_dim` numbers a token: the
-    inputs of the layers `eagle_layers`. A draft engine (architecture "eagle3") takes
-    `base_hidden_dim` such numbers and trees of up to `max_draft_tree_size` slots, and its
-    `output_vocab_size` may be smaller than `vocab_size`. `static_drafting` are the tokens after a
-    node and the levels of a plan's proposals; empty where any serve.
+    `enable_eagle_spec_decode` gives `output_hidden_dim` numbers a token: the inputs of the layers
+    `eagle_layers`. It and its draft take a tree mask, unless they are causal: `chains_only`. A
+    draft engine (architecture "eagle3") takes `base_hidden_dim` such numbers and trees of up to
+    `max_draft_tree_size` slots, and its `output_vocab_size` may be smaller than `vocab_size`.
+    `static_drafting` are the tokens after a node and the levels of a plan's proposals; empty where
+    any serve.
     """
 
     engine_format: int = ENGINE_FORMAT
@@ -112,6 +113,7 @@ class LLMEngineRunnerConfig(
     eagle_layers: tuple[int, ...] = ()
     base_hidden_dim: int = 0
     max_draft_tree_size: int = 0
+    chains_only: bool = False
     static_drafting: tuple[int, ...] = ()
     num_deepstack_features: int = 0
     audio_token_id: int = 0
@@ -128,6 +130,12 @@ class LLMEngineRunnerConfig(
     bos_token_id: int | None = None
     step_ms: float = 0.0
     files: dict[str, FileRecord] = {}
+
+    @property
+    def takes_tree_mask(self) -> bool:
+        """Whether a step says which of its tokens each of them sees."""
+        speculates = self.enable_eagle_spec_decode or self.base_hidden_dim > 0
+        return speculates and not self.chains_only
 
 
 def parse_config(data: bytes, source: str = CONFIG_FILE) -> LLMEngineRunnerConfig:
@@ -228,6 +236,8 @@ def _base_faults(config: LLMEngineRunnerConfig) -> Iterator[tuple[bool, str, str
     yield wrong, "output_hidden_dim", "must be hidden_size for each of eagle_layers"
     wrong = not least <= config.max_verify_tree_size <= most
     yield wrong, "max_verify_tree_size", f"must be {least} to {most}"
+    wrong = config.chains_only and not (speculates or config.base_hidden_dim)
+    yield wrong, "chains_only", "must come with EAGLE"
 
 
 def _draft_faults(config: LLMEngineRunnerConfig) -> Iterator[tuple[bool, str, str]]:

@@ -6,6 +6,7 @@ from runtime.sizes import (
     ITEM_BYTES,
     embedding_bytes,
     kv_cache_bytes,
+    longest_step,
     projection_elements,
     rope_bytes,
     step_buffer_bytes,
@@ -42,7 +43,9 @@ def predict_cuda_memory(
         "rope": rope_bytes(config, capacity),
         "step_buffers": step_buffer_bytes(config, max_batch),
         "sampler": _sampler_bytes(config, max_batch),
-        "engine_scratch": 0 if simulated else _scratch_bytes(config, max_batch, capacity),
+        "engine_scratch": 0
+        if simulated
+        else cuda_scratch_bytes(config, max_batch, longest_step(config), capacity),
     }
 
 
@@ -79,13 +82,21 @@ def _sampler_bytes(config: LLMEngineRunnerConfig, max_batch: int) -> int:
     return max_batch * (4 * tokens + 4 * tokens + -(-tokens // 8))
 
 
-def _scratch_bytes(config: LLMEngineRunnerConfig, max_batch: int, capacity: int) -> int:
-    # ONNX Runtime's own attention keeps no scores, and its prefill takes one row at a time.
-    fused = config.operators == "contrib"
-    tokens = config.prefill_chunk * (1 if fused else max_batch)
+def cuda_scratch_bytes(config: LLMEngineRunnerConfig, rows: int, tokens: int, capacity: int) -> int:
+    """A step of `rows` rows of `tokens` tokens: activations, scores, mask and logits.
+
+    ONNX Runtime's own attention keeps no scores, and its prefill takes one row at a time; an
+    engine that takes a tree mask has matrix products in its place.
+    """
+    masked = config.takes_tree_mask
+    fused = config.operators == "contrib" and not masked
+    every = tokens * (1 if fused else rows)
     heads = config.num_attention_heads + 2 * config.num_kv_heads
     wide = 3 * config.hidden_size + 3 * config.intermediate_size + heads * config.head_dim
-    scores = 0 if fused else tokens * config.num_attention_heads * capacity
-    head = max_batch * config.output_vocab_size
-    elements = tokens * wide * _ACTIVATION_COPIES + scores * _SCORE_COPIES[config.dialect] + head
-    return int(elements * ITEM_BYTES[config.dtype])
+    wide += config.base_hidden_dim
+    scores = 0 if fused else every * config.num_attention_heads * capacity
+    group = config.num_attention_heads // config.num_kv_heads
+    mask = every * group * capacity if masked else 0
+    head = rows * max(1, config.max_verify_tree_size) * config.output_vocab_size
+    elements = every * wide * _ACTIVATION_COPIES + scores * _SCORE_COPIES[config.dialect]
+    return int((elements + mask + head) * ITEM_BYTES[config.dtype])

@@ -120,10 +120,12 @@ class LLMEngineRunner:
         """Keep the keys and values of these nodes of each live row's tree, from its root on."""
         caches = self._caches
         counts = [len(path) for path in nodes]
-        table = np.full((len(nodes), max(counts)), -1, np.int32)
-        for row, path in enumerate(nodes):
-            table[row, : len(path)] = path
-        caches.commit_path(table)
+        # A path ascends from node 0: one without gaps lies in its place.
+        if any(path[-1] != len(path) - 1 for path in nodes):
+            table = np.full((len(nodes), max(counts)), -1, np.int32)
+            for row, path in enumerate(nodes):
+                table[row, : len(path)] = path
+            caches.commit_path(table)
         caches.commit(counts)
 
     def capture_vanilla_decoding_graph(self, batch_sizes: Iterable[int]) -> None:

@@ -3,13 +3,18 @@
 import ctypes
 from pathlib import Path
 
+from runtime.caches.buckets import bucket_sizes
 from runtime.config import LLMEngineRunnerConfig
-from runtime.cuda_memory import predict_cuda_memory
+from runtime.cuda_memory import cuda_scratch_bytes, cuda_weight_bytes, predict_cuda_memory
+from runtime.drafting.options import EagleDraftingConfig
 from runtime.sizes import (
     ITEM_BYTES,
     WEIGHT_BITS,
+    draft_buffer_bytes,
     embedding_bytes,
     kv_cache_bytes,
+    longest_draft_step,
+    longest_step,
     projection_bytes,
     projection_elements,
     rope_bytes,
@@ -22,9 +27,13 @@ _PROCESS_BYTES = 120 << 20
 # numbers a block: the scale as stored, the scale as packed, and a sum.
 _NUMBERS_PER_BLOCK = 3
 # Copies alive at once, measured: attention scores [B, Hq, S, C], and activations as wide as the
-# fused gate and up projection [B, S, 2 I].
+# fused gate and up projection [B, S, 2 I]; fewer in a draft, which has one layer.
 _SCORE_COPIES = {"native": 1.3, "classic": 4.7}
-_ACTIVATION_COPIES = 5.0
+_ACTIVATION_COPIES = 4.0
+_DRAFT_SCORE_COPIES = {"native": 1.0, "classic": 5.2}
+_DRAFT_ACTIVATION_COPIES = 3.0
+# Of a tree mask [B, S, C].
+_MASK_BYTES = 2
 
 
 def predict_memory(
@@ -38,8 +47,7 @@ def predict_memory(
     """
     if config.device == "cuda":
         return predict_cuda_memory(config, max_batch=max_batch, capacity=capacity)
-    tokens = max_batch * config.prefill_chunk
-    scores = tokens * config.num_attention_heads * capacity * ITEM_BYTES[config.dtype]
+    tokens = max_batch * longest_step(config)
     simulated = config.backend == "simulated"
     return {
         "process": _PROCESS_BYTES,
@@ -48,11 +56,48 @@ def predict_memory(
         "kv_cache": kv_cache_bytes(config, max_batch, capacity),
         "rope": rope_bytes(config, capacity),
         "step_buffers": step_buffer_bytes(config, max_batch),
-        "attention_scratch": 0 if simulated else int(scores * _SCORE_COPIES[config.dialect]),
-        "activations": 0
+        "attention_scratch": 0
         if simulated
-        else int(tokens * 2 * config.intermediate_size * 4 * _ACTIVATION_COPIES),
+        else _score_bytes(config, tokens, capacity, _SCORE_COPIES[config.dialect]),
+        "activations": 0 if simulated else _activation_bytes(config, tokens, _ACTIVATION_COPIES),
     }
+
+
+def predict_draft_memory(
+    config: LLMEngineRunnerConfig, drafting: EagleDraftingConfig, *, max_batch: int, capacity: int
+) -> dict[str, int]:
+    """Bytes by part of a draft engine beside its base, whose embedding table it reads."""
+    tokens = longest_draft_step(config, drafting)
+    if config.device == "cuda":
+        weights = cuda_weight_bytes(config)
+        scratch = cuda_scratch_bytes(config, max_batch, tokens, capacity)
+    else:
+        weights = _resident_weights(config)
+        tokens *= max_batch
+        scratch = _score_bytes(config, tokens, capacity, _DRAFT_SCORE_COPIES[config.dialect])
+        scratch += _activation_bytes(config, tokens, _DRAFT_ACTIVATION_COPIES)
+    return {
+        "draft_weights": weights,
+        "draft_kv_cache": kv_cache_bytes(config, max_batch, capacity),
+        "draft_rope": rope_bytes(config, capacity),
+        "draft_buffers": draft_buffer_bytes(config, drafting, max_batch),
+        "draft_scratch": scratch,
+    }
+
+
+def _score_bytes(config: LLMEngineRunnerConfig, tokens: int, capacity: int, copies: float) -> int:
+    slots = capacity
+    if config.dialect == "native":
+        # What served a smaller bucket of the cache is too small for the next, and is not given
+        # back; the many pieces of the classic dialect's attention find use for it.
+        slots = sum(bucket_sizes(capacity, "cpu"))
+    scores = tokens * config.num_attention_heads * slots * ITEM_BYTES[config.dtype]
+    mask = tokens * slots * _MASK_BYTES if config.takes_tree_mask else 0
+    return int(scores * copies) + mask
+
+
+def _activation_bytes(config: LLMEngineRunnerConfig, tokens: int, copies: float) -> int:
+    return int(tokens * 2 * config.intermediate_size * 4 * copies)
 
 
 def _resident_weights(config: LLMEngineRunnerConfig) -> int:

@@ -1,3 +1,4 @@
+from copy import copy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -6,6 +7,7 @@ from runtime.config import LLMEngineRunnerConfig
 from runtime.device.device import Device, ProposalBuffers, TreeBuffers
 from runtime.device.dtypes import numpy_dtype
 from runtime.drafting.options import EagleDraftingConfig
+from runtime.errors import HearthError
 from runtime.shared_resources import SharedResources
 from runtime.tensors.registry import index_dtype
 from runtime.tensors.tensor import Tensor
@@ -55,7 +57,9 @@ class PipelineIO:
     hidden_states_input: Tensor | None = None
     """A draft: [max batch, S, base_hidden_dim]."""
     hidden_states_from_draft: Tensor | None = None
-    """A draft: [max batch, S, H]."""
+    """A draft: [max batch, S, H], zeros: a proposal's steps have its own."""
+    proposal_hidden_input: Tensor | None = None
+    """A draft: [max batch, P, base_hidden_dim], zeros: `hidden_states_input` of these steps."""
     proposal: ProposalBuffers | None = None
     """A draft: the tree that it is proposing."""
 
@@ -96,10 +100,11 @@ class PipelineIO:
         io.hidden_states_input = zeros("hidden_states_input", longest, config.base_hidden_dim)
         io.hidden_states_from_draft = zeros("hidden_states_from_draft", longest, config.hidden_size)
         slots, entries = drafting.proposal_size, drafting.table_size
+        io.proposal_hidden_input = zeros("hidden_states_input", slots, config.base_hidden_dim)
         io.proposal = ProposalBuffers(
             logits=io.output_logits,
             hidden_out=io.hidden_states,
-            hidden_in=io.hidden_states_from_draft,
+            hidden_in=zeros("hidden_states_from_draft", slots, config.hidden_size),
             full_ids=full_ids,
             ids=zeros("proposal_ids", slots, dtype=_ID),
             parents=zeros("proposal_parents", slots, dtype=_ID),
@@ -109,6 +114,15 @@ class PipelineIO:
             table_scores=zeros("table_scores", entries, dtype=_SCORE),
         )
         return io
+
+    def of_proposal(self) -> "PipelineIO":
+        """These buffers as the steps of a proposal bind them; raises `internal` for no draft."""
+        if self.proposal is None:
+            raise HearthError("internal", "these step buffers are not those of a draft engine")
+        own = copy(self)
+        own.hidden_states_input = self.proposal_hidden_input
+        own.hidden_states_from_draft = self.proposal.hidden_in
+        return own
 
 
 def allocate_basic_io(
@@ -123,7 +137,7 @@ def allocate_basic_io(
     io.select_token_indices = device.zeros("last_token_ids", (batch, selected), index)
     io.position_ids = device.zeros("attention_pos_id", (batch, tokens), index)
     io.host_context_lengths = Tensor.zeros("context_lengths", (batch,), index)
-    if config.enable_eagle_spec_decode or config.base_hidden_dim:
+    if config.takes_tree_mask:
         io.tree_mask = device.zeros("tree_mask", (batch, tokens, tokens), np.dtype(np.bool_))
     if config.dialect == "classic":
         rows = (batch, config.num_kv_heads, tokens, config.head_dim)

@@ -1,6 +1,7 @@
 """Bytes of what every engine holds, from its configuration alone."""
 
 from runtime.config import DType, LLMEngineRunnerConfig
+from runtime.drafting.options import EagleDraftingConfig
 from runtime.engine_folder import EMBEDDING_FILE
 
 ITEM_BYTES: dict[DType, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -48,12 +49,52 @@ def rope_bytes(config: LLMEngineRunnerConfig, capacity: int) -> int:
 
 
 def step_buffer_bytes(config: LLMEngineRunnerConfig, max_batch: int) -> int:
-    """The buffers that a step reads and writes, allocated once at their largest size."""
-    tokens = max_batch * config.prefill_chunk
-    embeds = tokens * config.hidden_size * ITEM_BYTES[config.dtype]
-    logits = max_batch * config.output_vocab_size * 4
-    positions = tokens * 8
-    if config.dialect == "native":
-        return embeds + logits + positions
-    rows = 2 * config.num_attention_layers * config.num_kv_heads * config.head_dim
-    return embeds + logits + positions + tokens * rows * ITEM_BYTES[config.kv_cache_dtype]
+    """The buffers of a decoder's steps: those of `PipelineIO.create_for_llm`."""
+    nodes = max(1, config.max_verify_tree_size)
+    tokens = longest_step(config)
+    size = _basic_bytes(config, max_batch, tokens, nodes)
+    if nodes > 1:
+        size += max_batch * nodes * (2 + -(-nodes // 32)) * 4
+    if config.enable_eagle_spec_decode:
+        size += max_batch * tokens * config.output_hidden_dim * ITEM_BYTES[config.dtype]
+    return size
+
+
+def draft_buffer_bytes(
+    config: LLMEngineRunnerConfig, drafting: EagleDraftingConfig, max_batch: int
+) -> int:
+    """Those of `PipelineIO.create_for_spec_decode_draft`, and the draft's own vocabulary."""
+    tokens = longest_draft_step(config, drafting)
+    size = _basic_bytes(config, max_batch, tokens, drafting.drafting_top_k)
+    # Steps of entries and steps of a proposal have their own, half of them always zero.
+    tokens += drafting.proposal_size
+    hidden = (drafting.drafting_top_k + tokens) * config.hidden_size
+    hidden += tokens * config.base_hidden_dim
+    numbers = 3 * (drafting.proposal_size + drafting.table_size)
+    size += max_batch * (hidden * ITEM_BYTES[config.dtype] + numbers * 4)
+    own = config.output_vocab_size != config.vocab_size
+    return size + (config.output_vocab_size * 4 if own else 0)
+
+
+def longest_step(config: LLMEngineRunnerConfig) -> int:
+    """Tokens of a row in the longest step of a decoder."""
+    return max(config.prefill_chunk, config.max_verify_tree_size)
+
+
+def longest_draft_step(config: LLMEngineRunnerConfig, drafting: EagleDraftingConfig) -> int:
+    """Tokens of a row in the longest step of a draft engine."""
+    return max(config.prefill_chunk, drafting.proposal_size, drafting.most_accepted)
+
+
+def _basic_bytes(config: LLMEngineRunnerConfig, max_batch: int, tokens: int, selected: int) -> int:
+    """Embeddings, logits, newest tokens, selection, positions, lengths, mask and new K/V rows."""
+    index = 8 if config.dialect == "native" else 4
+    row = tokens * config.hidden_size * ITEM_BYTES[config.dtype]
+    row += selected * (config.output_vocab_size * 4 + index)
+    row += 4 + tokens * index + index
+    if config.takes_tree_mask:
+        row += tokens * tokens
+    if config.dialect == "classic":
+        slot = 2 * config.num_attention_layers * config.num_kv_heads * config.head_dim
+        row += tokens * slot * ITEM_BYTES[config.kv_cache_dtype]
+    return max_batch * row

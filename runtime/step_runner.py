@@ -49,6 +49,10 @@ class StepRunner:
         In the native dialect the engine itself writes them, behind the filled slots.
         """
         self.prepare(profile, dims)
-        self.executor.execute(self._stream)
+        self.execute()
         if self._fresh and keep:
             self.caches.kv.write(self._fresh, self.caches.lengths, rows, dims.seq_len)
+
+    def execute(self) -> None:
+        """Run the step that was prepared last; nothing of it is kept."""
+        self.executor.execute(self._stream)

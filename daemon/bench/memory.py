@@ -8,12 +8,12 @@ from typing import Protocol
 import msgspec
 
 from daemon.bench.json_process import JsonProcess
-from daemon.bench.memory_stages import STAGES
+from daemon.bench.memory_stages import OPTIONS, STAGES
 from daemon.bench.process_memory import family_usage
-from runtime.config import LLMEngineRunnerConfig, load_config
+from daemon.budget import predicted_parts
+from runtime.decoding.deployment import DeploymentConfig, load_deployment
 from runtime.device.cuda.context import open_context
 from runtime.errors import HearthError
-from runtime.memory import predict_memory
 
 RATIO_AIM = 0.05
 _TIMEOUT_S = 300.0
@@ -76,23 +76,19 @@ class GPUMeter:
 
 def measure_memory(engine: Path, log: Path) -> MemoryFigures:
     """Open `engine` in a process of its own and look after every stage; raises HearthError."""
-    config = load_config(engine)
+    deployment = load_deployment(engine, OPTIONS)
     with closing(JsonProcess("daemon.bench.memory_main", [str(engine)], log)) as process:
-        meter = GPUMeter() if config.device == "cuda" else ProcessMeter(process.pid)
+        meter = GPUMeter() if deployment.base.device == "cuda" else ProcessMeter(process.pid)
         used = _stages(process, meter)
-    return memory_figures(config, used)
+    return memory_figures(deployment, used)
 
 
-def memory_figures(config: LLMEngineRunnerConfig, used: Mapping[str, int]) -> MemoryFigures:
+def memory_figures(deployment: DeploymentConfig, used: Mapping[str, int]) -> MemoryFigures:
     """The figures for bytes in use after each stage, the first of them "start"."""
-    predicted = predict_memory(
-        config,
-        max_batch=config.max_supported_batch_size,
-        capacity=config.max_kv_cache_capacity,
-    )
+    predicted, device = predicted_parts(deployment), deployment.base.device
     parts: dict[str, PartFigures] = {}
     # The interpreter is part of the memory of a CPU, and not of that of a GPU.
-    before = used["start"] if config.device == "cuda" else 0
+    before = used["start"] if device == "cuda" else 0
     whole = used["steps"] - before
     for stage, names in STAGES.items():
         expected = sum(predicted.get(name, 0) for name in names)
@@ -100,7 +96,7 @@ def memory_figures(config: LLMEngineRunnerConfig, used: Mapping[str, int]) -> Me
         before = used[stage]
     total = _part(sum(predicted.values()), whole)
     return MemoryFigures(
-        device=config.device,
+        device=device,
         parts=parts,
         predicted_mb=total.predicted_mb,
         measured_mb=total.measured_mb,

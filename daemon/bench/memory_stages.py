@@ -1,31 +1,32 @@
-"""An engine put together part by part, so that somebody can look at the memory in between."""
+"""An engine put together stage by stage, so that somebody can look at the memory in between."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from runtime.config import LLMEngineRunnerConfig, load_config
-from runtime.decoding.options import RuntimeOptions, effective_config
+from runtime.decoding.assembly import assemble
+from runtime.decoding.deployment import load_deployment
+from runtime.decoding.options import RuntimeOptions
 from runtime.decoding.runtime import LLMInferenceRuntime
-from runtime.device.device import SamplerBuffers
 from runtime.device.open import open_device
-from runtime.engine_runner import LLMEngineRunner
+from runtime.drafting.options import SpeculationOptions
 from runtime.executor.engine import EngineOptions
-from runtime.executor.engine_executor import EngineExecutor
-from runtime.pipeline_io import PipelineIO
 from runtime.request import RowRequest
-from runtime.shared_resources import SharedResources
 
+OPTIONS = RuntimeOptions(verify=False, speculation=SpeculationOptions(method="auto"))
+"""As a daemon runs, with the draft if the folder holds one."""
 STAGES: dict[str, tuple[str, ...]] = {
     "context": ("context", "process"),
-    "tables and caches": ("embedding", "rope", "kv_cache"),
+    "tables and caches": ("embedding", "rope", "kv_cache", "draft_rope", "draft_kv_cache"),
     "step buffers": ("step_buffers",),
     "engine": ("weights", "library"),
     "sampler": ("sampler",),
-    "steps": ("engine_scratch", "attention_scratch", "activations"),
+    "draft": ("draft_weights", "draft_buffers"),
+    "steps": ("engine_scratch", "attention_scratch", "activations", "draft_scratch"),
 }
-"""What is built, in order, and the parts of `predict_memory` that it must fit."""
+"""What is built, in order, and the parts of a deployment's prediction that it must fit."""
+_ROUNDS_TOKENS = 24
 
 
 def build_in_stages(folder: Path, built: Callable[[str], None]) -> None:
@@ -33,31 +34,28 @@ def build_in_stages(folder: Path, built: Callable[[str], None]) -> None:
 
     Raises what opening raises.
     """
-    config = effective_config(load_config(folder), RuntimeOptions())
-    device = open_device(config.device)
+    deployment = load_deployment(folder, OPTIONS)
+    device = open_device(deployment.base.device)
     built("context")
-    resources = SharedResources.create_for_llm(config, folder, device)
-    built("tables and caches")
-    io = PipelineIO.create_for_llm(config, device)
-    built("step buffers")
-    executor = EngineExecutor.create_for_llm(folder, config, EngineOptions(), device)
-    built("engine")
-    lengths = resources.cache_managers[0].lengths
-    sampler = device.batch_sampler(SamplerBuffers(io.output_logits, lengths, io.next_tokens))
-    built("sampler")
-    runner = LLMEngineRunner(config, executor, io, resources, device)
-    runtime = LLMInferenceRuntime(runner, device, sampler)
+    parts = assemble(deployment, folder, EngineOptions(), device, built)
+    if deployment.draft is None:
+        built("draft")
+    runtime = LLMInferenceRuntime(*parts)
     runtime.capture(range(1, runtime.max_batch + 1))
-    _largest_steps(runtime, config)
+    longest = runtime.config.max_supported_input_length
+    _run(runtime, longest, 1)
+    if deployment.draft is not None:
+        # Rounds, where they find room, with the caches nearly full.
+        room = max(deployment.base.max_verify_tree_size, deployment.drafting.proposal_size)
+        _run(runtime, max(1, longest - room - _ROUNDS_TOKENS), _ROUNDS_TOKENS)
     built("steps")
     runtime.close()
 
 
-def _largest_steps(runtime: LLMInferenceRuntime, config: LLMEngineRunnerConfig) -> None:
-    # Prompts as long as the engine takes them: the caches are written to their end.
-    length = config.max_supported_input_length
-    ids = [int(token) for token in np.random.default_rng(0).integers(3, config.vocab_size, length)]
-    row = RowRequest(token_ids=ids, prompt_length=length, max_tokens=1, ignore_eos=True)
+def _run(runtime: LLMInferenceRuntime, length: int, tokens: int) -> None:
+    vocab = runtime.config.vocab_size
+    ids = [int(token) for token in np.random.default_rng(0).integers(3, vocab, length)]
+    row = RowRequest(token_ids=ids, prompt_length=length, max_tokens=tokens, ignore_eos=True)
     runtime.begin([row] * runtime.max_batch)
     while runtime.active:
         runtime.step()

@@ -33,6 +33,13 @@ def spec_cases(prefix: str) -> dict[str, SpecCase]:
 ALL_CASES = tuple(dict.fromkeys(name for prefix in PREFIXES for name in spec_cases(prefix)))
 
 
+def verified_shapes(config: LLMEngineRunnerConfig) -> tuple[EagleDraftingConfig, ...]:
+    """The shapes that a base engine with a draft takes."""
+    return tuple(
+        shape for shape in VERIFY_SHAPES if shape.drafting_top_k == 1 or not config.chains_only
+    )
+
+
 def prefix_of(config: LLMEngineRunnerConfig) -> str:
     """What the cases of this engine's draft are named after."""
     if config.device == "cpu":

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from daemon.bench.spec import Progress, SpecContest, SpecFigures
-from daemon.bench.spec_cases import VERIFY_BATCHES, VERIFY_SHAPES, SpecCase, shape_name
+from daemon.bench.spec_cases import VERIFY_BATCHES, SpecCase, shape_name, verified_shapes
 from daemon.bench.spec_mixed import MixedFigures, measure_mixed
 from daemon.bench.spec_prompts import encode_prompts, held_out_prompts
 from daemon.bench.spec_verify import NEAR_TIE, Replies, VerifyFigures, compare, replies
@@ -80,10 +80,11 @@ class SpecSession:
 
     def _verified_methods(self) -> list[tuple[str, SpeculationOptions]]:
         found = [("lookup", SpeculationOptions(method="lookup", adaptive=False))]
-        asked = (self._choice.shape,) if self._choice.shape else VERIFY_SHAPES
-        for shape in asked if self.has_draft else ():
-            options = SpeculationOptions(method="eagle", eagle=shape, adaptive=False)
-            found.append((shape_name(shape), options))
+        shape = self._choice.shape
+        asked = (shape,) if shape else verified_shapes(load_config(self._choice.engine))
+        for one in asked if self.has_draft else ():
+            options = SpeculationOptions(method="eagle", eagle=one, adaptive=False)
+            found.append((shape_name(one), options))
         return found
 
     def _contest(self, case: SpecCase, show: Progress) -> SpecFigures:

@@ -44,6 +44,12 @@ _DECORATORS = (
         type=click.IntRange(min=1),
         help="Levels of the trees that a TensorRT plan proposes.  [6]",
     ),
+    click.option(
+        "--verify",
+        type=click.Choice(["auto", "trees", "chains"]),
+        help="Shape of the proposals; chains is fastest for one row on cuda, trees for many. "
+        "auto takes chains on cuda with contrib operators, else trees.  [auto]",
+    ),
 )
 _NAMES = (
     "draft",
@@ -52,6 +58,7 @@ _NAMES = (
     "max_draft_tree",
     "drafting_top_k",
     "drafting_step",
+    "verify",
 )
 
 
@@ -84,6 +91,7 @@ def take_draft(options: dict[str, Any]) -> Any:
         max_draft_tree=given["max_draft_tree"] or 0,
         top_k=given["drafting_top_k"] or 0,
         step=given["drafting_step"] or 0,
+        verify=given["verify"] or "auto",
     )
 
 

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,22 +37,30 @@ class RuntimeParts(NamedTuple):
 
 
 def assemble(
-    deployment: DeploymentConfig, folder: Path, options: EngineOptions, device: Device
+    deployment: DeploymentConfig,
+    folder: Path,
+    options: EngineOptions,
+    device: Device,
+    built: Callable[[str], None] = lambda _: None,
 ) -> RuntimeParts:
     """Caches and buffers first, then the engines, of a folder that was checked before.
 
-    Raises `engine_*`, `out_of_memory` or `invalid_value`.
+    `built` hears of each stage. Raises `engine_*`, `out_of_memory` or `invalid_value`.
     """
     config, draft = deployment.base, deployment.draft
     resources = SharedResources.create_for_llm(config, folder, device)
     if draft is not None:
         resources.add_draft(draft, folder / DRAFT_FOLDER, device)
+    built("tables and caches")
     io = PipelineIO.create_for_llm(config, device)
+    built("step buffers")
     executor = EngineExecutor.create_for_llm(folder, config, options, device)
+    built("engine")
     lengths = resources.cache_managers[0].lengths
     sampler = device.batch_sampler(
         SamplerBuffers(io.output_logits, lengths, io.next_tokens, io.trees)
     )
+    built("sampler")
     runner = LLMEngineRunner(config, executor, io, resources, device)
     if deployment.method == "off" or io.trees is None:
         return RuntimeParts(runner, device, sampler, None)
@@ -66,6 +75,7 @@ def assemble(
         drafting = deployment.drafting
         drafter = EagleDraftRunner(draft, drafting, executor, resources, device)
         proposer = EagleProposer(drafter, _hidden_states(io), drafting)
+        built("draft")
     adaptive = deployment.speculation.adaptive
     policy = SpeculationPolicy(config.max_supported_batch_size) if adaptive else None
     speculation = SpeculativeStrategy(runner, sampler, io.trees, proposer, policy)

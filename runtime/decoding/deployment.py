@@ -91,6 +91,14 @@ def _with_draft(
 ) -> DeploymentConfig:
     base = _smaller(stored, stored_draft)
     eagle = options.speculation.eagle or suited_drafting(stored, stored_draft)
+    chains = stored.chains_only or stored_draft.chains_only
+    if chains and eagle.drafting_top_k > 1:
+        raise HearthError(
+            "invalid_value",
+            "this engine takes chains, of one token after each node: export it with "
+            "--verify trees, or ask for a drafting_top_k of 1",
+            "drafting_top_k",
+        )
     _check_limit("verify_tree_size", eagle.tree_size, stored.max_verify_tree_size)
     _check_limit("drafting_top_k", eagle.proposal_size, stored_draft.max_draft_tree_size)
     if stored.static_decode_batches:
@@ -117,10 +125,11 @@ def suited_drafting(
 ) -> EagleDraftingConfig:
     """The trees to take where none are asked for, within what the engines were made for.
 
-    A CPU pays for every node, so it gets a chain; a GPU's step costs the same for a whole tree.
-    A plan has the tree that it was built for.
+    A CPU pays for every node, so it gets a chain; a GPU's step costs the same for a whole tree,
+    where the engine takes one. A plan has the tree that it was built for.
     """
-    wanted = (1, 4, 5) if base.device == "cpu" else (4, 3, 16)
+    chains = base.chains_only or draft.chains_only or base.device == "cpu"
+    wanted = (1, 6, 7) if chains else (4, 3, 16)
     if draft.static_drafting:
         top_k, step = draft.static_drafting
         wanted = (top_k, step, base.max_verify_tree_size)

@@ -60,7 +60,7 @@ class ProposalBuffers(NamedTuple):
     hidden_out: Tensor
     """[max batch, K, H]: `hidden_states` of the same tokens."""
     hidden_in: Tensor
-    """[max batch, S, H], used as dense [rows, P, H]: `hidden_states_from_draft` of each slot."""
+    """[max batch, P, H]: `hidden_states_from_draft` of each slot."""
     full_ids: Tensor | None
     """[draft vocabulary] int32: the base's id of each draft id; None where they are the same."""
     ids: Tensor

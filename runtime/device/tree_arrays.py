@@ -34,6 +34,8 @@ def pack_mask(parents: NDArray[np.int32]) -> NDArray[np.int32]:
     (pointer jumping, Wyllie 1979).
     """
     rows, width = parents.shape
+    if width == 1:
+        return (parents > NO_NODE).astype(np.int32)[:, :, None]
     nodes, words = rows * width, mask_words(width)
     column = np.arange(width)
     bits = np.left_shift(1, column % _WORD_BITS).astype(np.uint32)

@@ -67,7 +67,9 @@ class EagleProposer:
         waiting = [self._waiting[row] for row in rows]
         counts = [len(places) for places in waiting]
         first = [row.filled - count for row, count in zip(rows, counts, strict=True)]
-        entries = _table(len(rows), max(counts), counts, first)
+        batch, width = self._draft.accept_shape(len(rows), max(counts))
+        spare = batch - len(rows)
+        entries = _table(batch, width, counts + [1] * spare, first + [0] * spare)
         for place, (row, places) in enumerate(zip(rows, waiting, strict=True)):
             entries.token_ids[place, : len(places)] = row.token_ids[-len(places) :]
             entries.hidden[place, : len(places)] = places

@@ -36,7 +36,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "tensor(int32)": np.dtype(np.int32),
     "tensor(bool)": np.dtype(np.bool_),
 }
-_ON_THE_HOST = frozenset({"Shape", "Squeeze", "Unsqueeze", "Cast", "Sub", "Concat"})
+ON_THE_HOST = frozenset({"Shape", "Squeeze", "Unsqueeze", "Cast", "Sub", "Concat"})
 """What computes with shapes; the values of a shape are constants of a captured step."""
 _OUT_OF_MEMORY = ("out of memory", "Failed to allocate memory", "bad allocation")
 
@@ -148,7 +148,7 @@ def _check_placement(session: ort.InferenceSession) -> None:
         )
     for part in session.get_provider_graph_assignment_info():
         for node in part.get_nodes() if part.ep_name != PROVIDER else ():
-            if node.op_type not in _ON_THE_HOST:
+            if node.op_type not in ON_THE_HOST:
                 raise HearthError(
                     "engine_incompatible",
                     f"the CUDA provider cannot run {node.op_type} ({node.name})",

@@ -86,11 +86,6 @@ class TreeSpelling(ContribSpelling):
         apart = graph.op("Reshape", x, graph.ints(0, 0, heads, self.model.head_dim))
         return graph.op("Reshape", self.normalise(apart, weight), graph.ints(0, 0, -1))
 
-    def normalise(self, x: ir.Value, weight: ir.Value) -> ir.Value:
-        """One SimplifiedLayerNormalization, which ONNX Runtime keeps in the standard domain."""
-        kind = "SimplifiedLayerNormalization"
-        return self.graph.op(kind, x, weight, axis=-1, epsilon=self.model.rms_norm_eps)
-
     def _turned(self, x: ir.Value, heads: int) -> ir.Value:
         model, partial = self.model, {}
         if model.rotary_dim != model.head_dim:

@@ -20,8 +20,8 @@ class Decoder:
     """Writes a decoder into a graph: inputs, layers, and logits of the selected tokens.
 
     `table` is where the embedding table lies if the head reads it, None for a head of its own.
-    With `taps` the graph takes a tree mask and outputs, of every token, the residual stream that
-    enters each of these layers; the number of layers stands for what leaves the last.
+    With `taps` the graph outputs, of every token, the residual stream that enters each of these
+    layers; the number of layers stands for what leaves the last. `trees` adds a tree mask.
     """
 
     layer_names = "model.layers.{}"
@@ -34,6 +34,8 @@ class Decoder:
         weights: Weights,
         table: Location | None = None,
         taps: Sequence[int] = (),
+        *,
+        trees: bool = False,
     ) -> None:
         self._graph = graph
         self._spelling = spelling
@@ -41,12 +43,13 @@ class Decoder:
         self._weights = weights
         self._table = table
         self._taps = taps
+        self._trees = trees
         self._entering: list[ir.Value] = []
 
     def build(self) -> None:
         """Append everything; weights are written to the data file on the way."""
         graph = self._graph
-        inputs = self._declare_inputs(tree=bool(self._taps))
+        inputs = self._declare_inputs()
         caches = [self._declare_cache(layer) for layer in range(self._model.num_layers)]
         self._spelling.prepare(inputs, caches[0].k)
         x: ir.Value = inputs.embeds
@@ -69,7 +72,7 @@ class Decoder:
         shape = (BATCH, STEP, len(taps) * self._model.hidden_size)
         self._graph.output(hidden, "hidden_states", self._spelling.dtype, shape)
 
-    def _declare_inputs(self, *, tree: bool) -> StepInputs:
+    def _declare_inputs(self) -> StepInputs:
         graph, index, table = self._graph, self._spelling.index_type, ir.DataType.FLOAT
         half = self._model.rotary_dim // 2
         return StepInputs(
@@ -81,8 +84,11 @@ class Decoder:
             last=graph.input("last_token_ids", index, (BATCH, SELECTED)),
             cos=graph.input("rope_cos", table, (self._spelling.positions, half)),
             sin=graph.input("rope_sin", table, (self._spelling.positions, half)),
-            mask=graph.input("tree_mask", ir.DataType.BOOL, (BATCH, STEP, STEP)) if tree else None,
+            mask=self._declare_mask() if self._trees else None,
         )
+
+    def _declare_mask(self) -> ir.Value:
+        return self._graph.input("tree_mask", ir.DataType.BOOL, (BATCH, STEP, STEP))
 
     def _declare_cache(self, layer: int) -> KeyValue:
         capacity, dtype = self._spelling.capacity, self._spelling.dtype

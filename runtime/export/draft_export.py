@@ -1,6 +1,7 @@
 """The draft engine of an export: read and checked before anything is written."""
 
 import math
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,7 @@ from runtime.config import DRAFT_ARCHITECTURE, LLMEngineRunnerConfig
 from runtime.engine_folder import DRAFT_FOLDER, VOCABULARY_FILE, write_config
 from runtime.errors import HearthError
 from runtime.export.checkpoint import Checkpoint
-from runtime.export.contrib import resolve_operators
+from runtime.export.contrib import resolve_chains, resolve_operators
 from runtime.export.draft_checkpoint import check_draft_tensors, open_draft, read_full_ids
 from runtime.export.draft_config import DraftConfig, load_draft_config, resolve_taps
 from runtime.export.draft_options import DraftOptions, resolve_drafting, resolve_tree
@@ -78,6 +79,7 @@ class DraftExport:
         model, options = self._config.model, self._options
         drafting = () if options.plan is None else resolve_drafting(self._draft)
         tree = math.prod(drafting) if drafting else self._draft.max_draft_tree
+        chains = base.chains_only and resolve_chains(options, model)
         inputs = (
             self._base_hidden_dim, 2 * model.hidden_size, model.query_size, model.hidden_size,
             model.intermediate_size,
@@ -86,7 +88,8 @@ class DraftExport:
             base,
             architecture=DRAFT_ARCHITECTURE,
             weight_block_size=resolve_block_size(options, inputs),
-            operators=resolve_operators(options, model),
+            operators=resolve_operators(options, model, trees=not chains),
+            chains_only=chains,
             rope_config=model.rope,
             enable_eagle_spec_decode=False,
             eagle_layers=(),
@@ -114,10 +117,11 @@ class DraftExport:
         folder = target / DRAFT_FOLDER
         folder.mkdir()
         config = self.engine_config(base)
+        build = partial(self._build, trees=config.takes_tree_mask)
         write_rope(folder, self._config.model, config.max_kv_cache_capacity)
         if self._full_ids is not None:
             _write_vocabulary(folder, self._full_ids)
-        parts = EngineParts(self._config.model, self._checkpoint, self._build)
+        parts = EngineParts(self._config.model, self._checkpoint, build)
         config = write_engine(folder, config, parts, self._options.plan, progress)
         if config.dialect != base.dialect:
             raise HearthError(
@@ -130,9 +134,11 @@ class DraftExport:
         write_config(folder, config)
         return config
 
-    def _build(self, graph: GraphBuilder, spelling: Spelling, weights: Weights) -> None:
+    def _build(
+        self, graph: GraphBuilder, spelling: Spelling, weights: Weights, *, trees: bool
+    ) -> None:
         sizes = DraftSizes(self._base_hidden_dim, self._config.vocab_size)
-        DraftDecoder(graph, spelling, weights, sizes).build()
+        DraftDecoder(graph, spelling, weights, sizes, trees=trees).build()
 
 
 def _write_vocabulary(folder: Path, ids: NDArray[np.int32]) -> None:

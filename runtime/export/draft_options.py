@@ -1,6 +1,7 @@
 """What the export of a draft engine is asked for."""
 
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -14,6 +15,7 @@ from runtime.errors import HearthError
 
 DEFAULT_TREE = 60
 """Nodes of a verified tree, and slots of a proposal tree: those of the default drafting."""
+_VERIFIED = ("auto", "trees", "chains")
 
 
 class DraftOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,7 +25,8 @@ class DraftOptions(msgspec.Struct, frozen=True, kw_only=True):
     the output of the last; empty takes what the draft's configuration names. `max_verify_tree`
     and `max_draft_tree` 0 take 60, or the capacity where that is less. A TensorRT plan
     runs proposals of one shape alone: `top_k` tokens after a node over `step` levels, 0 for 10
-    and 6.
+    and 6. `verify` "chains" makes engines without a tree mask, for one token after each node;
+    "auto" does so where ONNX Runtime's fused attention on CUDA serves the model.
     """
 
     folder: Path
@@ -32,6 +35,7 @@ class DraftOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_draft_tree: int = 0
     top_k: int = 0
     step: int = 0
+    verify: Literal["auto", "trees", "chains"] = "auto"
 
 
 def check_draft_options(options: DraftOptions, *, static: bool) -> None:
@@ -39,6 +43,11 @@ def check_draft_options(options: DraftOptions, *, static: bool) -> None:
 
     `static` says that a plan is built.
     """
+    if options.verify not in _VERIFIED:
+        allowed = ", ".join(_VERIFIED)
+        raise HearthError("invalid_value", f"verify must be one of {allowed}", "verify")
+    if options.verify == "chains" and static:
+        raise HearthError("unsupported_option", "TensorRT plans verify trees", "verify")
     size = options.max_verify_tree
     if size and not FEWEST_TREE_NODES <= size <= MOST_TREE_NODES:
         raise HearthError(

@@ -29,15 +29,21 @@ class DraftDecoder(Decoder):
     norm_name = "norm"
 
     def __init__(
-        self, graph: GraphBuilder, spelling: Spelling, weights: Weights, sizes: DraftSizes
+        self,
+        graph: GraphBuilder,
+        spelling: Spelling,
+        weights: Weights,
+        sizes: DraftSizes,
+        *,
+        trees: bool,
     ) -> None:
-        super().__init__(graph, spelling, weights)
+        super().__init__(graph, spelling, weights, trees=trees)
         self._sizes = sizes
 
     def build(self) -> None:
         """Append everything; weights are written to the data file on the way."""
         graph = self._graph
-        inputs = self._declare_inputs(tree=True)
+        inputs = self._declare_inputs()
         fused = self._fuse()
         cache = self._declare_cache(0)
         self._spelling.prepare(inputs, cache.k)

@@ -1,7 +1,7 @@
 """The configuration of an engine folder, derived from the model and the export options."""
 
 from runtime.config import LLMEngineRunnerConfig
-from runtime.export.contrib import resolve_operators
+from runtime.export.contrib import resolve_chains, resolve_operators
 from runtime.export.model_config import ModelConfig
 from runtime.export.options import (
     ExportOptions,
@@ -22,12 +22,14 @@ def engine_config(model: ModelConfig, options: ExportOptions) -> LLMEngineRunner
     capacity = resolve_capacity(options, model.max_position_embeddings)
     dialect = resolve_dialect(options)
     plan = options.plan
+    chains = resolve_chains(options, model)
     inputs = (model.hidden_size, model.query_size, model.intermediate_size)
     return LLMEngineRunnerConfig(
         hearth_version=VERSION,
         backend="onnxruntime" if plan is None else "tensorrt",
         device=options.device if plan is None else "cuda",
-        operators=resolve_operators(options, model),
+        operators=resolve_operators(options, model, trees=options.draft is not None and not chains),
+        chains_only=chains,
         static_decode_batches=()
         if plan is None
         else resolve_decode_batches(plan, options.max_batch),

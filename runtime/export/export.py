@@ -53,7 +53,8 @@ def export_model(
         table = write_embedding(folder, model, checkpoint, options, progress)
 
         def build(graph: GraphBuilder, spelling: Spelling, weights: Weights) -> None:
-            Decoder(graph, spelling, weights, table, config.eagle_layers).build()
+            taps, trees = config.eagle_layers, config.takes_tree_mask
+            Decoder(graph, spelling, weights, table, taps, trees=trees).build()
 
         shared = 0 if table is None else table.length
         parts = EngineParts(model, checkpoint, build, shared)

@@ -1,6 +1,5 @@
 """The native dialect: opset 24, caches written in place by TensorScatter, one Attention a layer."""
 
-import numpy as np
 import onnx_ir as ir
 
 from runtime.export.spelling import BATCH, KeyValue, Spelling, StepInputs
@@ -47,7 +46,7 @@ class NativeSpelling(Spelling):
         table = graph.op("Pad", table, graph.ints(0, 0, 0, 0, 1, 0), hidden)
         begin = graph.op("Sub", inputs.start, graph.ints(1))
         rows = graph.op("Sub", slots, graph.op("Unsqueeze", begin, graph.ints(1)))
-        last = graph.op("Add", self.length(inputs.embeds, 1), graph.constant(np.array(1)))
+        last = graph.op("Sub", graph.op("Shape", table, start=1, end=2), graph.ints(1))
         rows = graph.op("Min", graph.op("Max", rows, graph.ints(0)), last)
         mask = graph.op("GatherND", table, graph.op("Unsqueeze", rows, graph.ints(2)), batch_dims=1)
         return graph.op("Unsqueeze", graph.op("Transpose", mask, perm=[0, 2, 1]), graph.ints(1))

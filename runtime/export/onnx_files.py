@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from runtime.config import DRAFT_ARCHITECTURE, LLMEngineRunnerConfig
+from runtime.config import LLMEngineRunnerConfig
 from runtime.engine_folder import DATA_FILE, MODEL_FILE
 from runtime.export import classic, contrib, native
 from runtime.export.contrib_trees import TreeSpelling
@@ -56,5 +56,4 @@ def _spelling(config: LLMEngineRunnerConfig) -> type[Spelling]:
         return PrimitiveSpelling if config.backend == "tensorrt" else classic.ClassicSpelling
     if config.operators == "standard":
         return native.NativeSpelling
-    takes_trees = config.enable_eagle_spec_decode or config.architecture == DRAFT_ARCHITECTURE
-    return TreeSpelling if takes_trees else contrib.ContribSpelling
+    return TreeSpelling if config.takes_tree_mask else contrib.ContribSpelling

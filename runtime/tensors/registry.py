@@ -80,7 +80,6 @@ def build_registry_for_llm(config: LLMEngineRunnerConfig) -> TensorRegistry:
     _add_step(registry, config)
     if config.enable_eagle_spec_decode:
         data, hidden = numpy_dtype(config.dtype), config.output_hidden_dim
-        registry.add(_tree_mask())
         registry.add(TensorSpec("hidden_states", "output", data, ("batch", "seq_len", hidden)))
     return registry
 
@@ -91,7 +90,6 @@ def build_registry_for_spec_decode_draft(config: LLMEngineRunnerConfig) -> Tenso
     _add_step(registry, config)
     data, hidden = numpy_dtype(config.dtype), config.hidden_size
     for spec in (
-        _tree_mask(),
         TensorSpec(
             "hidden_states_input", "input", data, ("batch", "seq_len", config.base_hidden_dim)
         ),
@@ -100,11 +98,6 @@ def build_registry_for_spec_decode_draft(config: LLMEngineRunnerConfig) -> Tenso
     ):
         registry.add(spec)
     return registry
-
-
-def _tree_mask() -> TensorSpec:
-    shape = ("batch", "seq_len", "attn_mask_seq_len")
-    return TensorSpec("tree_mask", "input", np.dtype(np.bool_), shape)
 
 
 def _add_step(registry: TensorRegistry, config: LLMEngineRunnerConfig) -> None:
@@ -122,6 +115,9 @@ def _add_step(registry: TensorRegistry, config: LLMEngineRunnerConfig) -> None:
         TensorSpec("logits", "output", np.dtype(np.float32), logits),
     ):
         registry.add(spec)
+    if config.takes_tree_mask:
+        shape = ("batch", "seq_len", "attn_mask_seq_len")
+        registry.add(TensorSpec("tree_mask", "input", np.dtype(np.bool_), shape))
     slots = ("batch", config.num_kv_heads, "kv_len", config.head_dim)
     fresh = ("batch", config.num_kv_heads, "seq_len", config.head_dim)
     present = slots if config.dialect == "native" else fresh

@@ -45,6 +45,16 @@ class Tensor:
         tensor._array = None  # noqa: SLF001 - of its own class
         return tensor
 
+    def part(self, name: str, first: int, shape: tuple[int, ...]) -> "Tensor":
+        """The elements from `first` on as a tensor of `shape`; raises `internal` beyond the end."""
+        end = first + prod(shape)
+        if end * self.dtype.itemsize > self.nbytes:
+            raise HearthError("internal", f"{self.name} has no {end} elements", self.name)
+        if self._array is not None:
+            return Tensor(name, self._array.reshape(-1)[first:end].reshape(shape), self)
+        address = self.address + first * self.dtype.itemsize
+        return Tensor.on_device(name, address, shape, self.dtype, self)
+
     @property
     def array(self) -> NDArray[Any]:
         """The whole buffer in the shape of its allocation; raises `internal` off the host."""

@@ -8,11 +8,20 @@ import pytest
 from daemon import shipped
 from daemon.shipped import cache_folder, engine_folder, shipped_engine
 from runtime.errors import HearthError
+from runtime.export import ExportOptions
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    folder = tmp_path / "home"
+    return model(tmp_path / "home")
+
+
+@pytest.fixture
+def draft(tmp_path: Path) -> Path:
+    return model(tmp_path / "home-draft")
+
+
+def model(folder: Path) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(b"1")
@@ -24,11 +33,13 @@ def exports(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """An exporter that only makes the folder, after a moment."""
     made: list[Path] = []
 
-    def export(_source: Path, target: Path, _options: object, _progress: object) -> Any:
+    def export(_source: Path, target: Path, options: ExportOptions, _progress: object) -> Any:
         time.sleep(0.05)
+        assert options.draft is not None
+        assert options.draft.folder.name == "home-draft"
         made.append(target)
         target.mkdir(parents=True)
-        (target / "config.json").write_text("{}")
+        (target / "base_config.json").write_text("{}")
 
     monkeypatch.setattr("runtime.export.export_model", export)
     return made
@@ -52,30 +63,33 @@ def test_a_named_folder_is_taken_from_where_the_user_is(
 
 
 def test_the_first_use_exports_and_the_second_does_not(
-    source: Path, tmp_path: Path, exports: list[Path]
+    source: Path, draft: Path, tmp_path: Path, exports: list[Path]
 ) -> None:
-    first = shipped_engine(source, tmp_path / "cache")
-    assert shipped_engine(source, tmp_path / "cache") == first
+    first = shipped_engine(source, draft, tmp_path / "cache")
+    assert shipped_engine(source, draft, tmp_path / "cache") == first
     assert exports == [first]
     assert first.name == "home"
 
 
 def test_another_model_or_version_gets_another_folder(
-    source: Path, tmp_path: Path, exports: list[Path], monkeypatch: pytest.MonkeyPatch
+    source: Path, draft: Path, tmp_path: Path, exports: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shipped_engine(source, tmp_path / "cache")
+    shipped_engine(source, draft, tmp_path / "cache")
     (source / "model.safetensors").write_bytes(b"2")
-    shipped_engine(source, tmp_path / "cache")
+    shipped_engine(source, draft, tmp_path / "cache")
+    (draft / "model.safetensors").write_bytes(b"2")
+    shipped_engine(source, draft, tmp_path / "cache")
     monkeypatch.setattr(shipped, "VERSION", "9.9")
-    shipped_engine(source, tmp_path / "cache")
-    assert len(set(exports)) == 3
+    shipped_engine(source, draft, tmp_path / "cache")
+    assert len(set(exports)) == 4
 
 
 def test_two_that_ask_at_once_share_one_export(
-    source: Path, tmp_path: Path, exports: list[Path]
+    source: Path, draft: Path, tmp_path: Path, exports: list[Path]
 ) -> None:
     threads = [
-        threading.Thread(target=shipped_engine, args=(source, tmp_path / "cache")) for _ in range(2)
+        threading.Thread(target=shipped_engine, args=(source, draft, tmp_path / "cache"))
+        for _ in range(2)
     ]
     for thread in threads:
         thread.start()
@@ -84,13 +98,22 @@ def test_two_that_ask_at_once_share_one_export(
     assert len(exports) == 1
 
 
-def test_without_the_shipped_model_the_message_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(HearthError, match="give an engine folder") as caught:
-        shipped_engine(tmp_path / "none", tmp_path)
+@pytest.mark.parametrize("absent", ["home", "home-draft"])
+def test_without_the_shipped_model_or_its_draft_the_message_says_what_to_do(
+    source: Path, draft: Path, tmp_path: Path, absent: str
+) -> None:
+    (source if absent == "home" else draft).joinpath("config.json").unlink()
+    with pytest.raises(HearthError, match=f"{absent}: give an engine folder") as caught:
+        shipped_engine(source, draft, tmp_path)
     assert caught.value.code == "engine_missing"
 
 
-def test_a_cache_that_cannot_be_written_is_named(source: Path, tmp_path: Path) -> None:
+def test_the_model_and_the_draft_that_ship_are_there() -> None:
+    assert (shipped.SOURCE / "config.json").is_file()
+    assert (shipped.DRAFT / "config.json").is_file()
+
+
+def test_a_cache_that_cannot_be_written_is_named(source: Path, draft: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(HearthError, match="HEARTH_CACHE"):
-        shipped_engine(source, tmp_path / "file" / "cache")
+        shipped_engine(source, draft, tmp_path / "file" / "cache")

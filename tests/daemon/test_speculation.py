@@ -8,11 +8,10 @@ import pytest
 from daemon.bench.spec_cases import VERIFY_SHAPES, shape_name
 from daemon.bench.spec_session import SpecChoice, SpecSession
 from daemon.bench.spec_verify import VerifyFigures
-from daemon.shipped import SOURCE
+from daemon.shipped import DRAFT, SOURCE
 from runtime.export import ExportOptions, export_model
 from runtime.export.draft_options import DraftOptions
 
-DRAFT = SOURCE.with_name("home-draft")
 PROMPTS = 20
 
 

@@ -9,7 +9,8 @@ from runtime.decoding.runtime import LLMInferenceRuntime, RuntimeOptions
 from runtime.export import DraftOptions, ExportOptions, export_model
 
 MODEL = Path(__file__).parents[2] / "models" / "home"
-CAPACITY = 512
+CAPACITY = 1024
+"""Holds the longest prompt here, its reply and a tree of 60 nodes behind it."""
 EXPORTS = {
     "ort-standard-fp32": ExportOptions(device="cuda", operators="standard", capacity=CAPACITY),
     "ort-contrib-fp16": ExportOptions(
@@ -22,13 +23,22 @@ EXPORTS = {
 DRAFT = MODEL.with_name("home-draft")
 DRAFTED = {
     "ort-eagle-fp16": ExportOptions(
-        device="cuda", dtype="float16", capacity=CAPACITY, draft=DraftOptions(folder=DRAFT)
+        device="cuda",
+        dtype="float16",
+        capacity=CAPACITY,
+        draft=DraftOptions(folder=DRAFT, verify="trees"),
     ),
     "ort-eagle-standard-fp32": ExportOptions(
         device="cuda", operators="standard", capacity=CAPACITY, draft=DraftOptions(folder=DRAFT)
     ),
 }
 """Engines with a draft, which speculate with it."""
+CHAINED = {
+    "ort-chains-fp16": ExportOptions(
+        device="cuda", dtype="float16", capacity=CAPACITY, draft=DraftOptions(folder=DRAFT)
+    ),
+}
+"""The same for chains alone."""
 PLAN_VARIABLE = "HEARTH_TEST_PLAN"
 """Names an engine folder of the shipped model whose plan this machine can run."""
 DRAFTED_PLAN_VARIABLE = "HEARTH_TEST_DRAFTED_PLAN"
@@ -49,7 +59,7 @@ def engine_folder(tmp_path_factory: pytest.TempPathFactory) -> EngineFolder:
                 pytest.skip(f"{variable} names no engine folder")
             return Path(os.environ[variable])
         target = tmp_path_factory.mktemp("engines") / name
-        export_model(MODEL, target, (EXPORTS | DRAFTED)[name])
+        export_model(MODEL, target, (EXPORTS | DRAFTED | CHAINED)[name])
         return target
 
     return folder
@@ -71,7 +81,7 @@ def cpu_runtime(cpu_engine: Path) -> Iterator[LLMInferenceRuntime]:
     runtime.close()
 
 
-@pytest.fixture(scope="module", params=[*EXPORTS, "ort-eagle-fp16", *_PLANS])
+@pytest.fixture(scope="module", params=[*EXPORTS, "ort-eagle-fp16", *CHAINED, *_PLANS])
 def gpu_engine(request: pytest.FixtureRequest, engine_folder: EngineFolder) -> Path:
     """Each engine that runs on the GPU here."""
     return engine_folder(request.param)

@@ -5,8 +5,8 @@ For a machine without a network: `--wheel` names wheels, whole or the folder of 
 commands with less than ten minutes together, so that a machine lent for minutes can run them one
 by one: `--part decode-0.6b --part graphs`. What a part leaves in `--work` serves the next.
 
-The figures go to `--record` (docs/figures/h200.json), merged by key. The exit code is that of the
-first command that failed; the parts behind it run all the same.
+The figures go to `--record` (docs/figures/h200.json, of the part `spec` h200-spec.json), merged by
+key. The exit code is that of the first command that failed; the parts behind it run all the same.
 """
 
 import argparse
@@ -21,6 +21,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 FIGURES = ROOT / "docs" / "figures" / "h200.json"
+SPEC_FIGURES = FIGURES.with_name("h200-spec.json")
+MODEL, DRAFT = ROOT / "models" / "home", ROOT / "models" / "home-draft"
 PART_LIMIT_S = 570.0
 _SITE, _PIECES = "site", "pieces"
 # The machine may lack the plugins that the project's settings of pytest speak of.
@@ -86,6 +88,27 @@ def _check(run: Run) -> list[list[str]]:
     return [[sys.executable, "-m", "daemon.cli", "check", "--engine", run.engine()]]
 
 
+def _spec(run: Run) -> list[list[str]]:
+    """Speculation on the shipped model: the bench, and the memory of both engines."""
+    plain, drafted = run.work / "spec" / "plain", run.work / "spec" / "drafted"
+    shutil.rmtree(run.work / "spec", ignore_errors=True)
+    record = ["--record", str(run.record if run.record != FIGURES else SPEC_FIGURES)]
+    bench = [sys.executable, "-m", "daemon.bench"]
+    contest = ["spec", "--engine", str(drafted), "--plain", str(plain)]
+    memory = ["memory", "--engine", str(drafted), "--name", "memory/ort-cuda/home-draft"]
+    return [
+        _export(plain),
+        _export(drafted, "--draft", str(DRAFT)),
+        [*bench, *contest, "--device", "cuda", *record],
+        [*bench, *memory, *record],
+    ]
+
+
+def _export(target: Path, *flags: str) -> list[str]:
+    export = [sys.executable, "-m", "daemon.cli", "export", str(MODEL), str(target)]
+    return [*export, "--device", "cuda", "--dtype", "float16", "--capacity", "1024", *flags]
+
+
 def _ops(_: Run) -> list[list[str]]:
     return [[sys.executable, "-m", "daemon.bench.cuda_ops"]]
 
@@ -101,6 +124,7 @@ PARTS: dict[str, Commands] = {
     "check": _check,
     "graphs": _graphs,
     "memory": _memory,
+    "spec": _spec,
 }
 DEFAULT = ("tests", "sanitizer", "ops", "decode-0.6b", "decode-4b", "check", "graphs", "memory")
 

@@ -57,6 +57,26 @@ def test_graphs_and_memory_use_the_engine_of_the_decode_bench(run: Run) -> None:
         assert command[command.index("--engine") + 1] == str(folder)
 
 
+def test_speculation_is_compared_with_an_engine_without_a_draft(run: Run) -> None:
+    plain, drafted, contest, memory = PARTS["spec"](run)
+    assert "--draft" in drafted
+    assert "--draft" not in plain
+    for command, flag, target in (
+        (contest, "--engine", drafted),
+        (contest, "--plain", plain),
+        (memory, "--engine", drafted),
+    ):
+        assert command[command.index(flag) + 1] in target
+    for command in (contest, memory):
+        assert command[command.index("--record") + 1] == str(run.record)
+
+
+def test_the_figures_of_speculation_have_a_file_of_their_own(run: Run) -> None:
+    *_, contest, memory = PARTS["spec"](run._replace(record=h200_run.FIGURES))
+    for command in (contest, memory):
+        assert Path(command[command.index("--record") + 1]).name == "h200-spec.json"
+
+
 def test_every_part_has_commands_and_the_default_is_known(run: Run) -> None:
     assert set(DEFAULT) <= set(PARTS)
     for part in PARTS.values():

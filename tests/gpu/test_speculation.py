@@ -12,16 +12,17 @@ from runtime.decoding.runtime import LLMInferenceRuntime, RuntimeOptions
 from runtime.drafting.options import EagleDraftingConfig, SpeculationOptions
 from runtime.request import GenerationRequest, RowRequest
 from runtime.text import Tokenizer
-from tests.gpu.conftest import DRAFTED, EngineFolder
+from tests.gpu.conftest import CHAINED, DRAFTED, EngineFolder
 from tests.gpu.near_ties import Reference, divergences, greedy_row, references
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
 NEAR_TIE = 0.1
 PROMPTS = 20
+LARGEST_TREE = 60
 CASES = [
     *((name, "eagle", shape) for name in DRAFTED for shape in ((4, 3, 16), (10, 6, 60))),
-    ("ort-eagle-fp16", "eagle", (1, 6, 7)),
+    *((name, "eagle", (1, 6, 7)) for name in ("ort-eagle-fp16", *CHAINED)),
     ("ort-contrib-fp16", "lookup", None),
     ("tensorrt-eagle", "eagle", None),
 ]
@@ -50,6 +51,8 @@ def speculating(
         for place, prompt in enumerate(held_out()[:: 1200 // PROMPTS][:PROMPTS])
     ]
     with closing(LLMInferenceRuntime.open(folder, RuntimeOptions())) as plain:
+        longest = max(len(row.token_ids) + row.max_tokens for row in rows)
+        assert longest + LARGEST_TREE <= plain.capacity, "rounds need room behind every row"
         plain.capture([plain.max_batch])
         wanted = references(plain, rows)
     eagle = None

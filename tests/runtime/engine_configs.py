@@ -1,6 +1,8 @@
 """A configuration for tests that need one but no engine."""
 
-from runtime.config import LLMEngineRunnerConfig, RopeConfig
+from msgspec import structs
+
+from runtime.config import DRAFT_ARCHITECTURE, LLMEngineRunnerConfig, RopeConfig
 
 
 def small_config() -> LLMEngineRunnerConfig:
@@ -28,4 +30,17 @@ def small_config() -> LLMEngineRunnerConfig:
         vocab_size=100,
         output_vocab_size=100,
         eos_token_ids=(2,),
+    )
+
+
+def draft_config(base: LLMEngineRunnerConfig) -> LLMEngineRunnerConfig:
+    """A draft of one layer for `base`, with 40 tokens of its own."""
+    return structs.replace(
+        base,
+        architecture=DRAFT_ARCHITECTURE,
+        num_decoder_layers=1,
+        num_attention_layers=1,
+        output_vocab_size=40,
+        base_hidden_dim=3 * base.hidden_size,
+        max_draft_tree_size=60,
     )

@@ -123,8 +123,18 @@ PLAN_DRAFT = DRAFT | {"static_decode_batches": [1, 4], "static_drafting": [4, 3]
 
 
 @pytest.mark.parametrize("kind", [EAGLE, DRAFT, PLAN_DRAFT], ids=["base", "draft", "plan"])
-def test_engines_for_speculation_are_read(kind: dict[str, Any]) -> None:
-    parse_config(msgspec.json.encode(fields() | kind))
+def test_engines_for_speculation_take_a_tree_mask_unless_they_are_causal(
+    kind: dict[str, Any],
+) -> None:
+    assert parse_config(msgspec.json.encode(fields() | kind)).takes_tree_mask
+    causal = fields() | kind | {"chains_only": True}
+    assert not parse_config(msgspec.json.encode(causal)).takes_tree_mask
+    assert not parse_config(msgspec.json.encode(fields())).takes_tree_mask
+
+
+def test_a_folder_from_before_chains_takes_trees() -> None:
+    old = {key: value for key, value in (fields() | EAGLE).items() if key != "chains_only"}
+    assert parse_config(msgspec.json.encode(old)).takes_tree_mask
 
 
 @pytest.mark.parametrize(
@@ -156,6 +166,7 @@ def test_engines_for_speculation_are_read(kind: dict[str, Any]) -> None:
         (DRAFT | {"static_drafting": [4, 3]}, "static_drafting"),
         ({"base_hidden_dim": 48}, "base_hidden_dim"),
         ({"max_draft_tree_size": 4}, "max_draft_tree_size"),
+        ({"chains_only": True}, "chains_only"),
     ],
     ids=str,
 )

@@ -2,11 +2,17 @@ import pytest
 from msgspec import structs
 
 from runtime.config import FileRecord, LLMEngineRunnerConfig
-from runtime.cuda_memory import cuda_weight_bytes, predict_cuda_host_memory, predict_cuda_memory
+from runtime.cuda_memory import (
+    cuda_scratch_bytes,
+    cuda_weight_bytes,
+    predict_cuda_host_memory,
+    predict_cuda_memory,
+)
+from runtime.drafting.options import EagleDraftingConfig
 from runtime.engine_folder import PLAN_FILE
-from runtime.memory import predict_memory
+from runtime.memory import predict_draft_memory, predict_memory
 from runtime.sizes import projection_elements
-from tests.runtime.engine_configs import small_config
+from tests.runtime.engine_configs import draft_config, small_config
 
 
 @pytest.fixture
@@ -77,3 +83,26 @@ def test_the_host_holds_the_weights_while_they_load(config: LLMEngineRunnerConfi
     parts = predict_cuda_host_memory(config)
     assert parts["weights_while_loading"] == cuda_weight_bytes(config)
     assert parts["process"] > parts["pinned"] > 0
+
+
+def test_trees_bring_scores_to_fused_attention(config: LLMEngineRunnerConfig) -> None:
+    fused = structs.replace(config, operators="contrib")
+    trees = structs.replace(
+        fused, enable_eagle_spec_decode=True, output_hidden_dim=48, max_verify_tree_size=16
+    )
+    small, large = (
+        [predict_cuda_memory(one, max_batch=2, capacity=c)["engine_scratch"] for c in (32, 64)]
+        for one in (fused, trees)
+    )
+    assert small[0] == small[1]
+    # Two copies of the scores and the mask, of two heads over one and two rows of 16 tokens.
+    assert large[1] - large[0] == 2 * 16 * (2 * 2 + 2) * 32 * 2
+
+
+def test_a_draft_of_a_gpu_keeps_its_type(config: LLMEngineRunnerConfig) -> None:
+    draft = draft_config(config)
+    drafting = EagleDraftingConfig(drafting_top_k=2, drafting_step=3)
+    parts = predict_draft_memory(draft, drafting, max_batch=2, capacity=32)
+    assert parts["draft_weights"] == cuda_weight_bytes(draft)
+    assert parts["draft_kv_cache"] == 2 * 32 * 2 * 8 * 2
+    assert parts["draft_scratch"] == cuda_scratch_bytes(draft, 2, 16, 32)

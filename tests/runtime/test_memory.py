@@ -6,14 +6,17 @@ from typing import Literal
 import msgspec
 import pytest
 
+from daemon.bench.memory import measure_memory
+from daemon.shipped import DRAFT, SOURCE
 from runtime.config import FileRecord
+from runtime.drafting.options import EagleDraftingConfig
 from runtime.engine_folder import DATA_FILE, EMBEDDING_FILE
-from runtime.export import ExportOptions, export_model
+from runtime.export import DraftOptions, ExportOptions, export_model
 from runtime.export.options import resolve_dialect
-from runtime.memory import available_memory, predict_memory
+from runtime.memory import available_memory, predict_draft_memory, predict_memory
 from runtime.sizes import projection_bytes, projection_elements
 from tests.references import reference_folder
-from tests.runtime.engine_configs import small_config
+from tests.runtime.engine_configs import draft_config, small_config
 from tests.runtime.export.test_peak_memory import make_model
 
 ROOT = Path(__file__).parents[2]
@@ -84,6 +87,69 @@ def test_a_simulated_engine_has_no_weights() -> None:
     config = msgspec.structs.replace(small_config(), backend="simulated")
     parts = predict_memory(config, max_batch=1, capacity=8)
     assert parts["weights"] == parts["attention_scratch"] == parts["activations"] == 0
+
+
+DRAFTING = EagleDraftingConfig(drafting_top_k=2, drafting_step=3, verify_tree_size=5)
+
+
+def test_trees_count_in_buffers_and_scores() -> None:
+    plain = small_config()
+    trees = msgspec.structs.replace(
+        plain, enable_eagle_spec_decode=True, output_hidden_dim=48, max_verify_tree_size=5
+    )
+    small, large = (predict_memory(c, max_batch=2, capacity=64) for c in (plain, trees))
+    assert large["attention_scratch"] - small["attention_scratch"] == 2 * 16 * 64 * 2
+    assert large["step_buffers"] > small["step_buffers"]
+    same = set(small) - {"attention_scratch", "step_buffers"}
+    assert [large[name] for name in same] == [small[name] for name in same]
+
+
+def test_a_tree_larger_than_a_chunk_is_the_longest_step() -> None:
+    config = msgspec.structs.replace(small_config(), max_verify_tree_size=32)
+    small, large = (predict_memory(c, max_batch=1, capacity=64) for c in (small_config(), config))
+    assert large["activations"] == 2 * small["activations"]
+
+
+def test_a_draft_has_parts_of_its_own_and_no_embedding() -> None:
+    config = draft_config(small_config())
+    small = predict_draft_memory(config, DRAFTING, max_batch=1, capacity=32)
+    rows = predict_draft_memory(config, DRAFTING, max_batch=2, capacity=32)
+    slots = predict_draft_memory(config, DRAFTING, max_batch=1, capacity=64)
+    assert set(small) == {
+        "draft_weights",
+        "draft_kv_cache",
+        "draft_rope",
+        "draft_buffers",
+        "draft_scratch",
+    }
+    assert small["draft_kv_cache"] == 32 * 2 * 8 * 4
+    assert rows["draft_kv_cache"] == slots["draft_kv_cache"] == 2 * small["draft_kv_cache"]
+    assert rows["draft_buffers"] > small["draft_buffers"] == slots["draft_buffers"]
+    assert rows["draft_scratch"] > small["draft_scratch"] < slots["draft_scratch"]
+    assert rows["draft_weights"] == slots["draft_weights"] == projection_elements(config) * 4
+
+
+@pytest.mark.slow
+def test_what_a_draft_adds_to_a_real_runtime(tmp_path: Path) -> None:
+    added: dict[str, tuple[float, float]] = {}
+    for name, draft in (("plain", None), ("drafted", DraftOptions(folder=DRAFT))):
+        folder = tmp_path / name
+        export_model(SOURCE, folder, ExportOptions(capacity=512, draft=draft))
+        found = measure_memory(folder, tmp_path / "log")
+        # The interpreter's part counts the whole daemon, of which this process is one half.
+        process = found.parts["context"]
+        added[name] = (
+            found.predicted_mb - process.predicted_mb,
+            found.measured_mb - process.measured_mb,
+        )
+    for predicted, measured in added.values():
+        assert predicted == pytest.approx(measured, rel=0.15)
+
+
+def test_scores_of_every_bucket_count() -> None:
+    config = msgspec.structs.replace(small_config(), max_kv_cache_capacity=1024)
+    one, three = (predict_memory(config, max_batch=1, capacity=c) for c in (256, 1024))
+    assert three["attention_scratch"] == pytest.approx(7 * one["attention_scratch"], rel=0.01)
 
 
 @pytest.mark.slow

@@ -1,10 +1,12 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 from msgspec import structs
 
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.drafting.options import EagleDraftingConfig
+from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
 from runtime.pipeline_io import PipelineIO, build_tensor_map
 from runtime.shared_resources import SharedResources
@@ -90,21 +92,33 @@ def test_a_draft_engine_has_buffers_for_its_proposal() -> None:
     assert proposal.table_scores.shape == (3, 1 + 2 + 2 * 4)
     assert io.output_logits.shape == (3, 2, 7)
     assert proposal.hidden_out.shape == (3, 2, 1)
-    assert proposal.hidden_in.shape == (3, 16, 1)
+    assert proposal.hidden_in.shape == (3, 6, 1)
+    assert io.hidden_states_from_draft is not None
+    assert io.hidden_states_from_draft.shape == (3, 16, 1)
+    own = io.of_proposal()
+    assert own.hidden_states_from_draft is proposal.hidden_in
+    assert own.hidden_states_input is io.proposal_hidden_input
+    assert own.hidden_states_input is not None
+    assert own.hidden_states_input.shape == (3, 6, 3)
+    with pytest.raises(HearthError, match="not those of a draft"):
+        PipelineIO.create_for_llm(CONFIG, DEVICE).of_proposal()
     assert io.hidden_states_input is not None
     assert io.hidden_states_input.shape == (3, 16, 3)
 
 
-def test_bindings_of_base_and_draft_have_buffers(tmp_path: Path) -> None:
-    drafting = EagleDraftingConfig(drafting_top_k=2, drafting_step=3, verify_tree_size=8)
+@pytest.mark.parametrize("chains", [False, True])
+def test_bindings_of_base_and_draft_have_buffers(tmp_path: Path, *, chains: bool) -> None:
+    drafting = EagleDraftingConfig(drafting_top_k=1, drafting_step=6, verify_tree_size=7)
+    base, draft = (structs.replace(config, chains_only=chains) for config in (BASE, DRAFT))
     for config, build, io in (
-        (BASE, build_registry_for_llm, PipelineIO.create_for_llm(BASE, DEVICE)),
+        (base, build_registry_for_llm, PipelineIO.create_for_llm(base, DEVICE)),
         (
-            DRAFT,
+            draft,
             build_registry_for_spec_decode_draft,
-            PipelineIO.create_for_spec_decode_draft(DRAFT, DEVICE, drafting, None),
+            PipelineIO.create_for_spec_decode_draft(draft, DEVICE, drafting, None),
         ),
     ):
+        assert (io.tree_mask is None) == chains
         tensors = TensorMap()
         build_tensor_map(tensors, io, SharedResources.create_for_llm(config, tmp_path, DEVICE))
         specs = build(config).specs

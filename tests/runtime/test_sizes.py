@@ -1,7 +1,17 @@
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pytest
 from msgspec import structs
 
-from runtime.sizes import kv_cache_bytes, rope_bytes, step_buffer_bytes
-from tests.runtime.engine_configs import small_config
+from runtime.config import LLMEngineRunnerConfig
+from runtime.device.cpu.cpu_device import CpuDevice
+from runtime.drafting.options import EagleDraftingConfig
+from runtime.pipeline_io import PipelineIO
+from runtime.sizes import draft_buffer_bytes, kv_cache_bytes, rope_bytes, step_buffer_bytes
+from runtime.tensors.tensor import Tensor
+from tests.runtime.engine_configs import draft_config, small_config
 
 
 def test_caches_and_tables_grow_with_their_slots() -> None:
@@ -11,10 +21,46 @@ def test_caches_and_tables_grow_with_their_slots() -> None:
     assert rope_bytes(config, 64) == 2 * 64 * 4 * 4
 
 
-def test_step_buffers_are_embeddings_logits_positions_and_new_rows() -> None:
-    native = small_config()
-    classic = structs.replace(native, dialect="classic")
-    tokens = 2 * 16
-    assert step_buffer_bytes(native, 2) == tokens * 16 * 4 + 2 * 100 * 4 + tokens * 8
-    rows = tokens * 2 * 2 * 1 * 8 * 4
-    assert step_buffer_bytes(classic, 2) == step_buffer_bytes(native, 2) + rows
+NATIVE = small_config()
+TREES = structs.replace(
+    NATIVE, enable_eagle_spec_decode=True, output_hidden_dim=48, max_verify_tree_size=40
+)
+HALF: dict[str, Any] = {"dtype": "float16", "kv_cache_dtype": "float16"}
+CONFIGS = [
+    NATIVE,
+    structs.replace(NATIVE, dialect="classic"),
+    structs.replace(NATIVE, max_verify_tree_size=5),
+    TREES,
+    structs.replace(TREES, dialect="classic", **HALF),
+]
+
+
+def allocated(io: PipelineIO) -> int:
+    """Bytes of all buffers, each counted once."""
+    groups = [io.trees or (), io.proposal or (), io.new_keys, io.new_values]
+    found = [one for one in (*vars(io).values(), *chain(*groups)) if isinstance(one, Tensor)]
+    return sum(one.array.nbytes for one in {id(one): one for one in found}.values())
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_step_buffers_are_as_large_as_those_that_are_allocated(
+    config: LLMEngineRunnerConfig,
+) -> None:
+    io = PipelineIO.create_for_llm(config, CpuDevice())
+    assert step_buffer_bytes(config, config.max_supported_batch_size) == allocated(io)
+
+
+@pytest.mark.parametrize("base", [NATIVE, *CONFIGS[-2:]])
+@pytest.mark.parametrize("shape", [(1, 4, 5), (8, 1, 9), (10, 6, 60)])
+def test_draft_buffers_are_as_large_as_those_that_are_allocated(
+    base: LLMEngineRunnerConfig, shape: tuple[int, int, int]
+) -> None:
+    top_k, step, nodes = shape
+    drafting = EagleDraftingConfig(drafting_top_k=top_k, drafting_step=step, verify_tree_size=nodes)
+    config = structs.replace(draft_config(base), enable_eagle_spec_decode=False)
+    ids = Tensor.zeros("full_ids", (40,), np.dtype(np.int32))
+    io = PipelineIO.create_for_spec_decode_draft(config, CpuDevice(), drafting, ids)
+    assert draft_buffer_bytes(config, drafting, config.max_supported_batch_size) == allocated(io)
+    whole = structs.replace(config, output_vocab_size=config.vocab_size)
+    io = PipelineIO.create_for_spec_decode_draft(whole, CpuDevice(), drafting, None)
+    assert draft_buffer_bytes(whole, drafting, whole.max_supported_batch_size) == allocated(io)

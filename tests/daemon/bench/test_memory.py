@@ -1,3 +1,4 @@
+import shutil
 from pathlib import Path
 
 import pytest
@@ -5,10 +6,12 @@ from msgspec import structs
 
 from daemon.bench.memory import MemoryFigures, measure_memory, memory_figures
 from daemon.bench.memory_stages import STAGES
+from daemon.budget import predicted_parts
+from runtime.decoding.deployment import DeploymentConfig
+from runtime.drafting.options import EagleDraftingConfig, SpeculationOptions
 from runtime.errors import HearthError
-from runtime.memory import predict_memory
 from tests.daemon.bench.test_commands import run
-from tests.runtime.engine_configs import small_config
+from tests.runtime.engine_configs import draft_config, small_config
 
 MB = 10**6
 USED = {
@@ -18,18 +21,27 @@ USED = {
     "step buffers": 111 * MB,
     "engine": 150 * MB,
     "sampler": 150 * MB,
+    "draft": 152 * MB,
     "steps": 160 * MB,
 }
 
 
+def deployment(device: str, *, drafted: bool = False) -> DeploymentConfig:
+    base = structs.replace(small_config(), device=device)
+    if not drafted:
+        return DeploymentConfig(base)
+    speculation = SpeculationOptions(eagle=EagleDraftingConfig())
+    return DeploymentConfig(base, "eagle", speculation, draft_config(base))
+
+
 def figures(device: str, used: dict[str, int]) -> MemoryFigures:
-    return memory_figures(structs.replace(small_config(), device=device), used)
+    return memory_figures(deployment(device), used)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_every_predicted_part_belongs_to_one_stage(device: str) -> None:
-    config = structs.replace(small_config(), device=device)
-    parts = predict_memory(config, max_batch=1, capacity=16)
+    parts = predicted_parts(deployment(device, drafted=True))
+    assert any(name.startswith("draft_") for name in parts)
     members = [name for names in STAGES.values() for name in names]
     assert len(members) == len(set(members))
     assert set(parts) <= set(members)
@@ -39,6 +51,7 @@ def test_a_part_is_what_its_stage_added() -> None:
     found = figures("cpu", USED)
     assert found.parts["engine"].measured_mb == pytest.approx(39)
     assert found.parts["sampler"].predicted_over_measured is None
+    assert found.parts["draft"].measured_mb == pytest.approx(2)
     assert found.measured_mb == pytest.approx(160)
     assert found.predicted_mb == pytest.approx(sum(p.predicted_mb for p in found.parts.values()))
 
@@ -70,7 +83,8 @@ def test_the_command_measures_a_real_engine(
 
 def test_an_engine_that_cannot_be_opened_is_told(toy: Path, tmp_path: Path) -> None:
     folder = tmp_path / "engine"
-    folder.mkdir()
-    (folder / "config.json").write_bytes((toy / "config.json").read_bytes())
+    shutil.copytree(toy, folder)
+    model = folder / "model.onnx"
+    model.write_bytes(bytes(model.stat().st_size))
     with pytest.raises(HearthError, match="cannot be opened, refused: "):
         measure_memory(folder, tmp_path / "log")

@@ -121,9 +121,12 @@ class TestOnTheGpu:
             one.close()
         driver.close()
 
-    def test_a_captured_step_never_asks_the_host(self, device: CudaDevice, folder: Folder) -> None:
+    @pytest.mark.parametrize(("rows", "steps"), [(2, 1), (1, 7), (2, 7)])
+    def test_a_captured_step_never_asks_the_host(
+        self, device: CudaDevice, folder: Folder, rows: int, steps: int
+    ) -> None:
         driver = CudaGraphDriver(folder("qwen3", CUDA), 2, 64, device)
-        graph = driver.capture(2)
+        graph = driver.engine.capture(driver.bindings(rows, steps, steps), device.stream)
         assert host_nodes(device.context, graph) == 0  # type: ignore[arg-type]
         graph.close()
         driver.close()

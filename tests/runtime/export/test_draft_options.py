@@ -34,19 +34,28 @@ def test_the_defaults_pass(*, static: bool) -> None:
         ("max_draft_tree", -1),
         ("top_k", -1),
         ("step", -1),
+        ("verify", "stars"),
     ],
 )
-def test_an_option_without_meaning_is_named(name: str, value: int) -> None:
+def test_an_option_without_meaning_is_named(name: str, value: object) -> None:
     for static in (True, False):
         error = fault(static=static, **{name: value})
         assert (error.code, error.field) == ("invalid_value", name)
 
 
 @pytest.mark.parametrize(
-    ("static", "name"), [(False, "top_k"), (False, "step"), (True, "max_draft_tree")]
+    ("static", "name", "value"),
+    [
+        (False, "top_k", 4),
+        (False, "step", 4),
+        (True, "max_draft_tree", 4),
+        (True, "verify", "chains"),
+    ],
 )
-def test_an_option_of_the_other_backend_is_refused(name: str, *, static: bool) -> None:
-    error = fault(static=static, **{name: 4})
+def test_an_option_of_the_other_backend_is_refused(
+    name: str, value: object, *, static: bool
+) -> None:
+    error = fault(static=static, **{name: value})
     assert (error.code, error.field) == ("unsupported_option", name)
 
 

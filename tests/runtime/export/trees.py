@@ -1,9 +1,10 @@
 """Random token trees, and engine folders that take them."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from runtime.export import DraftOptions, ExportOptions, export_model
@@ -42,10 +43,21 @@ def random_trees(rows: int, nodes: int, vocabulary: int, seed: int = 0) -> Trees
     return Trees(ids, parents, mask, mask.sum(-1) - 1)
 
 
-def export_with_draft(name: str, target: Path, **options: Any) -> Path:
+def export_with_draft(
+    name: str, target: Path, *, verify: Literal["trees", "chains"] = "trees", **options: Any
+) -> Path:
     """An engine folder of a reference model with a draft that has its own vocabulary."""
     base = reference_folder(name)
     draft = write_draft(base, target / "draft_model", form="offset", vocabulary=VOCABULARY)
-    chosen = DraftOptions(folder=draft, layers=TAPS)
+    chosen = DraftOptions(folder=draft, layers=TAPS, verify=verify)
     export_model(base, target / "engine", ExportOptions(draft=chosen, **options))
     return target / "engine"
+
+
+def export_chains(name: str, target: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same for chains by fused attention, in float32: CUDA refuses it, the CPU has kernels."""
+    for module in ("engine_config", "draft_export"):
+        monkeypatch.setattr(
+            f"runtime.export.{module}.resolve_operators", lambda *_, **__: "contrib"
+        )
+    return export_with_draft(name, target, verify="chains", dialect="native", device="cuda")

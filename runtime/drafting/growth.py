@@ -1,0 +1,179 @@
+"""How a draft engine grows what it proposes: a tree, all of it in every step, or a chain."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from runtime.caches.hybrid_cache_manager import HybridCacheManager
+from runtime.config import LLMEngineRunnerConfig
+from runtime.device.device import Device, ProposalBuffers, StepBuffers, TreeBuffers
+from runtime.drafting.options import EagleDraftingConfig
+from runtime.step_runner import StepRunner
+from runtime.tensors.dims import PROFILE_GENERATION, InferenceDims
+from runtime.tensors.static_dims import proposal_profile
+
+_NOTHING = -2
+_ID = np.dtype(np.int32)
+_SCORE = np.dtype(np.float32)
+
+
+class DraftSteps(NamedTuple):
+    """What the steps of a proposal need: the engine's, and the buffers that they fill.
+
+    `runner` binds zeros for the base's hidden states; `base` are the base's caches.
+    """
+
+    config: LLMEngineRunnerConfig
+    drafting: EagleDraftingConfig
+    device: Device
+    runner: StepRunner
+    buffers: StepBuffers
+    proposal: ProposalBuffers
+    base: HybridCacheManager
+
+
+class Growth(Protocol):
+    """Proposes from the newest entry of each row; the draft's cache keeps nothing of it."""
+
+    def begin(self, batch: int) -> None:
+        """Take the first level from the logits and hidden states of a step [batch, 1]."""
+
+    def grow(self, batch: int) -> None:
+        """Run the draft for all further levels."""
+
+    def finish(self, trees: TreeBuffers, speculating: Sequence[bool], width: int) -> None:
+        """Plant the best `width` nodes of every row; node 0 alone where not speculating."""
+
+    def capture(self, batch: int, bucket: int) -> None:
+        """Capture the draft's step."""
+
+
+def choose_growth(steps: DraftSteps) -> Growth:
+    """A chain where one token follows another; a plan has the whole proposal alone."""
+    single = steps.drafting.drafting_top_k == 1 and not steps.config.static_drafting
+    return ChainGrowth(steps) if single else TreeGrowth(steps)
+
+
+class TreeGrowth:
+    """EAGLE-2's trees (Li et al. 2024): every step runs the whole proposal behind the entries."""
+
+    def __init__(self, steps: DraftSteps) -> None:
+        self._steps = steps
+        self._ops = steps.device.tree_ops
+
+    def begin(self, batch: int) -> None:
+        """The root's best tokens are the first slots."""
+        self._ops.begin_proposal(self._steps.proposal, batch, self._steps.drafting.drafting_top_k)
+
+    def grow(self, batch: int) -> None:
+        """One step a level, of which the newest slots are read."""
+        steps, drafting = self._steps, self._steps.drafting
+        last = drafting.drafting_step - 2
+        if last < 0:
+            return
+        caches = steps.runner.caches
+        caches.reserve(max(caches.row_lengths) + drafting.proposal_size)
+        profile = proposal_profile(steps.config, batch)
+        steps.runner.prepare(profile, self._dims(batch, caches.kv.bucket))
+        for level in range(last + 1):
+            self._feed(batch, level)
+            steps.runner.execute()
+            top_k, is_last = drafting.drafting_top_k, level == last
+            self._ops.extend_proposal(steps.proposal, batch, top_k, level, last=is_last)
+
+    def finish(self, trees: TreeBuffers, speculating: Sequence[bool], width: int) -> None:
+        """The best entries of the score table."""
+        self._ops.finish_proposal(self._steps.proposal, trees, speculating, width)
+
+    def capture(self, batch: int, bucket: int) -> None:
+        """Capture the step of a whole proposal."""
+        if self._steps.drafting.drafting_step > 1:
+            self._feed(batch, 0)
+            profile = proposal_profile(self._steps.config, batch)
+            self._steps.runner.capture(profile, self._dims(batch, bucket))
+
+    def _feed(self, batch: int, level: int) -> None:
+        steps, top_k = self._steps, self._steps.drafting.drafting_top_k
+        shape = (batch, (level + 1) * top_k, top_k)
+        self._ops.feed_proposal(steps.buffers, steps.proposal, steps.base.lengths, shape)
+
+    def _dims(self, batch: int, bucket: int) -> InferenceDims:
+        drafting = self._steps.drafting
+        return InferenceDims.proposal(
+            batch, drafting.proposal_size, drafting.drafting_top_k, bucket
+        )
+
+
+class ChainGrowth:
+    """One token a level: the draft decodes its own output, one token behind the other.
+
+    A level is a proposal of one slot, and the next level's step reads its token and its hidden
+    state. The cache is written behind the entries and its length put back in the end.
+    """
+
+    def __init__(self, steps: DraftSteps) -> None:
+        self._steps = steps
+        self._device = steps.device
+        batch = steps.base.lengths.shape[0]
+        # A tree of fewer nodes than the chain could have needs no more levels.
+        self._levels = steps.drafting.tree_size - 1
+        zeros = steps.device.zeros
+        self._tokens = zeros("chain_tokens", (self._levels, batch, 1), _ID)
+        self._positions = zeros("chain_positions", (batch,), steps.base.lengths.dtype)
+        shared = steps.proposal._replace(
+            parents=zeros("chain_parents", (batch, 1), _ID),
+            entries=zeros("chain_entries", (batch, 1), _ID),
+            table_ids=zeros("chain_table_ids", (batch, 2), _ID),
+            table_parents=zeros("chain_table_parents", (batch, 2), _ID),
+            table_scores=zeros("chain_table_scores", (batch, 2), _SCORE),
+        )
+        self._slots = [
+            shared._replace(ids=self._tokens.part("chain_token", level * batch, (batch, 1)))
+            for level in range(self._levels)
+        ]
+        self._planted: tuple[bool, ...] = ()
+
+    def begin(self, batch: int) -> None:
+        """The root's best token is the first of the chain."""
+        self._device.tree_ops.begin_proposal(self._slots[0], batch, 1)
+
+    def grow(self, batch: int) -> None:
+        """One step of one token a level."""
+        runner, ops = self._steps.runner, self._device.ops
+        caches = runner.caches
+        caches.reserve(max(caches.row_lengths) + self._levels)
+        ops.set_lengths(self._positions, self._steps.base.row_lengths)
+        dims = InferenceDims.decode(batch, caches.kv.bucket)
+        for level in range(1, self._levels):
+            self._feed(batch, level - 1)
+            runner.run(PROFILE_GENERATION, dims, caches.batch)
+            ops.advance(self._positions, batch)
+            ops.advance(caches.lengths, batch)
+            self._device.tree_ops.begin_proposal(self._slots[level], batch, 1)
+        ops.set_lengths(caches.lengths, caches.row_lengths)
+
+    def finish(self, trees: TreeBuffers, speculating: Sequence[bool], width: int) -> None:
+        """Every node follows the one before it."""
+        rows, limit = len(speculating), self._tokens.shape[1]
+        if self._planted != tuple(speculating):
+            parents = np.tile(np.arange(-1, width - 1, dtype=np.int32), (rows, 1))
+            parents[np.logical_not(speculating), 1:] = _NOTHING
+            self._device.tree_ops.plant(trees, np.zeros((rows, width), np.int32), parents)
+            self._planted = tuple(speculating)
+        places = np.arange(-1, width - 1, dtype=np.int32) * limit + np.arange(rows)[:, None]
+        places[:, 0] = -1
+        ids = trees.ids.part("chain", 0, (rows * width, 1))
+        index = places.astype(np.int32).reshape(1, -1)
+        self._device.tree_ops.gather_rows(self._tokens, self._levels * limit, index, ids)
+
+    def capture(self, batch: int, bucket: int) -> None:
+        """Capture the step of one token."""
+        if self._levels > 1:
+            self._feed(batch, 0)
+            self._steps.runner.capture(PROFILE_GENERATION, InferenceDims.decode(batch, bucket))
+
+    def _feed(self, batch: int, level: int) -> None:
+        buffers = self._steps.buffers
+        shape = (batch, 1, 1)
+        self._device.tree_ops.feed_proposal(buffers, self._slots[level], self._positions, shape)

@@ -1,0 +1,74 @@
+"""What ONNX Runtime puts on the host of a graph for CUDA must be arithmetic with shapes alone."""
+
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+
+from runtime.engine_folder import DRAFT_FOLDER, MODEL_FILE
+from runtime.executor.onnx_cuda_session import ON_THE_HOST
+from tests.runtime.export.trees import export_with_draft
+
+SMALL = 100
+"""Elements of a constant that does not keep its reader on the device."""
+TAKEN_FROM_THE_HOST = {
+    "Slice": {1, 2, 3, 4},
+    "Expand": {1},
+    "Reshape": {1},
+    "Tile": {1},
+    "Pad": {1},
+    "Split": {1},
+    "Unsqueeze": {1},
+    "Squeeze": {1},
+    "GroupQueryAttention": {6},
+}
+"""Inputs that the CUDA kernels read from host memory."""
+
+
+def host_nodes(graph: ir.Graph) -> list[ir.Node]:
+    """The nodes that ONNX Runtime prefers to run on the host, as `GetCpuPreferredNodes` decides.
+
+    Those are the ones that read a shape, or what was made of shapes, and else constants only.
+    """
+    found: list[ir.Node] = []
+    there: set[ir.Value] = set()
+    for node in graph:
+        if node.op_type == "Shape":
+            there.update(node.outputs)
+        elif _reads_the_host_alone(node, there):
+            there.update(node.outputs)
+            found.append(node)
+    return found
+
+
+def _reads_the_host_alone(node: ir.Node, there: set[ir.Value]) -> bool:
+    taken = TAKEN_FROM_THE_HOST.get(node.op_type, set())
+    given = [(place, value) for place, value in enumerate(node.inputs) if value is not None]
+    shapes = [place for place, value in given if value in there]
+    others = [value for _, value in given if value not in there]
+    constant = all(
+        value.is_initializer() and value.const_value is not None and value.const_value.size < SMALL
+        for value in others
+    )
+    return bool(shapes) and constant and not taken.intersection(shapes)
+
+
+@pytest.mark.parametrize("part", [".", DRAFT_FOLDER])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"operators": "standard", "dtype": "float32"},
+        {"operators": "standard", "dtype": "float16"},
+        {"operators": "contrib", "dtype": "float16"},
+        {"operators": "contrib", "dtype": "float16", "verify": "chains"},
+    ],
+    ids=str,
+)
+def test_an_engine_with_a_draft_is_accepted(
+    tmp_path: Path, part: str, options: dict[str, Any]
+) -> None:
+    folder = export_with_draft("qwen3", tmp_path, device="cuda", dialect="native", **options)
+    nodes = host_nodes(ir.load(folder / part / MODEL_FILE).graph)
+    assert nodes
+    assert [node.name for node in nodes if node.op_type not in ON_THE_HOST] == []

@@ -1,0 +1,149 @@
+"""Chains by ONNX Runtime's fused attention, with the kernels of the CPU."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from msgspec import structs
+
+from runtime.config import load_config
+from runtime.engine_folder import DRAFT_FOLDER, MODEL_FILE
+from runtime.export import DraftOptions, ExportOptions
+from runtime.export.contrib import resolve_chains, resolve_operators
+from runtime.export.model_config import load_model_config
+from runtime.export.options import resolve_dialect
+from tests.references import reference_folder, reference_logits
+from tests.runtime.export.graph_driver import GraphDriver
+from tests.runtime.export.trees import TAPS, export_chains, export_with_draft
+
+TOLERANCE = 1e-4
+DRAFT = DraftOptions(folder=Path("draft"))
+DRAFTED = ExportOptions(device="cuda", dtype="float16", dialect="native", draft=DRAFT)
+TREES = structs.replace(DRAFTED, draft=structs.replace(DRAFT, verify="trees"))
+CHAINS = structs.replace(DRAFTED, draft=structs.replace(DRAFT, verify="chains"))
+RUNS_NATIVE = pytest.mark.skipif(
+    resolve_dialect(ExportOptions()) != "native", reason="this ONNX Runtime reads opset 23 at most"
+)
+
+
+@pytest.fixture(params=["llama", "llama3_scaled", "llama_linear"])
+def folders(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[str, Path, Path]:
+    """A reference model, and its engines of chains and of trees."""
+    name = request.param
+    trees = export_with_draft(name, tmp_path / "trees")
+    return name, export_chains(name, tmp_path / "chains", monkeypatch), trees
+
+
+@RUNS_NATIVE
+@pytest.mark.parametrize("width", [1, 2, 7])
+def test_logits_and_hidden_states_are_those_of_the_standard_operators(
+    folders: tuple[str, Path, Path], width: int
+) -> None:
+    name, *engines = folders
+    ids = np.random.default_rng(width).integers(3, 90, (1, width))
+    for row in reference_logits(name):
+        answers = []
+        for folder in engines:
+            driver = GraphDriver(folder, 1, capacity=32)
+            driver.step([row.token_ids[: row.prompt_length]])
+            places = np.arange(width)[None]
+            answers.append(driver.run(ids, driver.filled[:, None] + places, places))
+        hidden = answers[0]["hidden_states"]
+        assert hidden.shape == (1, width, len(TAPS) * driver.config.hidden_size)
+        # The first tap is what enters the model, not its norm.
+        np.testing.assert_array_equal(hidden[..., : driver.config.hidden_size], driver.table[ids])
+        for output in ("logits", "hidden_states"):
+            np.testing.assert_allclose(answers[0][output], answers[1][output], atol=TOLERANCE)
+
+
+@RUNS_NATIVE
+def test_drafts_agree(folders: tuple[str, Path, Path]) -> None:
+    """The newest entries of a row, then a proposal of one token more at a time."""
+    _, *engines = folders
+    random = np.random.default_rng(3)
+    drivers = [GraphDriver(folder / DRAFT_FOLDER, 1, capacity=32) for folder in engines]
+    config = drivers[0].config
+    for entries in (6, 1, 3):
+        base = random.standard_normal((1, entries, config.base_hidden_dim))
+        _agree(drivers, entries, entries - 1, base=base)
+        for driver in drivers:
+            driver.filled += entries
+        for used in (1, 2, 4):
+            own = random.standard_normal((1, 4, config.hidden_size))
+            _agree(drivers, 4, used - 1, own=own)
+
+
+def _agree(drivers: list[GraphDriver], width: int, selected: int, **given: np.ndarray) -> None:
+    config = drivers[0].config
+    shape = (1, width, 1)
+    ids = np.random.default_rng(width + selected).integers(3, 90, (1, width))
+    base = given.get("base", np.zeros(shape) + np.zeros(config.base_hidden_dim))
+    own = given.get("own", np.zeros(shape) + np.zeros(config.hidden_size))
+    answers = [
+        driver.run(
+            ids,
+            driver.filled[:, None] + np.arange(width),
+            np.array([[selected]]),
+            hidden_states_input=base,
+            hidden_states_from_draft=own,
+        )
+        for driver in drivers
+    ]
+    for output in ("logits", "hidden_states"):
+        np.testing.assert_allclose(answers[0][output], answers[1][output], atol=TOLERANCE)
+
+
+@RUNS_NATIVE
+def test_both_engines_have_the_fused_attention_and_no_mask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = export_chains("qwen3", tmp_path, monkeypatch)
+    for part in (folder, folder / DRAFT_FOLDER):
+        config = load_config(part)
+        assert (config.chains_only, config.takes_tree_mask) == (True, False)
+        graph = ir.load(part / MODEL_FILE).graph
+        kinds = Counter(node.op_type for node in graph)
+        assert kinds["GroupQueryAttention"] == config.num_decoder_layers
+        assert not kinds.keys() & {"Range", "Split", "Pad", "ScatterND", "Softmax", "Attention"}
+        assert "tree_mask" not in [value.name for value in graph.inputs]
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "chains"),
+    [
+        (DRAFTED, "llama", True),
+        (structs.replace(DRAFTED, operators="contrib"), "llama", True),
+        (structs.replace(DRAFTED, draft=None), "llama", False),
+        (structs.replace(DRAFTED, dtype="float32"), "llama", False),
+        (structs.replace(DRAFTED, operators="standard"), "llama", False),
+        (structs.replace(DRAFTED, dialect="classic"), "llama", False),
+        (structs.replace(DRAFTED, device="cpu"), "llama", False),
+        (DRAFTED, "llama_partial", False),
+        (TREES, "llama", False),
+        (structs.replace(CHAINS, device="cpu", dtype="float32"), "llama", True),
+        (structs.replace(CHAINS, dtype="float32"), "llama", True),
+    ],
+)
+def test_auto_takes_chains_where_the_fused_attention_serves(
+    options: ExportOptions, name: str, *, chains: bool
+) -> None:
+    assert resolve_chains(options, load_model_config(reference_folder(name))) == chains
+
+
+@pytest.mark.parametrize(
+    ("name", "trees", "expected"),
+    [
+        ("llama", False, "contrib"),
+        ("llama_partial", False, "standard"),
+        ("llama_partial", True, "contrib"),
+    ],
+)
+def test_trees_have_operators_for_every_size_of_head(
+    name: str, expected: str, *, trees: bool
+) -> None:
+    model = load_model_config(reference_folder(name))
+    assert resolve_operators(DRAFTED, model, trees=trees) == expected
