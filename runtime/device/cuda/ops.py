@@ -1,6 +1,7 @@
 import ctypes
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from runtime.errors import HearthError
 from runtime.tensors.tensor import Tensor
 
 _THREADS = 128
+_LENGTHS = 256
 _IDS = np.dtype(np.int64)
 
 
@@ -35,6 +37,16 @@ class FeedArguments(ctypes.Structure):
         ("width", ctypes.c_int32),
         ("steps", ctypes.c_int32),
         ("rows", ctypes.c_int32),
+    )
+
+
+class LengthsArguments(ctypes.Structure):
+    """`Lengths` of kernels/steps.cu: a launch brings them along, without a copy."""
+
+    _fields_ = (
+        ("first", ctypes.c_int32),
+        ("count", ctypes.c_int32),
+        ("values", ctypes.c_int32 * _LENGTHS),
     )
 
 
@@ -66,6 +78,7 @@ class CudaStepOps:
         self._buffers: StepBuffers | None = None
         self._feeds: dict[StepBuffers, _Feed] = {}
         self._advances: dict[Tensor, KernelLaunch] = {}
+        self._settings: dict[Tensor, KernelLaunch] = {}
 
     def feed_prefill(
         self,
@@ -98,9 +111,17 @@ class CudaStepOps:
 
     def set_lengths(self, start: Tensor, lengths: Sequence[int]) -> None:
         """Write the lengths, and 0 behind them."""
-        values = np.zeros(start.shape, start.dtype)
-        values[: len(lengths)] = lengths
-        self._ring.upload(start.address, values)
+        launch = self._settings.get(start)
+        if launch is None:
+            launch = self._prepare(start, "set_lengths", LengthsArguments())
+            self._settings[start] = launch
+        size, arguments = start.shape[0], launch.arguments[1]
+        every = [*lengths, *[0] * (size - len(lengths))]
+        for first in range(0, size, _LENGTHS):
+            part = every[first : first + _LENGTHS]
+            arguments.first, arguments.count = first, len(part)
+            arguments.values[: len(part)] = part
+            launch.launch(1)
 
     def advance(self, start: Tensor, rows: int) -> None:
         """Add 1 to the first rows."""
@@ -108,16 +129,15 @@ class CudaStepOps:
             return
         launch = self._advances.get(start)
         if launch is None:
-            launch = self._prepare_advance(start)
+            launch = self._prepare(start, "advance", ctypes.c_int32())
+            self._advances[start] = launch
         launch.arguments[1].value = min(rows, start.shape[0])
         launch.launch(-(-rows // _THREADS))
 
-    def _prepare_advance(self, start: Tensor) -> KernelLaunch:
+    def _prepare(self, start: Tensor, name: str, argument: Any) -> KernelLaunch:
         options = (f"-DINDEX={index_type(start.dtype, start.name)}", "-DUNIT=uint4")
-        arguments = (ctypes.c_uint64(start.address), ctypes.c_int32())
-        launch = self._library.prepare("steps", "advance", options, _THREADS, arguments)
-        self._advances[start] = launch
-        return launch
+        arguments = (ctypes.c_uint64(start.address), argument)
+        return self._library.prepare("steps", name, options, _THREADS, arguments)
 
     def _feed(self, buffers: StepBuffers) -> _Feed:
         feed = self._feeds.get(buffers)

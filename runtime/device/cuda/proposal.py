@@ -10,9 +10,9 @@ from runtime.device.device import ProposalBuffers, TreeBuffers
 from runtime.errors import HearthError
 
 MOST_TOP_K = 128
-_TOP_THREADS, _TREE_THREADS, _FINISH_THREADS = 256, 1024, 256
-# A part of a row's logits has this many at least, and a warp merges the parts of a row.
-_PART, _MOST_PARTS = 2048, 32
+_THREADS, _WARP = 256, 32
+# A block searches at least this many logits a thread; one warp merges the blocks of a row.
+_EACH, _MOST_PARTS = 8, 32
 _ROW_WORDS = 8
 _WORD_BITS = 32
 
@@ -30,6 +30,7 @@ class ProposalArguments(ctypes.Structure):
         ("table_parents", ctypes.c_uint64),
         ("table_scores", ctypes.c_uint64),
         ("lists", ctypes.c_uint64),
+        ("done", ctypes.c_uint64),
         ("hidden_out", ctypes.c_uint64),
         ("hidden", ctypes.c_uint64),
         ("vocab", ctypes.c_int32),
@@ -49,16 +50,13 @@ class FinishArguments(ctypes.Structure):
     _fields_ = (
         ("ids", ctypes.c_uint64),
         ("parents", ctypes.c_uint64),
-        ("order", ctypes.c_uint64),
-        ("node_of", ctypes.c_uint64),
-        ("done", ctypes.c_uint64),
         ("width", ctypes.c_int32),
         ("speculating", ctypes.c_uint32 * _ROW_WORDS),
     )
 
 
 class CudaProposal:
-    """The kernels of one proposal: two launches to begin or to extend it, one to finish it."""
+    """The kernels of one proposal: one launch each to begin, extend and finish it."""
 
     def __init__(
         self, library: KernelLibrary, memory: CudaMemory, buffers: ProposalBuffers
@@ -69,10 +67,9 @@ class CudaProposal:
         self._most_k = min(most_k, vocab, MOST_TOP_K)
         if self._rows > _ROW_WORDS * _WORD_BITS:
             raise HearthError("internal", f"no proposals of {self._rows} rows")
-        self._parts = min(_MOST_PARTS, -(-vocab // _PART))
+        each = max(min(_EACH, -(-vocab // _THREADS)), -(-vocab // (_THREADS * _MOST_PARTS)))
+        self._parts = -(-vocab // (_THREADS * each))
         lists = (self._rows, most_k, self._parts, most_k)
-        tables = (self._rows, size)
-        integer, word = np.dtype(np.int32), np.dtype(np.uint32)
         hidden = buffers.hidden_in
         hidden.check((self._rows, slots, buffers.hidden_out.shape[-1]))
         pitch = hidden.shape[-1] * hidden.dtype.itemsize
@@ -87,25 +84,23 @@ class CudaProposal:
             buffers.table_parents.address,
             buffers.table_scores.address,
             memory.zeros("best of the draft", lists, np.dtype(np.uint64)).address,
+            memory.zeros("tree blocks", (self._rows,), np.dtype(np.uint32)).address,
             buffers.hidden_out.address,
             hidden.address,
             vocab,
             slots,
             size,
             pitch // nbytes,
+            count=self._parts,
         )
-        self._finish = FinishArguments(
-            order=memory.zeros("tree order", tables, integer).address,
-            node_of=memory.zeros("tree nodes", tables, integer).address,
-            done=memory.zeros("tree blocks", (self._rows,), word).address,
-        )
-        self._prepare(library, (f"-DUNIT={unit}",))
+        self._finish = FinishArguments()
+        self._prepare(library, (f"-DUNIT={unit}", f"-DEACH={each}"))
 
     def begin(self, rows: int, top_k: int) -> None:
         """Root and K tokens from logits [rows, 1, Vd]."""
-        self._find(rows, 1, top_k)
+        self._take(rows, top_k)
         if rows:
-            self._begin.launch(rows)
+            self._begin.launch(self._parts, rows)
 
     def extend(self, rows: int, top_k: int, level: int, *, last: bool) -> None:
         """K * K tokens from logits [rows, K, Vd]; raises `internal` beyond slots and table."""
@@ -113,10 +108,10 @@ class CudaProposal:
         slots, entries = (level + 1 + (not last)) * top_k, 1 + top_k + (level + 1) * top_k * top_k
         if slots > arguments.slots or entries > arguments.size:
             raise HearthError("internal", f"a proposal has no level {level} of {top_k} tokens")
-        self._find(rows, top_k, top_k)
+        self._take(rows, top_k)
         arguments.level, arguments.last = level, last
         if rows:
-            self._extend.launch(rows)
+            self._extend.launch(self._parts, rows * top_k)
 
     def finish(self, trees: TreeBuffers, speculating: Sequence[bool], width: int) -> None:
         """Trees of the best `width` entries; node 0 alone in rows that are not `speculating`."""
@@ -132,25 +127,17 @@ class CudaProposal:
         for word in range(_ROW_WORDS):
             finish.speculating[word] = bits >> (word * _WORD_BITS) & 0xFFFFFFFF
         if rows:
-            self._plant.launch(-(-size // _FINISH_THREADS), rows)
+            self._plant.launch(-(-size * _WARP // _THREADS), rows)
 
-    def _find(self, rows: int, selected: int, top_k: int) -> None:
-        arguments = self._arguments
-        if rows > self._rows or not 0 < top_k <= min(self._most_k, arguments.slots):
+    def _take(self, rows: int, top_k: int) -> None:
+        if rows > self._rows or not 0 < top_k <= min(self._most_k, self._arguments.slots):
             raise HearthError("internal", f"no proposal of {top_k} tokens in {rows} rows")
-        arguments.top_k, arguments.count = top_k, self._parts
-        self._span.value = -(-arguments.vocab // self._parts)
-        if rows:
-            self._top.launch(self._parts, rows * selected)
+        self._arguments.top_k = top_k
 
     def _prepare(self, library: KernelLibrary, options: tuple[str, ...]) -> None:
-        self._span = ctypes.c_int32()
         proposal = (self._arguments,)
-        self._top = library.prepare(
-            "tree", "find_top", options, _TOP_THREADS, (*proposal, self._span)
-        )
-        self._begin = library.prepare("tree", "begin_tree", options, _TREE_THREADS, proposal)
-        self._extend = library.prepare("tree", "extend_tree", options, _TREE_THREADS, proposal)
+        self._begin = library.prepare("tree", "begin_tree", options, _THREADS, proposal)
+        self._extend = library.prepare("tree", "extend_tree", options, _THREADS, proposal)
         self._plant = library.prepare(
-            "tree", "finish_tree", options, _FINISH_THREADS, (*proposal, self._finish)
+            "tree", "finish_tree", options, _THREADS, (*proposal, self._finish)
         )

@@ -84,7 +84,7 @@ class CudaBatchSampler:
         self._device_rows = memory.zeros("sampling settings", (self._capacity,), ROW)
         self._rows: list[SettingsRow] = []
         self._wanted: list[int] = []
-        self._draws = False
+        self._draws = self._adjusts = False
         wanted = -(-self._vocab_size // _SCAN_LOGITS)
         self._blocks = min(_SCAN_BLOCKS, wanted)
         self._prepare(library, memory, buffers)
@@ -135,7 +135,9 @@ class CudaBatchSampler:
         """Queue the walks of the first rows' trees; raises `internal` where there are none."""
         if self._walks is None or not 0 <= rows <= len(self._rows):
             raise HearthError("internal", f"cannot verify the trees of {rows} rows")
-        return self._walks.launch(width, self._wanted[:rows], self._blocks)
+        return self._walks.launch(
+            width, self._wanted[:rows], self._blocks, greedy=not (self._draws or self._adjusts)
+        )
 
     def compact(self, mapping: Sequence[int]) -> None:
         """Keep the rows that stay, with histories, settings and newest tokens."""
@@ -196,6 +198,7 @@ class CudaBatchSampler:
     def _take(self, settings: list[SettingsRow]) -> None:
         self._rows = settings
         self._draws = any(needs_row_kernel(row) for row in settings)
+        self._adjusts = any(row[-1] for row in settings)
         self._wanted = [row[8] for row in settings]
         if settings:
             self._ring.upload(self._device_rows.address, np.array(settings, ROW))

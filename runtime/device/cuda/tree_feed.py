@@ -35,6 +35,7 @@ class TreeFeed:
         self._buffers = buffers
         self._nodes = nodes
         self._most = min(most, MOST_NODES)
+        self._shape: tuple[int, int, range] | None = None
         self._feed, options = feed_arguments(buffers)
         self._launch = library.prepare(
             "tree_feed", "feed_nodes", options, _THREADS, (self._feed, nodes)
@@ -70,6 +71,13 @@ class TreeFeed:
 
     def launch(self, rows: int, width: int, selected: range) -> None:
         """Queue a step of `width` nodes a row, of which `selected` get logits."""
+        # Levels of a proposal and rounds differ in little: what is known to fit is not asked again.
+        if (rows, width, selected) != self._shape:
+            self._take_shape(rows, width, selected)
+        if rows:
+            self._launch.launch(rows * width)
+
+    def _take_shape(self, rows: int, width: int, selected: range) -> None:
         buffers, nodes = self._buffers, self._nodes
         inside = selected.start >= 0 and selected.stop <= width
         if rows > buffers.start.shape[0] or not 0 < width <= self._most or not inside:
@@ -80,5 +88,4 @@ class TreeFeed:
         nodes.words = -(-width // _WORD_BITS)
         nodes.first, nodes.selected = selected.start, len(selected)
         self._feed.rows, self._feed.steps = rows, width
-        if rows:
-            self._launch.launch(rows * width)
+        self._shape = rows, width, selected

@@ -19,7 +19,7 @@ _INT = np.dtype(np.int32)
 
 
 class CudaTreeOps:
-    """Builds token trees with one or two kernels an op; prepared once for each set of buffers."""
+    """Builds token trees with one kernel an op; prepared once for each set of buffers."""
 
     def __init__(self, library: KernelLibrary, memory: CudaMemory, ring: UploadRing) -> None:
         self._library, self._memory, self._ring = library, memory, ring
@@ -110,7 +110,7 @@ class CudaTreeOps:
     def _prepare_gather(self, unit: str) -> KernelLaunch:
         arguments = (*(ctypes.c_uint64() for _ in range(3)), *(ctypes.c_int32() for _ in range(3)))
         launch = self._library.prepare(
-            "tree", "gather_rows", (f"-DUNIT={unit}",), _THREADS, arguments
+            "gather", "gather_rows", (f"-DUNIT={unit}",), _THREADS, arguments
         )
         self._gathers[unit] = launch
         return launch

@@ -12,9 +12,12 @@ from runtime.device.cuda.stream import CudaStream
 from runtime.device.cuda.upload import UploadRing
 from runtime.device.device import AcceptedPath, TreeBuffers
 from runtime.errors import HearthError
+from runtime.sampling.batch import Sample
 
 _SCAN_THREADS, _WALK_THREADS = 256, 1024
 _SLOTS = 4
+# Blocks of a scan that a multiprocessor runs at a time, and nodes that a block can link.
+_RESIDENT, _MOST_LINKED = 8, 1024
 PARTIAL = np.dtype([("best", np.uint64), ("rest", np.uint32, (4,))])
 _BEST = np.dtype([("best", np.uint64), ("raw", np.uint32), ("bad", np.uint32)])
 _INT = np.dtype(np.int32)
@@ -28,6 +31,7 @@ class WalkArguments(ctypes.Structure):
         ("parents", ctypes.c_uint64),
         ("scans", ctypes.c_uint64),
         ("partial", ctypes.c_uint64),
+        ("done", ctypes.c_uint64),
         ("paths", ctypes.c_uint64),
         ("width", ctypes.c_int32),
         ("levels", ctypes.c_int32),
@@ -41,6 +45,7 @@ class _PathSlot:
         rows, levels = shape
         self.paths = memory.pinned_zeros("accepted paths", (rows, 1 + levels), _INT)
         self.results = memory.pinned_zeros("accepted samples", shape, RESULT)
+        self.tokens = self.results.array["token"]
         self.event = CudaEvent(context)
         self.uses = 0
 
@@ -66,22 +71,29 @@ class CudaPendingPaths:
         if self._slot.uses != self._use:
             raise HearthError("internal", "the paths of a round were read too late")
         self._slot.event.wait()
-        return [self._path(row) for row in range(len(self._wanted))]
+        rows = len(self._wanted)
+        paths = self._slot.paths.array[:rows].tolist()
+        longest = max((path[0] for path in paths), default=0)
+        tokens = self._slot.tokens[:rows, : max(longest, 0)].tolist()
+        return [
+            None if count < 0 else AcceptedPath(self._samples(row, found[:count]), nodes[:count])
+            for row, ((count, *nodes), found) in enumerate(zip(paths, tokens, strict=True))
+        ]
 
-    def _path(self, row: int) -> AcceptedPath | None:
-        count, *nodes = self._slot.paths.array[row].tolist()
-        if count < 0:
-            return None
+    def _samples(self, row: int, tokens: list[int]) -> list[Sample]:
+        wanted = self._wanted[row]
+        if wanted < 0:
+            return [Sample(token) for token in tokens]
         results = self._slot.results.array[row]
-        samples = [read_sample(results[i], self._wanted[row]) for i in range(count)]
-        return AcceptedPath(samples, nodes[:count])
+        return [read_sample(results[i], wanted) for i in range(len(tokens))]
 
 
 class TreeWalks:
     """Walks the trees of all rows: one block a row, in one launch.
 
-    Before it comes a scan of all nodes where there are at most as many as multiprocessors: then
-    it takes less time than the one block takes for the nodes that are walked.
+    Before it comes a scan of all nodes where there are at most as many as multiprocessors, or the
+    device can run its blocks at once: then it takes less time than the one block takes for the
+    nodes that are walked. Where all rows are plainly greedy, the scan walks as well.
     """
 
     def __init__(
@@ -96,11 +108,12 @@ class TreeWalks:
     ) -> None:
         self._stream = library.stream
         rows, levels = self._shape = (trees.ids.shape[0], trees.ids.shape[1])
-        self._most_scanned = library.context.properties.multiprocessors
-        nodes = max(1, min(rows * levels, self._most_scanned))
+        self._multiprocessors = library.context.properties.multiprocessors
+        nodes = rows * levels
         self._scans = memory.zeros("node scans", (nodes,), _BEST)
         partial = memory.zeros("node partial results", (nodes,), PARTIAL)
         ring.upload(partial.address, empty_partial(nodes))
+        done = memory.zeros("walk blocks", (rows,), np.dtype(np.uint32))
         self._slots = [_PathSlot(library.context, memory, self._shape) for _ in range(_SLOTS)]
         self._turn = 0
         self._walk = WalkArguments(
@@ -108,30 +121,38 @@ class TreeWalks:
             trees.parents.address,
             0,
             partial.address,
-            0,
-            0,
-            levels,
+            done.address,
+            levels=levels,
         )
         self._batch = batch
         arguments = (batch, self._walk)
         self._scan = library.prepare("walk", "scan_nodes", options, _SCAN_THREADS, arguments)
         self._launch = library.prepare("walk", "walk_trees", options, _WALK_THREADS, arguments)
+        self._greedy = library.prepare("walk", "walk_greedy", options, _SCAN_THREADS, arguments)
 
-    def launch(self, width: int, wanted: Sequence[int], blocks: int) -> CudaPendingPaths:
-        """Queue the walks of a row for each of `wanted`; a node's scan takes `blocks` blocks."""
+    def launch(
+        self, width: int, wanted: Sequence[int], blocks: int, *, greedy: bool
+    ) -> CudaPendingPaths:
+        """Queue the walks of a row for each of `wanted`; a node's scan takes `blocks` blocks.
+
+        `greedy` says that no row has settings of its own.
+        """
         rows = len(wanted)
         if rows > self._shape[0] or not 0 < width <= self._shape[1]:
             raise HearthError("internal", f"no trees of {width} nodes in {rows} rows")
         slot = self._slots[self._turn]
         self._turn = (self._turn + 1) % _SLOTS
-        walk, scanned = self._walk, rows * width <= self._most_scanned
+        walk, nodes = self._walk, rows * width
+        scanned = min(nodes, nodes * blocks // _RESIDENT) <= self._multiprocessors
         walk.width = width
         walk.paths = slot.paths.address
         walk.scans = self._scans.address if scanned else 0
         self._batch.results = slot.results.address
-        if rows and scanned:
-            self._scan.launch(blocks, rows * width)
-        if rows:
+        if rows and scanned and greedy and width <= _MOST_LINKED:
+            self._greedy.launch(blocks, nodes)
+        elif rows:
+            if scanned:
+                self._scan.launch(blocks, nodes)
             self._launch.launch(rows)
         return CudaPendingPaths(slot, self._stream, wanted)
 

@@ -1,4 +1,6 @@
 #include "steps.cuh"
+#define LENGTHS 256
+
 extern "C" __global__ void feed_prefill(Feed feed) {
   int place = blockIdx.x;
   int row = place / feed.steps;
@@ -29,4 +31,15 @@ extern "C" __global__ void feed_decode(Feed feed) {
 extern "C" __global__ void advance(INDEX* start, int rows) {
   int row = blockIdx.x * blockDim.x + threadIdx.x;
   if (row < rows) start[row] += 1;
+}
+
+struct Lengths {
+  int first;
+  int count;
+  int values[LENGTHS];
+};
+
+extern "C" __global__ void set_lengths(INDEX* start, Lengths lengths) {
+  for (int i = threadIdx.x; i < lengths.count; i += blockDim.x)
+    start[lengths.first + i] = lengths.values[i];
 }

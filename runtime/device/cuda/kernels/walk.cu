@@ -1,14 +1,18 @@
 #include "ranks.cuh"
 #include "sampling_rows.cuh"
 #include "sampling_draw.cuh"
+#include "last_block.cuh"
 // Walks through token trees: at each node the token is picked as for a decode step, and a child
 // with that token is the next node.
+
+#define NODES 1024
 
 struct Walk {
   const int* ids;  // [rows, width]
   const int* parents;
   Best* scans;     // [rows * width]: the best of each node's logits; null where not scanned
   Partial* partial;
+  u32* done;       // [rows]: for is_last_block
   int* paths;      // [rows, 1 + levels]: how many nodes (-1: not finite), then the nodes
   int width;
   int levels;
@@ -73,4 +77,51 @@ extern "C" __global__ void __launch_bounds__(THREADS) walk_trees(Batch batch, Wa
   if (threadIdx.x) return;
   path[0] = count;
   if (count < 0) batch.next_tokens[r] = -1;
+}
+
+// What was found for a node, whose place is left as it was before the first block; -1 where it is
+// not finite.
+__device__ int take_greedy(Partial* partial) {
+  u64 best = atomicExch(&partial->best, NEVER);
+  bool bad = atomicExch(&partial->bad, 0u);
+  return bad || !finite(score_of(best)) ? -1 : (int)(u32)best;
+}
+
+// For rows that are all greedy, without settings of their own: grid x has the parts of a node's
+// logits, y the nodes of all rows. The last block of a row links its nodes and walks.
+extern "C" __global__ void __launch_bounds__(256) walk_greedy(Batch batch, Walk walk) {
+  __shared__ int tokens[NODES];
+  __shared__ int next[NODES];
+  int place = blockIdx.y, r = place / walk.width;
+  const float* logits = batch.logits + (long long)place * batch.vocab;
+  Scan scan = scan_row(batch, Row(), r, logits, blockIdx.x * blockDim.x + threadIdx.x,
+                       gridDim.x * blockDim.x);
+  Best found = join<8>(scan);
+  if (threadIdx.x == 0) {
+    atomicMin(&walk.partial[place].best, found.best);
+    if (found.bad) atomicOr(&walk.partial[place].bad, 1u);
+  }
+  if (!is_last_block(walk.done + r, gridDim.x * walk.width)) return;
+  long long tree = (long long)r * walk.width;
+  for (int i = threadIdx.x; i < walk.width; i += blockDim.x) {
+    tokens[i] = take_greedy(walk.partial + tree + i);
+    next[i] = walk.width;
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < walk.width; i += blockDim.x) {
+    int parent = walk.parents[tree + i];
+    if (parent >= 0 && parent < i && walk.ids[tree + i] == tokens[parent])
+      atomicMin(next + parent, i);
+  }
+  __syncthreads();
+  if (threadIdx.x) return;
+  int* path = walk.paths + (long long)r * (1 + walk.levels);
+  int count = 0, token = 0;
+  for (int node = 0; node < walk.width && token >= 0; node = next[node]) {
+    token = tokens[node];
+    batch.results[(long long)r * walk.levels + count].token = token;
+    path[++count] = node;
+  }
+  path[0] = token < 0 ? -1 : count;
+  batch.next_tokens[r] = token;
 }

@@ -109,15 +109,17 @@ def run_walks(
         SamplingParams(temperature=1, top_p=0.9, frequency_penalty=0.3, logprobs=2),
         SamplingParams(temperature=2, top_k=9),
     ]
-    sampler.begin(
-        [
-            RowRequest(token_ids=[1, 2], prompt_length=1, max_tokens=9, sampling=params[row % 3])
-            for row in range(rows)
-        ]
-    )
-    for size in (2, width):
-        gpu.tree_ops.plant(trees, *tree_buffers.random_trees(rng, rows, size))
-        paths = sampler.verify(rows, size).result()
+    for kinds in (params, params[:1]):
+        settings = [kinds[row % len(kinds)] for row in range(rows)]
+        sampler.begin(
+            [
+                RowRequest(token_ids=[1, 2], prompt_length=1, max_tokens=9, sampling=each)
+                for each in settings
+            ]
+        )
+        for size in (2, width):
+            gpu.tree_ops.plant(trees, *tree_buffers.random_trees(rng, rows, size))
+            paths = sampler.verify(rows, size).result()
     sys.stdout.write(f"{[path.nodes for path in paths if path]}\n")
 
 

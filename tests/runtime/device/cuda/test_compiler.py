@@ -24,8 +24,9 @@ KERNELS = [
     ("history", ()),
     ("walk", ("-DINDEX=int", "--fmad=false")),
     ("walk", ("-DINDEX=long long", "--fmad=false")),
-    ("tree", ("-DUNIT=uint4",)),
-    ("tree", ("-DUNIT=unsigned short",)),
+    ("tree", ("-DUNIT=uint4", "-DEACH=1")),
+    ("tree", ("-DUNIT=unsigned short", "-DEACH=19")),
+    ("gather", ("-DUNIT=uint4",)),
     ("tree_feed", ("-DINDEX=int", "-DUNIT=uint4")),
     ("tree_feed", ("-DINDEX=long long", "-DCONVERT", "-DTABLE=half_bits", "-DOUT=float")),
 ]

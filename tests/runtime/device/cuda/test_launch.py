@@ -9,7 +9,7 @@ from runtime.device.cuda.context import CudaContext
 from runtime.device.cuda.driver import CudaDriver
 from runtime.device.cuda.element_types import copy_unit, float_type, index_type
 from runtime.device.cuda.launch import KernelLaunch, pack_arguments
-from runtime.device.cuda.ops import FeedArguments
+from runtime.device.cuda.ops import FeedArguments, LengthsArguments
 from runtime.device.cuda.path_commit import PathArguments
 from runtime.device.cuda.proposal import FinishArguments, ProposalArguments
 from runtime.device.cuda.row_moves import MOVES, Moves, RowsArguments, queue_moves
@@ -54,7 +54,8 @@ def test_structures_have_the_sizes_of_the_kernels() -> None:
     sizes = [ctypes.sizeof(kind) for kind in (FeedArguments, RowsArguments, BatchArguments)]
     assert sizes == [96, 24, 96]
     kinds = (NodesArguments, ProposalArguments, FinishArguments, PathArguments, WalkArguments)
-    assert [ctypes.sizeof(kind) for kind in kinds] == [48, 120, 80, 16, 48]
+    assert [ctypes.sizeof(kind) for kind in kinds] == [48, 128, 56, 16, 56]
+    assert ctypes.sizeof(LengthsArguments) == 8 + 4 * 256
     assert ctypes.sizeof(Moves) == 4 + 3 * 4 * MOVES
     assert (ROW.itemsize, RESULT.itemsize) == (48, 184)
 

@@ -81,7 +81,7 @@ def queue() -> Queue:
     return Queue()
 
 
-def test_an_op_of_a_proposal_is_one_launch_or_two(queue: Queue) -> None:
+def test_an_op_of_a_proposal_is_one_launch(queue: Queue) -> None:
     gpu, shape = queue.device, Shape(8, 10, 6, 32000)
     ops: CudaTreeOps = gpu.tree_ops
     proposal = ProposalBuffers(*on_gpu(gpu, proposal_buffers(shape, HALF, mapped=True)))
@@ -89,14 +89,15 @@ def test_an_op_of_a_proposal_is_one_launch_or_two(queue: Queue) -> None:
     trees = TreeBuffers(*on_gpu(gpu, tree_buffers(60)))
     queue.api.calls.clear()
     ops.begin_proposal(proposal, 3, 10)
-    assert queue.grids() == [(16, 3, 1), (3, 1, 1)]
-    assert queue.counts() == (2, 0)
+    assert queue.grids() == [(16, 3, 1)]
+    assert queue.counts() == (1, 0)
     ops.feed_proposal(steps, proposal, steps.start, (3, 20, 10))
     assert queue.counts() == (1, 0)
     ops.extend_proposal(proposal, 3, 10, 0, last=False)
-    assert queue.grids() == [(16, 30, 1), (3, 1, 1)]
-    assert queue.counts() == (2, 0)
+    assert queue.grids() == [(16, 30, 1)]
+    assert queue.counts() == (1, 0)
     ops.finish_proposal(proposal, trees, [True, False], 60)
+    assert queue.grids() == [(64, 2, 1)]
     assert queue.counts() == (1, 0)
     ops.feed_verify(steps, trees, 3, 60)
     assert queue.counts() == (1, 0)
@@ -108,9 +109,40 @@ def test_an_op_of_a_proposal_is_one_launch_or_two(queue: Queue) -> None:
     assert queue.counts() == (0, 0)
 
 
-@pytest.mark.parametrize(("width", "launches"), [(1, 2), (2, 1)])
+@pytest.mark.parametrize(("vocab", "parts"), [(1, 1), (2048, 1), (2049, 2), (151936, 32)])
+def test_a_warp_can_merge_the_parts_of_a_vocabulary(queue: Queue, vocab: int, parts: int) -> None:
+    buffers = proposal_buffers(Shape(1, 1, 1, vocab), HALF, mapped=False)
+    proposal = ProposalBuffers(*on_gpu(queue.device, buffers))
+    queue.api.calls.clear()
+    queue.device.tree_ops.begin_proposal(proposal, 1, 1)
+    assert queue.grids() == [(parts, 1, 1)]
+
+
+def test_lengths_come_along_with_their_launch(queue: Queue) -> None:
+    start = queue.device.zeros("start", (300,), INT64)
+    queue.api.calls.clear()
+    queue.device.ops.set_lengths(start, [3, 4])
+    assert queue.counts() == (2, 0)
+
+
+GREEDY, DRAWN = SamplingParams(), SamplingParams(temperature=1)
+SCAN, WALK = (3, ROWS, 1), (ROWS, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("width", "params", "grids"),
+    [
+        (1, GREEDY, [SCAN]),
+        (1, DRAWN, [SCAN, WALK]),
+        (1, SamplingParams(presence_penalty=0.1), [SCAN, WALK]),
+        (1, SamplingParams(logprobs=0), [SCAN, WALK]),
+        (3, GREEDY, [(3, 3 * ROWS, 1)]),
+        (4, GREEDY, [WALK]),
+        (4, DRAWN, [WALK]),
+    ],
+)
 def test_nodes_are_scanned_first_where_multiprocessors_are_enough(
-    queue: Queue, width: int, launches: int
+    queue: Queue, width: int, params: SamplingParams, grids: list[tuple[int, ...]]
 ) -> None:
     gpu = queue.device
     assert gpu.properties.multiprocessors == 9
@@ -121,12 +153,12 @@ def test_nodes_are_scanned_first_where_multiprocessors_are_enough(
         TreeBuffers(*(gpu.zeros("tree", (ROWS, 4), INT32) for _ in range(3))),
     )
     sampler = gpu.batch_sampler(buffers)
-    row = RowRequest(token_ids=[1], prompt_length=1, max_tokens=9, sampling=SamplingParams())
+    row = RowRequest(token_ids=[1], prompt_length=1, max_tokens=9, sampling=params)
     sampler.begin([row] * ROWS)
     queue.api.calls.clear()
     sampler.verify(ROWS, width)
-    assert queue.grids() == [(3, ROWS * width, 1), (ROWS, 1, 1)][-launches:]
-    assert queue.counts() == (launches, 0)
+    assert queue.grids() == grids
+    assert queue.counts() == (len(grids), 0)
 
 
 def test_the_slots_of_all_layers_move_in_one_launch(queue: Queue) -> None:

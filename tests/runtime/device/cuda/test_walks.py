@@ -141,10 +141,16 @@ EXACT = [
 ]
 
 
+GREEDY = [SamplingParams()] * 8
+
+
 @pytest.mark.parametrize("width", [4, 33])
-def test_walks_are_those_of_numpy(gpu: CudaDevice, width: int) -> None:
+@pytest.mark.parametrize("params", [EXACT, GREEDY])
+def test_walks_are_those_of_numpy(
+    gpu: CudaDevice, width: int, params: list[SamplingParams]
+) -> None:
     rng = np.random.default_rng(3)
-    bench = Bench(gpu, requests(EXACT), 40, 64, np.int64)
+    bench = Bench(gpu, requests(params), 40, 64, np.int64)
     for _ in range(10):
         ids, parents, logits, starts = random_round(rng, 8, width, 64)
         bench.plant(ids, parents, logits, starts)
@@ -179,8 +185,11 @@ def test_walks_give_what_single_steps_give(gpu: CudaDevice) -> None:
 
 @pytest.mark.parametrize("width", [3, 40])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_only_a_visited_node_can_fail_its_row(gpu: CudaDevice, width: int, bad: float) -> None:
-    bench = Bench(gpu, requests(EXACT), 40, 30, np.int64)
+@pytest.mark.parametrize("params", [EXACT, GREEDY])
+def test_only_a_visited_node_can_fail_its_row(
+    gpu: CudaDevice, width: int, bad: float, params: list[SamplingParams]
+) -> None:
+    bench = Bench(gpu, requests(params), 40, 30, np.int64)
     ids = np.ones((8, width), np.int32)
     parents = np.full((8, width), -2, np.int32)
     parents[:, :3] = [-1, 0, 1]
