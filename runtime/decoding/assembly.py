@@ -66,8 +66,14 @@ def assemble(
         return RuntimeParts(runner, device, sampler, None)
     proposer: Proposer
     if draft is None:
-        fixed = device.kind == "cuda"
-        proposer = LookupProposer(device.tree_ops, deployment.speculation, fixed_width=fixed)
+        # GroupQueryAttention takes several tokens of one row only (docs/gpu.md).
+        single = config.operators == "contrib" and not config.takes_tree_mask
+        proposer = LookupProposer(
+            device.tree_ops,
+            deployment.speculation,
+            fixed_width=device.kind == "cuda",
+            most_rows=1 if single else config.max_supported_batch_size,
+        )
     else:
         executor = EngineExecutor.create_for_spec_decode_draft(
             folder / DRAFT_FOLDER, draft, _draft_engine(draft, options), device

@@ -86,7 +86,7 @@ class GraphDriver:
             **{name: array.astype(self.config.dtype) for name, array in more.items()},
             **self._rope,
         }
-        if "tree_mask" in (one.name for one in self.session.get_inputs()):
+        if self.config.takes_tree_mask:
             causal = np.tile(np.tri(ids.shape[1], dtype=np.bool_), (len(ids), 1, 1))
             feeds["tree_mask"] = causal if mask is None else mask
         return self._run(feeds)
