@@ -12,7 +12,7 @@ import zmq
 from structlog.testing import capture_logs
 
 from actors import tokenizer as module
-from actors.mailbox import Mailbox, MailboxFull
+from actors.mailbox import Mailbox
 from actors.messages import (
     Cancel,
     ChatTurn,
@@ -33,6 +33,7 @@ from actors.messages import (
 from actors.tokenizer import TokenizerActor
 from runtime.request import RowToken, SamplingParams
 from runtime.text import Tokenizer
+from tests.actors.stand_ins import Gate, SlowTokenizer
 from tests.runtime.text.folders import byte_level, open_tokenizer
 
 
@@ -50,39 +51,6 @@ class House:
     control: Mailbox[SchedulerControl]
     door: Mailbox[DoorMessage]
     actor: TokenizerActor
-
-
-class Gate:
-    """A sending end to the front door that takes nothing while it is shut."""
-
-    def __init__(self, inner: Mailbox[DoorMessage]) -> None:
-        self.inner = inner
-        self.shut = False
-
-    async def send(self, message: DoorMessage, timeout_s: float) -> None:
-        if self.shut:
-            raise MailboxFull("inproc://d")
-        await self.inner.send(message, timeout_s)
-
-    def close(self) -> None:
-        self.inner.close()
-
-
-class SlowTokenizer:
-    """Encodes in its own time: after `go` is set, and only in a worker thread."""
-
-    def __init__(self, inner: Tokenizer) -> None:
-        self.inner = inner
-        self.go = threading.Event()
-        self.thread: int | None = None
-
-    def encode(self, text: str, field: str) -> list[int]:
-        self.thread = threading.get_ident()
-        self.go.wait(5)
-        return self.inner.encode(text, field)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
 
 
 @asynccontextmanager

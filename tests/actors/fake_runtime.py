@@ -1,0 +1,69 @@
+"""A runtime that the executor can drive without an engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from runtime.decoding.metrics import StageMetrics
+from runtime.decoding.runtime import StepResult
+from runtime.drafting.metrics import EagleGenerationMetrics
+from runtime.errors import HearthError
+from runtime.request import RowRequest, RowToken
+
+
+class FakeRuntime:
+    """Rows of tokens 100, 101, ...; `before_step` may wait or raise."""
+
+    def __init__(self) -> None:
+        self.before_step: Callable[[int], None] = lambda _step: None
+        self.rows: dict[int, RowRequest] = {}
+        self.generated: dict[int, list[int]] = {}
+        self.begun: list[int] = []
+        self.ended = 0
+        self.steps = 0
+        self.prefill_metrics = StageMetrics()
+        self.generation_metrics = StageMetrics()
+        self.speculation_metrics = EagleGenerationMetrics()
+        self._prefilled = False
+
+    @property
+    def active(self) -> bool:
+        return bool(self.rows)
+
+    def check(self, row: RowRequest) -> None:
+        if row.token_ids[0] < 0:
+            raise HearthError("invalid_value", "token -1 is not in the vocabulary", "token_ids")
+
+    def begin(self, rows: Sequence[RowRequest]) -> None:
+        self.begun.append(len(rows))
+        self.rows = dict(enumerate(rows))
+        self.generated = {
+            index: list(row.token_ids[row.prompt_length :]) for index, row in self.rows.items()
+        }
+        self._prefilled = False
+
+    def step(self) -> StepResult:
+        started = time.monotonic()
+        self.steps += 1
+        self.before_step(self.steps)
+        tokens = []
+        for index, row in list(self.rows.items()):
+            done = self.generated[index]
+            done.append(100 + len(done))
+            ends = len(done) == row.max_tokens
+            tokens.append(RowToken(index, done[-1], finish="length" if ends else None))
+            if ends:
+                del self.rows[index]
+        kind, self._prefilled = ("decode" if self._prefilled else "prefill"), True
+        return StepResult(kind, tokens, started, time.monotonic())  # type: ignore[arg-type]  # one of the two
+
+    def cancel(self, row: int) -> None:
+        self.rows.pop(row, None)
+
+    def unfinished(self) -> list[tuple[int, list[int]]]:
+        return [(index, self.generated[index]) for index in self.rows]
+
+    def end(self) -> None:
+        self.rows = {}
+        self.ended += 1

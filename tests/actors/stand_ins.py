@@ -1,0 +1,43 @@
+"""A door that can be shut, and a tokenizer that takes its time."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from actors.mailbox import Mailbox, MailboxFull
+from actors.messages import DoorMessage
+from runtime.text import Tokenizer
+
+
+class Gate:
+    """A sending end to the front door that takes nothing while it is shut."""
+
+    def __init__(self, inner: Mailbox[DoorMessage]) -> None:
+        self.inner = inner
+        self.shut = False
+
+    async def send(self, message: DoorMessage, timeout_s: float) -> None:
+        if self.shut:
+            raise MailboxFull("inproc://d")
+        await self.inner.send(message, timeout_s)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class SlowTokenizer:
+    """Encodes in its own time: after `go` is set, and only in a worker thread."""
+
+    def __init__(self, inner: Tokenizer) -> None:
+        self.inner = inner
+        self.go = threading.Event()
+        self.thread: int | None = None
+
+    def encode(self, text: str, field: str) -> list[int]:
+        self.thread = threading.get_ident()
+        self.go.wait(5)
+        return self.inner.encode(text, field)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
