@@ -5,10 +5,10 @@ from numpy.typing import NDArray
 
 from runtime.caches.hybrid_cache_manager import HybridCacheManager
 from runtime.config import LLMEngineRunnerConfig
-from runtime.device.device import Device, StepBuffers, TreeBuffers
+from runtime.device.device import Device, TreeBuffers
 from runtime.errors import HearthError
 from runtime.executor.engine_executor import EngineExecutor
-from runtime.pipeline_io import PipelineIO
+from runtime.pipeline_io import PipelineIO, step_buffers
 from runtime.shared_resources import SharedResources
 from runtime.step_runner import StepRunner
 from runtime.tensors.dims import PROFILE_CONTEXT, InferenceDims
@@ -38,15 +38,7 @@ class LLMEngineRunner:
         self._device = device
         self._ops = device.ops
         self._steps = StepRunner(config, executor, io, resources, device)
-        self._buffers = StepBuffers(
-            table=resources.embedding,
-            next_tokens=io.next_tokens,
-            embeds=io.inputs_embeds,
-            positions=io.position_ids,
-            select=io.select_token_indices,
-            start=self._caches.lengths,
-            mask=io.tree_mask,
-        )
+        self._buffers = step_buffers(io, resources.embedding, self._caches.lengths)
 
     def get_engine_config(self) -> LLMEngineRunnerConfig:
         """The configuration that the engine runs with."""

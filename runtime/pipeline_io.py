@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from runtime.config import LLMEngineRunnerConfig
-from runtime.device.device import Device, ProposalBuffers, TreeBuffers
+from runtime.device.device import Device, ProposalBuffers, StepBuffers, TreeBuffers
 from runtime.device.dtypes import numpy_dtype
 from runtime.drafting.options import EagleDraftingConfig
 from runtime.errors import HearthError
@@ -123,6 +123,19 @@ class PipelineIO:
         own.hidden_states_input = self.proposal_hidden_input
         own.hidden_states_from_draft = self.proposal.hidden_in
         return own
+
+
+def step_buffers(io: PipelineIO, table: Tensor, start: Tensor) -> StepBuffers:
+    """What fills a step of these buffers: the embedding table, and the cache's filled slots."""
+    return StepBuffers(
+        table=table,
+        next_tokens=io.next_tokens,
+        embeds=io.inputs_embeds,
+        positions=io.position_ids,
+        select=io.select_token_indices,
+        start=start,
+        mask=io.tree_mask,
+    )
 
 
 def allocate_basic_io(

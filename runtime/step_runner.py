@@ -43,14 +43,14 @@ class StepRunner:
         self.prepare(profile, dims)
         self.executor.capture_graph(self._stream)
 
-    def run(self, profile: int, dims: InferenceDims, rows: int, *, keep: bool = True) -> None:
-        """Run a step; its new cache rows are written for the first `rows` rows, if kept.
+    def run(self, profile: int, dims: InferenceDims, rows: int) -> None:
+        """Run a step; its new cache rows are written for the first `rows` rows.
 
         In the native dialect the engine itself writes them, behind the filled slots.
         """
         self.prepare(profile, dims)
         self.execute()
-        if self._fresh and keep:
+        if self._fresh:
             self.caches.kv.write(self._fresh, self.caches.lengths, rows, dims.seq_len)
 
     def execute(self) -> None:

@@ -5,12 +5,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.config import LLMEngineRunnerConfig
-from runtime.device.device import Device, ProposalBuffers, StepBuffers, TreeBuffers
+from runtime.device.device import Device, ProposalBuffers, TreeBuffers
 from runtime.drafting.growth import DraftSteps, choose_growth
 from runtime.drafting.options import EagleDraftingConfig
 from runtime.errors import HearthError
 from runtime.executor.engine_executor import EngineExecutor
-from runtime.pipeline_io import PipelineIO
+from runtime.pipeline_io import PipelineIO, step_buffers
 from runtime.shared_resources import SharedResources
 from runtime.step_runner import StepRunner
 from runtime.tensors.dims import PROFILE_CONTEXT, InferenceDims
@@ -59,15 +59,7 @@ class EagleDraftRunner:
             for one in (io, io.of_proposal())
         )
         self.caches = self._steps.caches
-        self._buffers = StepBuffers(
-            table=resources.embedding,
-            next_tokens=io.next_tokens,
-            embeds=io.inputs_embeds,
-            positions=io.position_ids,
-            select=io.select_token_indices,
-            start=self.caches.lengths,
-            mask=io.tree_mask,
-        )
+        self._buffers = step_buffers(io, resources.embedding, self.caches.lengths)
         self._growth = choose_growth(
             DraftSteps(
                 config=config,

@@ -133,6 +133,7 @@ class ChainGrowth:
             for level in range(self._levels)
         ]
         self._planted: tuple[bool, ...] = ()
+        self._index = np.empty((1, 0), np.int32)
 
     def begin(self, batch: int) -> None:
         """The root's best token is the first of the chain."""
@@ -157,15 +158,17 @@ class ChainGrowth:
         """Every node follows the one before it."""
         rows, limit = len(speculating), self._tokens.shape[1]
         if self._planted != tuple(speculating):
+            # Which rows take part changes seldom: between two rounds only the tokens are new.
+            places = np.arange(-1, width - 1, dtype=np.int32) * limit
+            index = places + np.arange(rows, dtype=np.int32)[:, None]
+            index[:, 0] = -1
+            self._index = index.reshape(1, -1)
             parents = np.tile(np.arange(-1, width - 1, dtype=np.int32), (rows, 1))
             parents[np.logical_not(speculating), 1:] = _NOTHING
             self._device.tree_ops.plant(trees, np.zeros((rows, width), np.int32), parents)
             self._planted = tuple(speculating)
-        places = np.arange(-1, width - 1, dtype=np.int32) * limit + np.arange(rows)[:, None]
-        places[:, 0] = -1
         ids = trees.ids.part("chain", 0, (rows * width, 1))
-        index = places.astype(np.int32).reshape(1, -1)
-        self._device.tree_ops.gather_rows(self._tokens, self._levels * limit, index, ids)
+        self._device.tree_ops.gather_rows(self._tokens, self._levels * limit, self._index, ids)
 
     def capture(self, batch: int, bucket: int) -> None:
         """Capture the step of one token."""

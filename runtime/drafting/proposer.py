@@ -33,7 +33,7 @@ class Proposer(Protocol):
     ) -> list[int]:
         """Plant a tree for each row: the number of nodes, root included; 1 where not speculating.
 
-        The step has as many nodes as the largest tree, or `width` where that is set.
+        The step has as many nodes as the largest tree, and on a GPU always as many as fit.
         """
 
     def accepted(
