@@ -39,6 +39,7 @@ class LLMEngineRunner:
         self._ops = device.ops
         self._steps = StepRunner(config, executor, io, resources, device)
         self._buffers = step_buffers(io, resources.embedding, self._caches.lengths)
+        self._decodes: dict[tuple[int, int], tuple[int, InferenceDims]] = {}
 
     def get_engine_config(self) -> LLMEngineRunnerConfig:
         """The configuration that the engine runs with."""
@@ -87,10 +88,10 @@ class LLMEngineRunner:
         """
         caches = self._caches
         caches.reserve(max(caches.row_lengths) + 1)
-        batch = self._steps.padded(caches.batch)
-        self._ops.feed_decode(self._buffers, batch)
-        dims = InferenceDims.decode(batch, caches.kv.bucket)
-        self._steps.run(decode_profile(self._config, batch), dims, caches.batch)
+        rows = caches.batch
+        profile, dims = self._decode_dims(rows, caches.kv.bucket)
+        self._ops.feed_decode(self._buffers, dims.batch)
+        self._steps.run(profile, dims, rows)
         caches.advance()
         return self._io.output_logits
 
@@ -149,6 +150,15 @@ class LLMEngineRunner:
         """Free captured graphs, the engine and the device's memory."""
         self._steps.executor.close()
         self._device.close()
+
+    def _decode_dims(self, rows: int, bucket: int) -> tuple[int, InferenceDims]:
+        """The profile and the sizes of a decode step, made once for each batch and bucket."""
+        known = self._decodes.get((rows, bucket))
+        if known is None:
+            batch = self._steps.padded(rows)
+            known = decode_profile(self._config, batch), InferenceDims.decode(batch, bucket)
+            self._decodes[rows, bucket] = known
+        return known
 
     @property
     def _trees(self) -> TreeBuffers:

@@ -91,15 +91,19 @@ def decode(
         if threads or spin is not None:
             raise click.UsageError("--threads and --spin are for the CPU alone")
         choice = gpu_choice([GPU_CASES[name] for name in names], gpu, quick=quick)
-        found = run_gpu(choice, cache or cache_folder() / "bench")
-        _report(found, record, lambda: print_gpu(found), as_json=as_json)
+        # Cases of a GPU take minutes each: what one gave is kept, whatever becomes of the next.
+        found = run_gpu(
+            choice, cache or cache_folder() / "bench", lambda so_far: _keep(so_far, record)
+        )
+        _report(found, lambda: print_gpu(found), as_json=as_json)
         return 0 if found else FAILED
     if any(gpu.values()):
         raise click.UsageError("--engine, --dtype, --builder-python and --ready are for a GPU")
     cases = [CASES[name] for name in names] or _runnable()
     options = DecodeOptions(threads=threads or physical_cores(), spin=spin, quick=quick)
     figures = _run(cases, options, cache or cache_folder() / "bench")
-    _report(figures, record, lambda: _print(figures), as_json=as_json)
+    _report(figures, lambda: _print(figures), as_json=as_json)
+    _keep(figures, record)
     wrong = [name for name, found in figures.items() if not found.credible]
     for name in wrong:
         note(
@@ -109,13 +113,14 @@ def decode(
     return FAILED if wrong else 0
 
 
-def _report(
-    figures: Mapping[str, Any], record: Path | None, show: Callable[[], None], *, as_json: bool
-) -> None:
+def _report(figures: Mapping[str, Any], show: Callable[[], None], *, as_json: bool) -> None:
     if as_json:
         print_json(figures)
     else:
         show()
+
+
+def _keep(figures: Mapping[str, Any], record: Path | None) -> None:
     if record is not None:
         write_record(record, figures, command_line("decode"))
 

@@ -109,8 +109,13 @@ def gpu_choice(cases: list[GPUCase], given: Mapping[str, Any], *, quick: bool) -
     )
 
 
-def run_gpu(choice: GPUChoice, cache: Path) -> dict[str, GPUFigures]:
-    """Figures by `engine/model/bN`; what cannot run is told and has none."""
+def run_gpu(
+    choice: GPUChoice, cache: Path, keep: Callable[[Mapping[str, GPUFigures]], None]
+) -> dict[str, GPUFigures]:
+    """Figures by `engine/model/bN`; what cannot run is told and has none.
+
+    `keep` hears the figures so far after every case.
+    """
     logs = cache / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     figures: dict[str, GPUFigures] = {}
@@ -121,8 +126,9 @@ def run_gpu(choice: GPUChoice, cache: Path) -> dict[str, GPUFigures]:
         for case in (case for case in choice.cases if case.model == model):
             found = measure_gpu(case, artifacts, choice.plan, logs, note)
             figures.update({f"{engine}/{case.name}": one for engine, one in found.items()})
-    compare_batches(figures)
-    share_best_read(figures)
+            compare_batches(figures)
+            share_best_read(figures)
+            keep(figures)
     return figures
 
 

@@ -18,6 +18,10 @@ class RowState(Enum):
     FAILED = "failed"
 
 
+# Before Python 3.12 a member is looked up by Python code, which every row would run in each step.
+_LIVE = RowState.LIVE
+
+
 class DecodingRow:
     """One row of a running batch.
 
@@ -27,7 +31,7 @@ class DecodingRow:
 
     __slots__ = (
         "_end_tokens",
-        "_max_tokens",
+        "_longest",
         "awaited",
         "filled",
         "index",
@@ -46,8 +50,8 @@ class DecodingRow:
         self.speculation = request.speculation
         self.filled = 0
         self.awaited = 0
-        self.state = RowState.LIVE
-        self._max_tokens = request.max_tokens
+        self.state = _LIVE
+        self._longest = request.prompt_length + request.max_tokens
         self._end_tokens = frozenset(() if request.ignore_eos else config.eos_token_ids)
 
     @property
@@ -58,8 +62,8 @@ class DecodingRow:
     @property
     def runs_on(self) -> bool:
         """Whether a further step makes sense: the row is live and its limit is not yet queued."""
-        planned = len(self.token_ids) + self.awaited - self.prompt_length
-        return self.state is RowState.LIVE and planned < self._max_tokens
+        planned = len(self.token_ids) + self.awaited
+        return self.state is _LIVE and planned < self._longest
 
     @property
     def generated(self) -> list[int]:
@@ -71,18 +75,19 @@ class DecodingRow:
 
         A row that left has nothing to report, nor has one whose logits were only checked.
         """
-        if self.state is not RowState.LIVE:
+        if self.state is not _LIVE:
             return None
         if sample is None:
             return self.fail("non_finite")
-        if sample.token_id < 0:
+        token_id = sample.token_id
+        if token_id < 0:
             return None
         self.awaited -= 1
-        self.token_ids.append(sample.token_id)
-        finish = self._finish(sample.token_id)
+        self.token_ids.append(token_id)
+        finish = self._finish(token_id)
         if finish is not None:
             self.state = RowState.FINISHED
-        return RowToken(self.index, sample.token_id, sample.logprob, sample.top, finish)
+        return RowToken(self.index, token_id, sample.logprob, sample.top, finish)
 
     def fail(self, code: str) -> RowToken:
         """End the row with an error and report it."""
@@ -92,7 +97,7 @@ class DecodingRow:
     def _finish(self, token_id: int) -> FinishReason | None:
         if token_id in self._end_tokens:
             return "stop"
-        if len(self.token_ids) - self.prompt_length >= self._max_tokens:
+        if len(self.token_ids) >= self._longest:
             return "length"
         return None
 
@@ -113,12 +118,12 @@ class DecodingInferenceContext:
     @property
     def live_rows(self) -> list[DecodingRow]:
         """The rows that have not ended."""
-        return [row for row in self._by_index.values() if row.state is RowState.LIVE]
+        return [row for row in self._by_index.values() if row.state is _LIVE]
 
     @property
     def any_live(self) -> bool:
         """Whether a row has not ended."""
-        return any(row.state is RowState.LIVE for row in self._by_index.values())
+        return any(row.state is _LIVE for row in self._by_index.values())
 
     @property
     def has_prompt_left(self) -> bool:
@@ -138,7 +143,7 @@ class DecodingInferenceContext:
     def cancel(self, index: int) -> None:
         """Let the caller's row `index` leave; unknown and ended rows are ignored."""
         row = self._by_index.get(index)
-        if row is not None and row.state is RowState.LIVE:
+        if row is not None and row.state is _LIVE:
             row.state = RowState.CANCELLED
 
     def fail_all(self) -> None:

@@ -1,7 +1,8 @@
 import time
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,7 +12,7 @@ from runtime.engine_runner import LLMEngineRunner
 from runtime.request import RowRound, RowToken
 
 
-class PendingStep(NamedTuple):
+class PendingStep(msgspec.Struct, frozen=True):
     """A step that was queued: its rows, in the engine's order, and the tokens to come.
 
     `filled` counts the tokens that it puts into the caches, `lengths` those of each row, `started`
@@ -33,8 +34,11 @@ class PendingStep(NamedTuple):
     def collect(self) -> list[RowToken]:
         """Wait for the tokens and hand them to their rows; rows that left report nothing."""
         samples = self.samples.result()
-        reports = (row.take(sample) for row, sample in zip(self.rows, samples, strict=True))
-        return [report for report in reports if report is not None]
+        return [
+            report
+            for row, sample in zip(self.rows, samples, strict=True)
+            if (report := row.take(sample)) is not None
+        ]
 
 
 class VanillaStrategy:

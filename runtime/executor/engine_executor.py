@@ -29,6 +29,7 @@ _PREPARED_LIMIT = 256
 
 
 class _PreparedStep(NamedTuple):
+    key: tuple[object, ...]
     bindings: tuple[Binding, ...]
     snapshot: BindingSnapshot
 
@@ -95,9 +96,13 @@ class EngineExecutor:
         binding that is missing or of another type.
         """
         key = (profile, dims, tensors, tensors.epoch)
+        # Most steps of a decode are the one before over again.
+        if self._current is not None and self._current.key == key:
+            return
         prepared = self._prepared.get(key)
         if prepared is None:
-            prepared = self._bind(profile, dims, tensors)
+            bindings = self._bind(profile, dims, tensors)
+            prepared = _PreparedStep(key, bindings, BindingSnapshot.of(bindings))
             self._prepared[key] = prepared
             if len(self._prepared) > _PREPARED_LIMIT:
                 self._prepared.popitem(last=False)
@@ -202,10 +207,9 @@ class EngineExecutor:
             raise HearthError("internal", "prepare a step before it is run")
         return self._current
 
-    def _bind(self, profile: int, dims: InferenceDims, tensors: TensorMap) -> _PreparedStep:
+    def _bind(self, profile: int, dims: InferenceDims, tensors: TensorMap) -> tuple[Binding, ...]:
         self._profile(profile).check(dims)
-        bindings = tuple(self._resolve(io, dims, tensors) for io in self._engine.io_tensors)
-        return _PreparedStep(bindings, BindingSnapshot.of(bindings))
+        return tuple(self._resolve(io, dims, tensors) for io in self._engine.io_tensors)
 
     def _resolve(self, io: IOTensor, dims: InferenceDims, tensors: TensorMap) -> Binding:
         tensor = tensors.get(io.name)

@@ -27,9 +27,11 @@ class GraphCache:
     def find(self, snapshot: BindingSnapshot) -> CapturedRun | None:
         """The graph of exactly this snapshot."""
         entry = self._graphs.get(snapshot.key)
-        if entry is None or entry[0] != snapshot:
+        if entry is None:
             return None
-        return entry[1]
+        known, graph = entry
+        # A step that stays prepared brings the very snapshot with which it was captured.
+        return graph if known is snapshot or known == snapshot else None
 
     def store(self, snapshot: BindingSnapshot, graph: CapturedRun) -> None:
         """Keep a graph; an older one of the same hash is freed."""

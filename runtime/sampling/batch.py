@@ -1,6 +1,6 @@
 from collections.abc import Sequence
-from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,7 +9,7 @@ from runtime.sampling.logprobs import log_normaliser, top_logprobs
 from runtime.sampling.row_sampler import RowSampler
 
 
-class Sample(NamedTuple):
+class Sample(msgspec.Struct, frozen=True):
     """The token picked for a row; `logprob` and `top` are set when the row asks for them."""
 
     token_id: int

@@ -14,6 +14,7 @@ from runtime.executor import EngineExecutor, EngineOptions
 from runtime.executor.simulated_engine import simulated_config
 from runtime.pipeline_io import PipelineIO
 from runtime.shared_resources import SharedResources
+from runtime.tensors.dims import InferenceDims
 from runtime.tensors.tensor_map import TensorMap
 from tests.references import NAMES, ReferenceRow, reference_logits
 from tests.runtime.conftest import EngineFolders
@@ -164,6 +165,18 @@ def test_step_inputs_of_a_decode() -> None:
     assert io.select_token_indices.view((2, 1)).tolist() == [[0], [0]]
     assert io.inputs_embeds.view((2, 1)).tolist() == [[8], [9]]
     assert runner.get_kv_cache().row_lengths == [4, 2]
+
+
+def test_the_sizes_of_a_decode_follow_batch_and_bucket() -> None:
+    runner = _simulated()
+    _prefill(runner, [[1] * 255, [4]], 255)
+    for _ in range(2):
+        _decode(runner, [8, 9])
+    runner.get_kv_cache().compact([0, -1])
+    _decode(runner, [8])
+    decode = InferenceDims.decode
+    made = [dims for _, dims in runner._decodes.values()]
+    assert made == [decode(2, 256), decode(2, 512), decode(1, 512)]
 
 
 def test_rows_of_a_prefill_start_together() -> None:

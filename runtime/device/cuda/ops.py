@@ -69,13 +69,12 @@ class _Feed:
 
 
 class CudaStepOps:
-    """Fills step inputs with one kernel an op; prepared for the step buffers of the last call."""
+    """Fills step inputs with one kernel an op, prepared once for each set of step buffers."""
 
     def __init__(self, library: KernelLibrary, memory: CudaMemory, ring: UploadRing) -> None:
         self._library = library
         self._memory = memory
         self._ring = ring
-        self._buffers: StepBuffers | None = None
         self._feeds: dict[StepBuffers, _Feed] = {}
         self._advances: dict[Tensor, KernelLaunch] = {}
         self._settings: dict[Tensor, KernelLaunch] = {}

@@ -35,8 +35,7 @@ class SampleSlot:
         results = memory.pinned_zeros(f"samples {number}", (rows,), RESULT)
         self.address = results.address
         self.results: NDArray[Any] = results.array
-        self.tokens = self.results["token"]
-        self.failed = self.results["failed"]
+        self.picks = self.results[["token", "failed"]]
         self.event = CudaEvent(context)
         self.uses = 0
 
@@ -62,10 +61,13 @@ class SampleRing:
 
 
 class CudaPendingSamples:
-    """The samples of a step that may still be running; `wanted` is each row's `logprobs`."""
+    """The samples of a step that may still be running.
+
+    `wanted` gives the `logprobs` of each row that asks for any.
+    """
 
     def __init__(
-        self, slot: SampleSlot, stream: CudaStream, rows: int, waiting: int, wanted: list[int]
+        self, slot: SampleSlot, stream: CudaStream, rows: int, waiting: int, wanted: dict[int, int]
     ) -> None:
         slot.event.record(stream)
         self._slot = slot
@@ -84,14 +86,11 @@ class CudaPendingSamples:
         if slot.uses != self._use:
             raise HearthError("internal", "the samples of a step were read too late")
         slot.event.wait()
-        tokens = slot.tokens[: self._rows].tolist()
-        failed = slot.failed[: self._rows].tolist()
-        samples = [
-            None if bad else Sample(token) for token, bad in zip(tokens, failed, strict=True)
-        ]
-        for row in range(self._waiting, self._rows):
-            if not failed[row] and self._wanted[row] >= 0:
-                samples[row] = read_sample(slot.results[row], self._wanted[row])
+        picks = slot.picks[: self._rows].tolist()
+        samples = [None if failed else Sample(token) for token, failed in picks]
+        for row, wanted in self._wanted.items():
+            if self._waiting <= row < self._rows and samples[row] is not None:
+                samples[row] = read_sample(slot.results[row], wanted)
         return samples
 
 

@@ -84,6 +84,7 @@ class CudaBatchSampler:
         self._device_rows = memory.zeros("sampling settings", (self._capacity,), ROW)
         self._rows: list[SettingsRow] = []
         self._wanted: list[int] = []
+        self._logprobs: dict[int, int] = {}
         self._draws = self._adjusts = False
         wanted = -(-self._vocab_size // _SCAN_LOGITS)
         self._blocks = min(_SCAN_BLOCKS, wanted)
@@ -129,7 +130,7 @@ class CudaBatchSampler:
             self._scan.launch(self._blocks, rows)
         if self._draws and rows > waiting:
             self._pick.launch(rows - waiting)
-        return CudaPendingSamples(slot, self._stream, rows, waiting, self._wanted)
+        return CudaPendingSamples(slot, self._stream, rows, waiting, self._logprobs)
 
     def verify(self, rows: int, width: int) -> CudaPendingPaths:
         """Queue the walks of the first rows' trees; raises `internal` where there are none."""
@@ -200,5 +201,6 @@ class CudaBatchSampler:
         self._draws = any(needs_row_kernel(row) for row in settings)
         self._adjusts = any(row[-1] for row in settings)
         self._wanted = [row[8] for row in settings]
+        self._logprobs = {row: count for row, count in enumerate(self._wanted) if count >= 0}
         if settings:
             self._ring.upload(self._device_rows.address, np.array(settings, ROW))

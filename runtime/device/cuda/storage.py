@@ -68,8 +68,8 @@ class CudaCacheStorage:
             return
         self._use_slots(slots, rows)
         tensors = tuple(fresh)
-        # Tensors compare by identity: in a steady decode nothing is uploaded.
-        if tensors != self._fresh:
+        # Tensors compare by identity: in a steady decode nothing is uploaded or compared.
+        if tensors is not self._fresh and tensors != self._fresh:
             self._take_fresh(tensors)
         launch = self._writes.get(start) or self._prepare_write(start)
         launch.arguments[3].value = steps

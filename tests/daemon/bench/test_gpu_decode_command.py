@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from daemon.bench import gpu_decode_command
 from daemon.bench.commands import bench
-from daemon.bench.gpu_cases import ENGINES, GPU_CASES, GPUCase
+from daemon.bench.gpu_cases import ENGINES, GPU_CASES, LARGEST_BATCH, GPUCase
 from daemon.bench.gpu_decode import GPUArtifacts, GPUPlan
 from daemon.bench.gpu_decode_command import GPUChoice, gpu_choice, run_gpu
 from daemon.bench.gpu_figures import GPUFigures, gpu_figures
@@ -60,8 +60,25 @@ def test_an_engine_that_cannot_be_made_has_no_key_but_a_reason(
     faked: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     choice = GPUChoice(cases=[GPU_CASES["0.6b/b1"]], ready={"ort-cuda/0.6b": faked})
-    assert list(run_gpu(choice, faked)) == ["ort-cuda/0.6b/b1"]
+    assert list(run_gpu(choice, faked, lambda _: None)) == ["ort-cuda/0.6b/b1"]
     assert "tensorrt/0.6b is left out: no builder here" in capsys.readouterr().err
+
+
+def test_a_run_that_is_cut_short_has_kept_the_cases_before(
+    faked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end_at_batch_8(case: GPUCase, *rest: Any) -> dict[str, GPUFigures]:
+        if case.batch == LARGEST_BATCH:
+            raise KeyboardInterrupt
+        return some_figures(case, *rest)
+
+    monkeypatch.setattr(gpu_decode_command, "measure_gpu", end_at_batch_8)
+    cases = [GPU_CASES["0.6b/b1"], GPU_CASES["0.6b/b8"]]
+    choice = GPUChoice(cases=cases, ready={"ort-cuda/0.6b": faked})
+    kept: list[list[str]] = []
+    with pytest.raises(KeyboardInterrupt):
+        run_gpu(choice, faked, lambda figures: kept.append(list(figures)))
+    assert kept == [["ort-cuda/0.6b/b1"]]
 
 
 def test_the_command_prints_and_records_keys_of_engine_and_case(

@@ -92,6 +92,28 @@ def test_a_prepared_step_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     executor.prepare(1, _decode(2), tensors, STREAM)
 
 
+def test_a_step_that_cannot_be_prepared_leaves_the_one_before() -> None:
+    executor, engine = _executor()
+    tensors = fake_tensors()
+    executor.prepare(1, _decode(2), tensors, STREAM)
+    with pytest.raises(HearthError):
+        executor.prepare(1, _decode(9), tensors, STREAM)
+    executor.prepare(1, _decode(2), tensors, STREAM)
+    executor.execute(STREAM)
+    assert tensors.get("y").array.tolist() == [10, 11, 0, 0]
+    assert engine.calls == ["profile 1", "run"]
+
+
+def test_a_step_of_other_buffers_is_another_step() -> None:
+    executor, _ = _executor()
+    first, second = fake_tensors(), fake_tensors()
+    for tensors in (first, second):
+        executor.prepare(1, _decode(2), tensors, STREAM)
+    executor.execute(STREAM)
+    assert first.get("y").array.tolist() == [0, 0, 0, 0]
+    assert second.get("y").array.tolist() == [10, 11, 0, 0]
+
+
 def test_prepared_steps_are_bounded() -> None:
     executor, _ = _executor()
     tensors = fake_tensors()

@@ -1,3 +1,5 @@
+import pytest
+
 from runtime.executor.graph_cache import GraphCache
 from runtime.executor.snapshot import BindingSnapshot
 
@@ -18,6 +20,15 @@ def test_a_graph_is_found_by_its_snapshot() -> None:
     assert cache.find(BindingSnapshot(((1, (2,)),))) is graph
     assert cache.find(BindingSnapshot(((1, (3,)),))) is None
     assert (len(cache), cache.counters.captures) == (1, 1)
+
+
+def test_the_snapshot_of_the_capture_itself_is_not_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cache, graph, snapshot = GraphCache(), _Graph(), BindingSnapshot(((1, (2,)),))
+    cache.store(snapshot, graph)
+    monkeypatch.setattr(BindingSnapshot, "__eq__", lambda *_: pytest.fail("compared"))
+    assert cache.find(snapshot) is graph
 
 
 def test_a_graph_of_the_same_hash_but_another_snapshot_is_not_used() -> None:

@@ -101,6 +101,7 @@ def test_there_is_no_gpu_99() -> None:
 
 
 STICKY = """
+import ctypes
 from runtime.device.cuda.cuda_device import open_cuda_device
 from runtime.errors import HearthError
 import numpy as np
@@ -108,7 +109,7 @@ gpu = open_cuda_device()
 tensor = gpu.zeros("start", (4,), np.dtype(np.int64))
 gpu.ops.advance(tensor, 4)
 tensor.address = 64
-wrong = gpu.ops._prepare_advance(tensor)
+wrong = gpu.ops._prepare(tensor, "advance", ctypes.c_int32())
 wrong.arguments[1].value = 4
 wrong.launch(1)
 for attempt in range(2):
