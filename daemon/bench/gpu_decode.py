@@ -14,6 +14,7 @@ from daemon.bench.gpu_cases import GPUCase, engine_step_bytes
 from daemon.bench.gpu_figures import SETTLE, GPUFigures, GPUTimes, gpu_figures, step_seconds
 from daemon.bench.worker import Worker
 from daemon.bench.worker_messages import Device, Job
+from daemon.cli.errors import Failure
 from runtime.errors import HearthError
 
 Note = Callable[[str], None]
@@ -53,7 +54,8 @@ def measure_gpu(
 ) -> dict[str, GPUFigures]:
     """Figures by engine; an engine or peer that cannot run here is noted and left out.
 
-    A contender that fails later on ends the run: what it has disturbed is not known.
+    A contender that fails later on ends the run: what it has disturbed is not known. A daemon
+    that fails, when the others have ended, is noted.
     """
     context = PROMPT_TOKENS + _WARM_UP + plan.rounds * plan.steps / 2
     sizes = {
@@ -71,7 +73,11 @@ def measure_gpu(
             _measure_host(name, workers[name], plan, times)
     for name in engines if plan.actor else ():
         note(f"{case.name}: {name} through a daemon")
-        times.actor[name] = actor_step_s(artifacts.engines[name], case.batch)
+        try:
+            times.actor[name] = actor_step_s(artifacts.engines[name], case.batch)
+        except (HearthError, Failure) as error:
+            notes.append(f"{name} was not measured through a daemon: {error}")
+            note(f"{case.name}: {notes[-1]}")
     return {
         name: gpu_figures(
             name,

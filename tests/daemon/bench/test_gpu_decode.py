@@ -3,9 +3,12 @@
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
+from daemon.bench import gpu_decode
 from daemon.bench.gpu_cases import GPU_CASES
 from daemon.bench.gpu_decode import GPUArtifacts, GPUPlan, measure_gpu
+from daemon.cli.errors import Failure
 from tests.daemon.bench.test_worker import hide
 
 PLAN = GPUPlan(device="cpu", dtype="float32", rounds=2, steps=5, host_steps=2, actor=False)
@@ -44,6 +47,23 @@ def test_an_engine_that_cannot_run_here_is_left_out_with_its_reason(
     assert said[0] == "0.6b/b1: loading tensorrt"
     assert said[1].startswith("0.6b/b1: tensorrt is left out: ")
     assert len(said) == 2
+
+
+def test_a_daemon_that_fails_is_noted_and_the_figures_stay(
+    toy: Path, quick_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> float:
+        raise Failure("it did not start")
+
+    hide(tmp_path, "torch", monkeypatch)
+    monkeypatch.setattr(gpu_decode, "actor_step_s", fail)
+    artifacts = GPUArtifacts(source=quick_model, engines={"ort-cuda": toy})
+    plan = structs.replace(PLAN, actor=True)
+    found = measure_gpu(GPU_CASES["0.6b/b1"], artifacts, plan, tmp_path, lambda _: None)
+    one = found["ort-cuda"]
+    assert one.step_ms > 0
+    assert one.actor_ms is one.actor_over_raw is None
+    assert one.notes[-1] == "ort-cuda was not measured through a daemon: it did not start"
 
 
 @pytest.mark.reference
