@@ -4,6 +4,7 @@ This file imports nothing else of Hearth, so that it runs in whatever Python the
 lives in: 8.6 and newer, and TensorRT-RTX. The last event is `built` or `failed`, never neither.
 """
 
+import faulthandler
 import importlib
 import json
 import os
@@ -164,21 +165,20 @@ def add_profiles(builder: Any, config: Any, profiles: list[dict[str, list[list[i
             raise JobError("profile", "the builder refuses a profile")
 
 
-def open_timing_cache(config: Any, path: str | None) -> None:
-    """Start from the tactics timed before; one of another version or GPU is begun anew."""
+def open_timing_cache(config: Any, path: str | None) -> Any:
+    """The timing cache that the build fills, or None without a path.
+
+    It starts from the tactics timed before; one of another version or GPU is begun anew.
+    """
     if path is None:
-        return
+        return None
     stored = Path(path).read_bytes() if Path(path).is_file() else b""
     cache = config.create_timing_cache(stored)
     if cache is None or not config.set_timing_cache(cache, ignore_mismatch=False):
         emit("warning", message="the timing cache is of another TensorRT or GPU: begun anew")
-        config.set_timing_cache(config.create_timing_cache(b""), ignore_mismatch=False)
-
-
-def keep_timing_cache(config: Any, path: str | None) -> None:
-    """Write what was timed; readers never see half of it."""
-    if path is not None:
-        write_whole(Path(path), config.get_timing_cache().serialize())
+        cache = config.create_timing_cache(b"")
+        config.set_timing_cache(cache, ignore_mismatch=False)
+    return cache
 
 
 def write_whole(path: Path, data: Any) -> None:
@@ -243,8 +243,11 @@ def load_module(name: str) -> Any:
         raise JobError("no_module", f"{name} cannot be imported: {error}") from error
 
 
-def build(job: dict[str, Any]) -> dict[str, Any]:
-    """Do the job; what the plan was built by and for. A probe builds nothing."""
+def build(job: dict[str, Any], kept: list[Any]) -> dict[str, Any]:
+    """Do the job; what the plan was built by and for. A probe builds nothing.
+
+    The library's objects go to `kept`, and live as long as the caller lets them.
+    """
     began = time.monotonic()
     trt = load_module(job["module"])
     if job.get("probe"):
@@ -257,12 +260,14 @@ def build(job: dict[str, Any]) -> dict[str, Any]:
     held = 0 if strongly_typed else set_precision(trt, network, config, job["precision"])
     set_options(trt, config, job)
     add_profiles(builder, config, job["profiles"])
-    open_timing_cache(config, job["timing_cache"])
+    cache = open_timing_cache(config, job["timing_cache"])
+    kept += [logger, builder, network, config, cache]
     plan = builder.build_serialized_network(network, config)
     if plan is None:
         fail(logger, "build", "the plan cannot be built")
-    keep_timing_cache(config, job["timing_cache"])
     write_whole(Path(job["output"]), plan)
+    if cache is not None:
+        write_whole(Path(job["timing_cache"]), cache.serialize())
     if job["inspect"]:
         inspect(trt, logger, plan, job["inspect"])
     name, capability = gpu_identity()
@@ -277,10 +282,10 @@ def build(job: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str], kept: list[Any]) -> int:
     """Read the job file and report; 0 when the plan was written."""
     try:
-        facts = build(json.loads(Path(arguments[0]).read_text()))
+        facts = build(json.loads(Path(arguments[0]).read_text()), kept)
     except JobError as error:
         emit("failed", kind=error.kind, message=str(error))
         return 1
@@ -291,5 +296,15 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def run() -> NoReturn:
+    """Be the process: what ends it from within leaves a trace on standard error."""
+    faulthandler.enable()
+    kept: list[Any] = []
+    status = main(sys.argv[1:], kept)
+    # A builder of TensorRT 8.6 with a timing cache died behind the written cache and before its
+    # last event. By now all is written, so none of the library's objects is taken apart.
+    os._exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run()

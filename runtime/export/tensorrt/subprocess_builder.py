@@ -1,17 +1,20 @@
 """Runs the builder module in the Python that has the wanted TensorRT, and reads its events."""
 
 import json
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from runtime.errors import Code, HearthError
 from runtime.export.progress import Progress
 from runtime.export.tensorrt import builder
 
+_LINES = 8
+"""Lines of standard error that an error quotes."""
 _CODES: dict[str, Code] = {
     "no_module": "unsupported_option",
     "no_gpu": "unsupported_option",
@@ -34,17 +37,15 @@ def run_builder(
     """
     last: dict[str, Any] = {}
     errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed below, also when the start fails
-    with errors, _job_file(job) as path, _process(python, path, errors) as lines:
-        for line in lines:
+    with errors, _job_file(job) as path, _process(python, path, errors) as process:
+        for line in process.stdout or ():
             event = _event(line)
             if event["event"] == "progress" and progress is not None:
                 progress(f"plan: {event['stage']}"[:40], event["done"], max(event["total"], 1))
             if event["event"] in ("built", "failed"):
                 last = event
-        errors.seek(0)
-        tail = errors.read().decode(errors="replace").strip().splitlines()[-1:]
-    if last.get("event") != "built":
-        raise _failure(last, "".join(tail))
+        if last.get("event") != "built":
+            raise _failure(last, process.wait(), errors)
     return last
 
 
@@ -57,7 +58,7 @@ def _job_file(job: dict[str, Any]) -> Iterator[str]:
 
 
 @contextmanager
-def _process(python: str, job: str, errors: Any) -> Iterator[Any]:
+def _process(python: str, job: str, errors: Any) -> Iterator["subprocess.Popen[bytes]"]:
     command = [python, str(Path(builder.__file__)), job]
     try:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors)  # noqa: S603
@@ -67,7 +68,7 @@ def _process(python: str, job: str, errors: Any) -> Iterator[Any]:
         ) from error
     with process:
         try:
-            yield process.stdout
+            yield process
         except BaseException:
             process.kill()
             raise
@@ -82,9 +83,21 @@ def _event(line: bytes) -> dict[str, Any]:
     return event if isinstance(event, dict) and "event" in event else {"event": "noise"}
 
 
-def _failure(last: dict[str, Any], tail: str) -> HearthError:
+def _failure(last: dict[str, Any], status: int, errors: IO[bytes]) -> HearthError:
     kind = last.get("kind", "died")
-    message = last.get("message") or f"the builder ended without a word: {tail}"
+    message = last.get("message") or f"the builder {_how(status)}: {_tail(errors)}"
     if kind == "no_attention_kernel":
         return NoAttentionKernelError("model_unsupported", message, "dialect")
     return HearthError(_CODES.get(kind, "model_unsupported"), message, "backend")
+
+
+def _how(status: int) -> str:
+    if status >= 0:
+        return f"ended without a word, exit code {status}"
+    return f"was ended by {signal.Signals(-status).name}"
+
+
+def _tail(errors: IO[bytes]) -> str:
+    errors.seek(0)
+    lines = errors.read().decode(errors="replace").splitlines()
+    return "; ".join([line.strip() for line in lines if line.strip()][-_LINES:])

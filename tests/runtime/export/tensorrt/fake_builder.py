@@ -89,15 +89,12 @@ class FakeBuilder:
     def add_optimization_profile(self, _profile: Any) -> int:
         return 0
 
-    def create_timing_cache(self, data: bytes) -> bytes:
-        return data
+    def create_timing_cache(self, data: bytes) -> Any:
+        return SimpleNamespace(data=data, serialize=lambda: b"timed")
 
-    def set_timing_cache(self, cache: bytes, *, ignore_mismatch: bool) -> bool:
-        self.notes.append(("cache", cache, ignore_mismatch))
-        return self.cache_fits or not cache
-
-    def get_timing_cache(self) -> Any:
-        return SimpleNamespace(serialize=lambda: b"timed")
+    def set_timing_cache(self, cache: Any, *, ignore_mismatch: bool) -> bool:
+        self.notes.append(("cache", cache.data, ignore_mismatch))
+        return self.cache_fits or not cache.data
 
     def build_serialized_network(self, _network: Any, _config: Any) -> bytes | None:
         if self.error is None:

@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> FakeBuilder:
     return fake
 
 
-def run(folder: Path, capsys: pytest.CaptureFixture[str], **changes: Any) -> tuple[int, Events]:
+def write_job(folder: Path, **changes: Any) -> str:
     job = {
         "module": "tensorrt",
         "graph": "graph",
@@ -32,8 +33,13 @@ def run(folder: Path, capsys: pytest.CaptureFixture[str], **changes: Any) -> tup
         "optimization_level": None,
         "inspect": None,
     }
-    (folder / "job.json").write_text(json.dumps(job | changes))
-    status = builder.main([str(folder / "job.json")])
+    path = folder / "job.json"
+    path.write_text(json.dumps(job | changes))
+    return str(path)
+
+
+def run(folder: Path, capsys: pytest.CaptureFixture[str], **changes: Any) -> tuple[int, Events]:
+    status = builder.main([write_job(folder, **changes)], [])
     return status, [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
@@ -88,6 +94,36 @@ def test_timings_are_kept_and_begun_anew_when_they_do_not_fit(
     assert "begun anew" in events[0]["message"]
     assert library.notes[-2:] != []
     assert ("cache", b"timed", False) in library.notes
+
+
+FRAGILE = """
+import os, sys
+from tests.runtime.export.tensorrt.fake_builder import FakeBuilder
+
+class Cache:
+    data = b""
+    def serialize(self):
+        return b"timed"
+    def __del__(self):
+        os.abort()
+
+class Fragile(FakeBuilder):
+    def create_timing_cache(self, data):
+        return Cache()
+
+sys.modules[__name__] = Fragile()
+"""
+
+
+def test_a_library_that_dies_when_it_is_taken_apart_has_done_its_job(tmp_path: Path) -> None:
+    (tmp_path / "tensorrt.py").write_text(FRAGILE)
+    job = write_job(tmp_path, timing_cache=str(tmp_path / "cache"))
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[4])])
+    command = [sys.executable, builder.__file__, job]
+    environ = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environ)
+    assert json.loads(done.stdout.splitlines()[-1])["event"] == "built"
+    assert (tmp_path / "cache").read_bytes() == b"timed"
 
 
 @pytest.mark.parametrize(

@@ -147,8 +147,10 @@ class TestRunBuilder:
         assert error.value.code == code
 
     def test_a_builder_that_dies_is_quoted(self, tmp_path: Path) -> None:
-        with pytest.raises(HearthError, match="segfault"):
-            run_builder(self.script(tmp_path, "echo segfault >&2; exit 139"), {})
+        with pytest.raises(HearthError, match="without a word, exit code 139: at; segfault"):
+            run_builder(self.script(tmp_path, "echo at >&2; echo segfault >&2; exit 139"), {})
+        with pytest.raises(HearthError, match="was ended by SIGSEGV: here"):
+            run_builder(self.script(tmp_path, "echo here >&2; kill -SEGV $$"), {})
 
     def test_a_python_that_is_not_there_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(HearthError) as error:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from runtime.config import LLMEngineRunnerConfig, load_config
 from runtime.device.dtypes import numpy_dtype
@@ -47,6 +48,17 @@ def test_the_builder_takes_the_graph_and_its_profiles(
     assert (target / PLAN_FILE).stat().st_size > 10_000
     assert not (target / MODEL_FILE).exists()
     verify_folder(target, load_config(target), digests=True)
+
+
+def test_timings_go_from_build_to_build(tmp_path: Path) -> None:
+    options = graph_options("classic", "float16")
+    assert options.plan is not None
+    timings = tmp_path / "cache" / "timings"
+    options = structs.replace(options, plan=structs.replace(options.plan, timing_cache=timings))
+    for name in ("first", "second"):
+        export_model(reference_folder("qwen3"), tmp_path / name, options)
+        assert timings.stat().st_size > 100
+        assert (tmp_path / name / PLAN_FILE).is_file()
 
 
 def test_without_a_fused_attention_the_classic_dialect_is_built(tmp_path: Path) -> None:
