@@ -17,7 +17,7 @@ from daemon.bench.random_model import (
 )
 from runtime.config import LLMEngineRunnerConfig, load_config
 from runtime.export import ExportOptions, export_model
-from runtime.export.tensorrt.options import PlanOptions, default_timing_cache
+from runtime.export.tensorrt.options import PlanOptions
 from runtime.sizes import ITEM_BYTES, projection_bytes
 
 GPUEngine = Literal["ort-cuda", "tensorrt"]
@@ -70,12 +70,7 @@ def export_options(engine: GPUEngine, dtype: HalfType, python: str) -> ExportOpt
         return structs.replace(options, device="cuda")
     # The machine that builds may have another TensorRT than the one that runs the plan.
     batches = tuple(sorted({case.batch for case in GPU_CASES.values()}))
-    plan = PlanOptions(
-        python=python,
-        version_compatible=True,
-        decode_batches=batches,
-        timing_cache=default_timing_cache(),
-    )
+    plan = PlanOptions(python=python, version_compatible=True, decode_batches=batches)
     return structs.replace(options, plan=plan)
 
 
