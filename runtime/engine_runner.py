@@ -1,4 +1,5 @@
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -148,8 +149,9 @@ class LLMEngineRunner:
 
     def close(self) -> None:
         """Free captured graphs, the engine and the device's memory."""
-        self._steps.executor.close()
-        self._device.close()
+        with ExitStack() as closing:
+            closing.callback(self._device.close)
+            closing.callback(self._steps.executor.close)
 
     def _decode_dims(self, rows: int, bucket: int) -> tuple[int, InferenceDims]:
         """The profile and the sizes of a decode step, made once for each batch and bucket."""

@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from runtime.pipeline_io import PipelineIO
 from runtime.shared_resources import SharedResources
 from runtime.sizes import projection_bytes
 from runtime.tensors.tensor import Tensor
+from runtime.undo import undoing
 
 _WORTH_THREADS = 16 << 20
 """Bytes of weights from which a draft's step gains by more than one thread."""
@@ -45,8 +47,22 @@ def assemble(
 ) -> RuntimeParts:
     """Caches and buffers first, then the engines, of a folder that was checked before.
 
-    `built` hears of each stage. Raises `engine_*`, `out_of_memory` or `invalid_value`.
+    `built` hears of each stage. Raises `engine_*`, `out_of_memory` or `invalid_value`; engines
+    that were opened by then are closed.
     """
+    with undoing() as undo:
+        return _assemble(deployment, folder, options, device, built=built, undo=undo)
+
+
+def _assemble(
+    deployment: DeploymentConfig,
+    folder: Path,
+    options: EngineOptions,
+    device: Device,
+    *,
+    built: Callable[[str], None],
+    undo: ExitStack,
+) -> RuntimeParts:
     config, draft = deployment.base, deployment.draft
     resources = SharedResources.create_for_llm(config, folder, device)
     if draft is not None:
@@ -55,6 +71,7 @@ def assemble(
     io = PipelineIO.create_for_llm(config, device)
     built("step buffers")
     executor = EngineExecutor.create_for_llm(folder, config, options, device)
+    undo.callback(executor.close)
     built("engine")
     lengths = resources.cache_managers[0].lengths
     sampler = device.batch_sampler(
@@ -66,18 +83,12 @@ def assemble(
         return RuntimeParts(runner, device, sampler, None)
     proposer: Proposer
     if draft is None:
-        # GroupQueryAttention takes several tokens of one row only (docs/gpu.md).
-        single = config.operators == "contrib" and not config.takes_tree_mask
-        proposer = LookupProposer(
-            device.tree_ops,
-            deployment.speculation,
-            fixed_width=device.kind == "cuda",
-            most_rows=1 if single else config.max_supported_batch_size,
-        )
+        proposer = _lookup_proposer(deployment, device)
     else:
         executor = EngineExecutor.create_for_spec_decode_draft(
             folder / DRAFT_FOLDER, draft, _draft_engine(draft, options), device
         )
+        undo.callback(executor.close)
         drafting = deployment.drafting
         drafter = EagleDraftRunner(draft, drafting, executor, resources, device)
         proposer = EagleProposer(drafter, _hidden_states(io), drafting)
@@ -86,6 +97,18 @@ def assemble(
     policy = SpeculationPolicy(config.max_supported_batch_size) if adaptive else None
     speculation = SpeculativeStrategy(runner, sampler, io.trees, proposer, policy)
     return RuntimeParts(runner, device, sampler, speculation)
+
+
+def _lookup_proposer(deployment: DeploymentConfig, device: Device) -> LookupProposer:
+    config = deployment.base
+    # GroupQueryAttention takes several tokens of one row only (docs/gpu.md).
+    single = config.operators == "contrib" and not config.takes_tree_mask
+    return LookupProposer(
+        device.tree_ops,
+        deployment.speculation,
+        fixed_width=device.kind == "cuda",
+        most_rows=1 if single else config.max_supported_batch_size,
+    )
 
 
 def _draft_engine(draft: LLMEngineRunnerConfig, options: EngineOptions) -> EngineOptions:

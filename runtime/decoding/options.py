@@ -8,6 +8,9 @@ from runtime.drafting.options import SpeculationOptions
 from runtime.errors import HearthError
 from runtime.executor.simulated_engine import as_simulated
 
+MOST_GPU_ROWS = 256
+"""Rows of a batch that the kernels of a GPU take."""
+
 
 class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How an engine folder is served; 0 means all physical cores, or the engine's own limit.
@@ -39,6 +42,8 @@ def effective_config(
     _check_options(options)
     config = _with_device(_with_backend(stored, options), options)
     batch = _limit("max_batch", options.max_batch, config.max_supported_batch_size)
+    if config.device == "cuda":
+        _check_rows(batch)
     capacity = _limit("capacity", options.capacity, config.max_kv_cache_capacity)
     if config.static_decode_batches:
         _check_built("max_batch", batch, config.static_decode_batches)
@@ -100,6 +105,13 @@ def _check_built(name: str, asked: int, built: tuple[int, ...]) -> None:
             "invalid_value",
             f"{name} is {asked}, the plan was built for {', '.join(map(str, built))}",
             name,
+        )
+
+
+def _check_rows(batch: int) -> None:
+    if batch > MOST_GPU_ROWS:
+        raise HearthError(
+            "invalid_value", f"max_batch is {batch}, a GPU serves {MOST_GPU_ROWS} rows", "max_batch"
         )
 
 

@@ -1,6 +1,7 @@
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
 
@@ -31,6 +32,7 @@ from runtime.request import (
 )
 from runtime.sampling.limits import check_sampling
 from runtime.text import Tokenizer
+from runtime.undo import undoing
 
 __all__ = ["LLMInferenceRuntime", "RuntimeOptions", "StepResult"]
 
@@ -54,7 +56,8 @@ class LLMInferenceRuntime:
     It belongs to one thread. Row numbers are always those of the caller's order. On a device
     that works beside the host, a step is queued before the tokens of the step before are read;
     what only the host can decide then takes effect a step later, and the token that was picked
-    too many is dropped.
+    too many is dropped. Where rows leave, and at the end of a batch, the host waits for the step
+    that runs: only then is it known which rows hold finite numbers.
     """
 
     def __init__(
@@ -100,11 +103,9 @@ class LLMInferenceRuntime:
         """
         config = deployment.base
         device = open_device(config.device) if device is None else device
-        try:
+        with undoing() as undo:
+            undo.callback(device.close)
             return cls(*assemble(deployment, folder, options, device))
-        except BaseException:
-            device.close()
-            raise
 
     @property
     def active(self) -> bool:
@@ -191,8 +192,10 @@ class LLMInferenceRuntime:
     def end(self) -> None:
         """Drop the batch; slots that may hold non-finite numbers are zeroed."""
         if self._context is not None:
-            self._queued.clear()
-            self._zero_failed(self._context)
+            try:
+                self._zero_failed(self._context)
+            finally:
+                self._queued.clear()
             self._context = None
             self._runner.reset(0)
 
@@ -215,11 +218,19 @@ class LLMInferenceRuntime:
         return complete(self, request, tokenizer)
 
     def close(self) -> None:
-        """Drop the batch, captured graphs and the engine."""
-        self.end()
-        if self._speculation is not None:
-            self._speculation.proposer.close()
-        self._runner.close()
+        """Drop the batch, captured graphs and the engine.
+
+        What one of them raises does not keep the others back; `device_lost` is not raised again.
+        """
+        try:
+            with ExitStack() as closing:
+                closing.callback(self._runner.close)
+                if self._speculation is not None:
+                    closing.callback(self._speculation.proposer.close)
+                self.end()
+        except HearthError as error:
+            if error.code != "device_lost":
+                raise
 
     def _fill_queue(self, context: DecodingInferenceContext) -> None:
         """Queue as many steps as the device may have, or one round of speculation.
@@ -254,8 +265,16 @@ class LLMInferenceRuntime:
         return step
 
     def _zero_failed(self, context: DecodingInferenceContext) -> None:
+        """Zero what the rows hold that failed, or that fail in a step whose tokens are unread.
+
+        It waits for such a step: a row that leaves, and the copy that a row which moves leaves
+        behind, cannot be found again.
+        """
+        # A round is collected by the call that queues it.
+        unread = (step for step in self._queued if isinstance(step, PendingStep))
+        spoiled = {row.index for step in unread for row in step.spoiled()}
         for place, row in enumerate(context.rows):
-            if row.state is RowState.FAILED:
+            if row.state is RowState.FAILED or row.index in spoiled:
                 self._caches.zero_row(place)
                 if self._speculation is not None:
                     self._speculation.proposer.zero_row(place)

@@ -31,6 +31,11 @@ class PendingStep(msgspec.Struct, frozen=True):
         """None: these are no rounds of speculation."""
         return []
 
+    def spoiled(self) -> list[DecodingRow]:
+        """Wait for the rows whose numbers were not finite, also those that left meanwhile."""
+        samples = self.samples.result()
+        return [row for row, sample in zip(self.rows, samples, strict=True) if sample is None]
+
     def collect(self) -> list[RowToken]:
         """Wait for the tokens and hand them to their rows; rows that left report nothing."""
         samples = self.samples.result()

@@ -1,4 +1,5 @@
 from collections import OrderedDict
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from runtime.tensors.registry import (
 )
 from runtime.tensors.tensor import Tensor
 from runtime.tensors.tensor_map import TensorMap
+from runtime.undo import undoing
 
 _PREPARED_LIMIT = 256
 """Prepared steps kept; prefill chunks have many lengths, and each step holds a view a binding."""
@@ -79,12 +81,14 @@ class EngineExecutor:
         device: Device,
         registry: TensorRegistry,
     ) -> "EngineExecutor":
-        engine = _open_engine(folder, config, options, device, registry)
-        executor = cls(engine, registry, build_profiles(config))
-        needed = engine.required_context_memory
-        if needed:
-            memory = device.zeros("context_memory", (needed,), np.dtype(np.uint8))
-            executor.set_context_memory(memory)
+        with undoing() as undo:
+            engine = _open_engine(folder, config, options, device, registry)
+            undo.callback(engine.close)
+            executor = cls(engine, registry, build_profiles(config))
+            needed = engine.required_context_memory
+            if needed:
+                memory = device.zeros("context_memory", (needed,), np.dtype(np.uint8))
+                executor.set_context_memory(memory)
         return executor
 
     def prepare(
@@ -114,7 +118,10 @@ class EngineExecutor:
         self._current = prepared
 
     def execute(self, stream: Stream) -> None:
-        """Run the prepared step: its captured graph if there is one, else an ordinary run."""
+        """Run the prepared step: its captured graph if there is one, else an ordinary run.
+
+        An ordinary run also takes the place of a graph that fails, except on a lost device.
+        """
         step = self._step()
         counters = self._graphs.counters
         graph = self._graphs.find(step.snapshot)
@@ -123,7 +130,9 @@ class EngineExecutor:
         else:
             try:
                 graph.launch(stream)
-            except HearthError:
+            except HearthError as error:
+                if error.code == "device_lost":
+                    raise
                 counters.fallbacks += 1
             else:
                 counters.hits += 1
@@ -150,7 +159,10 @@ class EngineExecutor:
         return self._engine.required_context_memory
 
     def set_context_memory(self, memory: Tensor) -> None:
-        """Provide scratch memory; raises `invalid_value` when it is too small."""
+        """Provide scratch memory; raises `invalid_value` when it is too small.
+
+        Graphs that were captured with other memory are freed.
+        """
         needed = self._engine.required_context_memory
         if memory.nbytes < needed:
             raise HearthError(
@@ -158,6 +170,7 @@ class EngineExecutor:
                 f"the engine needs {needed} bytes of context memory, got {memory.nbytes}",
                 memory.name,
             )
+        self._graphs.clear()
         self._engine.set_context_memory(memory)
 
     @property
@@ -194,8 +207,9 @@ class EngineExecutor:
         """Free captured graphs and the engine; the executor cannot be used afterwards."""
         self._current = None
         self._prepared.clear()
-        self._graphs.clear()
-        self._engine.close()
+        with ExitStack() as closing:
+            closing.callback(self._engine.close)
+            closing.callback(self._graphs.clear)
 
     def _profile(self, index: int) -> Profile:
         if not 0 <= index < len(self._profiles):

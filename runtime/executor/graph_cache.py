@@ -1,3 +1,5 @@
+from contextlib import ExitStack
+
 import msgspec
 
 from runtime.executor.engine import CapturedRun
@@ -35,17 +37,18 @@ class GraphCache:
 
     def store(self, snapshot: BindingSnapshot, graph: CapturedRun) -> None:
         """Keep a graph; an older one of the same hash is freed."""
-        older = self._graphs.pop(snapshot.key, None)
-        if older is not None:
-            older[1].close()
+        older = self._graphs.get(snapshot.key)
         self._graphs[snapshot.key] = (snapshot, graph)
         self.counters.captures += 1
+        if older is not None:
+            older[1].close()
 
     def clear(self) -> None:
         """Free all graphs."""
-        for _, graph in self._graphs.values():
-            graph.close()
-        self._graphs.clear()
+        with ExitStack() as closing:
+            while self._graphs:
+                _, (_, graph) = self._graphs.popitem()
+                closing.callback(graph.close)
 
     def __len__(self) -> int:
         return len(self._graphs)

@@ -4,6 +4,7 @@ from runtime.device.cuda.context import CudaContext
 from runtime.device.cuda.cuda_device import CudaDevice
 from runtime.device.cuda.graph import CudaGraph
 from runtime.errors import HearthError
+from runtime.undo import undoing
 
 
 def capture_run(device: CudaDevice, run: Callable[[], None]) -> CudaGraph:
@@ -14,17 +15,17 @@ def capture_run(device: CudaDevice, run: Callable[[], None]) -> CudaGraph:
     """
     with device.capture() as capture:
         run()
-    graph = capture.graph
-    from_host = host_nodes(device.context, graph)
-    if from_host:
-        graph.close()
-        raise HearthError(
-            "engine_incompatible",
-            f"{from_host} nodes of the step need the host, so it cannot be replayed: export the "
-            "model again",
-            "operators",
-        )
-    return graph
+    with undoing() as undo:
+        undo.callback(capture.graph.close)
+        from_host = host_nodes(device.context, capture.graph)
+        if from_host:
+            raise HearthError(
+                "engine_incompatible",
+                f"{from_host} nodes of the step need the host, so it cannot be replayed: export "
+                "the model again",
+                "operators",
+            )
+    return capture.graph
 
 
 def host_nodes(context: CudaContext, graph: CudaGraph) -> int:

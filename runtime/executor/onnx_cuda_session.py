@@ -105,7 +105,9 @@ def step_error(error: Exception, stream: Stream) -> HearthError:
     try:
         stream.synchronize()
     except HearthError as lost:
-        return lost
+        # A stream that is being captured cannot be waited for, which says nothing of the step.
+        if lost.code == "device_lost":
+            return lost
     if _is_out_of_memory(error):
         return HearthError("out_of_memory", "the GPU has no memory for the scratch of a step")
     return HearthError("executor_failed", "the engine failed in a step")

@@ -16,12 +16,22 @@ _HEADER = re.compile(r'^#include "(\w+\.cuh)"\n', re.MULTILINE)
 
 
 def cache_folder() -> Path:
-    """Where compiled kernels are kept: below HEARTH_CACHE, XDG_CACHE_HOME or ~/.cache."""
+    """Where compiled kernels are kept: below HEARTH_CACHE, XDG_CACHE_HOME or ~/.cache.
+
+    Raises `invalid_value` for a user without a home, unless one of the first two is set.
+    """
     own = os.environ.get("HEARTH_CACHE")
     if own:
         return Path(own) / "kernels"
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "hearth" / "kernels"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "hearth" / "kernels"
+    except RuntimeError as error:
+        raise HearthError(
+            "invalid_value",
+            "this user has no home to keep compiled kernels in: set HEARTH_CACHE",
+            "HEARTH_CACHE",
+        ) from error
 
 
 def kernel_source(name: str) -> str:

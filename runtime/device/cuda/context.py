@@ -1,7 +1,12 @@
-from typing import NamedTuple
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, NamedTuple
 
 from runtime.device.cuda.driver import CudaDriver, load_driver_api
 from runtime.errors import HearthError
+from runtime.undo import undoing
+
+if TYPE_CHECKING:
+    from runtime.device.cuda.events import CudaEvent
 
 _NAME_BYTES = 256
 
@@ -28,6 +33,8 @@ class CudaContext:
 
     def __init__(self, driver: CudaDriver, ordinal: int = 0) -> None:
         self.driver = driver
+        self.events: set[CudaEvent] = set()
+        """The events that are not closed."""
         driver.call("cuInit", 0)
         devices = driver.call("cuDeviceGetCount")
         if not 0 <= ordinal < devices:
@@ -36,8 +43,10 @@ class CudaContext:
             )
         self._device = driver.call("cuDeviceGet", ordinal)
         self._context = driver.call("cuDevicePrimaryCtxRetain", self._device)
-        self.make_current()
-        self.properties = self._properties(ordinal)
+        with undoing() as undo:
+            undo.callback(self.close)
+            self.make_current()
+            self.properties = self._properties(ordinal)
 
     def make_current(self) -> None:
         """Make this context the calling thread's; each thread that uses the device needs it."""
@@ -47,6 +56,12 @@ class CudaContext:
         """Bytes free and in all, by the driver's count."""
         free, total = self.driver.call("cuMemGetInfo")
         return int(free), int(total)
+
+    def close_events(self) -> None:
+        """Give back every event that nobody closed."""
+        with ExitStack() as closing:
+            for event in self.events:
+                closing.callback(event.close)
 
     def close(self) -> None:
         """Give the context back; calling it twice is harmless."""

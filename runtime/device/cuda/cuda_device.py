@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,15 @@ from runtime.device.cuda.upload import UploadRing
 from runtime.device.device import DeviceKind, SamplerBuffers
 from runtime.errors import HearthError
 from runtime.tensors.tensor import Tensor
+from runtime.undo import undoing
 
 
 class CudaDevice:
     """One GPU: its memory, one stream, and the ops as kernels.
 
     The thread that made it may use it; another calls `context.make_current` first. Kernels are
-    compiled when first asked for, and kept on disk in the compiler's folder.
+    compiled when first asked for, and kept on disk in the compiler's folder. The context is the
+    device's from here on, also when it cannot be made.
     """
 
     kind: DeviceKind = "cuda"
@@ -33,13 +36,19 @@ class CudaDevice:
 
     def __init__(self, context: CudaContext, compiler: KernelCompiler, reserve: int = 0) -> None:
         self.context = context
-        self.memory = CudaMemory(context, reserve)
-        self.stream = CudaStream(context)
-        self.ring = UploadRing(context, self.memory, self.stream)
-        self.library = KernelLibrary(context, self.stream, compiler)
+        with undoing() as undo:
+            undo.callback(context.close)
+            self.stream = CudaStream(context)
+            undo.callback(self.stream.close)
+            self.memory = CudaMemory(context, reserve)
+            undo.callback(self.memory.close)
+            undo.callback(context.close_events)
+            self.ring = UploadRing(context, self.memory, self.stream)
+            self.library = KernelLibrary(context, self.stream, compiler)
+            undo.callback(self.library.close)
+        self._closing = undo
         self.ops = CudaStepOps(self.library, self.memory, self.ring)
         self.tree_ops = CudaTreeOps(self.library, self.memory, self.ring)
-        self._samplers: list[CudaBatchSampler] = []
 
     @property
     def properties(self) -> DeviceProperties:
@@ -82,24 +91,30 @@ class CudaDevice:
 
     def batch_sampler(self, buffers: SamplerBuffers) -> CudaBatchSampler:
         """A sampler over these buffers."""
-        sampler = CudaBatchSampler(self.library, self.memory, self.ring, buffers)
-        self._samplers.append(sampler)
-        return sampler
+        return CudaBatchSampler(self.library, self.memory, self.ring, buffers)
 
     def close(self) -> None:
-        """Wait for the device and free everything; after `device_lost` nothing is left to free."""
+        """Wait for the device and free everything; calling it twice is harmless.
+
+        What one call raises does not keep the others back. After `device_lost` nothing is left
+        to free.
+        """
+        if not self.stream.handle:
+            return
         try:
-            self.stream.synchronize()
-            for sampler in self._samplers:
-                sampler.close()
-            self.ring.close()
-            self.library.close()
-            self.memory.close()
-            self.stream.close()
-            self.context.close()
+            with self._closing.pop_all() as closing:
+                self._wait_or_forget(closing)
         except HearthError as error:
             if error.code != "device_lost":
                 raise
+
+    def _wait_or_forget(self, closing: ExitStack) -> None:
+        try:
+            self.stream.synchronize()
+        except HearthError as error:
+            if error.code == "device_lost":
+                closing.pop_all()
+            raise
 
 
 def open_cuda_device(ordinal: int = 0, reserve: int = 0, kernels: Path | None = None) -> CudaDevice:
@@ -107,8 +122,10 @@ def open_cuda_device(ordinal: int = 0, reserve: int = 0, kernels: Path | None = 
 
     Raises `engine_incompatible` where driver, GPU or compiler are missing, `out_of_memory`.
     """
-    context = open_context(ordinal)
-    compiler = KernelCompiler(
-        load_compiler_api(), context.properties.architecture, kernels or cache_folder()
-    )
+    with undoing() as undo:
+        context = open_context(ordinal)
+        undo.callback(context.close)
+        compiler = KernelCompiler(
+            load_compiler_api(), context.properties.architecture, kernels or cache_folder()
+        )
     return CudaDevice(context, compiler, reserve)

@@ -12,11 +12,13 @@ class CudaEvent:
     """A point in a stream; `timing` events can be subtracted.
 
     A thread that waits sleeps: it is a step ahead of the device, and a processor that spins
-    would be missed by whatever else the machine runs.
+    would be missed by whatever else the machine runs. An event that nobody closes is given back
+    with its context.
     """
 
     def __init__(self, context: CudaContext, *, timing: bool = False) -> None:
         self._driver = context.driver
+        self._open = context.events
         flags = self._driver.api.CUevent_flags
         kind = int(flags.CU_EVENT_BLOCKING_SYNC)
         if not timing:
@@ -25,6 +27,7 @@ class CudaEvent:
         self._record = self._driver.function("cuEventRecord")
         self._query = self._driver.function("cuEventQuery")
         self._wait = self._driver.function("cuEventSynchronize")
+        self._open.add(self)
 
     def record(self, stream: "CudaStream") -> None:
         """Mark what was queued on `stream` so far."""
@@ -53,4 +56,5 @@ class CudaEvent:
         """Give the event back; calling it twice is harmless."""
         if self.native is not None:
             event, self.native = self.native, None
+            self._open.discard(self)
             self._driver.call("cuEventDestroy", event)

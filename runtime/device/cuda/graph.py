@@ -1,3 +1,4 @@
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
@@ -6,6 +7,7 @@ from runtime.device.cuda.driver import CudaDriver
 from runtime.device.cuda.stream import CudaStream
 from runtime.device.stream import Stream
 from runtime.errors import HearthError
+from runtime.undo import undoing
 
 
 class CudaGraph:
@@ -39,8 +41,9 @@ class CudaGraph:
         """Free the graph; calling it twice is harmless."""
         if self._native is not None:
             native, self._native = self._native, None
-            self._driver.call("cuGraphExecDestroy", native)
-            self._driver.call("cuGraphDestroy", self._graph)
+            with ExitStack() as closing:
+                closing.callback(self._driver.call, "cuGraphDestroy", self._graph)
+                closing.callback(self._driver.call, "cuGraphExecDestroy", native)
 
 
 class GraphCapture:
@@ -70,7 +73,9 @@ class GraphCapture:
         # The stream leaves its capture in any case, also when the capture had become invalid.
         status, graph = self._driver.function("cuStreamEndCapture")(self._stream.native)
         if error is None and not status:
-            self._graph = CudaGraph(self._driver, graph)
+            with undoing() as undo:
+                undo.callback(self._driver.call, "cuGraphDestroy", graph)
+                self._graph = CudaGraph(self._driver, graph)
             return
         if graph is not None and int(graph):
             self._driver.call("cuGraphDestroy", graph)

@@ -1,5 +1,6 @@
 import ctypes
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from runtime.device.cuda.compiler import KernelCompiler, kernel_source
@@ -73,5 +74,7 @@ class KernelLibrary:
 
     def close(self) -> None:
         """Unload all kernels."""
-        while self._modules:
-            self.context.driver.call("cuModuleUnload", self._modules.popitem()[1])
+        with ExitStack() as closing:
+            while self._modules:
+                _, module = self._modules.popitem()
+                closing.callback(self.context.driver.call, "cuModuleUnload", module)

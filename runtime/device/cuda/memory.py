@@ -1,5 +1,6 @@
 import ctypes
 from collections.abc import Callable
+from contextlib import ExitStack
 from math import prod
 from typing import Any
 
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 from runtime.device.cuda.context import CudaContext
 from runtime.errors import HearthError
 from runtime.tensors.tensor import Tensor
+from runtime.undo import undoing
 
 ALIGNMENT = 256
 
@@ -60,9 +62,11 @@ class Arena:
 
     def close(self) -> None:
         """Free everything; calling it twice is harmless."""
-        while self._chunks:
-            self._free(self._chunks.pop())
+        chunks, self._chunks = self._chunks, []
         self._next = self._end = self.allocated = self.used = 0
+        with ExitStack() as closing:
+            for chunk in chunks:
+                closing.callback(self._free, chunk)
 
     def _grow(self, size: int) -> None:
         self._next = self._add_chunk(size)
@@ -100,8 +104,9 @@ class CudaMemory:
 
     def close(self) -> None:
         """Free all; arrays of pinned tensors must not be used afterwards."""
-        self.device.close()
-        self.pinned.close()
+        with ExitStack() as closing:
+            closing.callback(self.pinned.close)
+            closing.callback(self.device.close)
 
     def _take(self, arena: Arena, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
         nbytes = prod(shape) * dtype.itemsize
@@ -115,11 +120,13 @@ class CudaMemory:
             ) from error
 
     def _device_chunk(self, size: int) -> int:
-        address = self._driver.call("cuMemAlloc", size)
-        self._driver.call("cuMemsetD8", address, 0, size)
-        # Our stream does not wait for the default stream, on which memory is set.
-        self._driver.call("cuCtxSynchronize")
-        return int(address)
+        address = int(self._driver.call("cuMemAlloc", size))
+        with undoing() as undo:
+            undo.callback(self._free_device, address)
+            self._driver.call("cuMemsetD8", address, 0, size)
+            # Our stream does not wait for the default stream, on which memory is set.
+            self._driver.call("cuCtxSynchronize")
+        return address
 
     def _free_device(self, address: int) -> None:
         self._driver.call("cuMemFree", address)

@@ -54,11 +54,6 @@ class SampleRing:
         slot.uses += 1
         return slot
 
-    def close(self) -> None:
-        """Give the events back."""
-        for slot in self._slots:
-            slot.event.close()
-
 
 class CudaPendingSamples:
     """The samples of a step that may still be running.

@@ -154,12 +154,6 @@ class CudaBatchSampler:
             self._move_tokens.launch(1)
         self._take([self._rows[row] for row in kept])
 
-    def close(self) -> None:
-        """Give the events back."""
-        self._slots.close()
-        if self._walks is not None:
-            self._walks.close()
-
     def _prepare(self, library: KernelLibrary, memory: CudaMemory, buffers: SamplerBuffers) -> None:
         tables = self._tables
         partial = memory.zeros("sampling partial results", (self._capacity,), PARTIAL)

@@ -7,6 +7,7 @@ from runtime.device.cuda.context import CudaContext
 from runtime.device.cuda.events import CudaEvent
 from runtime.device.cuda.memory import CudaMemory
 from runtime.device.cuda.stream import CudaStream
+from runtime.undo import undoing
 
 _BYTES = np.dtype(np.uint8)
 
@@ -42,11 +43,6 @@ class UploadRing:
         for first in range(0, data.size, self._slot_bytes):
             self._send(target + first, data[first : first + self._slot_bytes])
 
-    def close(self) -> None:
-        """Give the events back; the slots go with their memory."""
-        for event in self._events:
-            event.close()
-
     def _send(self, target: int, data: NDArray[np.uint8]) -> None:
         slot, event = self._slots[self._turn], self._events[self._turn]
         if not event.query():
@@ -54,5 +50,8 @@ class UploadRing:
             event.wait()
         slot.array[: data.size] = data
         self._stream.copy_in(target, slot.address, data.size)
-        event.record(self._stream)
+        with undoing() as undo:
+            # Without a mark nobody would wait before the slot is written again.
+            undo.callback(self._stream.synchronize)
+            event.record(self._stream)
         self._turn = (self._turn + 1) % len(self._slots)

@@ -156,11 +156,6 @@ class TreeWalks:
             self._launch.launch(rows)
         return CudaPendingPaths(slot, self._stream, wanted)
 
-    def close(self) -> None:
-        """Give the events back."""
-        for slot in self._slots:
-            slot.event.close()
-
 
 def empty_partial(count: int) -> "np.ndarray[tuple[int], np.dtype[np.void]]":
     """`Partial` of kernels/sampling_rows.cuh before the first block: [count]."""

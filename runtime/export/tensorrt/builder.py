@@ -4,15 +4,19 @@ This file imports nothing else of Hearth, so that it runs in whatever Python the
 lives in: 8.6 and newer, and TensorRT-RTX. The last event is `built` or `failed`, never neither.
 """
 
+import ctypes
 import faulthandler
 import importlib
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
 from typing import Any, NoReturn
 
+# <sys/prctl.h>
+_PR_SET_PDEATHSIG = 1
 # What builders say when a fused attention has no kernel for its type, head size or GPU.
 _NO_KERNEL = ("dedicated kernel", "_gemm_mha", "Attention operation was not supported")
 _NO_MEMORY = ("out of memory", "OutOfMemory", "insufficient memory")
@@ -172,8 +176,7 @@ def open_timing_cache(config: Any, path: str | None) -> Any:
     """
     if path is None:
         return None
-    stored = Path(path).read_bytes() if Path(path).is_file() else b""
-    cache = config.create_timing_cache(stored)
+    cache = config.create_timing_cache(read_timings(Path(path)))
     if cache is None or not config.set_timing_cache(cache, ignore_mismatch=False):
         emit("warning", message="the timing cache is of another TensorRT or GPU: begun anew")
         cache = config.create_timing_cache(b"")
@@ -181,12 +184,43 @@ def open_timing_cache(config: Any, path: str | None) -> Any:
     return cache
 
 
+def read_timings(path: Path) -> bytes:
+    """What an earlier build kept; nothing where there is none."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        emit("warning", message=f"the timing cache cannot be read, so all is timed: {error}")
+        return b""
+
+
+def keep_timings(path: Path, cache: Any) -> None:
+    """Write the timings for later builds; a plan that is made is not lost with them."""
+    try:
+        write_whole(path, cache.serialize())
+    except (OSError, TypeError) as error:
+        emit("warning", message=f"the timing cache cannot be kept: {error}")
+
+
+def write_plan(path: Path, plan: Any) -> None:
+    """Write the plan; raises `JobError` where that fails."""
+    try:
+        write_whole(path, plan)
+    except OSError as error:
+        raise JobError("unwritable", f"the plan cannot be written: {error}") from error
+
+
 def write_whole(path: Path, data: Any) -> None:
-    """Write a file beside its place and move it there."""
+    """Write a file beside its place and move it there; of one that fails nothing is left."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.write_bytes(memoryview(data))
-    partial.replace(path)
+    try:
+        partial.write_bytes(memoryview(data))
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def set_options(trt: Any, config: Any, job: dict[str, Any]) -> None:
@@ -265,9 +299,9 @@ def build(job: dict[str, Any], kept: list[Any]) -> dict[str, Any]:
     plan = builder.build_serialized_network(network, config)
     if plan is None:
         fail(logger, "build", "the plan cannot be built")
-    write_whole(Path(job["output"]), plan)
+    write_plan(Path(job["output"]), plan)
     if cache is not None:
-        write_whole(Path(job["timing_cache"]), cache.serialize())
+        keep_timings(Path(job["timing_cache"]), cache)
     if job["inspect"]:
         inspect(trt, logger, plan, job["inspect"])
     name, capability = gpu_identity()
@@ -299,6 +333,8 @@ def main(arguments: list[str], kept: list[Any]) -> int:
 def run() -> NoReturn:
     """Be the process: what ends it from within leaves a trace on standard error."""
     faulthandler.enable()
+    # Nobody waits any more when the export is killed, and a build holds a GPU for long.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     kept: list[Any] = []
     status = main(sys.argv[1:], kept)
     # A builder of TensorRT 8.6 with a timing cache died behind the written cache and before its

@@ -60,8 +60,18 @@ def resolve_decode_batches(options: PlanOptions, max_batch: int) -> tuple[int, .
 
 
 def default_timing_cache() -> Path:
-    """Where timings are kept from build to build, as the XDG specification has it."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    """Where timings are kept from build to build, as the XDG specification has it.
+
+    Raises `invalid_value` for a user without a home, unless XDG_CACHE_HOME is set.
+    """
+    try:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError as error:
+        raise HearthError(
+            "invalid_value",
+            "this user has no home to keep timings in: name a timing cache",
+            "timing_cache",
+        ) from error
     return Path(base) / "hearth" / "tensorrt-timing.cache"
 
 

@@ -20,6 +20,7 @@ _CODES: dict[str, Code] = {
     "no_gpu": "unsupported_option",
     "unsupported": "unsupported_option",
     "out_of_memory": "out_of_memory",
+    "unwritable": "invalid_value",
 }
 
 
@@ -32,8 +33,9 @@ def run_builder(
 ) -> dict[str, Any]:
     """Do one job in a process of its own; what the plan was built by and for.
 
-    Raises `unsupported_option` when the builder cannot run here, `out_of_memory`, or
-    `model_unsupported` with what the builder said; `NoAttentionKernelError` is one of these.
+    Raises `unsupported_option` when the builder cannot run here, `out_of_memory`, `invalid_value`
+    when the plan cannot be written, or `model_unsupported` with what the builder said;
+    `NoAttentionKernelError` is one of these.
     """
     last: dict[str, Any] = {}
     errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed below, also when the start fails
@@ -88,13 +90,14 @@ def _failure(last: dict[str, Any], status: int, errors: IO[bytes]) -> HearthErro
     message = last.get("message") or f"the builder {_how(status)}: {_tail(errors)}"
     if kind == "no_attention_kernel":
         return NoAttentionKernelError("model_unsupported", message, "dialect")
-    return HearthError(_CODES.get(kind, "model_unsupported"), message, "backend")
+    field = "target" if kind == "unwritable" else "backend"
+    return HearthError(_CODES.get(kind, "model_unsupported"), message, field)
 
 
 def _how(status: int) -> str:
     if status >= 0:
         return f"ended without a word, exit code {status}"
-    return f"was ended by {signal.Signals(-status).name}"
+    return f"was ended by signal {-status} ({signal.strsignal(-status)})"
 
 
 def _tail(errors: IO[bytes]) -> str:

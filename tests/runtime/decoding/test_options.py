@@ -4,7 +4,8 @@ import pytest
 from msgspec import structs
 
 from runtime.config import LLMEngineRunnerConfig
-from runtime.decoding.options import RuntimeOptions, effective_config
+from runtime.decoding.options import MOST_GPU_ROWS, RuntimeOptions, effective_config
+from runtime.device.cuda.sampler import _MOST_ROWS
 from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
 
@@ -70,6 +71,18 @@ def test_other_shapes_of_a_plan_are_refused(options: RuntimeOptions, field: str)
     with pytest.raises(HearthError, match="the plan was built for") as caught:
         effective_config(PLAN, options)
     assert (caught.value.code, caught.value.field) == ("invalid_value", field)
+
+
+def test_a_batch_beyond_a_gpus_kernels_is_refused_before_anything_is_opened() -> None:
+    assert MOST_GPU_ROWS == _MOST_ROWS
+    many = structs.replace(STORED, max_supported_batch_size=MOST_GPU_ROWS + 1)
+    assert effective_config(many, RuntimeOptions()) == many
+    gpu = RuntimeOptions(device="cuda")
+    with pytest.raises(HearthError, match="a GPU serves 256 rows") as caught:
+        effective_config(many, gpu)
+    assert (caught.value.code, caught.value.field) == ("invalid_value", "max_batch")
+    less = structs.replace(gpu, max_batch=MOST_GPU_ROWS)
+    assert effective_config(many, less).max_supported_batch_size == MOST_GPU_ROWS
 
 
 def test_a_graph_of_standard_operators_runs_on_either_device() -> None:

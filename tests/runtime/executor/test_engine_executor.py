@@ -6,13 +6,19 @@ import pytest
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.device.stream import HostStream
 from runtime.errors import HearthError
-from runtime.executor import EngineExecutor, EngineOptions
+from runtime.executor import EngineExecutor, EngineOptions, engine_executor
 from runtime.executor.simulated_engine import simulated_config
 from runtime.tensors.dims import InferenceDims
 from runtime.tensors.profiles import Profile
 from runtime.tensors.tensor import Tensor
 from runtime.tensors.tensor_map import TensorMap
-from tests.runtime.executor.fake_engine import FLOAT, FakeEngine, fake_registry, fake_tensors
+from tests.runtime.executor.fake_engine import (
+    FLOAT,
+    FakeEngine,
+    FakeRun,
+    fake_registry,
+    fake_tensors,
+)
 
 STREAM = HostStream()
 PROFILES = (
@@ -82,6 +88,23 @@ def test_a_graph_that_fails_is_replaced_by_an_ordinary_run() -> None:
     with pytest.raises(HearthError) as caught:
         executor.execute(STREAM)
     assert caught.value.code == "executor_failed"
+
+
+def test_a_lost_device_is_named_by_the_graph_and_nothing_else_is_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    executor, engine = _executor()
+    executor.prepare(1, _decode(2), fake_tensors(), STREAM)
+    executor.capture_graph(STREAM)
+
+    def lose(*_: object) -> None:
+        raise HearthError("device_lost", "cuGraphLaunch failed")
+
+    monkeypatch.setattr(FakeRun, "launch", lose)
+    with pytest.raises(HearthError, match="cuGraphLaunch"):
+        executor.execute(STREAM)
+    assert "run" not in engine.calls
+    assert executor.counters.fallbacks == 0
 
 
 def test_a_prepared_step_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,6 +237,28 @@ def test_context_memory_must_be_large_enough() -> None:
     memory = Tensor.zeros("scratch", (16,), FLOAT)
     executor.set_context_memory(memory)
     assert engine.memory is memory
+
+
+def test_other_context_memory_voids_what_was_captured() -> None:
+    executor, engine = _executor()
+    executor.prepare(1, _decode(2), fake_tensors(), STREAM)
+    executor.capture_graph(STREAM)
+    executor.set_context_memory(Tensor.zeros("scratch", (16,), FLOAT))
+    executor.execute(STREAM)
+    assert engine.calls[-2:] == ["free", "run"]
+    assert executor.captured_graphs == 0
+
+
+def test_an_engine_that_does_not_fit_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = FakeEngine()
+    monkeypatch.setattr(engine_executor, "_open_engine", lambda *_: engine)
+    config = simulated_config(layers=1, max_batch=2)
+    with pytest.raises(HearthError) as caught:
+        EngineExecutor.create_for_llm(tmp_path, config, EngineOptions(), CpuDevice())
+    assert caught.value.code == "engine_incompatible"
+    assert engine.calls == ["close"]
 
 
 def test_close_frees_graphs_before_the_engine() -> None:

@@ -1,5 +1,6 @@
 import pytest
 
+from runtime.errors import HearthError
 from runtime.executor.graph_cache import GraphCache
 from runtime.executor.snapshot import BindingSnapshot
 
@@ -50,4 +51,23 @@ def test_clear_frees_every_graph() -> None:
         cache.store(BindingSnapshot(((address, (2,)),)), graph)
     cache.clear()
     assert [graph.closed for graph in graphs] == [True, True]
+    assert len(cache) == 0
+
+
+class _Stuck(_Graph):
+    def close(self) -> None:
+        super().close()
+        raise HearthError("executor_failed", "cuGraphDestroy failed")
+
+
+def test_a_graph_that_cannot_be_freed_keeps_no_other_back() -> None:
+    cache, older, newer = GraphCache(), _Stuck(), _Stuck()
+    cache.store(BindingSnapshot(((1, (2,)),), key=7), older)
+    with pytest.raises(HearthError):
+        cache.store(BindingSnapshot(((9, (2,)),), key=7), newer)
+    last = _Graph()
+    cache.store(BindingSnapshot(((1, (2,)),), key=8), last)
+    with pytest.raises(HearthError):
+        cache.clear()
+    assert [graph.closed for graph in (older, newer, last)] == [True, True, True]
     assert len(cache) == 0

@@ -6,8 +6,10 @@ from typing import Any
 import onnx_ir as ir
 import pytest
 
+from runtime.device.stream import HostStream
 from runtime.engine_folder import DRAFT_FOLDER, MODEL_FILE
-from runtime.executor.onnx_cuda_session import ON_THE_HOST
+from runtime.errors import Code, HearthError
+from runtime.executor.onnx_cuda_session import ON_THE_HOST, step_error
 from tests.runtime.export.trees import export_with_draft
 
 SMALL = 100
@@ -72,3 +74,18 @@ def test_an_engine_with_a_draft_is_accepted(
     nodes = host_nodes(ir.load(folder / part / MODEL_FILE).graph)
     assert nodes
     assert [node.name for node in nodes if node.op_type not in ON_THE_HOST] == []
+
+
+@pytest.mark.parametrize(
+    ("stream_code", "code"),
+    [("executor_failed", "out_of_memory"), ("device_lost", "device_lost")],
+)
+def test_a_stream_that_cannot_be_waited_for_does_not_hide_the_error(
+    stream_code: Code, code: str
+) -> None:
+    class Captured(HostStream):
+        def synchronize(self) -> None:
+            raise HearthError(stream_code, "cuStreamSynchronize failed")
+
+    error = RuntimeError("Failed to allocate memory for requested buffer")
+    assert step_error(error, Captured()).code == code

@@ -91,6 +91,19 @@ def test_the_cache_lies_where_the_environment_says(monkeypatch: pytest.MonkeyPat
     assert cache_folder() == Path("/three/.cache/hearth/kernels")
 
 
+def homeless() -> Path:
+    raise RuntimeError("Could not determine home directory.")
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HEARTH_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.raises(HearthError, match="set HEARTH_CACHE") as caught:
+        cache_folder()
+    assert (caught.value.code, caught.value.field) == ("invalid_value", "HEARTH_CACHE")
+
+
 def test_headers_of_the_package_are_put_in() -> None:
     source = kernel_source("sampling")
     assert '#include "' not in source

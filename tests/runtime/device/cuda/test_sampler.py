@@ -85,7 +85,6 @@ def test_random_rows_agree_with_numpy(
         bench = Bench(gpu, vocab, random_rows(rng, vocab, 8), index)
         for _ in range(3):
             bench.check(random_logits(rng, 8, vocab), rng.integers(0, 1 << 20, 8).tolist())
-        bench.sampler.close()
 
 
 @pytest.mark.parametrize("vocab", VOCABULARIES)

@@ -67,6 +67,15 @@ def test_an_upload_waits_only_for_a_slot_that_is_still_copied() -> None:
     assert ring.waits == 1
 
 
+def test_a_copy_that_cannot_be_marked_is_waited_for() -> None:
+    api = HostDriver()
+    ring = ring_of(api, 2, 16)
+    api.failing["cuEventRecord"] = CUresult.CUDA_ERROR_INVALID_VALUE
+    with pytest.raises(HearthError, match="cuEventRecord"):
+        ring.upload(0, np.zeros(2))
+    assert api.names()[-2:] == ["cuEventRecord", "cuStreamSynchronize"]
+
+
 def test_what_the_device_raised_comes_out_of_query_and_wait() -> None:
     api = FakeDriver()
     context = CudaContext(CudaDriver(api))
@@ -102,6 +111,26 @@ def test_a_capture_gives_a_graph_that_is_freed_once() -> None:
     capture.graph.close()
     assert api.names().count("cuGraphExecDestroy") == 1
     assert api.names().count("cuGraphDestroy") == 1
+
+
+def test_a_graph_that_cannot_be_made_is_freed() -> None:
+    api = FakeDriver()
+    context = CudaContext(CudaDriver(api))
+    stream = CudaStream(context)
+    api.failing["cuGraphInstantiate"] = CUresult.CUDA_ERROR_OUT_OF_MEMORY
+    with pytest.raises(HearthError, match="cuGraphInstantiate"), GraphCapture(context, stream):
+        pass
+    assert api.calls[-1] == ("cuGraphDestroy", 23)
+
+
+def test_events_that_nobody_closed_go_with_their_context() -> None:
+    api = FakeDriver()
+    context = CudaContext(CudaDriver(api))
+    events = [CudaEvent(context) for _ in range(3)]
+    events[1].close()
+    for _ in range(2):
+        context.close_events()
+    assert api.names().count("cuEventDestroy") == 3
 
 
 def test_a_capture_that_fails_is_named_and_ended() -> None:

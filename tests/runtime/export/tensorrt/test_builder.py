@@ -1,8 +1,10 @@
+import errno
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -94,6 +96,46 @@ def test_timings_are_kept_and_begun_anew_when_they_do_not_fit(
     assert "begun anew" in events[0]["message"]
     assert library.notes[-2:] != []
     assert ("cache", b"timed", False) in library.notes
+
+
+def test_timings_that_cannot_be_kept_cost_no_plan(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    library: FakeBuilder,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file" / "cache", tmp_path):
+        status, events = run(tmp_path, capsys, timing_cache=str(place))
+        assert (status, events[-1]["event"]) == (0, "built")
+        assert "cannot be read" in events[0]["message"]
+        assert "cannot be kept" in events[1]["message"]
+        assert (tmp_path / "plan").read_bytes() == b"plan"
+        (tmp_path / "plan").unlink()
+    nothing = SimpleNamespace(data=b"", serialize=lambda: None)
+    monkeypatch.setattr(library, "create_timing_cache", lambda _: nothing)
+    status, events = run(tmp_path, capsys, timing_cache=str(tmp_path / "cache"))
+    assert (status, "cannot be kept" in events[0]["message"]) == (0, True)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["file", "job.json", "plan"]
+
+
+def test_a_plan_that_cannot_be_written_is_named_and_leaves_nothing(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    library: FakeBuilder,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fill_the_disk(path: Path, data: memoryview) -> None:
+        with path.open("wb") as file:
+            file.write(data[:2])
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", fill_the_disk)
+    status, events = run(tmp_path, capsys)
+    assert (status, events[-1]["kind"]) == (1, "unwritable")
+    assert "cannot be written: [Errno 28] No space left on device" in events[-1]["message"]
+    assert library.notes != []
+    assert [one.name for one in tmp_path.iterdir()] == ["job.json"]
 
 
 FRAGILE = """

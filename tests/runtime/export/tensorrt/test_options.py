@@ -65,3 +65,15 @@ def test_rtx_numbers_its_versions_otherwise() -> None:
 def test_timings_lie_in_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert default_timing_cache().parent == tmp_path / "hearth"
+
+
+def homeless() -> Path:
+    raise RuntimeError("Could not determine home directory.")
+
+
+def test_a_user_without_a_home_names_a_timing_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.raises(HearthError, match="name a timing cache") as caught:
+        default_timing_cache()
+    assert (caught.value.code, caught.value.field) == ("invalid_value", "timing_cache")

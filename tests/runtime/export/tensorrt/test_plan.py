@@ -1,3 +1,7 @@
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +141,7 @@ class TestRunBuilder:
         [
             ("no_gpu", "unsupported_option"),
             ("out_of_memory", "out_of_memory"),
+            ("unwritable", "invalid_value"),
             ("parse", "model_unsupported"),
         ],
     )
@@ -149,8 +154,31 @@ class TestRunBuilder:
     def test_a_builder_that_dies_is_quoted(self, tmp_path: Path) -> None:
         with pytest.raises(HearthError, match="without a word, exit code 139: at; segfault"):
             run_builder(self.script(tmp_path, "echo at >&2; echo segfault >&2; exit 139"), {})
-        with pytest.raises(HearthError, match="was ended by SIGSEGV: here"):
+        with pytest.raises(
+            HearthError, match=r"was ended by signal 11 \(Segmentation fault\): here"
+        ):
             run_builder(self.script(tmp_path, "echo here >&2; kill -SEGV $$"), {})
+
+    def test_a_builder_ends_with_the_export_that_is_killed(self, tmp_path: Path) -> None:
+        (tmp_path / "endless.py").write_text(
+            "import os, time\n"
+            "with open(os.environ['STARTED'], 'w') as fifo:\n"
+            "    fifo.write('here')\n    fifo.flush()\n    time.sleep(50)\n"
+        )
+        job = "{'module': 'endless', 'probe': True}"
+        export = f"import sys; from {run_builder.__module__} import run_builder as run; "
+        path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[4])])
+        fifo = tmp_path / "started"
+        os.mkfifo(fifo)
+        environ = {**os.environ, "PYTHONPATH": path, "STARTED": str(fifo)}
+        command = [sys.executable, "-c", f"{export} run(sys.executable, {job})"]
+        with subprocess.Popen(command, env=environ) as process, fifo.open() as heard:
+            assert heard.read(4) == "here"
+            process.kill()
+            # The other end is closed when the builder is gone.
+            began = time.monotonic()
+            assert heard.read() == ""
+        assert time.monotonic() - began < 20
 
     def test_a_python_that_is_not_there_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(HearthError) as error:

@@ -1,0 +1,112 @@
+"""Rows whose numbers are not finite, beside others and before the next batch."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.decoding.deployment import DeploymentConfig
+from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.device.cpu.cpu_device import CpuDevice
+from runtime.device.stream import Stream
+from runtime.executor.engine import Binding, EngineOptions
+from runtime.executor.simulated_engine import (
+    SimulatedEngine,
+    simulated_config,
+    simulated_next_tokens,
+)
+from runtime.request import RowRequest
+
+VOCAB, POISON, ENDS = 40, 7, (0,)
+CONFIG = simulated_config(
+    vocab_size=VOCAB, layers=1, max_batch=4, capacity=64, prefill_chunk=8, eos_token_ids=ENDS
+)
+
+
+class Spreading(SimulatedEngine):
+    """`POISON` leaves keys that are not finite, and one such slot spoils all logits of its row."""
+
+    def run(self, bindings: Sequence[Binding], stream: Stream) -> None:
+        super().run(bindings, stream)
+        arrays = {one.name: one.tensor.view(one.shape) for one in bindings}
+        tokens, keys = arrays["inputs_embeds"][..., 0], arrays["k_cache_0"]
+        for row, start in enumerate(arrays["kvcache_start_index"].tolist()):
+            for step in np.flatnonzero(tokens[row] == POISON).tolist():
+                keys[row, :, start + step] = np.nan
+            if np.isnan(keys[row]).any():
+                arrays["logits"][row] = np.nan
+
+
+@pytest.fixture(params=[0, 1])
+def runtime(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> LLMInferenceRuntime:
+    """A runtime that reads tokens at once, and one that reads them a step later."""
+    monkeypatch.setattr("runtime.executor.engine_executor.SimulatedEngine", Spreading)
+    device = CpuDevice()
+    device.steps_ahead = request.param
+    return LLMInferenceRuntime.create(DeploymentConfig(CONFIG), Path(), EngineOptions(), device)
+
+
+def row(token_ids: list[int], max_tokens: int) -> RowRequest:
+    return RowRequest(token_ids=token_ids, prompt_length=len(token_ids), max_tokens=max_tokens)
+
+
+def expected(request: RowRequest) -> list[int]:
+    """The row's tokens, -1 where it fails: when `POISON` is in what was fed."""
+    grown = list(request.token_ids)
+    while POISON not in grown and len(grown) < request.prompt_length + request.max_tokens:
+        newest, position = np.array(grown[-1:]), np.array([len(grown) - 1])
+        grown += simulated_next_tokens(newest, position, VOCAB, ENDS).tolist()
+    made = grown[request.prompt_length :]
+    fails = POISON in grown and len(made) < request.max_tokens
+    return [*made, -1] if fails else made
+
+
+def drain(runtime: LLMInferenceRuntime, cancels: dict[int, int]) -> dict[int, list[int]]:
+    """Step to the end; row `cancels[n]` is cancelled before step n."""
+    tokens: dict[int, list[int]] = {}
+    for number in range(1000):
+        if number in cancels:
+            runtime.cancel(cancels[number])
+        if not runtime.active:
+            break
+        for token in runtime.step().tokens:
+            tokens.setdefault(token.row, []).append(token.token_id)
+    return tokens
+
+
+def check(runtime: LLMInferenceRuntime, rows: list[RowRequest], **cancels: Any) -> None:
+    runtime.begin(rows)
+    found = drain(runtime, cancels.get("cancels", {}))
+    runtime.end()
+    for index, request in enumerate(rows):
+        text = found.get(index, [])
+        whole = index not in cancels.get("cancels", {}).values()
+        assert text == (expected(request) if whole else expected(request)[: len(text)])
+    caches = runtime._runner.get_kv_cache().kv
+    assert np.isfinite(np.stack([one.array for one in caches.keys])).all()
+
+
+def test_a_row_that_fails_at_its_limit_spoils_no_other(runtime: LLMInferenceRuntime) -> None:
+    check(runtime, [row([3, 4, POISON, 5], 1), row([3], 9), row([4], 9)])
+
+
+def test_a_row_that_fails_behind_its_end_spoils_no_later_batch(
+    runtime: LLMInferenceRuntime,
+) -> None:
+    for _ in range(2):
+        check(runtime, [row([3, POISON], 1)])
+        check(runtime, [row([3], 9)])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_only_rows_that_fail_are_spoiled(runtime: LLMInferenceRuntime, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(4):
+        rows = [
+            row(rng.integers(1, VOCAB, rng.integers(1, 20)).tolist(), int(rng.integers(1, 12)))
+            for _ in range(rng.integers(1, 5))
+        ]
+        chosen = rng.integers(0, (12, len(rows)), (int(rng.integers(0, 3)), 2)).tolist()
+        check(runtime, rows, cancels=dict(chosen))
