@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from actors.admission import PolicySettings, Refusal, queue_refusal, size_refusal
+from actors.company import Company
 from actors.messages import (
     Accepted,
     BatchEnded,
@@ -61,6 +62,7 @@ class SchedulerPolicy:
     def __init__(self, settings: PolicySettings) -> None:
         self._settings = settings
         self._queue = WaitingQueue(settings.ageing_s)
+        self._company = Company(settings.fill_wait_s, settings.hold_s)
         self._limits: ExecutorReady | None = None
         self._max_batch = 0
         self._present = False
@@ -79,6 +81,7 @@ class SchedulerPolicy:
             self._refused += 1
             return [_failed([request.rid], refusal)]
         entry = Entry(request, arrived=now, queued=now)
+        self._company.arrived(now)
         self._queue.push(entry)
         return self._accept(entry) if self._limits else []
 
@@ -93,6 +96,7 @@ class SchedulerPolicy:
         if self._running is None or message.batch != self._running.number:
             return
         rows = self._running.rows
+        self._company.ended(now - self._running.started)
         self._running = None
         for continuation in message.unfinished:
             entry = rows.pop(continuation.rid, None)
@@ -175,7 +179,7 @@ class SchedulerPolicy:
             return None
         if len(self._queue) >= self._max_batch:
             return oldest
-        return max(oldest, self._fill_from) + self._settings.fill_wait_s
+        return max(oldest, self._fill_from) + self._company.wait_s
 
     def _release_time(self, batch: RunningBatch) -> float | None:
         first = self._queue.first_arrival
@@ -189,7 +193,9 @@ class SchedulerPolicy:
         return max(due, first - self._queue.virtual_arrival(lowest, 0.0))
 
     def _start(self, now: float) -> list[Decision]:
+        oldest = self._queue.oldest
         entries = self._queue.take(self._max_batch)
+        self._company.started(max(now if oldest is None else oldest, self._fill_from), len(entries))
         self._batches += 1
         self._rows += len(entries)
         batch = RunningBatch(self._batches, now, {entry.rid: entry for entry in entries})

@@ -111,7 +111,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 4
     fill_wait_ms: Annotated[
         float,
-        Meta(ge=0, le=1000, description="Milliseconds an idle executor waits for more rows."),
+        Meta(
+            ge=0,
+            le=1000,
+            description="Milliseconds an idle executor waits for more rows, unless requests have "
+            "long come one at a time.",
+        ),
     ] = 5.0
     hold_s: Annotated[
         float,
@@ -218,6 +223,11 @@ def load_settings(
     for source in sources:
         merged.update(_checked(source))
     return Settings(**merged)
+
+
+def check_flags(flags: Mapping[str, Any]) -> None:
+    """Raise `invalid_value` naming the first of `flags` whose value is not allowed."""
+    _checked(flag_source(flags))
 
 
 def _file_of(config: Path | None, environ: Mapping[str, str], system_file: Path) -> Path | None:

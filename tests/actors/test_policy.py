@@ -29,6 +29,21 @@ def test_a_lone_request_waits_the_fill_time_and_no_longer() -> None:
     assert len(outcome.tokens) == 16
 
 
+def test_nobody_waits_for_company_that_never_comes_until_it_does() -> None:
+    simulation = Simulation(SETTINGS)
+    for rid in range(300):
+        simulation.arrive(1.0 + rid, submit(rid))
+    simulation.run()
+    assert simulation.outcomes[0].started == pytest.approx(1.005)
+    assert simulation.outcomes[299].started == pytest.approx(300.0)
+    for pair in range(10):
+        for rid in (2 * pair, 2 * pair + 1):
+            simulation.arrive(400.0 + pair + 0.001 * rid, submit(1000 + rid))
+    simulation.run()
+    assert simulation.batches[300] == [1000]
+    assert simulation.batches[-1] == [1018, 1019]
+
+
 def test_a_full_batch_starts_at_once() -> None:
     simulation = Simulation(SETTINGS)
     for rid in range(8):

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+_MEMORY = 32
+"""Windows and batches over which the means are taken, exponentially."""
+
+
+class Company:
+    """Whether an idle executor should wait for more rows; no clock, no I/O.
+
+    A window opens when a request could start, and lasts `wait_s` seconds. Waiting costs the first
+    request that time. Not waiting costs those that come within the window a whole batch, of which
+    they are not part, but `hold_s` at most. So waiting pays while the share of windows with
+    company, times the mean length of a batch, is more than `wait_s`. Until experience says
+    otherwise there is company, and a batch takes `hold_s`.
+    """
+
+    def __init__(self, wait_s: float, hold_s: float) -> None:
+        self._wait_s, self._hold_s = wait_s, hold_s
+        self._share = 1.0
+        self._batch_s = hold_s
+        self._closes: float | None = None
+
+    @property
+    def wait_s(self) -> float:
+        """How long to wait for more rows."""
+        return self._wait_s if self._share * self._batch_s > self._wait_s else 0.0
+
+    def started(self, opened: float, rows: int) -> None:
+        """A batch began with `rows` rows out of the window that opened at `opened`."""
+        self._settle()
+        self._closes = opened + self._wait_s
+        if rows > 1:
+            self._see(company=True)
+
+    def arrived(self, now: float) -> None:
+        """A request came."""
+        if self._closes is not None and now <= self._closes:
+            self._see(company=True)
+
+    def ended(self, seconds: float) -> None:
+        """A batch ended after `seconds`."""
+        self._batch_s += (min(seconds, self._hold_s) - self._batch_s) / _MEMORY
+
+    def _settle(self) -> None:
+        # Nobody came in the window that is open, if one is.
+        if self._closes is not None:
+            self._see(company=False)
+
+    def _see(self, *, company: bool) -> None:
+        self._share += (company - self._share) / _MEMORY
+        self._closes = None
