@@ -19,7 +19,6 @@ from actors.messages import (
     Release,
     RowsFailed,
     RunBatch,
-    SchedulerMessage,
     Shutdown,
     SupervisorMessage,
     TokenizerMessage,
@@ -31,7 +30,7 @@ from runtime.errors import HearthError
 from runtime.request import RowRequest
 
 SEND_TIMEOUT_S = 10.0
-"""How long the tokenizer or scheduler may be behind before the executor gives up."""
+"""How long the tokenizer may be behind before the executor gives up."""
 PROGRESS_S = 1.0
 """Seconds between two signs of progress, while working and while waiting."""
 FAILURE_LIMIT = 3
@@ -102,7 +101,6 @@ class ExecutorActor:
         inbox: Mailbox[ExecutorMessage],
         control: Mailbox[ExecutorControl],
         to_tokenizer: Mailbox[TokenizerMessage],
-        to_scheduler: Mailbox[SchedulerMessage],
         to_supervisor: Mailbox[SupervisorMessage],
         runtime: BatchRuntime,
     ) -> None:
@@ -110,7 +108,6 @@ class ExecutorActor:
         self._inbox = inbox
         self._control = control
         self._to_tokenizer = to_tokenizer
-        self._to_scheduler = to_scheduler
         self._to_supervisor = to_supervisor
         self._runtime = runtime
         self._batch: ExecutorBatch | None = None
@@ -144,8 +141,7 @@ class ExecutorActor:
         finally:
             for mailbox in (self._inbox, self._control):
                 mailbox.close()
-            for outbox in (self._to_tokenizer, self._to_scheduler):
-                outbox.close(flush_s=_FLUSH_S)
+            self._to_tokenizer.close(flush_s=_FLUSH_S)
 
     def _serve(self, message: RunBatch) -> None:
         rows = self._admit(message.rows)
@@ -169,7 +165,8 @@ class ExecutorActor:
         self._runtime.end()
         self._batch = None
         if not self._stopping:
-            self._to_scheduler.send_blocking(BatchEnded(batch.number, unfinished), SEND_TIMEOUT_S)
+            # Behind the tokens: were it heard without them, their requests would never end.
+            self._to_tokenizer.send_blocking(BatchEnded(batch.number, unfinished), SEND_TIMEOUT_S)
         if self._failures >= FAILURE_LIMIT:
             raise HearthError(
                 "executor_failed", f"{self._failures} batches failed in a row: the executor ends"

@@ -54,8 +54,10 @@ def main(arguments: list[str]) -> int:
         return 2
     _die_with(config.parent)
     os.chdir(config.folder)
-    # Ctrl-C reaches the whole group of processes; the daemon decides when its actors end.
+    # Ctrl-C and the end of a terminal reach the whole group of processes; the daemon decides
+    # when its actors end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _leave)
     configure_logging(config.log_level, config.log_format)
     with zmq.Context() as context:

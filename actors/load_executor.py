@@ -29,7 +29,6 @@ def load_executor(
             context, role.inboxes.control_endpoints(), ExecutorControl, CONTROL_LIMIT
         ),
         to_tokenizer=Mailbox.connect(context, role.addresses.tokenizer, WORK_LIMIT),
-        to_scheduler=Mailbox.connect(context, role.addresses.scheduler, WORK_LIMIT),
         to_supervisor=to_supervisor,
         runtime=runtime,
     )

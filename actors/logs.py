@@ -1,11 +1,15 @@
 """Logging: one structlog configuration for the daemon and the processes that it starts."""
 
+from __future__ import annotations
+
+import io
 import logging
 import os
+import select
 import sys
 from collections.abc import Mapping
 from functools import partial
-from typing import Literal, TextIO
+from typing import Literal, TextIO, cast
 
 import msgspec
 import structlog
@@ -16,6 +20,57 @@ Format = Literal["auto", "console", "json"]
 
 # syslog's numbers, which journald reads from the front of a line: sd-daemon(3).
 _PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
+_CONSOLE_LOSS = "lines of the log were lost: {}\n"
+_PATIENCE_MS = 200
+"""How long a line may wait for a reader of the log that is behind."""
+
+
+class LossyStream:
+    """Text to `stream`, line by line; what it cannot take is lost, so that the service goes on.
+
+    That is a full disk, a reader that has gone, or one that takes nothing for `_PATIENCE_MS`. The
+    next line that it takes comes behind `loss`, in which `{}` is how many were lost.
+    """
+
+    def __init__(self, stream: TextIO, loss: str) -> None:
+        self._loss = loss
+        self._poll, self._stream = _unbuffered(stream)
+        self._lost = 0
+
+    def write(self, line: str) -> None:
+        """Write one line with its end, or count it as lost."""
+        told = self._loss.replace("{}", str(self._lost)) if self._lost else ""
+        if self._try(told + line):
+            self._lost = 0
+        else:
+            self._lost += 1
+
+    def flush(self) -> None:
+        """Nothing: a line has left, or it is lost."""
+
+    def _try(self, text: str) -> bool:
+        # One wait for all lines that find the reader behind, not one for each of them.
+        if self._poll is not None and not self._poll.poll(0 if self._lost else _PATIENCE_MS):
+            return False
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError:
+            return False
+        return True
+
+
+def _unbuffered(stream: TextIO) -> tuple[select.poll | None, TextIO]:
+    """The stream without a buffer, which would keep what failed, and a poll for its room."""
+    try:
+        descriptor = stream.fileno()
+    except (OSError, AttributeError):
+        return None, stream
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    raw = io.FileIO(descriptor, "w", closefd=False)
+    text = io.TextIOWrapper(raw, "utf-8", "backslashreplace", write_through=True)
+    return poll, text
 
 
 def configure_logging(
@@ -28,12 +83,15 @@ def configure_logging(
     """Send all log events of `level` and above to `stream` (standard error by default).
 
     `auto` is coloured text on a terminal and JSON lines elsewhere; under journald (where
-    `$JOURNAL_STREAM` is set) each JSON line carries its priority.
+    `$JOURNAL_STREAM` is set) each JSON line carries its priority. A log that takes no lines loses
+    them; nobody waits long for it or fails by it.
     """
     stream = sys.stderr if stream is None else stream
     environ = os.environ if environ is None else environ
     console = form == "console" or (form == "auto" and stream.isatty())
-    output = _console(stream, environ) if console else _json(journal="JOURNAL_STREAM" in environ)
+    journal = "JOURNAL_STREAM" in environ
+    output = _console(stream, environ) if console else _json(journal=journal)
+    lossy = LossyStream(stream, _CONSOLE_LOSS if console else _json_loss(journal=journal))
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -42,7 +100,7 @@ def configure_logging(
             *output,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=structlog.WriteLoggerFactory(file=stream),
+        logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", lossy)),
         cache_logger_on_first_use=False,
     )
 
@@ -62,6 +120,11 @@ def _console(stream: TextIO, environ: Mapping[str, str]) -> list[Processor]:
 
 def _json(*, journal: bool) -> list[Processor]:
     return [structlog.processors.format_exc_info, partial(_render_json, journal=journal)]
+
+
+def _json_loss(*, journal: bool) -> str:
+    line = '{"level":"warning","event":"lines of the log were lost","lines":{}}\n'
+    return f"<{_PRIORITIES['warning']}>{line}" if journal else line
 
 
 def _render_json(_logger: WrappedLogger, _name: str, event: EventDict, *, journal: bool) -> str:

@@ -87,7 +87,25 @@ class RowsFailed(ActorMessage, tag="rows_failed"):
     field: str | None = None
 
 
-TokenizerMessage = Prepare | Convert | Cancel | Step | RowsFailed
+class Continuation(msgspec.Struct, frozen=True, array_like=True):
+    """A row put back at the hold limit, with all tokens generated so far."""
+
+    rid: int
+    generated: list[int]
+
+
+class BatchEnded(ActorMessage, tag="batch_ended"):
+    """The executor is free again; `unfinished` rows go back to the queue.
+
+    It comes behind all tokens of its batch and is passed on to the scheduler: who hears of it may
+    take them as delivered, even if the executor dies now.
+    """
+
+    batch: int
+    unfinished: list[Continuation] = []
+
+
+TokenizerMessage = Prepare | Convert | Cancel | Step | RowsFailed | BatchEnded
 
 # --- to the scheduler ---------------------------------------------------------------------
 
@@ -103,20 +121,6 @@ class Submit(ActorMessage, tag="submit"):
     priority: int = 0
     deadline: float | None = None
     speculation: bool | None = None
-
-
-class Continuation(msgspec.Struct, frozen=True, array_like=True):
-    """A row put back at the hold limit, with all tokens generated so far."""
-
-    rid: int
-    generated: list[int]
-
-
-class BatchEnded(ActorMessage, tag="batch_ended"):
-    """The executor is free again; `unfinished` rows go back to the queue."""
-
-    batch: int
-    unfinished: list[Continuation] = []
 
 
 class ExecutorReady(ActorMessage, tag="executor_ready"):

@@ -11,6 +11,7 @@ import structlog
 
 from actors.mailbox import Mailbox, MailboxFull
 from actors.messages import (
+    BatchEnded,
     Cancel,
     ChatTurn,
     Convert,
@@ -36,6 +37,9 @@ SEND_TIMEOUT_S = 10.0
 """How long the scheduler or front door may be behind before a message to it is given up."""
 INTAKE_LIMIT = 1024
 """Requests that may wait to be encoded; more are refused with `queue_full`."""
+BULK_LIMIT = 64
+"""The same for those of `_BULK` characters or ids and more."""
+_BULK = 16384
 # From so many characters or ids on, a worker thread's 0.2 ms cost less than a stalled loop.
 _LONG_TEXT = 512
 _LONG_IDS = 4096
@@ -44,11 +48,26 @@ T = TypeVar("T")
 DoorAnswer = Deltas | Failed | Converted
 
 
+class _Lane:
+    """Requests that are encoded one after another, `limit` at most."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.waiting: deque[Prepare | Convert | Cancel] = deque()
+        self.arrived = anyio.Event()
+
+    def add(self, message: Prepare | Convert | Cancel) -> None:
+        """Append a message and wake who serves them."""
+        self.waiting.append(message)
+        self.arrived.set()
+
+
 class TokenizerActor:
     """Encodes requests on their way to the scheduler, and turns steps into text for the door.
 
-    Steps never wait for an encoding; requests and cancels keep their order among themselves. It
-    owns the mailboxes that it is given.
+    Steps never wait for an encoding, and nobody waits for the very long texts of others; a cancel
+    stays behind its request. The end of a batch is passed on behind its steps. It owns the
+    mailboxes that it is given.
     """
 
     def __init__(
@@ -66,17 +85,18 @@ class TokenizerActor:
         self._to_door = to_door
         self._tokenizer = tokenizer
         self._streams = TextStreams(tokenizer)
-        self._intake: deque[Prepare | Convert | Cancel] = deque()
-        self._arrived = anyio.Event()
+        self._intake = _Lane(INTAKE_LIMIT)
+        self._bulk = _Lane(BULK_LIMIT)
         self._owed: deque[Failed] = deque()
         self.lost = 0
 
     async def run(self) -> None:
-        """Work until cancelled."""
+        """Work until cancelled; raises MailboxFull when the scheduler is far behind."""
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._listen)
-                tasks.start_soon(self._prepare)
+                tasks.start_soon(self._prepare, self._intake)
+                tasks.start_soon(self._prepare, self._bulk)
         finally:
             for mailbox in (
                 self._inbox,
@@ -89,35 +109,51 @@ class TokenizerActor:
     async def _listen(self) -> None:
         while True:
             message = await self._inbox.receive()
-            try:
-                match message:
-                    case Step():
-                        await self._step(message)
-                    case RowsFailed():
-                        await self._rows_failed(message)
-                    case _:
-                        await self._queue(message)
-            except Exception:  # noqa: BLE001 - no message may end the actor
-                _log.exception("a message failed", kind=type(message).__name__)
+            if isinstance(message, BatchEnded):
+                # Without it the scheduler waits for ever, so a failure here ends the actor.
+                await self._to_scheduler.send(message, SEND_TIMEOUT_S)
+            else:
+                await self._hear(message)
 
-    async def _prepare(self) -> None:
+    async def _hear(self, message: Prepare | Convert | Cancel | Step | RowsFailed) -> None:
+        try:
+            match message:
+                case Step():
+                    await self._step(message)
+                case RowsFailed():
+                    await self._rows_failed(message)
+                case _:
+                    await self._queue(message)
+        except Exception:  # noqa: BLE001 - no message may end the actor
+            _log.exception("a message failed", kind=type(message).__name__)
+
+    async def _prepare(self, lane: _Lane) -> None:
         while True:
-            self._arrived = anyio.Event()
-            while self._intake:
-                await self._serve(self._intake.popleft())
+            lane.arrived = anyio.Event()
+            while lane.waiting:
+                # The first one stays until it is done: a cancel of it must not be overtaken.
+                await self._serve(lane.waiting[0])
+                lane.waiting.popleft()
                 # Short encodings never wait for anything: steps get their turn in between.
                 await anyio.lowlevel.checkpoint()
-            await self._arrived.wait()
+            await lane.arrived.wait()
 
     async def _queue(self, message: Prepare | Convert | Cancel) -> None:
-        # A cancel is never refused; there is at most one for each open request.
-        if len(self._intake) >= INTAKE_LIMIT and not isinstance(message, Cancel):
+        if isinstance(message, Cancel):
+            # It is never refused, at most one comes for each open request, and a second one is
+            # ignored: so it goes behind its request, wherever that may be.
+            self._intake.add(message)
+            if self._bulk.waiting:
+                self._bulk.add(message)
+            return
+        lane = self._bulk if _size(message) >= _BULK else self._intake
+        # The one that is worked on is the first of them.
+        if len(lane.waiting) <= lane.limit:
+            lane.add(message)
+        else:
             await self._answer(
                 Failed(message.rid, "queue_full", "too many requests wait: try again later")
             )
-            return
-        self._intake.append(message)
-        self._arrived.set()
 
     async def _serve(self, message: Prepare | Convert | Cancel) -> None:
         try:
@@ -231,6 +267,16 @@ class TokenizerActor:
             self._streams.drop(rid)
             self._owed.append(failed_with(rid, "internal"))
             await self._leave(rid)
+
+
+def _size(message: Prepare | Convert) -> int:
+    """How many characters or ids there are to work through."""
+    if isinstance(message, Convert) and message.tokens is not None:
+        return len(message.tokens)
+    text = message.prompt if isinstance(message, Prepare) else message.text
+    if text is not None:
+        return len(text)
+    return sum(len(turn.content) for turn in message.turns or ())
 
 
 async def _run(work: Callable[[], T], *, long: bool) -> T:

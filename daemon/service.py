@@ -29,6 +29,7 @@ from daemon.configuration.settings import Settings
 from daemon.door.front_door import FrontDoor
 from daemon.mail import Mail
 from daemon.notify import notify
+from daemon.open_files import make_room
 from daemon.supervision.supervisor import Supervisor
 from runtime.config import LLMEngineRunnerConfig
 from runtime.decoding.deployment import load_deployment
@@ -57,6 +58,7 @@ def serve(settings: Settings, engine: Path) -> int:
         # Else a step in Python keeps the event loop waiting for 5 ms at a time.
         sys.setswitchinterval(_SWITCH_S)
     try:
+        make_room(settings.clients)
         # The executor checks the digests.
         options = structs.replace(wiring.runtime_options(settings), verify=False)
         deployment = load_deployment(engine, options)
@@ -146,7 +148,7 @@ class Service:
         self._everything.cancel()
 
     async def _obey_signals(self) -> None:
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        with anyio.open_signal_receiver(*_stop_signals()) as signals:
             async for number in signals:
                 if self._asked_to_stop.is_set():
                     self._forced = True
@@ -215,6 +217,12 @@ class Service:
             batch=self._config.max_supported_batch_size,
             capacity=self._config.max_kv_cache_capacity,
         )
+
+
+def _stop_signals() -> list[signal.Signals]:
+    """Those that ask for a stop; a terminal that closes is none where nohup(1) has said so."""
+    asked = [signal.SIGTERM, signal.SIGINT]
+    return asked if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [*asked, signal.SIGHUP]
 
 
 def _reason(error: Exception) -> HearthError:

@@ -12,6 +12,8 @@ from daemon.door.socket import DoorSocket
 
 _OUTBOX_ANSWERS = 1024
 """Answers that may wait for one client; more, and its session ends."""
+_OUTBOX_BYTES = 16 << 20
+"""The same for the bytes of conversions, which unlike deltas do not grow into one."""
 
 
 class Delivery:
@@ -44,10 +46,11 @@ class Delivery:
             outcome = self._try(session, answer)
             if outcome != "full":
                 return
-        if len(session.outbox) >= _OUTBOX_ANSWERS:
+        waiting = session.outbox
+        if len(waiting) >= _OUTBOX_ANSWERS or waiting.conversion_bytes > _OUTBOX_BYTES:
             self._on_gone(session, "slow_client")
             return
-        session.outbox.add(answer, time.monotonic())
+        waiting.add(answer, time.monotonic())
         self._behind[session.identity] = session
 
     def send_delta(self, request: OpenRequest, delta: Delta) -> None:

@@ -84,6 +84,9 @@ class FrontDoor:
         """Take note of the daemon's state, of new facts about the service or of its work."""
         if state is not None:
             self._state.state = state
+        if state == "starting":
+            # The executor that they tell of is gone.
+            self._state.metrics = None
         if facts is not None:
             self._state.facts = facts
         if metrics is not None:

@@ -12,7 +12,7 @@ class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
     """How long an actor may take to say hello, to load, and between two signs of progress.
 
     After `stable_s` seconds of work earlier restarts are forgotten. `pause_s` is the wait before
-    a second restart in a row; it doubles with each further one.
+    a second restart in a row; it doubles with each further one up to `most_pause_s`.
     """
 
     hello_s: float = 30.0
@@ -20,6 +20,7 @@ class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
     progress_s: float = 60.0
     stable_s: float = 60.0
     pause_s: float = 0.5
+    most_pause_s: float = 30.0
 
 
 class Start(NamedTuple):
@@ -118,9 +119,8 @@ class Supervision:
         if self._restarts >= self._restart_limit or (self._error and not self._was_ready):
             self._enter(Phase.ENDED, None)
             return [*actions, GiveUp(self._last_error(reason))]
-        pause = self._deadlines.pause_s * 2 ** (self._restarts - 1) if self._restarts else 0.0
+        self._enter(Phase.PAUSED, now + self._pause())
         self._restarts += 1
-        self._enter(Phase.PAUSED, now + pause)
         return actions
 
     def stop(self) -> None:
@@ -151,6 +151,12 @@ class Supervision:
     def _tell_loss(self, reason: str) -> list[Action]:
         told, self._told_ready = self._told_ready, False
         return [AnnounceLost(reason)] if told else []
+
+    def _pause(self) -> float:
+        if not self._restarts:
+            return 0.0
+        doubled = self._deadlines.pause_s * 2.0 ** (self._restarts - 1)
+        return min(doubled, self._deadlines.most_pause_s)
 
     def _missed(self) -> str:
         if self.phase is Phase.STARTING:

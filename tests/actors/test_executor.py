@@ -26,7 +26,6 @@ from actors.messages import (
     Release,
     RowsFailed,
     RunBatch,
-    SchedulerMessage,
     Shutdown,
     Step,
     SupervisorMessage,
@@ -46,11 +45,12 @@ class House:
     work: Mailbox[ExecutorMessage]
     control: Mailbox[ExecutorControl]
     tokenizer: Mailbox[TokenizerMessage]
-    scheduler: Mailbox[SchedulerMessage]
     supervisor: Mailbox[SupervisorMessage]
     runtime: FakeRuntime
     actor: ExecutorActor
     failures: list[Exception] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    ended: list[BatchEnded] = field(default_factory=list)
     thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -68,22 +68,34 @@ class House:
 
     def tokens(self) -> dict[int, list[int]]:
         """All tokens by request until the batch has ended, in order."""
+        while self.hear(0.3) is not None:
+            pass
         found: dict[int, list[int]] = {}
-        while isinstance(message := self.tokenizer.wait(0.3), Step):
-            for rid, token in zip(message.rids, message.tokens, strict=True):
+        for step in self.steps:
+            for rid, token in zip(step.rids, step.tokens, strict=True):
                 found.setdefault(rid, []).append(token.token_id)
+        self.steps.clear()
         return found
 
+    def hear(self, timeout_s: float) -> TokenizerMessage | None:
+        """The next message to the tokenizer; steps and ends of batches are kept too."""
+        message = self.tokenizer.wait(timeout_s)
+        if isinstance(message, Step):
+            self.steps.append(message)
+        elif isinstance(message, BatchEnded):
+            self.ended.append(message)
+        return message
+
     def failed(self) -> RowsFailed:
-        while (message := self.tokenizer.wait(5)) is not None:
+        while (message := self.hear(5)) is not None:
             if isinstance(message, RowsFailed):
                 return message
         raise AssertionError("no failure was told")
 
     def batch_ended(self) -> BatchEnded:
-        message = self.scheduler.wait(5)
-        assert isinstance(message, BatchEnded)
-        return message
+        while not self.ended:
+            assert self.hear(5) is not None
+        return self.ended.pop(0)
 
     def join(self) -> None:
         assert self.thread
@@ -108,7 +120,6 @@ def house() -> Iterator[House]:
         inbox=bind("work", ExecutorMessage),
         control=bind("control", ExecutorControl),
         to_tokenizer=connect("tokenizer"),
-        to_scheduler=connect("scheduler"),
         to_supervisor=to_supervisor,
         runtime=runtime,
     )
@@ -116,7 +127,6 @@ def house() -> Iterator[House]:
         work=connect("work"),
         control=connect("control"),
         tokenizer=bind("tokenizer", TokenizerMessage),
-        scheduler=bind("scheduler", SchedulerMessage),
         supervisor=bind("supervisor", SupervisorMessage),
         runtime=runtime,
         actor=actor,
@@ -128,7 +138,7 @@ def house() -> Iterator[House]:
     with suppress(MailboxFull):  # it may have ended before
         made.control.post(Shutdown())
     made.join()
-    for mailbox in (made.work, made.control, made.tokenizer, made.scheduler, made.supervisor):
+    for mailbox in (made.work, made.control, made.tokenizer, made.supervisor):
         mailbox.close()
     to_supervisor.close()
     context.term()
@@ -148,6 +158,13 @@ def test_a_batch_runs_to_its_end(house: House) -> None:
     assert house.tokens() == {7: [101], 8: [101, 102]}
     assert house.batch_ended() == BatchEnded(1, [])
     assert house.runtime.ended == 1
+
+
+def test_the_end_of_a_batch_comes_behind_its_tokens(house: House) -> None:
+    house.run(1, row(7, 2))
+    house.start()
+    heard = [house.hear(5) for _ in range(3)]
+    assert [type(message) for message in heard] == [Step, Step, BatchEnded]
 
 
 def test_a_continuation_goes_on(house: House) -> None:

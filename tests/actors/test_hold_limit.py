@@ -16,6 +16,7 @@ from actors.load_scheduler import make_scheduler
 from actors.mailbox import Mailbox, ZmqContext
 from actors.messages import (
     AskLoad,
+    BatchEnded,
     DoorMessage,
     ExecutorControl,
     ExecutorMessage,
@@ -59,7 +60,6 @@ def executor_thread(context: ZmqContext, folder: Path) -> Iterator[None]:
         inbox=Mailbox.bind(context, [addresses.work], ExecutorMessage, 100),
         control=Mailbox.bind(context, addresses.control_endpoints(), ExecutorControl, 100),
         to_tokenizer=Mailbox.connect(context, HERE.tokenizer, 1000),
-        to_scheduler=Mailbox.connect(context, HERE.scheduler, 100),
         to_supervisor=to_supervisor,
         runtime=runtime,
     )
@@ -107,6 +107,9 @@ async def test_rows_that_take_turns_get_the_tokens_that_they_would_get_alone(
                 submit.post(Submit(rid, prompt, 120, SamplingParams(), ignore_eos=True))
             while open_rids:
                 step = await tokenizer.receive()
+                if isinstance(step, BatchEnded):
+                    submit.post(step)
+                    continue
                 assert isinstance(step, Step)
                 for rid, token in zip(step.rids, step.tokens, strict=True):
                     got[rid].append(token.token_id)

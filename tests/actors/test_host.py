@@ -103,7 +103,8 @@ def test_ctrl_c_is_left_to_the_daemon_and_sigterm_ends_in_order(house: House) ->
     house.wait_until_ready()
     house.work.post(RunBatch(1, [BatchRow(7, [1], 1, 63, SamplingParams(), ignore_eos=True)]))
     assert house.tokenizer.wait(10)
-    process.send_signal(signal.SIGINT)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        process.send_signal(number)
     assert house.tokenizer.wait(10)
     process.send_signal(signal.SIGTERM)
     while not isinstance(message := house.tokenizer.wait(10), RowsFailed):

@@ -1,12 +1,17 @@
 import io
 import json
+import os
 import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
 
 from actors.logs import configure_logging
+
+FULL = Path("/dev/full")
 
 
 class Terminal(io.StringIO):
@@ -68,3 +73,38 @@ def test_a_traceback_shows_no_local_variables(form: str) -> None:
         structlog.get_logger().exception("failed")
     assert "ValueError" in stream.getvalue()
     assert "what the user said" not in stream.getvalue()
+
+
+def test_a_log_whose_reader_has_gone_harms_nobody() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream:
+        configure_logging("info", "json", stream=stream, environ={})
+        structlog.get_logger().info("nobody hears this")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="the system has no full device")
+def test_a_full_disk_harms_nobody() -> None:
+    with FULL.open("w") as stream:
+        configure_logging("info", "json", stream=stream, environ={})
+        structlog.get_logger().info("this fits nowhere")
+
+
+def test_a_reader_that_is_behind_loses_lines_and_is_told_how_many() -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb", buffering=0) as read, os.fdopen(writer, "w") as stream:
+        os.set_blocking(reader, False)
+        configure_logging("info", "json", stream=stream, environ={})
+        started = time.monotonic()
+        for number in range(400):
+            structlog.get_logger().info("x" * 1000, number=number)
+        assert time.monotonic() - started < 5
+        text = b""
+        while chunk := read.read(65536):
+            text += chunk
+        heard = text.count(b"\n")
+        assert 0 < heard < 400
+        structlog.get_logger().info("back")
+        told, back = map(json.loads, (read.read(65536) or b"").splitlines())
+        assert (told["event"], told["lines"]) == ("lines of the log were lost", 400 - heard)
+        assert back["event"] == "back"

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import AsyncMock
 
 import anyio
 import pytest
@@ -12,10 +14,12 @@ import zmq
 from structlog.testing import capture_logs
 
 from actors import tokenizer as module
-from actors.mailbox import Mailbox
+from actors.mailbox import Mailbox, MailboxFull
 from actors.messages import (
+    BatchEnded,
     Cancel,
     ChatTurn,
+    Continuation,
     Convert,
     Converted,
     Deltas,
@@ -35,6 +39,9 @@ from runtime.request import RowToken, SamplingParams
 from runtime.text import Tokenizer
 from tests.actors.stand_ins import Gate, SlowTokenizer
 from tests.runtime.text.folders import byte_level, open_tokenizer
+
+if sys.version_info < (3, 11):
+    from exceptiongroup import ExceptionGroup
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +111,30 @@ async def test_a_prompt_is_submitted_with_its_settings(tokenizer: Tokenizer) -> 
         assert await made.scheduler.receive() == Submit(
             1, tokenizer.encode("the lamp"), 16, SamplingParams(seed=3), True, 2, 5.0
         )
+
+
+async def test_the_end_of_a_batch_is_passed_on_once_its_tokens_are(tokenizer: Tokenizer) -> None:
+    (token,), ended = tokenizer.encode("a"), BatchEnded(4, [Continuation(1, [7])])
+    async with house(tokenizer) as made:
+        made.mail.post(prepare(1))
+        await made.scheduler.receive()
+        made.mail.post(step([(1, token)]))
+        made.mail.post(ended)
+        assert await made.scheduler.receive() == ended
+        assert isinstance(made.door.receive_nowait(), Deltas)
+
+
+async def test_a_batch_end_that_cannot_be_passed_on_ends_the_actor(tokenizer: Tokenizer) -> None:
+    async def run() -> None:
+        async with house(tokenizer) as made:
+            full = AsyncMock(side_effect=MailboxFull("inproc://s"))
+            made.actor._to_scheduler.send = full  # type: ignore[method-assign]
+            made.mail.post(BatchEnded(4))
+            await anyio.sleep(5)
+
+    with pytest.raises(ExceptionGroup) as raised:
+        await run()
+    assert "MailboxFull" in repr(raised.value)
 
 
 async def test_a_wish_for_speculation_is_passed_on(tokenizer: Tokenizer) -> None:

@@ -1,3 +1,5 @@
+import resource
+import signal
 import sys
 from pathlib import Path
 
@@ -5,7 +7,7 @@ import pytest
 import structlog
 
 from daemon.configuration.settings import Settings
-from daemon.service import _reason, serve
+from daemon.service import _reason, _stop_signals, serve
 from runtime.errors import HearthError
 
 if sys.version_info < (3, 11):
@@ -32,6 +34,24 @@ def test_an_unusable_socket_ends_before_anything_is_loaded(
     text = capsys.readouterr().err
     assert "socket_unusable" in text
     assert "actor" not in text
+
+
+def test_more_clients_than_open_files_are_refused_before_anything_is_loaded(
+    tiny_engine: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _kind: (100, 100))
+    monkeypatch.setattr(resource, "setrlimit", lambda _kind, _new: None)
+    assert serve(Settings(log_format="json"), tiny_engine) == 1
+    structlog.reset_defaults()
+    assert '"field":"clients"' in capsys.readouterr().err
+
+
+def test_a_terminal_that_closes_asks_for_a_stop_unless_it_is_ignored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert signal.SIGHUP in _stop_signals()
+    monkeypatch.setattr(signal, "getsignal", lambda _number: signal.SIG_IGN)
+    assert _stop_signals() == [signal.SIGTERM, signal.SIGINT]
 
 
 def test_the_error_of_a_part_is_found_wherever_it_was_raised() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 import msgspec
-from hearth_client.protocol import Tokens
+from hearth_client.protocol import Detokenized, Tokens
 
 from actors.mailbox import Mailbox, MailboxFull
 from actors.messages import AskLoad, Cancel, Convert
@@ -127,5 +127,17 @@ def test_a_client_that_only_provokes_answers_is_dropped() -> None:
     for number in range(1100):
         if desk.dispatch.sessions.get(b"1") is not None:
             desk.dispatch.done(desk.request(str(number)), "stop")
+    assert len(desk.dispatch.sessions) == 0
+    assert desk.dispatch.delivery.behind == []
+
+
+def test_a_client_that_does_not_read_its_long_conversions_is_dropped() -> None:
+    desk = Desk()
+    desk.socket.outcome = "full"
+    text = "x" * (6 << 20)
+    for number in range(5):
+        if desk.dispatch.sessions.get(b"1") is not None:
+            request = desk.request(str(number))
+            desk.dispatch.reply(request, Detokenized(id=request.id, text=text))
     assert len(desk.dispatch.sessions) == 0
     assert desk.dispatch.delivery.behind == []

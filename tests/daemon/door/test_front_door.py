@@ -287,6 +287,15 @@ def test_status_tells_what_the_executor_has_measured(door: Harness) -> None:
     assert executor.speculation is None
 
 
+def test_status_tells_nothing_of_an_executor_that_is_lost(door: Harness) -> None:
+    metrics = ExecutorMetrics(StageMetrics(1, 9, 0.5), StageMetrics(), EagleGenerationMetrics())
+    door.on_loop(lambda: door.door.tell(state="ready", metrics=metrics))
+    with Client(door.path) as client:
+        assert client.status().executor is not None
+        door.on_loop(lambda: door.door.tell(state="starting"))
+        assert client.status().executor is None
+
+
 def test_a_stop_ends_what_is_open_and_removes_the_socket() -> None:
     with running_door() as door, raw_client(door.path) as client:
         greet(client)

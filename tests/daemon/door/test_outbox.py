@@ -1,4 +1,13 @@
-from hearth_client.protocol import Accepted, Answer, Delta, Done, TokenLogprob, Usage
+from hearth_client.protocol import (
+    Accepted,
+    Answer,
+    Delta,
+    Detokenized,
+    Done,
+    TokenLogprob,
+    Tokens,
+    Usage,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,6 +64,38 @@ def test_a_failed_request_leaves_only_its_own_delta() -> None:
     assert isinstance(head, Delta)
     assert head.id == "b"
     assert len(outbox) == 1
+
+
+def test_a_reply_under_a_used_id_does_not_grow_the_one_before() -> None:
+    outbox = Outbox()
+    outbox.add(delta("a", 0, "old"), 0.0)
+    outbox.add(done("a"), 0.0)
+    assert outbox.waiting_bytes("a") == 0
+    assert not outbox.merge(delta("a", 0, "new"))
+    outbox.add(delta("a", 0, "new"), 0.0)
+    assert outbox.merge(delta("a", 1, "er"))
+    texts = []
+    while (head := outbox.head()) is not None:
+        texts.append(head.text if isinstance(head, Delta) else "done")
+        outbox.sent(0.0)
+    assert texts == ["old", "done", "newer"]
+
+
+def test_logprobs_count_among_the_bytes_that_wait() -> None:
+    outbox = Outbox()
+    logs = [TokenLogprob(logprob=-1.0, top=[(1, -1.0)] * 20)] * 100
+    outbox.add(Delta(id="a", seq=0, text="", tokens=[], logprobs=logs), 0.0)
+    assert outbox.waiting_bytes("a") >= 100 * 20 * 10
+
+
+def test_conversions_are_counted_until_they_are_sent() -> None:
+    outbox = Outbox()
+    outbox.add(Tokens(id="a", tokens=[1] * 100), 0.0)
+    outbox.add(Detokenized(id="b", text="x" * 50), 0.0)
+    assert outbox.conversion_bytes == 450
+    outbox.sent(0.0)
+    outbox.sent(0.0)
+    assert outbox.conversion_bytes == 0
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=60))

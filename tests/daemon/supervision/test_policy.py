@@ -68,6 +68,19 @@ def test_a_lost_executor_is_announced_and_restarted_at_once() -> None:
     assert made.tick(3.0) == [Start(2)]
 
 
+def test_a_pause_has_a_bound() -> None:
+    made = running(restart_limit=100)
+    now = 1.0
+    for _ in range(100):
+        made.ended("it crashed", now)
+        due = made.next_wake()
+        assert due is not None
+        assert due - now <= DEADLINES.most_pause_s
+        now = due
+        made.tick(now)
+    assert made.phase is Phase.STARTING
+
+
 def test_restarts_in_a_row_pause_longer_and_end() -> None:
     made = running()
     now, pauses = 1.0, []

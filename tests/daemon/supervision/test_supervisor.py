@@ -19,6 +19,7 @@ from actors.load_scheduler import make_scheduler
 from actors.mailbox import Mailbox
 from actors.messages import (
     Accepted,
+    BatchEnded,
     DoorMessage,
     ExecutorMetrics,
     RowsFailed,
@@ -110,11 +111,18 @@ class House:
     def submit(self, rid: int, tokens: int) -> None:
         self.to_scheduler.post(Submit(rid, [1, 2, 3], tokens, SamplingParams(), ignore_eos=True))
 
+    async def hear(self) -> TokenizerMessage:
+        """The next message to the tokenizer, which passes on the end of a batch."""
+        message = await self.tokenizer.receive()
+        if isinstance(message, BatchEnded):
+            self.to_scheduler.post(message)
+        return message
+
     async def until_ended(self, *rids: int) -> dict[int, str]:
         """How these requests ended: a finish reason or an error code."""
         ends: dict[int, str] = {}
         while not set(rids) <= set(ends):
-            message = await self.tokenizer.receive()
+            message = await self.hear()
             if isinstance(message, RowsFailed):
                 ends.update(dict.fromkeys(message.rids, message.code))
             elif isinstance(message, Step):
@@ -125,9 +133,7 @@ class House:
         return ends
 
     async def until_running(self, rid: int) -> None:
-        while not (
-            isinstance(message := await self.tokenizer.receive(), Step) and rid in message.rids
-        ):
+        while not (isinstance(message := await self.hear(), Step) and rid in message.rids):
             pass
 
     async def end_scheduler(self) -> None:
