@@ -1,9 +1,15 @@
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from daemon.cli.environment import keep_to_this_machine
+
+# Before any test loads a library.
+keep_to_this_machine(os.environ)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

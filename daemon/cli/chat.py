@@ -14,6 +14,7 @@ from hearth_client.errors import HearthClientError
 from daemon.cli.clients import connected
 from daemon.cli.console import err, out, printable
 from daemon.cli.conversation import Conversation
+from daemon.cli.errors import FAILED
 from daemon.cli.options import socket_option, speculation_option
 from daemon.example_home import EXAMPLE_HOME
 
@@ -26,31 +27,48 @@ _PROMPT = "\001\033[36m\002you>\001\033[0m\002 "
 @socket_option
 @click.option("--system", metavar="TEXT", help="The system message.")
 @click.option("--example", is_flag=True, help="Take an example home as the system message.")
-@click.option("--max-tokens", type=click.IntRange(min=1), default=256, show_default=True)
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
-@click.option("--seed", type=click.IntRange(min=0), help="Same seed, same text.")
+@click.option("--max-tokens", type=click.IntRange(1, 1 << 20), default=256, show_default=True)
+@click.option(
+    "--temperature",
+    type=click.FloatRange(0, 100),
+    default=0.0,
+    show_default=True,
+    help="0 is greedy.",
+)
+@click.option("--seed", type=click.IntRange(0, (1 << 63) - 1), help="Same seed, same text.")
 @speculation_option
-def chat(socket: str | None, *, system: str | None, example: bool, **options: Any) -> None:
+def chat(socket: str | None, *, system: str | None, example: bool, **options: Any) -> int:
     """Talk to a running daemon.
 
     Ctrl-C cancels a reply, Ctrl-D leaves, /help lists the commands. Nothing that is said is kept
-    on disk.
+    on disk. What comes from a file or a pipe is answered line by line, and the exit code is 1
+    when a line had no answer.
     """
     if example and system is not None:
         raise click.UsageError("--example and --system exclude each other")
     conversation = Conversation(EXAMPLE_HOME if example else system)
+    typed = sys.stdin.isatty()
     with connected(socket) as client:
-        if sys.stdin.isatty():
+        if typed:
             readline.parse_and_bind("set enable-bracketed-paste on")
             _greet(client, example=example)
-        for line in _lines():
-            action, text = conversation.command(line)
-            if action == "leave":
-                break
-            if action == "show":
-                err().print(text, style="dim", markup=False)
-            elif text.strip():
-                _answer(client, conversation, text, options)
+        answered = _converse(client, conversation, options)
+    # Who types has seen the refusal and gone on; a program has only the code.
+    return 0 if answered or typed else FAILED
+
+
+def _converse(client: Client, conversation: Conversation, options: dict[str, Any]) -> bool:
+    """Talk until the user leaves; tells whether every line had an answer."""
+    answered = True
+    for line in _lines():
+        action, text = conversation.command(line)
+        if action == "leave":
+            break
+        if action == "show":
+            err().print(text, style="dim", markup=False)
+        elif text.strip():
+            answered = _answer(client, conversation, text, options) and answered
+    return answered
 
 
 def _greet(client: Client, *, example: bool) -> None:
@@ -82,17 +100,18 @@ def _ask(prompt: str) -> str | None:
         return ""
 
 
-def _answer(client: Client, conversation: Conversation, text: str, options: dict[str, Any]) -> None:
+def _answer(client: Client, conversation: Conversation, text: str, options: dict[str, Any]) -> bool:
     began = time.monotonic()
     try:
         generation = client.generate(messages=conversation.messages(text), **options)
         with _interrupt_cancels(generation):
             first = _stream(generation)
     except HearthClientError as error:
-        err().print(f"[red]{error}[/]")
-        return
+        err().print(str(error), style="red", markup=False)
+        return False
     conversation.add(text, generation.text())
     err().print(f"[dim]{_figures(generation, began, first)}[/]")
+    return True
 
 
 def _stream(generation: Generation) -> float:

@@ -36,14 +36,13 @@ def check(config: Path | None, *, as_json: bool, **flags: Any) -> int:
 
     The exit code is 1 when it cannot be served, and the reason is printed.
     """
-    settings = settings_from(config, flags)
     if as_json:
-        return _print_json(settings)
-    report = _inspect(settings)
+        return _print_json(config, flags)
+    report = _inspect(settings_from(config, flags))
     out().print(table(_rows(report)))
     if not report.ok:
         raise Failure(f"this cannot be served: {report.reason}")
-    out().print("[green]ready[/]: start it with hearth serve")
+    out().print("[green]ready[/]: start it with hearth serve and the same options")
     return 0
 
 
@@ -53,9 +52,9 @@ def _inspect(settings: Settings) -> Report:
     return inspect_engine(settings, folder)
 
 
-def _print_json(settings: Settings) -> int:
+def _print_json(config: Path | None, flags: dict[str, Any]) -> int:
     try:
-        report = _inspect(settings)
+        report = _inspect(settings_from(config, flags))
     except HearthError as error:
         reason = {"ok": False, "reason": error.message, "code": error.code, "field": error.field}
         click.echo(msgspec.json.encode(reason))

@@ -6,67 +6,53 @@ from typing import Any
 
 import click
 
-from runtime.errors import HearthError
+from daemon.cli.options import refuse_without, with_options
 
-_DECORATORS = (
-    click.option(
+_OPTIONS: dict[str, Callable[[Any], Any]] = {
+    "draft": click.option(
         "--draft",
         metavar="DRAFT_DIR",
         type=click.Path(path_type=Path),
         help="Hugging Face folder of an EAGLE-3 draft for this model, to speculate with.",
     ),
-    click.option(
+    "eagle_layers": click.option(
         "--eagle-layers",
         metavar="N,N,N",
         callback=lambda _context, _option, text: _numbers(text),
         help="Layers of the model whose inputs the draft reads.  [as the draft says; else 2, half "
         "of them, and the third from the end]",
     ),
-    click.option(
+    "max_verify_tree": click.option(
         "--max-verify-tree",
         type=click.IntRange(min=0),
         help="Most nodes of a token tree that are verified in one step; 0 for 60, or the capacity "
         "where that is less.  [0]",
     ),
-    click.option(
+    "max_draft_tree": click.option(
         "--max-draft-tree",
         type=click.IntRange(min=0),
         help="Most slots of a draft's proposal, its tokens a node times its levels; 0 as above.  "
         "[0]",
     ),
-    click.option(
+    "drafting_top_k": click.option(
         "--drafting-top-k",
         type=click.IntRange(min=1),
         help="Tokens that a TensorRT plan proposes after a node.  [10]",
     ),
-    click.option(
+    "drafting_step": click.option(
         "--drafting-step",
         type=click.IntRange(min=1),
         help="Levels of the trees that a TensorRT plan proposes.  [6]",
     ),
-    click.option(
+    "verify": click.option(
         "--verify",
         type=click.Choice(["auto", "trees", "chains"]),
         help="Shape of the proposals; chains is fastest for one row on cuda, trees for many. "
         "auto takes chains on cuda with contrib operators, else trees.  [auto]",
     ),
-)
-_NAMES = (
-    "draft",
-    "eagle_layers",
-    "max_verify_tree",
-    "max_draft_tree",
-    "drafting_top_k",
-    "drafting_step",
-    "verify",
-)
-
-
-def draft_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options to a command."""
-    for decorator in reversed(_DECORATORS):
-        command = decorator(command)
-    return command
+}
+draft_options = with_options(_OPTIONS)
+"""Adds the options to a command."""
 
 
 def take_draft(options: dict[str, Any]) -> Any:
@@ -76,13 +62,9 @@ def take_draft(options: dict[str, Any]) -> Any:
     """
     from runtime.export import DraftOptions  # noqa: PLC0415 - slow import
 
-    given = {name: options.pop(name) for name in _NAMES}
+    given = {name: options.pop(name) for name in _OPTIONS}
     if given["draft"] is None:
-        for name, value in given.items():
-            if value is not None:
-                raise HearthError(
-                    "unsupported_option", f"--{name.replace('_', '-')} is for --draft", name
-                )
+        refuse_without("--draft", given)
         return None
     return DraftOptions(
         folder=given["draft"],

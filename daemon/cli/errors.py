@@ -1,11 +1,13 @@
 """How failures reach the user: one line on standard error, and an exit code."""
 
+import os
 import sys
 from collections.abc import Callable
 from typing import NoReturn
 
 import click
 
+from daemon.cli.environment import keep_to_this_machine
 from runtime.errors import HearthError
 
 FAILED = 1
@@ -27,7 +29,7 @@ def exit_code_of(error: BaseException) -> int | None:
         return error.exit_code
     if isinstance(error, click.UsageError):
         return USAGE
-    if isinstance(error, (click.ClickException, HearthError, BrokenPipeError)):
+    if isinstance(error, (click.ClickException, HearthError, OSError)):
         return FAILED
     return None
 
@@ -40,13 +42,22 @@ def report(error: BaseException) -> None:
         line = f"{error.format_message().rstrip('.')}: see {error.ctx.command_path} --help"
     elif isinstance(error, click.ClickException):
         line = error.format_message()
+    elif isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+        line = _system_line(error)
     else:
         return
     click.echo(f"{click.style('hearth:', fg='red')} {' '.join(line.split())}", err=True)
 
 
+def _system_line(error: OSError) -> str:
+    """What the system refused, and on which file where it says so."""
+    reason = error.strerror or str(error) or type(error).__name__
+    return reason if error.filename is None else f"{error.filename}: {reason}"
+
+
 def run_and_exit(work: Callable[[], object]) -> NoReturn:
     """Run `work` and end the program: with the number that it returns, or as its failure asks."""
+    keep_to_this_machine(os.environ)
     try:
         result = work()
     except (Exception, KeyboardInterrupt) as error:

@@ -1,8 +1,10 @@
+import shlex
 import time
 from pathlib import Path
 from typing import Any
 
 import click
+from rich.markup import escape
 
 from daemon.cli.console import err, progress_bar, size
 from daemon.cli.draft_options import draft_options, take_draft
@@ -101,5 +103,5 @@ def export(source: Path, target: Path, **options: Any) -> None:
     err().print(
         f"[green]done[/] {config.architecture}{drafted}, {config.dialect}, {config.dtype}, "
         f"{size(total)} in {time.monotonic() - began:.1f} s\n"
-        f"[dim]next: hearth serve --engine {target}[/]"
+        f"[dim]next: hearth serve --engine {escape(shlex.quote(str(target)))}[/]"
     )

@@ -55,8 +55,8 @@ def _sampling_options(command: Command) -> Command:
 @click.option("--ignore-eos", is_flag=True, help="Go on after an end token.")
 @_sampling_options
 @speculation_option
-@click.option("--threads", type=click.IntRange(min=0), default=0, help="0 for all cores.")
-@click.option("--max-batch", type=click.IntRange(min=0), default=0, help="0 for the engine's.")
+@click.option("--threads", type=click.IntRange(0, 1024), default=0, help="0 for all cores.")
+@click.option("--max-batch", type=click.IntRange(0, 1024), default=0, help="0 for the engine's.")
 @json_option
 def generate(
     *,
@@ -80,6 +80,8 @@ def generate(
     """
     if system is not None and not chat:
         raise click.UsageError("--system needs --chat")
+    if ids and chat:
+        raise click.UsageError("--ids are no message: leave --chat out")
     prompts = read_prompts(texts, ids, file)
     with progress_bar() as progress:
         folder = engine_folder(engine, progress)
@@ -154,7 +156,7 @@ def _print_text(response: GenerationResponse) -> None:
     for row in response.rows:
         out().print(printable(row.text), markup=False)
         if row.error:
-            err().print(f"[red]this prompt failed: {row.error}[/]")
+            err().print(f"this prompt failed: {row.error}", style="red", markup=False)
     tokens = sum(len(row.token_ids) for row in response.rows)
     seconds = response.prefill_s + response.decode_s
     err().print(

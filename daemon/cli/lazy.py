@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import click
 
+from daemon.cli.errors import USAGE
+
 
 class LazyCommand(NamedTuple):
     """Where a command lies (`module:name`) and its one line in the group's help."""
@@ -21,6 +23,13 @@ class LazyGroup(click.Group):
     def __init__(self, *, commands_by_name: Mapping[str, LazyCommand], **options: Any) -> None:
         super().__init__(**options)
         self._lazy = commands_by_name
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does; where no command is named the help goes to standard error."""
+        if not args:
+            click.echo(ctx.get_help(), err=True)
+            ctx.exit(USAGE)
+        return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """The names of all commands."""

@@ -1,13 +1,14 @@
 """Options that several commands share; those of the daemon are made from its settings."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from daemon.configuration.settings import FIELDS, Settings, load_settings
+from daemon.configuration.settings import FIELDS, Settings, check_flags, load_settings
 from daemon.configuration.words import description, shown
+from runtime.errors import HearthError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -22,6 +23,27 @@ socket_option = click.option(
     metavar="PATH",
     help="Socket of the daemon; default $HEARTH_SOCKET, or where hearth serve puts it.",
 )
+
+
+def with_options(
+    options: Mapping[str, Callable[[Command], Command]],
+) -> Callable[[Command], Command]:
+    """Add options, by the name of their value, to a command."""
+
+    def decorate(command: Command) -> Command:
+        for option in reversed(list(options.values())):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def refuse_without(owner: str, given: Mapping[str, Any]) -> None:
+    """Raise `unsupported_option` for the first of `given` that has a value: it is for `owner`."""
+    for name, value in given.items():
+        if value is not None:
+            flag = name.replace("_", "-")
+            raise HearthError("unsupported_option", f"--{flag} is for {owner}", name)
 
 
 def settings_options(*names: str) -> Callable[[Command], Command]:
@@ -42,7 +64,14 @@ def settings_options(*names: str) -> Callable[[Command], Command]:
 
 
 def settings_from(config: Path | None, flags: dict[str, Any]) -> Settings:
-    """The settings for the flags that `settings_options` gave a command."""
+    """The settings for the flags that `settings_options` gave a command.
+
+    Raises `click.UsageError` for a wrong flag and `HearthError` for a wrong file or variable.
+    """
+    try:
+        check_flags(flags)
+    except HearthError as error:
+        raise click.UsageError(error.message) from error
     return load_settings(config, flags=flags)
 
 

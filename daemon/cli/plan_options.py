@@ -7,56 +7,43 @@ from typing import Any
 
 import click
 
-from runtime.errors import HearthError
+from daemon.cli.options import refuse_without, with_options
 
-_DECORATORS = (
-    click.option(
+_OPTIONS: dict[str, Callable[[Any], Any]] = {
+    "builder": click.option(
         "--builder",
         type=click.Choice(["tensorrt", "tensorrt_rtx"]),
         help="Which TensorRT builds the plan.  [tensorrt]",
     ),
-    click.option(
+    "builder_python": click.option(
         "--builder-python",
         metavar="PROGRAM",
         help="Python that has this TensorRT, if it is another one than Hearth's.",
     ),
-    click.option(
+    "version_compatible": click.option(
         "--version-compatible",
         is_flag=True,
         default=None,
         help="Let later versions of TensorRT run the plan too.",
     ),
-    click.option(
+    "workspace_mib": click.option(
         "--workspace-mib",
         type=click.IntRange(min=0),
         help="Most memory that one layer may use while it runs; 0 for no limit.  [0]",
     ),
-    click.option(
+    "optimization_level": click.option(
         "--optimization-level",
         type=click.IntRange(0, 5),
         help="How long the builder looks for fast kernels.  [its own choice]",
     ),
-    click.option(
+    "timing_cache": click.option(
         "--timing-cache",
         type=click.Path(path_type=Path, dir_okay=False),
         help="File that keeps measured times from one build to the next.  [in ~/.cache/hearth]",
     ),
-)
-_NAMES = (
-    "builder",
-    "builder_python",
-    "version_compatible",
-    "workspace_mib",
-    "optimization_level",
-    "timing_cache",
-)
-
-
-def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options to a command."""
-    for decorator in reversed(_DECORATORS):
-        command = decorator(command)
-    return command
+}
+plan_options = with_options(_OPTIONS)
+"""Adds the options to a command."""
 
 
 def take_plan(options: dict[str, Any]) -> Any:
@@ -69,15 +56,9 @@ def take_plan(options: dict[str, Any]) -> Any:
         default_timing_cache,
     )
 
-    given = {name: options.pop(name) for name in _NAMES}
+    given = {name: options.pop(name) for name in _OPTIONS}
     if options.pop("backend") == "onnxruntime":
-        for name, value in given.items():
-            if value is not None:
-                raise HearthError(
-                    "unsupported_option",
-                    f"--{name.replace('_', '-')} is for --backend tensorrt",
-                    name,
-                )
+        refuse_without("--backend tensorrt", given)
         return None
     return PlanOptions(
         builder=given["builder"] or "tensorrt",

@@ -6,6 +6,7 @@ from typing import TextIO
 
 import click
 
+from daemon.cli.errors import Failure
 from runtime.text import Tokenizer
 
 Prompt = str | list[int]
@@ -35,10 +36,17 @@ def read_prompts(
             raise click.UsageError("there is no prompt: give --prompt, --ids, --file or a pipe")
         file = sys.stdin
     if file is not None:
-        prompts += [line.rstrip("\r\n") for line in file if line.strip()]
+        prompts += _lines(file)
     if not prompts:
         raise click.UsageError("there is no prompt: the input is empty")
     return prompts
+
+
+def _lines(file: TextIO) -> list[str]:
+    try:
+        return [line.rstrip("\r\n") for line in file if line.strip()]
+    except UnicodeDecodeError as error:
+        raise Failure(f"{file.name} is not {error.encoding} text: convert it first") from error
 
 
 def encode_prompt(

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -19,6 +21,29 @@ from hearth_client import (
 )
 
 from tests.daemon.door.harness import Harness, running_door, until
+
+# A child that talks, one that leaves in the middle, and one with a client that was not connected.
+FORKED = """
+import os, sys
+from hearth_client import Client, ClientShared
+
+def child_ends_with(code):
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == code
+
+with Client(sys.argv[1]) as client:
+    child = os.fork()
+    if child == 0:
+        try:
+            client.tokenize("x")
+        except ClientShared:
+            sys.exit(7)
+    assert child_ends_with(7)
+    assert client.status().state == "ready"
+later = Client(sys.argv[1])
+child = os.fork()
+assert later.status().state == "ready"
+assert child == 0 or child_ends_with(0)
+"""
 
 
 @pytest.fixture
@@ -194,3 +219,9 @@ def test_a_second_thread_is_refused_while_the_first_waits(tmp_path: Path) -> Non
             client.status()
         with pytest.raises(ConnectionTimeout):
             first.result()
+
+
+def test_a_forked_process_is_refused_the_session_of_its_parent(door: Harness) -> None:
+    program = [sys.executable, "-c", FORKED, str(door.path)]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=20, check=False)
+    assert ended.returncode == 0, ended.stderr

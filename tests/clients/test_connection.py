@@ -9,6 +9,7 @@ from hearth_client.errors import (
     HearthClientError,
     InvalidValue,
     LeaseExpired,
+    MessageTooLarge,
     ProtocolViolation,
     QueueFull,
 )
@@ -185,7 +186,19 @@ def test_values_that_cannot_be_encoded_open_nothing() -> None:
     wrong: Any = {object()}
     for value in (wrong, 1 << 80):
         message = Generate(id="1", prompt="x", seed=value)
-        with pytest.raises(InvalidValue):
+        with pytest.raises(InvalidValue, match="seed holds a value") as caught:
             connection.request(partial(replace, message), 0.0)
+        assert caught.value.field == "seed"
     assert connection.open == 0
     assert issubclass(InvalidValue, HearthClientError)
+
+
+def test_a_message_above_the_limit_opens_nothing_and_disturbs_nobody() -> None:
+    connection = opened()
+    other = begin(connection)
+    with pytest.raises(MessageTooLarge, match="the limit is 1000"):
+        connection.request(lambda i: Generate(id=i, prompt="x" * 1000), 0.0)
+    assert connection.open == 1
+    connection.receive(done(other), 0.0)
+    assert other.ended
+    assert other.error is None

@@ -1,5 +1,6 @@
 """The blocking side of a session: handshake, waiting, renewal and loss."""
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ class BlockingSession:
         self._channel: Channel | None = None
         self._heard = 0.0
         self._closed = False
+        self._process = os.getpid()
         self._user = threading.RLock()
 
     def open(self) -> Welcome:
@@ -79,13 +81,21 @@ class BlockingSession:
             self.send(renewal)
 
     def close(self) -> None:
-        """End the session; open requests end with ClientClosed."""
+        """End the session; open requests end with ClientClosed.
+
+        In a process that was forked meanwhile it leaves the session to the one that opened it.
+        """
+        if self._is_a_copy():
+            self._closed, self._channel = True, None
         with self._alone():
             self._closed = True
             self._lose(ClientClosed("this client was closed"), self._connection.farewell())
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
+        # A copy of a ZeroMQ socket has no thread that would carry its messages.
+        if self._is_a_copy():
+            raise ClientShared("another process opened this session: make a client for each one")
         # A ZeroMQ socket that two threads use at once ends the whole process.
         if not self._user.acquire(blocking=False):
             raise ClientShared("another thread uses this client now: make one for each thread")
@@ -94,8 +104,12 @@ class BlockingSession:
         finally:
             self._user.release()
 
+    def _is_a_copy(self) -> bool:
+        return self._channel is not None and self._process != os.getpid()
+
     def _handshake(self) -> None:
         limit = time.monotonic() + self._timeout
+        self._process = os.getpid()
         self._channel = Channel(self._address)
         self._channel.send(self._connection.hello())
         try:

@@ -78,8 +78,8 @@ class Client:
     a lease; a waiting client renews it, and one whose caller pauses between two calls for longer
     must ask for more by `lease_s`. A lost session is opened anew by the next request.
 
-    Not for several threads at once (ClientShared) and not across a fork: each thread and process
-    makes its own.
+    Not for several threads at once and, once it is connected, not across a fork: each thread and
+    process makes its own. ClientShared is raised otherwise.
     """
 
     def __init__(

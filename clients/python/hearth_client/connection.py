@@ -11,6 +11,7 @@ from hearth_client.errors import (
     ConnectionLost,
     HearthClientError,
     InvalidValue,
+    MessageTooLarge,
     ProtocolViolation,
     error_for,
 )
@@ -101,9 +102,13 @@ class Connection:
         return self._encoder.encode(self._hello)
 
     def request(self, build: Callable[[str], Request], now: float) -> tuple[Exchange, bytes]:
-        """Open a request: `build` gets its id; the bytes are to be sent."""
+        """Open a request: `build` gets its id; the bytes are to be sent.
+
+        Raises InvalidValue or MessageTooLarge for a request that is not to be sent.
+        """
         exchange = Exchange(str(next(self._numbers)))
         data = self._encode(build(exchange.id))
+        self._check_size(data)
         self._open[exchange.id] = exchange
         self._renewed(now)
         return exchange, data
@@ -157,7 +162,22 @@ class Connection:
         try:
             return self._encoder.encode(message)
         except (TypeError, ValueError, OverflowError) as error:
-            raise InvalidValue("the request holds a value that cannot be encoded") from error
+            names = message.__struct_fields__
+            wrong = next((n for n in names if not self._can_encode(getattr(message, n))), "")
+            raise InvalidValue(f"{wrong} holds a value that cannot be encoded", wrong) from error
+
+    def _check_size(self, data: bytes) -> None:
+        # The server could not say whose message it was, and would end no request with its answer.
+        if self.welcome is not None and len(data) > self.welcome.limits.frame_bytes:
+            limit = self.welcome.limits.frame_bytes
+            raise MessageTooLarge(f"the message has {len(data)} bytes, the limit is {limit}")
+
+    def _can_encode(self, value: object) -> bool:
+        try:
+            self._encoder.encode(value)
+        except (TypeError, ValueError, OverflowError):
+            return False
+        return True
 
     def _renewed(self, now: float) -> None:
         if self.welcome is not None:

@@ -185,7 +185,7 @@ class ClientClosed(ConnectionFailed):
 
 
 class ClientShared(ConnectionFailed):
-    """Another thread uses the client object at this moment."""
+    """Another thread uses the client at this moment, or another process opened its session."""
 
     code = "client_shared"
 

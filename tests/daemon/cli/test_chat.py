@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 from hearth_client import Delta, Done, PromptTooLong, Speculation, Usage
@@ -124,10 +125,28 @@ def test_ctrl_c_cancels_the_reply_and_not_the_program(client: FakeClient) -> Non
 
 
 def test_a_refused_request_is_one_line_and_the_chat_goes_on(client: FakeClient) -> None:
-    client.error = PromptTooLong("the prompt has 9 tokens, at most 8 are possible", "prompt")
+    client.error = PromptTooLong("[/] has 9 tokens, at most 8 are possible", "prompt")
     result = chat("one\ntwo\n")
-    assert result.stderr.count("at most 8 are possible") == 2
+    assert result.stderr.count("[/] has 9 tokens, at most 8 are possible") == 2
     assert said(client.asked[1]) == ["two"]
+    assert result.return_value == 1
+
+
+def test_a_pipe_whose_lines_all_had_an_answer_ends_with_0(client: FakeClient) -> None:
+    assert chat("one\n/help\ntwo\n").return_value == 0
+    assert len(client.asked) == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--temperature", "101"), ("--seed", str(1 << 63)), ("--max-tokens", str((1 << 20) + 1))],
+)
+def test_values_that_no_daemon_takes_are_wrong_usage(
+    client: FakeClient, arguments: tuple[str, str]
+) -> None:
+    with pytest.raises(click.BadParameter, match="not in the range"):
+        chat("one\n", *arguments)
+    assert client.asked == []
 
 
 def test_example_and_system_exclude_each_other() -> None:

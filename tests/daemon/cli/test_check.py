@@ -56,3 +56,12 @@ def test_a_plan_and_its_gpu_are_in_the_table(tiny_engine: Path) -> None:
     assert rows["host memory: pinned"] == "2.0 KiB"
     assert "no GPU" in dict(_rows(structs.replace(report, gpu=None)))["device"]
     assert "plan built by" not in dict(_rows(cpu))
+
+
+def test_programs_learn_of_a_wrong_settings_file_too(tmp_path: Path) -> None:
+    path = tmp_path / "h.toml"
+    path.write_text("engin = 'x'")
+    result = CliRunner().invoke(check, ["--config", str(path), "--json"], standalone_mode=False)
+    assert result.return_value == 1
+    report = json.loads(result.output)
+    assert (report["ok"], report["code"], report["field"]) == (False, "invalid_value", "engin")

@@ -1,3 +1,4 @@
+import shlex
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,10 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_wrong_choices_are_usage_errors() -> None:
     result = CliRunner().invoke(export, ["a", "b", "--dtype", "float8"])
     assert result.exit_code == 2
+
+
+@pytest.mark.parametrize("name", ["a[/b] c", "a[red]"])
+def test_any_name_of_a_folder_can_be_copied_from_the_last_line(tmp_path: Path, name: str) -> None:
+    target = tmp_path / name
+    result = run(str(REFERENCE), str(target))
+    assert f"hearth serve --engine {shlex.quote(str(target))}" in result.stderr

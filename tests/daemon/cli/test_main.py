@@ -1,4 +1,8 @@
+import errno
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -52,6 +56,9 @@ def test_an_unknown_command_is_a_usage_error_with_the_nearest_name(
         (HearthError("engine_missing", "no engine at x", "engine"), 1, "no engine at x (eng"),
         (click.ClickException("two\nlines"), 1, "two lines"),
         (click.UsageError("what?"), 2, "what?"),
+        (PermissionError(errno.EACCES, "Permission denied", "x/y"), 1, "x/y: Permission denied"),
+        (OSError(errno.ENOSPC, "No space left on device"), 1, "No space left on device"),
+        (TimeoutError("no answer"), 1, "no answer"),
     ],
 )
 def test_a_failure_is_one_line_and_a_code(
@@ -82,3 +89,32 @@ def test_what_nobody_foresaw_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(daemon.cli.cli, "main", raise_it)
     with pytest.raises(ZeroDivisionError):
         daemon.cli.main()
+
+
+@pytest.mark.parametrize("command", [(), ("bench",)])
+def test_without_a_command_the_help_is_shown_as_it_is_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
+    assert run(monkeypatch, *command) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("Usage: hearth")
+    assert run(monkeypatch, *command, "--help") == 0
+    assert capsys.readouterr().out == shown.err
+
+
+def test_a_closed_pipe_needs_no_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fails_with(monkeypatch, BrokenPipeError(errno.EPIPE, "Broken pipe")) == 1
+    assert capsys.readouterr().err == ""
+
+
+def test_no_library_leaves_anything_in_the_home_of_the_user(
+    tiny_engine: Path, tmp_path: Path
+) -> None:
+    environ = {**os.environ, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environ.pop("ORT_DISABLE_TELEMETRY", None)
+    arguments = ("generate", str(tiny_engine), "--ids", "1,2", "--max-tokens", "2")
+    subprocess.run([sys.executable, "-m", "daemon.cli", *arguments], env=environ, check=True)
+    assert list(tmp_path.iterdir()) == []

@@ -41,9 +41,16 @@ def test_flags_reach_the_settings(tmp_path: Path) -> None:
     assert (settings.threads, settings.verify) == (3, False)
 
 
-def test_a_wrong_flag_is_refused_by_its_name() -> None:
-    with pytest.raises(HearthError, match="--hold-s: 'x' is not allowed"):
+def test_a_wrong_flag_is_wrong_usage_and_names_the_flag() -> None:
+    with pytest.raises(click.UsageError, match="--hold-s: 'x' is not allowed"):
         settings_of("--hold-s", "x")
+
+
+def test_a_wrong_file_is_a_failure_and_no_wrong_usage(tmp_path: Path) -> None:
+    path = tmp_path / "h.toml"
+    path.write_text("hold_s = 0")
+    with pytest.raises(HearthError, match="hold_s: 0 is not allowed"):
+        settings_of("--config", str(path), "--threads", "2")
 
 
 def test_only_the_named_settings_become_flags() -> None:

@@ -1,10 +1,12 @@
 import io
+from pathlib import Path
 from typing import Any, cast
 
 import click
 import pytest
 from click.testing import CliRunner
 
+from daemon.cli.errors import Failure
 from daemon.cli.prompts import encode_prompt, parse_ids, read_prompts
 from runtime.text import Tokenizer
 
@@ -48,6 +50,13 @@ def test_without_options_standard_input_is_read() -> None:
 def test_an_empty_input_is_a_usage_error() -> None:
     with pytest.raises(click.UsageError, match="the input is empty"):
         read_prompts((), (), io.StringIO("\n"))
+
+
+def test_a_file_in_another_encoding_is_refused_by_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "prompts"
+    path.write_bytes(b"one\ntw\xf6\n")
+    with path.open(encoding="utf-8") as file, pytest.raises(Failure, match="prompts is not utf-8"):
+        read_prompts((), (), file)
 
 
 def test_a_terminal_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
