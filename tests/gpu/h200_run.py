@@ -76,6 +76,13 @@ def _decode(model: str, *flags: str) -> Commands:
     return lambda run: [run.decode(*cases, *flags)]
 
 
+def _plan(model: str) -> Commands:
+    make = [sys.executable, "-m", "tests.gpu.bench_engine", model]
+    return lambda run: [
+        [*make, "--cache", str(run.work / "bench"), "--builder-python", run.builder_python]
+    ]
+
+
 def _graphs(run: Run) -> list[list[str]]:
     return [run.bench("graphs", "--engine", run.engine())]
 
@@ -117,6 +124,7 @@ PARTS: dict[str, Commands] = {
     "tests": _tests,
     "sanitizer": _sanitizer,
     "ops": _ops,
+    "plan-0.6b": _plan("0.6b"),
     "decode-0.6b": _decode("0.6b"),
     "decode-0.6b-ort": _decode("0.6b", "--engine", "ort-cuda"),
     "decode-4b": _decode("4b"),
@@ -126,7 +134,17 @@ PARTS: dict[str, Commands] = {
     "memory": _memory,
     "spec": _spec,
 }
-DEFAULT = ("tests", "sanitizer", "ops", "decode-0.6b", "decode-4b", "check", "graphs", "memory")
+DEFAULT = (
+    "tests",
+    "sanitizer",
+    "ops",
+    "plan-0.6b",
+    "decode-0.6b",
+    "decode-4b-ort",
+    "check",
+    "graphs",
+    "memory",
+)
 
 
 def install(wheels: Sequence[Path], work: Path) -> Path:

@@ -49,6 +49,13 @@ def test_benches_record_and_take_what_is_ready(run: Run) -> None:
     assert command[command.index("--engine") + 1] == "ort-cuda"
 
 
+def test_a_plan_is_made_where_the_bench_looks_for_it(run: Run) -> None:
+    (plan,) = PARTS["plan-0.6b"](run)
+    (decode,) = PARTS["decode-0.6b"](run)
+    for option in ("--cache", "--builder-python"):
+        assert plan[plan.index(option) + 1] == decode[decode.index(option) + 1]
+
+
 def test_graphs_and_memory_use_the_engine_of_the_decode_bench(run: Run) -> None:
     folder = run.work / "bench" / "qwen3-0.6b-pooled-onnxruntime-float16-abc"
     folder.mkdir(parents=True)
