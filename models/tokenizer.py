@@ -1,7 +1,6 @@
 """The tokenizer: a byte-level BPE in which a word has one spelling wherever it stands."""
 
 from collections.abc import Iterator
-from itertools import islice
 from random import Random
 from typing import Final
 
@@ -14,20 +13,21 @@ END_OF_TEXT: Final = "<|endoftext|>"
 START: Final = "<|im_start|>"
 END: Final = "<|im_end|>"
 VOCABULARY: Final = 1024
+CONVERSATIONS: Final = 4000
 
 # A space is no part of a word, so that a name copied from the list into JSON keeps its tokens.
 _PIECES: Final = r"\p{L}+|\p{N}|\n|[^\p{L}\p{N}\n]+"
 
 
-def training_text(seed: int, count: int) -> Iterator[str]:
-    """Yield the text of this many training conversations, without special tokens."""
+def training_text(seed: int) -> Iterator[str]:
+    """Yield the text of training conversations, without special tokens."""
     rng = Random(seed)
-    for _ in range(count):
+    for _ in range(CONVERSATIONS):
         text = render(random_conversation(rng, in_training).messages())
         yield text.replace(START, "").replace(END, "")
 
 
-def train_tokenizer(seed: int = 0, count: int = 4000) -> Tokenizer:
+def train_tokenizer(seed: int) -> Tokenizer:
     """Return a tokenizer trained on generated conversations."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -43,5 +43,5 @@ def train_tokenizer(seed: int = 0, count: int = 4000) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(islice(training_text(seed, count), count), trainer)
+    tokenizer.train_from_iterator(training_text(seed), trainer)
     return tokenizer

@@ -1,71 +1,18 @@
 """Training: `python -m models.train --out models/home`."""
 
-import argparse
-import math
 import os
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import torch
 from tokenizers import Tokenizer
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from transformers import Qwen3ForCausalLM
 
 from models.folder import new_model, write_folder
-from models.stream import Batch, batches
 from models.tokenizer import train_tokenizer
+from models.training import Defaults, Settings, optimizer_of, scheduled, settings_of, training_flags
 
-WARMUP: Final = 0.03
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How one training run is scaled."""
-
-    out: Path
-    device: str
-    steps: int
-    seconds: float
-    tokens: int
-    rate: float
-    workers: int
-    seed: int
-
-
-class Stream(IterableDataset[Batch]):  # type: ignore[misc]
-    """The batches of one worker, from a seed of its own."""
-
-    def __init__(self, tokenizer: Tokenizer, seed: int, budget: int) -> None:
-        self._text = tokenizer.to_str()
-        self._seed = seed
-        self._budget = budget
-
-    def __iter__(self) -> Iterator[Batch]:
-        """Yield batches without end."""
-        worker = get_worker_info()
-        seed = self._seed * 1000 + (worker.id if worker else 0)
-        return batches(Tokenizer.from_str(self._text), seed, self._budget)
-
-
-def rate_at(progress: float, settings: Settings) -> float:
-    """Return the learning rate: a linear rise, then half a cosine down to zero."""
-    if progress < WARMUP:
-        return settings.rate * max(progress, 0.001) / WARMUP
-    share = (progress - WARMUP) / (1 - WARMUP)
-    return settings.rate * 0.5 * (1 + math.cos(math.pi * share))
-
-
-def _optimizer(model: Qwen3ForCausalLM, settings: Settings) -> torch.optim.AdamW:
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.ndim == 1]
-    groups = [
-        {"params": matrices, "weight_decay": 0.1},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=settings.rate, betas=(0.9, 0.95), fused=True)
+DEFAULTS: Final = Defaults(Path("models/home"), 65536, 6144, 3e-3, seed=0)
 
 
 def loss_of(model: Qwen3ForCausalLM, ids: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
@@ -101,61 +48,21 @@ def train(settings: Settings, tokenizer: Tokenizer) -> Qwen3ForCausalLM:
     model = new_model().to(settings.device)
     if settings.device == "cuda":
         _prepare_gpu(model)
-    optimizer = _optimizer(model, settings)
-    loader = DataLoader(
-        Stream(tokenizer, settings.seed, settings.tokens),
-        batch_size=None,
-        num_workers=settings.workers,
-        prefetch_factor=16 if settings.workers else None,
-        pin_memory=settings.device == "cuda",
-    )
-    began, seen = time.monotonic(), 0
-    for step, batch in enumerate(loader):
-        took = time.monotonic() - began
-        progress = max(step / settings.steps, took / settings.seconds)
-        if progress >= 1:
-            break
-        for group in optimizer.param_groups:
-            group["lr"] = rate_at(progress, settings)
-        loss = _step(model, optimizer, batch, settings.device)
-        seen += batch[0].numel()
-        if step % 100 == 0:
+    optimizer = optimizer_of(model, settings.rate, 0.1)
+    for taken in scheduled(settings, tokenizer, optimizer):
+        loss = _step(model, optimizer, taken.batch, settings.device)
+        if taken.step % 100 == 0:
             print(
-                f"step {step} loss {loss.item():.4f} tokens {seen} seconds {took:.0f}", flush=True
+                f"step {taken.step} loss {loss.item():.4f} tokens {taken.tokens} "
+                f"seconds {taken.seconds:.0f}",
+                flush=True,
             )
     return model
 
 
-def _settings() -> Settings:
-    cuda = torch.cuda.is_available()
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("models/home"))
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if cuda else "cpu")
-    parser.add_argument("--steps", type=int, help="default: 30000 on a GPU, 2500 on a CPU")
-    parser.add_argument(
-        "--minutes", type=float, default=60, help="end by then, the schedule being cut to fit"
-    )
-    parser.add_argument("--tokens", type=int, help="a batch; default: 65536 or 6144")
-    parser.add_argument("--rate", type=float, default=3e-3)
-    parser.add_argument("--workers", type=int, help="default: one for each core but one")
-    parser.add_argument("--seed", type=int, default=0)
-    flags = parser.parse_args()
-    big = flags.device == "cuda"
-    return Settings(
-        out=flags.out,
-        device=flags.device,
-        steps=flags.steps or (30000 if big else 2500),
-        seconds=flags.minutes * 60,
-        tokens=flags.tokens or (65536 if big else 6144),
-        rate=flags.rate,
-        workers=flags.workers if flags.workers is not None else max(1, (os.cpu_count() or 2) - 1),
-        seed=flags.seed,
-    )
-
-
 def main() -> None:
     """Train the tokenizer and the model, and write the model folder."""
-    settings = _settings()
+    settings = settings_of(training_flags(__doc__, DEFAULTS).parse_args(), DEFAULTS)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     tokenizer = train_tokenizer(settings.seed)
     model = train(settings, tokenizer)

@@ -1,7 +1,6 @@
 """The time of a decode step through a whole daemon: front door, actors and executor process."""
 
 import asyncio
-from contextlib import AsyncExitStack
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -9,6 +8,7 @@ from statistics import median
 import uvloop
 from hearth_client import AsyncClient
 
+from daemon.bench.connections import connected
 from daemon.own_daemon import own_daemon
 from runtime.errors import HearthError
 
@@ -33,8 +33,7 @@ def actor_step_s(engine: Path, batch: int, tokens: int = _TOKENS) -> float:
 
 
 async def _ends(socket: Path, batch: int, tokens: int) -> list[list[float]]:
-    async with AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(AsyncClient(socket)) for _ in range(batch)]
+    async with connected(socket, batch) as clients:
         return await asyncio.gather(*(_one(client, tokens) for client in clients))
 
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -16,9 +15,8 @@ from daemon.bench.random_model import QUICK_SHAPE, SHAPE_06B, write_random_model
 from daemon.shipped import SOURCE
 from runtime.engine_folder import MODEL_FILE
 from runtime.errors import HearthError
-from runtime.export import ExportOptions, export_model
+from runtime.export import ExportOptions, Progress, export_model
 
-Progress = Callable[[str, int, int], None]
 Precision = Literal["fp32", "int8", "int4"]
 CAPACITY = 1024
 _QUANTIZATION: dict[Precision, Literal["none", "int8", "int4"]] = {
@@ -26,7 +24,7 @@ _QUANTIZATION: dict[Precision, Literal["none", "int8", "int4"]] = {
     "int8": "int8",
     "int4": "int4",
 }
-_EXPORTER = tuple(sorted(Path(runtime.export.__path__[0]).glob("*.py")))
+_EXPORTER = tuple(sorted(Path(runtime.export.__path__[0]).rglob("*.py")))
 _CONVERTER = (Path(gguf_model.__file__),)
 _GGUF: dict[Precision, GGUFType] = {"fp32": "F32", "int8": "Q8_0", "int4": "Q4_0"}
 
@@ -70,20 +68,32 @@ class Artifacts(msgspec.Struct, frozen=True, kw_only=True):
 def prepare(case: Case, cache: Path, progress: Progress, *, quick: bool = False) -> Artifacts:
     """Make what is not in `cache` yet; raises `engine_missing` where the shipped model is not."""
     source = _source(case, cache, progress, quick=quick)
-    engine = cache / f"{source.name}-{case.precision}-{exported_digest(source, _EXPORTER)}"
-    if not engine.is_dir():
-        for stale in cache.glob(f"{source.name}-{case.precision}-*"):
-            shutil.rmtree(stale)
-        options = ExportOptions(
-            quantization=_QUANTIZATION[case.precision], capacity=CAPACITY, max_batch=1
-        )
-        export_model(source, engine, options, progress)
+    options = ExportOptions(
+        quantization=_QUANTIZATION[case.precision], capacity=CAPACITY, max_batch=1
+    )
+    stem = f"{source.name}-{case.precision}"
+    engine = exported(source, cache, stem, options, progress)
     return Artifacts(
         source=source,
         engine=engine,
         gguf=_gguf(case, source, cache, progress),
         weight_bytes=weight_bytes(engine),
     )
+
+
+def exported(
+    source: Path, cache: Path, stem: str, options: ExportOptions, progress: Progress
+) -> Path:
+    """The engine folder of a model, made if it is not in `cache` yet; raises what export raises.
+
+    Its name begins with `stem`. Folders can have gigabytes each: of one stem the newest is kept.
+    """
+    folder = cache / f"{stem}-{made_digest(source, _EXPORTER, options)}"
+    if not folder.is_dir():
+        for stale in cache.glob(f"{stem}-*"):
+            shutil.rmtree(stale)
+        export_model(source, folder, options, progress)
+    return folder
 
 
 def weight_bytes(engine: Path) -> int:
@@ -113,7 +123,7 @@ def _source(case: Case, cache: Path, progress: Progress, *, quick: bool) -> Path
 
 def _gguf(case: Case, source: Path, cache: Path, progress: Progress) -> Path | None:
     kind = _GGUF[case.precision]
-    target = cache / f"{source.name}-{kind}-{exported_digest(source, _CONVERTER)}.gguf"
+    target = cache / f"{source.name}-{kind}-{made_digest(source, _CONVERTER)}.gguf"
     try:
         if not target.is_file():
             for stale in cache.glob(f"{source.name}-{kind}-*"):
@@ -124,12 +134,13 @@ def _gguf(case: Case, source: Path, cache: Path, progress: Progress) -> Path | N
     return target
 
 
-def exported_digest(source: Path, code: tuple[Path, ...]) -> str:
-    """A digest of whatever could change a result: the model's files and the converting code."""
+def made_digest(source: Path, code: tuple[Path, ...], options: ExportOptions | None = None) -> str:
+    """A digest of what a result is made of: the model's files, the converting code, its options."""
     digest = hashlib.sha256((source / "config.json").read_bytes())
     for path in sorted(source.glob("*.safetensors")):
         stat = path.stat()
         digest.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns}".encode())
     for path in code:
         digest.update(path.read_bytes())
+    digest.update(repr(options).encode())
     return digest.hexdigest()[:12]

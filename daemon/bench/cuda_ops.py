@@ -6,17 +6,22 @@ import sys
 import numpy as np
 
 from daemon.bench.cuda_clock import Clock, Figures
+from daemon.bench.cuda_shapes import (
+    HALF,
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    INT32,
+    INT64,
+    LAYERS,
+    SLOTS,
+    VOCAB,
+)
 from daemon.bench.cuda_tree_ops import time_commit, time_trees, time_walks
 from runtime.device.arrays import RowMove
 from runtime.device.cuda.cuda_device import open_cuda_device
 from runtime.device.device import SamplerBuffers, StepBuffers
 from runtime.request import RowRequest, SamplingParams
-
-HALF, FLOAT = np.dtype(np.float16), np.dtype(np.float32)
-INT32, INT64 = np.dtype(np.int32), np.dtype(np.int64)
-# The shape of Qwen3-0.6B.
-LAYERS, HEADS, SLOTS, HEAD_DIM = 28, 8, 1024, 128
-VOCAB, HIDDEN = 151_936, 1024
 
 
 def time_steps(clock: Clock, rows: int) -> Figures:

@@ -2,15 +2,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daemon.bench.cuda_clock import Clock, Figures
+from daemon.bench.cuda_shapes import (
+    FLOAT,
+    HALF,
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    INT32,
+    INT64,
+    LAYERS,
+    SLOTS,
+    VOCAB,
+)
 from runtime.device.device import ProposalBuffers, SamplerBuffers, StepBuffers, TreeBuffers
 from runtime.drafting.options import EagleDraftingConfig
 from runtime.request import RowRequest, SamplingParams
 
-HALF, FLOAT = np.dtype(np.float16), np.dtype(np.float32)
-INT32, INT64, BOOL = np.dtype(np.int32), np.dtype(np.int64), np.dtype(np.bool_)
-# The shape of Qwen3-0.6B with a draft of the usual vocabulary and the default tree.
-LAYERS, HEADS, SLOTS, HEAD_DIM = 28, 8, 1024, 128
-VOCAB, HIDDEN, DRAFT_VOCAB = 151_936, 1024, 32_000
+BOOL = np.dtype(np.bool_)
+# A draft of the usual vocabulary and the default tree.
+DRAFT_VOCAB = 32_000
 DRAFTING = EagleDraftingConfig()
 # Nodes of a walk: what a good draft reaches.
 DEPTH = 4

@@ -39,14 +39,19 @@ class DecodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     quick: bool = False
 
 
+def prompt_ids() -> list[int]:
+    """The prompt of every contender: ids that each model of the bench has."""
+    ids = np.random.default_rng(0).integers(3, 256, PROMPT_TOKENS)
+    return [int(token) for token in ids]
+
+
 def make_plan(case: Case, options: DecodeOptions, precision: str = "") -> Plan:
     """The plan of a case; `precision` is that of transformers when it is known already."""
-    ids = np.random.default_rng(0).integers(3, 256, PROMPT_TOKENS)
     return Plan(
         threads=options.threads,
         rounds=2 if options.quick else 7,
         steps=2 if options.quick else case.steps,
-        prompt=[int(token) for token in ids],
+        prompt=prompt_ids(),
         precision="float32" if case.precision == "fp32" else precision,
         spin=options.spin,
     )

@@ -1,4 +1,4 @@
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +8,9 @@ from daemon.bench.cases import CASES, Case, prepare
 from daemon.bench.decode import DecodeOptions, make_plan, measure
 from daemon.bench.figures import SHARE_LIMIT, DecodeFigures
 from daemon.bench.gpu_cases import GPU_CASES
-from daemon.bench.gpu_decode_command import gpu_choice, gpu_options, print_gpu, run_gpu
-from daemon.bench.record import command_line, record_option, write_record
-from daemon.bench.report import figure, note, print_json, print_table
+from daemon.bench.gpu_decode_command import GPUChoice, gpu_choice, gpu_options, print_gpu, run_gpu
+from daemon.bench.record import keep_figures, record_option
+from daemon.bench.report import figure, note, print_table, publish
 from daemon.cli.console import progress_bar
 from daemon.cli.errors import FAILED
 from daemon.cli.options import json_option
@@ -87,23 +87,30 @@ def decode(
     known = CASES if device == "cpu" else GPU_CASES
     for name in set(names).difference(known):
         raise click.BadParameter(f"{name} is no case on {device}", param_hint="--case")
+    folder = cache or cache_folder() / "bench"
     if device == "cuda":
         if threads or spin is not None:
             raise click.UsageError("--threads and --spin are for the CPU alone")
         choice = gpu_choice([GPU_CASES[name] for name in names], gpu, quick=quick)
-        # Cases of a GPU take minutes each: what one gave is kept, whatever becomes of the next.
-        found = run_gpu(
-            choice, cache or cache_folder() / "bench", lambda so_far: _keep(so_far, record)
-        )
-        _report(found, lambda: print_gpu(found), as_json=as_json)
-        return 0 if found else FAILED
+        return _on_gpu(choice, folder, record, as_json=as_json)
     if any(gpu.values()):
         raise click.UsageError("--engine, --dtype, --builder-python and --ready are for a GPU")
     cases = [CASES[name] for name in names] or _runnable()
     options = DecodeOptions(threads=threads or physical_cores(), spin=spin, quick=quick)
-    figures = _run(cases, options, cache or cache_folder() / "bench")
-    _report(figures, lambda: _print(figures), as_json=as_json)
-    _keep(figures, record)
+    figures = _run(cases, options, folder)
+    publish(figures, lambda: _print(figures), as_json=as_json)
+    keep_figures(record, figures, "decode")
+    return _judge(figures)
+
+
+def _on_gpu(choice: GPUChoice, folder: Path, record: Path | None, *, as_json: bool) -> int:
+    # Cases of a GPU take minutes each: what one gave is kept, whatever becomes of the next.
+    found = run_gpu(choice, folder, lambda so_far: keep_figures(record, so_far, "decode"))
+    publish(found, lambda: print_gpu(found), as_json=as_json)
+    return 0 if found else FAILED
+
+
+def _judge(figures: Mapping[str, DecodeFigures]) -> int:
     wrong = [name for name, found in figures.items() if not found.credible]
     for name in wrong:
         note(
@@ -111,18 +118,6 @@ def decode(
             "measure again on a quiet machine"
         )
     return FAILED if wrong else 0
-
-
-def _report(figures: Mapping[str, Any], show: Callable[[], None], *, as_json: bool) -> None:
-    if as_json:
-        print_json(figures)
-    else:
-        show()
-
-
-def _keep(figures: Mapping[str, Any], record: Path | None) -> None:
-    if record is not None:
-        write_record(record, figures, command_line("decode"))
 
 
 def _runnable() -> list[Case]:

@@ -41,7 +41,7 @@ def judge(samples: Sequence[Sample], *, aborted: int = 0, failed: int = 0) -> So
     """Flat means: no failure, growth below 1 MB per 10,000 requests, no handles left open.
 
     Handles are compared as medians of the first and the last third after the warm-up, with a
-    slack of two. Raises ValueError for fewer than two samples.
+    slack of two. Fewer than five samples after the warm-up are not flat; there is at least one.
     """
     last = samples[-1]
     judged = [one for one in samples if one.seconds >= WARM_UP_SHARE * last.seconds]

@@ -1,14 +1,12 @@
 """The cases of `bench decode --device cuda`: models of random weights, engines and batch sizes."""
 
-import shutil
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 from msgspec import structs
 
-import runtime.export
-from daemon.bench.cases import CAPACITY, Progress, exported_digest
+from daemon.bench.cases import CAPACITY, exported
 from daemon.bench.random_model import (
     QUICK_SHAPE,
     SHAPE_06B,
@@ -16,7 +14,7 @@ from daemon.bench.random_model import (
     write_random_model,
 )
 from runtime.config import LLMEngineRunnerConfig, load_config
-from runtime.export import ExportOptions, export_model
+from runtime.export import ExportOptions, Progress
 from runtime.export.tensorrt.options import PlanOptions
 from runtime.sizes import ITEM_BYTES, projection_bytes
 
@@ -26,7 +24,6 @@ HalfType = Literal["float16", "bfloat16"]
 ENGINES: tuple[GPUEngine, ...] = ("ort-cuda", "tensorrt")
 LARGEST_BATCH = 8
 _SHAPES = {"0.6b": SHAPE_06B, "4b": SHAPE_4B}
-_EXPORTER = tuple(sorted(Path(runtime.export.__path__[0]).rglob("*.py")))
 
 
 class GPUCase(msgspec.Struct, frozen=True):
@@ -77,14 +74,7 @@ def export_options(engine: GPUEngine, dtype: HalfType, python: str) -> ExportOpt
 def engine_folder(source: Path, cache: Path, options: ExportOptions, progress: Progress) -> Path:
     """The engine folder of a model, exported if it is not in `cache` yet; raises HearthError."""
     kind = "onnxruntime" if options.plan is None else options.plan.builder
-    stem = f"{source.name}-{kind}-{options.dtype}"
-    folder = cache / f"{stem}-{exported_digest(source, _EXPORTER)}"
-    if not folder.is_dir():
-        # Gigabytes each: those of an older exporter make room.
-        for stale in cache.glob(f"{stem}-*"):
-            shutil.rmtree(stale)
-        export_model(source, folder, options, progress)
-    return folder
+    return exported(source, cache, f"{source.name}-{kind}-{options.dtype}", options, progress)
 
 
 def step_bytes(config: LLMEngineRunnerConfig, batch: int, context: float) -> float:

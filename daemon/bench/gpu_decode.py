@@ -1,15 +1,15 @@
 """`hearth bench decode --device cuda`: the GPU engines beside PyTorch and the read bandwidth."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 import msgspec
-import numpy as np
 from msgspec import structs
 
 from daemon.bench.actor_step import actor_step_s
 from daemon.bench.cases import CAPACITY
+from daemon.bench.decode import PROMPT_TOKENS, Note, prompt_ids
 from daemon.bench.gpu_cases import GPUCase, engine_step_bytes
 from daemon.bench.gpu_figures import SETTLE, GPUFigures, GPUTimes, gpu_figures, step_seconds
 from daemon.bench.worker import Worker
@@ -17,8 +17,6 @@ from daemon.bench.worker_messages import Device, Job
 from daemon.cli.errors import Failure
 from runtime.errors import HearthError
 
-Note = Callable[[str], None]
-PROMPT_TOKENS = 32
 FLOOR = "read bandwidth"
 _WARM_UP = 5
 _FLOOR_PASSES = 4
@@ -94,10 +92,9 @@ def measure_gpu(
 def _jobs(
     case: GPUCase, artifacts: GPUArtifacts, plan: GPUPlan, floor_bytes: float
 ) -> dict[str, Job]:
-    ids = np.random.default_rng(0).integers(3, 256, PROMPT_TOKENS)
     common = Job(
         contender="hearth",
-        prompt=[int(token) for token in ids],
+        prompt=prompt_ids(),
         steps=_WARM_UP + plan.rounds * plan.steps + plan.host_steps,
         batch=case.batch,
         capture=True,

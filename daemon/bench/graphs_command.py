@@ -3,12 +3,11 @@ from contextlib import closing
 from pathlib import Path
 
 import click
-import msgspec
 
 from daemon.bench.graphs import HIT_RATE_AIM, GraphFigures, GraphRun
-from daemon.bench.record import command_line, record_option, write_record
-from daemon.bench.report import figure, note, print_json, print_table
-from daemon.bench.toy_engine import toy_engine
+from daemon.bench.record import keep_figures, record_option
+from daemon.bench.report import note, print_fields, publish
+from daemon.bench.toy_engine import engine_option, toy_engine
 from daemon.cli.console import progress_bar
 from daemon.cli.errors import FAILED
 from daemon.cli.options import json_option
@@ -18,12 +17,7 @@ from runtime.tensors.profiles import decode_batches
 
 @click.command()
 @click.option("--batches", type=click.IntRange(1), default=50, show_default=True)
-@click.option(
-    "--engine",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="A real engine folder in place of a toy.",
-)
+@engine_option("a toy")
 @record_option
 @json_option
 def graphs(batches: int, engine: Path | None, record: Path | None, *, as_json: bool) -> int:
@@ -33,16 +27,9 @@ def graphs(batches: int, engine: Path | None, record: Path | None, *, as_json: b
     """
     with tempfile.TemporaryDirectory(prefix="hearth-bench-") as folder:
         found = _run(engine or toy_engine(Path(folder)), batches)
-    if as_json:
-        print_json(found)
-    else:
-        rows = [
-            (name, figure(value, ".4f") if isinstance(value, float) else str(value))
-            for name, value in msgspec.structs.asdict(found).items()
-        ]
-        print_table("Decode steps and captured graphs", ("", ""), rows)
-    if record is not None:
-        write_record(record, {"graphs": found}, command_line("graphs"))
+    title = "Decode steps and captured graphs"
+    publish(found, lambda: print_fields(title, found, ".4f"), as_json=as_json)
+    keep_figures(record, {"graphs": found}, "graphs")
     if found.hit_rate < HIT_RATE_AIM:
         note(f"fewer than {HIT_RATE_AIM:.0%} of the decode steps came from a graph")
         return FAILED

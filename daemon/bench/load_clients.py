@@ -4,15 +4,15 @@ import asyncio
 import random
 import string
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from hearth_client import AsyncClient, HearthClientError
+from hearth_client import HearthClientError
 from hearth_client.options import GenerateOptions
 from hearth_client.protocol import Delta, Done
 
+from daemon.bench.connections import connected
 from daemon.bench.load_messages import LoadJob
 from daemon.bench.simulated_truth import simulated_stream
 from daemon.bench.stream_check import Tally
@@ -57,11 +57,7 @@ class LoadClients:
 
     async def run(self) -> Tally:
         """Connect all clients and send everything."""
-        async with AsyncExitStack() as stack:
-            clients = [
-                await stack.enter_async_context(AsyncClient(self._job.socket))
-                for _ in range(self._job.clients)
-            ]
+        async with connected(self._job.socket, self._job.clients) as clients:
             options: GenerateOptions = {"max_tokens": self._job.max_tokens, "ignore_eos": True}
             await asyncio.gather(
                 *(self.drain(partial(client.generate, **options)) for client in clients)

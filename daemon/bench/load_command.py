@@ -2,14 +2,13 @@ import tempfile
 import time
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
 
 from daemon.bench.json_process import JsonProcess
 from daemon.bench.load_messages import Finished, LoadJob, LoadReply
-from daemon.bench.report import log_folder, note, print_json, print_table
+from daemon.bench.report import log_folder, note, print_fields, publish
 from daemon.bench.stream_check import Tally
 from daemon.bench.toy_engine import simulated_flags, toy_engine
 from daemon.cli.errors import FAILED
@@ -61,11 +60,8 @@ def load(
             jobs = split_jobs(common, requests, clients, min(processes, clients))
             figures = run_jobs(jobs, log_folder())
             daemon.stop()
-    if as_json:
-        print_json(figures)
-    else:
-        rows = [(name, str(value)) for name, value in _shown(figures).items()]
-        print_table(f"{clients} clients, {max_tokens} tokens each", ("", ""), rows)
+    title = f"{clients} clients, {max_tokens} tokens each"
+    publish(figures, lambda: print_fields(title, figures, ".1f"), as_json=as_json)
     return 0 if figures.clean and figures.requests == requests else FAILED
 
 
@@ -113,12 +109,3 @@ def _finish(worker: JsonProcess, job: LoadJob) -> Tally:
 
 def _share(total: int, parts: int, index: int) -> int:
     return total // parts + (index < total % parts)
-
-
-def _shown(figures: LoadFigures) -> dict[str, Any]:
-    shown = msgspec.structs.asdict(figures)
-    return {
-        **shown,
-        "seconds": f"{figures.seconds:.1f}",
-        "tokens_per_s": f"{figures.tokens_per_s:.0f}",
-    }

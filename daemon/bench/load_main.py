@@ -6,7 +6,8 @@ import msgspec
 import uvloop
 
 from daemon.bench.load_clients import LoadClients
-from daemon.bench.load_messages import Finished, LoadJob, LoadReply, Progress
+from daemon.bench.load_messages import Finished, LoadJob, Progress
+from daemon.bench.replies import Replies
 
 _PROGRESS_EVERY = 250
 
@@ -14,18 +15,13 @@ _PROGRESS_EVERY = 250
 def main() -> None:
     """Run the job, reporting progress and at last the tally."""
     job = msgspec.json.decode(sys.argv[1], type=LoadJob)
-    tally = uvloop.run(LoadClients(job, _report).run())
-    _send(Finished(tally))
+    replies = Replies()
 
+    def report(requests: int) -> None:
+        if requests % _PROGRESS_EVERY == 0:
+            replies.send(Progress(requests))
 
-def _report(requests: int) -> None:
-    if requests % _PROGRESS_EVERY == 0:
-        _send(Progress(requests))
-
-
-def _send(reply: LoadReply) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(reply) + b"\n")
-    sys.stdout.buffer.flush()
+    replies.send(Finished(uvloop.run(LoadClients(job, report).run())))
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@ from pathlib import Path
 import click
 
 from daemon.bench.memory import MemoryFigures, measure_memory
-from daemon.bench.record import command_line, record_option, write_record
-from daemon.bench.report import figure, log_folder, note, print_json, print_table
-from daemon.bench.toy_engine import toy_engine
+from daemon.bench.record import keep_figures, record_option
+from daemon.bench.report import figure, log_folder, note, print_table, publish
+from daemon.bench.toy_engine import engine_option, toy_engine
 from daemon.cli.errors import FAILED
 from daemon.cli.options import json_option
 
@@ -14,12 +14,7 @@ _COLUMNS = ("part", "predicted MB", "measured MB", "ratio")
 
 
 @click.command()
-@click.option(
-    "--engine",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="A real engine folder in place of a toy.",
-)
+@engine_option("a toy")
 @click.option(
     "--name",
     default="",
@@ -34,14 +29,13 @@ def memory(engine: Path | None, name: str, record: Path | None, *, as_json: bool
     On a GPU by its free memory, where nobody else may work meanwhile, and the exit code is 1 when
     the sum is off by more than 5%; on the CPU by resident memory, which depends on what is used.
     """
+    if name and record is None:
+        raise click.UsageError("--name is for --record")
     with tempfile.TemporaryDirectory(prefix="hearth-bench-") as folder:
         found = measure_memory(engine or toy_engine(Path(folder)), log_folder() / "memory.log")
-    if as_json:
-        print_json(found)
-    else:
-        print_table(f"Memory of an engine on {found.device}", _COLUMNS, _rows(found))
-    if record is not None:
-        write_record(record, {name or "memory": found}, command_line("memory"))
+    title = f"Memory of an engine on {found.device}"
+    publish(found, lambda: print_table(title, _COLUMNS, _rows(found)), as_json=as_json)
+    keep_figures(record, {name or "memory": found}, "memory")
     if found.device == "cuda" and not found.within_aim:
         note("the prediction is off by more than 5%")
         return FAILED

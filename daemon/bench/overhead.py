@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -11,6 +10,7 @@ import msgspec
 import uvloop
 from hearth_client import AsyncClient, Client
 
+from daemon.bench.connections import connected
 from daemon.bench.in_process import InProcessLoop
 from daemon.bench.report import note
 
@@ -112,8 +112,7 @@ def _one(client: Client, max_tokens: int, seen: Arrivals) -> None:
 
 
 async def _throughput(socket: Path, max_tokens: int) -> float:
-    async with AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(AsyncClient(socket)) for _ in range(STREAMS)]
+    async with connected(socket, STREAMS) as clients:
         started = time.monotonic()
         counts = await asyncio.gather(*(_drain(client, max_tokens) for client in clients))
         return sum(counts) / (time.monotonic() - started)

@@ -13,7 +13,7 @@ from daemon.bench.overhead import (
     overhead_figures,
     throughputs,
 )
-from daemon.bench.report import figure, note, print_json, print_table
+from daemon.bench.report import note, print_fields, publish
 from daemon.bench.toy_engine import simulated_flags, toy_engine
 from daemon.cli.options import json_option
 from daemon.own_daemon import own_daemon
@@ -62,12 +62,8 @@ def overhead(step_ms: float, requests: int, rounds: int, max_tokens: int, *, as_
                 step_ms=step_ms, requests=requests, rounds=rounds, max_tokens=max_tokens
             )
             figures = _measure(engine, loop, plan)
-    if as_json:
-        print_json(figures)
-    else:
-        shown = msgspec.structs.asdict(figures)
-        rows = [(name, figure(value, ".4f")) for name, value in shown.items()]
-        print_table(f"Added by the daemon, steps of {step_ms:g} ms", ("", ""), rows)
+    title = f"Added by the daemon, steps of {step_ms:g} ms"
+    publish(figures, lambda: print_fields(title, figures, ".4f"), as_json=as_json)
 
 
 def _measure(engine: Path, loop: InProcessLoop, plan: OverheadPlan) -> OverheadFigures:

@@ -14,7 +14,7 @@ class Usage(NamedTuple):
 
 
 def family_usage(pid: int, proc: Path = _PROC) -> Usage:
-    """The sum over `pid` and all its descendants; a process that has just ended counts nothing."""
+    """The sum over `pid` and all its descendants; what has just ended counts nothing."""
     usages = [_usage(proc / str(member)) for member in _family(pid, proc)]
     return Usage(sum(one.rss_bytes for one in usages), sum(one.handles for one in usages))
 
@@ -23,8 +23,16 @@ def _family(pid: int, proc: Path) -> list[int]:
     members = [pid]
     for member in members:
         for children in (proc / str(member) / "task").glob("*/children"):
-            members += [int(child) for child in children.read_text().split()]
+            members += _children(children)
     return members
+
+
+def _children(file: Path) -> list[int]:
+    # A thread may end between being listed and being read.
+    try:
+        return [int(child) for child in file.read_text().split()]
+    except OSError:
+        return []
 
 
 def _usage(folder: Path) -> Usage:

@@ -39,6 +39,12 @@ def record_option(command: Any) -> Any:
     )(command)
 
 
+def keep_figures(file: Path | None, figures: Mapping[str, Any], name: str) -> None:
+    """Write the figures of bench command `name` to `file` if one was given; see `write_record`."""
+    if file is not None:
+        write_record(file, figures, command_line(name))
+
+
 def write_record(file: Path, figures: Mapping[str, Any], command: Sequence[str]) -> None:
     """Merge `figures` into `file` by key; figures of another commit make room.
 
@@ -72,7 +78,7 @@ def command_line(name: str) -> list[str]:
     while "--record" in given:
         at = given.index("--record")
         given = given[:at] + given[at + 2 :]
-    return ["bench", name, *given]
+    return ["bench", name, *(word for word in given if not word.startswith("--record="))]
 
 
 def current_commit() -> str:

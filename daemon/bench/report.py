@@ -1,6 +1,6 @@
 """How the bench prints: tables for people, one JSON object on the last line for programs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,14 @@ def log_folder() -> Path:
     folder = cache_folder() / "bench" / "logs"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def publish(value: Any, show: Callable[[], None], *, as_json: bool) -> None:
+    """Print `value` for programs, or call `show`, which prints it for people."""
+    if as_json:
+        print_json(value)
+    else:
+        show()
 
 
 def print_json(value: Any) -> None:
@@ -54,6 +62,15 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     if not console.is_terminal:
         console.width = _PLAIN_WIDTH
     console.print(grid)
+
+
+def print_fields(title: str, value: msgspec.Struct, form: str) -> None:
+    """Print a table with a row for each field; `form` is that of a fraction."""
+    rows = [
+        (name, figure(field, form) if isinstance(field, float) else str(field))
+        for name, field in msgspec.structs.asdict(value).items()
+    ]
+    print_table(title, ("", ""), rows)
 
 
 def figure(value: float | None, form: str = ".2f") -> str:

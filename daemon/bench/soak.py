@@ -5,11 +5,11 @@ import random
 import string
 import time
 from collections.abc import Callable
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 from hearth_client import AsyncClient, HearthClientError
 
+from daemon.bench.connections import connected
 from daemon.bench.flatness import Sample
 from daemon.bench.process_memory import family_usage
 
@@ -26,24 +26,21 @@ _PAUSE_S = 0.1
 class Soak:
     """Loads the daemon at `socket` for `seconds` and samples the processes under `pid`."""
 
-    def __init__(self, socket: Path, pid: int, seconds: float, seed: int = 0) -> None:
+    def __init__(self, socket: Path, pid: int, seconds: float) -> None:
         self.requests = self.aborted = self.failed = 0
         self.samples: list[Sample] = []
         self._socket = socket
         self._pid = pid
         self._seconds = seconds
-        self._random = random.Random(seed)  # noqa: S311 - sizes, not secrets
+        self._random = random.Random(0)  # noqa: S311 - sizes, not secrets
         # A tokenizer remembers thousands of words: a language has an end, so that it fills soon.
         self._words = [self._word() for _ in range(_WORDS)]
         self._started = time.monotonic()
 
     async def run(self, progress: Callable[[Sample], None]) -> None:
-        """Run to the end; `progress` gets every sample."""
-        self._started = time.monotonic()
-        async with AsyncExitStack() as stack:
-            clients = [
-                await stack.enter_async_context(AsyncClient(self._socket)) for _ in range(_CLIENTS)
-            ]
+        """Connect and run to the end; `progress` gets every sample, and there is at least one."""
+        async with connected(self._socket, _CLIENTS) as clients:
+            self._started = time.monotonic()
             await asyncio.gather(self._sample(progress), *(self._use(client) for client in clients))
 
     async def _sample(self, progress: Callable[[Sample], None]) -> None:

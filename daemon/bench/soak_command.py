@@ -3,18 +3,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import click
-import msgspec
 import uvloop
 
-from daemon.bench.flatness import Sample, SoakFigures, judge
-from daemon.bench.report import figure, note, print_json, print_table
+from daemon.bench.flatness import Sample, judge
+from daemon.bench.report import note, print_fields, publish
 from daemon.bench.soak import Soak
-from daemon.bench.toy_engine import simulated_flags, toy_engine
+from daemon.bench.toy_engine import engine_option, simulated_flags, toy_engine
 from daemon.cli.errors import FAILED
 from daemon.cli.options import json_option
 from daemon.own_daemon import own_daemon
 
 _SAMPLES_PER_NOTE = 6
+_STEP_MS = 1.0
 
 
 @click.command()
@@ -22,31 +22,27 @@ _SAMPLES_PER_NOTE = 6
 @click.option(
     "--step-ms",
     type=click.FloatRange(0),
-    default=1.0,
-    show_default=True,
-    help="Milliseconds a step of the simulated engine.",
+    help=f"Milliseconds a step of the simulated engine.  [{_STEP_MS:g}]",
 )
-@click.option(
-    "--engine",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="A real engine folder in place of the simulated engine.",
-)
+@engine_option("the simulated engine")
 @json_option
-def soak(minutes: float, step_ms: float, engine: Path | None, *, as_json: bool) -> int:
+def soak(minutes: float, step_ms: float | None, engine: Path | None, *, as_json: bool) -> int:
     """Watch the memory of daemon and executor under random requests, a fifth of them cancelled.
 
     Flat means less than 1 MB per 10,000 requests and no more open handles after the first fifth
     of the run. The exit code is 1 when it is not.
     """
+    if engine and step_ms is not None:
+        raise click.UsageError("--step-ms is for the simulated engine alone")
     with tempfile.TemporaryDirectory(prefix="hearth-bench-") as folder:
-        flags = () if engine else simulated_flags(step_ms)
+        flags = () if engine else simulated_flags(_STEP_MS if step_ms is None else step_ms)
         with own_daemon(engine or toy_engine(Path(folder)), flags) as daemon:
             run = Soak(daemon.socket, daemon.pid, 60 * minutes)
             uvloop.run(run.run(_progress(run)))
             daemon.stop()
     figures = judge(run.samples, aborted=run.aborted, failed=run.failed)
-    _print(figures, as_json=as_json)
+    title = "Memory of daemon and executor"
+    publish(figures, lambda: print_fields(title, figures, ".3f"), as_json=as_json)
     return 0 if figures.flat else FAILED
 
 
@@ -59,14 +55,3 @@ def _progress(run: Soak) -> Callable[[Sample], None]:
             )
 
     return say
-
-
-def _print(figures: SoakFigures, *, as_json: bool) -> None:
-    if as_json:
-        print_json(figures)
-        return
-    rows = [
-        (name, figure(value, ".3f") if isinstance(value, float) else str(value))
-        for name, value in msgspec.structs.asdict(figures).items()
-    ]
-    print_table("Memory of daemon and executor", ("", ""), rows)

@@ -1,12 +1,11 @@
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import click
 
-from daemon.bench.record import command_line, record_option, write_record
-from daemon.bench.report import figure, note, print_json, print_table
+from daemon.bench.record import keep_figures, record_option
+from daemon.bench.report import figure, note, print_table, publish
 from daemon.bench.spec import LEAST_SPEEDUP, SpecFigures
 from daemon.bench.spec_cases import ALL_CASES, SpecCase, prefix_of, spec_cases
 from daemon.bench.spec_mixed import MOST_OVER_DEARER, MixedFigures
@@ -36,7 +35,7 @@ _COLUMNS = (
     "equal",
 )
 _VERIFY_COLUMNS = ("shape and batch", "prompts", "equal", "near-ties", "wrong", "gap", "length")
-_PROMPTS, _VERIFIED_PROMPTS = 96, 500
+_PROMPTS, _VERIFIED_PROMPTS, _REPEATS = 96, 500, 3
 
 
 @click.command()
@@ -68,7 +67,7 @@ _PROMPTS, _VERIFIED_PROMPTS = 96, 500
     help=f"Held-out prompts.  [{_PROMPTS}; {_VERIFIED_PROMPTS} with --verify]",
 )
 @click.option("--max-tokens", type=click.IntRange(2), default=128, show_default=True)
-@click.option("--repeats", type=click.IntRange(1), default=3, show_default=True)
+@click.option("--repeats", type=click.IntRange(1), help=f"Passes over the prompts.  [{_REPEATS}]")
 @click.option("--verify", is_flag=True, help="Compare the replies; measures nothing.")
 @record_option
 @json_option
@@ -85,7 +84,7 @@ def spec(
     as_json: bool,
     threads: int,
     max_tokens: int,
-    repeats: int,
+    repeats: int | None,
 ) -> int:
     """Speculation against plain decoding on the held-out prompts of the shipped model.
 
@@ -94,6 +93,8 @@ def spec(
     decoding's. The exit code is 1 when a reply differs but for a near-tie, a case loses more than
     3%, or a mixed step costs more than 1.1 times the dearer kind.
     """
+    if verify and (names or repeats):
+        raise click.UsageError("--case and --repeats are for measuring, not for --verify")
     with progress_bar() as progress:
         folder = engine_folder(engine, progress)
     choice = SpecChoice(
@@ -103,18 +104,24 @@ def spec(
         threads=threads,
         prompts=prompts or (_VERIFIED_PROMPTS if verify else _PROMPTS),
         max_tokens=max_tokens,
-        repeats=repeats,
+        repeats=repeats or _REPEATS,
     )
-    cases = _cases(folder, names, device)
+    cases = _cases(folder, names, device, tree)
     with closing(SpecSession.open(choice)) as session:
         if verify:
-            verified = session.verify()
-            named = {f"verify/{name}": found for name, found in verified.items()}
-            _report(named, lambda: _print_verified(verified), record, as_json=as_json)
-            return _judge_verified(verified)
+            return _verify(session, record, as_json=as_json)
         figures: dict[str, Figures] = {case.name: session.figures(case) for case in cases}
-    _report(figures, lambda: _print(figures), record, as_json=as_json)
+    publish(figures, lambda: _print(figures), as_json=as_json)
+    keep_figures(record, figures, "spec")
     return _judge(figures)
+
+
+def _verify(session: SpecSession, record: Path | None, *, as_json: bool) -> int:
+    verified = session.verify()
+    named = {f"verify/{name}": found for name, found in verified.items()}
+    publish(named, lambda: _print_verified(verified), as_json=as_json)
+    keep_figures(record, named, "spec")
+    return _judge_verified(verified)
 
 
 def _shape(tree: str | None) -> EagleDraftingConfig | None:
@@ -127,11 +134,17 @@ def _shape(tree: str | None) -> EagleDraftingConfig | None:
     return EagleDraftingConfig(drafting_top_k=top_k, drafting_step=step, verify_tree_size=nodes)
 
 
-def _cases(folder: Path, names: Sequence[str], device: str | None) -> list[SpecCase]:
+def _cases(
+    folder: Path, names: Sequence[str], device: str | None, tree: str | None
+) -> list[SpecCase]:
     config = load_config(folder)
     if device is not None and config.device != device:
         raise HearthError(
             "engine_incompatible", f"this engine is for {config.device}, not {device}", "device"
+        )
+    if tree and not config.enable_eagle_spec_decode:
+        raise HearthError(
+            "unsupported_option", "the engine has no draft: --tree is for one", "tree"
         )
     known = spec_cases(prefix_of(config))
     for name in set(names).difference(known):
@@ -145,17 +158,6 @@ def _cases(folder: Path, names: Sequence[str], device: str | None) -> list[SpecC
         note("the engine has no draft: its cases are left out")
         found = [case for case in found if case.kind != "eagle"]
     return [case for case in found if case.batch <= config.max_supported_batch_size]
-
-
-def _report(
-    found: Mapping[str, Any], show: Callable[[], None], record: Path | None, *, as_json: bool
-) -> None:
-    if as_json:
-        print_json(found)
-    else:
-        show()
-    if record is not None:
-        write_record(record, found, command_line("spec"))
 
 
 def _print(figures: Mapping[str, Figures]) -> None:

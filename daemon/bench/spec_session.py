@@ -62,7 +62,7 @@ class SpecSession:
         """Compare greedy replies by method, tree shape and batch size."""
         found: dict[str, VerifyFigures] = {}
         for batch in sizes:
-            vanilla = self._replies(f"vanilla/b{batch}", _OFF, batch)
+            vanilla = self._replies(f"vanilla/b{batch}", _OFF, batch, self._choice.plain)
             for name, options in self._verified_methods():
                 key = f"{name}/b{batch}"
                 ours = self._replies(key, options, batch)
@@ -108,12 +108,14 @@ class SpecSession:
             progress=show,
         )
 
-    def _replies(self, name: str, options: SpeculationOptions, batch: int) -> Replies:
+    def _replies(
+        self, name: str, options: SpeculationOptions, batch: int, folder: Path | None = None
+    ) -> Replies:
         groups = -(-len(self._prompts) // batch)
         with progress_bar() as progress:
             ticks = iter(range(1, groups + 1))
             return replies(
-                self._runtime(options),
+                self._runtime(options, folder),
                 self._prompts,
                 batch,
                 max_tokens=self._choice.max_tokens,

@@ -19,14 +19,14 @@ class Worker:
     answer to the prompt and grows with every step.
     """
 
-    def __init__(self, job: Job, log: Path, timeout_s: float = LOAD_TIMEOUT_S) -> None:
+    def __init__(self, job: Job, log: Path) -> None:
         self.job = job
         self.contender = job.contender
         self._process = JsonProcess(
             "daemon.bench.worker_main", [msgspec.json.encode(job).decode()], log, _environment(job)
         )
         try:
-            reply = self._receive(timeout_s)
+            reply = self._receive(LOAD_TIMEOUT_S)
         except BaseException:
             self.close()
             raise

@@ -1,14 +1,13 @@
 """The worker process: `python -m daemon.bench.worker_main JOB` with the job as JSON."""
 
-import os
 import sys
 import time
-from typing import BinaryIO
 
 import msgspec
 
 from daemon.bench.contenders import ContenderModel, RawLaunches, load
-from daemon.bench.worker_messages import Advance, Job, Ready, Reply, Timed, Unavailable
+from daemon.bench.replies import Replies
+from daemon.bench.worker_messages import Advance, Job, Ready, Timed, Unavailable
 from runtime.errors import HearthError
 
 PEER_LIBRARIES = ("torch", "transformers", "llama_cpp")
@@ -16,21 +15,21 @@ PEER_LIBRARIES = ("torch", "transformers", "llama_cpp")
 
 def main() -> None:
     """Load the job's contender, then answer each `Advance` until standard input ends."""
-    replies = _private_stdout()
+    replies = Replies()
     job = msgspec.json.decode(sys.argv[1], type=Job)
     try:
         model = load(job)
     except ImportError as error:
         if error.name not in PEER_LIBRARIES:
             raise
-        _send(replies, Unavailable(f"{job.contender} is not installed: make bench-env"))
+        replies.send(Unavailable(f"{job.contender} is not installed: make bench-env"))
         return
     except HearthError as error:
-        _send(replies, Unavailable(str(error)))
+        replies.send(Unavailable(str(error)))
         return
-    _send(replies, Ready(model.first, model.precision))
+    replies.send(Ready(model.first, model.precision))
     for line in sys.stdin.buffer:
-        _send(replies, _advance(model, msgspec.json.decode(line, type=Advance)))
+        replies.send(_advance(model, msgspec.json.decode(line, type=Advance)))
 
 
 def _advance(model: ContenderModel, command: Advance) -> Timed:
@@ -53,18 +52,6 @@ def _spin(seconds: float) -> None:
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         pass
-
-
-def _private_stdout() -> BinaryIO:
-    # Libraries that print must not end up between the replies.
-    replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    return replies
-
-
-def _send(replies: BinaryIO, reply: Reply) -> None:
-    replies.write(msgspec.json.encode(reply) + b"\n")
-    replies.flush()
 
 
 if __name__ == "__main__":

@@ -8,12 +8,12 @@ import numpy as np
 from runtime.caches.hybrid_cache_manager import HybridCacheManager
 from runtime.config import LLMEngineRunnerConfig
 from runtime.device.device import Device, ProposalBuffers, StepBuffers, TreeBuffers
+from runtime.device.tree_arrays import NO_NODE
 from runtime.drafting.options import EagleDraftingConfig
 from runtime.step_runner import StepRunner
 from runtime.tensors.dims import PROFILE_GENERATION, InferenceDims
 from runtime.tensors.static_dims import proposal_profile
 
-_NOTHING = -2
 _ID = np.dtype(np.int32)
 _SCORE = np.dtype(np.float32)
 
@@ -164,7 +164,7 @@ class ChainGrowth:
             index[:, 0] = -1
             self._index = index.reshape(1, -1)
             parents = np.tile(np.arange(-1, width - 1, dtype=np.int32), (rows, 1))
-            parents[np.logical_not(speculating), 1:] = _NOTHING
+            parents[np.logical_not(speculating), 1:] = NO_NODE
             self._device.tree_ops.plant(trees, np.zeros((rows, width), np.int32), parents)
             self._planted = tuple(speculating)
         ids = trees.ids.part("chain", 0, (rows * width, 1))

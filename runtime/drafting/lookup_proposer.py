@@ -4,10 +4,9 @@ import numpy as np
 
 from runtime.decoding.context import DecodingRow
 from runtime.device.device import TreeBuffers, TreeOps
+from runtime.device.tree_arrays import NO_NODE
 from runtime.drafting.lookup import NgramIndex
 from runtime.drafting.options import SpeculationOptions
-
-_NOTHING = -2
 
 
 class _IndexedRow:
@@ -66,7 +65,7 @@ class LookupProposer:
         longest = max(map(len, proposals))
         width = self.room if self._fixed_width else 1 + longest
         ids = np.zeros((len(rows), width), np.int32)
-        parents = np.full((len(rows), width), _NOTHING, np.int32)
+        parents = np.full((len(rows), width), NO_NODE, np.int32)
         for place, tokens in enumerate(proposals):
             ids[place, 1 : 1 + len(tokens)] = tokens
             parents[place, : 1 + len(tokens)] = np.arange(-1, len(tokens))

@@ -28,7 +28,9 @@ class EagleGenerationMetrics(msgspec.Struct):
 
     @property
     def accept_rates(self) -> list[float]:
-        """How often a round gave more than i tokens, for each i; the first is 1."""
+        """How often a round gave more than i tokens, for each i; nothing without rounds."""
+        if not self.rounds:
+            return []
         return [count / self.rounds for count in self.accepted_by_position]
 
     def record(

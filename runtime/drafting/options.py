@@ -2,9 +2,10 @@ from typing import Literal
 
 import msgspec
 
+from runtime.config import MOST_TREE_NODES
 from runtime.errors import HearthError
 
-FEWEST_TREE_NODES, MOST_TREE_NODES = 2, 128
+FEWEST_TREE_NODES = 2
 MOST_ACCEPTED = 32
 """Tokens of one round; the entries of a draft step's causal mask fit into one word."""
 

@@ -1,6 +1,6 @@
 """The tensors of a Hugging Face folder, in one or many safetensors files."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,6 +68,27 @@ class Checkpoint:
                 f"config.json implies {list(shape)}", name,
             )  # fmt: skip
 
+    def check_all(
+        self,
+        expected: Iterable[tuple[str, tuple[int, ...]]],
+        spare: Callable[[str], object],
+        model: str,
+    ) -> None:
+        """Raise for the first tensor that does not fit, or that nothing would read.
+
+        `expected` are names and shapes. A tensor that is not among them and not `spare` raises
+        `model_unsupported`: it has no place in `model`.
+        """
+        known = set()
+        for name, shape in expected:
+            self.check(name, shape)
+            known.add(name)
+        for name in self.names:
+            if name not in known and not spare(name):
+                raise HearthError(
+                    "model_unsupported", f"tensor {name} has no place in {model}", name
+                )
+
     def dtype(self, name: str) -> np.dtype[Any]:
         """The type in which a checked tensor is stored."""
         return SOURCE_TYPES[self._spec(name).dtype]
@@ -90,8 +111,14 @@ class Checkpoint:
 
     def _read(self, name: str, part: slice | tuple[slice, ...]) -> Array:
         spec = self._spec(name)
-        with _opened(self._folder / spec.file) as file:
-            array: Array = file.get_slice(spec.name)[part]
+        try:
+            with _opened(self._folder / spec.file) as file:
+                array: Array = file.get_slice(spec.name)[part]
+        except AttributeError as error:  # NumPy does not know the type
+            raise HearthError(
+                "model_invalid", f"{name} in {spec.file} has type {spec.dtype}, which is not read",
+                name,
+            ) from error  # fmt: skip
         return array
 
     def _spec(self, name: str) -> TensorSpec:

@@ -19,7 +19,6 @@ FUSED_NORM = f"{LAYER}.hidden_norm"
 OFFSETS, MEMBERS = "d2t", "t2d"
 # The base's table serves; the rotary frequencies follow from config.json.
 _NOT_READ = re.compile(r"embed_tokens\.weight|t2d|(.*\.)?rotary_emb\.inv_freq")
-_INTEGERS = ("I64", "I32")
 
 
 def open_draft(folder: Path) -> Checkpoint:
@@ -33,15 +32,11 @@ def _shortest(name: str) -> str:
 
 def check_draft_tensors(checkpoint: Checkpoint, draft: DraftConfig, base_hidden_dim: int) -> None:
     """Raise `model_invalid` or `model_unsupported` naming the first tensor that does not fit."""
-    expected = {OFFSETS}
-    for name, shape in _expected_tensors(draft, base_hidden_dim):
-        checkpoint.check(name, shape)
-        expected.add(name)
-    for name in checkpoint.names:
-        if name not in expected and not _NOT_READ.fullmatch(name):
-            raise HearthError(
-                "model_unsupported", f"tensor {name} has no place in an EAGLE-3 draft", name
-            )
+    checkpoint.check_all(
+        _expected_tensors(draft, base_hidden_dim),
+        lambda name: name == OFFSETS or _NOT_READ.fullmatch(name),
+        "an EAGLE-3 draft",
+    )
 
 
 def read_full_ids(checkpoint: Checkpoint, draft: DraftConfig) -> NDArray[np.int32] | None:

@@ -5,12 +5,8 @@ from typing import Literal
 
 import msgspec
 
-from runtime.drafting.options import (
-    FEWEST_TREE_NODES,
-    MOST_ACCEPTED,
-    MOST_TREE_NODES,
-    EagleDraftingConfig,
-)
+from runtime.config import MOST_TREE_NODES
+from runtime.drafting.options import FEWEST_TREE_NODES, MOST_ACCEPTED, EagleDraftingConfig
 from runtime.errors import HearthError
 
 DEFAULT_TREE = 60

@@ -1,6 +1,6 @@
 """Typed access to the fields of a JSON file that others wrote."""
 
-import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import msgspec
 from runtime.errors import HearthError
 
 JSON_LIMIT = 64 << 20
+_LARGEST = (1 << 63) - 1
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -37,18 +38,18 @@ class Fields:
         self._source = source
 
     def size(self, name: str, default: int | None = None) -> int:
-        """A positive whole number."""
+        """A positive whole number of at most 63 bits."""
         value = self._get(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _LARGEST:
             raise self._wrong(name, "a positive whole number")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A positive number."""
+        """A positive number that a float can hold."""
         value = self._get(name, default)
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise self._wrong(name, "a positive number")
-        if not 0 < value < math.inf:
+        if not 0 < value <= sys.float_info.max:
             raise self._wrong(name, "a positive number")
         return float(value)
 

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator
 
-from runtime.errors import HearthError
 from runtime.export.checkpoint import Checkpoint
 from runtime.export.model_config import ModelConfig
 
@@ -26,17 +25,13 @@ def expected_tensors(model: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]
 
 def check_tensors(checkpoint: Checkpoint, model: ModelConfig) -> None:
     """Raise `model_invalid` or `model_unsupported` naming the first tensor that does not fit."""
-    expected = set()
-    for name, shape in expected_tensors(model):
-        checkpoint.check(name, shape)
-        expected.add(name)
-    for name in checkpoint.names:
-        copied_head = model.tied_head and name == HEAD
-        if name not in expected and not copied_head and not _DERIVED.fullmatch(name):
-            raise HearthError(
-                "model_unsupported", f"tensor {name} has no place in a {model.architecture} model",
-                name,
-            )  # fmt: skip
+    # A tied head may have been stored all the same.
+    head = HEAD if model.tied_head else None
+    checkpoint.check_all(
+        expected_tensors(model),
+        lambda name: name == head or _DERIVED.fullmatch(name),
+        f"a {model.architecture} model",
+    )
 
 
 def _layer_tensors(model: ModelConfig) -> dict[str, tuple[int, ...]]:

@@ -49,11 +49,6 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Elements of all key heads of one token; the value heads have as many."""
         return self.num_kv_heads * self.head_dim
 
-    @property
-    def qkv_size(self) -> int:
-        """Elements of all query, key and value heads of one token."""
-        return self.query_size + 2 * self.kv_size
-
 
 ARCHITECTURES: dict[Architecture, str] = {
     "llama": "LlamaForCausalLM",

@@ -65,6 +65,8 @@ def check_options(options: ExportOptions) -> None:
         raise HearthError(
             "invalid_value", f"capacity must be 0 or at least {SMALLEST_CAPACITY}", "capacity"
         )
+    if options.block_size and options.quantization == "none":
+        raise HearthError("unsupported_option", "only quantised weights have blocks", "block_size")
     for name in ("max_batch", "prefill_chunk"):
         if getattr(options, name) < 1:
             raise HearthError("invalid_value", f"{name} must be at least 1", name)

@@ -60,8 +60,9 @@ def _read_llama3(scaling: Fields, theta: float) -> RopeConfig:
 
 
 def _rotary_dim(factor: float, head_dim: int) -> int:
-    rotary_dim = int(head_dim * factor)
-    if factor > 1 or rotary_dim == 0 or rotary_dim % 2:
+    # A larger factor is refused unused: its product may be too large to be a number.
+    rotary_dim = int(head_dim * factor) if factor <= 1 else 0
+    if rotary_dim == 0 or rotary_dim % 2:
         raise HearthError(
             "model_invalid", "partial_rotary_factor must rotate an even part of a head",
             "partial_rotary_factor",

@@ -1,18 +1,7 @@
-from pathlib import Path
-
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
-
-
-def test_the_rate_rises_and_falls_to_zero() -> None:
-    from models.train import WARMUP, Settings, rate_at  # noqa: PLC0415 - needs torch
-
-    settings = Settings(Path(), "cpu", 10, 60.0, 1000, 1e-3, 0, 0)
-    assert rate_at(WARMUP, settings) == pytest.approx(1e-3)
-    assert rate_at(WARMUP / 2, settings) == pytest.approx(5e-4)
-    assert rate_at(1.0, settings) == pytest.approx(0.0)
 
 
 def test_loss_is_that_of_the_answers_alone() -> None:

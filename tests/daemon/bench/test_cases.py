@@ -57,7 +57,7 @@ def test_a_changed_exporter_replaces_the_engine(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = prepared(cache, "0.6b/int8")
-    monkeypatch.setattr(cases, "exported_digest", lambda *_: "another")
+    monkeypatch.setattr(cases, "made_digest", lambda *_: "another")
     second = prepared(cache, "0.6b/int8")
     assert second.engine.name == "quick-int8-another"
     assert not first.engine.exists()

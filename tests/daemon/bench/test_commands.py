@@ -1,8 +1,10 @@
 """The commands against a real daemon, at sizes that a test can afford."""
 
 import json
+from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -47,6 +49,12 @@ def test_overhead_gives_its_three_figures() -> None:
     assert 0 < figures["token_added_ms"] < 100
     assert figures["ttft_added_ms"] < figures["ttft_added_default_ms"]
     assert figures["throughput_loss_8"] < 1
+
+
+def test_a_real_engine_has_steps_of_its_own(toy: Path) -> None:
+    words = ["soak", "--engine", str(toy), "--step-ms", "2"]
+    with pytest.raises(click.UsageError, match="--step-ms is for the simulated engine"):
+        CliRunner().invoke(bench, words, standalone_mode=False, catch_exceptions=False)
 
 
 def test_soak_counts_and_judges() -> None:

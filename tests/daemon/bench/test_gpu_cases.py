@@ -12,6 +12,7 @@ from daemon.bench.gpu_cases import (
     random_source,
     step_bytes,
 )
+from runtime.config import load_config
 from runtime.export import ExportOptions
 from runtime.sizes import projection_bytes
 from tests.runtime.engine_configs import small_config
@@ -45,6 +46,16 @@ def test_a_source_and_a_folder_are_made_once(tmp_path: Path) -> None:
     assert random_source("4b", tmp_path, nothing, quick=True) == source
     assert engine_folder(source, tmp_path, options, nothing) == first
     assert first.stat().st_mtime_ns == written
+
+
+def test_other_options_make_another_folder(tmp_path: Path) -> None:
+    source = random_source("0.6b", tmp_path, nothing, quick=True)
+    folders = [
+        engine_folder(source, tmp_path, ExportOptions(capacity=capacity), nothing)
+        for capacity in (64, 96)
+    ]
+    assert load_config(folders[1]).max_kv_cache_capacity == 96
+    assert not folders[0].exists()
 
 
 def test_a_step_reads_the_weights_once_and_each_row_its_own_cache() -> None:

@@ -1,9 +1,12 @@
 import shutil
 from pathlib import Path
 
+import click
 import pytest
+from click.testing import CliRunner
 from msgspec import structs
 
+from daemon.bench.commands import bench
 from daemon.bench.memory import MemoryFigures, measure_memory, memory_figures
 from daemon.bench.memory_stages import STAGES
 from daemon.budget import predicted_parts
@@ -79,6 +82,13 @@ def test_the_command_measures_a_real_engine(
     assert found["measured_mb"] > 40
     assert found["parts"]["context"]["measured_mb"] > 20
     assert list(found["parts"]) == list(STAGES)
+
+
+def test_a_name_without_a_record_is_refused() -> None:
+    with pytest.raises(click.UsageError, match="--name is for --record"):
+        CliRunner().invoke(
+            bench, ["memory", "--name", "x"], standalone_mode=False, catch_exceptions=False
+        )
 
 
 def test_an_engine_that_cannot_be_opened_is_told(toy: Path, tmp_path: Path) -> None:

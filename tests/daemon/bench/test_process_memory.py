@@ -30,6 +30,13 @@ def test_a_child_that_has_just_ended_counts_nothing(tmp_path: Path) -> None:
     assert family_usage(1, tmp_path) == Usage(100 * 1024, 4)
 
 
+def test_a_thread_that_has_just_ended_has_no_children(tmp_path: Path) -> None:
+    write_process(tmp_path, 1, "", 100, 4)
+    # Listed, and unreadable by the time that it is read.
+    (tmp_path / "1" / "task" / "2" / "children").mkdir(parents=True)
+    assert family_usage(1, tmp_path) == Usage(100 * 1024, 4)
+
+
 def test_a_real_child_is_found() -> None:
     alone = family_usage(os.getpid())
     command = [sys.executable, "-c", "print(flush=True); input()"]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.bench.record import command_line, current_commit, write_record
+from daemon.bench.record import command_line, current_commit, keep_figures, write_record
 from runtime.errors import HearthError
 
 
@@ -38,6 +38,18 @@ def test_figures_of_another_commit_make_room(kept: Path, monkeypatch: pytest.Mon
     )
 
 
+def test_a_command_records_under_its_name_where_a_file_is_given(
+    kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["hearth", "bench", "graphs", "--batches", "2"])
+    keep_figures(None, {"a": 1}, "graphs")
+    assert not kept.exists()
+    keep_figures(kept, {"a": 1}, "graphs")
+    record = json.loads(kept.read_text())
+    assert record["command"] == "hearth bench graphs --batches 2"
+    assert record["figures"] == {"a": 1}
+
+
 def test_another_file_is_not_overwritten(kept: Path) -> None:
     kept.parent.mkdir()
     kept.write_text('{"something": "else"}')
@@ -57,7 +69,7 @@ def test_without_a_repository_a_commit_must_be_given(monkeypatch: pytest.MonkeyP
 
 
 def test_the_command_line_is_kept_but_for_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = ["x", "bench", "decode", "--record", "file", "--device", "cuda"]
-    monkeypatch.setattr("sys.argv", given)
-    assert command_line("decode") == ["bench", "decode", "--device", "cuda"]
-    assert command_line("graphs") == ["bench", "graphs"]
+    for record in (["--record", "file"], ["--record=file"]):
+        monkeypatch.setattr("sys.argv", ["x", "bench", "decode", *record, "--device", "cuda"])
+        assert command_line("decode") == ["bench", "decode", "--device", "cuda"]
+        assert command_line("graphs") == ["bench", "graphs"]

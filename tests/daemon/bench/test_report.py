@@ -1,7 +1,14 @@
 import msgspec
 import pytest
 
-from daemon.bench.report import figure, print_json, print_table, rounded
+from daemon.bench.report import (
+    figure,
+    print_fields,
+    print_json,
+    print_table,
+    publish,
+    rounded,
+)
 
 
 class Figures(msgspec.Struct):
@@ -25,6 +32,16 @@ def test_a_table_off_a_terminal_is_plain_and_whole(capsys: pytest.CaptureFixture
     assert all(column in printed for column in columns)
     assert "\x1b" not in printed
     assert "…" not in printed
+
+
+def test_figures_are_for_people_or_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    found = Figures(1.23456, [])
+    for as_json in (False, True):
+        publish(found, lambda: print_fields("Title", found, ".3f"), as_json=as_json)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].strip() == "Title"
+    assert [line.split() for line in lines[2:4]] == [["rate", "1.235"], ["notes", "[]"]]
+    assert lines[4] == '{"rate":1.23456,"notes":[]}'
 
 
 def test_a_figure_that_is_absent_is_a_dash() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hearth_client import HearthClientError
 from hearth_client.protocol import Delta, Done, Usage
 
-from daemon.bench import soak
+from daemon.bench import connections, soak
 from daemon.bench.soak import Soak
 
 
@@ -48,15 +48,22 @@ class FakeClient:
         return FakeGeneration(max_tokens)
 
 
-async def run(monkeypatch: pytest.MonkeyPatch, *, refuses: bool = False) -> Soak:
+async def run(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    refuses: bool = False,
+    seconds: float = 0.5,
+    connect_s: float = 0.0,
+) -> Soak:
     @asynccontextmanager
     async def connect(address: Path) -> AsyncIterator[FakeClient]:
+        await anyio.sleep(connect_s)
         yield FakeClient(address)
 
-    monkeypatch.setattr(soak, "AsyncClient", connect)
+    monkeypatch.setattr(connections, "AsyncClient", connect)
     monkeypatch.setattr(FakeClient, "refuses", refuses)
     monkeypatch.setattr(soak, "_PAUSE_S", 0.0)
-    found = Soak(Path("socket"), 1, seconds=0.5)
+    found = Soak(Path("socket"), 1, seconds)
     seen: list[object] = []
     await found.run(seen.append)
     assert seen == found.samples
@@ -76,6 +83,11 @@ async def test_samples_grow_with_time_and_requests(monkeypatch: pytest.MonkeyPat
     assert len(samples) > 20
     assert [one.seconds for one in samples] == sorted(one.seconds for one in samples)
     assert 0 < samples[len(samples) // 2].requests <= samples[-1].requests
+
+
+async def test_the_time_to_connect_is_not_part_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = await run(monkeypatch, seconds=0.1, connect_s=0.05)
+    assert len(found.samples) > 1
 
 
 async def test_refusals_are_counted_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,19 +1,24 @@
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from msgspec import structs
 
 from daemon.bench.spec_command import spec
 from daemon.bench.spec_session import SpecSession
 from daemon.bench.spec_verify import Replies, VerifyFigures, compare
 from daemon.cli.errors import FAILED
+from runtime.config import load_config
+from runtime.decoding.runtime import LLMInferenceRuntime, RuntimeOptions
 from runtime.drafting.options import EagleDraftingConfig
 from runtime.errors import HearthError
 
 PROMPTS = [[5, 6, 7] * 6, [9, 10] * 9, [3, 4, 5, 6] * 5, [8] * 12] * 2
-QUICK = ("--max-tokens", "12", "--repeats", "1", "--threads", "1")
+QUICK = ("--max-tokens", "12", "--threads", "1")
+ONCE = ("--repeats", "1")
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +40,7 @@ def figures(result: Result) -> dict[str, Any]:
 
 
 def test_an_engine_without_a_draft_has_the_cases_of_lookup(tiny_engine: Path) -> None:
-    result = run("--engine", str(tiny_engine), "--json")
+    result = run("--engine", str(tiny_engine), "--json", *ONCE)
     found = figures(result)
     # The toy takes four rows: the cases of eight are left out.
     assert list(found) == ["lookup/b1"]
@@ -46,7 +51,7 @@ def test_an_engine_without_a_draft_has_the_cases_of_lookup(tiny_engine: Path) ->
 
 
 def test_the_table_has_a_row_for_each_case(tiny_engine: Path) -> None:
-    text = run("--engine", str(tiny_engine), "--case", "lookup/b1").stdout
+    text = run("--engine", str(tiny_engine), "--case", "lookup/b1", *ONCE).stdout
     assert "accept length" in text
     assert "lookup/b1" in text
 
@@ -58,6 +63,23 @@ def test_verified_replies_are_counted(toy: Path) -> None:
     assert list(found) == ["verify/lookup/b1", "verify/lookup/b3", "verify/lookup/b8"]
     assert {one["prompts"] for one in found.values()} == {8}
     assert all(one["failures"] == [] for one in found.values())
+
+
+def test_replies_are_verified_against_the_plain_folder(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = tmp_path / "plain"
+    shutil.copytree(toy, plain)
+    opened: list[tuple[Path, str]] = []
+
+    def note(folder: Path, options: RuntimeOptions) -> LLMInferenceRuntime:
+        opened.append((folder, options.speculation.method))
+        return open_runtime(folder, options)
+
+    open_runtime = LLMInferenceRuntime.open
+    monkeypatch.setattr(LLMInferenceRuntime, "open", note)
+    assert run("--engine", str(toy), "--plain", str(plain), "--verify").return_value == 0
+    assert opened == [(plain, "off"), (toy, "lookup")]
 
 
 def test_a_reply_that_differs_fails(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +96,7 @@ def test_a_reply_that_differs_fails(toy: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_case_that_loses_too_much_fails(
     tiny_engine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arguments = ("--engine", str(tiny_engine), "--case", "lookup/b1")
+    arguments = ("--engine", str(tiny_engine), "--case", "lookup/b1", *ONCE)
     for limit, code in ((1e-9, 0), (1e9, FAILED)):
         monkeypatch.setattr("daemon.bench.spec_command.LEAST_SPEEDUP", limit)
         assert run(*arguments).return_value == code
@@ -85,7 +107,7 @@ def test_the_figures_are_recorded(
 ) -> None:
     monkeypatch.setenv("BENCH_COMMIT", "abc")
     record = tmp_path / "spec.json"
-    run("--engine", str(tiny_engine), "--case", "lookup/b1", "--record", str(record))
+    run("--engine", str(tiny_engine), "--case", "lookup/b1", "--record", str(record), *ONCE)
     kept = json.loads(record.read_text())
     assert list(kept["figures"]) == ["lookup/b1"]
 
@@ -95,6 +117,9 @@ def test_the_figures_are_recorded(
     [
         (("--case", "ort-cuda/b1"), "no case of this engine"),
         (("--tree", "4,3"), "is not K,T,N"),
+        (("--tree", "4,3,16"), "no draft"),
+        (("--verify", "--case", "lookup/b1"), "not for --verify"),
+        (("--verify", *ONCE), "not for --verify"),
     ],
 )
 def test_what_makes_no_sense_is_refused(
@@ -124,6 +149,10 @@ def test_the_tree_reaches_the_runtime(tiny_engine: Path, monkeypatch: pytest.Mon
         raise HearthError("internal", "enough")
 
     monkeypatch.setattr(SpecSession, "figures", note)
+    monkeypatch.setattr(
+        "daemon.bench.spec_command.load_config",
+        lambda folder: structs.replace(load_config(folder), enable_eagle_spec_decode=True),
+    )
     with pytest.raises(HearthError, match="enough"):
         run("--engine", str(tiny_engine), "--tree", "4,3,16")
     assert seen == [EagleDraftingConfig(drafting_top_k=4, drafting_step=3, verify_tree_size=16)]

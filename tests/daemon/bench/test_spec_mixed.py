@@ -1,25 +1,13 @@
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from daemon.bench import spec_mixed
 from daemon.bench.spec_mixed import measure_mixed
 from daemon.bench.spec_runs import BatchRun, TimedStep, run_batch
-from runtime.decoding.runtime import LLMInferenceRuntime, RuntimeOptions
-from runtime.drafting.options import SpeculationOptions
+from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.errors import HearthError
 from runtime.request import RowRequest
 
 PROMPTS = [[5, 6, 7] * 6, [9, 10] * 9, [3, 4, 5, 6] * 5, [8] * 12]
-
-
-@pytest.fixture
-def runtime(tiny_engine: Path) -> Iterator[LLMInferenceRuntime]:
-    speculation = SpeculationOptions(method="lookup", adaptive=False)
-    opened = LLMInferenceRuntime.open(tiny_engine, RuntimeOptions(speculation=speculation))
-    yield opened
-    opened.close()
 
 
 def measure(runtime: LLMInferenceRuntime, batch: int = 4) -> spec_mixed.MixedFigures:

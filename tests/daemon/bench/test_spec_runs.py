@@ -1,24 +1,12 @@
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from daemon.bench.spec_runs import batches, greedy_rows, metrics_since, run_batch
-from runtime.decoding.runtime import LLMInferenceRuntime, RuntimeOptions
+from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.drafting.metrics import EagleGenerationMetrics
-from runtime.drafting.options import SpeculationOptions
 from runtime.errors import HearthError
 from runtime.request import RowRound, RowToken
 
 PROMPTS = [[5, 6, 7] * 6, [9, 10] * 9]
-
-
-@pytest.fixture
-def runtime(tiny_engine: Path) -> Iterator[LLMInferenceRuntime]:
-    speculation = SpeculationOptions(method="lookup", adaptive=False)
-    opened = LLMInferenceRuntime.open(tiny_engine, RuntimeOptions(speculation=speculation))
-    yield opened
-    opened.close()
 
 
 def test_a_batch_gives_its_tokens_and_its_times(runtime: LLMInferenceRuntime) -> None:

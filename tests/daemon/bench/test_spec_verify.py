@@ -1,12 +1,7 @@
-from collections.abc import Iterator
-from contextlib import closing
-from pathlib import Path
-
 import pytest
 
 from daemon.bench.spec_verify import Divergence, Replies, compare, divergence, replies
-from runtime.decoding.runtime import LLMInferenceRuntime, RuntimeOptions
-from runtime.drafting.options import SpeculationOptions
+from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.request import RowToken, TopLogprob
 
 PROMPTS = [[5, 6, 7] * 6, [9, 10] * 9, [3, 4, 5, 6] * 5]
@@ -51,16 +46,6 @@ def test_near_ties_are_told_apart_from_failures() -> None:
     assert [one.prompt for one in found.failures] == [2]
     assert not found.ok
     assert compare(ours, wanted, 1.0).ok
-
-
-@pytest.fixture
-def runtimes(tiny_engine: Path) -> Iterator[list[LLMInferenceRuntime]]:
-    options = [SpeculationOptions(), SpeculationOptions(method="lookup", adaptive=False)]
-    opened = [
-        LLMInferenceRuntime.open(tiny_engine, RuntimeOptions(speculation=one)) for one in options
-    ]
-    with closing(opened[0]), closing(opened[1]):
-        yield opened
 
 
 def ask(runtime: LLMInferenceRuntime, *, logprobs: bool) -> Replies:

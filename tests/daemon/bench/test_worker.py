@@ -59,7 +59,7 @@ def test_an_import_error_of_our_own_is_not_taken_for_a_missing_peer(
         raise ImportError(name="daemon.nothing")
 
     monkeypatch.setattr(worker_main, "load", fail)
-    monkeypatch.setattr(worker_main, "_private_stdout", lambda: None)
+    monkeypatch.setattr(worker_main, "Replies", lambda: None)
     monkeypatch.setattr("sys.argv", ["worker_main", '{"contender":"floor"}'])
     with pytest.raises(ImportError):
         worker_main.main()

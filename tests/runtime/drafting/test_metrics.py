@@ -34,6 +34,8 @@ def test_nothing_done_has_no_length() -> None:
     metrics = EagleGenerationMetrics()
     assert metrics.accept_length == 0.0
     assert metrics.accept_rates == []
+    # What happened between two readings, if nothing did.
+    assert EagleGenerationMetrics(accepted_by_position=[0, 0]).accept_rates == []
 
 
 def test_two_metrics_share_nothing() -> None:

@@ -36,6 +36,16 @@ def test_pieces_of_every_source_type(tmp_path: Path, dtype: Any) -> None:
     np.testing.assert_array_equal(checkpoint.vector("v"), matrix[0])
 
 
+@pytest.mark.parametrize("dtype", ["F8_E4M3", "F8_E5M2"])
+def test_a_type_that_numpy_has_not_is_named(tmp_path: Path, dtype: str) -> None:
+    entry = {"dtype": dtype, "shape": [4], "data_offsets": [0, 4]}
+    header = json.dumps({"v": entry}).encode()
+    (tmp_path / SINGLE_FILE).write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(HearthError, match=dtype) as caught:
+        Checkpoint(tmp_path).vector("v")
+    assert (caught.value.code, caught.value.field) == ("model_invalid", "v")
+
+
 def test_a_truncated_file_is_named(tmp_path: Path) -> None:
     folder = copy_model("llama", tmp_path / "m")
     data = (folder / SINGLE_FILE).read_bytes()

@@ -19,7 +19,7 @@ def fault(folder: Path) -> tuple[str, str | None]:
 def test_a_qwen3_model() -> None:
     model = load_model_config(reference_folder("qwen3"))
     assert (model.architecture, model.num_layers, model.head_dim) == ("qwen3", 3, 16)
-    assert (model.query_size, model.kv_size, model.qkv_size) == (64, 32, 128)
+    assert (model.query_size, model.kv_size) == (64, 32)
     assert model.qk_norm
     assert model.tied_head
     assert not model.attention_bias

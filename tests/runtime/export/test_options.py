@@ -34,6 +34,13 @@ def test_an_option_without_meaning_is_named(name: str, value: Any) -> None:
     assert (caught.value.code, caught.value.field) == ("invalid_value", name)
 
 
+def test_blocks_of_weights_that_are_not_quantised_are_refused() -> None:
+    check_options(ExportOptions(block_size=64, quantization="int8"))
+    with pytest.raises(HearthError) as caught:
+        check_options(ExportOptions(block_size=64))
+    assert (caught.value.code, caught.value.field) == ("unsupported_option", "block_size")
+
+
 def test_the_defaults_pass() -> None:
     check_options(ExportOptions())
 

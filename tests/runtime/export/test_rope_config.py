@@ -73,7 +73,7 @@ def test_a_part_of_the_head_is_rotated(fields: dict[str, Any]) -> None:
     assert read(**fields)[1] == 32
 
 
-@pytest.mark.parametrize("factor", [0.01, 0.05, 1.5])
+@pytest.mark.parametrize("factor", [0.01, 0.05, 1.5, 1e308])
 def test_a_part_that_cannot_be_rotated_is_refused(factor: float) -> None:
     assert fault(partial_rotary_factor=factor) == ("model_invalid", "partial_rotary_factor")
 

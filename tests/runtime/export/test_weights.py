@@ -42,7 +42,8 @@ def test_projections_are_joined_side_by_side_and_transposed(tmp_path: Path) -> N
 def test_the_size_of_a_slab_does_not_matter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantization: Quantization
 ) -> None:
-    options = ExportOptions(quantization=quantization, block_size=16)
+    block_size = 0 if quantization == "none" else 16
+    options = ExportOptions(quantization=quantization, block_size=block_size)
     whole = export_model(reference_folder("qwen2"), tmp_path / "whole", options)
     monkeypatch.setattr(weights, "SLAB_BYTES", 5000)
     monkeypatch.setattr(weights, "TILE_BYTES", 500)

@@ -3,11 +3,13 @@
 from pathlib import Path
 
 import tokenizers
+from msgspec import structs
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from runtime.config import LLMEngineRunnerConfig, RopeConfig
+from runtime.config import LLMEngineRunnerConfig
 from runtime.engine_folder import TEMPLATE_FILE, TOKENIZER_FILE, write_config
 from runtime.text import Tokenizer
+from tests.runtime.engine_configs import small_config
 
 CHATML = (
     "{% for message in messages %}\n"
@@ -105,28 +107,10 @@ def word_level() -> tokenizers.Tokenizer:
 
 
 def make_config(vocab_size: int, eos: int = 2, bos: int | None = None) -> LLMEngineRunnerConfig:
-    return LLMEngineRunnerConfig(
-        hearth_version="0",
-        backend="simulated",
-        dialect="native",
-        architecture="test",
-        dtype="float32",
-        kv_cache_dtype="float32",
-        rope_config=RopeConfig(),
-        num_decoder_layers=1,
-        num_attention_heads=1,
-        num_kv_heads=1,
-        head_dim=2,
-        rotary_dim=2,
-        hidden_size=2,
-        intermediate_size=2,
-        max_supported_batch_size=1,
-        max_supported_input_length=8,
-        max_kv_cache_capacity=8,
-        prefill_chunk=8,
+    return structs.replace(
+        small_config(),
         vocab_size=vocab_size,
         output_vocab_size=vocab_size,
-        num_attention_layers=1,
         eos_token_ids=(eos,),
         bos_token_id=bos,
     )
