@@ -55,10 +55,18 @@ def check_draft_options(options: DraftOptions, *, static: bool) -> None:
         if getattr(options, name) < 0:
             raise HearthError("invalid_value", f"{name} must not be negative", name)
         if getattr(options, name) and static == (name == "max_draft_tree"):
-            what = "has a draft tree of top_k times step" if static else "has drafts of any shape"
-            raise HearthError("unsupported_option", f"this backend {what}", name)
+            raise HearthError("unsupported_option", _shaped_elsewhere(name), name)
     if options.step >= MOST_ACCEPTED - 1:
         raise HearthError("invalid_value", f"step must be below {MOST_ACCEPTED - 1}", "step")
+
+
+def _shaped_elsewhere(name: str) -> str:
+    if name == "max_draft_tree":
+        return "a TensorRT plan's draft tree has top_k times step slots: leave max_draft_tree out"
+    return (
+        "only a TensorRT plan fixes its draft's tree when it is exported: choose it where the "
+        f"engine is served, with draft_{name}"
+    )
 
 
 def resolve_drafting(options: DraftOptions) -> tuple[int, int]:

@@ -37,5 +37,12 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
 def _check(name: str, value: float, low: float, high: float) -> None:
     # Written so that a NaN, which compares with nothing, is refused as well.
     if not low <= value <= high:
-        shown = "above 0" if low == math.ulp(0.0) else f"at least {low:g}"
-        raise HearthError("invalid_value", f"{name} must be {shown} and at most {high:g}", name)
+        least = "above 0" if low == math.ulp(0.0) else f"at least {_shown(low)}"
+        raise HearthError(
+            "invalid_value", f"{name} must be {least} and at most {_shown(high)}", name
+        )
+
+
+def _shown(bound: float) -> str:
+    # The bounds of whole numbers are exact: no digit of them is left out.
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"

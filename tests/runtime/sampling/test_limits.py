@@ -42,6 +42,21 @@ def test_a_setting_outside_its_range_is_named(field: str, value: object) -> None
     assert field in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("field", "told"),
+    [
+        ("seed", "at least 0 and at most 18446744073709551615"),
+        ("top_k", "at least 0 and at most 1048576"),
+        ("top_p", "above 0 and at most 1"),
+        ("repetition_penalty", "at least 0.01 and at most 100"),
+    ],
+)
+def test_the_range_is_told_to_the_last_digit(field: str, told: str) -> None:
+    with pytest.raises(HearthError) as caught:
+        check_sampling(SamplingParams(**{field: -1}), VOCAB)  # type: ignore[arg-type] # likewise
+    assert caught.value.message == f"{field} must be {told}"
+
+
 def test_more_logprobs_than_tokens_are_refused() -> None:
     check_sampling(SamplingParams(logprobs=5), 5)
     with pytest.raises(HearthError, match="logprobs"):
