@@ -49,6 +49,7 @@ def test_more_clients_than_open_files_are_refused_before_anything_is_loaded(
 def test_a_terminal_that_closes_asks_for_a_stop_unless_it_is_ignored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(signal, "getsignal", lambda _number: signal.SIG_DFL)
     assert signal.SIGHUP in _stop_signals()
     monkeypatch.setattr(signal, "getsignal", lambda _number: signal.SIG_IGN)
     assert _stop_signals() == [signal.SIGTERM, signal.SIGINT]
