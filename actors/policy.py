@@ -136,9 +136,9 @@ class SchedulerPolicy:
         """Act on the clock: expire, release a batch that held too long, start the next."""
         decisions = self._expire(now)
         if self._running is None:
-            start = self._start_time()
-            if start is not None and start <= now:
-                decisions += self._start(now)
+            opened = self._opened()
+            if opened is not None and self._start_time(opened) <= now:
+                decisions += self._start(opened, now)
         elif (due := self._release_time(self._running)) is not None and due <= now:
             self._running.released = True
             decisions.append(Release(self._running.number))
@@ -148,7 +148,8 @@ class SchedulerPolicy:
         """When `tick` has something to do next, if nothing happens before."""
         times = [self._queue.next_deadline]
         if self._running is None:
-            times.append(self._start_time())
+            opened = self._opened()
+            times.append(None if opened is None else self._start_time(opened))
         else:
             times += [entry.request.deadline for entry in self._running.rows.values()]
             times.append(self._release_time(self._running))
@@ -173,13 +174,14 @@ class SchedulerPolicy:
         entry.accepted = True
         return [Accepted(entry.rid, entry.prompt_tokens)]
 
-    def _start_time(self) -> float | None:
+    def _opened(self) -> float | None:
+        """Since when a batch could start; None when none can."""
         oldest = self._queue.oldest
-        if oldest is None or not self._present:
-            return None
-        if len(self._queue) >= self._max_batch:
-            return oldest
-        return max(oldest, self._fill_from) + self._company.wait_s
+        return None if oldest is None or not self._present else max(oldest, self._fill_from)
+
+    def _start_time(self, opened: float) -> float:
+        full = len(self._queue) >= self._max_batch
+        return opened if full else opened + self._company.wait_s
 
     def _release_time(self, batch: RunningBatch) -> float | None:
         first = self._queue.first_arrival
@@ -192,10 +194,9 @@ class SchedulerPolicy:
         # A full batch goes on until its lowest row, put back, would stand behind the first.
         return max(due, first - self._queue.virtual_arrival(lowest, 0.0))
 
-    def _start(self, now: float) -> list[Decision]:
-        oldest = self._queue.oldest
+    def _start(self, opened: float, now: float) -> list[Decision]:
         entries = self._queue.take(self._max_batch)
-        self._company.started(max(now if oldest is None else oldest, self._fill_from), len(entries))
+        self._company.started(opened, len(entries))
         self._batches += 1
         self._rows += len(entries)
         batch = RunningBatch(self._batches, now, {entry.rid: entry for entry in entries})

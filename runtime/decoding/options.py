@@ -4,12 +4,10 @@ import msgspec
 from msgspec import structs
 
 from runtime.config import LLMEngineRunnerConfig
+from runtime.device.device import MOST_GPU_ROWS
 from runtime.drafting.options import SpeculationOptions
 from runtime.errors import HearthError
 from runtime.executor.simulated_engine import as_simulated
-
-MOST_GPU_ROWS = 256
-"""Rows of a batch that the kernels of a GPU take."""
 
 
 class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,6 +16,8 @@ from runtime.sampling.batch import Sample
 from runtime.tensors.tensor import Tensor
 
 DeviceKind = Literal["cpu", "cuda"]
+MOST_GPU_ROWS = 256
+"""Rows of a batch that the kernels of a GPU take."""
 
 
 class StepBuffers(NamedTuple):

@@ -132,7 +132,7 @@ class ChainGrowth:
             shared._replace(ids=self._tokens.part("chain_token", level * batch, (batch, 1)))
             for level in range(self._levels)
         ]
-        self._planted: tuple[bool, ...] = ()
+        self._planted: tuple[int, ...] = ()
         self._index = np.empty((1, 0), np.int32)
 
     def begin(self, batch: int) -> None:
@@ -157,7 +157,8 @@ class ChainGrowth:
     def finish(self, trees: TreeBuffers, speculating: Sequence[bool], width: int) -> None:
         """Every node follows the one before it."""
         rows, limit = len(speculating), self._tokens.shape[1]
-        if self._planted != tuple(speculating):
+        planted = (width, *speculating)
+        if self._planted != planted:
             # Which rows take part changes seldom: between two rounds only the tokens are new.
             places = np.arange(-1, width - 1, dtype=np.int32) * limit
             index = places + np.arange(rows, dtype=np.int32)[:, None]
@@ -166,7 +167,7 @@ class ChainGrowth:
             parents = np.tile(np.arange(-1, width - 1, dtype=np.int32), (rows, 1))
             parents[np.logical_not(speculating), 1:] = NO_NODE
             self._device.tree_ops.plant(trees, np.zeros((rows, width), np.int32), parents)
-            self._planted = tuple(speculating)
+            self._planted = planted
         ids = trees.ids.part("chain", 0, (rows * width, 1))
         self._device.tree_ops.gather_rows(self._tokens, self._levels * limit, self._index, ids)
 

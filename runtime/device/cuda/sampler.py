@@ -20,7 +20,7 @@ from runtime.device.cuda.row_tables import RowTables
 from runtime.device.cuda.sample_ring import CudaPendingSamples, SampleRing
 from runtime.device.cuda.upload import UploadRing
 from runtime.device.cuda.walks import PARTIAL, CudaPendingPaths, TreeWalks, empty_partial
-from runtime.device.device import SamplerBuffers
+from runtime.device.device import MOST_GPU_ROWS, SamplerBuffers
 from runtime.errors import HearthError
 from runtime.request import RowRequest
 from runtime.sampling.limits import check_sampling
@@ -28,7 +28,6 @@ from runtime.sampling.limits import check_sampling
 _SCAN_THREADS, _PICK_THREADS = 256, 1024
 # A block of the scan reads this many logits at least; more blocks than that serve no purpose.
 _SCAN_LOGITS, _SCAN_BLOCKS = 2048, 64
-_MOST_ROWS = 256
 _STATE_BYTES = 16
 
 
@@ -56,7 +55,7 @@ class BatchArguments(ctypes.Structure):
 class KeptRows(ctypes.Structure):
     """`Kept` of kernels/sampling_rows.cuh: the rows that an eviction leaves."""
 
-    _fields_ = (("count", ctypes.c_int32), ("source", ctypes.c_int32 * _MOST_ROWS))
+    _fields_ = (("count", ctypes.c_int32), ("source", ctypes.c_int32 * MOST_GPU_ROWS))
 
 
 class CudaBatchSampler:
@@ -75,8 +74,8 @@ class CudaBatchSampler:
     ) -> None:
         self._capacity = buffers.start.shape[0]
         self._vocab_size = buffers.logits.shape[-1]
-        if self._capacity > _MOST_ROWS:
-            raise HearthError("internal", f"the sampler serves at most {_MOST_ROWS} rows")
+        if self._capacity > MOST_GPU_ROWS:
+            raise HearthError("internal", f"the sampler serves at most {MOST_GPU_ROWS} rows")
         self._stream = library.stream
         self._ring = ring
         self._tables = RowTables(library, memory, ring, self._capacity, self._vocab_size)

@@ -1,3 +1,4 @@
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ from runtime.device.cuda.context import CudaContext
 from runtime.device.cuda.events import CudaEvent
 from runtime.device.cuda.memory import CudaMemory
 from runtime.device.cuda.stream import CudaStream
-from runtime.undo import undoing
+from runtime.errors import HearthError
 
 _BYTES = np.dtype(np.uint8)
 
@@ -50,8 +51,11 @@ class UploadRing:
             event.wait()
         slot.array[: data.size] = data
         self._stream.copy_in(target, slot.address, data.size)
-        with undoing() as undo:
-            # Without a mark nobody would wait before the slot is written again.
-            undo.callback(self._stream.synchronize)
+        try:
             event.record(self._stream)
+        except HearthError:
+            # Without a mark nobody would wait before the slot is written again.
+            with suppress(HearthError):
+                self._stream.synchronize()
+            raise
         self._turn = (self._turn + 1) % len(self._slots)

@@ -1,11 +1,12 @@
+from importlib.resources import files
 from typing import Literal
 
 import pytest
 from msgspec import structs
 
 from runtime.config import LLMEngineRunnerConfig
-from runtime.decoding.options import MOST_GPU_ROWS, RuntimeOptions, effective_config
-from runtime.device.cuda.sampler import _MOST_ROWS
+from runtime.decoding.options import RuntimeOptions, effective_config
+from runtime.device.device import MOST_GPU_ROWS
 from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
 
@@ -74,7 +75,8 @@ def test_other_shapes_of_a_plan_are_refused(options: RuntimeOptions, field: str)
 
 
 def test_a_batch_beyond_a_gpus_kernels_is_refused_before_anything_is_opened() -> None:
-    assert MOST_GPU_ROWS == _MOST_ROWS
+    header = files("runtime.device.cuda.kernels") / "sampling_rows.cuh"
+    assert f"#define ROWS {MOST_GPU_ROWS}\n" in header.read_text()
     many = structs.replace(STORED, max_supported_batch_size=MOST_GPU_ROWS + 1)
     assert effective_config(many, RuntimeOptions()) == many
     gpu = RuntimeOptions(device="cuda")
