@@ -17,6 +17,8 @@ MIB = 1 << 20
 _CONTEXT_BYTES = 520 * MIB
 # What an engine's library takes for itself: kernels as they are loaded, and its workspaces.
 _LIBRARY_BYTES = {"onnxruntime": 330 * MIB, "tensorrt": 60 * MIB}
+# The same for a second engine in the process, with the captured rounds of speculation.
+_DRAFT_LIBRARY_BYTES = {"onnxruntime": 220 * MIB, "tensorrt": 60 * MIB}
 # Copies of a step's activations that are alive at once, in elements of the engine's type.
 _ACTIVATION_COPIES = 1.5
 _SCORE_COPIES = {"native": 2.0, "classic": 3.0}
@@ -74,6 +76,11 @@ def cuda_weight_bytes(config: LLMEngineRunnerConfig) -> int:
     gains = config.num_decoder_layers * (2 * config.hidden_size + 2 * config.head_dim)
     elements = projection_elements(config) + gains + config.hidden_size
     return elements * ITEM_BYTES[config.dtype]
+
+
+def cuda_draft_library_bytes(config: LLMEngineRunnerConfig) -> int:
+    """What a draft's engine takes beside its base's, weights and buffers not among it."""
+    return _DRAFT_LIBRARY_BYTES.get(config.backend, 0)
 
 
 def _sampler_bytes(config: LLMEngineRunnerConfig, max_batch: int) -> int:

@@ -5,7 +5,12 @@ from pathlib import Path
 
 from runtime.caches.buckets import bucket_sizes
 from runtime.config import LLMEngineRunnerConfig
-from runtime.cuda_memory import cuda_scratch_bytes, cuda_weight_bytes, predict_cuda_memory
+from runtime.cuda_memory import (
+    cuda_draft_library_bytes,
+    cuda_scratch_bytes,
+    cuda_weight_bytes,
+    predict_cuda_memory,
+)
 from runtime.drafting.options import EagleDraftingConfig
 from runtime.sizes import (
     ITEM_BYTES,
@@ -68,7 +73,9 @@ def predict_draft_memory(
 ) -> dict[str, int]:
     """Bytes by part of a draft engine beside its base, whose embedding table it reads."""
     tokens = longest_draft_step(config, drafting)
+    parts: dict[str, int] = {}
     if config.device == "cuda":
+        parts["draft_library"] = cuda_draft_library_bytes(config)
         weights = cuda_weight_bytes(config)
         scratch = cuda_scratch_bytes(config, max_batch, tokens, capacity)
     else:
@@ -76,7 +83,7 @@ def predict_draft_memory(
         tokens *= max_batch
         scratch = _score_bytes(config, tokens, capacity, _DRAFT_SCORE_COPIES[config.dialect])
         scratch += _activation_bytes(config, tokens, _DRAFT_ACTIVATION_COPIES)
-    return {
+    return parts | {
         "draft_weights": weights,
         "draft_kv_cache": kv_cache_bytes(config, max_batch, capacity),
         "draft_rope": rope_bytes(config, capacity),

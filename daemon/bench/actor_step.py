@@ -1,12 +1,14 @@
 """The time of a decode step through a whole daemon: front door, actors and executor process."""
 
 import asyncio
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
 import uvloop
 from hearth_client import AsyncClient
+from hearth_client.protocol import Delta
 
 from daemon.bench.connections import connected
 from daemon.own_daemon import own_daemon
@@ -24,19 +26,31 @@ def actor_step_s(engine: Path, batch: int, tokens: int = _TOKENS) -> float:
     `batch` clients fill one batch; the steps before all of them are in it are left out.
     """
     with own_daemon(engine, _FLAGS) as daemon:
-        ends = uvloop.run(_ends(daemon.socket, batch, tokens))
+        rows = uvloop.run(_deltas(daemon.socket, batch, tokens))
         daemon.stop()
-    steps = sorted({end for row in ends for end in row[_SETTLE:]})
-    if len(steps) > tokens:
+    rows = [row[_SETTLE:] for row in rows]
+    if len({delta.ended for row in rows for delta in row}) > tokens:
         raise HearthError("internal", "the rows of the measurement were not in one batch")
-    return median(later - earlier for earlier, later in pairwise(steps))
+    return median(step for row in rows for step in step_times(row))
 
 
-async def _ends(socket: Path, batch: int, tokens: int) -> list[list[float]]:
+def step_times(row: Sequence[Delta]) -> list[float]:
+    """Seconds of the steps behind a row's deltas; one that tells of several is left out."""
+    return [
+        later.ended - earlier.ended
+        for earlier, later in pairwise(row)
+        if len(later.tokens) == 1 and earlier.ended is not None and later.ended is not None
+    ]
+
+
+async def _deltas(socket: Path, batch: int, tokens: int) -> list[list[Delta]]:
     async with connected(socket, batch) as clients:
         return await asyncio.gather(*(_one(client, tokens) for client in clients))
 
 
-async def _one(client: AsyncClient, tokens: int) -> list[float]:
-    stream = await client.generate(PROMPT, max_tokens=tokens, ignore_eos=True, timestamps=True)
-    return [delta.ended async for delta in stream if delta.ended is not None]
+async def _one(client: AsyncClient, tokens: int) -> list[Delta]:
+    # A model of random weights repeats itself, and lookup would speculate: plain steps are wanted.
+    stream = await client.generate(
+        PROMPT, max_tokens=tokens, ignore_eos=True, timestamps=True, speculation=False
+    )
+    return [delta async for delta in stream if delta.ended is not None]

@@ -36,7 +36,7 @@ class GPUPlan(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "float16"
     rounds: int = 7
     steps: int = 40
-    host_steps: int = 30
+    host_steps: int = 100
     actor: bool = True
 
 

@@ -22,7 +22,7 @@ STAGES: dict[str, tuple[str, ...]] = {
     "step buffers": ("step_buffers",),
     "engine": ("weights", "library"),
     "sampler": ("sampler",),
-    "draft": ("draft_weights", "draft_buffers"),
+    "draft": ("draft_library", "draft_weights", "draft_buffers"),
     "steps": ("engine_scratch", "attention_scratch", "activations", "draft_scratch"),
 }
 """What is built, in order, and the parts of a deployment's prediction that it must fit."""

@@ -103,6 +103,7 @@ def test_a_draft_of_a_gpu_keeps_its_type(config: LLMEngineRunnerConfig) -> None:
     draft = draft_config(config)
     drafting = EagleDraftingConfig(drafting_top_k=2, drafting_step=3)
     parts = predict_draft_memory(draft, drafting, max_batch=2, capacity=32)
+    assert parts["draft_library"] > 0
     assert parts["draft_weights"] == cuda_weight_bytes(draft)
     assert parts["draft_kv_cache"] == 2 * 32 * 2 * 8 * 2
     assert parts["draft_scratch"] == cuda_scratch_bytes(draft, 2, 16, 32)
