@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
+from statistics import median
 
 import msgspec
 from msgspec import structs
@@ -69,9 +70,11 @@ def measure_gpu(
         times = _take_turns(case, workers, plan, note)
         for name in engines:
             _measure_host(name, workers[name], plan, times)
+            times.raw[name] = _raw_step_s(workers[name])
     for name in engines if plan.actor else ():
         note(f"{case.name}: {name} through a daemon")
         try:
+            times.alone[name] = _alone_step_s(jobs[name], plan, _log(logs, case, name))
             times.actor[name] = actor_step_s(artifacts.engines[name], case.batch)
         except (HearthError, Failure) as error:
             notes.append(f"{name} was not measured through a daemon: {error}")
@@ -121,9 +124,8 @@ def _start(
         if job.contender != "hearth" and not workers:
             return {}, notes
         note(f"{case.name}: loading {name}")
-        log = logs / f"{case.name.replace('/', '-')}-{name.replace(' ', '-')}.log"
         try:
-            worker = stack.enter_context(closing(Worker(job, log)))
+            worker = stack.enter_context(closing(Worker(job, _log(logs, case, name))))
         except HearthError as error:
             reason = error.message
         else:
@@ -151,7 +153,7 @@ def _take_turns(
         if FLOOR in workers:
             floor += workers[FLOOR].advance(_FLOOR_PASSES)
     size = workers[FLOOR].job.bytes if FLOOR in workers else 0
-    return GPUTimes(rounds=rounds, floor=floor, floor_bytes=size, host={}, raw={}, actor={})
+    return GPUTimes(rounds=rounds, floor=floor, floor_bytes=size)
 
 
 def _measure_host(name: str, worker: Worker, plan: GPUPlan, times: GPUTimes) -> None:
@@ -159,5 +161,19 @@ def _measure_host(name: str, worker: Worker, plan: GPUPlan, times: GPUTimes) -> 
     if plan.device == "cuda":
         pause = _HOST_PAUSE * step_seconds(times.rounds[name])
         times.host[name] = worker.advance(plan.host_steps, pause_s=pause)[SETTLE:]
+
+
+def _alone_step_s(job: Job, plan: GPUPlan, log: Path) -> float:
+    """The raw step of an engine that has the machine for itself, as a daemon's has."""
+    with closing(Worker(job, log)) as worker:
+        worker.advance(plan.steps)
+        return _raw_step_s(worker)
+
+
+def _raw_step_s(worker: Worker) -> float:
     windows = [worker.advance(_RAW_LAUNCHES, raw=True)[0] for _ in range(_RAW_WINDOWS)]
-    times.raw[name] = sorted(windows)[len(windows) // 2] / _RAW_LAUNCHES
+    return median(windows) / _RAW_LAUNCHES
+
+
+def _log(logs: Path, case: GPUCase, name: str) -> Path:
+    return logs / f"{case.name.replace('/', '-')}-{name.replace(' ', '-')}.log"

@@ -17,9 +17,10 @@ class GPUFigures(msgspec.Struct, kw_only=True):
     `step_ms` is the wall time of a decode step of the whole batch, tokens read by the host.
     `host_us` is that of a step whose GPU work is done when it is asked for: time in Python alone.
     `bandwidth_share` is `step_bytes` over the step's time over the best read bandwidth of the
-    same run. `raw_ms` is a launch of the engine's step with nothing around it, back to back, and
-    `actor_over_raw` the time of a step through a whole daemon over it. `tokens_vs_batch_1` is the
-    ratio of tokens a second to those of batch 1.
+    same run. `raw_ms` is a launch of the engine's step with nothing around it, back to back;
+    `raw_alone_ms` likewise, when the peers are gone, and `actor_over_raw` the time of a step
+    through a whole daemon over that. `tokens_vs_batch_1` is the ratio of tokens a second to those
+    of batch 1.
     """
 
     step_ms: float
@@ -30,6 +31,7 @@ class GPUFigures(msgspec.Struct, kw_only=True):
     tokens_per_s: float
     tokens_vs_batch_1: float | None = None
     raw_ms: float
+    raw_alone_ms: float | None
     actor_ms: float | None
     actor_over_raw: float | None
     transformers_ms: float | None
@@ -41,13 +43,17 @@ class GPUFigures(msgspec.Struct, kw_only=True):
 
 
 class GPUTimes(msgspec.Struct, kw_only=True):
-    """Seconds by contender: `rounds` of steps, passes of the floor; one engine's other times."""
+    """Seconds by contender: `rounds` of steps, passes of the floor; an engine's other times.
+
+    `alone` and `actor` are of an engine that has the machine for itself.
+    """
 
     rounds: Mapping[str, Sequence[Sequence[float]]]
     floor: Sequence[float] = ()
     floor_bytes: int = 0
     host: dict[str, Sequence[float]] = {}
     raw: dict[str, float] = {}
+    alone: dict[str, float] = {}
     actor: dict[str, float] = {}
 
 
@@ -72,7 +78,8 @@ def gpu_figures(
         step_seconds(times.rounds[name]) if name in times.rounds else None
         for name in ("transformers", "torch_compile")
     )
-    bandwidth, actor, raw = read_bandwidth(times), times.actor.get(engine), times.raw[engine]
+    bandwidth = read_bandwidth(times)
+    actor, alone = times.actor.get(engine), times.alone.get(engine)
     return GPUFigures(
         step_ms=1000 * step,
         host_us=1e6 * median(times.host[engine]) if engine in times.host else None,
@@ -80,9 +87,10 @@ def gpu_figures(
         vs_transformers=eager / step if eager else None,
         vs_torch_compile=compiled / step if compiled else None,
         tokens_per_s=batch / step,
-        raw_ms=1000 * raw,
+        raw_ms=1000 * times.raw[engine],
+        raw_alone_ms=1000 * alone if alone else None,
         actor_ms=1000 * actor if actor else None,
-        actor_over_raw=actor / raw if actor else None,
+        actor_over_raw=actor / alone if actor and alone else None,
         transformers_ms=1000 * eager if eager else None,
         torch_compile_ms=1000 * compiled if compiled else None,
         step_bytes=step_bytes,

@@ -66,6 +66,18 @@ def test_a_daemon_that_fails_is_noted_and_the_figures_stay(
     assert one.notes[-1] == "ort-cuda was not measured through a daemon: it did not start"
 
 
+def test_a_daemon_is_compared_with_an_engine_as_alone_as_it(
+    toy: Path, quick_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hide(tmp_path, "torch", monkeypatch)
+    artifacts = GPUArtifacts(source=quick_model, engines={"ort-cuda": toy})
+    plan = structs.replace(PLAN, actor=True)
+    one = measure_gpu(GPU_CASES["0.6b/b1"], artifacts, plan, tmp_path, lambda _: None)["ort-cuda"]
+    assert one.actor_ms is not None
+    assert one.raw_alone_ms is not None
+    assert one.actor_over_raw == pytest.approx(one.actor_ms / one.raw_alone_ms)
+
+
 @pytest.mark.reference
 def test_peers_and_floor_are_measured_beside_it(
     toy: Path, quick_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

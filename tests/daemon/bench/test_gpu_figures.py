@@ -25,7 +25,8 @@ def times(**changes: object) -> GPUTimes:
         "floor_bytes": GIB,
         "host": {"ort-cuda": [5e-5, 4e-5, 9.0]},
         "raw": {"ort-cuda": 0.0016},
-        "actor": {"ort-cuda": 0.002},
+        "alone": {"ort-cuda": 0.00175},
+        "actor": {"ort-cuda": 0.0021},
         **changes,
     }
     return GPUTimes(**given)  # type: ignore[arg-type]
@@ -55,7 +56,9 @@ def test_figures_of_an_engine() -> None:
     assert found.tokens_per_s == pytest.approx(4000)
     assert found.vs_transformers == pytest.approx(10)
     assert found.vs_torch_compile == pytest.approx(1)
-    assert found.actor_over_raw == pytest.approx(1.25)
+    assert found.raw_ms == pytest.approx(1.6)
+    assert found.raw_alone_ms == pytest.approx(1.75)
+    assert found.actor_over_raw == pytest.approx(1.2)
     assert found.bandwidth_share == pytest.approx(4e9 / 0.002 / (8 * GIB / 0.002))
     assert (found.dtype, found.notes) == ("float16", ["one"])
 
