@@ -17,6 +17,7 @@ from runtime.drafting.proposer import Proposer
 from runtime.engine_folder import DRAFT_FOLDER
 from runtime.engine_runner import LLMEngineRunner
 from runtime.errors import HearthError
+from runtime.executor.context_memory import share_context_memory
 from runtime.executor.engine import EngineOptions
 from runtime.executor.engine_executor import EngineExecutor
 from runtime.pipeline_io import PipelineIO
@@ -70,33 +71,37 @@ def _assemble(
     built("tables and caches")
     io = PipelineIO.create_for_llm(config, device)
     built("step buffers")
-    executor = EngineExecutor.create_for_llm(folder, config, options, device)
-    undo.callback(executor.close)
+    base = EngineExecutor.create_for_llm(folder, config, options, device)
+    undo.callback(base.close)
     built("engine")
     lengths = resources.cache_managers[0].lengths
     sampler = device.batch_sampler(
         SamplerBuffers(io.output_logits, lengths, io.next_tokens, io.trees)
     )
     built("sampler")
-    runner = LLMEngineRunner(config, executor, io, resources, device)
+    runner = LLMEngineRunner(config, base, io, resources, device)
+    executors, drafter = [base], None
+    if draft is not None:
+        executors.append(_draft_executor(folder / DRAFT_FOLDER, draft, options, device))
+        undo.callback(executors[-1].close)
+        drafter = EagleDraftRunner(draft, deployment.drafting, executors[-1], resources, device)
+        built("draft")
+    share_context_memory(executors, device)
     if deployment.method == "off" or io.trees is None:
         return RuntimeParts(runner, device, sampler, None)
-    proposer: Proposer
-    if draft is None:
-        proposer = _lookup_proposer(deployment, device)
-    else:
-        executor = EngineExecutor.create_for_spec_decode_draft(
-            folder / DRAFT_FOLDER, draft, _draft_engine(draft, options), device
-        )
-        undo.callback(executor.close)
-        drafting = deployment.drafting
-        drafter = EagleDraftRunner(draft, drafting, executor, resources, device)
-        proposer = EagleProposer(drafter, _hidden_states(io), drafting)
-        built("draft")
+    proposer = _proposer(deployment, drafter, io, device)
     adaptive = deployment.speculation.adaptive
     policy = SpeculationPolicy(config.max_supported_batch_size) if adaptive else None
     speculation = SpeculativeStrategy(runner, sampler, io.trees, proposer, policy)
     return RuntimeParts(runner, device, sampler, speculation)
+
+
+def _proposer(
+    deployment: DeploymentConfig, drafter: EagleDraftRunner | None, io: PipelineIO, device: Device
+) -> Proposer:
+    if drafter is None:
+        return _lookup_proposer(deployment, device)
+    return EagleProposer(drafter, _hidden_states(io), deployment.drafting)
 
 
 def _lookup_proposer(deployment: DeploymentConfig, device: Device) -> LookupProposer:
@@ -111,10 +116,13 @@ def _lookup_proposer(deployment: DeploymentConfig, device: Device) -> LookupProp
     )
 
 
-def _draft_engine(draft: LLMEngineRunnerConfig, options: EngineOptions) -> EngineOptions:
-    """A draft of few weights runs on the calling thread: waking others takes longer."""
-    small = projection_bytes(draft) < _WORTH_THREADS
-    return structs.replace(options, threads=1) if small else options
+def _draft_executor(
+    folder: Path, draft: LLMEngineRunnerConfig, options: EngineOptions, device: Device
+) -> EngineExecutor:
+    """The draft's engine; one of few weights runs on the calling thread: waking others is slow."""
+    if projection_bytes(draft) < _WORTH_THREADS:
+        options = structs.replace(options, threads=1)
+    return EngineExecutor.create_for_spec_decode_draft(folder, draft, options, device)
 
 
 def _hidden_states(io: PipelineIO) -> Tensor:

@@ -60,7 +60,7 @@ class EngineExecutor:
     ) -> "EngineExecutor":
         """Load the decoder engine of an engine folder with the backend that `config` names.
 
-        Its scratch memory, if it wants any of its caller, comes from `device`.
+        It cannot run before it has the context memory that it wants, if any.
         """
         return cls._create(folder, config, options, device, build_registry_for_llm(config))
 
@@ -84,12 +84,7 @@ class EngineExecutor:
         with undoing() as undo:
             engine = _open_engine(folder, config, options, device, registry)
             undo.callback(engine.close)
-            executor = cls(engine, registry, build_profiles(config))
-            needed = engine.required_context_memory
-            if needed:
-                memory = device.zeros("context_memory", (needed,), np.dtype(np.uint8))
-                executor.set_context_memory(memory)
-        return executor
+            return cls(engine, registry, build_profiles(config))
 
     def prepare(
         self, profile: int, dims: InferenceDims, tensors: TensorMap, stream: Stream
