@@ -44,7 +44,8 @@ class PlanRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """What a TensorRT plan was built by and for; compared when it is loaded.
 
     `version_compatible` plans also run on later TensorRT versions, up to those that still read
-    this one. `graph_sha256` is the digest of the ONNX graph that was built.
+    this one. `graph_sha256` is the digest of the ONNX graph that was built. `scratch_bytes` is the
+    context memory that all of its steps share, None where the plan was not opened.
     """
 
     tensorrt_version: str
@@ -53,6 +54,7 @@ class PlanRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     gpu_name: str
     compute_capability: str
     graph_sha256: str
+    scratch_bytes: int | None = None
 
 
 class LLMEngineRunnerConfig(

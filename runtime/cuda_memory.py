@@ -92,9 +92,12 @@ def _sampler_bytes(config: LLMEngineRunnerConfig, max_batch: int) -> int:
 def cuda_scratch_bytes(config: LLMEngineRunnerConfig, rows: int, tokens: int, capacity: int) -> int:
     """A step of `rows` rows of `tokens` tokens: activations, scores, mask and logits.
 
-    ONNX Runtime's own attention keeps no scores, and its prefill takes one row at a time; an
-    engine that takes a tree mask has matrix products in its place.
+    A plan knows what its largest step takes, whatever is asked. ONNX Runtime's own attention
+    keeps no scores, and its prefill takes one row at a time; an engine that takes a tree mask has
+    matrix products in its place.
     """
+    if config.plan is not None and config.plan.scratch_bytes is not None:
+        return config.plan.scratch_bytes
     masked = config.takes_tree_mask
     fused = config.operators == "contrib" and not masked
     every = tokens * (1 if fused else rows)

@@ -7,7 +7,7 @@ from runtime.decoding.deployment import DeploymentConfig
 from runtime.drafting.options import EagleDraftingConfig, SpeculationOptions
 from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
-from tests.daemon.test_gpu_facts import GPU
+from tests.daemon.test_gpu_facts import GPU, PLAN
 from tests.runtime.engine_configs import draft_config, small_config
 
 
@@ -51,6 +51,18 @@ def test_a_draft_adds_its_parts() -> None:
     assert set(parts) - added == set(predicted_parts(plain))
     assert min(parts[name] for name in added) > 0
     assert budget_of(with_draft(plain)).needed > budget_of(plain).needed
+
+
+@pytest.mark.parametrize(("base", "draft", "more"), [(640, 64, 0), (64, 640, 576)])
+def test_two_plans_share_the_memory_of_their_steps(base: int, draft: int, more: int) -> None:
+    deployment = with_draft(gpu_deployment())
+    assert deployment.draft is not None
+    one, other = (
+        structs.replace(config, plan=structs.replace(PLAN, scratch_bytes=wanted))
+        for config, wanted in ((deployment.base, base), (deployment.draft, draft))
+    )
+    parts = predicted_parts(deployment._replace(base=one, draft=other))
+    assert (parts["engine_scratch"], parts["draft_scratch"]) == (base, more)
 
 
 def test_a_draft_of_a_gpu_is_read_through_the_host() -> None:

@@ -50,9 +50,9 @@ class Run(NamedTuple):
         cache = ["--cache", str(self.work / "bench")]
         return self.bench("decode", "--device", "cuda", *arguments, *builder, *cache, *ready)
 
-    def engine(self) -> str:
-        """The engine folder that graphs and memory are measured on: made by the decode bench."""
-        made = sorted((self.work / "bench").glob("qwen3-0.6b-pooled-onnxruntime-*"))
+    def engine(self, kind: str = "onnxruntime") -> str:
+        """An engine folder of the 0.6B shape, made by the decode bench or the part before it."""
+        made = sorted((self.work / "bench").glob(f"qwen3-0.6b-pooled-{kind}-*"))
         return str(made[0]) if made else str(self.work / "bench" / "run decode-0.6b first")
 
 
@@ -88,7 +88,10 @@ def _graphs(run: Run) -> list[list[str]]:
 
 
 def _memory(run: Run) -> list[list[str]]:
-    return [run.bench("memory", "--engine", run.engine(), "--name", "memory/ort-cuda/0.6b")]
+    return [
+        run.bench("memory", "--engine", run.engine(kind), "--name", f"memory/{name}/0.6b")
+        for kind, name in (("onnxruntime", "ort-cuda"), ("tensorrt", "tensorrt"))
+    ]
 
 
 def _check(run: Run) -> list[list[str]]:

@@ -59,9 +59,11 @@ def test_a_plan_is_made_where_the_bench_looks_for_it(run: Run) -> None:
 def test_graphs_and_memory_use_the_engine_of_the_decode_bench(run: Run) -> None:
     folder = run.work / "bench" / "qwen3-0.6b-pooled-onnxruntime-float16-abc"
     folder.mkdir(parents=True)
-    for part in ("graphs", "memory", "check"):
-        (command,) = PARTS[part](run)
-        assert command[command.index("--engine") + 1] == str(folder)
+    plan = folder.with_name("qwen3-0.6b-pooled-tensorrt-float16-abc")
+    plan.mkdir()
+    for part, folders in (("graphs", [folder]), ("memory", [folder, plan]), ("check", [folder])):
+        engines = [command[command.index("--engine") + 1] for command in PARTS[part](run)]
+        assert engines == [str(one) for one in folders]
 
 
 def test_speculation_is_compared_with_an_engine_without_a_draft(run: Run) -> None:

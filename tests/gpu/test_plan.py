@@ -71,6 +71,14 @@ def test_greedy_rows_equal_those_of_onnx_runtime(
     assert all(gap < SMALL_GAP for gap in gaps)
 
 
+def test_the_record_says_what_its_steps_take(driver: PlanDriver) -> None:
+    plan = driver.config.plan
+    assert plan is not None
+    if plan.scratch_bytes is None:
+        pytest.skip("the plan was not opened when it was built")
+    assert plan.scratch_bytes == driver.engine.required_context_memory
+
+
 def test_every_graph_replays_after_captures_switches_and_prefill(driver: PlanDriver) -> None:
     random = np.random.default_rng(0)
     driver.filled[:] = 0

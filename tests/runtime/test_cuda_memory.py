@@ -1,7 +1,7 @@
 import pytest
 from msgspec import structs
 
-from runtime.config import FileRecord, LLMEngineRunnerConfig
+from runtime.config import FileRecord, LLMEngineRunnerConfig, PlanRecord
 from runtime.cuda_memory import (
     cuda_scratch_bytes,
     cuda_weight_bytes,
@@ -37,6 +37,25 @@ def test_weights_stay_in_their_type(config: LLMEngineRunnerConfig) -> None:
 def test_a_plan_is_as_large_as_its_file(config: LLMEngineRunnerConfig) -> None:
     files = {PLAN_FILE: FileRecord(4321, "")}
     assert cuda_weight_bytes(structs.replace(config, files=files)) == 4321
+
+
+def test_a_plan_says_what_its_steps_take(config: LLMEngineRunnerConfig) -> None:
+    record = PlanRecord(
+        tensorrt_version="10.15.0",
+        builder="tensorrt",
+        version_compatible=False,
+        gpu_name="A",
+        compute_capability="9.0",
+        graph_sha256="",
+    )
+    unopened = structs.replace(config, plan=record)
+    opened = structs.replace(config, plan=structs.replace(record, scratch_bytes=640))
+    guess, known = (
+        predict_cuda_memory(one, max_batch=2, capacity=32)["engine_scratch"]
+        for one in (unopened, opened)
+    )
+    assert guess == cuda_scratch_bytes(config, 2, 16, 32)
+    assert known == 640
 
 
 def test_parts_grow_with_rows_and_slots(config: LLMEngineRunnerConfig) -> None:

@@ -1,5 +1,8 @@
 """Builds one TensorRT plan: `python builder.py JOB.json`, events as JSON lines on standard output.
 
+A job with `probe` asks for the library's version alone, one with `measure` for the memory that
+the steps of a finished plan take.
+
 This file imports nothing else of Hearth, so that it runs in whatever Python the wanted TensorRT
 lives in: 8.6 and newer, and TensorRT-RTX. The last event is `built` or `failed`, never neither.
 """
@@ -8,6 +11,7 @@ import ctypes
 import faulthandler
 import importlib
 import json
+import mmap
 import os
 import signal
 import sys
@@ -257,14 +261,32 @@ def gpu_identity() -> tuple[str, str]:
     return name, "{}.{}".format(*numbers)
 
 
-def inspect(trt: Any, logger: Any, plan: Any, path: str) -> None:
-    """Write what the engine inspector says of every layer, as JSON."""
+def open_plan(trt: Any, logger: Any, plan: Any) -> Any:
+    """The engine of a plan, on this GPU."""
     runtime = trt.Runtime(logger)
     if hasattr(runtime, "engine_host_code_allowed"):
         runtime.engine_host_code_allowed = True
     engine = runtime.deserialize_cuda_engine(plan)
     if engine is None:
-        fail(logger, "build", "the plan cannot be inspected")
+        fail(logger, "unusable", "the plan cannot be opened")
+    return engine
+
+
+def measure(trt: Any, path: Path, kept: list[Any]) -> int:
+    """Bytes of scratch memory that serve every profile of a plan."""
+    logger = make_logger(trt)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as plan:
+        engine = open_plan(trt, logger, plan)
+    kept += [logger, engine]
+    if hasattr(engine, "get_device_memory_size_for_profile_v2"):
+        profiles = range(engine.num_optimization_profiles)
+        return max(int(engine.get_device_memory_size_for_profile_v2(one)) for one in profiles)
+    return int(engine.device_memory_size)
+
+
+def inspect(trt: Any, logger: Any, plan: Any, path: str) -> None:
+    """Write what the engine inspector says of every layer, as JSON."""
+    engine = open_plan(trt, logger, plan)
     text = engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
     Path(path).write_text(text)
 
@@ -278,7 +300,7 @@ def load_module(name: str) -> Any:
 
 
 def build(job: dict[str, Any], kept: list[Any]) -> dict[str, Any]:
-    """Do the job; what the plan was built by and for. A probe builds nothing.
+    """Do the job; what the plan was built by and for, or what was asked instead of a build.
 
     The library's objects go to `kept`, and live as long as the caller lets them.
     """
@@ -286,6 +308,8 @@ def build(job: dict[str, Any], kept: list[Any]) -> dict[str, Any]:
     trt = load_module(job["module"])
     if job.get("probe"):
         return {"tensorrt_version": trt.__version__}
+    if job.get("measure"):
+        return {"scratch_bytes": measure(trt, Path(job["measure"]), kept)}
     logger = make_logger(trt)
     builder = make_builder(trt, logger)
     network, strongly_typed = make_network(trt, builder)

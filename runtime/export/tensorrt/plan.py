@@ -108,11 +108,26 @@ def build_plan(
         gpu_name=facts["gpu_name"],
         compute_capability=facts["compute_capability"],
         graph_sha256=graph_digest(folder),
+        scratch_bytes=_scratch_bytes(folder, options) if facts["gpu_name"] else None,
     )
     # The plan holds the weights; the table that a tied head reads stays for the embedding.
     for name in (MODEL_FILE, DATA_FILE):
         (folder / name).unlink()
     return msgspec.structs.replace(config, plan=record)
+
+
+def _scratch_bytes(folder: Path, options: PlanOptions) -> int | None:
+    """What the plan's steps need; None where it finds no room now, beside whatever else runs.
+
+    Raises `model_unsupported` when the plan cannot be opened: nobody else could either.
+    """
+    job = {"module": options.builder, "measure": str(folder / PLAN_FILE)}
+    try:
+        return int(run_builder(options.python, job)["scratch_bytes"])
+    except HearthError as error:
+        if error.code != "out_of_memory":
+            raise
+    return None
 
 
 def plan_job(folder: Path, config: LLMEngineRunnerConfig, options: PlanOptions) -> dict[str, Any]:

@@ -39,7 +39,10 @@ class Flags(IntEnum):
 
 
 class FakeBuilder:
-    """A module like `tensorrt` 8.6; `error` is what it logs when a plan cannot be built."""
+    """A module like `tensorrt` 8.6; `error` is what it logs when a plan cannot be made or opened.
+
+    `engine` is what a plan is opened as.
+    """
 
     __version__ = "8.6.1"
     NetworkDefinitionCreationFlag = Flags
@@ -60,8 +63,22 @@ class FakeBuilder:
         self.starts = True
         self.cache_fits = True
         self.layers: list[Layer] = []
+        self.engine: Any = SimpleNamespace(device_memory_size=640)
 
-    def Builder(self, logger: Any) -> Any:  # noqa: N802 - the library's name
+    def Runtime(self, logger: Any) -> Any:  # noqa: N802 - the library's name
+        self._logger = logger
+        return SimpleNamespace(
+            engine_host_code_allowed=False, deserialize_cuda_engine=self._deserialize
+        )
+
+    def _deserialize(self, plan: Any) -> Any:
+        self.notes.append(("opened", bytes(plan)))
+        if self.error is None:
+            return self.engine
+        self._logger.log(self.ILogger.ERROR, self.error)
+        return None
+
+    def Builder(self, logger: Any) -> Any:  # noqa: N802 - likewise
         if not self.starts:
             raise TypeError("pybind11::init(): factory function returned nullptr")
         self._logger = logger

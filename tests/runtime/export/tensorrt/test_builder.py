@@ -66,6 +66,34 @@ def test_a_probe_builds_nothing(
     assert library.notes == []
 
 
+def test_a_plan_is_opened_to_learn_what_its_steps_take(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], library: FakeBuilder
+) -> None:
+    plan = tmp_path / "plan"
+    plan.write_bytes(b"a plan")
+    status, events = run(tmp_path, capsys, measure=str(plan))
+    assert (status, events) == (0, [{"event": "built", "scratch_bytes": 640}])
+    assert library.notes == [("opened", b"a plan")]
+    sizes = [64, 6400, 640]
+    library.engine = SimpleNamespace(
+        num_optimization_profiles=3, get_device_memory_size_for_profile_v2=sizes.__getitem__
+    )
+    assert run(tmp_path, capsys, measure=str(plan))[1][-1]["scratch_bytes"] == 6400
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"), [("CUDA: out of memory", "out_of_memory"), ("bad magic", "unusable")]
+)
+def test_a_plan_that_cannot_be_opened_has_a_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], library: FakeBuilder, error: str, kind: str
+) -> None:
+    (tmp_path / "plan").write_bytes(b"a plan")
+    library.error = error
+    status, events = run(tmp_path, capsys, measure=str(tmp_path / "plan"))
+    assert (status, events[-1]["kind"]) == (1, kind)
+    assert events[-1]["message"] == f"the plan cannot be opened: {error}"
+
+
 def test_layers_between_casts_keep_float32(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], library: FakeBuilder
 ) -> None:

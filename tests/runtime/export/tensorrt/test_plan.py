@@ -26,20 +26,30 @@ FACTS = {"tensorrt_version": "10.15.0", "gpu_name": "A", "compute_capability": "
 
 
 class Builds:
-    """Stands for the builder process; fails for the native dialect when `unfused`."""
+    """Stands for the builder process; fails for the native dialect when `unfused`.
+
+    `facts` are what it says of a build, `opening` what it raises when a plan is to be opened.
+    """
 
     def __init__(self, folder: Path, version: str = "10.15.0", *, unfused: bool = False) -> None:
         self.jobs: list[dict[str, Any]] = []
+        self.facts = FACTS
+        self.opening: HearthError | None = None
         self._folder, self._version, self._unfused = folder, version, unfused
 
     def __call__(self, _python: str, job: dict[str, Any], _progress: Any = None) -> dict[str, Any]:
         if job.get("probe"):
             return {"tensorrt_version": self._version}
+        if job.get("measure"):
+            assert job["measure"] == str(self._folder / PLAN_FILE)
+            if self.opening is not None:
+                raise self.opening
+            return {"scratch_bytes": 640}
         self.jobs.append(job)
         if self._unfused and (self._folder / MODEL_FILE).read_bytes() == b"native":
             raise NoAttentionKernelError("model_unsupported", "no kernel")
         (self._folder / PLAN_FILE).write_bytes(b"plan")
-        return FACTS
+        return self.facts
 
 
 def write(folder: Path, config: LLMEngineRunnerConfig) -> None:
@@ -63,6 +73,26 @@ def test_the_plan_takes_the_place_of_the_graph(
     assert config.plan is not None
     assert (config.plan.graph_sha256, config.plan.gpu_name) == (digest, "A")
     assert config.dialect == "native"
+
+
+def test_a_plan_is_recorded_with_what_its_steps_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builds = Builds(tmp_path)
+
+    def recorded() -> int | None:
+        plan = build(tmp_path, builds, monkeypatch).plan
+        assert plan is not None
+        return plan.scratch_bytes
+
+    assert recorded() == 640
+    builds.opening = HearthError("out_of_memory", "another engine is running")
+    assert recorded() is None
+    builds.opening = HearthError("model_unsupported", "the builder was ended by signal 6")
+    with pytest.raises(HearthError, match="signal 6"):
+        recorded()
+    builds.facts = FACTS | {"gpu_name": ""}
+    assert recorded() is None
 
 
 def test_the_builder_is_told_the_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
