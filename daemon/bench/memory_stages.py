@@ -38,8 +38,6 @@ def build_in_stages(folder: Path, built: Callable[[str], None]) -> None:
     device = open_device(deployment.base.device)
     built("context")
     parts = assemble(deployment, folder, EngineOptions(), device, built)
-    if deployment.draft is None:
-        built("draft")
     runtime = LLMInferenceRuntime(*parts)
     runtime.capture(range(1, runtime.max_batch + 1))
     longest = runtime.config.max_supported_input_length

@@ -85,7 +85,7 @@ def _assemble(
         executors.append(_draft_executor(folder / DRAFT_FOLDER, draft, options, device))
         undo.callback(executors[-1].close)
         drafter = EagleDraftRunner(draft, deployment.drafting, executors[-1], resources, device)
-        built("draft")
+    built("draft")
     share_context_memory(executors, device)
     if deployment.method == "off" or io.trees is None:
         return RuntimeParts(runner, device, sampler, None)
