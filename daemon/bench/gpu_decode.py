@@ -30,14 +30,15 @@ _HOST_PAUSE = 2.0
 class GPUPlan(msgspec.Struct, frozen=True, kw_only=True):
     """How much is measured: `rounds` times `steps` steps of each contender, in turns.
 
-    `device` "cpu" is for tests: the same way without a GPU. `actor` starts a daemon as well.
+    Behind each round come `host_steps` more, for the host's own time of an engine. `device` "cpu"
+    is for tests: the same way without a GPU. `actor` starts a daemon as well.
     """
 
     device: Device = "cuda"
     dtype: str = "float16"
     rounds: int = 7
     steps: int = 40
-    host_steps: int = 100
+    host_steps: int = 17
     actor: bool = True
 
 
@@ -56,7 +57,7 @@ def measure_gpu(
     A contender that fails later on ends the run: what it has disturbed is not known. A daemon
     that fails, when the others have ended, is noted.
     """
-    context = PROMPT_TOKENS + _WARM_UP + plan.rounds * plan.steps / 2
+    context = PROMPT_TOKENS + _WARM_UP + plan.rounds * (plan.steps + plan.host_steps) / 2
     sizes = {
         name: engine_step_bytes(folder, case.batch, context)
         for name, folder in artifacts.engines.items()
@@ -69,7 +70,6 @@ def measure_gpu(
             return {}
         times = _take_turns(case, workers, plan, note)
         for name in engines:
-            _measure_host(name, workers[name], plan, times)
             times.raw[name] = _raw_step_s(workers[name])
     for name in engines if plan.actor else ():
         note(f"{case.name}: {name} through a daemon")
@@ -98,7 +98,7 @@ def _jobs(
     common = Job(
         contender="hearth",
         prompt=prompt_ids(),
-        steps=_WARM_UP + plan.rounds * plan.steps + plan.host_steps,
+        steps=_WARM_UP + plan.rounds * (plan.steps + plan.host_steps),
         batch=case.batch,
         capture=True,
         device=plan.device,
@@ -143,6 +143,7 @@ def _take_turns(
 ) -> GPUTimes:
     models = [name for name in workers if name != FLOOR]
     rounds: dict[str, list[list[float]]] = {name: [] for name in models}
+    host: dict[str, list[float]] = {name: [] for name in models}
     floor: list[float] = []
     for name in models:
         workers[name].advance(_WARM_UP)
@@ -150,17 +151,20 @@ def _take_turns(
         note(f"{case.name}: round {turn + 1} of {plan.rounds}")
         for name in models:
             rounds[name].append(workers[name].advance(plan.steps))
+            host[name] += _host_steps(workers[name], plan, step_seconds(rounds[name][-1:]))
         if FLOOR in workers:
             floor += workers[FLOOR].advance(_FLOOR_PASSES)
     size = workers[FLOOR].job.bytes if FLOOR in workers else 0
-    return GPUTimes(rounds=rounds, floor=floor, floor_bytes=size)
+    seen = {name: steps for name, steps in host.items() if steps}
+    return GPUTimes(rounds=rounds, floor=floor, floor_bytes=size, host=seen)
 
 
-def _measure_host(name: str, worker: Worker, plan: GPUPlan, times: GPUTimes) -> None:
+def _host_steps(worker: Worker, plan: GPUPlan, step_s: float) -> list[float]:
+    """Seconds of steps that wait for nothing; a peer has none, and takes as many steps."""
     # On a CPU a step's work is the host's own: there is nothing to tell apart.
-    if plan.device == "cuda":
-        pause = _HOST_PAUSE * step_seconds(times.rounds[name])
-        times.host[name] = worker.advance(plan.host_steps, pause_s=pause)[SETTLE:]
+    counts = plan.device == "cuda" and worker.contender == "hearth"
+    steps = worker.advance(plan.host_steps, pause_s=_HOST_PAUSE * step_s if counts else 0.0)
+    return steps[SETTLE:] if counts else []
 
 
 def _alone_step_s(job: Job, plan: GPUPlan, log: Path) -> float:

@@ -103,7 +103,7 @@ def gpu_choice(cases: list[GPUCase], given: Mapping[str, Any], *, quick: bool) -
             dtype=given["dtype"] or "float16",
             rounds=2 if quick else 7,
             steps=5 if quick else 40,
-            host_steps=5 if quick else 30,
+            host_steps=5 if quick else 17,
         ),
         quick=quick,
     )

@@ -51,7 +51,7 @@ class GPUTimes(msgspec.Struct, kw_only=True):
     rounds: Mapping[str, Sequence[Sequence[float]]]
     floor: Sequence[float] = ()
     floor_bytes: int = 0
-    host: dict[str, Sequence[float]] = {}
+    host: Mapping[str, Sequence[float]] = {}
     raw: dict[str, float] = {}
     alone: dict[str, float] = {}
     actor: dict[str, float] = {}

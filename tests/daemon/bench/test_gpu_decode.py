@@ -8,6 +8,7 @@ from msgspec import structs
 from daemon.bench import gpu_decode
 from daemon.bench.gpu_cases import GPU_CASES
 from daemon.bench.gpu_decode import GPUArtifacts, GPUPlan, measure_gpu
+from daemon.bench.worker_messages import Device
 from daemon.cli.errors import Failure
 from tests.daemon.bench.test_worker import hide
 
@@ -64,6 +65,35 @@ def test_a_daemon_that_fails_is_noted_and_the_figures_stay(
     assert one.step_ms > 0
     assert one.actor_ms is one.actor_over_raw is None
     assert one.notes[-1] == "ort-cuda was not measured through a daemon: it did not start"
+
+
+class StepTimes:
+    """A worker whose steps take 1, 2, 3, ... seconds."""
+
+    def __init__(self, contender: str) -> None:
+        self.contender = contender
+        self.calls: list[tuple[int, float]] = []
+
+    def advance(self, steps: int, *, pause_s: float) -> list[float]:
+        self.calls.append((steps, pause_s))
+        return [float(number) for number in range(1, steps + 1)]
+
+
+@pytest.mark.parametrize(
+    ("contender", "device", "pause", "seconds"),
+    [
+        ("hearth", "cuda", 0.5, [3.0, 4.0, 5.0]),
+        ("hearth", "cpu", 0.0, []),
+        ("torch_compile", "cuda", 0.0, []),
+    ],
+)
+def test_only_an_engine_of_a_gpu_has_host_steps_and_all_take_as_many(
+    contender: str, device: Device, pause: float, seconds: list[float]
+) -> None:
+    worker = StepTimes(contender)
+    plan = structs.replace(PLAN, device=device, host_steps=5)
+    assert gpu_decode._host_steps(worker, plan, 0.25) == seconds  # type: ignore[arg-type]
+    assert worker.calls == [(5, pause)]
 
 
 def test_a_daemon_is_compared_with_an_engine_as_alone_as_it(
