@@ -1,9 +1,5 @@
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -124,16 +120,3 @@ class AddressBook(msgspec.Struct, frozen=True, kw_only=True):
 
 def _executor_names(incarnation: int) -> tuple[str, str]:
     return f"executor-{incarnation}", f"executor-{incarnation}-control"
-
-
-@contextmanager
-def private_folder(parent: Path | None = None) -> Iterator[Path]:
-    """A fresh folder for sockets that only this user may enter, removed at the end.
-
-    It lies in `parent`, else in the system's folder for temporary files.
-    """
-    folder = Path(tempfile.mkdtemp(prefix="hearth-", dir=parent))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

@@ -22,7 +22,8 @@ from actors.messages import (
     SupervisorMessage,
     TokenizerMessage,
 )
-from actors.placement import CONTROL_LIMIT, WORK_LIMIT, private_folder
+from actors.placement import CONTROL_LIMIT, WORK_LIMIT
+from actors.private_folder import private_folder
 from daemon import wiring
 from daemon.budget import budget_of
 from daemon.configuration.settings import Settings

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import itertools
-import stat
 from pathlib import Path
 
 import pytest
 
-from actors.placement import AddressBook, Inbox, Place, Placement, Room, private_folder
+from actors.placement import AddressBook, Inbox, Place, Placement, Room
 from runtime.errors import HearthError
 
 INBOXES: tuple[Inbox, ...] = ("tokenizer", "scheduler", "scheduler_control", "door", "supervisor")
@@ -81,10 +80,3 @@ def test_sockets_of_one_incarnation_are_removed(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     AddressBook(folder=str(tmp_path), placement=Placement()).remove_sockets(1)
     assert {path.name for path in tmp_path.iterdir()} == {"executor-10", "door"}
-
-
-def test_the_folder_is_private_and_goes_away(tmp_path: Path) -> None:
-    with private_folder(tmp_path) as folder:
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        (folder / "left-over").touch()
-    assert not list(tmp_path.iterdir())
