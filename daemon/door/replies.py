@@ -115,6 +115,8 @@ class Replies:
 
     def _report(self, request_id: str, load: Load) -> protocol.StatusReport:
         facts, metrics = self._state.facts, self._state.metrics
+        # A row that has ended stays in its batch until the batch ends.
+        open_now = sum(one.accepted for one in self._dispatch.sessions.open_requests)
         counted = {"batches": load.batches, "rows": load.rows, "requeued": load.requeued}
         return protocol.StatusReport(
             id=request_id,
@@ -123,7 +125,7 @@ class Replies:
             state=self._state.state,
             uptime_s=self._state.uptime_s,
             clients=len(self._dispatch.sessions),
-            running=load.running,
+            running=max(0, min(load.running, open_now - load.queued)),
             queued=load.queued,
             queued_tokens=load.queued_tokens,
             totals={**self._state.totals, **counted, "refused_by_scheduler": load.refused},

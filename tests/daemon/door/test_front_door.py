@@ -269,11 +269,19 @@ def test_a_req_client_gets_its_delimiter_back(door: Harness) -> None:
 def test_status_counts(door: Harness) -> None:
     with Client(door.path) as client:
         client.generate("count", max_tokens=2).text()
+        # The scheduler, as it is played here, has a batch of one row and two requests that wait.
+        held = [client.generate("hang") for _ in range(3)]
+        while any(one.accepted is None for one in held):
+            client.status()
         report = client.status()
+        held[0].cancel()
+        assert held[0].text() == ""
+        later = client.status()
     assert (report.state, report.clients, report.running, report.queued) == ("ready", 1, 1, 2)
+    assert (later.running, later.queued) == (0, 2)
     assert report.executor is None
     assert report.queued_tokens == 30
-    assert report.totals["requests"] == report.totals["completed"] == 1
+    assert (report.totals["requests"], report.totals["completed"]) == (4, 1)
     assert report.totals["batches"] == 4
 
 
