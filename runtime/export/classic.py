@@ -69,15 +69,20 @@ class ClassicSpelling(Spelling):
         return graph.op("Add", turned, graph.op("Mul", swapped, self._cross))
 
     def attend(self, layer: int, q: ir.Value, new: KeyValue, cache: KeyValue) -> ir.Value:
-        """Output the new rows; the runtime writes them into the cache after the step."""
+        """Attend in two parts; the runtime writes the new rows into the cache after the step."""
         graph, model = self.graph, self.model
-        shape = (BATCH, model.num_kv_heads, STEP, model.head_dim)
-        graph.output(new.k, f"present_k_cache_{layer}", self.dtype, shape)
-        graph.output(new.v, f"present_v_cache_{layer}", self.dtype, shape)
+        self.output_rows(layer, new)
         q = graph.op("Mul", q, self.number(model.head_dim**-0.5))
         old, own = self._shares(self.group(q), cache.k, new.k)
         mixed = graph.op("Add", graph.op("MatMul", old, cache.v), graph.op("MatMul", own, new.v))
         return self.ungroup(mixed)
+
+    def output_rows(self, layer: int, new: KeyValue) -> None:
+        """Output the new rows of a layer in the type of the caches."""
+        shape = (BATCH, self.model.num_kv_heads, STEP, self.model.head_dim)
+        for kind, rows in zip("kv", new, strict=True):
+            wanted = rows if self.cache_dtype == self.dtype else self.cast(rows, self.cache_dtype)
+            self.graph.output(wanted, f"present_{kind}_cache_{layer}", self.cache_dtype, shape)
 
     def _shares(self, q: ir.Value, old: ir.Value, own: ir.Value) -> Sequence[ir.Value]:
         graph = self.graph

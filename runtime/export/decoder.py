@@ -91,10 +91,14 @@ class Decoder:
         return self._graph.input("tree_mask", ir.DataType.BOOL, (BATCH, STEP, STEP))
 
     def _declare_cache(self, layer: int) -> KeyValue:
-        capacity, dtype = self._spelling.capacity, self._spelling.dtype
-        shape = (BATCH, self._model.num_kv_heads, capacity, self._model.head_dim)
-        k, v = (self._graph.input(f"{kind}_cache_{layer}", dtype, shape) for kind in "kv")
-        return KeyValue(k, v)
+        spelling, graph = self._spelling, self._graph
+        shape = (BATCH, self._model.num_kv_heads, spelling.capacity, self._model.head_dim)
+        caches = [
+            graph.input(f"{kind}_cache_{layer}", spelling.cache_dtype, shape) for kind in "kv"
+        ]
+        if spelling.cache_dtype != spelling.dtype:
+            caches = [spelling.cast(cache, spelling.dtype) for cache in caches]
+        return KeyValue(*caches)
 
     def _layer(
         self, layer: int, x: tuple[ir.Value, ir.Value | None], cache: KeyValue

@@ -36,7 +36,9 @@ def engine_config(model: ModelConfig, options: ExportOptions) -> LLMEngineRunner
         dialect=dialect,
         architecture=model.architecture,
         dtype=options.dtype,
-        kv_cache_dtype=options.dtype,
+        kv_cache_dtype=options.dtype
+        if plan is None or plan.kv_cache_dtype == "auto"
+        else plan.kv_cache_dtype,
         weight_quantization=options.quantization,
         weight_block_size=resolve_block_size(options, inputs),
         rope_config=model.rope,

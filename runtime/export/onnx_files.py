@@ -3,7 +3,10 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import onnx_ir as ir
+
 from runtime.config import LLMEngineRunnerConfig
+from runtime.device.dtypes import numpy_dtype
 from runtime.engine_folder import DATA_FILE, MODEL_FILE
 from runtime.export import classic, contrib, native
 from runtime.export.contrib_trees import TreeSpelling
@@ -43,6 +46,7 @@ def write_onnx(
         chosen = spelling(graph, model, weights.dtype)
         if config.backend == "tensorrt":
             chosen.capacity = chosen.positions = config.max_kv_cache_capacity
+            chosen.cache_dtype = ir.DataType.from_numpy(numpy_dtype(config.kv_cache_dtype))
         elif config.device == "cuda":
             longest = max(config.max_kv_cache_capacity, config.max_supported_batch_size)
             chosen.longest_range = longest

@@ -59,7 +59,7 @@ class Spelling(ABC):
         self.graph = graph
         self.model = model
         self.numpy_type = dtype
-        self.dtype = ir.DataType.from_numpy(dtype)
+        self.dtype = self.cache_dtype = ir.DataType.from_numpy(dtype)
 
     @abstractmethod
     def prepare(self, inputs: StepInputs, cache: ir.Value) -> None:

@@ -21,7 +21,7 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     `workspace_bytes` 0 and `optimization_level` None leave the builder's own choice. `timing_cache`
     None keeps no timings. `decode_batches` empty takes every power of two up to the largest batch,
-    and that.
+    and that. `kv_cache_dtype` "auto" is the engine's own type.
     """
 
     builder: Builder = "tensorrt"
@@ -31,6 +31,7 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     optimization_level: int | None = None
     timing_cache: Path | None = None
     decode_batches: tuple[int, ...] = ()
+    kv_cache_dtype: Literal["auto", "float32"] = "auto"
 
 
 def check_plan_options(options: PlanOptions, max_batch: int) -> None:
@@ -41,6 +42,10 @@ def check_plan_options(options: PlanOptions, max_batch: int) -> None:
     if level is not None and not 0 <= level <= HIGHEST_LEVEL:
         raise HearthError(
             "invalid_value", f"optimization level is 0 to {HIGHEST_LEVEL}", "optimization_level"
+        )
+    if options.kv_cache_dtype not in ("auto", "float32"):
+        raise HearthError(
+            "invalid_value", "kv_cache_dtype must be one of auto, float32", "kv_cache_dtype"
         )
     sizes = options.decode_batches
     if sizes and (sizes != tuple(sorted(set(sizes))) or sizes[0] < 1 or sizes[-1] != max_batch):

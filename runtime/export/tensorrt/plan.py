@@ -41,7 +41,7 @@ def settle_dialect(options: ExportOptions) -> ExportOptions:
         return options
     version = probe_builder(plan)
     if options.dialect == "auto":
-        native = reads_native(plan.builder, version) and options.dtype != "float32"
+        native = reads_native(plan.builder, version) and _suits_native(options, plan)
         options = msgspec.structs.replace(options, dialect="native" if native else "classic")
     _check_builder(options, plan, version)
     return options
@@ -69,6 +69,10 @@ def build_or_fall_back(
     return build_plan(folder, config, options, progress)
 
 
+def _suits_native(options: ExportOptions, plan: PlanOptions) -> bool:
+    return options.dtype != "float32" and plan.kv_cache_dtype == "auto"
+
+
 def _check_builder(options: ExportOptions, plan: PlanOptions, version: str) -> None:
     if options.dialect == "native" and not reads_native(plan.builder, version):
         raise HearthError(
@@ -76,6 +80,12 @@ def _check_builder(options: ExportOptions, plan: PlanOptions, version: str) -> N
             f"TensorRT {version} does not read the native dialect, 10.15 is the first: choose "
             "classic",
             "dialect",
+        )
+    if options.dialect == "native" and plan.kv_cache_dtype not in ("auto", options.dtype):
+        raise HearthError(
+            "unsupported_option",
+            "the native dialect has caches of the engine's own type: choose classic",
+            "kv_cache_dtype",
         )
     if options.dtype == "bfloat16" and not knows_bfloat16(plan.builder, version):
         raise HearthError(

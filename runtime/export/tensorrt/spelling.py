@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from runtime.export.classic import ClassicSpelling
-from runtime.export.spelling import BATCH, STEP, KeyValue, StepInputs
+from runtime.export.spelling import KeyValue, StepInputs
 
 
 class PrimitiveSpelling(ClassicSpelling):
@@ -76,11 +76,9 @@ class PrimitiveSpelling(ClassicSpelling):
         return graph.op("Concat", low, high, *rest, axis=-1)
 
     def attend(self, layer: int, q: ir.Value, new: KeyValue, cache: KeyValue) -> ir.Value:
-        """Output the new rows; the runtime writes them into the cache after the step."""
+        """Attend under one mask; the runtime writes the new rows into the cache after the step."""
         graph, model, slots = self.graph, self.model, int(self.capacity)
-        shape = (BATCH, model.num_kv_heads, STEP, model.head_dim)
-        graph.output(new.k, f"present_k_cache_{layer}", self.dtype, shape)
-        graph.output(new.v, f"present_v_cache_{layer}", self.dtype, shape)
+        self.output_rows(layer, new)
         q = self.group(graph.op("Mul", q, self.number(model.head_dim**-0.5)))
         columns = [graph.op("Transpose", keys, perm=[0, 1, 3, 2]) for keys in (cache.k, new.k)]
         scores = graph.op("Concat", *(graph.op("MatMul", q, one) for one in columns), axis=-1)

@@ -55,7 +55,7 @@ def test_every_option_reaches_the_builder() -> None:
     options = asked(
         *("--backend", "tensorrt", "--builder", "tensorrt_rtx", "--builder-python", "p"),
         *("--version-compatible", "--workspace-mib", "3", "--optimization-level", "2"),
-        *("--timing-cache", "t", "--dtype", "bfloat16"),
+        *("--timing-cache", "t", "--dtype", "bfloat16", "--kv-cache-dtype", "float32"),
     )
     assert options.dtype == "bfloat16"
     assert options.plan == PlanOptions(
@@ -65,6 +65,7 @@ def test_every_option_reaches_the_builder() -> None:
         workspace_bytes=3 << 20,
         optimization_level=2,
         timing_cache=Path("t"),
+        kv_cache_dtype="float32",
     )
 
 
@@ -77,6 +78,7 @@ def test_every_option_reaches_the_builder() -> None:
         ("--workspace-mib", "0"),
         ("--optimization-level", "0"),
         ("--timing-cache", "t"),
+        ("--kv-cache-dtype", "auto"),
     ],
 )
 def test_an_option_of_plans_alone_is_refused_without_one(option: tuple[str, ...]) -> None:

@@ -11,6 +11,8 @@ from tests.eagle_models import write_draft
 from tests.references import reference_folder
 
 CAPACITY, MAX_BATCH, CHUNK = 48, 4, 8
+PLAN = PlanOptions(builder="tensorrt_rtx")
+WIDE = PlanOptions(builder="tensorrt_rtx", kv_cache_dtype="float32")
 
 
 def export_graph(
@@ -19,6 +21,8 @@ def export_graph(
     dialect: Dialect,
     dtype: TargetType,
     draft: DraftOptions | None = None,
+    *,
+    plan: PlanOptions = PLAN,
 ) -> None:
     """Write everything of a TensorRT engine folder of a reference model but the plan."""
 
@@ -29,7 +33,8 @@ def export_graph(
         patch.object(engine_files, "build_or_fall_back", keep_graph),
         patch.object(export, "settle_dialect", lambda options: options),
     ):
-        export_model(reference_folder(name), target, graph_options(dialect, dtype, draft))
+        options = graph_options(dialect, dtype, draft, plan=plan)
+        export_model(reference_folder(name), target, options)
 
 
 def small_draft(name: str, folder: Path) -> DraftOptions:
@@ -41,7 +46,11 @@ def small_draft(name: str, folder: Path) -> DraftOptions:
 
 
 def graph_options(
-    dialect: Dialect, dtype: TargetType, draft: DraftOptions | None = None
+    dialect: Dialect,
+    dtype: TargetType,
+    draft: DraftOptions | None = None,
+    *,
+    plan: PlanOptions = PLAN,
 ) -> ExportOptions:
     """Options of a small plan."""
     return ExportOptions(
@@ -50,6 +59,6 @@ def graph_options(
         capacity=CAPACITY,
         max_batch=MAX_BATCH,
         prefill_chunk=CHUNK,
-        plan=PlanOptions(builder="tensorrt_rtx"),
+        plan=plan,
         draft=draft,
     )

@@ -37,7 +37,11 @@ def test_decode_batches_must_rise_to_the_largest(sizes: tuple[int, ...]) -> None
 
 
 def test_numbers_without_meaning_are_refused() -> None:
-    for options in (PlanOptions(optimization_level=6), PlanOptions(workspace_bytes=-1)):
+    for options in (
+        PlanOptions(optimization_level=6),
+        PlanOptions(workspace_bytes=-1),
+        PlanOptions(kv_cache_dtype="float16"),  # type: ignore[arg-type] # as a caller may
+    ):
         with pytest.raises(HearthError):
             check_plan_options(options, 8)
 

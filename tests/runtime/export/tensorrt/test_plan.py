@@ -125,6 +125,18 @@ def test_auto_is_what_the_builder_reads(
     assert settle_dialect(options).dialect == dialect
 
 
+def test_wide_caches_are_for_the_classic_dialect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "run_builder", Builds(tmp_path))
+    wide = PlanOptions(kv_cache_dtype="float32")
+    native = structs.replace(graph_options("native", "float16"), plan=wide)
+    assert settle_dialect(structs.replace(native, dialect="auto")).dialect == "classic"
+    with pytest.raises(HearthError, match="choose classic") as error:
+        settle_dialect(native)
+    assert (error.value.code, error.value.field) == ("unsupported_option", "kv_cache_dtype")
+
+
 @pytest.mark.parametrize(
     ("changes", "field"),
     [

@@ -19,7 +19,7 @@ from runtime.tensors.registry import (
     build_registry_for_spec_decode_draft,
 )
 from tests.references import reference_folder
-from tests.runtime.export.tensorrt.graphs import graph_options, small_draft
+from tests.runtime.export.tensorrt.graphs import WIDE, graph_options, small_draft
 
 rtx = pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed")
 pytestmark = [pytest.mark.rtx, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -66,6 +66,25 @@ def test_without_a_fused_attention_the_classic_dialect_is_built(tmp_path: Path) 
     options = graph_options("native", "float32")
     config = export_model(reference_folder("qwen3"), tmp_path / "engine", options)
     assert (config.dialect, config.use_trt_native_ops) == ("classic", False)
+
+
+def test_wide_caches_are_built_and_bound_as_they_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = graph_options("classic", "float16", plan=WIDE)
+    config = export_model(reference_folder("qwen3"), tmp_path / "engine", options)
+    assert (config.dtype, config.kv_cache_dtype) == ("float16", "float32")
+    assert config.plan is not None
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr("runtime.export.tensorrt.plan.run_builder",
+                        lambda _python, job, _progress=None: _inspect(job, seen))  # fmt: skip
+    target = tmp_path / "drafted"
+    draft = small_draft("qwen3", tmp_path)
+    base = export_model(reference_folder("qwen3"), target, structs.replace(options, draft=draft))
+    _compare_bindings(seen[0], base, build_registry_for_llm(base))
+    made = load_config(target / DRAFT_FOLDER)
+    assert made.kv_cache_dtype == "float32"
+    _compare_bindings(seen[1], made, build_registry_for_spec_decode_draft(made))
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -10,7 +10,14 @@ from runtime.engine_folder import MODEL_FILE
 from tests.references import NAMES, reference_logits
 from tests.runtime.export.drafts import compare_draft
 from tests.runtime.export.graph_driver import GraphDriver, run_rows
-from tests.runtime.export.tensorrt.graphs import CAPACITY, CHUNK, export_graph, small_draft
+from tests.runtime.export.tensorrt.graphs import (
+    CAPACITY,
+    CHUNK,
+    PLAN,
+    WIDE,
+    export_graph,
+    small_draft,
+)
 
 LAYERS = 3
 
@@ -29,6 +36,24 @@ def test_the_primitive_graph_gives_the_reference_logits(tmp_path: Path, name: st
 def test_the_primitive_graph_is_valid_onnx(tmp_path: Path, name: str) -> None:
     export_graph(name, tmp_path / "engine", "classic", "float16")
     onnx.checker.check_model(tmp_path / "engine" / MODEL_FILE, full_check=True)
+
+
+def test_wide_caches_give_the_logits_of_narrow_ones(tmp_path: Path) -> None:
+    rows = reference_logits("qwen3")
+    logits = []
+    for plan in (PLAN, WIDE):
+        target = tmp_path / plan.kv_cache_dtype
+        export_graph("qwen3", target, "classic", "float16", plan=plan)
+        onnx.checker.check_model(target / MODEL_FILE, full_check=True)
+        driver = GraphDriver(target, len(rows), CAPACITY)
+        logits.append(run_rows(driver, rows, CHUNK))
+    graph = ir.load(target / MODEL_FILE).graph
+    for value in (*graph.inputs, *graph.outputs):
+        if "_cache_" in str(value.name):
+            assert value.dtype == ir.DataType.FLOAT
+    # A row is rounded to half precision before it is kept wide, so nothing differs.
+    for narrow, wide in zip(*logits, strict=True):
+        np.testing.assert_array_equal(narrow, wide)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama_partial"])
