@@ -8,7 +8,6 @@ from statistics import median
 
 import uvloop
 from hearth_client import AsyncClient
-from hearth_client.protocol import Delta
 
 from daemon.bench.connections import connected
 from daemon.own_daemon import own_daemon
@@ -17,6 +16,8 @@ from runtime.errors import HearthError
 PROMPT = "switch the light on"
 _TOKENS = 256
 _SETTLE = 16
+Arrival = tuple[float, int]
+"""When the step of a delta ended, in seconds, and how many tokens the delta tells of."""
 _FLAGS = ("--fill-wait-ms", "500", "--no-verify", "--log-level", "warning")
 
 
@@ -26,31 +27,27 @@ def actor_step_s(engine: Path, batch: int, tokens: int = _TOKENS) -> float:
     `batch` clients fill one batch; the steps before all of them are in it are left out.
     """
     with own_daemon(engine, _FLAGS) as daemon:
-        rows = uvloop.run(_deltas(daemon.socket, batch, tokens))
+        rows = uvloop.run(_rows(daemon.socket, batch, tokens))
         daemon.stop()
     rows = [row[_SETTLE:] for row in rows]
-    if len({delta.ended for row in rows for delta in row}) > tokens:
+    if len({ended for row in rows for ended, _ in row}) > tokens:
         raise HearthError("internal", "the rows of the measurement were not in one batch")
     return median(step for row in rows for step in step_times(row))
 
 
-def step_times(row: Sequence[Delta]) -> list[float]:
+def step_times(row: Sequence[Arrival]) -> list[float]:
     """Seconds of the steps behind a row's deltas; one that tells of several is left out."""
-    return [
-        later.ended - earlier.ended
-        for earlier, later in pairwise(row)
-        if len(later.tokens) == 1 and earlier.ended is not None and later.ended is not None
-    ]
+    return [end - before for (before, _), (end, tokens) in pairwise(row) if tokens == 1]
 
 
-async def _deltas(socket: Path, batch: int, tokens: int) -> list[list[Delta]]:
+async def _rows(socket: Path, batch: int, tokens: int) -> list[list[Arrival]]:
     async with connected(socket, batch) as clients:
-        return await asyncio.gather(*(_one(client, tokens) for client in clients))
+        return await asyncio.gather(*(_row(client, tokens) for client in clients))
 
 
-async def _one(client: AsyncClient, tokens: int) -> list[Delta]:
+async def _row(client: AsyncClient, tokens: int) -> list[Arrival]:
     # A model of random weights repeats itself, and lookup would speculate: plain steps are wanted.
     stream = await client.generate(
         PROMPT, max_tokens=tokens, ignore_eos=True, timestamps=True, speculation=False
     )
-    return [delta async for delta in stream if delta.ended is not None]
+    return [(one.ended, len(one.tokens)) async for one in stream if one.ended is not None]

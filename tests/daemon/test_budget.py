@@ -7,8 +7,8 @@ from runtime.decoding.deployment import DeploymentConfig
 from runtime.drafting.options import EagleDraftingConfig, SpeculationOptions
 from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
-from tests.daemon.test_gpu_facts import GPU, PLAN
-from tests.runtime.engine_configs import draft_config, small_config
+from tests.daemon.test_gpu_facts import GPU
+from tests.runtime.engine_configs import PLAN, draft_config, small_config
 
 
 def test_the_parts_add_up() -> None:

@@ -7,9 +7,8 @@ from msgspec import structs
 
 from daemon import gpu_facts as module
 from daemon.gpu_facts import GPUFacts, check_gpu, gpu_facts, serving_library
-from runtime.config import PlanRecord
 from runtime.errors import HearthError
-from tests.runtime.engine_configs import small_config
+from tests.runtime.engine_configs import PLAN, small_config
 
 GPU = GPUFacts(
     name="Some GPU",
@@ -18,13 +17,12 @@ GPU = GPUFacts(
     memory_total=8 << 30,
     memory_free=6 << 30,
 )
-PLAN = PlanRecord(
+GPU_PLAN = structs.replace(
+    PLAN,
     tensorrt_version="10.16.1",
-    builder="tensorrt",
     version_compatible=False,
     gpu_name="Some GPU",
     compute_capability="9.0",
-    graph_sha256="",
 )
 
 
@@ -76,7 +74,7 @@ def test_the_library_of_a_plan_is_the_builders(monkeypatch: pytest.MonkeyPatch) 
         return SimpleNamespace(__name__="tensorrt_lean", __version__="10.16.1")
 
     monkeypatch.setattr(module, "load_library", load)
-    config = structs.replace(small_config(), device="cuda", backend="tensorrt", plan=PLAN)
+    config = structs.replace(small_config(), device="cuda", backend="tensorrt", plan=GPU_PLAN)
     assert serving_library(config) == "tensorrt_lean 10.16.1"
     assert asked == ["tensorrt"]
 
@@ -86,7 +84,7 @@ def test_a_simulated_engine_needs_no_library() -> None:
 
 
 def test_a_plan_is_compared_with_gpu_and_library() -> None:
-    config = structs.replace(small_config(), device="cuda", backend="tensorrt", plan=PLAN)
+    config = structs.replace(small_config(), device="cuda", backend="tensorrt", plan=GPU_PLAN)
     check_gpu(config, GPU, "tensorrt_lean 10.16.1")
     with pytest.raises(HearthError, match=r"TensorRT 10.16.1") as caught:
         check_gpu(config, GPU, "tensorrt 11.0.0")

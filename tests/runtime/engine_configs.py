@@ -2,7 +2,17 @@
 
 from msgspec import structs
 
-from runtime.config import DRAFT_ARCHITECTURE, LLMEngineRunnerConfig, RopeConfig
+from runtime.config import DRAFT_ARCHITECTURE, LLMEngineRunnerConfig, PlanRecord, RopeConfig
+
+PLAN = PlanRecord(
+    tensorrt_version="8.6.1",
+    builder="tensorrt",
+    version_compatible=True,
+    gpu_name="",
+    compute_capability="",
+    graph_sha256="",
+)
+"""A plan that any GPU and later versions run."""
 
 
 def small_config() -> LLMEngineRunnerConfig:

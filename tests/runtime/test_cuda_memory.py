@@ -1,7 +1,7 @@
 import pytest
 from msgspec import structs
 
-from runtime.config import FileRecord, LLMEngineRunnerConfig, PlanRecord
+from runtime.config import FileRecord, LLMEngineRunnerConfig
 from runtime.cuda_memory import (
     cuda_scratch_bytes,
     cuda_weight_bytes,
@@ -12,7 +12,7 @@ from runtime.drafting.options import EagleDraftingConfig
 from runtime.engine_folder import PLAN_FILE
 from runtime.memory import predict_draft_memory, predict_memory
 from runtime.sizes import projection_elements
-from tests.runtime.engine_configs import draft_config, small_config
+from tests.runtime.engine_configs import PLAN, draft_config, small_config
 
 
 @pytest.fixture
@@ -40,16 +40,8 @@ def test_a_plan_is_as_large_as_its_file(config: LLMEngineRunnerConfig) -> None:
 
 
 def test_a_plan_says_what_its_steps_take(config: LLMEngineRunnerConfig) -> None:
-    record = PlanRecord(
-        tensorrt_version="10.15.0",
-        builder="tensorrt",
-        version_compatible=False,
-        gpu_name="A",
-        compute_capability="9.0",
-        graph_sha256="",
-    )
-    unopened = structs.replace(config, plan=record)
-    opened = structs.replace(config, plan=structs.replace(record, scratch_bytes=640))
+    unopened = structs.replace(config, plan=PLAN)
+    opened = structs.replace(config, plan=structs.replace(PLAN, scratch_bytes=640))
     guess, known = (
         predict_cuda_memory(one, max_batch=2, capacity=32)["engine_scratch"]
         for one in (unopened, opened)

@@ -31,7 +31,7 @@ class NoAttentionKernelError(HearthError):
 def run_builder(
     python: str, job: dict[str, Any], progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Do one job in a process of its own; what the plan was built by and for.
+    """Do one job in a process of its own, and return its last event.
 
     Raises `unsupported_option` when the builder cannot run here, `out_of_memory`, `invalid_value`
     when the plan cannot be written, or `model_unsupported` with what the builder said;

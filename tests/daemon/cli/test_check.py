@@ -9,7 +9,7 @@ from daemon.check import inspect_engine
 from daemon.cli.check import _rows, check
 from daemon.cli.errors import Failure
 from daemon.configuration.settings import Settings
-from tests.daemon.test_gpu_facts import GPU, PLAN
+from tests.daemon.test_gpu_facts import GPU, GPU_PLAN
 
 
 def test_people_get_a_table_and_what_to_do_next(tiny_engine: Path) -> None:
@@ -48,7 +48,9 @@ def test_programs_learn_the_code_and_field_when_nothing_can_be_reported(tmp_path
 
 def test_a_plan_and_its_gpu_are_in_the_table(tiny_engine: Path) -> None:
     cpu = inspect_engine(Settings(), tiny_engine)
-    report = structs.replace(cpu, device="cuda", gpu=GPU, plan=PLAN, host_memory={"pinned": 2048})
+    report = structs.replace(
+        cpu, device="cuda", gpu=GPU, plan=GPU_PLAN, host_memory={"pinned": 2048}
+    )
     rows = dict(_rows(report))
     assert rows["device"] == "Some GPU, compute capability 9.0, driver for CUDA 13.0"
     assert rows["plan built by"] == "tensorrt 10.16.1"

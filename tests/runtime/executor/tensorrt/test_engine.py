@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from runtime.config import FileRecord, LLMEngineRunnerConfig, PlanRecord
+from runtime.config import FileRecord, LLMEngineRunnerConfig
 from runtime.device.stream import HostStream, Stream
 from runtime.engine_folder import PLAN_FILE
 from runtime.errors import HearthError
 from runtime.executor.tensorrt.engine import TensorRTEngine, load_plan, record_graph
 from runtime.executor.tensorrt.library import make_log
 from runtime.tensors.tensor import Tensor
-from tests.runtime.engine_configs import small_config
+from tests.runtime.engine_configs import PLAN, small_config
 from tests.runtime.executor.tensorrt.fake_library import (
     STREAM,
     DataType,
@@ -22,15 +22,6 @@ from tests.runtime.executor.tensorrt.fake_library import (
     OldEngine,
     fake_library,
     step,
-)
-
-PLAN = PlanRecord(
-    tensorrt_version="8.6.1",
-    builder="tensorrt",
-    version_compatible=True,
-    gpu_name="",
-    compute_capability="",
-    graph_sha256="",
 )
 
 

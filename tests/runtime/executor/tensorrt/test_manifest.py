@@ -3,8 +3,7 @@ from msgspec import structs
 
 from runtime.errors import HearthError
 from runtime.executor.tensorrt.manifest import check_plan
-from tests.runtime.engine_configs import small_config
-from tests.runtime.executor.tensorrt.test_engine import PLAN
+from tests.runtime.engine_configs import PLAN, small_config
 
 CONFIG = structs.replace(small_config(), backend="tensorrt", plan=PLAN)
 
