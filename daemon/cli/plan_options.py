@@ -39,8 +39,8 @@ _OPTIONS: dict[str, Callable[[Any], Any]] = {
     "kv_cache_dtype": click.option(
         "--kv-cache-dtype",
         type=click.Choice(["auto", "float32"]),
-        help="float32 keeps caches wider than a type of 16 bits: TensorRT 8.6 widens them in every "
-        "step.  [auto: --dtype]",
+        help="float32 keeps caches wider than a type of 16 bits.  [auto: --dtype, and float32 for "
+        "TensorRT 8.6, which widens them in every step]",
     ),
     "timing_cache": click.option(
         "--timing-cache",

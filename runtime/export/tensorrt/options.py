@@ -14,6 +14,7 @@ HIGHEST_LEVEL = 5
 _FIRST_NATIVE = (10, 15)
 _FIRST_DRAFTS = (10, 0)
 _FIRST_BFLOAT16 = (9, 0)
+_FIRST_STRONGLY_TYPED = (9, 0)
 
 
 class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,7 +22,7 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     `workspace_bytes` 0 and `optimization_level` None leave the builder's own choice. `timing_cache`
     None keeps no timings. `decode_batches` empty takes every power of two up to the largest batch,
-    and that. `kv_cache_dtype` "auto" is the engine's own type.
+    and that. `kv_cache_dtype` "auto" is the engine's own type, and float32 where `widens_caches`.
     """
 
     builder: Builder = "tensorrt"
@@ -88,6 +89,14 @@ def reads_native(builder: Builder, version: str) -> bool:
 def knows_bfloat16(builder: Builder, version: str) -> bool:
     """Whether a builder has the bfloat16 type."""
     return builder == "tensorrt_rtx" or _numbers(version) >= _FIRST_BFLOAT16
+
+
+def widens_caches(builder: Builder, version: str) -> bool:
+    """Whether a builder's plan makes float32 copies of narrower caches in every step.
+
+    Kept in float32 they need none: less memory, and a step a fifth shorter (docs/tensorrt.md).
+    """
+    return builder == "tensorrt" and _numbers(version) < _FIRST_STRONGLY_TYPED
 
 
 def makes_drafts(builder: Builder, version: str) -> bool:

@@ -17,6 +17,7 @@ from runtime.export.tensorrt.options import (
     knows_bfloat16,
     makes_drafts,
     reads_native,
+    widens_caches,
 )
 from runtime.export.tensorrt.profiles import profile_table
 from runtime.export.tensorrt.subprocess_builder import NoAttentionKernelError, run_builder
@@ -32,7 +33,7 @@ def probe_builder(options: PlanOptions) -> str:
 
 
 def settle_dialect(options: ExportOptions) -> ExportOptions:
-    """With a plan, `auto` as the dialect that its builder reads; else the options unchanged.
+    """With a plan, `auto` as what suits its builder; else the options unchanged.
 
     Raises `unsupported_option` when the builder is missing or cannot make what is asked for.
     """
@@ -43,6 +44,9 @@ def settle_dialect(options: ExportOptions) -> ExportOptions:
     if options.dialect == "auto":
         native = reads_native(plan.builder, version) and _suits_native(options, plan)
         options = msgspec.structs.replace(options, dialect="native" if native else "classic")
+    if plan.kv_cache_dtype == "auto" and widens_caches(plan.builder, version):
+        plan = msgspec.structs.replace(plan, kv_cache_dtype="float32")
+        options = msgspec.structs.replace(options, plan=plan)
     _check_builder(options, plan, version)
     return options
 

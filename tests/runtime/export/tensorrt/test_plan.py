@@ -114,15 +114,23 @@ def test_without_a_fused_attention_the_graph_is_written_anew(
     assert (config.dialect, config.use_trt_native_ops, len(builds.jobs)) == ("classic", False, 2)
 
 
-@pytest.mark.parametrize(("version", "dialect"), [("8.6.1", "classic"), ("10.15.1", "native")])
-def test_auto_is_what_the_builder_reads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, dialect: str
+@pytest.mark.parametrize(
+    ("version", "dialect", "suited"),
+    [
+        ("8.6.1", "classic", PlanOptions(kv_cache_dtype="float32")),
+        ("10.3.0", "classic", PlanOptions()),
+        ("10.15.1", "native", PlanOptions()),
+    ],
+)
+def test_auto_is_what_suits_the_builder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, dialect: str, suited: PlanOptions
 ) -> None:
     monkeypatch.setattr(plan, "run_builder", Builds(tmp_path, version))
     options = structs.replace(
         graph_options("native", "float16"), dialect="auto", plan=PlanOptions()
     )
-    assert settle_dialect(options).dialect == dialect
+    settled = settle_dialect(options)
+    assert (settled.dialect, settled.plan) == (dialect, suited)
 
 
 def test_wide_caches_are_for_the_classic_dialect(
