@@ -3,6 +3,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import structlog
+
 from actors.executor import ExecutorActor
 from actors.loaded import Loaded
 from actors.mailbox import Mailbox, ZmqContext
@@ -13,15 +15,15 @@ from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.errors import HearthError
 from runtime.request import RowRequest
 
+_log = structlog.get_logger("executor")
+
 
 def load_executor(
     role: ExecutorRole, name: str, context: ZmqContext, to_supervisor: Mailbox[SupervisorMessage]
 ) -> Loaded:
     """Open the engine, capture its graphs and run real steps; raises HearthError."""
     started = time.monotonic()
-    runtime = LLMInferenceRuntime.open(Path(role.engine), role.options)
-    runtime.capture(range(1, runtime.max_batch + 1))
-    _warm_up(runtime)
+    runtime = open_runtime(role)
     actor = ExecutorActor(
         name=name,
         inbox=Mailbox.bind(context, [role.inboxes.work], ExecutorMessage, WORK_LIMIT),
@@ -41,6 +43,16 @@ def load_executor(
 
     facts = _facts(runtime) | {"load_s": round(time.monotonic() - started, 3)}
     return Loaded(run, actor.stop, facts, _limits(runtime))
+
+
+def open_runtime(role: ExecutorRole) -> LLMInferenceRuntime:
+    """A runtime whose steps are captured and have worked; raises HearthError."""
+    runtime = LLMInferenceRuntime.open(Path(role.engine), role.options)
+    runtime.capture(range(1, runtime.max_batch + 1))
+    _warm_up(runtime)
+    if not runtime.settle():
+        _log.warning("steps are slower than they could be: no memory for a second context")
+    return runtime
 
 
 def _warm_up(runtime: LLMInferenceRuntime) -> None:

@@ -293,5 +293,8 @@ class Device(Protocol):
     def batch_sampler(self, buffers: SamplerBuffers) -> BatchSampler:
         """A sampler over these buffers."""
 
+    def settle(self) -> bool:
+        """Make what has been loaded and captured run as fast as it can; False without success."""
+
     def close(self) -> None:
         """Free all memory of the device."""

@@ -48,5 +48,9 @@ class CpuDevice:
         """A sampler over these buffers."""
         return CpuBatchSampler(buffers)
 
+    def settle(self) -> bool:
+        """Nothing has to be done."""
+        return True
+
     def close(self) -> None:
         """Nothing to free: arrays go with their last user."""

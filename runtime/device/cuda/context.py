@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from runtime.device.cuda.events import CudaEvent
 
 _NAME_BYTES = 256
+# Room for one more context, twice over: it takes 0.55 GB on an H200, less on smaller GPUs.
+_SECOND_CONTEXT_BYTES = 1 << 30
+_FIRST_WITH_PARAMETERS = 13000
 
 
 class DeviceProperties(NamedTuple):
@@ -56,6 +59,25 @@ class CudaContext:
         """Bytes free and in all, by the driver's count."""
         free, total = self.driver.call("cuMemGetInfo")
         return int(free), int(total)
+
+    def give_way(self) -> bool:
+        """Let another context have the GPU for a moment; False where there is no room for one.
+
+        It is made here and dropped. Captured graphs of ONNX Runtime run 8 % faster from then on
+        (H200; docs/performance.md, "What was learnt").
+        """
+        if self.memory()[0] < _SECOND_CONTEXT_BYTES:
+            return False
+        versioned = (None,) if self.driver.api.CUDA_VERSION >= _FIRST_WITH_PARAMETERS else ()
+        try:
+            other = self.driver.call("cuCtxCreate", *versioned, 0, self._device)
+        except HearthError as error:
+            if error.code != "out_of_memory":
+                raise
+            return False
+        self.driver.call("cuCtxDestroy", other)
+        self.make_current()
+        return True
 
     def close_events(self) -> None:
         """Give back every event that nobody closed."""

@@ -130,6 +130,16 @@ def test_captured_steps_are_hit(runtime: LLMInferenceRuntime) -> None:
     assert (counters.captures, counters.hits, counters.misses) == (2 * 3, 5, 1)
 
 
+def test_what_prefill_would_undo_is_not_done(
+    runtime: LLMInferenceRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert runtime.settle()
+    monkeypatch.setattr(CpuDevice, "settle", lambda _: False)
+    assert not runtime.settle()
+    runtime.config = structs.replace(runtime.config, backend="tensorrt")
+    assert runtime.settle()
+
+
 def test_a_batch_is_refused_whole(runtime: LLMInferenceRuntime) -> None:
     for rows, code, field in (
         ([], "invalid_value", "rows"),

@@ -26,13 +26,15 @@ class FakeDriver:
             "cuDeviceGetName": (b"Fake GPU\0\0",),
             "cuDeviceTotalMem": (1 << 30,),
             "cuDeviceGetAttribute": (9,),
-            "cuMemGetInfo": (5, 7),
+            "cuMemGetInfo": (5 << 30, 7 << 30),
+            "cuCtxCreate": ("other",),
             "cuEventCreate": ("event",),
             "cuStreamCreate": (17,),
             "cuStreamEndCapture": (23,),
             "cuGraphInstantiate": ("graph",),
             "cuGraphGetNodes": ((), 2),
         }
+        self.CUDA_VERSION = 13000
         self.CUdevice_attribute = _Names()
         self.CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=1)
         self.CUstreamCaptureMode = _Names()

@@ -37,7 +37,7 @@ def test_errors_that_end_the_context_are_device_lost(status: int) -> None:
 def test_results_are_one_value_several_or_none() -> None:
     driver = CudaDriver(FakeDriver())
     assert driver.call("cuStreamCreate", 1) == 17
-    assert driver.call("cuMemGetInfo") == (5, 7)
+    assert driver.call("cuMemGetInfo") == (5 << 30, 7 << 30)
     assert driver.call("cuInit", 0) is None
 
 
@@ -56,11 +56,39 @@ def test_the_primary_context_is_kept_and_given_back_once() -> None:
     context = CudaContext(CudaDriver(api))
     assert context.properties.name == "Fake GPU"
     assert context.properties.architecture == "sm_99"
-    assert context.memory() == (5, 7)
+    assert context.memory() == (5 << 30, 7 << 30)
     assert ("cuCtxSetCurrent", "context") in api.calls
     context.close()
     context.close()
     assert api.names().count("cuDevicePrimaryCtxRelease") == 1
+
+
+@pytest.mark.parametrize(("version", "arguments"), [(12090, (0, 0)), (13000, (None, 0, 0))])
+def test_another_context_has_the_gpu_for_a_moment(
+    version: int, arguments: tuple[int | None, ...]
+) -> None:
+    api = FakeDriver()
+    api.CUDA_VERSION = version
+    assert CudaContext(CudaDriver(api)).give_way()
+    assert api.calls[-3:] == [
+        ("cuCtxCreate", *arguments),
+        ("cuCtxDestroy", "other"),
+        ("cuCtxSetCurrent", "context"),
+    ]
+
+
+def test_without_room_for_another_context_none_is_made() -> None:
+    api = FakeDriver()
+    context = CudaContext(CudaDriver(api))
+    api.failing["cuCtxCreate"] = CUresult.CUDA_ERROR_OUT_OF_MEMORY
+    assert not context.give_way()
+    api.failing["cuCtxCreate"] = CUresult.CUDA_ERROR_INVALID_VALUE
+    with pytest.raises(HearthError, match="cuCtxCreate failed"):
+        context.give_way()
+    api.results["cuMemGetInfo"] = (1 << 29, 7 << 30)
+    api.calls.clear()
+    assert not context.give_way()
+    assert api.names() == ["cuMemGetInfo"]
 
 
 def test_a_gpu_that_is_not_there_is_refused() -> None:

@@ -115,6 +115,7 @@ class Life:
         self.runtime = LLMInferenceRuntime.create(DeploymentConfig(CONFIG), folder, options)
         self.runtime.capture([1, 2, 3, 4])
         self.batch()
+        self.runtime.settle()
         self.batch()
 
 
@@ -149,8 +150,9 @@ def close(life: Life, api: ResourceDriver) -> None:
 def check_error(life: Life, api: ResourceDriver, code: str) -> None:
     error = life.error
     if error is None:
-        # An ordinary run took the place of the graph.
-        assert api.failed == "cuGraphLaunch"
+        # An ordinary run took the place of the graph; without room for a context there is none.
+        assert api.failed in ("cuGraphLaunch", "cuCtxCreate")
+        assert api.failed == "cuGraphLaunch" or code == "out_of_memory"
         return
     assert error.code == code
     assert error.field == "capacity" or str(api.failed) in error.message

@@ -1,0 +1,42 @@
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from actors.load_executor import open_runtime
+from actors.placement import AddressBook, Placement
+from actors.roles import ExecutorRole
+from runtime.decoding.options import RuntimeOptions
+from runtime.device.cpu.cpu_device import CpuDevice
+from runtime.engine_folder import write_config
+from runtime.executor.simulated_engine import simulated_config
+
+
+@pytest.fixture
+def role(tmp_path: Path) -> ExecutorRole:
+    write_config(tmp_path, simulated_config(capacity=64, max_batch=4))
+    book = AddressBook(folder=str(tmp_path), placement=Placement())
+    return ExecutorRole(
+        addresses=book.seen_from("executor"),
+        inboxes=book.executor(1),
+        engine=str(tmp_path),
+        options=RuntimeOptions(max_batch=3),
+    )
+
+
+def test_every_batch_size_is_captured_and_a_step_has_worked(role: ExecutorRole) -> None:
+    with capture_logs() as logs:
+        runtime = open_runtime(role)
+    assert (runtime.counters.captures, runtime.generation_metrics.tokens) == (3, 1)
+    assert logs == []
+
+
+def test_what_makes_steps_slower_is_told(
+    role: ExecutorRole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CpuDevice, "settle", lambda _: False)
+    with capture_logs() as logs:
+        open_runtime(role)
+    assert [(log["log_level"], "second context" in log["event"]) for log in logs] == [
+        ("warning", True)
+    ]
