@@ -51,7 +51,7 @@ def open_runtime(role: ExecutorRole) -> LLMInferenceRuntime:
     runtime.capture(range(1, runtime.max_batch + 1))
     _warm_up(runtime)
     if not runtime.settle():
-        _log.warning("steps are slower than they could be: no memory for a second context")
+        _log.warning("steps are slower than they could be: the GPU takes no second context")
     return runtime
 
 

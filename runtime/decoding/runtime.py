@@ -214,8 +214,8 @@ class LLMInferenceRuntime:
     def settle(self) -> bool:
         """Make steps as fast as they can be, once all graphs are captured; False without success.
 
-        It takes 0.2 s on a GPU, and the memory of a second context meanwhile. A plan is left as
-        it is: the next prefill of TensorRT undoes it.
+        It takes 0.2 s on a GPU, and the memory of a second context meanwhile. Nothing is done to
+        a plan: the next prefill of TensorRT undoes it.
         """
         return self.config.backend == "tensorrt" or self._device.settle()
 

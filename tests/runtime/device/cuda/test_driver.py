@@ -77,12 +77,13 @@ def test_another_context_has_the_gpu_for_a_moment(
     ]
 
 
-def test_without_room_for_another_context_none_is_made() -> None:
+def test_where_no_other_context_can_be_made_all_goes_on() -> None:
     api = FakeDriver()
     context = CudaContext(CudaDriver(api))
-    api.failing["cuCtxCreate"] = CUresult.CUDA_ERROR_OUT_OF_MEMORY
-    assert not context.give_way()
-    api.failing["cuCtxCreate"] = CUresult.CUDA_ERROR_INVALID_VALUE
+    for refusal in (CUresult.CUDA_ERROR_OUT_OF_MEMORY, CUresult.CUDA_ERROR_INVALID_VALUE):
+        api.failing["cuCtxCreate"] = refusal
+        assert not context.give_way()
+    api.failing["cuCtxCreate"] = CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
     with pytest.raises(HearthError, match="cuCtxCreate failed"):
         context.give_way()
     api.results["cuMemGetInfo"] = (1 << 29, 7 << 30)

@@ -150,9 +150,8 @@ def close(life: Life, api: ResourceDriver) -> None:
 def check_error(life: Life, api: ResourceDriver, code: str) -> None:
     error = life.error
     if error is None:
-        # An ordinary run took the place of the graph; without room for a context there is none.
+        # An ordinary run took the place of the graph; a second context is not needed.
         assert api.failed in ("cuGraphLaunch", "cuCtxCreate")
-        assert api.failed == "cuGraphLaunch" or code == "out_of_memory"
         return
     assert error.code == code
     assert error.field == "capacity" or str(api.failed) in error.message
