@@ -26,13 +26,13 @@ class DecodingRow:
     """One row of a running batch.
 
     `index` is the row's place in the caller's order. `filled` counts the tokens that the caches
-    hold once all queued steps have ended; `awaited` the tokens that these steps are picking.
+    hold once all queued steps have ended; `unplanned` the tokens up to its limit that none of these
+    steps picks.
     """
 
     __slots__ = (
         "_end_tokens",
         "_longest",
-        "awaited",
         "filled",
         "index",
         "initial",
@@ -40,6 +40,7 @@ class DecodingRow:
         "speculation",
         "state",
         "token_ids",
+        "unplanned",
     )
 
     def __init__(self, index: int, request: RowRequest, config: LLMEngineRunnerConfig) -> None:
@@ -49,9 +50,9 @@ class DecodingRow:
         self.prompt_length = request.prompt_length
         self.speculation = request.speculation
         self.filled = 0
-        self.awaited = 0
         self.state = _LIVE
         self._longest = request.prompt_length + request.max_tokens
+        self.unplanned = self._longest - len(self.token_ids)
         self._end_tokens = frozenset(() if request.ignore_eos else config.eos_token_ids)
 
     @property
@@ -62,8 +63,7 @@ class DecodingRow:
     @property
     def runs_on(self) -> bool:
         """Whether a further step makes sense: the row is live and its limit is not yet queued."""
-        planned = len(self.token_ids) + self.awaited
-        return self.state is _LIVE and planned < self._longest
+        return self.unplanned > 0 and self.state is _LIVE
 
     @property
     def generated(self) -> list[int]:
@@ -82,9 +82,12 @@ class DecodingRow:
         token_id = sample.token_id
         if token_id < 0:
             return None
-        self.awaited -= 1
         self.token_ids.append(token_id)
-        finish = self._finish(token_id)
+        finish: FinishReason | None = None
+        if token_id in self._end_tokens:
+            finish = "stop"
+        elif len(self.token_ids) >= self._longest:
+            finish = "length"
         if finish is not None:
             self.state = RowState.FINISHED
         return RowToken(self.index, token_id, sample.logprob, sample.top, finish)
@@ -93,13 +96,6 @@ class DecodingRow:
         """End the row with an error and report it."""
         self.state = RowState.FAILED
         return RowToken(self.index, -1, error=code)
-
-    def _finish(self, token_id: int) -> FinishReason | None:
-        if token_id in self._end_tokens:
-            return "stop"
-        if len(self.token_ids) >= self._longest:
-            return "length"
-        return None
 
 
 class DecodingInferenceContext:

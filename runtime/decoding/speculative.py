@@ -155,6 +155,6 @@ def _take(row: DecodingRow, path: AcceptedPath | None) -> list[RowToken]:
     if path is None:
         report = row.take(None)
         return [] if report is None else [report]
-    row.awaited += len(path.samples)
+    row.unplanned -= len(path.samples)
     reports = [row.take(sample) for sample in path.samples]
     return [report for report in reports if report is not None]

@@ -67,7 +67,7 @@ class VanillaStrategy:
             row.filled += added
         waiting = sum(1 for row in rows if row.prompt_left)
         for row in rows[waiting:]:
-            row.awaited += 1
+            row.unplanned -= 1
         samples = self._sampler.sample(len(rows), waiting)
         return PendingStep("prefill", rows, samples, sum(lengths), started, lengths)
 
@@ -78,7 +78,7 @@ class VanillaStrategy:
         self._runner.execute_vanilla_decoding_step()
         for row in rows:
             row.filled += 1
-            row.awaited += 1
+            row.unplanned -= 1
         samples = self._sampler.sample(len(rows))
         return PendingStep("decode", rows, samples, len(rows), started, [1] * len(rows))
 

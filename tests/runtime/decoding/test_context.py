@@ -108,7 +108,7 @@ def test_eviction_keeps_live_rows_in_order(states: list[RowState]) -> None:
 def test_a_row_whose_last_token_is_awaited_leaves_and_is_still_live() -> None:
     context = _context(3, 3)
     first, second = context.rows
-    first.awaited = 5
+    first.unplanned = 0
     assert (first.runs_on, second.runs_on) == (False, True)
     assert context.evict() == [-1, 0]
     assert context.live_rows == [first, second]
