@@ -48,10 +48,9 @@ def load_executor(
 def open_runtime(role: ExecutorRole) -> LLMInferenceRuntime:
     """A runtime whose steps are captured and have worked; raises HearthError."""
     runtime = LLMInferenceRuntime.open(Path(role.engine), role.options)
-    runtime.capture(range(1, runtime.max_batch + 1))
-    _warm_up(runtime)
-    if not runtime.settle():
+    if not runtime.capture(range(1, runtime.max_batch + 1)):
         _log.warning("steps are slower than they could be: the GPU takes no second context")
+    _warm_up(runtime)
     return runtime
 
 

@@ -29,7 +29,6 @@ class HearthModel:
             self._runtime.capture([job.batch])
         self._runtime.begin([_row(job) for _ in range(job.batch)])
         self.first = self._token()
-        self._runtime.settle()
 
     def step(self) -> int:
         """One step of the runtime."""

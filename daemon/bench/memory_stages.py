@@ -46,7 +46,6 @@ def build_in_stages(folder: Path, built: Callable[[str], None]) -> None:
         # Rounds, where they find room, with the caches nearly full.
         room = max(deployment.base.max_verify_tree_size, deployment.drafting.proposal_size)
         _run(runtime, max(1, longest - room - _ROUNDS_TOKENS), _ROUNDS_TOKENS)
-    runtime.settle()
     built("steps")
     runtime.close()
 

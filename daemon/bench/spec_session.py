@@ -134,6 +134,5 @@ class SpecSession:
             runtime = LLMInferenceRuntime.open(key[0], options)
             self._opened.callback(runtime.close)
             runtime.capture(range(1, runtime.max_batch + 1))
-            runtime.settle()
             self._runtimes[key] = runtime
         return self._runtimes[key]

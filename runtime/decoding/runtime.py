@@ -199,8 +199,11 @@ class LLMInferenceRuntime:
             self._context = None
             self._runner.reset(0)
 
-    def capture(self, batch_sizes: Sequence[int]) -> None:
-        """Capture the decode and speculation steps of these batch sizes; only between batches."""
+    def capture(self, batch_sizes: Sequence[int]) -> bool:
+        """Capture the decode and speculation steps of these batch sizes; only between batches.
+
+        False if they are slower than they could be: the device could not settle.
+        """
         if self._context is not None:
             raise HearthError("internal", "capture between batches, not in one")
         if not all(1 <= size <= self.max_batch for size in batch_sizes):
@@ -210,13 +213,7 @@ class LLMInferenceRuntime:
         self._runner.capture_vanilla_decoding_graph(batch_sizes)
         if self._speculation is not None:
             self._speculation.capture(batch_sizes)
-
-    def settle(self) -> bool:
-        """Make steps as fast as they can be, once all graphs are captured; False without success.
-
-        It takes 0.2 s on a GPU, and the memory of a second context meanwhile. Nothing is done to
-        a plan: the next prefill of TensorRT undoes it.
-        """
+        # The next prefill of TensorRT would undo it.
         return self.config.backend == "tensorrt" or self._device.settle()
 
     def handle_request(

@@ -294,7 +294,7 @@ class Device(Protocol):
         """A sampler over these buffers."""
 
     def settle(self) -> bool:
-        """Make what has been loaded and captured run as fast as it can; False without success."""
+        """Make what has been captured run as fast as it can; False without success."""
 
     def close(self) -> None:
         """Free all memory of the device."""

@@ -30,7 +30,6 @@ def main() -> None:
     parser.add_argument("--max-batch", type=int, default=8)
     parser.add_argument("--level", type=int)
     parser.add_argument("--timing-cache", type=Path)
-    parser.add_argument("--kv-cache-dtype", choices=["auto", "float32"], default="auto")
     parser.add_argument("--draft", type=Path)
     parser.add_argument("--tree", type=int, nargs=3, default=(4, 3, 16), metavar=("K", "T", "N"))
     chosen = parser.parse_args()
@@ -39,7 +38,6 @@ def main() -> None:
         version_compatible=True,
         optimization_level=chosen.level,
         timing_cache=chosen.timing_cache,
-        kv_cache_dtype=chosen.kv_cache_dtype,
     )
     options = ExportOptions(
         dialect="classic",

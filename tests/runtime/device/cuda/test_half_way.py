@@ -115,7 +115,6 @@ class Life:
         self.runtime = LLMInferenceRuntime.create(DeploymentConfig(CONFIG), folder, options)
         self.runtime.capture([1, 2, 3, 4])
         self.batch()
-        self.runtime.settle()
         self.batch()
 
 
