@@ -1,7 +1,7 @@
 """The loop without a daemon: what `bench overhead` compares with."""
 
-import time
 from pathlib import Path
+from time import monotonic
 
 from runtime.decoding.runtime import LLMInferenceRuntime, RuntimeOptions
 from runtime.request import RowRequest
@@ -18,7 +18,7 @@ class InProcessLoop:
 
     def first_token_s(self, prompt: str) -> float:
         """Seconds from the text to the end of prefill, tokenization included."""
-        started = time.monotonic()
+        started = monotonic()
         self._begin([prompt], max_tokens=2)
         ended = self._runtime.step().ended
         self._runtime.end()
@@ -26,12 +26,12 @@ class InProcessLoop:
 
     def tokens_per_s(self, prompts: list[str], max_tokens: int) -> float:
         """Throughput of one batch from its texts to its last token."""
-        started = time.monotonic()
+        started = monotonic()
         self._begin(prompts, max_tokens)
         tokens = 0
         while self._runtime.active:
             tokens += len(self._runtime.step().tokens)
-        ended = time.monotonic()
+        ended = monotonic()
         self._runtime.end()
         return tokens / (ended - started)
 

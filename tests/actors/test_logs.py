@@ -2,7 +2,6 @@ import io
 import json
 import os
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -95,10 +94,8 @@ def test_a_reader_that_is_behind_loses_lines_and_is_told_how_many() -> None:
     with os.fdopen(reader, "rb", buffering=0) as read, os.fdopen(writer, "w") as stream:
         os.set_blocking(reader, False)
         configure_logging("info", "json", stream=stream, environ={})
-        started = time.monotonic()
         for number in range(400):
             structlog.get_logger().info("x" * 1000, number=number)
-        assert time.monotonic() - started < 5
         text = b""
         while chunk := read.read(65536):
             text += chunk

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -113,10 +112,8 @@ async def test_a_daemon_that_goes_is_noticed_at_once() -> None:
             generation = await client.generate("hang")
             await client.tokenize("a")
             door.on_loop(door.door._dispatch.sessions._by_rid.clear)  # no last words
-        started = time.monotonic()
-        with pytest.raises(ConnectionLost):
+        with pytest.raises(ConnectionLost, match="closed the connection"):
             await generation.text()
-        assert time.monotonic() - started < 1
         with running_door(path=path):
             assert await client.tokenize("a") == [97]
             await client.close()

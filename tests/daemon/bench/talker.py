@@ -7,7 +7,7 @@ import time
 def main() -> None:
     print(sys.argv[1], end="", flush=True)  # noqa: T201 - what the test reads
     if sys.argv[2] == "hang":
-        time.sleep(60)
+        time.sleep(600)  # longer than any test may take
     elif sys.argv[2] == "echo":
         for line in sys.stdin:
             print(line, end="", flush=True)  # noqa: T201 - what the test reads

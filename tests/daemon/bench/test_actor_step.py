@@ -7,7 +7,7 @@ from daemon.bench.actor_step import actor_step_s, step_times
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_steps_through_a_daemon_take_some_time(toy: Path, batch: int) -> None:
-    assert 0 < actor_step_s(toy, batch, tokens=48) < 0.1
+    assert actor_step_s(toy, batch, tokens=48) > 0
 
 
 def test_a_delta_of_several_tokens_tells_nothing_of_a_step() -> None:

@@ -46,8 +46,8 @@ def test_load_finds_nothing_wrong_with_the_real_daemon() -> None:
 def test_overhead_gives_its_three_figures() -> None:
     sizes = ("--requests", "3", "--rounds", "1", "--max-tokens", "12", "--step-ms", "1")
     _, figures = run("overhead", *sizes)
-    assert 0 < figures["token_added_ms"] < 100
-    assert figures["ttft_added_ms"] < figures["ttft_added_default_ms"]
+    assert min(figures["token_added_ms"], figures["first_token_added_ms"]) > 0
+    assert min(figures["tokens_per_s_8"], figures["in_process_tokens_per_s_8"]) > 0
     assert figures["throughput_loss_8"] < 1
 
 

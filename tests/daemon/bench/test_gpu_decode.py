@@ -26,7 +26,7 @@ def test_an_engine_alone_has_figures_and_the_peers_a_reason(
     assert one.tokens_per_s == pytest.approx(8000 / one.step_ms)
     assert one.host_us is one.bandwidth_share is one.actor_over_raw is None
     assert one.vs_transformers is one.vs_torch_compile is None
-    assert 0 < one.raw_ms < 2 * one.step_ms
+    assert one.raw_ms > 0
     assert [text.split(":")[0] for text in one.notes] == [
         "transformers is left out",
         "torch_compile is left out",

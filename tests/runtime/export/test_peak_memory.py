@@ -83,8 +83,10 @@ def test_memory_stays_far_below_the_model(tmp_path: Path, quantization: str) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("quantization", "itemsize"), [("none", 4), ("int8", 1), ("int4", 1)])
-@pytest.mark.parametrize("shards", [1, 6])
+@pytest.mark.parametrize(
+    ("quantization", "itemsize", "shards"),
+    [("none", 4, 1), ("none", 4, 6), ("int8", 1, 6), ("int4", 1, 6)],
+)
 def test_the_limit_holds_for_a_large_vocabulary(
     tmp_path: Path, quantization: str, itemsize: int, shards: int
 ) -> None:

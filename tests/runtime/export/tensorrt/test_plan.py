@@ -1,7 +1,6 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -213,7 +212,7 @@ class TestRunBuilder:
         (tmp_path / "endless.py").write_text(
             "import os, time\n"
             "with open(os.environ['STARTED'], 'w') as fifo:\n"
-            "    fifo.write('here')\n    fifo.flush()\n    time.sleep(50)\n"
+            "    fifo.write('here')\n    fifo.flush()\n    time.sleep(600)\n"
         )
         job = "{'module': 'endless', 'probe': True}"
         export = f"import sys; from {run_builder.__module__} import run_builder as run; "
@@ -226,9 +225,7 @@ class TestRunBuilder:
             assert heard.read(4) == "here"
             process.kill()
             # The other end is closed when the builder is gone.
-            began = time.monotonic()
             assert heard.read() == ""
-        assert time.monotonic() - began < 20
 
     def test_a_python_that_is_not_there_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(HearthError) as error:
