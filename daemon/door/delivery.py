@@ -1,10 +1,10 @@
 """Answers to sessions: sent at once, or kept until the client reads again."""
 
-import time
 from collections.abc import Callable
 
 import msgspec
 from hearth_client.protocol import Answer, Delta, Error
+from hearth_client.running_clock import RunningClock
 
 from daemon.door.sessions import OpenRequest, Session
 from daemon.door.settings import DoorSettings
@@ -23,10 +23,12 @@ class Delivery:
         self,
         socket: DoorSocket,
         settings: DoorSettings,
+        clock: RunningClock,
         on_gone: Callable[[Session, str], None],
     ) -> None:
         self._socket = socket
         self._settings = settings
+        self._clock = clock
         self._on_gone = on_gone
         self._encoder = msgspec.msgpack.Encoder()
         self._behind: dict[bytes, Session] = {}
@@ -50,7 +52,7 @@ class Delivery:
         if len(waiting) >= _OUTBOX_ANSWERS or waiting.conversion_bytes > _OUTBOX_BYTES:
             self._on_gone(session, "slow_client")
             return
-        waiting.add(answer, time.monotonic())
+        waiting.add(answer, self._clock.now())
         self._behind[session.identity] = session
 
     def send_delta(self, request: OpenRequest, delta: Delta) -> None:
@@ -61,14 +63,14 @@ class Delivery:
         request.next_seq += 1
         self.send(request.session, delta)
 
-    def too_slow(self, request: OpenRequest, now: float) -> bool:
+    def too_slow(self, request: OpenRequest) -> bool:
         """Whether the client's reading of this request's reply is beyond the bounds."""
         outbox = request.session.outbox
         if not outbox:
             return False
         return (
             outbox.waiting_bytes(request.id) > self._settings.slow_bytes
-            or now - outbox.blocked_since > self._settings.slow_s
+            or self._clock.now() - outbox.blocked_since > self._settings.slow_s
         )
 
     def flush(self, session: Session) -> None:
@@ -76,7 +78,7 @@ class Delivery:
         while (answer := session.outbox.head()) is not None:
             if self._try(session, answer) != "sent":
                 return
-            session.outbox.sent(time.monotonic())
+            session.outbox.sent(self._clock.now())
         self._behind.pop(session.identity, None)
 
     def forget(self, session: Session) -> None:

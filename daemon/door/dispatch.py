@@ -36,7 +36,7 @@ class Dispatch:
         self.sessions = Sessions(
             clients=settings.clients, requests_per_client=settings.requests_per_client
         )
-        self.delivery = Delivery(socket, settings, self.abandon)
+        self.delivery = Delivery(socket, settings, state.clock, self.abandon)
         self._state = state
         self._to_tokenizer = to_tokenizer
         self._to_scheduler = to_scheduler

@@ -177,7 +177,7 @@ class FrontDoor:
 
     def _answer(self, message: DoorMessage) -> None:
         try:
-            self._replies.handle(message, time.monotonic())
+            self._replies.handle(message)
         except Exception:  # noqa: BLE001 - a fault in one message must not end the service
             self._state.totals["internal_errors"] += 1
             _log.exception("an actor's message could not be handled", kind=type(message).__name__)
@@ -194,12 +194,12 @@ class FrontDoor:
         if self._state.state == "draining" and not self.open_requests:
             self._drained.set()
         self._dispatch.retry_cancels()
-        for session in self._dispatch.sessions.expired(now):
+        for session in self._dispatch.sessions.expired(self._state.clock.now()):
             self._expire(session)
         for request in self._dispatch.sessions.overdue(now):
             self._dispatch.stop(request, "deadline_exceeded", "the time for this request ran out")
         for session in self._dispatch.delivery.behind:
-            self._catch_up(session, now)
+            self._catch_up(session)
 
     def _expire(self, session: Session) -> None:
         text = f"nothing was heard of this client for {session.lease_s:g} s"
@@ -208,8 +208,8 @@ class FrontDoor:
         self._dispatch.delivery.send(session, Error(code="lease_expired", message=text))
         self._dispatch.abandon(session, "lease_expired")
 
-    def _catch_up(self, session: Session, now: float) -> None:
+    def _catch_up(self, session: Session) -> None:
         self._dispatch.delivery.flush(session)
         for request in list(session.open.values()):
-            if self._dispatch.delivery.too_slow(request, now):
+            if self._dispatch.delivery.too_slow(request):
                 self._dispatch.stop_slow(request)

@@ -28,28 +28,27 @@ class Replies:
         self._dispatch = dispatch
         self._find = dispatch.sessions.find
 
-    def handle(self, message: DoorMessage, now: float) -> None:
-        """Answer the clients that `message` concerns; `now` in monotonic seconds."""
+    def handle(self, message: DoorMessage) -> None:
+        """Answer the clients that `message` concerns."""
         if isinstance(message, Deltas):
             self._count_rounds(message.rounds)
             for row in message.rows:
                 early = sessions.EarlyRow(row, message.ended, message.prefill_s)
-                self._row_arrived(early, now)
+                self._row_arrived(early)
         elif isinstance(message, BatchStarted):
             self._batch_started(message)
         else:
             request = self._find(message.rid)
             if request is not None:
-                self._answer(request, message, now)
+                self._answer(request, message)
 
     def _answer(
         self,
         request: sessions.OpenRequest,
         message: Accepted | Failed | Converted | Load,
-        now: float,
     ) -> None:
         if isinstance(message, Accepted):
-            self._accepted(request, message, now)
+            self._accepted(request, message)
         elif isinstance(message, Failed):
             self._dispatch.fail(request, message.code, message.message, message.field)
         elif isinstance(message, Converted):
@@ -57,7 +56,7 @@ class Replies:
         else:
             self._dispatch.reply(request, self._report(request.id, message))
 
-    def _accepted(self, request: sessions.OpenRequest, message: Accepted, now: float) -> None:
+    def _accepted(self, request: sessions.OpenRequest, message: Accepted) -> None:
         if request.accepted:
             return
         request.accepted = True
@@ -66,7 +65,7 @@ class Replies:
         self._dispatch.delivery.send(request.session, answer)
         early, request.early = request.early, []
         for row in early:
-            self._row_arrived(row, now)
+            self._row_arrived(row)
 
     def _batch_started(self, message: BatchStarted) -> None:
         for started in message.rows:
@@ -82,7 +81,7 @@ class Replies:
                 request.drafted += one.drafted
                 request.accepted_tokens += one.accepted
 
-    def _row_arrived(self, arrived: sessions.EarlyRow, now: float) -> None:
+    def _row_arrived(self, arrived: sessions.EarlyRow) -> None:
         row = arrived.row
         request = self._find(row.rid)
         if request is None:
@@ -93,13 +92,11 @@ class Replies:
             return
         if row.tokens or row.text:
             _count(request, arrived)
-            self._delta(request, row, arrived.ended, now)
+            self._delta(request, row, arrived.ended)
         if row.finish is not None:
             self._dispatch.done(request, row.finish)
 
-    def _delta(
-        self, request: sessions.OpenRequest, row: RowDelta, ended: float, now: float
-    ) -> None:
+    def _delta(self, request: sessions.OpenRequest, row: RowDelta, ended: float) -> None:
         delivery = self._dispatch.delivery
         delta = protocol.Delta(
             id=request.id,
@@ -110,7 +107,7 @@ class Replies:
             ended=ended if request.timestamps else None,
         )
         delivery.send_delta(request, delta)
-        if delivery.too_slow(request, now):
+        if delivery.too_slow(request):
             self._dispatch.stop_slow(request)
 
     def _report(self, request_id: str, load: Load) -> protocol.StatusReport:

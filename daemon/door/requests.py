@@ -53,17 +53,16 @@ class Requests:
     def handle(self, received: Received) -> None:
         """Act on one message, or refuse it with `error`."""
         session = self._sessions.get(received.identity)
-        now = time.monotonic()
         if session is not None:
-            self._sessions.renew(session, now)
+            self._sessions.renew(session, self._state.clock.now())
         try:
             message = self._decode(received)
             if isinstance(message, Hello):
-                self._hello(received, message, now)
+                self._hello(received, message)
             elif session is None:
                 raise _greeting_missing(message)
             else:
-                self._act(session, message, now)
+                self._act(session, message)
         except Refusal as refusal:
             self._refuse(received, refusal)
 
@@ -107,8 +106,9 @@ class Requests:
             error.id = ""
         self._dispatch.delivery.send(session, error)
 
-    def _hello(self, received: Received, message: Hello, now: float) -> None:
+    def _hello(self, received: Received, message: Hello) -> None:
         lease_s = self._settings.lease_s if message.lease_s is None else message.lease_s
+        now = self._state.clock.now()
         try:
             session = self._sessions.greet(received.identity, message.client, lease_s, now)
         except HearthError as error:
@@ -137,11 +137,11 @@ class Requests:
             epoch=self._state.epoch,
         )
 
-    def _act(self, session: Session, message: ClientMessage, now: float) -> None:
+    def _act(self, session: Session, message: ClientMessage) -> None:
         if isinstance(message, Cancel):
             self._cancel(session, message)
         elif isinstance(message, (Generate, Tokenize, Detokenize, Status)):
-            self._open(session, message, now)
+            self._open(session, message)
         elif isinstance(message, Bye):
             self._dispatch.abandon(session, "left")
         else:
@@ -152,9 +152,8 @@ class Requests:
         if request is not None and request.kind == "generate":
             self._dispatch.cancel(request)
 
-    def _open(
-        self, session: Session, message: Generate | Tokenize | Detokenize | Status, now: float
-    ) -> None:
+    def _open(self, session: Session, message: Generate | Tokenize | Detokenize | Status) -> None:
+        now = time.monotonic()
         try:
             if self._state.state == "draining" and not isinstance(message, Status):
                 raise HearthError(  # noqa: TRY301 - refused in one place with the other reasons

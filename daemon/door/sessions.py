@@ -47,7 +47,10 @@ class OpenRequest:
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One connection that has said hello; `delimited` ones get an empty frame before answers."""
+    """One connection that has said hello; `delimited` ones get an empty frame before answers.
+
+    `expires` is by the door's running clock, as all times of leases are.
+    """
 
     identity: bytes
     client: str

@@ -1,22 +1,31 @@
-"""What all parts of the front door read: state, facts, counters, and this run's epoch."""
+"""What all parts of the front door read: state, facts, clock, counters, and this run's epoch."""
 
 import secrets
 import time
 from collections import Counter
 
+from hearth_client.running_clock import RunningClock
+
 from actors.messages import ExecutorMetrics
 from daemon.door.settings import DoorFacts, State
 
 _EPOCH_BYTES = 8
+_MOST_S = 0.5
+"""What a pause of the daemon counts of a client's lease; the door reads the clock far oftener."""
 
 
 class DoorState:
-    """The daemon writes `state`, `facts` and `metrics`; the door counts in `totals`."""
+    """The daemon writes `state`, `facts` and `metrics`; the door counts in `totals`.
+
+    `clock` is for how long clients neither speak nor read. Deadlines of requests are promises to
+    the world outside and go by the monotonic clock.
+    """
 
     def __init__(self, facts: DoorFacts) -> None:
         self.state: State = "starting"
         self.facts = facts
         self.metrics: ExecutorMetrics | None = None
+        self.clock = RunningClock(_MOST_S)
         self.totals: Counter[str] = Counter()
         self.epoch = secrets.token_hex(_EPOCH_BYTES)
         self._started = time.monotonic()

@@ -1,6 +1,5 @@
 """Starts the actors, watches them, restarts a lost executor, and ends them all."""
 
-import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
@@ -8,6 +7,7 @@ import anyio
 import anyio.abc
 import structlog
 from anyio.abc import TaskStatus
+from hearth_client.running_clock import RunningClock
 
 from actors.logs import Format, Level
 from actors.mailbox import Mailbox, MailboxFull, ZmqContext
@@ -43,6 +43,9 @@ from runtime.errors import CODES, Code, HearthError
 _log = structlog.get_logger("hearth.supervisor")
 _SEND_TIMEOUT_S = 5.0
 _LAST_WORDS_S = 0.5
+_TICK_S = 1.0
+_MOST_S = 1.5
+"""What a pause of the daemon counts of an actor's deadline, since the actor may have paused too."""
 
 
 class ActorPlan(NamedTuple):
@@ -103,6 +106,7 @@ class Supervisor:
         self.facts: dict[str, str | int | float] = {}
         self.limits: ExecutorReady | None = None
         self._units = [_Unit(plan, deadlines) for plan in plans]
+        self._clock = RunningClock(_MOST_S)
         self._context = context
         self._inbox = inbox
         self._to_scheduler_control = to_scheduler_control
@@ -158,7 +162,7 @@ class Supervisor:
                 unit.wake.set()
 
     async def _hear(self, unit: _Unit, message: SupervisorMessage) -> None:
-        now = time.monotonic()
+        now = self._clock.now()
         match message:
             case ActorHello():
                 unit.supervision.hello(now)
@@ -177,9 +181,10 @@ class Supervisor:
     async def _keep(self, unit: _Unit) -> None:
         while True:
             unit.wake = anyio.Event()
-            await self._act(unit, unit.supervision.tick(time.monotonic()))
+            await self._act(unit, unit.supervision.tick(self._clock.now()))
             due = unit.supervision.next_wake()
-            with anyio.move_on_after(None if due is None else due - time.monotonic()):
+            left = None if due is None else due - self._clock.now()
+            with anyio.move_on_after(None if left is None else min(left, _TICK_S)):
                 await unit.wake.wait()
 
     async def _watch(self, unit: _Unit, handle: ActorHandle, incarnation: int) -> None:
@@ -190,7 +195,7 @@ class Supervisor:
                 await unit.told_failure.wait()
         unit.handle = None
         unit.plan.clean_up(incarnation)
-        await self._act(unit, unit.supervision.ended(how, time.monotonic()))
+        await self._act(unit, unit.supervision.ended(how, self._clock.now()))
         unit.wake.set()
 
     async def _act(self, unit: _Unit, actions: Sequence[Action]) -> None:

@@ -77,9 +77,9 @@ def test_several_generations_are_read_in_turns(door: Harness) -> None:
 
 
 def test_a_reader_that_is_always_behind_keeps_its_lease() -> None:
-    with running_door(lease_s=0.3) as door, Client(door.path) as client:
+    with running_door(lease_s=1.0) as door, Client(door.path) as client:
         hanging = client.generate("hang")
-        first, second = client.generate("count", max_tokens=20), client.generate("count x")
+        first, second = client.generate("count", max_tokens=30), client.generate("count x")
         second.text()  # puts all of the first aside
         for _ in first:
             time.sleep(0.05)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from hearth_client.channel import Channel
-from hearth_client.connection import Connection, Exchange
+from hearth_client.connection import RENEWALS, Connection, Exchange
 from hearth_client.errors import (
     ClientClosed,
     ConnectionLost,
@@ -12,6 +12,7 @@ from hearth_client.errors import (
     HearthClientError,
 )
 from hearth_client.protocol import Request, Welcome
+from hearth_client.running_clock import RunningClock
 
 _BURST = 64
 """Messages taken in before other callbacks of the loop get their turn."""
@@ -30,6 +31,7 @@ class AsyncSession:
         self._connection = connection
         self._timeout = timeout
         self._silence_s = silence_s
+        self._clock = RunningClock(silence_s / RENEWALS)
         self._channel: Channel | None = None
         self._opening = asyncio.Lock()
         self._waiters: dict[str, asyncio.Future[None]] = {}
@@ -52,8 +54,7 @@ class AsyncSession:
     async def request(self, build: Callable[[str], Request]) -> Exchange:
         """Open the session if need be and send a request."""
         await self.open()
-        now = asyncio.get_running_loop().time()
-        exchange, data = self._connection.request(build, now)
+        exchange, data = self._connection.request(build, self._clock.now())
         self.send(data)
         return exchange
 
@@ -100,7 +101,7 @@ class AsyncSession:
             raise
         if self._connection.failure is not None:
             raise self._connection.failure
-        self._heard = loop.time()
+        self._heard = self._clock.now()
         self._arm()
 
     def _readable(self) -> None:
@@ -115,7 +116,7 @@ class AsyncSession:
             return False
         data = self._channel.receive()
         if data is not None:
-            self._heard = asyncio.get_running_loop().time()
+            self._heard = self._clock.now()
             self._wake(self._connection.receive(data, self._heard))
             return True
         if not self._channel.disconnected():
@@ -136,16 +137,16 @@ class AsyncSession:
             self._resolve(self._welcomed)
 
     def _arm(self) -> None:
-        loop = asyncio.get_running_loop()
         due = min(self._connection.renew_at, self._heard + self._silence_s)
-        self._timer = loop.call_at(max(due, loop.time()), self._tick)
+        wait_s = min(due - self._clock.now(), self._clock.most_s)
+        self._timer = asyncio.get_running_loop().call_later(max(wait_s, 0.0), self._tick)
 
     def _tick(self) -> None:
         # What has come while the loop was busy elsewhere counts as heard.
         self._readable()
         if self._channel is None:
             return
-        now = asyncio.get_running_loop().time()
+        now = self._clock.now()
         if now - self._heard >= self._silence_s:
             self._lose(self._no_answer())
             return

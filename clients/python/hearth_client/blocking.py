@@ -2,12 +2,11 @@
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from hearth_client.channel import Channel
-from hearth_client.connection import Connection, Exchange
+from hearth_client.connection import RENEWALS, Connection, Exchange
 from hearth_client.errors import (
     ClientClosed,
     ClientShared,
@@ -16,6 +15,7 @@ from hearth_client.errors import (
     HearthClientError,
 )
 from hearth_client.protocol import Request, Welcome
+from hearth_client.running_clock import RunningClock
 
 
 class BlockingSession:
@@ -28,6 +28,7 @@ class BlockingSession:
         self._connection = connection
         self._timeout = timeout
         self._silence_s = silence_s
+        self._clock = RunningClock(silence_s / RENEWALS)
         self._channel: Channel | None = None
         self._heard = 0.0
         self._closed = False
@@ -51,7 +52,7 @@ class BlockingSession:
         """Open the session if need be and send a request."""
         with self._alone():
             self.open()
-            exchange, data = self._connection.request(build, time.monotonic())
+            exchange, data = self._connection.request(build, self._clock.now())
             self.send(data)
         return exchange
 
@@ -67,7 +68,7 @@ class BlockingSession:
 
     def wait_for(self, exchange: Exchange) -> None:
         """Block until `exchange` has a delta or has ended."""
-        since = time.monotonic()
+        since = self._clock.now()
         with self._alone():
             while not exchange.deltas and not exchange.ended:
                 self.renew()
@@ -76,7 +77,7 @@ class BlockingSession:
 
     def renew(self) -> None:
         """Renew the lease when it is time; a reader that is always behind never waits."""
-        renewal = self._connection.renewal(time.monotonic())
+        renewal = self._connection.renewal(self._clock.now())
         if renewal is not None:
             self.send(renewal)
 
@@ -108,7 +109,7 @@ class BlockingSession:
         return self._channel is not None and self._process != os.getpid()
 
     def _handshake(self) -> None:
-        limit = time.monotonic() + self._timeout
+        limit = self._clock.now() + self._timeout
         self._process = os.getpid()
         self._channel = Channel(self._address)
         self._channel.send(self._connection.hello())
@@ -132,7 +133,7 @@ class BlockingSession:
             return False
         data = self._channel.receive()
         if data is not None:
-            self._heard = time.monotonic()
+            self._heard = self._clock.now()
             self._connection.receive(data, self._heard)
             if self._connection.failure is not None:
                 self._lose(self._connection.failure)
@@ -147,7 +148,7 @@ class BlockingSession:
         return True
 
     def _wait(self, limit: float) -> None:
-        now = time.monotonic()
+        now = self._clock.now()
         if self._channel is None:
             return
         if now >= limit:
@@ -157,7 +158,8 @@ class BlockingSession:
                 )
             )
             return
-        self._channel.wait(min(limit, self._connection.renew_at) - now)
+        due = min(limit, self._connection.renew_at)
+        self._channel.wait(min(due - now, self._clock.most_s))
 
     def _lose(self, error: HearthClientError, last: bytes | None = None) -> None:
         channel, self._channel = self._channel, None

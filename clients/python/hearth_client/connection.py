@@ -36,8 +36,8 @@ from hearth_client.protocol import (
 
 Reply = Tokens | Detokenized | StatusReport
 ReplyT = TypeVar("ReplyT", Tokens, Detokenized, StatusReport)
-# A renewal at a third of the time leaves room for two that come late.
-_RENEWALS = 3
+RENEWALS = 3
+"""Renewals in the time of a lease: there is room for two that come late."""
 
 
 class Exchange:
@@ -181,7 +181,7 @@ class Connection:
 
     def _renewed(self, now: float) -> None:
         if self.welcome is not None:
-            self.renew_at = now + min(self.welcome.limits.lease_s, self._silence_s) / _RENEWALS
+            self.renew_at = now + min(self.welcome.limits.lease_s, self._silence_s) / RENEWALS
 
     def _session(self, message: Welcome | Leased, now: float) -> None:
         if isinstance(message, Welcome):

@@ -231,6 +231,22 @@ async def test_a_hung_executor_is_killed_and_replaced(short_folder: Path) -> Non
             assert not is_alive(pid)
 
 
+async def test_an_executor_that_stood_still_together_with_the_daemon_is_kept(
+    short_folder: Path,
+) -> None:
+    deadlines = Deadlines(hello_s=20, load_s=20, progress_s=4.0, pause_s=0.05)
+    async with house(short_folder, deadlines=deadlines) as made:
+        await made.wait_until(ready=True)
+        made.submit(1, 100)
+        await made.until_running(1)
+        pid = made.supervisor.process_ids()["executor"]
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(5.0)  # noqa: ASYNC251 - the loop is to stand still
+        os.kill(pid, signal.SIGCONT)
+        assert await made.until_ended(1) == {1: "length"}
+        assert made.changes == [True]
+
+
 async def test_a_stop_leaves_no_process_and_no_file(short_folder: Path) -> None:
     async with house(short_folder) as made:
         await made.wait_until(ready=True)

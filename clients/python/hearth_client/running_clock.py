@@ -1,0 +1,26 @@
+"""Time by which the silence of others is judged."""
+
+from collections.abc import Callable
+from time import monotonic
+
+
+class RunningClock:
+    """Seconds that this process ran, as far as its readings tell; starts at 0.
+
+    Of the time between two readings at most `most_s` counts: whoever waits reads it at least that
+    often. A process that stood still (a paused machine, a frozen service, a debugger) so takes no
+    more than that for the silence of others, who may have stood still with it.
+    """
+
+    def __init__(self, most_s: float, source: Callable[[], float] = monotonic) -> None:
+        self.most_s = most_s
+        self._source = source
+        self._seen = source()
+        self._now = 0.0
+
+    def now(self) -> float:
+        """The time that has counted so far."""
+        seen = self._source()
+        self._now += min(seen - self._seen, self.most_s)
+        self._seen = seen
+        return self._now
