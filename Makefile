@@ -1,4 +1,5 @@
-# make help lists what can be made. PYTHON chooses the interpreter: make demo PYTHON=python3.12
+# make help lists what can be made. PYTHON chooses the interpreter: make demo PYTHON=python3.12,
+# JOBS how many tests run at once: make test JOBS=8
 
 PYTHON ?= python3
 VENV := .venv
@@ -7,6 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 MANIFESTS := pyproject.toml clients/python/pyproject.toml
 CODE := runtime actors daemon clients/python models tests
 TESTS ?= tests
+JOBS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help env dev bench-env lint test demo bench clean
@@ -22,7 +24,7 @@ demo: $(VENV)/.env ## two questions at the same time to the shipped model
 	@$(BIN)/python -m daemon.demo
 
 test: $(VENV)/.dev ## the whole test suite
-	$(BIN)/python -m pytest $(TESTS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(TESTS)
 
 lint: $(VENV)/.dev ## style, format and types
 	$(BIN)/ruff check $(CODE)
