@@ -43,9 +43,7 @@ class Replies:
                 self._answer(request, message)
 
     def _answer(
-        self,
-        request: sessions.OpenRequest,
-        message: Accepted | Failed | Converted | Load,
+        self, request: sessions.OpenRequest, message: Accepted | Failed | Converted | Load
     ) -> None:
         if isinstance(message, Accepted):
             self._accepted(request, message)

@@ -24,7 +24,7 @@ from runtime.export.model_config import load_model_config
 from runtime.export.options import ExportOptions, check_options
 from runtime.export.progress import Progress
 from runtime.export.spelling import Spelling
-from runtime.export.tensorrt.plan import settle_dialect
+from runtime.export.tensorrt.plan import settle_options
 from runtime.export.text_files import copy_text_files
 from runtime.export.weights import Weights
 
@@ -39,7 +39,7 @@ def export_model(
     `invalid_value`, naming the file, tensor, field or option at fault; nothing is left behind then.
     """
     check_options(options)
-    options = settle_dialect(options)
+    options = settle_options(options)
     model = load_model_config(source)
     checkpoint = Checkpoint(source)
     check_tensors(checkpoint, model)

@@ -32,7 +32,7 @@ def probe_builder(options: PlanOptions) -> str:
     return str(answer["tensorrt_version"])
 
 
-def settle_dialect(options: ExportOptions) -> ExportOptions:
+def settle_options(options: ExportOptions) -> ExportOptions:
     """With a plan, `auto` as what suits its builder; else the options unchanged.
 
     Raises `unsupported_option` when the builder is missing or cannot make what is asked for.

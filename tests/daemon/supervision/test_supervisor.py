@@ -136,6 +136,15 @@ class House:
         while not (isinstance(message := await self.hear(), Step) and rid in message.rids):
             pass
 
+    async def freeze_executor(self, tokens: int) -> int:
+        """Stop the executor's process while it runs request 1; returns its id."""
+        await self.wait_until(ready=True)
+        self.submit(1, tokens)
+        await self.until_running(1)
+        pid = self.supervisor.process_ids()["executor"]
+        os.kill(pid, signal.SIGSTOP)
+        return pid
+
     async def end_scheduler(self) -> None:
         """Let a scheduler that never ran close its mailboxes."""
         assert self.scheduler is not None
@@ -218,11 +227,7 @@ async def test_a_hung_executor_is_killed_and_replaced(short_folder: Path) -> Non
     deadlines = Deadlines(hello_s=20, load_s=20, progress_s=2.5, pause_s=0.05)
     with structlog.testing.capture_logs():
         async with house(short_folder, deadlines=deadlines) as made:
-            await made.wait_until(ready=True)
-            made.submit(1, 1000)
-            await made.until_running(1)
-            pid = made.supervisor.process_ids()["executor"]
-            os.kill(pid, signal.SIGSTOP)
+            pid = await made.freeze_executor(tokens=1000)
             stopped = time.monotonic()
             assert await made.until_ended(1) == {1: "executor_failed"}
             assert time.monotonic() - stopped > 1.0
@@ -236,11 +241,7 @@ async def test_an_executor_that_stood_still_together_with_the_daemon_is_kept(
 ) -> None:
     deadlines = Deadlines(hello_s=20, load_s=20, progress_s=4.0, pause_s=0.05)
     async with house(short_folder, deadlines=deadlines) as made:
-        await made.wait_until(ready=True)
-        made.submit(1, 100)
-        await made.until_running(1)
-        pid = made.supervisor.process_ids()["executor"]
-        os.kill(pid, signal.SIGSTOP)
+        pid = await made.freeze_executor(tokens=100)
         time.sleep(5.0)  # noqa: ASYNC251 - the loop is to stand still
         os.kill(pid, signal.SIGCONT)
         assert await made.until_ended(1) == {1: "length"}

@@ -31,7 +31,7 @@ def export_graph(
 
     with (
         patch.object(engine_files, "build_or_fall_back", keep_graph),
-        patch.object(export, "settle_dialect", lambda options: options),
+        patch.object(export, "settle_options", lambda options: options),
     ):
         options = graph_options(dialect, dtype, draft, plan=plan)
         export_model(reference_folder(name), target, options)

@@ -13,7 +13,7 @@ from runtime.errors import HearthError
 from runtime.export.draft_options import DraftOptions
 from runtime.export.tensorrt import plan
 from runtime.export.tensorrt.options import PlanOptions
-from runtime.export.tensorrt.plan import build_or_fall_back, graph_digest, settle_dialect
+from runtime.export.tensorrt.plan import build_or_fall_back, graph_digest, settle_options
 from runtime.export.tensorrt.subprocess_builder import NoAttentionKernelError, run_builder
 from tests.runtime.engine_configs import small_config
 from tests.runtime.export.tensorrt.graphs import graph_options
@@ -128,7 +128,7 @@ def test_auto_is_what_suits_the_builder(
     options = structs.replace(
         graph_options("native", "float16"), dialect="auto", plan=PlanOptions()
     )
-    settled = settle_dialect(options)
+    settled = settle_options(options)
     assert (settled.dialect, settled.plan) == (dialect, suited)
 
 
@@ -138,9 +138,9 @@ def test_wide_caches_are_for_the_classic_dialect(
     monkeypatch.setattr(plan, "run_builder", Builds(tmp_path))
     wide = PlanOptions(kv_cache_dtype="float32")
     native = structs.replace(graph_options("native", "float16"), plan=wide)
-    assert settle_dialect(structs.replace(native, dialect="auto")).dialect == "classic"
+    assert settle_options(structs.replace(native, dialect="auto")).dialect == "classic"
     with pytest.raises(HearthError, match="choose classic") as error:
-        settle_dialect(native)
+        settle_options(native)
     assert (error.value.code, error.value.field) == ("unsupported_option", "kv_cache_dtype")
 
 
@@ -158,13 +158,13 @@ def test_what_an_old_builder_cannot_do_is_refused(
     monkeypatch.setattr(plan, "run_builder", Builds(tmp_path, "8.6.1"))
     options = structs.replace(graph_options("native", "float16"), plan=PlanOptions(), **changes)
     with pytest.raises(HearthError) as error:
-        settle_dialect(options)
+        settle_options(options)
     assert (error.value.code, error.value.field) == ("unsupported_option", field)
 
 
 def test_a_graph_for_onnx_runtime_asks_no_builder() -> None:
     options = structs.replace(graph_options("native", "float16"), plan=None)
-    assert settle_dialect(options) is options
+    assert settle_options(options) is options
 
 
 class TestRunBuilder:
