@@ -10,12 +10,14 @@ FOLDERS = {
     "runtime": ROOT / "runtime",
     "actors": ROOT / "actors",
     "daemon": ROOT / "daemon",
+    "bench": ROOT / "bench",
     "hearth_client": ROOT / "clients" / "python" / "hearth_client",
 }
 MAY_IMPORT: dict[str, set[str]] = {
     "runtime": set(),
     "actors": {"runtime"},
     "daemon": {"runtime", "actors", "hearth_client"},
+    "bench": {"runtime", "actors", "daemon", "hearth_client"},
     "hearth_client": set(),
 }
 ROOMS = {*FOLDERS, "models", "tests"}
@@ -71,6 +73,18 @@ def test_imports_go_one_way(room: str) -> None:
     for path, tree in trees(room).items():
         others = imports(tree) & (ROOMS - {room})
         assert others <= MAY_IMPORT[room], path
+
+
+def test_only_its_command_names_the_bench() -> None:
+    """Imported by nobody; one string, which `hearth bench` loads, names a module of it."""
+    naming = [
+        path.relative_to(ROOT).as_posix()
+        for room in (*sorted(set(FOLDERS) - {"bench"}), "models")
+        for path, tree in trees(room).items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and str(node.value).startswith("bench.")
+    ]
+    assert naming == ["daemon/cli/__init__.py"]
 
 
 @pytest.mark.parametrize("room", FOLDERS)

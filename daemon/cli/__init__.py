@@ -12,7 +12,7 @@ _COMMANDS = {
     "export": LazyCommand("daemon.cli.export:export", "Build an engine folder from a model."),
     "check": LazyCommand("daemon.cli.check:check", "Say what would be used, and whether it fits."),
     "status": LazyCommand("daemon.cli.status:status", "Show what a running daemon does."),
-    "bench": LazyCommand("daemon.bench.commands:bench", "Measure speed and memory here."),
+    "bench": LazyCommand("bench.commands:bench", "Measure speed and memory here."),
 }
 
 _EPILOG = """\b

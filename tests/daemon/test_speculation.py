@@ -5,9 +5,9 @@ from contextlib import closing
 
 import pytest
 
-from daemon.bench.spec_cases import VERIFY_SHAPES, shape_name
-from daemon.bench.spec_session import SpecChoice, SpecSession
-from daemon.bench.spec_verify import VerifyFigures
+from bench.spec_cases import VERIFY_SHAPES, shape_name
+from bench.spec_session import SpecChoice, SpecSession
+from bench.spec_verify import VerifyFigures
 from daemon.shipped import DRAFT, SOURCE
 from runtime.export import ExportOptions, export_model
 from runtime.export.draft_options import DraftOptions

@@ -41,7 +41,7 @@ class Run(NamedTuple):
 
     def bench(self, *arguments: str) -> list[str]:
         """A bench that records its figures."""
-        return [sys.executable, "-m", "daemon.bench", *arguments, "--record", str(self.record)]
+        return [sys.executable, "-m", "bench", *arguments, "--record", str(self.record)]
 
     def decode(self, *arguments: str) -> list[str]:
         """`bench decode` on the GPU, with the folders that are ready."""
@@ -103,7 +103,7 @@ def _spec(run: Run) -> list[list[str]]:
     plain, drafted = run.work / "spec" / "plain", run.work / "spec" / "drafted"
     shutil.rmtree(run.work / "spec", ignore_errors=True)
     record = ["--record", str(run.record if run.record != FIGURES else SPEC_FIGURES)]
-    bench = [sys.executable, "-m", "daemon.bench"]
+    bench = [sys.executable, "-m", "bench"]
     contest = ["spec", "--engine", str(drafted), "--plain", str(plain)]
     memory = ["memory", "--engine", str(drafted), "--name", "memory/ort-cuda/home-draft"]
     return [
@@ -120,7 +120,7 @@ def _export(target: Path, *flags: str) -> list[str]:
 
 
 def _ops(_: Run) -> list[list[str]]:
-    return [[sys.executable, "-m", "daemon.bench.cuda_ops"]]
+    return [[sys.executable, "-m", "bench.cuda_ops"]]
 
 
 PARTS: dict[str, Commands] = {

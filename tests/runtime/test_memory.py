@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 import pytest
 
-from daemon.bench.memory import measure_memory
+from bench.memory import measure_memory
 from daemon.shipped import DRAFT, SOURCE
 from runtime.config import FileRecord
 from runtime.drafting.options import EagleDraftingConfig

@@ -1,0 +1,30 @@
+from daemon.cli.lazy import LazyCommand, LazyGroup
+
+_COMMANDS = {
+    "decode": LazyCommand(
+        "bench.decode_command:decode", "Decode speed beside the peers and the memory floor."
+    ),
+    "overhead": LazyCommand(
+        "bench.overhead_command:overhead", "What the daemon adds to the in-process loop."
+    ),
+    "load": LazyCommand("bench.load_command:load", "Many clients; every token is checked."),
+    "graphs": LazyCommand(
+        "bench.graphs_command:graphs", "Decode steps that captured graphs serve."
+    ),
+    "memory": LazyCommand(
+        "bench.memory_command:memory", "Memory by part, predicted against measured."
+    ),
+    "spec": LazyCommand(
+        "bench.spec_command:spec", "Speculation beside plain decoding, and its proof."
+    ),
+    "soak": LazyCommand("bench.soak_command:soak", "Resident memory over a long run."),
+}
+
+bench = LazyGroup(
+    name="bench",
+    commands_by_name=_COMMANDS,
+    help="Measure this machine.\n\nEvery command prints a table, or with --json one object on the "
+    "last line of standard output; progress goes to standard error.",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+"""`hearth bench`: speed, overhead, correctness under load, memory over time."""

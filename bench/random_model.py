@@ -1,0 +1,161 @@
+"""A Hugging Face folder of random weights in the shape of Qwen3, for measuring speed."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from bench.synthetic_tokenizer import END_ID, write_tokenizer
+
+Weights = dict[str, NDArray[Any]]
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes of a Qwen3 decoder with a tied head; the defaults are those of Qwen3-0.6B."""
+
+    layers: int = 28
+    hidden: int = 1024
+    heads: int = 16
+    kv_heads: int = 8
+    head_dim: int = 128
+    intermediate: int = 3072
+    vocabulary: int = 151_936
+
+
+SHAPE_06B = Shape()
+SHAPE_4B = Shape(layers=36, hidden=2560, heads=32, intermediate=9728)
+QUICK_SHAPE = Shape(
+    layers=2, hidden=64, heads=4, kv_heads=2, head_dim=32, intermediate=128, vocabulary=512
+)
+_LAYERS_PER_SHARD = 7
+_POOL = (1 << 24) - 3
+"""Values of a pool; an odd number, so that the rows of a matrix do not repeat with it."""
+
+
+class Normals:
+    """Standard normal numbers; `pooled` ones come from random places of one pool.
+
+    A pool makes gigabytes of weights in the time of a copy. Its numbers repeat, which the speed
+    of a matrix product does not notice.
+    """
+
+    def __init__(self, seed: int, *, pooled: bool) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._pool = self._rng.standard_normal(_POOL, dtype=np.float32) if pooled else None
+
+    def draw(self, *shape: int) -> NDArray[np.float32]:
+        """An array of `shape`."""
+        if self._pool is None:
+            return self._rng.standard_normal(shape, dtype=np.float32)
+        start = int(self._rng.integers(self._pool.size))
+        rolled = np.concatenate([self._pool[start:], self._pool[:start]])
+        return np.resize(rolled, shape)
+
+
+def write_random_model(
+    folder: Path,
+    shape: Shape,
+    *,
+    seed: int = 0,
+    pooled: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Write config, tokenizer and bfloat16 shards; the folder appears only when it is whole.
+
+    `progress` gets (shards written, shards in all). The weights depend on `seed`,
+    `shape` and `pooled` (see `Normals`) alone.
+    """
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    (partial / "config.json").write_text(json.dumps(_config(shape), indent=1))
+    write_tokenizer(partial, shape.vocabulary)
+    total = 1 + -(-shape.layers // _LAYERS_PER_SHARD)
+    index: dict[str, str] = {}
+    for number, shard in enumerate(_shards(shape, Normals(seed, pooled=pooled)), start=1):
+        name = f"model-{number:05d}-of-{total:05d}.safetensors"
+        save_file(shard, partial / name, metadata={"format": "pt"})
+        index.update(dict.fromkeys(shard, name))
+        if progress:
+            progress(number, total)
+    (partial / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": index}, indent=1)
+    )
+    partial.rename(folder)
+
+
+def _shards(shape: Shape, rng: Normals) -> Iterator[Weights]:
+    for first in range(0, shape.layers, _LAYERS_PER_SHARD):
+        shard: Weights = {}
+        for layer in range(first, min(first + _LAYERS_PER_SHARD, shape.layers)):
+            shard.update(_layer(shape, layer, rng))
+        yield shard
+    yield {
+        # Small beside the layers' outputs: a model that hears only its last token repeats it.
+        "model.embed_tokens.weight": _matrix(rng, shape.vocabulary, shape.hidden, width=0.16),
+        "model.norm.weight": _gain(rng, shape.hidden),
+    }
+
+
+def _layer(shape: Shape, layer: int, rng: Normals) -> Weights:
+    hidden, middle = shape.hidden, shape.intermediate
+    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    weights = {
+        "input_layernorm": _gain(rng, hidden),
+        "post_attention_layernorm": _gain(rng, hidden),
+        "self_attn.q_norm": _gain(rng, shape.head_dim),
+        "self_attn.k_norm": _gain(rng, shape.head_dim),
+        "self_attn.q_proj": _matrix(rng, queries, hidden),
+        "self_attn.k_proj": _matrix(rng, keys, hidden),
+        "self_attn.v_proj": _matrix(rng, keys, hidden),
+        "self_attn.o_proj": _matrix(rng, hidden, queries),
+        "mlp.gate_proj": _matrix(rng, middle, hidden),
+        "mlp.up_proj": _matrix(rng, middle, hidden),
+        "mlp.down_proj": _matrix(rng, hidden, middle),
+    }
+    return {f"model.layers.{layer}.{name}.weight": value for name, value in weights.items()}
+
+
+def _matrix(rng: Normals, rows: int, columns: int, width: float = 0.64) -> NDArray[Any]:
+    values = rng.draw(rows, columns)
+    # 0.64 is as wide as the usual 0.02 is at 1024 columns, and every shape behaves alike.
+    return np.asarray(values * np.float32(width / columns**0.5), dtype=ml_dtypes.bfloat16)
+
+
+def _gain(rng: Normals, size: int) -> NDArray[Any]:
+    values = rng.draw(size)
+    return np.asarray(1 + values * np.float32(0.1), dtype=ml_dtypes.bfloat16)
+
+
+def _config(shape: Shape) -> dict[str, Any]:
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": None,
+        "eos_token_id": END_ID,
+        "head_dim": shape.head_dim,
+        "hidden_act": "silu",
+        "hidden_size": shape.hidden,
+        "initializer_range": 0.02,
+        "intermediate_size": shape.intermediate,
+        "max_position_embeddings": 40_960,
+        "num_attention_heads": shape.heads,
+        "num_hidden_layers": shape.layers,
+        "num_key_value_heads": shape.kv_heads,
+        "rms_norm_eps": 1e-6,
+        "rope_scaling": None,
+        "rope_theta": 1_000_000,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "use_sliding_window": False,
+        "vocab_size": shape.vocabulary,
+    }

@@ -1,0 +1,40 @@
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from bench.random_model import QUICK_SHAPE, write_random_model
+from bench.toy_engine import toy_engine
+from runtime.decoding.runtime import LLMInferenceRuntime, RuntimeOptions
+from runtime.drafting.options import SpeculationOptions
+
+
+@pytest.fixture(scope="session")
+def quick_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bench") / "quick"
+    write_random_model(folder, QUICK_SHAPE)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toy_engine(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.fixture
+def runtime(tiny_engine: Path) -> Iterator[LLMInferenceRuntime]:
+    """A runtime that speculates by lookup whenever it can."""
+    speculation = SpeculationOptions(method="lookup", adaptive=False)
+    options = RuntimeOptions(speculation=speculation)
+    with closing(LLMInferenceRuntime.open(tiny_engine, options)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def runtimes(
+    tiny_engine: Path, runtime: LLMInferenceRuntime
+) -> Iterator[list[LLMInferenceRuntime]]:
+    """One that does not speculate, and the one that does."""
+    with closing(LLMInferenceRuntime.open(tiny_engine, RuntimeOptions())) as vanilla:
+        yield [vanilla, runtime]

@@ -1,0 +1,100 @@
+import shutil
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+from msgspec import structs
+
+from bench.commands import bench
+from bench.memory import MemoryFigures, measure_memory, memory_figures
+from bench.memory_stages import STAGES
+from daemon.budget import predicted_parts
+from runtime.decoding.deployment import DeploymentConfig
+from runtime.drafting.options import EagleDraftingConfig, SpeculationOptions
+from runtime.errors import HearthError
+from tests.bench.test_commands import run
+from tests.runtime.engine_configs import draft_config, small_config
+
+MB = 10**6
+USED = {
+    "start": 40 * MB,
+    "context": 100 * MB,
+    "tables and caches": 110 * MB,
+    "step buffers": 111 * MB,
+    "engine": 150 * MB,
+    "sampler": 150 * MB,
+    "draft": 152 * MB,
+    "steps": 160 * MB,
+}
+
+
+def deployment(device: str, *, drafted: bool = False) -> DeploymentConfig:
+    base = structs.replace(small_config(), device=device)
+    if not drafted:
+        return DeploymentConfig(base)
+    speculation = SpeculationOptions(eagle=EagleDraftingConfig())
+    return DeploymentConfig(base, "eagle", speculation, draft_config(base))
+
+
+def figures(device: str, used: dict[str, int]) -> MemoryFigures:
+    return memory_figures(deployment(device), used)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_predicted_part_belongs_to_one_stage(device: str) -> None:
+    parts = predicted_parts(deployment(device, drafted=True))
+    assert any(name.startswith("draft_") for name in parts)
+    members = [name for names in STAGES.values() for name in names]
+    assert len(members) == len(set(members))
+    assert set(parts) <= set(members)
+
+
+def test_a_part_is_what_its_stage_added() -> None:
+    found = figures("cpu", USED)
+    assert found.parts["engine"].measured_mb == pytest.approx(39)
+    assert found.parts["sampler"].predicted_over_measured is None
+    assert found.parts["draft"].measured_mb == pytest.approx(2)
+    assert found.measured_mb == pytest.approx(160)
+    assert found.predicted_mb == pytest.approx(sum(p.predicted_mb for p in found.parts.values()))
+
+
+def test_what_a_gpu_held_before_is_not_counted() -> None:
+    found = figures("cuda", USED)
+    assert found.measured_mb == pytest.approx(120)
+    assert found.parts["context"].measured_mb == pytest.approx(60)
+
+
+@pytest.mark.parametrize(("ratio", "within"), [(0.96, True), (1.04, True), (1.06, False)])
+def test_the_aim_is_five_percent(ratio: float, within: bool) -> None:  # noqa: FBT001 - a parameter
+    predicted = figures("cuda", USED).predicted_mb
+    used = dict.fromkeys(USED, int(predicted / ratio * MB)) | {"start": 0}
+    assert figures("cuda", used).within_aim is within
+
+
+def test_the_command_measures_a_real_engine(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEARTH_CACHE", str(tmp_path))
+    code, found = run("memory", "--engine", str(toy))
+    assert code == 0
+    assert found["device"] == "cpu"
+    assert found["measured_mb"] > 40
+    assert found["parts"]["context"]["measured_mb"] > 20
+    assert list(found["parts"]) == list(STAGES)
+
+
+def test_a_name_without_a_record_is_refused() -> None:
+    with pytest.raises(click.UsageError, match="--name is for --record"):
+        CliRunner().invoke(
+            bench, ["memory", "--name", "x"], standalone_mode=False, catch_exceptions=False
+        )
+
+
+def test_an_engine_that_cannot_be_opened_is_told(toy: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "engine"
+    shutil.copytree(toy, folder)
+    model = folder / "model.onnx"
+    model.write_bytes(bytes(model.stat().st_size))
+    with pytest.raises(HearthError, match="cannot be opened, refused: "):
+        measure_memory(folder, tmp_path / "log")

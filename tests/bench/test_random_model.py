@@ -1,0 +1,78 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from msgspec import structs
+from safetensors.numpy import load_file
+
+from bench import random_model
+from bench.random_model import QUICK_SHAPE, SHAPE_06B, write_random_model
+
+
+def test_shards_hold_what_the_index_says(quick_model: Path) -> None:
+    index = json.loads((quick_model / "model.safetensors.index.json").read_text())["weight_map"]
+    shards = {path.name: load_file(path) for path in quick_model.glob("*.safetensors")}
+    assert {name: shard for shard, held in shards.items() for name in held} == index
+    assert len(index) == 2 + 11 * QUICK_SHAPE.layers
+
+
+def test_weights_are_bfloat16_and_lively(quick_model: Path) -> None:
+    weights: dict[str, Any] = {}
+    for path in quick_model.glob("*.safetensors"):
+        weights |= load_file(path)
+    query = weights["model.layers.1.self_attn.q_proj.weight"]
+    assert query.dtype == ml_dtypes.bfloat16
+    assert query.shape == (QUICK_SHAPE.heads * QUICK_SHAPE.head_dim, QUICK_SHAPE.hidden)
+    assert 0.07 < float(np.std(query.astype(np.float32))) < 0.09
+
+
+def test_the_seed_alone_decides(quick_model: Path, tmp_path: Path) -> None:
+    shape = structs.replace(QUICK_SHAPE, layers=1)
+    shards = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        write_random_model(tmp_path / name, shape, seed=seed)
+        shards.append((tmp_path / name / "model-00001-of-00002.safetensors").read_bytes())
+    assert shards[0] == shards[1] != shards[2]
+    assert quick_model.is_dir()
+
+
+def test_progress_counts_shards_and_a_broken_attempt_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "model.partial").mkdir()
+    (tmp_path / "model.partial" / "leftover").touch()
+    seen: list[tuple[int, int]] = []
+    write_random_model(
+        tmp_path / "model",
+        structs.replace(QUICK_SHAPE, layers=8),
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert not (tmp_path / "model" / "leftover").exists()
+
+
+def test_the_large_shape_is_that_of_the_published_model() -> None:
+    shape = SHAPE_06B
+    attention = 2 * shape.hidden * shape.head_dim * (shape.heads + shape.kv_heads)
+    layer = attention + 3 * shape.hidden * shape.intermediate
+    assert round((shape.layers * layer + shape.vocabulary * shape.hidden) / 1e6) == 596
+
+
+def test_pooled_weights_are_as_wide_and_do_not_repeat_from_row_to_row(tmp_path: Path) -> None:
+    write_random_model(tmp_path / "m", QUICK_SHAPE, pooled=True)
+    shard = load_file(next((tmp_path / "m").glob("*00001*.safetensors")))
+    rows = shard["model.layers.0.mlp.gate_proj.weight"].astype(np.float32)
+    assert rows.std() == pytest.approx(0.64 / 8, rel=0.05)
+    assert len(np.unique(rows[:, 0])) > 32
+
+
+def test_a_pool_gives_more_than_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random_model, "_POOL", 7)
+    numbers = random_model.Normals(0, pooled=True)
+    first, second = numbers.draw(3, 5), numbers.draw(3, 5)
+    assert len(np.unique(first)) == 7
+    assert first.shape == (3, 5)
+    assert np.array_equal(first, random_model.Normals(0, pooled=True).draw(3, 5))
+    assert not np.array_equal(first, second)
