@@ -198,7 +198,14 @@ _NOT_SERVED = (
     "reduced_vocab_size",
     "max_supported_lora_rank",
     "num_deepstack_features",
+    "audio_token_id",
+    "image_token_id",
     "num_mamba_layers",
+    "mamba_num_heads",
+    "mamba_head_dim",
+    "ssm_state_size",
+    "conv_dim",
+    "conv_kernel",
 )
 
 
@@ -213,6 +220,10 @@ def _check_sizes(config: LLMEngineRunnerConfig) -> None:
     if config.max_supported_input_length > config.max_kv_cache_capacity:
         raise HearthError(
             "engine_corrupt", "input length exceeds capacity", "max_supported_input_length"
+        )
+    if config.num_attention_layers + config.num_mamba_layers != config.num_decoder_layers:
+        raise HearthError(
+            "engine_corrupt", "each layer must be of one kind", "num_attention_layers"
         )
     _check_speculation(config)
     if not config.eos_token_ids:
@@ -253,8 +264,9 @@ def _draft_faults(config: LLMEngineRunnerConfig) -> Iterator[tuple[bool, str, st
     yield wrong, "static_drafting", "must be tokens and levels of the largest tree of a plan"
     wrong = is_draft and config.num_decoder_layers != 1
     yield wrong, "num_decoder_layers", "must be 1 in a draft"
-    wrong = config.output_vocab_size > config.vocab_size
-    yield wrong, "output_vocab_size", "must not exceed vocab_size"
+    own, full = config.output_vocab_size, config.vocab_size
+    wrong = own > full or (own < full and not is_draft)
+    yield wrong, "output_vocab_size", "must be vocab_size, or less in a draft"
 
 
 def _shape_of_drafting(config: LLMEngineRunnerConfig) -> int | None:
@@ -271,3 +283,5 @@ def _check_served(config: LLMEngineRunnerConfig) -> None:
     for name in _NOT_SERVED:
         if getattr(config, name):
             raise HearthError("engine_incompatible", f"{name} is not served yet", name)
+    if config.rope_config.type == "mrope" or config.rope_config.mrope_section:
+        raise HearthError("engine_incompatible", "rope type mrope is not served yet", "rope_config")

@@ -34,7 +34,7 @@ def fault(**changes: Any) -> HearthError:
 def test_a_configuration_survives_being_written_and_read() -> None:
     config = msgspec.structs.replace(
         small_config(),
-        rope_config=RopeConfig(type="llama3", factor=8.0, mrope_section=(1, 2)),
+        rope_config=RopeConfig(type="llama3", factor=8.0),
         files={"model.onnx": FileRecord(3, "abc")},
         eos_token_ids=(2, 0),
     )
@@ -82,6 +82,8 @@ def test_a_wrong_type_or_choice_is_refused(changes: dict[str, Any]) -> None:
         ({"rotary_dim": 10}, "rotary_dim"),
         ({"max_supported_input_length": 65}, "max_supported_input_length"),
         ({"eos_token_ids": []}, "eos_token_ids"),
+        ({"num_attention_layers": 1}, "num_attention_layers"),
+        ({"output_vocab_size": 99}, "output_vocab_size"),
     ],
     ids=str,
 )
@@ -94,13 +96,23 @@ def test_sizes_that_do_not_fit_are_refused_by_name(changes: dict[str, Any], fiel
     ("name", "value"),
     [
         ("engine_format", 2),
-        ("num_mamba_layers", 1),
         ("max_supported_lora_rank", 8),
+        ("image_token_id", 5),
+        ("mamba_num_heads", 4),
+        ("ssm_state_size", 16),
+        ("conv_kernel", 4),
+        ("rope_config", {"type": "mrope"}),
+        ("rope_config", {"mrope_section": [1, 1, 2]}),
     ],
 )
 def test_an_engine_of_another_kind_is_refused_by_name(name: str, value: Any) -> None:
     error = fault(**{name: value})
     assert (error.code, error.field) == ("engine_incompatible", name)
+
+
+def test_recurrent_layers_are_refused_by_name() -> None:
+    error = fault(num_mamba_layers=1, num_attention_layers=1)
+    assert (error.code, error.field) == ("engine_incompatible", "num_mamba_layers")
 
 
 EAGLE = {
@@ -157,7 +169,7 @@ def test_a_folder_from_before_chains_takes_trees() -> None:
         (DRAFT | {"base_hidden_dim": 0}, "base_hidden_dim"),
         (DRAFT | {"max_draft_tree_size": 0}, "max_draft_tree_size"),
         (DRAFT | {"max_draft_tree_size": 65}, "max_draft_tree_size"),
-        (DRAFT | {"num_decoder_layers": 2}, "num_decoder_layers"),
+        (DRAFT | {"num_decoder_layers": 2, "num_attention_layers": 2}, "num_decoder_layers"),
         (DRAFT | {"output_vocab_size": 101}, "output_vocab_size"),
         (PLAN_DRAFT | {"static_drafting": []}, "static_drafting"),
         (PLAN_DRAFT | {"static_drafting": [4]}, "static_drafting"),
