@@ -5,7 +5,7 @@ import msgspec
 from actors.admission import PolicySettings
 from actors.logs import Format, Level
 from actors.placement import Addresses, ExecutorAddresses
-from runtime.decoding.options import RuntimeOptions
+from runtime.options import RuntimeOptions
 
 
 class Role(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -15,7 +15,7 @@ from bench.cuda_shapes import (
     VOCAB,
 )
 from runtime.device.device import ProposalBuffers, SamplerBuffers, StepBuffers, TreeBuffers
-from runtime.drafting.options import EagleDraftingConfig
+from runtime.options import EagleDraftingConfig
 from runtime.request import RowRequest, SamplingParams
 
 BOOL = np.dtype(np.bool_)

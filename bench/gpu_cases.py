@@ -16,7 +16,7 @@ from bench.random_model import (
 from runtime.config import LLMEngineRunnerConfig, load_config
 from runtime.export import ExportOptions, Progress
 from runtime.export.tensorrt.options import PlanOptions
-from runtime.sizes import ITEM_BYTES, projection_bytes
+from runtime.memory.sizes import ITEM_BYTES, projection_bytes
 
 GPUEngine = Literal["ort-cuda", "tensorrt"]
 GPUModel = Literal["0.6b", "4b"]

@@ -11,7 +11,8 @@ from bench.toy_engine import engine_option, toy_engine
 from daemon.cli.console import progress_bar
 from daemon.cli.errors import FAILED
 from daemon.cli.options import json_option
-from runtime.decoding.runtime import LLMInferenceRuntime, RuntimeOptions
+from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.options import RuntimeOptions
 from runtime.tensors.profiles import decode_batches
 
 

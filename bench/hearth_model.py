@@ -6,8 +6,9 @@ from pathlib import Path
 from msgspec import structs
 
 from bench.worker_messages import Job
-from runtime.decoding.runtime import LLMInferenceRuntime, RuntimeOptions
+from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.errors import HearthError
+from runtime.options import RuntimeOptions
 from runtime.request import RowRequest
 
 

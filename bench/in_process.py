@@ -3,7 +3,8 @@
 from pathlib import Path
 from time import monotonic
 
-from runtime.decoding.runtime import LLMInferenceRuntime, RuntimeOptions
+from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.options import RuntimeOptions
 from runtime.request import RowRequest
 from runtime.text import Tokenizer
 

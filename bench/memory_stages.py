@@ -7,11 +7,10 @@ import numpy as np
 
 from runtime.decoding.assembly import assemble
 from runtime.decoding.deployment import load_deployment
-from runtime.decoding.options import RuntimeOptions
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.device.open import open_device
-from runtime.drafting.options import SpeculationOptions
 from runtime.executor.engine import EngineOptions
+from runtime.options import RuntimeOptions, SpeculationOptions
 from runtime.request import RowRequest
 
 OPTIONS = RuntimeOptions(verify=False, speculation=SpeculationOptions(method="auto"))

@@ -3,7 +3,7 @@
 from typing import Literal, NamedTuple
 
 from runtime.config import LLMEngineRunnerConfig
-from runtime.drafting.options import EagleDraftingConfig
+from runtime.options import EagleDraftingConfig
 
 PREFIXES = ("cpu", "ort-cuda", "tensorrt")
 VERIFY_BATCHES = (1, 3, 8)

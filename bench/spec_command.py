@@ -16,8 +16,8 @@ from daemon.cli.errors import FAILED
 from daemon.cli.options import json_option
 from daemon.shipped import engine_folder
 from runtime.config import load_config
-from runtime.drafting.options import EagleDraftingConfig
 from runtime.errors import HearthError
+from runtime.options import EagleDraftingConfig
 
 Figures = SpecFigures | MixedFigures
 _COLUMNS = (

@@ -14,8 +14,8 @@ from bench.spec_verify import NEAR_TIE, Replies, VerifyFigures, compare, replies
 from daemon.cli.console import progress_bar
 from runtime.config import load_config
 from runtime.decoding.deployment import Method
-from runtime.decoding.runtime import LLMInferenceRuntime, RuntimeOptions
-from runtime.drafting.options import EagleDraftingConfig, SpeculationOptions
+from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
 from runtime.text import Tokenizer
 
 _OFF = SpeculationOptions()

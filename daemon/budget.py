@@ -3,10 +3,11 @@
 import msgspec
 
 from daemon.gpu_facts import GPUFacts, gpu_facts
-from runtime.cuda_memory import cuda_weight_bytes, predict_cuda_host_memory
 from runtime.decoding.deployment import DeploymentConfig
 from runtime.errors import HearthError
-from runtime.memory import available_memory, predict_draft_memory, predict_memory
+from runtime.memory.cuda import cuda_weight_bytes, predict_cuda_host_memory
+from runtime.memory.predicted import predict_draft_memory, predict_memory
+from runtime.memory.system import available_memory
 
 
 class Budget(msgspec.Struct, frozen=True):

@@ -10,9 +10,8 @@ from daemon.door.settings import DoorFacts, DoorSettings
 from daemon.supervision.policy import Deadlines
 from daemon.supervision.supervisor import ActorPlan
 from runtime.config import LLMEngineRunnerConfig
-from runtime.decoding.options import RuntimeOptions
-from runtime.drafting.options import EagleDraftingConfig, SpeculationOptions
 from runtime.errors import HearthError
+from runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
 from runtime.version import VERSION
 
 

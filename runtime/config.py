@@ -9,6 +9,7 @@ import msgspec
 from runtime.errors import HearthError
 
 DType = Literal["float32", "float16", "bfloat16"]
+DeviceKind = Literal["cpu", "cuda"]
 RopeType = Literal["default", "llama3", "linear", "mrope", "none"]
 CONFIG_FILE = "config.json"
 BASE_CONFIG_FILE = "base_config.json"
@@ -80,7 +81,7 @@ class LLMEngineRunnerConfig(
     engine_format: int = ENGINE_FORMAT
     hearth_version: str
     backend: Literal["onnxruntime", "tensorrt", "simulated"]
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: DeviceKind = "cpu"
     dialect: Literal["native", "classic"]
     operators: Literal["standard", "contrib"] = "standard"
     static_decode_batches: tuple[int, ...] = ()

@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 
 from runtime.decoding import assembly, deployment
-from runtime.decoding.context import DecodingInferenceContext, DecodingRow
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.drafting import metrics
 from runtime.drafting.draft_runner import EagleDraftRunner
-from runtime.drafting.options import EagleDraftingConfig
-from runtime.engine_runner import LLMEngineRunner
 from runtime.executor.engine_executor import EngineExecutor
-from runtime.pipeline_io import PipelineIO
-from runtime.shared_resources import SharedResources
+from runtime.options import EagleDraftingConfig
+from runtime.rows import DecodingInferenceContext, DecodingRow
+from runtime.steps.engine_runner import LLMEngineRunner
+from runtime.steps.pipeline_io import PipelineIO
+from runtime.steps.shared_resources import SharedResources
 from runtime.tensors import registry
 
 ROOT = Path(__file__).parent.parent

@@ -9,9 +9,8 @@ from daemon.cli.errors import FAILED
 from daemon.cli.options import json_option, speculation_option
 from daemon.cli.prompts import encode_prompt, parse_ids, read_prompts
 from daemon.shipped import engine_folder
-from runtime.decoding.options import RuntimeOptions
 from runtime.decoding.runtime import LLMInferenceRuntime
-from runtime.drafting.options import SpeculationOptions
+from runtime.options import RuntimeOptions, SpeculationOptions
 from runtime.request import (
     GeneratedRow,
     GenerationRequest,

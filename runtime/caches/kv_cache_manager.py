@@ -4,12 +4,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.caches.buckets import bucket_for, bucket_sizes
 from runtime.config import LLMEngineRunnerConfig
 from runtime.device.arrays import RowMove
 from runtime.device.device import Device
-from runtime.device.dtypes import numpy_dtype
 from runtime.errors import HearthError
+from runtime.tensors.buckets import bucket_for, bucket_sizes
+from runtime.tensors.dtypes import numpy_dtype
 from runtime.tensors.tensor import Tensor
 
 

@@ -15,14 +15,14 @@ from runtime.drafting.lookup_proposer import LookupProposer
 from runtime.drafting.policy import SpeculationPolicy
 from runtime.drafting.proposer import Proposer
 from runtime.engine_folder import DRAFT_FOLDER
-from runtime.engine_runner import LLMEngineRunner
 from runtime.errors import HearthError
 from runtime.executor.context_memory import share_context_memory
 from runtime.executor.engine import EngineOptions
 from runtime.executor.engine_executor import EngineExecutor
-from runtime.pipeline_io import PipelineIO
-from runtime.shared_resources import SharedResources
-from runtime.sizes import projection_bytes
+from runtime.memory.sizes import projection_bytes
+from runtime.steps.engine_runner import LLMEngineRunner
+from runtime.steps.pipeline_io import PipelineIO
+from runtime.steps.shared_resources import SharedResources
 from runtime.tensors.tensor import Tensor
 from runtime.undo import undoing
 

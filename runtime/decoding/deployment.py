@@ -4,14 +4,15 @@ from typing import Literal, NamedTuple
 from msgspec import structs
 
 from runtime.config import LLMEngineRunnerConfig, load_config
-from runtime.decoding.options import RuntimeOptions, effective_config
-from runtime.drafting.options import (
+from runtime.decoding.effective_config import effective_config
+from runtime.engine_folder import DRAFT_FOLDER, verify_folder
+from runtime.errors import HearthError
+from runtime.options import (
     EagleDraftingConfig,
+    RuntimeOptions,
     SpeculationOptions,
     check_speculation,
 )
-from runtime.engine_folder import DRAFT_FOLDER, verify_folder
-from runtime.errors import HearthError
 
 Method = Literal["off", "lookup", "eagle"]
 

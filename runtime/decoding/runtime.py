@@ -9,20 +9,18 @@ import msgspec
 
 from runtime.decoding.assembly import assemble
 from runtime.decoding.completion import complete
-from runtime.decoding.context import DecodingInferenceContext, RowState
 from runtime.decoding.deployment import DeploymentConfig, load_deployment
 from runtime.decoding.limits import check_row
 from runtime.decoding.metrics import StageMetrics
-from runtime.decoding.options import RuntimeOptions
 from runtime.decoding.speculative import PendingRound, SpeculativeStrategy
 from runtime.decoding.vanilla import PendingStep, VanillaStrategy
 from runtime.device.device import BatchSampler, Device
 from runtime.device.open import open_device
 from runtime.drafting.metrics import EagleGenerationMetrics
-from runtime.engine_runner import LLMEngineRunner
 from runtime.errors import HearthError
 from runtime.executor.engine import EngineOptions
 from runtime.executor.graph_cache import GraphCounters
+from runtime.options import RuntimeOptions
 from runtime.request import (
     GenerationRequest,
     GenerationResponse,
@@ -30,11 +28,11 @@ from runtime.request import (
     RowRound,
     RowToken,
 )
+from runtime.rows import DecodingInferenceContext, RowState
 from runtime.sampling.limits import check_sampling
+from runtime.steps.engine_runner import LLMEngineRunner
 from runtime.text import Tokenizer
 from runtime.undo import undoing
-
-__all__ = ["LLMInferenceRuntime", "RuntimeOptions", "StepResult"]
 
 
 class StepResult(msgspec.Struct):

@@ -2,14 +2,14 @@ import time
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from runtime.decoding.context import DecodingInferenceContext, DecodingRow
 from runtime.decoding.vanilla import PendingStep
 from runtime.device.device import AcceptedPath, BatchSampler, PendingPaths, TreeBuffers
 from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.drafting.policy import SpeculationPolicy
 from runtime.drafting.proposer import Proposer
-from runtime.engine_runner import LLMEngineRunner
 from runtime.request import RowRound, RowToken
+from runtime.rows import DecodingInferenceContext, DecodingRow
+from runtime.steps.engine_runner import LLMEngineRunner
 
 _ROOT_ALONE = AcceptedPath([], [0])
 """What a row with numbers that are not finite leaves behind until it is evicted."""

@@ -6,10 +6,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.decoding.context import DecodingInferenceContext, DecodingRow
 from runtime.device.device import BatchSampler, PendingSamples
-from runtime.engine_runner import LLMEngineRunner
 from runtime.request import RowRound, RowToken
+from runtime.rows import DecodingInferenceContext, DecodingRow
+from runtime.steps.engine_runner import LLMEngineRunner
 
 
 class PendingStep(msgspec.Struct, frozen=True):

@@ -4,18 +4,18 @@ The NumPy forms in `runtime.device.arrays` and `runtime.sampling` specify every 
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.config import DeviceKind
 from runtime.device.arrays import RowMove
 from runtime.device.stream import Stream
 from runtime.request import RowRequest
 from runtime.sampling.batch import Sample
 from runtime.tensors.tensor import Tensor
 
-DeviceKind = Literal["cpu", "cuda"]
 MOST_GPU_ROWS = 256
 """Rows of a batch that the kernels of a GPU take."""
 

@@ -1,5 +1,6 @@
+from runtime.config import DeviceKind
 from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.device.device import Device, DeviceKind
+from runtime.device.device import Device
 
 
 def open_device(kind: DeviceKind) -> Device:

@@ -7,12 +7,12 @@ from numpy.typing import NDArray
 from runtime.config import LLMEngineRunnerConfig
 from runtime.device.device import Device, ProposalBuffers, TreeBuffers
 from runtime.drafting.growth import DraftSteps, choose_growth
-from runtime.drafting.options import EagleDraftingConfig
 from runtime.errors import HearthError
 from runtime.executor.engine_executor import EngineExecutor
-from runtime.pipeline_io import PipelineIO, step_buffers
-from runtime.shared_resources import SharedResources
-from runtime.step_runner import StepRunner
+from runtime.options import EagleDraftingConfig
+from runtime.steps.pipeline_io import PipelineIO, step_buffers
+from runtime.steps.shared_resources import SharedResources
+from runtime.steps.step_runner import StepRunner
 from runtime.tensors.dims import PROFILE_CONTEXT, InferenceDims
 from runtime.tensors.static_dims import accept_profile
 from runtime.tensors.tensor import Tensor

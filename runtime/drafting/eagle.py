@@ -2,10 +2,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from runtime.decoding.context import DecodingRow
 from runtime.device.device import TreeBuffers
 from runtime.drafting.draft_runner import DraftEntries, EagleDraftRunner
-from runtime.drafting.options import EagleDraftingConfig
+from runtime.options import EagleDraftingConfig
+from runtime.rows import DecodingRow
 from runtime.tensors.tensor import Tensor
 
 

@@ -9,8 +9,8 @@ from runtime.caches.hybrid_cache_manager import HybridCacheManager
 from runtime.config import LLMEngineRunnerConfig
 from runtime.device.device import Device, ProposalBuffers, StepBuffers, TreeBuffers
 from runtime.device.tree_arrays import NO_NODE
-from runtime.drafting.options import EagleDraftingConfig
-from runtime.step_runner import StepRunner
+from runtime.options import EagleDraftingConfig
+from runtime.steps.step_runner import StepRunner
 from runtime.tensors.dims import PROFILE_GENERATION, InferenceDims
 from runtime.tensors.static_dims import proposal_profile
 

@@ -2,11 +2,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from runtime.decoding.context import DecodingRow
 from runtime.device.device import TreeBuffers, TreeOps
 from runtime.device.tree_arrays import NO_NODE
 from runtime.drafting.lookup import NgramIndex
-from runtime.drafting.options import SpeculationOptions
+from runtime.options import SpeculationOptions
+from runtime.rows import DecodingRow
 
 
 class _IndexedRow:

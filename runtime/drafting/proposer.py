@@ -1,8 +1,8 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from runtime.decoding.context import DecodingRow
 from runtime.device.device import TreeBuffers
+from runtime.rows import DecodingRow
 
 
 class Proposer(Protocol):

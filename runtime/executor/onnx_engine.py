@@ -12,7 +12,7 @@ from runtime.engine_folder import MODEL_FILE
 from runtime.errors import HearthError
 from runtime.executor.engine import Binding, EngineOptions, IOTensor
 from runtime.executor.threads import physical_cores
-from runtime.memory import release_free_memory
+from runtime.memory.system import release_free_memory
 from runtime.tensors.tensor import Tensor
 
 NATIVE_SINCE = (1, 24)

@@ -6,8 +6,8 @@ from typing import Literal
 import msgspec
 
 from runtime.config import MOST_TREE_NODES
-from runtime.drafting.options import FEWEST_TREE_NODES, MOST_ACCEPTED, EagleDraftingConfig
 from runtime.errors import HearthError
+from runtime.options import FEWEST_TREE_NODES, MOST_ACCEPTED, EagleDraftingConfig
 
 DEFAULT_TREE = 60
 """Nodes of a verified tree, and slots of a proposal tree: those of the default drafting."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from runtime.config import DRAFT_ARCHITECTURE, FileRecord, LLMEngineRunnerConfig
-from runtime.device.dtypes import numpy_dtype
 from runtime.engine_folder import EMBEDDING_FILE, ROPE_FILE, record_files
 from runtime.errors import HearthError
 from runtime.export.checkpoint import Checkpoint
@@ -19,12 +18,13 @@ from runtime.export.model_config import ModelConfig
 from runtime.export.onnx_files import Build, write_onnx
 from runtime.export.options import ExportOptions
 from runtime.export.progress import Meter, Progress
+from runtime.export.rope import rope_tables
 from runtime.export.tensorrt.options import PlanOptions
 from runtime.export.tensorrt.plan import build_or_fall_back
 from runtime.export.weights import Weights, row_pieces
 from runtime.export.writer import TensorPieces, write_safetensors
-from runtime.rope import rope_tables
-from runtime.sizes import projection_bytes
+from runtime.memory.sizes import projection_bytes
+from runtime.tensors.dtypes import numpy_dtype
 
 
 @contextmanager

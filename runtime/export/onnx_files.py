@@ -6,7 +6,6 @@ from pathlib import Path
 import onnx_ir as ir
 
 from runtime.config import LLMEngineRunnerConfig
-from runtime.device.dtypes import numpy_dtype
 from runtime.engine_folder import DATA_FILE, MODEL_FILE
 from runtime.export import classic, contrib, native
 from runtime.export.contrib_trees import TreeSpelling
@@ -16,6 +15,7 @@ from runtime.export.spelling import Spelling
 from runtime.export.tensorrt.spelling import PrimitiveSpelling
 from runtime.export.weights import Weights
 from runtime.export.writer import DataFile
+from runtime.tensors.dtypes import numpy_dtype
 
 Build = Callable[[GraphBuilder, Spelling, Weights], None]
 """Appends a model to a graph."""

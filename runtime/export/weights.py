@@ -8,11 +8,11 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from runtime.config import LLMEngineRunnerConfig
-from runtime.device.dtypes import numpy_dtype
 from runtime.errors import HearthError
 from runtime.export.checkpoint import Checkpoint
 from runtime.export.graph import GraphBuilder
 from runtime.export.quantize import pack_int4, quantize_rows
+from runtime.tensors.dtypes import numpy_dtype
 
 Array = NDArray[Any]
 SLAB_BYTES = 32 << 20

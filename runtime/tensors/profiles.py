@@ -1,8 +1,8 @@
 from typing import Literal, NamedTuple
 
-from runtime.caches.buckets import bucket_sizes
 from runtime.config import LLMEngineRunnerConfig
 from runtime.errors import HearthError
+from runtime.tensors.buckets import bucket_sizes
 from runtime.tensors.dims import PROFILE_GENERATION, InferenceDims
 from runtime.tensors.static_dims import static_dims
 

@@ -4,9 +4,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from runtime.config import LLMEngineRunnerConfig
-from runtime.device.dtypes import numpy_dtype
 from runtime.errors import HearthError
 from runtime.tensors.dims import InferenceDims
+from runtime.tensors.dtypes import numpy_dtype
 
 Direction = Literal["input", "output"]
 

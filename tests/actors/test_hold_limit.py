@@ -30,10 +30,10 @@ from actors.messages import (
 )
 from actors.placement import AddressBook, Placement
 from actors.roles import SchedulerRole
-from runtime.decoding.options import RuntimeOptions
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.engine_folder import write_config
 from runtime.executor.simulated_engine import simulated_config, simulated_next_tokens
+from runtime.options import RuntimeOptions
 from runtime.request import SamplingParams
 
 CONFIG = simulated_config(max_batch=1, capacity=512, step_ms=2.0, prefill_chunk=16)

@@ -29,10 +29,10 @@ from actors.messages import (
 )
 from actors.placement import AddressBook, Placement
 from actors.roles import ExecutorRole, HostConfig
-from runtime.decoding.options import RuntimeOptions
 from runtime.engine_folder import write_config
 from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
+from runtime.options import RuntimeOptions
 from runtime.request import SamplingParams
 
 

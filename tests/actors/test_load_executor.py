@@ -6,10 +6,10 @@ from structlog.testing import capture_logs
 from actors.load_executor import open_runtime
 from actors.placement import AddressBook, Placement
 from actors.roles import ExecutorRole
-from runtime.decoding.options import RuntimeOptions
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.engine_folder import write_config
 from runtime.executor.simulated_engine import simulated_config
+from runtime.options import RuntimeOptions
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 
 from bench.random_model import QUICK_SHAPE, write_random_model
 from bench.toy_engine import toy_engine
-from runtime.decoding.runtime import LLMInferenceRuntime, RuntimeOptions
-from runtime.drafting.options import SpeculationOptions
+from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.options import RuntimeOptions, SpeculationOptions
 
 
 @pytest.fixture(scope="session")

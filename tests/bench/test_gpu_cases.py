@@ -14,7 +14,7 @@ from bench.gpu_cases import (
 )
 from runtime.config import load_config
 from runtime.export import ExportOptions
-from runtime.sizes import projection_bytes
+from runtime.memory.sizes import projection_bytes
 from tests.runtime.engine_configs import small_config
 
 

@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from bench.graphs import GraphRun
-from runtime.decoding.runtime import LLMInferenceRuntime, RuntimeOptions
+from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.options import RuntimeOptions
 from tests.bench.test_commands import run
 
 

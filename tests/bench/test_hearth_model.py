@@ -5,8 +5,9 @@ from msgspec import structs
 
 from bench.hearth_model import HearthModel
 from bench.worker_messages import Job
-from runtime.decoding.runtime import LLMInferenceRuntime, RuntimeOptions
+from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.errors import HearthError
+from runtime.options import RuntimeOptions
 from runtime.request import GenerationRequest, RowRequest
 
 PROMPT = [5, 77, 200, 31]

@@ -11,8 +11,8 @@ from bench.memory import MemoryFigures, measure_memory, memory_figures
 from bench.memory_stages import STAGES
 from daemon.budget import predicted_parts
 from runtime.decoding.deployment import DeploymentConfig
-from runtime.drafting.options import EagleDraftingConfig, SpeculationOptions
 from runtime.errors import HearthError
+from runtime.options import EagleDraftingConfig, SpeculationOptions
 from tests.bench.test_commands import run
 from tests.runtime.engine_configs import draft_config, small_config
 

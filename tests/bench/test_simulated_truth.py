@@ -3,7 +3,8 @@ from pathlib import Path
 
 from bench.simulated_truth import simulated_stream
 from runtime.config import load_config
-from runtime.decoding.runtime import LLMInferenceRuntime, RuntimeOptions
+from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.options import RuntimeOptions
 from runtime.request import GenerationRequest, RowRequest
 
 

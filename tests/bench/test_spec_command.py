@@ -12,9 +12,9 @@ from bench.spec_session import SpecSession
 from bench.spec_verify import Replies, VerifyFigures, compare
 from daemon.cli.errors import FAILED
 from runtime.config import load_config
-from runtime.decoding.runtime import LLMInferenceRuntime, RuntimeOptions
-from runtime.drafting.options import EagleDraftingConfig
+from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.errors import HearthError
+from runtime.options import EagleDraftingConfig, RuntimeOptions
 
 PROMPTS = [[5, 6, 7] * 6, [9, 10] * 9, [3, 4, 5, 6] * 5, [8] * 12] * 2
 QUICK = ("--max-tokens", "12", "--threads", "1")

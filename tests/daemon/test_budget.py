@@ -4,9 +4,9 @@ from msgspec import structs
 from daemon import budget
 from daemon.budget import Budget, budget_of, host_budget_of, predicted_parts
 from runtime.decoding.deployment import DeploymentConfig
-from runtime.drafting.options import EagleDraftingConfig, SpeculationOptions
 from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
+from runtime.options import EagleDraftingConfig, SpeculationOptions
 from tests.daemon.test_gpu_facts import GPU
 from tests.runtime.engine_configs import PLAN, draft_config, small_config
 

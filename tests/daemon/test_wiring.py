@@ -7,9 +7,9 @@ from msgspec import structs
 from actors.roles import ExecutorRole, TokenizerRole
 from daemon import wiring
 from daemon.configuration.settings import FIELDS, Settings
-from runtime.drafting.options import SpeculationOptions, check_speculation
 from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
+from runtime.options import SpeculationOptions, check_speculation
 
 ENGINE = Path("/engines/x")
 SOCKETS = Path("/run/h")

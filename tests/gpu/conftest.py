@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.decoding.runtime import LLMInferenceRuntime, RuntimeOptions
+from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.export import DraftOptions, ExportOptions, export_model
+from runtime.options import RuntimeOptions
 
 MODEL = Path(__file__).parents[2] / "models" / "home"
 CAPACITY = 1024

@@ -13,10 +13,10 @@ from msgspec import structs
 from daemon.own_daemon import own_daemon
 from runtime.config import load_config
 from runtime.decoding.deployment import DeploymentConfig
-from runtime.decoding.options import RuntimeOptions
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.errors import HearthError
 from runtime.executor.engine import EngineOptions
+from runtime.options import RuntimeOptions
 from runtime.request import GenerationRequest
 from tests.gpu.conftest import EngineFolder
 from tests.gpu.near_ties import greedy_row

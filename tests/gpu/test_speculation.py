@@ -8,8 +8,8 @@ import pytest
 from msgspec import structs
 
 from models.splits import held_out
-from runtime.decoding.runtime import LLMInferenceRuntime, RuntimeOptions
-from runtime.drafting.options import EagleDraftingConfig, SpeculationOptions
+from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
 from runtime.request import GenerationRequest, RowRequest
 from runtime.text import Tokenizer
 from tests.gpu.conftest import CHAINED, DRAFTED, EngineFolder

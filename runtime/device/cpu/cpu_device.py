@@ -4,11 +4,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.config import DeviceKind
 from runtime.device.cpu.ops import CpuStepOps
 from runtime.device.cpu.sampler import CpuBatchSampler
 from runtime.device.cpu.storage import CpuCacheStorage
 from runtime.device.cpu.tree_ops import CpuTreeOps
-from runtime.device.device import DeviceKind, SamplerBuffers, StepOps, TreeOps
+from runtime.device.device import SamplerBuffers, StepOps, TreeOps
 from runtime.device.stream import HostStream, Stream
 from runtime.errors import HearthError
 from runtime.tensors.tensor import Tensor

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.config import DeviceKind
 from runtime.device.cuda.compiler import KernelCompiler, cache_folder, load_compiler_api
 from runtime.device.cuda.context import CudaContext, DeviceProperties, open_context
 from runtime.device.cuda.graph import GraphCapture
@@ -17,7 +18,7 @@ from runtime.device.cuda.storage import CudaCacheStorage
 from runtime.device.cuda.stream import CudaStream
 from runtime.device.cuda.tree_ops import CudaTreeOps
 from runtime.device.cuda.upload import UploadRing
-from runtime.device.device import DeviceKind, SamplerBuffers
+from runtime.device.device import SamplerBuffers
 from runtime.errors import HearthError
 from runtime.tensors.tensor import Tensor
 from runtime.undo import undoing

@@ -10,11 +10,11 @@ import pytest
 from msgspec import structs
 
 from runtime.decoding import speculative
-from runtime.decoding.context import DecodingRow
 from runtime.device.cpu.sampler import CpuBatchSampler
 from runtime.device.device import AcceptedPath
 from runtime.errors import HearthError
 from runtime.request import RowRequest, RowToken, SamplingParams
+from runtime.rows import DecodingRow
 from tests.runtime.decoding.test_speculative import NODES, drain, expected, make, row
 
 CAUGHT_BY = {

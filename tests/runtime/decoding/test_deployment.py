@@ -6,9 +6,9 @@ from msgspec import structs
 
 from runtime.config import LLMEngineRunnerConfig
 from runtime.decoding.deployment import DeploymentConfig, resolve_deployment, suited_drafting
-from runtime.decoding.runtime import LLMInferenceRuntime, RuntimeOptions
-from runtime.drafting.options import EagleDraftingConfig, SpeculationOptions
+from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.errors import HearthError
+from runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
 from runtime.request import GenerationRequest, RowRequest, SamplingParams
 from tests.runtime.engine_configs import draft_config, small_config
 from tests.runtime.export.trees import export_with_draft

@@ -7,12 +7,13 @@ from msgspec import structs
 
 from runtime.config import FileRecord
 from runtime.decoding.deployment import DeploymentConfig
-from runtime.decoding.runtime import LLMInferenceRuntime, RuntimeOptions
+from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.engine_folder import write_config
 from runtime.errors import HearthError
 from runtime.executor import EngineExecutor, EngineOptions
 from runtime.executor.simulated_engine import simulated_config, simulated_next_tokens
+from runtime.options import RuntimeOptions
 from runtime.request import GenerationRequest, RowRequest, SamplingParams
 
 CONFIG = simulated_config(vocab_size=97, layers=2, max_batch=4, capacity=600, prefill_chunk=16)

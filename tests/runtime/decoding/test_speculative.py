@@ -9,19 +9,19 @@ from msgspec import structs
 
 from runtime.config import LLMEngineRunnerConfig
 from runtime.decoding.assembly import assemble
-from runtime.decoding.context import DecodingRow
 from runtime.decoding.deployment import DeploymentConfig
 from runtime.decoding.runtime import LLMInferenceRuntime, StepResult
 from runtime.decoding.speculative import SpeculativeStrategy
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.device.device import TreeBuffers, TreeOps
 from runtime.drafting.lookup_proposer import LookupProposer
-from runtime.drafting.options import SpeculationOptions
 from runtime.drafting.policy import SpeculationPolicy
 from runtime.errors import HearthError
 from runtime.executor import EngineOptions
 from runtime.executor.simulated_engine import simulated_config, simulated_next_tokens
+from runtime.options import SpeculationOptions
 from runtime.request import RowRequest, RowRound
+from runtime.rows import DecodingRow
 
 NODES = 5
 VOCABULARY = 97

@@ -4,18 +4,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.decoding.context import DecodingInferenceContext, RowState
 from runtime.decoding.vanilla import VanillaStrategy
 from runtime.device.cpu import sampler as cpu_sampler
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.device.device import SamplerBuffers
-from runtime.engine_runner import LLMEngineRunner
 from runtime.executor import EngineExecutor, EngineOptions
 from runtime.executor.simulated_engine import simulated_config
-from runtime.pipeline_io import PipelineIO
 from runtime.request import RowRequest
+from runtime.rows import DecodingInferenceContext, RowState
 from runtime.sampling import RowSampler, Sample, sample_rows
-from runtime.shared_resources import SharedResources
+from runtime.steps.engine_runner import LLMEngineRunner
+from runtime.steps.pipeline_io import PipelineIO
+from runtime.steps.shared_resources import SharedResources
 from runtime.tensors.tensor import Tensor
 
 CONFIG = simulated_config(vocab_size=50, layers=1, max_batch=3, prefill_chunk=4)

@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from runtime.decoding.assembly import RuntimeParts, assemble
-from runtime.decoding.context import DecodingRow
 from runtime.decoding.deployment import DeploymentConfig, load_deployment
-from runtime.decoding.runtime import LLMInferenceRuntime, RuntimeOptions
+from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.device.device import TreeBuffers
 from runtime.drafting.eagle import EagleProposer
-from runtime.drafting.options import EagleDraftingConfig, SpeculationOptions
 from runtime.executor import EngineOptions
+from runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
 from runtime.request import RowRequest, SamplingParams
+from runtime.rows import DecodingRow
 from tests.eagle_models import DraftReference
 from tests.references import reference_folder
 from tests.runtime.conftest import EngineFolders

@@ -1,13 +1,13 @@
 import pytest
 from msgspec import structs
 
-from runtime.decoding.context import DecodingRow
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.device.device import TreeBuffers
 from runtime.drafting.lookup_proposer import LookupProposer
-from runtime.drafting.options import SpeculationOptions
-from runtime.pipeline_io import PipelineIO
+from runtime.options import SpeculationOptions
 from runtime.request import RowRequest
+from runtime.rows import DecodingRow
+from runtime.steps.pipeline_io import PipelineIO
 from tests.runtime.engine_configs import small_config
 
 CONFIG = structs.replace(small_config(), max_verify_tree_size=4)

@@ -20,7 +20,7 @@ from runtime.engine_folder import (
 from runtime.errors import HearthError
 from runtime.export import DraftOptions, ExportOptions, export_model
 from runtime.export.checkpoint import SINGLE_FILE
-from runtime.sizes import projection_bytes
+from runtime.memory.sizes import projection_bytes
 from tests.eagle_models import Form, write_draft
 from tests.references import reference_folder
 

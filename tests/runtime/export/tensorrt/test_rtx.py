@@ -7,11 +7,11 @@ import pytest
 from msgspec import structs
 
 from runtime.config import LLMEngineRunnerConfig, load_config
-from runtime.device.dtypes import numpy_dtype
 from runtime.engine_folder import DRAFT_FOLDER, MODEL_FILE, PLAN_FILE, verify_folder
 from runtime.errors import HearthError
 from runtime.export import export_model
 from runtime.export.options import Dialect, TargetType
+from runtime.tensors.dtypes import numpy_dtype
 from runtime.tensors.profiles import build_profiles
 from runtime.tensors.registry import (
     TensorRegistry,

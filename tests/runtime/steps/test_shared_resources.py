@@ -9,7 +9,7 @@ from runtime.config import LLMEngineRunnerConfig
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
-from runtime.shared_resources import SharedResources
+from runtime.steps.shared_resources import SharedResources
 
 CONFIG = structs.replace(
     simulated_config(vocab_size=10, layers=2, capacity=64),

@@ -9,9 +9,9 @@ from runtime.config import LLMEngineRunnerConfig
 from runtime.device.device import Device, TreeBuffers
 from runtime.errors import HearthError
 from runtime.executor.engine_executor import EngineExecutor
-from runtime.pipeline_io import PipelineIO, step_buffers
-from runtime.shared_resources import SharedResources
-from runtime.step_runner import StepRunner
+from runtime.steps.pipeline_io import PipelineIO, step_buffers
+from runtime.steps.shared_resources import SharedResources
+from runtime.steps.step_runner import StepRunner
 from runtime.tensors.dims import PROFILE_CONTEXT, InferenceDims
 from runtime.tensors.profiles import decode_profile, verify_profile
 from runtime.tensors.tensor import Tensor

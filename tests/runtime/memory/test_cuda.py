@@ -2,16 +2,16 @@ import pytest
 from msgspec import structs
 
 from runtime.config import FileRecord, LLMEngineRunnerConfig
-from runtime.cuda_memory import (
+from runtime.engine_folder import PLAN_FILE
+from runtime.memory.cuda import (
     cuda_scratch_bytes,
     cuda_weight_bytes,
     predict_cuda_host_memory,
     predict_cuda_memory,
 )
-from runtime.drafting.options import EagleDraftingConfig
-from runtime.engine_folder import PLAN_FILE
-from runtime.memory import predict_draft_memory, predict_memory
-from runtime.sizes import projection_elements
+from runtime.memory.predicted import predict_draft_memory, predict_memory
+from runtime.memory.sizes import projection_elements
+from runtime.options import EagleDraftingConfig
 from tests.runtime.engine_configs import PLAN, draft_config, small_config
 
 

@@ -5,10 +5,11 @@ import pytest
 from msgspec import structs
 
 from runtime.config import LLMEngineRunnerConfig
-from runtime.decoding.options import RuntimeOptions, effective_config
+from runtime.decoding.effective_config import effective_config
 from runtime.device.device import MOST_GPU_ROWS
 from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
+from runtime.options import RuntimeOptions
 
 SIMULATED = simulated_config(max_batch=8, capacity=1000, prefill_chunk=128, step_ms=3)
 STORED = structs.replace(SIMULATED, backend="onnxruntime", hidden_size=64, step_ms=0)

@@ -5,10 +5,10 @@ import numpy as np
 
 from runtime.config import LLMEngineRunnerConfig
 from runtime.device.device import Device, ProposalBuffers, StepBuffers, TreeBuffers
-from runtime.device.dtypes import numpy_dtype
-from runtime.drafting.options import EagleDraftingConfig
 from runtime.errors import HearthError
-from runtime.shared_resources import SharedResources
+from runtime.options import EagleDraftingConfig
+from runtime.steps.shared_resources import SharedResources
+from runtime.tensors.dtypes import numpy_dtype
 from runtime.tensors.registry import index_dtype
 from runtime.tensors.tensor import Tensor
 from runtime.tensors.tensor_map import TensorMap

@@ -1,9 +1,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.decoding.context import DecodingInferenceContext, DecodingRow, RowState
 from runtime.executor.simulated_engine import simulated_config
 from runtime.request import RowRequest, RowToken
+from runtime.rows import DecodingInferenceContext, DecodingRow, RowState
 from runtime.sampling import Sample
 
 CONFIG = simulated_config(vocab_size=50, eos_token_ids=(0, 7))

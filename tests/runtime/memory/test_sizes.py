@@ -7,9 +7,9 @@ from msgspec import structs
 
 from runtime.config import LLMEngineRunnerConfig
 from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.drafting.options import EagleDraftingConfig
-from runtime.pipeline_io import PipelineIO
-from runtime.sizes import draft_buffer_bytes, kv_cache_bytes, rope_bytes, step_buffer_bytes
+from runtime.memory.sizes import draft_buffer_bytes, kv_cache_bytes, rope_bytes, step_buffer_bytes
+from runtime.options import EagleDraftingConfig
+from runtime.steps.pipeline_io import PipelineIO
 from runtime.tensors.tensor import Tensor
 from tests.runtime.engine_configs import draft_config, small_config
 

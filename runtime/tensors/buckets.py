@@ -1,6 +1,6 @@
 from collections.abc import Sequence
 
-from runtime.device.device import DeviceKind
+from runtime.config import DeviceKind
 from runtime.errors import HearthError
 
 SMALLEST_BUCKET = 256

@@ -2,8 +2,8 @@ from runtime.caches.hybrid_cache_manager import HybridCacheManager
 from runtime.config import LLMEngineRunnerConfig
 from runtime.device.device import Device
 from runtime.executor.engine_executor import EngineExecutor
-from runtime.pipeline_io import PipelineIO, build_tensor_map
-from runtime.shared_resources import SharedResources
+from runtime.steps.pipeline_io import PipelineIO, build_tensor_map
+from runtime.steps.shared_resources import SharedResources
 from runtime.tensors.dims import InferenceDims
 from runtime.tensors.profiles import decode_batches
 from runtime.tensors.tensor_map import TensorMap

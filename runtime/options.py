@@ -1,3 +1,5 @@
+"""What the caller of the runtime may ask of an engine folder."""
+
 from typing import Literal
 
 import msgspec
@@ -59,6 +61,26 @@ class SpeculationOptions(msgspec.Struct, frozen=True, kw_only=True):
     lookup_ngram: int = 3
     lookup_shortest: int = 2
     adaptive: bool = True
+
+
+class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How an engine folder is served; 0 means all physical cores, or the engine's own limit.
+
+    `engine_kind` "simulated" puts a simulated engine with steps of `step_ms` milliseconds behind
+    the folder's vocabulary and limits. `device` "" is the one that the folder was exported for.
+    `verify` checks the digest of every file. `speculation` says how several tokens a step are
+    tried; it changes the speed and never the text.
+    """
+
+    threads: int = 0
+    spin: bool = False
+    max_batch: int = 0
+    capacity: int = 0
+    verify: bool = True
+    engine_kind: Literal["", "onnxruntime", "tensorrt", "simulated"] = ""
+    device: Literal["", "cpu", "cuda"] = ""
+    step_ms: float = 0.0
+    speculation: SpeculationOptions = SpeculationOptions()
 
 
 def check_speculation(options: SpeculationOptions) -> None:

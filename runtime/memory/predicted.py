@@ -1,18 +1,13 @@
-"""Memory by part, predicted from the configuration alone, and the memory that is there."""
+"""Memory by part, predicted from the configuration alone."""
 
-import ctypes
-from pathlib import Path
-
-from runtime.caches.buckets import bucket_sizes
 from runtime.config import LLMEngineRunnerConfig
-from runtime.cuda_memory import (
+from runtime.memory.cuda import (
     cuda_draft_library_bytes,
     cuda_scratch_bytes,
     cuda_weight_bytes,
     predict_cuda_memory,
 )
-from runtime.drafting.options import EagleDraftingConfig
-from runtime.sizes import (
+from runtime.memory.sizes import (
     ITEM_BYTES,
     WEIGHT_BITS,
     draft_buffer_bytes,
@@ -25,6 +20,8 @@ from runtime.sizes import (
     rope_bytes,
     step_buffer_bytes,
 )
+from runtime.options import EagleDraftingConfig
+from runtime.tensors.buckets import bucket_sizes
 
 # Interpreter, libraries and an empty session, measured.
 _PROCESS_BYTES = 120 << 20
@@ -115,55 +112,3 @@ def _resident_weights(config: LLMEngineRunnerConfig) -> int:
     packed = integers + elements // config.weight_block_size * 4 * _NUMBERS_PER_BLOCK
     # ONNX Runtime 1.23, which the classic dialect is for, keeps the stored form beside it.
     return packed + (projection_bytes(config) if config.dialect == "classic" else 0)
-
-
-def release_free_memory() -> None:
-    """Hand freed memory back to the system, where the C library has a way to.
-
-    Opening an engine transposes and packs its weights; what that frees, up to half as much again
-    as the weights, would otherwise stay resident for good.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-
-
-def available_memory(root: Path = Path("/")) -> int:
-    """Bytes that a process may still take: the machine's, or its control group's if fewer.
-
-    `root` is the root of the file system with `proc` and `sys`.
-    """
-    free = _kibibytes(root / "proc/meminfo", "MemAvailable") << 10
-    limits = [_headroom(folder) for folder in _control_groups(root)]
-    return min([free, *(limit for limit in limits if limit is not None)])
-
-
-def _kibibytes(path: Path, name: str) -> int:
-    for line in path.read_text().splitlines():
-        key, _, value = line.partition(":")
-        if key == name:
-            return int(value.split()[0])
-    raise LookupError(f"{path} has no {name}")
-
-
-def _control_groups(root: Path) -> list[Path]:
-    """The folders of this process's control group and of all groups around it."""
-    mount = root / "sys/fs/cgroup"
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    unified = next((line[3:] for line in lines if line.startswith("0::")), None)
-    if unified is None:
-        return []
-    own = mount / unified.strip("/")
-    return [own, *(parent for parent in own.parents if mount in (parent, *parent.parents))]
-
-
-def _headroom(group: Path) -> int | None:
-    try:
-        limit = (group / "memory.max").read_text().strip()
-        used = (group / "memory.current").read_text().strip()
-    except OSError:
-        return None
-    return None if limit == "max" else max(int(limit) - int(used), 0)

@@ -5,11 +5,11 @@ import pytest
 from msgspec import structs
 
 from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.drafting.options import EagleDraftingConfig
 from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
-from runtime.pipeline_io import PipelineIO, build_tensor_map
-from runtime.shared_resources import SharedResources
+from runtime.options import EagleDraftingConfig
+from runtime.steps.pipeline_io import PipelineIO, build_tensor_map
+from runtime.steps.shared_resources import SharedResources
 from runtime.tensors.registry import (
     build_registry_for_llm,
     build_registry_for_spec_decode_draft,

@@ -1,8 +1,8 @@
 """Bytes of what every engine holds, from its configuration alone."""
 
 from runtime.config import DType, LLMEngineRunnerConfig
-from runtime.drafting.options import EagleDraftingConfig
 from runtime.engine_folder import EMBEDDING_FILE
+from runtime.options import EagleDraftingConfig
 
 ITEM_BYTES: dict[DType, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 WEIGHT_BITS = {"int8": 8, "int4": 4}

@@ -2,7 +2,7 @@
 
 from runtime.config import LLMEngineRunnerConfig
 from runtime.engine_folder import PLAN_FILE
-from runtime.sizes import (
+from runtime.memory.sizes import (
     ITEM_BYTES,
     embedding_bytes,
     kv_cache_bytes,

@@ -1,33 +1,10 @@
-from typing import Literal
-
-import msgspec
 from msgspec import structs
 
 from runtime.config import LLMEngineRunnerConfig
 from runtime.device.device import MOST_GPU_ROWS
-from runtime.drafting.options import SpeculationOptions
 from runtime.errors import HearthError
 from runtime.executor.simulated_engine import as_simulated
-
-
-class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How an engine folder is served; 0 means all physical cores, or the engine's own limit.
-
-    `engine_kind` "simulated" puts a simulated engine with steps of `step_ms` milliseconds behind
-    the folder's vocabulary and limits. `device` "" is the one that the folder was exported for.
-    `verify` checks the digest of every file. `speculation` says how several tokens a step are
-    tried; it changes the speed and never the text.
-    """
-
-    threads: int = 0
-    spin: bool = False
-    max_batch: int = 0
-    capacity: int = 0
-    verify: bool = True
-    engine_kind: Literal["", "onnxruntime", "tensorrt", "simulated"] = ""
-    device: Literal["", "cpu", "cuda"] = ""
-    step_ms: float = 0.0
-    speculation: SpeculationOptions = SpeculationOptions()
+from runtime.options import RuntimeOptions
 
 
 def effective_config(

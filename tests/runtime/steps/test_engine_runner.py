@@ -8,12 +8,12 @@ from numpy.typing import NDArray
 
 from runtime.config import LLMEngineRunnerConfig, load_config
 from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.engine_runner import LLMEngineRunner
 from runtime.errors import HearthError
 from runtime.executor import EngineExecutor, EngineOptions
 from runtime.executor.simulated_engine import simulated_config
-from runtime.pipeline_io import PipelineIO
-from runtime.shared_resources import SharedResources
+from runtime.steps.engine_runner import LLMEngineRunner
+from runtime.steps.pipeline_io import PipelineIO
+from runtime.steps.shared_resources import SharedResources
 from runtime.tensors.dims import InferenceDims
 from runtime.tensors.tensor_map import TensorMap
 from tests.references import NAMES, ReferenceRow, reference_logits

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.caches.buckets import bucket_for, bucket_sizes
 from runtime.errors import HearthError
+from runtime.tensors.buckets import bucket_for, bucket_sizes
 
 
 @pytest.mark.parametrize(
