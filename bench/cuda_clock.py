@@ -4,7 +4,7 @@ from collections.abc import Callable
 import numpy as np
 
 from runtime.device.cuda.cuda_device import CudaDevice
-from runtime.device.cuda.events import CudaEvent
+from runtime.device.cuda.stream import CudaEvent
 
 CALLS, ROUNDS = 100, 9
 DELAY_BYTES, DELAYS = 1 << 30, 12

@@ -1,6 +1,8 @@
 import ast
+import re
 import sys
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "hearth_client": set(),
 }
 ROOMS = {*FOLDERS, "models", "tests"}
+FLOORS = {
+    room: [line.split() for line in block.splitlines()]
+    for room, block in re.findall(
+        r"^```floors (\w+)\n(.*?)^```$",
+        (ROOT / "docs" / "architecture.md").read_text(),
+        re.MULTILINE | re.DOTALL,
+    )
+}
+"""The packages and single modules of a room, from the highest floor to the lowest."""
 IO_MODULES = {"anyio", "asyncio", "multiprocessing", "socket", "subprocess", "uvloop", "zmq"}
 UNSAFE_MODULES = {"cloudpickle", "dill", "marshal", "pickle", "shelve"}
 UNSAFE_BUILTINS = {"__import__", "eval", "exec"}
@@ -66,6 +77,65 @@ def _unsafe_call(node: ast.Call) -> set[str]:
         case ast.Attribute(attr=name) if name in UNSAFE_METHODS:
             loose.add(name)
     return {name for name in loose if name}
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    """All files of the rooms by the name under which they are imported."""
+    found = {}
+    for room, folder in FOLDERS.items():
+        for path, tree in trees(room).items():
+            parts = (room, *path.relative_to(folder).with_suffix("").parts)
+            found[".".join(parts).removesuffix(".__init__")] = tree
+    return found
+
+
+def files_imported(tree: ast.Module) -> set[str]:
+    """The files that a module names in its imports, a package's own `__init__` among them."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found & modules().keys()
+
+
+def rises(room: str, floors: list[list[str]]) -> set[tuple[str, str]]:
+    """The imports of a room that do not lead to a lower floor, as pairs of files."""
+    height = {name: -number for number, floor in enumerate(floors) for name in floor}
+    found = set()
+    for name, tree in modules().items():
+        for other in files_imported(tree):
+            if name.startswith(f"{room}.") and other.startswith(f"{room}."):
+                here, there = name.split(".")[1], other.split(".")[1]
+                if here != there and height[there] >= height[here]:
+                    found.add((name, other))
+    return found
+
+
+@pytest.mark.parametrize("room", FLOORS)
+def test_every_package_of_a_room_stands_on_one_floor(room: str) -> None:
+    names = [name.split(".")[1] for name in modules() if name.startswith(f"{room}.")]
+    assert sorted(name for floor in FLOORS[room] for name in floor) == sorted(set(names))
+
+
+@pytest.mark.parametrize("room", FLOORS)
+def test_no_import_runs_up(room: str) -> None:
+    assert not rises(room, FLOORS[room])
+
+
+def test_the_rooms_with_floors() -> None:
+    assert {"runtime"} <= FLOORS.keys()
+
+
+def test_the_check_itself_finds_what_runs_up() -> None:
+    assert rises("runtime", FLOORS["runtime"][::-1])
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    graph = {name: files_imported(tree) - {name} for name, tree in modules().items()}
+    TopologicalSorter(graph).prepare()
 
 
 @pytest.mark.parametrize("room", FOLDERS)

@@ -7,10 +7,14 @@ import onnx_ir as ir
 
 from runtime.config import LLMEngineRunnerConfig
 from runtime.engine_folder import DATA_FILE, MODEL_FILE
-from runtime.export import classic, contrib, native
+from runtime.export.classic import OPSET as CLASSIC_OPSET
+from runtime.export.classic import QUANTIZED_OPSET, ClassicSpelling
+from runtime.export.contrib import ContribSpelling
 from runtime.export.contrib_trees import TreeSpelling
 from runtime.export.graph import GraphBuilder
 from runtime.export.model_config import ModelConfig
+from runtime.export.native import OPSET as NATIVE_OPSET
+from runtime.export.native import NativeSpelling
 from runtime.export.spelling import Spelling
 from runtime.export.tensorrt.spelling import PrimitiveSpelling
 from runtime.export.weights import Weights
@@ -37,10 +41,10 @@ def write_onnx(
     `build` appends the model; `written` hears the bytes of every piece of the data file.
     """
     spelling = _spelling(config)
-    opset = native.OPSET
+    opset = NATIVE_OPSET
     if config.dialect == "classic":
         quantized = config.weight_quantization != "none"
-        opset = classic.QUANTIZED_OPSET if quantized else classic.OPSET
+        opset = QUANTIZED_OPSET if quantized else CLASSIC_OPSET
     with (folder / DATA_FILE).open("wb") as file:
         graph = GraphBuilder(DataFile(file, written), DATA_FILE, opset)
         chosen = spelling(graph, model, weights.dtype)
@@ -51,13 +55,13 @@ def write_onnx(
             longest = max(config.max_kv_cache_capacity, config.max_supported_batch_size)
             chosen.longest_range = longest
         build(graph, chosen, weights)
-    ir_version = _IR_VERSION if opset == classic.OPSET else _IR_VERSION_INT4
+    ir_version = _IR_VERSION if opset == CLASSIC_OPSET else _IR_VERSION_INT4
     graph.save(folder / MODEL_FILE, ir_version)
 
 
 def _spelling(config: LLMEngineRunnerConfig) -> type[Spelling]:
     if config.dialect == "classic":
-        return PrimitiveSpelling if config.backend == "tensorrt" else classic.ClassicSpelling
+        return PrimitiveSpelling if config.backend == "tensorrt" else ClassicSpelling
     if config.operators == "standard":
-        return native.NativeSpelling
-    return TreeSpelling if config.takes_tree_mask else contrib.ContribSpelling
+        return NativeSpelling
+    return TreeSpelling if config.takes_tree_mask else ContribSpelling

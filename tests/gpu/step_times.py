@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from runtime.device.cuda.events import CudaEvent
+from runtime.device.cuda.stream import CudaEvent
 from tests.gpu.plan_driver import PlanDriver
 
 LAUNCHES = 300

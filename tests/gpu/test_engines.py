@@ -7,6 +7,7 @@ from msgspec import structs
 
 from daemon.example_home import EXAMPLE_HOME
 from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.device.cuda.stream import CudaEvent, CudaStream
 from runtime.request import GenerationRequest, RowRequest, SamplingParams
 from runtime.text import Tokenizer
 from tests.gpu.near_ties import divergences, greedy_row, references
@@ -94,9 +95,6 @@ def test_a_seed_gives_the_same_tokens_again(
 def test_a_steady_step_waits_for_the_device_once(
     gpu_runtime: LLMInferenceRuntime, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from runtime.device.cuda.events import CudaEvent  # noqa: PLC0415 - not where there is no GPU
-    from runtime.device.cuda.stream import CudaStream  # noqa: PLC0415
-
     calls: list[str] = []
     wait, synchronize = CudaEvent.wait, CudaStream.synchronize
 

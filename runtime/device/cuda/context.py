@@ -1,12 +1,10 @@
+from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from runtime.device.cuda.driver import CudaDriver, load_driver_api
 from runtime.errors import HearthError
 from runtime.undo import undoing
-
-if TYPE_CHECKING:
-    from runtime.device.cuda.events import CudaEvent
 
 _NAME_BYTES = 256
 # Room for one more context, twice over: it takes 0.55 GB on an H200, less on smaller GPUs.
@@ -36,8 +34,8 @@ class CudaContext:
 
     def __init__(self, driver: CudaDriver, ordinal: int = 0) -> None:
         self.driver = driver
-        self.events: set[CudaEvent] = set()
-        """The events that are not closed."""
+        self.open_events: set[Callable[[], None]] = set()
+        """What closes each event that is not closed."""
         driver.call("cuInit", 0)
         devices = driver.call("cuDeviceGetCount")
         if not 0 <= ordinal < devices:
@@ -83,8 +81,8 @@ class CudaContext:
     def close_events(self) -> None:
         """Give back every event that nobody closed."""
         with ExitStack() as closing:
-            for event in self.events:
-                closing.callback(event.close)
+            for close in self.open_events:
+                closing.callback(close)
 
     def close(self) -> None:
         """Give the context back; calling it twice is harmless."""

@@ -5,9 +5,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.device.cuda.context import CudaContext
-from runtime.device.cuda.events import CudaEvent
 from runtime.device.cuda.memory import CudaMemory
-from runtime.device.cuda.stream import CudaStream
+from runtime.device.cuda.stream import CudaEvent, CudaStream
 from runtime.errors import HearthError
 
 _BYTES = np.dtype(np.uint8)

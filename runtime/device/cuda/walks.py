@@ -4,11 +4,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from runtime.device.cuda.context import CudaContext
-from runtime.device.cuda.events import CudaEvent
 from runtime.device.cuda.launch import KernelLibrary
 from runtime.device.cuda.memory import CudaMemory
 from runtime.device.cuda.sample_ring import RESULT, read_sample
-from runtime.device.cuda.stream import CudaStream
+from runtime.device.cuda.stream import CudaEvent, CudaStream
 from runtime.device.cuda.upload import UploadRing
 from runtime.device.device import AcceptedPath, TreeBuffers
 from runtime.errors import HearthError

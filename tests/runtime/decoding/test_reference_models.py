@@ -10,7 +10,7 @@ from msgspec import structs
 from runtime.config import load_config
 from runtime.decoding.deployment import DeploymentConfig
 from runtime.decoding.runtime import LLMInferenceRuntime
-from runtime.executor import EngineOptions
+from runtime.executor.engine import EngineOptions
 from runtime.options import RuntimeOptions
 from runtime.request import GenerationRequest, RowRequest, SamplingParams
 from tests.references import NAMES, reference_logits

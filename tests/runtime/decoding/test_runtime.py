@@ -11,7 +11,8 @@ from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.engine_folder import write_config
 from runtime.errors import HearthError
-from runtime.executor import EngineExecutor, EngineOptions
+from runtime.executor.engine import EngineOptions
+from runtime.executor.engine_executor import EngineExecutor
 from runtime.executor.simulated_engine import simulated_config, simulated_next_tokens
 from runtime.options import RuntimeOptions
 from runtime.request import GenerationRequest, RowRequest, SamplingParams

@@ -17,7 +17,7 @@ from runtime.device.device import TreeBuffers, TreeOps
 from runtime.drafting.lookup_proposer import LookupProposer
 from runtime.drafting.policy import SpeculationPolicy
 from runtime.errors import HearthError
-from runtime.executor import EngineOptions
+from runtime.executor.engine import EngineOptions
 from runtime.executor.simulated_engine import simulated_config, simulated_next_tokens
 from runtime.options import SpeculationOptions
 from runtime.request import RowRequest, RowRound

@@ -8,7 +8,8 @@ from runtime.decoding.vanilla import VanillaStrategy
 from runtime.device.cpu import sampler as cpu_sampler
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.device.device import SamplerBuffers
-from runtime.executor import EngineExecutor, EngineOptions
+from runtime.executor.engine import EngineOptions
+from runtime.executor.engine_executor import EngineExecutor
 from runtime.executor.simulated_engine import simulated_config
 from runtime.request import RowRequest
 from runtime.rows import DecodingInferenceContext, RowState

@@ -16,7 +16,7 @@ from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.device.device import TreeBuffers
 from runtime.drafting.eagle import EagleProposer
-from runtime.executor import EngineOptions
+from runtime.executor.engine import EngineOptions
 from runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
 from runtime.request import RowRequest, SamplingParams
 from runtime.rows import DecodingRow

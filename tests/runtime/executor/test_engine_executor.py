@@ -6,7 +6,9 @@ import pytest
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.device.stream import HostStream
 from runtime.errors import HearthError
-from runtime.executor import EngineExecutor, EngineOptions, engine_executor
+from runtime.executor import engine_executor
+from runtime.executor.engine import EngineOptions
+from runtime.executor.engine_executor import EngineExecutor
 from runtime.executor.simulated_engine import simulated_config
 from runtime.tensors.dims import InferenceDims
 from runtime.tensors.profiles import Profile

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from runtime.config import LLMEngineRunnerConfig, load_config
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.errors import HearthError
-from runtime.executor import EngineExecutor, EngineOptions
+from runtime.executor.engine import EngineOptions
+from runtime.executor.engine_executor import EngineExecutor
 from runtime.executor.simulated_engine import simulated_config
 from runtime.steps.engine_runner import LLMEngineRunner
 from runtime.steps.pipeline_io import PipelineIO

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from runtime.device.cuda.cuda_device import CudaDevice
-from runtime.device.cuda.events import CudaEvent
+from runtime.device.cuda.stream import CudaEvent
 from runtime.errors import HearthError
 from runtime.tensors.tensor import Tensor
 

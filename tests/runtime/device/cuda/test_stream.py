@@ -6,10 +6,9 @@ import pytest
 
 from runtime.device.cuda.context import CudaContext
 from runtime.device.cuda.driver import CudaDriver
-from runtime.device.cuda.events import CudaEvent
 from runtime.device.cuda.graph import GraphCapture
 from runtime.device.cuda.memory import CudaMemory
-from runtime.device.cuda.stream import CudaStream
+from runtime.device.cuda.stream import CudaEvent, CudaStream
 from runtime.device.cuda.upload import UploadRing
 from runtime.errors import HearthError
 from tests.runtime.device.cuda.fake_driver import CUresult, FakeDriver
