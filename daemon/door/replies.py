@@ -33,8 +33,7 @@ class Replies:
         if isinstance(message, Deltas):
             self._count_rounds(message.rounds)
             for row in message.rows:
-                early = sessions.EarlyRow(row, message.ended, message.prefill_s)
-                self._row_arrived(early)
+                self._row_arrived(sessions.StepRow(row, message.ended, message.prefill_s))
         elif isinstance(message, BatchStarted):
             self._batch_started(message)
         else:
@@ -79,7 +78,7 @@ class Replies:
                 request.drafted += one.drafted
                 request.accepted_tokens += one.accepted
 
-    def _row_arrived(self, arrived: sessions.EarlyRow) -> None:
+    def _row_arrived(self, arrived: sessions.StepRow) -> None:
         row = arrived.row
         request = self._find(row.rid)
         if request is None:
@@ -129,7 +128,7 @@ class Replies:
         )
 
 
-def _count(request: sessions.OpenRequest, arrived: sessions.EarlyRow) -> None:
+def _count(request: sessions.OpenRequest, arrived: sessions.StepRow) -> None:
     if request.completion_tokens == 0:
         request.first_token = arrived.ended
         request.prefill_s = arrived.prefill_s or 0.0

@@ -26,7 +26,7 @@ from daemon.door.sessions import Session
 from daemon.door.settings import DoorSettings
 from daemon.door.socket import Received
 from daemon.door.state import DoorState
-from daemon.door.wire import Refusal, convert, decode, prepare
+from daemon.door.wire import MessageError, convert, decode, prepare
 from runtime.errors import HearthError
 
 FEATURES = (
@@ -63,8 +63,8 @@ class Requests:
                 raise _greeting_missing(message)
             else:
                 self._act(session, message)
-        except Refusal as refusal:
-            self._refuse(received, refusal)
+        except MessageError as error:
+            self._refuse(received, error)
 
     def give_up(self, received: Received) -> None:
         """Answer a message on which `handle` failed for a fault of ours."""
@@ -73,7 +73,7 @@ class Requests:
         session = self._sessions.get(received.identity)
         request = session.open.get(request_id) if session is not None else None
         if request is None:
-            self._refuse(received, Refusal(error, request_id))
+            self._refuse(received, MessageError(error, request_id))
         else:
             self._dispatch.stop(request, error.code, error.message)
 
@@ -81,21 +81,21 @@ class Requests:
         if len(received.data) > self._settings.frame_bytes:
             text = f"the message has {len(received.data)} bytes, more than the limit of "
             error = HearthError("message_too_large", f"{text}{self._settings.frame_bytes}")
-            raise Refusal(error, "")
+            raise MessageError(error, "")
         if received.frames > 1:
             error = HearthError(
                 "unsupported_option", "this server takes no payload frames: send one", "frames"
             )
-            raise Refusal(error, id_of(fields_of(received.data)))
+            raise MessageError(error, id_of(fields_of(received.data)))
         return decode(received.data)
 
-    def _refuse(self, received: Received, refusal: Refusal) -> None:
+    def _refuse(self, received: Received, reason: MessageError) -> None:
         self._state.totals["refused"] += 1
         error = Error(
-            code=refusal.error.code,
-            message=refusal.error.message,
-            field=refusal.error.field or "",
-            id=refusal.id,
+            code=reason.error.code,
+            message=reason.error.message,
+            field=reason.error.field or "",
+            id=reason.id,
         )
         session = self._sessions.get(received.identity)
         if session is None:
@@ -112,7 +112,7 @@ class Requests:
         try:
             session = self._sessions.greet(received.identity, message.client, lease_s, now)
         except HearthError as error:
-            raise Refusal(error, "") from None
+            raise MessageError(error, "") from None
         session.delimited = received.delimited
         self._dispatch.delivery.send(session, self._welcome(lease_s))
 
@@ -164,7 +164,7 @@ class Requests:
             else:
                 self._ask(session, message, now)
         except HearthError as error:
-            raise Refusal(error, message.id) from None
+            raise MessageError(error, message.id) from None
 
     def _generate(self, session: Session, message: Generate, now: float) -> None:
         deadline = None if message.deadline_s is None else now + message.deadline_s
@@ -184,10 +184,10 @@ class Requests:
             self._dispatch.ask_tokenizer(request, convert(message, request.rid))
 
 
-def _greeting_missing(message: ClientMessage) -> Refusal:
+def _greeting_missing(message: ClientMessage) -> MessageError:
     error = HearthError(
         "hello_required",
         "this connection has no session: send hello first (the daemon may have been restarted, "
         "or the lease has run out)",
     )
-    return Refusal(error, getattr(message, "id", ""))
+    return MessageError(error, getattr(message, "id", ""))

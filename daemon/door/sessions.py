@@ -12,8 +12,8 @@ Kind = Literal["generate", "convert", "status"]
 
 
 @dataclass(slots=True)
-class EarlyRow:
-    """A row that overtook its request's `accepted`."""
+class StepRow:
+    """What one engine step gave a request, and when the step ended."""
 
     row: RowDelta
     ended: float
@@ -42,7 +42,7 @@ class OpenRequest:
     rounds: int = 0
     drafted: int = 0
     accepted_tokens: int = 0
-    early: list[EarlyRow] = field(default_factory=list)
+    early: list[StepRow] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)

@@ -19,7 +19,7 @@ from runtime.request import SamplingParams
 _decoder: msgspec.msgpack.Decoder[ClientMessage] = msgspec.msgpack.Decoder(ClientMessage)
 
 
-class Refusal(Exception):  # noqa: N818 - an answer, not a fault of ours
+class MessageError(Exception):
     """A message that is answered with `error`; `id` is the request it meant, or ''."""
 
     def __init__(self, error: HearthError, request_id: str) -> None:
@@ -29,16 +29,16 @@ class Refusal(Exception):  # noqa: N818 - an answer, not a fault of ours
 
 
 def decode(data: bytes) -> ClientMessage:
-    """Decode and check one message; raises Refusal, and nothing else, whatever the bytes are."""
+    """Decode and check one message; raises MessageError and nothing else, for any bytes."""
     try:
         message = _decoder.decode(data)
     except DECODE_ERRORS as error:
         fields = fields_of(data)
-        raise Refusal(explain(error, fields), id_of(fields)) from None
+        raise MessageError(explain(error, fields), id_of(fields)) from None
     try:
         _check(message)
     except HearthError as error:
-        raise Refusal(error, getattr(message, "id", "")) from None
+        raise MessageError(error, getattr(message, "id", "")) from None
     return message
 
 

@@ -1,7 +1,7 @@
 """Talk to a Hearth daemon: `Client` blocks, `AsyncClient` is for asyncio."""
 
 from hearth_client.address import resolve_address, socket_path
-from hearth_client.aio import AsyncClient, AsyncGeneration
+from hearth_client.async_client import AsyncClient, AsyncGeneration
 from hearth_client.client import Client, Generation
 from hearth_client.errors import (
     BadMessage,

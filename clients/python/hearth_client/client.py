@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from hearth_client.address import resolve_address
-from hearth_client.blocking import BlockingSession
+from hearth_client.blocking_session import BlockingSession
 from hearth_client.connection import Connection, Exchange, ReplyT, reply_of
 from hearth_client.generation import Collected
 from hearth_client.options import GenerateOptions, Turns, as_messages, generate_request

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from actors.messages import ChatTurn, Convert
 from daemon.door.faults import DECODE_ERRORS, explain, fields_of
-from daemon.door.wire import Refusal, convert, decode, prepare
+from daemon.door.wire import MessageError, convert, decode, prepare
 from runtime.errors import CODES, HearthError
 from tests.clients.vectors import load
 
@@ -17,8 +17,8 @@ encode = msgspec.msgpack.encode
 GENERATE = {"t": "generate", "id": "a", "prompt": "x"}
 
 
-def refusal(message: Any) -> Refusal:
-    with pytest.raises(Refusal) as caught:
+def refusal(message: Any) -> MessageError:
+    with pytest.raises(MessageError) as caught:
         decode(message if isinstance(message, bytes) else encode(message))
     return caught.value
 
@@ -89,8 +89,8 @@ def mutate(data: bytes, chance: random.Random) -> bytes:
 def refused_with(data: bytes) -> HearthError | None:
     try:
         decode(data)
-    except Refusal as refusal:
-        return refusal.error
+    except MessageError as refused:
+        return refused.error
     return None
 
 
