@@ -7,7 +7,7 @@ from typing import Protocol
 import structlog
 
 from actors.executor_batch import ExecutorBatch, to_request
-from actors.mailbox import Mailbox, MailboxFull, wait_any
+from actors.mailbox import MailboxFull, Receiver, Sender, wait_any
 from actors.messages import (
     ActorProgress,
     BatchEnded,
@@ -36,7 +36,6 @@ PROGRESS_S = 1.0
 FAILURE_LIMIT = 3
 """Batches that may fail in a row before the executor asks to be replaced by ending."""
 _EARLY_CANCELS = 1024
-_FLUSH_S = 2.0
 _log = structlog.get_logger("executor")
 
 
@@ -98,10 +97,10 @@ class ExecutorActor:
         self,
         *,
         name: str,
-        inbox: Mailbox[ExecutorMessage],
-        control: Mailbox[ExecutorControl],
-        to_tokenizer: Mailbox[TokenizerMessage],
-        to_supervisor: Mailbox[SupervisorMessage],
+        inbox: Receiver[ExecutorMessage],
+        control: Receiver[ExecutorControl],
+        to_tokenizer: Sender[TokenizerMessage],
+        to_supervisor: Sender[SupervisorMessage],
         runtime: BatchRuntime,
     ) -> None:
         self._name = name
@@ -128,7 +127,7 @@ class ExecutorActor:
 
         That is after `device_lost`, at once, and after a few failed batches in a row.
         """
-        try:
+        with self._inbox, self._control, self._to_tokenizer:
             while not self._stopping:
                 self._report(busy=False)
                 self._read_control()
@@ -138,10 +137,6 @@ class ExecutorActor:
                 elif message is not None:
                     self._serve(message)
             self._refuse_waiting()
-        finally:
-            for mailbox in (self._inbox, self._control):
-                mailbox.close()
-            self._to_tokenizer.close(flush_s=_FLUSH_S)
 
     def _serve(self, message: RunBatch) -> None:
         rows = self._admit(message.rows)

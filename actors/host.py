@@ -12,7 +12,7 @@ import zmq
 
 from actors.loaded import Loaded
 from actors.logs import configure_logging
-from actors.mailbox import Mailbox, ZmqContext
+from actors.mailbox import Sender, ZmqContext
 from actors.messages import ActorFailed, ActorHello, ActorReady, SupervisorMessage
 from actors.placement import CONTROL_LIMIT
 from actors.roles import AnyRole, ExecutorRole, HostConfig, SchedulerRole
@@ -25,24 +25,23 @@ _log = structlog.get_logger("host")
 
 def run_actor(name: str, role: AnyRole, context: ZmqContext, *, own_process: bool) -> None:
     """Say hello, load, say ready, work; a failure is told to the supervisor and raised."""
-    to_supervisor: Mailbox[SupervisorMessage] = Mailbox.connect(
-        context, role.addresses.supervisor, CONTROL_LIMIT
+    to_supervisor: Sender[SupervisorMessage] = Sender(
+        context, role.addresses.supervisor, CONTROL_LIMIT, _FLUSH_S
     )
-    try:
-        to_supervisor.post(ActorHello(name, os.getpid()))
-        loaded = _load(name, role, context, to_supervisor)
-        if own_process and loaded.stop is not None:
-            _on_terminate(loaded)
-        to_supervisor.post(ActorReady(name, os.getpid(), dict(loaded.facts), loaded.limits))
-        loaded.run()
-    except HearthError as error:
-        to_supervisor.post(ActorFailed(name, error.code, error.message, error.field))
-        raise
-    except Exception:
-        to_supervisor.post(ActorFailed(name, "internal", f"{name} failed: its log tells why"))
-        raise
-    finally:
-        to_supervisor.close(flush_s=_FLUSH_S)
+    with to_supervisor:
+        try:
+            to_supervisor.post(ActorHello(name, os.getpid()))
+            loaded = _load(name, role, context, to_supervisor)
+            if own_process and loaded.stop is not None:
+                _on_terminate(loaded)
+            to_supervisor.post(ActorReady(name, os.getpid(), dict(loaded.facts), loaded.limits))
+            loaded.run()
+        except HearthError as error:
+            to_supervisor.post(ActorFailed(name, error.code, error.message, error.field))
+            raise
+        except Exception:
+            to_supervisor.post(ActorFailed(name, "internal", f"{name} failed: its log tells why"))
+            raise
 
 
 def main(arguments: list[str]) -> int:
@@ -77,7 +76,7 @@ def _run(config: HostConfig, context: ZmqContext) -> int:
 
 
 def _load(
-    name: str, role: AnyRole, context: ZmqContext, to_supervisor: Mailbox[SupervisorMessage]
+    name: str, role: AnyRole, context: ZmqContext, to_supervisor: Sender[SupervisorMessage]
 ) -> Loaded:
     # Each process imports what its own actor needs, and no other's libraries.
     if isinstance(role, ExecutorRole):

@@ -7,7 +7,7 @@ import structlog
 
 from actors.executor import ExecutorActor
 from actors.loaded import Loaded
-from actors.mailbox import Mailbox, ZmqContext
+from actors.mailbox import Receiver, Sender, ZmqContext
 from actors.messages import ExecutorControl, ExecutorLimits, ExecutorMessage, SupervisorMessage
 from actors.placement import CONTROL_LIMIT, WORK_LIMIT
 from actors.roles import ExecutorRole
@@ -15,22 +15,21 @@ from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.errors import HearthError
 from runtime.request import RowRequest
 
+_FLUSH_S = 2.0
 _log = structlog.get_logger("executor")
 
 
 def load_executor(
-    role: ExecutorRole, name: str, context: ZmqContext, to_supervisor: Mailbox[SupervisorMessage]
+    role: ExecutorRole, name: str, context: ZmqContext, to_supervisor: Sender[SupervisorMessage]
 ) -> Loaded:
     """Open the engine, capture its graphs and run real steps; raises HearthError."""
     started = time.monotonic()
     runtime = open_runtime(role)
     actor = ExecutorActor(
         name=name,
-        inbox=Mailbox.bind(context, [role.inboxes.work], ExecutorMessage, WORK_LIMIT),
-        control=Mailbox.bind(
-            context, role.inboxes.control_endpoints(), ExecutorControl, CONTROL_LIMIT
-        ),
-        to_tokenizer=Mailbox.connect(context, role.addresses.tokenizer, WORK_LIMIT),
+        inbox=Receiver(context, [role.inboxes.work], ExecutorMessage, WORK_LIMIT),
+        control=Receiver(context, role.inboxes.control_endpoints(), ExecutorControl, CONTROL_LIMIT),
+        to_tokenizer=Sender(context, role.addresses.tokenizer, WORK_LIMIT, _FLUSH_S),
         to_supervisor=to_supervisor,
         runtime=runtime,
     )

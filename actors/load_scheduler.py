@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from actors.loaded import Loaded, run_in_event_loop
-from actors.mailbox import Mailbox, ZmqContext
+from actors.mailbox import Receiver, Sender, ZmqContext
 from actors.messages import SchedulerControl, SchedulerMessage, SupervisorMessage
 from actors.placement import CONTROL_LIMIT, WORK_LIMIT
 from actors.policy import SchedulerPolicy
@@ -14,21 +14,21 @@ from actors.scheduler import SchedulerActor
 def make_scheduler(role: SchedulerRole, context: ZmqContext) -> SchedulerActor:
     """A scheduler with its mailboxes open, for any event loop."""
 
-    def connect(endpoint: str) -> Mailbox[Any]:
-        return Mailbox.connect(context, endpoint, CONTROL_LIMIT)
+    def connect(endpoint: str) -> Sender[Any]:
+        return Sender(context, endpoint, CONTROL_LIMIT)
 
     return SchedulerActor(
-        inbox=Mailbox.bind(context, role.inbox, SchedulerMessage, WORK_LIMIT),
-        control=Mailbox.bind(context, role.control, SchedulerControl, CONTROL_LIMIT),
-        to_tokenizer=Mailbox.connect(context, role.addresses.tokenizer, WORK_LIMIT),
-        to_door=Mailbox.connect(context, role.addresses.door, WORK_LIMIT),
+        inbox=Receiver(context, role.inbox, SchedulerMessage, WORK_LIMIT),
+        control=Receiver(context, role.control, SchedulerControl, CONTROL_LIMIT),
+        to_tokenizer=Sender(context, role.addresses.tokenizer, WORK_LIMIT),
+        to_door=Sender(context, role.addresses.door, WORK_LIMIT),
         connect=connect,
         policy=SchedulerPolicy(role.policy),
     )
 
 
 def load_scheduler(
-    role: SchedulerRole, name: str, context: ZmqContext, to_supervisor: Mailbox[SupervisorMessage]
+    role: SchedulerRole, name: str, context: ZmqContext, to_supervisor: Sender[SupervisorMessage]
 ) -> Loaded:
     """A scheduler with an event loop of its own."""
     actor = make_scheduler(role, context)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from actors.loaded import Loaded, run_in_event_loop
-from actors.mailbox import Mailbox, ZmqContext
+from actors.mailbox import Receiver, Sender, ZmqContext
 from actors.messages import SupervisorMessage, TokenizerMessage
 from actors.placement import CONTROL_LIMIT, WORK_LIMIT
 from actors.roles import TokenizerRole
@@ -15,18 +15,16 @@ def make_tokenizer(role: TokenizerRole, context: ZmqContext) -> TokenizerActor:
     """A tokenizer with its mailboxes open, for any event loop; raises HearthError."""
     tokenizer = Tokenizer.open(Path(role.engine))
     return TokenizerActor(
-        inbox=Mailbox.bind(context, role.inbox, TokenizerMessage, WORK_LIMIT),
-        to_scheduler=Mailbox.connect(context, role.addresses.scheduler, WORK_LIMIT),
-        to_scheduler_control=Mailbox.connect(
-            context, role.addresses.scheduler_control, CONTROL_LIMIT
-        ),
-        to_door=Mailbox.connect(context, role.addresses.door, WORK_LIMIT),
+        inbox=Receiver(context, role.inbox, TokenizerMessage, WORK_LIMIT),
+        to_scheduler=Sender(context, role.addresses.scheduler, WORK_LIMIT),
+        to_scheduler_control=Sender(context, role.addresses.scheduler_control, CONTROL_LIMIT),
+        to_door=Sender(context, role.addresses.door, WORK_LIMIT),
         tokenizer=tokenizer,
     )
 
 
 def load_tokenizer(
-    role: TokenizerRole, name: str, context: ZmqContext, to_supervisor: Mailbox[SupervisorMessage]
+    role: TokenizerRole, name: str, context: ZmqContext, to_supervisor: Sender[SupervisorMessage]
 ) -> Loaded:
     """A tokenizer with an event loop of its own; raises HearthError."""
     actor = make_tokenizer(role, context)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import anyio
 
-from actors.mailbox import Mailbox, MailboxFull
+from actors.mailbox import MailboxFull, Sender
 from actors.messages import ActorProgress, ExecutorLimits, SupervisorMessage
 
 PROGRESS_S = 1.0
@@ -29,7 +29,7 @@ class Loaded(NamedTuple):
 def run_in_event_loop(
     name: str,
     work: Callable[[], Coroutine[Any, Any, None]],
-    to_supervisor: Mailbox[SupervisorMessage],
+    to_supervisor: Sender[SupervisorMessage],
 ) -> None:
     """Run an actor in an event loop of its own until SIGTERM, with signs of progress."""
 
@@ -44,7 +44,7 @@ def run_in_event_loop(
     anyio.run(main, backend_options={"use_uvloop": True})
 
 
-async def _tell_progress(name: str, to_supervisor: Mailbox[SupervisorMessage]) -> None:
+async def _tell_progress(name: str, to_supervisor: Sender[SupervisorMessage]) -> None:
     turns = 0
     while True:
         turns += 1

@@ -3,9 +3,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -13,6 +12,9 @@ import msgspec
 import zmq
 
 from runtime.errors import HearthError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 ZmqContext = zmq.Context[zmq.Socket[bytes]]
 T = TypeVar("T")
@@ -40,58 +42,57 @@ class MailboxFull(HearthError):  # noqa: N818 - the name that all actors share
         super().__init__("queue_full", f"the mailbox {endpoint} is full: try again later")
 
 
-@dataclass(slots=True)
-class MailboxStatistics:
-    """Messages since the mailbox was opened; `full` counts refused sends."""
+class _End:
+    """A bounded socket of one kind; closed at the end of its `with`."""
 
-    sent: int = 0
-    received: int = 0
-    full: int = 0
-    undecodable: int = 0
+    def __init__(self, context: ZmqContext, kind: int, limit: int) -> None:
+        if limit < 1:
+            raise HearthError("invalid_value", "a mailbox holds at least 1 message", "limit")
+        self._socket = context.socket(kind)
+        self._socket.set_hwm(limit)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close this end; a second time does nothing."""
+        self._socket.close()
+
+    async def _wait_for(self, event: int) -> None:
+        # The descriptor is edge-triggered: it tells of changes since EVENTS was last read.
+        while not int(self._socket.getsockopt(zmq.EVENTS)) & event:
+            await anyio.wait_readable(self._socket.FD)
 
 
-class Mailbox(Generic[T]):
-    """One end of a bounded one-way message pipe; exactly one thread may own it.
+class Receiver(_End, Generic[T]):
+    """The receiving end of a mailbox: a bounded one-way pipe; exactly one thread may own it.
 
-    `limit` bounds the messages waiting at each end. The receiving end decodes into `kind`, a
-    message type or union of them; what does not decode is counted and dropped.
+    It listens at every one of `endpoints` and decodes into `kind`, a message type or union of
+    them; what does not decode is counted in `undecodable` and dropped. At most `limit` messages of
+    each sender wait here. Raises `socket_unusable` for a bad endpoint.
     """
 
     def __init__(
-        self, socket: zmq.Socket[bytes], endpoints: Sequence[str], kind: Any, limit: int
+        self, context: ZmqContext, endpoints: Sequence[str], kind: Any, limit: int
     ) -> None:
-        self.statistics = MailboxStatistics()
-        self.endpoints = tuple(endpoints)
-        self._socket = socket
+        super().__init__(context, zmq.PULL, limit)
+        self.undecodable = 0
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(kind)
-        self._encoder = msgspec.msgpack.Encoder()
         self._bound: list[Path] = []
-        self._limit = limit
         self._burst = 0
-        self._waiting_senders = 0
-        self._turn = anyio.Lock()
-
-    @classmethod
-    def bind(
-        cls, context: ZmqContext, endpoints: Sequence[str], kind: Any, limit: int
-    ) -> Mailbox[T]:
-        """Open the receiving end at every endpoint; raises `socket_unusable` for a bad one."""
-        mailbox = cls(_open(context, zmq.PULL, limit), endpoints, kind, limit)
         try:
             for endpoint in endpoints:
-                mailbox._listen(endpoint)
+                self._listen(endpoint)
         except HearthError:
-            mailbox.close()
+            self.close()
             raise
-        return mailbox
-
-    @classmethod
-    def connect(cls, context: ZmqContext, endpoint: str, limit: int) -> Mailbox[T]:
-        """Open a sending end; the receiving end may open later."""
-        check_endpoint(endpoint)
-        mailbox = cls(_open(context, zmq.PUSH, limit), (endpoint,), Any, limit)
-        mailbox._socket.connect(endpoint)
-        return mailbox
 
     def receive_nowait(self) -> T | None:
         """The next message, or None when there is none now."""
@@ -101,12 +102,9 @@ class Mailbox(Generic[T]):
             except zmq.Again:
                 return None
             try:
-                message = self._decoder.decode(data)
+                return self._decoder.decode(data)
             except _DECODE_ERRORS:
-                self.statistics.undecodable += 1
-                continue
-            self.statistics.received += 1
-            return message
+                self.undecodable += 1
 
     async def receive(self) -> T:
         """The next message; a cancelled wait loses none."""
@@ -129,43 +127,11 @@ class Mailbox(Generic[T]):
             left = deadline - time.monotonic()
             if message is not None or left <= 0:
                 return message
-            self._socket.poll(_milliseconds(left), zmq.POLLIN)
+            wait_any([self], left)
 
-    def post(self, message: T) -> None:
-        """Send without waiting; raises MailboxFull when the limit is reached."""
-        # A sender that waits comes first: order is kept and its wake-up is not taken from it.
-        if self._waiting_senders or not self._try_send(self._encode(message)):
-            self._refuse()
-
-    async def send(self, message: T, timeout_s: float) -> None:
-        """Send, waiting for room; raises MailboxFull after `timeout_s` seconds."""
-        data = self._encode(message)
-        if not self._waiting_senders and self._try_send(data):
-            return
-        self._waiting_senders += 1
-        try:
-            with anyio.move_on_after(timeout_s):
-                async with self._turn:
-                    while not self._try_send(data):
-                        await self._wait_for(zmq.POLLOUT)
-                    return
-        finally:
-            self._waiting_senders -= 1
-        self._refuse()
-
-    def send_blocking(self, message: T, timeout_s: float) -> None:
-        """Send from a thread loop, blocking it for room; raises MailboxFull at the deadline."""
-        data = self._encode(message)
-        deadline = time.monotonic() + timeout_s
-        while not self._try_send(data):
-            left = deadline - time.monotonic()
-            if left <= 0:
-                self._refuse()
-            self._socket.poll(_milliseconds(left), zmq.POLLOUT)
-
-    def close(self, flush_s: float = 0.0) -> None:
-        """Close this end; with `flush_s`, the context's end waits that long for unsent mail."""
-        self._socket.close(linger=_milliseconds(flush_s) if flush_s else 0)
+    def close(self) -> None:
+        """Close this end and remove its socket files."""
+        super().close()
         for path in self._bound:
             path.unlink(missing_ok=True)
         self._bound.clear()
@@ -184,12 +150,64 @@ class Mailbox(Generic[T]):
         if endpoint.startswith(IPC_SCHEME):
             self._bound.append(Path(endpoint.removeprefix(IPC_SCHEME)))
 
+
+class Sender(_End, Generic[T]):
+    """The sending end of a mailbox; exactly one thread may own it.
+
+    The receiving end may open later. At most `limit` messages wait here. When this end is closed,
+    the end of the context waits `flush_s` seconds for what has not left yet.
+    """
+
+    def __init__(
+        self, context: ZmqContext, endpoint: str, limit: int, flush_s: float = 0.0
+    ) -> None:
+        check_endpoint(endpoint)
+        super().__init__(context, zmq.PUSH, limit)
+        self._endpoint = endpoint
+        self._encoder = msgspec.msgpack.Encoder()
+        self._waiting = 0
+        self._turn = anyio.Lock()
+        self._socket.setsockopt(zmq.LINGER, _milliseconds(flush_s))
+        self._socket.connect(endpoint)
+
+    def post(self, message: T) -> None:
+        """Send without waiting; raises MailboxFull when the limit is reached."""
+        # A sender that waits comes first: order is kept and its wake-up is not taken from it.
+        if self._waiting or not self._try_send(self._encode(message)):
+            raise MailboxFull(self._endpoint)
+
+    async def send(self, message: T, timeout_s: float) -> None:
+        """Send, waiting for room; raises MailboxFull after `timeout_s` seconds."""
+        data = self._encode(message)
+        if not self._waiting and self._try_send(data):
+            return
+        self._waiting += 1
+        try:
+            with anyio.move_on_after(timeout_s):
+                async with self._turn:
+                    while not self._try_send(data):
+                        await self._wait_for(zmq.POLLOUT)
+                    return
+        finally:
+            self._waiting -= 1
+        raise MailboxFull(self._endpoint)
+
+    def send_blocking(self, message: T, timeout_s: float) -> None:
+        """Send from a thread loop, blocking it for room; raises MailboxFull at the deadline."""
+        data = self._encode(message)
+        deadline = time.monotonic() + timeout_s
+        while not self._try_send(data):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise MailboxFull(self._endpoint)
+            self._socket.poll(_milliseconds(left), zmq.POLLOUT)
+
     def _encode(self, message: T) -> bytes:
         data = self._encoder.encode(message)
         if len(data) > MAX_MESSAGE_BYTES:
             raise HearthError(
                 "invalid_value",
-                f"a message to {self.endpoints[0]} takes {len(data)} bytes, "
+                f"a message to {self._endpoint} takes {len(data)} bytes, "
                 f"at most {MAX_MESSAGE_BYTES} can be sent",
             )
         return data
@@ -199,24 +217,14 @@ class Mailbox(Generic[T]):
             self._socket.send(data, zmq.NOBLOCK)
         except zmq.Again:
             return False
-        self.statistics.sent += 1
         return True
 
-    def _refuse(self) -> None:
-        self.statistics.full += 1
-        raise MailboxFull(self.endpoints[0])
 
-    async def _wait_for(self, event: int) -> None:
-        # The descriptor is edge-triggered: it tells of changes since EVENTS was last read.
-        while not int(self._socket.getsockopt(zmq.EVENTS)) & event:
-            await anyio.wait_readable(self._socket.FD)
-
-
-def wait_any(mailboxes: Sequence[Mailbox[Any]], timeout_s: float) -> None:
-    """Block the thread until one of these receiving ends has mail, `timeout_s` at most."""
+def wait_any(receivers: Sequence[Receiver[Any]], timeout_s: float) -> None:
+    """Block the thread until one of these has mail, `timeout_s` seconds at most."""
     poller = zmq.Poller()
-    for mailbox in mailboxes:
-        poller.register(mailbox._socket, zmq.POLLIN)  # noqa: SLF001 - same module
+    for receiver in receivers:
+        poller.register(receiver._socket, zmq.POLLIN)  # noqa: SLF001 - same module
     poller.poll(_milliseconds(timeout_s))
 
 
@@ -232,18 +240,6 @@ def check_endpoint(endpoint: str) -> None:
             f"{zmq.IPC_PATH_MAX_LEN} are possible: choose a shorter folder",
             "endpoint",
         )
-
-
-def _open(context: ZmqContext, kind: int, limit: int) -> zmq.Socket[bytes]:
-    if limit < 1:
-        raise HearthError("invalid_value", "a mailbox holds at least 1 message", "limit")
-    socket = context.socket(kind)
-    socket.set_hwm(limit)
-    socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-    socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
-    socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
-    return socket
 
 
 def _milliseconds(seconds: float) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import structlog
 
-from actors.mailbox import Mailbox, MailboxFull
+from actors.mailbox import MailboxFull, Receiver, Sender
 from actors.messages import (
     Accepted,
     AskLoad,
@@ -33,7 +33,7 @@ SEND_TIMEOUT_S = 10.0
 """How long the tokenizer or front door may be behind before the scheduler gives up."""
 _log = structlog.get_logger("scheduler")
 
-Connect = Callable[[str], Mailbox[Any]]
+Connect = Callable[[str], Sender[Any]]
 """Opens a sending end to an executor's endpoint."""
 
 
@@ -47,10 +47,10 @@ class SchedulerActor:
     def __init__(
         self,
         *,
-        inbox: Mailbox[SchedulerMessage],
-        control: Mailbox[SchedulerControl],
-        to_tokenizer: Mailbox[TokenizerMessage],
-        to_door: Mailbox[DoorMessage],
+        inbox: Receiver[SchedulerMessage],
+        control: Receiver[SchedulerControl],
+        to_tokenizer: Sender[TokenizerMessage],
+        to_door: Sender[DoorMessage],
         connect: Connect,
         policy: SchedulerPolicy,
         clock: Callable[[], float] = time.monotonic,
@@ -62,25 +62,24 @@ class SchedulerActor:
         self._connect = connect
         self._policy = policy
         self._clock = clock
-        self._work: Mailbox[ExecutorMessage] | None = None
-        self._executor_control: Mailbox[ExecutorControl] | None = None
+        self._work: Sender[ExecutorMessage] | None = None
+        self._executor_control: Sender[ExecutorControl] | None = None
         self._decisions: list[Decision] = []
         self._wake = anyio.Event()
         self._running = (0, 0.0)
 
     async def run(self) -> None:
         """Work until cancelled; raises MailboxFull when another actor is far behind."""
-        try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._listen, self._inbox)
-                tasks.start_soon(self._listen, self._control)
-                tasks.start_soon(self._act)
-        finally:
-            self._disconnect()
-            for mailbox in (self._inbox, self._control, self._to_tokenizer, self._to_door):
-                mailbox.close()
+        with self._inbox, self._control, self._to_tokenizer, self._to_door:
+            try:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._listen, self._inbox)
+                    tasks.start_soon(self._listen, self._control)
+                    tasks.start_soon(self._act)
+            finally:
+                self._disconnect()
 
-    async def _listen(self, inbox: Mailbox[Any]) -> None:
+    async def _listen(self, inbox: Receiver[Any]) -> None:
         while True:
             # While there is mail this does not wait, so a burst of requests is decided together.
             self._handle(await inbox.receive())
@@ -148,7 +147,7 @@ class SchedulerActor:
         self._work = self._executor_control = None
 
 
-def _tell_executor(mailbox: Mailbox[Any] | None, message: Decision) -> None:
+def _tell_executor(mailbox: Sender[Any] | None, message: Decision) -> None:
     # Without an executor, or with one that hangs, the supervisor acts: its rows fail then.
     if mailbox is None:
         return

@@ -9,7 +9,7 @@ import anyio.lowlevel
 import anyio.to_thread
 import structlog
 
-from actors.mailbox import Mailbox, MailboxFull
+from actors.mailbox import MailboxFull, Receiver, Sender
 from actors.messages import (
     BatchEnded,
     Cancel,
@@ -73,10 +73,10 @@ class TokenizerActor:
     def __init__(
         self,
         *,
-        inbox: Mailbox[TokenizerMessage],
-        to_scheduler: Mailbox[SchedulerMessage],
-        to_scheduler_control: Mailbox[SchedulerControl],
-        to_door: Mailbox[DoorMessage],
+        inbox: Receiver[TokenizerMessage],
+        to_scheduler: Sender[SchedulerMessage],
+        to_scheduler_control: Sender[SchedulerControl],
+        to_door: Sender[DoorMessage],
         tokenizer: Tokenizer,
     ) -> None:
         self._inbox = inbox
@@ -92,19 +92,11 @@ class TokenizerActor:
 
     async def run(self) -> None:
         """Work until cancelled; raises MailboxFull when the scheduler is far behind."""
-        try:
+        with self._inbox, self._to_scheduler, self._to_scheduler_control, self._to_door:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._listen)
                 tasks.start_soon(self._prepare, self._intake)
                 tasks.start_soon(self._prepare, self._bulk)
-        finally:
-            for mailbox in (
-                self._inbox,
-                self._to_scheduler,
-                self._to_scheduler_control,
-                self._to_door,
-            ):
-                mailbox.close()
 
     async def _listen(self) -> None:
         while True:

@@ -3,7 +3,7 @@
 from contextlib import ExitStack
 from typing import Any
 
-from actors.mailbox import Mailbox, ZmqContext
+from actors.mailbox import Receiver, Sender, ZmqContext
 from actors.placement import AddressBook, Inbox
 
 
@@ -16,14 +16,12 @@ class Mail:
         self.here = book.seen_from("daemon")
         self.opened = opened
 
-    def bind(self, inbox: Inbox, kind: Any, limit: int) -> Mailbox[Any]:
+    def bind(self, inbox: Inbox, kind: Any, limit: int) -> Receiver[Any]:
         """The receiving end of an inbox of this process."""
-        return self._kept(Mailbox.bind(self.context, self.book.endpoints(inbox), kind, limit))
+        receiver: Receiver[Any] = Receiver(self.context, self.book.endpoints(inbox), kind, limit)
+        return self.opened.enter_context(receiver)
 
-    def connect(self, endpoint: str, limit: int) -> Mailbox[Any]:
+    def connect(self, endpoint: str, limit: int) -> Sender[Any]:
         """A sending end."""
-        return self._kept(Mailbox.connect(self.context, endpoint, limit))
-
-    def _kept(self, mailbox: Mailbox[Any]) -> Mailbox[Any]:
-        self.opened.callback(mailbox.close)
-        return mailbox
+        sender: Sender[Any] = Sender(self.context, endpoint, limit)
+        return self.opened.enter_context(sender)

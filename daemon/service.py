@@ -14,7 +14,7 @@ from msgspec import structs
 from actors.load_scheduler import make_scheduler
 from actors.load_tokenizer import make_tokenizer
 from actors.logs import configure_logging
-from actors.mailbox import Mailbox, ZmqContext
+from actors.mailbox import Receiver, Sender, ZmqContext
 from actors.messages import (
     DoorMessage,
     SchedulerControl,
@@ -165,10 +165,10 @@ class Service:
 
     def _make_door(self) -> FrontDoor:
         mail, here = self._mail, self._mail.here
-        inbox: Mailbox[DoorMessage] = mail.bind("door", DoorMessage, WORK_LIMIT)
-        to_tokenizer: Mailbox[TokenizerMessage] = mail.connect(here.tokenizer, WORK_LIMIT)
-        to_scheduler: Mailbox[SchedulerMessage] = mail.connect(here.scheduler, WORK_LIMIT)
-        to_scheduler_control: Mailbox[SchedulerControl] = mail.connect(
+        inbox: Receiver[DoorMessage] = mail.bind("door", DoorMessage, WORK_LIMIT)
+        to_tokenizer: Sender[TokenizerMessage] = mail.connect(here.tokenizer, WORK_LIMIT)
+        to_scheduler: Sender[SchedulerMessage] = mail.connect(here.scheduler, WORK_LIMIT)
+        to_scheduler_control: Sender[SchedulerControl] = mail.connect(
             here.scheduler_control, CONTROL_LIMIT
         )
         return FrontDoor(
@@ -183,7 +183,7 @@ class Service:
 
     def _make_supervisor(self) -> Supervisor:
         mail = self._mail
-        inbox: Mailbox[SupervisorMessage] = mail.bind(
+        inbox: Receiver[SupervisorMessage] = mail.bind(
             "supervisor", SupervisorMessage, CONTROL_LIMIT
         )
         return Supervisor(

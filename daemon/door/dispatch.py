@@ -7,7 +7,7 @@ from typing import Any
 import structlog
 from hearth_client.protocol import Answer, Done, Error, Reason, Speculation, Usage
 
-from actors.mailbox import Mailbox
+from actors.mailbox import Sender
 from actors.messages import Cancel, SchedulerControl, SchedulerMessage, TokenizerMessage
 from daemon.door.delivery import Delivery
 from daemon.door.sessions import OpenRequest, Session, Sessions
@@ -29,9 +29,9 @@ class Dispatch:
         state: DoorState,
         socket: DoorSocket,
         *,
-        to_tokenizer: Mailbox[TokenizerMessage],
-        to_scheduler: Mailbox[SchedulerMessage],
-        to_scheduler_control: Mailbox[SchedulerControl],
+        to_tokenizer: Sender[TokenizerMessage],
+        to_scheduler: Sender[SchedulerMessage],
+        to_scheduler_control: Sender[SchedulerControl],
     ) -> None:
         self.sessions = Sessions(
             clients=settings.clients, requests_per_client=settings.requests_per_client
@@ -42,7 +42,7 @@ class Dispatch:
         self._to_scheduler = to_scheduler
         self._to_scheduler_control = to_scheduler_control
         bound = settings.clients * settings.requests_per_client
-        self._unsent_cancels: deque[tuple[Mailbox[Any], int]] = deque(maxlen=2 * bound)
+        self._unsent_cancels: deque[tuple[Sender[Any], int]] = deque(maxlen=2 * bound)
 
     def ask_tokenizer(self, request: OpenRequest, message: TokenizerMessage) -> None:
         """Post to the tokenizer; a full mailbox ends the request with `queue_full`."""
@@ -105,7 +105,7 @@ class Dispatch:
             mailbox, rid = self._unsent_cancels.popleft()
             self._post_cancel(mailbox, rid)
 
-    def _post(self, request: OpenRequest, mailbox: Mailbox[Any], message: Any) -> None:
+    def _post(self, request: OpenRequest, mailbox: Sender[Any], message: Any) -> None:
         try:
             mailbox.post(message)
         except HearthError as error:
@@ -118,7 +118,7 @@ class Dispatch:
         self._post_cancel(self._to_tokenizer, request.rid)
         self._post_cancel(self._to_scheduler_control, request.rid)
 
-    def _post_cancel(self, mailbox: Mailbox[Any], rid: int) -> None:
+    def _post_cancel(self, mailbox: Sender[Any], rid: int) -> None:
         try:
             mailbox.post(Cancel(rid))
         except HearthError:

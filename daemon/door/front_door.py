@@ -10,7 +10,7 @@ import structlog
 from anyio.abc import TaskStatus
 from hearth_client.protocol import Error
 
-from actors.mailbox import Mailbox, ZmqContext
+from actors.mailbox import Receiver, Sender, ZmqContext
 from actors.messages import (
     DoorMessage,
     ExecutorMetrics,
@@ -47,10 +47,10 @@ class FrontDoor:
         context: ZmqContext,
         settings: DoorSettings,
         *,
-        inbox: Mailbox[DoorMessage],
-        to_tokenizer: Mailbox[TokenizerMessage],
-        to_scheduler: Mailbox[SchedulerMessage],
-        to_scheduler_control: Mailbox[SchedulerControl],
+        inbox: Receiver[DoorMessage],
+        to_tokenizer: Sender[TokenizerMessage],
+        to_scheduler: Sender[SchedulerMessage],
+        to_scheduler_control: Sender[SchedulerControl],
         facts: DoorFacts,
         environ: Mapping[str, str] | None = None,
     ) -> None:

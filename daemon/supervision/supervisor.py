@@ -1,6 +1,7 @@
 """Starts the actors, watches them, restarts a lost executor, and ends them all."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple, cast
 
 import anyio
@@ -10,7 +11,7 @@ from anyio.abc import TaskStatus
 from hearth_client.running_clock import RunningClock
 
 from actors.logs import Format, Level
-from actors.mailbox import Mailbox, MailboxFull, ZmqContext
+from actors.mailbox import MailboxFull, Receiver, Sender, ZmqContext
 from actors.messages import (
     ActorFailed,
     ActorHello,
@@ -94,8 +95,8 @@ class Supervisor:
         plans: Sequence[ActorPlan],
         *,
         context: ZmqContext,
-        inbox: Mailbox[SupervisorMessage],
-        to_scheduler_control: Mailbox[SchedulerControl],
+        inbox: Receiver[SupervisorMessage],
+        to_scheduler_control: Sender[SchedulerControl],
         deadlines: Deadlines,
         on_change: Callable[[bool], None] = lambda _ready: None,
         on_metrics: Callable[[ExecutorMetrics], None] = lambda _metrics: None,
@@ -295,14 +296,10 @@ class Supervisor:
     async def _ask_to_end(self, unit: _Unit, handle: ActorHandle) -> None:
         if unit.executor is None:
             return
-        control: Mailbox[ExecutorControl] = Mailbox.connect(
+        control: Sender[ExecutorControl] = Sender(
             self._context, unit.executor.supervisor_control, CONTROL_LIMIT
         )
-        try:
+        with control, suppress(MailboxFull):  # full means gone before it was told
             control.post(Shutdown())
             with anyio.move_on_after(self._stop_times.shutdown_s):
                 await handle.wait()
-        except MailboxFull:
-            _log.debug("the actor has gone before it was told", actor=unit.name)
-        finally:
-            control.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from actors.mailbox import Mailbox, MailboxFull
+from actors.mailbox import MailboxFull, Sender
 from actors.messages import DoorMessage
 from runtime.text import Tokenizer
 
@@ -13,7 +13,7 @@ from runtime.text import Tokenizer
 class Gate:
     """A sending end to the front door that takes nothing while it is shut."""
 
-    def __init__(self, inner: Mailbox[DoorMessage]) -> None:
+    def __init__(self, inner: Sender[DoorMessage]) -> None:
         self.inner = inner
         self.shut = False
 
@@ -22,7 +22,10 @@ class Gate:
             raise MailboxFull("inproc://d")
         await self.inner.send(message, timeout_s)
 
-    def close(self) -> None:
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
         self.inner.close()
 
 

@@ -13,7 +13,7 @@ import zmq
 
 from actors import executor as executor_module
 from actors.executor import ExecutorActor
-from actors.mailbox import Mailbox, MailboxFull
+from actors.mailbox import MailboxFull, Receiver, Sender
 from actors.messages import (
     ActorProgress,
     BatchEnded,
@@ -42,10 +42,10 @@ from tests.actors.fake_runtime import FakeRuntime
 class House:
     """The neighbours of one executor, which runs in a thread."""
 
-    work: Mailbox[ExecutorMessage]
-    control: Mailbox[ExecutorControl]
-    tokenizer: Mailbox[TokenizerMessage]
-    supervisor: Mailbox[SupervisorMessage]
+    work: Sender[ExecutorMessage]
+    control: Sender[ExecutorControl]
+    tokenizer: Receiver[TokenizerMessage]
+    supervisor: Receiver[SupervisorMessage]
     runtime: FakeRuntime
     actor: ExecutorActor
     failures: list[Exception] = field(default_factory=list)
@@ -107,11 +107,11 @@ class House:
 def house() -> Iterator[House]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 
-    def bind(name: str, kind: Any) -> Mailbox[Any]:
-        return Mailbox.bind(context, [f"inproc://{name}"], kind, 1000)
+    def bind(name: str, kind: Any) -> Receiver[Any]:
+        return Receiver(context, [f"inproc://{name}"], kind, 1000)
 
-    def connect(name: str) -> Mailbox[Any]:
-        return Mailbox.connect(context, f"inproc://{name}", 1000)
+    def connect(name: str) -> Sender[Any]:
+        return Sender(context, f"inproc://{name}", 1000)
 
     runtime = FakeRuntime()
     to_supervisor = connect("supervisor")

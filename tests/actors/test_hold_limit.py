@@ -13,7 +13,7 @@ import zmq
 from actors.admission import PolicySettings
 from actors.executor import ExecutorActor
 from actors.load_scheduler import make_scheduler
-from actors.mailbox import Mailbox, ZmqContext
+from actors.mailbox import Receiver, Sender, ZmqContext
 from actors.messages import (
     AskLoad,
     BatchEnded,
@@ -53,17 +53,17 @@ def expected(prompt: list[int], count: int) -> list[int]:
 def executor_thread(context: ZmqContext, folder: Path) -> Iterator[None]:
     write_config(folder, CONFIG)
     addresses = BOOK.executor(1)
-    to_supervisor: Mailbox[Any] = Mailbox.connect(context, HERE.supervisor, 100)
+    to_supervisor: Sender[Any] = Sender(context, HERE.supervisor, 100)
     runtime = LLMInferenceRuntime.open(folder, RuntimeOptions())
     actor = ExecutorActor(
         name="executor-1",
-        inbox=Mailbox.bind(context, [addresses.work], ExecutorMessage, 100),
-        control=Mailbox.bind(context, addresses.control_endpoints(), ExecutorControl, 100),
-        to_tokenizer=Mailbox.connect(context, HERE.tokenizer, 1000),
+        inbox=Receiver(context, [addresses.work], ExecutorMessage, 100),
+        control=Receiver(context, addresses.control_endpoints(), ExecutorControl, 100),
+        to_tokenizer=Sender(context, HERE.tokenizer, 1000),
         to_supervisor=to_supervisor,
         runtime=runtime,
     )
-    control: Mailbox[Any] = Mailbox.connect(context, addresses.supervisor_control, 10)
+    control: Sender[Any] = Sender(context, addresses.supervisor_control, 10)
     thread = threading.Thread(target=actor.run)
     thread.start()
     yield
@@ -86,15 +86,15 @@ async def test_rows_that_take_turns_get_the_tokens_that_they_would_get_alone(
         policy=PolicySettings(hold_s=0.05, fill_wait_s=0.0),
     )
     scheduler = make_scheduler(role, context)
-    tokenizer: Mailbox[TokenizerMessage] = Mailbox.bind(
+    tokenizer: Receiver[TokenizerMessage] = Receiver(
         context, [HERE.tokenizer], TokenizerMessage, 1000
     )
-    door: Mailbox[DoorMessage] = Mailbox.bind(context, [HERE.door], DoorMessage, 100)
-    supervisor: Mailbox[SupervisorMessage] = Mailbox.bind(
+    door: Receiver[DoorMessage] = Receiver(context, [HERE.door], DoorMessage, 100)
+    supervisor: Receiver[SupervisorMessage] = Receiver(
         context, [HERE.supervisor], SupervisorMessage, 100
     )
-    submit: Mailbox[Any] = Mailbox.connect(context, HERE.scheduler, 100)
-    control: Mailbox[Any] = Mailbox.connect(context, HERE.scheduler_control, 100)
+    submit: Sender[Any] = Sender(context, HERE.scheduler, 100)
+    control: Sender[Any] = Sender(context, HERE.scheduler_control, 100)
     addresses = BOOK.executor(1)
     prompts = {rid: [rid + 3] * (10 * rid + 1) for rid in range(3)}
     got: dict[int, list[int]] = {rid: [] for rid in prompts}

@@ -14,7 +14,7 @@ import pytest
 import zmq
 
 from actors.host import main, run_actor
-from actors.mailbox import Mailbox, ZmqContext
+from actors.mailbox import Receiver, Sender, ZmqContext
 from actors.messages import (
     ActorFailed,
     ActorHello,
@@ -52,13 +52,13 @@ class House:
             engine="engine",
             options=RuntimeOptions(max_batch=3),
         )
-        self.supervisor: Mailbox[SupervisorMessage] = Mailbox.bind(
+        self.supervisor: Receiver[SupervisorMessage] = Receiver(
             context, book.endpoints("supervisor"), SupervisorMessage, 100
         )
-        self.tokenizer: Mailbox[TokenizerMessage] = Mailbox.bind(
+        self.tokenizer: Receiver[TokenizerMessage] = Receiver(
             context, book.endpoints("tokenizer"), TokenizerMessage, 100
         )
-        self.work: Mailbox[ExecutorMessage] = Mailbox.connect(context, self.role.inboxes.work, 10)
+        self.work: Sender[ExecutorMessage] = Sender(context, self.role.inboxes.work, 10)
 
     def argument(self, parent: int) -> str:
         config = HostConfig(

@@ -13,7 +13,7 @@ import structlog
 import zmq
 
 from actors.admission import PolicySettings
-from actors.mailbox import Mailbox, MailboxFull
+from actors.mailbox import MailboxFull, Receiver, Sender
 from actors.messages import (
     Accepted,
     AskLoad,
@@ -46,12 +46,12 @@ class House:
     """The neighbours of one scheduler, each end owned by the test."""
 
     context: Any
-    submit: Mailbox[Any]
-    control: Mailbox[Any]
-    tokenizer: Mailbox[TokenizerMessage]
-    door: Mailbox[DoorMessage]
-    work: Mailbox[ExecutorMessage]
-    executor_control: Mailbox[ExecutorControl]
+    submit: Sender[Any]
+    control: Sender[Any]
+    tokenizer: Receiver[TokenizerMessage]
+    door: Receiver[DoorMessage]
+    work: Receiver[ExecutorMessage]
+    executor_control: Receiver[ExecutorControl]
     scheduler: SchedulerActor
 
 
@@ -59,21 +59,19 @@ class House:
 async def house(settings: PolicySettings = DEFAULTS, limit: int = 100) -> AsyncIterator[House]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 
-    def connect(endpoint: str) -> Mailbox[Any]:
-        return Mailbox.connect(context, endpoint, limit)
+    def connect(endpoint: str) -> Sender[Any]:
+        return Sender(context, endpoint, limit)
 
-    inbox: Mailbox[SchedulerMessage] = Mailbox.bind(context, ["inproc://s"], SchedulerMessage, 100)
-    control: Mailbox[SchedulerControl] = Mailbox.bind(
-        context, ["inproc://c"], SchedulerControl, 100
-    )
+    inbox: Receiver[SchedulerMessage] = Receiver(context, ["inproc://s"], SchedulerMessage, 100)
+    control: Receiver[SchedulerControl] = Receiver(context, ["inproc://c"], SchedulerControl, 100)
     made = House(
         context=context,
         submit=connect("inproc://s"),
         control=connect("inproc://c"),
-        tokenizer=Mailbox.bind(context, ["inproc://t"], TokenizerMessage, limit),
-        door=Mailbox.bind(context, ["inproc://d"], DoorMessage, limit),
-        work=Mailbox.bind(context, [READY.work], ExecutorMessage, limit),
-        executor_control=Mailbox.bind(context, [READY.control], ExecutorControl, limit),
+        tokenizer=Receiver(context, ["inproc://t"], TokenizerMessage, limit),
+        door=Receiver(context, ["inproc://d"], DoorMessage, limit),
+        work=Receiver(context, [READY.work], ExecutorMessage, limit),
+        executor_control=Receiver(context, [READY.control], ExecutorControl, limit),
         scheduler=SchedulerActor(
             inbox=inbox,
             control=control,
@@ -168,7 +166,7 @@ async def test_loss_fails_what_ran_and_the_next_executor_takes_the_rest() -> Non
         failed = await made.tokenizer.receive()
         assert isinstance(failed, RowsFailed)
         assert (failed.rids, failed.code) == ([1], "executor_failed")
-        work: Mailbox[ExecutorMessage] = Mailbox.bind(
+        work: Receiver[ExecutorMessage] = Receiver(
             made.context, ["inproc://work-2"], ExecutorMessage, 9
         )
         again = msgspec.structs.replace(READY, work="inproc://work-2", control="inproc://control-2")

@@ -14,7 +14,7 @@ import zmq
 from structlog.testing import capture_logs
 
 from actors import tokenizer as module
-from actors.mailbox import Mailbox, MailboxFull
+from actors.mailbox import MailboxFull, Receiver, Sender
 from actors.messages import (
     BatchEnded,
     Cancel,
@@ -53,10 +53,10 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 class House:
     """The neighbours of one tokenizer, each end owned by the test."""
 
-    mail: Mailbox[Any]
-    scheduler: Mailbox[SchedulerMessage]
-    control: Mailbox[SchedulerControl]
-    door: Mailbox[DoorMessage]
+    mail: Sender[Any]
+    scheduler: Receiver[SchedulerMessage]
+    control: Receiver[SchedulerControl]
+    door: Receiver[DoorMessage]
     actor: TokenizerActor
 
 
@@ -64,17 +64,13 @@ class House:
 async def house(tokenizer: Any, *, gate: bool = False) -> AsyncIterator[House]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 
-    def connect(endpoint: str) -> Mailbox[Any]:
-        return Mailbox.connect(context, endpoint, 100)
+    def connect(endpoint: str) -> Sender[Any]:
+        return Sender(context, endpoint, 100)
 
-    inbox: Mailbox[TokenizerMessage] = Mailbox.bind(context, ["inproc://t"], TokenizerMessage, 100)
-    scheduler: Mailbox[SchedulerMessage] = Mailbox.bind(
-        context, ["inproc://s"], SchedulerMessage, 100
-    )
-    control: Mailbox[SchedulerControl] = Mailbox.bind(
-        context, ["inproc://c"], SchedulerControl, 100
-    )
-    door: Mailbox[DoorMessage] = Mailbox.bind(context, ["inproc://d"], DoorMessage, 100)
+    inbox: Receiver[TokenizerMessage] = Receiver(context, ["inproc://t"], TokenizerMessage, 100)
+    scheduler: Receiver[SchedulerMessage] = Receiver(context, ["inproc://s"], SchedulerMessage, 100)
+    control: Receiver[SchedulerControl] = Receiver(context, ["inproc://c"], SchedulerControl, 100)
+    door: Receiver[DoorMessage] = Receiver(context, ["inproc://d"], DoorMessage, 100)
     to_door: Any = Gate(connect("inproc://d")) if gate else connect("inproc://d")
     actor = TokenizerActor(
         inbox=inbox,

@@ -26,4 +26,4 @@ def test_what_is_not_for_an_inbox_is_dropped(short_folder: Path) -> None:
         inbox = mail.bind("door", DoorMessage, 8)
         mail.connect(mail.here.door, 8).post(Cancel(1))
         assert inbox.wait(0.2) is None
-        assert inbox.statistics.undecodable == 1
+        assert inbox.undecodable == 1

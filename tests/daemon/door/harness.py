@@ -16,7 +16,7 @@ from anyio.abc import TaskGroup
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from actors import messages as m
-from actors.mailbox import Mailbox
+from actors.mailbox import Receiver, Sender
 from daemon.door.front_door import FrontDoor
 from daemon.door.settings import DoorFacts, DoorSettings
 from runtime.request import FinishReason, RowToken, TopLogprob
@@ -43,18 +43,18 @@ class FakeActors:
         self.prepared: list[m.Prepare] = []
         self.cancelled: list[int] = []
         self.control_cancelled: list[int] = []
-        self.tokenizer: Mailbox[m.TokenizerMessage] = Mailbox.bind(
+        self.tokenizer: Receiver[m.TokenizerMessage] = Receiver(
             context, ["inproc://tokenizer"], m.TokenizerMessage, LIMIT
         )
-        self.scheduler: Mailbox[m.SchedulerMessage] = Mailbox.bind(
+        self.scheduler: Receiver[m.SchedulerMessage] = Receiver(
             context, ["inproc://scheduler"], m.SchedulerMessage, LIMIT
         )
-        self.control: Mailbox[m.SchedulerControl] = Mailbox.bind(
+        self.control: Receiver[m.SchedulerControl] = Receiver(
             context, ["inproc://control"], m.SchedulerControl, LIMIT
         )
-        self.to_door: Mailbox[m.DoorMessage] = Mailbox.connect(context, "inproc://door", LIMIT)
+        self.to_door: Sender[m.DoorMessage] = Sender(context, "inproc://door", LIMIT)
 
-    def ends(self) -> list[Mailbox[Any]]:
+    def ends(self) -> list[Receiver[Any] | Sender[Any]]:
         return [self.tokenizer, self.scheduler, self.control, self.to_door]
 
     async def run(self, tasks: TaskGroup) -> None:
@@ -161,12 +161,12 @@ class Harness:
         self, settings: DoorSettings, step_s: float, *, task_status: anyio.abc.TaskStatus[None]
     ) -> None:
         with zmq.Context() as context, ExitStack() as ends:
-            inbox: Mailbox[m.DoorMessage] = Mailbox.bind(
+            inbox: Receiver[m.DoorMessage] = Receiver(
                 context, ["inproc://door"], m.DoorMessage, LIMIT
             )
             self.actors = FakeActors(context, step_s)
-            outboxes: list[Mailbox[Any]] = [
-                Mailbox.connect(context, f"inproc://{name}", LIMIT)
+            outboxes: list[Sender[Any]] = [
+                Sender(context, f"inproc://{name}", LIMIT)
                 for name in ("tokenizer", "scheduler", "control")
             ]
             for end in [inbox, *outboxes, *self.actors.ends()]:

@@ -5,7 +5,7 @@ from typing import Any, cast
 import msgspec
 from hearth_client.protocol import Detokenized, Tokens
 
-from actors.mailbox import Mailbox, MailboxFull
+from actors.mailbox import MailboxFull, Sender
 from actors.messages import AskLoad, Cancel, Convert
 from daemon.door.dispatch import Dispatch
 from daemon.door.sessions import OpenRequest, Session
@@ -46,9 +46,9 @@ class Desk:
             DoorSettings(**settings),
             self.state,
             cast("DoorSocket", self.socket),
-            to_tokenizer=cast("Mailbox[Any]", self.tokenizer),
-            to_scheduler=cast("Mailbox[Any]", self.scheduler),
-            to_scheduler_control=cast("Mailbox[Any]", self.control),
+            to_tokenizer=cast("Sender[Any]", self.tokenizer),
+            to_scheduler=cast("Sender[Any]", self.scheduler),
+            to_scheduler_control=cast("Sender[Any]", self.control),
         )
         self.session: Session = self.dispatch.sessions.greet(b"1", "test", 10.0, 0.0)
 

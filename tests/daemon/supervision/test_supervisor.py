@@ -16,7 +16,7 @@ import structlog
 import zmq
 
 from actors.load_scheduler import make_scheduler
-from actors.mailbox import Mailbox
+from actors.mailbox import Receiver, Sender
 from actors.messages import (
     Accepted,
     BatchEnded,
@@ -55,21 +55,17 @@ class House:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.book = book = wiring.address_book(settings, folder)
         here = book.seen_from("daemon")
-        self.tokenizer: Mailbox[TokenizerMessage] = Mailbox.bind(
+        self.tokenizer: Receiver[TokenizerMessage] = Receiver(
             self.context, book.endpoints("tokenizer"), TokenizerMessage, 4096
         )
-        self.door: Mailbox[DoorMessage] = Mailbox.bind(
+        self.door: Receiver[DoorMessage] = Receiver(
             self.context, book.endpoints("door"), DoorMessage, 4096
         )
-        inbox: Mailbox[SupervisorMessage] = Mailbox.bind(
+        inbox: Receiver[SupervisorMessage] = Receiver(
             self.context, book.endpoints("supervisor"), SupervisorMessage, 4096
         )
-        to_control: Mailbox[SchedulerControl] = Mailbox.connect(
-            self.context, here.scheduler_control, 100
-        )
-        self.to_scheduler: Mailbox[SchedulerMessage] = Mailbox.connect(
-            self.context, here.scheduler, 100
-        )
+        to_control: Sender[SchedulerControl] = Sender(self.context, here.scheduler_control, 100)
+        self.to_scheduler: Sender[SchedulerMessage] = Sender(self.context, here.scheduler, 100)
         self.scheduler = (
             make_scheduler(wiring.scheduler_role(book, settings), self.context)
             if settings.placement_scheduler == "shared"
