@@ -22,7 +22,8 @@ class HearthModel:
         # On a GPU the limit of the folder stays, as it does in a daemon: the layout of the
         # caches follows it, and with that the time of a step.
         limit = job.batch if job.device == "cpu" else 0
-        options = RuntimeOptions(threads=job.threads, max_batch=limit, verify=False)
+        threads = job.threads if job.device == "cpu" else 0
+        options = RuntimeOptions(threads=threads, max_batch=limit, verify=False)
         if job.spin is not None:
             options = structs.replace(options, spin=job.spin)
         self._runtime = LLMInferenceRuntime.open(Path(job.path), options)

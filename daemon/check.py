@@ -135,7 +135,7 @@ def _report(
         max_batch=config.max_supported_batch_size,
         capacity=config.max_kv_cache_capacity,
         max_prompt_tokens=config.max_supported_input_length,
-        threads=settings.threads or physical_cores(),
+        threads=settings.threads or (physical_cores() if config.device == "cpu" else 0),
         speculation=_speculation(deployment),
         memory=found.budget.parts,
         memory_needed=found.budget.needed,

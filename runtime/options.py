@@ -49,15 +49,14 @@ class SpeculationOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How the runtime speculates.
 
     "auto" takes the engine folder's draft if there is one, else `lookup`. `eagle` None takes trees
-    that suit the device. `lookup_tokens` are
-    proposed when the last `lookup_ngram` tokens, or fewer of them down to `lookup_shortest`,
-    occurred before in the row. `adaptive` lets the runtime stop where its own measurement says
-    that speculation loses.
+    that suit the device. `lookup_tokens`, 0 for what suits the engine, are proposed when the last
+    `lookup_ngram` tokens, or fewer of them down to `lookup_shortest`, occurred before in the row.
+    `adaptive` lets the runtime stop where its own measurement says that speculation loses.
     """
 
     method: Literal["off", "auto", "lookup", "eagle"] = "off"
     eagle: EagleDraftingConfig | None = None
-    lookup_tokens: int = 4
+    lookup_tokens: int = 0
     lookup_ngram: int = 3
     lookup_shortest: int = 2
     adaptive: bool = True
@@ -87,9 +86,9 @@ def check_speculation(options: SpeculationOptions) -> None:
     """Raise `invalid_value` naming the first option that has no meaning."""
     if options.eagle is not None:
         _check_drafting(options.eagle)
-    if not 1 <= options.lookup_tokens < MOST_ACCEPTED - 1:
+    if not 0 <= options.lookup_tokens < MOST_ACCEPTED - 1:
         raise HearthError(
-            "invalid_value", f"lookup_tokens must be 1 to {MOST_ACCEPTED - 2}", "lookup_tokens"
+            "invalid_value", f"lookup_tokens must be 0 to {MOST_ACCEPTED - 2}", "lookup_tokens"
         )
     if not 1 <= options.lookup_shortest <= options.lookup_ngram:
         raise HearthError(

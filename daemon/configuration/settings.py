@@ -107,8 +107,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ),
     ] = 0
     lookup_tokens: Annotated[
-        int, Meta(ge=1, le=30, description="Tokens that `lookup` proposes at most.")
-    ] = 4
+        int,
+        Meta(
+            ge=0,
+            le=30,
+            description="Tokens that `lookup` proposes at most; 0 for what suits the engine.",
+        ),
+    ] = 0
     fill_wait_ms: Annotated[
         float,
         Meta(

@@ -15,6 +15,8 @@ from runtime.options import (
 )
 
 Method = Literal["off", "lookup", "eagle"]
+Asked = Method | Literal["auto"]
+_LOOKUP_TOKENS = 4
 
 
 class DeploymentConfig(NamedTuple):
@@ -54,45 +56,74 @@ def resolve_deployment(
     """The engines within the limits asked for; raises naming the option that cannot be met."""
     speculation = options.speculation
     check_speculation(speculation)
-    method = _method(stored, draft, options)
+    base = effective_config(stored, options)
+    method = _method(base, draft, speculation.method)
+    _check_used(speculation, method)
     if method == "eagle" and draft is not None:
         return _with_draft(stored, draft, options)
-    nodes = speculation.lookup_tokens + 1 if method == "lookup" else 0
-    if stored.enable_eagle_spec_decode:
-        _check_limit("lookup_tokens", nodes, stored.max_verify_tree_size)
-    if stored.static_decode_batches:
-        if method == "lookup":
-            _check_built("lookup_tokens", nodes, stored.max_verify_tree_size)
-        nodes = stored.max_verify_tree_size
-    base = structs.replace(effective_config(stored, options), max_verify_tree_size=nodes)
+    if method == "lookup":
+        tokens = _lookup_tokens(base, speculation.lookup_tokens)
+        speculation = structs.replace(speculation, lookup_tokens=tokens)
+        base = structs.replace(base, max_verify_tree_size=tokens + 1)
+    elif not base.static_decode_batches:
+        base = structs.replace(base, max_verify_tree_size=0)
     return DeploymentConfig(base, method, speculation)
 
 
 def _method(
-    stored: LLMEngineRunnerConfig, draft: LLMEngineRunnerConfig | None, options: RuntimeOptions
+    base: LLMEngineRunnerConfig, draft: LLMEngineRunnerConfig | None, asked: Asked
 ) -> Method:
-    asked = options.speculation.method
     if asked == "off":
         return asked
     # A plan has the steps that it was built with, and only a base of a draft verifies trees.
-    verifies = stored.backend != "tensorrt" or draft is not None
+    verifies = base.backend != "tensorrt" or draft is not None
+    simulated = base.backend == "simulated"
     if asked == "auto":
-        simulated = "simulated" in {options.engine_kind, stored.backend}
         if simulated or not verifies:
             return "off"
         return "lookup" if draft is None else "eagle"
-    if not verifies or (asked == "eagle" and draft is None):
-        need = "a draft: export the model with one" if verifies else "an engine that verifies trees"
-        raise HearthError("unsupported_option", f"{asked} needs {need}", "speculation")
-    return asked
+    if not verifies:
+        need = "an engine that verifies trees"
+    elif asked == "lookup" or (draft is not None and not simulated):
+        return asked
+    else:
+        need = "a real engine" if simulated else "a draft: export the model with one"
+    raise HearthError("unsupported_option", f"{asked} needs {need}", "speculation")
+
+
+def _check_used(options: SpeculationOptions, method: Method) -> None:
+    """Refuse what was given for another method."""
+    given = (
+        ("drafting_top_k", "eagle", options.eagle is not None),
+        ("lookup_tokens", "lookup", options.lookup_tokens > 0),
+    )
+    for name, user, wanted in given:
+        if wanted and method != user:
+            raise HearthError(
+                "unsupported_option", f"{name} is for speculation by {user}, not {method}", name
+            )
+
+
+def _lookup_tokens(base: LLMEngineRunnerConfig, asked: int) -> int:
+    """The tokens asked for, else what suits the engine; the newest token is a node beside them."""
+    own = base.enable_eagle_spec_decode
+    limit = base.max_verify_tree_size if own else base.max_kv_cache_capacity
+    _check_limit("lookup_tokens", asked + 1, limit)
+    if base.static_decode_batches:
+        _check_built("lookup_tokens", asked or limit - 1, limit - 1)
+        return limit - 1
+    return asked or min(_LOOKUP_TOKENS, limit - 1)
 
 
 def _with_draft(
     stored: LLMEngineRunnerConfig, stored_draft: LLMEngineRunnerConfig, options: RuntimeOptions
 ) -> DeploymentConfig:
-    base = _smaller(stored, stored_draft)
-    eagle = options.speculation.eagle or suited_drafting(stored, stored_draft)
-    chains = stored.chains_only or stored_draft.chains_only
+    base = effective_config(_smaller(stored, stored_draft), options)
+    draft = structs.replace(
+        effective_config(_smaller(stored_draft, stored), options), prefill_chunk=base.prefill_chunk
+    )
+    eagle = options.speculation.eagle or suited_drafting(base, draft)
+    chains = base.chains_only or draft.chains_only
     if chains and eagle.drafting_top_k > 1:
         raise HearthError(
             "invalid_value",
@@ -100,21 +131,16 @@ def _with_draft(
             "--verify trees, or ask for a drafting_top_k of 1",
             "drafting_top_k",
         )
-    _check_limit("verify_tree_size", eagle.tree_size, stored.max_verify_tree_size)
-    _check_limit("drafting_top_k", eagle.proposal_size, stored_draft.max_draft_tree_size)
-    if stored.static_decode_batches:
-        built = (*stored_draft.static_drafting, stored.max_verify_tree_size)
+    _check_limit("verify_tree_size", eagle.tree_size, base.max_verify_tree_size)
+    _check_limit("drafting_top_k", eagle.proposal_size, draft.max_draft_tree_size)
+    if base.static_decode_batches:
+        built = (*draft.static_drafting, base.max_verify_tree_size)
         names = ("drafting_top_k", "drafting_step", "verify_tree_size")
         asked = (eagle.drafting_top_k, eagle.drafting_step, eagle.tree_size)
         for name, one, other in zip(names, asked, built, strict=True):
             _check_built(name, one, other)
-    effective = effective_config(base, options)
-    draft = structs.replace(
-        effective_config(_smaller(stored_draft, stored), options),
-        prefill_chunk=effective.prefill_chunk,
-    )
     return DeploymentConfig(
-        structs.replace(effective, max_verify_tree_size=eagle.tree_size),
+        structs.replace(base, max_verify_tree_size=eagle.tree_size),
         "eagle",
         structs.replace(options.speculation, eagle=eagle),
         draft,
@@ -158,7 +184,9 @@ def _smaller(one: LLMEngineRunnerConfig, other: LLMEngineRunnerConfig) -> LLMEng
 def _check_limit(name: str, asked: int, limit: int) -> None:
     if asked > limit:
         raise HearthError(
-            "invalid_value", f"{name} asks for {asked} tree nodes, the engine takes {limit}", name
+            "invalid_value",
+            f"{name} asks for {asked} tree nodes, the engine takes {limit} at this capacity",
+            name,
         )
 
 

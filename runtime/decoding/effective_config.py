@@ -19,6 +19,7 @@ def effective_config(
     batch = _limit("max_batch", options.max_batch, config.max_supported_batch_size)
     if config.device == "cuda":
         _check_rows(batch)
+    _check_processor(options, config)
     capacity = _limit("capacity", options.capacity, config.max_kv_cache_capacity)
     if config.static_decode_batches:
         _check_built("max_batch", batch, config.static_decode_batches)
@@ -29,6 +30,9 @@ def effective_config(
         max_kv_cache_capacity=capacity,
         max_supported_input_length=min(config.max_supported_input_length, capacity - 1),
         prefill_chunk=min(config.prefill_chunk, capacity),
+        max_verify_tree_size=min(config.max_verify_tree_size, capacity),
+        # A proposal lies behind one entry at least.
+        max_draft_tree_size=min(config.max_draft_tree_size, capacity - 1),
         static_decode_batches=tuple(one for one in config.static_decode_batches if one <= batch),
     )
 
@@ -71,6 +75,14 @@ def _check_options(options: RuntimeOptions) -> None:
             raise HearthError("invalid_value", f"{name} must not be negative", name)
     if options.capacity == 1:
         raise HearthError("invalid_value", "capacity must leave room for an answer", "capacity")
+
+
+def _check_processor(options: RuntimeOptions, config: LLMEngineRunnerConfig) -> None:
+    takes = config.backend == "onnxruntime"
+    for name, honoured in (("threads", takes), ("spin", takes and config.device == "cpu")):
+        if getattr(options, name) and not honoured:
+            engine = f"{config.backend} on {config.device}"
+            raise HearthError("unsupported_option", f"{name} is nothing to {engine}", name)
 
 
 def _check_built(name: str, asked: int, built: tuple[int, ...]) -> None:

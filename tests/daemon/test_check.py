@@ -36,6 +36,7 @@ def test_the_report_says_what_would_be_used(tiny_engine: Path) -> None:
         (Settings(speculation="lookup", lookup_tokens=7), "lookup, 7 tokens"),
         (Settings(speculation="off"), "off"),
         (Settings(engine_kind="simulated"), "off"),
+        (Settings(capacity=3), "lookup, 2 tokens"),
     ],
 )
 def test_the_report_says_how_it_speculates(
@@ -120,7 +121,7 @@ def test_a_gpu_is_reported_with_both_memories(
 ) -> None:
     monkeypatch.setattr(check, "gpu_facts", lambda: GPU)
     report = inspect_engine(Settings(), gpu_engine)
-    assert (report.ok, report.device, report.gpu) == (True, "cuda", GPU)
+    assert (report.ok, report.device, report.gpu, report.threads) == (True, "cuda", GPU, 0)
     assert report.library.startswith("onnxruntime ")
     assert report.memory_available <= GPU.memory_total
     assert {"context", "sampler"} <= set(report.memory)

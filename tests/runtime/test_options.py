@@ -7,7 +7,7 @@ from runtime.options import EagleDraftingConfig, SpeculationOptions, check_specu
 @pytest.mark.parametrize(
     ("options", "field"),
     [
-        (SpeculationOptions(lookup_tokens=0), "lookup_tokens"),
+        (SpeculationOptions(lookup_tokens=-1), "lookup_tokens"),
         (SpeculationOptions(lookup_tokens=31), "lookup_tokens"),
         (SpeculationOptions(lookup_shortest=0), "lookup_shortest"),
         (SpeculationOptions(lookup_ngram=1), "lookup_shortest"),

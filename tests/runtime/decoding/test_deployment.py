@@ -1,11 +1,17 @@
 from contextlib import closing
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from msgspec import structs
 
 from runtime.config import LLMEngineRunnerConfig
-from runtime.decoding.deployment import DeploymentConfig, resolve_deployment, suited_drafting
+from runtime.decoding.deployment import (
+    Asked,
+    DeploymentConfig,
+    resolve_deployment,
+    suited_drafting,
+)
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.errors import HearthError
 from runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
@@ -90,6 +96,105 @@ def test_trees_beyond_the_engines_are_refused_by_name(
     assert (caught.value.code, caught.value.field) == ("invalid_value", field)
 
 
+SMALL = RuntimeOptions(capacity=8, speculation=SpeculationOptions(method="auto"))
+
+
+@pytest.mark.parametrize(
+    ("eagle", "field"),
+    [
+        (EagleDraftingConfig(drafting_top_k=4, drafting_step=3, verify_tree_size=16), "verify"),
+        (EagleDraftingConfig(drafting_top_k=4, drafting_step=2, verify_tree_size=8), "drafting"),
+    ],
+)
+def test_a_tree_beyond_the_capacity_in_use_is_refused(
+    eagle: EagleDraftingConfig, field: str
+) -> None:
+    options = structs.replace(SMALL, speculation=SpeculationOptions(method="eagle", eagle=eagle))
+    with pytest.raises(HearthError, match="at this capacity") as caught:
+        resolve_deployment(BASE, DRAFT, options)
+    assert caught.value.field in {"verify_tree_size", "drafting_top_k"}
+    assert str(caught.value.field).startswith(field)
+
+
+@pytest.mark.parametrize("capacity", [2, 5, 8, 17])
+def test_trees_that_nobody_asked_for_fit_into_the_capacity(capacity: int) -> None:
+    options = structs.replace(SMALL, capacity=capacity)
+    tree = resolve_deployment(BASE, DRAFT, options).drafting
+    assert tree.tree_size <= capacity
+    assert max(tree.proposal_size, tree.most_accepted - 1) < capacity
+    plain = resolve_deployment(small_config(), None, options)
+    assert (plain.method, plain.base.max_verify_tree_size) == ("lookup", min(5, capacity))
+    assert plain.speculation.lookup_tokens == min(4, capacity - 1)
+    asked = SpeculationOptions(method="lookup", lookup_tokens=capacity)
+    with pytest.raises(HearthError, match="at this capacity") as caught:
+        resolve_deployment(small_config(), None, structs.replace(options, speculation=asked))
+    assert caught.value.field == "lookup_tokens"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_trees_suit_the_device_that_was_asked_for(device: Literal["cpu", "cuda"]) -> None:
+    options = structs.replace(SMALL, capacity=0, device=device)
+    tree = resolve_deployment(BASE, DRAFT, options).drafting
+    assert (tree.drafting_top_k == 1) is (device == "cpu")
+
+
+PLAN_BASE = structs.replace(
+    BASE, backend="tensorrt", static_decode_batches=(1, 2, 4), max_verify_tree_size=9
+)
+PLAN_DRAFT = structs.replace(
+    DRAFT, backend="tensorrt", static_decode_batches=(1, 2, 4), static_drafting=(2, 5)
+)
+
+
+def test_a_plan_verifies_what_it_was_built_for() -> None:
+    for method in ("lookup", "off"):
+        options = RuntimeOptions(speculation=SpeculationOptions(method=method))
+        found = resolve_deployment(PLAN_BASE, PLAN_DRAFT, options)
+        assert (found.method, found.base.max_verify_tree_size) == (method, 9)
+    for tokens in (7, 9):
+        asked = SpeculationOptions(method="lookup", lookup_tokens=tokens)
+        with pytest.raises(HearthError) as caught:
+            resolve_deployment(PLAN_BASE, PLAN_DRAFT, RuntimeOptions(speculation=asked))
+        assert (caught.value.code, caught.value.field) == ("invalid_value", "lookup_tokens")
+
+
+TREE = SpeculationOptions(eagle=CHAIN)
+TOKENS = SpeculationOptions(lookup_tokens=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "method", "kind", "field"),
+    [
+        (TREE, "off", "", "drafting_top_k"),
+        (TREE, "lookup", "", "drafting_top_k"),
+        (TREE, "auto", "simulated", "drafting_top_k"),
+        (TOKENS, "off", "", "lookup_tokens"),
+        (TOKENS, "auto", "", "lookup_tokens"),
+        (TOKENS, "eagle", "", "lookup_tokens"),
+        (TREE, "eagle", "simulated", "speculation"),
+        (SpeculationOptions(), "eagle", "simulated", "speculation"),
+    ],
+)
+def test_what_another_method_takes_is_refused(
+    options: SpeculationOptions, method: Asked, kind: Literal["", "simulated"], field: str
+) -> None:
+    asked = RuntimeOptions(speculation=structs.replace(options, method=method), engine_kind=kind)
+    with pytest.raises(HearthError) as caught:
+        resolve_deployment(BASE, DRAFT, asked)
+    assert (caught.value.code, caught.value.field) == ("unsupported_option", field)
+
+
+def test_a_folder_with_a_draft_can_be_simulated() -> None:
+    options = RuntimeOptions(engine_kind="simulated", speculation=TOKENS)
+    for method in ("off", "auto", "lookup"):
+        speculation = SpeculationOptions(method=method)
+        asked = structs.replace(options, speculation=speculation)
+        for base, draft in ((BASE, DRAFT), (PLAN_BASE, PLAN_DRAFT)):
+            found = resolve_deployment(base, draft, asked)
+            assert found.method == ("lookup" if method == "lookup" else "off")
+            assert found.draft is None
+
+
 def test_an_engine_of_chains_gives_the_text_of_plain_decoding(tmp_path: Path, dialect: str) -> None:
     folder = export_with_draft("qwen3", tmp_path, verify="chains", dialect=dialect)
     answers = []
@@ -110,4 +215,19 @@ def test_an_engine_of_chains_gives_the_text_of_plain_decoding(tmp_path: Path, di
             found = runtime.handle_request(GenerationRequest(rows=rows))
             answers.append([row.token_ids for row in found.rows])
             assert (runtime.speculation_metrics.rounds > 0) == (method != "off")
+    assert answers[0] == answers[1] == answers[2]
+
+
+@pytest.mark.parametrize("capacity", [2, 8])
+def test_a_capacity_below_the_trees_serves_the_same_text(tmp_path: Path, capacity: int) -> None:
+    folder = export_with_draft("qwen3", tmp_path, capacity=64)
+    row = RowRequest(token_ids=[3], prompt_length=1, max_tokens=capacity - 1, ignore_eos=True)
+    answers = []
+    for method in ("off", "auto", "lookup"):
+        speculation = SpeculationOptions(method=method, adaptive=False)
+        options = RuntimeOptions(capacity=capacity, max_batch=2, speculation=speculation)
+        with closing(LLMInferenceRuntime.open(folder, options)) as runtime:
+            runtime.capture([1, 2])
+            found = runtime.handle_request(GenerationRequest(rows=[row, row]))
+            answers.append([row.token_ids for row in found.rows])
     assert answers[0] == answers[1] == answers[2]

@@ -23,6 +23,9 @@ def test_smaller_limits_are_honoured() -> None:
     config = effective_config(STORED, RuntimeOptions(max_batch=2, capacity=100))
     assert (config.max_supported_batch_size, config.max_kv_cache_capacity) == (2, 100)
     assert (config.max_supported_input_length, config.prefill_chunk) == (99, 100)
+    trees = structs.replace(STORED, max_verify_tree_size=128, max_draft_tree_size=128)
+    small = effective_config(trees, RuntimeOptions(capacity=100))
+    assert (small.max_verify_tree_size, small.max_draft_tree_size) == (100, 99)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +43,22 @@ def test_an_option_is_honoured_or_refused(options: RuntimeOptions, code: str, fi
     with pytest.raises(HearthError) as caught:
         effective_config(STORED, options)
     assert (caught.value.code, caught.value.field) == (code, field)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [(RuntimeOptions(threads=2), "threads"), (RuntimeOptions(spin=True), "spin")],
+)
+def test_settings_of_the_cpus_threads_are_refused_where_they_are_nothing(
+    options: RuntimeOptions, field: str
+) -> None:
+    assert effective_config(STORED, options) == STORED
+    plan = structs.replace(STORED, backend="tensorrt", device="cuda")
+    gpu = structs.replace(STORED, device="cuda")
+    for config in (SIMULATED, plan, *([gpu] if field == "spin" else [])):
+        with pytest.raises(HearthError) as caught:
+            effective_config(config, options)
+        assert (caught.value.code, caught.value.field) == ("unsupported_option", field)
 
 
 def test_a_folder_can_be_simulated() -> None:
