@@ -21,7 +21,7 @@ dev: $(VENV)/.dev ## also what lint and test need
 bench-env: $(VENV)/.bench ## also the peers that hearth bench decode compares with
 
 demo: $(VENV)/.env ## two questions at the same time to the shipped model
-	@$(BIN)/python -m daemon.demo
+	@$(BIN)/hearth demo
 
 test: $(VENV)/.dev ## the whole test suite
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(TESTS)
@@ -53,7 +53,7 @@ $(VENV)/bin/python:
 
 $(VENV)/.env: $(VENV)/bin/python $(MANIFESTS)
 	@echo "installing Hearth"
-	@$(PIP) install -e clients/python -e .
+	@$(PIP) install -e clients/python -e '.[cpu]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.env

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-import onnxruntime
 
 from daemon.budget import Budget, budget_of, host_budget_of, predicted_parts
 from daemon.configuration.settings import Settings
@@ -13,7 +12,6 @@ from daemon.wiring import runtime_options
 from runtime.config import PlanRecord
 from runtime.decoding.deployment import DeploymentConfig, load_deployment
 from runtime.errors import HearthError
-from runtime.executor.onnx_engine import check_version
 from runtime.executor.threads import physical_cores
 
 
@@ -104,8 +102,6 @@ def _compare(deployment: DeploymentConfig, found: _Found) -> None:
     config = deployment.base
     if found.gpu is not None:
         check_gpu(config, found.gpu, found.library)
-    if config.backend == "onnxruntime":
-        check_version(config.dialect, onnxruntime.__version__)
     found.budget.check()
     if found.host is not None:
         found.host.check()

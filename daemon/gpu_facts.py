@@ -3,15 +3,12 @@
 from collections.abc import Callable
 
 import msgspec
-import onnxruntime
 
 from runtime.config import LLMEngineRunnerConfig
 from runtime.device.cuda.context import CudaContext, open_context
-from runtime.errors import HearthError
 from runtime.executor.tensorrt.library import load_library
 from runtime.executor.tensorrt.manifest import check_plan
-
-CUDA_PROVIDER = "CUDAExecutionProvider"
+from runtime.onnx_runtime import check_provider, check_version, load_onnx_runtime
 
 
 class GPUFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,21 +44,18 @@ def gpu_facts(opening: Callable[[], CudaContext] = open_context) -> GPUFacts:
 def serving_library(config: LLMEngineRunnerConfig) -> str:
     """Name and version of the library that would run an engine of `config`.
 
-    Raises `engine_incompatible` where it is not installed or cannot use a GPU.
+    Raises `engine_incompatible` where it is not installed, too old or cannot use a GPU.
     """
     if config.backend == "tensorrt":
         library = load_library(config.plan.builder if config.plan else "tensorrt")
         return f"{library.__name__} {library.__version__}"
     if config.backend == "simulated":
         return "simulated"
-    if config.device == "cuda" and CUDA_PROVIDER not in onnxruntime.get_available_providers():
-        raise HearthError(
-            "engine_incompatible",
-            f"this ONNX Runtime ({onnxruntime.__version__}) has no {CUDA_PROVIDER}: install "
-            "onnxruntime-gpu in its place",
-            "device",
-        )
-    return f"onnxruntime {onnxruntime.__version__}"
+    library = load_onnx_runtime()
+    if config.device == "cuda":
+        check_provider(library)
+    check_version(config.dialect, config.device, library.__version__)
+    return f"onnxruntime {library.__version__}"
 
 
 def check_gpu(config: LLMEngineRunnerConfig, gpu: GPUFacts, library: str) -> None:

@@ -5,11 +5,11 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 
 from runtime.config import BASE_CONFIG_FILE, CONFIG_FILE
 from runtime.errors import HearthError
+from runtime.onnx_runtime import installed_version
 from runtime.version import VERSION
 
 Progress = Callable[[str, int, int], None]
@@ -75,7 +75,7 @@ def _export(source: Path, draft: Path, target: Path, progress: Progress | None) 
 
 def _digest(*folders: Path) -> str:
     # The dialect of the export depends on what this ONNX Runtime reads.
-    digest = hashlib.sha256(f"{VERSION} {version('onnxruntime')}".encode())
+    digest = hashlib.sha256(f"{VERSION} {installed_version()}".encode())
     for path in (path for folder in folders for path in sorted(folder.iterdir())):
         if path.is_file():
             digest.update(f"{path.parent.name}/{path.name}".encode())

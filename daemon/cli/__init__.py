@@ -4,6 +4,7 @@ import click
 
 from daemon.cli.errors import run_and_exit
 from daemon.cli.lazy import LazyCommand, LazyGroup
+from runtime.version import VERSION
 
 _COMMANDS = {
     "serve": LazyCommand("daemon.cli.serve:serve", "Run the daemon."),
@@ -12,12 +13,14 @@ _COMMANDS = {
     "export": LazyCommand("daemon.cli.export:export", "Build an engine folder from a model."),
     "check": LazyCommand("daemon.cli.check:check", "Say what would be used, and whether it fits."),
     "status": LazyCommand("daemon.cli.status:status", "Show what a running daemon does."),
+    "demo": LazyCommand("daemon.demo.show:demo", "Start, ask two questions at once, stop."),
     "bench": LazyCommand("bench.commands:bench", "Measure speed and memory here."),
 }
 
 _EPILOG = """\b
 Start here:
-  hearth serve                        run the model that ships with Hearth
+  hearth demo                         see the model that ships with Hearth at work
+  hearth serve                        run it
   hearth chat                         talk to it, in a second terminal
   hearth export MODEL_DIR ENGINE_DIR  make an engine of your own model
 
@@ -33,7 +36,7 @@ Settings: hearth serve --help, or docs/configuration.md.
     epilog=_EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.version_option(package_name="hearth", prog_name="hearth", message="%(prog)s %(version)s")
+@click.version_option(VERSION, prog_name="hearth", message="%(prog)s %(version)s")
 def cli() -> None:
     """Serve language models on this machine over a local socket."""
 

@@ -1,16 +1,18 @@
-"""`make demo`: two questions at the same time to the shipped model, from start to clean stop."""
+"""`hearth demo`: two questions at the same time to the shipped model, from start to clean stop."""
 
+import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import NoReturn
+from shutil import which
 
+import click
 from hearth_client import Client
 from hearth_client.errors import HearthClientError
 from rich.console import Console
 
 from daemon.cli.console import out, progress_bar
-from daemon.cli.errors import Failure, run_and_exit
+from daemon.cli.errors import Failure
 from daemon.demo.view import Reply, show
 from daemon.example_home import EXAMPLE_HOME
 from daemon.own_daemon import own_daemon
@@ -19,9 +21,10 @@ from daemon.shipped import engine_folder
 QUESTIONS = ("good night", "list all devices")
 
 
-def main() -> NoReturn:
-    """Run the demo and exit: 0 when all went well, else as `hearth` does."""
-    run_and_exit(lambda: run_demo(out()))
+@click.command()
+def demo() -> None:
+    """Serve the model that ships with Hearth, ask it two questions at once, and stop."""
+    run_demo(out())
 
 
 def run_demo(screen: Console) -> None:
@@ -35,8 +38,9 @@ def run_demo(screen: Console) -> None:
         began = time.monotonic()
         daemon.stop()
     screen.print(f"[green]stopped[/] cleanly in {time.monotonic() - began:.1f} s")
-    screen.print("[dim]next: .venv/bin/hearth serve")
-    screen.print("[dim]      .venv/bin/hearth chat --example   in a second terminal")
+    program = "hearth" if which("hearth") else sys.argv[0]
+    steps = f"next: {program} serve\n      {program} chat --example   in a second terminal"
+    screen.print(steps, style="dim", markup=False)
 
 
 def ask_at_once(screen: Console, socket: Path) -> None:

@@ -5,6 +5,7 @@ from runtime.device.cuda.cuda_device import CudaDevice
 from runtime.device.device import Device
 from runtime.errors import HearthError
 from runtime.executor.engine import Engine, EngineOptions
+from runtime.onnx_runtime import load_onnx_runtime
 
 
 def open_cuda_engine(
@@ -20,6 +21,7 @@ def open_cuda_engine(
         from runtime.executor.tensorrt.engine import TensorRTEngine  # noqa: PLC0415
 
         return TensorRTEngine.open(folder, config, device.context)
+    load_onnx_runtime()
     from runtime.executor.onnx_cuda_engine import OnnxCudaEngine  # noqa: PLC0415
 
     return OnnxCudaEngine.open(folder, config, options, device)

@@ -12,9 +12,9 @@ from runtime.errors import HearthError
 from runtime.executor.engine import Binding, Engine, EngineOptions, IOTensor
 from runtime.executor.graph_cache import GraphCache, GraphCounters
 from runtime.executor.introspection import check_bindings
-from runtime.executor.onnx_engine import OnnxEngine
 from runtime.executor.simulated_engine import SimulatedEngine
 from runtime.executor.snapshot import BindingSnapshot
+from runtime.onnx_runtime import load_onnx_runtime
 from runtime.tensors.dims import InferenceDims
 from runtime.tensors.profiles import Profile, Selector, build_profiles
 from runtime.tensors.registry import (
@@ -243,9 +243,12 @@ def _open_engine(
 ) -> Engine:
     if config.backend == "simulated":
         return SimulatedEngine(config, registry)
+    # Each engine needs a library that an installation for another one does not have.
     if device.kind == "cpu":
+        load_onnx_runtime()
+        from runtime.executor.onnx_engine import OnnxEngine  # noqa: PLC0415
+
         return OnnxEngine.open(folder, config, options)
-    # Engines of a GPU need libraries that an installation for the CPU does not have.
     from runtime.executor.cuda_engines import open_cuda_engine  # noqa: PLC0415
 
     return open_cuda_engine(folder, config, options, device)

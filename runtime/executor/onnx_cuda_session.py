@@ -15,9 +15,8 @@ from runtime.device.stream import Stream
 from runtime.engine_folder import MODEL_FILE
 from runtime.errors import HearthError
 from runtime.executor.engine import EngineOptions, IOTensor
-from runtime.executor.onnx_engine import check_version
+from runtime.onnx_runtime import CUDA_PROVIDER, check_provider, check_version
 
-PROVIDER = "CUDAExecutionProvider"
 ELEMENT_TYPES = {
     "float32": 1,
     "int32": 6,
@@ -45,10 +44,13 @@ def open_session(
     folder: Path, config: LLMEngineRunnerConfig, options: EngineOptions, device: CudaDevice
 ) -> ort.InferenceSession:
     """A session whose work goes to the device's stream; raises what `OnnxCudaEngine.open` does."""
-    check_version(config.dialect, ort.__version__)
-    _check_provider()
+    check_version(config.dialect, "cuda", ort.__version__)
+    check_provider(ort)
+    # The wheel brings no CUDA libraries; those of other packages must be in the process first.
+    with redirect_stdout(StringIO()):  # what it cannot find, the provider says better
+        ort.preload_dlls()
     path = folder / MODEL_FILE
-    provider = (PROVIDER, provider_options(device.stream.handle))
+    provider = (CUDA_PROVIDER, provider_options(device.stream.handle))
     try:
         session = ort.InferenceSession(path, session_options(options), providers=[provider])
     except Exception as error:
@@ -128,28 +130,17 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or any(part in text for part in _OUT_OF_MEMORY)
 
 
-def _check_provider() -> None:
-    # The wheel brings no CUDA libraries; those of other packages must be in the process first.
-    if PROVIDER not in ort.get_available_providers():
-        raise HearthError(
-            "engine_incompatible",
-            "this ONNX Runtime has no CUDA provider: pip install 'hearth[cuda]'",
-            "device",
-        )
-    with redirect_stdout(StringIO()):  # what it cannot find, the provider says better
-        ort.preload_dlls()
-
-
 def _check_placement(session: ort.InferenceSession) -> None:
     """Refuse a graph of which a part would run on the CPU, and slowly, without a word."""
-    if PROVIDER not in session.get_providers():
+    if CUDA_PROVIDER not in session.get_providers():
         raise HearthError(
             "engine_incompatible",
-            "the CUDA provider of ONNX Runtime cannot be loaded: its CUDA or cuDNN is missing",
+            "the CUDA provider of ONNX Runtime cannot be loaded, its CUDA or cuDNN is missing: "
+            "pip install 'onnxruntime-gpu[cuda,cudnn]'",
             "device",
         )
     for part in session.get_provider_graph_assignment_info():
-        for node in part.get_nodes() if part.ep_name != PROVIDER else ():
+        for node in part.get_nodes() if part.ep_name != CUDA_PROVIDER else ():
             if node.op_type not in ON_THE_HOST:
                 raise HearthError(
                     "engine_incompatible",

@@ -13,10 +13,8 @@ from runtime.errors import HearthError
 from runtime.executor.engine import Binding, EngineOptions, IOTensor
 from runtime.executor.threads import physical_cores
 from runtime.memory.system import release_free_memory
+from runtime.onnx_runtime import check_version, version_of
 from runtime.tensors.tensor import Tensor
-
-NATIVE_SINCE = (1, 24)
-"""ONNX Runtime that reads the opset of the native dialect."""
 
 BOUNDED_SPIN_SINCE = (1, 31)
 """ONNX Runtime that is known to bound the time a thread spins."""
@@ -68,7 +66,7 @@ class OnnxEngine:
         cls, folder: Path, config: LLMEngineRunnerConfig, options: EngineOptions
     ) -> "OnnxEngine":
         """Load `model.onnx`; raises `engine_incompatible`, `engine_corrupt` or `out_of_memory`."""
-        check_version(config.dialect, ort.__version__)
+        check_version(config.dialect, "cpu", ort.__version__)
         path = folder / MODEL_FILE
         try:
             session = ort.InferenceSession(
@@ -141,17 +139,6 @@ class OnnxRun:
         del self._binding, self._session
 
 
-def check_version(dialect: str, version: str) -> None:
-    """Raise `engine_incompatible` when ONNX Runtime `version` cannot read `dialect`."""
-    if dialect == "native" and _version(version) < NATIVE_SINCE:
-        raise HearthError(
-            "engine_incompatible",
-            f"a native engine needs ONNX Runtime 1.24 or newer, this is {version}: export the "
-            "model again with the classic dialect, or use Python 3.11 or newer",
-            "dialect",
-        )
-
-
 def session_options(options: EngineOptions) -> ort.SessionOptions:
     """Settings of a session: one thread pool, and scratch memory that does not pile up."""
     made = ort.SessionOptions()
@@ -162,7 +149,7 @@ def session_options(options: EngineOptions) -> ort.SessionOptions:
     made.enable_mem_pattern = False
     # A thread that spins for long is the fastest alone and several times slower beside a
     # neighbour; a few microseconds save most wake-ups at no cost (docs/performance.md).
-    bounded = _version(ort.__version__) >= BOUNDED_SPIN_SINCE
+    bounded = version_of(ort.__version__) >= BOUNDED_SPIN_SINCE
     allowed = "1" if options.spin or bounded else "0"
     made.add_session_config_entry("session.intra_op.allow_spinning", allowed)
     if bounded and not options.spin:
@@ -172,11 +159,6 @@ def session_options(options: EngineOptions) -> ort.SessionOptions:
     # Quantised weights times 8-bit activations; the exact levels are up to 40 times slower.
     made.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "4")
     return made
-
-
-def _version(text: str) -> tuple[int, int]:
-    major, minor = text.split(".")[:2]
-    return int(major), int(minor)
 
 
 def _describe(value: Any, direction: Any) -> IOTensor:

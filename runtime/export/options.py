@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
-import onnxruntime
 
 from runtime.errors import HearthError
 from runtime.export.draft_options import DraftOptions, check_draft_options
 from runtime.export.tensorrt.options import PlanOptions, check_plan_options
+from runtime.onnx_runtime import installed_version, reads_native
 
 Dialect = Literal["native", "classic"]
 TargetType = Literal["float32", "float16", "bfloat16"]
@@ -16,7 +16,6 @@ Quantization = Literal["none", "int8", "int4"]
 BLOCK_SIZES = (0, 16, 32, 64, 128, 256)
 # Larger blocks mean fewer scales to read; eight bits lose next to nothing by it, four bits do.
 _BEST_BLOCK = {"int8": 128, "int4": 32}
-FIRST_NATIVE_RUNTIME = (1, 24)
 SMALLEST_CAPACITY = 2  # a prompt of one token, and one in answer
 
 
@@ -108,12 +107,14 @@ def _check_cuda(options: ExportOptions) -> None:
         )
 
 
-def resolve_dialect(options: ExportOptions, version: str = onnxruntime.__version__) -> Dialect:
-    """The dialect to write: `auto` means native where this ONNX Runtime can read it."""
+def resolve_dialect(options: ExportOptions, version: str = "") -> Dialect:
+    """The dialect to write: `auto` means native where ONNX Runtime `version` can read it.
+
+    Without a version it is the installed one; raises `engine_incompatible` where there is none.
+    """
     if options.dialect != "auto":
         return options.dialect
-    major, minor = version.split(".")[:2]
-    return "native" if (int(major), int(minor)) >= FIRST_NATIVE_RUNTIME else "classic"
+    return "native" if reads_native(version or installed_version()) else "classic"
 
 
 def resolve_capacity(options: ExportOptions, longest: int) -> int:

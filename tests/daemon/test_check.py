@@ -9,11 +9,12 @@ from msgspec import structs
 from daemon import check
 from daemon.check import inspect_engine
 from daemon.configuration.settings import Settings
-from daemon.gpu_facts import CUDA_PROVIDER
 from runtime.config import load_config
+from runtime.engine_folder import write_config
 from runtime.errors import HearthError
 from runtime.export import ExportOptions, export_model
 from runtime.export.draft_options import DraftOptions
+from runtime.onnx_runtime import CUDA_PROVIDER
 from tests.daemon.conftest import REFERENCE
 from tests.daemon.test_gpu_facts import GPU
 from tests.eagle_models import write_draft
@@ -67,13 +68,15 @@ def test_what_does_not_fit_is_not_ok(tiny_engine: Path, monkeypatch: pytest.Monk
 
 
 def test_an_onnx_runtime_that_is_too_old_is_not_ok(
-    tiny_engine: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def too_old(_dialect: str, _version: str) -> None:
-        raise HearthError("engine_incompatible", "a native engine needs a newer one", "dialect")
-
-    monkeypatch.setattr(check, "check_version", too_old)
-    assert inspect_engine(Settings(), tiny_engine).reason == "a native engine needs a newer one"
+    folder = tmp_path / "engine"
+    shutil.copytree(tiny_engine, folder)
+    write_config(folder, structs.replace(load_config(folder), dialect="native"))
+    monkeypatch.setattr(onnxruntime, "__version__", "1.9.0")
+    report = inspect_engine(Settings(), folder)
+    assert (report.ok, report.library) == (False, "")
+    assert "needs ONNX Runtime 1.24 or newer, this is 1.9.0" in (report.reason or "")
 
 
 def test_a_damaged_file_is_refused_by_name(tiny_engine: Path, tmp_path: Path) -> None:
@@ -111,8 +114,8 @@ def gpu_engine(tiny_engine: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def _provider(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["CUDAExecutionProvider"]
-    monkeypatch.setattr("daemon.gpu_facts.onnxruntime.get_available_providers", lambda: names)
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA_PROVIDER])
+    monkeypatch.setattr(onnxruntime, "__version__", "1.30.0")
 
 
 @pytest.mark.usefixtures("_provider")
@@ -161,4 +164,4 @@ def test_the_library_without_cuda_is_named_and_nothing_falls_back(
     report = inspect_engine(Settings(), gpu_engine)
     assert (report.ok, report.device, report.library) == (False, "cuda", "")
     assert report.gpu == GPU
-    assert "onnxruntime-gpu" in (report.reason or "")
+    assert "hearthd[cuda13]" in (report.reason or "")

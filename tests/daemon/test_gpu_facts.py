@@ -58,12 +58,15 @@ def test_the_library_of_an_onnx_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnxruntime, "get_available_providers", list)
     assert serving_library(small_config()) == "onnxruntime 1.31.1"
     config = structs.replace(small_config(), device="cuda")
-    with pytest.raises(HearthError, match="install onnxruntime-gpu") as caught:
+    with pytest.raises(HearthError, match="pip install") as caught:
         serving_library(config)
     assert (caught.value.code, caught.value.field) == ("engine_incompatible", "device")
     names = ["CUDAExecutionProvider", "CPUExecutionProvider"]
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: names)
     assert serving_library(config) == "onnxruntime 1.31.1"
+    monkeypatch.setattr(onnxruntime, "__version__", "1.29.0")
+    with pytest.raises(HearthError, match=r"needs ONNX Runtime 1\.30 or newer, this is 1\.29\.0"):
+        serving_library(config)
 
 
 def test_the_library_of_a_plan_is_the_builders(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,10 @@ from typing import Any
 
 from runtime.errors import Code, HearthError
 
-_INSTALL = "install the NVIDIA driver, and the package with: pip install 'hearth[cuda]'"
+_INSTALL = (
+    "install the NVIDIA driver, and what suits its CUDA: "
+    "pip install 'hearthd[cuda12]' or 'hearthd[cuda13]'"
+)
 _OUT_OF_MEMORY = 2
 # The numbers of `CUresult` do not change between versions.
 _NO_DEVICE = frozenset({3, 34, 35, 36, 100, 101, 102, 200, 209, 222, 803, 804})

@@ -14,7 +14,7 @@ from runtime.errors import HearthError
 # The lean runtime is enough to run a plan; its own name is there only with its umbrella package.
 MODULES = {
     "tensorrt": ("tensorrt", "tensorrt_lean", "tensorrt_lean_bindings"),
-    "tensorrt_rtx": ("tensorrt_rtx",),
+    "tensorrt_rtx": ("tensorrt_rtx", "tensorrt_rtx_bindings"),
 }
 _DTYPES: dict[str, np.dtype[Any]] = {
     "FLOAT": np.dtype(np.float32),
@@ -35,8 +35,11 @@ def load_library(builder: Literal["tensorrt", "tensorrt_rtx"]) -> Any:
         with suppress(ImportError, OSError):
             return importlib.import_module(name)
     wanted = " or ".join(MODULES[builder])
+    remedy = "pip install 'hearthd[tensorrt]'" if builder == "tensorrt_rtx" else "docs/install.md"
     raise HearthError(
-        "engine_incompatible", f"a TensorRT engine needs the Python module {wanted}", "backend"
+        "engine_incompatible",
+        f"a TensorRT engine needs the Python module {wanted}: {remedy}",
+        "backend",
     )
 
 

@@ -292,9 +292,12 @@ def inspect(trt: Any, logger: Any, plan: Any, path: str) -> None:
 
 
 def load_module(name: str) -> Any:
-    """Import TensorRT, under whichever name."""
+    """Import TensorRT, of a whole installation or of the wheel of its bindings."""
     try:
-        return importlib.import_module(name)
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError:
+            return importlib.import_module(f"{name}_bindings")
     except (ImportError, OSError) as error:
         raise JobError("no_module", f"{name} cannot be imported: {error}") from error
 

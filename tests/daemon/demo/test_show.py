@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from daemon.cli import main
 from daemon.cli.errors import Failure
 from daemon.demo import show as demo
 from daemon.own_daemon import own_daemon
@@ -53,9 +54,9 @@ def test_the_exit_code_tells_of_a_failure(
         raise HearthError("engine_missing", "no model", "engine")
 
     monkeypatch.setattr(demo, "engine_folder", fail)
-    monkeypatch.setattr(sys, "argv", ["demo"])
+    monkeypatch.setattr(sys, "argv", ["hearth", "demo"])
     with pytest.raises(SystemExit) as caught:
-        demo.main()
+        main()
     assert caught.value.code == 1
     assert capsys.readouterr().err == "hearth: no model (engine_missing, engine)\n"
 

@@ -14,8 +14,9 @@ from runtime.device.stream import HostStream
 from runtime.errors import HearthError
 from runtime.executor.engine import EngineOptions
 from runtime.executor.onnx_cuda_capture import host_nodes
-from runtime.executor.onnx_cuda_session import PROVIDER, provider_options, session_options
+from runtime.executor.onnx_cuda_session import provider_options, session_options
 from runtime.export import ExportOptions, export_model
+from runtime.onnx_runtime import CUDA_PROVIDER
 from tests.references import NAMES, reference_folder, reference_logits
 from tests.runtime.executor.cuda_graph_driver import CudaGraphDriver
 from tests.runtime.export.graph_driver import GraphDriver, run_rows
@@ -23,7 +24,7 @@ from tests.runtime.export.graph_driver import GraphDriver, run_rows
 gpu_test = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        PROVIDER not in ort.get_available_providers(), reason="needs onnxruntime-gpu"
+        CUDA_PROVIDER not in ort.get_available_providers(), reason="needs onnxruntime-gpu"
     ),
 ]
 TOLERANCES = {"float32": 2e-4, "float16": 0.1, "bfloat16": 0.8}

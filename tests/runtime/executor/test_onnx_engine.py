@@ -13,7 +13,6 @@ from runtime.executor.onnx_engine import (
     BOUNDED_SPIN_SINCE,
     SHORT_SPIN_US,
     OnnxEngine,
-    check_version,
     session_options,
 )
 from runtime.executor.simulated_engine import simulated_config
@@ -175,19 +174,6 @@ def test_a_type_that_is_not_served_is_named(tmp_path: Path) -> None:
     with pytest.raises(HearthError, match="binding x has a type") as caught:
         _engine(tmp_path, text.replace("Add(x, offset)", "Abs(x)"))
     assert (caught.value.code, caught.value.field) == ("engine_incompatible", "x")
-
-
-@pytest.mark.parametrize("version", ["1.23.2", "1.9.0", "0.24.1"])
-def test_an_older_library_is_told_what_to_do_with_a_native_engine(version: str) -> None:
-    check_version("classic", version)
-    with pytest.raises(HearthError, match="classic dialect") as caught:
-        check_version("native", version)
-    assert (caught.value.code, caught.value.field) == ("engine_incompatible", "dialect")
-
-
-@pytest.mark.parametrize("version", ["1.24.0", "1.31.1", "2.0.0", "1.31.0.dev1"])
-def test_newer_libraries_serve_both_dialects(version: str) -> None:
-    check_version("native", version)
 
 
 def test_session_settings() -> None:

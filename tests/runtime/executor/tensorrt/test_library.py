@@ -30,9 +30,14 @@ def test_the_lean_runtime_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_library("tensorrt").__name__ == "tensorrt_lean_bindings"
 
 
+def test_the_wheel_of_the_bindings_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    _only(monkeypatch, "tensorrt_rtx_bindings")
+    assert load_library("tensorrt_rtx").__name__ == "tensorrt_rtx_bindings"
+
+
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     _only(monkeypatch, "tensorrt")
-    with pytest.raises(HearthError, match="tensorrt_rtx") as error:
+    with pytest.raises(HearthError, match=r"tensorrt_rtx .*hearthd\[tensorrt\]") as error:
         load_library("tensorrt_rtx")
     assert error.value.code == "engine_incompatible"
 

@@ -1,3 +1,0 @@
-from daemon.demo.show import main
-
-main()

@@ -1,0 +1,75 @@
+"""ONNX Runtime as a library: whether it is installed, and what its version can do."""
+
+from contextlib import suppress
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from runtime.errors import HearthError
+
+CUDA_PROVIDER = "CUDAExecutionProvider"
+_NATIVE_SINCE = (1, 24)
+"""It reads the opset of the native dialect."""
+_CUDA_SINCE = (1, 30)
+"""Its CUDA provider norms queries and keys in attention, and gathers within a captured step."""
+
+
+def load_onnx_runtime() -> Any:
+    """The module `onnxruntime`; raises `engine_incompatible` naming the extra that brings one."""
+    try:
+        return import_module("onnxruntime")
+    except ImportError as error:
+        raise HearthError(
+            "engine_incompatible",
+            f"there is no engine library ({error}): pip install 'hearthd[cpu]', or on an NVIDIA "
+            "GPU 'hearthd[cuda13]'",
+            "engine_kind",
+        ) from error
+
+
+def installed_version() -> str:
+    """The version that is installed, of whichever build; raises as `load_onnx_runtime` does."""
+    for name in ("onnxruntime-gpu", "onnxruntime"):
+        with suppress(PackageNotFoundError):
+            return version(name)
+    return str(load_onnx_runtime().__version__)
+
+
+def version_of(text: str) -> tuple[int, int]:
+    """Major and minor number of a version."""
+    major, minor = text.split(".")[:2]
+    return int(major), int(minor)
+
+
+def reads_native(version: str) -> bool:
+    """Whether ONNX Runtime `version` reads the native dialect."""
+    return version_of(version) >= _NATIVE_SINCE
+
+
+def check_version(dialect: str, device: str, version: str) -> None:
+    """Raise `engine_incompatible` when ONNX Runtime `version` cannot run `dialect` on `device`."""
+    if device == "cuda" and version_of(version) < _CUDA_SINCE:
+        raise HearthError(
+            "engine_incompatible",
+            f"an engine for CUDA needs ONNX Runtime 1.30 or newer, this is {version}: pip install "
+            "'hearthd[cuda13]' on Python 3.11 or newer, or export with --backend tensorrt",
+            "device",
+        )
+    if dialect == "native" and not reads_native(version):
+        raise HearthError(
+            "engine_incompatible",
+            f"a native engine needs ONNX Runtime 1.24 or newer, this is {version}: export the "
+            "model again with the classic dialect, or use Python 3.11 or newer",
+            "dialect",
+        )
+
+
+def check_provider(library: Any) -> None:
+    """Raise `engine_incompatible` when this ONNX Runtime was built without CUDA."""
+    if CUDA_PROVIDER not in library.get_available_providers():
+        raise HearthError(
+            "engine_incompatible",
+            f"this ONNX Runtime ({library.__version__}) has no CUDA: pip uninstall onnxruntime, "
+            "then pip install --force-reinstall 'hearthd[cuda13]'",
+            "device",
+        )
