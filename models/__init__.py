@@ -1,1 +1,1 @@
-"""The shipped home-and-robot model: its data, its training and its evaluation."""
+"""Data, training and evaluation of the shipped model, which lies in `home` and `home-draft`."""

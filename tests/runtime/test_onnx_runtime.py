@@ -64,12 +64,12 @@ def test_without_an_engine_library_one_line_says_which_extra(
 ) -> None:
     folder = engine_folders("qwen3", "classic")
     arguments = {
-        "check": ["--engine", folder],
-        "generate": [folder, "--ids", "1,2"],
-        "export": [reference_folder("qwen3"), tmp_path / "engine"],
+        "check": ["--engine", str(folder)],
+        "generate": [str(folder), "--ids", "1,2"],
+        "export": [str(reference_folder("qwen3")), str(tmp_path / "engine")],
     }[command]
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT, command, *map(str, arguments)],
+        [sys.executable, "-c", WITHOUT, command, *arguments],
         capture_output=True,
         text=True,
         check=False,
