@@ -45,6 +45,8 @@ def _probe(path: str) -> None:
         probe.settimeout(_PROBE_S)
         try:
             probe.connect(path)
+        except PermissionError:
+            return  # the client says who may
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else "no answer"
             raise Failure(

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from hearth_client.address import MAX_PATH_BYTES, socket_path
+from hearth_client.address import MAX_PATH_BYTES, agreed_path
 
 from runtime.errors import HearthError
 
@@ -66,7 +66,7 @@ def open_listener(setting: str, environ: Mapping[str, str]) -> Listener:
 
 
 def _path_of(setting: str, environ: Mapping[str, str], passed: socket.socket | None) -> Path:
-    path = Path(setting) if setting else socket_path(environ)
+    path = Path(setting) if setting else _own_path(environ)
     if passed is not None:
         given = Path(passed.getsockname())
         if setting and given != path:
@@ -79,6 +79,12 @@ def _path_of(setting: str, environ: Mapping[str, str], passed: socket.socket | N
             "choose a shorter folder"
         )
     return path
+
+
+def _own_path(environ: Mapping[str, str]) -> Path:
+    folders = environ.get("RUNTIME_DIRECTORY", "")
+    # A service with several runtime folders has them joined by colons.
+    return Path(folders.split(":")[0]) / "hearth.sock" if folders else agreed_path(environ)
 
 
 def _passed_socket(environ: Mapping[str, str]) -> socket.socket | None:

@@ -1,22 +1,60 @@
+import os
 from pathlib import Path
 
 import pytest
+from hearth_client import Client, NotAllowed, address
 from hearth_client.address import resolve_address, socket_path
 from hearth_client.errors import ConnectionFailed
 
 
-def test_the_agreed_places_in_their_order() -> None:
+def test_the_first_agreed_place_that_exists_is_taken(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    system = tmp_path / "system.sock"
+    monkeypatch.setattr(address, "SYSTEM_PATH", system)
     environ = {
         "HEARTH_SOCKET": "/a/own.sock",
-        "RUNTIME_DIRECTORY": "/run/one:/run/two",
-        "XDG_RUNTIME_DIR": "/run/user/1",
+        "RUNTIME_DIRECTORY": "/run/of-another-program",
+        "XDG_RUNTIME_DIR": str(tmp_path),
     }
     assert socket_path(environ) == Path("/a/own.sock")
     del environ["HEARTH_SOCKET"]
-    assert socket_path(environ) == Path("/run/one/hearth.sock")
-    environ["RUNTIME_DIRECTORY"] = ""
-    assert socket_path(environ) == Path("/run/user/1/hearth/hearth.sock")
-    assert socket_path({}) == Path("/run/hearth/hearth.sock")
+    own = tmp_path / "hearth" / "hearth.sock"
+    assert socket_path(environ) == own
+    system.touch()
+    assert socket_path(environ) == system
+    own.parent.mkdir()
+    own.touch()
+    assert socket_path(environ) == own
+    assert socket_path({}) == system
+
+
+def test_a_socket_of_others_is_refused_with_its_group(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "h.sock"
+    path.touch()
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(NotAllowed, match=f"not allowed to use {path}: join the group [a-z]"):
+        Client(path).connect()
+
+
+def test_a_socket_in_a_folder_of_others_is_there_and_not_allowed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "closed"
+    plain = Path.stat
+
+    def closed(path: Path, **options: bool) -> os.stat_result:
+        if path.parent == folder:
+            raise PermissionError
+        return plain(path, **options)
+
+    monkeypatch.setattr(Path, "stat", closed)
+    monkeypatch.setattr(address, "SYSTEM_PATH", folder / "h.sock")
+    assert socket_path({"XDG_RUNTIME_DIR": str(tmp_path)}) == folder / "h.sock"
+    with pytest.raises(NotAllowed, match="join the group that owns it"):
+        Client(folder / "h.sock").connect()
 
 
 @pytest.mark.parametrize("given", ["/a/b.sock", "ipc:///a/b.sock", Path("/a/b.sock")])

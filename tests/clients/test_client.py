@@ -208,6 +208,27 @@ def test_a_closed_client_stays_closed(door: Harness) -> None:
         client.status()
 
 
+FORGOTTEN = """
+import asyncio, gc, sys, warnings
+from hearth_client import AsyncClient
+
+async def ask():
+    client = AsyncClient(sys.argv[1])
+    assert await client.tokenize("a") == [97]
+
+warnings.simplefilter("always")
+asyncio.run(ask())
+gc.collect()
+"""
+
+
+def test_a_program_that_forgets_to_close_its_client_ends_and_is_told(door: Harness) -> None:
+    program = [sys.executable, "-c", FORGOTTEN, str(door.path)]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=20, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "ResourceWarning: a client was not closed" in ended.stderr
+
+
 def test_a_second_thread_is_refused_while_the_first_waits(tmp_path: Path) -> None:
     client = Client(tmp_path / "nobody", timeout=0.5)
     with ThreadPoolExecutor(1) as pool:

@@ -144,6 +144,18 @@ def test_a_gap_is_a_violation() -> None:
     assert exchange.error.field == "seq"
 
 
+def test_words_of_a_later_server_are_kept_or_ignored() -> None:
+    connection = opened()
+    exchange = begin(connection)
+    assert connection.receive(encode({"t": "weather", "id": exchange.id}), 0.0) is None
+    usage = {"prompt_tokens": 1, "completion_tokens": 1}
+    later = {"t": "done", "id": exchange.id, "reason": "tool_call", "usage": usage}
+    connection.receive(encode(later), 0.0)
+    assert connection.failure is None
+    assert exchange.done is not None
+    assert exchange.done.reason == "tool_call"
+
+
 @given(st.binary(max_size=80))
 def test_unreadable_answers_end_the_conversation(data: bytes) -> None:
     connection = opened()

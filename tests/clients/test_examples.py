@@ -28,13 +28,13 @@ def test_the_client_of_the_readme(
     assert "0 1 2 3 " in capsys.readouterr().out
 
 
-def test_the_client_in_twenty_lines(
+def test_the_client_in_thirty_lines_outlives_its_lease(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     msgpack = SimpleNamespace(packb=msgspec.msgpack.encode, unpackb=msgspec.msgpack.decode)
     monkeypatch.setitem(sys.modules, "msgpack", msgpack)
     # The door logs to the same standard output, in the middle of what the program prints.
-    with capture_logs(), running_door(step_s=0.0) as door:
+    with capture_logs(), running_door(step_s=0.01, lease_s=1.0) as door:
         code = program("PROTOCOL.md", 0).replace("/run/hearth/hearth.sock", str(door.path))
         names: dict[str, Any] = {}
         with pytest.raises(SystemExit) as caught:

@@ -1,27 +1,35 @@
 """Where the daemon's socket lies."""
 
+import grp
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
-from hearth_client.errors import ConnectionFailed
+from hearth_client.errors import ConnectionFailed, NotAllowed
 
 MAX_PATH_BYTES = 107
 """What the system allows in the path of a local socket."""
+SYSTEM_PATH = Path("/run/hearth/hearth.sock")
 _SCHEME = "ipc://"
 
 
 def socket_path(environ: Mapping[str, str] | None = None) -> Path:
-    """The agreed place: `$HEARTH_SOCKET`, the runtime folder's, the user's, else the system's."""
+    """`$HEARTH_SOCKET`, else the first agreed place with a socket: the user's, the system's.
+
+    Where there is none yet, a daemon of the user's own is expected.
+    """
     environ = os.environ if environ is None else environ
     if environ.get("HEARTH_SOCKET"):
         return Path(environ["HEARTH_SOCKET"].removeprefix(_SCHEME))
-    if environ.get("RUNTIME_DIRECTORY"):
-        # A service with several runtime folders has them joined by colons.
-        return Path(environ["RUNTIME_DIRECTORY"].split(":")[0]) / "hearth.sock"
-    if environ.get("XDG_RUNTIME_DIR"):
-        return Path(environ["XDG_RUNTIME_DIR"]) / "hearth" / "hearth.sock"
-    return Path("/run/hearth/hearth.sock")
+    own = agreed_path(environ)
+    return own if _may_exist(own) or not _may_exist(SYSTEM_PATH) else SYSTEM_PATH
+
+
+def agreed_path(environ: Mapping[str, str]) -> Path:
+    """Where a user's own daemon listens, or the system's where users have no runtime folder."""
+    folder = environ.get("XDG_RUNTIME_DIR")
+    return Path(folder) / "hearth" / "hearth.sock" if folder else SYSTEM_PATH
 
 
 def resolve_address(
@@ -39,3 +47,28 @@ def resolve_address(
             "choose a shorter folder"
         )
     return f"{_SCHEME}{path}"
+
+
+def check_access(address: str) -> None:
+    """Raise NotAllowed for a socket that this user may not open; ZeroMQ would try for ever."""
+    path = Path(address.removeprefix(_SCHEME))
+    if _may_exist(path) and not os.access(path, os.W_OK):
+        raise NotAllowed(f"not allowed to use {path}: join the group {_group_of(path)}")
+
+
+def _may_exist(path: Path) -> bool:
+    """Whether something is there, or may be in a folder that this user cannot look into."""
+    try:
+        path.stat()
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _group_of(path: Path) -> str:
+    for place in (path, path.parent):
+        with suppress(OSError, KeyError):
+            return grp.getgrgid(place.stat().st_gid).gr_name
+    return "that owns it"

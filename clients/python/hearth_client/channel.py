@@ -1,9 +1,12 @@
 """The ZeroMQ side of a client: one DEALER socket, and word of its disconnection."""
 
+import warnings
+import weakref
 from contextlib import suppress
 
 import zmq
 
+from hearth_client.address import check_access
 from hearth_client.errors import ConnectionTimeout
 
 _RECONNECT_MS = 20
@@ -12,9 +15,14 @@ _FAREWELL_MS = 100
 
 
 class Channel:
-    """A connected DEALER with its own context; owned by one thread."""
+    """A connected DEALER with its own context; owned by one thread.
+
+    Raises NotAllowed for a socket of others. One that is forgotten closes itself: the collector
+    would take the context before its sockets, and ZeroMQ wait for them for ever.
+    """
 
     def __init__(self, address: str) -> None:
+        check_access(address)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -26,6 +34,9 @@ class Channel:
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
         self._socket.connect(address)
+        self._forgotten = weakref.finalize(
+            self, _close_forgotten, self._socket, self._monitor, self._context
+        )
 
     @property
     def descriptors(self) -> tuple[int, int]:
@@ -65,6 +76,7 @@ class Channel:
 
     def close(self, last: bytes | None = None) -> None:
         """Close everything; unsent messages are dropped, but `last` gets a moment to leave."""
+        self._forgotten.detach()
         self._socket.disable_monitor()
         self._monitor.close()
         if last is not None:
@@ -72,3 +84,13 @@ class Channel:
                 self._socket.send(last, zmq.NOBLOCK)
         self._socket.close(linger=0 if last is None else _FAREWELL_MS)
         self._context.term()
+
+
+def _close_forgotten(
+    socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
+    warnings.warn("a client was not closed: use `with`, or close()", ResourceWarning, stacklevel=2)
+    socket.disable_monitor()
+    monitor.close()
+    socket.close(linger=0)
+    context.term()

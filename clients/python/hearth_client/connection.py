@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 from itertools import count
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 import msgspec
 
@@ -38,6 +38,14 @@ Reply = Tokens | Detokenized | StatusReport
 ReplyT = TypeVar("ReplyT", Tokens, Detokenized, StatusReport)
 RENEWALS = 3
 """Renewals in the time of a lease: there is room for two that come late."""
+
+
+class _Kind(msgspec.Struct):
+    t: str
+
+
+_KIND_DECODER = msgspec.msgpack.Decoder(_Kind)
+_KINDS = {kind.__struct_config__.tag for kind in get_args(ServerMessage)}
 
 
 class Exchange:
@@ -136,6 +144,8 @@ class Connection:
         try:
             message = self._decoder.decode(data)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            if _is_of_a_later_kind(data):
+                return None
             self.lose(ProtocolViolation("the server sent a message that cannot be read"))
             return None
         if isinstance(message, Delta):
@@ -219,3 +229,11 @@ class Connection:
         else:
             exchange.reply = message
         return exchange
+
+
+def _is_of_a_later_kind(data: bytes) -> bool:
+    """Whether this is an answer that only a newer server knows, which is to be ignored."""
+    try:
+        return _KIND_DECODER.decode(data).t not in _KINDS
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False

@@ -166,6 +166,12 @@ class ConnectionTimeout(ConnectionFailed):
     code = "connection_timeout"
 
 
+class NotAllowed(ConnectionFailed):
+    """The daemon's socket belongs to a group of which this user is no member."""
+
+    code = "not_allowed"
+
+
 class ConnectionLost(ConnectionFailed):
     """The daemon went away or was restarted; its open requests are gone."""
 

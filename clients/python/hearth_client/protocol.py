@@ -199,10 +199,13 @@ class Speculation(msgspec.Struct, kw_only=True):
 
 
 class Done(Answer, tag="done"):
-    """The request ended as asked; `speculation` tells of a reply that took part in rounds."""
+    """The request ended as asked; `speculation` tells of a reply that took part in rounds.
+
+    `reason` is one of Reason, or the word of a newer server.
+    """
 
     id: str
-    reason: Reason
+    reason: str
     usage: Usage
     speculation: Speculation | None = None
 

@@ -1,3 +1,4 @@
+import os
 import socket
 from pathlib import Path
 
@@ -47,3 +48,18 @@ def test_a_path_that_cannot_be_a_socket_is_a_failure() -> None:
 def test_the_client_s_exceptions_become_failures() -> None:
     with pytest.raises(Failure, match=r"full \(queue_full\)"), explained():
         raise QueueFull("full")
+
+
+def test_a_socket_of_others_is_not_called_a_missing_daemon(
+    short_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = short_folder / "s"
+    path.touch()
+
+    def denied(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(socket.socket, "connect", denied)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(Failure, match=r"not allowed .* join the group"), connected(str(path)):
+        pass

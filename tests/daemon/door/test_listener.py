@@ -73,7 +73,8 @@ def test_places_that_cannot_be_used(folder: Path) -> None:
 
 
 def test_the_agreed_place_serves_when_none_is_set(folder: Path) -> None:
-    listener = open_listener("", {"RUNTIME_DIRECTORY": str(folder)})
+    environ = {"RUNTIME_DIRECTORY": f"{folder}:/run/two", "XDG_RUNTIME_DIR": "/run/user/1"}
+    listener = open_listener("", environ)
     assert listener.path == folder / "hearth.sock"
     listener.close()
 
