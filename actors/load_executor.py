@@ -14,6 +14,7 @@ from actors.roles import ExecutorRole
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.errors import HearthError
 from runtime.request import RowRequest
+from runtime.undo import undoing
 
 _FLUSH_S = 2.0
 _log = structlog.get_logger("executor")
@@ -47,9 +48,11 @@ def load_executor(
 def open_runtime(role: ExecutorRole) -> LLMInferenceRuntime:
     """A runtime whose steps are captured and have worked; raises HearthError."""
     runtime = LLMInferenceRuntime.open(Path(role.engine), role.options)
-    if not runtime.capture(range(1, runtime.max_batch + 1)):
-        _log.warning("steps are slower than they could be: the GPU takes no second context")
-    _warm_up(runtime)
+    with undoing() as undo:
+        undo.callback(runtime.close)
+        if not runtime.capture(range(1, runtime.max_batch + 1)):
+            _log.warning("steps are slower than they could be: the GPU takes no second context")
+        _warm_up(runtime)
     return runtime
 
 

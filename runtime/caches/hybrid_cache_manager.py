@@ -101,7 +101,8 @@ class HybridCacheManager:
         return RowPrefix(length, self.kv.capture(row, length))
 
     def restore(self, row: int, prefix: RowPrefix) -> None:
-        """Let row `row` continue after a captured prefix."""
+        """Let row `row` continue after a captured prefix, in a bucket with room for it."""
+        self.reserve(prefix.length)
         self.kv.restore(row, prefix.attention)
         self.row_lengths[row] = prefix.length
         self._set_lengths(self.row_lengths)

@@ -189,12 +189,13 @@ class LLMInferenceRuntime:
 
     def end(self) -> None:
         """Drop the batch; slots that may hold non-finite numbers are zeroed."""
-        if self._context is not None:
-            try:
-                self._zero_failed(self._context)
-            finally:
-                self._queued.clear()
-            self._context = None
+        context, self._context = self._context, None
+        if context is None:
+            return
+        try:
+            self._zero_failed(context)
+        finally:
+            self._queued.clear()
             self._runner.reset(0)
 
     def capture(self, batch_sizes: Sequence[int]) -> bool:

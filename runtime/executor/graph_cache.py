@@ -1,3 +1,4 @@
+from collections import deque
 from contextlib import ExitStack
 
 import msgspec
@@ -20,10 +21,14 @@ class GraphCounters(msgspec.Struct):
 
 
 class GraphCache:
-    """Captured graphs by binding hash; a graph is used only when its whole snapshot agrees."""
+    """Captured graphs by binding hash; a graph is used only when its whole snapshot agrees.
+
+    Graphs of at most two sets of addresses are kept, the newest: a draft's steps have two.
+    """
 
     def __init__(self) -> None:
         self.counters = GraphCounters()
+        self._addresses: deque[tuple[int, ...]] = deque(maxlen=2)
         self._graphs: dict[int, tuple[BindingSnapshot, CapturedRun]] = {}
 
     def find(self, snapshot: BindingSnapshot) -> CapturedRun | None:
@@ -36,12 +41,19 @@ class GraphCache:
         return graph if known is snapshot or known == snapshot else None
 
     def store(self, snapshot: BindingSnapshot, graph: CapturedRun) -> None:
-        """Keep a graph; an older one of the same hash is freed."""
-        older = self._graphs.get(snapshot.key)
-        self._graphs[snapshot.key] = (snapshot, graph)
-        self.counters.captures += 1
-        if older is not None:
-            older[1].close()
+        """Keep a graph; an older one of the same hash is freed, and those of old addresses."""
+        if snapshot.addresses not in self._addresses:
+            self._addresses.append(snapshot.addresses)
+        stale = [
+            key
+            for key, (known, _) in self._graphs.items()
+            if key == snapshot.key or known.addresses not in self._addresses
+        ]
+        with ExitStack() as closing:
+            for key in stale:
+                closing.callback(self._graphs.pop(key)[1].close)
+            self._graphs[snapshot.key] = (snapshot, graph)
+            self.counters.captures += 1
 
     def clear(self) -> None:
         """Free all graphs."""

@@ -16,10 +16,11 @@ class BindingSnapshot:
     Equality compares every address and size, never the key alone.
     """
 
-    __slots__ = ("bindings", "key")
+    __slots__ = ("addresses", "bindings", "key")
 
     def __init__(self, bindings: tuple[AddressAndShape, ...], key: int | None = None) -> None:
         self.bindings = bindings
+        self.addresses = tuple(address for address, _ in bindings)
         self.key = binding_hash(bindings) if key is None else key
 
     @classmethod

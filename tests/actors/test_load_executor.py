@@ -6,8 +6,10 @@ from structlog.testing import capture_logs
 from actors.load_executor import open_runtime
 from actors.placement import AddressBook, Placement
 from actors.roles import ExecutorRole
+from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.engine_folder import write_config
+from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
 from runtime.options import RuntimeOptions
 
@@ -40,3 +42,21 @@ def test_what_makes_steps_slower_is_told(
     assert [(log["log_level"], "second context" in log["event"]) for log in logs] == [
         ("warning", True)
     ]
+
+
+@pytest.mark.parametrize("failing", ["capture", "step"])
+def test_what_fails_before_ready_closes_the_runtime(
+    role: ExecutorRole, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise HearthError("executor_failed", "the engine failed in a step")
+
+    def close(runtime: LLMInferenceRuntime) -> None:
+        closed.append(runtime)
+
+    closed: list[LLMInferenceRuntime] = []
+    monkeypatch.setattr(LLMInferenceRuntime, failing, fail)
+    monkeypatch.setattr(LLMInferenceRuntime, "close", close)
+    with pytest.raises(HearthError, match="failed in a step"):
+        open_runtime(role)
+    assert len(closed) == 1

@@ -108,6 +108,18 @@ def test_a_row_continues_after_a_restored_prefix() -> None:
     assert (cache_view(caches.kv, caches.kv.keys[0], 3)[2, :, :35] == 2).all()
 
 
+def test_a_prefix_beyond_the_smallest_bucket_is_restored() -> None:
+    caches = _started([600, 40])
+    prefix = caches.capture(0, 550)
+    caches.reset(2)
+    caches.commit([30, 0])
+    caches.restore(1, prefix)
+    assert (caches.row_lengths, caches.kv.bucket) == ([30, 550], 1024)
+    view = cache_view(caches.kv, caches.kv.keys[0], 2)
+    assert (view[0, :, :30] == 1).all()
+    assert (view[1, :, :550] == 1).all()
+
+
 def test_zeroing_reaches_every_layer() -> None:
     caches = _started([3, 4])
     caches.zero_row(0)

@@ -11,6 +11,7 @@ from runtime.decoding.deployment import DeploymentConfig
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.device.stream import Stream
+from runtime.errors import HearthError
 from runtime.executor.engine import Binding, EngineOptions
 from runtime.executor.simulated_engine import (
     SimulatedEngine,
@@ -90,6 +91,22 @@ def check(runtime: LLMInferenceRuntime, rows: list[RowRequest], **cancels: Any) 
 
 def test_a_row_that_fails_at_its_limit_spoils_no_other(runtime: LLMInferenceRuntime) -> None:
     check(runtime, [row([3, 4, POISON, 5], 1), row([3], 9), row([4], 9)])
+
+
+def test_a_batch_whose_rows_cannot_be_zeroed_is_dropped(
+    runtime: LLMInferenceRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: int) -> None:
+        raise HearthError("executor_failed", "nothing can be zeroed")
+
+    runtime.begin([row([3, POISON, 5], 4)])
+    runtime.step()
+    with monkeypatch.context() as once:
+        once.setattr(runtime._caches, "zero_row", fail)
+        with pytest.raises(HearthError, match="zeroed"):
+            runtime.end()
+    runtime._caches.zero_row(0)
+    check(runtime, [row([3], 9)])
 
 
 def test_a_row_that_fails_behind_its_end_spoils_no_later_batch(

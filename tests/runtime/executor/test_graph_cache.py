@@ -45,6 +45,18 @@ def test_a_newer_graph_frees_the_older_of_its_hash() -> None:
     assert (older.closed, newer.closed, len(cache)) == (True, False, 1)
 
 
+def test_graphs_of_old_addresses_are_freed() -> None:
+    cache = GraphCache()
+    graphs = [_Graph() for _ in range(8)]
+    # Two sizes of a step at each address, as after each time that a buffer is replaced.
+    steps = [((address, (size,)),) for address in range(4) for size in (1, 2)]
+    for step, graph in zip(steps, graphs, strict=True):
+        cache.store(BindingSnapshot(step), graph)
+    assert [graph.closed for graph in graphs] == [True] * 4 + [False] * 4
+    assert [cache.find(BindingSnapshot(step)) for step in steps] == [None] * 4 + graphs[4:]
+    assert (len(cache), cache.counters.captures) == (4, 8)
+
+
 def test_clear_frees_every_graph() -> None:
     cache, graphs = GraphCache(), [_Graph(), _Graph()]
     for address, graph in enumerate(graphs):
