@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import structlog
 
@@ -23,11 +23,8 @@ from actors.messages import (
     SupervisorMessage,
     TokenizerMessage,
 )
-from runtime.decoding.metrics import StageMetrics
-from runtime.decoding.runtime import StepResult
-from runtime.drafting.metrics import EagleGenerationMetrics
+from runtime.decoding.batch_runtime import BatchRuntime
 from runtime.errors import HearthError
-from runtime.request import RowRequest
 
 SEND_TIMEOUT_S = 10.0
 """How long the tokenizer may be behind before the executor gives up."""
@@ -37,54 +34,6 @@ FAILURE_LIMIT = 3
 """Batches that may fail in a row before the executor asks to be replaced by ending."""
 _EARLY_CANCELS = 1024
 _log = structlog.get_logger("executor")
-
-
-class BatchRuntime(Protocol):
-    """What the executor drives: the batch side of `LLMInferenceRuntime`."""
-
-    @property
-    def prefill_metrics(self) -> StageMetrics:
-        """What prefill steps have done."""
-        ...
-
-    @property
-    def generation_metrics(self) -> StageMetrics:
-        """What decode steps and rounds of speculation have done."""
-        ...
-
-    @property
-    def speculation_metrics(self) -> EagleGenerationMetrics:
-        """What rounds of speculation have done."""
-        ...
-
-    @property
-    def active(self) -> bool:
-        """Whether a row of the batch goes on."""
-        ...
-
-    def check(self, row: RowRequest) -> None:
-        """Raise HearthError when the row cannot be served."""
-        ...
-
-    def begin(self, rows: Sequence[RowRequest]) -> None:
-        """Take a batch."""
-        ...
-
-    def step(self) -> StepResult:
-        """Run one prefill chunk, one decode step or one round of speculation."""
-        ...
-
-    def cancel(self, row: int) -> None:
-        """Let a row leave before the next step."""
-        ...
-
-    def unfinished(self) -> list[tuple[int, list[int]]]:
-        """The rows that would go on, with the tokens generated so far."""
-        ...
-
-    def end(self) -> None:
-        """Drop the batch."""
-        ...
 
 
 class ExecutorActor:
@@ -129,45 +78,68 @@ class ExecutorActor:
         """
         with self._inbox, self._control, self._to_tokenizer:
             while not self._stopping:
-                self._report(busy=False)
+                self._report(busy=self._batch is not None)
                 self._read_control()
-                message = self._inbox.receive_nowait()
-                if message is None and not self._stopping:
+                if self._batch is not None:
+                    self._advance(self._batch)
+                elif (message := self._inbox.receive_nowait()) is not None:
+                    self._take(message)
+                elif not self._stopping:
                     wait_any([self._inbox, self._control], PROGRESS_S)
-                elif message is not None:
-                    self._serve(message)
-            self._refuse_waiting()
+            self._refuse_rest()
 
-    def _serve(self, message: RunBatch) -> None:
-        rows = self._admit(message.rows)
-        batch = ExecutorBatch(message.batch, rows)
-        self._batch = batch
-        try:
-            if rows:
-                self._run(batch, rows)
+    def _take(self, message: RunBatch) -> None:
+        rows = self._servable(message.rows)
+        batch = self._batch = ExecutorBatch(message.batch, rows)
+        if rows:
+            with self._answering(batch):
+                self._runtime.admit([to_request(row) for row in rows])
+
+    def _advance(self, batch: ExecutorBatch) -> None:
+        """Run a step of the batch, or end it where nothing is left to be done."""
+        released = self._released >= batch.number and batch.has_paid
+        if self._stopping:
+            return
+        if released or not self._runtime.active:
             self._failures = 0
-        except MailboxFull:
-            raise
+            self._end(batch)
+            return
+        step = None
+        with self._answering(batch):
+            step = batch.record(self._runtime.step())
+            self._steps += 1
+        if step is not None:
+            self._to_tokenizer.send_blocking(step, SEND_TIMEOUT_S)
+
+    def _end(self, batch: ExecutorBatch) -> None:
+        unfinished = batch.continuations(self._runtime.release())
+        self._batch = None
+        # Behind the tokens: were it heard without them, their requests would never end.
+        self._to_tokenizer.send_blocking(BatchEnded(batch.number, unfinished), SEND_TIMEOUT_S)
+
+    @contextmanager
+    def _answering(self, batch: ExecutorBatch) -> Iterator[None]:
+        """Answer the batch's requests and end it when what is done with it fails."""
+        try:
+            yield
         except Exception as error:
-            self._fail(batch, error)
+            self._failures += 1
+            _log.error("a batch failed", batch=batch.number, rows=len(batch.live), exc_info=error)
+            self._tell_failed(batch.live, _as_failure(error))
+            for rid in batch.live:
+                batch.drop(rid)
             if isinstance(error, HearthError) and error.code == "device_lost":
                 # Nothing can be run, freed or reset any more: only another process can go on.
                 raise
-        # With rows still live and a stop asked for, their end is the daemon's, not the batch's.
-        if self._stopping:
-            self._tell_failed(batch.live, _SHUTTING_DOWN)
-        unfinished = batch.continuations(self._runtime.unfinished())
-        self._runtime.end()
-        self._batch = None
-        if not self._stopping:
-            # Behind the tokens: were it heard without them, their requests would never end.
-            self._to_tokenizer.send_blocking(BatchEnded(batch.number, unfinished), SEND_TIMEOUT_S)
-        if self._failures >= FAILURE_LIMIT:
-            raise HearthError(
-                "executor_failed", f"{self._failures} batches failed in a row: the executor ends"
-            )
+            self._end(batch)
+            if self._failures >= FAILURE_LIMIT:
+                raise HearthError(
+                    "executor_failed",
+                    f"{self._failures} batches failed in a row: the executor ends",
+                ) from error
 
-    def _admit(self, rows: Sequence[BatchRow]) -> list[BatchRow]:
+    def _servable(self, rows: Sequence[BatchRow]) -> list[BatchRow]:
+        """The rows that nobody cancelled meanwhile; what the runtime refuses is answered."""
         admitted = []
         for row in rows:
             if row.rid in self._cancelled:
@@ -180,18 +152,6 @@ class ExecutorActor:
             else:
                 admitted.append(row)
         return admitted
-
-    def _run(self, batch: ExecutorBatch, rows: Sequence[BatchRow]) -> None:
-        self._runtime.begin([to_request(row) for row in rows])
-        while self._runtime.active and not self._stopping:
-            if self._released >= batch.number and batch.has_paid:
-                return
-            step = batch.record(self._runtime.step())
-            self._steps += 1
-            if step is not None:
-                self._to_tokenizer.send_blocking(step, SEND_TIMEOUT_S)
-            self._report(busy=True)
-            self._read_control()
 
     def _read_control(self) -> None:
         while (message := self._control.receive_nowait()) is not None:
@@ -207,25 +167,22 @@ class ExecutorActor:
     def _cancel(self, rid: int) -> None:
         row = self._batch.drop(rid) if self._batch is not None else None
         if row is not None:
-            self._runtime.cancel(row)
+            self._runtime.leave(row)
             return
         self._cancelled[rid] = None
         if len(self._cancelled) > _EARLY_CANCELS:
             del self._cancelled[next(iter(self._cancelled))]
-
-    def _fail(self, batch: ExecutorBatch, error: Exception) -> None:
-        self._failures += 1
-        _log.error("a batch failed", batch=batch.number, rows=len(batch.live), exc_info=error)
-        self._tell_failed(batch.live, _as_failure(error))
-        for rid in batch.live:
-            batch.drop(rid)
 
     def _tell_failed(self, rids: list[int], error: HearthError) -> None:
         if rids:
             failed = RowsFailed(rids, error.code, error.message, error.field)
             self._to_tokenizer.send_blocking(failed, SEND_TIMEOUT_S)
 
-    def _refuse_waiting(self) -> None:
+    def _refuse_rest(self) -> None:
+        """Fail what runs and what waits: the daemon stops, so no batch goes on elsewhere."""
+        if self._batch is not None:
+            self._tell_failed(self._batch.live, _SHUTTING_DOWN)
+            self._runtime.release()
         while (message := self._inbox.receive_nowait()) is not None:
             self._tell_failed([row.rid for row in message.rows], _SHUTTING_DOWN)
 

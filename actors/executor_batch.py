@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from actors.messages import BatchRow, Continuation, RequestRound, Step
-from runtime.decoding.runtime import StepResult
+from runtime.decoding.batch_runtime import StepResult
 from runtime.request import RowRequest
 
 

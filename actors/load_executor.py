@@ -59,7 +59,7 @@ def open_runtime(role: ExecutorRole) -> LLMInferenceRuntime:
 def _warm_up(runtime: LLMInferenceRuntime) -> None:
     """Ready means that a prefill and a decode step have worked."""
     row = RowRequest(token_ids=[0], prompt_length=1, max_tokens=2, ignore_eos=True)
-    runtime.begin([row])
+    runtime.admit([row])
     try:
         while runtime.active:
             for token in runtime.step().tokens:
@@ -70,7 +70,7 @@ def _warm_up(runtime: LLMInferenceRuntime) -> None:
                         "engine",
                     )
     finally:
-        runtime.end()
+        runtime.release()
 
 
 def _limits(runtime: LLMInferenceRuntime) -> ExecutorLimits:

@@ -75,25 +75,24 @@ class GraphRun:
     def _batch(self) -> None:
         runtime = self._runtime
         rows = int(self._rng.integers(1, runtime.max_batch + 1))
-        runtime.begin([self._row() for _ in range(rows)])
-        live = rows
+        runtime.admit([self._row() for _ in range(rows)])
+        live, before = list(range(rows)), rows
         while runtime.active:
-            left = len(runtime.unfinished())
-            self._evictions += left < live
-            live = left
-            if runtime.step().kind == "prefill":
+            self._evictions += len(live) < before
+            before = len(live)
+            step = runtime.step()
+            if step.kind == "prefill":
                 self._prefill_steps += 1
             else:
-                self._sizes.add(live)
-                self._padded += live not in self._graphs
-            self._maybe_cancel()
-        runtime.end()
-
-    def _maybe_cancel(self) -> None:
-        rows = self._runtime.unfinished()
-        if rows and self._rng.random() < _CANCEL_SHARE:
-            self._runtime.cancel(rows[int(self._rng.integers(len(rows)))][0])
-            self._cancels += 1
+                self._sizes.add(before)
+                self._padded += before not in self._graphs
+            for token in step.tokens:
+                if token.finish is not None or token.error is not None:
+                    live.remove(token.row)
+            if live and self._rng.random() < _CANCEL_SHARE:
+                runtime.leave(live.pop(int(self._rng.integers(len(live)))))
+                self._cancels += 1
+        runtime.release()
 
     def _row(self) -> RowRequest:
         length = int(self._rng.integers(*_PROMPT))

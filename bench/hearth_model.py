@@ -29,7 +29,7 @@ class HearthModel:
         self._runtime = LLMInferenceRuntime.open(Path(job.path), options)
         if job.capture:
             self._runtime.capture([job.batch])
-        self._runtime.begin([_row(job) for _ in range(job.batch)])
+        self._runtime.admit([_row(job) for _ in range(job.batch)])
         self.first = self._token()
 
     def step(self) -> int:

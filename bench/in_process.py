@@ -22,7 +22,7 @@ class InProcessLoop:
         started = monotonic()
         self._begin([prompt], max_tokens=2)
         ended = self._runtime.step().ended
-        self._runtime.end()
+        self._runtime.release()
         return ended - started
 
     def tokens_per_s(self, prompts: list[str], max_tokens: int) -> float:
@@ -33,7 +33,7 @@ class InProcessLoop:
         while self._runtime.active:
             tokens += len(self._runtime.step().tokens)
         ended = monotonic()
-        self._runtime.end()
+        self._runtime.release()
         return tokens / (ended - started)
 
     def close(self) -> None:
@@ -41,7 +41,7 @@ class InProcessLoop:
         self._runtime.close()
 
     def _begin(self, prompts: list[str], max_tokens: int) -> None:
-        self._runtime.begin([self._row(prompt, max_tokens) for prompt in prompts])
+        self._runtime.admit([self._row(prompt, max_tokens) for prompt in prompts])
 
     def _row(self, prompt: str, max_tokens: int) -> RowRequest:
         token_ids = self._tokenizer.encode(prompt)

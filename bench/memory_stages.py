@@ -53,7 +53,7 @@ def _run(runtime: LLMInferenceRuntime, length: int, tokens: int) -> None:
     vocab = runtime.config.vocab_size
     ids = [int(token) for token in np.random.default_rng(0).integers(3, vocab, length)]
     row = RowRequest(token_ids=ids, prompt_length=length, max_tokens=tokens, ignore_eos=True)
-    runtime.begin([row] * runtime.max_batch)
+    runtime.admit([row] * runtime.max_batch)
     while runtime.active:
         runtime.step()
-    runtime.end()
+    runtime.release()

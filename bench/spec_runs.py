@@ -73,7 +73,7 @@ def run_batch(runtime: LLMInferenceRuntime, rows: Sequence[RowRequest]) -> Batch
     steps: list[TimedStep] = []
     live = len(rows)
     started = prefilled = time.perf_counter()
-    runtime.begin(rows)
+    runtime.admit(rows)
     try:
         while runtime.active:
             result = runtime.step()
@@ -87,7 +87,7 @@ def run_batch(runtime: LLMInferenceRuntime, rows: Sequence[RowRequest]) -> Batch
                 live -= token.finish is not None
     finally:
         ended = time.perf_counter()
-        runtime.end()
+        runtime.release()
     return BatchRun(
         rows=tokens, steps=steps, prefill_s=prefilled - started, generation_s=ended - prefilled
     )

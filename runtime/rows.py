@@ -136,7 +136,7 @@ class DecodingInferenceContext:
         """The rows with prompt left: the first ones of the batch."""
         return [row for row in self.rows if row.prompt_left]
 
-    def cancel(self, index: int) -> None:
+    def leave(self, index: int) -> None:
         """Let the caller's row `index` leave; unknown and ended rows are ignored."""
         row = self._by_index.get(index)
         if row is not None and row.state is _LIVE:

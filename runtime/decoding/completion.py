@@ -1,56 +1,24 @@
-from collections.abc import Sequence
-from typing import Literal, Protocol
-
+from runtime.decoding.batch_runtime import BatchRuntime
 from runtime.errors import HearthError
 from runtime.request import (
     FinishReason,
     GeneratedRow,
     GenerationRequest,
     GenerationResponse,
-    RowRequest,
     RowToken,
     TopLogprob,
 )
 from runtime.text import TextStream, Tokenizer
 
 
-class Step(Protocol):
-    """The part of a step's result that a completion reads."""
-
-    kind: Literal["prefill", "decode", "verify"]
-    tokens: list[RowToken]
-    started: float
-    ended: float
-
-
-class Stepper(Protocol):
-    """The part of a runtime that a completion drives."""
-
-    def begin(self, rows: Sequence[RowRequest]) -> None:
-        """Take the rows."""
-
-    def step(self) -> Step:
-        """Run one step."""
-
-    def cancel(self, row: int) -> None:
-        """Let a row leave."""
-
-    def end(self) -> None:
-        """Drop the batch."""
-
-    @property
-    def active(self) -> bool:
-        """Whether rows are left."""
-
-
 def complete(
-    runtime: Stepper, request: GenerationRequest, tokenizer: Tokenizer | None
+    runtime: BatchRuntime, request: GenerationRequest, tokenizer: Tokenizer | None
 ) -> GenerationResponse:
     """Run a batch to its end; text and stop strings need a tokenizer."""
     outcomes = _outcomes(request, tokenizer)
     seconds = {"prefill": 0.0, "decode": 0.0, "verify": 0.0}
     steps = 0
-    runtime.begin(request.rows)
+    runtime.admit(request.rows)
     try:
         while runtime.active:
             result = runtime.step()
@@ -58,9 +26,9 @@ def complete(
             seconds[result.kind] += result.ended - result.started
             for token in result.tokens:
                 if outcomes[token.row].take(token):
-                    runtime.cancel(token.row)
+                    runtime.leave(token.row)
     finally:
-        runtime.end()
+        runtime.release()
     return GenerationResponse(
         rows=[outcome.result() for outcome in outcomes],
         prefill_s=seconds["prefill"],

@@ -3,11 +3,9 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Literal
-
-import msgspec
 
 from runtime.decoding.assembly import assemble
+from runtime.decoding.batch_runtime import StepResult
 from runtime.decoding.completion import complete
 from runtime.decoding.deployment import DeploymentConfig, load_deployment
 from runtime.decoding.limits import check_row
@@ -25,8 +23,6 @@ from runtime.request import (
     GenerationRequest,
     GenerationResponse,
     RowRequest,
-    RowRound,
-    RowToken,
 )
 from runtime.rows import DecodingInferenceContext, RowState
 from runtime.sampling.limits import check_sampling
@@ -35,21 +31,8 @@ from runtime.text import Tokenizer
 from runtime.undo import undoing
 
 
-class StepResult(msgspec.Struct):
-    """What one step gave; times in seconds of the monotonic clock.
-
-    A row may have several tokens, in their order. `rounds` are the rows that speculated.
-    """
-
-    kind: Literal["prefill", "decode", "verify"]
-    tokens: list[RowToken]
-    started: float
-    ended: float
-    rounds: list[RowRound] = []
-
-
 class LLMInferenceRuntime:
-    """Generates for synchronous batches: begin, step while rows are active, end.
+    """Generates for synchronous batches: admit, step while rows are active, release.
 
     It belongs to one thread. Row numbers are always those of the caller's order. On a device
     that works beside the host, a step is queued before the tokens of the step before are read;
@@ -122,7 +105,7 @@ class LLMInferenceRuntime:
         return EagleGenerationMetrics() if speculation is None else speculation.metrics
 
     def check(self, row: RowRequest) -> None:
-        """Refuse a row that `begin` would refuse; the error names the field."""
+        """Refuse a row that `admit` would refuse; the error names the field."""
         check_row(self.config, row)
         if row.speculation and self._speculation is None:
             raise HearthError(
@@ -132,16 +115,20 @@ class LLMInferenceRuntime:
             )
         check_sampling(row.sampling, self.config.output_vocab_size)
 
-    def begin(self, rows: Sequence[RowRequest]) -> None:
-        """Take a batch; refuses it whole, naming the field, when a row cannot be served."""
-        if self._context is not None:
-            raise HearthError("internal", "end the running batch before the next begins")
+    def admit(self, rows: Sequence[RowRequest]) -> None:
+        """Take a batch; refuses it whole, naming the field, when a row cannot be served.
+
+        A batch whose rows have all ended is over; while one is active no other can join.
+        """
+        if self.active:
+            raise HearthError("internal", "rows are active: release them before others come")
         if not 1 <= len(rows) <= self.max_batch:
             raise HearthError(
                 "invalid_value", f"a batch has 1 to {self.max_batch} rows, not {len(rows)}", "rows"
             )
         for row in rows:
             self.check(row)
+        self.release()
         context = DecodingInferenceContext(rows, self.config)
         self._runner.reset(len(rows))
         self._sampler.begin([rows[row.index] for row in context.rows])
@@ -153,17 +140,29 @@ class LLMInferenceRuntime:
         """Give the result of the next prefill chunk or decode step.
 
         Rows that ended have left before a step is queued. Raises `executor_failed` or
-        `device_lost` when the engine fails; the batch is lost then and must be ended.
+        `device_lost` when the engine fails; the batch is lost then.
         """
         context = self._context
         if context is None or not context.any_live:
-            raise HearthError("internal", "no row is active: begin a batch before a step")
+            raise HearthError("internal", "no row is active: admit rows before a step")
+        speculation, queued = self._speculation, self._queued
         try:
-            self._fill_queue(context)
-            step = self._queued.popleft()
+            if speculation is not None and self._evict(context) and speculation.wanted(context):
+                # A round needs every token to be known to the host: the queue runs empty first.
+                if not queued:
+                    queued.append(speculation.round(context))
+            else:
+                while len(queued) <= self._device.steps_ahead and self._evict(context):
+                    prefill = context.has_prompt_left
+                    queue = self._strategy.prefill_step if prefill else self._strategy.decode_step
+                    pending = queue(context)
+                    queued.append(pending)
+                    if speculation is not None:
+                        speculation.follow(pending)
+            step = queued.popleft()
             tokens = step.collect()
         except BaseException:
-            self._queued.clear()
+            queued.clear()
             context.fail_all()
             raise
         # A step that waited behind another began when that one ended.
@@ -172,31 +171,30 @@ class LLMInferenceRuntime:
         seconds = self._collected - started
         metrics = self.prefill_metrics if step.kind == "prefill" else self.generation_metrics
         metrics.record(step.filled, seconds)
-        if self._speculation is not None and step.kind == "decode":
-            self._speculation.record_step(len(step.rows), seconds)
+        if speculation is not None and step.kind == "decode":
+            speculation.record_step(len(step.rows), seconds)
         return StepResult(step.kind, tokens, started, self._collected, step.rounds)
 
-    def cancel(self, row: int) -> None:
+    def leave(self, row: int) -> None:
         """Let a row leave before the next step; nothing more is reported for it."""
         if self._context is not None:
-            self._context.cancel(row)
+            self._context.leave(row)
 
-    def unfinished(self) -> list[tuple[int, list[int]]]:
-        """The rows that would go on, in the caller's order, with all tokens beyond the prompt."""
-        if self._context is None:
-            return []
-        return sorted((row.index, row.generated) for row in self._context.live_rows)
+    def release(self) -> list[tuple[int, list[int]]]:
+        """Let all rows leave: those that would go on, with all their tokens beyond the prompt.
 
-    def end(self) -> None:
-        """Drop the batch; slots that may hold non-finite numbers are zeroed."""
+        They come in the caller's order. Slots that may hold non-finite numbers are zeroed.
+        """
         context, self._context = self._context, None
         if context is None:
-            return
+            return []
+        unfinished = sorted((row.index, row.generated) for row in context.live_rows)
         try:
             self._zero_failed(context)
         finally:
             self._queued.clear()
             self._runner.reset(0)
+        return unfinished
 
     def capture(self, batch_sizes: Sequence[int]) -> bool:
         """Capture the decode and speculation steps of these batch sizes; only between batches.
@@ -231,23 +229,10 @@ class LLMInferenceRuntime:
                 closing.callback(self._runner.close)
                 if self._speculation is not None:
                     closing.callback(self._speculation.proposer.close)
-                self.end()
+                self.release()
         except HearthError as error:
             if error.code != "device_lost":
                 raise
-
-    def _fill_queue(self, context: DecodingInferenceContext) -> None:
-        """Queue as many steps as the device may have, or one round of speculation.
-
-        A round needs every token that is known to the host: the queue runs empty before it.
-        """
-        speculation = self._speculation
-        if speculation is not None and self._evict(context) and speculation.wanted(context):
-            if not self._queued:
-                self._queued.append(speculation.round(context))
-            return
-        while len(self._queued) <= self._device.steps_ahead and self._evict(context):
-            self._queued.append(self._queue_step(context))
 
     def _evict(self, context: DecodingInferenceContext) -> bool:
         """Let rows that ended leave; whether any go on."""
@@ -259,14 +244,6 @@ class LLMInferenceRuntime:
             if self._speculation is not None:
                 self._speculation.proposer.compact(mapping)
         return bool(context.rows)
-
-    def _queue_step(self, context: DecodingInferenceContext) -> PendingStep:
-        prefill = context.has_prompt_left
-        queue = self._strategy.prefill_step if prefill else self._strategy.decode_step
-        step = queue(context)
-        if self._speculation is not None:
-            self._speculation.follow(step)
-        return step
 
     def _zero_failed(self, context: DecodingInferenceContext) -> None:
         """Zero what the rows hold that failed, or that fail in a step whose tokens are unread.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from runtime.decoding.batch_runtime import StepResult
 from runtime.decoding.metrics import StageMetrics
-from runtime.decoding.runtime import StepResult
 from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.errors import HearthError
 from runtime.request import RowRequest, RowToken
@@ -35,7 +35,7 @@ class FakeRuntime:
         if row.token_ids[0] < 0:
             raise HearthError("invalid_value", "token -1 is not in the vocabulary", "token_ids")
 
-    def begin(self, rows: Sequence[RowRequest]) -> None:
+    def admit(self, rows: Sequence[RowRequest]) -> None:
         self.begun.append(len(rows))
         self.rows = dict(enumerate(rows))
         self.generated = {
@@ -58,12 +58,11 @@ class FakeRuntime:
         kind, self._prefilled = ("decode" if self._prefilled else "prefill"), True
         return StepResult(kind, tokens, started, time.monotonic())  # type: ignore[arg-type]  # one of the two
 
-    def cancel(self, row: int) -> None:
+    def leave(self, row: int) -> None:
         self.rows.pop(row, None)
 
-    def unfinished(self) -> list[tuple[int, list[int]]]:
-        return [(index, self.generated[index]) for index in self.rows]
-
-    def end(self) -> None:
+    def release(self) -> list[tuple[int, list[int]]]:
+        unfinished = [(index, self.generated[index]) for index in self.rows]
         self.rows = {}
         self.ended += 1
+        return unfinished

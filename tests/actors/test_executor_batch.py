@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from actors.executor_batch import ExecutorBatch, to_request
 from actors.messages import BatchRow, Continuation, RequestRound
-from runtime.decoding.runtime import StepResult
+from runtime.decoding.batch_runtime import StepResult
 from runtime.request import RowRound, RowToken, SamplingParams
 
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from runtime.decoding.runtime import LLMInferenceRuntime, StepResult
+from runtime.decoding.batch_runtime import StepResult
+from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.tensors.tensor import Tensor
 
 STEPS_BEFORE = 12

@@ -108,7 +108,7 @@ def test_a_steady_step_waits_for_the_device_once(
 
     monkeypatch.setattr(CudaEvent, "wait", note_wait)
     monkeypatch.setattr(CudaStream, "synchronize", note_synchronize)
-    gpu_runtime.begin([greedy_row(prompt, 100, ignore_eos=True) for prompt in prompts[:3]])
+    gpu_runtime.admit([greedy_row(prompt, 100, ignore_eos=True) for prompt in prompts[:3]])
     try:
         for _ in range(10):
             gpu_runtime.step()
@@ -117,7 +117,7 @@ def test_a_steady_step_waits_for_the_device_once(
             gpu_runtime.step()
         steady = list(calls)
     finally:
-        gpu_runtime.end()
+        gpu_runtime.release()
     assert steady == ["wait"] * 50
 
 

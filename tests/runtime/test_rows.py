@@ -84,7 +84,7 @@ def test_only_live_rows_can_be_cancelled() -> None:
     context = _context(3, 3, 3)
     context.rows[1].state = RowState.FINISHED
     for index in (0, 1, 99):
-        context.cancel(index)
+        context.leave(index)
     states = [row.state for row in context.rows]
     assert states == [RowState.CANCELLED, RowState.FINISHED, RowState.LIVE]
     assert [row.index for row in context.live_rows] == [2]
@@ -121,7 +121,7 @@ def test_a_row_whose_last_token_is_awaited_leaves_and_is_still_live() -> None:
 def test_a_token_that_comes_too_late_is_dropped() -> None:
     context = _context(3)
     (row,) = context.rows
-    context.cancel(0)
+    context.leave(0)
     assert row.take(Sample(9)) is None
     assert row.take(None) is None
     assert row.generated == []

@@ -2,8 +2,8 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from runtime.decoding.batch_runtime import StepResult
 from runtime.decoding.completion import complete
-from runtime.decoding.runtime import StepResult
 from runtime.errors import HearthError
 from runtime.request import (
     FinishReason,
@@ -13,40 +13,38 @@ from runtime.request import (
     TopLogprob,
 )
 from runtime.text import Tokenizer
+from tests.actors.fake_runtime import FakeRuntime
 from tests.runtime.conftest import EngineFolders
 
 ROW = RowRequest(token_ids=[1], prompt_length=1, max_tokens=99)
 
 
-class _Script:
+class _Script(FakeRuntime):
     """Plays back the reports of each step; the first is a prefill."""
 
     def __init__(self, *steps: list[RowToken]) -> None:
-        self._steps: Iterator[list[RowToken]] = iter(steps)
-        self._left = len(steps)
+        super().__init__()
+        self._script: Iterator[list[RowToken]] = iter(steps)
+        self._length = len(steps)
         self._played = 0
-        self.cancelled: list[int] = []
-        self.ended = False
+        self.left: list[int] = []
 
     @property
     def active(self) -> bool:
-        return self._played < self._left
+        return self._played < self._length
 
-    def begin(self, rows: Sequence[RowRequest]) -> None:
+    def admit(self, rows: Sequence[RowRequest]) -> None:
         assert rows
 
     def step(self) -> StepResult:
-        tokens = next(self._steps)
+        tokens = next(self._script)
         kind = "decode" if self._played else "prefill"
         self._played += 1
         return StepResult("prefill" if kind == "prefill" else "decode", tokens, 1.0, 1.5)
 
-    def cancel(self, row: int) -> None:
-        assert row not in self.cancelled
-        self.cancelled.append(row)
-
-    def end(self) -> None:
-        self.ended = True
+    def leave(self, row: int) -> None:
+        assert row not in self.left
+        self.left.append(row)
 
 
 @pytest.fixture
@@ -106,7 +104,7 @@ def test_a_stop_string_ends_the_row_and_overrides_its_reason(
     request = GenerationRequest(rows=[ROW], stop=[("on",)])
     (row,) = complete(script, request, tokenizer).rows
     assert (row.text, row.finish_reason) == ("the lamp is ", "stop")
-    assert script.cancelled == [0]
+    assert script.left == [0]
 
 
 def test_what_the_same_step_gave_behind_a_stop_string_is_dropped(tokenizer: Tokenizer) -> None:
@@ -143,7 +141,7 @@ def test_stop_strings_are_given_by_row() -> None:
 
 def test_the_batch_is_ended_when_a_step_fails() -> None:
     script = _Script([])
-    script._left = 2
+    script._length = 2
     with pytest.raises(StopIteration):
         complete(script, GenerationRequest(rows=[ROW]), None)
     assert script.ended

@@ -56,7 +56,7 @@ def test_every_defect_has_its_test(defect: str) -> None:
 
 def no_token_beyond_the_limit() -> None:
     runtime, _ = make(lambda _: NODES - 1)
-    runtime.begin([row([3], 8), row([4], 3)])
+    runtime.admit([row([3], 8), row([4], 3)])
     tokens, _ = drain(runtime)
     assert tokens == {0: expected([3], 8), 1: expected([4], 3)}
 
@@ -86,7 +86,7 @@ def test_a_tree_beyond_the_capacity_is_caught(reserve: int) -> None:
     def text_to_the_last_slot(room: int) -> None:
         runtime, proposer = make(lambda _: 0)
         proposer.room = room
-        runtime.begin([row([3], runtime.capacity - 1)])
+        runtime.admit([row([3], runtime.capacity - 1)])
         assert drain(runtime)[0] == {0: expected([3], runtime.capacity - 1)}
 
     text_to_the_last_slot(NODES)
@@ -97,7 +97,7 @@ def test_a_tree_beyond_the_capacity_is_caught(reserve: int) -> None:
 def sampled(*, speculation: bool) -> list[int]:
     """A text drawn with a seed."""
     runtime, _ = make(lambda _: 2)
-    runtime.begin([structs.replace(row([3], 20, speculation=speculation), sampling=HOT)])
+    runtime.admit([structs.replace(row([3], 20, speculation=speculation), sampling=HOT)])
     tokens, steps = drain(runtime)
     assert {step.kind for step in steps[1:]} == {"verify" if speculation else "decode"}
     return tokens[0]

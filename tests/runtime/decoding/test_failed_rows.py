@@ -69,7 +69,7 @@ def drain(runtime: LLMInferenceRuntime, cancels: dict[int, int]) -> dict[int, li
     tokens: dict[int, list[int]] = {}
     for number in range(1000):
         if number in cancels:
-            runtime.cancel(cancels[number])
+            runtime.leave(cancels[number])
         if not runtime.active:
             break
         for token in runtime.step().tokens:
@@ -78,9 +78,9 @@ def drain(runtime: LLMInferenceRuntime, cancels: dict[int, int]) -> dict[int, li
 
 
 def check(runtime: LLMInferenceRuntime, rows: list[RowRequest], **cancels: Any) -> None:
-    runtime.begin(rows)
+    runtime.admit(rows)
     found = drain(runtime, cancels.get("cancels", {}))
-    runtime.end()
+    runtime.release()
     for index, request in enumerate(rows):
         text = found.get(index, [])
         whole = index not in cancels.get("cancels", {}).values()
@@ -99,12 +99,12 @@ def test_a_batch_whose_rows_cannot_be_zeroed_is_dropped(
     def fail(_: int) -> None:
         raise HearthError("executor_failed", "nothing can be zeroed")
 
-    runtime.begin([row([3, POISON, 5], 4)])
+    runtime.admit([row([3, POISON, 5], 4)])
     runtime.step()
     with monkeypatch.context() as once:
         once.setattr(runtime._caches, "zero_row", fail)
         with pytest.raises(HearthError, match="zeroed"):
-            runtime.end()
+            runtime.release()
     runtime._caches.zero_row(0)
     check(runtime, [row([3], 9)])
 

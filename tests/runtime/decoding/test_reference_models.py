@@ -104,11 +104,10 @@ def test_rows_that_were_put_back_continue_as_if_they_had_not(
 ) -> None:
     rows = _rows(sampled=sampled)
     expected = _tokens(runtime, rows)
-    runtime.begin(rows)
+    runtime.admit(rows)
     for _ in range(steps):
         runtime.step()
-    unfinished = runtime.unfinished()
-    runtime.end()
+    unfinished = runtime.release()
     assert len(unfinished) == 8
     again = [
         structs.replace(rows[index], token_ids=rows[index].token_ids + generated)
@@ -122,14 +121,14 @@ def test_cancelling_rows_leaves_the_others_unchanged(runtime: LLMInferenceRuntim
     rows = _rows()
     expected = _tokens(runtime, rows)
     got: list[list[int]] = [[] for _ in rows]
-    runtime.begin(rows)
+    runtime.admit(rows)
     while runtime.active:
         for token in runtime.step().tokens:
             got[token.row].append(token.token_id)
         for row, limit in ((2, 3), (4, 2), (0, 5)):
             if len(got[row]) >= limit:
-                runtime.cancel(row)
-    runtime.end()
+                runtime.leave(row)
+    runtime.release()
     assert [len(got[row]) for row in (2, 4, 0)] == [3, 2, 5]
     for row in (1, 3, 5, 6, 7):
         assert got[row] == expected[row]
@@ -144,7 +143,7 @@ def test_a_poisoned_row_fails_alone_and_leaves_nothing_behind(
     victim = LENGTHS.index(250)
     got: list[list[int]] = [[] for _ in rows]
     errors = []
-    runtime.begin(rows)
+    runtime.admit(rows)
     for step in range(1000):
         if step == steps:
             _poison_longest_row(runtime)
@@ -155,7 +154,7 @@ def test_a_poisoned_row_fails_alone_and_leaves_nothing_behind(
                 got[token.row].append(token.token_id)
             else:
                 errors.append((token.row, token.token_id, token.error))
-    runtime.end()
+    runtime.release()
     assert errors == [(victim, -1, "non_finite")]
     assert all(got[row] == expected[row] for row in range(8) if row != victim)
     assert _tokens(runtime, rows) == expected
@@ -171,9 +170,9 @@ def _poison_longest_row(runtime: LLMInferenceRuntime) -> None:
 def test_rows_freed_at_the_end_of_a_batch_are_clean(runtime: LLMInferenceRuntime) -> None:
     rows = _rows()
     expected = _tokens(runtime, rows)
-    runtime.begin(rows)
+    runtime.admit(rows)
     runtime.step()
     _poison_longest_row(runtime)
     assert [token.error for token in runtime.step().tokens].count("non_finite") == 1
-    runtime.end()
+    runtime.release()
     assert _tokens(runtime, rows) == expected

@@ -53,14 +53,14 @@ def _drain(runtime: LLMInferenceRuntime) -> dict[int, list[int]]:
 
 def test_rows_of_all_lengths_keep_the_callers_order(runtime: LLMInferenceRuntime) -> None:
     prompts = [[3], list(range(40)), [5, 6, 7], list(range(16))]
-    runtime.begin([_row(prompt, 4 + index) for index, prompt in enumerate(prompts)])
+    runtime.admit([_row(prompt, 4 + index) for index, prompt in enumerate(prompts)])
     tokens = _drain(runtime)
     for index, prompt in enumerate(prompts):
         assert tokens[index] == _expected(prompt, 4 + index)
 
 
 def test_a_step_is_one_prefill_chunk_or_one_decode(runtime: LLMInferenceRuntime) -> None:
-    runtime.begin([_row([3], 2), _row(list(range(40)), 2)])
+    runtime.admit([_row([3], 2), _row(list(range(40)), 2)])
     before = time.monotonic()
     steps = [runtime.step() for _ in range(4)]
     assert not runtime.active
@@ -73,61 +73,60 @@ def test_a_step_is_one_prefill_chunk_or_one_decode(runtime: LLMInferenceRuntime)
 def test_a_row_of_one_token_leaves_during_prefill(
     runtime: LLMInferenceRuntime,
 ) -> None:
-    runtime.begin([_row([3], 1), _row(list(range(40)), 2)])
+    runtime.admit([_row([3], 1), _row(list(range(40)), 2)])
     assert [token.finish for token in runtime.step().tokens] == ["length"]
     assert _drain(runtime) == {1: _expected(list(range(40)), 2)}
 
 
 def test_a_cancelled_row_reports_nothing_more(runtime: LLMInferenceRuntime) -> None:
-    runtime.begin([_row([3]), _row([4]), _row([5])])
+    runtime.admit([_row([3]), _row([4]), _row([5])])
     runtime.step()
-    runtime.cancel(1)
-    runtime.cancel(99)
+    runtime.leave(1)
+    runtime.leave(99)
     tokens = _drain(runtime)
     assert tokens == {0: _expected([3], 5)[1:], 2: _expected([5], 5)[1:]}
 
 
 def test_a_batch_whose_rows_are_all_cancelled_is_over(runtime: LLMInferenceRuntime) -> None:
-    runtime.begin([_row([3])])
-    runtime.cancel(0)
+    runtime.admit([_row([3])])
+    runtime.leave(0)
     assert not runtime.active
-    assert runtime.unfinished() == []
+    assert runtime.release() == []
     with pytest.raises(HearthError, match="no row is active"):
         runtime.step()
 
 
 def test_without_a_batch_nothing_is_active(runtime: LLMInferenceRuntime) -> None:
-    runtime.cancel(0)
+    runtime.leave(0)
     assert not runtime.active
-    assert runtime.unfinished() == []
+    assert runtime.release() == []
 
 
 def test_unfinished_rows_continue_identically(runtime: LLMInferenceRuntime) -> None:
     prompts = [[3], list(range(20))]
-    runtime.begin([_row(prompt, 30) for prompt in prompts])
+    runtime.admit([_row(prompt, 30) for prompt in prompts])
     for _ in range(10):
         runtime.step()
-    unfinished = runtime.unfinished()
-    runtime.end()
+    unfinished = runtime.release()
     assert [(index, len(generated)) for index, generated in unfinished] == [(0, 9), (1, 9)]
     assert [generated for _, generated in unfinished] == [_expected(p, 9) for p in prompts]
-    runtime.begin([_row(prompts[i] + done, 30, len(prompts[i])) for i, done in unfinished])
+    runtime.admit([_row(prompts[i] + done, 30, len(prompts[i])) for i, done in unfinished])
     tokens = _drain(runtime)
     for index, prompt in enumerate(prompts):
         assert unfinished[index][1] + tokens[index] == _expected(prompt, 30)
 
 
 def test_a_row_may_fill_its_capacity(runtime: LLMInferenceRuntime) -> None:
-    runtime.begin([_row(list(range(90)) * 6, 60), _row([1], 3)])
+    runtime.admit([_row(list(range(90)) * 6, 60), _row([1], 3)])
     tokens = _drain(runtime)
     assert tokens[0] == _expected(list(range(90)) * 6, 60)
 
 
 def test_captured_steps_are_hit(runtime: LLMInferenceRuntime) -> None:
     runtime.capture([1, 2])
-    runtime.begin([_row([3, 1], 3), _row([4, 1], 6)])
+    runtime.admit([_row([3, 1], 3), _row([4, 1], 6)])
     _drain(runtime)
-    runtime.end()
+    runtime.release()
     counters = runtime.counters
     assert (counters.captures, counters.hits, counters.misses) == (2 * 3, 5, 1)
 
@@ -150,17 +149,17 @@ def test_a_batch_is_refused_whole(runtime: LLMInferenceRuntime) -> None:
         ([_row([3]), _row([3], 600)], "capacity_exceeded", "max_tokens"),
     ):
         with pytest.raises(HearthError) as caught:
-            runtime.begin(rows)
+            runtime.admit(rows)
         assert (caught.value.code, caught.value.field) == (code, field)
         assert not runtime.active
-    runtime.begin([_row([3])])
+    runtime.admit([_row([3])])
 
 
 def test_settings_of_sampling_are_checked_first(
     runtime: LLMInferenceRuntime,
 ) -> None:
     row = structs.replace(_row([3]), sampling=SamplingParams(temperature=-1.0))
-    for call in (runtime.check, lambda bad: runtime.begin([bad])):
+    for call in (runtime.check, lambda bad: runtime.admit([bad])):
         with pytest.raises(HearthError) as caught:
             call(row)
         assert caught.value.field == "temperature"
@@ -168,30 +167,37 @@ def test_settings_of_sampling_are_checked_first(
 
 
 def test_one_batch_at_a_time(runtime: LLMInferenceRuntime) -> None:
-    runtime.begin([_row([3])])
-    with pytest.raises(HearthError, match="end the running batch"):
-        runtime.begin([_row([3])])
+    runtime.admit([_row([3])])
+    with pytest.raises(HearthError, match="rows are active"):
+        runtime.admit([_row([3])])
     with pytest.raises(HearthError, match="capture between batches"):
         runtime.capture([1])
-    runtime.end()
-    runtime.end()
+    runtime.release()
+    runtime.release()
     with pytest.raises(HearthError, match="1 to 4 rows"):
         runtime.capture([5])
+
+
+def test_a_batch_that_has_ended_makes_room_by_itself(runtime: LLMInferenceRuntime) -> None:
+    runtime.admit([_row([3]), _row([4])])
+    _drain(runtime)
+    runtime.admit([_row([5])])
+    assert _drain(runtime) == {0: _expected([5], 5)}
 
 
 def test_a_failed_engine_ends_the_batch_and_the_next_one_runs(
     runtime: LLMInferenceRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runtime.begin([_row([3]), _row([4])])
+    runtime.admit([_row([3]), _row([4])])
     runtime.step()
     with monkeypatch.context() as patch:
         patch.setattr(EngineExecutor, "execute", _fail)
         with pytest.raises(HearthError, match="as asked"):
             runtime.step()
     assert not runtime.active
-    assert runtime.unfinished() == []
-    runtime.end()
-    runtime.begin([_row([3])])
+    assert runtime.release() == []
+    runtime.release()
+    runtime.admit([_row([3])])
     assert _drain(runtime) == {0: _expected([3], 5)}
 
 

@@ -9,8 +9,9 @@ from msgspec import structs
 
 from runtime.config import LLMEngineRunnerConfig
 from runtime.decoding.assembly import assemble
+from runtime.decoding.batch_runtime import StepResult
 from runtime.decoding.deployment import DeploymentConfig
-from runtime.decoding.runtime import LLMInferenceRuntime, StepResult
+from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.decoding.speculative import SpeculativeStrategy
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.device.device import TreeBuffers, TreeOps
@@ -113,7 +114,7 @@ def drain(runtime: LLMInferenceRuntime) -> tuple[dict[int, list[int]], list[Step
         steps.append(runtime.step())
         for token in steps[-1].tokens:
             tokens.setdefault(token.row, []).append(token.token_id)
-    runtime.end()
+    runtime.release()
     return tokens, steps
 
 
@@ -122,7 +123,7 @@ def drain(runtime: LLMInferenceRuntime) -> tuple[dict[int, list[int]], list[Step
 def test_text_is_that_of_vanilla_steps(hits: int, steps_ahead: int) -> None:
     runtime, proposer = make(lambda _: hits, steps_ahead=steps_ahead)
     prompts = [[3], list(range(1, 40)), [5, 6, 7]]
-    runtime.begin([row(prompt, 6 + 3 * place) for place, prompt in enumerate(prompts)])
+    runtime.admit([row(prompt, 6 + 3 * place) for place, prompt in enumerate(prompts)])
     tokens, steps = drain(runtime)
     for place, prompt in enumerate(prompts):
         assert tokens[place] == expected(prompt, 6 + 3 * place)
@@ -132,7 +133,7 @@ def test_text_is_that_of_vanilla_steps(hits: int, steps_ahead: int) -> None:
 
 def test_a_row_gets_no_token_beyond_its_limit() -> None:
     runtime, _ = make(lambda _: 4)
-    runtime.begin([row([3], 8), row([4], 3)])
+    runtime.admit([row([3], 8), row([4], 3)])
     tokens, steps = drain(runtime)
     assert [len(tokens[0]), len(tokens[1])] == [8, 3]
     finishes = [token.finish for step in steps for token in step.tokens if token.row == 1]
@@ -147,7 +148,7 @@ def test_a_row_gets_no_token_beyond_an_end_token() -> None:
     runtime, proposer = make(lambda _: 4)
     # The simulated engine never gives its own end token; the runtime is told of another.
     runtime.config = structs.replace(CONFIG, eos_token_ids=(stream[2],))
-    runtime.begin([row([3], 12)])
+    runtime.admit([row([3], 12)])
     tokens, steps = drain(runtime)
     assert tokens[0] == stream[:3]
     assert steps[-1].tokens[-1].finish == "stop"
@@ -157,7 +158,7 @@ def test_a_row_gets_no_token_beyond_an_end_token() -> None:
 
 def test_rows_of_both_kinds_share_a_round() -> None:
     runtime, proposer = make(lambda _: 4)
-    runtime.begin([row([3], 9), row([4], 9, speculation=False)])
+    runtime.admit([row([3], 9), row([4], 9, speculation=False)])
     tokens, steps = drain(runtime)
     assert tokens == {0: expected([3], 9), 1: expected([4], 9)}
     assert steps[1].rounds == [RowRound(0, 4, 5)]
@@ -166,7 +167,7 @@ def test_rows_of_both_kinds_share_a_round() -> None:
 
 def test_rounds_stop_where_a_tree_finds_no_room() -> None:
     runtime, _ = make(lambda _: 0)
-    runtime.begin([row([3], 63)])
+    runtime.admit([row([3], 63)])
     tokens, steps = drain(runtime)
     assert tokens[0] == expected([3], 63)
     kinds = [step.kind for step in steps[1:]]
@@ -180,7 +181,7 @@ def test_a_policy_that_declines_leaves_vanilla_steps_to_rows_that_do_not_ask() -
             return batch < 0
 
     runtime, _ = make(lambda _: 4, policy=Declines(4))
-    runtime.begin([row([3], 9), row([4], 4, speculation=True)])
+    runtime.admit([row([3], 9), row([4], 4, speculation=True)])
     tokens, steps = drain(runtime)
     assert tokens == {0: expected([3], 9), 1: expected([4], 4)}
     assert [step.kind for step in steps] == ["prefill", "verify"] + ["decode"] * 7
@@ -207,7 +208,7 @@ def test_the_policy_hears_of_rounds_and_steps() -> None:
 
     policy = Notes()
     runtime, _ = make(lambda _: 2, policy=policy)
-    runtime.begin([row([3], 9), row([4], 4)])
+    runtime.admit([row([3], 9), row([4], 4)])
     drain(runtime)
     assert policy.rounds == [(2, 6)]
     assert policy.steps == [1] * 5
@@ -215,7 +216,7 @@ def test_the_policy_hears_of_rounds_and_steps() -> None:
 
 def test_metrics_count_what_rounds_gave() -> None:
     runtime, _ = make(lambda position: position % 3)
-    runtime.begin([row([3], 12), row([4], 12)])
+    runtime.admit([row([3], 12), row([4], 12)])
     _, steps = drain(runtime)
     rounds = [one for step in steps for one in step.rounds]
     metrics = runtime.speculation_metrics
@@ -228,17 +229,17 @@ def test_metrics_count_what_rounds_gave() -> None:
 
 def test_rows_put_back_know_all_their_tokens() -> None:
     runtime, _ = make(lambda _: 4)
-    runtime.begin([row([3], 20)])
+    runtime.admit([row([3], 20)])
     for _ in range(3):
         runtime.step()
-    assert runtime.unfinished() == [(0, expected([3], 11))]
+    assert runtime.release() == [(0, expected([3], 11))]
 
 
 def test_a_row_with_broken_numbers_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime, proposer = make(lambda _: 2)
     zeroed: list[int] = []
     monkeypatch.setattr(proposer, "zero_row", zeroed.append)
-    runtime.begin([row([3], 12), row([4], 12)])
+    runtime.admit([row([3], 12), row([4], 12)])
     runtime.step()
     logits = runtime._sampler._buffers.logits.array  # type: ignore[attr-defined]
     run = runtime._runner.execute_eagle_base_tree_decoding_step

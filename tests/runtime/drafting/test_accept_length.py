@@ -26,7 +26,7 @@ def test_accept_length_is_that_of_the_formula(rate: float) -> None:
         return next((n for n in range(NODES - 1) if rng.random() >= rate), NODES - 1)
 
     runtime, _ = make(hits, structs.replace(CONFIG, max_kv_cache_capacity=2_048))
-    runtime.begin([row([3 + number], TOKENS) for number in range(ROWS)])
+    runtime.admit([row([3 + number], TOKENS) for number in range(ROWS)])
     tokens, steps = drain(runtime)
     metrics = runtime.speculation_metrics
     assert metrics.accept_length == pytest.approx(expected_length(rate), rel=0.03)

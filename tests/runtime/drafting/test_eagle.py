@@ -161,7 +161,7 @@ def test_trees_are_those_of_the_model(
     folder = tree_folders("qwen3", dialect)
     runtime, planted = _watched(_deployment(folder, shape, CHUNK), folder)
     # Rows of two chunks, of which the first leaves early: the others move up.
-    runtime.begin(_requests([9, 16, 12]))
+    runtime.admit(_requests([9, 16, 12]))
     while runtime.active:
         runtime.step()
     truth = Truth(folder, "qwen3", shape)
@@ -178,7 +178,7 @@ def test_a_row_whose_prompt_ended_earlier_waits_for_one_vanilla_step(
 ) -> None:
     folder = tree_folders("qwen3", dialect)
     runtime, planted = _watched(_deployment(folder, (2, 3, 8), CHUNK), folder)
-    runtime.begin(_requests([20, 1, 8]))
+    runtime.admit(_requests([20, 1, 8]))
     kinds = []
     while runtime.active:
         kinds.append(runtime.step().kind)

@@ -94,7 +94,7 @@ class Life:
 
     def batch(self) -> None:
         assert self.runtime is not None
-        self.runtime.begin(
+        self.runtime.admit(
             [
                 row(20, 4),
                 row(5, 1, SamplingParams(temperature=1.0, seed=1)),
@@ -104,11 +104,11 @@ class Life:
         )
         for step in range(1000):
             if step == 4:
-                self.runtime.cancel(3)
+                self.runtime.leave(3)
             if not self.runtime.active:
                 break
             self.runtime.step()
-        self.runtime.end()
+        self.runtime.release()
 
     def _live(self) -> None:
         folder, options = Path(), EngineOptions()
@@ -170,7 +170,7 @@ def test_whatever_fails_is_named_and_all_is_given_back_once(
         if api.failed is not None:
             check_error(life, api, CODES[status])
         if life.error is not None and life.runtime is not None and not api.lost:
-            life.runtime.end()
+            life.runtime.release()
             life.batch()
         close(life, api)
         assert api.failed is not None

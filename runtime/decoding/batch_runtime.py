@@ -1,0 +1,59 @@
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import msgspec
+
+from runtime.decoding.metrics import StageMetrics
+from runtime.drafting.metrics import EagleGenerationMetrics
+from runtime.request import RowRequest, RowRound, RowToken
+
+
+class StepResult(msgspec.Struct):
+    """What one step gave; times in seconds of the monotonic clock.
+
+    A row may have several tokens, in their order. `rounds` are the rows that speculated.
+    """
+
+    kind: Literal["prefill", "decode", "verify"]
+    tokens: list[RowToken]
+    started: float
+    ended: float
+    rounds: list[RowRound] = []
+
+
+class BatchRuntime(Protocol):
+    """What a loop asks of a runtime: admit rows, step while any is active, let rows leave.
+
+    Rows are numbered in the order in which they were admitted.
+    """
+
+    @property
+    def prefill_metrics(self) -> StageMetrics:
+        """What prefill steps have done."""
+
+    @property
+    def generation_metrics(self) -> StageMetrics:
+        """What decode steps and rounds of speculation have done."""
+
+    @property
+    def speculation_metrics(self) -> EagleGenerationMetrics:
+        """What rounds of speculation have done."""
+
+    @property
+    def active(self) -> bool:
+        """Whether a row goes on."""
+
+    def check(self, row: RowRequest) -> None:
+        """Refuse a row that `admit` would refuse; the error names the field."""
+
+    def admit(self, rows: Sequence[RowRequest]) -> None:
+        """Take rows, all or none, while none is active; raises naming the field at fault."""
+
+    def step(self) -> StepResult:
+        """Run one prefill chunk, one decode step or one round of speculation."""
+
+    def leave(self, row: int) -> None:
+        """Let a row leave before the next step; nothing more is reported for it."""
+
+    def release(self) -> list[tuple[int, list[int]]]:
+        """Let all rows leave: those that would go on, with their tokens beyond the prompt."""
