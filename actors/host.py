@@ -80,9 +80,9 @@ def _load(
 ) -> Loaded:
     # Each process imports what its own actor needs, and no other's libraries.
     if isinstance(role, ExecutorRole):
-        from actors.load_executor import load_executor  # noqa: PLC0415
+        from actors.open_executor import open_executor  # noqa: PLC0415
 
-        return load_executor(role, name, context, to_supervisor)
+        return open_executor(role, name, context, to_supervisor)
     if isinstance(role, SchedulerRole):
         from actors.load_scheduler import load_scheduler  # noqa: PLC0415
 

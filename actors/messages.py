@@ -139,13 +139,13 @@ class ExecutorLost(ActorMessage, tag="executor_lost"):
     reason: str
 
 
-class AskLoad(ActorMessage, tag="ask_load"):
+class AskReport(ActorMessage, tag="ask_report"):
     """Report the queue to the front door's `rid`."""
 
     rid: int
 
 
-SchedulerMessage = Submit | Cancel | BatchEnded | AskLoad
+SchedulerMessage = Submit | Cancel | BatchEnded | AskReport
 SchedulerControl = Cancel | ExecutorReady | ExecutorLost
 
 # --- to the executor ----------------------------------------------------------------------
@@ -229,7 +229,7 @@ class Converted(ActorMessage, tag="converted"):
     text: str | None = None
 
 
-class Load(ActorMessage, tag="load"):
+class SchedulerReport(ActorMessage, tag="scheduler_report"):
     """What the scheduler holds now and has done since the start."""
 
     rid: int
@@ -255,7 +255,7 @@ class BatchStarted(ActorMessage, tag="batch_started"):
     rows: list[Started]
 
 
-DoorMessage = Accepted | Deltas | Failed | Converted | Load | BatchStarted
+DoorMessage = Accepted | Deltas | Failed | Converted | SchedulerReport | BatchStarted
 
 # --- to the supervisor --------------------------------------------------------------------
 

@@ -3,25 +3,25 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from actors.admission import PolicySettings, Refusal, queue_refusal, size_refusal
-from actors.company import Company
+from actors.fill_wait import FillWait
 from actors.messages import (
     Accepted,
     BatchEnded,
     BatchStarted,
     Cancel,
     ExecutorReady,
-    Load,
     Release,
     RowsFailed,
     RunBatch,
+    SchedulerReport,
     Started,
     Submit,
 )
 from actors.waiting_queue import Entry, WaitingQueue
 
-Decision = Accepted | RowsFailed | BatchStarted | RunBatch | Cancel | Release | Load
-"""What is to be sent: Accepted, BatchStarted and Load to the front door, RowsFailed to the
-tokenizer, the others to the executor."""
+Decision = Accepted | RowsFailed | BatchStarted | RunBatch | Cancel | Release | SchedulerReport
+"""What is to be sent: Accepted, BatchStarted and SchedulerReport to the front door, RowsFailed to
+the tokenizer, the others to the executor."""
 
 _EXPIRED = Refusal(
     "deadline_exceeded", "the request's deadline has passed: allow it more time", "deadline_s"
@@ -62,7 +62,7 @@ class SchedulerPolicy:
     def __init__(self, settings: PolicySettings) -> None:
         self._settings = settings
         self._queue = WaitingQueue(settings.ageing_s)
-        self._company = Company(settings.fill_wait_s, settings.hold_s)
+        self._fill_wait = FillWait(settings.fill_wait_s, settings.hold_s)
         self._limits: ExecutorReady | None = None
         self._max_batch = 0
         self._present = False
@@ -81,7 +81,7 @@ class SchedulerPolicy:
             self._refused += 1
             return [_failed([request.rid], refusal)]
         entry = Entry(request, arrived=now, queued=now)
-        self._company.arrived(now)
+        self._fill_wait.arrived(now)
         self._queue.push(entry)
         return self._accept(entry) if self._limits else []
 
@@ -96,7 +96,7 @@ class SchedulerPolicy:
         if self._running is None or message.batch != self._running.number:
             return
         rows = self._running.rows
-        self._company.ended(now - self._running.started)
+        self._fill_wait.ended(now - self._running.started)
         self._running = None
         for continuation in message.unfinished:
             entry = rows.pop(continuation.rid, None)
@@ -155,9 +155,9 @@ class SchedulerPolicy:
             times.append(self._release_time(self._running))
         return min((time for time in times if time is not None), default=None)
 
-    def load(self, rid: int) -> Load:
+    def report(self, rid: int) -> SchedulerReport:
         """What waits and runs now, and counts since the start."""
-        return Load(
+        return SchedulerReport(
             rid=rid,
             running=len(self._running.rows) if self._running else 0,
             queued=len(self._queue),
@@ -181,7 +181,7 @@ class SchedulerPolicy:
 
     def _start_time(self, opened: float) -> float:
         full = len(self._queue) >= self._max_batch
-        return opened if full else opened + self._company.wait_s
+        return opened if full else opened + self._fill_wait.wait_s
 
     def _release_time(self, batch: RunningBatch) -> float | None:
         first = self._queue.first_arrival
@@ -196,7 +196,7 @@ class SchedulerPolicy:
 
     def _start(self, opened: float, now: float) -> list[Decision]:
         entries = self._queue.take(self._max_batch)
-        self._company.started(opened, len(entries))
+        self._fill_wait.started(opened, len(entries))
         self._batches += 1
         self._rows += len(entries)
         batch = RunningBatch(self._batches, now, {entry.rid: entry for entry in entries})

@@ -10,7 +10,7 @@ import structlog
 from actors.mailbox import MailboxFull, Receiver, Sender
 from actors.messages import (
     Accepted,
-    AskLoad,
+    AskReport,
     BatchEnded,
     BatchStarted,
     Cancel,
@@ -19,11 +19,11 @@ from actors.messages import (
     ExecutorLost,
     ExecutorMessage,
     ExecutorReady,
-    Load,
     RowsFailed,
     RunBatch,
     SchedulerControl,
     SchedulerMessage,
+    SchedulerReport,
     Submit,
     TokenizerMessage,
 )
@@ -107,8 +107,8 @@ class SchedulerActor:
             case BatchEnded():
                 self._log_batch(message, now)
                 self._policy.batch_ended(message, now)
-            case AskLoad(rid):
-                self._decisions.append(self._policy.load(rid))
+            case AskReport(rid):
+                self._decisions.append(self._policy.report(rid))
             case ExecutorReady():
                 self._disconnect()
                 self._work = self._connect(message.work)
@@ -125,7 +125,7 @@ class SchedulerActor:
             case RunBatch():
                 self._running = (len(decision.rows), self._clock())
                 _tell_executor(self._work, decision)
-            case Accepted() | BatchStarted() | Load():
+            case Accepted() | BatchStarted() | SchedulerReport():
                 await self._to_door.send(decision, SEND_TIMEOUT_S)
             case _:
                 _tell_executor(self._executor_control, decision)

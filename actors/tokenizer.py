@@ -87,7 +87,7 @@ class TokenizerActor:
         self._streams = TextStreams(tokenizer)
         self._intake = _Lane(INTAKE_LIMIT)
         self._bulk = _Lane(BULK_LIMIT)
-        self._owed: deque[Failed] = deque()
+        self._unsent_failures: deque[Failed] = deque()
         self.lost = 0
 
     async def run(self) -> None:
@@ -233,31 +233,31 @@ class TokenizerActor:
 
     async def _answer(self, message: DoorAnswer) -> None:
         try:
-            while self._owed:
-                await self._pay()
+            while self._unsent_failures:
+                await self._send_oldest_failure()
             await self._to_door.send(message, SEND_TIMEOUT_S)
         except MailboxFull:
             self.lost += 1
             _log.error("the front door takes no mail", dropped=type(message).__name__)
-            await self._owe(message)
+            await self._fail_later(message)
 
-    async def _pay(self) -> None:
-        failed = self._owed.popleft()
+    async def _send_oldest_failure(self) -> None:
+        failed = self._unsent_failures.popleft()
         try:
             await self._to_door.send(failed, SEND_TIMEOUT_S)
         except MailboxFull:
-            self._owed.appendleft(failed)
+            self._unsent_failures.appendleft(failed)
             raise
 
-    async def _owe(self, message: DoorAnswer) -> None:
+    async def _fail_later(self, message: DoorAnswer) -> None:
         """Text with a gap is worse than none: its requests fail once the door takes mail."""
         if isinstance(message, Failed):
-            self._owed.append(message)
+            self._unsent_failures.append(message)
             return
         rids = [row.rid for row in message.rows] if isinstance(message, Deltas) else [message.rid]
         for rid in rids:
             self._streams.drop(rid)
-            self._owed.append(failed_with(rid, "internal"))
+            self._unsent_failures.append(failed_with(rid, "internal"))
             await self._leave(rid)
 
 

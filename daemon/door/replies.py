@@ -9,9 +9,9 @@ from actors.messages import (
     Deltas,
     DoorMessage,
     Failed,
-    Load,
     RequestRound,
     RowDelta,
+    SchedulerReport,
 )
 from daemon.door import sessions
 from daemon.door import state as door_state
@@ -42,7 +42,9 @@ class Replies:
                 self._answer(request, message)
 
     def _answer(
-        self, request: sessions.OpenRequest, message: Accepted | Failed | Converted | Load
+        self,
+        request: sessions.OpenRequest,
+        message: Accepted | Failed | Converted | SchedulerReport,
     ) -> None:
         if isinstance(message, Accepted):
             self._accepted(request, message)
@@ -107,7 +109,7 @@ class Replies:
         if delivery.too_slow(request):
             self._dispatch.stop_slow(request)
 
-    def _report(self, request_id: str, load: Load) -> protocol.StatusReport:
+    def _report(self, request_id: str, load: SchedulerReport) -> protocol.StatusReport:
         facts, metrics = self._state.facts, self._state.metrics
         # A row that has ended stays in its batch until the batch ends.
         open_now = sum(one.accepted for one in self._dispatch.sessions.open_requests)

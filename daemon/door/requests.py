@@ -19,7 +19,7 @@ from hearth_client.protocol import (
     Welcome,
 )
 
-from actors.messages import AskLoad
+from actors.messages import AskReport
 from daemon.door.dispatch import Dispatch
 from daemon.door.faults import fields_of, id_of
 from daemon.door.sessions import Session
@@ -178,7 +178,7 @@ class Requests:
         deadline = now + self._settings.answer_s
         if isinstance(message, Status):
             request = self._sessions.admit(session, message.id, "status", now, deadline)
-            self._dispatch.ask_scheduler(request, AskLoad(request.rid))
+            self._dispatch.ask_scheduler(request, AskReport(request.rid))
         else:
             request = self._sessions.admit(session, message.id, "convert", now, deadline)
             self._dispatch.ask_tokenizer(request, convert(message, request.rid))

@@ -137,7 +137,7 @@ class Simulation:
     def _check(self) -> None:
         wake = self.policy.next_wake()
         assert wake is None or wake > self.now, "the policy must act on what is due"
-        load = self.policy.load(0)
+        load = self.policy.report(0)
         if self.policy._present:
             # Rows put back at the hold limit were admitted before and are never refused.
             assert load.queued <= self.settings.queue_requests + self.limits.max_batch

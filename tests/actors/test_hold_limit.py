@@ -15,13 +15,13 @@ from actors.executor import ExecutorActor
 from actors.load_scheduler import make_scheduler
 from actors.mailbox import Receiver, Sender, ZmqContext
 from actors.messages import (
-    AskLoad,
+    AskReport,
     BatchEnded,
     DoorMessage,
     ExecutorControl,
     ExecutorMessage,
     ExecutorReady,
-    Load,
+    SchedulerReport,
     Shutdown,
     Step,
     Submit,
@@ -115,11 +115,11 @@ async def test_rows_that_take_turns_get_the_tokens_that_they_would_get_alone(
                     got[rid].append(token.token_id)
                     if token.finish is not None:
                         open_rids.remove(rid)
-            submit.post(AskLoad(1))
-            loads: list[Load] = []
+            submit.post(AskReport(1))
+            loads: list[SchedulerReport] = []
             while not loads:
                 told = await door.receive()
-                loads = [told] if isinstance(told, Load) else []
+                loads = [told] if isinstance(told, SchedulerReport) else []
             tasks.cancel_scope.cancel()
     assert got == {rid: expected(prompt, 120) for rid, prompt in prompts.items()}
     assert loads[0].requeued >= 6

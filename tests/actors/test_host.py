@@ -165,7 +165,7 @@ def test_an_unexpected_failure_is_told_in_our_words(
     def fail(*_arguments: object) -> None:
         raise ValueError("a library's text")
 
-    monkeypatch.setattr("actors.load_executor.load_executor", fail)
+    monkeypatch.setattr("actors.open_executor.open_executor", fail)
     with pytest.raises(ValueError, match="library"):
         run_actor("executor-1", house.role, house.context, own_process=False)
     house.supervisor.wait(5)

@@ -17,7 +17,14 @@ import zmq
 
 from actors import mailbox as mailbox_module
 from actors.mailbox import MailboxFull, Receiver, Sender, ZmqContext, check_endpoint, wait_any
-from actors.messages import AskLoad, BatchEnded, Cancel, SchedulerMessage, Submit, TokenizerMessage
+from actors.messages import (
+    AskReport,
+    BatchEnded,
+    Cancel,
+    SchedulerMessage,
+    Submit,
+    TokenizerMessage,
+)
 from runtime.errors import HearthError
 from runtime.request import SamplingParams
 
@@ -57,7 +64,7 @@ async def test_messages_arrive_in_order_and_are_counted(context: ZmqContext, end
     sent: list[SchedulerMessage] = [
         Cancel(rid=1),
         Submit(2, [5, 6], 7, SamplingParams(top_k=3)),
-        AskLoad(3),
+        AskReport(3),
     ]
     for message in sent:
         sender.post(message)

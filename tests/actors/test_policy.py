@@ -95,7 +95,7 @@ def test_short_requests_behind_a_long_one_wait_at_most_the_cap() -> None:
     waits = [simulation.outcomes[rid].wait for rid in range(1, 60)]
     assert max(waits) <= SETTINGS.hold_s + 2 * 0.01 + SETTINGS.fill_wait_s
     assert len(simulation.outcomes[0].tokens) == 2000
-    assert simulation.policy.load(0).requeued >= 5
+    assert simulation.policy.report(0).requeued >= 5
 
 
 def test_with_one_row_at_a_time_the_long_request_goes_behind_and_still_ends() -> None:
@@ -106,7 +106,7 @@ def test_with_one_row_at_a_time_the_long_request_goes_behind_and_still_ends() ->
     simulation.run()
     assert all(outcome.ends == ["done"] for outcome in simulation.outcomes.values())
     assert simulation.outcomes[1].wait < 0.6
-    assert simulation.policy.load(0).requeued >= 3
+    assert simulation.policy.report(0).requeued >= 3
 
 
 def test_two_long_requests_take_turns() -> None:
@@ -205,7 +205,7 @@ def test_exact_limits_work_and_one_more_is_refused(
     simulation.run()
     assert simulation.outcomes[1].ends == [end]
     assert simulation.outcomes[1].accepted == ([max(1.0, ready_at)] if end == "done" else [])
-    assert simulation.policy.load(0).refused == (end != "done")
+    assert simulation.policy.report(0).refused == (end != "done")
 
 
 def test_a_continuation_carries_all_its_tokens() -> None:
@@ -228,10 +228,10 @@ def test_mail_of_an_earlier_batch_is_ignored() -> None:
     policy.submit(submit(1), 0.0)
     policy.tick(0.0)
     policy.batch_ended(BatchEnded(99, [Continuation(1, [2])]), 0.1)
-    assert policy.load(0).running == 1
+    assert policy.report(0).running == 1
     policy.cancel(1)
     policy.batch_ended(BatchEnded(1, [Continuation(1, [2])]), 0.1)
-    assert (policy.load(0).running, policy.load(0).queued) == (0, 0)
+    assert (policy.report(0).running, policy.report(0).queued) == (0, 0)
 
 
 def test_cancel_reaches_the_executor_only_when_the_row_runs() -> None:
@@ -318,5 +318,5 @@ def test_nothing_is_lost_or_doubled(
             assert outcome.accepted
         if prompt > 50:
             assert outcome.ends[0] in ("prompt_too_long", "cancelled")
-    load = simulation.policy.load(0)
+    load = simulation.policy.report(0)
     assert (load.running, load.queued, load.queued_tokens) == (0, 0, 0)

@@ -16,7 +16,7 @@ from actors.admission import PolicySettings
 from actors.mailbox import MailboxFull, Receiver, Sender
 from actors.messages import (
     Accepted,
-    AskLoad,
+    AskReport,
     BatchEnded,
     BatchStarted,
     Cancel,
@@ -25,12 +25,12 @@ from actors.messages import (
     ExecutorControl,
     ExecutorLost,
     ExecutorMessage,
-    Load,
     Release,
     RowsFailed,
     RunBatch,
     SchedulerControl,
     SchedulerMessage,
+    SchedulerReport,
     TokenizerMessage,
 )
 from actors.policy import SchedulerPolicy
@@ -140,8 +140,8 @@ async def test_cancel_by_either_way_reaches_the_executor_once() -> None:
         made.control.post(Cancel(1))
         made.submit.post(Cancel(1))
         assert await made.executor_control.receive() == Cancel(1)
-        made.submit.post(AskLoad(5))
-        while not isinstance(load := await made.door.receive(), Load):
+        made.submit.post(AskReport(5))
+        while not isinstance(load := await made.door.receive(), SchedulerReport):
             pass
         assert (load.rid, load.running) == (5, 0)
         assert made.executor_control.receive_nowait() is None
@@ -213,5 +213,5 @@ async def test_one_line_per_batch_at_debug() -> None:
 async def test_without_an_executor_its_mail_goes_nowhere(message: Any) -> None:
     async with house() as made:
         await made.scheduler._carry_out(message)
-        made.submit.post(AskLoad(1))
-        assert isinstance(await made.door.receive(), Load)
+        made.submit.post(AskReport(1))
+        assert isinstance(await made.door.receive(), SchedulerReport)

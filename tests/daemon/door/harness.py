@@ -73,8 +73,8 @@ class FakeActors:
     async def _watch_scheduler(self) -> None:
         while True:
             message = await self.scheduler.receive()
-            if isinstance(message, m.AskLoad):
-                await self._send(m.Load(message.rid, 1, 2, 30, 4, 5, 6, 7))
+            if isinstance(message, m.AskReport):
+                await self._send(m.SchedulerReport(message.rid, 1, 2, 30, 4, 5, 6, 7))
 
     async def _watch_control(self) -> None:
         while True:

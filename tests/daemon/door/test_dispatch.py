@@ -6,7 +6,7 @@ import msgspec
 from hearth_client.protocol import Detokenized, Tokens
 
 from actors.mailbox import MailboxFull, Sender
-from actors.messages import AskLoad, Cancel, Convert
+from actors.messages import AskReport, Cancel, Convert
 from daemon.door.dispatch import Dispatch
 from daemon.door.sessions import OpenRequest, Session
 from daemon.door.settings import DoorFacts, DoorSettings
@@ -60,7 +60,7 @@ def test_a_full_mailbox_refuses_the_request() -> None:
     desk = Desk()
     desk.tokenizer.full = desk.scheduler.full = True
     desk.dispatch.ask_tokenizer(desk.request("a"), Convert(1))
-    desk.dispatch.ask_scheduler(desk.request("b"), AskLoad(2))
+    desk.dispatch.ask_scheduler(desk.request("b"), AskReport(2))
     assert [(answer["id"], answer["code"]) for answer in desk.socket.sent] == [
         ("a", "queue_full"),
         ("b", "queue_full"),

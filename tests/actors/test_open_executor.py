@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from actors.load_executor import open_runtime
+from actors.open_executor import open_runtime
 from actors.placement import AddressBook, Placement
 from actors.roles import ExecutorRole
 from runtime.decoding.runtime import LLMInferenceRuntime

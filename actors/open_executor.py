@@ -20,7 +20,7 @@ _FLUSH_S = 2.0
 _log = structlog.get_logger("executor")
 
 
-def load_executor(
+def open_executor(
     role: ExecutorRole, name: str, context: ZmqContext, to_supervisor: Sender[SupervisorMessage]
 ) -> Loaded:
     """Open the engine, capture its graphs and run real steps; raises HearthError."""

@@ -4,14 +4,14 @@ _MEMORY = 32
 """Windows and batches over which the means are taken, exponentially."""
 
 
-class Company:
+class FillWait:
     """Whether an idle executor should wait for more rows; no clock, no I/O.
 
     A window opens when a request could start, and lasts `wait_s` seconds. Waiting costs the first
     request that time. Not waiting costs those that come within the window a whole batch, of which
-    they are not part, but `hold_s` at most. So waiting pays while the share of windows with
-    company, times the mean length of a batch, is more than `wait_s`. Until experience says
-    otherwise there is company, and a batch takes `hold_s`.
+    they are not part, but `hold_s` at most. So waiting pays while the share of windows in which
+    others come, times the mean length of a batch, is more than `wait_s`. Until experience says
+    otherwise others come in every window, and a batch takes `hold_s`.
     """
 
     def __init__(self, wait_s: float, hold_s: float) -> None:
@@ -30,12 +30,12 @@ class Company:
         self._settle()
         self._closes = opened + self._wait_s
         if rows > 1:
-            self._see(company=True)
+            self._note(others_came=True)
 
     def arrived(self, now: float) -> None:
         """A request came."""
         if self._closes is not None and now <= self._closes:
-            self._see(company=True)
+            self._note(others_came=True)
 
     def ended(self, seconds: float) -> None:
         """A batch ended after `seconds`."""
@@ -44,8 +44,8 @@ class Company:
     def _settle(self) -> None:
         # Nobody came in the window that is open, if one is.
         if self._closes is not None:
-            self._see(company=False)
+            self._note(others_came=False)
 
-    def _see(self, *, company: bool) -> None:
-        self._share += (company - self._share) / _MEMORY
+    def _note(self, *, others_came: bool) -> None:
+        self._share += (others_came - self._share) / _MEMORY
         self._closes = None

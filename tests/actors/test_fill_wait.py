@@ -1,0 +1,72 @@
+import pytest
+
+from actors.fill_wait import FillWait
+
+WAIT, HOLD = 0.005, 2.0
+
+
+def live(wait: FillWait, windows: int, *, rows: int = 1, seconds: float = 0.5) -> None:
+    """So many batches that begin with `rows` rows, and nobody comes after."""
+    for number in range(windows):
+        wait.started(float(number), rows)
+        wait.ended(seconds)
+
+
+def test_others_are_expected_at_first() -> None:
+    assert FillWait(WAIT, HOLD).wait_s == WAIT
+
+
+def test_who_is_always_alone_waits_no_longer() -> None:
+    wait = FillWait(WAIT, HOLD)
+    live(wait, 100)
+    assert wait.wait_s == WAIT
+    live(wait, 100)
+    assert wait.wait_s == 0
+
+
+def test_batches_of_several_rows_are_worth_a_wait() -> None:
+    wait = FillWait(WAIT, HOLD)
+    live(wait, 1000, rows=2)
+    assert wait.wait_s == WAIT
+
+
+@pytest.mark.parametrize(("late_s", "waits"), [(0.004, WAIT), (0.006, 0)])
+def test_who_comes_in_the_window_counts_also_when_nobody_waited(
+    late_s: float, waits: float
+) -> None:
+    wait = FillWait(WAIT, HOLD)
+    live(wait, 300)
+    assert wait.wait_s == 0
+    for number in range(3):
+        opened = 1000.0 + number
+        wait.started(opened, 1)
+        wait.arrived(opened + late_s)
+        wait.ended(0.5)
+    assert wait.wait_s == waits
+
+
+def test_a_window_counts_once_however_many_come() -> None:
+    crowd, pair = FillWait(WAIT, HOLD), FillWait(WAIT, HOLD)
+    for wait, many in ((crowd, 9), (pair, 1)):
+        live(wait, 300)
+        wait.started(1000.0, 1)
+        for _ in range(many):
+            wait.arrived(1000.001)
+    assert crowd._share == pair._share
+
+
+def test_the_shorter_the_batches_the_less_there_is_to_miss() -> None:
+    short, long = FillWait(WAIT, HOLD), FillWait(WAIT, HOLD)
+    live(short, 150, seconds=0.05)
+    live(long, 150, seconds=1.0)
+    assert (short.wait_s, long.wait_s) == (0, WAIT)
+
+
+def test_a_batch_that_is_held_up_costs_others_no_more_than_the_limit() -> None:
+    wait = FillWait(WAIT, HOLD)
+    live(wait, 10, seconds=1000.0)
+    assert wait._batch_s == HOLD
+
+
+def test_without_a_wait_there_is_none() -> None:
+    assert FillWait(0.0, HOLD).wait_s == 0
