@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import resources
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -52,17 +53,27 @@ def load_compiler_api() -> Any:
     except (ImportError, RuntimeError) as error:
         raise HearthError(
             "engine_incompatible",
-            f"CUDA kernels cannot be compiled ({error}): pip install nvidia-cuda-nvrtc",
+            f"CUDA kernels cannot be compiled ({error}): pip install '{_extra()}'",
             "device",
         ) from error
     return nvrtc
 
 
+def _extra() -> str:
+    """What brings a compiler of the installed bindings' CUDA."""
+    try:
+        major = version("cuda-bindings").partition(".")[0]
+    except PackageNotFoundError:
+        major = "13"
+    return f"hearthd[cuda{major}]"
+
+
 class KernelCompiler:
     """NVRTC for one architecture such as `sm_90`, with a cache of cubins on disk.
 
-    An entry is named by the digest of everything that it depends on and begins with the digest
-    of its own bytes; one that does not agree is compiled again.
+    For a GPU that is newer than this NVRTC it is PTX, which the driver compiles. An entry is named
+    by the digest of everything that it depends on and begins with the digest of its own bytes; one
+    that does not agree is compiled again.
     """
 
     def __init__(self, api: Any, architecture: str, folder: Path) -> None:
@@ -78,15 +89,34 @@ class KernelCompiler:
         return frozenset(f"sm_{number}" for number in known)
 
     def compile(self, name: str, source: str, options: Sequence[str]) -> bytes:
-        """The cubin of `source`; raises `internal` with the compiler's log when it is wrong."""
-        options = ("--std=c++17", "-default-device", f"-arch={self._architecture}", *options)
+        """The cubin of `source`; raises `internal` with the compiler's log when it is wrong.
+
+        Raises `engine_incompatible` for a GPU that is older than all that this NVRTC knows.
+        """
+        options = ("--std=c++17", "-default-device", f"-arch={self._target()}", *options)
         path = self._folder / f"{name}-{self._key(source, options)}.cubin"
-        cubin = _read_entry(path)
+        cubin = read_entry(path)
         if cubin is None:
             cubin = self._compile(name, source, options)
             self.compiled += 1
-            _write_entry(path, cubin)
+            write_entry(path, cubin)
         return cubin
+
+    def _target(self) -> str:
+        known = self.architectures()
+        if self._architecture in known:
+            return self._architecture
+        wanted = int(self._architecture.removeprefix("sm_"))
+        numbers = [int(one.removeprefix("sm_")) for one in known]
+        older = [number for number in numbers if number < wanted]
+        if not older:
+            raise HearthError(
+                "engine_incompatible",
+                f"this NVRTC compiles from sm_{min(numbers)} on, the GPU is {self._architecture}: "
+                "install that of an earlier CUDA",
+                "device",
+            )
+        return f"compute_{max(older)}"
 
     def _key(self, source: str, options: Sequence[str]) -> str:
         major, minor = self._check("nvrtcVersion", None, *self._api.nvrtcVersion())
@@ -101,10 +131,12 @@ class KernelCompiler:
             arguments = [option.encode() for option in options]
             outcome = api.nvrtcCompileProgram(program, len(arguments), arguments)
             self._check("nvrtcCompileProgram", program, *outcome)
-            size = self._check("nvrtcGetCUBINSize", None, *api.nvrtcGetCUBINSize(program))
-            cubin = bytearray(size)
-            self._check("nvrtcGetCUBIN", None, *api.nvrtcGetCUBIN(program, cubin))
-            return bytes(cubin)
+            # Of an architecture that is not a real GPU's there is no cubin.
+            call = "nvrtcGetPTX" if any("=compute_" in one for one in options) else "nvrtcGetCUBIN"
+            size = self._check(call, None, *getattr(api, f"{call}Size")(program))
+            code = bytearray(size)
+            self._check(call, None, *getattr(api, call)(program, code))
+            return bytes(code)
         finally:
             api.nvrtcDestroyProgram(program)
 
@@ -122,7 +154,8 @@ class KernelCompiler:
         return log.rstrip(b"\0\n").decode(errors="replace")
 
 
-def _read_entry(path: Path) -> bytes | None:
+def read_entry(path: Path) -> bytes | None:
+    """What `write_entry` put there; None where there is nothing, or not all of it."""
     try:
         data = path.read_bytes()
     except OSError:
@@ -131,7 +164,7 @@ def _read_entry(path: Path) -> bytes | None:
     return cubin if hashlib.sha256(cubin).digest() == digest else None
 
 
-def _write_entry(path: Path, cubin: bytes) -> None:
+def write_entry(path: Path, cubin: bytes) -> None:
     """Put an entry in its place whole; a folder that cannot be written costs only time."""
     part = path.with_name(f"{path.name}.{uuid4().hex}")
     try:

@@ -4,7 +4,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from runtime.config import LLMEngineRunnerConfig
+from runtime.config import LLMEngineRunnerConfig, PlanRecord
+from runtime.device.cuda.compiler import cache_folder
 from runtime.device.cuda.context import CudaContext
 from runtime.device.cuda.graph import GraphCapture
 from runtime.device.cuda.stream import CudaStream
@@ -24,6 +25,7 @@ from runtime.executor.tensorrt.library import (
 )
 from runtime.executor.tensorrt.manifest import check_plan
 from runtime.executor.tensorrt.profile_context import ProfileContext
+from runtime.executor.tensorrt.rtx import RuntimeCache
 from runtime.tensors.profiles import Selector
 from runtime.tensors.tensor import Tensor
 
@@ -38,14 +40,22 @@ class TensorRTEngine:
     """
 
     def __init__(
-        self, library: Any, engine: Any, log: Any, record: Recorder, *, plan_version: str
+        self,
+        library: Any,
+        engine: Any,
+        log: Any,
+        record: Recorder,
+        *,
+        plan: PlanRecord,
+        cache: RuntimeCache | None = None,
     ) -> None:
         self._engine = engine
-        self._old_api = has_old_memory_api(plan_version)
+        self._old_api = has_old_memory_api(plan)
         self._log = log
         self._record = record
+        self._cache = cache
         self._contexts = [
-            ProfileContext(self._new_context(library), engine, index, log)
+            ProfileContext(self._new_context(library, index), engine, index, log)
             for index in range(engine.num_optimization_profiles)
         ]
         self._active = self._contexts[0]
@@ -66,13 +76,12 @@ class TensorRTEngine:
         plan = check_plan(config, library.__version__, gpu.name, gpu.compute_capability)
         log = make_log(library)
         engine = load_plan(library, log, folder, config)
-        return cls(
-            library,
-            engine,
-            log,
-            partial(record_graph, context),
-            plan_version=plan.tensorrt_version,
-        )
+        cache = None
+        if plan.builder == "tensorrt_rtx":
+            digest = config.files[PLAN_FILE].sha256
+            cache = RuntimeCache(library, engine, cache_folder() / f"plan-{digest}.rtx")
+        record = partial(record_graph, context)
+        return cls(library, engine, log, record, plan=plan, cache=cache)
 
     def set_context_memory(self, memory: Tensor) -> None:
         """Use `memory` in every context; steps captured before are void."""
@@ -100,6 +109,8 @@ class TensorRTEngine:
         # The first run after a change of shapes does work that must not be captured.
         context.enqueue(bindings, stream)
         stream.synchronize()
+        if self._cache is not None:
+            self._cache.keep()
         return self._record(stream, lambda: context.enqueue(bindings, stream))
 
     def profile_shape(self, name: str, profile: int, selector: Selector) -> tuple[int, ...]:
@@ -107,8 +118,11 @@ class TensorRTEngine:
         shapes = self._engine.get_tensor_profile_shape(name, profile)
         return tuple(shapes[("min", "opt", "max").index(selector)])
 
-    def _new_context(self, library: Any) -> Any:
-        context = new_context(library, self._engine, old_api=self._old_api)
+    def _new_context(self, library: Any, profile: int) -> Any:
+        if self._cache is None:
+            context = new_context(library, self._engine, old_api=self._old_api)
+        else:
+            context = self._cache.new_context(captured=profile > 0)
         if context is None:
             raise HearthError(
                 "out_of_memory", f"no execution context: {self._log.take()}", PLAN_FILE
@@ -123,7 +137,7 @@ class TensorRTEngine:
     def close(self) -> None:
         """Free the contexts, then the engine; graphs that were captured must be closed before."""
         self._contexts.clear()
-        del self._active, self._engine
+        del self._active, self._cache, self._engine
 
 
 def record_graph(context: CudaContext, stream: Stream, work: Callable[[], None]) -> CapturedRun:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import ml_dtypes
 import numpy as np
 
+from runtime.config import PlanRecord
 from runtime.errors import HearthError
 
 # The lean runtime is enough to run a plan; its own name is there only with its umbrella package.
@@ -63,21 +64,32 @@ def make_log(library: Any) -> Any:
 
 
 def open_runtime(library: Any, log: Any) -> Any:
-    """A runtime that also reads plans which carry their own lean runtime."""
-    runtime = library.Runtime(log)
+    """A runtime that also reads plans which carry their own lean runtime.
+
+    Raises `engine_incompatible` where the library does not start, as with a driver that is too old.
+    """
+    try:
+        runtime = library.Runtime(log)
+    except TypeError as error:  # What the bindings make of a null pointer.
+        raise HearthError(
+            "engine_incompatible",
+            f"{library.__name__} {library.__version__} does not start ({log.take()}): does the "
+            "driver serve its CUDA?",
+            "backend",
+        ) from error
     if hasattr(runtime, "engine_host_code_allowed"):
         runtime.engine_host_code_allowed = True
     return runtime
 
 
-def has_old_memory_api(plan_version: str) -> bool:
-    """Whether scratch memory goes by the calls of TensorRT 8.
+def has_old_memory_api(plan: PlanRecord) -> bool:
+    """Whether scratch memory goes by the calls of TensorRT 8, which TensorRT-RTX never had.
 
     That is up to the plan and not to the library: a version-compatible plan brings a runtime of
     its own, and for one from before 10.1 the newer calls log an error, return 0 and set nothing.
     """
-    major, minor = plan_version.split(".")[:2]
-    return (int(major), int(minor)) < _NEW_MEMORY_API
+    major, minor = plan.tensorrt_version.split(".")[:2]
+    return plan.builder == "tensorrt" and (int(major), int(minor)) < _NEW_MEMORY_API
 
 
 def context_bytes(engine: Any, *, old_api: bool) -> int:

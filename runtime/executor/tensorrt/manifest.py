@@ -5,6 +5,7 @@ from runtime.errors import HearthError
 
 # TensorRT 11 reads version-compatible plans from 10 on, 10 those of 8.6.
 _OLDEST_READ_BY_11 = 10
+_NAMES = {"tensorrt": "TensorRT", "tensorrt_rtx": "TensorRT-RTX"}
 
 
 def check_plan(
@@ -12,6 +13,7 @@ def check_plan(
 ) -> PlanRecord:
     """The record of the plan, when TensorRT `version` on this GPU can run it.
 
+    A plan of TensorRT-RTX is not made for one GPU: the library compiles it where it runs.
     Raises `engine_corrupt` without a record and `engine_incompatible` naming what differs.
     """
     plan = config.plan
@@ -21,10 +23,12 @@ def check_plan(
         also = " or newer" if plan.version_compatible else ""
         raise _rebuild(
             config,
-            f"was built by TensorRT {plan.tensorrt_version} and runs on that{also}; "
+            f"was built by {_NAMES[plan.builder]} {plan.tensorrt_version} and runs on that{also}; "
             f"this is {version}",
             "tensorrt_version",
         )
+    if plan.builder == "tensorrt_rtx":
+        return plan
     capability = "{}.{}".format(*compute_capability)
     if plan.compute_capability not in ("", capability):
         raise _rebuild(

@@ -22,21 +22,21 @@ class ProfileContext:
         if self._selected:
             return
         if not self.context.set_optimization_profile_async(self._profile, stream.handle):
-            raise failed(self._log, f"profile {self._profile} cannot be used")
+            raise failed(self._log, f"profile {self._profile} cannot be used", stream)
         self._selected = True
 
     def enqueue(self, bindings: Sequence[Binding], stream: Stream) -> None:
         """Queue one step; sets nothing when `bindings` is the tuple of the step before."""
         if bindings is not self._bound:
-            self._bind(bindings)
+            self._bind(bindings, stream)
         if not self.context.execute_async_v3(stream.handle):
-            raise failed(self._log, "the engine failed in a step")
+            raise failed(self._log, "the engine failed in a step", stream)
 
     def forget(self) -> None:
         """Bind anew in the next step."""
         self._bound = None
 
-    def _bind(self, bindings: Sequence[Binding]) -> None:
+    def _bind(self, bindings: Sequence[Binding], stream: Stream) -> None:
         self._bound = None
         context = self.context
         for one in bindings:
@@ -45,7 +45,7 @@ class ProfileContext:
                 if not context.set_input_shape(one.name, one.shape):
                     raise self._refused(one)
             if not context.set_tensor_address(one.name, one.tensor.address):
-                raise failed(self._log, f"the address of {one.name} is refused")
+                raise failed(self._log, f"the address of {one.name} is refused", stream)
         self._bound = bindings
 
     def _check_range(self, one: Binding) -> None:
@@ -74,8 +74,17 @@ class ProfileContext:
         )
 
 
-def failed(log: Any, what: str) -> HearthError:
-    """The error for a call of TensorRT that failed, with what the library logged."""
+def failed(log: Any, what: str, stream: Stream) -> HearthError:
+    """The error for a call of TensorRT that failed, with what the library logged.
+
+    It is `device_lost` where the device has died with it.
+    """
     text = log.take()
+    try:
+        stream.synchronize()
+    except HearthError as lost:
+        # A stream that is being captured cannot be waited for, which says nothing of the device.
+        if lost.code == "device_lost":
+            return lost
     code: Code = "out_of_memory" if "out of memory" in text.lower() else "executor_failed"
     return HearthError(code, f"{what}: {text}")

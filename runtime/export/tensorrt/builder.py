@@ -21,6 +21,9 @@ from typing import Any, NoReturn
 
 # <sys/prctl.h>
 _PR_SET_PDEATHSIG = 1
+# <cuda.h>: of `CUdevice_attribute`.
+_CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
+_NAME_BYTES = 256
 # What builders say when a fused attention has no kernel for its type, head size or GPU.
 _NO_KERNEL = ("dedicated kernel", "_gemm_mha", "Attention operation was not supported")
 _NO_MEMORY = ("out of memory", "OutOfMemory", "insufficient memory")
@@ -235,6 +238,9 @@ def set_options(trt: Any, config: Any, job: dict[str, Any]) -> None:
         config.builder_optimization_level = job["optimization_level"]
     if job["version_compatible"]:
         config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
+    if hasattr(trt.BuilderFlag, "REQUIRE_USER_ALLOCATION"):
+        # Else TensorRT-RTX may allocate in a step, which a capture forbids.
+        config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
     if job["inspect"]:
         config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     monitor = make_monitor(trt)
@@ -243,27 +249,32 @@ def set_options(trt: Any, config: Any, job: dict[str, Any]) -> None:
 
 
 def gpu_identity() -> tuple[str, str]:
-    """Name and compute capability of the GPU that is built on; empty where there is none."""
+    """Name and compute capability of the GPU that is built on; empty where there is none.
+
+    The driver is asked without bindings, which the builder's Python may lack.
+    """
     try:
-        driver = importlib.import_module("cuda.bindings.driver")
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "", ""
+    device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    name = ctypes.create_string_buffer(_NAME_BYTES)
+    failed = (
         driver.cuInit(0)
-        error, device = driver.cuDeviceGet(0)
-    except (ImportError, RuntimeError, OSError):
-        return "", ""
-    if int(error):
-        return "", ""
-    name = driver.cuDeviceGetName(128, device)[1].split(b"\0")[0].decode()
-    wanted = driver.CUdevice_attribute
-    numbers = [
-        driver.cuDeviceGetAttribute(getattr(wanted, f"CU_DEVICE_ATTRIBUTE_{one}"), device)[1]
-        for one in ("COMPUTE_CAPABILITY_MAJOR", "COMPUTE_CAPABILITY_MINOR")
-    ]
-    return name, "{}.{}".format(*numbers)
+        or driver.cuDeviceGet(ctypes.byref(device), 0)
+        or driver.cuDeviceGetName(name, _NAME_BYTES, device)
+        or driver.cuDeviceGetAttribute(ctypes.byref(major), _CAPABILITY_MAJOR, device)
+        or driver.cuDeviceGetAttribute(ctypes.byref(minor), _CAPABILITY_MINOR, device)
+    )
+    return ("", "") if failed else (name.value.decode(), f"{major.value}.{minor.value}")
 
 
 def open_plan(trt: Any, logger: Any, plan: Any) -> Any:
     """The engine of a plan, on this GPU."""
-    runtime = trt.Runtime(logger)
+    try:
+        runtime = trt.Runtime(logger)
+    except TypeError:  # What the bindings make of a null pointer.
+        fail(logger, "unusable", "the runtime cannot start")
     if hasattr(runtime, "engine_host_code_allowed"):
         runtime.engine_host_code_allowed = True
     engine = runtime.deserialize_cuda_engine(plan)

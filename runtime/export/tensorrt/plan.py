@@ -95,6 +95,12 @@ def _check_builder(options: ExportOptions, plan: PlanOptions, version: str) -> N
         raise HearthError(
             "unsupported_option", f"TensorRT {version} has no bfloat16: choose float16", "dtype"
         )
+    if plan.version_compatible and plan.builder == "tensorrt_rtx":
+        raise HearthError(
+            "unsupported_option",
+            "TensorRT-RTX makes plans for its own version alone",
+            "version_compatible",
+        )
     if options.draft is not None and not makes_drafts(plan.builder, version):
         raise HearthError(
             "unsupported_option",

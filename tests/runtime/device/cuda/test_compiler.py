@@ -54,6 +54,36 @@ def test_every_kernel_compiles_for(architecture: str, tmp_path: Path) -> None:
         assert all(cubin.startswith(b"\x7fELF") for cubin in threads.map(compiled, kernels))
 
 
+def test_a_gpu_that_is_newer_than_the_compiler_gets_ptx_of_the_highest_it_knows(
+    tmp_path: Path,
+) -> None:
+    made = compiler(tmp_path, "sm_999")
+    highest = max(int(one.removeprefix("sm_")) for one in made.architectures())
+    code = made.compile("tiny", TINY, ("-DVALUE=1",))
+    assert f".target sm_{highest}".encode() in code
+    assert code.endswith(b"\0")
+    assert compiler(tmp_path, "sm_999").compile("tiny", TINY, ("-DVALUE=1",)) == code
+
+
+def test_a_gpu_that_the_compiler_no_longer_serves_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(HearthError, match="the GPU is sm_20: install that of an earlier") as caught:
+        compiler(tmp_path, "sm_20").compile("tiny", TINY, ("-DVALUE=1",))
+    assert caught.value.code == "engine_incompatible"
+
+
+@pytest.mark.parametrize(("bindings", "extra"), [("12.9.4", "cuda12"), ("13.5.0", "cuda13")])
+def test_a_missing_compiler_is_that_of_the_bindings(
+    monkeypatch: pytest.MonkeyPatch, bindings: str, extra: str
+) -> None:
+    def missing() -> None:
+        raise RuntimeError("libnvrtc cannot be loaded")
+
+    monkeypatch.setattr(nvrtc, "nvrtcVersion", missing)
+    monkeypatch.setattr("runtime.device.cuda.compiler.version", lambda _: bindings)
+    with pytest.raises(HearthError, match=rf"pip install 'hearthd\[{extra}\]'"):
+        load_compiler_api()
+
+
 def test_a_kernel_is_compiled_once(tmp_path: Path) -> None:
     first, second = compiler(tmp_path), compiler(tmp_path)
     cubin = first.compile("tiny", TINY, ("-DVALUE=1",))

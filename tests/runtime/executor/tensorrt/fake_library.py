@@ -148,6 +148,58 @@ class NewEngine(FakeEngine):
         return self._add(NewContext(self, len(self.contexts)))
 
 
+class RuntimeConfig:
+    """How TensorRT-RTX makes a context; caches are its own objects."""
+
+    def __init__(self) -> None:
+        self.strategy: Any = None
+        self.cache: Any = None
+        self.dynamic_shapes_kernel_specialization_strategy: Any = None
+
+    def create_runtime_cache(self) -> Any:
+        return RuntimeCacheObject()
+
+    def set_execution_context_allocation_strategy(self, strategy: Any) -> None:
+        self.strategy = strategy
+
+    def set_runtime_cache(self, cache: Any) -> bool:
+        self.cache = cache
+        return True
+
+
+class RuntimeCacheObject:
+    """It takes what begins with "ours", as the library takes what is of this GPU and version."""
+
+    def __init__(self) -> None:
+        self.data: bytes | None = b""
+
+    def deserialize(self, data: bytes) -> bool:
+        if data.startswith(b"ours"):
+            self.data = data
+        return self.data == data
+
+    def serialize(self) -> bytes | None:
+        return self.data
+
+
+class RtxEngine(FakeEngine):
+    """TensorRT-RTX 1.x, which has no call of the old memory API; a step compiles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.configs: list[RuntimeConfig] = []
+
+    def get_device_memory_size_for_profile_v2(self, profile: int) -> int:
+        return (640, 64)[profile]
+
+    def create_runtime_config(self) -> RuntimeConfig:
+        return RuntimeConfig()
+
+    def create_execution_context(self, config: RuntimeConfig) -> Any:
+        self.configs.append(config)
+        return self._add(NewContext(self, len(self.contexts)))
+
+
 def fake_library(engine: FakeEngine, version: str) -> Any:
     """A module whose runtime reads `engine` out of any plan."""
 
@@ -171,9 +223,12 @@ def fake_library(engine: FakeEngine, version: str) -> Any:
     library = SimpleNamespace(
         __version__=version, ILogger=ILogger, Runtime=Runtime, TensorIOMode=TensorIOMode
     )
-    if isinstance(engine, NewEngine):
+    if not isinstance(engine, OldEngine):
         strategies = SimpleNamespace(USER_MANAGED="user managed")
         library.ExecutionContextAllocationStrategy = strategies
+    if isinstance(engine, RtxEngine):
+        kinds = SimpleNamespace(EAGER="eager", LAZY="lazy")
+        library.DynamicShapesKernelSpecializationStrategy = kinds
     return library
 
 

@@ -19,6 +19,7 @@ from tests.runtime.executor.tensorrt.fake_library import (
     DataType,
     FakeEngine,
     NewEngine,
+    NumberedStream,
     OldEngine,
     fake_library,
     step,
@@ -44,7 +45,8 @@ def open_fake(inner: FakeEngine) -> TensorRTEngine:
     version = "8.6.1" if isinstance(inner, OldEngine) else "10.16.1"
     library = fake_library(inner, version)
     inner.log = make_log(library)
-    return TensorRTEngine(library, inner, inner.log, record, plan_version=version)
+    plan = structs.replace(PLAN, tensorrt_version=version)
+    return TensorRTEngine(library, inner, inner.log, record, plan=plan)
 
 
 @pytest.fixture(params=[OldEngine, NewEngine])
@@ -75,7 +77,7 @@ def test_an_old_plan_in_a_new_library_gets_its_memory_the_old_way() -> None:
 
     inner = Both()
     library = fake_library(inner, "10.16.1")
-    engine = TensorRTEngine(library, inner, make_log(library), record, plan_version="8.6.1")
+    engine = TensorRTEngine(library, inner, make_log(library), record, plan=PLAN)
     assert engine.required_context_memory == 640
 
 
@@ -182,6 +184,30 @@ def test_a_failing_step_says_why(inner: FakeEngine, reason: str, code: str) -> N
     with pytest.raises(HearthError, match=reason) as error:
         engine.run(step(2), STREAM)
     assert error.value.code == code
+
+
+def test_a_step_that_took_the_device_with_it_says_so(inner: FakeEngine) -> None:
+    class Lost(NumberedStream):
+        def synchronize(self) -> None:
+            raise HearthError("device_lost", "cuStreamSynchronize failed: CUDA_ERROR_LAUNCH_FAILED")
+
+    engine = open_fake(inner)
+    inner.failing.add("execute")
+    with pytest.raises(HearthError, match="CUDA_ERROR_LAUNCH_FAILED") as error:
+        engine.run(step(2), Lost())
+    assert error.value.code == "device_lost"
+
+
+def test_a_capture_that_cannot_be_waited_for_has_lost_no_device(inner: FakeEngine) -> None:
+    class Capturing(NumberedStream):
+        def synchronize(self) -> None:
+            raise HearthError("executor_failed", "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED")
+
+    engine = open_fake(inner)
+    inner.failing.add("execute")
+    with pytest.raises(HearthError, match="it broke") as error:
+        engine.run(step(2), Capturing())
+    assert error.value.code == "executor_failed"
 
 
 def test_a_capture_runs_once_before_it_records(inner: FakeEngine) -> None:

@@ -1,7 +1,9 @@
 import sys
 from types import ModuleType
+from typing import Literal
 
 import pytest
+from msgspec import structs
 
 from runtime.errors import HearthError
 from runtime.executor.tensorrt.library import (
@@ -11,6 +13,7 @@ from runtime.executor.tensorrt.library import (
     make_log,
     open_runtime,
 )
+from tests.runtime.engine_configs import PLAN
 from tests.runtime.executor.tensorrt.fake_library import ILogger, NewEngine, fake_library
 
 
@@ -59,7 +62,33 @@ def test_host_code_is_not_asked_of_a_runtime_without_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "old"), [("8.6.1", True), ("10.0.1", True), ("10.1.0", False), ("11.4.0.1", False)]
+    ("builder", "version", "old"),
+    [
+        ("tensorrt", "8.6.1", True),
+        ("tensorrt", "10.0.1", True),
+        ("tensorrt", "10.1.0", False),
+        ("tensorrt", "11.4.0.1", False),
+        # Its numbers began anew, with the calls of TensorRT 10.
+        ("tensorrt_rtx", "1.0.0.21", False),
+        ("tensorrt_rtx", "1.7.1.116", False),
+    ],
 )
-def test_the_memory_calls_follow_the_version_of_the_plan(version: str, *, old: bool) -> None:
-    assert has_old_memory_api(version) is old
+def test_the_memory_calls_follow_builder_and_version_of_the_plan(
+    builder: Literal["tensorrt", "tensorrt_rtx"], version: str, *, old: bool
+) -> None:
+    plan = structs.replace(PLAN, builder=builder, tensorrt_version=version)
+    assert has_old_memory_api(plan) is old
+
+
+def test_a_library_that_does_not_start_has_a_reason() -> None:
+    library = fake_library(NewEngine(), "10.16.1")
+    log = make_log(library)
+
+    def start(_log: object) -> None:
+        log.log(ILogger.ERROR, "CUDA driver version is insufficient")
+        raise TypeError("pybind11::init(): factory function returned nullptr")
+
+    library.Runtime, library.__name__ = start, "tensorrt"
+    with pytest.raises(HearthError, match=r"tensorrt 10\.16\.1 .*driver version is") as caught:
+        open_runtime(library, log)
+    assert (caught.value.code, caught.value.field) == ("engine_incompatible", "backend")

@@ -52,6 +52,21 @@ def test_a_plan_of_another_gpu_is_refused(field: str) -> None:
     assert (error.value.code, error.value.field) == ("engine_incompatible", field)
 
 
+def test_a_plan_of_rtx_runs_on_another_gpu_of_its_version() -> None:
+    plan = structs.replace(
+        PLAN,
+        builder="tensorrt_rtx",
+        tensorrt_version="1.7.1.116",
+        version_compatible=False,
+        gpu_name="B",
+        compute_capability="8.6",
+    )
+    config = structs.replace(CONFIG, plan=plan)
+    assert check_plan(config, "1.7.1.116", "A", (12, 0)) is plan
+    with pytest.raises(HearthError, match=r"built by TensorRT-RTX 1\.7\.1"):
+        check_plan(config, "1.8.0.1", "A", (12, 0))
+
+
 def test_a_plan_of_this_gpu_is_taken() -> None:
     plan = structs.replace(PLAN, gpu_name="A", compute_capability="9.0")
     assert check_plan(structs.replace(CONFIG, plan=plan), "8.6.1", "A", (9, 0)) is plan

@@ -1,3 +1,4 @@
+import ctypes
 import errno
 import json
 import os
@@ -232,3 +233,60 @@ def test_it_needs_nothing_else_of_ours(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert json.loads(done.stdout)["kind"] == "no_module"
     assert done.stderr == ""
+
+
+class FakeLibcuda:
+    """libcuda as ctypes sees it; `failing` is the call that does not succeed."""
+
+    failing = ""
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> int:
+            if name == "cuDeviceGetName":
+                arguments[0].value = b"Orin"
+            if name == "cuDeviceGetAttribute":
+                arguments[0]._obj.value = {75: 8, 76: 7}[arguments[1]]
+            return 100 if name == self.failing else 0
+
+        return call
+
+
+def test_the_gpu_is_known_without_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = FakeLibcuda()
+    monkeypatch.setitem(sys.modules, "cuda", None)
+    monkeypatch.setattr(ctypes, "CDLL", {"libcuda.so.1": library}.__getitem__)
+    assert builder.gpu_identity() == ("Orin", "8.7")
+    for call in ("cuInit", "cuDeviceGet", "cuDeviceGetName", "cuDeviceGetAttribute"):
+        library.failing = call
+        assert builder.gpu_identity() == ("", "")
+
+
+def test_without_a_driver_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_name: str) -> None:
+        raise OSError("libcuda.so.1: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    assert builder.gpu_identity() == ("", "")
+
+
+def test_steps_of_a_builder_that_might_allocate_in_them_may_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], library: FakeBuilder
+) -> None:
+    library.BuilderFlag = SimpleNamespace(
+        **vars(FakeBuilder.BuilderFlag), REQUIRE_USER_ALLOCATION="OURS"
+    )
+    run(tmp_path, capsys)
+    assert "OURS" in library.notes
+
+
+def test_a_runtime_that_does_not_start_has_a_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], library: FakeBuilder
+) -> None:
+    def start(logger: Any) -> None:
+        logger.log(library.ILogger.ERROR, "driver is too old")
+        raise TypeError("pybind11::init(): factory function returned nullptr")
+
+    (tmp_path / "plan").write_bytes(b"a plan")
+    library.Runtime = start  # type: ignore[method-assign]
+    status, events = run(tmp_path, capsys, measure=str(tmp_path / "plan"))
+    assert (status, events[-1]["message"]) == (1, "the runtime cannot start: driver is too old")

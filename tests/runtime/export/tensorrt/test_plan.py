@@ -162,6 +162,17 @@ def test_what_an_old_builder_cannot_do_is_refused(
     assert (error.value.code, error.value.field) == ("unsupported_option", field)
 
 
+def test_rtx_has_no_plans_for_later_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "run_builder", Builds(tmp_path, "1.7.1.116"))
+    asked = PlanOptions(builder="tensorrt_rtx", version_compatible=True)
+    options = structs.replace(graph_options("native", "float16"), plan=asked)
+    with pytest.raises(HearthError, match="its own version alone") as error:
+        settle_options(options)
+    assert (error.value.code, error.value.field) == ("unsupported_option", "version_compatible")
+
+
 def test_a_graph_for_onnx_runtime_asks_no_builder() -> None:
     options = structs.replace(graph_options("native", "float16"), plan=None)
     assert settle_options(options) is options
