@@ -50,8 +50,8 @@ def open_runtime(role: ExecutorRole) -> LLMInferenceRuntime:
     runtime = LLMInferenceRuntime.open(Path(role.engine), role.options)
     with undoing() as undo:
         undo.callback(runtime.close)
-        if not runtime.capture(range(1, runtime.max_batch + 1)):
-            _log.warning("steps are slower than they could be: the GPU takes no second context")
+        for reason in runtime.capture(range(1, runtime.max_batch + 1)):
+            _log.warning("steps are slower than they could be", reason=reason)
         _warm_up(runtime)
     return runtime
 

@@ -196,10 +196,10 @@ class LLMInferenceRuntime:
             self._runner.reset(0)
         return unfinished
 
-    def capture(self, batch_sizes: Sequence[int]) -> bool:
+    def capture(self, batch_sizes: Sequence[int]) -> list[str]:
         """Capture the decode and speculation steps of these batch sizes; only between batches.
 
-        False if they are slower than they could be: the device could not settle.
+        Tells what makes steps slower than they could be.
         """
         if self._context is not None:
             raise HearthError("internal", "capture between batches, not in one")
@@ -208,10 +208,19 @@ class LLMInferenceRuntime:
                 "invalid_value", f"a batch has 1 to {self.max_batch} rows", "batch_sizes"
             )
         self._runner.capture_vanilla_decoding_graph(batch_sizes)
+        counters = [self.counters]
         if self._speculation is not None:
             self._speculation.capture(batch_sizes)
+            counters.append(self._speculation.proposer.counters)
+        slower = [
+            f"{one.failed_captures} steps are not captured: {one.failure}"
+            for one in counters
+            if one.failed_captures
+        ]
         # The next prefill of TensorRT would undo it.
-        return self.config.backend == "tensorrt" or self._device.settle()
+        if self.config.backend != "tensorrt" and not self._device.settle():
+            slower.append("the GPU takes no second context")
+        return slower
 
     def handle_request(
         self, request: GenerationRequest, tokenizer: Tokenizer | None = None

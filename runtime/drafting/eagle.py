@@ -4,6 +4,7 @@ import numpy as np
 
 from runtime.device.device import TreeBuffers
 from runtime.drafting.draft_runner import DraftEntries, EagleDraftRunner
+from runtime.executor.graph_cache import GraphCounters
 from runtime.options import EagleDraftingConfig
 from runtime.rows import DecodingRow
 from runtime.tensors.tensor import Tensor
@@ -100,6 +101,11 @@ class EagleProposer:
         self._draft.capture_draft_accept_graph(batch_sizes)
         self._draft.capture_draft_proposal_graph(batch_sizes)
         return [self._width]
+
+    @property
+    def counters(self) -> GraphCounters:
+        """Those of the draft engine."""
+        return self._draft.executor.counters
 
     def close(self) -> None:
         """Free the draft engine."""

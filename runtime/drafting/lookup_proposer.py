@@ -5,6 +5,7 @@ import numpy as np
 from runtime.device.device import TreeBuffers, TreeOps
 from runtime.device.tree_arrays import NO_NODE
 from runtime.drafting.lookup import NgramIndex
+from runtime.executor.graph_cache import GraphCounters
 from runtime.options import SpeculationOptions
 from runtime.rows import DecodingRow
 
@@ -86,6 +87,11 @@ class LookupProposer:
     def capture(self, _batch_sizes: Sequence[int]) -> list[int]:
         """No steps of its own; on the CPU a chain may have any length."""
         return [self.room] if self._fixed_width else list(range(2, self.room + 1))
+
+    @property
+    def counters(self) -> GraphCounters:
+        """There is no engine."""
+        return GraphCounters()
 
     def close(self) -> None:
         """Nothing to free."""

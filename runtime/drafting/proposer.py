@@ -2,6 +2,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from runtime.device.device import TreeBuffers
+from runtime.executor.graph_cache import GraphCounters
 from runtime.rows import DecodingRow
 
 
@@ -49,6 +50,10 @@ class Proposer(Protocol):
 
     def capture(self, batch_sizes: Sequence[int]) -> list[int]:
         """Capture the method's own steps, between batches; gives the tree sizes to capture."""
+
+    @property
+    def counters(self) -> GraphCounters:
+        """The captures and steps of the method's own engine, if any."""
 
     def close(self) -> None:
         """Free engines."""

@@ -135,9 +135,22 @@ class EngineExecutor:
         self._engine.run(step.bindings, stream)
 
     def capture_graph(self, stream: Stream) -> None:
-        """Capture the prepared step, so that `execute` launches it from now on."""
+        """Capture the prepared step, so that `execute` launches it from now on.
+
+        A step that works and cannot be captured is counted, and run as any other.
+        """
         step = self._step()
-        self._graphs.store(step.snapshot, self._engine.capture(step.bindings, stream))
+        try:
+            graph = self._engine.capture(step.bindings, stream)
+        except HearthError as error:
+            if error.code == "device_lost":
+                raise
+            self._engine.run(step.bindings, stream)
+            stream.synchronize()
+            self.counters.failed_captures += 1
+            self.counters.failure = error.message
+        else:
+            self._graphs.store(step.snapshot, graph)
 
     @property
     def counters(self) -> GraphCounters:

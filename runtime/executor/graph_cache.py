@@ -8,13 +8,15 @@ from runtime.executor.snapshot import BindingSnapshot
 
 
 class GraphCounters(msgspec.Struct):
-    """Graphs captured, and what became of steps.
+    """Graphs captured, captures that failed (with the newest reason), and what became of steps.
 
     A step was launched from a graph (`hits`), found none that fits (`misses`), or found one that
     failed, so that an ordinary run took its place (`fallbacks`).
     """
 
     captures: int = 0
+    failed_captures: int = 0
+    failure: str = ""
     hits: int = 0
     misses: int = 0
     fallbacks: int = 0

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,11 @@ from actors.placement import AddressBook, Placement
 from actors.roles import ExecutorRole
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.device.cpu.cpu_device import CpuDevice
+from runtime.device.stream import Stream
 from runtime.engine_folder import write_config
 from runtime.errors import HearthError
-from runtime.executor.simulated_engine import simulated_config
+from runtime.executor.engine import Binding
+from runtime.executor.simulated_engine import SimulatedEngine, simulated_config
 from runtime.options import RuntimeOptions
 
 
@@ -39,7 +42,7 @@ def test_what_makes_steps_slower_is_told(
     monkeypatch.setattr(CpuDevice, "settle", lambda _: False)
     with capture_logs() as logs:
         open_runtime(role)
-    assert [(log["log_level"], "second context" in log["event"]) for log in logs] == [
+    assert [(log["log_level"], "second context" in log["reason"]) for log in logs] == [
         ("warning", True)
     ]
 
@@ -60,3 +63,22 @@ def test_what_fails_before_ready_closes_the_runtime(
     with pytest.raises(HearthError, match="failed in a step"):
         open_runtime(role)
     assert len(closed) == 1
+
+
+def test_an_engine_whose_steps_cannot_be_captured_serves_with_a_warning(
+    role: ExecutorRole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def capture(*_: object) -> None:
+        raise HearthError("executor_failed", "the step cannot be captured: not permitted")
+
+    def run(engine: SimulatedEngine, bindings: Sequence[Binding], stream: Stream) -> None:
+        real(engine, bindings, stream).launch(stream)
+
+    real = SimulatedEngine.capture
+    monkeypatch.setattr(SimulatedEngine, "capture", capture)
+    monkeypatch.setattr(SimulatedEngine, "run", run)
+    with capture_logs() as logs:
+        runtime = open_runtime(role)
+    assert (runtime.counters.failed_captures, runtime.generation_metrics.tokens) == (3, 1)
+    reasons = [log["reason"] for log in logs]
+    assert reasons == ["3 steps are not captured: the step cannot be captured: not permitted"]

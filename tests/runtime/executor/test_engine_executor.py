@@ -109,6 +109,43 @@ def test_a_lost_device_is_named_by_the_graph_and_nothing_else_is_tried(
     assert executor.counters.fallbacks == 0
 
 
+def test_a_step_that_cannot_be_captured_is_run_and_counted() -> None:
+    executor, engine = _executor()
+    tensors = fake_tensors()
+    executor.prepare(1, _decode(2), tensors, STREAM)
+    engine.failing = {"capture"}
+    executor.capture_graph(STREAM)
+    counters = executor.counters
+    assert (counters.captures, counters.failed_captures, counters.failure) == (0, 1, "as asked")
+    executor.execute(STREAM)
+    assert tensors.get("y").array[:2].tolist() == [10, 11]
+    assert engine.calls == ["profile 1", "capture", "run", "run"]
+
+
+def test_a_step_that_does_not_work_either_cannot_be_served() -> None:
+    executor, engine = _executor()
+    executor.prepare(1, _decode(2), fake_tensors(), STREAM)
+    engine.failing = {"capture", "run"}
+    with pytest.raises(HearthError):
+        executor.capture_graph(STREAM)
+    assert executor.counters.failed_captures == 0
+
+
+def test_a_capture_that_loses_the_device_is_not_followed_by_a_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    executor, engine = _executor()
+    executor.prepare(1, _decode(2), fake_tensors(), STREAM)
+
+    def lose(*_: object) -> None:
+        raise HearthError("device_lost", "cuStreamEndCapture failed")
+
+    monkeypatch.setattr(engine, "capture", lose)
+    with pytest.raises(HearthError, match="cuStreamEndCapture"):
+        executor.capture_graph(STREAM)
+    assert "run" not in engine.calls
+
+
 def test_a_prepared_step_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     executor, _ = _executor()
     tensors = fake_tensors()
