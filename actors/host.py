@@ -10,11 +10,11 @@ import msgspec
 import structlog
 import zmq
 
+from actors.addresses import CONTROL_LIMIT
 from actors.loaded import Loaded
 from actors.logs import configure_logging
 from actors.mailbox import Sender, ZmqContext
 from actors.messages import ActorFailed, ActorHello, ActorReady, SupervisorMessage
-from actors.placement import CONTROL_LIMIT
 from actors.roles import AnyRole, ExecutorRole, HostConfig, SchedulerRole
 from runtime.errors import HearthError
 

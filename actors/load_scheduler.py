@@ -2,13 +2,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from actors.addresses import CONTROL_LIMIT, WORK_LIMIT
 from actors.loaded import Loaded, run_in_event_loop
 from actors.mailbox import Receiver, Sender, ZmqContext
 from actors.messages import SchedulerControl, SchedulerMessage, SupervisorMessage
-from actors.placement import CONTROL_LIMIT, WORK_LIMIT
-from actors.policy import SchedulerPolicy
 from actors.roles import SchedulerRole
 from actors.scheduler import SchedulerActor
+from actors.scheduler_policy import SchedulerPolicy
 
 
 def make_scheduler(role: SchedulerRole, context: ZmqContext) -> SchedulerActor:

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from actors.addresses import CONTROL_LIMIT, WORK_LIMIT
 from actors.loaded import Loaded, run_in_event_loop
 from actors.mailbox import Receiver, Sender, ZmqContext
 from actors.messages import SupervisorMessage, TokenizerMessage
-from actors.placement import CONTROL_LIMIT, WORK_LIMIT
 from actors.roles import TokenizerRole
 from actors.tokenizer import TokenizerActor
 from runtime.text import Tokenizer

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import structlog
 
+from actors.addresses import CONTROL_LIMIT, WORK_LIMIT
 from actors.executor import ExecutorActor
 from actors.loaded import Loaded
 from actors.mailbox import Receiver, Sender, ZmqContext
 from actors.messages import ExecutorControl, ExecutorLimits, ExecutorMessage, SupervisorMessage
-from actors.placement import CONTROL_LIMIT, WORK_LIMIT
 from actors.roles import ExecutorRole
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.errors import HearthError

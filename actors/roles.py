@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import msgspec
 
+from actors.addresses import Addresses, ExecutorAddresses
 from actors.admission import PolicySettings
 from actors.logs import Format, Level
-from actors.placement import Addresses, ExecutorAddresses
 from runtime.options import RuntimeOptions
 
 

@@ -27,7 +27,7 @@ from actors.messages import (
     Submit,
     TokenizerMessage,
 )
-from actors.policy import Decision, SchedulerPolicy
+from actors.scheduler_policy import Decision, SchedulerPolicy
 
 SEND_TIMEOUT_S = 10.0
 """How long the tokenizer or front door may be behind before the scheduler gives up."""

@@ -3,8 +3,8 @@
 from contextlib import ExitStack
 from typing import Any
 
+from actors.addresses import AddressBook, Inbox
 from actors.mailbox import Receiver, Sender, ZmqContext
-from actors.placement import AddressBook, Inbox
 
 
 class Mail:

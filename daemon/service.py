@@ -11,6 +11,7 @@ import structlog
 import zmq
 from msgspec import structs
 
+from actors.addresses import CONTROL_LIMIT, WORK_LIMIT
 from actors.load_scheduler import make_scheduler
 from actors.load_tokenizer import make_tokenizer
 from actors.logs import configure_logging
@@ -22,7 +23,6 @@ from actors.messages import (
     SupervisorMessage,
     TokenizerMessage,
 )
-from actors.placement import CONTROL_LIMIT, WORK_LIMIT
 from actors.private_folder import private_folder
 from daemon import wiring
 from daemon.budget import budget_of

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
+from actors.addresses import AddressBook, Placement
 from actors.admission import PolicySettings
-from actors.placement import AddressBook, Placement
 from actors.roles import ExecutorRole, SchedulerRole, TokenizerRole
 from daemon.configuration.settings import Settings
 from daemon.door.settings import DoorFacts, DoorSettings
-from daemon.supervision.policy import Deadlines
+from daemon.supervision.restart_policy import Deadlines
 from daemon.supervision.supervisor import ActorPlan
 from runtime.config import LLMEngineRunnerConfig
 from runtime.errors import HearthError

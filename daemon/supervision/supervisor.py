@@ -10,6 +10,7 @@ import structlog
 from anyio.abc import TaskStatus
 from hearth_client.running_clock import RunningClock
 
+from actors.addresses import CONTROL_LIMIT, ExecutorAddresses
 from actors.logs import Format, Level
 from actors.mailbox import MailboxFull, Receiver, Sender, ZmqContext
 from actors.messages import (
@@ -25,10 +26,9 @@ from actors.messages import (
     Shutdown,
     SupervisorMessage,
 )
-from actors.placement import CONTROL_LIMIT, ExecutorAddresses
 from actors.roles import AnyRole, ExecutorRole
-from daemon.supervision.actor_handles import ActorHandle, ProcessHandle, ThreadHandle
-from daemon.supervision.policy import (
+from daemon.supervision.actor_process import ActorHandle, ProcessHandle, ThreadHandle
+from daemon.supervision.restart_policy import (
     Action,
     AnnounceLost,
     AnnounceReady,

@@ -19,7 +19,7 @@ from actors.messages import (
     Started,
     Submit,
 )
-from actors.policy import Decision, SchedulerPolicy
+from actors.scheduler_policy import Decision, SchedulerPolicy
 from runtime.request import SamplingParams
 
 LIMITS = ExecutorReady(

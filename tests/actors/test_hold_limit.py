@@ -10,6 +10,7 @@ import anyio
 import numpy as np
 import zmq
 
+from actors.addresses import AddressBook, Placement
 from actors.admission import PolicySettings
 from actors.executor import ExecutorActor
 from actors.load_scheduler import make_scheduler
@@ -28,7 +29,6 @@ from actors.messages import (
     SupervisorMessage,
     TokenizerMessage,
 )
-from actors.placement import AddressBook, Placement
 from actors.roles import SchedulerRole
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.engine_folder import write_config

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 import zmq
 
+from actors.addresses import AddressBook, Placement
 from actors.host import main, run_actor
 from actors.mailbox import Receiver, Sender, ZmqContext
 from actors.messages import (
@@ -27,7 +28,6 @@ from actors.messages import (
     SupervisorMessage,
     TokenizerMessage,
 )
-from actors.placement import AddressBook, Placement
 from actors.roles import ExecutorRole, HostConfig
 from runtime.engine_folder import write_config
 from runtime.errors import HearthError

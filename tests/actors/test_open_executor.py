@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from actors.addresses import AddressBook, Placement
 from actors.open_executor import open_runtime
-from actors.placement import AddressBook, Placement
 from actors.roles import ExecutorRole
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.device.cpu.cpu_device import CpuDevice

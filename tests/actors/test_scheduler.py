@@ -33,8 +33,8 @@ from actors.messages import (
     SchedulerReport,
     TokenizerMessage,
 )
-from actors.policy import SchedulerPolicy
 from actors.scheduler import SchedulerActor
+from actors.scheduler_policy import SchedulerPolicy
 from tests.actors.simulation import LIMITS, submit
 
 DEFAULTS = PolicySettings()

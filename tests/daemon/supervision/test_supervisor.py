@@ -32,7 +32,7 @@ from actors.messages import (
 )
 from daemon import wiring
 from daemon.configuration.settings import Settings
-from daemon.supervision.policy import Deadlines
+from daemon.supervision.restart_policy import Deadlines
 from daemon.supervision.supervisor import StopTimes, Supervisor
 from runtime.engine_folder import write_config
 from runtime.errors import HearthError

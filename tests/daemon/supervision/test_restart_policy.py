@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.supervision.policy import (
+from daemon.supervision.restart_policy import (
     Action,
     AnnounceLost,
     AnnounceReady,

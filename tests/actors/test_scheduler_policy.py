@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from actors.admission import PolicySettings
 from actors.messages import BatchEnded, BatchStarted, Cancel, Continuation, RunBatch
-from actors.policy import SchedulerPolicy
+from actors.scheduler_policy import SchedulerPolicy
 from tests.actors.simulation import LIMITS, Simulation, submit
 
 SETTINGS = PolicySettings()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.placement import AddressBook, Inbox, Place, Placement, Room
+from actors.addresses import AddressBook, Inbox, Place, Placement, Room
 from runtime.errors import HearthError
 
 INBOXES: tuple[Inbox, ...] = ("tokenizer", "scheduler", "scheduler_control", "door", "supervisor")
