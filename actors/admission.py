@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from actors.messages import ExecutorReady, Submit
-from actors.waiting_queue import WaitingQueue
+from actors.messages import ExecutorReady
+from actors.waiting_queue import Entry, WaitingQueue
 from runtime.errors import Code
 
 
@@ -27,7 +27,7 @@ class Refusal(NamedTuple):
     field: str | None
 
 
-def queue_refusal(request: Submit, queue: WaitingQueue, settings: PolicySettings) -> Refusal | None:
+def queue_refusal(entry: Entry, queue: WaitingQueue, settings: PolicySettings) -> Refusal | None:
     """Whether the queue has room for the request; None when it has."""
     if len(queue) >= settings.queue_requests:
         return Refusal(
@@ -36,7 +36,7 @@ def queue_refusal(request: Submit, queue: WaitingQueue, settings: PolicySettings
             "try again later",
             "queue_requests",
         )
-    waiting = queue.prompt_tokens + len(request.token_ids)
+    waiting = queue.prompt_tokens + entry.prompt_tokens
     if waiting > settings.queue_tokens:
         return Refusal(
             "queue_full",
@@ -48,13 +48,13 @@ def queue_refusal(request: Submit, queue: WaitingQueue, settings: PolicySettings
 
 
 def size_refusal(
-    request: Submit, settings: PolicySettings, limits: ExecutorReady | None
+    entry: Entry, settings: PolicySettings, limits: ExecutorReady | None
 ) -> Refusal | None:
     """Whether a row of the executor can hold the request; None when it can.
 
     While no executor has told its limits, only those of the queue are known.
     """
-    length = len(request.token_ids)
+    length = entry.prompt_tokens
     if length == 0:
         return Refusal("prompt_empty", "the prompt has no tokens: send some text", "prompt")
     longest = settings.queue_tokens
@@ -66,10 +66,12 @@ def size_refusal(
             f"the prompt has {length} tokens, at most {longest} are possible: shorten it",
             "prompt",
         )
-    if limits is not None and length + request.max_tokens > limits.max_total_tokens:
+    # Without max_tokens a request takes what fits, and one token at least.
+    wanted = entry.request.options.max_tokens or 1
+    if limits is not None and length + wanted > limits.max_total_tokens:
         return Refusal(
             "capacity_exceeded",
-            f"{length} prompt tokens and max_tokens {request.max_tokens} are more than the "
+            f"{length} prompt tokens and max_tokens {wanted} are more than the "
             f"{limits.max_total_tokens} tokens that fit: ask for at most "
             f"{limits.max_total_tokens - length}",
             "max_tokens",

@@ -1,17 +1,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import structlog
 
-from actors.executor_batch import ExecutorBatch, to_request
+from actors.executor_batch import ExecutorBatch
 from actors.mailbox import MailboxFull, Receiver, Sender, wait_any
 from actors.messages import (
     ActorProgress,
     BatchEnded,
-    BatchRow,
     Cancel,
     ExecutorControl,
     ExecutorMessage,
@@ -25,6 +24,7 @@ from actors.messages import (
 )
 from runtime.decoding.batch_runtime import BatchRuntime
 from runtime.errors import HearthError
+from runtime.request import RowRequest
 
 SEND_TIMEOUT_S = 10.0
 """How long the tokenizer may be behind before the executor gives up."""
@@ -93,7 +93,7 @@ class ExecutorActor:
         batch = self._batch = ExecutorBatch(message.batch, rows)
         if rows:
             with self._answering(batch):
-                self._runtime.admit([to_request(row) for row in rows])
+                self._runtime.admit(list(rows.values()))
 
     def _advance(self, batch: ExecutorBatch) -> None:
         """Run a step of the batch, or end it where nothing is left to be done."""
@@ -138,19 +138,19 @@ class ExecutorActor:
                     f"{self._failures} batches failed in a row: the executor ends",
                 ) from error
 
-    def _servable(self, rows: Sequence[BatchRow]) -> list[BatchRow]:
+    def _servable(self, rows: Mapping[int, RowRequest]) -> dict[int, RowRequest]:
         """The rows that nobody cancelled meanwhile; what the runtime refuses is answered."""
-        admitted = []
-        for row in rows:
-            if row.rid in self._cancelled:
-                del self._cancelled[row.rid]
+        admitted = {}
+        for rid, row in rows.items():
+            if rid in self._cancelled:
+                del self._cancelled[rid]
                 continue
             try:
-                self._runtime.check(to_request(row))
+                self._runtime.check(row)
             except HearthError as error:
-                self._tell_failed([row.rid], error)
+                self._tell_failed([rid], error)
             else:
-                admitted.append(row)
+                admitted[rid] = row
         return admitted
 
     def _read_control(self) -> None:
@@ -184,7 +184,7 @@ class ExecutorActor:
             self._tell_failed(self._batch.live, _SHUTTING_DOWN)
             self._runtime.release()
         while (message := self._inbox.receive_nowait()) is not None:
-            self._tell_failed([row.rid for row in message.rows], _SHUTTING_DOWN)
+            self._tell_failed(list(message.rows), _SHUTTING_DOWN)
 
     def _report(self, *, busy: bool) -> None:
         now = time.monotonic()

@@ -1,30 +1,17 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from actors.messages import BatchRow, Continuation, RequestRound, Step
+from actors.messages import Continuation, RequestRound, Step
 from runtime.decoding.batch_runtime import StepResult
-from runtime.request import RowRequest
-
-
-def to_request(row: BatchRow) -> RowRequest:
-    """The row as the runtime takes it."""
-    return RowRequest(
-        token_ids=row.token_ids,
-        prompt_length=row.prompt_length,
-        max_tokens=row.max_tokens,
-        sampling=row.sampling,
-        ignore_eos=row.ignore_eos,
-        speculation=row.speculation,
-    )
 
 
 class ExecutorBatch:
     """Which request has which row of the running batch, and how long it has run; no I/O."""
 
-    def __init__(self, number: int, rows: Sequence[BatchRow]) -> None:
+    def __init__(self, number: int, rids: Iterable[int]) -> None:
         self.number = number
-        self._rids = [row.rid for row in rows]
+        self._rids = list(rids)
         self._live = {rid: row for row, rid in enumerate(self._rids)}
         self._prefill_s = 0.0
         self._decode_s = 0.0

@@ -9,7 +9,7 @@ import msgspec
 
 from runtime.decoding.metrics import StageMetrics
 from runtime.drafting.metrics import EagleGenerationMetrics
-from runtime.request import FinishReason, RowToken, SamplingParams
+from runtime.request import FinishReason, RequestOptions, RowRequest, RowToken
 
 
 class ActorMessage(msgspec.Struct, tag_field="t", array_like=True, omit_defaults=True):
@@ -23,22 +23,32 @@ class ChatTurn(msgspec.Struct, frozen=True, array_like=True):
     content: str
 
 
+class Request(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """An admitted request on its way to a batch: what it asks of the runtime, and when it is due.
+
+    A higher `priority` goes first; `deadline` is in seconds of the monotonic clock.
+    """
+
+    rid: int
+    options: RequestOptions = RequestOptions()
+    priority: int = 0
+    deadline: float | None = None
+
+
 # --- to the tokenizer ---------------------------------------------------------------------
 
 
 class Prepare(ActorMessage, tag="prepare"):
     """Turn a request into token ids and submit it; exactly one of turns and prompt is given."""
 
-    rid: int
+    request: Request
     turns: list[ChatTurn] | None
     prompt: str | None
-    max_tokens: int
-    sampling: SamplingParams
-    stop: list[str] = []
-    ignore_eos: bool = False
-    priority: int = 0
-    deadline: float | None = None
-    speculation: bool | None = None
+
+    @property
+    def rid(self) -> int:
+        """The request's number."""
+        return self.request.rid
 
 
 class Convert(ActorMessage, tag="convert"):
@@ -113,14 +123,13 @@ TokenizerMessage = Prepare | Convert | Cancel | Step | RowsFailed | BatchEnded
 class Submit(ActorMessage, tag="submit"):
     """A tokenized request asks for a place in the queue."""
 
-    rid: int
+    request: Request
     token_ids: list[int]
-    max_tokens: int
-    sampling: SamplingParams
-    ignore_eos: bool = False
-    priority: int = 0
-    deadline: float | None = None
-    speculation: bool | None = None
+
+    @property
+    def rid(self) -> int:
+        """The request's number."""
+        return self.request.rid
 
 
 class ExecutorReady(ActorMessage, tag="executor_ready"):
@@ -151,23 +160,11 @@ SchedulerControl = Cancel | ExecutorReady | ExecutorLost
 # --- to the executor ----------------------------------------------------------------------
 
 
-class BatchRow(msgspec.Struct, array_like=True, omit_defaults=True):
-    """One row of a batch; the fields are those of `runtime.request.RowRequest`."""
-
-    rid: int
-    token_ids: list[int]
-    prompt_length: int
-    max_tokens: int
-    sampling: SamplingParams
-    ignore_eos: bool = False
-    speculation: bool | None = None
-
-
 class RunBatch(ActorMessage, tag="run_batch"):
-    """Prefill and decode these rows together until all have ended or `Release` comes."""
+    """Prefill and decode the rows of these requests until all have ended or `Release` comes."""
 
     batch: int
-    rows: list[BatchRow]
+    rows: dict[int, RowRequest]
 
 
 class Release(ActorMessage, tag="release"):

@@ -13,7 +13,7 @@ from actors.messages import ExecutorControl, ExecutorLimits, ExecutorMessage, Su
 from actors.roles import ExecutorRole
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.errors import HearthError
-from runtime.request import RowRequest
+from runtime.request import RequestOptions, RowRequest
 from runtime.undo import undoing
 
 _FLUSH_S = 2.0
@@ -58,8 +58,8 @@ def open_runtime(role: ExecutorRole) -> LLMInferenceRuntime:
 
 def _warm_up(runtime: LLMInferenceRuntime) -> None:
     """Ready means that a prefill and a decode step have worked."""
-    row = RowRequest(token_ids=[0], prompt_length=1, max_tokens=2, ignore_eos=True)
-    runtime.admit([row])
+    options = RequestOptions(max_tokens=2, ignore_eos=True)
+    runtime.admit([RowRequest(token_ids=[0], prompt_length=1, options=options)])
     try:
         while runtime.active:
             for token in runtime.step().tokens:

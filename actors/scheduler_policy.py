@@ -17,7 +17,7 @@ from actors.messages import (
     Started,
     Submit,
 )
-from actors.waiting_queue import Entry, WaitingQueue
+from actors.waiting_queue import Entry, WaitingQueue, lowest_priority
 
 Decision = Accepted | RowsFailed | BatchStarted | RunBatch | Cancel | Release | SchedulerReport
 """What is to be sent: Accepted, BatchStarted and SchedulerReport to the front door, RowsFailed to
@@ -36,11 +36,6 @@ class RunningBatch:
     started: float
     rows: dict[int, Entry] = field(default_factory=dict)
     released: bool = False
-
-    @property
-    def lowest_priority(self) -> int | None:
-        """The lowest priority of a row; None when all have left."""
-        return min((entry.request.priority for entry in self.rows.values()), default=None)
 
     def expired(self, now: float) -> list[int]:
         """The requests whose deadline has passed."""
@@ -71,16 +66,17 @@ class SchedulerPolicy:
         self._fill_from = 0.0
         self._batches = self._rows = self._requeued = self._refused = 0
 
-    def submit(self, request: Submit, now: float) -> list[Decision]:
+    def submit(self, message: Submit, now: float) -> list[Decision]:
         """Admit a request or refuse it."""
-        refusal = size_refusal(request, self._settings, self._limits)
+        request = message.request
+        entry = Entry(request, message.token_ids, arrived=now, queued=now)
+        refusal = size_refusal(entry, self._settings, self._limits)
         if refusal is None and request.deadline is not None and request.deadline <= now:
             refusal = _EXPIRED
-        refusal = refusal or queue_refusal(request, self._queue, self._settings)
+        refusal = refusal or queue_refusal(entry, self._queue, self._settings)
         if refusal is not None:
             self._refused += 1
             return [_failed([request.rid], refusal)]
-        entry = Entry(request, arrived=now, queued=now)
         self._fill_wait.arrived(now)
         self._queue.push(entry)
         return self._accept(entry) if self._limits else []
@@ -114,7 +110,7 @@ class SchedulerPolicy:
         self._limits, self._max_batch = limits, limits.max_batch
         self._present, self._fill_from = True, now
         for entry in list(self._queue):
-            refusal = size_refusal(entry.request, self._settings, limits)
+            refusal = size_refusal(entry, self._settings, limits)
             if refusal is None:
                 decisions += self._accept(entry)
             else:
@@ -188,7 +184,7 @@ class SchedulerPolicy:
         if first is None or batch.released:
             return None
         due = batch.started + self._settings.hold_s
-        lowest = batch.lowest_priority
+        lowest = lowest_priority(batch.rows.values())
         if lowest is None or len(batch.rows) < self._max_batch:
             return due
         # A full batch goes on until its lowest row, put back, would stand behind the first.
@@ -205,7 +201,7 @@ class SchedulerPolicy:
         for entry in fresh:
             entry.started = True
         started = BatchStarted([Started(entry.rid, now - entry.arrived) for entry in fresh])
-        run = RunBatch(batch.number, [entry.to_row() for entry in entries])
+        run = RunBatch(batch.number, {entry.rid: entry.to_row() for entry in entries})
         return [started, run] if fresh else [run]
 
     def _expire(self, now: float) -> list[Decision]:

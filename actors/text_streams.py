@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import structlog
 
-from actors.messages import Failed, RowDelta
+from actors.messages import Failed, Request, RowDelta
 from runtime.request import FinishReason, RowToken
 from runtime.text import TextStream, Tokenizer
 
@@ -26,9 +24,9 @@ class TextStreams:
     def __len__(self) -> int:
         return len(self._open)
 
-    def open(self, rid: int, stop: Sequence[str]) -> None:
+    def open(self, request: Request) -> None:
         """Begin the text of a request; raises `invalid_value` for an empty stop string."""
-        self._open[rid] = TextStream(self._tokenizer, stop)
+        self._open[request.rid] = TextStream(self._tokenizer, request.options.stop)
 
     def drop(self, rid: int) -> None:
         """Forget a request; unknown ones are ignored."""

@@ -161,24 +161,14 @@ class TokenizerActor:
             self._streams.drop(message.rid)
             await self._answer(_as_failed(message.rid, error))
 
-    async def _submit(self, request: Prepare) -> None:
-        ids = await self._encode(request.prompt, request.turns, "prompt")
+    async def _submit(self, message: Prepare) -> None:
+        ids = await self._encode(message.prompt, message.turns, "prompt")
         if not ids:
-            field = "messages" if request.prompt is None else "prompt"
+            field = "messages" if message.prompt is None else "prompt"
             raise HearthError("prompt_empty", "the prompt has no tokens: write something", field)
         # Opened before the scheduler knows of it, so that no token can come too early.
-        self._streams.open(request.rid, request.stop)
-        submit = Submit(
-            request.rid,
-            ids,
-            request.max_tokens,
-            request.sampling,
-            request.ignore_eos,
-            request.priority,
-            request.deadline,
-            request.speculation,
-        )
-        await self._to_scheduler.send(submit, SEND_TIMEOUT_S)
+        self._streams.open(message.request)
+        await self._to_scheduler.send(Submit(message.request, ids), SEND_TIMEOUT_S)
 
     async def _convert(self, request: Convert) -> None:
         ids = request.tokens

@@ -1,17 +1,19 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from actors.messages import BatchRow, Submit
+from actors.messages import Request
+from runtime.request import RowRequest
 
 
 @dataclass(slots=True)
 class Entry:
     """One admitted request, waiting or running, with the tokens generated so far."""
 
-    request: Submit
+    request: Request
+    token_ids: list[int]
     arrived: float
     queued: float
     generated: list[int] = field(default_factory=list)
@@ -26,20 +28,20 @@ class Entry:
     @property
     def prompt_tokens(self) -> int:
         """The length of the prompt in tokens."""
-        return len(self.request.token_ids)
+        return len(self.token_ids)
 
-    def to_row(self) -> BatchRow:
+    def to_row(self) -> RowRequest:
         """The row that starts or continues this request."""
-        request = self.request
-        return BatchRow(
-            rid=request.rid,
-            token_ids=request.token_ids + self.generated,
+        return RowRequest(
+            token_ids=self.token_ids + self.generated,
             prompt_length=self.prompt_tokens,
-            max_tokens=request.max_tokens,
-            sampling=request.sampling,
-            ignore_eos=request.ignore_eos,
-            speculation=request.speculation,
+            options=self.request.options,
         )
+
+
+def lowest_priority(entries: Iterable[Entry]) -> int | None:
+    """The lowest priority of some requests; None when there are none."""
+    return min((entry.request.priority for entry in entries), default=None)
 
 
 class WaitingQueue:

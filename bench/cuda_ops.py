@@ -4,6 +4,7 @@ import json
 import sys
 
 import numpy as np
+from msgspec import structs
 
 from bench.cuda_clock import Clock, Figures
 from bench.cuda_shapes import (
@@ -21,7 +22,7 @@ from bench.cuda_tree_ops import time_commit, time_trees, time_walks
 from runtime.device.arrays import RowMove
 from runtime.device.cuda.cuda_device import open_cuda_device
 from runtime.device.device import SamplerBuffers, StepBuffers
-from runtime.request import RowRequest, SamplingParams
+from runtime.request import RequestOptions, RowRequest
 
 
 def time_steps(clock: Clock, rows: int) -> Figures:
@@ -51,12 +52,12 @@ def time_steps(clock: Clock, rows: int) -> Figures:
 
 
 SETTINGS = {
-    "greedy": SamplingParams(),
-    "drawn": SamplingParams(temperature=0.8),
-    "top_p": SamplingParams(temperature=0.8, top_p=0.9),
-    "top_k_top_p": SamplingParams(temperature=0.8, top_k=50, top_p=0.9, min_p=0.02),
-    "penalties": SamplingParams(repetition_penalty=1.1, frequency_penalty=0.1),
-    "logprobs": SamplingParams(logprobs=5),
+    "greedy": RequestOptions(),
+    "drawn": RequestOptions(temperature=0.8),
+    "top_p": RequestOptions(temperature=0.8, top_p=0.9),
+    "top_k_top_p": RequestOptions(temperature=0.8, top_k=50, top_p=0.9, min_p=0.02),
+    "penalties": RequestOptions(repetition_penalty=1.1, frequency_penalty=0.1),
+    "logprobs": RequestOptions(logprobs=5),
 }
 
 
@@ -72,7 +73,9 @@ def time_sampling(clock: Clock, rows: int) -> Figures:
     sampler = gpu.batch_sampler(buffers)
     figures: Figures = {}
     for name, params in SETTINGS.items():
-        row = RowRequest(token_ids=[1, 2, 3], prompt_length=2, max_tokens=9, sampling=params)
+        row = RowRequest(
+            token_ids=[1, 2, 3], prompt_length=2, options=structs.replace(params, max_tokens=9)
+        )
         sampler.begin([row] * rows)
         figures |= clock.time(f"sample_{name}", lambda: sampler.sample(rows))
     return figures

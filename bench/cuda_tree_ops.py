@@ -1,4 +1,5 @@
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from bench.cuda_clock import Clock, Figures
@@ -16,7 +17,7 @@ from bench.cuda_shapes import (
 )
 from runtime.device.device import ProposalBuffers, SamplerBuffers, StepBuffers, TreeBuffers
 from runtime.options import EagleDraftingConfig
-from runtime.request import RowRequest, SamplingParams
+from runtime.request import RequestOptions, RowRequest
 
 BOOL = np.dtype(np.bool_)
 # A draft of the usual vocabulary and the default tree.
@@ -56,10 +57,10 @@ def time_trees(clock: Clock, rows: int) -> Figures:
 
 
 WALKS = {
-    "greedy": SamplingParams(),
-    "drawn": SamplingParams(temperature=0.8),
-    "top_p": SamplingParams(temperature=0.8, top_p=0.9),
-    "penalties": SamplingParams(repetition_penalty=1.1),
+    "greedy": RequestOptions(),
+    "drawn": RequestOptions(temperature=0.8),
+    "top_p": RequestOptions(temperature=0.8, top_p=0.9),
+    "penalties": RequestOptions(repetition_penalty=1.1),
 }
 
 
@@ -81,7 +82,11 @@ def time_walks(clock: Clock, rows: int) -> Figures:
     sampler = gpu.batch_sampler(buffers)
     figures: Figures = {}
     for name, params in WALKS.items():
-        row = RowRequest(token_ids=[VOCAB - 1] * 3, prompt_length=2, max_tokens=9, sampling=params)
+        row = RowRequest(
+            token_ids=[VOCAB - 1] * 3,
+            prompt_length=2,
+            options=structs.replace(params, max_tokens=9),
+        )
         sampler.begin([row] * rows)
         figures |= clock.time(f"verify_{name}", lambda: sampler.verify(rows, nodes), 20)
     return figures

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from runtime.decoding.runtime import LLMInferenceRuntime
-from runtime.request import RowRequest
+from runtime.request import RequestOptions, RowRequest
 
 HIT_RATE_AIM = 0.99
 _CANCEL_SHARE = 0.02
@@ -100,6 +100,5 @@ class GraphRun:
         return RowRequest(
             token_ids=[int(token) for token in ids],
             prompt_length=length,
-            max_tokens=int(self._rng.integers(*_ANSWER)),
-            ignore_eos=True,
+            options=RequestOptions(max_tokens=int(self._rng.integers(*_ANSWER)), ignore_eos=True),
         )

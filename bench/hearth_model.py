@@ -9,7 +9,7 @@ from bench.worker_messages import Job
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.errors import HearthError
 from runtime.options import RuntimeOptions
-from runtime.request import RowRequest
+from runtime.request import RequestOptions, RowRequest
 
 
 class HearthModel:
@@ -59,6 +59,5 @@ def _row(job: Job) -> RowRequest:
     return RowRequest(
         token_ids=list(job.prompt),
         prompt_length=len(job.prompt),
-        max_tokens=job.steps + 1,
-        ignore_eos=True,
+        options=RequestOptions(max_tokens=job.steps + 1, ignore_eos=True),
     )

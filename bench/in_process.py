@@ -5,7 +5,7 @@ from time import monotonic
 
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.options import RuntimeOptions
-from runtime.request import RowRequest
+from runtime.request import RequestOptions, RowRequest
 from runtime.text import Tokenizer
 
 
@@ -48,6 +48,5 @@ class InProcessLoop:
         return RowRequest(
             token_ids=token_ids,
             prompt_length=len(token_ids),
-            max_tokens=max_tokens,
-            ignore_eos=True,
+            options=RequestOptions(max_tokens=max_tokens, ignore_eos=True),
         )

@@ -11,7 +11,7 @@ from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.device.open import open_device
 from runtime.executor.engine import EngineOptions
 from runtime.options import RuntimeOptions, SpeculationOptions
-from runtime.request import RowRequest
+from runtime.request import RequestOptions, RowRequest
 
 OPTIONS = RuntimeOptions(verify=False, speculation=SpeculationOptions(method="auto"))
 """As a daemon runs, with the draft if the folder holds one."""
@@ -52,7 +52,8 @@ def build_in_stages(folder: Path, built: Callable[[str], None]) -> None:
 def _run(runtime: LLMInferenceRuntime, length: int, tokens: int) -> None:
     vocab = runtime.config.vocab_size
     ids = [int(token) for token in np.random.default_rng(0).integers(3, vocab, length)]
-    row = RowRequest(token_ids=ids, prompt_length=length, max_tokens=tokens, ignore_eos=True)
+    options = RequestOptions(max_tokens=tokens, ignore_eos=True)
+    row = RowRequest(token_ids=ids, prompt_length=length, options=options)
     runtime.admit([row] * runtime.max_batch)
     while runtime.active:
         runtime.step()

@@ -9,7 +9,7 @@ import msgspec
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.errors import HearthError
-from runtime.request import RowRequest, RowToken, SamplingParams
+from runtime.request import RequestOptions, RowRequest, RowToken
 
 
 class TimedStep(NamedTuple):
@@ -52,10 +52,12 @@ def greedy_rows(
         RowRequest(
             token_ids=token_ids,
             prompt_length=len(token_ids),
-            max_tokens=max_tokens,
-            sampling=SamplingParams(logprobs=logprobs),
-            ignore_eos=ignore_eos,
-            speculation=speculation,
+            options=RequestOptions(
+                max_tokens=max_tokens,
+                ignore_eos=ignore_eos,
+                speculation=speculation,
+                logprobs=logprobs,
+            ),
         )
         for token_ids in prompts
     ]

@@ -1,46 +1,117 @@
-"""What a caller asks of the runtime and what comes back; plain data without behaviour."""
+"""What a caller asks of the runtime, within which limits, and what comes back."""
 
-from typing import Literal
+import secrets
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
+from msgspec.inspect import FloatType, IntType, Type, UnionType, type_info
+
+from runtime.errors import HearthError
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How one row picks its tokens; the defaults are greedy decoding.
+class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a request asks of the runtime, carried as one from the front door to its row.
 
-    `top_k` 0, `top_p` 1 and `min_p` 0 switch the filters off. `logprobs` is the number of most
-    likely tokens reported beside the chosen one; None reports none at all.
+    The defaults are greedy decoding. `max_tokens` None is as many as fit; it counts all generated
+    tokens, those of a row that was put back included. `top_k` 0, `top_p` 1 and `min_p` 0 switch the
+    filters off. `logit_bias` has pairs of token and bias. `logprobs` is the number of most likely
+    tokens reported beside the chosen one; None reports none at all. `speculation` None leaves it to
+    the runtime's policy; True is refused where none is possible. `seed` None is 0.
     """
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: dict[int, float] = {}
-    seed: int = 0
-    logprobs: int | None = None
+    max_tokens: int | None = None
+    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 0.0
+    top_k: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100.0)] = 1.0
+    presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
+    frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    speculation: bool | None = None
 
 
-class RowRequest(msgspec.Struct, kw_only=True):
-    """One row of a batch: token ids so far, how many of them are prompt, and its settings.
+_BIAS = FloatType(ge=-100.0, le=100.0)
+
+
+def _bounds(kind: Type) -> IntType | FloatType | None:
+    """The numbers that a field takes; None when it is no number or has no bounds."""
+    if isinstance(kind, UnionType):
+        return next((found for part in kind.types if (found := _bounds(part))), None)
+    return kind if isinstance(kind, (IntType, FloatType)) and kind.le is not None else None
+
+
+_FIELDS = type_info(RequestOptions).fields  # type: ignore[attr-defined] # of a struct
+_BOUNDS = {field.name: found for field in _FIELDS if (found := _bounds(field.type))}
+
+
+def check_options(options: RequestOptions, vocab_size: int | None = None) -> None:
+    """Refuse a setting outside its range with `invalid_value` and its name as the field.
+
+    What depends on the vocabulary is left out where its size is not known.
+    """
+    for name, bounds in _BOUNDS.items():
+        value = getattr(options, name)
+        if value is not None:
+            _check(name, value, bounds)
+    if options.logprobs is not None and vocab_size is not None:
+        _check("logprobs", options.logprobs, IntType(ge=0, le=vocab_size))
+    seen: set[int] = set()
+    for index, (token_id, bias) in enumerate(options.logit_bias):
+        if token_id in seen:
+            field = f"logit_bias[{index}][0]"
+            raise HearthError("invalid_value", f"{field} names a token a second time", field)
+        seen.add(token_id)
+        if vocab_size is not None and not 0 <= token_id < vocab_size:
+            raise HearthError(
+                "invalid_value",
+                f"logit_bias names token {token_id}, the model has tokens 0 to {vocab_size - 1}",
+                "logit_bias",
+            )
+        _check("logit_bias", bias, _BIAS)
+
+
+def seeded(options: RequestOptions) -> RequestOptions:
+    """The options with a seed of their own where none is given, so that texts differ."""
+    if options.seed is not None:
+        return options
+    return msgspec.structs.replace(options, seed=secrets.randbits(63))
+
+
+def _check(name: str, value: float, bounds: IntType | FloatType) -> None:
+    low, high = bounds.gt if bounds.ge is None else bounds.ge, bounds.le
+    # Written so that a NaN, which compares with nothing, is refused as well.
+    if low is None or high is None or not low <= value <= high or value == bounds.gt:
+        least = "at least" if bounds.gt is None else "above"
+        raise HearthError(
+            "invalid_value",
+            f"{name} must be {least} {_shown(low)} and at most {_shown(high)}",
+            name,
+        )
+
+
+def _shown(bound: float | None) -> str:
+    # The bounds of whole numbers are exact: no digit of them is left out.
+    return f"{bound:g}" if isinstance(bound, float) else str(bound)
+
+
+class RowRequest(msgspec.Struct, kw_only=True, array_like=True):
+    """One row of a batch: token ids so far, how many of them are prompt, and what it asks.
 
     `token_ids` may already hold generated tokens (a row that was put back at the hold limit);
     sampling depends on the position alone, so it continues as if it had never paused.
-    `max_tokens` counts all generated tokens, those already in `token_ids` included.
-    `speculation` None leaves it to the runtime's policy; True is refused where none is possible.
     """
 
     token_ids: list[int]
     prompt_length: int
-    max_tokens: int
-    sampling: SamplingParams = SamplingParams()
-    ignore_eos: bool = False
-    speculation: bool | None = None
+    options: RequestOptions = RequestOptions()
 
 
 class TopLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -77,10 +148,9 @@ class RowRound(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GenerationRequest(msgspec.Struct, kw_only=True):
-    """A batch for `handle_request`: rows, and per row the strings that end it."""
+    """A batch for `handle_request`."""
 
     rows: list[RowRequest]
-    stop: list[tuple[str, ...]] = []
 
 
 class GeneratedRow(msgspec.Struct, kw_only=True):

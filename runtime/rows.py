@@ -22,6 +22,12 @@ class RowState(Enum):
 _LIVE = RowState.LIVE
 
 
+def tokens_to_generate(row: RowRequest, config: LLMEngineRunnerConfig) -> int:
+    """How many tokens a row is to generate in all: what it asks for, or as many as fit."""
+    asked = row.options.max_tokens
+    return config.max_kv_cache_capacity - row.prompt_length if asked is None else asked
+
+
 class DecodingRow:
     """One row of a running batch.
 
@@ -36,8 +42,8 @@ class DecodingRow:
         "filled",
         "index",
         "initial",
+        "options",
         "prompt_length",
-        "speculation",
         "state",
         "token_ids",
         "unplanned",
@@ -48,12 +54,12 @@ class DecodingRow:
         self.token_ids = list(request.token_ids)
         self.initial: NDArray[np.int64] = np.array(request.token_ids, np.int64)
         self.prompt_length = request.prompt_length
-        self.speculation = request.speculation
+        self.options = request.options
         self.filled = 0
         self.state = _LIVE
-        self._longest = request.prompt_length + request.max_tokens
+        self._longest = request.prompt_length + tokens_to_generate(request, config)
         self.unplanned = self._longest - len(self.token_ids)
-        self._end_tokens = frozenset(() if request.ignore_eos else config.eos_token_ids)
+        self._end_tokens = frozenset(() if request.options.ignore_eos else config.eos_token_ids)
 
     @property
     def prompt_left(self) -> int:

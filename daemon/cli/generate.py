@@ -3,6 +3,7 @@ from typing import Any, TextIO, TypeVar
 
 import click
 import msgspec
+from msgspec import structs
 
 from daemon.cli.console import err, out, printable, progress_bar
 from daemon.cli.errors import FAILED
@@ -15,8 +16,8 @@ from runtime.request import (
     GeneratedRow,
     GenerationRequest,
     GenerationResponse,
+    RequestOptions,
     RowRequest,
-    SamplingParams,
 )
 from runtime.text import Tokenizer
 
@@ -94,38 +95,30 @@ def generate(
         show = _print_json if as_json else _print_text
         options["speculation"] = speculation
         rows = _rows(token_ids, options, runtime.capacity)
-        return _run(runtime, tokenizer, rows, options["stop"], show)
+        return _run(runtime, tokenizer, rows, show)
     finally:
         runtime.close()
 
 
 def _rows(prompts: list[list[int]], options: dict[str, Any], capacity: int) -> list[RowRequest]:
-    names = SamplingParams.__struct_fields__
-    sampling = SamplingParams(**{name: options[name] for name in names if name in options})
-    return [
-        RowRequest(
-            token_ids=token_ids,
-            prompt_length=len(token_ids),
-            max_tokens=options["max_tokens"] or max(1, min(_MAX_TOKENS, capacity - len(token_ids))),
-            sampling=sampling,
-            ignore_eos=options["ignore_eos"],
-            speculation=options["speculation"],
-        )
-        for token_ids in prompts
-    ]
+    asked = RequestOptions(**options)
+    rows = []
+    for ids in prompts:
+        most = asked.max_tokens or max(1, min(_MAX_TOKENS, capacity - len(ids)))
+        fitting = structs.replace(asked, max_tokens=most)
+        rows.append(RowRequest(token_ids=ids, prompt_length=len(ids), options=fitting))
+    return rows
 
 
 def _run(
     runtime: LLMInferenceRuntime,
     tokenizer: Tokenizer,
     rows: list[RowRequest],
-    stop: tuple[str, ...],
     show: Callable[[GenerationResponse], None],
 ) -> int:
     failed = False
     for start in range(0, len(rows), runtime.max_batch):
-        batch = rows[start : start + runtime.max_batch]
-        request = GenerationRequest(rows=batch, stop=[stop] * len(batch))
+        request = GenerationRequest(rows=rows[start : start + runtime.max_batch])
         response = runtime.handle_request(request, tokenizer)
         show(response)
         failed = failed or any(row.error for row in response.rows)

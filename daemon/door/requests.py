@@ -1,6 +1,5 @@
 """What clients send: checked, admitted or refused, and passed on as work."""
 
-import secrets
 import time
 
 from hearth_client.protocol import (
@@ -38,7 +37,6 @@ FEATURES = (
     "timestamps",
     "tokenize",
 )
-_SEED_BITS = 63
 
 
 class Requests:
@@ -171,8 +169,7 @@ class Requests:
         request = self._sessions.admit(session, message.id, "generate", now, deadline)
         request.timestamps = message.timestamps
         self._state.totals["requests"] += 1
-        seed = secrets.randbits(_SEED_BITS)
-        self._dispatch.ask_tokenizer(request, prepare(message, request.rid, seed, deadline))
+        self._dispatch.ask_tokenizer(request, prepare(message, request.rid, deadline))
 
     def _ask(self, session: Session, message: Tokenize | Detokenize | Status, now: float) -> None:
         deadline = now + self._settings.answer_s

@@ -11,10 +11,10 @@ from hearth_client.protocol import (
     Tokenize,
 )
 
-from actors.messages import ChatTurn, Convert, Prepare
+from actors.messages import ChatTurn, Convert, Prepare, Request
 from daemon.door.faults import DECODE_ERRORS, explain, fields_of, id_of
 from runtime.errors import HearthError
-from runtime.request import SamplingParams
+from runtime.request import RequestOptions, check_options, seeded
 
 _decoder: msgspec.msgpack.Decoder[ClientMessage] = msgspec.msgpack.Decoder(ClientMessage)
 
@@ -42,20 +42,10 @@ def decode(data: bytes) -> ClientMessage:
     return message
 
 
-def prepare(message: Generate, rid: int, seed: int, deadline: float | None) -> Prepare:
-    """What the tokenizer is asked for a generation; `seed` serves when the client gave none."""
-    return Prepare(
-        rid=rid,
-        turns=_turns(message.messages),
-        prompt=message.prompt,
-        max_tokens=message.max_tokens,
-        sampling=_sampling(message, seed),
-        stop=message.stop,
-        ignore_eos=message.ignore_eos,
-        priority=message.priority,
-        deadline=deadline,
-        speculation=message.speculation,
-    )
+def prepare(message: Generate, rid: int, deadline: float | None) -> Prepare:
+    """What the tokenizer is asked for a generation."""
+    request = Request(rid, seeded(_options(message)), message.priority, deadline)
+    return Prepare(request, _turns(message.messages), message.prompt)
 
 
 def convert(message: Tokenize | Detokenize, rid: int) -> Convert:
@@ -65,19 +55,9 @@ def convert(message: Tokenize | Detokenize, rid: int) -> Convert:
     return Convert(rid, text=message.text, turns=_turns(message.messages))
 
 
-def _sampling(message: Generate, seed: int) -> SamplingParams:
-    return SamplingParams(
-        temperature=message.temperature,
-        top_k=message.top_k,
-        top_p=message.top_p,
-        min_p=message.min_p,
-        repetition_penalty=message.repetition_penalty,
-        presence_penalty=message.presence_penalty,
-        frequency_penalty=message.frequency_penalty,
-        logit_bias=dict(message.logit_bias),
-        seed=seed if message.seed is None else message.seed,
-        logprobs=message.logprobs,
-    )
+def _options(message: Generate) -> RequestOptions:
+    """By name: an option of the protocol is the one of the runtime that is spelt alike."""
+    return msgspec.convert(message, RequestOptions, from_attributes=True)
 
 
 def _turns(messages: list[Message] | None) -> list[ChatTurn] | None:
@@ -96,7 +76,7 @@ def _check(message: ClientMessage) -> None:
             raise HearthError(
                 "prompt_empty", "prompt is empty: there is nothing to continue", "prompt"
             )
-        _check_bias(message.logit_bias)
+        check_options(_options(message))
     elif isinstance(message, Tokenize):
         _check_source(message.messages, message.text, "text")
 
@@ -121,12 +101,3 @@ def _check_source(messages: list[Message] | None, text: str | None, name: str) -
             raise HearthError(
                 "prompt_empty", f"{field} is empty: give it text or leave it out", field
             )
-
-
-def _check_bias(pairs: list[tuple[int, float]]) -> None:
-    seen: set[int] = set()
-    for index, (token, _) in enumerate(pairs):
-        if token in seen:
-            field = f"logit_bias[{index}][0]"
-            raise HearthError("invalid_value", f"{field} names a token a second time", field)
-        seen.add(token)

@@ -1,3 +1,5 @@
+from collections.abc import Sequence
+
 from runtime.decoding.batch_runtime import BatchRuntime
 from runtime.errors import HearthError
 from runtime.request import (
@@ -15,7 +17,7 @@ def complete(
     runtime: BatchRuntime, request: GenerationRequest, tokenizer: Tokenizer | None
 ) -> GenerationResponse:
     """Run a batch to its end; text and stop strings need a tokenizer."""
-    outcomes = _outcomes(request, tokenizer)
+    outcomes = [_RowOutcome(row.options.stop, tokenizer) for row in request.rows]
     seconds = {"prefill": 0.0, "decode": 0.0, "verify": 0.0}
     steps = 0
     runtime.admit(request.rows)
@@ -37,28 +39,15 @@ def complete(
     )
 
 
-def _outcomes(request: GenerationRequest, tokenizer: Tokenizer | None) -> list["_RowOutcome"]:
-    stops = request.stop or [()] * len(request.rows)
-    if len(stops) != len(request.rows):
-        raise HearthError(
-            "invalid_value",
-            f"stop has {len(stops)} entries for {len(request.rows)} rows: give one a row",
-            "stop",
-        )
-    if tokenizer is None:
-        if any(stops):
-            raise HearthError(
-                "unsupported_option", "stop strings are matched on text: pass a tokenizer", "stop"
-            )
-        return [_RowOutcome(None) for _ in stops]
-    return [_RowOutcome(TextStream(tokenizer, stop)) for stop in stops]
-
-
 class _RowOutcome:
     """Collects what one row reports; a stop string overrides how the row ended otherwise."""
 
-    def __init__(self, stream: TextStream | None) -> None:
-        self._stream = stream
+    def __init__(self, stop: Sequence[str], tokenizer: Tokenizer | None) -> None:
+        if stop and tokenizer is None:
+            raise HearthError(
+                "unsupported_option", "stop strings are matched on text: pass a tokenizer", "stop"
+            )
+        self._stream = None if tokenizer is None else TextStream(tokenizer, stop)
         self._token_ids: list[int] = []
         self._text: list[str] = []
         self._logprobs: list[float] = []

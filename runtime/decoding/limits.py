@@ -1,20 +1,29 @@
 from runtime.config import LLMEngineRunnerConfig
 from runtime.errors import HearthError
 from runtime.request import RowRequest
+from runtime.rows import tokens_to_generate
 
 
 def check_row(config: LLMEngineRunnerConfig, row: RowRequest) -> None:
     """Refuse a row that cannot be served to its end; the error names the field."""
     _check_prompt(config, row)
     generated = len(row.token_ids) - row.prompt_length
-    if row.max_tokens <= generated:
+    wanted = tokens_to_generate(row, config)
+    if row.prompt_length >= config.max_kv_cache_capacity:
+        raise HearthError(
+            "capacity_exceeded",
+            f"the prompt leaves no room in the {config.max_kv_cache_capacity} tokens of a row: "
+            "shorten it",
+            "token_ids",
+        )
+    if wanted <= generated:
         raise HearthError(
             "invalid_value",
-            f"max_tokens is {row.max_tokens} and {generated} tokens are generated already: "
+            f"max_tokens is {wanted} and {generated} tokens are generated already: "
             "ask for at least one more",
             "max_tokens",
         )
-    needed = row.prompt_length + row.max_tokens
+    needed = row.prompt_length + wanted
     if needed > config.max_kv_cache_capacity:
         raise HearthError(
             "capacity_exceeded",

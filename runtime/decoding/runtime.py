@@ -23,9 +23,9 @@ from runtime.request import (
     GenerationRequest,
     GenerationResponse,
     RowRequest,
+    check_options,
 )
 from runtime.rows import DecodingInferenceContext, RowState
-from runtime.sampling.limits import check_sampling
 from runtime.steps.engine_runner import LLMEngineRunner
 from runtime.text import Tokenizer
 from runtime.undo import undoing
@@ -107,13 +107,13 @@ class LLMInferenceRuntime:
     def check(self, row: RowRequest) -> None:
         """Refuse a row that `admit` would refuse; the error names the field."""
         check_row(self.config, row)
-        if row.speculation and self._speculation is None:
+        if row.options.speculation and self._speculation is None:
             raise HearthError(
                 "unsupported_option",
                 "this engine runs without speculation: leave it to the daemon",
                 "speculation",
             )
-        check_sampling(row.sampling, self.config.output_vocab_size)
+        check_options(row.options, self.config.output_vocab_size)
 
     def admit(self, rows: Sequence[RowRequest]) -> None:
         """Take a batch; refuses it whole, naming the field, when a row cannot be served.

@@ -114,7 +114,9 @@ class SpeculativeStrategy:
 
     def _speculating(self, rows: Sequence[DecodingRow]) -> list[bool]:
         default = self._policy is None or self._policy.wants(len(rows))
-        return [default if row.speculation is None else row.speculation for row in rows]
+        return [
+            default if row.options.speculation is None else row.options.speculation for row in rows
+        ]
 
     def _width(self, sizes: Sequence[int]) -> int:
         fixed = self._runner.get_engine_config().device == "cuda"

@@ -3,7 +3,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.request import SamplingParams
+from runtime.request import RequestOptions
 from runtime.sampling.filters import kept_tokens
 
 _BLOCK = 1024
@@ -23,7 +23,7 @@ def tempered(
     return relative
 
 
-def draw(scores: NDArray[np.float32], params: SamplingParams, uniform: float) -> int:
+def draw(scores: NDArray[np.float32], params: RequestOptions, uniform: float) -> int:
     """Filter tempered `scores` [V] and pick the token at `uniform`, a number in [0, 1)."""
     kept = kept_tokens(scores, params)
     if kept is None:

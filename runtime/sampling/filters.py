@@ -1,7 +1,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.request import SamplingParams
+from runtime.request import RequestOptions
 from runtime.sampling.ranking import leading, ranked
 
 # The nucleus is first sought among tokens within this distance (natural log) of the likeliest.
@@ -11,7 +11,7 @@ _BINS = 1024
 _BINS_PER_UNIT = 32
 
 
-def kept_tokens(scores: NDArray[np.float32], params: SamplingParams) -> NDArray[np.intp] | None:
+def kept_tokens(scores: NDArray[np.float32], params: RequestOptions) -> NDArray[np.intp] | None:
     """Ids that pass top-k, top-p and min-p, ascending; None stands for every id.
 
     `scores` [V] are already divided by the temperature, and the highest of them is 0.

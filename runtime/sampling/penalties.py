@@ -3,7 +3,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.request import SamplingParams
+from runtime.request import RequestOptions
 
 
 class TokenCounts:
@@ -44,7 +44,7 @@ class ScoreAdjustment:
 
     def __init__(
         self,
-        params: SamplingParams,
+        params: RequestOptions,
         token_ids: Iterable[int],
         generated: Iterable[int],
         vocab_size: int,
@@ -53,8 +53,8 @@ class ScoreAdjustment:
         self._repetition = np.float32(params.repetition_penalty)
         self._presence = np.float32(params.presence_penalty)
         self._frequency = np.float32(params.frequency_penalty)
-        self._biased = np.fromiter(params.logit_bias.keys(), np.intp)
-        self._bias = np.fromiter(params.logit_bias.values(), np.float32)
+        self._biased = np.array([token_id for token_id, _ in params.logit_bias], np.intp)
+        self._bias = np.array([bias for _, bias in params.logit_bias], np.float32)
         repeats = params.repetition_penalty != 1
         recurs = params.presence_penalty != 0 or params.frequency_penalty != 0
         self._seen = TokenCounts(self._known(token_ids)) if repeats else None

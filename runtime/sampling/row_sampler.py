@@ -3,9 +3,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.request import SamplingParams
+from runtime.request import RequestOptions, check_options
 from runtime.sampling.draw import draw, tempered
-from runtime.sampling.limits import check_sampling
 from runtime.sampling.penalties import ScoreAdjustment
 from runtime.sampling.philox import UniformSource
 
@@ -20,15 +19,15 @@ class RowSampler:
 
     def __init__(
         self,
-        params: SamplingParams,
+        params: RequestOptions,
         token_ids: Sequence[int],
         prompt_length: int,
         vocab_size: int,
     ) -> None:
-        check_sampling(params, vocab_size)
+        check_options(params, vocab_size)
         self.params = params
         self._adjustment = ScoreAdjustment(params, token_ids, token_ids[prompt_length:], vocab_size)
-        self._uniforms = UniformSource(params.seed)
+        self._uniforms = UniformSource(params.seed or 0)
 
     def accept(self, token_id: int) -> None:
         """Add the token that was picked to the row's history."""

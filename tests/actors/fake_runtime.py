@@ -51,7 +51,7 @@ class FakeRuntime:
         for index, row in list(self.rows.items()):
             done = self.generated[index]
             done.append(100 + len(done))
-            ends = len(done) == row.max_tokens
+            ends = len(done) == row.options.max_tokens
             tokens.append(RowToken(index, done[-1], finish="length" if ends else None))
             if ends:
                 del self.rows[index]

@@ -4,6 +4,7 @@ import heapq
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from actors.admission import PolicySettings
 from actors.messages import (
@@ -14,13 +15,15 @@ from actors.messages import (
     Continuation,
     ExecutorReady,
     Release,
+    Request,
     RowsFailed,
     RunBatch,
     Started,
     Submit,
 )
 from actors.scheduler_policy import Decision, SchedulerPolicy
-from runtime.request import SamplingParams
+from actors.waiting_queue import Entry
+from runtime.request import RequestOptions
 
 LIMITS = ExecutorReady(
     work="w", control="c", max_batch=8, max_prompt_tokens=4000, max_total_tokens=8000
@@ -31,12 +34,19 @@ def submit(
     rid: int,
     *,
     prompt: int = 10,
-    tokens: int = 16,
+    tokens: int | None = 16,
     priority: int = 0,
     deadline: float | None = None,
 ) -> Submit:
     """A request of `prompt` tokens that will generate exactly `tokens`."""
-    return Submit(rid, [1] * prompt, tokens, SamplingParams(), priority=priority, deadline=deadline)
+    request = Request(rid, RequestOptions(max_tokens=tokens), priority, deadline)
+    return Submit(request, [1] * prompt)
+
+
+def entry(rid: int, queued: float = 0.0, **asked: Any) -> Entry:
+    """The same as it waits."""
+    message = submit(rid, **asked)
+    return Entry(message.request, message.token_ids, arrived=0.0, queued=queued)
 
 
 @dataclass
@@ -186,13 +196,13 @@ class Simulation:
     def _begin(self, run: RunBatch) -> None:
         assert self._batch is None, "one batch at a time"
         assert 0 < len(run.rows) <= self.limits.max_batch
-        prefill_s = self._prefill_s * sum(len(row.token_ids) for row in run.rows)
-        rows = {
-            row.rid: (row.max_tokens, list(row.token_ids[row.prompt_length :])) for row in run.rows
-        }
-        for row in run.rows:
-            assert len(self.outcomes[row.rid].tokens) == len(row.token_ids) - row.prompt_length
-        self.batches.append([row.rid for row in run.rows])
+        prefill_s = self._prefill_s * sum(len(row.token_ids) for row in run.rows.values())
+        rows = {}
+        for rid, row in run.rows.items():
+            generated = row.token_ids[row.prompt_length :]
+            assert len(self.outcomes[rid].tokens) == len(generated)
+            rows[rid] = (row.options.max_tokens or 0, list(generated))
+        self.batches.append(list(run.rows))
         batch = SimulatedBatch(run.batch, rows, prefill_s)
         self._batch = batch
         self.at(self.now + prefill_s + self._step_s, lambda: self._step(batch))

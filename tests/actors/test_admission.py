@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from actors.admission import PolicySettings, Refusal, queue_refusal, size_refusal
 from actors.messages import ExecutorReady
-from actors.waiting_queue import Entry, WaitingQueue
+from actors.waiting_queue import WaitingQueue
 from runtime.errors import CODES
-from tests.actors.simulation import submit
+from tests.actors.simulation import entry
 
 LIMITS = ExecutorReady(
     work="w", control="c", max_batch=2, max_prompt_tokens=50, max_total_tokens=100
@@ -17,7 +18,7 @@ SETTINGS = PolicySettings(queue_requests=3, queue_tokens=60)
 def queue_of(*prompts: int) -> WaitingQueue:
     queue = WaitingQueue(5.0)
     for rid, prompt in enumerate(prompts):
-        queue.push(Entry(submit(rid, prompt=prompt), 0.0, 0.0))
+        queue.push(entry(rid, prompt=prompt))
     return queue
 
 
@@ -28,14 +29,14 @@ def check(refusal: Refusal | None, code: str, field: str) -> None:
 
 
 def test_the_queue_refuses_by_requests() -> None:
-    assert queue_refusal(submit(9), queue_of(1, 1), SETTINGS) is None
-    check(queue_refusal(submit(9), queue_of(1, 1, 1), SETTINGS), "queue_full", "queue_requests")
+    assert queue_refusal(entry(9), queue_of(1, 1), SETTINGS) is None
+    check(queue_refusal(entry(9), queue_of(1, 1, 1), SETTINGS), "queue_full", "queue_requests")
 
 
 def test_the_queue_refuses_by_prompt_tokens_and_still_takes_short_ones() -> None:
     queue = queue_of(40)
-    assert queue_refusal(submit(9, prompt=20), queue, SETTINGS) is None
-    check(queue_refusal(submit(9, prompt=21), queue, SETTINGS), "queue_full", "queue_tokens")
+    assert queue_refusal(entry(9, prompt=20), queue, SETTINGS) is None
+    check(queue_refusal(entry(9, prompt=21), queue, SETTINGS), "queue_full", "queue_tokens")
 
 
 @pytest.mark.parametrize(
@@ -47,22 +48,31 @@ def test_the_queue_refuses_by_prompt_tokens_and_still_takes_short_ones() -> None
     ],
 )
 def test_the_executor_s_limits_refuse(prompt: int, tokens: int, code: str, field: str) -> None:
-    request = submit(1, prompt=prompt, tokens=tokens)
+    request = entry(1, prompt=prompt, tokens=tokens)
     check(size_refusal(request, SETTINGS, LIMITS), code, field)
 
 
 def test_exactly_the_limits_are_taken() -> None:
-    assert size_refusal(submit(1, prompt=50, tokens=50), SETTINGS, LIMITS) is None
-    assert size_refusal(submit(1, prompt=1, tokens=99), SETTINGS, LIMITS) is None
+    assert size_refusal(entry(1, prompt=50, tokens=50), SETTINGS, LIMITS) is None
+    assert size_refusal(entry(1, prompt=1, tokens=99), SETTINGS, LIMITS) is None
 
 
 def test_a_prompt_that_could_never_wait_is_too_long() -> None:
     settings = PolicySettings(queue_tokens=9)
-    assert size_refusal(submit(1, prompt=9), settings, None) is None
-    check(size_refusal(submit(1, prompt=10), settings, None), "prompt_too_long", "prompt")
+    assert size_refusal(entry(1, prompt=9), settings, None) is None
+    check(size_refusal(entry(1, prompt=10), settings, None), "prompt_too_long", "prompt")
 
 
 def test_the_message_says_what_would_fit() -> None:
-    refusal = size_refusal(submit(1, prompt=30, tokens=80), SETTINGS, LIMITS)
+    refusal = size_refusal(entry(1, prompt=30, tokens=80), SETTINGS, LIMITS)
     assert refusal is not None
     assert refusal.message.endswith("ask for at most 70")
+
+
+def test_without_max_tokens_one_token_has_to_fit() -> None:
+    whole = structs.replace(LIMITS, max_prompt_tokens=100)
+    settings = PolicySettings(queue_tokens=1000)
+    for prompt, fits in ((99, True), (100, False)):
+        waiting = entry(1, prompt=prompt, tokens=None)
+        refusal = size_refusal(waiting, settings, whole)
+        assert (refusal is None) is fits

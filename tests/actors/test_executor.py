@@ -17,7 +17,6 @@ from actors.mailbox import MailboxFull, Receiver, Sender
 from actors.messages import (
     ActorProgress,
     BatchEnded,
-    BatchRow,
     Cancel,
     Continuation,
     ExecutorControl,
@@ -34,7 +33,7 @@ from actors.messages import (
 from runtime.decoding.metrics import StageMetrics
 from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.errors import HearthError
-from runtime.request import SamplingParams
+from runtime.request import RequestOptions, RowRequest
 from tests.actors.fake_runtime import FakeRuntime
 
 
@@ -63,8 +62,8 @@ class House:
         self.thread = threading.Thread(target=run)
         self.thread.start()
 
-    def run(self, number: int, *rows: BatchRow) -> None:
-        self.work.post(RunBatch(number, list(rows)))
+    def run(self, number: int, *rows: tuple[int, RowRequest]) -> None:
+        self.work.post(RunBatch(number, dict(rows)))
 
     def tokens(self) -> dict[int, list[int]]:
         """All tokens by request until the batch has ended, in order."""
@@ -144,8 +143,11 @@ def house() -> Iterator[House]:
     context.term()
 
 
-def row(rid: int, tokens: int = 3, generated: Sequence[int] = (), first: int = 1) -> BatchRow:
-    return BatchRow(rid, [first, 2, *generated], 2, tokens, SamplingParams())
+def row(
+    rid: int, tokens: int = 3, generated: Sequence[int] = (), first: int = 1
+) -> tuple[int, RowRequest]:
+    options = RequestOptions(max_tokens=tokens)
+    return rid, RowRequest(token_ids=[first, 2, *generated], prompt_length=2, options=options)
 
 
 def test_a_batch_runs_to_its_end(house: House) -> None:

@@ -1,13 +1,9 @@
 from __future__ import annotations
 
-from actors.executor_batch import ExecutorBatch, to_request
-from actors.messages import BatchRow, Continuation, RequestRound
+from actors.executor_batch import ExecutorBatch
+from actors.messages import Continuation, RequestRound
 from runtime.decoding.batch_runtime import StepResult
-from runtime.request import RowRound, RowToken, SamplingParams
-
-
-def row(rid: int, **changed: int) -> BatchRow:
-    return BatchRow(rid, [1, 2, 3], changed.get("prompt_length", 3), 9, SamplingParams(top_k=4))
+from runtime.request import RowRound, RowToken
 
 
 def prefill(*tokens: RowToken, started: float = 0.0, ended: float = 1.0) -> StepResult:
@@ -18,18 +14,8 @@ def decode(*tokens: RowToken, started: float = 1.0, ended: float = 1.1) -> StepR
     return StepResult("decode", list(tokens), started, ended)
 
 
-def test_a_row_becomes_a_request_of_the_runtime() -> None:
-    request = to_request(row(7, prompt_length=2))
-    assert (request.token_ids, request.prompt_length, request.max_tokens) == ([1, 2, 3], 2, 9)
-    assert request.sampling.top_k == 4
-    assert not request.ignore_eos
-    assert request.speculation is None
-    declined = BatchRow(7, [1], 1, 9, SamplingParams(), speculation=False)
-    assert to_request(declined).speculation is False
-
-
 def test_tokens_are_told_under_their_requests() -> None:
-    batch = ExecutorBatch(1, [row(30), row(10), row(20)])
+    batch = ExecutorBatch(1, [30, 10, 20])
     assert batch.record(prefill(started=5.0, ended=6.0)) is None
     first = batch.record(prefill(RowToken(2, 8), RowToken(0, 9), started=6.0, ended=6.5))
     assert first is not None
@@ -40,7 +26,7 @@ def test_tokens_are_told_under_their_requests() -> None:
 
 
 def test_rows_that_end_or_fail_are_live_no_more() -> None:
-    batch = ExecutorBatch(1, [row(1), row(2), row(3)])
+    batch = ExecutorBatch(1, [1, 2, 3])
     batch.record(decode(RowToken(0, 5, finish="stop"), RowToken(2, -1, error="non_finite")))
     assert batch.live == [2]
     assert batch.drop(1) is None
@@ -49,13 +35,13 @@ def test_rows_that_end_or_fail_are_live_no_more() -> None:
 
 
 def test_only_live_rows_are_put_back() -> None:
-    batch = ExecutorBatch(1, [row(1), row(2)])
+    batch = ExecutorBatch(1, [1, 2])
     batch.drop(1)
     assert batch.continuations([(0, [4]), (1, [5, 6])]) == [Continuation(2, [5, 6])]
 
 
 def test_a_batch_pays_for_its_prefill() -> None:
-    batch = ExecutorBatch(1, [row(1)])
+    batch = ExecutorBatch(1, [1])
     assert not batch.has_paid
     batch.record(prefill(started=0.0, ended=0.15))
     for step in range(2):
@@ -69,7 +55,7 @@ def verify(*tokens: RowToken, rounds: list[RowRound]) -> StepResult:
 
 
 def test_a_round_gives_a_row_several_tokens_and_ends_it_with_the_last() -> None:
-    batch = ExecutorBatch(1, [row(30), row(10)])
+    batch = ExecutorBatch(1, [30, 10])
     told = batch.record(
         verify(
             RowToken(1, 4),
@@ -88,7 +74,7 @@ def test_a_round_gives_a_row_several_tokens_and_ends_it_with_the_last() -> None:
 
 
 def test_rounds_pay_for_the_prefill_as_decode_steps_do() -> None:
-    batch = ExecutorBatch(1, [row(1)])
+    batch = ExecutorBatch(1, [1])
     batch.record(prefill(started=0.0, ended=0.15))
     batch.record(verify(RowToken(0, 5), rounds=[RowRound(0, 4, 1)]))
     assert batch.has_paid

@@ -22,6 +22,7 @@ from actors.messages import (
     ExecutorControl,
     ExecutorMessage,
     ExecutorReady,
+    Request,
     SchedulerReport,
     Shutdown,
     Step,
@@ -34,7 +35,7 @@ from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.engine_folder import write_config
 from runtime.executor.simulated_engine import simulated_config, simulated_next_tokens
 from runtime.options import RuntimeOptions
-from runtime.request import SamplingParams
+from runtime.request import RequestOptions
 
 CONFIG = simulated_config(max_batch=1, capacity=512, step_ms=2.0, prefill_chunk=16)
 BOOK = AddressBook(folder="", placement=Placement(executor="shared"))
@@ -104,7 +105,8 @@ async def test_rows_that_take_turns_get_the_tokens_that_they_would_get_alone(
             tasks.start_soon(scheduler.run)
             control.post(ExecutorReady(addresses.work, addresses.control, 1, 511, 512))
             for rid, prompt in prompts.items():
-                submit.post(Submit(rid, prompt, 120, SamplingParams(), ignore_eos=True))
+                options = RequestOptions(max_tokens=120, ignore_eos=True)
+                submit.post(Submit(Request(rid, options), prompt))
             while open_rids:
                 step = await tokenizer.receive()
                 if isinstance(step, BatchEnded):

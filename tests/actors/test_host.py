@@ -20,7 +20,6 @@ from actors.messages import (
     ActorFailed,
     ActorHello,
     ActorReady,
-    BatchRow,
     ExecutorLimits,
     ExecutorMessage,
     RowsFailed,
@@ -33,7 +32,7 @@ from runtime.engine_folder import write_config
 from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
 from runtime.options import RuntimeOptions
-from runtime.request import SamplingParams
+from runtime.request import RequestOptions, RowRequest
 
 
 class House:
@@ -101,7 +100,9 @@ def test_an_actor_process_says_hello_and_tells_what_it_can_do(house: House) -> N
 def test_ctrl_c_is_left_to_the_daemon_and_sigterm_ends_in_order(house: House) -> None:
     process = house.start(os.getpid())
     house.wait_until_ready()
-    house.work.post(RunBatch(1, [BatchRow(7, [1], 1, 63, SamplingParams(), ignore_eos=True)]))
+    options = RequestOptions(max_tokens=63, ignore_eos=True)
+    row = RowRequest(token_ids=[1], prompt_length=1, options=options)
+    house.work.post(RunBatch(1, {7: row}))
     assert house.tokenizer.wait(10)
     for number in (signal.SIGINT, signal.SIGHUP):
         process.send_signal(number)

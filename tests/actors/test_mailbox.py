@@ -21,12 +21,13 @@ from actors.messages import (
     AskReport,
     BatchEnded,
     Cancel,
+    Request,
     SchedulerMessage,
     Submit,
     TokenizerMessage,
 )
 from runtime.errors import HearthError
-from runtime.request import SamplingParams
+from runtime.request import RequestOptions
 
 
 @pytest.fixture(params=[{}, {"use_uvloop": True}], ids=["asyncio", "uvloop"])
@@ -63,7 +64,7 @@ async def test_messages_arrive_in_order_and_are_counted(context: ZmqContext, end
     receiver, sender = pair(context, endpoint)
     sent: list[SchedulerMessage] = [
         Cancel(rid=1),
-        Submit(2, [5, 6], 7, SamplingParams(top_k=3)),
+        Submit(Request(2, RequestOptions(top_k=3)), [5, 6]),
         AskReport(3),
     ]
     for message in sent:
@@ -149,7 +150,7 @@ def fill(sender: Sender[SchedulerMessage]) -> int:
     sent = 0
     with suppress(MailboxFull):
         while True:
-            sender.send_blocking(Submit(1, [1] * 4000, 1, SamplingParams()), 0.1)
+            sender.send_blocking(Submit(Request(1), [1] * 4000), 0.1)
             sent += 1
     return sent
 
@@ -266,7 +267,7 @@ def test_mutated_mail_never_raises(context: ZmqContext) -> None:
     seeds = [
         msgspec.msgpack.encode(message)
         for message in (
-            Submit(1, [1, 2, 300], 4, SamplingParams(logit_bias={3: 1.0}), priority=2),
+            Submit(Request(1, RequestOptions(logit_bias=((3, 1.0),)), 2), [1, 2, 300]),
             BatchEnded(3),
             Cancel(1),
         )
@@ -290,7 +291,7 @@ def test_too_large_a_message_is_refused_by_the_sender(
     monkeypatch.setattr(mailbox_module, "MAX_MESSAGE_BYTES", 100)
     receiver, sender = pair(context, "inproc://large")
     with pytest.raises(HearthError, match="at most 100") as caught:
-        sender.post(Submit(1, list(range(200)), 1, SamplingParams()))
+        sender.post(Submit(Request(1), list(range(200))))
     assert caught.value.code == "invalid_value"
     assert receiver.wait(0.05) is None
     close(receiver, sender)

@@ -105,7 +105,7 @@ async def test_a_request_is_accepted_and_runs() -> None:
         assert isinstance(started, BatchStarted)
         assert 0.004 < started.rows[0].queued_s <= time.monotonic() - sent
         run = await made.work.receive()
-        assert [row.rid for row in run.rows] == [1]
+        assert list(run.rows) == [1]
 
 
 async def test_a_burst_shares_a_batch_and_the_rest_follows() -> None:
@@ -114,10 +114,10 @@ async def test_a_burst_shares_a_batch_and_the_rest_follows() -> None:
         for rid in range(10):
             made.submit.post(submit(rid))
         first = await made.work.receive()
-        assert [row.rid for row in first.rows] == list(range(8))
+        assert list(first.rows) == list(range(8))
         made.submit.post(BatchEnded(first.batch))
         second = await made.work.receive()
-        assert [row.rid for row in second.rows] == [8, 9]
+        assert list(second.rows) == [8, 9]
 
 
 async def test_the_clock_alone_releases_a_batch_when_somebody_waits() -> None:
@@ -129,7 +129,7 @@ async def test_the_clock_alone_releases_a_batch_when_somebody_waits() -> None:
         assert await made.executor_control.receive() == Release(first.batch)
         made.submit.post(BatchEnded(first.batch, [Continuation(1, [9])]))
         second = await made.work.receive()
-        assert [(row.rid, row.token_ids[-1]) for row in second.rows] == [(2, 1), (1, 9)]
+        assert [(rid, row.token_ids[-1]) for rid, row in second.rows.items()] == [(2, 1), (1, 9)]
 
 
 async def test_cancel_by_either_way_reaches_the_executor_once() -> None:
@@ -160,7 +160,7 @@ async def test_loss_fails_what_ran_and_the_next_executor_takes_the_rest() -> Non
     async with house(PolicySettings(fill_wait_s=0.0)) as made:
         made.control.post(msgspec.structs.replace(READY, max_batch=1))
         made.submit.post(submit(1))
-        assert [row.rid for row in (await made.work.receive()).rows] == [1]
+        assert list((await made.work.receive()).rows) == [1]
         made.submit.post(submit(2))
         made.control.post(ExecutorLost("killed"))
         failed = await made.tokenizer.receive()
@@ -171,7 +171,7 @@ async def test_loss_fails_what_ran_and_the_next_executor_takes_the_rest() -> Non
         )
         again = msgspec.structs.replace(READY, work="inproc://work-2", control="inproc://control-2")
         made.control.post(again)
-        assert [row.rid for row in (await work.receive()).rows] == [2]
+        assert list((await work.receive()).rows) == [2]
         assert made.work.receive_nowait() is None
         work.close()
 
@@ -209,7 +209,7 @@ async def test_one_line_per_batch_at_debug() -> None:
     assert (line["log_level"], line["rows"], line["put_back"]) == ("debug", 1, 1)
 
 
-@pytest.mark.parametrize("message", [Release(1), RunBatch(1, [])])
+@pytest.mark.parametrize("message", [Release(1), RunBatch(1, {})])
 async def test_without_an_executor_its_mail_goes_nowhere(message: Any) -> None:
     async with house() as made:
         await made.scheduler._carry_out(message)

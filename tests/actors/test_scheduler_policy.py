@@ -218,8 +218,9 @@ def test_a_continuation_carries_all_its_tokens() -> None:
     policy.batch_ended(BatchEnded(run.batch, [Continuation(7, [5, 6])]), 1.0)
     (again,) = policy.tick(1.0)
     assert isinstance(again, RunBatch)
-    (row,) = again.rows
-    assert (row.token_ids, row.prompt_length, row.max_tokens) == ([1, 1, 1, 5, 6], 3, 9)
+    row = again.rows[7]
+    assert (row.token_ids, row.prompt_length) == ([1, 1, 1, 5, 6], 3)
+    assert row.options.max_tokens == 9
 
 
 def test_mail_of_an_earlier_batch_is_ignored() -> None:

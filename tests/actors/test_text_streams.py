@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 from structlog.testing import capture_logs
 
-from actors.messages import Failed, RowDelta
+from actors.messages import Failed, Request, RowDelta
 from actors.text_streams import TextStreams, failed_with, joined
 from runtime.errors import HearthError
-from runtime.request import FinishReason, RowToken, TopLogprob
+from runtime.request import FinishReason, RequestOptions, RowToken, TopLogprob
 from runtime.text import Tokenizer
 from tests.runtime.text.folders import byte_level, open_tokenizer
 
@@ -14,6 +14,10 @@ from tests.runtime.text.folders import byte_level, open_tokenizer
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return open_tokenizer(tmp_path_factory.mktemp("engine"), byte_level())
+
+
+def request(rid: int, *stop: str) -> Request:
+    return Request(rid, RequestOptions(stop=stop))
 
 
 def feed(
@@ -33,8 +37,8 @@ def text_of(answers: list[RowDelta | Failed | None]) -> str:
 
 def test_each_request_has_a_text_of_its_own(tokenizer: Tokenizer) -> None:
     streams = TextStreams(tokenizer)
-    streams.open(1, [])
-    streams.open(2, [])
+    streams.open(request(1))
+    streams.open(request(2))
     fox, lamp = tokenizer.encode("🦊"), tokenizer.encode("lamp")
     assert text_of(feed(streams, 1, fox[:2])) == ""
     assert text_of(feed(streams, 2, lamp)) == "lamp"
@@ -43,7 +47,7 @@ def test_each_request_has_a_text_of_its_own(tokenizer: Tokenizer) -> None:
 
 def test_the_last_token_flushes_and_forgets(tokenizer: Tokenizer) -> None:
     streams = TextStreams(tokenizer)
-    streams.open(1, ["kitchen"])
+    streams.open(request(1, "kitchen"))
     answers = feed(streams, 1, tokenizer.encode("the kit"), "length")
     assert text_of(answers) == "the kit"
     assert isinstance(answers[-1], RowDelta)
@@ -54,7 +58,7 @@ def test_the_last_token_flushes_and_forgets(tokenizer: Tokenizer) -> None:
 
 def test_a_stop_string_ends_the_request_and_does_not_leak(tokenizer: Tokenizer) -> None:
     streams = TextStreams(tokenizer)
-    streams.open(1, ["kitchen"])
+    streams.open(request(1, "kitchen"))
     answers = feed(streams, 1, tokenizer.encode("in the kitchen"))
     assert text_of(answers) == "in the "
     assert isinstance(answers[-1], RowDelta)
@@ -65,7 +69,7 @@ def test_a_stop_string_ends_the_request_and_does_not_leak(tokenizer: Tokenizer) 
 
 def test_a_stop_string_beats_the_length_limit(tokenizer: Tokenizer) -> None:
     streams = TextStreams(tokenizer)
-    streams.open(1, ["lamp"])
+    streams.open(request(1, "lamp"))
     (*_, last) = feed(streams, 1, tokenizer.encode("the lamp"), "length")
     assert isinstance(last, RowDelta)
     assert last.finish == "stop"
@@ -73,14 +77,14 @@ def test_a_stop_string_beats_the_length_limit(tokenizer: Tokenizer) -> None:
 
 def test_an_end_token_is_no_text_even_with_a_spelling(tokenizer: Tokenizer) -> None:
     streams = TextStreams(tokenizer)
-    streams.open(1, [])
+    streams.open(request(1))
     answers = feed(streams, 1, tokenizer.encode("ab<think>"), "stop")
     assert text_of(answers) == "ab"
 
 
 def test_logprobs_are_passed_on_where_they_were_asked_for(tokenizer: Tokenizer) -> None:
     streams = TextStreams(tokenizer)
-    streams.open(1, [])
+    streams.open(request(1))
     token = RowToken(0, 5, -0.5, (TopLogprob(5, -0.5),))
     answer = streams.take(1, token)
     assert isinstance(answer, RowDelta)
@@ -92,7 +96,7 @@ def test_logprobs_are_passed_on_where_they_were_asked_for(tokenizer: Tokenizer) 
 
 def test_a_failed_token_fails_its_request(tokenizer: Tokenizer) -> None:
     streams = TextStreams(tokenizer)
-    streams.open(1, [])
+    streams.open(request(1))
     answer = streams.take(1, RowToken(0, -1, error="non_finite"))
     assert answer == failed_with(1, "non_finite")
     assert "finite" in failed_with(1, "non_finite").message
@@ -101,8 +105,8 @@ def test_a_failed_token_fails_its_request(tokenizer: Tokenizer) -> None:
 
 def test_a_token_outside_the_vocabulary_is_an_error_of_its_row_alone(tokenizer: Tokenizer) -> None:
     streams = TextStreams(tokenizer)
-    streams.open(1, [])
-    streams.open(2, [])
+    streams.open(request(1))
+    streams.open(request(2))
     with capture_logs() as logs:
         answer = streams.take(1, RowToken(0, -7))
     assert answer == failed_with(1, "internal")
@@ -119,7 +123,7 @@ def test_unknown_requests_are_ignored(tokenizer: Tokenizer) -> None:
 def test_an_empty_stop_string_is_refused(tokenizer: Tokenizer) -> None:
     streams = TextStreams(tokenizer)
     with pytest.raises(HearthError, match="stop"):
-        streams.open(1, [""])
+        streams.open(request(1, ""))
     assert len(streams) == 0
 
 

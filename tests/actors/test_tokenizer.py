@@ -26,6 +26,7 @@ from actors.messages import (
     DoorMessage,
     Failed,
     Prepare,
+    Request,
     RequestRound,
     RowsFailed,
     SchedulerControl,
@@ -35,7 +36,7 @@ from actors.messages import (
     TokenizerMessage,
 )
 from actors.tokenizer import TokenizerActor
-from runtime.request import RowToken, SamplingParams
+from runtime.request import RequestOptions, RowToken
 from runtime.text import Tokenizer
 from tests.actors.stand_ins import Gate, SlowTokenizer
 from tests.runtime.text.folders import byte_level, open_tokenizer
@@ -93,7 +94,11 @@ async def house(tokenizer: Any, *, gate: bool = False) -> AsyncIterator[House]:
 
 
 def prepare(rid: int, prompt: str = "the lamp", stop: tuple[str, ...] = ()) -> Prepare:
-    return Prepare(rid, None, prompt, 16, SamplingParams(seed=3), list(stop), True, 2, 5.0)
+    return Prepare(asked(rid, stop), None, prompt)
+
+
+def asked(rid: int, stop: tuple[str, ...] = ()) -> Request:
+    return Request(rid, RequestOptions(max_tokens=16, seed=3, stop=stop), 2, 5.0)
 
 
 def step(tokens: list[tuple[int, int]], **fields: Any) -> Step:
@@ -104,9 +109,7 @@ def step(tokens: list[tuple[int, int]], **fields: Any) -> Step:
 async def test_a_prompt_is_submitted_with_its_settings(tokenizer: Tokenizer) -> None:
     async with house(tokenizer) as made:
         made.mail.post(prepare(1))
-        assert await made.scheduler.receive() == Submit(
-            1, tokenizer.encode("the lamp"), 16, SamplingParams(seed=3), True, 2, 5.0
-        )
+        assert await made.scheduler.receive() == Submit(asked(1), tokenizer.encode("the lamp"))
 
 
 async def test_the_end_of_a_batch_is_passed_on_once_its_tokens_are(tokenizer: Tokenizer) -> None:
@@ -133,20 +136,9 @@ async def test_a_batch_end_that_cannot_be_passed_on_ends_the_actor(tokenizer: To
     assert "MailboxFull" in repr(raised.value)
 
 
-async def test_a_wish_for_speculation_is_passed_on(tokenizer: Tokenizer) -> None:
-    async with house(tokenizer) as made:
-        for wish in (None, False, True):
-            asked = prepare(1)
-            asked.speculation = wish
-            made.mail.post(asked)
-            submit = await made.scheduler.receive()
-            assert isinstance(submit, Submit)
-            assert submit.speculation is wish
-
-
 async def test_turns_get_the_chat_template(tokenizer: Tokenizer) -> None:
     async with house(tokenizer) as made:
-        made.mail.post(Prepare(1, [ChatTurn("user", "hi")], None, 4, SamplingParams()))
+        made.mail.post(Prepare(Request(1), [ChatTurn("user", "hi")], None))
         submit = await made.scheduler.receive()
         assert isinstance(submit, Submit)
         assert submit.token_ids == tokenizer.encode_chat([("user", "hi")])
@@ -268,7 +260,7 @@ async def test_failures_of_rows_reach_the_door(tokenizer: Tokenizer) -> None:
         (prepare(1, ""), "prompt_empty", "prompt"),
         (prepare(1, stop=("",)), "invalid_value", "stop"),
         (
-            Prepare(1, [ChatTurn("tool", "x")], None, 4, SamplingParams()),
+            Prepare(Request(1), [ChatTurn("tool", "x")], None),
             "invalid_value",
             "messages",
         ),

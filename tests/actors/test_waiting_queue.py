@@ -4,11 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.waiting_queue import Entry, WaitingQueue
-from tests.actors.simulation import submit
-
-
-def entry(rid: int, queued: float = 0.0, **kwargs: int) -> Entry:
-    return Entry(submit(rid, **kwargs), arrived=0.0, queued=queued)
+from tests.actors.simulation import entry
 
 
 def test_equal_priorities_keep_the_order_of_arrival() -> None:
@@ -31,16 +27,14 @@ def test_a_row_that_continues_has_all_its_tokens() -> None:
     waiting = entry(4, prompt=2, tokens=8)
     waiting.generated = [7, 8]
     row = waiting.to_row()
-    assert (row.rid, row.token_ids, row.prompt_length, row.max_tokens) == (4, [1, 1, 7, 8], 2, 8)
-    assert row.speculation is None
-    waiting.request.speculation = False
-    assert waiting.to_row().speculation is False
+    assert (row.token_ids, row.prompt_length) == ([1, 1, 7, 8], 2)
+    assert row.options is waiting.request.options
 
 
 def test_expired_requests_are_taken_out() -> None:
     queue = WaitingQueue(5.0)
-    queue.push(Entry(submit(1, deadline=3.0), 0.0, 0.0))
-    queue.push(Entry(submit(2, deadline=2.0), 0.0, 0.0))
+    queue.push(entry(1, deadline=3.0))
+    queue.push(entry(2, deadline=2.0))
     queue.push(entry(3))
     deadlines = [queue.next_deadline]
     assert [one.rid for one in queue.take_expired(2.0)] == [2]

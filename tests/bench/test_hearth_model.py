@@ -8,7 +8,7 @@ from bench.worker_messages import Job
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.errors import HearthError
 from runtime.options import RuntimeOptions
-from runtime.request import GenerationRequest, RowRequest
+from runtime.request import GenerationRequest, RequestOptions, RowRequest
 
 PROMPT = [5, 77, 200, 31]
 
@@ -23,7 +23,11 @@ def test_its_steps_are_those_of_a_whole_request(toy: Path) -> None:
     model = HearthModel(job(toy, 10))
     stepped = [model.first, *(model.step() for _ in range(10))]
     runtime = LLMInferenceRuntime.open(toy, RuntimeOptions(threads=1))
-    row = RowRequest(token_ids=list(PROMPT), prompt_length=4, max_tokens=11, ignore_eos=True)
+    row = RowRequest(
+        token_ids=list(PROMPT),
+        prompt_length=4,
+        options=RequestOptions(max_tokens=11, ignore_eos=True),
+    )
     assert stepped == runtime.handle_request(GenerationRequest(rows=[row])).rows[0].token_ids
     runtime.close()
 

@@ -22,9 +22,9 @@ def test_a_mixed_step_is_compared_with_the_dearer_kind(
     asked: list[list[bool | None]] = []
 
     def fake(_runtime: LLMInferenceRuntime, rows: list[RowRequest]) -> BatchRun:
-        wishes = [row.speculation for row in rows]
+        wishes = [row.options.speculation for row in rows]
         asked.append(wishes)
-        assert all(row.ignore_eos for row in rows)
+        assert all(row.options.ignore_eos for row in rows)
         kind, seconds = ("verify", 0.003 * sum(map(bool, wishes))) if any(wishes) else ("decode", 1)
         steps = [TimedStep("prefill", 9.0, 4), TimedStep(kind, seconds, 4)]  # type: ignore[arg-type]
         # A step with fewer rows does not count.

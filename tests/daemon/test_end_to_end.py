@@ -20,7 +20,7 @@ from hearth_client import (
 
 from daemon.own_daemon import OwnDaemon, own_daemon
 from runtime.decoding.runtime import LLMInferenceRuntime
-from runtime.request import GenerationRequest, RowRequest
+from runtime.request import GenerationRequest, RequestOptions, RowRequest
 from runtime.text import Tokenizer
 
 CAPACITY = 96
@@ -44,7 +44,9 @@ def slow(tiny_engine: Path) -> Iterator[OwnDaemon]:
 def greedy_here(engine: Path, ids: list[int], max_tokens: int) -> tuple[list[int], str]:
     runtime = LLMInferenceRuntime.open(engine)
     try:
-        row = RowRequest(token_ids=ids, prompt_length=len(ids), max_tokens=max_tokens)
+        row = RowRequest(
+            token_ids=ids, prompt_length=len(ids), options=RequestOptions(max_tokens=max_tokens)
+        )
         response = runtime.handle_request(GenerationRequest(rows=[row]), Tokenizer.open(engine))
     finally:
         runtime.close()

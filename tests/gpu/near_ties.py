@@ -2,10 +2,12 @@
 
 from typing import NamedTuple
 
-from runtime.decoding.runtime import LLMInferenceRuntime
-from runtime.request import GenerationRequest, RowRequest, SamplingParams
+from msgspec import structs
 
-GREEDY = SamplingParams(logprobs=2)
+from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.request import GenerationRequest, RequestOptions, RowRequest
+
+GREEDY = RequestOptions(logprobs=2)
 """Greedy, with what the lead of each token over the second is read from."""
 
 
@@ -29,9 +31,7 @@ def greedy_row(token_ids: list[int], max_tokens: int, *, ignore_eos: bool = Fals
     return RowRequest(
         token_ids=token_ids,
         prompt_length=len(token_ids),
-        max_tokens=max_tokens,
-        sampling=GREEDY,
-        ignore_eos=ignore_eos,
+        options=structs.replace(GREEDY, max_tokens=max_tokens, ignore_eos=ignore_eos),
     )
 
 

@@ -8,7 +8,7 @@ from msgspec import structs
 from daemon.example_home import EXAMPLE_HOME
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.device.cuda.stream import CudaEvent, CudaStream
-from runtime.request import GenerationRequest, RowRequest, SamplingParams
+from runtime.request import GenerationRequest, RequestOptions, RowRequest
 from runtime.text import Tokenizer
 from tests.gpu.near_ties import divergences, greedy_row, references
 
@@ -77,18 +77,23 @@ def test_prompts_of_all_lengths_share_a_batch(
 def test_a_seed_gives_the_same_tokens_again(
     gpu_runtime: LLMInferenceRuntime, prompts: list[list[int]]
 ) -> None:
-    sampling = SamplingParams(
-        temperature=1.2, top_p=0.95, top_k=40, repetition_penalty=1.1, seed=5, logprobs=3
+    sampling = RequestOptions(
+        max_tokens=40,
+        ignore_eos=True,
+        temperature=1.2,
+        top_p=0.95,
+        top_k=40,
+        repetition_penalty=1.1,
+        seed=5,
+        logprobs=3,
     )
     rows = [
-        structs.replace(
-            greedy_row(prompt, 40), sampling=structs.replace(sampling, seed=place), ignore_eos=True
-        )
+        structs.replace(greedy_row(prompt, 40), options=structs.replace(sampling, seed=place))
         for place, prompt in enumerate(prompts[:8])
     ]
     first = _tokens(gpu_runtime, rows)
     assert first == _tokens(gpu_runtime, rows)
-    others = [structs.replace(row, sampling=structs.replace(row.sampling, seed=99)) for row in rows]
+    others = [structs.replace(row, options=structs.replace(row.options, seed=99)) for row in rows]
     assert first != _tokens(gpu_runtime, others)
 
 

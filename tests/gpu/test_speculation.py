@@ -51,7 +51,7 @@ def speculating(
         for place, prompt in enumerate(held_out()[:: 1200 // PROMPTS][:PROMPTS])
     ]
     with closing(LLMInferenceRuntime.open(folder, RuntimeOptions())) as plain:
-        longest = max(len(row.token_ids) + row.max_tokens for row in rows)
+        longest = max(len(row.token_ids) + (row.options.max_tokens or 0) for row in rows)
         assert longest + LARGEST_TREE <= plain.capacity, "rounds need room behind every row"
         plain.capture([plain.max_batch])
         wanted = references(plain, rows)
@@ -85,7 +85,10 @@ def test_greedy_tokens_are_those_of_plain_decoding(speculating: Speculating, bat
 
 def test_rows_of_both_kinds_share_a_batch(speculating: Speculating) -> None:
     runtime, rows, plain = speculating
-    mixed = [structs.replace(row, speculation=place % 2 == 0) for place, row in enumerate(rows[:8])]
+    mixed = [
+        structs.replace(row, options=structs.replace(row.options, speculation=place % 2 == 0))
+        for place, row in enumerate(rows[:8])
+    ]
     found = runtime.handle_request(GenerationRequest(rows=mixed)).rows
     parted = divergences([row.token_ids for row in found], plain[:8])
     assert [one for one in parted if one.lead >= NEAR_TIE] == []

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.executor.simulated_engine import simulated_config
-from runtime.request import RowRequest, RowToken
+from runtime.request import RequestOptions, RowRequest, RowToken
 from runtime.rows import DecodingInferenceContext, DecodingRow, RowState
 from runtime.sampling import Sample
 
@@ -11,7 +11,9 @@ CONFIG = simulated_config(vocab_size=50, eos_token_ids=(0, 7))
 
 def _request(tokens: int = 3, max_tokens: int = 5, *, ignore_eos: bool = False) -> RowRequest:
     return RowRequest(
-        token_ids=[1] * tokens, prompt_length=tokens, max_tokens=max_tokens, ignore_eos=ignore_eos
+        token_ids=[1] * tokens,
+        prompt_length=tokens,
+        options=RequestOptions(max_tokens=max_tokens, ignore_eos=ignore_eos),
     )
 
 
@@ -62,7 +64,9 @@ def test_end_tokens_can_be_ignored() -> None:
 
 
 def test_max_tokens_counts_what_was_generated_before() -> None:
-    request = RowRequest(token_ids=[1, 2, 3, 4], prompt_length=2, max_tokens=3)
+    request = RowRequest(
+        token_ids=[1, 2, 3, 4], prompt_length=2, options=RequestOptions(max_tokens=3)
+    )
     row = DecodingRow(0, request, CONFIG)
     assert _taken(row, 9).finish == "length"
     assert row.generated == [3, 4, 9]

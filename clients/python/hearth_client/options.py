@@ -13,7 +13,7 @@ Turns = Sequence[Message | Mapping[str, str]]
 class GenerateOptions(TypedDict, total=False):
     """What `generate` may be given; PROTOCOL.md has ranges and defaults."""
 
-    max_tokens: int
+    max_tokens: int | None
     temperature: float
     top_k: int
     top_p: float

@@ -53,7 +53,7 @@ class Generate(Request, tag="generate"):
     id: Id
     messages: Annotated[list[Message], Meta(min_length=1, max_length=256)] | None = None
     prompt: Text | None = None
-    max_tokens: Annotated[int, Meta(ge=1, le=1 << 20)] = 256
+    max_tokens: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
     temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 0.0
     top_k: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0

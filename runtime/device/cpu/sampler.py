@@ -37,7 +37,7 @@ class CpuBatchSampler:
     def begin(self, rows: Sequence[RowRequest]) -> None:
         """Take the settings and histories of a batch."""
         self._rows = [
-            RowSampler(row.sampling, row.token_ids, row.prompt_length, self._vocab_size)
+            RowSampler(row.options, row.token_ids, row.prompt_length, self._vocab_size)
             for row in rows
         ]
 

@@ -1,6 +1,7 @@
 import numpy as np
+from numpy.typing import NDArray
 
-from runtime.request import SamplingParams
+from runtime.request import RequestOptions
 
 # `Row` of kernels/sampling_rows.cuh and the flags of its tables.
 ROW = np.dtype(
@@ -23,7 +24,7 @@ _SMALLEST = float(np.finfo(np.float32).tiny)
 SettingsRow = tuple[int, float, float, float, float, float, float, int, int, int]
 
 
-def row_settings(params: SamplingParams, vocab_size: int) -> SettingsRow:
+def row_settings(params: RequestOptions, vocab_size: int) -> SettingsRow:
     """A row's settings as a value of `ROW`; filters that keep every token are off."""
     penalised = (
         params.repetition_penalty != 1
@@ -33,7 +34,7 @@ def row_settings(params: SamplingParams, vocab_size: int) -> SettingsRow:
     # As in `runtime.sampling.draw.tempered`: above 0, but too small for a float32.
     temperature = max(params.temperature, _SMALLEST) if params.temperature else 0.0
     return (
-        params.seed,
+        params.seed or 0,
         params.top_p,
         temperature,
         params.min_p,
@@ -44,6 +45,12 @@ def row_settings(params: SamplingParams, vocab_size: int) -> SettingsRow:
         -1 if params.logprobs is None else params.logprobs,
         (HISTORY if penalised else 0) | (BIAS if params.logit_bias else 0),
     )
+
+
+def row_biases(params: RequestOptions) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Biased tokens and their biases."""
+    ids = np.array([token_id for token_id, _ in params.logit_bias], np.int32)
+    return ids, np.array([bias for _, bias in params.logit_bias], np.float32)
 
 
 def needs_row_kernel(settings: SettingsRow) -> bool:

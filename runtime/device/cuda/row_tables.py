@@ -64,12 +64,10 @@ class RowTables:
             self._count.arguments[3].value = max(0, request.prompt_length - first)
             self._count.launch(-(-ids.size // _THREADS))
 
-    def set_bias(self, row: int, bias: dict[int, float]) -> None:
+    def set_bias(self, row: int, ids: NDArray[np.int32], values: NDArray[np.float32]) -> None:
         """Take a row's logit bias; its ids were checked against the vocabulary."""
         self._zero(self.bias, row)
         self._bias.arguments[0].value = self._row(self.bias, row)
-        ids = np.fromiter(bias.keys(), np.int32)
-        values = np.fromiter(bias.values(), np.float32)
         for first in range(0, ids.size, _PIECE):
             part = slice(first, first + _PIECE)
             self._ring.upload(self._ids.address, ids[part])

@@ -14,6 +14,7 @@ from runtime.device.cuda.row_settings import (
     ROW,
     SettingsRow,
     needs_row_kernel,
+    row_biases,
     row_settings,
 )
 from runtime.device.cuda.row_tables import RowTables
@@ -22,8 +23,7 @@ from runtime.device.cuda.upload import UploadRing
 from runtime.device.cuda.walks import PARTIAL, CudaPendingPaths, TreeWalks, empty_partial
 from runtime.device.device import MOST_GPU_ROWS, SamplerBuffers
 from runtime.errors import HearthError
-from runtime.request import RowRequest
-from runtime.sampling.limits import check_sampling
+from runtime.request import RowRequest, check_options
 
 _SCAN_THREADS, _PICK_THREADS = 256, 1024
 # A block of the scan reads this many logits at least; more blocks than that serve no purpose.
@@ -94,13 +94,13 @@ class CudaBatchSampler:
         if len(rows) > self._capacity:
             raise HearthError("internal", f"{len(rows)} rows exceed {self._capacity}")
         for request in rows:
-            check_sampling(request.sampling, self._vocab_size)
-        settings = [row_settings(request.sampling, self._vocab_size) for request in rows]
+            check_options(request.options, self._vocab_size)
+        settings = [row_settings(request.options, self._vocab_size) for request in rows]
         for row, request in enumerate(rows):
             if settings[row][-1] & HISTORY:
                 self._tables.count(row, request)
             if settings[row][-1] & BIAS:
-                self._tables.set_bias(row, request.sampling.logit_bias)
+                self._tables.set_bias(row, *row_biases(request.options))
         self._take(settings)
 
     def allow(self, row: int, mask: NDArray[np.uint32] | None) -> None:

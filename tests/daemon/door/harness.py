@@ -115,11 +115,12 @@ class FakeActors:
             await self._count(message, 1 if word == "early" else 0, flood=word == "flood")
 
     async def _count(self, message: m.Prepare, first: int, *, flood: bool) -> None:
-        for index in range(first, message.max_tokens):
+        limit = message.request.options.max_tokens or 256
+        for index in range(first, limit):
             if message.rid in self.cancelled:
                 return
             await anyio.sleep(0 if flood else self.step_s)
-            last = index == message.max_tokens - 1
+            last = index == limit - 1
             await self._send(self._row(message.rid, index, last=last, width=1000 * flood))
 
     @staticmethod

@@ -7,10 +7,11 @@ from hearth_client.protocol import ClientMessage, Detokenize, Generate, Message,
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.messages import ChatTurn, Convert
+from actors.messages import ChatTurn, Convert, Prepare, Request
 from daemon.door.faults import DECODE_ERRORS, explain, fields_of
 from daemon.door.wire import MessageError, convert, decode, prepare
 from runtime.errors import CODES, HearthError
+from runtime.request import RequestOptions
 from tests.clients.vectors import load
 
 encode = msgspec.msgpack.encode
@@ -127,31 +128,31 @@ def test_generations_become_what_the_tokenizer_is_asked() -> None:
             logit_bias=[(3, 1.5)],
             stop=["END"],
             logprobs=0,
+            seed=77,
             ignore_eos=True,
             priority=2,
         ),
         rid=9,
-        seed=77,
         deadline=12.5,
     )
-    assert (asked.rid, asked.max_tokens, asked.deadline, asked.priority) == (9, 7, 12.5, 2)
-    assert asked.turns == [ChatTurn("user", "hi")]
-    assert (asked.prompt, asked.stop, asked.ignore_eos) == (None, ["END"], True)
-    sampling = asked.sampling
-    assert (sampling.temperature, sampling.logit_bias, sampling.seed) == (0.5, {3: 1.5}, 77)
-    assert sampling.logprobs == 0
-    assert asked.speculation is None
-    declined = Generate(id="a", prompt="x", speculation=False)
-    assert prepare(declined, 1, 77, None).speculation is False
-    assert prepare(Generate(id="a", prompt="x", seed=0), 1, 77, None).sampling.seed == 0
+    options = RequestOptions(
+        max_tokens=7,
+        temperature=0.5,
+        logit_bias=((3, 1.5),),
+        seed=77,
+        stop=("END",),
+        logprobs=0,
+        ignore_eos=True,
+    )
+    assert asked == Prepare(Request(9, options, 2, 12.5), [ChatTurn("user", "hi")], None)
+    seeded = prepare(Generate(id="a", prompt="x", seed=0, speculation=False), 1, None)
+    assert seeded.request.options == RequestOptions(seed=0, speculation=False)
 
 
 def test_every_option_of_generate_reaches_the_actors() -> None:
     """A field added to the protocol must be passed on or refused, never ignored."""
-    passed = {"id", "messages", "prompt", "deadline_s", "timestamps"}
-    asked = prepare(Generate(id="a", prompt="x"), 1, 0, None)
-    known = passed | set(asked.__struct_fields__) | set(asked.sampling.__struct_fields__)
-    assert set(Generate.__struct_fields__) <= known
+    passed = {"id", "messages", "prompt", "deadline_s", "priority", "timestamps"}
+    assert set(Generate.__struct_fields__) == passed | set(RequestOptions.__struct_fields__)
 
 
 def test_conversions_become_what_the_tokenizer_is_asked() -> None:

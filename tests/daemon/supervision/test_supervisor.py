@@ -22,6 +22,7 @@ from actors.messages import (
     BatchEnded,
     DoorMessage,
     ExecutorMetrics,
+    Request,
     RowsFailed,
     SchedulerControl,
     SchedulerMessage,
@@ -37,7 +38,7 @@ from daemon.supervision.supervisor import StopTimes, Supervisor
 from runtime.engine_folder import write_config
 from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
-from runtime.request import SamplingParams
+from runtime.request import RequestOptions
 
 DEADLINES = Deadlines(hello_s=20, load_s=20, progress_s=20, pause_s=0.05)
 SETTINGS = Settings(engine_kind="simulated", step_ms=5.0, fill_wait_ms=1.0)
@@ -105,7 +106,8 @@ class House:
             await self.changed.wait()
 
     def submit(self, rid: int, tokens: int) -> None:
-        self.to_scheduler.post(Submit(rid, [1, 2, 3], tokens, SamplingParams(), ignore_eos=True))
+        options = RequestOptions(max_tokens=tokens, ignore_eos=True)
+        self.to_scheduler.post(Submit(Request(rid, options), [1, 2, 3]))
 
     async def hear(self) -> TokenizerMessage:
         """The next message to the tokenizer, which passes on the end of a batch."""

@@ -1,6 +1,7 @@
 from collections.abc import Iterator, Sequence
 
 import pytest
+from msgspec import structs
 
 from runtime.decoding.batch_runtime import StepResult
 from runtime.decoding.completion import complete
@@ -8,6 +9,7 @@ from runtime.errors import HearthError
 from runtime.request import (
     FinishReason,
     GenerationRequest,
+    RequestOptions,
     RowRequest,
     RowToken,
     TopLogprob,
@@ -16,7 +18,11 @@ from runtime.text import Tokenizer
 from tests.actors.fake_runtime import FakeRuntime
 from tests.runtime.conftest import EngineFolders
 
-ROW = RowRequest(token_ids=[1], prompt_length=1, max_tokens=99)
+ROW = RowRequest(token_ids=[1], prompt_length=1, options=RequestOptions(max_tokens=99))
+
+
+def until(stop: str) -> RowRequest:
+    return structs.replace(ROW, options=structs.replace(ROW.options, stop=(stop,)))
 
 
 class _Script(FakeRuntime):
@@ -101,7 +107,7 @@ def test_a_stop_string_ends_the_row_and_overrides_its_reason(
     tokenizer: Tokenizer, finish: FinishReason | None
 ) -> None:
     script = _Script(*_spoken(tokenizer, "the lamp is on", finish))
-    request = GenerationRequest(rows=[ROW], stop=[("on",)])
+    request = GenerationRequest(rows=[until("on")])
     (row,) = complete(script, request, tokenizer).rows
     assert (row.text, row.finish_reason) == ("the lamp is ", "stop")
     assert script.left == [0]
@@ -111,7 +117,7 @@ def test_what_the_same_step_gave_behind_a_stop_string_is_dropped(tokenizer: Toke
     ids = tokenizer.encode("the lamp is on")
     tokens = [RowToken(0, token) for token in ids]
     tokens.append(RowToken(0, ids[0], finish="length"))
-    request = GenerationRequest(rows=[ROW], stop=[("lamp",)])
+    request = GenerationRequest(rows=[until("lamp")])
     (row,) = complete(_Script([], tokens), request, tokenizer).rows
     assert (row.text, row.finish_reason) == ("the ", "stop")
     assert row.token_ids == ids[: len(row.token_ids)]
@@ -120,7 +126,7 @@ def test_what_the_same_step_gave_behind_a_stop_string_is_dropped(tokenizer: Toke
 
 def test_a_beginning_of_a_stop_string_is_released_at_the_end(tokenizer: Tokenizer) -> None:
     script = _Script(*_spoken(tokenizer, "lamp o", "length"))
-    request = GenerationRequest(rows=[ROW], stop=[("on",)])
+    request = GenerationRequest(rows=[until("on")])
     (row,) = complete(script, request, tokenizer).rows
     assert (row.text, row.finish_reason) == ("lamp o", "length")
 
@@ -128,15 +134,9 @@ def test_a_beginning_of_a_stop_string_is_released_at_the_end(tokenizer: Tokenize
 def test_stop_strings_need_a_tokenizer() -> None:
     script = _Script([])
     with pytest.raises(HearthError) as caught:
-        complete(script, GenerationRequest(rows=[ROW], stop=[("x",)]), None)
+        complete(script, GenerationRequest(rows=[until("x")]), None)
     assert (caught.value.code, caught.value.field) == ("unsupported_option", "stop")
-    assert complete(_Script([]), GenerationRequest(rows=[ROW], stop=[()]), None).steps == 1
-
-
-def test_stop_strings_are_given_by_row() -> None:
-    with pytest.raises(HearthError, match="1 entries for 2 rows") as caught:
-        complete(_Script([]), GenerationRequest(rows=[ROW, ROW], stop=[()]), None)
-    assert caught.value.field == "stop"
+    assert complete(_Script([]), GenerationRequest(rows=[ROW]), None).steps == 1
 
 
 def test_the_batch_is_ended_when_a_step_fails() -> None:

@@ -13,7 +13,7 @@ from runtime.decoding import speculative
 from runtime.device.cpu.sampler import CpuBatchSampler
 from runtime.device.device import AcceptedPath
 from runtime.errors import HearthError
-from runtime.request import RowRequest, RowToken, SamplingParams
+from runtime.request import RequestOptions, RowRequest, RowToken
 from runtime.rows import DecodingRow
 from tests.runtime.decoding.test_speculative import NODES, drain, expected, make, row
 
@@ -35,7 +35,7 @@ CAUGHT_BY = {
         "device.test_tree_proposals.test_an_unstable_order_of_equal_scores_is_caught",
     ),
 }
-HOT = SamplingParams(temperature=40.0, seed=11)
+HOT = RequestOptions(temperature=40.0, seed=11)
 Check = Callable[[], None]
 
 
@@ -97,7 +97,8 @@ def test_a_tree_beyond_the_capacity_is_caught(reserve: int) -> None:
 def sampled(*, speculation: bool) -> list[int]:
     """A text drawn with a seed."""
     runtime, _ = make(lambda _: 2)
-    runtime.admit([structs.replace(row([3], 20, speculation=speculation), sampling=HOT)])
+    asked = structs.replace(HOT, max_tokens=20, speculation=speculation)
+    runtime.admit([RowRequest(token_ids=[3], prompt_length=1, options=asked)])
     tokens, steps = drain(runtime)
     assert {step.kind for step in steps[1:]} == {"verify" if speculation else "decode"}
     return tokens[0]
@@ -113,7 +114,7 @@ def test_sampling_that_is_forced_greedy_is_caught(monkeypatch: pytest.MonkeyPatc
     begin = CpuBatchSampler.begin
 
     def begin_greedy(sampler: CpuBatchSampler, rows: Sequence[RowRequest]) -> None:
-        begin(sampler, [structs.replace(one, sampling=SamplingParams()) for one in rows])
+        begin(sampler, [structs.replace(one, options=RequestOptions()) for one in rows])
 
     monkeypatch.setattr(CpuBatchSampler, "begin", begin_greedy)
     assert fails(text_is_that_of_vanilla_steps)

@@ -15,7 +15,7 @@ from runtime.decoding.deployment import (
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.errors import HearthError
 from runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
-from runtime.request import GenerationRequest, RowRequest, SamplingParams
+from runtime.request import GenerationRequest, RequestOptions, RowRequest
 from tests.runtime.engine_configs import draft_config, small_config
 from tests.runtime.export.trees import export_with_draft
 
@@ -206,9 +206,7 @@ def test_an_engine_of_chains_gives_the_text_of_plain_decoding(tmp_path: Path, di
                 RowRequest(
                     token_ids=[3 + row, 9, 4, 9, 4],
                     prompt_length=5,
-                    max_tokens=20 + row,
-                    sampling=SamplingParams(temperature=0),
-                    ignore_eos=True,
+                    options=RequestOptions(max_tokens=20 + row, ignore_eos=True, temperature=0),
                 )
                 for row in range(3)
             ]
@@ -221,7 +219,11 @@ def test_an_engine_of_chains_gives_the_text_of_plain_decoding(tmp_path: Path, di
 @pytest.mark.parametrize("capacity", [2, 8])
 def test_a_capacity_below_the_trees_serves_the_same_text(tmp_path: Path, capacity: int) -> None:
     folder = export_with_draft("qwen3", tmp_path, capacity=64)
-    row = RowRequest(token_ids=[3], prompt_length=1, max_tokens=capacity - 1, ignore_eos=True)
+    row = RowRequest(
+        token_ids=[3],
+        prompt_length=1,
+        options=RequestOptions(max_tokens=capacity - 1, ignore_eos=True),
+    )
     answers = []
     for method in ("off", "auto", "lookup"):
         speculation = SpeculationOptions(method=method, adaptive=False)

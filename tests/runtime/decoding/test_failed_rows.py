@@ -18,7 +18,7 @@ from runtime.executor.simulated_engine import (
     simulated_config,
     simulated_next_tokens,
 )
-from runtime.request import RowRequest
+from runtime.request import RequestOptions, RowRequest
 
 VOCAB, POISON, ENDS = 40, 7, (0,)
 CONFIG = simulated_config(
@@ -50,17 +50,21 @@ def runtime(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def row(token_ids: list[int], max_tokens: int) -> RowRequest:
-    return RowRequest(token_ids=token_ids, prompt_length=len(token_ids), max_tokens=max_tokens)
+    return RowRequest(
+        token_ids=token_ids,
+        prompt_length=len(token_ids),
+        options=RequestOptions(max_tokens=max_tokens),
+    )
 
 
 def expected(request: RowRequest) -> list[int]:
     """The row's tokens, -1 where it fails: when `POISON` is in what was fed."""
-    grown = list(request.token_ids)
-    while POISON not in grown and len(grown) < request.prompt_length + request.max_tokens:
+    grown, limit = list(request.token_ids), request.options.max_tokens or 0
+    while POISON not in grown and len(grown) < request.prompt_length + limit:
         newest, position = np.array(grown[-1:]), np.array([len(grown) - 1])
         grown += simulated_next_tokens(newest, position, VOCAB, ENDS).tolist()
     made = grown[request.prompt_length :]
-    fails = POISON in grown and len(made) < request.max_tokens
+    fails = POISON in grown and len(made) < limit
     return [*made, -1] if fails else made
 
 

@@ -4,7 +4,8 @@ from msgspec import structs
 from runtime.decoding.limits import check_row
 from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
-from runtime.request import RowRequest
+from runtime.request import RequestOptions, RowRequest
+from runtime.rows import tokens_to_generate
 
 CONFIG = structs.replace(
     simulated_config(vocab_size=100, capacity=64), max_supported_input_length=40
@@ -15,7 +16,11 @@ def _row(
     tokens: int = 3, prompt: int | None = None, max_tokens: int = 5, token_id: int = 1
 ) -> RowRequest:
     length = tokens if prompt is None else prompt
-    return RowRequest(token_ids=[token_id] * tokens, prompt_length=length, max_tokens=max_tokens)
+    return RowRequest(
+        token_ids=[token_id] * tokens,
+        prompt_length=length,
+        options=RequestOptions(max_tokens=max_tokens),
+    )
 
 
 @pytest.mark.parametrize(
@@ -52,3 +57,12 @@ def test_a_row_beyond_a_limit_is_refused_by_field(row: RowRequest, code: str, fi
     with pytest.raises(HearthError) as caught:
         check_row(CONFIG, row)
     assert (caught.value.code, caught.value.field) == (code, field)
+
+
+def test_without_a_limit_a_row_takes_what_fits() -> None:
+    unlimited = RowRequest(token_ids=[1] * 40, prompt_length=40)
+    check_row(CONFIG, unlimited)
+    assert tokens_to_generate(unlimited, CONFIG) == 24
+    with pytest.raises(HearthError) as caught:
+        check_row(structs.replace(CONFIG, max_kv_cache_capacity=40), unlimited)
+    assert (caught.value.code, caught.value.field) == ("capacity_exceeded", "token_ids")

@@ -12,13 +12,13 @@ from runtime.decoding.deployment import DeploymentConfig
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.executor.engine import EngineOptions
 from runtime.options import RuntimeOptions
-from runtime.request import GenerationRequest, RowRequest, SamplingParams
+from runtime.request import GenerationRequest, RequestOptions, RowRequest
 from tests.references import NAMES, reference_logits
 from tests.runtime.caches.views import cache_view
 from tests.runtime.conftest import EngineFolders
 
 LENGTHS = (3, 40, 17, 1, 250, 8, 25, 90)
-SAMPLED = SamplingParams(temperature=1.0, top_p=0.95, repetition_penalty=1.1)
+SAMPLED = RequestOptions(temperature=1.0, top_p=0.95, repetition_penalty=1.1)
 
 
 def _open(folder: Path, chunk: int = 256) -> LLMInferenceRuntime:
@@ -40,9 +40,11 @@ def _rows(*, sampled: bool = False, max_tokens: int = 12) -> list[RowRequest]:
         RowRequest(
             token_ids=numbers.integers(3, 288, length).tolist(),
             prompt_length=length,
-            max_tokens=max_tokens + index,
-            sampling=structs.replace(SAMPLED, seed=index) if sampled else SamplingParams(),
-            ignore_eos=True,
+            options=structs.replace(
+                structs.replace(SAMPLED, seed=index) if sampled else RequestOptions(),
+                max_tokens=max_tokens + index,
+                ignore_eos=True,
+            ),
         )
         for index, length in enumerate(LENGTHS)
     ]
@@ -64,8 +66,9 @@ def test_greedy_tokens_are_those_of_the_reference(
         RowRequest(
             token_ids=row.token_ids[: row.prompt_length],
             prompt_length=row.prompt_length,
-            max_tokens=len(row.token_ids) - row.prompt_length,
-            ignore_eos=True,
+            options=RequestOptions(
+                max_tokens=len(row.token_ids) - row.prompt_length, ignore_eos=True
+            ),
         )
         for row in stored
     ]

@@ -15,7 +15,7 @@ from runtime.executor.engine import EngineOptions
 from runtime.executor.engine_executor import EngineExecutor
 from runtime.executor.simulated_engine import simulated_config, simulated_next_tokens
 from runtime.options import RuntimeOptions
-from runtime.request import GenerationRequest, RowRequest, SamplingParams
+from runtime.request import GenerationRequest, RequestOptions, RowRequest
 
 CONFIG = simulated_config(vocab_size=97, layers=2, max_batch=4, capacity=600, prefill_chunk=16)
 
@@ -30,7 +30,9 @@ def runtime(request: pytest.FixtureRequest) -> LLMInferenceRuntime:
 
 def _row(token_ids: list[int], max_tokens: int = 5, prompt: int | None = None) -> RowRequest:
     length = len(token_ids) if prompt is None else prompt
-    return RowRequest(token_ids=token_ids, prompt_length=length, max_tokens=max_tokens)
+    return RowRequest(
+        token_ids=token_ids, prompt_length=length, options=RequestOptions(max_tokens=max_tokens)
+    )
 
 
 def _expected(token_ids: list[int], tokens: int) -> list[int]:
@@ -158,7 +160,7 @@ def test_a_batch_is_refused_whole(runtime: LLMInferenceRuntime) -> None:
 def test_settings_of_sampling_are_checked_first(
     runtime: LLMInferenceRuntime,
 ) -> None:
-    row = structs.replace(_row([3]), sampling=SamplingParams(temperature=-1.0))
+    row = structs.replace(_row([3]), options=RequestOptions(temperature=-1.0))
     for call in (runtime.check, lambda bad: runtime.admit([bad])):
         with pytest.raises(HearthError) as caught:
             call(row)

@@ -21,7 +21,7 @@ from runtime.errors import HearthError
 from runtime.executor.engine import EngineOptions
 from runtime.executor.simulated_engine import simulated_config, simulated_next_tokens
 from runtime.options import SpeculationOptions
-from runtime.request import RowRequest, RowRound
+from runtime.request import RequestOptions, RowRequest, RowRound
 from runtime.rows import DecodingRow
 
 NODES = 5
@@ -102,8 +102,7 @@ def row(token_ids: list[int], max_tokens: int, *, speculation: bool | None = Non
     return RowRequest(
         token_ids=token_ids,
         prompt_length=len(token_ids),
-        max_tokens=max_tokens,
-        speculation=speculation,
+        options=RequestOptions(max_tokens=max_tokens, speculation=speculation),
     )
 
 

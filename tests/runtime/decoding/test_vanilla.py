@@ -11,7 +11,7 @@ from runtime.device.device import SamplerBuffers
 from runtime.executor.engine import EngineOptions
 from runtime.executor.engine_executor import EngineExecutor
 from runtime.executor.simulated_engine import simulated_config
-from runtime.request import RowRequest
+from runtime.request import RequestOptions, RowRequest
 from runtime.rows import DecodingInferenceContext, RowState
 from runtime.sampling import RowSampler, Sample, sample_rows
 from runtime.steps.engine_runner import LLMEngineRunner
@@ -61,7 +61,11 @@ class _Steps(LLMEngineRunner):
 def _started(*lengths: int) -> tuple[_Steps, VanillaStrategy, DecodingInferenceContext]:
     runner = _Steps()
     requests = [
-        RowRequest(token_ids=list(range(1, length + 1)), prompt_length=length, max_tokens=9)
+        RowRequest(
+            token_ids=list(range(1, length + 1)),
+            prompt_length=length,
+            options=RequestOptions(max_tokens=9),
+        )
         for length in lengths
     ]
     runner.reset(len(requests))

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
+from msgspec import structs
 
 from runtime.device.arrays import RowMove
 from runtime.device.device import (
@@ -20,17 +21,17 @@ from runtime.device.device import (
     TreeBuffers,
     TreeOps,
 )
-from runtime.request import RowRequest, SamplingParams
+from runtime.request import RequestOptions, RowRequest
 from runtime.sampling import RowSampler
 from runtime.tensors.tensor import Tensor
 
 VOCAB, HEADS, SLOTS, MOST_ACCEPTED, HIDDEN = 12, 2, 160, 24, 2
 KEYS = np.random.default_rng(1).integers(1 << 50, size=(SLOTS, VOCAB))
 SAMPLING = (
-    SamplingParams(),
-    SamplingParams(temperature=0.9, top_p=0.9, seed=3),
-    SamplingParams(temperature=1.3, repetition_penalty=1.3, frequency_penalty=0.6, seed=4),
-    SamplingParams(presence_penalty=0.8, logit_bias={2: 1.0}),
+    RequestOptions(),
+    RequestOptions(temperature=0.9, top_p=0.9, seed=3),
+    RequestOptions(temperature=1.3, repetition_penalty=1.3, frequency_penalty=0.6, seed=4),
+    RequestOptions(presence_penalty=0.8, logit_bias=((2, 1.0),)),
 )
 INT, ID = np.dtype(np.int64), np.dtype(np.int32)
 
@@ -47,7 +48,7 @@ def states(tokens: Sequence[int]) -> list[int]:
     return [sum(keys[: place + 1]) for place in range(len(keys))]
 
 
-def vanilla(prompt: Sequence[int], params: SamplingParams, length: int) -> list[int]:
+def vanilla(prompt: Sequence[int], params: RequestOptions, length: int) -> list[int]:
     """Prompt and continuation, one token after the other."""
     text, row = list(prompt), RowSampler(params, prompt, len(prompt), VOCAB)
     for _ in range(length):
@@ -124,7 +125,11 @@ class Rounds:
         )
         self.sampler.begin(
             [
-                RowRequest(token_ids=prompt, prompt_length=len(prompt), max_tokens=99, sampling=one)
+                RowRequest(
+                    token_ids=prompt,
+                    prompt_length=len(prompt),
+                    options=structs.replace(one, max_tokens=99),
+                )
                 for prompt, one in zip(prompts, params, strict=True)
             ]
         )

@@ -18,7 +18,7 @@ from runtime.device.device import TreeBuffers
 from runtime.drafting.eagle import EagleProposer
 from runtime.executor.engine import EngineOptions
 from runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
-from runtime.request import RowRequest, SamplingParams
+from runtime.request import RequestOptions, RowRequest
 from runtime.rows import DecodingRow
 from tests.eagle_models import DraftReference
 from tests.references import reference_folder
@@ -146,9 +146,9 @@ def _requests(lengths: Sequence[int], seed: int = 0) -> list[RowRequest]:
         RowRequest(
             token_ids=random.integers(3, 60, length).tolist(),
             prompt_length=length,
-            max_tokens=6 + 3 * place,
-            sampling=SamplingParams(temperature=5.0, seed=place),
-            ignore_eos=True,
+            options=RequestOptions(
+                max_tokens=6 + 3 * place, ignore_eos=True, temperature=5.0, seed=place
+            ),
         )
         for place, length in enumerate(lengths)
     ]

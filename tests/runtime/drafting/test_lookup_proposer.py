@@ -5,7 +5,7 @@ from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.device.device import TreeBuffers
 from runtime.drafting.lookup_proposer import LookupProposer
 from runtime.options import SpeculationOptions
-from runtime.request import RowRequest
+from runtime.request import RequestOptions, RowRequest
 from runtime.rows import DecodingRow
 from runtime.steps.pipeline_io import PipelineIO
 from tests.runtime.engine_configs import small_config
@@ -17,7 +17,9 @@ NEW = [10, 11, 12, 13]
 
 
 def _row(index: int, token_ids: list[int]) -> DecodingRow:
-    request = RowRequest(token_ids=token_ids, prompt_length=len(token_ids), max_tokens=9)
+    request = RowRequest(
+        token_ids=token_ids, prompt_length=len(token_ids), options=RequestOptions(max_tokens=9)
+    )
     return DecodingRow(index, request, CONFIG)
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from runtime.request import SamplingParams
+from runtime.request import RequestOptions
 
 
 def ranked(scores: Sequence[float]) -> list[int]:
@@ -11,7 +11,7 @@ def ranked(scores: Sequence[float]) -> list[int]:
 
 
 def adjusted(
-    logits: Sequence[float], params: SamplingParams, token_ids: Sequence[int], prompt_length: int
+    logits: Sequence[float], params: RequestOptions, token_ids: Sequence[int], prompt_length: int
 ) -> list[float]:
     scores = list(logits)
     for i in set(token_ids):
@@ -20,12 +20,12 @@ def adjusted(
     for i in set(token_ids[prompt_length:]):
         times = token_ids[prompt_length:].count(i)
         scores[i] -= params.presence_penalty + params.frequency_penalty * times
-    for i, bias in params.logit_bias.items():
+    for i, bias in params.logit_bias:
         scores[i] += bias
     return scores
 
 
-def distribution(scores: Sequence[float], params: SamplingParams) -> dict[int, float]:
+def distribution(scores: Sequence[float], params: RequestOptions) -> dict[int, float]:
     """Probability of each token that passes the filters; `scores` before the temperature."""
     highest = max(scores)
     weights = [math.exp((s - highest) / params.temperature) for s in scores]

@@ -3,17 +3,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.request import SamplingParams
+from runtime.request import RequestOptions
 from runtime.sampling import RowSampler, Sample, sample_rows
 
 VOCAB = 64
 PARAMS = [
-    SamplingParams(),
-    SamplingParams(temperature=1.0, seed=1),
-    SamplingParams(temperature=1.0, seed=1, logprobs=3),
-    SamplingParams(temperature=0.7, top_k=5, seed=9),
-    SamplingParams(temperature=1.2, top_p=0.8, min_p=0.05, seed=3),
-    SamplingParams(repetition_penalty=1.5, presence_penalty=0.5, logprobs=0),
+    RequestOptions(),
+    RequestOptions(temperature=1.0, seed=1),
+    RequestOptions(temperature=1.0, seed=1, logprobs=3),
+    RequestOptions(temperature=0.7, top_k=5, seed=9),
+    RequestOptions(temperature=1.2, top_p=0.8, min_p=0.05, seed=3),
+    RequestOptions(repetition_penalty=1.5, presence_penalty=0.5, logprobs=0),
 ]
 
 
@@ -21,7 +21,7 @@ def make_logits(rows: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((rows, VOCAB)).astype(np.float32) * 3
 
 
-def samplers(params: list[SamplingParams]) -> list[RowSampler]:
+def samplers(params: list[RequestOptions]) -> list[RowSampler]:
     return [RowSampler(p, [1, 2, 3], 2, VOCAB) for p in params]
 
 
@@ -53,20 +53,20 @@ def test_a_row_that_is_not_finite_is_alone_in_failing(bad: float, column: int) -
 def test_mixed_infinities_and_nan_are_not_finite() -> None:
     logits = make_logits(1)
     logits[0, :3] = [np.inf, -np.inf, np.nan]
-    assert sample_rows(logits, samplers([SamplingParams()]), [0]) == [None]
+    assert sample_rows(logits, samplers([RequestOptions()]), [0]) == [None]
 
 
 def test_greedy_takes_the_lowest_id_of_the_highest_logits() -> None:
     logits = make_logits(2)
     logits[0, [50, 20, 60]] = 99
     logits[1, [63, 0]] = 99
-    found = sample_rows(logits, samplers([SamplingParams()] * 2), [0, 0])
+    found = sample_rows(logits, samplers([RequestOptions()] * 2), [0, 0])
     assert found == [Sample(20), Sample(0)]
 
 
 def test_logprobs_are_those_of_the_raw_distribution() -> None:
-    params = SamplingParams(
-        temperature=0.3, top_k=1, logit_bias={11: 100.0}, repetition_penalty=3.0, logprobs=2
+    params = RequestOptions(
+        temperature=0.3, top_k=1, logit_bias=((11, 100.0),), repetition_penalty=3.0, logprobs=2
     )
     logits = make_logits(1)
     (sample,) = sample_rows(logits, samplers([params]), [0])

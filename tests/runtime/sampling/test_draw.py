@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from runtime.request import SamplingParams
+from runtime.request import RequestOptions
 from runtime.sampling.draw import draw, invert, tempered
 from runtime.sampling.philox import uniforms
 from tests.runtime.sampling import reference
@@ -48,21 +48,21 @@ def test_a_tiny_temperature_leaves_only_the_highest_score() -> None:
     scores = np.array([1, 3, 3, -5], np.float32)
     with np.errstate(over="ignore"):
         relative = tempered(scores, 3.0, 1e-300)
-    params = SamplingParams(temperature=1e-300)
+    params = RequestOptions(temperature=1e-300)
     assert {draw(relative, params, u) for u in (0.0, 0.3, 0.7, 0.99)} == {1, 2}
 
 
 @pytest.mark.parametrize(
     "params",
     [
-        SamplingParams(temperature=1.0),
-        SamplingParams(temperature=0.6, top_k=7),
-        SamplingParams(temperature=1.3, top_p=0.85),
-        SamplingParams(temperature=1.0, min_p=0.1),
-        SamplingParams(temperature=0.9, top_k=20, top_p=0.9, min_p=0.02),
+        RequestOptions(temperature=1.0),
+        RequestOptions(temperature=0.6, top_k=7),
+        RequestOptions(temperature=1.3, top_p=0.85),
+        RequestOptions(temperature=1.0, min_p=0.1),
+        RequestOptions(temperature=0.9, top_k=20, top_p=0.9, min_p=0.02),
     ],
 )
-def test_draws_follow_the_filtered_distribution(params: SamplingParams) -> None:
+def test_draws_follow_the_filtered_distribution(params: RequestOptions) -> None:
     logits = np.random.default_rng(5).standard_normal(40).astype(np.float32) * 2
     expected = reference.distribution(logits.tolist(), params)
     relative = tempered(logits, float(logits.max()), params.temperature)

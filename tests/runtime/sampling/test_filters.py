@@ -6,7 +6,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from runtime.request import SamplingParams
+from runtime.request import RequestOptions
 from runtime.sampling.filters import kept_tokens
 from tests.runtime.sampling import reference
 
@@ -19,7 +19,7 @@ scores_strategy = hnp.arrays(
 
 
 def kept(scores: np.ndarray, **settings: float) -> list[int]:
-    params = SamplingParams(temperature=1.0, **settings)  # type: ignore[arg-type] # field names
+    params = RequestOptions(temperature=1.0, **settings)  # type: ignore[arg-type] # field names
     found = kept_tokens(scores.astype(np.float32), params)
     return list(range(scores.size)) if found is None else found.tolist()
 
@@ -82,8 +82,8 @@ def test_top_p_over_a_large_vocabulary(scale: float, top_p: float) -> None:
 
 def test_filters_that_are_off_keep_everything() -> None:
     scores = np.zeros(5, np.float32)
-    assert kept_tokens(scores, SamplingParams(temperature=1.0)) is None
-    assert kept_tokens(scores, SamplingParams(temperature=1.0, top_k=5)) is None
+    assert kept_tokens(scores, RequestOptions(temperature=1.0)) is None
+    assert kept_tokens(scores, RequestOptions(temperature=1.0, top_k=5)) is None
 
 
 def test_min_p_is_measured_after_top_k() -> None:

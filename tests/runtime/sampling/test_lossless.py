@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from runtime.request import SamplingParams
+from runtime.request import RequestOptions
 from runtime.sampling import RowSampler, child_keys, sample_rows, walk_tree
 from runtime.sampling.philox import uniforms
 from tests.runtime.sampling import reference
@@ -21,13 +21,13 @@ from tests.runtime.sampling import reference
 VOCAB, LENGTH, DRAWS = 8, 3, 100_000
 PROMPT = [5, 1, 1]
 Path = tuple[int, ...]
-PARAMS = SamplingParams(
+PARAMS = RequestOptions(
     temperature=0.9,
     top_p=0.93,
     repetition_penalty=1.4,
     presence_penalty=0.3,
     frequency_penalty=0.8,
-    logit_bias={2: 0.7, 6: -0.4},
+    logit_bias=((2, 0.7), (6, -0.4)),
     seed=20,
 )
 # Behind a root: three tokens, behind the first of them two, and one behind one of those.
@@ -59,7 +59,7 @@ class Row(RowSampler):
     ever grows, so between two numbers with one pick every number has that pick.
     """
 
-    numbers = uniforms(PARAMS.seed, 0, 4 * DRAWS + LENGTH + 4).tolist()
+    numbers = uniforms(PARAMS.seed or 0, 0, 4 * DRAWS + LENGTH + 4).tolist()
     known: dict[tuple[Path, int], list[tuple[float, float, int]]]
 
     def __init__(self) -> None:
@@ -267,15 +267,15 @@ def _through_trees(row: RowSampler, position: int, length: int) -> tuple[Path, i
 @pytest.mark.parametrize(
     "params",
     [
-        SamplingParams(temperature=1.0),
-        SamplingParams(temperature=0.8, top_p=0.9, top_k=6, min_p=0.02),
-        SamplingParams(temperature=1.2, repetition_penalty=1.5, frequency_penalty=0.5),
-        SamplingParams(temperature=0.7, presence_penalty=-0.4, logit_bias={2: 2.0, 0: -9.0}),
-        SamplingParams(repetition_penalty=1.3, frequency_penalty=0.7),
-        SamplingParams(),
+        RequestOptions(temperature=1.0),
+        RequestOptions(temperature=0.8, top_p=0.9, top_k=6, min_p=0.02),
+        RequestOptions(temperature=1.2, repetition_penalty=1.5, frequency_penalty=0.5),
+        RequestOptions(temperature=0.7, presence_penalty=-0.4, logit_bias=((2, 2.0), (0, -9.0))),
+        RequestOptions(repetition_penalty=1.3, frequency_penalty=0.7),
+        RequestOptions(),
     ],
 )
-def test_with_a_seed_the_text_is_the_one_without_trees(params: SamplingParams) -> None:
+def test_with_a_seed_the_text_is_the_one_without_trees(params: RequestOptions) -> None:
     length, rounds = 12, 0
     for seed in range(30):
         seeded = msgspec.structs.replace(params, seed=seed)

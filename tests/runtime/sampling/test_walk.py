@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 
-from runtime.request import SamplingParams
+from runtime.request import RequestOptions
 from runtime.sampling import RowSampler, Sample, child_keys, sample_rows, walk_tree
 
 VOCAB = 10
-GREEDY = SamplingParams()
+GREEDY = RequestOptions()
 IDS = [9, 3, 5, 4, 3, 7, 0]
 PARENTS = [-1, 0, 0, 1, 0, 3, -2]
 """Behind the root tokens 3, 5 and 3 again; behind the first 3 token 4, and 7 behind that."""
@@ -24,7 +24,7 @@ def _logits(picks: dict[int, int], width: int = len(IDS)) -> np.ndarray:
     return logits
 
 
-def _row(params: SamplingParams = GREEDY) -> RowSampler:
+def _row(params: RequestOptions = GREEDY) -> RowSampler:
     return RowSampler(params, [1, 2, 9], 2, VOCAB)
 
 
@@ -75,11 +75,11 @@ def test_only_visited_nodes_need_finite_numbers(bad: float) -> None:
 
 
 def test_scores_that_leave_float32_end_a_walk() -> None:
-    row = _row(SamplingParams(logit_bias={3: 100.0}))
+    row = _row(RequestOptions(logit_bias=((3, 100.0),)))
     logits = np.full((1, VOCAB), np.finfo(np.float32).max, np.float32)
     logits[0, 3] = np.finfo(np.float32).max
     with np.errstate(over="ignore"):
-        low = _row(SamplingParams(repetition_penalty=0.01))
+        low = _row(RequestOptions(repetition_penalty=0.01))
         assert walk_tree(logits, _keys([9], [-1]), low, 3) is None
     assert walk_tree(logits, _keys([9], [-1]), row, 3) == ([Sample(0)], [0])
 
@@ -87,12 +87,12 @@ def test_scores_that_leave_float32_end_a_walk() -> None:
 @pytest.mark.parametrize(
     "params",
     [
-        SamplingParams(temperature=1.5, seed=5, logprobs=2),
-        SamplingParams(temperature=0.8, top_p=0.9, frequency_penalty=1.0, seed=6, logprobs=0),
-        SamplingParams(repetition_penalty=1.8, logit_bias={4: 3.0}),
+        RequestOptions(temperature=1.5, seed=5, logprobs=2),
+        RequestOptions(temperature=0.8, top_p=0.9, frequency_penalty=1.0, seed=6, logprobs=0),
+        RequestOptions(repetition_penalty=1.8, logit_bias=((4, 3.0),)),
     ],
 )
-def test_a_token_is_picked_as_without_a_tree(params: SamplingParams) -> None:
+def test_a_token_is_picked_as_without_a_tree(params: RequestOptions) -> None:
     rng = np.random.default_rng(3)
     children = np.tile(np.arange(VOCAB), 3)
     ids = [9, *children.tolist()]
@@ -112,7 +112,7 @@ def test_a_token_is_picked_as_without_a_tree(params: SamplingParams) -> None:
 
 
 def test_all_picked_tokens_enter_the_history() -> None:
-    params = SamplingParams(frequency_penalty=2.0, temperature=0.5, seed=2)
+    params = RequestOptions(frequency_penalty=2.0, temperature=0.5, seed=2)
     row = _row(params)
     walk = walk_tree(_logits({0: 3, 1: 4}), _keys(), row, 3)
     assert walk is not None

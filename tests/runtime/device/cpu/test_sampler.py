@@ -1,26 +1,31 @@
 import numpy as np
 import pytest
+from msgspec import structs
 from numpy.typing import NDArray
 
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.device.device import AcceptedPath, BatchSampler, SamplerBuffers, TreeBuffers
 from runtime.errors import HearthError
-from runtime.request import RowRequest, SamplingParams
+from runtime.request import RequestOptions, RowRequest
 from runtime.sampling import RowSampler, Sample, child_keys, sample_rows, walk_tree
 from runtime.tensors.tensor import Tensor
 
 VOCAB = 40
 PROMPTS = ([3, 4, 5, 5], [9, 9], [1])
 SAMPLING = (
-    SamplingParams(repetition_penalty=1.7),
-    SamplingParams(temperature=1.5, seed=8, frequency_penalty=0.9),
-    SamplingParams(temperature=0.7, top_k=5, seed=1, logprobs=2),
+    RequestOptions(repetition_penalty=1.7),
+    RequestOptions(temperature=1.5, seed=8, frequency_penalty=0.9),
+    RequestOptions(temperature=0.7, top_k=5, seed=1, logprobs=2),
 )
 
 
 def _requests() -> list[RowRequest]:
     return [
-        RowRequest(token_ids=prompt, prompt_length=len(prompt), max_tokens=9, sampling=sampling)
+        RowRequest(
+            token_ids=prompt,
+            prompt_length=len(prompt),
+            options=structs.replace(sampling, max_tokens=9),
+        )
         for prompt, sampling in zip(PROMPTS, SAMPLING, strict=True)
     ]
 
@@ -45,9 +50,7 @@ def _logits(step: int, rows: int) -> NDArray[np.float32]:
 
 
 def _reference() -> list[RowSampler]:
-    return [
-        RowSampler(row.sampling, row.token_ids, row.prompt_length, VOCAB) for row in _requests()
-    ]
+    return [RowSampler(row.options, row.token_ids, row.prompt_length, VOCAB) for row in _requests()]
 
 
 def test_rows_pick_what_they_pick_alone_over_a_growing_history_and_an_eviction() -> None:

@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.request import RowRequest, SamplingParams
+from runtime.request import RequestOptions, RowRequest
 from runtime.sampling.allowed import forbid_others
 from runtime.sampling.batch import Sample
 from runtime.sampling.draw import draw, tempered
@@ -20,11 +20,11 @@ NEAR = 1e-6
 
 class Reference:
     def __init__(self, row: RowRequest, vocab: int) -> None:
-        self.params = row.sampling
+        self.params = row.options
         self.mask: NDArray[np.uint32] | None = None
         generated = row.token_ids[row.prompt_length :]
-        self._adjustment = ScoreAdjustment(row.sampling, row.token_ids, generated, vocab)
-        self._uniforms = UniformSource(row.sampling.seed)
+        self._adjustment = ScoreAdjustment(row.options, row.token_ids, generated, vocab)
+        self._uniforms = UniformSource(row.options.seed or 0)
 
     def check(self, logits: NDArray[np.float32], position: int, sample: Sample | None) -> None:
         scores = self._adjustment.apply(logits)
@@ -62,12 +62,12 @@ class Reference:
             assert math.isclose(top.logprob, wanted, abs_tol=1e-5, rel_tol=1e-6)
 
 
-def _near(relative: NDArray[np.float32], params: SamplingParams, uniform: float) -> set[int]:
+def _near(relative: NDArray[np.float32], params: RequestOptions, uniform: float) -> set[int]:
     """Every token that rounding of the uniform number, top-p or min-p could pick."""
     steps = (-NEAR, 0.0, NEAR)
     tokens = set()
     for u, p, m in product(steps, steps, steps):
-        moved = SamplingParams(
+        moved = RequestOptions(
             temperature=params.temperature,
             top_k=params.top_k,
             top_p=min(max(params.top_p + p, 1e-9), 1.0) if params.top_p < 1 else 1.0,
@@ -77,14 +77,15 @@ def _near(relative: NDArray[np.float32], params: SamplingParams, uniform: float)
     return tokens
 
 
-def random_params(rng: np.random.Generator, vocab: int) -> SamplingParams:
+def random_params(rng: np.random.Generator, vocab: int) -> RequestOptions:
     """Every setting on in some rows, in all combinations."""
 
     def sometimes(value: float, off: float) -> float:
         return value if rng.random() < 0.5 else off
 
-    bias = {int(i): float(rng.uniform(-20, 20)) for i in rng.integers(0, vocab, rng.integers(0, 5))}
-    return SamplingParams(
+    biased = {int(i) for i in rng.integers(0, vocab, rng.integers(0, 5))}
+    bias = tuple((token_id, float(rng.uniform(-20, 20))) for token_id in biased)
+    return RequestOptions(
         temperature=float(sometimes(float(rng.choice([1e-30, 0.3, 0.8, 1.0, 5.0, 100.0])), 0.8)),
         top_k=int(sometimes(int(rng.integers(1, max(2, 2 * vocab))), int(rng.choice([0, 3, 40])))),
         top_p=float(sometimes(float(rng.choice([1e-6, 0.1, 0.5, 0.9, 0.999])), 1.0)),
@@ -92,7 +93,7 @@ def random_params(rng: np.random.Generator, vocab: int) -> SamplingParams:
         repetition_penalty=float(sometimes(float(rng.uniform(0.5, 2)), 1.0)),
         presence_penalty=float(sometimes(float(rng.uniform(-2, 2)), 0.0)),
         frequency_penalty=float(sometimes(float(rng.uniform(-2, 2)), 0.0)),
-        logit_bias=bias if rng.random() < 0.5 else {},
-        seed=int(rng.integers(0, 1 << 63)) * 2 + 1,
+        logit_bias=bias if rng.random() < 0.5 else (),
+        seed=int(rng.integers(0, 1 << 63)),
         logprobs=int(rng.integers(0, min(20, vocab) + 1)) if rng.random() < 0.3 else None,
     )

@@ -3,11 +3,12 @@
 import sys
 
 import numpy as np
+from msgspec import structs
 
 from runtime.device.arrays import RowMove
 from runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
 from runtime.device.device import ProposalBuffers, SamplerBuffers, StepBuffers, TreeBuffers
-from runtime.request import RowRequest, SamplingParams
+from runtime.request import RequestOptions, RowRequest
 from runtime.sampling.allowed import pack_allowed
 from tests.runtime.device.cuda import tree_buffers
 from tests.runtime.device.cuda.tree_buffers import Shape, on_gpu
@@ -53,15 +54,19 @@ def run_sampler(gpu: CudaDevice, index: "np.dtype[np.signedinteger]") -> None:
     )
     sampler = gpu.batch_sampler(buffers)
     settings = [
-        SamplingParams(logprobs=20),
-        SamplingParams(temperature=1, top_k=40, top_p=0.9, min_p=0.01, seed=7),
-        SamplingParams(temperature=2, repetition_penalty=1.3, logit_bias={VOCAB - 1: 2.0}),
-        SamplingParams(frequency_penalty=0.5, presence_penalty=0.1),
-        SamplingParams(temperature=1, top_k=2500, top_p=0.99, logprobs=3),
+        RequestOptions(logprobs=20),
+        RequestOptions(temperature=1, top_k=40, top_p=0.9, min_p=0.01, seed=7),
+        RequestOptions(temperature=2, repetition_penalty=1.3, logit_bias=((VOCAB - 1, 2.0),)),
+        RequestOptions(frequency_penalty=0.5, presence_penalty=0.1),
+        RequestOptions(temperature=1, top_k=2500, top_p=0.99, logprobs=3),
     ]
     sampler.begin(
         [
-            RowRequest(token_ids=[1, VOCAB - 1, 1], prompt_length=1, max_tokens=9, sampling=params)
+            RowRequest(
+                token_ids=[1, VOCAB - 1, 1],
+                prompt_length=1,
+                options=structs.replace(params, max_tokens=9),
+            )
             for params in settings
         ]
     )
@@ -105,15 +110,17 @@ def run_walks(
     buffers = SamplerBuffers(gpu.constant("logits", logits), steps.start, steps.next_tokens, trees)
     sampler = gpu.batch_sampler(buffers)
     params = [
-        SamplingParams(),
-        SamplingParams(temperature=1, top_p=0.9, frequency_penalty=0.3, logprobs=2),
-        SamplingParams(temperature=2, top_k=9),
+        RequestOptions(),
+        RequestOptions(temperature=1, top_p=0.9, frequency_penalty=0.3, logprobs=2),
+        RequestOptions(temperature=2, top_k=9),
     ]
     for kinds in (params, params[:1]):
         settings = [kinds[row % len(kinds)] for row in range(rows)]
         sampler.begin(
             [
-                RowRequest(token_ids=[1, 2], prompt_length=1, max_tokens=9, sampling=each)
+                RowRequest(
+                    token_ids=[1, 2], prompt_length=1, options=structs.replace(each, max_tokens=9)
+                )
                 for each in settings
             ]
         )

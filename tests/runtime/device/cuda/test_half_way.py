@@ -20,7 +20,7 @@ from runtime.errors import HearthError
 from runtime.executor import engine_executor
 from runtime.executor.engine import Binding, CapturedRun, EngineOptions, IOTensor
 from runtime.executor.simulated_engine import simulated_config
-from runtime.request import RowRequest, SamplingParams
+from runtime.request import RequestOptions, RowRequest
 from runtime.tensors.registry import TensorRegistry
 from runtime.tensors.tensor import Tensor
 from tests.runtime.device.cuda.fake_driver import CUresult
@@ -97,8 +97,8 @@ class Life:
         self.runtime.admit(
             [
                 row(20, 4),
-                row(5, 1, SamplingParams(temperature=1.0, seed=1)),
-                row(3, 9, SamplingParams(repetition_penalty=1.2, logit_bias={5: 1.0})),
+                row(5, 1, RequestOptions(temperature=1.0, seed=1)),
+                row(3, 9, RequestOptions(repetition_penalty=1.2, logit_bias=((5, 1.0),))),
                 row(2, 6),
             ]
         )
@@ -118,13 +118,11 @@ class Life:
         self.batch()
 
 
-def row(length: int, tokens: int, sampling: SamplingParams | None = None) -> RowRequest:
+def row(length: int, tokens: int, sampling: RequestOptions | None = None) -> RowRequest:
     return RowRequest(
         token_ids=list(range(3, 3 + length)),
         prompt_length=length,
-        max_tokens=tokens,
-        ignore_eos=True,
-        sampling=sampling or SamplingParams(),
+        options=structs.replace(sampling or RequestOptions(), max_tokens=tokens, ignore_eos=True),
     )
 
 

@@ -20,7 +20,7 @@ from runtime.device.cuda.stream import CudaStream
 from runtime.device.cuda.tree_feed import NodesArguments
 from runtime.device.cuda.walks import WalkArguments
 from runtime.errors import HearthError
-from runtime.request import SamplingParams
+from runtime.request import RequestOptions
 from tests.runtime.device.cuda.fake_driver import CUresult, FakeDriver
 
 
@@ -112,11 +112,11 @@ def test_rows_that_would_overwrite_one_another_are_refused(moves: list[RowMove])
 
 
 def test_settings_become_what_the_kernels_read() -> None:
-    params = SamplingParams(temperature=1e-50, top_k=31, seed=(1 << 64) - 1, logprobs=0)
+    params = RequestOptions(temperature=1e-50, top_k=31, seed=(1 << 64) - 1, logprobs=0)
     row = np.array([row_settings(params, 31)], ROW)[0]
     assert row["temperature"] == np.finfo(np.float32).tiny
     assert (row["top_k"], row["logprobs"], row["flags"]) == (0, 0, 0)
     assert int(row["seed"]) == (1 << 64) - 1
     assert needs_row_kernel(row_settings(params, 31))
-    assert not needs_row_kernel(row_settings(SamplingParams(presence_penalty=1), 31))
-    assert row_settings(SamplingParams(presence_penalty=1, logit_bias={3: 1.0}), 31)[-1] == 3
+    assert not needs_row_kernel(row_settings(RequestOptions(presence_penalty=1), 31))
+    assert row_settings(RequestOptions(presence_penalty=1, logit_bias=((3, 1.0),)), 31)[-1] == 3

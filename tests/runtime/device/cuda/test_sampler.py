@@ -3,13 +3,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 from numpy.typing import NDArray
 
 from runtime.device.cuda.cuda_device import CudaDevice
 from runtime.device.cuda.sampler import CudaBatchSampler
 from runtime.device.device import SamplerBuffers
 from runtime.errors import HearthError
-from runtime.request import RowRequest, SamplingParams
+from runtime.request import RequestOptions, RowRequest
 from runtime.sampling.allowed import pack_allowed
 from runtime.sampling.batch import Sample
 from tests.runtime.device.cuda.sampling_reference import Reference, random_params
@@ -50,9 +51,11 @@ class Bench:
             assert newest[i] == (-1 if sample is None else sample.token_id)
 
 
-def request(params: SamplingParams, token_ids: Sequence[int] = (), prompt: int = 0) -> RowRequest:
+def request(params: RequestOptions, token_ids: Sequence[int] = (), prompt: int = 0) -> RowRequest:
     return RowRequest(
-        token_ids=list(token_ids), prompt_length=prompt, max_tokens=1 << 20, sampling=params
+        token_ids=list(token_ids),
+        prompt_length=prompt,
+        options=structs.replace(params, max_tokens=1 << 20),
     )
 
 
@@ -89,7 +92,7 @@ def test_random_rows_agree_with_numpy(
 
 @pytest.mark.parametrize("vocab", VOCABULARIES)
 def test_the_lowest_id_wins_among_equals(gpu: CudaDevice, vocab: int) -> None:
-    bench = Bench(gpu, vocab, [request(SamplingParams())] * 3)
+    bench = Bench(gpu, vocab, [request(RequestOptions())] * 3)
     logits = np.zeros((3, vocab), np.float32)
     logits[0] = -0.0
     logits[1, vocab // 2 :] = 1
@@ -101,9 +104,9 @@ def test_the_lowest_id_wins_among_equals(gpu: CudaDevice, vocab: int) -> None:
 @pytest.mark.parametrize("vocab", VOCABULARIES)
 def test_flat_rows_take_every_refinement(gpu: CudaDevice, vocab: int) -> None:
     params = [
-        SamplingParams(temperature=1, top_k=max(1, vocab // 3), seed=4),
-        SamplingParams(temperature=100, top_p=0.37, seed=5),
-        SamplingParams(temperature=0.5, top_k=max(1, vocab - 1), top_p=0.9, min_p=0.5, seed=6),
+        RequestOptions(temperature=1, top_k=max(1, vocab // 3), seed=4),
+        RequestOptions(temperature=100, top_p=0.37, seed=5),
+        RequestOptions(temperature=0.5, top_k=max(1, vocab - 1), top_p=0.9, min_p=0.5, seed=6),
     ]
     bench = Bench(gpu, vocab, [request(p) for p in params])
     for position in range(10):
@@ -116,7 +119,7 @@ def test_flat_rows_take_every_refinement(gpu: CudaDevice, vocab: int) -> None:
 def test_a_row_that_is_not_finite_fails_alone(
     gpu: CudaDevice, vocab: int, bad: float, temperature: float
 ) -> None:
-    bench = Bench(gpu, vocab, [request(SamplingParams(temperature=temperature, logprobs=2))] * 3)
+    bench = Bench(gpu, vocab, [request(RequestOptions(temperature=temperature, logprobs=2))] * 3)
     logits = random_logits(np.random.default_rng(1), 3, vocab)
     logits[1, vocab - 2] = bad
     samples = bench.step(logits, [1, 2, 3])
@@ -126,7 +129,7 @@ def test_a_row_that_is_not_finite_fails_alone(
 
 
 def test_waiting_rows_are_only_checked(gpu: CudaDevice) -> None:
-    bench = Bench(gpu, 1000, [request(SamplingParams(temperature=t)) for t in (1, 0, 0, 1)])
+    bench = Bench(gpu, 1000, [request(RequestOptions(temperature=t)) for t in (1, 0, 0, 1)])
     before = gpu.read(bench.buffers.next_tokens)
     logits = random_logits(np.random.default_rng(3), 4, 1000)
     logits[1, 7] = np.nan
@@ -138,7 +141,7 @@ def test_waiting_rows_are_only_checked(gpu: CudaDevice) -> None:
 
 
 def test_scores_that_leave_float32_fail(gpu: CudaDevice) -> None:
-    params = SamplingParams(repetition_penalty=0.01)
+    params = RequestOptions(repetition_penalty=0.01)
     bench = Bench(gpu, 31, [request(params, [3]), request(params, [4])])
     logits = np.zeros((2, 31), np.float32)
     logits[:, 3] = 3e38
@@ -149,7 +152,7 @@ def test_scores_that_leave_float32_fail(gpu: CudaDevice) -> None:
 
 def test_a_mask_limits_what_a_row_picks(gpu: CudaDevice) -> None:
     rng = np.random.default_rng(5)
-    bench = Bench(gpu, 1000, [request(SamplingParams(temperature=t)) for t in (0, 1, 1)])
+    bench = Bench(gpu, 1000, [request(RequestOptions(temperature=t)) for t in (0, 1, 1)])
     masks: list[NDArray[np.uint32] | None] = [pack_allowed([7, 41, 999], 1000)] * 2
     masks.append(pack_allowed([], 1000))
     for row, mask in enumerate(masks):
@@ -186,15 +189,15 @@ def test_long_histories_and_biases_come_in_pieces(gpu: CudaDevice) -> None:
     rng = np.random.default_rng(7)
     vocab = 50000
     ids = rng.integers(0, 100, 40000).tolist()
-    bias = {i: float(rng.uniform(-5, 5)) for i in range(0, vocab, 2)}
-    params = SamplingParams(frequency_penalty=0.01, repetition_penalty=1.2, logit_bias=bias)
+    bias = tuple((i, float(rng.uniform(-5, 5))) for i in range(0, vocab, 2))
+    params = RequestOptions(frequency_penalty=0.01, repetition_penalty=1.2, logit_bias=bias)
     # An id outside of the vocabulary has no logit.
     bench = Bench(gpu, vocab, [request(params, [*ids, vocab, -1, 1 << 40], 20000)])
     bench.check(random_logits(rng, 1, vocab), [5])
 
 
 def test_steps_are_read_while_the_next_one_runs(gpu: CudaDevice) -> None:
-    bench = Bench(gpu, 1000, [request(SamplingParams(temperature=1, seed=9))])
+    bench = Bench(gpu, 1000, [request(RequestOptions(temperature=1, seed=9))])
     logits = random_logits(np.random.default_rng(8), 1, 1000)
     first = bench.step(logits, [1])
     pending = []
@@ -209,13 +212,13 @@ def test_steps_are_read_while_the_next_one_runs(gpu: CudaDevice) -> None:
 
 
 def test_settings_are_checked(gpu: CudaDevice) -> None:
-    bench = Bench(gpu, 31, [request(SamplingParams())])
-    bad: list[Any] = [SamplingParams(top_p=0.0), SamplingParams(logit_bias={31: 1.0})]
+    bench = Bench(gpu, 31, [request(RequestOptions())])
+    bad: list[Any] = [RequestOptions(top_p=0.0), RequestOptions(logit_bias=((31, 1.0),))]
     for params in bad:
         with pytest.raises(HearthError, match=r"must be|names token"):
             bench.sampler.begin([request(params)])
     with pytest.raises(HearthError, match="exceed"):
-        bench.sampler.begin([request(SamplingParams())] * 2)
+        bench.sampler.begin([request(RequestOptions())] * 2)
     with pytest.raises(HearthError, match="cannot map"):
         bench.sampler.compact([1])
     with pytest.raises(HearthError, match="cannot sample"):

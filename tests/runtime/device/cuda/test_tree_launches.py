@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from runtime.device.cuda.compiler import KernelCompiler
 from runtime.device.cuda.context import CudaContext
@@ -14,7 +15,7 @@ from runtime.device.cuda.path_commit import check_path
 from runtime.device.cuda.tree_ops import CudaTreeOps
 from runtime.device.device import ProposalBuffers, SamplerBuffers, StepBuffers, TreeBuffers
 from runtime.errors import HearthError
-from runtime.request import RowRequest, SamplingParams
+from runtime.request import RequestOptions, RowRequest
 from tests.runtime.device.cuda.fake_driver import FakeDriver
 from tests.runtime.device.cuda.tree_buffers import (
     FLOAT,
@@ -125,7 +126,7 @@ def test_lengths_come_along_with_their_launch(queue: Queue) -> None:
     assert queue.counts() == (2, 0)
 
 
-GREEDY, DRAWN = SamplingParams(), SamplingParams(temperature=1)
+GREEDY, DRAWN = RequestOptions(), RequestOptions(temperature=1)
 SCAN, WALK = (3, ROWS, 1), (ROWS, 1, 1)
 
 
@@ -134,15 +135,15 @@ SCAN, WALK = (3, ROWS, 1), (ROWS, 1, 1)
     [
         (1, GREEDY, [SCAN]),
         (1, DRAWN, [SCAN, WALK]),
-        (1, SamplingParams(presence_penalty=0.1), [SCAN, WALK]),
-        (1, SamplingParams(logprobs=0), [SCAN, WALK]),
+        (1, RequestOptions(presence_penalty=0.1), [SCAN, WALK]),
+        (1, RequestOptions(logprobs=0), [SCAN, WALK]),
         (3, GREEDY, [(3, 3 * ROWS, 1)]),
         (4, GREEDY, [WALK]),
         (4, DRAWN, [WALK]),
     ],
 )
 def test_nodes_are_scanned_first_where_multiprocessors_are_enough(
-    queue: Queue, width: int, params: SamplingParams, grids: list[tuple[int, ...]]
+    queue: Queue, width: int, params: RequestOptions, grids: list[tuple[int, ...]]
 ) -> None:
     gpu = queue.device
     assert gpu.properties.multiprocessors == 9
@@ -153,7 +154,7 @@ def test_nodes_are_scanned_first_where_multiprocessors_are_enough(
         TreeBuffers(*(gpu.zeros("tree", (ROWS, 4), INT32) for _ in range(3))),
     )
     sampler = gpu.batch_sampler(buffers)
-    row = RowRequest(token_ids=[1], prompt_length=1, max_tokens=9, sampling=params)
+    row = RowRequest(token_ids=[1], prompt_length=1, options=structs.replace(params, max_tokens=9))
     sampler.begin([row] * ROWS)
     queue.api.calls.clear()
     sampler.verify(ROWS, width)

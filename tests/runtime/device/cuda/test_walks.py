@@ -3,13 +3,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 from numpy.typing import NDArray
 
 from runtime.device.cpu.sampler import CpuBatchSampler
 from runtime.device.cuda.cuda_device import CudaDevice
 from runtime.device.device import AcceptedPath, SamplerBuffers, TreeBuffers
 from runtime.errors import HearthError
-from runtime.request import RowRequest, SamplingParams
+from runtime.request import RequestOptions, RowRequest
 from runtime.sampling.batch import Sample
 from runtime.tensors.tensor import Tensor
 from tests.runtime.device.cuda.sampling_reference import Reference, random_params
@@ -87,9 +88,13 @@ def random_round(
     return ids, parents, logits, rng.integers(0, 1 << 20, rows).tolist()
 
 
-def requests(params: Sequence[SamplingParams]) -> list[RowRequest]:
+def requests(params: Sequence[RequestOptions]) -> list[RowRequest]:
     return [
-        RowRequest(token_ids=[0, 1, 1, 2], prompt_length=2, max_tokens=1 << 20, sampling=each)
+        RowRequest(
+            token_ids=[0, 1, 1, 2],
+            prompt_length=2,
+            options=structs.replace(each, max_tokens=1 << 20),
+        )
         for each in params
     ]
 
@@ -117,7 +122,7 @@ def test_walks_follow_each_rows_own_settings(
 ) -> None:
     rng = np.random.default_rng(width)
     params = [random_params(rng, vocab) for _ in range(6)]
-    bench = Bench(gpu, requests([*params, SamplingParams(), SamplingParams()]), 60, vocab, index)
+    bench = Bench(gpu, requests([*params, RequestOptions(), RequestOptions()]), 60, vocab, index)
     longest = 0
     for _ in range(6):
         ids, parents, logits, starts = random_round(rng, 8, width, vocab)
@@ -130,24 +135,24 @@ def test_walks_follow_each_rows_own_settings(
 
 
 EXACT = [
-    SamplingParams(),
-    SamplingParams(logprobs=3),
-    SamplingParams(repetition_penalty=1.7),
-    SamplingParams(frequency_penalty=0.7, presence_penalty=-0.3, logprobs=0),
-    SamplingParams(logit_bias={2: 3.0}),
-    SamplingParams(temperature=1.0, seed=7),
-    SamplingParams(temperature=0.9, top_k=4, seed=8, logprobs=2),
-    SamplingParams(temperature=0.8, top_p=0.9, repetition_penalty=1.2, seed=9),
+    RequestOptions(),
+    RequestOptions(logprobs=3),
+    RequestOptions(repetition_penalty=1.7),
+    RequestOptions(frequency_penalty=0.7, presence_penalty=-0.3, logprobs=0),
+    RequestOptions(logit_bias=((2, 3.0),)),
+    RequestOptions(temperature=1.0, seed=7),
+    RequestOptions(temperature=0.9, top_k=4, seed=8, logprobs=2),
+    RequestOptions(temperature=0.8, top_p=0.9, repetition_penalty=1.2, seed=9),
 ]
 
 
-GREEDY = [SamplingParams()] * 8
+GREEDY = [RequestOptions()] * 8
 
 
 @pytest.mark.parametrize("width", [4, 33])
 @pytest.mark.parametrize("params", [EXACT, GREEDY])
 def test_walks_are_those_of_numpy(
-    gpu: CudaDevice, width: int, params: list[SamplingParams]
+    gpu: CudaDevice, width: int, params: list[RequestOptions]
 ) -> None:
     rng = np.random.default_rng(3)
     bench = Bench(gpu, requests(params), 40, 64, np.int64)
@@ -187,7 +192,7 @@ def test_walks_give_what_single_steps_give(gpu: CudaDevice) -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("params", [EXACT, GREEDY])
 def test_only_a_visited_node_can_fail_its_row(
-    gpu: CudaDevice, width: int, bad: float, params: list[SamplingParams]
+    gpu: CudaDevice, width: int, bad: float, params: list[RequestOptions]
 ) -> None:
     bench = Bench(gpu, requests(params), 40, 30, np.int64)
     ids = np.ones((8, width), np.int32)
@@ -208,7 +213,7 @@ def test_only_a_visited_node_can_fail_its_row(
 
 
 def test_walks_and_steps_share_histories(gpu: CudaDevice) -> None:
-    params = SamplingParams(frequency_penalty=2.0)
+    params = RequestOptions(frequency_penalty=2.0)
     bench = Bench(gpu, requests([params]), 8, 6, np.int64)
     logits = np.tile(np.array([0, 0, 0, 3, 2.5, 0], np.float32), (1, 4, 1))
     chain = np.array([[0, 3, 4, 3]], np.int32)
@@ -231,7 +236,7 @@ def test_a_large_vocabulary_is_walked_with_and_without_a_scan(gpu: CudaDevice, r
 
 
 def test_paths_are_read_once_and_in_time(gpu: CudaDevice) -> None:
-    bench = Bench(gpu, requests([SamplingParams()]), 4, 20, np.int64)
+    bench = Bench(gpu, requests([RequestOptions()]), 4, 20, np.int64)
     pending = [bench.sampler.verify(1, 1) for _ in range(5)]
     assert pending[4].result() is pending[4].result()
     with pytest.raises(HearthError, match="too late"):

@@ -3,8 +3,7 @@ import math
 import pytest
 
 from runtime.errors import HearthError
-from runtime.request import SamplingParams
-from runtime.sampling.limits import check_sampling
+from runtime.request import RequestOptions, check_options
 
 VOCAB = 50
 
@@ -23,20 +22,20 @@ VOCAB = 50
         ("repetition_penalty", 0.0),
         ("presence_penalty", 2.1),
         ("frequency_penalty", -math.inf),
-        ("logit_bias", {VOCAB: 1.0}),
-        ("logit_bias", {-1: 1.0}),
-        ("logit_bias", {3: math.nan}),
-        ("logit_bias", {3: 100.5}),
+        ("logit_bias", ((VOCAB, 1.0),)),
+        ("logit_bias", ((-1, 1.0),)),
+        ("logit_bias", ((3, math.nan),)),
+        ("logit_bias", ((3, 100.5),)),
         ("seed", -1),
-        ("seed", 1 << 64),
+        ("seed", 1 << 63),
         ("logprobs", -1),
         ("logprobs", 21),
     ],
 )
 def test_a_setting_outside_its_range_is_named(field: str, value: object) -> None:
-    params = SamplingParams(**{field: value})  # type: ignore[arg-type] # wrong on purpose
+    params = RequestOptions(**{field: value})  # type: ignore[arg-type] # wrong on purpose
     with pytest.raises(HearthError) as caught:
-        check_sampling(params, VOCAB)
+        check_options(params, VOCAB)
     assert caught.value.code == "invalid_value"
     assert caught.value.field == field
     assert field in caught.value.message
@@ -45,7 +44,7 @@ def test_a_setting_outside_its_range_is_named(field: str, value: object) -> None
 @pytest.mark.parametrize(
     ("field", "told"),
     [
-        ("seed", "at least 0 and at most 18446744073709551615"),
+        ("seed", "at least 0 and at most 9223372036854775807"),
         ("top_k", "at least 0 and at most 1048576"),
         ("top_p", "above 0 and at most 1"),
         ("repetition_penalty", "at least 0.01 and at most 100"),
@@ -53,20 +52,20 @@ def test_a_setting_outside_its_range_is_named(field: str, value: object) -> None
 )
 def test_the_range_is_told_to_the_last_digit(field: str, told: str) -> None:
     with pytest.raises(HearthError) as caught:
-        check_sampling(SamplingParams(**{field: -1}), VOCAB)  # type: ignore[arg-type] # likewise
+        check_options(RequestOptions(**{field: -1}), VOCAB)  # type: ignore[arg-type] # likewise
     assert caught.value.message == f"{field} must be {told}"
 
 
 def test_more_logprobs_than_tokens_are_refused() -> None:
-    check_sampling(SamplingParams(logprobs=5), 5)
+    check_options(RequestOptions(logprobs=5), 5)
     with pytest.raises(HearthError, match="logprobs"):
-        check_sampling(SamplingParams(logprobs=6), 5)
+        check_options(RequestOptions(logprobs=6), 5)
 
 
 def test_the_ends_of_every_range_are_inside() -> None:
-    check_sampling(SamplingParams(), VOCAB)
-    check_sampling(
-        SamplingParams(
+    check_options(RequestOptions(), VOCAB)
+    check_options(
+        RequestOptions(
             temperature=100.0,
             top_k=1 << 20,
             top_p=1e-300,
@@ -74,8 +73,8 @@ def test_the_ends_of_every_range_are_inside() -> None:
             repetition_penalty=0.01,
             presence_penalty=-2.0,
             frequency_penalty=2.0,
-            logit_bias={0: -100.0, VOCAB - 1: 100.0},
-            seed=(1 << 64) - 1,
+            logit_bias=((0, -100.0), (VOCAB - 1, 100.0)),
+            seed=(1 << 63) - 1,
             logprobs=20,
         ),
         VOCAB,
