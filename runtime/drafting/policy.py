@@ -2,21 +2,26 @@
 
 from collections import deque
 from statistics import median
+from typing import Literal
 
-_WINDOW = 32
-"""The newest steps of a size and way, which tell its speed."""
-_WARM_UP = 2
-"""Steps of a size and way that never count."""
-_FEWEST, _ENOUGH, _MOST = 3, 8, 24
-"""Rounds that may condemn speculation, that decide a clear case, and that decide any."""
-_STEPS = 12
-"""Vanilla steps that are compared with."""
+_State = Literal["on", "measuring", "suspected", "off", "trying"]
+"""What a batch size does, and what comes next.
+
+on: rounds; measuring, once they seem to lose or it is time to compare
+measuring: vanilla steps; suspected, once there are enough of them
+suspected: rounds; on or off, once there are enough to compare with these steps
+off: vanilla steps; trying, once it is time
+trying: rounds; on or off, once there are enough
+"""
+_WINDOW = 32  # newest steps of a size and way, which tell its speed
+_WARM_UP = 2  # steps of a size and way that never count
+_FEWEST, _ENOUGH, _MOST = 3, 8, 24  # rounds that may condemn, decide a clear case, decide any
+_STEPS = 12  # vanilla steps that are compared with
+# Speeds against vanilla.
 _HOPELESS, _CLEARLY_LOSING, _LOSING, _WINNING, _CLEARLY_WINNING = 0.7, 0.85, 0.98, 1.02, 1.25
-"""Speeds against vanilla."""
-_COST = 0.01
-"""The share of time that trials may cost."""
-_SHORTEST = 4
-"""The least time between two trials, in lengths of a trial."""
+_COST = 0.01  # the share of time that trials may cost
+_SHORTEST = 4  # the least time between two trials, in lengths of a trial
+_LONGEST = 1_000_000  # the most steps between two trials, whatever their times say
 _MOST_DOUBLINGS = 2
 _TICK_S = 1e-9
 
@@ -42,22 +47,21 @@ class SpeculationPolicy:
 
     def record_round(self, batch: int, tokens: int, seconds: float) -> None:
         """Take note of a round; `tokens` counts what it gave to all rows."""
-        self._size(batch).record_round(tokens, seconds)
+        # A round with less than one a row, of which some failed, tells nothing.
+        if tokens >= batch:
+            self._size(batch).record_round(tokens, seconds)
 
     def _size(self, batch: int) -> "_SizePolicy":
         size = self._sizes[batch]
         if size is None:
-            size = self._sizes[batch] = _SizePolicy(self._neighbour_pause(batch))
+            # The nearest size that has decided tells; of two the larger, which gains less.
+            decided = [
+                (abs(number - batch), -number, known.pause)
+                for number, known in enumerate(self._sizes)
+                if known is not None and known.decided
+            ]
+            size = self._sizes[batch] = _SizePolicy(min(decided, default=(0, 0, 0.0))[2])
         return size
-
-    def _neighbour_pause(self, batch: int) -> float:
-        """The pause of the nearest size that has decided; of two the larger, which gains less."""
-        decided = [
-            (abs(number - batch), -number, size.pause)
-            for number, size in enumerate(self._sizes)
-            if size is not None and size.decided
-        ]
-        return min(decided, default=(0, 0, 0.0))[2]
 
 
 class _Rate:
@@ -66,8 +70,8 @@ class _Rate:
     Another program's burst of work lengthens some steps, and then says nothing of the two ways.
     """
 
-    def __init__(self, warm_up: int) -> None:
-        self._warm_up = warm_up
+    def __init__(self) -> None:
+        self._warm_up = _WARM_UP
         self._tokens: deque[int] = deque(maxlen=_WINDOW)
         self._seconds: deque[float] = deque(maxlen=_WINDOW)
         self.value = 0.0
@@ -91,40 +95,37 @@ class _Rate:
 
 
 class _SizePolicy:
-    """One batch size: which way stands (`_on`), and whether the other is on trial.
+    """One batch size.
 
     `pause` is the time in seconds from one trial of speculation to the next, 0 while it is on; it
-    starts off where there is one.
+    starts off where there is one. `decided` tells that both ways have been compared.
     """
 
     def __init__(self, pause: float) -> None:
-        self._on = not pause
-        self._trial = False
-        self._rounds, self._steps = _Rate(_WARM_UP), _Rate(_WARM_UP)
-        self.pause = self._due = pause
-        self._spent = 0.0
-        self._unjudged = (0, 0.0)
-        self._loss = 0.0
-        self._lost_trials = 0
-        # A vanilla trial has just ended, whatever asked for it.
-        self._suspected = False
+        self.pause = pause
         self.decided = False
+        self._state: _State = "off" if pause else "on"
+        self._rounds, self._steps = _Rate(), _Rate()
+        self._wait(pause)
+        self._spent = 0.0
+        self._loss = 0.0
+        self._unpriced = 0
+        self._lost_trials = 0
 
     @property
     def wants(self) -> bool:
-        return self._on is not self._trial
+        return self._state not in {"measuring", "off"}
 
     def record_step(self, rows: int, seconds: float) -> None:
         self._steps.record(rows, seconds)
-        if self._on and self._trial:
+        enough = self._steps.count >= _STEPS
+        if self._state == "measuring":
             self._spent += seconds
-            if self._steps.count >= _STEPS:
-                self._end_trial()
-        elif not self._on and not self._trial:
-            self._due -= seconds
-            # What the trial costs is told by the vanilla steps before it.
-            if self._due <= 0 and self._steps.count >= _STEPS:
-                self._begin_trial(self._rounds)
+            if enough:
+                self._suspect()
+        # What the trial costs is told by the vanilla steps before it.
+        elif self._state == "off" and self._waited(seconds) and enough:
+            self._begin("trying", self._rounds)
 
     def record_round(self, tokens: int, seconds: float) -> None:
         if not self.wants:
@@ -132,22 +133,28 @@ class _SizePolicy:
             return
         self._rounds.record(tokens, seconds)
         self._count_loss(tokens, seconds)
-        if self._trial:
+        waited = self._waited(seconds)
+        if self._state == "trying":
             self._spent += seconds
-            if self._enough_rounds:
-                self._end_trial()
-            return
-        self._due -= seconds
-        if self._suspected or self._due > 0:
-            if self._steps.count >= _STEPS and self._enough_rounds:
-                self._judge()
-        elif self._rounds.count >= _FEWEST:
-            self._begin_trial(self._steps)
+        if self._state == "on" and waited:
+            if self._rounds.count >= _FEWEST:
+                self._begin("measuring", self._steps)
+        elif self._enough_rounds:
+            self._judge()
+
+    def _judge(self) -> None:
+        if self._state == "trying":
+            self._decide(on=self._speed > _WINNING)
+        elif self._state == "suspected":
+            self._decide(on=self._speed >= _LOSING)
+        elif self._steps.count >= _STEPS and self._speed < _LOSING:
+            self._begin("measuring", self._steps)
 
     @property
     def _speed(self) -> float:
-        """Tokens a second against vanilla's."""
-        return self._rounds.value / self._steps.value if self._steps.value else 1.0
+        """Tokens a second against vanilla's; 1 before both were measured."""
+        steps, rounds = self._steps.value, self._rounds.value
+        return rounds / steps if steps and rounds else 1.0
 
     @property
     def _enough_rounds(self) -> bool:
@@ -158,56 +165,46 @@ class _SizePolicy:
 
     def _count_loss(self, tokens: int, seconds: float) -> None:
         """Time lost against vanilla since speculation last did well (a CUSUM chart)."""
+        self._loss += seconds
+        self._unpriced += tokens
         if self._steps.value:
-            self._loss = max(0.0, self._loss + seconds - tokens / self._steps.value)
-        else:
-            self._unjudged = (self._unjudged[0] + tokens, self._unjudged[1] + seconds)
+            self._loss = max(0.0, self._loss - self._unpriced / self._steps.value)
+            self._unpriced = 0
 
-    def _begin_trial(self, rate: _Rate) -> None:
+    def _begin(self, state: _State, rate: _Rate) -> None:
         rate.restart()
-        self._trial = True
-        self._spent = 0.0
+        self._state, self._spent = state, 0.0
 
-    def _end_trial(self) -> None:
-        self._trial = False
-        tokens, seconds = self._unjudged
-        self._unjudged = (0, 0.0)
-        if seconds:
-            self._count_loss(tokens, seconds)
-        if self._on:
-            self._stay_on()
-            self._suspected = True
-            if self.decided:
-                # Both ways are to be compared as they are now.
-                self._rounds.restart()
-        else:
-            self._decide(on=self._speed > _WINNING)
-
-    def _stay_on(self) -> None:
-        """Set when vanilla steps are measured next; they cost what speculation would gain."""
-        gain = self._spent * max(0.0, 1 - 1 / self._speed)
-        self._due = max(gain / _COST, self._spent * _SHORTEST)
-
-    def _judge(self) -> None:
-        """Speculation that seems to lose is compared with vanilla steps of now, then decided."""
-        if self._suspected:
-            self._suspected = False
-            self._decide(on=self._speed >= _LOSING)
-        elif self._speed < _LOSING:
-            self._begin_trial(self._steps)
+    def _suspect(self) -> None:
+        self._state = "suspected"
+        self._count_loss(0, 0.0)
+        self._wait_on()
+        if self.decided:
+            # Both ways are to be compared as they are now.
+            self._rounds.restart()
 
     def _decide(self, *, on: bool) -> None:
-        self.decided = True
-        if on:
+        if not on:
+            doubled = 2 ** min(self._lost_trials, _MOST_DOUBLINGS)
+            self._lost_trials += self._speed < _CLEARLY_LOSING
+            self.pause = doubled * max(self._loss / _COST, self._spent * _SHORTEST)
+            self._wait(self.pause)
+        else:
+            if self._state == "trying":
+                self._wait_on()
             self.pause = 0.0
             self._lost_trials = 0
-            self._loss = 0.0
-            if not self._on:
-                self._on = True
-                self._stay_on()
-            return
-        doubled = 2 ** min(self._lost_trials, _MOST_DOUBLINGS)
-        self._lost_trials += self._speed < _CLEARLY_LOSING
-        self.pause = self._due = doubled * max(self._loss / _COST, self._spent * _SHORTEST)
-        self._loss = 0.0
-        self._on = False
+        self._state, self._loss, self.decided = "on" if on else "off", 0.0, True
+
+    def _wait_on(self) -> None:
+        """Set when vanilla steps are measured next; they cost what speculation would gain."""
+        self._wait(self._spent * max((1 - 1 / self._speed) / _COST, _SHORTEST))
+
+    def _wait(self, seconds: float) -> None:
+        """Let the other way be tried after this time."""
+        self._due, self._left = seconds, _LONGEST
+
+    def _waited(self, seconds: float) -> bool:
+        self._due -= seconds
+        self._left -= 1
+        return self._due <= 0 or self._left <= 0

@@ -3,7 +3,10 @@ import random
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from runtime.drafting import policy as policy_module
 from runtime.drafting.policy import SpeculationPolicy
 
 STEP_S = 0.010
@@ -185,6 +188,39 @@ def test_what_a_request_demands_while_it_is_off_decides_nothing() -> None:
     for _ in range(1_000):
         assert not policy.wants(1)
         policy.record_round(1, 4, 0.001)
+
+
+def test_rounds_in_which_rows_failed_say_nothing() -> None:
+    policy = SpeculationPolicy(2)
+    for _ in range(40):
+        policy.record_round(2, 0, 0.01)
+        policy.record_step(2, 0.01)
+    assert policy.wants(2)
+    run(2_000, 2, constant(3.0), policy=policy)
+    assert policy.wants(2)
+
+
+ANY_SECONDS = st.sampled_from([0.0, 1e-12, 0.01, 3600.0, 1e15]) | st.floats(0, 1e300)
+ANY_RECORD = st.tuples(
+    st.integers(1, 2), st.integers(0, 10**9), ANY_SECONDS, st.sampled_from([True, False, None])
+)
+
+
+@given(st.lists(ANY_RECORD, max_size=120), st.sampled_from([0.3, 3.0]))
+def test_after_any_records_it_finds_the_faster_way_again(
+    records: list[tuple[int, int, float, bool | None]], speed: float
+) -> None:
+    policy = SpeculationPolicy(2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(policy_module, "_LONGEST", 300)
+        for batch, tokens, seconds, way in records:
+            if policy.wants(batch) if way is None else way:
+                policy.record_round(batch, tokens, seconds)
+            else:
+                policy.record_step(batch, seconds)
+        ways = run(1_500, 2, constant(speed), noise=0.0, policy=policy).ways
+    rounds = sum(ways[-600:])
+    assert rounds > 500 if speed > 1 else rounds < 100
 
 
 def test_two_policies_share_nothing() -> None:
