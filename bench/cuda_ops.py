@@ -29,12 +29,12 @@ def time_steps(clock: Clock, rows: int) -> Figures:
     """The ops before and after an engine's decode step."""
     gpu = clock.gpu
     buffers = StepBuffers(
-        table=gpu.zeros("table", (VOCAB, HIDDEN), HALF),
+        embedding=gpu.zeros("table", (VOCAB, HIDDEN), HALF),
         next_tokens=gpu.zeros("next", (rows,), INT32),
-        embeds=gpu.zeros("embeds", (rows, 64, HIDDEN), HALF),
-        positions=gpu.zeros("positions", (rows, 64), INT64),
-        select=gpu.zeros("select", (rows, 1), INT64),
-        start=gpu.zeros("start", (rows,), INT64),
+        inputs_embeds=gpu.zeros("embeds", (rows, 64, HIDDEN), HALF),
+        attention_pos_id=gpu.zeros("positions", (rows, 64), INT64),
+        last_token_ids=gpu.zeros("select", (rows, 1), INT64),
+        lengths=gpu.zeros("start", (rows,), INT64),
     )
     counter = gpu.zeros("counter", (rows,), INT64)
     cache_shape, new_shape = (rows, HEADS, SLOTS, HEAD_DIM), (rows, HEADS, 1, HEAD_DIM)
@@ -47,7 +47,7 @@ def time_steps(clock: Clock, rows: int) -> Figures:
         **clock.time("feed_prefill", lambda: gpu.ops.feed_prefill(buffers, chunk, [64] * rows), 12),
         **clock.time("advance", lambda: gpu.ops.advance(counter, rows)),
         **clock.time("set_lengths", lambda: gpu.ops.set_lengths(counter, [1] * rows), 12),
-        **clock.time("write", lambda: storage.write(fresh, buffers.start, (rows, 1, SLOTS))),
+        **clock.time("write", lambda: storage.write(fresh, buffers.lengths, (rows, 1, SLOTS))),
     }
 
 
@@ -67,7 +67,7 @@ def time_sampling(clock: Clock, rows: int) -> Figures:
     logits = np.random.default_rng(0).standard_normal((rows, 1, VOCAB)).astype(np.float32) * 3
     buffers = SamplerBuffers(
         logits=gpu.constant("logits", logits),
-        start=gpu.zeros("start", (rows,), INT64),
+        lengths=gpu.zeros("start", (rows,), INT64),
         next_tokens=gpu.zeros("next", (rows,), INT32),
     )
     sampler = gpu.batch_sampler(buffers)

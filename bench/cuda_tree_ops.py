@@ -45,7 +45,9 @@ def time_trees(clock: Clock, rows: int) -> Figures:
     ops.begin_proposal(proposal, rows, top_k)
     return {
         **clock.time("begin", lambda: ops.begin_proposal(proposal, rows, top_k)),
-        **clock.time("feed_draft", lambda: ops.feed_proposal(steps, proposal, steps.start, draft)),
+        **clock.time(
+            "feed_draft", lambda: ops.feed_proposal(steps, proposal, steps.lengths, draft)
+        ),
         **clock.time(
             "extend", lambda: ops.extend_proposal(proposal, rows, top_k, level, last=False)
         ),
@@ -75,7 +77,7 @@ def time_walks(clock: Clock, rows: int) -> Figures:
     gpu.tree_ops.plant(trees, ids, parents)
     buffers = SamplerBuffers(
         logits=gpu.constant("logits", logits),
-        start=gpu.zeros("start", (rows,), INT64),
+        lengths=gpu.zeros("start", (rows,), INT64),
         next_tokens=gpu.zeros("next", (rows,), INT32),
         trees=trees,
     )
@@ -113,13 +115,13 @@ def _chains(rows: int, nodes: int) -> tuple[NDArray[np.int32], NDArray[np.int32]
 def _steps(clock: Clock, rows: int) -> StepBuffers:
     gpu, nodes = clock.gpu, DRAFTING.tree_size
     return StepBuffers(
-        table=gpu.zeros("table", (VOCAB, HIDDEN), HALF),
+        embedding=gpu.zeros("table", (VOCAB, HIDDEN), HALF),
         next_tokens=gpu.zeros("next", (rows,), INT32),
-        embeds=gpu.zeros("embeds", (rows, nodes, HIDDEN), HALF),
-        positions=gpu.zeros("positions", (rows, nodes), INT64),
-        select=gpu.zeros("select", (rows, nodes), INT64),
-        start=gpu.zeros("start", (rows,), INT64),
-        mask=gpu.zeros("mask", (rows, nodes, nodes), BOOL),
+        inputs_embeds=gpu.zeros("embeds", (rows, nodes, HIDDEN), HALF),
+        attention_pos_id=gpu.zeros("positions", (rows, nodes), INT64),
+        last_token_ids=gpu.zeros("select", (rows, nodes), INT64),
+        lengths=gpu.zeros("start", (rows,), INT64),
+        tree_mask=gpu.zeros("mask", (rows, nodes, nodes), BOOL),
     )
 
 
@@ -137,8 +139,8 @@ def _proposal(clock: Clock, rows: int) -> ProposalBuffers:
     slots, entries = (rows, DRAFTING.proposal_size), (rows, DRAFTING.table_size)
     return ProposalBuffers(
         logits=gpu.zeros("logits", (rows, top_k, DRAFT_VOCAB), FLOAT),
-        hidden_out=gpu.zeros("hidden out", (rows, top_k, HIDDEN), HALF),
-        hidden_in=gpu.zeros("hidden in", (*slots, HIDDEN), HALF),
+        hidden_states=gpu.zeros("hidden out", (rows, top_k, HIDDEN), HALF),
+        hidden_states_from_draft=gpu.zeros("hidden in", (*slots, HIDDEN), HALF),
         full_ids=gpu.zeros("full ids", (DRAFT_VOCAB,), INT32),
         ids=gpu.zeros("ids", slots, INT32),
         parents=gpu.zeros("parents", slots, INT32),

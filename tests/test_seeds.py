@@ -12,7 +12,7 @@ from runtime.executor.engine_executor import EngineExecutor
 from runtime.options import EagleDraftingConfig
 from runtime.rows import DecodingInferenceContext, DecodingRow
 from runtime.steps.engine_runner import LLMEngineRunner
-from runtime.steps.pipeline_io import PipelineIO
+from runtime.steps.pipeline_io import DraftIO, PipelineIO
 from runtime.steps.shared_resources import SharedResources
 from runtime.tensors import registry
 
@@ -49,7 +49,8 @@ HERE = (
     (DecodingRow, "token_ids initial prompt_length generated state index"),
     (EagleDraftingConfig, "drafting_top_k drafting_step verify_tree_size"),
     (EngineExecutor, "create_for_spec_decode_draft"),
-    (PipelineIO, "create_for_spec_decode_draft trees proposal hidden_states_from_draft"),
+    (PipelineIO, "trees"),
+    (DraftIO, "create_for_spec_decode_draft proposal"),
     (SharedResources, "add_draft"),
     (registry, "build_registry_for_spec_decode_draft"),
     (deployment, "load_deployment DeploymentConfig"),

@@ -15,7 +15,6 @@ from runtime.drafting.lookup_proposer import LookupProposer
 from runtime.drafting.policy import SpeculationPolicy
 from runtime.drafting.proposer import Proposer
 from runtime.engine_folder import DRAFT_FOLDER
-from runtime.errors import HearthError
 from runtime.executor.context_memory import share_context_memory
 from runtime.executor.engine import EngineOptions
 from runtime.executor.engine_executor import EngineExecutor
@@ -23,7 +22,6 @@ from runtime.memory.sizes import projection_bytes
 from runtime.steps.engine_runner import LLMEngineRunner
 from runtime.steps.pipeline_io import PipelineIO
 from runtime.steps.shared_resources import SharedResources
-from runtime.tensors.tensor import Tensor
 from runtime.undo import undoing
 
 _WORTH_THREADS = 16 << 20
@@ -69,14 +67,15 @@ def _assemble(
     if draft is not None:
         resources.add_draft(draft, folder / DRAFT_FOLDER, device)
     built("tables and caches")
-    io = PipelineIO.create_for_llm(config, device)
+    io = PipelineIO.create_for_llm(config, resources, device)
     built("step buffers")
     base = EngineExecutor.create_for_llm(folder, config, options, device)
     undo.callback(base.close)
     built("engine")
-    lengths = resources.cache_managers[0].lengths
+    inputs, speculates = io.step.inputs, deployment.method != "off"
+    trees = io.trees if speculates else None
     sampler = device.batch_sampler(
-        SamplerBuffers(io.output_logits, lengths, io.next_tokens, io.trees)
+        SamplerBuffers(io.step.logits, inputs.lengths, inputs.next_tokens, trees)
     )
     built("sampler")
     runner = LLMEngineRunner(config, base, io, resources, device)
@@ -87,21 +86,16 @@ def _assemble(
         drafter = EagleDraftRunner(draft, deployment.drafting, executors[-1], resources, device)
     built("draft")
     share_context_memory(executors, device)
-    if deployment.method == "off" or io.trees is None:
+    if not speculates:
         return RuntimeParts(runner, device, sampler, None)
-    proposer = _proposer(deployment, drafter, io, device)
+    proposer: Proposer = _lookup_proposer(deployment, device)
+    if drafter is not None:
+        (hidden,) = io.step.hidden
+        proposer = EagleProposer(drafter, hidden, deployment.drafting)
     adaptive = deployment.speculation.adaptive
     policy = SpeculationPolicy(config.max_supported_batch_size) if adaptive else None
     speculation = SpeculativeStrategy(runner, sampler, io.trees, proposer, policy)
     return RuntimeParts(runner, device, sampler, speculation)
-
-
-def _proposer(
-    deployment: DeploymentConfig, drafter: EagleDraftRunner | None, io: PipelineIO, device: Device
-) -> Proposer:
-    if drafter is None:
-        return _lookup_proposer(deployment, device)
-    return EagleProposer(drafter, _hidden_states(io), deployment.drafting)
 
 
 def _lookup_proposer(deployment: DeploymentConfig, device: Device) -> LookupProposer:
@@ -123,9 +117,3 @@ def _draft_executor(
     if projection_bytes(draft) < _WORTH_THREADS:
         options = structs.replace(options, threads=1)
     return EngineExecutor.create_for_spec_decode_draft(folder, draft, options, device)
-
-
-def _hidden_states(io: PipelineIO) -> Tensor:
-    if io.hidden_states is None:
-        raise HearthError("internal", "the base engine gives no hidden states to draft from")
-    return io.hidden_states

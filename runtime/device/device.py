@@ -21,22 +21,26 @@ MOST_GPU_ROWS = 256
 
 
 class StepBuffers(NamedTuple):
-    """The inputs of a step; integers of an index are int64 (native) or int32 (classic)."""
+    """The inputs of a step, whose names are those of the engine's bindings, and their sources.
 
-    table: Tensor
+    S is the longest step, a prefill chunk or a tree; N the most tokens of a row that get logits.
+    Integers of an index are int64 (native) or int32 (classic).
+    """
+
+    embedding: Tensor
     """[V, H]: the embedded form of every token."""
     next_tokens: Tensor
     """[max batch] int32: the newest token of each row, written by the sampler."""
-    embeds: Tensor
-    """[max batch, prefill chunk, H]: `inputs_embeds`."""
-    positions: Tensor
-    """[max batch, prefill chunk] index: `attention_pos_id`."""
-    select: Tensor
-    """[max batch, 1] index: `last_token_ids`."""
-    start: Tensor
-    """[max batch] index: filled cache slots of each row, `kvcache_start_index`."""
-    mask: Tensor | None = None
-    """[max batch, S, S] bool for the longest step S: `tree_mask`; None for a causal engine."""
+    inputs_embeds: Tensor
+    """[max batch, S, H], the engine's type."""
+    attention_pos_id: Tensor
+    """[max batch, S] index: the position of each token."""
+    last_token_ids: Tensor
+    """[max batch, N] index: which tokens of each row get logits."""
+    lengths: Tensor
+    """[max batch] index: filled cache slots of each row; bound as `kvcache_start_index`."""
+    tree_mask: Tensor | None = None
+    """[max batch, S, S] bool; None for a causal engine."""
 
 
 class TreeBuffers(NamedTuple):
@@ -59,10 +63,10 @@ class ProposalBuffers(NamedTuple):
 
     logits: Tensor
     """[max batch, K, draft vocabulary] float32: log-probabilities of the last draft step."""
-    hidden_out: Tensor
-    """[max batch, K, H]: `hidden_states` of the same tokens."""
-    hidden_in: Tensor
-    """[max batch, P, H]: `hidden_states_from_draft` of each slot."""
+    hidden_states: Tensor
+    """[max batch, K, H]: those of the same tokens."""
+    hidden_states_from_draft: Tensor
+    """[max batch, P, H]: what each slot is given."""
     full_ids: Tensor | None
     """[draft vocabulary] int32: the base's id of each draft id; None where they are the same."""
     ids: Tensor
@@ -250,7 +254,7 @@ class SamplerBuffers(NamedTuple):
 
     logits: Tensor
     """[max batch, N, V] float32; N is 1 without speculation."""
-    start: Tensor
+    lengths: Tensor
     """[max batch] index: filled slots, the position of the token to pick."""
     next_tokens: Tensor
     """[max batch] int32."""

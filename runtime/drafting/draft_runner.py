@@ -5,14 +5,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.config import LLMEngineRunnerConfig
-from runtime.device.device import Device, ProposalBuffers, TreeBuffers
+from runtime.device.device import Device, TreeBuffers
 from runtime.drafting.growth import DraftSteps, choose_growth
-from runtime.errors import HearthError
 from runtime.executor.engine_executor import EngineExecutor
 from runtime.options import EagleDraftingConfig
-from runtime.steps.pipeline_io import PipelineIO, step_buffers
+from runtime.steps.bindings import StepBindings
+from runtime.steps.pipeline_io import DraftIO
 from runtime.steps.shared_resources import SharedResources
-from runtime.steps.step_runner import StepRunner
 from runtime.tensors.dims import PROFILE_CONTEXT, InferenceDims
 from runtime.tensors.static_dims import accept_profile
 from runtime.tensors.tensor import Tensor
@@ -51,23 +50,21 @@ class EagleDraftRunner:
         self._drafting = drafting
         self._ops = device.ops
         self._tree_ops = device.tree_ops
-        io = PipelineIO.create_for_spec_decode_draft(config, device, drafting, resources.full_ids)
-        self._input, proposal = _hidden_buffers(io)
-        # Each kind of step has zeros for the hidden states that it is not given.
-        self._steps, growth = (
-            StepRunner(config, executor, one, resources, device, cache_index=_CACHES)
-            for one in (io, io.of_proposal())
+        io = DraftIO.create_for_spec_decode_draft(config, drafting, resources, device)
+        self._inputs, self._hidden = io.entries.inputs, io.hidden_states_input
+        self._steps, growing = (
+            StepBindings(config, executor, step, resources, device, cache_index=_CACHES)
+            for step in (io.entries, io.growing)
         )
         self.caches = self._steps.caches
-        self._buffers = step_buffers(io, resources.embedding, self.caches.lengths)
         self._growth = choose_growth(
             DraftSteps(
                 config=config,
                 drafting=drafting,
                 device=device,
-                runner=growth,
-                buffers=self._buffers,
-                proposal=proposal,
+                bindings=growing,
+                inputs=self._inputs,
+                proposal=io.proposal,
                 base=resources.cache_managers[0],
             )
         )
@@ -87,7 +84,9 @@ class EagleDraftRunner:
         rows, width = entries.token_ids.shape
         self._fill(entries, source)
         dims = InferenceDims.prefill(rows, width, self.caches.kv.bucket)
-        self._steps.run(PROFILE_CONTEXT, dims, rows)
+        self._steps.prepare(PROFILE_CONTEXT, dims)
+        self._steps.executor.execute(self._steps.stream)
+        self._steps.keep(rows, width)
         self.caches.commit(entries.lengths)
 
     def accept_shape(self, rows: int, width: int) -> tuple[int, int]:
@@ -103,7 +102,9 @@ class EagleDraftRunner:
         self._fill(entries, source)
         dims = InferenceDims.accept(batch, width, self.caches.kv.bucket)
         rows = self.caches.batch
-        self._steps.run(accept_profile(self._config, batch), dims, rows)
+        self._steps.prepare(accept_profile(self._config, batch), dims)
+        self._steps.executor.execute(self._steps.stream)
+        self._steps.keep(rows, width)
         self.caches.commit(entries.lengths[:rows])
         self._growth.begin(batch)
 
@@ -132,7 +133,7 @@ class EagleDraftRunner:
             for bucket in self.caches.kv.buckets:
                 for width in widths:
                     self._ops.feed_prefill(
-                        self._buffers, np.zeros((batch, width), np.int64), [1] * batch
+                        self._inputs, np.zeros((batch, width), np.int64), [1] * batch
                     )
                     dims = InferenceDims.accept(batch, width, bucket)
                     self._steps.capture(accept_profile(self._config, batch), dims)
@@ -147,23 +148,13 @@ class EagleDraftRunner:
         caches.reserve(max(caches.row_lengths) + width)
         # A row without an entry runs padding, which nobody reads and nothing keeps.
         lengths = [max(1, length) for length in entries.lengths]
-        self._ops.feed_prefill(self._buffers, entries.token_ids, lengths, entries.first)
+        self._ops.feed_prefill(self._inputs, entries.token_ids, lengths, entries.first)
         flat = entries.hidden.reshape(1, -1)
-        self._tree_ops.gather_rows(source, self._places(source), flat, self._input)
+        rows, places, _ = source.shape
+        self._tree_ops.gather_rows(source, rows * places, flat, self._hidden)
 
     def _sizes(self, batch_sizes: Iterable[int]) -> list[int]:
         return sorted({self._steps.padded(size) for size in batch_sizes})
 
     def _widths(self) -> list[int]:
         return list(range(1, self._drafting.most_accepted + 1))
-
-    @staticmethod
-    def _places(source: Tensor) -> int:
-        rows, width, _ = source.shape
-        return rows * width
-
-
-def _hidden_buffers(io: PipelineIO) -> tuple[Tensor, ProposalBuffers]:
-    if io.hidden_states_input is None or io.proposal is None:
-        raise HearthError("internal", "these step buffers are not those of a draft engine")
-    return io.hidden_states_input, io.proposal

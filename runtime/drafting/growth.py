@@ -10,7 +10,7 @@ from runtime.config import LLMEngineRunnerConfig
 from runtime.device.device import Device, ProposalBuffers, StepBuffers, TreeBuffers
 from runtime.device.tree_arrays import NO_NODE
 from runtime.options import EagleDraftingConfig
-from runtime.steps.step_runner import StepRunner
+from runtime.steps.bindings import StepBindings
 from runtime.tensors.dims import PROFILE_GENERATION, InferenceDims
 from runtime.tensors.static_dims import proposal_profile
 
@@ -21,14 +21,14 @@ _SCORE = np.dtype(np.float32)
 class DraftSteps(NamedTuple):
     """What the steps of a proposal need: the engine's, and the buffers that they fill.
 
-    `runner` binds zeros for the base's hidden states; `base` are the base's caches.
+    `bindings` have zeros for the base's hidden states; `base` are the base's caches.
     """
 
     config: LLMEngineRunnerConfig
     drafting: EagleDraftingConfig
     device: Device
-    runner: StepRunner
-    buffers: StepBuffers
+    bindings: StepBindings
+    inputs: StepBuffers
     proposal: ProposalBuffers
     base: HybridCacheManager
 
@@ -72,13 +72,13 @@ class TreeGrowth:
         last = drafting.drafting_step - 2
         if last < 0:
             return
-        caches = steps.runner.caches
+        caches = steps.bindings.caches
         caches.reserve(max(caches.row_lengths) + drafting.proposal_size)
         profile = proposal_profile(steps.config, batch)
-        steps.runner.prepare(profile, self._dims(batch, caches.kv.bucket))
+        steps.bindings.prepare(profile, self._dims(batch, caches.kv.bucket))
         for level in range(last + 1):
             self._feed(batch, level)
-            steps.runner.execute()
+            steps.bindings.executor.execute(steps.bindings.stream)
             top_k, is_last = drafting.drafting_top_k, level == last
             self._ops.extend_proposal(steps.proposal, batch, top_k, level, last=is_last)
 
@@ -91,12 +91,12 @@ class TreeGrowth:
         if self._steps.drafting.drafting_step > 1:
             self._feed(batch, 0)
             profile = proposal_profile(self._steps.config, batch)
-            self._steps.runner.capture(profile, self._dims(batch, bucket))
+            self._steps.bindings.capture(profile, self._dims(batch, bucket))
 
     def _feed(self, batch: int, level: int) -> None:
         steps, top_k = self._steps, self._steps.drafting.drafting_top_k
         shape = (batch, (level + 1) * top_k, top_k)
-        self._ops.feed_proposal(steps.buffers, steps.proposal, steps.base.lengths, shape)
+        self._ops.feed_proposal(steps.inputs, steps.proposal, steps.base.lengths, shape)
 
     def _dims(self, batch: int, bucket: int) -> InferenceDims:
         drafting = self._steps.drafting
@@ -141,14 +141,16 @@ class ChainGrowth:
 
     def grow(self, batch: int) -> None:
         """One step of one token a level."""
-        runner, ops = self._steps.runner, self._device.ops
-        caches = runner.caches
+        bindings, ops = self._steps.bindings, self._device.ops
+        caches = bindings.caches
         caches.reserve(max(caches.row_lengths) + self._levels)
         ops.set_lengths(self._positions, self._steps.base.row_lengths)
         dims = InferenceDims.decode(batch, caches.kv.bucket)
         for level in range(1, self._levels):
             self._feed(batch, level - 1)
-            runner.run(PROFILE_GENERATION, dims, caches.batch)
+            bindings.prepare(PROFILE_GENERATION, dims)
+            bindings.executor.execute(bindings.stream)
+            bindings.keep(caches.batch, 1)
             ops.advance(self._positions, batch)
             ops.advance(caches.lengths, batch)
             self._device.tree_ops.begin_proposal(self._slots[level], batch, 1)
@@ -175,9 +177,9 @@ class ChainGrowth:
         """Capture the step of one token."""
         if self._levels > 1:
             self._feed(batch, 0)
-            self._steps.runner.capture(PROFILE_GENERATION, InferenceDims.decode(batch, bucket))
+            self._steps.bindings.capture(PROFILE_GENERATION, InferenceDims.decode(batch, bucket))
 
     def _feed(self, batch: int, level: int) -> None:
-        buffers = self._steps.buffers
+        inputs = self._steps.inputs
         shape = (batch, 1, 1)
-        self._device.tree_ops.feed_proposal(buffers, self._slots[level], self._positions, shape)
+        self._device.tree_ops.feed_proposal(inputs, self._slots[level], self._positions, shape)

@@ -53,8 +53,7 @@ def step_buffer_bytes(config: LLMEngineRunnerConfig, max_batch: int) -> int:
     nodes = max(1, config.max_verify_tree_size)
     tokens = longest_step(config)
     size = _basic_bytes(config, max_batch, tokens, nodes)
-    if nodes > 1:
-        size += max_batch * nodes * (2 + -(-nodes // 32)) * 4
+    size += max_batch * nodes * (2 + -(-nodes // 32)) * 4
     if config.enable_eagle_spec_decode:
         size += max_batch * tokens * config.output_hidden_dim * ITEM_BYTES[config.dtype]
     return size
@@ -63,7 +62,7 @@ def step_buffer_bytes(config: LLMEngineRunnerConfig, max_batch: int) -> int:
 def draft_buffer_bytes(
     config: LLMEngineRunnerConfig, drafting: EagleDraftingConfig, max_batch: int
 ) -> int:
-    """Those of `PipelineIO.create_for_spec_decode_draft`, and the draft's own vocabulary."""
+    """Those of `DraftIO.create_for_spec_decode_draft`, and the draft's own vocabulary."""
     tokens = longest_draft_step(config, drafting)
     size = _basic_bytes(config, max_batch, tokens, drafting.drafting_top_k)
     # Steps of entries and steps of a proposal have their own, half of them always zero.
@@ -87,11 +86,11 @@ def longest_draft_step(config: LLMEngineRunnerConfig, drafting: EagleDraftingCon
 
 
 def _basic_bytes(config: LLMEngineRunnerConfig, max_batch: int, tokens: int, selected: int) -> int:
-    """Embeddings, logits, newest tokens, selection, positions, lengths, mask and new K/V rows."""
+    """Embeddings, logits, newest tokens, selection, positions, mask and new K/V rows."""
     index = 8 if config.dialect == "native" else 4
     row = tokens * config.hidden_size * ITEM_BYTES[config.dtype]
     row += selected * (config.output_vocab_size * 4 + index)
-    row += 4 + tokens * index + index
+    row += 4 + tokens * index
     if config.takes_tree_mask:
         row += tokens * tokens
     if config.dialect == "classic":

@@ -6,12 +6,12 @@ from numpy.typing import NDArray
 
 from runtime.caches.hybrid_cache_manager import HybridCacheManager
 from runtime.config import LLMEngineRunnerConfig
-from runtime.device.device import Device, TreeBuffers
+from runtime.device.device import Device
 from runtime.errors import HearthError
 from runtime.executor.engine_executor import EngineExecutor
-from runtime.steps.pipeline_io import PipelineIO, step_buffers
+from runtime.steps.bindings import StepBindings
+from runtime.steps.pipeline_io import PipelineIO
 from runtime.steps.shared_resources import SharedResources
-from runtime.steps.step_runner import StepRunner
 from runtime.tensors.dims import PROFILE_CONTEXT, InferenceDims
 from runtime.tensors.profiles import decode_profile, verify_profile
 from runtime.tensors.tensor import Tensor
@@ -20,8 +20,8 @@ from runtime.tensors.tensor import Tensor
 class LLMEngineRunner:
     """Runs the steps of one decoder: the one place that fills step inputs.
 
-    Rows of a step are the first rows of the batch. A step's logits [max batch, 1, V] are a step
-    buffer, whose first rows hold until the next step.
+    Rows of a step are the first rows of the batch. A step's logits are a step buffer, used as
+    dense [rows, tokens that get logits, V]; it holds until the next step.
     """
 
     def __init__(
@@ -33,13 +33,12 @@ class LLMEngineRunner:
         device: Device,
     ) -> None:
         self._config = config
-        self._io = io
         self._resources = resources
         self._caches = resources.cache_managers[0]
         self._device = device
         self._ops = device.ops
-        self._steps = StepRunner(config, executor, io, resources, device)
-        self._buffers = step_buffers(io, resources.embedding, self._caches.lengths)
+        self._inputs, self._logits, self._trees = io.step.inputs, io.step.logits, io.trees
+        self._steps = StepBindings(config, executor, io.step, resources, device)
         self._decodes: dict[tuple[int, int], tuple[int, InferenceDims]] = {}
 
     def get_engine_config(self) -> LLMEngineRunnerConfig:
@@ -75,12 +74,13 @@ class LLMEngineRunner:
         if len(starts) != 1:
             raise HearthError("internal", "rows of a prefill step must start at the same slot")
         caches.reserve(starts.pop() + width)
-        self._io.host_context_lengths.array[:rows] = lengths
-        self._ops.feed_prefill(self._buffers, token_ids, lengths)
+        self._ops.feed_prefill(self._inputs, token_ids, lengths)
         dims = InferenceDims.prefill(rows, width, caches.kv.bucket)
-        self._steps.run(PROFILE_CONTEXT, dims, rows)
+        self._steps.prepare(PROFILE_CONTEXT, dims)
+        self._steps.executor.execute(self._steps.stream)
+        self._steps.keep(rows, width)
         caches.commit(lengths)
-        return self._io.output_logits
+        return self._logits
 
     def execute_vanilla_decoding_step(self) -> Tensor:
         """Run the newest token of every live row and return the logits.
@@ -91,10 +91,12 @@ class LLMEngineRunner:
         caches.reserve(max(caches.row_lengths) + 1)
         rows = caches.batch
         profile, dims = self._decode_dims(rows, caches.kv.bucket)
-        self._ops.feed_decode(self._buffers, dims.batch)
-        self._steps.run(profile, dims, rows)
+        self._ops.feed_decode(self._inputs, dims.batch)
+        self._steps.prepare(profile, dims)
+        self._steps.executor.execute(self._steps.stream)
+        self._steps.keep(rows, 1)
         caches.advance()
-        return self._io.output_logits
+        return self._logits
 
     def execute_eagle_base_tree_decoding_step(self, width: int) -> Tensor:
         """Run the first `width` nodes of every live row's tree and return their logits.
@@ -105,10 +107,12 @@ class LLMEngineRunner:
         caches = self._caches
         caches.reserve(max(caches.row_lengths) + width)
         batch = self._steps.padded(caches.batch)
-        self._device.tree_ops.feed_verify(self._buffers, self._trees, batch, width)
+        self._device.tree_ops.feed_verify(self._inputs, self._trees, batch, width)
         dims = InferenceDims.spec_verify(batch, width, caches.kv.bucket)
-        self._steps.run(verify_profile(self._config, batch), dims, caches.batch)
-        return self._io.output_logits
+        self._steps.prepare(verify_profile(self._config, batch), dims)
+        self._steps.executor.execute(self._steps.stream)
+        self._steps.keep(caches.batch, width)
+        return self._logits
 
     def commit_path(self, nodes: Sequence[Sequence[int]]) -> None:
         """Keep the keys and values of these nodes of each live row's tree, from its root on."""
@@ -131,7 +135,7 @@ class LLMEngineRunner:
         for batch in sorted({self._steps.padded(size) for size in batch_sizes}):
             profile = decode_profile(self._config, batch)
             for bucket in self._caches.kv.buckets:
-                self._ops.feed_decode(self._buffers, batch)
+                self._ops.feed_decode(self._inputs, batch)
                 self._steps.capture(profile, InferenceDims.decode(batch, bucket))
 
     def capture_eagle_base_tree_decoding_graph(
@@ -144,7 +148,7 @@ class LLMEngineRunner:
             profile = verify_profile(self._config, batch)
             for bucket in self._caches.kv.buckets:
                 for width in every:
-                    self._device.tree_ops.feed_verify(self._buffers, self._trees, batch, width)
+                    self._device.tree_ops.feed_verify(self._inputs, self._trees, batch, width)
                     self._steps.capture(profile, InferenceDims.spec_verify(batch, width, bucket))
 
     def close(self) -> None:
@@ -161,9 +165,3 @@ class LLMEngineRunner:
             known = decode_profile(self._config, batch), InferenceDims.decode(batch, bucket)
             self._decodes[rows, bucket] = known
         return known
-
-    @property
-    def _trees(self) -> TreeBuffers:
-        if self._io.trees is None:
-            raise HearthError("internal", "this engine was opened without token trees")
-        return self._io.trees

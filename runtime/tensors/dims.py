@@ -6,13 +6,8 @@ PROFILE_GENERATION = 1
 """Index of the first profile of decode, verify, proposal and accept steps."""
 
 
-def _words(bits: int) -> int:
-    """32-bit words of a mask row of `bits`."""
-    return -(-bits // 32)
-
-
 class InferenceDims(NamedTuple):
-    """The eight sizes of a step, and the only source of its shapes.
+    """The six sizes of a step, and the only source of its shapes.
 
     `kv_len` counts the cache slots per row in the bucket in use. Every row has a start index.
     A tree mask has as many columns as the step has tokens, in every phase.
@@ -23,8 +18,6 @@ class InferenceDims(NamedTuple):
     kv_len: int
     select_len: int
     attn_mask_seq_len: int
-    rope_batch: int
-    packed_mask_len: int
     start_index_len: int
 
     @classmethod
@@ -53,11 +46,6 @@ class InferenceDims(NamedTuple):
         return cls._of(batch, accepted, kv_len, 1)
 
     @classmethod
-    def reset(cls, kv_len: int) -> "InferenceDims":
-        """The smallest step, bound when nothing is under way."""
-        return cls._of(1, 1, kv_len, 1)
-
-    @classmethod
     def _of(cls, batch: int, seq_len: int, kv_len: int, select_len: int) -> "InferenceDims":
         return cls(
             batch=batch,
@@ -65,7 +53,5 @@ class InferenceDims(NamedTuple):
             kv_len=kv_len,
             select_len=select_len,
             attn_mask_seq_len=seq_len,
-            rope_batch=1,
-            packed_mask_len=_words(seq_len),
             start_index_len=batch,
         )

@@ -22,21 +22,21 @@ class CpuStepOps:
     ) -> None:
         """Embeds [B, S], positions, the last token of each row, and a causal mask."""
         rows, width = token_ids.shape
-        index = buffers.start.dtype
+        index = buffers.lengths.dtype
         counts = np.array(lengths, index)
-        begin = buffers.start.array[:rows] if first is None else np.array(first, index)
-        fill_positions(buffers.positions.view((rows, width)), begin, counts)
-        np.subtract(counts, 1, out=buffers.select.view((rows, 1))[:, 0])
-        if buffers.mask is not None:
-            fill_causal(buffers.mask.view((rows, width, width)))
+        begin = buffers.lengths.array[:rows] if first is None else np.array(first, index)
+        fill_positions(buffers.attention_pos_id.view((rows, width)), begin, counts)
+        np.subtract(counts, 1, out=buffers.last_token_ids.view((rows, 1))[:, 0])
+        if buffers.tree_mask is not None:
+            fill_causal(buffers.tree_mask.view((rows, width, width)))
         embed(buffers, token_ids)
 
     def feed_decode(self, buffers: StepBuffers, rows: int) -> None:
         """Embeds the newest token of each row."""
-        buffers.positions.view((rows, 1))[:, 0] = buffers.start.array[:rows]
-        buffers.select.view((rows, 1)).fill(0)
-        if buffers.mask is not None:
-            buffers.mask.view((rows, 1, 1)).fill(1)
+        buffers.attention_pos_id.view((rows, 1))[:, 0] = buffers.lengths.array[:rows]
+        buffers.last_token_ids.view((rows, 1)).fill(0)
+        if buffers.tree_mask is not None:
+            buffers.tree_mask.view((rows, 1, 1)).fill(1)
         embed(buffers, buffers.next_tokens.view((rows,))[:, None])
 
     def set_lengths(self, start: Tensor, lengths: Sequence[int]) -> None:
@@ -51,5 +51,5 @@ class CpuStepOps:
 
 def embed(buffers: StepBuffers, token_ids: NDArray[Any]) -> None:
     """Look up token ids [B, S] for the step's `inputs_embeds`."""
-    shape = (*token_ids.shape, buffers.table.shape[1])
-    look_up_embeddings(buffers.table.array, token_ids, buffers.embeds.view(shape))
+    shape = (*token_ids.shape, buffers.embedding.shape[1])
+    look_up_embeddings(buffers.embedding.array, token_ids, buffers.inputs_embeds.view(shape))

@@ -59,7 +59,7 @@ class CpuBatchSampler:
             raise HearthError("internal", "this sampler was made without token trees")
         logits = self._buffers.logits.view((rows, width, self._vocab_size))
         keys = child_keys(trees.ids.view((rows, width)), trees.parents.view((rows, width)))
-        starts = self._buffers.start.array[:rows].tolist()
+        starts = self._buffers.lengths.array[:rows].tolist()
         # As in `sample_rows`: what leaves the range of float32 has weight 0 or is refused.
         with np.errstate(over="ignore"):
             walks = [
@@ -79,7 +79,7 @@ class CpuBatchSampler:
 
     def _pick(self, logits: NDArray[np.float32], first: int, last: int) -> list[Sample | None]:
         samplers = self._rows[first:last]
-        positions = self._buffers.start.array[first:last].tolist()
+        positions = self._buffers.lengths.array[first:last].tolist()
         samples = sample_rows(logits, samplers, positions)
         for sampler, sample in zip(samplers, samples, strict=True):
             if sample is not None:

@@ -24,8 +24,8 @@ class CpuTreeOps:
         ids[:, 0] = buffers.next_tokens.array[:rows]
         packed = tree_arrays.pack_mask(trees.parents.view((rows, width)))
         trees.packed_mask.view(packed.shape)[...] = packed
-        _feed_tree(buffers, ids, packed, buffers.start.array[:rows])
-        buffers.select.view((rows, width))[...] = np.arange(width)
+        _feed_tree(buffers, ids, packed, buffers.lengths.array[:rows])
+        buffers.last_token_ids.view((rows, width))[...] = np.arange(width)
 
     def begin_proposal(self, proposal: ProposalBuffers, rows: int, top_k: int) -> None:
         """Table and first slots from logits [rows, 1, Vd] and hidden [rows, 1, H]."""
@@ -46,7 +46,7 @@ class CpuTreeOps:
         ids, parents = proposal.ids.array[:rows], proposal.parents.array[:rows]
         packed = tree_arrays.pack_mask(parents)
         _feed_tree(buffers, ids, packed, lengths.array[:rows])
-        buffers.select.view((rows, top_k))[...] = np.arange(used - top_k, used)
+        buffers.last_token_ids.view((rows, top_k))[...] = np.arange(used - top_k, used)
 
     def extend_proposal(
         self, proposal: ProposalBuffers, rows: int, top_k: int, level: int, *, last: bool
@@ -89,10 +89,10 @@ def _feed_tree(
     buffers: StepBuffers, ids: NDArray[np.int32], packed: NDArray[np.int32], start: NDArray[Any]
 ) -> None:
     rows, width = ids.shape
-    if buffers.mask is not None:
-        mask = buffers.mask.view((rows, width, width))
+    if buffers.tree_mask is not None:
+        mask = buffers.tree_mask.view((rows, width, width))
         mask[...] = tree_arrays.unpack_mask(packed, width)
-    positions = buffers.positions.view((rows, width))
+    positions = buffers.attention_pos_id.view((rows, width))
     tree_arrays.fill_tree_positions(positions, start, tree_arrays.node_depths(packed))
     embed(buffers, ids)
 
@@ -120,9 +120,9 @@ def _logits(proposal: ProposalBuffers, rows: int, selected: int) -> NDArray[np.f
 def _hidden(
     proposal: ProposalBuffers, rows: int, selected: int
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    size = proposal.hidden_in.shape[-1]
-    hidden = proposal.hidden_in.view((rows, proposal.ids.shape[1], size))
-    return hidden, proposal.hidden_out.view((rows, selected, size))
+    size = proposal.hidden_states_from_draft.shape[-1]
+    hidden = proposal.hidden_states_from_draft.view((rows, proposal.ids.shape[1], size))
+    return hidden, proposal.hidden_states.view((rows, selected, size))
 
 
 def _full_ids(proposal: ProposalBuffers) -> NDArray[np.int32] | None:

@@ -54,10 +54,10 @@ class _Feed:
     """The launches of one set of step buffers."""
 
     def __init__(self, library: KernelLibrary, memory: CudaMemory, buffers: StepBuffers) -> None:
-        places = prod(buffers.embeds.shape) // buffers.table.shape[1]
+        places = prod(buffers.inputs_embeds.shape) // buffers.embedding.shape[1]
         self.places = places
         # Behind the tokens come a length and a first position for each row.
-        words = places + 2 * buffers.start.shape[0]
+        words = places + 2 * buffers.lengths.shape[0]
         self.token_ids = memory.zeros("prompt tokens", (words,), _IDS)
         self.arguments, options = feed_arguments(buffers)
         self.arguments.token_ids = self.token_ids.address
@@ -89,7 +89,7 @@ class CudaStepOps:
         """Embeds [B, S], positions from `first` or the start on, and the last token of each row."""
         feed = self._feed(buffers)
         rows, steps = token_ids.shape
-        if rows * steps > feed.places or rows > buffers.start.shape[0]:
+        if rows * steps > feed.places or rows > buffers.lengths.shape[0]:
             raise HearthError("internal", f"{rows} rows of {steps} tokens exceed a step's buffers")
         if not token_ids.size:
             return
@@ -103,7 +103,7 @@ class CudaStepOps:
     def feed_decode(self, buffers: StepBuffers, rows: int) -> None:
         """Embeds the newest token of each row."""
         feed = self._feed(buffers)
-        if rows > buffers.start.shape[0]:
+        if rows > buffers.lengths.shape[0]:
             raise HearthError("internal", f"{rows} rows exceed a step's buffers")
         if rows:
             feed.decode.launch(rows)
@@ -147,18 +147,18 @@ class CudaStepOps:
 
 def feed_arguments(buffers: StepBuffers) -> tuple[FeedArguments, tuple[str, ...]]:
     """The arguments and compiler options of steps with these buffers, which must agree in type."""
-    table, embeds = buffers.table, buffers.embeds
+    table, embeds = buffers.embedding, buffers.inputs_embeds
     vocab, hidden = table.shape
     options, width = _options(buffers, hidden)
     arguments = FeedArguments(
         table.address,
         embeds.address,
-        buffers.positions.address,
-        buffers.select.address,
-        buffers.start.address,
+        buffers.attention_pos_id.address,
+        buffers.last_token_ids.address,
+        buffers.lengths.address,
         buffers.next_tokens.address,
         0,
-        0 if buffers.mask is None else buffers.mask.address,
+        0 if buffers.tree_mask is None else buffers.tree_mask.address,
         hidden * table.dtype.itemsize,
         hidden * embeds.dtype.itemsize,
         vocab,
@@ -169,15 +169,15 @@ def feed_arguments(buffers: StepBuffers) -> tuple[FeedArguments, tuple[str, ...]
 
 def check_mask(buffers: StepBuffers, rows: int, steps: int) -> None:
     """Raise `internal` where the masks [rows, steps, steps] do not fit."""
-    if buffers.mask is not None:
-        buffers.mask.check((rows, steps, steps))
+    if buffers.tree_mask is not None:
+        buffers.tree_mask.check((rows, steps, steps))
 
 
 def _options(buffers: StepBuffers, hidden: int) -> tuple[tuple[str, ...], int]:
     """Compiler options for these types, and how many units a row has."""
-    table, embeds = buffers.table, buffers.embeds
-    index = index_type(buffers.start.dtype, buffers.start.name)
-    if {buffers.positions.dtype, buffers.select.dtype} != {buffers.start.dtype}:
+    table, embeds = buffers.embedding, buffers.inputs_embeds
+    index = index_type(buffers.lengths.dtype, buffers.lengths.name)
+    if {buffers.attention_pos_id.dtype, buffers.last_token_ids.dtype} != {buffers.lengths.dtype}:
         raise HearthError("internal", "the index tensors of a step differ in type")
     if table.dtype == embeds.dtype:
         size, unit = copy_unit(hidden * table.dtype.itemsize)

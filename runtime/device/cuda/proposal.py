@@ -70,8 +70,8 @@ class CudaProposal:
         each = max(min(_EACH, -(-vocab // _THREADS)), -(-vocab // (_THREADS * _MOST_PARTS)))
         self._parts = -(-vocab // (_THREADS * each))
         lists = (self._rows, most_k, self._parts, most_k)
-        hidden = buffers.hidden_in
-        hidden.check((self._rows, slots, buffers.hidden_out.shape[-1]))
+        hidden = buffers.hidden_states_from_draft
+        hidden.check((self._rows, slots, buffers.hidden_states.shape[-1]))
         pitch = hidden.shape[-1] * hidden.dtype.itemsize
         nbytes, unit = copy_unit(pitch)
         self._arguments = ProposalArguments(
@@ -85,7 +85,7 @@ class CudaProposal:
             buffers.table_scores.address,
             memory.zeros("best of the draft", lists, np.dtype(np.uint64)).address,
             memory.zeros("tree blocks", (self._rows,), np.dtype(np.uint32)).address,
-            buffers.hidden_out.address,
+            buffers.hidden_states.address,
             hidden.address,
             vocab,
             slots,

@@ -72,7 +72,7 @@ class CudaBatchSampler:
         ring: UploadRing,
         buffers: SamplerBuffers,
     ) -> None:
-        self._capacity = buffers.start.shape[0]
+        self._capacity = buffers.lengths.shape[0]
         self._vocab_size = buffers.logits.shape[-1]
         if self._capacity > MOST_GPU_ROWS:
             raise HearthError("internal", f"the sampler serves at most {MOST_GPU_ROWS} rows")
@@ -160,7 +160,7 @@ class CudaBatchSampler:
         self._ring.upload(partial.address, empty_partial(self._capacity))
         self._batch = BatchArguments(
             buffers.logits.address,
-            buffers.start.address,
+            buffers.lengths.address,
             buffers.next_tokens.address,
             self._device_rows.address,
             tables.history.address,
@@ -174,7 +174,7 @@ class CudaBatchSampler:
             tables.mask_pitch,
         )
         # Without fused multiply-add every score rounds as in NumPy.
-        options = (f"-DINDEX={index_type(buffers.start.dtype, 'start')}", "--fmad=false")
+        options = (f"-DINDEX={index_type(buffers.lengths.dtype, 'start')}", "--fmad=false")
         arguments = (self._batch,)
         self._scan = library.prepare("sampling", "find_best", options, _SCAN_THREADS, arguments)
         self._pick = library.prepare("sampling", "pick_rows", options, _PICK_THREADS, arguments)

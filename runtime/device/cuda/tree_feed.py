@@ -49,7 +49,7 @@ class TreeFeed:
         nodes = NodesArguments(
             trees.ids.address,
             trees.parents.address,
-            buffers.start.address,
+            buffers.lengths.address,
             trees.packed_mask.address,
             rooted=1,
         )
@@ -64,7 +64,7 @@ class TreeFeed:
         lengths: Tensor,
     ) -> "TreeFeed":
         """Draft steps; `lengths` [max batch] are the positions of the root's children."""
-        if lengths.dtype != buffers.start.dtype:
+        if lengths.dtype != buffers.lengths.dtype:
             raise HearthError("internal", f"{lengths.name} is no index of the draft's steps")
         nodes = NodesArguments(proposal.ids.address, proposal.parents.address, lengths.address)
         return cls(library, buffers, nodes, proposal.ids.shape[1])
@@ -80,10 +80,10 @@ class TreeFeed:
     def _take_shape(self, rows: int, width: int, selected: range) -> None:
         buffers, nodes = self._buffers, self._nodes
         inside = selected.start >= 0 and selected.stop <= width
-        if rows > buffers.start.shape[0] or not 0 < width <= self._most or not inside:
+        if rows > buffers.lengths.shape[0] or not 0 < width <= self._most or not inside:
             raise HearthError("internal", f"{rows} rows of {width} nodes exceed a step's buffers")
-        buffers.embeds.check((rows, width, buffers.embeds.shape[-1]))
-        buffers.select.check((rows, len(selected)))
+        buffers.inputs_embeds.check((rows, width, buffers.inputs_embeds.shape[-1]))
+        buffers.last_token_ids.check((rows, len(selected)))
         check_mask(buffers, rows, width)
         nodes.words = -(-width // _WORD_BITS)
         nodes.first, nodes.selected = selected.start, len(selected)

@@ -28,7 +28,7 @@ class _Steps(LLMEngineRunner):
     def __init__(self) -> None:
         device = CpuDevice()
         self.resources = SharedResources.create_for_llm(CONFIG, Path(), device)
-        self.io = PipelineIO.create_for_llm(CONFIG, device)
+        self.io = PipelineIO.create_for_llm(CONFIG, self.resources, device)
         super().__init__(
             CONFIG,
             EngineExecutor.create_for_llm(Path(), CONFIG, EngineOptions(), device),
@@ -37,7 +37,9 @@ class _Steps(LLMEngineRunner):
             device,
         )
         self.sampler = device.batch_sampler(
-            SamplerBuffers(self.io.output_logits, self.get_kv_cache().lengths, self.io.next_tokens)
+            SamplerBuffers(
+                self.io.step.logits, self.get_kv_cache().lengths, self.io.step.inputs.next_tokens
+            )
         )
         self.chunks: list[list[list[int]]] = []
         self.bad_rows: list[int] = []
@@ -49,7 +51,7 @@ class _Steps(LLMEngineRunner):
 
     def execute_vanilla_decoding_step(self) -> Tensor:
         rows = self.get_kv_cache().batch
-        self.chunks.append([self.io.next_tokens.array[:rows].tolist()])
+        self.chunks.append([self.io.step.inputs.next_tokens.array[:rows].tolist()])
         return self._spoil(super().execute_vanilla_decoding_step())
 
     def _spoil(self, logits: Tensor) -> Tensor:

@@ -111,17 +111,17 @@ class Rounds:
         )
         newest = np.array([prompt[-1] for prompt in prompts], np.int32)
         self.step = StepBuffers(
-            table=Tensor("embedding", np.arange(VOCAB)[:, None]),
+            embedding=Tensor("embedding", np.arange(VOCAB)[:, None]),
             next_tokens=Tensor("next_tokens", newest),
-            embeds=Tensor.zeros("inputs_embeds", (rows, size, 1), INT),
-            positions=Tensor.zeros("attention_pos_id", (rows, size), INT),
-            select=Tensor.zeros("last_token_ids", (rows, size), INT),
-            start=Tensor("kvcache_start_index", np.array(self.lengths) - 1),
-            mask=Tensor.zeros("tree_mask", (rows, size, size), np.dtype(np.bool_)),
+            inputs_embeds=Tensor.zeros("inputs_embeds", (rows, size, 1), INT),
+            attention_pos_id=Tensor.zeros("attention_pos_id", (rows, size), INT),
+            last_token_ids=Tensor.zeros("last_token_ids", (rows, size), INT),
+            lengths=Tensor("kvcache_start_index", np.array(self.lengths) - 1),
+            tree_mask=Tensor.zeros("tree_mask", (rows, size, size), np.dtype(np.bool_)),
         )
         self.logits = Tensor.zeros("logits", (rows, size, VOCAB), np.dtype(np.float32))
         self.sampler = device.batch_sampler(
-            SamplerBuffers(self.logits, self.step.start, self.step.next_tokens, self.trees)
+            SamplerBuffers(self.logits, self.step.lengths, self.step.next_tokens, self.trees)
         )
         self.sampler.begin(
             [
@@ -151,7 +151,7 @@ class Rounds:
         table = np.full((self.rows, MOST_ACCEPTED), -1, np.int32)
         for row, path in enumerate(nodes):
             table[row, : len(path)] = path
-        starts = self.step.start.array[: self.rows]
+        starts = self.step.lengths.array[: self.rows]
         self.storage.commit_path(table, starts.tolist(), SLOTS)
         self.ops.gather_rows(self.hidden, self.width, table, self.accepted)
         self.gained = self.accepted.view((self.rows, MOST_ACCEPTED, HIDDEN))
@@ -167,7 +167,7 @@ class Rounds:
         moves = [RowMove(old, new, self.lengths[old]) for new, old in enumerate(kept)]
         self.storage.move(moves, (SLOTS, SLOTS))
         self.sampler.compact([kept.index(old) if old in kept else -1 for old in range(self.rows)])
-        self.step.start.array[: len(kept)] = self.step.start.array[kept]
+        self.step.lengths.array[: len(kept)] = self.step.lengths.array[kept]
         self.texts = [self.texts[old] for old in kept]
         self.lengths = [self.lengths[old] for old in kept]
         self.rows = len(kept)
@@ -191,15 +191,18 @@ class Rounds:
     def _run_engine(self) -> None:
         """Every node sees the filled slots and what the mask says; it writes its slot."""
         shape = (self.rows, self.width)
-        tokens, positions = self.step.embeds.view(shape), self.step.positions.view(shape)
-        assert self.step.mask is not None
-        masks = self.step.mask.view((*shape, self.width))
+        tokens, positions = (
+            self.step.inputs_embeds.view(shape),
+            self.step.attention_pos_id.view(shape),
+        )
+        assert self.step.tree_mask is not None
+        masks = self.step.tree_mask.view((*shape, self.width))
         hidden = self.hidden.view((*shape, HIDDEN))
         keys = KEYS[positions, tokens]
         # Nodes that are not there may hold anything: nobody must look at them.
         logits = self.logits.view((*shape, VOCAB))
         logits[:] = np.nan
-        for row, start in enumerate(self.step.start.array[: self.rows].tolist()):
+        for row, start in enumerate(self.step.lengths.array[: self.rows].tolist()):
             filled = int(self.keys.array[row, 0, :start].sum())
             self.keys.array[row, :, start : start + self.width, 0] = keys[row]
             for node in np.flatnonzero(masks[row].any(axis=1)):

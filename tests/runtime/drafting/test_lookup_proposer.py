@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 from msgspec import structs
 
@@ -8,6 +10,7 @@ from runtime.options import SpeculationOptions
 from runtime.request import RequestOptions, RowRequest
 from runtime.rows import DecodingRow
 from runtime.steps.pipeline_io import PipelineIO
+from runtime.steps.shared_resources import SharedResources
 from tests.runtime.engine_configs import small_config
 
 CONFIG = structs.replace(small_config(), max_verify_tree_size=4)
@@ -24,9 +27,10 @@ def _row(index: int, token_ids: list[int]) -> DecodingRow:
 
 
 def _trees() -> TreeBuffers:
-    trees = PipelineIO.create_for_llm(CONFIG, CpuDevice()).trees
-    assert trees is not None
-    return trees
+    device = CpuDevice()
+    config = structs.replace(CONFIG, backend="simulated")
+    resources = SharedResources.create_for_llm(config, Path(), device)
+    return PipelineIO.create_for_llm(config, resources, device).trees
 
 
 def _proposer(*, fixed_width: bool = False, most_rows: int = 8) -> LookupProposer:

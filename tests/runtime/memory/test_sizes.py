@@ -1,15 +1,17 @@
-from itertools import chain
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from msgspec import structs
 
+from runtime.caches.hybrid_cache_manager import HybridCacheManager
 from runtime.config import LLMEngineRunnerConfig
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.memory.sizes import draft_buffer_bytes, kv_cache_bytes, rope_bytes, step_buffer_bytes
 from runtime.options import EagleDraftingConfig
-from runtime.steps.pipeline_io import PipelineIO
+from runtime.steps.pipeline_io import DraftIO, PipelineIO
+from runtime.steps.shared_resources import SharedResources
 from runtime.tensors.tensor import Tensor
 from tests.runtime.engine_configs import draft_config, small_config
 
@@ -22,6 +24,7 @@ def test_caches_and_tables_grow_with_their_slots() -> None:
 
 
 NATIVE = small_config()
+EMBEDDING = Tensor.zeros("embedding", (100, 16), np.dtype(np.float32))
 TREES = structs.replace(
     NATIVE, enable_eagle_spec_decode=True, output_hidden_dim=48, max_verify_tree_size=40
 )
@@ -35,19 +38,35 @@ CONFIGS = [
 ]
 
 
-def allocated(io: PipelineIO) -> int:
+def shared(config: LLMEngineRunnerConfig) -> SharedResources:
+    """Caches and tables, which no step buffer is part of, for a base or for a draft."""
+    caches = HybridCacheManager(config, CpuDevice())
+    return SharedResources([caches, caches], EMBEDDING, ())
+
+
+def tensors(part: Any) -> Iterator[Tensor]:
+    """All buffers of a part and of its parts."""
+    for one in part:
+        if isinstance(one, Tensor):
+            yield one
+        elif one is not None:
+            yield from tensors(one)
+
+
+def allocated(io: PipelineIO | DraftIO, resources: SharedResources) -> int:
     """Bytes of all buffers, each counted once."""
-    groups = [io.trees or (), io.proposal or (), io.new_keys, io.new_values]
-    found = [one for one in (*vars(io).values(), *chain(*groups)) if isinstance(one, Tensor)]
-    return sum(one.array.nbytes for one in {id(one): one for one in found}.values())
+    others = {id(EMBEDDING), id(resources.cache_managers[0].lengths)}
+    found = {id(one): one for one in tensors(io) if id(one) not in others}
+    return sum(one.array.nbytes for one in found.values())
 
 
 @pytest.mark.parametrize("config", CONFIGS)
 def test_step_buffers_are_as_large_as_those_that_are_allocated(
     config: LLMEngineRunnerConfig,
 ) -> None:
-    io = PipelineIO.create_for_llm(config, CpuDevice())
-    assert step_buffer_bytes(config, config.max_supported_batch_size) == allocated(io)
+    resources = shared(config)
+    io = PipelineIO.create_for_llm(config, resources, CpuDevice())
+    assert step_buffer_bytes(config, config.max_supported_batch_size) == allocated(io, resources)
 
 
 @pytest.mark.parametrize("base", [NATIVE, *CONFIGS[-2:]])
@@ -58,9 +77,13 @@ def test_draft_buffers_are_as_large_as_those_that_are_allocated(
     top_k, step, nodes = shape
     drafting = EagleDraftingConfig(drafting_top_k=top_k, drafting_step=step, verify_tree_size=nodes)
     config = structs.replace(draft_config(base), enable_eagle_spec_decode=False)
-    ids = Tensor.zeros("full_ids", (40,), np.dtype(np.int32))
-    io = PipelineIO.create_for_spec_decode_draft(config, CpuDevice(), drafting, ids)
-    assert draft_buffer_bytes(config, drafting, config.max_supported_batch_size) == allocated(io)
     whole = structs.replace(config, output_vocab_size=config.vocab_size)
-    io = PipelineIO.create_for_spec_decode_draft(whole, CpuDevice(), drafting, None)
-    assert draft_buffer_bytes(whole, drafting, whole.max_supported_batch_size) == allocated(io)
+    for one, ids in (
+        (config, Tensor.zeros("full_ids", (40,), np.dtype(np.int32))),
+        (whole, None),
+    ):
+        resources = shared(one)
+        resources.full_ids = ids
+        io = DraftIO.create_for_spec_decode_draft(one, drafting, resources, CpuDevice())
+        predicted = draft_buffer_bytes(one, drafting, one.max_supported_batch_size)
+        assert predicted == allocated(io, resources)

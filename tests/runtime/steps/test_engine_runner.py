@@ -30,11 +30,12 @@ def _runner(folder: Path, chunk: int = 256) -> LLMEngineRunner:
 
 def _build(folder: Path, config: LLMEngineRunnerConfig) -> LLMEngineRunner:
     device = CpuDevice()
+    resources = SharedResources.create_for_llm(config, folder, device)
     return LLMEngineRunner(
         config,
         EngineExecutor.create_for_llm(folder, config, EngineOptions(threads=1), device),
-        PipelineIO.create_for_llm(config, device),
-        SharedResources.create_for_llm(config, folder, device),
+        PipelineIO.create_for_llm(config, resources, device),
+        resources,
         device,
     )
 
@@ -45,7 +46,7 @@ def _simulated() -> LLMEngineRunner:
 
 def _decode(runner: LLMEngineRunner, tokens: Sequence[int]) -> Floats:
     """Run one step with these newest tokens; the logits [rows, V], valid until the next."""
-    runner._io.next_tokens.array[: len(tokens)] = tokens
+    runner._inputs.next_tokens.array[: len(tokens)] = tokens
     logits = runner.execute_vanilla_decoding_step()
     return logits.view((len(tokens), logits.shape[-1]))
 
@@ -150,10 +151,10 @@ def test_every_batch_and_bucket_is_captured() -> None:
 def test_step_inputs_of_a_prefill() -> None:
     runner = _simulated()
     _prefill(runner, [[1, 2, 3], [4]], 256)
-    io = runner._io
-    assert io.position_ids.view((2, 3)).tolist() == [[0, 1, 2], [0, 0, 0]]
-    assert io.select_token_indices.view((2, 1)).tolist() == [[2], [0]]
-    assert io.inputs_embeds.view((2, 3)).tolist() == [[1, 2, 3], [4, 0, 0]]
+    inputs = runner._inputs
+    assert inputs.attention_pos_id.view((2, 3)).tolist() == [[0, 1, 2], [0, 0, 0]]
+    assert inputs.last_token_ids.view((2, 1)).tolist() == [[2], [0]]
+    assert inputs.inputs_embeds.view((2, 3)).tolist() == [[1, 2, 3], [4, 0, 0]]
     assert runner.get_kv_cache().row_lengths == [3, 1]
 
 
@@ -161,10 +162,10 @@ def test_step_inputs_of_a_decode() -> None:
     runner = _simulated()
     _prefill(runner, [[1, 2, 3], [4]], 256)
     _decode(runner, [8, 9])
-    io = runner._io
-    assert io.position_ids.view((2, 1)).tolist() == [[3], [1]]
-    assert io.select_token_indices.view((2, 1)).tolist() == [[0], [0]]
-    assert io.inputs_embeds.view((2, 1)).tolist() == [[8], [9]]
+    inputs = runner._inputs
+    assert inputs.attention_pos_id.view((2, 1)).tolist() == [[3], [1]]
+    assert inputs.last_token_ids.view((2, 1)).tolist() == [[0], [0]]
+    assert inputs.inputs_embeds.view((2, 1)).tolist() == [[8], [9]]
     assert runner.get_kv_cache().row_lengths == [4, 2]
 
 

@@ -30,7 +30,7 @@ def test_a_member_that_is_not_positive_is_named() -> None:
 
 def test_a_member_that_no_binding_uses_may_be_anything() -> None:
     spec = TensorSpec("x", "input", FLOAT, ("batch",))
-    assert spec.resolve(DIMS._replace(rope_batch=0)) == (2,)
+    assert spec.resolve(DIMS._replace(kv_len=0)) == (2,)
 
 
 @pytest.mark.parametrize("pattern", ["k_{i}_x", "k_%d_x"])

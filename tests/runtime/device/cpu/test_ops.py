@@ -14,13 +14,13 @@ def _buffers(index: type[Any], mask: Tensor | None = None) -> StepBuffers:
     table = np.arange(20, dtype=np.float32).reshape(10, 2)
     number = np.dtype(index)
     return StepBuffers(
-        table=Tensor("embedding", table),
+        embedding=Tensor("embedding", table),
         next_tokens=Tensor.zeros("next_tokens", (3,), np.dtype(np.int32)),
-        embeds=Tensor.zeros("inputs_embeds", (3, 4, 2), np.dtype(np.float32)),
-        positions=Tensor.zeros("attention_pos_id", (3, 4), number),
-        select=Tensor("last_token_ids", np.full((3, 1), 9, number)),
-        start=Tensor("kvcache_start_index", np.array([6, 6, 0], number)),
-        mask=mask,
+        inputs_embeds=Tensor.zeros("inputs_embeds", (3, 4, 2), np.dtype(np.float32)),
+        attention_pos_id=Tensor.zeros("attention_pos_id", (3, 4), number),
+        last_token_ids=Tensor("last_token_ids", np.full((3, 1), 9, number)),
+        lengths=Tensor("kvcache_start_index", np.array([6, 6, 0], number)),
+        tree_mask=mask,
     )
 
 
@@ -28,9 +28,9 @@ def _buffers(index: type[Any], mask: Tensor | None = None) -> StepBuffers:
 def test_a_prefill_is_fed_with_padding_at_position_zero(index: type[Any]) -> None:
     buffers = _buffers(index)
     OPS.feed_prefill(buffers, np.array([[1, 2, 3], [4, 0, 0]]), [3, 1])
-    assert buffers.positions.view((2, 3)).tolist() == [[6, 7, 8], [6, 0, 0]]
-    assert buffers.select.view((2, 1)).tolist() == [[2], [0]]
-    assert buffers.embeds.view((2, 3, 2))[:, :, 0].tolist() == [[2, 4, 6], [8, 0, 0]]
+    assert buffers.attention_pos_id.view((2, 3)).tolist() == [[6, 7, 8], [6, 0, 0]]
+    assert buffers.last_token_ids.view((2, 1)).tolist() == [[2], [0]]
+    assert buffers.inputs_embeds.view((2, 3, 2))[:, :, 0].tolist() == [[2, 4, 6], [8, 0, 0]]
 
 
 @pytest.mark.parametrize("index", [np.int64, np.int32])
@@ -38,16 +38,16 @@ def test_a_decode_is_fed_with_the_newest_tokens(index: type[Any]) -> None:
     buffers = _buffers(index)
     buffers.next_tokens.array[:] = [7, -1, 5]
     OPS.feed_decode(buffers, 3)
-    assert buffers.positions.view((3, 1)).tolist() == [[6], [6], [0]]
-    assert buffers.select.array.tolist() == [[0], [0], [0]]
-    assert buffers.embeds.view((3, 1, 2))[:, 0, 0].tolist() == [14, 0, 10]
+    assert buffers.attention_pos_id.view((3, 1)).tolist() == [[6], [6], [0]]
+    assert buffers.last_token_ids.array.tolist() == [[0], [0], [0]]
+    assert buffers.inputs_embeds.view((3, 1, 2))[:, 0, 0].tolist() == [14, 0, 10]
 
 
 def test_a_prefill_may_begin_at_other_positions_than_its_slots() -> None:
     buffers = _buffers(np.int64)
     OPS.feed_prefill(buffers, np.array([[1, 2, 3], [4, 0, 0]]), [3, 1], first=[9, 1])
-    assert buffers.positions.view((2, 3)).tolist() == [[9, 10, 11], [1, 0, 0]]
-    assert buffers.start.array.tolist() == [6, 6, 0]
+    assert buffers.attention_pos_id.view((2, 3)).tolist() == [[9, 10, 11], [1, 0, 0]]
+    assert buffers.lengths.array.tolist() == [6, 6, 0]
 
 
 def test_masks_of_prefill_and_decode_are_causal() -> None:

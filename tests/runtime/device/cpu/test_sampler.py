@@ -36,7 +36,7 @@ def _started(width: int = 1) -> tuple[BatchSampler, SamplerBuffers]:
     )
     buffers = SamplerBuffers(
         logits=Tensor.zeros("logits", (3, width, VOCAB), np.dtype(np.float32)),
-        start=Tensor("start", np.array([len(prompt) for prompt in PROMPTS])),
+        lengths=Tensor("start", np.array([len(prompt) for prompt in PROMPTS])),
         next_tokens=Tensor.zeros("next_tokens", (3,), np.dtype(np.int32)),
         trees=TreeBuffers(ids, parents, packed),
     )
@@ -60,17 +60,17 @@ def test_rows_pick_what_they_pick_alone_over_a_growing_history_and_an_eviction()
         if step == 4:
             sampler.compact([0, -1, 1])
             del alone[1]
-            buffers.start.array[:2] = buffers.start.array[[0, 2]]
+            buffers.lengths.array[:2] = buffers.lengths.array[[0, 2]]
         rows = len(alone)
         logits = buffers.logits.view((rows, VOCAB))
         logits[:] = _logits(step, rows)
-        want = sample_rows(logits, alone, buffers.start.array[:rows].tolist())
+        want = sample_rows(logits, alone, buffers.lengths.array[:rows].tolist())
         assert sampler.sample(rows).result() == want
         for one, sample in zip(alone, want, strict=True):
             assert sample is not None
             one.accept(sample.token_id)
         assert buffers.next_tokens.array[:rows].tolist() == [one.token_id for one in want if one]
-        buffers.start.array[:] += 1
+        buffers.lengths.array[:] += 1
 
 
 def test_newest_tokens_move_with_their_rows() -> None:
@@ -132,7 +132,7 @@ def test_rows_walk_their_trees_as_they_do_alone_round_after_round() -> None:
         logits = buffers.logits.view((3, WIDTH, VOCAB))
         logits[:] = _tree_logits(step, 3)
         keys = child_keys(*_plant(buffers, 3))
-        starts = buffers.start.array[:3]
+        starts = buffers.lengths.array[:3]
         paths = sampler.verify(3, WIDTH).result()
         for row, path in enumerate(paths):
             assert path is not None
@@ -157,7 +157,7 @@ def test_rounds_and_steps_share_their_history() -> None:
         assert walk == paths[row]
     single = buffers.logits.view((3, VOCAB))
     single[:] = _logits(9, 3)
-    wanted = sample_rows(single, alone, buffers.start.array.tolist())
+    wanted = sample_rows(single, alone, buffers.lengths.array.tolist())
     assert sampler.sample(3).result() == wanted
 
 

@@ -25,13 +25,13 @@ def _steps(index: type[Any] = np.int64, *, masked: bool = True) -> StepBuffers:
     number = np.dtype(index)
     mask = _full("tree_mask", (ROWS, NODES, NODES), np.dtype(np.bool_))
     return StepBuffers(
-        table=Tensor("embedding", np.arange(24, dtype=np.float32).reshape(12, 2)),
+        embedding=Tensor("embedding", np.arange(24, dtype=np.float32).reshape(12, 2)),
         next_tokens=Tensor("next_tokens", np.array([4, 6, -1], np.int32)),
-        embeds=_full("inputs_embeds", (ROWS, NODES, 2), FLOAT),
-        positions=_full("attention_pos_id", (ROWS, NODES), number),
-        select=_full("last_token_ids", (ROWS, NODES), number),
-        start=Tensor("kvcache_start_index", np.array([10, 20, 30], index)),
-        mask=mask if masked else None,
+        inputs_embeds=_full("inputs_embeds", (ROWS, NODES, 2), FLOAT),
+        attention_pos_id=_full("attention_pos_id", (ROWS, NODES), number),
+        last_token_ids=_full("last_token_ids", (ROWS, NODES), number),
+        lengths=Tensor("kvcache_start_index", np.array([10, 20, 30], index)),
+        tree_mask=mask if masked else None,
     )
 
 
@@ -50,8 +50,10 @@ def _proposal(*, own_vocabulary: bool = True) -> ProposalBuffers:
     mapping = Tensor("full_ids", np.array(FULL_IDS, np.int32)) if own_vocabulary else None
     return ProposalBuffers(
         logits=_full("logits", (ROWS, TOP_K, DRAFT_VOCAB), FLOAT),
-        hidden_out=_full("hidden_states", (ROWS, TOP_K, HIDDEN), FLOAT),
-        hidden_in=_full("hidden_states_from_draft", (ROWS, SLOTS + 5, HIDDEN), FLOAT),
+        hidden_states=_full("hidden_states", (ROWS, TOP_K, HIDDEN), FLOAT),
+        hidden_states_from_draft=_full(
+            "hidden_states_from_draft", (ROWS, SLOTS + 5, HIDDEN), FLOAT
+        ),
         full_ids=mapping,
         ids=ids,
         parents=parents,
@@ -76,23 +78,25 @@ def test_a_verification_is_fed_from_the_planted_trees(index: type[Any], width: i
     OPS.feed_verify(buffers, trees, ROWS, width)
     ids[:, 0] = [4, 6, -1]
     assert trees.ids.view((ROWS, width)).tolist() == ids.tolist()
-    assert buffers.embeds.view((ROWS, width, 2))[..., 0].tolist() == (ids.clip(0) * 2).tolist()
-    assert buffers.select.view((ROWS, width)).tolist() == [list(range(width))] * ROWS
+    assert (
+        buffers.inputs_embeds.view((ROWS, width, 2))[..., 0].tolist() == (ids.clip(0) * 2).tolist()
+    )
+    assert buffers.last_token_ids.view((ROWS, width)).tolist() == [list(range(width))] * ROWS
     words = trees.packed_mask.view((ROWS, width, -(-width // 32)))
     assert words.tolist() == [tree_reference.packed(row) for row in parents]
-    assert buffers.mask is not None
-    mask = buffers.mask.view((ROWS, width, width))
+    assert buffers.tree_mask is not None
+    mask = buffers.tree_mask.view((ROWS, width, width))
     assert mask.tolist() == [tree_reference.mask(row) for row in parents]
     wanted = [tree_reference.positions(row, 10 + 10 * i) for i, row in enumerate(parents)]
-    assert buffers.positions.view((ROWS, width)).tolist() == wanted
+    assert buffers.attention_pos_id.view((ROWS, width)).tolist() == wanted
 
 
 def test_an_engine_without_a_mask_is_fed_all_else() -> None:
     buffers, trees = _steps(masked=False), _trees()
     OPS.plant(trees, np.array([[0, 3, 5]], np.int32), np.array([[-1, 0, 1]], np.int32))
     OPS.feed_verify(buffers, trees, 1, 3)
-    assert buffers.positions.view((1, 3)).tolist() == [[10, 11, 12]]
-    assert buffers.embeds.view((1, 3, 2))[0, :, 0].tolist() == [8, 6, 10]
+    assert buffers.attention_pos_id.view((1, 3)).tolist() == [[10, 11, 12]]
+    assert buffers.inputs_embeds.view((1, 3, 2))[0, :, 0].tolist() == [8, 6, 10]
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -105,7 +109,7 @@ def test_a_proposal_grows_level_by_level_into_a_tree(rows: int) -> None:
         asked = TOP_K if step else 1
         logits = proposal.logits.view((rows, asked, DRAFT_VOCAB))
         logits[:] = -rng.random(logits.shape)
-        states = proposal.hidden_out.view((rows, asked, HIDDEN))
+        states = proposal.hidden_states.view((rows, asked, HIDDEN))
         states[:] = rng.random(states.shape)
         last = step == LEVELS - 1
         if step == 0:
@@ -118,7 +122,7 @@ def test_a_proposal_grows_level_by_level_into_a_tree(rows: int) -> None:
             followed = [before.index(one.table[entry].parent) for entry in one.level]
             if not last:
                 hidden[row, step * TOP_K : (step + 1) * TOP_K] = states[row, followed]
-        assert np.array_equal(proposal.hidden_in.view(hidden.shape), hidden)
+        assert np.array_equal(proposal.hidden_states_from_draft.view(hidden.shape), hidden)
     speculating = [True, False, True][:rows]
     OPS.finish_proposal(proposal, trees, speculating, 6)
     for row, (one, active) in enumerate(zip(plain, speculating, strict=True)):
@@ -144,14 +148,16 @@ def test_a_draft_step_is_fed_all_slots_and_selects_the_newest() -> None:
     ids = [[4, 2, 0, 3, 0, 0], [8, 1, 5, 6, 0, 0]]
     parents = [[-1, -1, 1, 1, -2, -2], [-1, -1, 0, 1, -2, -2]]
     assert proposal.parents.array[:2].tolist() == parents
-    assert buffers.embeds.view((2, SLOTS, 2))[..., 0].tolist() == (np.array(ids) * 2).tolist()
-    assert buffers.positions.view((2, SLOTS)).tolist() == [
+    assert (
+        buffers.inputs_embeds.view((2, SLOTS, 2))[..., 0].tolist() == (np.array(ids) * 2).tolist()
+    )
+    assert buffers.attention_pos_id.view((2, SLOTS)).tolist() == [
         [50, 50, 51, 51, 0, 0],
         [60, 60, 61, 61, 0, 0],
     ]
-    assert buffers.select.view((2, TOP_K)).tolist() == [[2, 3], [2, 3]]
-    assert buffers.mask is not None
-    mask = buffers.mask.view((2, SLOTS, SLOTS))
+    assert buffers.last_token_ids.view((2, TOP_K)).tolist() == [[2, 3], [2, 3]]
+    assert buffers.tree_mask is not None
+    mask = buffers.tree_mask.view((2, SLOTS, SLOTS))
     assert mask.tolist() == [tree_reference.mask(row) for row in parents]
 
 

@@ -20,24 +20,24 @@ ROWS, VOCAB, HIDDEN = 5, 3001, 96
 
 def run_steps(gpu: CudaDevice, index: "np.dtype[np.signedinteger]", out: "np.dtype") -> None:
     buffers = StepBuffers(
-        table=gpu.constant("table", np.ones((VOCAB, HIDDEN), np.float16)),
+        embedding=gpu.constant("table", np.ones((VOCAB, HIDDEN), np.float16)),
         next_tokens=gpu.constant("next", np.array([-1, 3, VOCAB - 1, 0, 5], np.int32)),
-        embeds=gpu.zeros("embeds", (ROWS, 9, HIDDEN), out),
-        positions=gpu.zeros("positions", (ROWS, 9), index),
-        select=gpu.zeros("select", (ROWS, 1), index),
-        start=gpu.zeros("start", (ROWS,), index),
-        mask=gpu.zeros("mask", (ROWS, 9, 9), np.dtype(np.bool_)),
+        inputs_embeds=gpu.zeros("embeds", (ROWS, 9, HIDDEN), out),
+        attention_pos_id=gpu.zeros("positions", (ROWS, 9), index),
+        last_token_ids=gpu.zeros("select", (ROWS, 1), index),
+        lengths=gpu.zeros("start", (ROWS,), index),
+        tree_mask=gpu.zeros("mask", (ROWS, 9, 9), np.dtype(np.bool_)),
     )
-    gpu.ops.set_lengths(buffers.start, [3] * ROWS)
+    gpu.ops.set_lengths(buffers.lengths, [3] * ROWS)
     gpu.ops.feed_prefill(buffers, np.full((ROWS, 9), VOCAB - 1), [9, 8, 3, 2, 1])
     gpu.ops.feed_prefill(buffers, np.zeros((ROWS, 9), np.int64), [9, 8, 3, 2, 1], [4] * ROWS)
     gpu.ops.feed_decode(buffers, ROWS)
-    gpu.ops.advance(buffers.start, ROWS)
+    gpu.ops.advance(buffers.lengths, ROWS)
     caches = [gpu.zeros("cache", (ROWS, 2, 21, 33), HALF) for _ in range(6)]
     storage = gpu.cache_storage(caches, 2, 33)
     for steps in (1, 9):
         fresh = [gpu.zeros("new", (ROWS, 2, steps, 33), HALF) for _ in caches]
-        storage.write(fresh, buffers.start, (ROWS, steps, 21))
+        storage.write(fresh, buffers.lengths, (ROWS, steps, 21))
     storage.move([RowMove(1, 0, 21), RowMove(2, 1, 4), RowMove(4, 2, 20)], (21, 21))
     storage.commit_path(np.array([[0, 2, 5, 8], [0, 8, -1, -1]], np.int32), [12, 12], 21)
     storage.zero_row(4, 21)
@@ -49,7 +49,7 @@ def run_sampler(gpu: CudaDevice, index: "np.dtype[np.signedinteger]") -> None:
     logits[4] = 1.5
     buffers = SamplerBuffers(
         logits=gpu.constant("logits", logits),
-        start=gpu.zeros("start", (ROWS,), index),
+        lengths=gpu.zeros("start", (ROWS,), index),
         next_tokens=gpu.zeros("next", (ROWS,), INT32),
     )
     sampler = gpu.batch_sampler(buffers)
@@ -93,12 +93,17 @@ def run_trees(gpu: CudaDevice, index: "np.dtype[np.signedinteger]", shape: Shape
     ops = gpu.tree_ops
     ops.begin_proposal(proposal, rows, top_k)
     for level in range(levels - 1):
-        ops.feed_proposal(steps, proposal, steps.start, (rows, (level + 1) * top_k, top_k))
+        ops.feed_proposal(steps, proposal, steps.lengths, (rows, (level + 1) * top_k, top_k))
         ops.extend_proposal(proposal, rows, top_k, level, last=level == levels - 2)
     ops.finish_proposal(proposal, trees, [row != 1 for row in range(rows)], width)
     ops.feed_verify(steps, trees, rows, width)
-    ops.gather_rows(steps.embeds, 2, np.array([[1, -1, 0]] * rows, np.int32), proposal.hidden_in)
-    ops.gather_rows(steps.embeds, 1, np.full((1, rows), -1, np.int32), steps.embeds)
+    ops.gather_rows(
+        steps.inputs_embeds,
+        2,
+        np.array([[1, -1, 0]] * rows, np.int32),
+        proposal.hidden_states_from_draft,
+    )
+    ops.gather_rows(steps.inputs_embeds, 1, np.full((1, rows), -1, np.int32), steps.inputs_embeds)
     run_walks(gpu, trees, steps, rows, width)
 
 
@@ -107,7 +112,9 @@ def run_walks(
 ) -> None:
     rng = np.random.default_rng(width)
     logits = rng.standard_normal((8, width, 60)).astype(np.float32)
-    buffers = SamplerBuffers(gpu.constant("logits", logits), steps.start, steps.next_tokens, trees)
+    buffers = SamplerBuffers(
+        gpu.constant("logits", logits), steps.lengths, steps.next_tokens, trees
+    )
     sampler = gpu.batch_sampler(buffers)
     params = [
         RequestOptions(),

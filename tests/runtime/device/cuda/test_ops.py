@@ -24,13 +24,13 @@ def host_buffers(
 ) -> StepBuffers:
     rng = np.random.default_rng(hidden)
     return StepBuffers(
-        table=Tensor("table", rng.standard_normal((VOCAB, hidden)).astype(table)),
+        embedding=Tensor("table", rng.standard_normal((VOCAB, hidden)).astype(table)),
         next_tokens=Tensor("next", np.array([3, -1, 49, 0], np.int32)),
-        embeds=Tensor.zeros("embeds", (ROWS, CHUNK, hidden), out),
-        positions=Tensor("positions", np.full((ROWS, CHUNK), 9, index)),
-        select=Tensor("select", np.full((ROWS, 1), 9, index)),
-        start=Tensor("start", np.array([5, 0, 11, 2], index)),
-        mask=Tensor("mask", rng.random((ROWS, CHUNK, CHUNK)) < MASKED) if hidden % 2 else None,
+        inputs_embeds=Tensor.zeros("embeds", (ROWS, CHUNK, hidden), out),
+        attention_pos_id=Tensor("positions", np.full((ROWS, CHUNK), 9, index)),
+        last_token_ids=Tensor("select", np.full((ROWS, 1), 9, index)),
+        lengths=Tensor("start", np.array([5, 0, 11, 2], index)),
+        tree_mask=Tensor("mask", rng.random((ROWS, CHUNK, CHUNK)) < MASKED) if hidden % 2 else None,
     )
 
 

@@ -29,7 +29,7 @@ class Bench:
         count = len(rows)
         self.buffers = SamplerBuffers(
             logits=gpu.zeros("logits", (count, 1, vocab), np.dtype(np.float32)),
-            start=gpu.zeros("start", (count,), np.dtype(index)),
+            lengths=gpu.zeros("start", (count,), np.dtype(index)),
             next_tokens=gpu.zeros("next", (count,), np.dtype(np.int32)),
         )
         self.sampler: CudaBatchSampler = gpu.batch_sampler(self.buffers)
@@ -40,7 +40,7 @@ class Bench:
         self, logits: NDArray[np.float32], positions: Sequence[int], waiting: int = 0
     ) -> list[Sample | None]:
         self.gpu.ring.upload(self.buffers.logits.address, logits)
-        self.gpu.ops.set_lengths(self.buffers.start, positions)
+        self.gpu.ops.set_lengths(self.buffers.lengths, positions)
         return self.sampler.sample(len(logits), waiting).result()
 
     def check(self, logits: NDArray[np.float32], positions: Sequence[int]) -> None:
@@ -202,7 +202,7 @@ def test_steps_are_read_while_the_next_one_runs(gpu: CudaDevice) -> None:
     first = bench.step(logits, [1])
     pending = []
     for position in (1, 2):
-        gpu.ops.set_lengths(bench.buffers.start, [position])
+        gpu.ops.set_lengths(bench.buffers.lengths, [position])
         pending.append(bench.sampler.sample(1))
     assert pending[0].result() == first
     bench.rows[0].check(logits[0], 2, pending[1].result()[0])

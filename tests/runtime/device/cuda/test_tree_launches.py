@@ -92,7 +92,7 @@ def test_an_op_of_a_proposal_is_one_launch(queue: Queue) -> None:
     ops.begin_proposal(proposal, 3, 10)
     assert queue.grids() == [(16, 3, 1)]
     assert queue.counts() == (1, 0)
-    ops.feed_proposal(steps, proposal, steps.start, (3, 20, 10))
+    ops.feed_proposal(steps, proposal, steps.lengths, (3, 20, 10))
     assert queue.counts() == (1, 0)
     ops.extend_proposal(proposal, 3, 10, 0, last=False)
     assert queue.grids() == [(16, 30, 1)]
@@ -104,9 +104,9 @@ def test_an_op_of_a_proposal_is_one_launch(queue: Queue) -> None:
     assert queue.counts() == (1, 0)
     ops.plant(trees, np.zeros((3, 5), np.int32), np.zeros((3, 5), np.int32))
     assert queue.counts() == (0, 2)
-    ops.gather_rows(steps.embeds, 60, np.zeros((2, 7), np.int32), steps.embeds)
+    ops.gather_rows(steps.inputs_embeds, 60, np.zeros((2, 7), np.int32), steps.inputs_embeds)
     assert queue.counts() == (1, 1)
-    ops.gather_rows(steps.embeds, 1, np.full((1, 7), -1, np.int32), steps.embeds)
+    ops.gather_rows(steps.inputs_embeds, 1, np.full((1, 7), -1, np.int32), steps.inputs_embeds)
     assert queue.counts() == (0, 0)
 
 

@@ -104,11 +104,11 @@ class Proposals:
         rows, vocab = self.shape.rows, self.shape.vocab
         logits = random_logits(self.rng, self.kind, (rows, selected, vocab))
         hidden = self.rng.standard_normal((rows, selected, HIDDEN))
-        hidden = hidden.astype(self.host.hidden_out.dtype)
+        hidden = hidden.astype(self.host.hidden_states.dtype)
         self.host.logits.view(logits.shape)[...] = logits
-        self.host.hidden_out.view(hidden.shape)[...] = hidden
+        self.host.hidden_states.view(hidden.shape)[...] = hidden
         self.gpu.ring.upload(self.device.logits.address, logits)
-        self.gpu.ring.upload(self.device.hidden_out.address, hidden)
+        self.gpu.ring.upload(self.device.hidden_states.address, hidden)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -126,8 +126,8 @@ def test_a_tree_that_was_never_planted_ends_at_its_root(gpu: CudaDevice) -> None
     steps = StepBuffers(*on_gpu(gpu, step_buffers(4, INT64)))
     trees = TreeBuffers(*(gpu.zeros("tree", (ROWS, 4), INT32) for _ in range(3)))
     gpu.tree_ops.feed_verify(steps, trees, 1, 4)
-    start = int(gpu.read(steps.start)[0])
-    assert gpu.read(steps.positions)[0].tolist() == [start] + [start + 1] * 3
+    start = int(gpu.read(steps.lengths)[0])
+    assert gpu.read(steps.attention_pos_id)[0].tolist() == [start] + [start + 1] * 3
 
 
 @pytest.mark.parametrize("dtype", [HALF, BFLOAT, FLOAT])
@@ -161,6 +161,6 @@ def test_what_does_not_fit_is_refused(gpu: CudaDevice) -> None:
     with pytest.raises(HearthError, match="is no index"):
         ops.feed_proposal(steps, proposal, gpu.zeros("lengths", (8,), INT32), (1, 4, 4))
     with pytest.raises(HearthError, match="cannot gather"):
-        ops.gather_rows(steps.embeds, 2, np.full((1, 1), 2, np.int32), steps.embeds)
+        ops.gather_rows(steps.inputs_embeds, 2, np.full((1, 1), 2, np.int32), steps.inputs_embeds)
     with pytest.raises(HearthError, match="asks ids for shape"):
         ops.plant(trees, *(np.zeros((9, 8), np.int32),) * 2)

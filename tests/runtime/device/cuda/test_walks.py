@@ -28,7 +28,7 @@ class Bench:
         count = len(rows)
         self.host = SamplerBuffers(
             logits=Tensor("logits", np.zeros((count, nodes, vocab), np.float32)),
-            start=Tensor("start", np.zeros(count, index)),
+            lengths=Tensor("start", np.zeros(count, index)),
             next_tokens=Tensor("next", np.zeros(count, np.int32)),
             trees=TreeBuffers(
                 Tensor("ids", np.zeros((count, nodes), np.int32)),
@@ -47,7 +47,7 @@ class Bench:
         trees = TreeBuffers(*(gpu.constant(tensor.name, tensor.array) for tensor in host.trees))
         logits, start, tokens = (
             gpu.constant(tensor.name, tensor.array)
-            for tensor in (host.logits, host.start, host.next_tokens)
+            for tensor in (host.logits, host.lengths, host.next_tokens)
         )
         device = SamplerBuffers(logits, start, tokens, trees)
         sampler = gpu.batch_sampler(device)
@@ -63,12 +63,12 @@ class Bench:
     ) -> None:
         rows, width = ids.shape
         self.host.logits.view((rows, width, self.vocab))[...] = logits
-        self.host.start.array[:rows] = starts
+        self.host.lengths.array[:rows] = starts
         assert self.host.trees is not None
         self.host.trees.ids.view(ids.shape)[...] = ids
         self.host.trees.parents.view(ids.shape)[...] = parents
         self.gpu.ring.upload(self.device.logits.address, logits)
-        self.gpu.ops.set_lengths(self.device.start, starts)
+        self.gpu.ops.set_lengths(self.device.lengths, starts)
         assert self.device.trees is not None
         self.gpu.tree_ops.plant(self.device.trees, ids, parents)
 
@@ -107,7 +107,7 @@ def assert_walk(
     node = 0
     for depth, (sample, visited) in enumerate(zip(path.samples, path.nodes, strict=True)):
         assert visited == node
-        position = int(bench.host.start.array[row]) + depth + 1
+        position = int(bench.host.lengths.array[row]) + depth + 1
         bench.references[row].check(logits[node], position, sample)
         children = np.flatnonzero((parents[row] == node) & (ids[row] == sample.token_id))
         node = int(children[0]) if children.size else -1
@@ -182,7 +182,7 @@ def test_walks_give_what_single_steps_give(gpu: CudaDevice) -> None:
         for step in range(max(len(path.nodes) for path in paths)):
             nodes = [path.nodes[min(step, len(path.nodes) - 1)] for path in paths]
             gpu.ring.upload(buffers.logits.address, logits[np.arange(8), nodes])
-            gpu.ops.set_lengths(buffers.start, [start + step + 1 for start in starts])
+            gpu.ops.set_lengths(buffers.lengths, [start + step + 1 for start in starts])
             samples = plain.sample(8).result()
             for path, sample in zip(paths, samples, strict=True):
                 assert step >= len(path.samples) or path.samples[step] == sample

@@ -35,13 +35,15 @@ class Shape(NamedTuple):
 def step_buffers(width: int, index: np.dtype[Any], *, masked: bool = True) -> StepBuffers:
     rng = np.random.default_rng(width)
     return StepBuffers(
-        table=Tensor("table", rng.standard_normal((VOCAB, HIDDEN)).astype(HALF)),
+        embedding=Tensor("table", rng.standard_normal((VOCAB, HIDDEN)).astype(HALF)),
         next_tokens=Tensor("next", rng.integers(0, VOCAB, ROWS).astype(np.int32)),
-        embeds=Tensor.zeros("embeds", (ROWS, width, HIDDEN), HALF),
-        positions=Tensor("positions", np.full((ROWS, width), 9, index)),
-        select=Tensor("select", np.full((ROWS, width), 9, index)),
-        start=Tensor("start", rng.integers(0, 1000, ROWS).astype(index)),
-        mask=Tensor("mask", np.full((ROWS, width, width), fill_value=True)) if masked else None,
+        inputs_embeds=Tensor.zeros("embeds", (ROWS, width, HIDDEN), HALF),
+        attention_pos_id=Tensor("positions", np.full((ROWS, width), 9, index)),
+        last_token_ids=Tensor("select", np.full((ROWS, width), 9, index)),
+        lengths=Tensor("start", rng.integers(0, 1000, ROWS).astype(index)),
+        tree_mask=Tensor("mask", np.full((ROWS, width, width), fill_value=True))
+        if masked
+        else None,
     )
 
 
@@ -62,8 +64,8 @@ def proposal_buffers(shape: Shape, data: np.dtype[Any], *, mapped: bool) -> Prop
 
     return ProposalBuffers(
         logits=Tensor.zeros("logits", (ROWS, shape.top_k, shape.vocab), FLOAT),
-        hidden_out=Tensor.zeros("hidden out", (ROWS, shape.top_k, HIDDEN), data),
-        hidden_in=Tensor.zeros("hidden in", (ROWS, shape.slots + 1, HIDDEN), data),
+        hidden_states=Tensor.zeros("hidden out", (ROWS, shape.top_k, HIDDEN), data),
+        hidden_states_from_draft=Tensor.zeros("hidden in", (ROWS, shape.slots + 1, HIDDEN), data),
         full_ids=Tensor("full ids", full_ids) if mapped else None,
         ids=filled("ids", shape.slots),
         parents=filled("parents", shape.slots),
