@@ -65,6 +65,11 @@ class _End:
         """Close this end; a second time does nothing."""
         self._socket.close()
 
+    @property
+    def descriptor(self) -> int:
+        """Readable when there is news, until all has been received or sent that can be."""
+        return self._socket.FD
+
     async def _wait_for(self, event: int) -> None:
         # The descriptor is edge-triggered: it tells of changes since EVENTS was last read.
         while not int(self._socket.getsockopt(zmq.EVENTS)) & event:

@@ -172,7 +172,6 @@ class Service:
             here.scheduler_control, CONTROL_LIMIT
         )
         return FrontDoor(
-            mail.context,
             wiring.door_settings(self._settings),
             inbox=inbox,
             to_tokenizer=to_tokenizer,

@@ -76,6 +76,10 @@ def door_settings(settings: Settings) -> DoorSettings:
         lease_s=settings.lease_s,
         queued_requests=settings.queue_requests,
         queued_tokens=settings.queue_tokens,
+        # What the executor takes, where it is at home there, is no client's doing.
+        memory_bytes=settings.client_memory_mb << 20
+        if settings.placement_executor == "process"
+        else 0,
     )
 
 

@@ -21,12 +21,12 @@ def daemon_address(socket: str | None) -> str | None:
 
 
 @contextmanager
-def connected(socket: str | None) -> Iterator[Client]:
+def connected(socket: str | None, *, status_only: bool = False) -> Iterator[Client]:
     """A client of the daemon; failures become one line that says what to do."""
     with explained():
         address = resolve_address(daemon_address(socket))
         _probe(address.removeprefix(_SCHEME))
-        with Client(address) as client:
+        with Client(address, status_only=status_only) as client:
             yield client
 
 

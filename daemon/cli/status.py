@@ -13,7 +13,7 @@ from daemon.cli.options import json_option, socket_option
 @json_option
 def status(socket: str | None, *, as_json: bool) -> None:
     """Show what the running daemon serves and does."""
-    with connected(socket) as client:
+    with connected(socket, status_only=True) as client:
         report = client.status()
     if as_json:
         fields = msgspec.to_builtins(report)

@@ -160,6 +160,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             description="Silence after which a client counts as gone and its requests end.",
         ),
     ] = 30.0
+    client_memory_mb: Annotated[
+        int,
+        Meta(
+            ge=64,
+            le=1 << 20,
+            description="MiB that the daemon's process may grow by while it serves; above, all "
+            "connections are closed and clients say hello again. Without effect where the executor "
+            "is placed in that process.",
+        ),
+    ] = 512
     drain_s: Annotated[
         float,
         Meta(ge=0, le=3600, description="How long running requests may finish after a stop."),

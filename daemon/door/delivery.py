@@ -1,7 +1,5 @@
 """Answers to sessions: sent at once, or kept until the client reads again."""
 
-from collections.abc import Callable
-
 import msgspec
 from hearth_client.protocol import Answer, Delta, Error
 from hearth_client.running_clock import RunningClock
@@ -13,30 +11,34 @@ from daemon.door.socket import DoorSocket
 _OUTBOX_ANSWERS = 1024
 """Answers that may wait for one client; more, and its session ends."""
 _OUTBOX_BYTES = 16 << 20
-"""The same for the bytes of conversions, which unlike deltas do not grow into one."""
+"""The same for their bytes, which the end of what a slow client asked for should have kept."""
 
 
 class Delivery:
-    """Sends answers in order; tells of clients that are gone or do not read."""
+    """Sends answers in order; notes whose clients are gone or do not read at all."""
 
     def __init__(
         self,
         socket: DoorSocket,
         settings: DoorSettings,
         clock: RunningClock,
-        on_gone: Callable[[Session, str], None],
     ) -> None:
         self._socket = socket
         self._settings = settings
         self._clock = clock
-        self._on_gone = on_gone
         self._encoder = msgspec.msgpack.Encoder()
         self._behind: dict[bytes, Session] = {}
+        self._lost: dict[bytes, tuple[Session, str]] = {}
 
     @property
     def behind(self) -> list[Session]:
         """Sessions with answers that wait."""
         return list(self._behind.values())
+
+    def take_lost(self) -> list[tuple[Session, str]]:
+        """Sessions that answers no longer reach, and why; each is told of once."""
+        lost, self._lost = list(self._lost.values()), {}
+        return lost
 
     def reject(self, identity: bytes, error: Error, *, delimited: bool) -> None:
         """Answer a connection without a session, if it can be reached."""
@@ -44,13 +46,13 @@ class Delivery:
 
     def send(self, session: Session, answer: Answer) -> None:
         """Send an answer, behind those that wait."""
-        if not session.outbox:
-            outcome = self._try(session, answer)
-            if outcome != "full":
-                return
+        if session.identity in self._lost:
+            return
         waiting = session.outbox
-        if len(waiting) >= _OUTBOX_ANSWERS or waiting.conversion_bytes > _OUTBOX_BYTES:
-            self._on_gone(session, "slow_client")
+        if not waiting and self._try(session, answer) != "full":
+            return
+        if len(waiting) >= _OUTBOX_ANSWERS or waiting.bytes > _OUTBOX_BYTES:
+            self._lost[session.identity] = session, "slow_client"
             return
         waiting.add(answer, self._clock.now())
         self._behind[session.identity] = session
@@ -63,15 +65,17 @@ class Delivery:
         request.next_seq += 1
         self.send(request.session, delta)
 
-    def too_slow(self, request: OpenRequest) -> bool:
-        """Whether the client's reading of this request's reply is beyond the bounds."""
-        outbox = request.session.outbox
+    def too_slow(self, session: Session) -> bool:
+        """Whether a client's reading is beyond the bounds."""
+        outbox = session.outbox
         if not outbox:
             return False
-        return (
-            outbox.waiting_bytes(request.id) > self._settings.slow_bytes
-            or self._clock.now() - outbox.blocked_since > self._settings.slow_s
-        )
+        blocked_s = self._clock.now() - outbox.blocked_since
+        return outbox.bytes > self._settings.slow_bytes or blocked_s > self._settings.slow_s
+
+    def give_time(self, session: Session) -> None:
+        """Count anew how long a client has not read."""
+        session.outbox.blocked_since = self._clock.now()
 
     def flush(self, session: Session) -> None:
         """Send what waits, as far as the client takes it."""
@@ -90,5 +94,5 @@ class Delivery:
             session.identity, self._encoder.encode(answer), delimited=session.delimited
         )
         if outcome == "gone":
-            self._on_gone(session, "gone")
+            self._lost[session.identity] = session, "gone"
         return outcome

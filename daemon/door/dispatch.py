@@ -5,7 +5,7 @@ from collections import deque
 from typing import Any
 
 import structlog
-from hearth_client.protocol import Answer, Done, Error, Reason, Speculation, Usage
+from hearth_client.protocol import Answer, Done, Error, Leased, Reason, Speculation, Usage
 
 from actors.mailbox import Sender
 from actors.messages import Cancel, SchedulerControl, SchedulerMessage, TokenizerMessage
@@ -18,6 +18,8 @@ from runtime.drafting.metrics import accept_length
 from runtime.errors import HearthError
 
 _log = structlog.get_logger("hearth.door")
+_LOOK_S = 1.0
+"""Between two looks at all clients: who asks for a place may not make the others read for it."""
 
 
 class Dispatch:
@@ -36,8 +38,9 @@ class Dispatch:
         self.sessions = Sessions(
             clients=settings.clients, requests_per_client=settings.requests_per_client
         )
-        self.delivery = Delivery(socket, settings, state.clock, self.abandon)
+        self.delivery = Delivery(socket, settings, state.clock)
         self._state = state
+        self._looked = -_LOOK_S
         self._to_tokenizer = to_tokenizer
         self._to_scheduler = to_scheduler
         self._to_scheduler_control = to_scheduler_control
@@ -87,10 +90,18 @@ class Dispatch:
         self.fail(request, code, message)
         self._drop_work(request)
 
-    def stop_slow(self, request: OpenRequest) -> None:
-        """End a request whose client does not read; what waits of its reply is dropped."""
-        request.session.outbox.withdraw(request.id)
-        self.stop(request, "slow_client", "the client does not read its answers")
+    def stop_if_slow(self, session: Session) -> None:
+        """End what a client asked for that does not read; its session where that is not enough."""
+        if not self.delivery.too_slow(session):
+            return
+        asked = list(session.open.values())
+        for request in asked:
+            session.outbox.withdraw(request.id)
+            self.stop(request, "slow_client", "the client does not read its answers")
+        if asked:
+            self.delivery.give_time(session)
+        if not asked or self.delivery.too_slow(session):
+            self.abandon(session, "slow_client")
 
     def abandon(self, session: Session, reason: str) -> None:
         """End a session whose client cannot be told any more."""
@@ -98,6 +109,21 @@ class Dispatch:
         for request in self.sessions.drop(session):
             self._record(request, reason, "failed")
             self._drop_work(request)
+
+    def abandon_lost(self) -> None:
+        """End the sessions that answers no longer reach."""
+        for session, reason in self.delivery.take_lost():
+            self.abandon(session, reason)
+
+    def look_for_dead(self) -> None:
+        """Say to every client what is left of its lease; those that are gone lose their place."""
+        now = self._state.clock.now()
+        if now - self._looked < _LOOK_S:
+            return
+        self._looked = now
+        for session in (one for one in self.sessions.all() if not one.outbox):
+            self.delivery.send(session, Leased(seconds=session.expires - now))
+        self.abandon_lost()
 
     def retry_cancels(self) -> None:
         """Post the cancels that found a full mailbox."""

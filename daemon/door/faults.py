@@ -1,15 +1,16 @@
 """Why a message could not be decoded: the field at fault and a sentence of our own.
 
-The path comes from msgspec's error (its only part that is used), the sentence from the type that
-the field should have had.
+The message is gone through once more, field by field, beside the types that it should have had.
+Nothing is taken from the decoder's own words, which change from version to version.
 """
 
-import re
-from typing import Annotated
+from functools import cache
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from hearth_client.protocol import ClientMessage, Id
 from msgspec import Meta, Raw, inspect
+from msgspec.msgpack import Decoder
 
 from runtime.errors import HearthError
 
@@ -21,21 +22,14 @@ DECODE_ERRORS = (
 )
 """All that decoding hostile bytes raises; the last two are not in msgspec's own family."""
 
-_PATH = re.compile(r" - at `\$\.?([^`]*)`$")
-_UNKNOWN = re.compile(r"unknown field `(.*?)`")
-_MISSING = re.compile(r"missing required field `(.*?)`")
-_STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
+T = TypeVar("T")
 _MAX_FIELDS = 64
 _MAX_NAME = 64
-_MAX_ITEMS = 1024
-_FIELD_DECODER: msgspec.msgpack.Decoder[dict[str, Raw]] = msgspec.msgpack.Decoder(
-    Annotated[dict[str, Raw], Meta(max_length=_MAX_FIELDS)]
-)
-_ITEM_DECODER: msgspec.msgpack.Decoder[list[Raw]] = msgspec.msgpack.Decoder(
-    Annotated[list[Raw], Meta(max_length=_MAX_ITEMS)]
-)
-_TEXT_DECODER = msgspec.msgpack.Decoder(str)
-_ID_DECODER: msgspec.msgpack.Decoder[str] = msgspec.msgpack.Decoder(Id)
+_NIL = b"\xc0"
+_MAP: Decoder[dict[str, Raw]] = Decoder(Annotated[dict[str, Raw], Meta(max_length=_MAX_FIELDS)])
+_TEXT = Decoder(str)
+_ID: Decoder[str] = Decoder(Id)
+_VALUE: Decoder[Any] = Decoder()
 
 
 def _message_types() -> dict[str, inspect.StructType]:
@@ -47,12 +41,13 @@ def _message_types() -> dict[str, inspect.StructType]:
 
 
 _TYPES = _message_types()
+_WITHOUT_ID = {tag for tag, kind in _TYPES.items() if "id" not in {f.name for f in kind.fields}}
 
 
 def fields_of(data: bytes) -> dict[str, Raw]:
     """The top level of a message, undecoded; empty when even that cannot be read."""
     try:
-        return _FIELD_DECODER.decode(data)
+        return _MAP.decode(data)
     except DECODE_ERRORS:
         return {}
 
@@ -60,43 +55,40 @@ def fields_of(data: bytes) -> dict[str, Raw]:
 def id_of(fields: dict[str, Raw]) -> str:
     """The request id that an error can be answered to; '' when there is no valid one."""
     try:
-        return _ID_DECODER.decode(fields["id"])
+        if "t" in fields and _TEXT.decode(fields["t"]) in _WITHOUT_ID:
+            return ""
+    except DECODE_ERRORS:
+        pass
+    try:
+        return _ID.decode(fields["id"])
     except (KeyError, *DECODE_ERRORS):
         return ""
 
 
-def explain(error: Exception, fields: dict[str, Raw]) -> HearthError:
-    """The error to answer for bytes whose decoding raised `error`."""
+def explain(fields: dict[str, Raw]) -> HearthError:
+    """The error to answer for a message that cannot be decoded, by its top level."""
     if not fields:
-        return _unreadable(error)
-    kind = _kind(fields)
-    if isinstance(kind, HearthError):
-        return kind
-    if isinstance(error, UnicodeDecodeError):
-        return _not_text(fields)
-    return _invalid(str(error), kind)
-
-
-def _unreadable(error: Exception) -> HearthError:
-    at = _PATH.search(str(error))
-    if at:
-        # Nested so deep that not even the top level can be taken apart.
-        return HearthError("invalid_value", f"{at.group(1)} cannot be read", at.group(1))
-    return HearthError(
-        "bad_message",
-        f"the message is not one msgpack map of 1 to {_MAX_FIELDS} fields with text keys",
-    )
-
-
-def _kind(fields: dict[str, Raw]) -> inspect.StructType | HearthError:
-    if "t" not in fields:
-        return HearthError("bad_message", "the message has no type: give it the field t", "t")
-    try:
-        tag = _TEXT_DECODER.decode(fields["t"])
-    except DECODE_ERRORS:
-        return HearthError("bad_message", "t must be the message type as text", "t")
-    if tag not in _TYPES:
         return HearthError(
+            "bad_message",
+            f"the message is not one msgpack map of 1 to {_MAX_FIELDS} fields with text keys",
+        )
+    try:
+        kind = _kind(fields)
+        _check_fields(kind, {name: raw for name, raw in fields.items() if name != "t"}, "", kind)
+    except HearthError as error:
+        return error
+    return HearthError("bad_message", "the message cannot be decoded")
+
+
+def _kind(fields: dict[str, Raw]) -> inspect.StructType:
+    if "t" not in fields:
+        raise HearthError("bad_message", "the message has no type: give it the field t", "t")
+    try:
+        tag = _TEXT.decode(fields["t"])
+    except DECODE_ERRORS:
+        raise HearthError("bad_message", "t must be the message type as text", "t") from None
+    if tag not in _TYPES:
+        raise HearthError(
             "unknown_message",
             f"there is no message {_short(tag)!r}: t is one of {', '.join(sorted(_TYPES))}",
             "t",
@@ -104,70 +96,79 @@ def _kind(fields: dict[str, Raw]) -> inspect.StructType | HearthError:
     return _TYPES[tag]
 
 
-def _invalid(text: str, kind: inspect.StructType) -> HearthError:
-    at = _PATH.search(text)
-    path = at.group(1) if at else ""
-    unknown, missing = _UNKNOWN.search(text), _MISSING.search(text)
-    if unknown:
-        name = _join(path, _short(unknown.group(1)))
-        return HearthError(
-            "unsupported_option", f"{name} is not a field of {kind.tag}: leave it out", name
+def _check_fields(
+    kind: inspect.StructType, fields: dict[str, Raw], path: str, message: inspect.StructType
+) -> None:
+    known = {field.name: field for field in kind.fields}
+    unknown = next((name for name in fields if name not in known), None)
+    if unknown is not None:
+        at = _join(path, _short(unknown))
+        raise HearthError(
+            "unsupported_option", f"{at} is not a field of {message.tag}: leave it out", at
         )
-    if missing:
-        name = _join(path, missing.group(1))
-        return HearthError("invalid_value", f"{name} is missing", name)
-    wanted = _at(kind, path)
-    if not path or wanted is None:
-        return HearthError("bad_message", "the message cannot be decoded")
-    return HearthError("invalid_value", f"{path} must be {describe(wanted)}", path)
+    for name, field in known.items():
+        at = _join(path, name)
+        if name in fields:
+            _check(field.type, fields[name], at, message)
+        elif field.required:
+            raise HearthError("invalid_value", f"{at} is missing", at)
 
 
-def _not_text(fields: dict[str, Raw]) -> HearthError:
-    for name, raw in fields.items():
-        path = _find_bad_text(raw, name)
-        if path is not None:
-            return HearthError("invalid_value", f"{path} must be valid UTF-8 text", path)
-    return HearthError("bad_message", "the message holds text that is not valid UTF-8")
+def _check(kind: inspect.Type, raw: Raw, path: str, message: inspect.StructType) -> None:
+    """Raise HearthError for the first fault in `raw`; what it should be is `kind`."""
+    if isinstance(kind, inspect.UnionType):
+        if memoryview(raw) == _NIL:
+            return
+        kind = _without_none(kind)
+    if isinstance(kind, inspect.StructType):
+        _check_fields(kind, _decoded(_MAP, raw, kind, path), path, message)
+    elif isinstance(kind, inspect.ListType):
+        items = _decoded(_list_decoder(kind.min_length, kind.max_length), raw, kind, path)
+        for index, item in enumerate(items):
+            _check(kind.item_type, item, f"{path}[{index}]", message)
+    elif isinstance(kind, inspect.TupleType):
+        size = len(kind.item_types)
+        items = _decoded(_list_decoder(size, size), raw, kind, path)
+        for index, (of, item) in enumerate(zip(kind.item_types, items, strict=True)):
+            _check(of, item, f"{path}[{index}]", message)
+    elif not _fits(kind, _decoded(_VALUE, raw, kind, path)):
+        raise _invalid(kind, path)
 
 
-def _find_bad_text(raw: Raw, path: str, depth: int = 3) -> str | None:
-    """The path of the first text in `raw` that is not UTF-8, no deeper than our types go."""
+@cache
+def _list_decoder(least: int | None, most: int | None) -> Decoder[list[Raw]]:
+    return Decoder(Annotated[list[Raw], Meta(min_length=least, max_length=most)])
+
+
+def _decoded(decoder: Decoder[T], raw: Raw, kind: inspect.Type, path: str) -> T:
     try:
-        _TEXT_DECODER.decode(raw)
+        return decoder.decode(raw)
     except UnicodeDecodeError:
-        return path
+        raise HearthError("invalid_value", f"{path} must be valid UTF-8 text", path) from None
     except DECODE_ERRORS:
-        parts = _parts(raw) if depth else {}
-        found = (_find_bad_text(part, path + step, depth - 1) for step, part in parts.items())
-        return next((at for at in found if at is not None), None)
-    return None
+        raise _invalid(kind, path) from None
 
 
-def _parts(raw: Raw) -> dict[str, Raw]:
-    try:
-        return {f"[{index}]": part for index, part in enumerate(_ITEM_DECODER.decode(raw))}
-    except DECODE_ERRORS:
-        return {f".{name}": part for name, part in fields_of(bytes(raw)).items()}
+def _fits(kind: inspect.Type, value: object) -> bool:
+    if isinstance(kind, (inspect.IntType, inspect.FloatType)):
+        wanted = (int,) if isinstance(kind, inspect.IntType) else (int, float)
+        return type(value) in wanted and _in_range(kind, value)
+    if isinstance(kind, inspect.StrType):
+        least, most = kind.min_length or 0, kind.max_length
+        return isinstance(value, str) and least <= len(value) <= (most or len(value))
+    if isinstance(kind, inspect.LiteralType):
+        return isinstance(value, str) and value in kind.values
+    return isinstance(value, bool)
 
 
-def _at(kind: inspect.Type, path: str) -> inspect.Type | None:
-    """The type at a path such as `messages[0].role`."""
-    node: inspect.Type | None = kind
-    for index, name in _STEP.findall(path):
-        node = _inside(node, name, int(index) if index else 0)
-    return node
+def _in_range(kind: inspect.IntType | inspect.FloatType, value: Any) -> bool:
+    """Whether a number is in range; one that is not a number never is."""
+    low = kind.ge is None or value >= kind.ge
+    return low and (kind.gt is None or value > kind.gt) and (kind.le is None or value <= kind.le)
 
 
-def _inside(node: inspect.Type | None, name: str, index: int) -> inspect.Type | None:
-    if isinstance(node, inspect.UnionType):
-        node = _without_none(node)
-    if isinstance(node, inspect.StructType):
-        return next((field.type for field in node.fields if field.name == name), None)
-    if isinstance(node, inspect.ListType):
-        return node.item_type
-    if isinstance(node, inspect.TupleType) and index < len(node.item_types):
-        return node.item_types[index]
-    return None
+def _invalid(kind: inspect.Type, path: str) -> HearthError:
+    return HearthError("invalid_value", f"{path} must be {describe(kind)}", path)
 
 
 def _without_none(union: inspect.UnionType) -> inspect.Type:
@@ -185,12 +186,6 @@ def describe(kind: inspect.Type) -> str:
     return _sized(kind)
 
 
-def _number(kind: inspect.IntType | inspect.FloatType) -> str:
-    noun = "a whole number" if isinstance(kind, inspect.IntType) else "a number"
-    low = f"from {kind.ge}" if kind.gt is None else f"above {kind.gt}"
-    return f"{noun} {low} to {kind.le}"
-
-
 def _sized(kind: inspect.Type) -> str:
     if isinstance(kind, inspect.StrType):
         return f"text of {kind.min_length or 0} to {kind.max_length} characters"
@@ -199,6 +194,14 @@ def _sized(kind: inspect.Type) -> str:
     if isinstance(kind, inspect.TupleType):
         return f"a list of {len(kind.item_types)} items"
     return "true or false" if isinstance(kind, inspect.BoolType) else "a map of its fields"
+
+
+def _number(kind: inspect.IntType | inspect.FloatType) -> str:
+    noun = "a whole number" if isinstance(kind, inspect.IntType) else "a number"
+    if kind.le is None:
+        return noun
+    low = f"from {kind.ge}" if kind.gt is None else f"above {kind.gt}"
+    return f"{noun} {low} to {kind.le}"
 
 
 def _join(path: str, name: str) -> str:

@@ -10,7 +10,7 @@ import structlog
 from anyio.abc import TaskStatus
 from hearth_client.protocol import Error
 
-from actors.mailbox import Receiver, Sender, ZmqContext
+from actors.mailbox import Receiver, Sender
 from actors.messages import (
     DoorMessage,
     ExecutorMetrics,
@@ -18,8 +18,10 @@ from actors.messages import (
     SchedulerMessage,
     TokenizerMessage,
 )
+from daemon.door.bell import Bell
 from daemon.door.dispatch import Dispatch
 from daemon.door.listener import open_listener
+from daemon.door.memory_bound import MemoryBound
 from daemon.door.replies import Replies
 from daemon.door.requests import Requests
 from daemon.door.sessions import Session
@@ -31,7 +33,8 @@ _log = structlog.get_logger("hearth.door")
 _BURST = 64
 """Messages taken from one side before the other side and the rest of the loop get their turn."""
 _TICK_S = 0.1
-_BEHIND_TICK_S = 0.01
+_BEHIND_S = 0.01
+"""Between two looks whether a client reads again, of which ZeroMQ does not always tell."""
 
 
 class FrontDoor:
@@ -44,7 +47,6 @@ class FrontDoor:
 
     def __init__(
         self,
-        context: ZmqContext,
         settings: DoorSettings,
         *,
         inbox: Receiver[DoorMessage],
@@ -54,11 +56,10 @@ class FrontDoor:
         facts: DoorFacts,
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        self._settings = settings
         self._inbox = inbox
         listener = open_listener(settings.socket, os.environ if environ is None else environ)
         self.path = listener.path
-        self._socket = DoorSocket(context, listener, settings)
+        self._socket = DoorSocket(listener, settings)
         self._state = DoorState(facts)
         self._dispatch = Dispatch(
             settings,
@@ -70,9 +71,11 @@ class FrontDoor:
         )
         self._requests = Requests(settings, self._state, self._dispatch)
         self._replies = Replies(self._state, self._dispatch)
+        self._memory = MemoryBound(settings.memory_bytes)
+        self._bell = Bell()
         self._closed = False
         self._drained = anyio.Event()
-        self._stopping = anyio.Event()
+        self._stopping = False
         self.ended = anyio.Event()
 
     def tell(
@@ -100,13 +103,11 @@ class FrontDoor:
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serve until `stop` or cancellation; every open request then gets `shutting_down`."""
         try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._serve_clients)
-                tasks.start_soon(self._serve_actors)
-                tasks.start_soon(self._keep_time)
+            with self._bell:
+                self._bell.watch(self._inbox.descriptor)
+                self._bell.watch(self._socket.descriptor)
                 task_status.started()
-                await self._stopping.wait()
-                tasks.cancel_scope.cancel()
+                await self._serve()
         finally:
             self.close()
             self.ended.set()
@@ -117,7 +118,8 @@ class FrontDoor:
         if self.open_requests:
             with anyio.move_on_after(drain_s):
                 await self._drained.wait()
-        self._stopping.set()
+        self._stopping = True
+        self._bell.ring()
 
     def close(self) -> None:
         """End what is open with `shutting_down`, close the socket and remove its file."""
@@ -130,34 +132,23 @@ class FrontDoor:
             self._dispatch.delivery.flush(session)
         self._socket.close()
 
-    async def _serve_clients(self) -> None:
-        while True:
-            while self._turn():
+    async def _serve(self) -> None:
+        """The one loop: whatever is due, then one turn for either side, then a wait."""
+        due = 0.0
+        while not self._stopping:
+            now = time.monotonic()
+            if now >= due:
+                self._tick(now)
+                due = now + _TICK_S
+            for session in self._dispatch.delivery.behind:
+                self._dispatch.delivery.flush(session)
+            # Clients come last: a send takes the wake-up of what has arrived meanwhile.
+            answers = self._take_answers()
+            if self._take_requests() or answers:
                 await anyio.lowlevel.checkpoint()
-            await self._socket.wait()
-
-    async def _serve_actors(self) -> None:
-        while True:
-            self._answer(await self._inbox.receive())
-            while self._turn():
-                await anyio.lowlevel.checkpoint()
-
-    async def _keep_time(self) -> None:
-        while True:
-            behind = bool(self._dispatch.delivery.behind)
-            await anyio.sleep(_BEHIND_TICK_S if behind else _TICK_S)
-            self._tick(time.monotonic())
-            while self._turn():
-                await anyio.lowlevel.checkpoint()
-
-    def _turn(self) -> bool:
-        """Take from both sides; True when there may be more.
-
-        Whichever task sends, sees to it that clients are drained afterwards: a send takes the
-        socket's wake-up, and then nobody would come for what has arrived.
-        """
-        answers = self._take_answers()
-        return self._take_requests() or answers
+            else:
+                behind = bool(self._dispatch.delivery.behind)
+                await self._bell.wait(_BEHIND_S if behind else due - time.monotonic())
 
     def _take_answers(self) -> bool:
         for _ in range(_BURST):
@@ -181,6 +172,7 @@ class FrontDoor:
         except Exception:  # noqa: BLE001 - a fault in one message must not end the service
             self._state.totals["internal_errors"] += 1
             _log.exception("an actor's message could not be handled", kind=type(message).__name__)
+        self._dispatch.abandon_lost()
 
     def _request(self, received: Received) -> None:
         try:
@@ -189,6 +181,7 @@ class FrontDoor:
             self._state.totals["internal_errors"] += 1
             _log.exception("a client's message could not be handled")
             self._requests.give_up(received)
+        self._dispatch.abandon_lost()
 
     def _tick(self, now: float) -> None:
         if self._state.state == "draining" and not self.open_requests:
@@ -199,7 +192,10 @@ class FrontDoor:
         for request in self._dispatch.sessions.overdue(now):
             self._dispatch.stop(request, "deadline_exceeded", "the time for this request ran out")
         for session in self._dispatch.delivery.behind:
-            self._catch_up(session)
+            self._dispatch.stop_if_slow(session)
+        if self._memory.exceeded():
+            self._close_connections()
+        self._dispatch.abandon_lost()
 
     def _expire(self, session: Session) -> None:
         text = f"nothing was heard of this client for {session.lease_s:g} s"
@@ -208,8 +204,14 @@ class FrontDoor:
         self._dispatch.delivery.send(session, Error(code="lease_expired", message=text))
         self._dispatch.abandon(session, "lease_expired")
 
-    def _catch_up(self, session: Session) -> None:
-        self._dispatch.delivery.flush(session)
-        for request in list(session.open.values()):
-            if self._dispatch.delivery.too_slow(request):
-                self._dispatch.stop_slow(request)
+    def _close_connections(self) -> None:
+        """Give back what ZeroMQ holds of all connections, of which it tells nothing."""
+        clients = len(self._dispatch.sessions)
+        for session in self._dispatch.sessions.all():
+            self._dispatch.abandon(session, "connections_closed")
+        self._bell.unwatch(self._socket.descriptor)
+        self._socket.reopen()
+        self._bell.watch(self._socket.descriptor)
+        self._memory.forgive()
+        self._state.totals["connections_closed"] += 1
+        _log.warning("clients took too much memory: all connections were closed", clients=clients)

@@ -24,20 +24,16 @@ class Listener:
     def __init__(self, path: Path, lock: int, listening: socket.socket, *, passed: bool) -> None:
         self.path = path
         self._lock = lock
-        self._listening: socket.socket | None = listening
+        self._listening = listening
         self._passed = passed
 
-    def detach(self) -> int:
-        """Hand the descriptor over to a new owner, who closes it."""
-        if self._listening is None:
-            raise ValueError("the descriptor was handed over before")
-        listening, self._listening = self._listening, None
-        return listening.detach()
+    def duplicate(self) -> int:
+        """Another descriptor of the listening socket, for an owner who closes it."""
+        return os.dup(self._listening.fileno())
 
     def close(self) -> None:
         """Remove the socket file, unless the service manager owns it, then give up the lock."""
-        if self._listening is not None:
-            self._listening.close()
+        self._listening.close()
         if not self._passed:
             self.path.unlink(missing_ok=True)
         os.close(self._lock)

@@ -4,7 +4,7 @@ from collections import deque
 
 from hearth_client.protocol import Answer, Delta, Detokenized, Done, Error, Tokens
 
-_TOKEN_BYTES = 4
+_TOKEN_BYTES = 5
 _LOGPROB_BYTES = 16
 
 
@@ -12,12 +12,12 @@ class Outbox:
     """Answers of one session in order, from the first that could not be sent.
 
     `blocked_since` is when the session last took an answer, in seconds; meaningful while there
-    are any here. `conversion_bytes` is about how much the answers here hold that are no replies.
+    are any here. `bytes` is about how much the answers here hold, of open requests and of others.
     """
 
     def __init__(self) -> None:
         self.blocked_since = 0.0
-        self.conversion_bytes = 0
+        self.bytes = 0
         self._answers: deque[Answer] = deque()
         self._deltas: dict[str, Delta] = {}
 
@@ -29,7 +29,7 @@ class Outbox:
         if not self._answers:
             self.blocked_since = now
         self._answers.append(answer)
-        self.conversion_bytes += _conversion_bytes(answer)
+        self.bytes += _bytes_of(answer)
         if isinstance(answer, Delta):
             self._deltas[answer.id] = answer
         elif isinstance(answer, (Done, Error)):
@@ -45,16 +45,8 @@ class Outbox:
         delta.tokens.extend(more.tokens)
         delta.logprobs.extend(more.logprobs)
         delta.ended = more.ended
+        self.bytes += _bytes_of(more)
         return True
-
-    def waiting_bytes(self, request_id: str) -> int:
-        """About how much of a request's reply waits here."""
-        delta = self._deltas.get(request_id)
-        if delta is None:
-            return 0
-        # All tokens of a reply have as many alternatives as the last.
-        numbers = len(delta.logprobs) * (1 + len(delta.logprobs[-1].top)) if delta.logprobs else 0
-        return len(delta.text) + _TOKEN_BYTES * len(delta.tokens) + _LOGPROB_BYTES * numbers
 
     def head(self) -> Answer | None:
         """The answer to send next."""
@@ -64,7 +56,7 @@ class Outbox:
         """The head was taken."""
         answer = self._answers.popleft()
         self.blocked_since = now
-        self.conversion_bytes -= _conversion_bytes(answer)
+        self.bytes -= _bytes_of(answer)
         if isinstance(answer, Delta) and self._deltas.get(answer.id) is answer:
             del self._deltas[answer.id]
 
@@ -73,9 +65,14 @@ class Outbox:
         delta = self._deltas.pop(request_id, None)
         if delta is not None:
             self._answers.remove(delta)
+            self.bytes -= _bytes_of(delta)
 
 
-def _conversion_bytes(answer: Answer) -> int:
+def _bytes_of(answer: Answer) -> int:
+    if isinstance(answer, Delta):
+        numbers = sum(1 + len(token.top) for token in answer.logprobs)
+        ids = _TOKEN_BYTES * len(answer.tokens)
+        return len(answer.text.encode()) + ids + _LOGPROB_BYTES * numbers
     if isinstance(answer, Tokens):
         return _TOKEN_BYTES * len(answer.tokens)
-    return len(answer.text) if isinstance(answer, Detokenized) else 0
+    return len(answer.text.encode()) if isinstance(answer, Detokenized) else 0

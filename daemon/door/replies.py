@@ -19,6 +19,9 @@ from daemon.door.dispatch import Dispatch
 from daemon.door.executor_report import executor_report
 from runtime.request import RowToken
 
+_MAX_TEXT_BYTES = 7 << 20
+"""Of a detokenized text: clients are told that no answer has more than 8 MiB."""
+
 
 class Replies:
     """Handles one actor message at a time; requests that have ended get nothing more."""
@@ -51,7 +54,7 @@ class Replies:
         elif isinstance(message, Failed):
             self._dispatch.fail(request, message.code, message.message, message.field)
         elif isinstance(message, Converted):
-            self._dispatch.reply(request, _conversion(request.id, message))
+            self._converted(request, message)
         else:
             self._dispatch.reply(request, self._report(request.id, message))
 
@@ -65,6 +68,16 @@ class Replies:
         early, request.early = request.early, []
         for row in early:
             self._row_arrived(row)
+
+    def _converted(self, request: sessions.OpenRequest, message: Converted) -> None:
+        text = message.text or ""
+        if message.tokens is not None:
+            self._dispatch.reply(request, protocol.Tokens(id=request.id, tokens=message.tokens))
+        elif len(text.encode()) > _MAX_TEXT_BYTES:
+            reason = f"the text has more than {_MAX_TEXT_BYTES} bytes: ask for less at once"
+            self._dispatch.fail(request, "message_too_large", reason, "tokens")
+        else:
+            self._dispatch.reply(request, protocol.Detokenized(id=request.id, text=text))
 
     def _batch_started(self, message: BatchStarted) -> None:
         for started in message.rows:
@@ -106,8 +119,7 @@ class Replies:
             ended=ended if request.timestamps else None,
         )
         delivery.send_delta(request, delta)
-        if delivery.too_slow(request):
-            self._dispatch.stop_slow(request)
+        self._dispatch.stop_if_slow(request.session)
 
     def _report(self, request_id: str, load: SchedulerReport) -> protocol.StatusReport:
         facts, metrics = self._state.facts, self._state.metrics
@@ -141,9 +153,3 @@ def _count(request: sessions.OpenRequest, arrived: sessions.StepRow) -> None:
 def _logprob(token: RowToken) -> protocol.TokenLogprob:
     top = [(other.token_id, other.logprob) for other in token.top]
     return protocol.TokenLogprob(logprob=token.logprob or 0.0, top=top)
-
-
-def _conversion(request_id: str, message: Converted) -> protocol.Tokens | protocol.Detokenized:
-    if message.tokens is not None:
-        return protocol.Tokens(id=request_id, tokens=message.tokens)
-    return protocol.Detokenized(id=request_id, text=message.text or "")

@@ -34,6 +34,7 @@ FEATURES = (
     "priority",
     "speculation",
     "status",
+    "status_only",
     "timestamps",
     "tokenize",
 )
@@ -51,10 +52,10 @@ class Requests:
     def handle(self, received: Received) -> None:
         """Act on one message, or refuse it with `error`."""
         session = self._sessions.get(received.identity)
-        if session is not None:
-            self._sessions.renew(session, self._state.clock.now())
         try:
             message = self._decode(received)
+            if session is not None:
+                self._sessions.renew(session, self._state.clock.now())
             if isinstance(message, Hello):
                 self._hello(received, message)
             elif session is None:
@@ -79,7 +80,7 @@ class Requests:
         if len(received.data) > self._settings.frame_bytes:
             text = f"the message has {len(received.data)} bytes, more than the limit of "
             error = HearthError("message_too_large", f"{text}{self._settings.frame_bytes}")
-            raise MessageError(error, "")
+            raise MessageError(error, id_of(fields_of(received.data)))
         if received.frames > 1:
             error = HearthError(
                 "unsupported_option", "this server takes no payload frames: send one", "frames"
@@ -105,10 +106,18 @@ class Requests:
         self._dispatch.delivery.send(session, error)
 
     def _hello(self, received: Received, message: Hello) -> None:
-        lease_s = self._settings.lease_s if message.lease_s is None else message.lease_s
-        now = self._state.clock.now()
+        known = self._sessions.get(received.identity)
+        lease_s = message.lease_s or (known.lease_s if known else self._settings.lease_s)
+        if known is None and self._sessions.full:
+            self._dispatch.look_for_dead()
         try:
-            session = self._sessions.greet(received.identity, message.client, lease_s, now)
+            session = self._sessions.greet(
+                received.identity,
+                message.client,
+                lease_s,
+                self._state.clock.now(),
+                status_only=message.status_only,
+            )
         except HearthError as error:
             raise MessageError(error, "") from None
         session.delimited = received.delimited
@@ -138,6 +147,9 @@ class Requests:
     def _act(self, session: Session, message: ClientMessage) -> None:
         if isinstance(message, Cancel):
             self._cancel(session, message)
+        elif session.status_only and isinstance(message, (Generate, Tokenize, Detokenize)):
+            text = "this session said status_only in hello: it may ask for status alone"
+            raise MessageError(HearthError("unsupported_option", text, "t"), message.id)
         elif isinstance(message, (Generate, Tokenize, Detokenize, Status)):
             self._open(session, message)
         elif isinstance(message, Bye):

@@ -49,6 +49,7 @@ class OpenRequest:
 class Session:
     """One connection that has said hello; `delimited` ones get an empty frame before answers.
 
+    `status_only` ones may ask for nothing but `status`: one of them has a place beyond the limit.
     `expires` is by the door's running clock, as all times of leases are.
     """
 
@@ -58,6 +59,7 @@ class Session:
     expires: float
     outbox: Outbox
     delimited: bool = False
+    status_only: bool = False
     open: dict[str, OpenRequest] = field(default_factory=dict)
 
 
@@ -90,17 +92,30 @@ class Sessions:
         """The session of a connection, if it has one."""
         return self._by_identity.get(identity)
 
-    def greet(self, identity: bytes, client: str, lease_s: float, now: float) -> Session:
-        """Open a session, or renew it with a new lease; raises `too_many_clients`."""
+    @property
+    def full(self) -> bool:
+        """Whether all places are taken."""
+        return len(self._by_identity) >= self._clients
+
+    def greet(
+        self, identity: bytes, client: str, lease_s: float, now: float, *, status_only: bool = False
+    ) -> Session:
+        """Open a session, or renew it with a new lease; raises HearthError where it cannot."""
         session = self._by_identity.get(identity)
         if session is None:
-            if len(self._by_identity) >= self._clients:
+            if len(self._by_identity) >= self._clients + status_only:
                 raise HearthError(
                     "too_many_clients",
                     f"the daemon serves {self._clients} clients, its limit: try again later",
                 )
-            session = Session(identity, client, lease_s, now + lease_s, Outbox())
+            session = Session(
+                identity, client, lease_s, now + lease_s, Outbox(), status_only=status_only
+            )
             self._by_identity[identity] = session
+        elif session.status_only != status_only:
+            raise HearthError(
+                "invalid_value", "status_only stays what it was at the first hello", "status_only"
+            )
         session.client, session.lease_s = client, lease_s
         self.renew(session, now)
         return session

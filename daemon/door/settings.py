@@ -11,9 +11,10 @@ State = Literal["starting", "ready", "draining"]
 class DoorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of the front door; sizes in bytes, times in seconds.
 
-    `socket` empty means the agreed place. A client that does not read is failed once one of its
-    replies has `slow_bytes` waiting, or nothing could be sent to it for `slow_s`. `answer_s`
-    bounds the wait for other actors where a request sets no deadline of its own.
+    `socket` empty means the agreed place. A client does not read once `slow_bytes` of answers wait
+    for it, or nothing could be sent to it for `slow_s`; `send_mark` answers lie with ZeroMQ, beside
+    these. `answer_s` bounds the wait for other actors where a request sets no deadline of its own.
+    `memory_bytes` is what the process may grow by before all connections are closed; 0 for any.
     """
 
     socket: str = ""
@@ -23,12 +24,13 @@ class DoorSettings(msgspec.Struct, frozen=True, kw_only=True):
     queued_requests: int = 256
     queued_tokens: int = 65536
     frame_bytes: int = MAX_FRAME_BYTES
-    slow_bytes: int = 256 * 1024
+    slow_bytes: int = 4 << 20
     slow_s: float = 10.0
     answer_s: float = 30.0
-    send_mark: int = 256
-    receive_mark: int = 256
+    send_mark: int = 32
+    receive_mark: int = 32
     handshake_s: float = 2.0
+    memory_bytes: int = 512 << 20
 
 
 class DoorFacts(msgspec.Struct, frozen=True, kw_only=True):

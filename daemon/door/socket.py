@@ -2,17 +2,14 @@
 
 from typing import Literal, NamedTuple
 
-import anyio
 import zmq
 
-from actors.mailbox import ZmqContext
 from daemon.door.listener import Listener
 from daemon.door.settings import DoorSettings
 
 Sent = Literal["sent", "full", "gone"]
 # Frames up to this multiple of the limit are answered; beyond, ZeroMQ closes the connection.
 _ANSWERED_SIZE = 2
-_HEARTBEAT_S = 10.0
 _FLUSH_MS = 500
 
 
@@ -29,16 +26,23 @@ class Received(NamedTuple):
 
 
 class DoorSocket:
-    """A ROUTER in mandatory mode on a listener; owned by one thread."""
+    """A ROUTER in mandatory mode on a listener, which it owns; owned by one thread."""
 
-    def __init__(self, context: ZmqContext, listener: Listener, settings: DoorSettings) -> None:
+    def __init__(self, listener: Listener, settings: DoorSettings) -> None:
         self._listener = listener
-        self._socket = context.socket(zmq.ROUTER)
-        for option, value in _options(settings).items():
-            self._socket.setsockopt(option, value)
-        # ZeroMQ neither makes nor removes the file of a descriptor that it was given.
-        self._socket.setsockopt(zmq.USE_FD, listener.detach())
-        self._socket.bind(f"ipc://{listener.path}")
+        self._options = _options(settings)
+        self._open()
+
+    @property
+    def descriptor(self) -> int:
+        """Tells of changes: drain `receive` before a wait for it, and after every `send`."""
+        return self._socket.FD
+
+    def reopen(self) -> None:
+        """Close all connections and listen anew; what ZeroMQ held for them is free afterwards."""
+        self._socket.close(linger=0)
+        self._context.term()
+        self._open()
 
     def receive(self) -> Received | None:
         """The next message, None when there is none now."""
@@ -62,17 +66,21 @@ class DoorSocket:
             return "gone"
         return "sent"
 
-    async def wait(self) -> None:
-        """Wait for news; the caller drains `receive` before and after, and after every send.
-
-        The descriptor tells of changes only, and a send may take such a change for itself.
-        """
-        await anyio.wait_readable(self._socket.FD)
-
     def close(self) -> None:
-        """Stop listening, let the last answers leave, and remove the socket file."""
+        """Stop listening, remove the socket file, and let the last answers leave."""
         self._socket.close(linger=_FLUSH_MS)
         self._listener.close()
+        self._context.term()
+
+    def _open(self) -> None:
+        # A context of its own: its end waits until all memory of the connections is free.
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        for option, value in self._options.items():
+            self._socket.setsockopt(option, value)
+        # ZeroMQ neither makes nor removes the file of a descriptor that it was given.
+        self._socket.setsockopt(zmq.USE_FD, self._listener.duplicate())
+        self._socket.bind(f"ipc://{self._listener.path}")
 
     def _rest(self) -> tuple[bytes, int, bool]:
         """First frame, count of frames, and whether a delimiter came before them."""
@@ -95,7 +103,7 @@ def _options(settings: DoorSettings) -> dict[int, int]:
         zmq.SNDHWM: settings.send_mark,
         zmq.RCVHWM: settings.receive_mark,
         zmq.HANDSHAKE_IVL: round(settings.handshake_s * 1000),
-        zmq.HEARTBEAT_IVL: round(_HEARTBEAT_S * 1000),
-        zmq.HEARTBEAT_TIMEOUT: round(settings.lease_s * 1000),
+        # The kernel tells of a peer's death; a heartbeat would only cut off one that is paused.
+        zmq.HEARTBEAT_IVL: 0,
         zmq.LINGER: 0,
     }

@@ -32,9 +32,9 @@ def decode(data: bytes) -> ClientMessage:
     """Decode and check one message; raises MessageError and nothing else, for any bytes."""
     try:
         message = _decoder.decode(data)
-    except DECODE_ERRORS as error:
+    except DECODE_ERRORS:
         fields = fields_of(data)
-        raise MessageError(explain(error, fields), id_of(fields)) from None
+        raise MessageError(explain(fields), id_of(fields)) from None
     try:
         _check(message)
     except HearthError as error:

@@ -21,6 +21,7 @@ def test_each_setting_reaches_the_part_that_it_is_for() -> None:
         clients=3,
         requests_per_client=4,
         lease_s=5,
+        client_memory_mb=100,
         queue_requests=6,
         queue_tokens=7,
         fill_wait_ms=8,
@@ -35,6 +36,9 @@ def test_each_setting_reaches_the_part_that_it_is_for() -> None:
     door = wiring.door_settings(settings)
     assert (door.socket, door.clients, door.requests_per_client) == ("/run/s", 3, 4)
     assert (door.lease_s, door.queued_requests, door.queued_tokens) == (5, 6, 7)
+    assert door.memory_bytes == 100 << 20
+    shared = Settings(placement_executor="shared")
+    assert wiring.door_settings(shared).memory_bytes == 0, "an engine's memory is no client's"
     policy = wiring.policy_settings(settings)
     assert (policy.fill_wait_s, policy.hold_s, policy.ageing_s) == (0.008, 9, 10)
     assert (policy.queue_requests, policy.queue_tokens) == (6, 7)

@@ -85,9 +85,10 @@ class AsyncClient:
         silence_s: float = 60.0,
         lease_s: float | None = None,
         name: str = "hearth-client-python",
+        status_only: bool = False,
     ) -> None:
         self.address = resolve_address(address)
-        self._connection = Connection(name, lease_s, silence_s)
+        self._connection = Connection(name, lease_s, silence_s, status_only=status_only)
         self._session = AsyncSession(self.address, self._connection, timeout, silence_s)
 
     async def connect(self) -> Welcome:

@@ -76,7 +76,8 @@ class Client:
     `timeout` bounds the wait for the daemon's welcome, `silence_s` the wait for any sign of life
     later, both in seconds. The daemon ends the requests of a client that it has not heard of for
     a lease; a waiting client renews it, and one whose caller pauses between two calls for longer
-    must ask for more by `lease_s`. A lost session is opened anew by the next request.
+    must ask for more by `lease_s`. A lost session is opened anew by the next request. One that is
+    `status_only` can do nothing else, and has a place where no other client finds one.
 
     Not for several threads at once and, once it is connected, not across a fork: each thread and
     process makes its own. ClientShared is raised otherwise.
@@ -90,9 +91,10 @@ class Client:
         silence_s: float = 60.0,
         lease_s: float | None = None,
         name: str = "hearth-client-python",
+        status_only: bool = False,
     ) -> None:
         self.address = resolve_address(address)
-        self._connection = Connection(name, lease_s, silence_s)
+        self._connection = Connection(name, lease_s, silence_s, status_only=status_only)
         self._session = BlockingSession(self.address, self._connection, timeout, silence_s)
 
     def connect(self) -> Welcome:

@@ -88,11 +88,15 @@ class Connection:
     for a caller who takes `silence_s` without an answer as a loss.
     """
 
-    def __init__(self, client: str, lease_s: float | None, silence_s: float) -> None:
+    def __init__(
+        self, client: str, lease_s: float | None, silence_s: float, *, status_only: bool = False
+    ) -> None:
         self.welcome: Welcome | None = None
         self.failure: HearthClientError | None = None
         self.renew_at = float("inf")
-        self._hello = Hello(proto=[PROTOCOL], client=client, lease_s=lease_s)
+        self._hello = Hello(
+            proto=[PROTOCOL], client=client, lease_s=lease_s, status_only=status_only
+        )
         self._silence_s = silence_s
         self._open: dict[str, Exchange] = {}
         self._numbers = count(1)

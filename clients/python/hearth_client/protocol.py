@@ -38,6 +38,7 @@ class Hello(Request, tag="hello"):
     proto: Annotated[list[int], Meta(min_length=1, max_length=16)]
     client: Annotated[str, Meta(max_length=128)] = ""
     lease_s: Annotated[float, Meta(ge=1.0, le=3600.0)] | None = None
+    status_only: bool = False
 
 
 class Message(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -33,7 +33,8 @@ class FakeClient:
 @pytest.fixture(autouse=True)
 def _client(monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
-    def connected(_socket: str | None) -> Iterator[FakeClient]:
+    def connected(_socket: str | None, *, status_only: bool) -> Iterator[FakeClient]:
+        assert status_only
         yield FakeClient()
 
     monkeypatch.setattr(module, "connected", connected)

@@ -173,7 +173,6 @@ class Harness:
             for end in [inbox, *outboxes, *self.actors.ends()]:
                 ends.enter_context(closing(end))
             self.door = FrontDoor(
-                context,
                 settings,
                 inbox=inbox,
                 to_tokenizer=outboxes[0],

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 import msgspec
-from hearth_client.protocol import Detokenized, Tokens
+from hearth_client.protocol import Delta, Detokenized, Tokens
 
 from actors.mailbox import MailboxFull, Sender
 from actors.messages import AskReport, Cancel, Convert
@@ -100,6 +100,7 @@ def test_a_client_that_is_gone_takes_its_requests_along() -> None:
     first, second = desk.request("a"), desk.request("b")
     desk.socket.outcome = "gone"
     desk.dispatch.fail(first, "non_finite", "not a number")
+    desk.dispatch.abandon_lost()
     assert len(desk.dispatch.sessions) == 0
     assert desk.tokenizer.posted == desk.control.posted == [Cancel(second.rid)]
     assert desk.state.totals["failed"] == 2
@@ -127,8 +128,41 @@ def test_a_client_that_only_provokes_answers_is_dropped() -> None:
     for number in range(1100):
         if desk.dispatch.sessions.get(b"1") is not None:
             desk.dispatch.done(desk.request(str(number)), "stop")
+            desk.dispatch.abandon_lost()
     assert len(desk.dispatch.sessions) == 0
     assert desk.dispatch.delivery.behind == []
+
+
+def delta(desk: Desk, request: OpenRequest, size: int) -> None:
+    text = Delta(id=request.id, seq=0, text="x" * size)
+    desk.dispatch.delivery.send_delta(request, text)
+    desk.dispatch.stop_if_slow(desk.session)
+
+
+def test_all_that_waits_for_a_client_counts_together() -> None:
+    desk = Desk(slow_bytes=1000)
+    desk.socket.outcome = "full"
+    requests = [desk.request(name) for name in "abc"]
+    for request in requests:
+        delta(desk, request, 300)
+    assert len(desk.session.open) == 3
+    delta(desk, requests[0], 300)
+    assert desk.session.open == {}
+    assert desk.dispatch.sessions.get(b"1") is desk.session, "it may still read why"
+    desk.socket.outcome = "sent"
+    desk.dispatch.delivery.flush(desk.session)
+    assert [answer["code"] for answer in desk.socket.sent] == ["slow_client"] * 3
+
+
+def test_a_client_without_open_requests_may_be_slow_too() -> None:
+    desk = Desk(slow_bytes=1000)
+    desk.socket.outcome = "full"
+    for name in "ab":
+        request = desk.request(name)
+        desk.dispatch.delivery.send_delta(request, Delta(id=name, seq=0, text="x" * 600))
+        desk.dispatch.done(request, "stop")
+    desk.dispatch.stop_if_slow(desk.session)
+    assert len(desk.dispatch.sessions) == 0
 
 
 def test_a_client_that_does_not_read_its_long_conversions_is_dropped() -> None:
@@ -139,5 +173,6 @@ def test_a_client_that_does_not_read_its_long_conversions_is_dropped() -> None:
         if desk.dispatch.sessions.get(b"1") is not None:
             request = desk.request(str(number))
             desk.dispatch.reply(request, Detokenized(id=request.id, text=text))
+            desk.dispatch.abandon_lost()
     assert len(desk.dispatch.sessions) == 0
     assert desk.dispatch.delivery.behind == []

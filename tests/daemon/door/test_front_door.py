@@ -16,11 +16,13 @@ from hearth_client import (
     ExecutorFailed,
     HearthClientError,
     LeaseExpired,
+    MessageTooLarge,
     SlowClient,
     Speculation,
 )
 
 from actors.messages import ExecutorMetrics
+from daemon.door import replies
 from runtime.decoding.metrics import StageMetrics
 from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.errors import HearthError
@@ -218,6 +220,37 @@ def test_a_silent_client_loses_its_lease() -> None:
         say(client, {"t": "status", "id": "s"})
         error = hear(client)
         assert (error["id"], error["code"]) == ("s", "hello_required")
+
+
+def test_what_cannot_be_read_renews_no_lease() -> None:
+    with running_door(lease_s=0.5) as door, raw_client(door.path) as client:
+        greet(client)
+        code = ""
+        while code != "lease_expired":
+            say(client, b"garbage")
+            code = hear(client)["code"]
+
+
+def test_a_second_hello_keeps_the_lease_that_was_asked_for(door: Harness) -> None:
+    with raw_client(door.path) as client:
+        assert greet(client, lease_s=300.0)["limits"]["lease_s"] == 300.0
+        assert greet(client)["limits"]["lease_s"] == 300.0
+        assert greet(client, lease_s=5.0)["limits"]["lease_s"] == 5.0
+
+
+def test_a_client_that_is_paused_is_not_cut_off_before_its_lease(door: Harness) -> None:
+    assert door.door._socket._socket.getsockopt(zmq.HEARTBEAT_IVL) == 0
+
+
+def test_a_text_beyond_the_largest_answer_is_refused(
+    door: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replies, "_MAX_TEXT_BYTES", 3)
+    with Client(door.path) as client:
+        assert client.detokenize([97] * 3) == "aaa"
+        with pytest.raises(MessageTooLarge) as caught:
+            client.detokenize([97] * 4)
+        assert caught.value.field == "tokens"
 
 
 def test_a_waiting_client_keeps_its_lease() -> None:

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
-from hearth_client import Client
+from hearth_client import Client, ConnectionLost, UnsupportedOption
 
+from daemon.door.memory_bound import anonymous_bytes
 from tests.daemon.door.harness import (
     BACKENDS,
     Harness,
@@ -18,6 +19,7 @@ from tests.daemon.door.harness import (
     say,
     until,
 )
+from tests.daemon.door.raw_peer import connected_peer, send_unfinished
 
 
 @pytest.fixture(params=BACKENDS, ids=["asyncio", "uvloop"])
@@ -38,6 +40,7 @@ def test_limits_of_clients_and_requests() -> None:
         assert greet(third)["code"] == "too_many_clients"
         for request_id in "abc":
             say(first, {"t": "generate", "id": request_id, "prompt": "silent"})
+        assert hear(first)["t"] == "leased", "the third made the door look whether it is alive"
         error = hear(first)
         assert (error["id"], error["code"]) == ("c", "too_many_requests")
         greet(first)  # a second hello leaves requests alone
@@ -83,11 +86,51 @@ def test_large_frames_are_answered_and_huge_ones_close_the_connection() -> None:
         with raw_client(door.path) as client:
             greet(client)
             say(client, {"t": "tokenize", "id": "t", "text": "x" * 1200})
-            assert hear(client)["code"] == "message_too_large"
+            error = hear(client)
+            assert (error["id"], error["code"]) == ("t", "message_too_large")
             say(client, b"x" * 5000)
             assert not client.poll(100)
         with Client(door.path) as other:
             assert other.tokenize("a") == [97]
+
+
+def test_one_unfinished_message_does_not_take_the_memory() -> None:
+    with running_door(memory_bytes=48 << 20) as door, Client(door.path) as client:
+        generation = client.generate("hang")
+        assert client.tokenize("a") == [97]
+        before = anonymous_bytes()
+        with connected_peer(door.path) as peer, pytest.raises(OSError, match=r"Broken|reset"):
+            send_unfinished(peer, 400, 1 << 20)
+        until(lambda: "connections_closed" in door.totals())
+        assert anonymous_bytes() - before < 300 << 20
+        with pytest.raises(ConnectionLost):
+            generation.text()
+        assert client.tokenize("a") == [97], "clients come back"
+        until(lambda: len(door.actors.cancelled) == 1)
+
+
+def test_clients_that_vanished_give_their_places_free() -> None:
+    with running_door(clients=2, lease_s=3600.0) as door:
+        with raw_client(door.path) as one, raw_client(door.path) as two:
+            greet(one)
+            greet(two)
+        with raw_client(door.path) as third:
+            until(lambda: greet(third)["t"] == "welcome")
+
+
+def test_a_place_is_kept_for_the_operator() -> None:
+    with running_door(clients=1) as door, Client(door.path) as client:
+        client.connect()
+        with Client(door.path, status_only=True) as operator, raw_client(door.path) as other:
+            assert operator.status().clients == 2
+            with pytest.raises(UnsupportedOption):
+                operator.generate("count").text()
+            assert greet(other, status_only=True)["code"] == "too_many_clients"
+        until(lambda: door.sessions() == 1)
+        with raw_client(door.path) as other:
+            greet(other, status_only=True)
+            error = greet(other)
+            assert (error["code"], error["field"]) == ("invalid_value", "status_only")
 
 
 def test_nothing_but_hello_is_served_first(door: Harness) -> None:

@@ -90,7 +90,7 @@ from daemon.door.listener import open_listener
 environ = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": sys.argv[3]}
 listener = open_listener("", environ)
 print(listener.path)
-os.close(listener.detach())
+os.close(listener.duplicate())
 listener.close()
 print(os.path.exists(sys.argv[1]))
 """

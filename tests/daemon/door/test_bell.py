@@ -1,0 +1,38 @@
+import os
+from typing import Any
+
+import anyio
+import pytest
+
+from daemon.door.bell import Bell
+from tests.daemon.door.harness import BACKENDS
+
+
+@pytest.fixture(params=BACKENDS, ids=["asyncio", "uvloop"])
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
+    return "asyncio", request.param
+
+
+async def test_a_descriptor_rings_until_it_has_been_read() -> None:
+    reading, writing = os.pipe()
+    with Bell() as bell:
+        bell.watch(reading)
+        os.write(writing, b"x")
+        await bell.wait(60)
+        await bell.wait(60)
+        os.read(reading, 1)
+    os.close(reading)
+    os.close(writing)
+
+
+async def test_a_ring_by_hand_is_kept_for_the_next_wait() -> None:
+    bell = Bell()
+    bell.ring()
+    await bell.wait(60)
+    with anyio.move_on_after(0.05) as waited:
+        await bell.wait(60)
+    assert waited.cancelled_caught
+
+
+async def test_it_rings_when_the_time_is_up() -> None:
+    await Bell().wait(0.01)
