@@ -8,22 +8,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from runtime.config import DRAFT_ARCHITECTURE, FileRecord, LLMEngineRunnerConfig
-from runtime.engine_folder import EMBEDDING_FILE, ROPE_FILE, record_files
+from runtime.engine_folder import ANSWER_FILE, EMBEDDING_FILE, ROPE_FILE, record_files
 from runtime.errors import HearthError
 from runtime.export.checkpoint import Checkpoint
 from runtime.export.graph import Location
+from runtime.export.known_answer import known_answer
 from runtime.export.layout import EMBEDDING
 from runtime.export.model_config import ModelConfig
 from runtime.export.onnx_files import Build, write_onnx
 from runtime.export.options import ExportOptions
 from runtime.export.progress import Meter, Progress
 from runtime.export.rope import rope_tables
+from runtime.export.rounded_weights import RoundedWeights
 from runtime.export.tensorrt.options import PlanOptions
 from runtime.export.tensorrt.plan import build_or_fall_back
 from runtime.export.weights import Weights, row_pieces
 from runtime.export.writer import TensorPieces, write_safetensors
-from runtime.memory.sizes import projection_bytes
+from runtime.memory.sizes import projection_bytes, projection_elements
 from runtime.tensors.dtypes import numpy_dtype
 
 
@@ -109,6 +113,17 @@ def write_engine(
     if plan is None:
         return config
     return build_or_fall_back(folder, config, plan, write_graph, progress)
+
+
+def write_answer(
+    folder: Path, config: LLMEngineRunnerConfig, parts: EngineParts, progress: Progress | None
+) -> None:
+    """Compute and write what the engine has to answer."""
+    meter = Meter(progress, "answer", projection_elements(config) * 4)
+    weights = RoundedWeights(parts.checkpoint, config, meter.add)
+    answer = known_answer(parts.model, weights, config)
+    (folder / ANSWER_FILE).write_bytes(msgspec.json.encode(answer))
+    meter.finish()
 
 
 def record(folder: Path, progress: Progress | None) -> dict[str, FileRecord]:

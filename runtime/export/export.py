@@ -14,6 +14,7 @@ from runtime.export.engine_files import (
     EngineParts,
     fresh_folder,
     record,
+    write_answer,
     write_embedding,
     write_engine,
     write_rope,
@@ -59,6 +60,7 @@ def export_model(
         shared = 0 if table is None else table.length
         parts = EngineParts(model, checkpoint, build, shared)
         config = write_engine(folder, config, parts, options.plan, progress)
+        write_answer(folder, config, parts, progress)
         if draft is not None:
             draft.write(folder, config, progress)
         config = msgspec.structs.replace(config, files=record(folder, progress))

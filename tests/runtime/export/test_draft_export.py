@@ -8,6 +8,7 @@ from safetensors.numpy import load_file
 
 from runtime.config import BASE_CONFIG_FILE, CONFIG_FILE, DRAFT_CONFIG_FILE, load_config
 from runtime.engine_folder import (
+    ANSWER_FILE,
     DATA_FILE,
     DRAFT_FOLDER,
     MODEL_FILE,
@@ -39,7 +40,7 @@ def test_both_folders_are_complete_and_pass_their_own_check(tmp_path: Path) -> N
     assert not (target / CONFIG_FILE).exists()
     assert load_config(target) == config
     verify_folder(target, config, digests=True)
-    assert set(config.files) == {*REQUIRED_FILES, TEMPLATE_FILE}
+    assert set(config.files) == {*REQUIRED_FILES, TEMPLATE_FILE, ANSWER_FILE}
     draft = load_config(target / DRAFT_FOLDER)
     verify_folder(target / DRAFT_FOLDER, draft, digests=True)
     assert set(draft.files) == {MODEL_FILE, DATA_FILE, ROPE_FILE, VOCABULARY_FILE}

@@ -8,6 +8,7 @@ from safetensors.numpy import load_file
 
 from runtime.config import load_config
 from runtime.engine_folder import (
+    ANSWER_FILE,
     EMBEDDING_FILE,
     REQUIRED_FILES,
     ROPE_FILE,
@@ -26,7 +27,7 @@ def test_the_folder_is_complete_and_passes_its_own_check(tmp_path: Path) -> None
     config = export_model(reference_folder("qwen3"), tmp_path / "engine", ExportOptions())
     assert load_config(tmp_path / "engine") == config
     verify_folder(tmp_path / "engine", config, digests=True)
-    assert set(config.files) == {*REQUIRED_FILES, TEMPLATE_FILE}
+    assert set(config.files) == {*REQUIRED_FILES, TEMPLATE_FILE, ANSWER_FILE}
 
 
 def test_the_same_model_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -69,7 +70,7 @@ def test_progress_rises_to_the_end_of_every_stage(tmp_path: Path) -> None:
         ExportOptions(quantization="int4"),
         lambda stage, done, total: heard.setdefault(stage, []).append((done, total)),
     )
-    assert list(heard) == ["embedding", "weights", "digests"]
+    assert list(heard) == ["embedding", "weights", "answer", "digests"]
     for steps in heard.values():
         assert steps == sorted(steps)
         assert steps[0][0] == 0

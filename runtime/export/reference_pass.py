@@ -1,0 +1,104 @@
+"""What a model of the served family computes, from token ids to logits, in NumPy.
+
+This is the specification, to be read from top to bottom: the graphs of every dialect, and the
+engines that are built of them, compute the same. It knows no cache, no batch and no chunk; one
+sequence goes through the layers at once. T is its length, H the hidden size, D that of a head.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.export.layout import EMBEDDING, HEAD
+from runtime.export.model_config import ModelConfig
+from runtime.export.rope import rope_tables
+from runtime.export.rounded_weights import RoundedWeights
+
+Array = NDArray[np.float32]
+
+
+def reference_logits(
+    model: ModelConfig, weights: RoundedWeights, token_ids: Sequence[int]
+) -> Array:
+    """The logits [T, V] that rank the successor of each token, all computed in float32."""
+    rotary = rope_tables(model.rope, model.rotary_dim, len(token_ids))
+    x = weights.embed(EMBEDDING, token_ids)
+    for layer in range(model.num_layers):
+        name = f"model.layers.{layer}"
+        normal = normalise(x, weights.vector(f"{name}.input_layernorm.weight"), model)
+        x = x + attention(normal, model, weights, f"{name}.self_attn", rotary)
+        normal = normalise(x, weights.vector(f"{name}.post_attention_layernorm.weight"), model)
+        x = x + gated_mlp(normal, weights, f"{name}.mlp")
+    x = normalise(x, weights.vector("model.norm.weight"), model)
+    # A tied head is the embedding table, read the other way.
+    return weights.project(x, EMBEDDING if model.tied_head else HEAD)
+
+
+def normalise(x: Array, weight: Array, model: ModelConfig) -> Array:
+    """Divide by the root mean square over the last axis, and multiply by a weight.
+
+    Zhang and Sennrich, Root Mean Square Layer Normalization, 2019.
+    """
+    mean_square = np.mean(np.square(x), axis=-1, keepdims=True)
+    normal: Array = x / np.sqrt(mean_square + np.float32(model.rms_norm_eps)) * weight
+    return normal
+
+
+def attention(
+    x: Array, model: ModelConfig, weights: RoundedWeights, name: str, rotary: tuple[Array, Array]
+) -> Array:
+    """Causal attention of x [T, H]: each token sees itself and those before it.
+
+    Query heads share key and value heads in groups of neighbours (Ainslie et al., GQA, 2023).
+    """
+    q, k, v = (heads(x, model, weights, f"{name}.{kind}_proj") for kind in "qkv")
+    if model.qk_norm:
+        q = normalise(q, weights.vector(f"{name}.q_norm.weight"), model)
+        k = normalise(k, weights.vector(f"{name}.k_norm.weight"), model)
+    q, k = rotate(q, *rotary), rotate(k, *rotary)
+    group = model.num_attention_heads // model.num_kv_heads
+    k, v = np.repeat(k, group, axis=0), np.repeat(v, group, axis=0)
+    scores = q @ k.transpose(0, 2, 1) * np.float32(model.head_dim**-0.5)
+    later = np.triu(np.ones(scores.shape[1:], np.bool_), 1)
+    context = softmax(np.where(later, np.float32(-np.inf), scores)) @ v
+    joined = context.transpose(1, 0, 2).reshape(len(x), model.query_size)
+    return weights.project(joined, f"{name}.o_proj.weight")
+
+
+def heads(x: Array, model: ModelConfig, weights: RoundedWeights, name: str) -> Array:
+    """A projection of x [T, H], with its bias if the model has any, as heads [heads, T, D]."""
+    product = weights.project(x, f"{name}.weight")
+    if model.attention_bias:
+        product += weights.vector(f"{name}.bias")
+    parts: Array = product.reshape(len(x), -1, model.head_dim).transpose(1, 0, 2)
+    return parts
+
+
+def rotate(heads: Array, cos: Array, sin: Array) -> Array:
+    """Turn pairs of elements of each head [heads, T, D] by the angles of its position.
+
+    `cos` and `sin` [T, R / 2] turn the first R elements, element i with element i + R / 2; the
+    others stay. Su et al., RoFormer, 2021; the scalings of its angles are in `runtime.export.rope`.
+    """
+    half = cos.shape[1]
+    one, other, rest = np.split(heads, [half, 2 * half], axis=-1)
+    return np.concatenate((one * cos - other * sin, other * cos + one * sin, rest), axis=-1)
+
+
+def softmax(scores: Array) -> Array:
+    """Weights that add up to 1 over the last axis."""
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    shares: Array = powers / powers.sum(axis=-1, keepdims=True)
+    return shares
+
+
+def gated_mlp(x: Array, weights: RoundedWeights, name: str) -> Array:
+    """Two projections of x [T, H], one through SiLU as the gate of the other, and a third back.
+
+    Shazeer, GLU Variants Improve Transformer, 2020.
+    """
+    gate = weights.project(x, f"{name}.gate_proj.weight")
+    up = weights.project(x, f"{name}.up_proj.weight")
+    silu = gate / (1 + np.exp(-gate))
+    return weights.project(silu * up, f"{name}.down_proj.weight")

@@ -1,0 +1,98 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runtime.config import BASE_CONFIG_FILE, load_config
+from runtime.engine_folder import ANSWER_FILE, DRAFT_FOLDER
+from runtime.errors import HearthError
+from runtime.export import ExportOptions, export_model
+from runtime.export.checkpoint import Checkpoint
+from runtime.export.engine_config import engine_config
+from runtime.export.known_answer import known_answer
+from runtime.export.model_config import load_model_config
+from runtime.export.reference_pass import reference_logits
+from runtime.export.rounded_weights import RoundedWeights
+from runtime.known_answer import KnownAnswer, load_answer
+from tests.references import reference_folder
+from tests.runtime.conftest import EngineFolders
+from tests.runtime.export.hugging_face import change_tensors, copy_model
+
+
+def answer_of(folder: Path, options: ExportOptions | None = None) -> KnownAnswer:
+    model = load_model_config(folder)
+    config = engine_config(model, options or ExportOptions())
+    return known_answer(model, RoundedWeights(Checkpoint(folder), config), config)
+
+
+def test_the_answer_is_the_first_of_the_logits_and_its_lead() -> None:
+    folder = reference_folder("qwen3")
+    model = load_model_config(folder)
+    answer = answer_of(folder)
+    weights = RoundedWeights(Checkpoint(folder), engine_config(model, ExportOptions()))
+    logits = reference_logits(model, weights, answer.token_ids)
+    assert answer.best == tuple(logits.argmax(axis=1))
+    ranked = np.sort(logits, axis=1)
+    np.testing.assert_array_equal(answer.leads, ranked[:, -1] - ranked[:, -2])
+    assert answer.tolerance == pytest.approx(1e-3 * logits.std())
+
+
+def test_the_ids_are_many_and_from_all_over_the_vocabulary() -> None:
+    answer = answer_of(reference_folder("qwen3"))
+    assert len(set(answer.token_ids)) == 32
+    assert {token * 8 // 288 for token in answer.token_ids} == set(range(8))
+    assert len(set(answer.best)) > 8
+
+
+@pytest.mark.parametrize(
+    ("options", "share"),
+    [
+        (ExportOptions(dtype="float16"), 0.1),
+        (ExportOptions(quantization="int8"), 0.7),
+        (ExportOptions(dtype="float16", quantization="int4"), 0.7),
+    ],
+)
+def test_coarser_weights_may_be_further_off(options: ExportOptions, share: float) -> None:
+    exact, coarse = (
+        answer_of(reference_folder("llama"), one) for one in (ExportOptions(), options)
+    )
+    assert coarse.tolerance == pytest.approx(exact.tolerance * share / 1e-3, rel=0.05)
+    assert coarse.leads != exact.leads
+
+
+def test_ids_end_before_one_that_no_bias_forces(tmp_path: Path) -> None:
+    folder = copy_model("llama", tmp_path / "m")
+    whole = answer_of(folder)
+    unlikely = whole.token_ids[9]
+
+    def lift_all_others(tensors: dict[str, np.ndarray]) -> None:
+        tensors["lm_head.weight"] *= 20
+        tensors["lm_head.weight"][unlikely] *= 50
+
+    change_tensors(folder, lift_all_others)
+    ids = answer_of(folder).token_ids
+    assert 1 <= len(ids) < 32
+    assert ids == whole.token_ids[: len(ids)]
+
+
+def test_a_model_without_finite_numbers_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    folder = copy_model("llama", tmp_path / "m")
+    change_tensors(folder, lambda tensors: tensors["lm_head.weight"].fill(3e38))
+    with pytest.raises(HearthError, match="not finite") as caught:
+        export_model(folder, tmp_path / "engine", ExportOptions())
+    assert caught.value.code == "model_invalid"
+    assert not (tmp_path / "engine").exists()
+
+
+def test_a_folder_keeps_its_answer_beside_its_digest(engine_folders: EngineFolders) -> None:
+    folder = engine_folders("qwen3", "classic")
+    config = load_config(folder)
+    assert ANSWER_FILE in config.files
+    assert load_answer(folder, config) == answer_of(reference_folder("qwen3"))
+
+
+def test_a_base_has_an_answer_and_its_draft_has_none(tree_folders: EngineFolders) -> None:
+    folder = tree_folders("qwen3", "classic")
+    assert (folder / BASE_CONFIG_FILE).exists()
+    assert load_answer(folder, load_config(folder)) is not None
+    assert load_answer(folder / DRAFT_FOLDER, load_config(folder / DRAFT_FOLDER)) is None
