@@ -1,146 +1,40 @@
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 import structlog
-import zmq
 
 from actors import executor as executor_module
-from actors.executor import ExecutorActor
-from actors.mailbox import MailboxFull, Receiver, Sender
+from actors.mailbox import MailboxFull
 from actors.messages import (
     ActorProgress,
     BatchEnded,
     Cancel,
     Continuation,
-    ExecutorControl,
-    ExecutorMessage,
     ExecutorMetrics,
     Release,
-    RowsFailed,
-    RunBatch,
     Shutdown,
     Step,
-    SupervisorMessage,
-    TokenizerMessage,
 )
 from runtime.decoding.metrics import StageMetrics
 from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.errors import HearthError
 from runtime.request import RequestOptions, RowRequest
+from tests.actors.executor_house import House, open_house
 from tests.actors.fake_runtime import FakeRuntime
 
 
-@dataclass
-class House:
-    """The neighbours of one executor, which runs in a thread."""
-
-    work: Sender[ExecutorMessage]
-    control: Sender[ExecutorControl]
-    tokenizer: Receiver[TokenizerMessage]
-    supervisor: Receiver[SupervisorMessage]
-    runtime: FakeRuntime
-    actor: ExecutorActor
-    failures: list[Exception] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
-    ended: list[BatchEnded] = field(default_factory=list)
-    thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        def run() -> None:
-            try:
-                self.actor.run()
-            except HearthError as error:
-                self.failures.append(error)
-
-        self.thread = threading.Thread(target=run)
-        self.thread.start()
-
-    def run(self, number: int, *rows: tuple[int, RowRequest]) -> None:
-        self.work.post(RunBatch(number, dict(rows)))
-
-    def tokens(self) -> dict[int, list[int]]:
-        """All tokens by request until the batch has ended, in order."""
-        while self.hear(0.3) is not None:
-            pass
-        found: dict[int, list[int]] = {}
-        for step in self.steps:
-            for rid, token in zip(step.rids, step.tokens, strict=True):
-                found.setdefault(rid, []).append(token.token_id)
-        self.steps.clear()
-        return found
-
-    def hear(self, timeout_s: float) -> TokenizerMessage | None:
-        """The next message to the tokenizer; steps and ends of batches are kept too."""
-        message = self.tokenizer.wait(timeout_s)
-        if isinstance(message, Step):
-            self.steps.append(message)
-        elif isinstance(message, BatchEnded):
-            self.ended.append(message)
-        return message
-
-    def failed(self) -> RowsFailed:
-        while (message := self.hear(5)) is not None:
-            if isinstance(message, RowsFailed):
-                return message
-        raise AssertionError("no failure was told")
-
-    def batch_ended(self) -> BatchEnded:
-        while not self.ended:
-            assert self.hear(5) is not None
-        return self.ended.pop(0)
-
-    def join(self) -> None:
-        assert self.thread
-        self.thread.join(5)
-        assert not self.thread.is_alive()
+@pytest.fixture
+def runtime() -> FakeRuntime:
+    return FakeRuntime()
 
 
 @pytest.fixture
-def house() -> Iterator[House]:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-
-    def bind(name: str, kind: Any) -> Receiver[Any]:
-        return Receiver(context, [f"inproc://{name}"], kind, 1000)
-
-    def connect(name: str) -> Sender[Any]:
-        return Sender(context, f"inproc://{name}", 1000)
-
-    runtime = FakeRuntime()
-    to_supervisor = connect("supervisor")
-    actor = ExecutorActor(
-        name="executor-1",
-        inbox=bind("work", ExecutorMessage),
-        control=bind("control", ExecutorControl),
-        to_tokenizer=connect("tokenizer"),
-        to_supervisor=to_supervisor,
-        runtime=runtime,
-    )
-    made = House(
-        work=connect("work"),
-        control=connect("control"),
-        tokenizer=bind("tokenizer", TokenizerMessage),
-        supervisor=bind("supervisor", SupervisorMessage),
-        runtime=runtime,
-        actor=actor,
-    )
-    yield made
-    if made.thread is None:
-        made.start()
-    made.actor.stop()
-    with suppress(MailboxFull):  # it may have ended before
-        made.control.post(Shutdown())
-    made.join()
-    for mailbox in (made.work, made.control, made.tokenizer, made.supervisor):
-        mailbox.close()
-    to_supervisor.close()
-    context.term()
+def house(runtime: FakeRuntime) -> Iterator[House]:
+    with open_house(runtime) as made:
+        yield made
 
 
 def row(
@@ -150,7 +44,7 @@ def row(
     return rid, RowRequest(token_ids=[first, 2, *generated], prompt_length=2, options=options)
 
 
-def test_a_batch_runs_to_its_end(house: House) -> None:
+def test_a_batch_runs_to_its_end(house: House, runtime: FakeRuntime) -> None:
     house.run(1, row(7, 2), row(8, 3))
     house.start()
     first = house.tokenizer.wait(5)
@@ -159,7 +53,7 @@ def test_a_batch_runs_to_its_end(house: House) -> None:
     assert first.prefill_s is not None
     assert house.tokens() == {7: [101], 8: [101, 102]}
     assert house.batch_ended() == BatchEnded(1, [])
-    assert house.runtime.ended == 1
+    assert runtime.ended == 1
 
 
 def test_the_end_of_a_batch_comes_behind_its_tokens(house: House) -> None:
@@ -175,13 +69,13 @@ def test_a_continuation_goes_on(house: House) -> None:
     assert house.tokens() == {7: [102, 103, 104]}
 
 
-def test_cancel_between_steps_ends_one_row(house: House) -> None:
+def test_cancel_between_steps_ends_one_row(house: House, runtime: FakeRuntime) -> None:
     def before(step: int) -> None:
         if step == 3:
             house.control.post(Cancel(7))
             time.sleep(0.05)
 
-    house.runtime.before_step = before
+    runtime.before_step = before
     house.run(1, row(7, 50), row(8, 6))
     house.start()
     tokens = house.tokens()
@@ -190,7 +84,7 @@ def test_cancel_between_steps_ends_one_row(house: House) -> None:
     assert house.batch_ended().unfinished == []
 
 
-def test_a_cancel_that_overtakes_its_batch_is_kept(house: House) -> None:
+def test_a_cancel_that_overtakes_its_batch_is_kept(house: House, runtime: FakeRuntime) -> None:
     for rid in (7, 8):
         house.control.post(Cancel(rid))
     house.run(1, row(7))
@@ -199,7 +93,7 @@ def test_a_cancel_that_overtakes_its_batch_is_kept(house: House) -> None:
     assert house.batch_ended() == BatchEnded(1, [])
     assert house.batch_ended() == BatchEnded(2, [])
     assert house.tokens() == {9: [100, 101, 102]}
-    assert house.runtime.begun == [1]
+    assert runtime.begun == [1]
 
 
 def test_early_cancels_are_bounded(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,18 +105,18 @@ def test_early_cancels_are_bounded(house: House, monkeypatch: pytest.MonkeyPatch
     assert set(house.tokens()) == {1}
 
 
-def test_release_puts_rows_back_with_all_tokens(house: House) -> None:
+def test_release_puts_rows_back_with_all_tokens(house: House, runtime: FakeRuntime) -> None:
     def before(step: int) -> None:
         if step == 4:
             house.control.post(Release(1))
             time.sleep(0.05)
 
-    house.runtime.before_step = before
+    runtime.before_step = before
     house.run(1, row(7, 50, generated=[100]), row(8, 2))
     house.start()
     ended = house.batch_ended()
     assert ended.unfinished == [Continuation(7, [100, 101, 102, 103, 104])]
-    assert house.runtime.ended == 1
+    assert runtime.ended == 1
 
 
 def test_release_for_another_batch_is_ignored(house: House) -> None:
@@ -232,22 +126,22 @@ def test_release_for_another_batch_is_ignored(house: House) -> None:
     assert len(house.tokens()[7]) == 20
 
 
-def test_release_waits_until_the_prefill_is_paid(house: House) -> None:
+def test_release_waits_until_the_prefill_is_paid(house: House, runtime: FakeRuntime) -> None:
     house.control.post(Release(1))
-    house.runtime.before_step = lambda step: time.sleep(0.1 if step == 1 else 0.03)
+    runtime.before_step = lambda step: time.sleep(0.1 if step == 1 else 0.03)
     house.run(1, row(7, 50))
     house.start()
     (back,) = house.batch_ended().unfinished
     assert 4 <= len(back.generated) <= 6
 
 
-def test_a_row_that_cannot_be_served_fails_alone(house: House) -> None:
+def test_a_row_that_cannot_be_served_fails_alone(house: House, runtime: FakeRuntime) -> None:
     house.run(1, row(7), row(8, first=-1))
     house.start()
     failed = house.failed()
     assert (failed.rids, failed.code, failed.field) == ([8], "invalid_value", "token_ids")
     assert house.batch_ended() == BatchEnded(1, [])
-    assert house.runtime.begun == [1]
+    assert runtime.begun == [1]
 
 
 @pytest.mark.parametrize(
@@ -258,12 +152,14 @@ def test_a_row_that_cannot_be_served_fails_alone(house: House) -> None:
         (MemoryError(), "out_of_memory"),
     ],
 )
-def test_a_failing_step_ends_its_batch_only(house: House, raised: Exception, code: str) -> None:
+def test_a_failing_step_ends_its_batch_only(
+    house: House, runtime: FakeRuntime, raised: Exception, code: str
+) -> None:
     def before(step: int) -> None:
         if step == 2:
             raise raised
 
-    house.runtime.before_step = before
+    runtime.before_step = before
     with structlog.testing.capture_logs() as logs:
         house.run(1, row(7), row(8, 1))
         house.run(2, row(9))
@@ -276,11 +172,13 @@ def test_a_failing_step_ends_its_batch_only(house: House, raised: Exception, cod
     assert [line["event"] for line in logs] == ["a batch failed"]
 
 
-def test_a_lost_device_ends_the_executor_once_its_requests_are_answered(house: House) -> None:
+def test_a_lost_device_ends_the_executor_once_its_requests_are_answered(
+    house: House, runtime: FakeRuntime
+) -> None:
     def before(_step: int) -> None:
         raise HearthError("device_lost", "cuLaunchKernel: an illegal memory access")
 
-    house.runtime.before_step = before
+    runtime.before_step = before
     with structlog.testing.capture_logs():
         house.run(1, row(7), row(8))
         house.run(2, row(9))
@@ -293,11 +191,11 @@ def test_a_lost_device_ends_the_executor_once_its_requests_are_answered(house: H
     assert (failed.rids, failed.code) == ([7, 8], "executor_failed")
 
 
-def test_failures_in_a_row_end_the_executor(house: House) -> None:
+def test_failures_in_a_row_end_the_executor(house: House, runtime: FakeRuntime) -> None:
     def before(_step: int) -> None:
         raise RuntimeError("the context is poisoned")
 
-    house.runtime.before_step = before
+    runtime.before_step = before
     with structlog.testing.capture_logs():
         for number in (1, 2, 3):
             house.run(number, row(number))
@@ -309,12 +207,12 @@ def test_failures_in_a_row_end_the_executor(house: House) -> None:
     assert [house.failed().rids for _ in range(3)] == [[1], [2], [3]]
 
 
-def test_a_batch_that_works_forgives_earlier_failures(house: House) -> None:
+def test_a_batch_that_works_forgives_earlier_failures(house: House, runtime: FakeRuntime) -> None:
     def before(step: int) -> None:
         if step != 3:
             raise RuntimeError("it happens")
 
-    house.runtime.before_step = before
+    runtime.before_step = before
     with structlog.testing.capture_logs():
         for number in range(1, 6):
             house.run(number, row(number, 1))
@@ -336,8 +234,8 @@ def test_a_tokenizer_far_behind_ends_the_executor(
     assert isinstance(house.failures[0], MailboxFull)
 
 
-def test_shutdown_fails_what_runs_and_what_waits(house: House) -> None:
-    house.runtime.before_step = lambda _step: time.sleep(0.01)
+def test_shutdown_fails_what_runs_and_what_waits(house: House, runtime: FakeRuntime) -> None:
+    runtime.before_step = lambda _step: time.sleep(0.01)
     house.run(1, row(7, 10_000))
     house.run(2, row(8))
     house.start()
@@ -351,16 +249,16 @@ def test_shutdown_fails_what_runs_and_what_waits(house: House) -> None:
 
 
 def test_progress_is_told_while_idle_and_busy(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    house: House, runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executor_module, "PROGRESS_S", 0.05)
     house.start()
     idle = [house.supervisor.wait(2) for _ in range(3)]
     nothing = ExecutorMetrics(StageMetrics(), StageMetrics(), EagleGenerationMetrics())
     assert idle == [ActorProgress("executor-1", 0, busy=False, metrics=nothing)] * 3
-    house.runtime.before_step = lambda _step: time.sleep(0.01)
-    house.runtime.generation_metrics.record(5, 0.5)
-    house.runtime.speculation_metrics.rounds = 4
+    runtime.before_step = lambda _step: time.sleep(0.01)
+    runtime.generation_metrics.record(5, 0.5)
+    runtime.speculation_metrics.rounds = 4
     house.run(1, row(7, 60))
     house.batch_ended()
     told = []
