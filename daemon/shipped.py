@@ -6,10 +6,15 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from shutil import rmtree
 
-from runtime.config import BASE_CONFIG_FILE, CONFIG_FILE
+import click
+
+from runtime.config import CONFIG_FILE
+from runtime.decoding.deployment import load_deployment
 from runtime.errors import HearthError
 from runtime.onnx_runtime import installed_version
+from runtime.options import RuntimeOptions
 from runtime.version import VERSION
 
 Progress = Callable[[str, int, int], None]
@@ -44,7 +49,7 @@ def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
 def shipped_engine(
     source: Path, draft: Path, cache: Path, progress: Progress | None = None
 ) -> Path:
-    """The engine folder of `source` and `draft` in `cache`, exported when it is not there yet.
+    """The engine folder of `source` and `draft` in `cache`, exported unless it is there and whole.
 
     Its path carries a digest of both and of the versions of Hearth and ONNX Runtime, so a change
     of any of them gives a new folder. Processes that ask at the same time share one export.
@@ -58,12 +63,25 @@ def shipped_engine(
                 "engine",
             )
     target = cache / "engines" / _digest(source, draft) / source.name
-    if (target / BASE_CONFIG_FILE).is_file():
+    if _fault(target) is None:
         return target
     with _locked(cache):
-        if not (target / BASE_CONFIG_FILE).is_file():
+        fault = _fault(target)
+        if fault is not None:
+            if target.exists():
+                click.echo(f"the engine of the shipped model is built again: {fault}", err=True)
+                rmtree(target)
             _export(source, draft, target, progress)
     return target
+
+
+def _fault(folder: Path) -> str | None:
+    """What is wrong with an engine folder, every byte of it considered."""
+    try:
+        load_deployment(folder, RuntimeOptions())
+    except HearthError as error:
+        return error.message.partition(": export")[0]
+    return None
 
 
 def _export(source: Path, draft: Path, target: Path, progress: Progress | None) -> None:

@@ -168,13 +168,14 @@ def config_file(config: LLMEngineRunnerConfig) -> str:
 
 def load_config(folder: Path) -> LLMEngineRunnerConfig:
     """Read the configuration of an engine folder; raises `engine_missing` when there is none."""
-    names = (name for name in CONFIG_FILES if (folder / name).exists())
-    path = folder / next(names, CONFIG_FILE)
     try:
-        data = path.read_bytes()
+        for path in (folder / name for name in CONFIG_FILES):
+            if path.exists():
+                return parse_config(path.read_bytes(), str(path))
+        what = f"{folder} is not an engine folder" if folder.exists() else f"there is no {folder}"
     except OSError as error:
-        raise HearthError("engine_missing", f"no engine folder at {folder}", str(path)) from error
-    return parse_config(data, str(path))
+        what = f"{error.filename or folder} cannot be read ({error.strerror})"
+    raise HearthError("engine_missing", what, "engine")
 
 
 _POSITIVE = (

@@ -1,6 +1,8 @@
 """The files of an engine folder: their names, their digests and the check before they are used."""
 
+import errno
 import hashlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,8 +28,6 @@ VOCABULARY_FILE = "vocabulary.safetensors"
 """A draft's own vocabulary: the token of each of its ids."""
 DRAFT_FOLDER = "draft"
 """The engine folder of a draft, inside that of its base."""
-DRAFT_FOLDER = "draft"
-"""The folder of the draft engine inside that of its base."""
 TOKENIZER_FILE = "tokenizer.json"
 TEMPLATE_FILE = "chat_template.jinja"
 # A folder without a chat template serves raw prompts alone; all else must be there.
@@ -59,7 +59,8 @@ def verify_folder(folder: Path, config: LLMEngineRunnerConfig, *, digests: bool)
     """Compare the files with the records in the configuration.
 
     Checks presence and size, and with `digests` every byte. Raises `engine_corrupt` naming the
-    file that is missing, not recorded, of another size or changed.
+    file that is missing, not recorded, of another size or changed, and `engine_missing` for one
+    that may not be read.
     """
     for name in _required(config):
         if name not in config.files:
@@ -68,12 +69,24 @@ def verify_folder(folder: Path, config: LLMEngineRunnerConfig, *, digests: bool)
         path = folder / name
         if path.name != name:
             raise _corrupt(name, "lies outside the engine folder")
-        if not path.is_file():
-            raise _corrupt(name, "is missing")
-        if path.stat().st_size != record.bytes:
-            raise _corrupt(name, f"has {path.stat().st_size} bytes instead of {record.bytes}")
-        if digests and _digest(path) != record.sha256:
-            raise _corrupt(name, "was changed after the export")
+        try:
+            _compare(path, record, digests=digests)
+        except OSError as error:
+            raise HearthError(
+                "engine_missing", f"{path} cannot be read ({error.strerror})", name
+            ) from error
+
+
+def _compare(path: Path, record: FileRecord, *, digests: bool) -> None:
+    if not path.is_file():
+        raise _corrupt(path.name, "is missing")
+    size = path.stat().st_size
+    if size != record.bytes:
+        raise _corrupt(path.name, f"has {size} bytes instead of {record.bytes}")
+    if not os.access(path, os.R_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    if digests and _digest(path) != record.sha256:
+        raise _corrupt(path.name, "was changed after the export")
 
 
 def _required(config: LLMEngineRunnerConfig) -> Iterator[str]:

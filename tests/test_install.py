@@ -16,6 +16,8 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
+# Found once: its search is not safe in threads.
+UV = find_uv_bin()
 PYTHONS = ("3.10", "3.11", "3.12")
 FOR_WORK_ON_HEARTH = {"bench", "dev", "reference"}
 STUBS = re.compile(r"^tensorrt((-lean|-rtx)?(-cu\d+)?|-cu\d+-libs)==")
@@ -64,7 +66,7 @@ def resolve(cell: Cell) -> Answer:
     platform = ["--python-platform", cell.platform, "--python-version", cell.python]
     quiet = ["--no-config", "--no-python-downloads", "--no-header", "--no-annotate"]
     done = subprocess.run(
-        [find_uv_bin(), "pip", "compile", *quiet, "--only-binary", ":all:", *platform, "-"],
+        [UV, "pip", "compile", *quiet, "--only-binary", ":all:", *platform, "-"],
         input=requirements(cell.extra),
         capture_output=True,
         text=True,

@@ -1,9 +1,11 @@
 import readline
 import signal
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Timer
 from types import FrameType
 from typing import Any
 
@@ -14,11 +16,14 @@ from hearth_client.errors import HearthClientError
 from daemon.cli.clients import connected
 from daemon.cli.console import err, out, printable
 from daemon.cli.conversation import Conversation
-from daemon.cli.errors import FAILED
+from daemon.cli.errors import FAILED, Failure, wrong_usage
 from daemon.cli.options import socket_option, speculation_option
 from daemon.example_home import EXAMPLE_HOME
+from runtime.request import RequestOptions, check_options
 
 # Between \001 and \002 stands what takes no room on the screen: readline counts columns.
+_PATIENCE_S = 1.5
+"""How long a reply may let wait for its first word before that is told."""
 _PLAIN_PROMPT = "you> "
 _PROMPT = "\001\033[36m\002you>\001\033[0m\002 "
 
@@ -27,15 +32,9 @@ _PROMPT = "\001\033[36m\002you>\001\033[0m\002 "
 @socket_option
 @click.option("--system", metavar="TEXT", help="The system message.")
 @click.option("--example", is_flag=True, help="Take an example home as the system message.")
-@click.option("--max-tokens", type=click.IntRange(1, 1 << 20), default=256, show_default=True)
-@click.option(
-    "--temperature",
-    type=click.FloatRange(0, 100),
-    default=0.0,
-    show_default=True,
-    help="0 is greedy.",
-)
-@click.option("--seed", type=click.IntRange(0, (1 << 63) - 1), help="Same seed, same text.")
+@click.option("--max-tokens", type=click.IntRange(1, 1 << 20), help="Default: what fits.")
+@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--seed", type=int, help="Same seed, same text.")
 @speculation_option
 def chat(socket: str | None, *, system: str | None, example: bool, **options: Any) -> int:
     """Talk to a running daemon.
@@ -46,6 +45,8 @@ def chat(socket: str | None, *, system: str | None, example: bool, **options: An
     """
     if example and system is not None:
         raise click.UsageError("--example and --system exclude each other")
+    with wrong_usage():
+        check_options(RequestOptions(**options))
     conversation = Conversation(EXAMPLE_HOME if example else system)
     typed = sys.stdin.isatty()
     with connected(socket) as client:
@@ -92,20 +93,25 @@ def _prompt() -> str:
 
 def _ask(prompt: str) -> str | None:
     try:
-        return input(prompt)
+        line = input(prompt)
+        line.encode()  # In some locales what is no text is let through in disguise.
     except EOFError:
         return None
     except KeyboardInterrupt:
         err().print("\n[dim]Ctrl-D leaves[/]")
         return ""
+    except (UnicodeDecodeError, UnicodeEncodeError) as error:
+        raise Failure(f"the input is not {error.encoding} text: convert it first") from error
+    return line
 
 
 def _answer(client: Client, conversation: Conversation, text: str, options: dict[str, Any]) -> bool:
     began = time.monotonic()
     try:
-        generation = client.generate(messages=conversation.messages(text), **options)
-        with _interrupt_cancels(generation):
-            first = _stream(generation)
+        with _keys_kept_back(), _waiting_told() as told:
+            generation = client.generate(messages=conversation.messages(text), **options)
+            with _interrupt_cancels(generation):
+                first = _stream(generation, told)
     except HearthClientError as error:
         err().print(str(error), style="red", markup=False)
         return False
@@ -114,15 +120,48 @@ def _answer(client: Client, conversation: Conversation, text: str, options: dict
     return True
 
 
-def _stream(generation: Generation) -> float:
+def _stream(generation: Generation, told: Timer) -> float:
     """Print the reply as it arrives; returns when its first part came."""
     first, screen = 0.0, out()
-    for delta in generation:
-        first = first or time.monotonic()
-        screen.print(printable(delta.text), end="", markup=False)
-        sys.stdout.flush()
+    try:
+        for delta in generation:
+            told.cancel()
+            first = first or time.monotonic()
+            screen.print(printable(delta.text), end="", markup=False)
+            sys.stdout.flush()
+    except HearthClientError:
+        if first:  # What is said next is no part of the reply.
+            screen.print()
+        raise
     screen.print()
     return first or time.monotonic()
+
+
+@contextmanager
+def _waiting_told() -> Iterator[Timer]:
+    """Say that the daemon is waited for, unless the timer is cancelled before."""
+    words = ("waiting for the daemon",)
+    timer = Timer(_PATIENCE_S, err().print, words, {"style": "dim"})
+    timer.start()
+    try:
+        yield timer
+    finally:
+        timer.cancel()
+
+
+@contextmanager
+def _keys_kept_back() -> Iterator[None]:
+    """Keys that are typed meanwhile wait for the next prompt: shown, they were in the reply."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    silent = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+    termios.tcsetattr(sys.stdin, termios.TCSANOW, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
 
 
 @contextmanager
@@ -146,8 +185,8 @@ def _figures(generation: Generation, began: float, first: float) -> str:
         return ""
     tokens = done.usage.completion_tokens
     speed = (tokens - 1) / max(time.monotonic() - first, 1e-9)
-    cancelled = "cancelled, " if done.reason == "cancelled" else ""
-    figures = f"{cancelled}{tokens} tokens, first after {(first - began) * 1000:.0f} ms"
+    ended = {"cancelled": "cancelled, ", "length": "cut at "}.get(done.reason, "")
+    figures = f"{ended}{tokens} tokens, first after {(first - began) * 1000:.0f} ms"
     if tokens > 1:
         figures += f", {speed:.0f} tokens/s"
     if done.speculation is not None:

@@ -5,7 +5,8 @@ from typing import Literal
 Turn = dict[str, str]
 Action = Literal["say", "show", "leave"]
 
-HELP = """/system TEXT  set the system message and start again
+HELP = """/system TEXT  set the system message and start again; - for none
+/system       show it
 /reset        forget the conversation
 /help         this list
 /exit         leave, as Ctrl-D does
@@ -45,9 +46,11 @@ class Conversation:
         return "show", f"there is no command {word}: /help lists them"
 
     def _set_system(self, text: str) -> str:
-        self._turns.clear()
-        self._system = text or None
-        return "the system message is set" if text else "there is no system message now"
+        if text:
+            self._turns.clear()
+            self._system = None if text == "-" else text
+            return "the system message is set" if self._system else "there is none now"
+        return self._system or "there is no system message"
 
 
 def _turn(role: str, content: str) -> Turn:

@@ -58,7 +58,7 @@ draft_options = with_options(_OPTIONS)
 def take_draft(options: dict[str, Any]) -> Any:
     """Remove the draft's options from `options`; the `DraftOptions`, or None without a draft.
 
-    Raises `unsupported_option` naming an option that was given without a draft.
+    Raises `click.UsageError` naming an option that was given without a draft.
     """
     from runtime.export import DraftOptions  # noqa: PLC0415 - slow import
 

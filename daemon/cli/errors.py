@@ -1,8 +1,11 @@
 """How failures reach the user: one line on standard error, and an exit code."""
 
 import os
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import NoReturn
 
 import click
@@ -19,6 +22,19 @@ class Failure(click.ClickException):
     """A failure with a message of one line that says what to do next."""
 
     exit_code = FAILED
+
+
+class Terminated(BaseException):
+    """SIGTERM came: what was begun is undone before the program ends by it."""
+
+
+@contextmanager
+def wrong_usage() -> Iterator[None]:
+    """What the block refuses is wrong usage, whatever engine, files and daemon there are."""
+    try:
+        yield
+    except HearthError as error:
+        raise click.UsageError(error.message) from error
 
 
 def exit_code_of(error: BaseException) -> int | None:
@@ -56,14 +72,28 @@ def _system_line(error: OSError) -> str:
 
 
 def run_and_exit(work: Callable[[], object]) -> NoReturn:
-    """Run `work` and end the program: with the number that it returns, or as its failure asks."""
+    """Run `work` and end the program: with the number that it returns, or as its failure asks.
+
+    SIGTERM ends it as that signal does, once nothing is left half done.
+    """
     keep_to_this_machine(os.environ)
+    before = signal.signal(signal.SIGTERM, _terminate)
     try:
         result = work()
+    except Terminated:
+        signal.raise_signal(signal.SIGTERM)
+        raise
     except (Exception, KeyboardInterrupt) as error:
         code = exit_code_of(error)
         if code is None:
             raise
         report(error)
         sys.exit(code)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     sys.exit(result if isinstance(result, int) else 0)
+
+
+def _terminate(_number: int, _frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    raise Terminated

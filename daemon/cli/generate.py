@@ -6,7 +6,7 @@ import msgspec
 from msgspec import structs
 
 from daemon.cli.console import err, out, printable, progress_bar
-from daemon.cli.errors import FAILED
+from daemon.cli.errors import FAILED, wrong_usage
 from daemon.cli.options import json_option, speculation_option
 from daemon.cli.prompts import encode_prompt, parse_ids, read_prompts
 from daemon.shipped import engine_folder
@@ -18,6 +18,7 @@ from runtime.request import (
     GenerationResponse,
     RequestOptions,
     RowRequest,
+    check_options,
 )
 from runtime.text import Tokenizer
 
@@ -32,7 +33,7 @@ _SAMPLING = (
     ("--presence-penalty", float, 0.0, "Lower the scores of tokens generated before."),
     ("--frequency-penalty", float, 0.0, "Lower them by how often they were generated."),
     ("--seed", int, 0, "Same seed, same text."),
-    ("--logprobs", click.IntRange(min=0), 0, "Likely alternatives to report for each token."),
+    ("--logprobs", int, 0, "Likely alternatives to report for each token."),
 )
 
 
@@ -82,6 +83,9 @@ def generate(
         raise click.UsageError("--system needs --chat")
     if ids and chat:
         raise click.UsageError("--ids are no message: leave --chat out")
+    asked = RequestOptions(speculation=speculation, **options)
+    with wrong_usage():
+        check_options(asked)
     prompts = read_prompts(texts, ids, file)
     with progress_bar() as progress:
         folder = engine_folder(engine, progress)
@@ -93,15 +97,13 @@ def generate(
         tokenizer = Tokenizer.open(folder)
         token_ids = [encode_prompt(p, tokenizer, chat=chat, system=system) for p in prompts]
         show = _print_json if as_json else _print_text
-        options["speculation"] = speculation
-        rows = _rows(token_ids, options, runtime.capacity)
+        rows = _rows(token_ids, asked, runtime.capacity)
         return _run(runtime, tokenizer, rows, show)
     finally:
         runtime.close()
 
 
-def _rows(prompts: list[list[int]], options: dict[str, Any], capacity: int) -> list[RowRequest]:
-    asked = RequestOptions(**options)
+def _rows(prompts: list[list[int]], asked: RequestOptions, capacity: int) -> list[RowRequest]:
     rows = []
     for ids in prompts:
         most = asked.max_tokens or max(1, min(_MAX_TOKENS, capacity - len(ids)))

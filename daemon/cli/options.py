@@ -6,9 +6,9 @@ from typing import Any, TypeVar
 
 import click
 
+from daemon.cli.errors import wrong_usage
 from daemon.configuration.settings import FIELDS, Settings, check_flags, load_settings
 from daemon.configuration.words import description, shown
-from runtime.errors import HearthError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -39,11 +39,10 @@ def with_options(
 
 
 def refuse_without(owner: str, given: Mapping[str, Any]) -> None:
-    """Raise `unsupported_option` for the first of `given` that has a value: it is for `owner`."""
+    """Raise `click.UsageError` for the first of `given` that has a value: it is for `owner`."""
     for name, value in given.items():
         if value is not None:
-            flag = name.replace("_", "-")
-            raise HearthError("unsupported_option", f"--{flag} is for {owner}", name)
+            raise click.UsageError(f"--{name.replace('_', '-')} is for {owner}")
 
 
 def settings_options(*names: str) -> Callable[[Command], Command]:
@@ -68,10 +67,8 @@ def settings_from(config: Path | None, flags: dict[str, Any]) -> Settings:
 
     Raises `click.UsageError` for a wrong flag and `HearthError` for a wrong file or variable.
     """
-    try:
+    with wrong_usage():
         check_flags(flags)
-    except HearthError as error:
-        raise click.UsageError(error.message) from error
     return load_settings(config, flags=flags)
 
 

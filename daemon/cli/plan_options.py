@@ -55,7 +55,7 @@ plan_options = with_options(_OPTIONS)
 def take_plan(options: dict[str, Any]) -> Any:
     """Remove the plan's options from `options`; the `PlanOptions`, or None for ONNX Runtime.
 
-    Raises `unsupported_option` naming an option that was given without a plan.
+    Raises `click.UsageError` naming an option that was given without a plan.
     """
     from runtime.export.tensorrt.options import (  # noqa: PLC0415 - slow import
         PlanOptions,

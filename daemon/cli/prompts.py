@@ -44,9 +44,11 @@ def read_prompts(
 
 def _lines(file: TextIO) -> list[str]:
     try:
-        return [line.rstrip("\r\n") for line in file if line.strip()]
-    except UnicodeDecodeError as error:
+        lines = [line.rstrip("\r\n") for line in file if line.strip()]
+        "".join(lines).encode()  # In some locales what is no text is let through in disguise.
+    except (UnicodeDecodeError, UnicodeEncodeError) as error:
         raise Failure(f"{file.name} is not {error.encoding} text: convert it first") from error
+    return lines
 
 
 def encode_prompt(

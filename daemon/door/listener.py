@@ -114,8 +114,12 @@ def _take_lock(path: Path) -> int:
         holder = os.pread(lock, 32, 0).decode("ascii", "replace").strip()
         os.close(lock)
         raise _running(path, f"process {holder}" if holder else "another process") from error
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    try:
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    except OSError as error:
+        os.close(lock)
+        raise _unusable(f"cannot write {name} ({os.strerror(error.errno or 0)})") from error
     return lock
 
 

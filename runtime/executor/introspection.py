@@ -19,9 +19,9 @@ def check_bindings(io_tensors: Sequence[IOTensor], registry: TensorRegistry) -> 
         if tensor.direction != spec.direction:
             raise _mismatch(spec.name, f"is an {tensor.direction}, not an {spec.direction}")
         if tensor.dtype != spec.dtype:
-            raise _mismatch(spec.name, f"is {tensor.dtype}, config.json says {spec.dtype}")
+            raise _mismatch(spec.name, f"is {tensor.dtype} instead of {spec.dtype}")
         if not _same_sizes(tensor, spec):
-            raise _mismatch(spec.name, f"has shape {tensor.shape}, config.json says {spec.shape}")
+            raise _mismatch(spec.name, f"has shape {tensor.shape} instead of {spec.shape}")
 
 
 def _same_sizes(tensor: IOTensor, spec: TensorSpec) -> bool:

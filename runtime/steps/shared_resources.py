@@ -88,7 +88,7 @@ def _load_embedding(config: LLMEngineRunnerConfig, folder: Path) -> NDArray[Any]
     if table.shape != (config.vocab_size, config.hidden_size):
         raise HearthError(
             "engine_corrupt",
-            f"{EMBEDDING_FILE} has shape {table.shape}, config.json says "
+            f"{EMBEDDING_FILE} has shape {table.shape}, the configuration says "
             f"{(config.vocab_size, config.hidden_size)}",
             EMBEDDING_FILE,
         )

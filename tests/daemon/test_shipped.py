@@ -1,3 +1,4 @@
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -7,8 +8,10 @@ import pytest
 
 from daemon import shipped
 from daemon.shipped import cache_folder, engine_folder, shipped_engine
+from runtime.decoding.deployment import load_deployment
 from runtime.errors import HearthError
 from runtime.export import ExportOptions
+from runtime.options import RuntimeOptions
 
 
 @pytest.fixture
@@ -30,8 +33,9 @@ def model(folder: Path) -> Path:
 
 @pytest.fixture
 def exports(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """An exporter that only makes the folder, after a moment."""
+    """An exporter that only makes the folder, after a moment; what it made counts as whole."""
     made: list[Path] = []
+    monkeypatch.setattr(shipped, "_fault", lambda folder: None if folder in made else "missing")
 
     def export(_source: Path, target: Path, options: ExportOptions, _progress: object) -> Any:
         time.sleep(0.05)
@@ -96,6 +100,30 @@ def test_two_that_ask_at_once_share_one_export(
     for thread in threads:
         thread.join()
     assert len(exports) == 1
+
+
+@pytest.mark.parametrize("harm", ["cut", "changed", "unreadable configuration", "no draft"])
+def test_a_damaged_engine_is_built_again_and_that_is_said_in_one_line(
+    tmp_path: Path, harm: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shipped_engine(shipped.SOURCE, shipped.DRAFT, tmp_path)
+    assert shipped_engine(shipped.SOURCE, shipped.DRAFT, tmp_path) == folder
+    assert capsys.readouterr().err == ""
+    data = folder / "model.onnx.data"
+    if harm == "cut":
+        data.write_bytes(data.read_bytes()[:-1])
+    elif harm == "changed":
+        data.write_bytes(data.read_bytes()[:-1] + b"?")
+    elif harm == "unreadable configuration":
+        (folder / "base_config.json").write_text("{")
+    else:
+        shutil.rmtree(folder / "draft")
+    assert shipped_engine(shipped.SOURCE, shipped.DRAFT, tmp_path) == folder
+    said = capsys.readouterr().err
+    assert said.startswith("the engine of the shipped model is built again: ")
+    assert said.count("\n") == 1
+    assert "export the model" not in said
+    load_deployment(folder, RuntimeOptions())
 
 
 @pytest.mark.parametrize("absent", ["home", "home-draft"])

@@ -208,7 +208,7 @@ def test_a_folder_without_configuration_is_missing(tmp_path: Path) -> None:
     with pytest.raises(HearthError) as caught:
         load_config(tmp_path)
     assert caught.value.code == "engine_missing"
-    assert caught.value.field == str(tmp_path / CONFIG_FILE)
+    assert caught.value.field == "engine"
 
 
 @given(st.binary(max_size=200) | st.just(b"[" * 100_000))
@@ -226,3 +226,16 @@ def test_a_damaged_configuration_is_read_or_refused(data: st.DataObject) -> None
         parse_config(bytes(encoded))
     except HearthError as error:
         assert error.code in {"engine_corrupt", "engine_incompatible"}  # noqa: PT017
+
+
+def test_a_folder_that_is_none_of_ours_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    with pytest.raises(HearthError, match=f"{tmp_path} is not an engine folder"):
+        load_config(tmp_path)
+    with pytest.raises(HearthError, match=f"there is no {tmp_path / 'none'}"):
+        load_config(tmp_path / "none")
+
+
+def test_a_configuration_that_cannot_be_read_is_named_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / BASE_CONFIG_FILE).mkdir()
+    with pytest.raises(HearthError, match=r"base_config\.json cannot be read \(Is a directory\)"):
+        load_config(tmp_path)

@@ -1,4 +1,5 @@
 import hashlib
+import os
 from pathlib import Path
 
 import msgspec
@@ -140,3 +141,15 @@ def test_the_folder_of_a_draft_is_none_of_the_files(
 def test_a_simulated_engine_needs_no_files(tmp_path: Path) -> None:
     simulated = msgspec.structs.replace(small_config(), backend="simulated", files={})
     verify_folder(tmp_path, simulated, digests=True)
+
+
+@pytest.mark.parametrize("digests", [True, False])
+def test_a_file_that_may_not_be_read_is_named(
+    folder: Path, config: LLMEngineRunnerConfig, monkeypatch: pytest.MonkeyPatch, *, digests: bool
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, _mode: path.name != MODEL_FILE)
+    with pytest.raises(
+        HearthError, match=r"model.onnx cannot be read \(Permission denied\)"
+    ) as told:
+        verify_folder(folder, config, digests=digests)
+    assert (told.value.code, told.value.field) == ("engine_missing", MODEL_FILE)

@@ -18,7 +18,7 @@ def check_plan(
     """
     plan = config.plan
     if plan is None:
-        raise HearthError("engine_corrupt", "config.json does not say what built the plan", "plan")
+        raise HearthError("engine_corrupt", "nothing says what built the plan", "plan")
     if not _readable(plan, version):
         also = " or newer" if plan.version_compatible else ""
         raise _rebuild(

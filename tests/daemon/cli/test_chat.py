@@ -1,5 +1,8 @@
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -7,7 +10,7 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner, Result
-from hearth_client import Delta, Done, PromptTooLong, Speculation, Usage
+from hearth_client import ConnectionLost, Delta, Done, PromptTooLong, Speculation, Usage
 from hearth_client.protocol import Reason
 
 from daemon.cli import chat as module
@@ -20,6 +23,8 @@ class FakeGeneration:
     def __init__(self, words: list[str]) -> None:
         self.done: Done | None = None
         self.interrupt_after: int | None = None
+        self.lost_after: int | None = None
+        self.reason: Reason = "stop"
         self.speculation: Speculation | None = None
         self._words = words
         self._said: list[str] = []
@@ -31,9 +36,11 @@ class FakeGeneration:
                 break
             self._said.append(word)
             yield Delta(id="1", seq=number, text=word, tokens=[number])
+            if self.lost_after == number:
+                raise ConnectionLost("the daemon closed the connection")
             if number == self.interrupt_after:
                 os.kill(os.getpid(), signal.SIGINT)
-        reason: Reason = "cancelled" if self._cancelled else "stop"
+        reason = "cancelled" if self._cancelled else self.reason
         usage = Usage(prompt_tokens=3, completion_tokens=len(self._said))
         self.done = Done(id="1", reason=reason, usage=usage, speculation=self.speculation)
 
@@ -49,12 +56,17 @@ class FakeClient:
         self.asked: list[dict[str, Any]] = []
         self.interrupt_after: int | None = None
         self.error: Exception | None = None
+        self.lost_after: int | None = None
+        self.reason: Reason = "stop"
+        self.silence_s = 0.0
 
     def generate(self, **request: Any) -> FakeGeneration:
         self.asked.append(request)
         if self.error is not None:
             raise self.error
+        time.sleep(self.silence_s)
         generation = FakeGeneration(["It ", "is ", "on."])
+        generation.lost_after, generation.reason = self.lost_after, self.reason
         generation.interrupt_after = self.interrupt_after
         if request["speculation"]:
             generation.speculation = Speculation(rounds=2, drafted=8, accepted=5, accept_length=2.5)
@@ -132,6 +144,63 @@ def test_a_refused_request_is_one_line_and_the_chat_goes_on(client: FakeClient) 
     assert result.return_value == 1
 
 
+def test_an_error_stands_on_a_line_of_its_own(client: FakeClient) -> None:
+    client.lost_after = 1
+    result = chat("one\n")
+    assert result.stdout == "It is \n"
+    assert "the daemon closed the connection" in result.stderr
+
+
+def test_a_reply_that_was_cut_says_so(client: FakeClient) -> None:
+    assert "cut" not in chat("one\n").stderr
+    client.reason = "length"
+    assert "cut at 3 tokens" in chat("one\n", "--max-tokens", "3").stderr
+
+
+def test_who_waits_for_the_daemon_is_told(
+    client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "waiting" not in chat("one\n").stderr
+    monkeypatch.setattr(module, "_PATIENCE_S", 0.0)
+    client.silence_s = 0.3
+    assert "waiting for the daemon\n" in chat("one\n").stderr
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_what_is_no_text_is_reported_as_it_is_of_a_file(errors: str) -> None:
+    program = [sys.executable, "-c", "from daemon.cli.chat import _ask; _ask('')"]
+    environ = {**os.environ, "PYTHONIOENCODING": f"utf-8:{errors}"}
+    done = subprocess.run(program, input=b"\xff\n", capture_output=True, check=False, env=environ)
+    assert done.stderr.endswith(b"Failure: the input is not utf-8 text: convert it first\n")
+
+
+def test_keys_that_are_typed_during_a_reply_are_not_shown_in_it() -> None:
+    code = """
+import sys
+from daemon.cli.chat import _keys_kept_back
+with _keys_kept_back():
+    print("reply", flush=True)
+    sys.stdin.readline()
+print("prompt", flush=True)
+sys.stdin.readline()
+"""
+    master, terminal = os.openpty()
+    with (
+        os.fdopen(terminal, "rb", buffering=0) as stdin,
+        os.fdopen(master, "r+b", buffering=0) as keyboard,
+        subprocess.Popen(
+            [sys.executable, "-c", code], stdin=stdin, stdout=subprocess.PIPE
+        ) as program,
+    ):
+        assert program.stdout is not None
+        assert program.stdout.readline() == b"reply\n"
+        keyboard.write(b"early\n")
+        assert program.stdout.readline() == b"prompt\n"
+        keyboard.write(b"late\n")
+        assert program.wait(20) == 0
+        assert keyboard.read(100) == b"late\r\n"
+
+
 def test_a_pipe_whose_lines_all_had_an_answer_ends_with_0(client: FakeClient) -> None:
     assert chat("one\n/help\ntwo\n").return_value == 0
     assert len(client.asked) == 2
@@ -139,12 +208,17 @@ def test_a_pipe_whose_lines_all_had_an_answer_ends_with_0(client: FakeClient) ->
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--temperature", "101"), ("--seed", str(1 << 63)), ("--max-tokens", str((1 << 20) + 1))],
+    [
+        ("--temperature", "101"),
+        ("--temperature", "nan"),
+        ("--seed", str(1 << 63)),
+        ("--max-tokens", str((1 << 20) + 1)),
+    ],
 )
 def test_values_that_no_daemon_takes_are_wrong_usage(
     client: FakeClient, arguments: tuple[str, str]
 ) -> None:
-    with pytest.raises(click.BadParameter, match="not in the range"):
+    with pytest.raises(click.UsageError, match=r"at most|not in the range"):
         chat("one\n", *arguments)
     assert client.asked == []
 

@@ -36,8 +36,16 @@ def test_system_starts_again_with_another_message() -> None:
     conversation.add("a", "b")
     conversation.command("/system  be a pirate ")
     assert contents(conversation) == ["be a pirate", "next"]
-    conversation.command("/system")
+    conversation.command("/system -")
     assert contents(conversation) == ["next"]
+
+
+def test_system_alone_shows_the_message_and_leaves_it() -> None:
+    conversation = Conversation("be brief")
+    conversation.add("a", "b")
+    assert conversation.command("/system") == ("show", "be brief")
+    assert contents(conversation) == ["be brief", "a", "b", "next"]
+    assert Conversation().command("/system") == ("show", "there is no system message")
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,6 @@ def test_without_json_the_text_is_on_standard_output_and_the_rest_is_not(
     [
         (("--ids", "1,2", "--max-tokens", "100"), "max_tokens"),
         (("--ids", "100000"), "token_ids"),
-        (("--ids", "1", "--top-p", "2"), "top_p"),
         (("--ids", "1", "--max-batch", "5"), "max_batch"),
     ],
 )
@@ -113,6 +112,22 @@ def test_what_cannot_be_served_is_refused_by_name(
     with pytest.raises(HearthError) as caught:
         run(str(tiny_engine), *arguments)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--top-p", "7"),
+        ("--temperature", "nan"),
+        ("--temperature", "inf"),
+        ("--seed", str(1 << 63)),
+        ("--logprobs", "21"),
+    ],
+)
+def test_what_no_engine_takes_is_wrong_usage(tmp_path: Path, option: tuple[str, str]) -> None:
+    result = CliRunner().invoke(generate, [str(tmp_path), "--ids", "1", *option])
+    assert result.exit_code == 2
+    assert option[0][2:].replace("-", "_") in result.output
 
 
 def test_a_system_message_needs_the_chat_template() -> None:

@@ -1,3 +1,4 @@
+import errno
 import os
 import socket
 import stat
@@ -122,3 +123,15 @@ def test_sockets_passed_to_another_process_are_not_ours(folder: Path) -> None:
     listener = open_listener(str(folder / "h.sock"), {"LISTEN_PID": "1", "LISTEN_FDS": "1"})
     assert listener.path == folder / "h.sock"
     listener.close()
+
+
+def test_a_full_disk_is_told_with_the_place(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_unused: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    path = folder / "s"
+    with pytest.raises(HearthError, match=rf"cannot write {path}\.lock \(No space left") as caught:
+        open_listener(str(path), {})
+    assert caught.value.code == "socket_unusable"
+    assert not path.exists()
