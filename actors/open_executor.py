@@ -81,7 +81,7 @@ def _limits(runtime: LLMInferenceRuntime) -> ExecutorLimits:
 
 def _facts(runtime: LLMInferenceRuntime) -> dict[str, str | int | float]:
     config = runtime.config
-    return {
+    facts: dict[str, str | int | float] = {
         "backend": config.backend,
         "dialect": config.dialect,
         "architecture": config.architecture,
@@ -93,3 +93,4 @@ def _facts(runtime: LLMInferenceRuntime) -> dict[str, str | int | float]:
         "max_batch": runtime.max_batch,
         "capacity": runtime.capacity,
     }
+    return facts | ({"chosen": runtime.chosen} if runtime.chosen else {})

@@ -10,7 +10,7 @@ import msgspec
 from bench.json_process import JsonProcess
 from bench.memory_stages import OPTIONS, STAGES
 from bench.process_memory import family_usage
-from daemon.budget import predicted_parts
+from runtime.decoding.budget import predicted_parts
 from runtime.decoding.deployment import DeploymentConfig, load_deployment
 from runtime.device.cuda.context import open_context
 from runtime.errors import HearthError

@@ -10,6 +10,7 @@ from runtime.decoding.deployment import load_deployment
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.device.open import open_device
 from runtime.executor.engine import EngineOptions
+from runtime.onnx_runtime import load_onnx_runtime
 from runtime.options import RuntimeOptions, SpeculationOptions
 from runtime.request import RequestOptions, RowRequest
 
@@ -35,6 +36,9 @@ def build_in_stages(folder: Path, built: Callable[[str], None]) -> None:
     """
     deployment = load_deployment(folder, OPTIONS)
     device = open_device(deployment.base.device)
+    if deployment.base.backend == "onnxruntime":
+        # The library is part of the process, and not of its first engine.
+        load_onnx_runtime()
     built("context")
     parts = assemble(deployment, folder, EngineOptions(), device, built)
     runtime = LLMInferenceRuntime(*parts)

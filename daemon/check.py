@@ -1,26 +1,30 @@
 """What the daemon would use, found out without loading the engine."""
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+from msgspec import structs
 
-from daemon.budget import Budget, budget_of, host_budget_of, predicted_parts
 from daemon.configuration.settings import Settings
 from daemon.gpu_facts import GPUFacts, check_gpu, gpu_facts, serving_library
 from daemon.wiring import runtime_options
 from runtime.config import PlanRecord
-from runtime.decoding.deployment import DeploymentConfig, load_deployment
+from runtime.decoding.budget import Budget, budgets_of, fit_deployment
+from runtime.decoding.deployment import DeploymentConfig, load_engines, resolve_deployment
 from runtime.errors import HearthError
 from runtime.executor.threads import physical_cores
+from runtime.memory.system import available_memory
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What would be used; memory in bytes, lengths in tokens.
 
     `reason` says why it cannot be, `code` and `field` name that for programs. `memory` is that of
-    the engine's device; an engine of a GPU needs `host_memory` beside it. `library` is empty where
-    none serves the engine. `speculation` tells how several tokens a step are tried.
+    the engine's device; an engine of a GPU with memory of its own needs `host_memory` beside it.
+    `library` is empty where none serves the engine. `speculation` tells how several tokens a step
+    are tried, `chosen` why batch and capacity are smaller than exported where nobody asked.
     """
 
     ok: bool
@@ -40,6 +44,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str
     max_batch: int
     capacity: int
+    chosen: str
     max_prompt_tokens: int
     threads: int
     speculation: str
@@ -54,64 +59,51 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 class _Found(msgspec.Struct):
     """What could be found out, and the first refusal."""
 
+    deployment: DeploymentConfig
     gpu: GPUFacts | None = None
     library: str = ""
-    budget: Budget = Budget({}, 0)
-    host: Budget | None = None
     refusal: HearthError | None = None
+
+    @contextmanager
+    def noting_refusal(self) -> Iterator[None]:
+        """What is looked at in the block does not keep the rest from being shown."""
+        try:
+            yield
+        except HearthError as error:
+            self.refusal = self.refusal or error
 
 
 def inspect_engine(settings: Settings, folder: Path) -> Report:
     """Check folder, versions and memory; raises HearthError where nothing can be reported."""
-    deployment = load_deployment(folder, runtime_options(settings))
-    found = _Found()
-    # A missing library does not keep the GPU from being shown, nor the other way round.
-    for look in (_look_at_library, _look_at_device, _compare):
-        found.refusal = _refused(look, deployment, found) or found.refusal
-    return _report(settings, folder, deployment, found)
-
-
-def _refused(
-    look: Callable[[DeploymentConfig, _Found], None],
-    deployment: DeploymentConfig,
-    found: _Found,
-) -> HearthError | None:
-    try:
-        look(deployment, found)
-    except HearthError as error:
-        return found.refusal or error
-    return None
-
-
-def _look_at_library(deployment: DeploymentConfig, found: _Found) -> None:
-    found.library = serving_library(deployment.base)
-
-
-def _look_at_device(deployment: DeploymentConfig, found: _Found) -> None:
+    options = runtime_options(settings)
+    engines = load_engines(folder, options)
+    found = _Found(resolve_deployment(*engines, options))
+    config, host, own = found.deployment.base, available_memory(), None
+    with found.noting_refusal():
+        found.library = serving_library(config)
+    with found.noting_refusal():
+        if config.device == "cuda":
+            found.gpu = gpu_facts()
+            own = found.gpu.own_memory_free
+    with found.noting_refusal():
+        if found.gpu is not None and found.library:
+            check_gpu(config, found.gpu, found.library)
     # What is needed is told even where no GPU can be asked what is free.
-    found.budget = Budget(predicted_parts(deployment), 0)
-    found.host = host_budget_of(deployment)
-    if deployment.base.device == "cuda":
-        found.gpu = gpu_facts()
-    found.budget = budget_of(deployment, found.gpu)
+    unknown = config.device == "cuda" and found.gpu is None
+    with found.noting_refusal():
+        if not unknown:
+            found.deployment = fit_deployment(engines, options, host, own)
+    budgets = budgets_of(found.deployment, host, 0 if unknown else own)
+    if unknown:
+        budgets[0] = structs.replace(budgets[0], available=0)
+    return _report(settings, folder, found, budgets)
 
 
-def _compare(deployment: DeploymentConfig, found: _Found) -> None:
-    if found.refusal is not None:
-        return
+def _report(settings: Settings, folder: Path, found: _Found, budgets: list[Budget]) -> Report:
+    deployment, refusal = found.deployment, found.refusal
+    memory, *others = budgets
+    host = others[0] if others else Budget({}, 0)
     config = deployment.base
-    if found.gpu is not None:
-        check_gpu(config, found.gpu, found.library)
-    found.budget.check()
-    if found.host is not None:
-        found.host.check()
-
-
-def _report(
-    settings: Settings, folder: Path, deployment: DeploymentConfig, found: _Found
-) -> Report:
-    config = deployment.base
-    refusal, host = found.refusal, found.host or Budget({}, 0)
     return Report(
         ok=refusal is None,
         reason=refusal.message if refusal else None,
@@ -130,12 +122,13 @@ def _report(
         quantization=config.weight_quantization,
         max_batch=config.max_supported_batch_size,
         capacity=config.max_kv_cache_capacity,
+        chosen=deployment.chosen,
         max_prompt_tokens=config.max_supported_input_length,
         threads=settings.threads or (physical_cores() if config.device == "cpu" else 0),
         speculation=_speculation(deployment),
-        memory=found.budget.parts,
-        memory_needed=found.budget.needed,
-        memory_available=found.budget.available,
+        memory=memory.parts,
+        memory_needed=memory.needed,
+        memory_available=memory.available,
         host_memory=host.parts,
         host_memory_needed=host.needed,
         host_memory_available=host.available,

@@ -12,13 +12,22 @@ from runtime.onnx_runtime import check_provider, check_version, load_onnx_runtim
 
 
 class GPUFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU; memory in bytes, `driver` is the newest version of CUDA that it serves."""
+    """A GPU; memory in bytes, `driver` is the newest version of CUDA that it serves.
+
+    The memory of an integrated GPU is the host's.
+    """
 
     name: str
     compute_capability: tuple[int, int]
     driver: str
     memory_total: int
     memory_free: int
+    integrated: bool = False
+
+    @property
+    def own_memory_free(self) -> int | None:
+        """Bytes free in memory of its own; None where it shares the host's."""
+        return None if self.integrated else self.memory_free
 
 
 def gpu_facts(opening: Callable[[], CudaContext] = open_context) -> GPUFacts:
@@ -36,6 +45,7 @@ def gpu_facts(opening: Callable[[], CudaContext] = open_context) -> GPUFacts:
             driver=f"{version // 1000}.{version % 1000 // 10}",
             memory_total=total,
             memory_free=free,
+            integrated=context.properties.integrated,
         )
     finally:
         context.close()

@@ -25,7 +25,6 @@ from actors.messages import (
 )
 from actors.private_folder import private_folder
 from daemon import wiring
-from daemon.budget import budget_of
 from daemon.configuration.settings import Settings
 from daemon.door.front_door import FrontDoor
 from daemon.mail import Mail
@@ -64,9 +63,6 @@ def serve(settings: Settings, engine: Path) -> int:
         options = structs.replace(wiring.runtime_options(settings), verify=False)
         deployment = load_deployment(engine, options)
         config = deployment.base
-        if config.device == "cpu":
-            # A GPU is asked by the executor alone: its libraries may take their process with them.
-            budget_of(deployment).check()
         with private_folder() as sockets, zmq.Context() as context:
             return anyio.run(
                 _run,
@@ -203,9 +199,11 @@ class Service:
         if not ready:
             self._door.tell(state="starting")
             return
-        engine = self._supervisor.facts
+        engine, limits = self._supervisor.facts, self._supervisor.limits
         model = self._engine.name
-        facts = wiring.door_facts(self._settings, model, self._config, engine)
+        # What fits into the memory that was free is for the executor to know.
+        config = self._config if limits is None else wiring.within(self._config, limits)
+        facts = wiring.door_facts(self._settings, model, config, engine)
         self._door.tell(state="ready", facts=facts)
         notify("READY=1")
         _log.info(
@@ -213,9 +211,10 @@ class Service:
             socket=str(self._door.path),
             model=model,
             engine=str(self._engine),
-            dtype=self._config.dtype,
-            batch=self._config.max_supported_batch_size,
-            capacity=self._config.max_kv_cache_capacity,
+            dtype=config.dtype,
+            batch=config.max_supported_batch_size,
+            capacity=config.max_kv_cache_capacity,
+            **({"chosen": engine["chosen"]} if "chosen" in engine else {}),
         )
 
 

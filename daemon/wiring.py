@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+from msgspec import structs
+
 from actors.addresses import AddressBook, Placement
 from actors.admission import PolicySettings
+from actors.messages import ExecutorReady
 from actors.roles import ExecutorRole, SchedulerRole, TokenizerRole
 from daemon.configuration.settings import Settings
 from daemon.door.settings import DoorFacts, DoorSettings
@@ -80,6 +83,16 @@ def door_settings(settings: Settings) -> DoorSettings:
         memory_bytes=settings.client_memory_mb << 20
         if settings.placement_executor == "process"
         else 0,
+    )
+
+
+def within(config: LLMEngineRunnerConfig, limits: ExecutorReady) -> LLMEngineRunnerConfig:
+    """The configuration with the limits that an executor told."""
+    return structs.replace(
+        config,
+        max_supported_batch_size=limits.max_batch,
+        max_supported_input_length=limits.max_prompt_tokens,
+        max_kv_cache_capacity=limits.max_total_tokens,
     )
 
 

@@ -63,7 +63,7 @@ class SpeculationOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How an engine folder is served; 0 means all physical cores, or the engine's own limit.
+    """How an engine folder is served; 0 means all physical cores, or the most that fits.
 
     `engine_kind` "simulated" puts a simulated engine with steps of `step_ms` milliseconds behind
     the folder's vocabulary and limits. `device` "" is the one that the folder was exported for.

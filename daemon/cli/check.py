@@ -74,6 +74,7 @@ def _rows(report: Report) -> list[tuple[str, str]]:
         ("cache", report.kv_cache_dtype),
         ("speculation", report.speculation),
         ("batch", f"{report.max_batch} rows"),
+        *([("chosen", report.chosen)] if report.chosen else []),
         ("capacity", f"{report.capacity} tokens a row, prompts up to {report.max_prompt_tokens}"),
         *((f"memory: {part}", size(count)) for part, count in report.memory.items()),
         ("memory needed", size(report.memory_needed)),

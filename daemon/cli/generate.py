@@ -57,7 +57,7 @@ def _sampling_options(command: Command) -> Command:
 @_sampling_options
 @speculation_option
 @click.option("--threads", type=click.IntRange(0, 1024), default=0, help="0 for all cores.")
-@click.option("--max-batch", type=click.IntRange(0, 1024), default=0, help="0 for the engine's.")
+@click.option("--max-batch", type=click.IntRange(0, 1024), default=0, help="0 for what fits.")
 @json_option
 def generate(
     *,

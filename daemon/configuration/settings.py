@@ -61,15 +61,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         bool, Meta(description="Check the digest of every file of the engine folder at start.")
     ] = True
     max_batch: Annotated[
-        int, Meta(ge=0, le=1024, description="Rows that run together; 0 for the engine's limit.")
+        int,
+        Meta(
+            ge=0,
+            le=1024,
+            description="Rows that run together; 0 for as many as fit into memory, up to the "
+            "engine's limit.",
+        ),
     ] = 0
     capacity: Annotated[
         int,
         Meta(
             ge=0,
             le=1 << 20,
-            description="Tokens a row may hold, prompt and reply together; 0 for the engine's "
-            "limit.",
+            description="Tokens a row may hold, prompt and reply together; 0 for as many as fit "
+            "into memory, up to the engine's limit.",
         ),
     ] = 0
     speculation: Annotated[

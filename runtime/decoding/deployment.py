@@ -23,13 +23,15 @@ class DeploymentConfig(NamedTuple):
     """What runs: the base engine, how it speculates, and the draft engine if that needs one.
 
     Both engines have the smaller of their batches and capacities. The base's
-    `max_verify_tree_size` is the size of the trees that are in use.
+    `max_verify_tree_size` is the size of the trees that are in use. `chosen` says why batch and
+    capacity are smaller than exported, where nobody asked for that.
     """
 
     base: LLMEngineRunnerConfig
     method: Method = "off"
     speculation: SpeculationOptions = SpeculationOptions()
     draft: LLMEngineRunnerConfig | None = None
+    chosen: str = ""
 
     @property
     def drafting(self) -> EagleDraftingConfig:
@@ -39,15 +41,27 @@ class DeploymentConfig(NamedTuple):
         return self.speculation.eagle
 
 
+class StoredEngines(NamedTuple):
+    """The engines of a folder as they were exported."""
+
+    base: LLMEngineRunnerConfig
+    draft: LLMEngineRunnerConfig | None = None
+
+
 def load_deployment(folder: Path, options: RuntimeOptions) -> DeploymentConfig:
     """Read and check an engine folder; raises `engine_*`, `invalid_value`, `unsupported_option`."""
+    return resolve_deployment(*load_engines(folder, options), options)
+
+
+def load_engines(folder: Path, options: RuntimeOptions) -> StoredEngines:
+    """Read an engine folder and check its files; raises `engine_*`."""
     stored = load_config(folder)
     verify_folder(folder, stored, digests=options.verify)
     draft = None
     if stored.enable_eagle_spec_decode:
         draft = load_config(folder / DRAFT_FOLDER)
         verify_folder(folder / DRAFT_FOLDER, draft, digests=options.verify)
-    return resolve_deployment(stored, draft, options)
+    return StoredEngines(stored, draft)
 
 
 def resolve_deployment(

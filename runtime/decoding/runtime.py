@@ -6,8 +6,9 @@ from pathlib import Path
 
 from runtime.decoding.assembly import assemble
 from runtime.decoding.batch_runtime import StepResult
+from runtime.decoding.budget import fit_deployment
 from runtime.decoding.completion import complete
-from runtime.decoding.deployment import DeploymentConfig, load_deployment
+from runtime.decoding.deployment import DeploymentConfig, load_engines, resolve_deployment
 from runtime.decoding.limits import check_row
 from runtime.decoding.metrics import StageMetrics
 from runtime.decoding.speculative import PendingRound, SpeculativeStrategy
@@ -18,6 +19,7 @@ from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.errors import HearthError
 from runtime.executor.engine import EngineOptions
 from runtime.executor.graph_cache import GraphCounters
+from runtime.memory.system import available_memory
 from runtime.options import RuntimeOptions
 from runtime.request import (
     GenerationRequest,
@@ -53,6 +55,8 @@ class LLMInferenceRuntime:
         self.capacity = self.config.max_kv_cache_capacity
         self.prefill_metrics = StageMetrics()
         self.generation_metrics = StageMetrics()
+        self.chosen = ""
+        """Why batch and capacity are smaller than exported, where nobody asked for that."""
         self._runner = runner
         self._caches = runner.get_kv_cache()
         self._device = device
@@ -65,10 +69,18 @@ class LLMInferenceRuntime:
 
     @classmethod
     def open(cls, folder: Path, options: RuntimeOptions | None = None) -> "LLMInferenceRuntime":
-        """Open an engine folder; raises `engine_*`, `out_of_memory` or `invalid_value`."""
+        """Open an engine folder, with as many rows and as much capacity as fit where none is asked.
+
+        Raises `engine_*`, `out_of_memory` or `invalid_value`.
+        """
         options = options or RuntimeOptions()
         engine = EngineOptions(threads=options.threads, spin=options.spin)
-        return cls.create(load_deployment(folder, options), folder, engine)
+        engines = load_engines(folder, options)
+        device = open_device(resolve_deployment(*engines, options).base.device)
+        with undoing() as undo:
+            undo.callback(device.close)
+            deployment = fit_deployment(engines, options, available_memory(), device.free_memory())
+        return cls.create(deployment, folder, engine, device)
 
     @classmethod
     def create(
@@ -86,7 +98,9 @@ class LLMInferenceRuntime:
         device = open_device(config.device) if device is None else device
         with undoing() as undo:
             undo.callback(device.close)
-            return cls(*assemble(deployment, folder, options, device))
+            runtime = cls(*assemble(deployment, folder, options, device))
+        runtime.chosen = deployment.chosen
+        return runtime
 
     @property
     def active(self) -> bool:

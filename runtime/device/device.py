@@ -297,6 +297,9 @@ class Device(Protocol):
     def batch_sampler(self, buffers: SamplerBuffers) -> BatchSampler:
         """A sampler over these buffers."""
 
+    def free_memory(self) -> int | None:
+        """Bytes that are free in memory of the device's own; None where it shares the host's."""
+
     def settle(self) -> bool:
         """Make what has been captured run as fast as it can; False without success."""
 

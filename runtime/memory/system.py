@@ -50,7 +50,17 @@ def _control_groups(root: Path) -> list[Path]:
 def _headroom(group: Path) -> int | None:
     try:
         limit = (group / "memory.max").read_text().strip()
-        used = (group / "memory.current").read_text().strip()
+        used = int((group / "memory.current").read_text())
     except OSError:
         return None
-    return None if limit == "max" else max(int(limit) - int(used), 0)
+    return None if limit == "max" else max(int(limit) - used + _file_pages(group), 0)
+
+
+def _file_pages(group: Path) -> int:
+    """Bytes that count as used and make way, such as those of an engine that was read before."""
+    try:
+        lines = (group / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    stat = dict(line.split() for line in lines)
+    return int(stat.get("active_file", 0)) + int(stat.get("inactive_file", 0))

@@ -2,10 +2,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from structlog.testing import capture_logs
 
 from actors.addresses import AddressBook, Placement
-from actors.open_executor import open_runtime
+from actors.open_executor import _facts, open_runtime
 from actors.roles import ExecutorRole
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.device.cpu.cpu_device import CpuDevice
@@ -14,6 +15,7 @@ from runtime.engine_folder import write_config
 from runtime.errors import HearthError
 from runtime.executor.engine import Binding
 from runtime.executor.simulated_engine import SimulatedEngine, simulated_config
+from runtime.memory.predicted import predict_memory
 from runtime.options import RuntimeOptions
 
 
@@ -34,6 +36,20 @@ def test_every_batch_size_is_captured_and_a_step_has_worked(role: ExecutorRole) 
         runtime = open_runtime(role)
     assert (runtime.counters.captures, runtime.generation_metrics.tokens) == (3, 1)
     assert logs == []
+
+
+def test_what_was_chosen_for_memory_is_among_the_facts(
+    role: ExecutorRole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "chosen" not in _facts(open_runtime(role))
+    whole = structs.replace(role, options=RuntimeOptions())
+    fits = open_runtime(structs.replace(role, options=RuntimeOptions(max_batch=1, capacity=64)))
+    used = sum(predict_memory(fits.config, max_batch=1, capacity=64).values())
+    monkeypatch.setattr("runtime.decoding.runtime.available_memory", lambda: used * 8 // 7 + 8)
+    runtime = open_runtime(whole)
+    facts = _facts(runtime)
+    assert (facts["max_batch"], facts["capacity"]) == (runtime.max_batch, 64) == (1, 64)
+    assert str(facts["chosen"]).startswith("1 row of 64 tokens: 4 rows of 64 tokens would take ")
 
 
 def test_what_makes_steps_slower_is_told(

@@ -9,7 +9,7 @@ from msgspec import structs
 from bench.commands import bench
 from bench.memory import MemoryFigures, measure_memory, memory_figures
 from bench.memory_stages import STAGES
-from daemon.budget import predicted_parts
+from runtime.decoding.budget import predicted_parts
 from runtime.decoding.deployment import DeploymentConfig
 from runtime.errors import HearthError
 from runtime.options import EagleDraftingConfig, SpeculationOptions

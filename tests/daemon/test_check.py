@@ -61,10 +61,12 @@ def test_a_draft_that_is_not_there_is_refused(tiny_engine: Path) -> None:
 
 
 def test_what_does_not_fit_is_not_ok(tiny_engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("daemon.budget.available_memory", lambda: 1)
+    monkeypatch.setattr("daemon.check.available_memory", lambda: 1)
     report = inspect_engine(Settings(), tiny_engine)
     assert not report.ok
-    assert "lower max_batch or capacity" in (report.reason or "")
+    assert "1 row of 96 tokens would take" in (report.reason or "")
+    asked = inspect_engine(Settings(max_batch=4, capacity=96), tiny_engine)
+    assert "lower max_batch or capacity" in (asked.reason or "")
 
 
 def test_an_onnx_runtime_that_is_too_old_is_not_ok(
@@ -134,10 +136,35 @@ def test_a_gpu_is_reported_with_both_memories(
 
 @pytest.mark.usefixtures("_provider")
 def test_a_full_gpu_is_not_ok(gpu_engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    full = structs.replace(GPU, memory_total=1 << 20)
+    full = structs.replace(GPU, memory_free=0)
     monkeypatch.setattr(check, "gpu_facts", lambda: full)
     report = inspect_engine(Settings(), gpu_engine)
     assert (report.ok, report.code, report.field) == (False, "out_of_memory", "capacity")
+
+
+@pytest.mark.usefixtures("_provider")
+def test_an_integrated_gpu_has_one_memory_with_its_host(
+    gpu_engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "gpu_facts", lambda: structs.replace(GPU, integrated=True))
+    monkeypatch.setattr(check, "available_memory", lambda: 5 << 30)
+    report = inspect_engine(Settings(), gpu_engine)
+    assert (report.ok, report.memory_available, report.host_memory) == (True, 5 << 30, {})
+    assert {"context", "sampler", "host_process", "host_pinned"} <= set(report.memory)
+
+
+def test_what_was_chosen_is_told_with_the_reason(
+    tiny_engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = inspect_engine(Settings(), tiny_engine)
+    free = whole.memory_needed
+    monkeypatch.setattr(check, "available_memory", lambda: free)
+    few = inspect_engine(Settings(max_batch=1, capacity=96), tiny_engine).memory_needed
+    monkeypatch.setattr(check, "available_memory", lambda: few * 8 // 7 + 8)
+    report = inspect_engine(Settings(), tiny_engine)
+    assert (whole.chosen, report.ok, report.max_batch, report.capacity) == ("", True, 1, 96)
+    assert report.memory_needed == few
+    assert report.chosen.startswith("1 row of 96 tokens: 4 rows of 96 tokens would take ")
 
 
 @pytest.mark.usefixtures("_provider")

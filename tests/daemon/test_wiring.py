@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
+from actors.messages import ExecutorReady
 from actors.roles import ExecutorRole, TokenizerRole
 from daemon import wiring
 from daemon.configuration.settings import FIELDS, Settings
@@ -46,6 +47,14 @@ def test_each_setting_reaches_the_part_that_it_is_for() -> None:
     assert (deadlines.load_s, deadlines.progress_s) == (11, 12)
     options = wiring.runtime_options(settings)
     assert (options.threads, options.capacity, options.verify) == (13, 14, False)
+
+
+def test_what_an_executor_can_hold_is_what_clients_are_told() -> None:
+    limits = ExecutorReady("w", "c", max_batch=1, max_prompt_tokens=1023, max_total_tokens=1024)
+    config = wiring.within(simulated_config(capacity=4096, max_batch=8), limits)
+    assert config.max_supported_batch_size == 1
+    facts = wiring.door_facts(Settings(), "model", config, {})
+    assert (facts.prompt_tokens, facts.total_tokens) == (1023, 1024)
 
 
 def test_speculation_is_set_under_the_same_names() -> None:

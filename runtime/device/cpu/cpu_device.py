@@ -49,6 +49,10 @@ class CpuDevice:
         """A sampler over these buffers."""
         return CpuBatchSampler(buffers)
 
+    def free_memory(self) -> int | None:
+        """There is the host's alone."""
+        return None
+
     def settle(self) -> bool:
         """Nothing has to be done."""
         return True

@@ -21,6 +21,8 @@ class DeviceProperties(NamedTuple):
     memory: int
     multiprocessors: int
     copy_engines: int
+    integrated: bool = False
+    """Whether the memory is the host's."""
 
     @property
     def architecture(self) -> str:
@@ -106,6 +108,7 @@ class CudaContext:
             int(self.driver.call("cuDeviceTotalMem", self._device)),
             attribute("MULTIPROCESSOR_COUNT"),
             attribute("ASYNC_ENGINE_COUNT"),
+            bool(attribute("INTEGRATED")),
         )
 
 

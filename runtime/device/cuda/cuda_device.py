@@ -82,6 +82,13 @@ class CudaDevice:
         """A context manager that captures what is queued on the stream meanwhile."""
         return GraphCapture(self.context, self.stream)
 
+    def free_memory(self) -> int | None:
+        """Bytes free beside the context, by the driver's count.
+
+        None for an integrated GPU: there the driver leaves out what the system can reclaim.
+        """
+        return None if self.properties.integrated else self.context.memory()[0]
+
     def settle(self) -> bool:
         """Let another context have the GPU for a moment, after which graphs run faster."""
         return self.context.give_way()

@@ -29,13 +29,13 @@ def test_programs_get_one_object(tiny_engine: Path) -> None:
 def test_a_refusal_is_a_failure_with_the_reason(
     tiny_engine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("daemon.budget.available_memory", lambda: 1)
+    monkeypatch.setattr("daemon.check.available_memory", lambda: 1)
     arguments = ["--engine", str(tiny_engine)]
-    with pytest.raises(Failure, match="cannot be served: the engine needs"):
+    with pytest.raises(Failure, match="cannot be served: 1 row of 96 tokens would take"):
         CliRunner().invoke(check, arguments, standalone_mode=False, catch_exceptions=False)
     result = CliRunner().invoke(check, [*arguments, "--json"], standalone_mode=False)
     assert result.return_value == 1
-    assert "lower max_batch" in json.loads(result.output)["reason"]
+    assert "free some, or export" in json.loads(result.output)["reason"]
 
 
 def test_programs_learn_the_code_and_field_when_nothing_can_be_reported(tmp_path: Path) -> None:

@@ -65,6 +65,15 @@ def test_the_tightest_group_around_the_process_counts(
     assert available_memory(system) == expected
 
 
+def test_pages_of_files_make_way(system: Path) -> None:
+    # As they do in MemAvailable: an engine that was read before is no reason to refuse it now.
+    (system / "proc/self/cgroup").write_text("0::/a\n")
+    limit_group(system, "a", "3000000", 2_500_000)
+    stat = "anon 500000\ninactive_file 1800000\nactive_file 200000\n"
+    (system / "sys/fs/cgroup/a/memory.stat").write_text(stat)
+    assert available_memory(system) == 2_500_000
+
+
 def test_older_control_groups_are_not_asked(system: Path) -> None:
     (system / "proc/self/cgroup").write_text("4:memory:/a\n")
     limit_group(system, "a", "1000", 0)

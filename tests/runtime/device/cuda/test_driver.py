@@ -1,12 +1,15 @@
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from runtime.device.cuda.context import CudaContext
+from runtime.device.cuda.cuda_device import CudaDevice
 from runtime.device.cuda.driver import CudaDriver, error_code
 from runtime.errors import HearthError
 from tests.runtime.device.cuda.fake_driver import CUresult, FakeDriver
+from tests.runtime.device.cuda.resource_driver import ResourceDriver
 
 
 @pytest.mark.parametrize(
@@ -90,6 +93,23 @@ def test_where_no_other_context_can_be_made_all_goes_on() -> None:
     api.calls.clear()
     assert not context.give_way()
     assert api.names() == ["cuMemGetInfo"]
+
+
+@pytest.mark.parametrize(("attribute", "free"), [(0, 5 << 30), (1, None)])
+def test_an_integrated_gpu_has_no_memory_of_its_own(attribute: int, free: int | None) -> None:
+    api = ResourceDriver()
+    asked = api.cuDeviceGetAttribute
+
+    def answer(name: str, device: int) -> tuple[Any, ...]:
+        if name != "CU_DEVICE_ATTRIBUTE_INTEGRATED":
+            return asked(name, device)
+        return CUresult.CUDA_SUCCESS, attribute
+
+    vars(api)["cuDeviceGetAttribute"] = answer
+    compiler: Any = None
+    device = CudaDevice(CudaContext(CudaDriver(api)), compiler)
+    assert (device.properties.integrated, device.free_memory()) == (bool(attribute), free)
+    device.close()
 
 
 def test_a_gpu_that_is_not_there_is_refused() -> None:

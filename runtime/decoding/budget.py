@@ -1,0 +1,132 @@
+"""The memory that engines will need, and the largest batch and capacity that fit into what is free.
+
+Nothing here asks a machine: free memory is given in bytes, that of the host and that of a GPU. A
+GPU without memory of its own (Jetson, DGX Spark) has None there, and shares the host's.
+"""
+
+import msgspec
+from msgspec import structs
+
+from runtime.config import LLMEngineRunnerConfig
+from runtime.decoding.deployment import DeploymentConfig, StoredEngines, resolve_deployment
+from runtime.errors import HearthError
+from runtime.memory.cuda import cuda_weight_bytes, predict_cuda_host_memory
+from runtime.memory.predicted import predict_draft_memory, predict_memory
+from runtime.options import RuntimeOptions
+
+LEAST_CAPACITY = 1024
+"""Slots of a row that are not given up for memory."""
+_LOADING = "weights_while_loading"
+_MARGIN = 8
+"""One part of so many of the free memory is left to others by what nobody asked for."""
+_OTHERS = ", an eighth of it for others"
+
+
+class Budget(msgspec.Struct, frozen=True):
+    """Bytes by part that an engine will need, and bytes that are free; `where` names the memory."""
+
+    parts: dict[str, int]
+    available: int
+    where: str = ""
+
+    @property
+    def needed(self) -> int:
+        """The sum of the parts."""
+        return sum(self.parts.values())
+
+    def fits(self, *, margin: bool) -> bool:
+        """Whether the free memory suffices, with a margin for others where one is asked for."""
+        left = self.available // _MARGIN if margin else 0
+        return self.needed <= self.available - left
+
+    def __str__(self) -> str:
+        """What is needed and what is there, for a message."""
+        needed = -(-self.needed >> 20)
+        return f"{needed} MiB{self.where} and {self.available >> 20} MiB are free"
+
+
+def predicted_parts(deployment: DeploymentConfig) -> dict[str, int]:
+    """Bytes by part that the engines of `deployment` will need on their device."""
+    config = deployment.base
+    limits = {
+        "max_batch": config.max_supported_batch_size,
+        "capacity": config.max_kv_cache_capacity,
+    }
+    parts = predict_memory(config, **limits)
+    if deployment.draft is not None:
+        parts |= predict_draft_memory(deployment.draft, deployment.drafting, **limits)
+        if config.plan is not None:
+            # The steps of both plans share one context memory.
+            parts["draft_scratch"] = max(0, parts["draft_scratch"] - parts["engine_scratch"])
+    return parts
+
+
+def budgets_of(deployment: DeploymentConfig, host: int, gpu: int | None) -> list[Budget]:
+    """A budget for each memory that the engines lie in, that of their device first.
+
+    `gpu` is what is free beside a context, whose place the engine's takes.
+    """
+    parts = predicted_parts(deployment)
+    if deployment.base.device == "cpu":
+        return [Budget(parts, host)]
+    beside = predict_cuda_host_memory(deployment.base)
+    if deployment.draft is not None:
+        beside[f"draft_{_LOADING}"] = cuda_weight_bytes(deployment.draft)
+    if gpu is not None:
+        free = gpu + parts["context"]
+        return [Budget(parts, free, " on the GPU"), Budget(beside, host, " on the host")]
+    # What is read while loading are pages of files: where it gets tight the system drops them.
+    kept = {f"host_{name}": n for name, n in beside.items() if not name.endswith(_LOADING)}
+    return [Budget(parts | kept, host, " of the memory that GPU and host share")]
+
+
+def fit_deployment(
+    engines: StoredEngines, options: RuntimeOptions, host: int, gpu: int | None
+) -> DeploymentConfig:
+    """The engines within the limits asked for; those that are not are as large as memory allows.
+
+    What is chosen leaves an eighth of the free memory to others. First there are fewer rows, as a
+    request can wait for a row, and then less capacity, without which it is refused. Raises
+    `out_of_memory`, and what `resolve_deployment` does.
+    """
+    choices = _choices(resolve_deployment(*engines, options).base, options)
+    margin = len(choices) > 1
+    first = ""
+    lacking: list[Budget] = []
+    for rows, capacity in choices:
+        asked = structs.replace(options, max_batch=rows, capacity=capacity)
+        deployment = resolve_deployment(*engines, asked)
+        lacking = [one for one in budgets_of(deployment, host, gpu) if not one.fits(margin=margin)]
+        if not lacking:
+            return deployment._replace(chosen=first and f"{_named(rows, capacity)}: {first}")
+        first = first or f"{_named(rows, capacity)} would take {lacking[0]}{_OTHERS}"
+    if margin:
+        what = f"{_named(*choices[-1])} would take {lacking[0]}{_OTHERS}: free some, or"
+    else:
+        what = f"the engine needs {lacking[0]}: lower max_batch or capacity, or"
+    raise HearthError("out_of_memory", f"{what} export with int8 or int4", "capacity")
+
+
+def _choices(config: LLMEngineRunnerConfig, options: RuntimeOptions) -> list[tuple[int, int]]:
+    """Rows and capacities in the order in which they are tried; what is asked for stays."""
+    rows, capacity = config.max_supported_batch_size, config.max_kv_cache_capacity
+    # A plan has the sizes that it was built with.
+    built = config.static_decode_batches
+    batches = built or _powers(1, rows)
+    fewer = [] if options.max_batch else [one for one in batches if one < rows]
+    smaller = [] if options.capacity or built else _powers(LEAST_CAPACITY, capacity)
+    least = min([rows, *fewer])
+    return [
+        (rows, capacity),
+        *((one, capacity) for one in reversed(fewer)),
+        *((least, one) for one in reversed(smaller)),
+    ]
+
+
+def _powers(least: int, limit: int) -> list[int]:
+    """The powers of two from `least`, which is one, to below `limit`."""
+    return [1 << n for n in range(least.bit_length() - 1, (limit - 1).bit_length())]
+
+
+def _named(rows: int, capacity: int) -> str:
+    return f"{rows} row{'s' * (rows > 1)} of {capacity} tokens"
