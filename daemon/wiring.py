@@ -43,7 +43,7 @@ def speculation_options(settings: Settings) -> SpeculationOptions:
 
 
 def _drafting(settings: Settings) -> EagleDraftingConfig | None:
-    names = ("draft_top_k", "draft_step", "verify_tree")
+    names = ("drafting_top_k", "drafting_step", "verify_tree_size")
     missing = [name for name in names if not getattr(settings, name)]
     if len(missing) == len(names):
         return None
@@ -54,9 +54,9 @@ def _drafting(settings: Settings) -> EagleDraftingConfig | None:
             missing[0],
         )
     return EagleDraftingConfig(
-        drafting_top_k=settings.draft_top_k,
-        drafting_step=settings.draft_step,
-        verify_tree_size=settings.verify_tree,
+        drafting_top_k=settings.drafting_top_k,
+        drafting_step=settings.drafting_step,
+        verify_tree_size=settings.verify_tree_size,
     )
 
 

@@ -14,10 +14,9 @@ ROOT = Path(__file__).parent.parent
 MOST_FILES = 3
 # What a request is read from: a name ending like this holds one, or the options of one.
 HOLDERS = ("options", "params", "request", "asked", "message", "row")
-# Fields of other structs that are spelt alike: options of a runtime, of a tree, of a reply.
+# Fields of other structs that are spelt alike: options of a runtime, of a reply.
 OTHERS = {
     "speculation": {"runtime/decoding/deployment.py"},
-    "top_k": {"runtime/export/draft_options.py"},
     "logprobs": {"daemon/door/replies.py"},
 }
 # What the front door itself does with a request.

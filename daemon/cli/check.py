@@ -25,9 +25,9 @@ from runtime.errors import HearthError
     "max_batch",
     "capacity",
     "speculation",
-    "draft_top_k",
-    "draft_step",
-    "verify_tree",
+    "drafting_top_k",
+    "drafting_step",
+    "verify_tree_size",
     "lookup_tokens",
 )
 @json_option

@@ -22,14 +22,14 @@ _OPTIONS: dict[str, Callable[[Any], Any]] = {
         help="Layers of the model whose inputs the draft reads.  [as the draft says; else 2, half "
         "of them, and the third from the end]",
     ),
-    "max_verify_tree": click.option(
-        "--max-verify-tree",
+    "max_verify_tree_size": click.option(
+        "--max-verify-tree-size",
         type=click.IntRange(min=0),
         help="Most nodes of a token tree that are verified in one step; 0 for 60, or the capacity "
         "where that is less.  [0]",
     ),
-    "max_draft_tree": click.option(
-        "--max-draft-tree",
+    "max_draft_tree_size": click.option(
+        "--max-draft-tree-size",
         type=click.IntRange(min=0),
         help="Most slots of a draft's proposal, its tokens a node times its levels; 0 as above.  "
         "[0]",
@@ -68,11 +68,11 @@ def take_draft(options: dict[str, Any]) -> Any:
         return None
     return DraftOptions(
         folder=given["draft"],
-        layers=given["eagle_layers"] or (),
-        max_verify_tree=given["max_verify_tree"] or 0,
-        max_draft_tree=given["max_draft_tree"] or 0,
-        top_k=given["drafting_top_k"] or 0,
-        step=given["drafting_step"] or 0,
+        eagle_layers=given["eagle_layers"] or (),
+        max_verify_tree_size=given["max_verify_tree_size"] or 0,
+        max_draft_tree_size=given["max_draft_tree_size"] or 0,
+        drafting_top_k=given["drafting_top_k"] or 0,
+        drafting_step=given["drafting_step"] or 0,
         verify=given["verify"] or "auto",
     )
 

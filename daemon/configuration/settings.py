@@ -86,7 +86,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "own text did before. It pauses by itself where it loses time."
         ),
     ] = "auto"
-    draft_top_k: Annotated[
+    drafting_top_k: Annotated[
         int,
         Meta(
             ge=0,
@@ -95,7 +95,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "device.",
         ),
     ] = 0
-    draft_step: Annotated[
+    drafting_step: Annotated[
         int,
         Meta(
             ge=0,
@@ -103,7 +103,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             description="Tokens that the draft looks ahead; 0 for what suits the device.",
         ),
     ] = 0
-    verify_tree: Annotated[
+    verify_tree_size: Annotated[
         int,
         Meta(
             ge=0,

@@ -53,7 +53,7 @@ class DraftExport:
         if options.draft is None:
             return None
         config = load_draft_config(options.draft.folder, base)
-        taps = resolve_taps(options.draft.layers, config, base)
+        taps = resolve_taps(options.draft.eagle_layers, config, base)
         return cls(config, open_draft(options.draft.folder), options, options.draft, taps)
 
     def adapt_base(self, config: LLMEngineRunnerConfig) -> LLMEngineRunnerConfig:
@@ -68,7 +68,7 @@ class DraftExport:
             eagle_layers=self._taps,
             output_hidden_dim=self._base_hidden_dim,
             max_verify_tree_size=resolve_tree(
-                "max_verify_tree", self._draft.max_verify_tree, capacity
+                "max_verify_tree_size", self._draft.max_verify_tree_size, capacity
             ),
         )
         self.engine_config(base)
@@ -78,7 +78,7 @@ class DraftExport:
         """The draft engine's configuration, with the base's types and limits."""
         model, options = self._config.model, self._options
         drafting = () if options.plan is None else resolve_drafting(self._draft)
-        tree = math.prod(drafting) if drafting else self._draft.max_draft_tree
+        tree = math.prod(drafting) if drafting else self._draft.max_draft_tree_size
         chains = base.chains_only and resolve_chains(options, model)
         inputs = (
             self._base_hidden_dim, 2 * model.hidden_size, model.query_size, model.hidden_size,
@@ -104,7 +104,9 @@ class DraftExport:
             intermediate_size=model.intermediate_size,
             output_vocab_size=self._config.vocab_size,
             base_hidden_dim=self._base_hidden_dim,
-            max_draft_tree_size=resolve_tree("max_draft_tree", tree, base.max_kv_cache_capacity),
+            max_draft_tree_size=resolve_tree(
+                "max_draft_tree_size", tree, base.max_kv_cache_capacity
+            ),
             static_drafting=drafting,
             plan=None,
             files={},

@@ -49,7 +49,7 @@ def test_the_report_says_how_it_speculates(
 def test_the_report_has_the_tree_of_a_draft(tmp_path: Path) -> None:
     draft = DraftOptions(folder=write_draft(REFERENCE, tmp_path / "draft"))
     export_model(REFERENCE, tmp_path / "engine", ExportOptions(capacity=96, draft=draft))
-    settings = Settings(draft_top_k=4, draft_step=3, verify_tree=16)
+    settings = Settings(drafting_top_k=4, drafting_step=3, verify_tree_size=16)
     report = inspect_engine(settings, tmp_path / "engine")
     assert report.speculation == "eagle, top-k 4, step 3, 16 nodes"
 

@@ -60,7 +60,7 @@ def test_what_an_executor_can_hold_is_what_clients_are_told() -> None:
 def test_speculation_is_set_under_the_same_names() -> None:
     assert wiring.speculation_options(Settings()) == SpeculationOptions(method="auto")
     settings = Settings(
-        speculation="eagle", draft_top_k=4, draft_step=3, verify_tree=16, lookup_tokens=7
+        speculation="eagle", drafting_top_k=4, drafting_step=3, verify_tree_size=16, lookup_tokens=7
     )
     options = wiring.runtime_options(settings).speculation
     assert (options.method, options.lookup_tokens) == ("eagle", 7)
@@ -69,20 +69,22 @@ def test_speculation_is_set_under_the_same_names() -> None:
     assert (eagle.drafting_top_k, eagle.drafting_step, eagle.verify_tree_size) == (4, 3, 16)
 
 
-@pytest.mark.parametrize("missing", ["draft_top_k", "draft_step", "verify_tree"])
+@pytest.mark.parametrize("missing", ["drafting_top_k", "drafting_step", "verify_tree_size"])
 def test_a_tree_that_is_given_in_part_is_refused(missing: str) -> None:
-    whole = Settings(draft_top_k=4, draft_step=3, verify_tree=16)
+    whole = Settings(drafting_top_k=4, drafting_step=3, verify_tree_size=16)
     with pytest.raises(HearthError, match="together") as caught:
         wiring.runtime_options(structs.replace(whole, **{missing: 0}))
     assert (caught.value.code, caught.value.field) == ("invalid_value", missing)
 
 
-@pytest.mark.parametrize("name", ["draft_top_k", "draft_step", "verify_tree", "lookup_tokens"])
+@pytest.mark.parametrize(
+    "name", ["drafting_top_k", "drafting_step", "verify_tree_size", "lookup_tokens"]
+)
 def test_the_largest_of_each_setting_of_speculation_is_an_option(name: str) -> None:
     kind = msgspec.inspect.type_info(FIELDS[name].type)
     assert isinstance(kind, msgspec.inspect.Metadata)
     assert isinstance(kind.type, msgspec.inspect.IntType)
-    tree = Settings(draft_top_k=4, draft_step=3, verify_tree=16)
+    tree = Settings(drafting_top_k=4, drafting_step=3, verify_tree_size=16)
     settings = structs.replace(tree, **{name: kind.type.le})
     check_speculation(wiring.speculation_options(settings))
 

@@ -16,7 +16,9 @@ from runtime.export.tensorrt.options import PlanOptions
 
 
 def _draft(folder: Path, top_k: int, step: int, nodes: int) -> DraftOptions:
-    return DraftOptions(folder=folder, top_k=top_k, step=step, max_verify_tree=nodes)
+    return DraftOptions(
+        folder=folder, drafting_top_k=top_k, drafting_step=step, max_verify_tree_size=nodes
+    )
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ def test_a_draft_is_exported_beside_the_model(tmp_path: Path) -> None:
     target, draft = tmp_path / "engine", write_draft(REFERENCE, tmp_path / "draft")
     result = run(
         *(str(REFERENCE), str(target), "--draft", str(draft), "--eagle-layers", "0,2,3"),
-        *("--max-verify-tree", "9", "--max-draft-tree", "8", "--verify", "chains"),
+        *("--max-verify-tree-size", "9", "--max-draft-tree-size", "8", "--verify", "chains"),
     )
     config = load_config(target)
     assert (config.eagle_layers, config.max_verify_tree_size) == ((0, 2, 3), 9)

@@ -42,7 +42,7 @@ def test_a_plan_proposes_trees_of_one_shape() -> None:
         *("--backend", "tensorrt", "--draft", "c", "--drafting-top-k", "4"),
         *("--drafting-step", "3"),
     )
-    assert options.draft == DraftOptions(folder=Path("c"), top_k=4, step=3)
+    assert options.draft == DraftOptions(folder=Path("c"), drafting_top_k=4, drafting_step=3)
 
 
 def test_a_plan_has_the_builder_of_this_python_and_keeps_timings() -> None:

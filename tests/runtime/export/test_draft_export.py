@@ -30,7 +30,7 @@ QWEN3 = reference_folder("qwen3")
 
 def draft_options(folder: Path, form: Form = "offset", **options: Any) -> DraftOptions:
     draft = write_draft(QWEN3, folder / "draft_model", form=form, vocabulary=60)
-    return structs.replace(DraftOptions(folder=draft, layers=(1, 2, 3)), **options)
+    return structs.replace(DraftOptions(folder=draft, eagle_layers=(1, 2, 3)), **options)
 
 
 def test_both_folders_are_complete_and_pass_their_own_check(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_both_folders_are_complete_and_pass_their_own_check(tmp_path: Path) -> N
 
 def test_the_configurations_say_what_the_engines_take(tmp_path: Path) -> None:
     target = tmp_path / "engine"
-    options = draft_options(tmp_path, max_verify_tree=20, max_draft_tree=12)
+    options = draft_options(tmp_path, max_verify_tree_size=20, max_draft_tree_size=12)
     base = export_model(QWEN3, target, ExportOptions(draft=options, capacity=100, max_batch=3))
     draft = load_config(target / DRAFT_FOLDER)
     assert (base.enable_eagle_spec_decode, base.eagle_layers) == (True, (1, 2, 3))
@@ -109,13 +109,13 @@ def test_the_same_models_give_the_same_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "field"),
     [
-        ({"layers": (0, 0, 1)}, "eagle_layers"),
-        ({"layers": (0, 1)}, "fc.weight"),
-        ({"max_verify_tree": 1}, "max_verify_tree"),
-        ({"max_verify_tree": 129}, "max_verify_tree"),
-        ({"max_verify_tree": 65}, "max_verify_tree"),
-        ({"max_draft_tree": -1}, "max_draft_tree"),
-        ({"max_draft_tree": 65}, "max_draft_tree"),
+        ({"eagle_layers": (0, 0, 1)}, "eagle_layers"),
+        ({"eagle_layers": (0, 1)}, "fc.weight"),
+        ({"max_verify_tree_size": 1}, "max_verify_tree_size"),
+        ({"max_verify_tree_size": 129}, "max_verify_tree_size"),
+        ({"max_verify_tree_size": 65}, "max_verify_tree_size"),
+        ({"max_draft_tree_size": -1}, "max_draft_tree_size"),
+        ({"max_draft_tree_size": 65}, "max_draft_tree_size"),
     ],
     ids=str,
 )

@@ -29,11 +29,11 @@ def test_the_defaults_pass(*, static: bool) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("max_verify_tree", 1),
-        ("max_verify_tree", 129),
-        ("max_draft_tree", -1),
-        ("top_k", -1),
-        ("step", -1),
+        ("max_verify_tree_size", 1),
+        ("max_verify_tree_size", 129),
+        ("max_draft_tree_size", -1),
+        ("drafting_top_k", -1),
+        ("drafting_step", -1),
         ("verify", "stars"),
     ],
 )
@@ -46,9 +46,9 @@ def test_an_option_without_meaning_is_named(name: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("static", "name", "value"),
     [
-        (False, "top_k", 4),
-        (False, "step", 4),
-        (True, "max_draft_tree", 4),
+        (False, "drafting_top_k", 4),
+        (False, "drafting_step", 4),
+        (True, "max_draft_tree_size", 4),
         (True, "verify", "chains"),
     ],
 )
@@ -60,24 +60,24 @@ def test_an_option_of_the_other_backend_is_refused(
 
 
 def test_the_tokens_of_a_round_fit_into_one_word() -> None:
-    check_draft_options(structs.replace(PLAIN, step=30), static=True)
-    assert fault(static=True, step=31).field == "step"
+    check_draft_options(structs.replace(PLAIN, drafting_step=30), static=True)
+    assert fault(static=True, drafting_step=31).field == "drafting_step"
 
 
 @pytest.mark.parametrize(
     ("asked", "capacity", "size"), [(0, 512, 60), (0, 40, 40), (16, 40, 16), (40, 40, 40)]
 )
 def test_a_tree_is_what_was_asked_for_or_fits(asked: int, capacity: int, size: int) -> None:
-    assert resolve_tree("max_verify_tree", asked, capacity) == size
+    assert resolve_tree("max_verify_tree_size", asked, capacity) == size
 
 
 def test_a_tree_larger_than_a_row_is_refused() -> None:
     with pytest.raises(HearthError, match="at most the capacity, 40") as caught:
-        resolve_tree("max_draft_tree", 41, 40)
-    assert caught.value.field == "max_draft_tree"
+        resolve_tree("max_draft_tree_size", 41, 40)
+    assert caught.value.field == "max_draft_tree_size"
 
 
 def test_a_plan_proposes_the_default_tree_unless_told() -> None:
     assert resolve_drafting(PLAIN) == (10, 6)
-    assert resolve_drafting(structs.replace(PLAIN, top_k=4)) == (4, 6)
-    assert resolve_drafting(structs.replace(PLAIN, step=3)) == (10, 3)
+    assert resolve_drafting(structs.replace(PLAIN, drafting_top_k=4)) == (4, 6)
+    assert resolve_drafting(structs.replace(PLAIN, drafting_step=3)) == (10, 3)

@@ -49,7 +49,7 @@ def export_with_draft(
     """An engine folder of a reference model with a draft that has its own vocabulary."""
     base = reference_folder(name)
     draft = write_draft(base, target / "draft_model", form="offset", vocabulary=VOCABULARY)
-    chosen = DraftOptions(folder=draft, layers=TAPS, verify=verify)
+    chosen = DraftOptions(folder=draft, eagle_layers=TAPS, verify=verify)
     export_model(base, target / "engine", ExportOptions(draft=chosen, **options))
     return target / "engine"
 

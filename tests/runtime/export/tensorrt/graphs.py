@@ -42,7 +42,7 @@ def small_draft(name: str, folder: Path) -> DraftOptions:
     draft = write_draft(
         reference_folder(name), folder / "draft_model", form="offset", vocabulary=60
     )
-    return DraftOptions(folder=draft, max_verify_tree=9, top_k=2, step=3)
+    return DraftOptions(folder=draft, max_verify_tree_size=9, drafting_top_k=2, drafting_step=3)
 
 
 def graph_options(
