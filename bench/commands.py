@@ -2,22 +2,18 @@ from daemon.cli.lazy import LazyCommand, LazyGroup
 
 _COMMANDS = {
     "decode": LazyCommand(
-        "bench.decode_command:decode", "Decode speed beside the peers and the memory floor."
+        "bench.decode.command:decode", "Decode speed beside the peers and the memory floor."
     ),
     "overhead": LazyCommand(
-        "bench.overhead_command:overhead", "What the daemon adds to the in-process loop."
+        "bench.overhead:overhead", "What the daemon adds to the in-process loop."
     ),
-    "load": LazyCommand("bench.load_command:load", "Many clients; every token is checked."),
-    "graphs": LazyCommand(
-        "bench.graphs_command:graphs", "Decode steps that captured graphs serve."
-    ),
-    "memory": LazyCommand(
-        "bench.memory_command:memory", "Memory by part, predicted against measured."
-    ),
+    "load": LazyCommand("bench.load:load", "Many clients; every token is checked."),
+    "graphs": LazyCommand("bench.graphs:graphs", "Decode steps that captured graphs serve."),
+    "memory": LazyCommand("bench.memory:memory", "Memory by part, predicted against measured."),
     "spec": LazyCommand(
-        "bench.spec_command:spec", "Speculation beside plain decoding, and its proof."
+        "bench.spec.command:spec", "Speculation beside plain decoding, and its proof."
     ),
-    "soak": LazyCommand("bench.soak_command:soak", "Resident memory over a long run."),
+    "soak": LazyCommand("bench.soak:soak", "Resident memory over a long run."),
 }
 
 bench = LazyGroup(

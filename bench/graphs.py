@@ -1,12 +1,22 @@
-"""How many decode steps are launched from captured graphs, in a run that disturbs them."""
+"""`hearth bench graphs`: decode steps that captured graphs serve, in a run that disturbs them."""
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
 
+import click
 import msgspec
 import numpy as np
 
+from bench.report import Record, note, print_fields, publish, record_option
+from bench.toy_daemon import engine_option, given_or_toy
+from daemon.cli.console import progress_bar
+from daemon.cli.errors import FAILED
+from daemon.cli.options import json_option
 from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.options import RuntimeOptions
 from runtime.request import RequestOptions, RowRequest
+from runtime.tensors.profiles import decode_batches
 
 HIT_RATE_AIM = 0.99
 _CANCEL_SHARE = 0.02
@@ -33,6 +43,33 @@ class GraphFigures(msgspec.Struct, kw_only=True):
     cancels: int
     padded: int
     batch_sizes: list[int]
+
+
+@click.command()
+@click.option("--batches", type=click.IntRange(1), default=50, show_default=True)
+@engine_option("a toy")
+@record_option
+@json_option
+def graphs(batches: int, engine: Path | None, record: Record, *, as_json: bool) -> int:
+    """Count the decode steps that captured graphs serve, with evictions, cancels and padding.
+
+    The exit code is 1 when they are fewer than 99%.
+    """
+    options = RuntimeOptions(verify=False)
+    with (
+        given_or_toy(engine) as folder,
+        closing(LLMInferenceRuntime.open(folder, options)) as runtime,
+        progress_bar() as progress,
+    ):
+        run = GraphRun(runtime, decode_batches(runtime.config))
+        found = run.run(batches, lambda done, total: progress("batches", done, total))
+    title = "Decode steps and captured graphs"
+    publish(found, lambda: print_fields(title, found, ".4f"), as_json=as_json)
+    record.keep({"graphs": found})
+    if found.hit_rate < HIT_RATE_AIM:
+        note(f"fewer than {HIT_RATE_AIM:.0%} of the decode steps came from a graph")
+        return FAILED
+    return 0
 
 
 class GraphRun:

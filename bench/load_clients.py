@@ -1,41 +1,103 @@
-"""The clients of `bench load`: they send random prompts and check every token that comes back."""
+"""The clients of `bench load`, in a process of their own: `python -m bench.load_clients JOB`.
+
+They send random prompts to the simulated engine and check every token that comes back.
+"""
 
 import asyncio
 import random
 import string
-from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import partial
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
-from hearth_client import HearthClientError
-from hearth_client.options import GenerateOptions
-from hearth_client.protocol import Delta, Done
+import msgspec
+import numpy as np
+import uvloop
+from hearth_client import AsyncClient, HearthClientError
+from hearth_client.protocol import Done
 
-from bench.connections import connected
-from bench.load_messages import LoadJob
-from bench.simulated_truth import simulated_stream
-from bench.stream_check import Tally
-from runtime.config import load_config
+from bench.child_process import ParentProcess
+from bench.toy_daemon import connected
+from runtime.config import LLMEngineRunnerConfig, load_config
+from runtime.executor.simulated_engine import simulated_next_tokens
 from runtime.text import Tokenizer
 
 _LETTERS = string.ascii_letters + string.digits + " .,?"
 _LONGEST_PROMPT = 120
+_PROGRESS_EVERY = 250
 
 
-class Stream(Protocol):
-    """What the bench uses of a generation."""
+class LoadJob(msgspec.Struct, frozen=True, kw_only=True):
+    """One process: `clients` connections that send `requests` in all, one at a time each."""
+
+    socket: str
+    engine: str
+    clients: int
+    requests: int
+    max_tokens: int
+    seed: int = 0
+
+
+class Tally(msgspec.Struct, kw_only=True):
+    """What was checked: requests and tokens, and the faults among them.
+
+    `lost` tokens never came (those of a failed request included), `doubled` ones came though
+    nobody sent them (again), `disordered` ones came in another place. `failed` requests ended in
+    an error, `misended` ones with another reason or count than asked for.
+    """
+
+    requests: int = 0
+    tokens: int = 0
+    lost: int = 0
+    doubled: int = 0
+    disordered: int = 0
+    failed: int = 0
+    misended: int = 0
 
     @property
-    def done(self) -> Done | None:
-        """How it ended."""
+    def clean(self) -> bool:
+        """Whether nothing at all went wrong."""
+        return not (self.lost or self.doubled or self.disordered or self.failed or self.misended)
 
-    def __aiter__(self) -> AsyncIterator[Delta]:
-        """The deltas in the order of their arrival."""
+    def check(self, expected: Sequence[int], received: Sequence[int]) -> None:
+        """Compare one stream with the truth."""
+        self.requests += 1
+        self.tokens += len(received)
+        if list(expected) == list(received):
+            return
+        sent, got = Counter(expected), Counter(received)
+        self.lost += (sent - got).total()
+        self.doubled += (got - sent).total()
+        self.disordered += (sent & got).total() - _in_order(expected, received)
+
+    def add(self, other: "Tally") -> None:
+        """Count another tally in."""
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-Start = Callable[[str], Awaitable[Stream]]
-"""Starts a generation for a prompt."""
+def _in_order(one: Sequence[int], other: Sequence[int]) -> int:
+    # Length of the longest common subsequence, by dynamic programming over rows.
+    row = [0] * (len(other) + 1)
+    for left in one:
+        diagonal = 0
+        for index, right in enumerate(other, start=1):
+            above = row[index]
+            row[index] = diagonal + 1 if left == right else max(above, row[index - 1])
+            diagonal = above
+    return row[-1]
+
+
+class Progress(msgspec.Struct, frozen=True, tag=True):
+    """So many requests have ended."""
+
+    requests: int
+
+
+class Finished(msgspec.Struct, frozen=True, tag=True):
+    """All requests have ended."""
+
+    tally: Tally
 
 
 class LoadClients:
@@ -56,26 +118,22 @@ class LoadClients:
         )
 
     async def run(self) -> Tally:
-        """Connect all clients and send everything."""
+        """Connect all clients and send everything, each client one request at a time."""
         async with connected(self._job.socket, self._job.clients) as clients:
-            options: GenerateOptions = {"max_tokens": self._job.max_tokens, "ignore_eos": True}
-            await asyncio.gather(
-                *(self.drain(partial(client.generate, **options)) for client in clients)
-            )
+            await asyncio.gather(*(self._drain(client) for client in clients))
         return self.tally
 
-    async def drain(self, start: Start) -> None:
-        """Send prompts, one at a time, until none is left."""
+    async def _drain(self, client: AsyncClient) -> None:
         for prompt in self._prompts:
-            await self._request(start, prompt)
+            await self._request(client, prompt)
             self._progress(self.tally.requests)
 
-    async def _request(self, start: Start, prompt: str) -> None:
+    async def _request(self, client: AsyncClient, prompt: str) -> None:
         count = self._job.max_tokens
         expected = simulated_stream(self._config, self._tokenizer.encode(prompt), count)
         received: list[int] = []
         try:
-            stream = await start(prompt)
+            stream = await client.generate(prompt, max_tokens=count, ignore_eos=True)
             async for delta in stream:
                 received += delta.tokens
         except HearthClientError:
@@ -87,3 +145,29 @@ class LoadClients:
 
 def _ended_well(done: Done | None, count: int) -> bool:
     return done is not None and done.reason == "length" and done.usage.completion_tokens == count
+
+
+def simulated_stream(config: LLMEngineRunnerConfig, prompt: list[int], count: int) -> list[int]:
+    """The `count` tokens that the simulated engine must answer to the prompt's ids."""
+    stream = prompt[-1:]
+    for position in range(len(prompt) - 1, len(prompt) - 1 + count):
+        here = np.array(stream[-1:]), np.array([position])
+        after = simulated_next_tokens(*here, config.vocab_size, config.eos_token_ids)
+        stream.append(int(after[0]))
+    return stream[1:]
+
+
+def main() -> None:
+    """Serve as the child: run the job, reporting progress and at last the tally."""
+    parent = ParentProcess()
+
+    def report(requests: int) -> None:
+        if requests % _PROGRESS_EVERY == 0:
+            parent.send(Progress(requests))
+
+    clients = LoadClients(parent.job(LoadJob), report)
+    parent.send(Finished(uvloop.run(clients.run())))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,15 +1,28 @@
 """`hearth bench memory`: what an engine takes, part by part, against what was predicted."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Protocol
 
+import click
 import msgspec
 
-from bench.json_process import JsonProcess
-from bench.memory_stages import OPTIONS, STAGES
+from bench.child_process import ChildProcess
+from bench.memory_stages import OPTIONS, STAGES, MemoryJob
 from bench.process_memory import family_usage
+from bench.report import (
+    Columns,
+    Record,
+    figure,
+    log_folder,
+    note,
+    print_cases,
+    publish,
+    record_option,
+)
+from bench.toy_daemon import engine_option, given_or_toy
+from daemon.cli.errors import FAILED
+from daemon.cli.options import json_option
 from runtime.decoding.budget import predicted_parts
 from runtime.decoding.deployment import DeploymentConfig, load_deployment
 from runtime.device.cuda.context import open_context
@@ -17,6 +30,10 @@ from runtime.errors import HearthError
 
 RATIO_AIM = 0.05
 _TIMEOUT_S = 300.0
+_RESIDENT = (
+    "On the CPU a part is reserved when it is built and becomes resident when a step first uses "
+    'it: what "tables and caches" and "step buffers" lack is among "steps". Compare the sums.'
+)
 
 
 class PartFigures(msgspec.Struct, kw_only=True):
@@ -43,44 +60,74 @@ class MemoryFigures(msgspec.Struct, kw_only=True):
         return ratio is not None and abs(ratio - 1) <= RATIO_AIM
 
 
-class Meter(Protocol):
-    """Bytes that are in use where an engine lies."""
-
-    def used(self) -> int:
-        """Bytes now in use."""
-
-
-class ProcessMeter:
-    """The resident memory of a process and its children."""
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-
-    def used(self) -> int:
-        """Resident bytes."""
-        return family_usage(self._pid).rss_bytes
+_COLUMNS: Columns[PartFigures | MemoryFigures] = (
+    ("predicted MB", lambda found: figure(found.predicted_mb, ".1f")),
+    ("measured MB", lambda found: figure(found.measured_mb, ".1f")),
+    ("ratio", lambda found: figure(found.predicted_over_measured, ".3f")),
+)
 
 
-class GPUMeter:
-    """The memory of the first GPU, of all its users together; nobody else may use it meanwhile."""
+@click.command()
+@engine_option("a toy")
+@click.option(
+    "--name",
+    default="",
+    metavar="NAME",
+    help="The key of these figures in a record.  [memory]",
+)
+@record_option
+@json_option
+def memory(engine: Path | None, name: str, record: Record, *, as_json: bool) -> int:
+    """Compare the memory that hearth check predicts with what an engine takes, part by part.
 
-    def __init__(self) -> None:
-        # A context of this process, whose own size stays the same.
-        self._context = open_context()
+    On a GPU by its free memory, where nobody else may work meanwhile, and the exit code is 1 when
+    the sum is off by more than 5%; on the CPU by resident memory, which depends on what is used.
+    """
+    if name and record.file is None:
+        raise click.UsageError("--name is for --record")
+    with given_or_toy(engine) as folder:
+        found = measure_memory(folder, log_folder() / "memory.log")
+    publish(found, lambda: _print(found), as_json=as_json)
+    record.keep({name or "memory": found})
+    if found.device == "cuda" and not found.within_aim:
+        note("the prediction is off by more than 5%")
+        return FAILED
+    return 0
 
-    def used(self) -> int:
-        """Bytes that are not free."""
-        free, total = self._context.memory()
-        return total - free
+
+def _print(found: MemoryFigures) -> None:
+    parts: dict[str, PartFigures | MemoryFigures] = {**found.parts, "all": found}
+    print_cases(f"Memory of an engine on {found.device}", "part", _COLUMNS, parts)
+    if found.device == "cpu":
+        note(_RESIDENT)
 
 
 def measure_memory(engine: Path, log: Path) -> MemoryFigures:
     """Open `engine` in a process of its own and look after every stage; raises HearthError."""
     deployment = load_deployment(engine, OPTIONS)
-    with closing(JsonProcess("bench.memory_main", [str(engine)], log)) as process:
-        meter = GPUMeter() if deployment.base.device == "cuda" else ProcessMeter(process.pid)
-        used = _stages(process, meter)
+    used_on_gpu = _gpu_meter() if deployment.base.device == "cuda" else None
+    job = MemoryJob(str(engine))
+    used: dict[str, int] = {}
+    with closing(ChildProcess("bench.memory_stages", job, log)) as process:
+        for stage in ("start", *STAGES):
+            name = process.receive(str, _TIMEOUT_S)
+            if name != stage:
+                raise HearthError("internal", f"the engine is at {name} in place of {stage}")
+            used[stage] = used_on_gpu() if used_on_gpu else family_usage(process.pid).rss_bytes
+            process.send("go on")
     return memory_figures(deployment, used)
+
+
+def _gpu_meter() -> Callable[[], int]:
+    """Counts the bytes of the first GPU that are in use, by all: nobody else may work there."""
+    # A context of this process, whose own size stays the same.
+    context = open_context()
+
+    def used() -> int:
+        free, total = context.memory()
+        return total - free
+
+    return used
 
 
 def memory_figures(deployment: DeploymentConfig, used: Mapping[str, int]) -> MemoryFigures:
@@ -102,17 +149,6 @@ def memory_figures(deployment: DeploymentConfig, used: Mapping[str, int]) -> Mem
         measured_mb=total.measured_mb,
         predicted_over_measured=total.predicted_over_measured,
     )
-
-
-def _stages(process: JsonProcess, meter: Meter) -> dict[str, int]:
-    used: dict[str, int] = {}
-    for stage in ("start", *STAGES):
-        name = msgspec.json.decode(process.receive(_TIMEOUT_S), type=str)
-        if name != stage:
-            raise HearthError("internal", f"the engine cannot be opened, {name}")
-        used[stage] = meter.used()
-        process.send("go on")
-    return used
 
 
 def _part(predicted: int, measured: int) -> PartFigures:

@@ -1,14 +1,20 @@
-"""An engine put together stage by stage, so that somebody can look at the memory in between."""
+"""An engine put together stage by stage, in a process of its own that is measured in between.
+
+`python -m bench.memory_stages JOB` tells the name of each stage and goes on when it is told to.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
+from bench.child_process import ParentProcess
 from runtime.decoding.assembly import assemble
 from runtime.decoding.deployment import load_deployment
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.device.open import open_device
+from runtime.errors import HearthError
 from runtime.executor.engine import EngineOptions
 from runtime.onnx_runtime import load_onnx_runtime
 from runtime.options import RuntimeOptions, SpeculationOptions
@@ -27,6 +33,12 @@ STAGES: dict[str, tuple[str, ...]] = {
 }
 """What is built, in order, and the parts of a deployment's prediction that it must fit."""
 _ROUNDS_TOKENS = 24
+
+
+class MemoryJob(msgspec.Struct, frozen=True):
+    """The engine folder that is opened."""
+
+    engine: str
 
 
 def build_in_stages(folder: Path, built: Callable[[str], None]) -> None:
@@ -62,3 +74,22 @@ def _run(runtime: LLMInferenceRuntime, length: int, tokens: int) -> None:
     while runtime.active:
         runtime.step()
     runtime.release()
+
+
+def main() -> None:
+    """Serve as the child: build the engine of the job's folder, or refuse."""
+    parent = ParentProcess()
+
+    def tell(stage: str) -> None:
+        parent.send(stage)
+        parent.receive(str)
+
+    tell("start")
+    try:
+        build_in_stages(Path(parent.job(MemoryJob).engine), tell)
+    except HearthError as error:
+        parent.refuse(error)
+
+
+if __name__ == "__main__":
+    main()

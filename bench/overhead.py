@@ -1,21 +1,30 @@
-"""What the daemon adds, seen from a client in another process."""
+"""`hearth bench overhead`: what the daemon adds, seen from a client in another process."""
 
 import asyncio
-import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from statistics import median, quantiles
+from time import monotonic
 
+import click
 import msgspec
 import uvloop
 from hearth_client import AsyncClient, Client
 
-from bench.connections import connected
-from bench.in_process import InProcessLoop
-from bench.report import note
+from bench.report import note, print_fields, publish
+from bench.toy_daemon import connected, given_or_toy, simulated_flags
+from daemon.cli.options import json_option
+from daemon.own_daemon import own_daemon
+from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.options import RuntimeOptions
+from runtime.request import RequestOptions, RowRequest
+from runtime.text import Tokenizer
 
 PROMPT = "switch the light in the kitchen on and tell me the temperature of the living room"
 STREAMS = 8
+_WARM_UP = 3
+_ONE_ROW_TOKENS = 64
 
 
 class Arrivals(msgspec.Struct, kw_only=True):
@@ -49,18 +58,98 @@ class OverheadFigures(msgspec.Struct, kw_only=True):
     in_process_tokens_per_s_8: float
 
 
+@click.command()
+@click.option("--step-ms", type=click.FloatRange(0), default=5.0, show_default=True)
+@click.option(
+    "--requests",
+    type=click.IntRange(2),
+    default=30,
+    show_default=True,
+    help="Requests of one row whose tokens are timed.",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(1),
+    default=7,
+    show_default=True,
+    help="Repetitions of the throughput measurement.",
+)
+@click.option("--max-tokens", type=click.IntRange(2, 1024), default=256, show_default=True)
+@json_option
+def overhead(step_ms: float, requests: int, rounds: int, max_tokens: int, *, as_json: bool) -> None:
+    """Time what the daemon adds to each token, to the first one and to 8 streams.
+
+    A real daemon with the simulated engine; the times of its steps and of this process are of
+    one monotonic clock.
+    """
+    with given_or_toy() as engine, closing(InProcessLoop(engine, step_ms)) as loop:
+        one_row = min(_ONE_ROW_TOKENS, max_tokens)
+        flags = simulated_flags(step_ms)
+        with own_daemon(engine, (*flags, "--fill-wait-ms", "0")) as daemon:
+            note("one row, no wait to fill a batch")
+            quick = arrivals(daemon.socket, requests, one_row)
+            daemon.stop()
+        with own_daemon(engine, flags) as daemon:
+            note("one row, default settings")
+            default = arrivals(daemon.socket, requests, one_row)
+            throughput_8 = throughputs(daemon.socket, loop, rounds, max_tokens)
+            daemon.stop()
+        reference = [loop.first_token_s(PROMPT) for _ in range(requests)]
+    figures = overhead_figures(quick, default, reference, throughput_8)
+    title = f"Added by the daemon, steps of {step_ms:g} ms"
+    publish(figures, lambda: print_fields(title, figures, ".4f"), as_json=as_json)
+
+
+class InProcessLoop:
+    """Tokenizer and runtime in this process, with a simulated engine of `step_ms` a step."""
+
+    def __init__(self, engine: Path, step_ms: float) -> None:
+        options = RuntimeOptions(engine_kind="simulated", step_ms=step_ms)
+        self._runtime = LLMInferenceRuntime.open(engine, options)
+        self._tokenizer = Tokenizer.open(engine)
+
+    def first_token_s(self, prompt: str) -> float:
+        """Seconds from the text to the end of prefill, tokenization included."""
+        started = monotonic()
+        self._begin([prompt], max_tokens=2)
+        ended = self._runtime.step().ended
+        self._runtime.release()
+        return ended - started
+
+    def tokens_per_s(self, prompts: list[str], max_tokens: int) -> float:
+        """Throughput of one batch from its texts to its last token."""
+        started = monotonic()
+        self._begin(prompts, max_tokens)
+        tokens = 0
+        while self._runtime.active:
+            tokens += len(self._runtime.step().tokens)
+        ended = monotonic()
+        self._runtime.release()
+        return tokens / (ended - started)
+
+    def close(self) -> None:
+        """Free the runtime."""
+        self._runtime.close()
+
+    def _begin(self, prompts: list[str], max_tokens: int) -> None:
+        self._runtime.admit([self._row(prompt, max_tokens) for prompt in prompts])
+
+    def _row(self, prompt: str, max_tokens: int) -> RowRequest:
+        token_ids = self._tokenizer.encode(prompt)
+        return RowRequest(
+            token_ids=token_ids,
+            prompt_length=len(token_ids),
+            options=RequestOptions(max_tokens=max_tokens, ignore_eos=True),
+        )
+
+
 def arrivals(socket: Path, requests: int, max_tokens: int) -> Arrivals:
-    """Send `requests` requests one after the other and time every token."""
-    seen = Arrivals()
+    """Send `requests` requests one after the other and time every token, but those of a warm-up."""
+    warm_up, seen = Arrivals(), Arrivals()
     with Client(socket) as client:
-        for _ in range(requests):
-            _one(client, max_tokens, seen)
+        for number in range(_WARM_UP + requests):
+            _one(client, max_tokens, warm_up if number < _WARM_UP else seen)
     return seen
-
-
-def throughput(socket: Path, max_tokens: int) -> float:
-    """Tokens a second of 8 clients at once, from the first request to the last token."""
-    return uvloop.run(_throughput(socket, max_tokens))
 
 
 def throughputs(
@@ -71,7 +160,7 @@ def throughputs(
     in_process: list[float] = []
     for turn in range(rounds):
         note(f"throughput: round {turn + 1} of {rounds}")
-        daemon.append(throughput(socket, max_tokens))
+        daemon.append(uvloop.run(_throughput(socket, max_tokens)))
         in_process.append(loop.tokens_per_s([PROMPT] * STREAMS, max_tokens))
     return median(daemon), median(in_process)
 
@@ -98,10 +187,10 @@ def overhead_figures(
 
 
 def _one(client: Client, max_tokens: int, seen: Arrivals) -> None:
-    sent = time.monotonic()
+    sent = monotonic()
     stream = client.generate(PROMPT, max_tokens=max_tokens, ignore_eos=True, timestamps=True)
     for delta in stream:
-        now = time.monotonic()
+        now = monotonic()
         if delta.ended is None:
             continue
         if delta.seq == 0:
@@ -112,10 +201,11 @@ def _one(client: Client, max_tokens: int, seen: Arrivals) -> None:
 
 
 async def _throughput(socket: Path, max_tokens: int) -> float:
+    """Tokens a second of 8 clients at once, from the first request to the last token."""
     async with connected(socket, STREAMS) as clients:
-        started = time.monotonic()
+        started = monotonic()
         counts = await asyncio.gather(*(_drain(client, max_tokens) for client in clients))
-        return sum(counts) / (time.monotonic() - started)
+        return sum(counts) / (monotonic() - started)
 
 
 async def _drain(client: AsyncClient, max_tokens: int) -> int:

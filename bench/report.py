@@ -1,8 +1,13 @@
-"""How the bench prints: tables for people, one JSON object on the last line for programs."""
+"""How a bench reports: tables for people, one JSON object for programs, a machine's record."""
 
+import os
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import msgspec
@@ -10,7 +15,13 @@ from rich.table import Table
 
 from daemon.cli.console import out
 from daemon.shipped import cache_folder
+from runtime.errors import HearthError
 
+Figures = TypeVar("Figures")
+Columns = Sequence[tuple[str, Callable[[Figures], str]]]
+"""Of a table: the heading, and what stands below it."""
+COMMIT_VARIABLE = "BENCH_COMMIT"
+_GIT = ("git", "rev-parse", "--short=12", "HEAD")
 _PLAIN_WIDTH = 200
 """Columns of a table that nobody looks at through a terminal."""
 
@@ -20,35 +31,30 @@ def note(text: str) -> None:
     click.echo(text, err=True)
 
 
-def log_folder() -> Path:
+def log_folder(cache: Path | None = None) -> Path:
     """Where the processes of a bench write what they have to say, made if need be."""
-    folder = cache_folder() / "bench" / "logs"
+    folder = (cache or cache_folder() / "bench") / "logs"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def publish(value: Any, show: Callable[[], None], *, as_json: bool) -> None:
-    """Print `value` for programs, or call `show`, which prints it for people."""
+    """Print `value` as one line of JSON for programs, or call `show`, which prints for people."""
     if as_json:
-        print_json(value)
+        click.echo(msgspec.json.encode(rounded(value)).decode())
     else:
         show()
 
 
-def print_json(value: Any) -> None:
-    """Print one object on one line, floats with six significant digits."""
-    click.echo(msgspec.json.encode(rounded(msgspec.to_builtins(value))).decode())
-
-
 def rounded(value: Any) -> Any:
-    """The same value with all floats at six significant digits."""
+    """A value as JSON has it, all floats at six significant digits."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, Mapping):
         return {key: rounded(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [rounded(item) for item in value]
-    return value
+    return rounded(msgspec.to_builtins(value)) if isinstance(value, msgspec.Struct) else value
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -64,6 +70,14 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     console.print(grid)
 
 
+def print_cases(
+    title: str, first: str, columns: Columns[Figures], figures: Mapping[str, Figures]
+) -> None:
+    """Print a table with a row for each case; `first` is the heading of their names."""
+    rows = [(name, *(show(found) for _, show in columns)) for name, found in figures.items()]
+    print_table(title, (first, *(heading for heading, _ in columns)), rows)
+
+
 def print_fields(title: str, value: msgspec.Struct, form: str) -> None:
     """Print a table with a row for each field; `form` is that of a fraction."""
     rows = [
@@ -76,3 +90,95 @@ def print_fields(title: str, value: msgspec.Struct, form: str) -> None:
 def figure(value: float | None, form: str = ".2f") -> str:
     """A figure as text; a dash where there is none."""
     return "-" if value is None else format(value, form)
+
+
+class Recorded(msgspec.Struct, forbid_unknown_fields=True):
+    """A day's figures at one commit; `command` holds every command that gave some of them."""
+
+    date: str
+    commit: str
+    command: str
+    figures: dict[str, Any]
+
+
+class Record:
+    """The file that keeps a machine's figures at one commit; where none is given nothing is kept.
+
+    `command` is the command line behind the program's name. Made before anything is measured:
+    raises `invalid_value` when the file holds something else, or no commit is known.
+    """
+
+    def __init__(self, file: Path | None, command: Sequence[str]) -> None:
+        self.file = file
+        self._line = shlex.join(["hearth", *command])
+        if file is not None:
+            self._commit = current_commit()
+            _read(file)
+
+    def keep(self, figures: Mapping[str, Any]) -> None:
+        """Merge `figures` into the file by key; figures of another commit make room."""
+        if self.file is None:
+            return
+        older = _read(self.file)
+        if older is None or older.commit != self._commit:
+            older = Recorded("", self._commit, "", {})
+        commands = [one for one in older.command.split(" && ") if one]
+        kept = Recorded(
+            date=datetime.now(timezone.utc).date().isoformat(),
+            commit=self._commit,
+            command=" && ".join(dict.fromkeys([*commands, self._line])),
+            figures={**older.figures, **rounded(figures)},
+        )
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        partial = self.file.with_name(f"{self.file.name}.partial")
+        partial.write_bytes(msgspec.json.format(msgspec.json.encode(kept), indent=1) + b"\n")
+        partial.replace(self.file)
+
+
+def record_option(command: Any) -> Any:
+    """The option `--record FILE` of a bench, which gets a `Record`."""
+    return click.option(
+        "--record",
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="FILE",
+        callback=lambda context, _, file: Record(file, command_line(context.command.name)),
+        help="Also merge the figures into FILE, which names the commit: that of the repository, "
+        f"or ${COMMIT_VARIABLE}.",
+    )(command)
+
+
+def command_line(name: str) -> list[str]:
+    """The arguments that this program was started with, from bench command `name` on.
+
+    Without the place of the record, which says nothing of the figures.
+    """
+    given = sys.argv[sys.argv.index(name) + 1 :] if name in sys.argv else []
+    while "--record" in given:
+        at = given.index("--record")
+        given = given[:at] + given[at + 2 :]
+    return ["bench", name, *(word for word in given if not word.startswith("--record="))]
+
+
+def current_commit() -> str:
+    """The commit that is measured; raises `invalid_value` where none is known."""
+    given = os.environ.get(COMMIT_VARIABLE, "")
+    if given:
+        return given
+    try:
+        done = subprocess.run(_GIT, capture_output=True, check=True, text=True)  # noqa: S603 - fixed
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise HearthError(
+            "invalid_value", f"no commit is known: set ${COMMIT_VARIABLE}", "record"
+        ) from error
+    return done.stdout.strip()
+
+
+def _read(file: Path) -> Recorded | None:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Recorded)
+    except FileNotFoundError:
+        return None
+    except msgspec.MsgspecError as error:
+        raise HearthError(
+            "invalid_value", f"{file} holds no figures of a bench: {error}", "record"
+        ) from error

@@ -1,17 +1,25 @@
-"""Clients that never rest: random sizes, one request in five broken off."""
+"""`hearth bench soak`: the memory of a daemon whose clients never rest."""
 
 import asyncio
 import random
 import string
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 
+import click
+import msgspec
+import numpy as np
+import uvloop
 from hearth_client import AsyncClient, HearthClientError
 
-from bench.connections import connected
-from bench.flatness import Sample
 from bench.process_memory import family_usage
+from bench.report import note, print_fields, publish
+from bench.toy_daemon import connected, engine_option, given_or_toy, simulated_flags
+from daemon.cli.errors import FAILED
+from daemon.cli.options import json_option
+from daemon.own_daemon import own_daemon
 
 ABORT_SHARE = 0.2
 _CLIENTS = 8
@@ -21,6 +29,65 @@ _LONGEST_PROMPT = 80
 _LONGEST_REPLY = 128
 _FEWEST_SAMPLES = 180
 _PAUSE_S = 0.1
+_SAMPLES_PER_NOTE = 6
+_STEP_MS = 1.0
+WARM_UP_SHARE = 0.2
+"""The first fifth of a run fills pools and caches and is not judged."""
+MB_PER_10000_REQUESTS = 1.0
+_HANDLES_SLACK = 2
+_ENOUGH_SAMPLES = 5
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """The daemon and its executor at one moment."""
+
+    seconds: float
+    requests: int
+    rss_bytes: int
+    handles: int
+
+
+class SoakFigures(msgspec.Struct, kw_only=True):
+    """Growth after the warm-up; slopes by least squares, megabytes of 10^6 bytes."""
+
+    requests: int
+    aborted: int
+    failed: int
+    minutes: float
+    rss_mb: float
+    mb_per_minute: float
+    mb_per_10000_requests: float
+    handles: int
+    handles_growth: float
+    flat: bool
+
+
+@click.command()
+@click.option("--minutes", type=click.FloatRange(0.01), default=30.0, show_default=True)
+@click.option(
+    "--step-ms",
+    type=click.FloatRange(0),
+    help=f"Milliseconds a step of the simulated engine.  [{_STEP_MS:g}]",
+)
+@engine_option("the simulated engine")
+@json_option
+def soak(minutes: float, step_ms: float | None, engine: Path | None, *, as_json: bool) -> int:
+    """Watch the memory of daemon and executor under random requests, a fifth of them cancelled.
+
+    Flat means less than 1 MB per 10,000 requests and no more open handles after the first fifth
+    of the run. The exit code is 1 when it is not.
+    """
+    if engine and step_ms is not None:
+        raise click.UsageError("--step-ms is for the simulated engine alone")
+    flags = () if engine else simulated_flags(_STEP_MS if step_ms is None else step_ms)
+    with given_or_toy(engine) as folder, own_daemon(folder, flags) as daemon:
+        run = Soak(daemon.socket, daemon.pid, 60 * minutes)
+        uvloop.run(run.run(_progress(run)))
+        daemon.stop()
+    figures = judge(run.samples, aborted=run.aborted, failed=run.failed)
+    title = "Memory of daemon and executor"
+    publish(figures, lambda: print_fields(title, figures, ".3f"), as_json=as_json)
+    return 0 if figures.flat else FAILED
 
 
 class Soak:
@@ -85,3 +152,49 @@ class Soak:
 
     def _elapsed(self) -> float:
         return time.monotonic() - self._started
+
+
+def _progress(run: Soak) -> Callable[[Sample], None]:
+    def say(sample: Sample) -> None:
+        if len(run.samples) % _SAMPLES_PER_NOTE == 0:
+            note(
+                f"{sample.seconds / 60:.1f} min: {sample.requests} requests, "
+                f"{sample.rss_bytes / 1e6:.1f} MB, {sample.handles} handles"
+            )
+
+    return say
+
+
+def judge(samples: Sequence[Sample], *, aborted: int = 0, failed: int = 0) -> SoakFigures:
+    """Flat means: no failure, growth below 1 MB per 10,000 requests, no handles left open.
+
+    Handles are compared as medians of the first and the last third after the warm-up, with a
+    slack of two. Fewer than five samples after the warm-up are not flat; there is at least one.
+    """
+    last = samples[-1]
+    judged = [one for one in samples if one.seconds >= WARM_UP_SHARE * last.seconds]
+    rss = [one.rss_bytes / 1e6 for one in judged]
+    per_request = _slope([one.requests for one in judged], rss)
+    third = max(1, len(judged) // 3)
+    growth = median(one.handles for one in judged[-third:]) - median(
+        one.handles for one in judged[:third]
+    )
+    calm = 10_000 * per_request < MB_PER_10000_REQUESTS and growth <= _HANDLES_SLACK
+    return SoakFigures(
+        requests=last.requests,
+        aborted=aborted,
+        failed=failed,
+        minutes=last.seconds / 60,
+        rss_mb=last.rss_bytes / 1e6,
+        mb_per_minute=60 * _slope([one.seconds for one in judged], rss),
+        mb_per_10000_requests=10_000 * per_request,
+        handles=last.handles,
+        handles_growth=growth,
+        flat=calm and not failed and len(judged) >= _ENOUGH_SAMPLES,
+    )
+
+
+def _slope(x: Sequence[float], y: Sequence[float]) -> float:
+    spread = np.asarray(x, dtype=float) - np.mean(x)
+    square = float(spread @ spread)
+    return float(spread @ np.asarray(y)) / square if square else 0.0

@@ -5,9 +5,12 @@ from pathlib import Path
 import pytest
 
 from bench.random_model import QUICK_SHAPE, write_random_model
-from bench.toy_engine import toy_engine
+from bench.toy_daemon import toy_engine
 from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.export import ExportOptions, export_model
 from runtime.options import RuntimeOptions, SpeculationOptions
+
+REFERENCE = Path(__file__).parent.parent / "references" / "qwen3"
 
 
 @pytest.fixture(scope="session")
@@ -20,6 +23,14 @@ def quick_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return toy_engine(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.fixture(scope="session")
+def tiny_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The engine folder of a random model: 4 rows of 96 tokens."""
+    folder = tmp_path_factory.mktemp("engines") / "tiny"
+    export_model(REFERENCE, folder, ExportOptions(capacity=96, max_batch=4))
+    return folder
 
 
 @pytest.fixture

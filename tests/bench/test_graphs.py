@@ -6,7 +6,7 @@ import pytest
 from bench.graphs import GraphRun
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.options import RuntimeOptions
-from tests.bench.test_commands import run
+from tests.bench.running import run
 
 
 @pytest.fixture

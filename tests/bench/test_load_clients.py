@@ -1,15 +1,20 @@
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
+import msgspec
 import pytest
 from hearth_client import HearthClientError
 from hearth_client.protocol import Delta, Done, Usage
+from hypothesis import given
+from hypothesis import strategies as st
 
-from bench.load_clients import LoadClients
-from bench.load_messages import LoadJob
-from bench.simulated_truth import simulated_stream
-from bench.stream_check import Tally
+from bench import toy_daemon
+from bench.load_clients import LoadClients, LoadJob, Tally, simulated_stream
 from runtime.config import load_config
+from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.options import RuntimeOptions
+from runtime.request import GenerationRequest, RequestOptions, RowRequest
 from runtime.text import Tokenizer
 
 Fault = Callable[[list[Delta]], list[Delta]]
@@ -26,7 +31,7 @@ class FakeStream:
             yield delta
 
 
-class FakeDaemon:
+class FakeClient:
     """Answers truly but for one request, whose deltas go through `fault`."""
 
     def __init__(self, toy: Path, fault: Fault, done: Done | None = None) -> None:
@@ -36,7 +41,8 @@ class FakeDaemon:
         self._odd_done = done
         self.requests = 0
 
-    async def start(self, prompt: str) -> FakeStream:
+    async def generate(self, prompt: str, *, max_tokens: int, ignore_eos: bool) -> FakeStream:
+        assert (max_tokens, ignore_eos) == (TOKENS, True)
         self.requests += 1
         tokens = simulated_stream(self._config, self._tokenizer.encode(prompt), TOKENS)
         deltas = [Delta(id="1", seq=i, text="", tokens=[t]) for i, t in enumerate(tokens)]
@@ -47,42 +53,56 @@ class FakeDaemon:
         return FakeStream(deltas, done)
 
 
-async def tally(toy: Path, fault: Fault, done: Done | None = None) -> Tally:
-    job = LoadJob(socket="", engine=str(toy), clients=1, requests=5, max_tokens=TOKENS, seed=3)
-    progress: list[int] = []
-    clients = LoadClients(job, progress.append)
-    await clients.drain(FakeDaemon(toy, fault, done).start)
-    assert progress == [1, 2, 3, 4, 5]
-    assert clients.tally.requests == 5
-    return clients.tally
+Tallied = Callable[..., Awaitable[Tally]]
 
 
-async def test_a_true_daemon_is_clean(toy: Path) -> None:
-    found = await tally(toy, lambda deltas: deltas)
+@pytest.fixture
+def tallied(toy: Path, monkeypatch: pytest.MonkeyPatch) -> Tallied:
+    """The tally of five requests of one client, one of them with a fault."""
+
+    async def run(fault: Fault, done: Done | None = None) -> Tally:
+        @asynccontextmanager
+        async def connect(address: str) -> AsyncIterator[FakeClient]:
+            assert address == "socket"
+            yield FakeClient(toy, fault, done)
+
+        monkeypatch.setattr(toy_daemon, "AsyncClient", connect)
+        progress: list[int] = []
+        job = LoadJob(socket="socket", engine=str(toy), clients=1, requests=5, max_tokens=TOKENS)
+        found = await LoadClients(job, progress.append).run()
+        assert progress == [1, 2, 3, 4, 5]
+        assert found.requests == 5
+        return found
+
+    return run
+
+
+async def test_a_true_daemon_is_clean(tallied: Tallied) -> None:
+    found = await tallied(lambda deltas: deltas)
     assert found.clean
     assert found.tokens == 5 * TOKENS
 
 
-async def test_one_drop_is_reported(toy: Path) -> None:
-    found = await tally(toy, lambda deltas: deltas[:4] + deltas[5:])
+async def test_one_drop_is_reported(tallied: Tallied) -> None:
+    found = await tallied(lambda deltas: deltas[:4] + deltas[5:])
     assert (found.lost, found.doubled, found.disordered) == (1, 0, 0)
 
 
-async def test_one_double_is_reported(toy: Path) -> None:
-    found = await tally(toy, lambda deltas: deltas[:5] + deltas[4:])
+async def test_one_double_is_reported(tallied: Tallied) -> None:
+    found = await tallied(lambda deltas: deltas[:5] + deltas[4:])
     assert (found.lost, found.doubled, found.disordered) == (0, 1, 0)
 
 
-async def test_one_swap_is_reported(toy: Path) -> None:
-    found = await tally(toy, lambda d: [*d[:4], d[5], d[4], *d[6:]])
+async def test_one_swap_is_reported(tallied: Tallied) -> None:
+    found = await tallied(lambda d: [*d[:4], d[5], d[4], *d[6:]])
     assert (found.lost, found.doubled, found.disordered) == (0, 0, 1)
 
 
-async def test_a_failed_request_has_lost_its_tokens(toy: Path) -> None:
+async def test_a_failed_request_has_lost_its_tokens(tallied: Tallied) -> None:
     def fail(_: list[Delta]) -> list[Delta]:
         raise HearthClientError("gone")
 
-    found = await tally(toy, fail)
+    found = await tallied(fail)
     assert (found.failed, found.lost) == (1, TOKENS)
 
 
@@ -93,7 +113,96 @@ async def test_a_failed_request_has_lost_its_tokens(toy: Path) -> None:
         Done(id="1", reason="length", usage=Usage(prompt_tokens=1, completion_tokens=TOKENS - 1)),
     ],
 )
-async def test_a_wrong_end_is_reported(toy: Path, done: Done) -> None:
-    found = await tally(toy, lambda deltas: deltas, done)
+async def test_a_wrong_end_is_reported(tallied: Tallied, done: Done) -> None:
+    found = await tallied(lambda deltas: deltas, done)
     assert (found.misended, found.lost) == (1, 0)
     assert not found.clean
+
+
+TRUTH = [7, 3, 3, 9, 12, 5, 7, 1]
+STREAMS = st.lists(st.integers(0, 6), max_size=30)
+
+
+def tally(received: Sequence[int], expected: Sequence[int] = TRUTH) -> Tally:
+    found = Tally()
+    found.check(expected, received)
+    return found
+
+
+def faults(found: Tally) -> tuple[int, int, int]:
+    return found.lost, found.doubled, found.disordered
+
+
+def test_a_true_stream_is_clean() -> None:
+    found = tally(TRUTH)
+    assert found.clean
+    assert (found.requests, found.tokens) == (1, 8)
+
+
+@pytest.mark.parametrize("index", range(len(TRUTH)))
+def test_one_dropped_token_is_one_lost(index: int) -> None:
+    assert faults(tally(TRUTH[:index] + TRUTH[index + 1 :])) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("index", range(len(TRUTH)))
+def test_one_repeated_token_is_one_doubled(index: int) -> None:
+    assert faults(tally(TRUTH[: index + 1] + TRUTH[index:])) == (0, 1, 0)
+
+
+def test_two_swapped_tokens_are_one_disordered() -> None:
+    assert faults(tally([3, 7, *TRUTH[2:]])) == (0, 0, 1)
+
+
+def test_all_three_at_once_are_told_apart() -> None:
+    assert faults(tally([3, 7, 3, 9, 9, 12, 5, 7])) == (1, 1, 1)
+
+
+def test_a_wrong_token_is_one_lost_and_one_doubled() -> None:
+    assert faults(tally([*TRUTH[:-1], 99])) == (1, 1, 0)
+
+
+@given(expected=STREAMS, received=STREAMS)
+def test_only_equal_streams_are_clean(expected: list[int], received: list[int]) -> None:
+    found = tally(received, expected)
+    assert found.clean is (expected == received)
+    assert min(faults(found)) >= 0
+
+
+@given(expected=STREAMS, data=st.data())
+def test_a_reordered_stream_loses_nothing(expected: list[int], data: st.DataObject) -> None:
+    found = tally(data.draw(st.permutations(expected)), expected)
+    assert (found.lost, found.doubled) == (0, 0)
+
+
+def test_tallies_add_up() -> None:
+    total = tally(TRUTH)
+    total.add(tally(TRUTH[1:]))
+    total.add(Tally(failed=1, misended=2))
+    assert msgspec.structs.asdict(total) == {
+        "requests": 2,
+        "tokens": 15,
+        "lost": 1,
+        "doubled": 0,
+        "disordered": 0,
+        "failed": 1,
+        "misended": 2,
+    }
+    assert not Tally(misended=1).clean
+
+
+def test_the_truth_is_what_the_simulated_engine_says(toy: Path) -> None:
+    prompts = [[5, 9, 300], [258], [17] * 40]
+    rows = [
+        RowRequest(
+            token_ids=list(ids),
+            prompt_length=len(ids),
+            options=RequestOptions(max_tokens=50, ignore_eos=True),
+        )
+        for ids in prompts
+    ]
+    with closing(LLMInferenceRuntime.open(toy, RuntimeOptions(engine_kind="simulated"))) as runtime:
+        said = runtime.handle_request(GenerationRequest(rows=rows)).rows
+    config = load_config(toy)
+    for row, prompt in zip(said, prompts, strict=True):
+        assert row.token_ids == simulated_stream(config, prompt, 50)
+        assert len(set(row.token_ids)) > 25

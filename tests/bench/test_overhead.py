@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import in_process
-from bench.in_process import InProcessLoop
-from bench.overhead import Arrivals, overhead_figures
+from bench import overhead
+from bench.overhead import Arrivals, InProcessLoop, overhead_figures
+from tests.bench.running import run
 
 
 def test_figures_are_differences_of_medians() -> None:
@@ -31,5 +31,13 @@ def test_the_in_process_loop_takes_at_least_the_time_of_its_steps(toy: Path) -> 
 def test_the_in_process_loop_counts_every_token(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(InProcessLoop(toy, step_ms=0.0)) as loop:
         times = iter([100.0, 104.0])
-        monkeypatch.setattr(in_process, "monotonic", times.__next__)
+        monkeypatch.setattr(overhead, "monotonic", times.__next__)
         assert loop.tokens_per_s(["a", "b b", "c"], max_tokens=20) == 60 / 4
+
+
+def test_the_command_gives_its_figures() -> None:
+    sizes = ("--requests", "3", "--rounds", "1", "--max-tokens", "12", "--step-ms", "1")
+    _, figures = run("overhead", *sizes)
+    assert min(figures["token_added_ms"], figures["first_token_added_ms"]) > 0
+    assert min(figures["tokens_per_s_8"], figures["in_process_tokens_per_s_8"]) > 0
+    assert figures["throughput_loss_8"] < 1

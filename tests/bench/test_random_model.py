@@ -5,11 +5,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec import structs
 from safetensors.numpy import load_file
+from tokenizers import Tokenizer
 
 from bench import random_model
-from bench.random_model import QUICK_SHAPE, SHAPE_06B, write_random_model
+from bench.random_model import END_ID, QUICK_SHAPE, SHAPE_06B, write_random_model, write_tokenizer
 
 
 def test_shards_hold_what_the_index_says(quick_model: Path) -> None:
@@ -76,3 +79,31 @@ def test_a_pool_gives_more_than_it_holds(monkeypatch: pytest.MonkeyPatch) -> Non
     assert first.shape == (3, 5)
     assert np.array_equal(first, random_model.Normals(0, pooled=True).draw(3, 5))
     assert not np.array_equal(first, second)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder, 300)
+    return folder
+
+
+def test_the_vocabulary_has_the_size_asked_for(folder: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert tokenizer.get_vocab_size() == 300
+    assert sorted(tokenizer.get_vocab().values()) == list(range(300))
+
+
+def test_the_end_token_is_the_one_the_configuration_names(folder: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    configuration = json.loads((folder / "tokenizer_config.json").read_text())
+    assert tokenizer.token_to_id(configuration["eos_token"]) == END_ID
+
+
+@settings(max_examples=50)
+@given(text=st.text(max_size=40))
+def test_any_text_survives_the_round_trip(folder: Path, text: str) -> None:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ids = tokenizer.encode(text).ids
+    assert len(ids) == len(text.encode())
+    assert tokenizer.decode(ids) == text

@@ -1,14 +1,24 @@
+import json
+import subprocess
+from pathlib import Path
+
+import click
 import msgspec
 import pytest
 
 from bench.report import (
+    Record,
+    command_line,
+    current_commit,
     figure,
+    print_cases,
     print_fields,
-    print_json,
     print_table,
     publish,
+    record_option,
     rounded,
 )
+from runtime.errors import HearthError
 
 
 class Figures(msgspec.Struct):
@@ -17,7 +27,7 @@ class Figures(msgspec.Struct):
 
 
 def test_json_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    print_json({"a": Figures(1234.56789, ["x\ny"])})
+    publish({"a": Figures(1234.56789, ["x\ny"])}, lambda: None, as_json=True)
     assert capsys.readouterr().out == '{"a":{"rate":1234.57,"notes":["x\\ny"]}}\n'
 
 
@@ -34,6 +44,13 @@ def test_a_table_off_a_terminal_is_plain_and_whole(capsys: pytest.CaptureFixture
     assert "…" not in printed
 
 
+def test_a_table_of_cases_has_a_row_for_each(capsys: pytest.CaptureFixture[str]) -> None:
+    columns = (("rate", lambda one: figure(one.rate)), ("rate", lambda _: figure(None)))
+    print_cases("Title", "case", columns, {"a/b": Figures(0.5, [])})
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines[1:]] == [["case", "rate", "rate"], ["a/b", "0.50", "-"]]
+
+
 def test_figures_are_for_people_or_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     found = Figures(1.23456, [])
     for as_json in (False, True):
@@ -46,3 +63,94 @@ def test_figures_are_for_people_or_for_programs(capsys: pytest.CaptureFixture[st
 
 def test_a_figure_that_is_absent_is_a_dash() -> None:
     assert (figure(None), figure(1.234), figure(0.5, ".1f")) == ("-", "1.23", "0.5")
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("BENCH_COMMIT", "one")
+    return tmp_path / "figures" / "gpu.json"
+
+
+def graphs(file: Path) -> Record:
+    return Record(file, ["bench", "graphs"])
+
+
+def test_runs_of_a_commit_are_merged_by_key(kept: Path) -> None:
+    first = Record(kept, ["bench", "decode", "--case", "0.6b/b1"])
+    first.keep({"a": {"x": 1.23456789}, "b": 1})
+    graphs(kept).keep({"b": Figures(2.0, [])})
+    graphs(kept).keep({"b": 2})
+    found = json.loads(kept.read_text())
+    assert set(found) == {"date", "commit", "command", "figures"}
+    assert found["figures"] == {"a": {"x": 1.23457}, "b": 2}
+    assert found["command"] == "hearth bench decode --case 0.6b/b1 && hearth bench graphs"
+    assert found["commit"] == "one"
+    assert len(found["date"]) == 10
+
+
+def test_figures_of_another_commit_make_room(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs(kept).keep({"a": 1})
+    monkeypatch.setenv("BENCH_COMMIT", "two")
+    Record(kept, ["bench", "memory"]).keep({"b": 2})
+    found = json.loads(kept.read_text())
+    assert (found["commit"], found["command"], found["figures"]) == (
+        "two",
+        "hearth bench memory",
+        {"b": 2},
+    )
+
+
+def test_a_command_records_under_its_name_where_a_file_is_given(
+    kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Record] = []
+
+    @click.command("graphs")
+    @record_option
+    def command(record: Record) -> None:
+        given.append(record)
+
+    monkeypatch.setattr("sys.argv", ["hearth", "bench", "graphs", "--batches", "2"])
+    for words in ([], ["--record", str(kept)]):
+        command.main(words, standalone_mode=False)
+    for record in given:
+        assert not kept.exists()
+        record.keep({"a": 1})
+    found = json.loads(kept.read_text())
+    assert found["command"] == "hearth bench graphs --batches 2"
+    assert found["figures"] == {"a": 1}
+
+
+def test_another_file_is_refused_before_anything_is_measured(kept: Path) -> None:
+    kept.parent.mkdir()
+    kept.write_text('{"something": "else"}')
+    with pytest.raises(HearthError, match="holds no figures"):
+        graphs(kept)
+    assert kept.read_text() == '{"something": "else"}'
+
+
+def test_without_a_repository_a_commit_must_be_given(
+    kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise subprocess.CalledProcessError(128, "git")
+
+    monkeypatch.delenv("BENCH_COMMIT", raising=False)
+    monkeypatch.setattr("bench.report.subprocess.run", fail)
+    with pytest.raises(HearthError, match="set \\$BENCH_COMMIT"):
+        graphs(kept)
+    assert Record(None, []).file is None
+
+
+def test_the_commit_is_that_of_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BENCH_COMMIT", raising=False)
+    done = subprocess.CompletedProcess([], 0, "abc123\n")
+    monkeypatch.setattr("bench.report.subprocess.run", lambda *_, **__: done)
+    assert current_commit() == "abc123"
+
+
+def test_the_command_line_is_kept_but_for_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    for record in (["--record", "file"], ["--record=file"]):
+        monkeypatch.setattr("sys.argv", ["x", "bench", "decode", *record, "--device", "cuda"])
+        assert command_line("decode") == ["bench", "decode", "--device", "cuda"]
+        assert command_line("graphs") == ["bench", "graphs"]

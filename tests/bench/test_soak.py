@@ -1,15 +1,21 @@
+import os
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import anyio
+import click
 import pytest
+from click.testing import CliRunner
 from hearth_client import HearthClientError
 from hearth_client.protocol import Delta, Done, Usage
 
-from bench import connections, soak
-from bench.soak import Soak
+from bench import soak, toy_daemon
+from bench.commands import bench
+from bench.soak import Sample, Soak, SoakFigures, judge
+from tests.bench.running import run as run_bench
 
 
 class FakeGeneration:
@@ -60,10 +66,10 @@ async def run(
         await anyio.sleep(connect_s)
         yield FakeClient(address)
 
-    monkeypatch.setattr(connections, "AsyncClient", connect)
+    monkeypatch.setattr(toy_daemon, "AsyncClient", connect)
     monkeypatch.setattr(FakeClient, "refuses", refuses)
     monkeypatch.setattr(soak, "_PAUSE_S", 0.0)
-    found = Soak(Path("socket"), 1, seconds)
+    found = Soak(Path("socket"), os.getpid(), seconds)
     seen: list[object] = []
     await found.run(seen.append)
     assert seen == found.samples
@@ -100,3 +106,71 @@ def test_prompts_speak_a_small_language() -> None:
     assert words == Soak(Path("socket"), 1, 1.0)._words
     assert len(words) == 500
     assert max(map(len, words)) <= 10
+
+
+def judged(
+    mb_per_10000: float, *, handles: int = 40, handles_growth: int = 0, warm_up_mb: float = 0.0
+) -> SoakFigures:
+    noise = random.Random(1)
+    samples = []
+    for index in range(100):
+        requests = 100 * index
+        rss = 80 + mb_per_10000 * requests / 10_000 + noise.uniform(-0.05, 0.05)
+        rss += warm_up_mb * min(1.0, index / 15)
+        samples.append(
+            Sample(
+                seconds=6.0 * index,
+                requests=requests,
+                rss_bytes=round(rss * 1e6),
+                handles=handles + handles_growth * index // 100 + noise.randint(0, 1),
+            )
+        )
+    return judge(samples, aborted=7)
+
+
+def test_noise_is_flat() -> None:
+    found = judged(0.0)
+    assert found.flat
+    assert found.mb_per_10000_requests == pytest.approx(0.0, abs=0.2)
+    assert (found.requests, found.aborted, found.handles) == (9900, 7, 40 + found.handles - 40)
+
+
+@pytest.mark.parametrize(("growth", "flat"), [(0.5, True), (2.0, False), (50.0, False)])
+def test_a_leak_is_measured_and_judged(growth: float, flat: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    found = judged(growth)
+    assert found.mb_per_10000_requests == pytest.approx(growth, abs=0.2)
+    assert found.mb_per_minute == pytest.approx(growth / 10, abs=0.05)
+    assert found.flat is flat
+
+
+def test_growth_during_the_warm_up_does_not_count() -> None:
+    assert judged(0.0, warm_up_mb=30.0).flat
+
+
+def test_open_handles_that_pile_up_are_not_flat() -> None:
+    found = judged(0.0, handles_growth=20)
+    assert found.handles_growth > 5
+    assert not found.flat
+
+
+def test_failures_and_short_runs_are_not_flat() -> None:
+    sample = Sample(seconds=0, requests=0, rss_bytes=1, handles=1)
+    steady = [Sample(seconds=i, requests=i, rss_bytes=1, handles=1) for i in range(20)]
+    assert judge(steady).flat
+    assert not judge(steady, failed=1).flat
+    assert not judge([sample, sample]).flat
+
+
+def test_a_real_engine_has_steps_of_its_own(toy: Path) -> None:
+    words = ["soak", "--engine", str(toy), "--step-ms", "2"]
+    with pytest.raises(click.UsageError, match="--step-ms is for the simulated engine"):
+        CliRunner().invoke(bench, words, standalone_mode=False, catch_exceptions=False)
+
+
+def test_the_command_counts_and_judges() -> None:
+    code, figures = run_bench("soak", "--minutes", "0.05", "--step-ms", "0.2")
+    assert figures["failed"] == 0
+    assert figures["requests"] > figures["aborted"] > 0
+    assert figures["rss_mb"] > 20
+    assert figures["handles"] > 10
+    assert code == (0 if figures["flat"] else 1)

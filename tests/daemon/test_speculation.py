@@ -5,9 +5,8 @@ from contextlib import closing
 
 import pytest
 
-from bench.spec_cases import VERIFY_SHAPES, shape_name
-from bench.spec_session import SpecChoice, SpecSession
-from bench.spec_verify import VerifyFigures
+from bench.spec.session import VERIFY_SHAPES, SpecChoice, SpecSession, shape_name
+from bench.spec.verify import VerifyFigures
 from daemon.shipped import DRAFT, SOURCE
 from runtime.export import ExportOptions, export_model
 from runtime.export.draft_options import DraftOptions

@@ -8,7 +8,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from bench.gpu_cases import ENGINES, engine_folder, export_options, random_source
+from bench.decode.cases import ENGINES, engine_folder, export_options, random_source
 
 
 def _say(stage: str, done: int, total: int) -> None:

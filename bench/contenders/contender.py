@@ -1,0 +1,77 @@
+"""What is timed beside one another: each takes a prompt, then gives one greedy token a step."""
+
+from abc import ABC, abstractmethod
+from importlib import import_module
+from typing import Literal
+
+import msgspec
+
+from runtime.errors import HearthError
+
+ContenderName = Literal[
+    "floor", "hearth", "transformers", "llama_cpp", "static_cache", "torch_compile", "gpu_floor"
+]
+Device = Literal["cpu", "cuda"]
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What a contender is opened with: `path` of its model, `prompt` as ids, room for `steps`.
+
+    `precision` is one of `torch_models.PRECISIONS`, or empty for the fastest of them.
+    `bytes` is the size of the floor's buffer; `spin` is Hearth's setting, None for its default.
+    `batch` rows have the same prompt; `capture` prepares Hearth's graphs as the executor does.
+    `device` and `capacity`, the slots of a static cache, are for the peers on a GPU.
+    """
+
+    contender: ContenderName
+    path: str = ""
+    threads: int = 1
+    prompt: list[int] = []
+    steps: int = 0
+    precision: str = ""
+    bytes: int = 0
+    spin: bool | None = None
+    batch: int = 1
+    capture: bool = False
+    device: Device = "cpu"
+    capacity: int = 0
+
+
+class Contender(ABC):
+    """A model in this process, made of a job; `precision` is what it calculates in, if it says."""
+
+    precision = ""
+
+    @abstractmethod
+    def prefill(self) -> int:
+        """Put the prompt into the cache, once, and return the answer to it."""
+
+    @abstractmethod
+    def step(self) -> int:
+        """Decode one token of every row, greedily, and return that of the first."""
+
+    def launch(self, steps: int) -> float:  # noqa: ARG002 - for those that have an engine
+        """Seconds of `steps` launches of the newest step, with no work around them."""
+        raise HearthError("internal", "this contender has no launches of its own")
+
+    def close(self) -> None:  # noqa: B027 - most have nothing to give back
+        """Give back what the end of the process would not."""
+
+
+# Only the library that is measured enters the process.
+_CLASSES: dict[ContenderName, str] = {
+    "floor": "floor:MemoryFloor",
+    "gpu_floor": "floor:GPUFloor",
+    "hearth": "hearth_model:HearthModel",
+    "llama_cpp": "llama_cpp_model:LlamaCppModel",
+    "static_cache": "torch_models:StaticCacheModel",
+    "torch_compile": "torch_models:StaticCacheModel",
+    "transformers": "torch_models:TransformersModel",
+}
+
+
+def open_contender(job: Job) -> Contender:
+    """The contender of a job; raises ImportError when its library is not installed."""
+    module, _, name = _CLASSES[job.contender].partition(":")
+    contender: Contender = getattr(import_module(f"bench.contenders.{module}"), name)(job)
+    return contender

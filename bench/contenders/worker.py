@@ -1,0 +1,135 @@
+"""One contender in a process of its own, so that thread pools and memory stay apart."""
+
+import time
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+
+from bench.child_process import ChildProcess, ParentProcess
+from bench.contenders.contender import Contender, Job, open_contender
+from runtime.errors import HearthError
+
+LOAD_TIMEOUT_S = 300.0
+STEP_TIMEOUT_S = 120.0
+PACKAGES = {"torch": "torch", "transformers": "transformers", "llama_cpp": "llama-cpp-python"}
+"""The peers' libraries, and what installs each."""
+
+
+class Advance(msgspec.Struct, frozen=True):
+    """Take this many steps, each timed on its own, `pause_s` of untimed waiting before each.
+
+    `raw` launches the engine's newest step that often instead, with no work around it, and gives
+    the time of them all as one; its contender must be Hearth.
+    """
+
+    steps: int
+    pause_s: float = 0.0
+    raw: bool = False
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The model is loaded and the prompt is in its cache; `token` is the first answer."""
+
+    token: int
+    precision: str = ""
+
+
+class Timed(msgspec.Struct, frozen=True, tag=True):
+    """Seconds and token of every step."""
+
+    seconds: list[float]
+    tokens: list[int]
+
+
+class Worker:
+    """A contender, loaded when the constructor returns; what its libraries print goes to `log`.
+
+    Raises HearthError where it cannot run. `tokens` begins with the answer to the prompt and
+    grows with every step.
+    """
+
+    def __init__(self, job: Job, log: Path) -> None:
+        self.job = job
+        self._process = ChildProcess("bench.contenders.worker", job, log, _environment(job))
+        try:
+            ready = self._process.receive(Ready, LOAD_TIMEOUT_S)
+        except BaseException:
+            self.close()
+            raise
+        self.precision: str = ready.precision
+        self.tokens: list[int] = [ready.token]
+
+    def advance(self, steps: int, *, pause_s: float = 0.0, raw: bool = False) -> list[float]:
+        """Take `steps` steps and return the seconds of each; see `Advance` for the rest."""
+        self._process.send(Advance(steps, pause_s, raw))
+        timed: Timed = self._process.receive(Timed, STEP_TIMEOUT_S)
+        self.tokens += timed.tokens
+        return timed.seconds
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.close()
+
+
+def _environment(job: Job) -> dict[str, str]:
+    return {
+        # The floor's threads are its own; everyone else gets what the bench was asked for.
+        "OPENBLAS_NUM_THREADS": "1" if job.contender == "floor" else str(job.threads),
+        "OMP_NUM_THREADS": str(job.threads),
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+def main() -> None:
+    """Serve as the child: open the job's contender, then answer each `Advance`."""
+    parent = ParentProcess()
+    try:
+        with closing(_opened(parent.job(Job))) as model:
+            parent.send(Ready(model.prefill(), model.precision))
+            while (command := parent.receive(Advance)) is not None:
+                parent.send(_advance(model, command))
+    except HearthError as error:
+        parent.refuse(error)
+
+
+def _opened(job: Job) -> Contender:
+    try:
+        return open_contender(job)
+    except ImportError as error:
+        if error.name not in PACKAGES:
+            raise
+        raise HearthError("unsupported_option", missing([error.name]), "case") from error
+
+
+def missing(libraries: list[str]) -> str:
+    """One line on peers' libraries that are absent: what installs them."""
+    names = [PACKAGES.get(name, name) for name in libraries]
+    are = "is" if len(names) == 1 else "are"
+    return (
+        f"{', '.join(names)} {are} not installed: make bench-env, or pip install {' '.join(names)}"
+    )
+
+
+def _advance(model: Contender, command: Advance) -> Timed:
+    if command.raw:
+        return Timed([model.launch(command.steps)], [])
+    timed = Timed([], [])
+    for _ in range(command.steps):
+        _spin(command.pause_s)
+        started = time.perf_counter()
+        timed.tokens.append(model.step())
+        timed.seconds.append(time.perf_counter() - started)
+    return timed
+
+
+def _spin(seconds: float) -> None:
+    # A sleeping processor would come back slow, and that would be measured.
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+if __name__ == "__main__":
+    main()

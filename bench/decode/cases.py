@@ -1,0 +1,208 @@
+"""The cases of `bench decode` and the files that they need, made once and kept in a cache."""
+
+import hashlib
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import onnx_ir
+from msgspec import structs
+
+import runtime.export
+from bench.contenders import gguf_model
+from bench.contenders.gguf_model import GGUFType, write_gguf
+from bench.random_model import QUICK_SHAPE, SHAPE_06B, SHAPE_4B, write_random_model
+from bench.report import note
+from daemon.shipped import SOURCE
+from runtime.config import LLMEngineRunnerConfig
+from runtime.engine_folder import MODEL_FILE
+from runtime.errors import HearthError
+from runtime.export import ExportOptions, Progress, export_model
+from runtime.export.tensorrt.options import PlanOptions
+from runtime.memory.sizes import ITEM_BYTES, projection_bytes
+
+Precision = Literal["fp32", "int8", "int4"]
+Quantization = Literal["none", "int8", "int4"]
+GPUEngine = Literal["ort-cuda", "tensorrt"]
+GPUModel = Literal["0.6b", "4b"]
+DType = Literal["float16", "bfloat16", "float32"]
+ENGINES: tuple[GPUEngine, ...] = ("ort-cuda", "tensorrt")
+CAPACITY = 1024
+LARGEST_BATCH = 8
+_STORED: dict[Precision, tuple[Quantization, GGUFType]] = {
+    "fp32": ("none", "F32"),
+    "int8": ("int8", "Q8_0"),
+    "int4": ("int4", "Q4_0"),
+}
+_EXPORTER = tuple(sorted(Path(runtime.export.__path__[0]).rglob("*.py")))
+_CONVERTER = (Path(gguf_model.__file__),)
+
+
+class Case(msgspec.Struct, frozen=True):
+    """A model at a precision; `steps` are taken in a row between two changes of contender."""
+
+    model: Literal["0.6b", "tiny"]
+    precision: Precision
+    steps: int
+
+    @property
+    def name(self) -> str:
+        """The case's key in the figures."""
+        return f"{self.model}/{self.precision}"
+
+
+class GPUCase(msgspec.Struct, frozen=True):
+    """A model at a batch size."""
+
+    model: GPUModel
+    batch: int
+
+    @property
+    def name(self) -> str:
+        """The case in the keys of the figures, behind the engine's name."""
+        return f"{self.model}/b{self.batch}"
+
+
+CASES = {
+    case.name: case
+    for case in (
+        Case("0.6b", "fp32", 10),
+        Case("0.6b", "int8", 20),
+        Case("0.6b", "int4", 20),
+        Case("tiny", "fp32", 50),
+    )
+}
+GPU_CASES = {
+    case.name: case
+    for case in (GPUCase("0.6b", 1), GPUCase("0.6b", 8), GPUCase("4b", 1), GPUCase("4b", 8))
+}
+
+
+class Artifacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The same weights for everyone; `gguf` is None without the peer's converter.
+
+    `weight_bytes` is what one decode step of the engine must read.
+    """
+
+    source: Path
+    engine: Path
+    gguf: Path | None
+    weight_bytes: int
+
+
+def chosen_cases(names: Sequence[str]) -> list[Case]:
+    """The named cases, or without names all whose model is there; raises `engine_missing`."""
+    cases = [CASES[name] for name in names or CASES]
+    if (SOURCE / "config.json").is_file() or all(case.model != "tiny" for case in cases):
+        return cases
+    where = f"the shipped model is not at {SOURCE}"
+    if names:
+        raise HearthError("engine_missing", f"{where}: choose other cases", "case")
+    note(f"{where}: its case is left out")
+    return [case for case in cases if case.model != "tiny"]
+
+
+def prepare(case: Case, cache: Path, progress: Progress, *, quick: bool = False) -> Artifacts:
+    """Make what is not in `cache` yet; raises what exporting raises."""
+    source = SOURCE
+    if case.model != "tiny":
+        source = random_source(case.model, cache, progress, quick=quick, pooled=False)
+    quantization, kind = _STORED[case.precision]
+    options = ExportOptions(quantization=quantization, capacity=CAPACITY, max_batch=1)
+    engine = exported(source, cache, f"{source.name}-{case.precision}", options, progress)
+    return Artifacts(
+        source=source,
+        engine=engine,
+        gguf=_gguf(kind, source, cache, progress),
+        weight_bytes=weight_bytes(engine),
+    )
+
+
+def random_source(
+    model: GPUModel, cache: Path, progress: Progress, *, quick: bool = False, pooled: bool = True
+) -> Path:
+    """The Hugging Face folder of a model, or of a toy, made if it is not in `cache` yet."""
+    shape = QUICK_SHAPE if quick else {"0.6b": SHAPE_06B, "4b": SHAPE_4B}[model]
+    folder = cache / ("quick" if quick else f"qwen3-{model}{'-pooled' if pooled else ''}")
+    if not folder.is_dir():
+        write_random_model(
+            folder,
+            shape,
+            pooled=pooled and not quick,
+            progress=lambda done, total: progress("random weights", done, total),
+        )
+    return folder
+
+
+def export_options(engine: GPUEngine, dtype: DType, python: str) -> ExportOptions:
+    """What a GPU engine of the bench is exported with; one folder serves both batch sizes.
+
+    `python` is the interpreter that has TensorRT's builder.
+    """
+    options = ExportOptions(dtype=dtype, capacity=CAPACITY, max_batch=LARGEST_BATCH)
+    if engine == "ort-cuda":
+        return structs.replace(options, device="cuda")
+    # The machine that builds may have another TensorRT than the one that runs the plan.
+    batches = tuple(sorted({case.batch for case in GPU_CASES.values()}))
+    plan = PlanOptions(python=python, version_compatible=True, decode_batches=batches)
+    return structs.replace(options, plan=plan)
+
+
+def engine_folder(source: Path, cache: Path, options: ExportOptions, progress: Progress) -> Path:
+    """The GPU engine folder of a model, exported if it is not in `cache`; raises HearthError."""
+    kind = "onnxruntime" if options.plan is None else options.plan.builder
+    return exported(source, cache, f"{source.name}-{kind}-{options.dtype}", options, progress)
+
+
+def exported(
+    source: Path, cache: Path, stem: str, options: ExportOptions, progress: Progress
+) -> Path:
+    """The engine folder of a model, made if it is not in `cache` yet; raises what export raises.
+
+    Its name begins with `stem`. Folders can have gigabytes each: of one stem the newest is kept.
+    """
+    folder = cache / f"{stem}-{made_digest(source, _EXPORTER, options)}"
+    if not folder.is_dir():
+        for stale in cache.glob(f"{stem}-*"):
+            shutil.rmtree(stale)
+        export_model(source, folder, options, progress)
+    return folder
+
+
+def weight_bytes(engine: Path) -> int:
+    """Bytes of all constants of the engine's graph, wherever they are stored."""
+    model = onnx_ir.load(engine / MODEL_FILE)
+    constants = (value.const_value for value in model.graph.initializers.values())
+    return sum(constant.nbytes for constant in constants if constant is not None)
+
+
+def step_bytes(config: LLMEngineRunnerConfig, batch: int, context: float) -> float:
+    """Bytes that a decode step must read: every weight once, and K/V of `context` slots a row."""
+    slot = 2 * config.num_attention_layers * config.num_kv_heads * config.head_dim
+    return projection_bytes(config) + batch * context * slot * ITEM_BYTES[config.kv_cache_dtype]
+
+
+def _gguf(kind: GGUFType, source: Path, cache: Path, progress: Progress) -> Path | None:
+    target = cache / f"{source.name}-{kind}-{made_digest(source, _CONVERTER)}.gguf"
+    try:
+        if not target.is_file():
+            for stale in cache.glob(f"{source.name}-{kind}-*"):
+                stale.unlink()
+            write_gguf(source, target, kind, lambda done, total: progress(kind, done, total))
+    except ImportError:
+        return None
+    return target
+
+
+def made_digest(source: Path, code: tuple[Path, ...], options: ExportOptions | None = None) -> str:
+    """A digest of what a result is made of: the model's files, the converting code, its options."""
+    digest = hashlib.sha256((source / "config.json").read_bytes())
+    for path in sorted(source.glob("*.safetensors")):
+        stat = path.stat()
+        digest.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns}".encode())
+    for path in code:
+        digest.update(path.read_bytes())
+    digest.update(repr(options).encode())
+    return digest.hexdigest()[:12]

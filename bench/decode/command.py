@@ -1,0 +1,296 @@
+"""The command `hearth bench decode`, for the CPU and for a GPU."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+from msgspec import structs
+
+from bench.contenders.worker import missing
+from bench.decode.cases import (
+    CASES,
+    ENGINES,
+    GPU_CASES,
+    Case,
+    GPUCase,
+    GPUModel,
+    chosen_cases,
+    engine_folder,
+    export_options,
+    prepare,
+    random_source,
+)
+from bench.decode.cpu import SHARE_LIMIT, DecodeFigures, Plan, measure
+from bench.decode.gpu import GPUArtifacts, GPUPlan, measure_gpu
+from bench.decode.gpu_figures import GPUFigures, compare_batches, share_best_read
+from bench.report import (
+    Columns,
+    Record,
+    figure,
+    log_folder,
+    note,
+    print_cases,
+    publish,
+    record_option,
+)
+from daemon.cli.console import progress_bar
+from daemon.cli.errors import FAILED
+from daemon.cli.options import json_option
+from daemon.gpu_facts import gpu_facts, serving_library
+from daemon.shipped import cache_folder
+from runtime.errors import HearthError
+from runtime.executor.simulated_engine import simulated_config
+from runtime.executor.threads import physical_cores
+
+_PEERS = {
+    "cpu": ("torch", "transformers", "llama_cpp", "gguf"),
+    "cuda": ("torch", "transformers"),
+}
+_COLUMNS: Columns[DecodeFigures] = (
+    ("tok/s", lambda found: figure(found.tokens_per_s, ".1f")),
+    ("ms/step", lambda found: figure(found.step_ms)),
+    ("of floor", lambda found: figure(found.floor_share)),
+    ("GB/s", lambda found: figure(found.floor_gb_per_s, ".1f")),
+    ("of plain read", lambda found: figure(found.plain_read_share)),
+    (
+        "transformers ms",
+        lambda found: f"{figure(found.transformers_ms)} {found.transformers_precision}",
+    ),
+    ("ratio", lambda found: figure(found.vs_transformers)),
+    ("llama.cpp ms", lambda found: figure(found.llama_cpp_ms)),
+    ("ratio", lambda found: figure(found.vs_llama_cpp)),
+)
+_GPU_COLUMNS: Columns[GPUFigures] = (
+    ("ms/step", lambda found: figure(found.step_ms, ".3f")),
+    ("host us", lambda found: figure(found.host_us, ".0f")),
+    ("tok/s", lambda found: figure(found.tokens_per_s, ".0f")),
+    ("of bandwidth", lambda found: figure(found.bandwidth_share)),
+    ("raw ms", lambda found: figure(found.raw_ms, ".3f")),
+    ("actor/raw", lambda found: figure(found.actor_over_raw, ".3f")),
+    ("transformers ms", lambda found: figure(found.transformers_ms)),
+    ("ratio", lambda found: figure(found.vs_transformers)),
+    ("compiled ms", lambda found: figure(found.torch_compile_ms)),
+    ("ratio", lambda found: figure(found.vs_torch_compile)),
+)
+
+
+@click.command()
+@click.option(
+    "--case",
+    "names",
+    multiple=True,
+    type=click.Choice([*CASES, *GPU_CASES]),
+    help="Measure this case only; may be given more than once.  [all]",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(0, 1024),
+    default=0,
+    metavar="N",
+    help="Threads of every contender; 0 for all physical cores.  [0]",
+)
+@click.option(
+    "--spin/--no-spin",
+    default=None,
+    help="Hearth's setting of that name.  [as the runtime has it]",
+)
+@click.option(
+    "--cache",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Where models are kept between runs (about 8 GB).  [$HEARTH_CACHE/bench]",
+)
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="A toy in place of the model: a check of the bench, its figures mean nothing.",
+)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option(
+    "--engine",
+    "engines",
+    multiple=True,
+    type=click.Choice(list(ENGINES)),
+    help="Measure this engine only; may be given more than once.  [all]",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["float16", "bfloat16"]),
+    help="Type of weights and cache, for the peers too.  [float16]",
+)
+@click.option(
+    "--builder-python",
+    metavar="FILE",
+    help="The interpreter that has TensorRT's builder.  [this one]",
+)
+@click.option(
+    "--ready",
+    multiple=True,
+    metavar="ENGINE/MODEL=DIR",
+    help="Use this engine folder in place of an export; may be given more than once.",
+)
+@record_option
+@json_option
+def decode(
+    names: tuple[str, ...],
+    threads: int,
+    cache: Path | None,
+    device: str,
+    record: Record,
+    *,
+    spin: bool | None,
+    quick: bool,
+    as_json: bool,
+    **gpu: Any,
+) -> int:
+    """Time decode steps beside transformers, llama.cpp and the memory-read floor.
+
+    The same weights, threads and context lengths for all; their steps take turns. On a GPU the
+    engines run beside transformers, eager and compiled, with a static cache, and beside the
+    memory's read bandwidth; the options from --engine on are for a GPU alone.
+    """
+    known = CASES if device == "cpu" else GPU_CASES
+    for name in set(names).difference(known):
+        raise click.BadParameter(f"{name} is no case on {device}", param_hint="--case")
+    folder = cache or cache_folder() / "bench"
+    if device == "cuda":
+        if threads or spin is not None:
+            raise click.UsageError("--threads and --spin are for the CPU alone")
+        gpu_cases = [GPU_CASES[name] for name in names or GPU_CASES]
+        plan = gpu_plan(gpu, quick=quick)
+        gpu_facts()
+        _tell_missing(device)
+        # Cases of a GPU take minutes each: what one gave is kept, whatever becomes of the next.
+        on_gpu = run_gpu(gpu_cases, plan, folder, record.keep)
+        publish(on_gpu, lambda: _print_gpu(on_gpu), as_json=as_json)
+        return 0 if on_gpu else FAILED
+    if any(gpu.values()):
+        raise click.UsageError("--engine, --dtype, --builder-python and --ready are for a GPU")
+    cases = chosen_cases(names)
+    _tell_missing(device)
+    plan_here = Plan(threads=threads or physical_cores(), spin=spin)
+    if quick:
+        plan_here = structs.replace(plan_here, rounds=2, steps=2)
+    figures = _run(cases, plan_here, folder, quick=quick)
+    publish(figures, lambda: _print(figures), as_json=as_json)
+    record.keep(figures)
+    return _judge(figures)
+
+
+def gpu_plan(given: Mapping[str, Any], *, quick: bool) -> GPUPlan:
+    """The plan that the values of the GPU's options mean; raises click.BadParameter."""
+    ready: dict[str, Path] = {}
+    models = dict.fromkeys(case.model for case in GPU_CASES.values())
+    known = [f"{engine}/{model}" for engine in ENGINES for model in models]
+    for text in given["ready"]:
+        key, _, folder = text.partition("=")
+        if key not in known or not folder:
+            raise click.BadParameter(f"{text} is not ENGINE/MODEL=DIR", param_hint="--ready")
+        if not Path(folder).is_dir():
+            raise click.BadParameter(f"there is no folder {folder}", param_hint="--ready")
+        ready[key] = Path(folder)
+    plan = GPUPlan(
+        engines=given["engines"] or ENGINES,
+        dtype=given["dtype"] or "float16",
+        builder_python=given["builder_python"] or sys.executable,
+        ready=ready,
+        quick=quick,
+    )
+    return structs.replace(plan, rounds=2, steps=5, host_steps=5) if quick else plan
+
+
+def _tell_missing(device: str) -> None:
+    absent = [name for name in _PEERS[device] if find_spec(name) is None]
+    if absent:
+        note(f"measured without some peers: {missing(absent)}")
+
+
+def _run(
+    cases: Sequence[Case], plan: Plan, cache: Path, *, quick: bool
+) -> dict[str, DecodeFigures]:
+    figures: dict[str, DecodeFigures] = {}
+    for case in cases:
+        with progress_bar() as progress:
+            artifacts = prepare(case, cache, progress, quick=quick)
+        figures[case.name] = found = measure(case, artifacts, plan, log_folder(cache), note)
+        if case.model == "0.6b" and case.precision != "fp32":
+            plan = structs.replace(plan, precision=found.transformers_precision)
+    return figures
+
+
+def run_gpu(
+    cases: Sequence[GPUCase],
+    plan: GPUPlan,
+    cache: Path,
+    keep: Callable[[Mapping[str, GPUFigures]], None],
+) -> dict[str, GPUFigures]:
+    """Figures by `engine/model/bN`; what cannot run is told and has none.
+
+    `keep` hears the figures so far after every case.
+    """
+    plan = structs.replace(plan, engines=tuple(filter(_is_served, plan.engines)))
+    figures: dict[str, GPUFigures] = {}
+    for model in dict.fromkeys(case.model for case in cases if plan.engines):
+        artifacts = _gpu_artifacts(model, plan, cache)
+        for case in (case for case in cases if case.model == model and artifacts.engines):
+            found = measure_gpu(case, artifacts, plan, log_folder(cache), note)
+            figures.update({f"{engine}/{case.name}": one for engine, one in found.items()})
+            compare_batches(figures)
+            share_best_read(figures)
+            keep(figures)
+    return figures
+
+
+def _is_served(engine: str) -> bool:
+    backend = "tensorrt" if engine == "tensorrt" else "onnxruntime"
+    try:
+        serving_library(structs.replace(simulated_config(), device="cuda", backend=backend))
+    except HearthError as error:
+        note(f"{engine} is left out: {error}")
+        return False
+    return True
+
+
+def _gpu_artifacts(model: GPUModel, plan: GPUPlan, cache: Path) -> GPUArtifacts:
+    engines: dict[str, Path] = {}
+    with progress_bar() as progress:
+        source = random_source(model, cache, progress, quick=plan.quick)
+        for engine in plan.engines:
+            ready = plan.ready.get(f"{engine}/{model}")
+            options = export_options(engine, plan.dtype, plan.builder_python)
+            try:
+                engines[engine] = ready or engine_folder(source, cache, options, progress)
+            except HearthError as error:
+                note(f"{engine}/{model} is left out: {error}")
+    return GPUArtifacts(source=source, engines=engines)
+
+
+def _print(figures: Mapping[str, DecodeFigures]) -> None:
+    title = "Decode, one row; a ratio above 1 means that Hearth is ahead"
+    print_cases(title, "case", _COLUMNS, figures)
+    for name, found in figures.items():
+        for peer, same in found.same_tokens.items():
+            note(f"{name}: {peer} chose the same first {same} of {found.tokens} tokens")
+        for text in found.notes:
+            note(f"{name}: {text}")
+
+
+def _print_gpu(figures: Mapping[str, GPUFigures]) -> None:
+    title = "Decode on the GPU; above 1 means that Hearth is ahead"
+    print_cases(title, "engine and case", _GPU_COLUMNS, figures)
+    for name, found in figures.items():
+        if found.tokens_vs_batch_1 is not None:
+            note(f"{name}: {found.tokens_vs_batch_1:.2f} times the tokens of batch 1")
+
+
+def _judge(figures: Mapping[str, DecodeFigures]) -> int:
+    wrong = [name for name, found in figures.items() if not found.credible]
+    for name in wrong:
+        note(
+            f"{name}: a step at more than {SHARE_LIMIT} of the floor: the floor was disturbed, "
+            "measure again on a quiet machine"
+        )
+    return FAILED if wrong else 0

@@ -1,0 +1,65 @@
+"""Contenders of one case that take turns, each in a process of its own."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from bench.contenders.contender import Job
+from bench.contenders.worker import Worker
+from runtime.errors import HearthError
+
+PROMPT_TOKENS = 32
+Note = Callable[[str], None]
+
+
+def prompt_ids() -> list[int]:
+    """The prompt of every contender: ids that each model of the bench has."""
+    ids = np.random.default_rng(0).integers(3, 256, PROMPT_TOKENS)
+    return [int(token) for token in ids]
+
+
+class Contest:
+    """The contenders that can run here, by name; `notes` say why others are left out.
+
+    What their libraries print goes to files in `logs`, what goes on to `note`.
+    """
+
+    def __init__(self, case: str, logs: Path, note: Note) -> None:
+        self.workers: dict[str, Worker] = {}
+        self.notes: list[str] = []
+        self._case = case
+        self._logs = logs
+        self._note = note
+
+    def enter(self, name: str, job: Job) -> None:
+        """Load a contender; raises HearthError where it cannot run."""
+        self._note(f"{self._case}: loading {name}")
+        self.workers[name] = Worker(job, self.log(name))
+
+    def invite(self, name: str, job: Job) -> None:
+        """Load a contender, or note why it cannot run."""
+        try:
+            self.enter(name, job)
+        except HearthError as error:
+            self.remark(f"{name} is left out: {error.message}")
+
+    def remark(self, text: str) -> None:
+        """Say it now, and beside the figures."""
+        self.notes.append(text)
+        self._note(f"{self._case}: {text}")
+
+    def rounds(self, count: int) -> Iterator[None]:
+        """One turn of everybody after the other."""
+        for turn in range(count):
+            self._note(f"{self._case}: round {turn + 1} of {count}")
+            yield
+
+    def log(self, name: str) -> Path:
+        """The file of a contender."""
+        return self._logs / f"{self._case.replace('/', '-')}-{name.replace(' ', '-')}.log"
+
+    def close(self) -> None:
+        """End all processes."""
+        for worker in self.workers.values():
+            worker.close()

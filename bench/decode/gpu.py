@@ -1,0 +1,160 @@
+"""`hearth bench decode --device cuda`: the GPU engines beside PyTorch and the read bandwidth."""
+
+import sys
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from statistics import median
+
+import msgspec
+from msgspec import structs
+
+from bench.contenders.contender import Device, Job
+from bench.contenders.worker import Worker
+from bench.decode.actor_step import actor_step_s
+from bench.decode.cases import CAPACITY, ENGINES, DType, GPUCase, GPUEngine, step_bytes
+from bench.decode.contest import PROMPT_TOKENS, Contest, Note, prompt_ids
+from bench.decode.gpu_figures import SETTLE, GPUFigures, GPUTimes, gpu_figures, step_seconds
+from daemon.cli.errors import Failure
+from runtime.config import load_config
+from runtime.errors import HearthError
+
+FLOOR = "read bandwidth"
+_WARM_UP = 5
+_FLOOR_PASSES = 4
+_RAW_LAUNCHES = 50
+_RAW_WINDOWS = 5
+# A step must be over before the next is asked for, when the host's own time is wanted.
+_HOST_PAUSE = 2.0
+
+
+class GPUPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What is measured, and how much: `rounds` times `steps` steps of each contender, in turns.
+
+    Behind each round come `host_steps` more, for the host's own time of an engine. `ready` names
+    engine folders that exist, by `engine/model`. `device` "cpu" is for tests: the same way
+    without a GPU. `actor` starts a daemon as well.
+    """
+
+    engines: tuple[GPUEngine, ...] = ENGINES
+    dtype: DType = "float16"
+    builder_python: str = sys.executable
+    ready: dict[str, Path] = {}
+    quick: bool = False
+    device: Device = "cuda"
+    rounds: int = 7
+    steps: int = 40
+    host_steps: int = 17
+    actor: bool = True
+
+
+class GPUArtifacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The weights for the peers, and an engine folder by the name of its engine."""
+
+    source: Path
+    engines: Mapping[str, Path]
+
+
+def measure_gpu(
+    case: GPUCase, artifacts: GPUArtifacts, plan: GPUPlan, logs: Path, note: Note
+) -> dict[str, GPUFigures]:
+    """Figures by engine; an engine or peer that cannot run here is noted and left out.
+
+    A contender that fails later on ends the run: what it has disturbed is not known. A daemon
+    that fails, when the others have ended, is noted.
+    """
+    context = PROMPT_TOKENS + _WARM_UP + plan.rounds * (plan.steps + plan.host_steps) / 2
+    sizes = {
+        name: step_bytes(load_config(folder), case.batch, context)
+        for name, folder in artifacts.engines.items()
+    }
+    jobs = _jobs(case, artifacts, plan, max(sizes.values(), default=0))
+    with closing(Contest(case.name, logs, note)) as contest:
+        for name, job in jobs.items():
+            # Peers alone are of no use: they are loaded when an engine runs.
+            if job.contender == "hearth" or contest.workers:
+                contest.invite(name, job)
+        engines = [name for name in artifacts.engines if name in contest.workers]
+        if not engines:
+            return {}
+        times = _take_turns(contest, plan)
+        for name in engines:
+            times.raw[name] = _raw_step_s(contest.workers[name])
+    for name in engines if plan.actor else ():
+        note(f"{case.name}: {name} through a daemon")
+        try:
+            times.alone[name] = _alone_step_s(jobs[name], plan, contest.log(name))
+            times.actor[name] = actor_step_s(artifacts.engines[name], case.batch)
+        except (HearthError, Failure) as error:
+            contest.remark(f"{name} was not measured through a daemon: {error}")
+    return {
+        name: gpu_figures(
+            name,
+            times,
+            batch=case.batch,
+            step_bytes=sizes[name],
+            dtype=plan.dtype,
+            notes=contest.notes,
+        )
+        for name in engines
+    }
+
+
+def _jobs(
+    case: GPUCase, artifacts: GPUArtifacts, plan: GPUPlan, floor_bytes: float
+) -> dict[str, Job]:
+    common = Job(
+        contender="hearth",
+        prompt=prompt_ids(),
+        steps=_WARM_UP + plan.rounds * (plan.steps + plan.host_steps),
+        batch=case.batch,
+        capture=True,
+        device=plan.device,
+        precision=plan.dtype,
+        capacity=CAPACITY,
+    )
+    source = str(artifacts.source)
+    return {
+        **{name: structs.replace(common, path=str(f)) for name, f in artifacts.engines.items()},
+        "transformers": structs.replace(common, contender="static_cache", path=source),
+        "torch_compile": structs.replace(common, contender="torch_compile", path=source),
+        FLOOR: structs.replace(common, contender="gpu_floor", bytes=int(floor_bytes)),
+    }
+
+
+def _take_turns(contest: Contest, plan: GPUPlan) -> GPUTimes:
+    models = dict(contest.workers)
+    reader = models.pop(FLOOR, None)
+    times = GPUTimes(rounds={name: [] for name in models})
+    for worker in models.values():
+        worker.advance(_WARM_UP)
+    for _ in contest.rounds(plan.rounds):
+        for name, worker in models.items():
+            times.rounds[name].append(worker.advance(plan.steps))
+            steps = _host_steps(worker, plan, step_seconds(times.rounds[name][-1:]))
+            if steps:
+                times.host.setdefault(name, []).extend(steps)
+        if reader is not None:
+            times.floor += reader.advance(_FLOOR_PASSES)
+            times.floor_bytes = reader.job.bytes
+    return times
+
+
+def _host_steps(worker: Worker, plan: GPUPlan, step_s: float) -> list[float]:
+    """Seconds of steps that wait for nothing; a peer has none, and takes as many steps."""
+    # On a CPU a step's work is the host's own: there is nothing to tell apart.
+    counts = plan.device == "cuda" and worker.job.contender == "hearth"
+    steps = worker.advance(plan.host_steps, pause_s=_HOST_PAUSE * step_s if counts else 0.0)
+    return steps[SETTLE:] if counts else []
+
+
+def _alone_step_s(job: Job, plan: GPUPlan, log: Path) -> float:
+    """The raw step of an engine that has the machine for itself, as a daemon's has."""
+    with closing(Worker(job, log)) as worker:
+        worker.advance(plan.steps)
+        return _raw_step_s(worker)
+
+
+def _raw_step_s(worker: Worker) -> float:
+    windows = [worker.advance(_RAW_LAUNCHES, raw=True)[0] for _ in range(_RAW_WINDOWS)]
+    return median(windows) / _RAW_LAUNCHES

@@ -1,0 +1,150 @@
+"""Speculation against vanilla decoding: the same prompts, the same process, in turns."""
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from itertools import count
+from statistics import fmean, median
+from typing import NamedTuple
+
+import msgspec
+
+from bench.spec.runs import BatchRun, batches, greedy_rows, metrics_since, run_batch
+from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.drafting.metrics import EagleGenerationMetrics
+
+LEAST_SPEEDUP = 0.97
+"""What speculation may cost at most, at any batch size."""
+Progress = Callable[[int, int], None]
+
+
+class SpecFigures(msgspec.Struct, kw_only=True):
+    """One case: greedy replies, tokens after the first of each, times of the host's clock.
+
+    `accept_length` is the tokens a verification of one row, None where nothing was verified;
+    `accept_rates[i]` how often a verification gave more than i of them. `speedup` compares the
+    speed of generation, `speedup_with_prefill` that of whole replies: medians over the repeats.
+    `round_share` is the share of generation steps that were rounds. Steps and the stages of a
+    round are milliseconds of the whole batch. `equal_replies` is the share of prompts with the
+    same tokens both ways.
+    """
+
+    accept_length: float | None
+    speedup: float
+    vanilla_tokens_per_s: float
+    tokens_per_s: float
+    speedup_with_prefill: float
+    batch: int
+    prompts: int
+    equal_replies: float
+    rounds: int
+    drafted: int
+    accept_rates: list[float]
+    round_share: float
+    vanilla_step_ms: float
+    draft_ms: float | None = None
+    verify_ms: float | None = None
+    commit_ms: float | None = None
+
+
+class Repeat(NamedTuple):
+    """All prompts once both ways, in the same batches."""
+
+    vanilla: list[BatchRun]
+    speculating: list[BatchRun]
+
+    @property
+    def equal(self) -> float:
+        """The share of prompts with the same tokens both ways."""
+        pairs = zip(self.vanilla, self.speculating, strict=True)
+        rows = [
+            pair
+            for one, other in pairs
+            for pair in zip(one.token_ids, other.token_ids, strict=True)
+        ]
+        return fmean(one == other for one, other in rows)
+
+
+def tokens_per_s(runs: Sequence[BatchRun], *, prefill: bool = False) -> float:
+    """The speed of generation, with or without the time of the prefill."""
+    seconds = sum(run.generation_s + (run.prefill_s if prefill else 0.0) for run in runs)
+    return sum(run.generated for run in runs) / seconds
+
+
+class SpecContest:
+    """Two runtimes of one model that take turns; the second speculates."""
+
+    def __init__(
+        self,
+        vanilla: LLMInferenceRuntime,
+        speculating: LLMInferenceRuntime,
+        prompts: Sequence[list[int]],
+        max_tokens: int,
+    ) -> None:
+        self._vanilla = vanilla
+        self._speculating = speculating
+        self._prompts = prompts
+        self._max_tokens = max_tokens
+
+    def measure(self, batch: int, repeats: int, progress: Progress) -> SpecFigures:
+        """Run all prompts `repeats` times in batches of `batch`.
+
+        One time before is not counted: there a policy learns which way is faster.
+        """
+        groups = list(batches(self._prompts, batch))
+        self._repeat(groups, lambda: None)
+        before = deepcopy(self._speculating.speculation_metrics)
+        ticks, total = count(1), repeats * len(groups)
+        found = [self._repeat(groups, lambda: progress(next(ticks), total)) for _ in range(repeats)]
+        metrics = metrics_since(before, self._speculating.speculation_metrics)
+        return spec_figures(batch, found, metrics)
+
+    def _repeat(self, groups: Sequence[list[list[int]]], tick: Callable[[], None]) -> Repeat:
+        found = Repeat([], [])
+        ways = [(self._vanilla, found.vanilla), (self._speculating, found.speculating)]
+        for number, group in enumerate(groups):
+            # Who goes first changes, so that neither finds always warm or always cold caches.
+            for runtime, runs in reversed(ways) if number % 2 else ways:
+                runs.append(run_batch(runtime, greedy_rows(group, self._max_tokens)))
+            tick()
+        return found
+
+
+def spec_figures(
+    batch: int, repeats: Sequence[Repeat], metrics: EagleGenerationMetrics
+) -> SpecFigures:
+    """The figures of one case, from its repeats and what rounds did in them."""
+    vanilla, ours = ([one[way] for one in repeats] for way in (0, 1))
+    steps = [step.kind for runs in ours for run in runs for step in run.steps]
+    per_round = 1000 / metrics.steps if metrics.steps else None
+    return SpecFigures(
+        accept_length=metrics.accept_length if metrics.rounds else None,
+        speedup=_median_ratio(ours, vanilla),
+        vanilla_tokens_per_s=median(map(tokens_per_s, vanilla)),
+        tokens_per_s=median(map(tokens_per_s, ours)),
+        speedup_with_prefill=_median_ratio(ours, vanilla, prefill=True),
+        batch=batch,
+        prompts=sum(len(run.rows) for run in vanilla[0]),
+        equal_replies=fmean(one.equal for one in repeats),
+        rounds=metrics.rounds,
+        drafted=metrics.drafted,
+        accept_rates=metrics.accept_rates,
+        round_share=steps.count("verify") / (len(steps) - steps.count("prefill")),
+        vanilla_step_ms=1000 * median(map(_step_s, vanilla)),
+        draft_ms=per_round and per_round * metrics.draft_s,
+        verify_ms=per_round and per_round * metrics.verify_s,
+        commit_ms=per_round and per_round * metrics.commit_s,
+    )
+
+
+def _median_ratio(
+    ours: Sequence[list[BatchRun]], vanilla: Sequence[list[BatchRun]], *, prefill: bool = False
+) -> float:
+    return median(
+        tokens_per_s(one, prefill=prefill) / tokens_per_s(other, prefill=prefill)
+        for one, other in zip(ours, vanilla, strict=True)
+    )
+
+
+def _step_s(runs: Sequence[BatchRun]) -> float:
+    steps = sum(step.kind != "prefill" for run in runs for step in run.steps)
+    return sum(run.generation_s for run in runs) / steps

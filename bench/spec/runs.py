@@ -1,0 +1,109 @@
+"""One batch through a runtime, with its tokens and its time by step."""
+
+import time
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.drafting.metrics import EagleGenerationMetrics
+from runtime.errors import HearthError
+from runtime.request import RequestOptions, RowRequest, RowToken
+
+
+class TimedStep(NamedTuple):
+    """A step, its seconds, and the rows that were live in it."""
+
+    kind: Literal["prefill", "decode", "verify"]
+    seconds: float
+    rows: int
+
+
+class BatchRun(msgspec.Struct, kw_only=True):
+    """What a batch gave; seconds of prefill and generation on the host's clock."""
+
+    rows: list[list[RowToken]]
+    steps: list[TimedStep]
+    prefill_s: float
+    generation_s: float
+
+    @property
+    def token_ids(self) -> list[list[int]]:
+        """The tokens of each row."""
+        return [[token.token_id for token in row] for row in self.rows]
+
+    @property
+    def generated(self) -> int:
+        """Tokens of the generation: all but the first of each row, which the prefill gives."""
+        return sum(len(row) - 1 for row in self.rows)
+
+
+def greedy_rows(
+    prompts: Sequence[list[int]],
+    max_tokens: int,
+    *,
+    speculation: bool | None = None,
+    ignore_eos: bool = False,
+    logprobs: int | None = None,
+) -> list[RowRequest]:
+    """Rows that pick the most likely tokens."""
+    return [
+        RowRequest(
+            token_ids=token_ids,
+            prompt_length=len(token_ids),
+            options=RequestOptions(
+                max_tokens=max_tokens,
+                ignore_eos=ignore_eos,
+                speculation=speculation,
+                logprobs=logprobs,
+            ),
+        )
+        for token_ids in prompts
+    ]
+
+
+def batches(prompts: Sequence[list[int]], size: int) -> Iterator[list[list[int]]]:
+    """The prompts in batches of `size`; what does not fill one is left out."""
+    for first in range(0, len(prompts) - size + 1, size):
+        yield list(prompts[first : first + size])
+
+
+def run_batch(runtime: LLMInferenceRuntime, rows: Sequence[RowRequest]) -> BatchRun:
+    """Generate a batch to its end; raises the error of a row that fails."""
+    tokens: list[list[RowToken]] = [[] for _ in rows]
+    steps: list[TimedStep] = []
+    live = len(rows)
+    started = prefilled = time.perf_counter()
+    runtime.admit(rows)
+    try:
+        while runtime.active:
+            result = runtime.step()
+            steps.append(TimedStep(result.kind, result.ended - result.started, live))
+            if result.kind == "prefill":
+                prefilled = time.perf_counter()
+            for token in result.tokens:
+                if token.error is not None:
+                    raise HearthError("non_finite", f"row {token.row} failed: {token.error}")
+                tokens[token.row].append(token)
+                live -= token.finish is not None
+    finally:
+        ended = time.perf_counter()
+        runtime.release()
+    return BatchRun(
+        rows=tokens, steps=steps, prefill_s=prefilled - started, generation_s=ended - prefilled
+    )
+
+
+def metrics_since(
+    before: EagleGenerationMetrics, now: EagleGenerationMetrics
+) -> EagleGenerationMetrics:
+    """What speculation did between two readings of its counters."""
+    counts = msgspec.structs.asdict(now)
+    positions = zip_longest(now.accepted_by_position, before.accepted_by_position, fillvalue=0)
+    del counts["accepted_by_position"]
+    return EagleGenerationMetrics(
+        **{name: count - getattr(before, name) for name, count in counts.items()},
+        accepted_by_position=[count - old for count, old in positions],
+    )

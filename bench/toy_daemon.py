@@ -1,0 +1,56 @@
+"""What benches of the daemon share: a toy engine, flags for a daemon on it, connected clients."""
+
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from hearth_client import AsyncClient
+
+_CAPACITY = 2048
+
+
+def engine_option(stand_in: str) -> Callable[[Any], Any]:
+    """The option `--engine DIR` of a bench that otherwise takes `stand_in`."""
+    return click.option(
+        "--engine",
+        type=click.Path(path_type=Path, file_okay=False),
+        metavar="DIR",
+        help=f"A real engine folder in place of {stand_in}.",
+    )
+
+
+def simulated_flags(step_ms: float) -> tuple[str, ...]:
+    """The flags of `hearth serve` for a simulated engine of `step_ms` milliseconds a step."""
+    return ("--engine-kind", "simulated", "--step-ms", str(step_ms), "--log-level", "warning")
+
+
+@contextmanager
+def given_or_toy(engine: Path | None = None) -> Iterator[Path]:
+    """The engine folder that was given, or a toy for as long as the context lasts."""
+    if engine is not None:
+        yield engine
+        return
+    with tempfile.TemporaryDirectory(prefix="hearth-bench-") as folder:
+        yield toy_engine(Path(folder))
+
+
+def toy_engine(folder: Path) -> Path:
+    """Make an engine folder in `folder` whose vocabulary and limits a simulated engine takes."""
+    # A client process of `bench load` has no use for these, and waits for no import of them.
+    from bench.random_model import QUICK_SHAPE, write_random_model  # noqa: PLC0415 - said above
+    from runtime.export import ExportOptions, export_model  # noqa: PLC0415 - likewise
+
+    source, engine = folder / "toy", folder / "toy-engine"
+    write_random_model(source, QUICK_SHAPE)
+    export_model(source, engine, ExportOptions(capacity=_CAPACITY))
+    return engine
+
+
+@asynccontextmanager
+async def connected(socket: Path | str, count: int) -> AsyncIterator[list[AsyncClient]]:
+    """`count` clients of the daemon at `socket`, each with a connection of its own."""
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(AsyncClient(socket)) for _ in range(count)]

@@ -1,0 +1,126 @@
+"""The GPU's bench on the CPU: a toy engine, the same workers, rounds and figures."""
+
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from bench.contenders.contender import ContenderName, Device, Job
+from bench.decode import gpu
+from bench.decode.cases import GPU_CASES
+from bench.decode.gpu import GPUArtifacts, GPUPlan, measure_gpu
+from daemon.cli.errors import Failure
+from tests.bench.running import hide
+
+PLAN = GPUPlan(device="cpu", dtype="float32", rounds=2, steps=5, host_steps=2, actor=False)
+
+
+def test_an_engine_alone_has_figures_and_the_peers_a_reason(
+    toy: Path, quick_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hide(tmp_path, "torch", monkeypatch)
+    artifacts = GPUArtifacts(source=quick_model, engines={"ort-cuda": toy})
+    said: list[str] = []
+    found = measure_gpu(GPU_CASES["0.6b/b8"], artifacts, PLAN, tmp_path, said.append)
+    one = found["ort-cuda"]
+    assert one.tokens_per_s == pytest.approx(8000 / one.step_ms)
+    assert one.host_us is one.bandwidth_share is one.actor_over_raw is None
+    assert one.vs_transformers is one.vs_torch_compile is None
+    assert one.raw_ms > 0
+    assert [text.split(":")[0] for text in one.notes] == [
+        "transformers is left out",
+        "torch_compile is left out",
+        "read bandwidth is left out",
+    ]
+    assert "0.6b/b8: round 2 of 2" in said
+
+
+def test_an_engine_that_cannot_run_here_is_left_out_with_its_reason(
+    toy: Path, quick_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hide(tmp_path, "torch", monkeypatch)
+    folder = tmp_path / "engine"
+    folder.mkdir()
+    (folder / "config.json").write_bytes((toy / "config.json").read_bytes())
+    artifacts = GPUArtifacts(source=quick_model, engines={"tensorrt": folder})
+    said: list[str] = []
+    assert measure_gpu(GPU_CASES["0.6b/b1"], artifacts, PLAN, tmp_path, said.append) == {}
+    assert said[0] == "0.6b/b1: loading tensorrt"
+    assert said[1].startswith("0.6b/b1: tensorrt is left out: ")
+    assert len(said) == 2
+
+
+def test_a_daemon_that_fails_is_noted_and_the_figures_stay(
+    toy: Path, quick_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> float:
+        raise Failure("it did not start")
+
+    hide(tmp_path, "torch", monkeypatch)
+    monkeypatch.setattr(gpu, "actor_step_s", fail)
+    artifacts = GPUArtifacts(source=quick_model, engines={"ort-cuda": toy})
+    plan = structs.replace(PLAN, actor=True)
+    found = measure_gpu(GPU_CASES["0.6b/b1"], artifacts, plan, tmp_path, lambda _: None)
+    one = found["ort-cuda"]
+    assert one.step_ms > 0
+    assert one.actor_ms is one.actor_over_raw is None
+    assert one.notes[-1] == "ort-cuda was not measured through a daemon: it did not start"
+
+
+class StepTimes:
+    """A worker whose steps take 1, 2, 3, ... seconds."""
+
+    def __init__(self, contender: ContenderName) -> None:
+        self.job = Job(contender=contender)
+        self.calls: list[tuple[int, float]] = []
+
+    def advance(self, steps: int, *, pause_s: float) -> list[float]:
+        self.calls.append((steps, pause_s))
+        return [float(number) for number in range(1, steps + 1)]
+
+
+@pytest.mark.parametrize(
+    ("contender", "device", "pause", "seconds"),
+    [
+        ("hearth", "cuda", 0.5, [3.0, 4.0, 5.0]),
+        ("hearth", "cpu", 0.0, []),
+        ("torch_compile", "cuda", 0.0, []),
+    ],
+)
+def test_only_an_engine_of_a_gpu_has_host_steps_and_all_take_as_many(
+    contender: ContenderName, device: Device, pause: float, seconds: list[float]
+) -> None:
+    worker = StepTimes(contender)
+    plan = structs.replace(PLAN, device=device, host_steps=5)
+    assert gpu._host_steps(worker, plan, 0.25) == seconds  # type: ignore[arg-type]
+    assert worker.calls == [(5, pause)]
+
+
+def test_a_daemon_is_compared_with_an_engine_as_alone_as_it(
+    toy: Path, quick_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hide(tmp_path, "torch", monkeypatch)
+    artifacts = GPUArtifacts(source=quick_model, engines={"ort-cuda": toy})
+    plan = structs.replace(PLAN, actor=True)
+    one = measure_gpu(GPU_CASES["0.6b/b1"], artifacts, plan, tmp_path, lambda _: None)["ort-cuda"]
+    assert one.actor_ms is not None
+    assert one.raw_alone_ms is not None
+    assert one.actor_over_raw == pytest.approx(one.actor_ms / one.raw_alone_ms)
+
+
+@pytest.mark.reference
+def test_peers_and_floor_are_measured_beside_it(
+    toy: Path, quick_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    # The compiler of PyTorch has a test of its own.
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    artifacts = GPUArtifacts(source=quick_model, engines={"ort-cuda": toy})
+    found = measure_gpu(GPU_CASES["0.6b/b1"], artifacts, PLAN, tmp_path, lambda _: None)
+    one = found["ort-cuda"]
+    assert one.notes == []
+    assert one.vs_transformers is not None
+    assert one.vs_transformers == pytest.approx((one.transformers_ms or 0) / one.step_ms)
+    assert one.vs_torch_compile is not None
+    assert one.bandwidth_share is not None
+    assert 0 < one.bandwidth_share < 1.5

@@ -1,0 +1,27 @@
+"""What several tests of the benches do: run a command, and hide a library."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from bench.commands import bench
+
+
+def run(*arguments: str) -> tuple[int | None, dict[str, Any]]:
+    """The exit code of a bench and its figures."""
+    result = CliRunner().invoke(bench, [*arguments, "--json"], standalone_mode=False)
+    assert result.exception is None
+    figures = json.loads(result.stdout.splitlines()[-1])
+    assert isinstance(figures, dict)
+    return result.return_value, figures
+
+
+def hide(folder: Path, library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a module in the way that behaves as if `library` were absent, for child processes."""
+    (folder / f"{library}.py").write_text(
+        f"raise ModuleNotFoundError('hidden', name={library!r})\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(folder))

@@ -1,0 +1,60 @@
+import pytest
+
+from bench.spec.contest import Repeat, SpecContest, spec_figures
+from bench.spec.runs import BatchRun, TimedStep
+from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.drafting.metrics import EagleGenerationMetrics
+from runtime.request import RowRound, RowToken
+
+
+def run(tokens: list[list[int]], seconds: float, *kinds: str) -> BatchRun:
+    steps = [TimedStep(kind, 0.01, 1) for kind in ("prefill", *kinds)]  # type: ignore[arg-type]  # the three
+    rows = [[RowToken(0, token) for token in row] for row in tokens]
+    return BatchRun(rows=rows, steps=steps, prefill_s=1.0, generation_s=seconds)
+
+
+def repeat(vanilla_s: float, ours_s: float) -> Repeat:
+    vanilla = run([[1, 2, 3, 4, 5], [6, 7]], vanilla_s, "decode", "decode", "decode", "decode")
+    ours = run([[1, 2, 3, 4, 5], [6, 8]], ours_s, "verify", "decode")
+    return Repeat([vanilla], [ours])
+
+
+def test_speeds_are_of_tokens_after_the_first_and_medians_over_the_repeats() -> None:
+    metrics = EagleGenerationMetrics()
+    metrics.record([RowRound(0, 4, 3)], draft_s=0.002, verify_s=0.004, commit_s=0.001)
+    repeats = [repeat(1.0, 0.5), repeat(1.0, 0.25), repeat(2.0, 0.5)]
+    found = spec_figures(2, repeats, metrics)
+    assert found.vanilla_tokens_per_s == 5.0
+    assert found.tokens_per_s == 10.0
+    assert found.speedup == 4.0
+    assert found.speedup_with_prefill == pytest.approx(2.0 / 1.25)
+    assert (found.prompts, found.equal_replies) == (2, 0.5)
+    assert (found.accept_length, found.rounds, found.drafted) == (3.0, 1, 4)
+    assert found.round_share == 0.5
+    assert found.vanilla_step_ms == 250.0
+    assert (found.draft_ms, found.verify_ms, found.commit_ms) == (2.0, 4.0, 1.0)
+
+
+def test_without_rounds_there_is_no_length_and_no_stage() -> None:
+    # The policy may have stopped after the pass that is not counted.
+    stopped = EagleGenerationMetrics(accepted_by_position=[0, 0])
+    found = spec_figures(1, [repeat(1.0, 1.0)], stopped)
+    assert (found.accept_length, found.draft_ms, found.verify_ms) == (None, None, None)
+    assert found.speedup == 1.0
+
+
+def test_both_ways_run_the_same_prompts_in_turns(runtimes: list[LLMInferenceRuntime]) -> None:
+    prompts = [[5, 6, 7] * 6, [9, 10] * 9, [3, 4, 5, 6] * 5, [8] * 12, [1, 2, 3]]
+    vanilla, speculating = runtimes
+    seen: list[tuple[int, int]] = []
+    found = SpecContest(vanilla, speculating, prompts, 24).measure(
+        2, 2, lambda *progress: seen.append(progress)
+    )
+    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert (found.batch, found.prompts, found.equal_replies) == (2, 4, 1.0)
+    assert found.accept_length is not None
+    assert found.accept_length >= 1.0
+    assert found.accept_rates[0] == 1.0
+    # The pass that warms up is not counted.
+    assert 0 < found.rounds < speculating.speculation_metrics.rounds
+    assert found.speedup == pytest.approx(found.tokens_per_s / found.vanilla_tokens_per_s, rel=0.9)

@@ -1,0 +1,76 @@
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from bench.child_process import ChildProcess
+from runtime.errors import HearthError
+
+ROOT = str(Path(__file__).parents[2])
+
+
+@contextmanager
+def talker(folder: Path, words: str, then: str) -> Iterator[ChildProcess]:
+    job, environ = [words, then], {"PYTHONPATH": ROOT}
+    with closing(ChildProcess("tests.bench.talker", job, folder / "log", environ)) as process:
+        yield process
+
+
+def test_lines_go_both_ways_and_may_come_in_one_piece(tmp_path: Path) -> None:
+    with talker(tmp_path, "1\n2\n", "echo") as process:
+        assert [process.receive(int, 20), process.receive(int, 20)] == [1, 2]
+        process.send([1, 2])
+        assert process.receive(list[int], 20) == [1, 2]
+
+
+def test_silence_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.child_process._CLOSE_TIMEOUT_S", 0.1)
+    silence = pytest.raises(HearthError, match=r"has said nothing for 0\.3 s")
+    with talker(tmp_path, "half a line", "hang") as process, silence:
+        process.receive(str, 0.3)
+
+
+def test_the_end_of_the_process_is_told_with_its_log(tmp_path: Path) -> None:
+    with talker(tmp_path, "", "end") as process:
+        with pytest.raises(HearthError, match=f"has ended: see {tmp_path}/log"):
+            process.receive(str, 20)
+        with pytest.raises(HearthError, match="has ended"):
+            send_for_ever(process)
+
+
+def send_for_ever(process: ChildProcess) -> None:
+    # The first line may still fit into the pipe of a process that has just ended.
+    while True:
+        process.send({})
+
+
+PROGRAM = """
+import os
+from bench.child_process import ParentProcess
+from runtime.errors import HearthError
+parent = ParentProcess()
+print("noise", flush=True)
+os.write(1, b"more noise")
+parent.send(parent.job(list[int]))
+while (told := parent.receive(int)) is not None:
+    parent.send(told + 1)
+parent.refuse(HearthError("engine_missing", "not here", "engine"))
+"""
+REFUSED = b'{"type":"Refused","code":"engine_missing","message":"not here","field":"engine"}\n'
+
+
+def test_a_child_answers_until_it_is_told_no_more_and_what_is_printed_stays_apart() -> None:
+    command = [sys.executable, "-c", PROGRAM, "[7]"]
+    done = subprocess.run(command, input=b"1\n2\n", capture_output=True, check=True)
+    assert done.stdout == b"[7]\n2\n3\n" + REFUSED
+    assert done.stderr == b"noise\nmore noise"
+
+
+def test_a_refusal_is_raised_where_the_child_was_started(tmp_path: Path) -> None:
+    with talker(tmp_path, REFUSED.decode(), "end") as process:
+        with pytest.raises(HearthError, match="not here") as caught:
+            process.receive(int, 20)
+        assert (caught.value.code, caught.value.field) == ("engine_missing", "engine")
