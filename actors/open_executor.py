@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 
 import structlog
+from msgspec import structs
 
 from actors.addresses import CONTROL_LIMIT, WORK_LIMIT
 from actors.executor import ExecutorActor
@@ -13,6 +14,7 @@ from actors.messages import ExecutorControl, ExecutorLimits, ExecutorMessage, Su
 from actors.roles import ExecutorRole
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.errors import HearthError
+from runtime.known_answer import load_answer
 from runtime.request import RequestOptions, RowRequest
 from runtime.undo import undoing
 
@@ -53,6 +55,7 @@ def open_runtime(role: ExecutorRole) -> LLMInferenceRuntime:
         for reason in runtime.capture(range(1, runtime.max_batch + 1)):
             _log.warning("steps are slower than they could be", reason=reason)
         _warm_up(runtime)
+        _check_answer(runtime, role)
     return runtime
 
 
@@ -71,6 +74,20 @@ def _warm_up(runtime: LLMInferenceRuntime) -> None:
                     )
     finally:
         runtime.release()
+
+
+def _check_answer(runtime: LLMInferenceRuntime, role: ExecutorRole) -> None:
+    """Ready also means that the engine computes its model, as far as it has a known answer."""
+    answer = load_answer(Path(role.engine), runtime.config)
+    if answer is None:
+        simulated = runtime.config.backend == "simulated"
+        reason = "the engine is simulated" if simulated else "the engine folder has none"
+        _log.info("no known answer to compare with", reason=reason)
+    elif not role.options.verify:
+        _log.warning("the known answer is not compared", reason="verify is off")
+    else:
+        report = runtime.check_answer(answer)
+        _log.info("the known answer is right", **structs.asdict(report))
 
 
 def _limits(runtime: LLMInferenceRuntime) -> ExecutorLimits:

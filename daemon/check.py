@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from msgspec import structs
@@ -11,6 +12,7 @@ from daemon.configuration.settings import Settings
 from daemon.gpu_facts import GPUFacts, check_gpu, gpu_facts, serving_library
 from daemon.wiring import runtime_options
 from runtime.config import PlanRecord
+from runtime.decoding.answer_check import AnswerReport
 from runtime.decoding.budget import Budget, budgets_of, fit_deployment
 from runtime.decoding.deployment import DeploymentConfig, load_engines, resolve_deployment
 from runtime.errors import HearthError
@@ -25,6 +27,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     the engine's device; an engine of a GPU with memory of its own needs `host_memory` beside it.
     `library` is empty where none serves the engine. `speculation` tells how several tokens a step
     are tried, `chosen` why batch and capacity are smaller than exported where nobody asked.
+    `answer` is that of the engine compared with the known one, "none" where there is none.
     """
 
     ok: bool
@@ -54,6 +57,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     host_memory: dict[str, int]
     host_memory_needed: int
     host_memory_available: int
+    answer: Literal["not compared", "none", "right", "wrong"] = "not compared"
+    answer_report: AnswerReport | None = None
 
 
 class _Found(msgspec.Struct):

@@ -23,6 +23,7 @@ Code = Literal[
     "engine_missing",
     "engine_corrupt",
     "engine_incompatible",
+    "wrong_answer",
     "tokenizer_mismatch",
     "out_of_memory",
     # The conversation with a client is at fault (daemon; `clients/PROTOCOL.md` has the table).

@@ -40,8 +40,11 @@ class KnownAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def load_answer(folder: Path, config: LLMEngineRunnerConfig) -> KnownAnswer | None:
-    """The known answer of an engine folder that has one; raises `engine_corrupt`."""
-    if ANSWER_FILE not in config.files:
+    """The known answer of the model of an engine folder, if it has one; raises `engine_corrupt`.
+
+    A simulated engine has no model.
+    """
+    if config.backend == "simulated" or ANSWER_FILE not in config.files:
         return None
     try:
         answer = msgspec.json.decode((folder / ANSWER_FILE).read_bytes(), type=KnownAnswer)

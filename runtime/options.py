@@ -67,8 +67,8 @@ class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     `engine_kind` "simulated" puts a simulated engine with steps of `step_ms` milliseconds behind
     the folder's vocabulary and limits. `device` "" is the one that the folder was exported for.
-    `verify` checks the digest of every file. `speculation` says how several tokens a step are
-    tried; it changes the speed and never the text.
+    `verify` checks the digest of every file, and in the daemon the known answer. `speculation` says
+    how several tokens a step are tried; it changes the speed and never the text.
     """
 
     threads: int = 0

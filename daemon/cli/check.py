@@ -4,6 +4,7 @@ from typing import Any
 import click
 import msgspec
 
+from daemon.answer import with_answer
 from daemon.check import Report, inspect_engine
 from daemon.cli.console import out, progress_bar, size, table
 from daemon.cli.errors import FAILED, Failure
@@ -30,15 +31,18 @@ from runtime.errors import HearthError
     "verify_tree_size",
     "lookup_tokens",
 )
+@click.option(
+    "--answer", is_flag=True, help="Load the engine and compare its answer with the known one."
+)
 @json_option
-def check(config: Path | None, *, as_json: bool, **flags: Any) -> int:
+def check(config: Path | None, *, answer: bool, as_json: bool, **flags: Any) -> int:
     """Say what hearth serve would use, and whether it fits, without loading the engine.
 
     The exit code is 1 when it cannot be served, and the reason is printed.
     """
     if as_json:
-        return _print_json(config, flags)
-    report = _inspect(settings_from(config, flags))
+        return _print_json(config, flags, answer=answer)
+    report = _inspect(settings_from(config, flags), answer=answer)
     out().print(table(_rows(report)))
     if not report.ok:
         raise Failure(f"this cannot be served: {report.reason}")
@@ -46,15 +50,16 @@ def check(config: Path | None, *, as_json: bool, **flags: Any) -> int:
     return 0
 
 
-def _inspect(settings: Settings) -> Report:
+def _inspect(settings: Settings, *, answer: bool) -> Report:
     with progress_bar() as progress:
         folder = engine_folder(settings.engine, progress)
-    return inspect_engine(settings, folder)
+    report = inspect_engine(settings, folder)
+    return with_answer(report, settings, folder) if answer else report
 
 
-def _print_json(config: Path | None, flags: dict[str, Any]) -> int:
+def _print_json(config: Path | None, flags: dict[str, Any], *, answer: bool) -> int:
     try:
-        report = _inspect(settings_from(config, flags))
+        report = _inspect(settings_from(config, flags), answer=answer)
     except HearthError as error:
         reason = {"ok": False, "reason": error.message, "code": error.code, "field": error.field}
         click.echo(msgspec.json.encode(reason))
@@ -80,7 +85,18 @@ def _rows(report: Report) -> list[tuple[str, str]]:
         ("memory needed", size(report.memory_needed)),
         ("memory free", size(report.memory_available)),
         *_host_rows(report),
+        ("known answer", _answer(report)),
     ]
+
+
+def _answer(report: Report) -> str:
+    given = report.answer_report
+    if given is None:
+        return report.answer
+    return (
+        f"{report.answer}: {given.compared} logits in {given.steps} steps, no lead off by more "
+        f"than {given.error:.2g} of {given.tolerance:.2g}"
+    )
 
 
 def _device(report: Report) -> str:

@@ -58,7 +58,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ),
     ] = False
     verify: Annotated[
-        bool, Meta(description="Check the digest of every file of the engine folder at start.")
+        bool,
+        Meta(
+            description="Check the digest of every file of the engine folder at start, and the "
+            "engine's known answer."
+        ),
     ] = True
     max_batch: Annotated[
         int,

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from runtime.decoding.answer_check import AnswerCheck, AnswerReport
 from runtime.decoding.assembly import assemble
 from runtime.decoding.batch_runtime import StepResult
 from runtime.decoding.budget import fit_deployment
@@ -19,6 +20,7 @@ from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.errors import HearthError
 from runtime.executor.engine import EngineOptions
 from runtime.executor.graph_cache import GraphCounters
+from runtime.known_answer import KnownAnswer
 from runtime.memory.system import available_memory
 from runtime.options import RuntimeOptions
 from runtime.request import (
@@ -235,6 +237,15 @@ class LLMInferenceRuntime:
         if self.config.backend != "tensorrt" and not self._device.settle():
             slower.append("the GPU takes no second context")
         return slower
+
+    def check_answer(self, answer: KnownAnswer) -> AnswerReport:
+        """Force the engine through a known answer; only between batches.
+
+        Raises `wrong_answer` where the engine gives another, and what a step raises.
+        """
+        if self._context is not None:
+            raise HearthError("internal", "check the answer between batches, not in one")
+        return AnswerCheck(answer, self._runner, self._sampler).run()
 
     def handle_request(
         self, request: GenerationRequest, tokenizer: Tokenizer | None = None

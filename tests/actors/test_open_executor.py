@@ -1,3 +1,4 @@
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,15 +9,18 @@ from structlog.testing import capture_logs
 from actors.addresses import AddressBook, Placement
 from actors.open_executor import _facts, open_runtime
 from actors.roles import ExecutorRole
+from runtime.config import load_config
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.device.stream import Stream
-from runtime.engine_folder import write_config
+from runtime.engine_folder import ANSWER_FILE, record_files, write_config
 from runtime.errors import HearthError
 from runtime.executor.engine import Binding
 from runtime.executor.simulated_engine import SimulatedEngine, simulated_config
+from runtime.export import ExportOptions, export_model
 from runtime.memory.predicted import predict_memory
 from runtime.options import RuntimeOptions
+from tests.references import reference_folder
 
 
 @pytest.fixture
@@ -35,7 +39,63 @@ def test_every_batch_size_is_captured_and_a_step_has_worked(role: ExecutorRole) 
     with capture_logs() as logs:
         runtime = open_runtime(role)
     assert (runtime.counters.captures, runtime.generation_metrics.tokens) == (3, 1)
-    assert logs == []
+    assert [(log["event"], log["reason"]) for log in logs] == [
+        ("no known answer to compare with", "the engine is simulated")
+    ]
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Path:
+    export_model(reference_folder("llama"), tmp_path / "engine", ExportOptions())
+    return tmp_path / "engine"
+
+
+def with_engine(role: ExecutorRole, folder: Path, *, verify: bool = True) -> ExecutorRole:
+    return structs.replace(role, engine=str(folder), options=RuntimeOptions(verify=verify))
+
+
+def told(role: ExecutorRole) -> dict[str, object]:
+    """The one line that opening the engine logs."""
+    with capture_logs() as logs:
+        open_runtime(role).close()
+    (line,) = logs
+    return dict(line)
+
+
+def test_the_known_answer_is_compared_before_an_engine_is_ready(
+    role: ExecutorRole, engine: Path
+) -> None:
+    line = told(with_engine(role, engine))
+    assert (line["event"], line["steps"]) == ("the known answer is right", 35)
+
+
+def test_a_folder_without_an_answer_says_so_and_serves(role: ExecutorRole, engine: Path) -> None:
+    config = load_config(engine)
+    files = {name: record for name, record in config.files.items() if name != ANSWER_FILE}
+    write_config(engine, structs.replace(config, files=files))
+    line = told(with_engine(role, engine))
+    assert (line["event"], line["reason"]) == (
+        "no known answer to compare with",
+        "the engine folder has none",
+    )
+
+
+def test_a_wrong_answer_is_refused_unless_nobody_verifies(
+    role: ExecutorRole, engine: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    export_model(reference_folder("llama_linear"), other, ExportOptions())
+    shutil.copy(other / ANSWER_FILE, engine / ANSWER_FILE)
+    write_config(engine, structs.replace(load_config(engine), files=record_files(engine)))
+    with pytest.raises(HearthError) as caught:
+        open_runtime(with_engine(role, engine))
+    assert caught.value.code == "wrong_answer"
+    line = told(with_engine(role, engine, verify=False))
+    assert (line["log_level"], line["event"], line["reason"]) == (
+        "warning",
+        "the known answer is not compared",
+        "verify is off",
+    )
 
 
 def test_what_was_chosen_for_memory_is_among_the_facts(
@@ -59,7 +119,8 @@ def test_what_makes_steps_slower_is_told(
     with capture_logs() as logs:
         open_runtime(role)
     assert [(log["log_level"], "second context" in log["reason"]) for log in logs] == [
-        ("warning", True)
+        ("warning", True),
+        ("info", False),
     ]
 
 
@@ -96,5 +157,5 @@ def test_an_engine_whose_steps_cannot_be_captured_serves_with_a_warning(
     with capture_logs() as logs:
         runtime = open_runtime(role)
     assert (runtime.counters.failed_captures, runtime.generation_metrics.tokens) == (3, 1)
-    reasons = [log["reason"] for log in logs]
+    reasons = [log["reason"] for log in logs if log["log_level"] == "warning"]
     assert reasons == ["3 steps are not captured: the step cannot be captured: not permitted"]

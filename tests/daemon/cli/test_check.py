@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from daemon.check import inspect_engine
 from daemon.cli.check import _rows, check
 from daemon.cli.errors import Failure
 from daemon.configuration.settings import Settings
+from runtime.config import load_config
+from runtime.engine_folder import ANSWER_FILE, record_files, write_config
 from tests.daemon.test_gpu_facts import GPU, GPU_PLAN
 
 
@@ -44,6 +47,49 @@ def test_programs_learn_the_code_and_field_when_nothing_can_be_reported(tmp_path
     assert result.return_value == 1
     report = json.loads(result.output)
     assert (report["ok"], report["code"]) == (False, "engine_missing")
+
+
+def test_the_answer_is_compared_when_it_is_asked_for(tiny_engine: Path) -> None:
+    asked = ["--engine", str(tiny_engine), "--answer"]
+    result = CliRunner().invoke(check, asked)
+    assert (result.exit_code, "right: " in result.output) == (0, True)
+    report = json.loads(CliRunner().invoke(check, [*asked, "--json"]).output)
+    assert report["answer"] == "right"
+    assert 0 < report["answer_report"]["error"] < report["answer_report"]["tolerance"]
+    result = CliRunner().invoke(check, asked[:-1])
+    assert "not compared" in result.output
+
+
+def test_a_simulated_engine_has_no_answer_to_compare(tiny_engine: Path) -> None:
+    arguments = ["--engine", str(tiny_engine), "--engine-kind", "simulated", "--answer", "--json"]
+    result = CliRunner().invoke(check, arguments)
+    report = json.loads(result.output)
+    assert (report["ok"], report["answer"]) == (True, "none")
+
+
+def test_a_wrong_answer_cannot_be_served(tiny_engine: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_engine, tmp_path / "engine")
+    answer = json.loads((folder / ANSWER_FILE).read_text())
+    answer["leads"][15] += 1
+    (folder / ANSWER_FILE).write_text(json.dumps(answer))
+    config = load_config(folder)
+    write_config(folder, structs.replace(config, files=record_files(folder)))
+    arguments = ["--engine", str(folder), "--answer"]
+    with pytest.raises(Failure, match="does not compute its model"):
+        CliRunner().invoke(check, arguments, standalone_mode=False, catch_exceptions=False)
+    result = CliRunner().invoke(check, [*arguments, "--json"], standalone_mode=False)
+    report = json.loads(result.output)
+    assert result.return_value == 1
+    assert (report["ok"], report["code"], report["answer"]) == (False, "wrong_answer", "wrong")
+
+
+def test_what_does_not_fit_is_not_loaded(
+    tiny_engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("daemon.check.available_memory", lambda: 1)
+    arguments = ["--engine", str(tiny_engine), "--answer", "--json"]
+    result = CliRunner().invoke(check, arguments, standalone_mode=False)
+    assert json.loads(result.output)["answer"] == "not compared"
 
 
 def test_a_plan_and_its_gpu_are_in_the_table(tiny_engine: Path) -> None:

@@ -1,0 +1,134 @@
+"""Forces an engine through the token ids of a known answer and compares what it gives."""
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from runtime.decoding.vanilla import VanillaStrategy
+from runtime.device.device import BatchSampler
+from runtime.errors import HearthError
+from runtime.known_answer import FORCING_BIAS, KnownAnswer
+from runtime.request import RequestOptions, RowRequest, RowToken
+from runtime.rows import DecodingInferenceContext
+from runtime.steps.engine_runner import LLMEngineRunner
+
+SECONDS = 2.0
+"""What the check takes, unless a prefill of all ids and a few decode steps take longer."""
+LEAST_DECODES = 2
+_ALTERNATIVES = 8
+"""Likeliest tokens to look for the right one among."""
+
+
+class AnswerReport(msgspec.Struct, frozen=True, kw_only=True):
+    """How a right answer was given: logits compared, in how many steps and seconds.
+
+    No lead was more than `error` off, of `tolerance` that are allowed.
+    """
+
+    compared: int
+    steps: int
+    error: float
+    tolerance: float
+    seconds: float
+
+
+class AnswerCheck:
+    """One check, between batches: all ids are prefilled, and half of them decoded.
+
+    The latter in a batch of one and in the largest, whose rows have prompts of different lengths.
+    A bias forces each token; what is compared is what the engine gave before the bias.
+    """
+
+    def __init__(self, answer: KnownAnswer, runner: LLMEngineRunner, sampler: BatchSampler) -> None:
+        self._answer = answer
+        self._runner = runner
+        self._sampler = sampler
+        self._config = runner.get_engine_config()
+        self._strategy = VanillaStrategy(runner, sampler)
+        self._compared = self._steps = 0
+        self._error = 0.0
+
+    def run(self) -> AnswerReport:
+        """Raises `wrong_answer` at the first token whose lead is off."""
+        began = time.monotonic()
+        batch = self._config.max_supported_batch_size
+        ids = min(len(self._answer.token_ids), self._config.max_supported_input_length)
+        half = (ids + 1) // 2
+        try:
+            self._force([ids], 0)
+            a_prefill = time.monotonic() - began
+            self._force([half], ids - half, began + SECONDS / 2)
+            if batch > 1:
+                # Half of what is left goes to prompts, whose tokens all take the same time.
+                seconds = max(0.0, began + SECONDS - time.monotonic()) / 2
+                longest = max(1, min(half, int(ids * seconds / (batch * a_prefill))))
+                prompts = [longest - row * longest // batch for row in range(batch)]
+                self._force(prompts, ids - half, began + SECONDS)
+        finally:
+            self._runner.reset(0)
+        return AnswerReport(
+            compared=self._compared,
+            steps=self._steps,
+            error=self._error,
+            tolerance=self._answer.tolerance,
+            seconds=time.monotonic() - began,
+        )
+
+    def _force(self, prompts: Sequence[int], decodes: int, until: float = 0.0) -> None:
+        """Prefill so many ids of each row, the longest first, and decode those behind them."""
+        context = DecodingInferenceContext(self._rows(prompts), self._config)
+        self._runner.reset(len(prompts))
+        self._sampler.begin(self._rows(prompts))
+        while context.has_prompt_left:
+            self._compare(self._strategy.prefill_step(context).collect(), prompts)
+        for done in range(1, decodes + 1):
+            if done > LEAST_DECODES and time.monotonic() > until:
+                return
+            filled = [prompt + done for prompt in prompts]
+            self._sampler.begin(self._rows(filled))
+            self._compare(self._strategy.decode_step(context).collect(), filled)
+
+    def _rows(self, filled: Sequence[int]) -> list[RowRequest]:
+        """Rows of the first ids that pick the one behind them."""
+        ids = self._answer.token_ids
+        alternatives = min(_ALTERNATIVES, self._config.output_vocab_size)
+        rows = []
+        for count in filled:
+            options = RequestOptions(
+                max_tokens=len(ids),
+                logprobs=alternatives,
+                logit_bias=tuple((token, FORCING_BIAS) for token in ids[count : count + 1]),
+                ignore_eos=True,
+            )
+            known = list(ids[:count])
+            rows.append(RowRequest(token_ids=known, prompt_length=count, options=options))
+        return rows
+
+    def _compare(self, tokens: Sequence[RowToken], filled: Sequence[int]) -> None:
+        """The tokens of a step, of rows that then had so many ids."""
+        self._steps += 1
+        for token in tokens:
+            place = filled[token.row] - 1
+            step = f"{len(filled)} rows, position {place}"
+            if token.error is not None:
+                raise _wrong(f"{step}: no finite numbers")
+            error = self._answer.error(place, token.top)
+            self._compared += 1
+            self._error = max(self._error, error)
+            if error > self._answer.tolerance:
+                best, lead = self._answer.best[place], self._answer.leads[place]
+                got, other = token.top[0], token.top[-1]
+                raise _wrong(
+                    f"{step}: token {best} should lead by {lead:.4f}, token {got.token_id} leads "
+                    f"by {got.logprob - other.logprob:.4f}"
+                )
+
+
+def _wrong(what: str) -> HearthError:
+    return HearthError(
+        "wrong_answer",
+        f"the engine does not compute its model ({what}): export the model again, and if that "
+        "does not help, for another dialect, backend or device",
+        "engine",
+    )
