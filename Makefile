@@ -44,6 +44,8 @@ clean: ## remove the environment and what was built here
 $(VENV)/bin/python:
 	@command -v $(PYTHON) >/dev/null || \
 	  { echo "make: there is no $(PYTHON): install Python 3.10 or newer (apt install python3)"; exit 1; }
+	@$(PYTHON) -c '' >/dev/null 2>&1 || \
+	  { echo "make: $(PYTHON) does not run (try $(PYTHON) --version): name another with PYTHON="; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	  { echo "make: $(PYTHON) is too old, 3.10 or newer is needed: make PYTHON=python3.11"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \

@@ -105,6 +105,13 @@ def configure_logging(
     )
 
 
+def certain_log(name: str) -> structlog.typing.FilteringBoundLogger:
+    """A log for what an operator waits for: no level leaves its lines out."""
+    every = structlog.make_filtering_bound_logger(logging.NOTSET)
+    log = structlog.wrap_logger(None, wrapper_class=every, logger_factory_args=(name,))
+    return cast("structlog.typing.FilteringBoundLogger", log)
+
+
 def _console(stream: TextIO, environ: Mapping[str, str]) -> list[Processor]:
     colours = stream.isatty() and not environ.get("NO_COLOR")
     # Plain tracebacks: the renderer's default prints local variables, and with them user text.

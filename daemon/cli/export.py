@@ -1,5 +1,6 @@
 import shlex
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,10 @@ from rich.markup import escape
 
 from daemon.cli.console import err, progress_bar, size
 from daemon.cli.draft_options import draft_options, take_draft
+from daemon.cli.errors import wrong_usage
 from daemon.cli.plan_options import plan_options, take_plan
+from runtime.engine_folder import TEMPLATE_FILE
+from runtime.errors import HearthError
 
 
 @click.command()
@@ -76,10 +80,10 @@ from daemon.cli.plan_options import plan_options, take_plan
 )
 @click.option(
     "--prefill-chunk",
-    type=click.IntRange(min=1),
-    default=256,
-    show_default=True,
-    help="Longest piece of a prompt in one step.",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Longest piece of a prompt in one step; 0 for 256, or the capacity where that is less.  "
+    "[0]",
 )
 @draft_options
 @plan_options
@@ -90,18 +94,39 @@ def export(source: Path, target: Path, **options: Any) -> None:
     engine lies in the folder draft inside. A failed export leaves nothing behind.
     """
     from runtime.export import ExportOptions, export_model  # noqa: PLC0415 - slow import
+    from runtime.export.options import check_options  # noqa: PLC0415
 
     began = time.monotonic()
     options["plan"], options["draft"] = take_plan(options), take_draft(options)
     if options["dtype"] is None:
         on_cpu = options["plan"] is None and options["device"] == "cpu"
         options["dtype"] = "float32" if on_cpu else "float16"
+    asked = ExportOptions(**options)
+    with wrong_usage():
+        check_options(asked)
     with progress_bar() as progress:
-        config = export_model(source, target, ExportOptions(**options), progress)
+        config = export_model(source, target, asked, progress)
     total = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
     drafted = ", with draft" if config.enable_eagle_spec_decode else ""
+    for warning in _warnings(target):
+        err().print(f"[yellow]note[/] {escape(warning)}")
     err().print(
         f"[green]done[/] {config.architecture}{drafted}, {config.dialect}, {config.dtype}, "
         f"{size(total)} in {time.monotonic() - began:.1f} s\n"
         f"[dim]next: hearth serve --engine {escape(shlex.quote(str(target)))}[/]"
     )
+
+
+def _warnings(folder: Path) -> Iterator[str]:
+    """What `hearth serve` would say of the new folder on this machine."""
+    from daemon.check import inspect_engine  # noqa: PLC0415 - slow import
+    from daemon.configuration.settings import Settings  # noqa: PLC0415
+
+    if not (folder / TEMPLATE_FILE).exists():
+        yield "the model has no chat template: raw prompts alone can be served"
+    try:
+        reason = inspect_engine(Settings(verify=False), folder).reason
+    except HearthError as error:
+        reason = error.message
+    if reason is not None:
+        yield f"this machine cannot serve it as it is: {reason}"

@@ -1,13 +1,13 @@
 """A command group that imports a command only when it is used, so that `--help` is quick."""
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, NamedTuple
 
 import click
 
 from daemon.cli.errors import USAGE
+from daemon.configuration.words import nearest
 
 
 class LazyCommand(NamedTuple):
@@ -51,8 +51,7 @@ class LazyGroup(click.Group):
         """As click does, with the nearest name in the message about an unknown one."""
         name = args[0]
         if name not in self._lazy and not name.startswith("-"):
-            near = get_close_matches(name, self._lazy, n=1)
-            hint = f" (nearest: {near[0]})" if near else ""
+            hint = nearest(name, self._lazy)
             raise click.UsageError(f"there is no command {name!r}{hint}", ctx)
         return super().resolve_command(ctx, args)
 

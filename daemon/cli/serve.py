@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 from typing import Any
 
@@ -5,6 +6,7 @@ import click
 
 from daemon.cli.console import progress_bar
 from daemon.cli.options import settings_from, settings_options
+from daemon.door.listener import check_place
 from daemon.shipped import engine_folder
 
 
@@ -18,6 +20,7 @@ def serve(config: Path | None, **flags: Any) -> int:
     variable, the variable over the file.
     """
     settings = settings_from(config, flags)
+    check_place(settings.socket, os.environ)
     with progress_bar() as progress:
         folder = engine_folder(settings.engine, progress)
     from daemon.service import serve as run  # noqa: PLC0415 - the help must not wait for it

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from daemon.configuration.sources import Source, environment_source, file_source, flag_source
-from daemon.configuration.words import allowed
+from daemon.configuration.words import allowed, nearest
 from runtime.errors import HearthError
 
 Placement = Literal["shared", "process"]
@@ -267,7 +267,9 @@ def _checked(source: Source) -> dict[str, Any]:
     for name in source.values:
         if name not in FIELDS:
             raise HearthError(
-                "invalid_value", f"{source.describe(name)}: there is no such setting", name
+                "invalid_value",
+                f"{source.describe(name)}: there is no such setting{nearest(name, FIELDS)}",
+                name,
             )
     return {name: _convert(source, name, value) for name, value in source.values.items()}
 

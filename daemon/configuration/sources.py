@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from daemon.configuration.words import nearest
 from runtime.errors import HearthError
 
 if sys.version_info >= (3, 11):
@@ -71,7 +72,8 @@ def environment_source(environ: Mapping[str, str], names: Collection[str]) -> So
     known = {ENVIRONMENT_PREFIX + name.upper(): name for name in names}
     for key in values:
         if key not in known:
-            raise HearthError("invalid_value", f"${key}: there is no such setting", key)
+            hint = nearest(key, known)
+            raise HearthError("invalid_value", f"${key}: there is no such setting{hint}", key)
     return Source("environment", {known[key]: value for key, value in values.items()})
 
 

@@ -1,5 +1,7 @@
 """A setting's type in words, for messages, `--help` and the documentation."""
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 import msgspec
@@ -34,3 +36,9 @@ def allowed(kind: Any) -> str:
 def shown(default: object) -> str:
     """A default value as a settings file has it."""
     return msgspec.json.encode(default).decode()
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`` (nearest: threads)`` for a name that is nearly one of `known`, else nothing."""
+    near = get_close_matches(name, list(known), n=1)
+    return f" (nearest: {near[0]})" if near else ""

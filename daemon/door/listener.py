@@ -61,6 +61,12 @@ def open_listener(setting: str, environ: Mapping[str, str]) -> Listener:
         raise
 
 
+def check_place(setting: str, environ: Mapping[str, str]) -> None:
+    """Raise `socket_unusable` for a path that no socket can have, before work is done for it."""
+    if environ.get("LISTEN_PID") != str(os.getpid()):
+        _path_of(setting, environ, None)
+
+
 def _path_of(setting: str, environ: Mapping[str, str], passed: socket.socket | None) -> Path:
     path = Path(setting) if setting else _own_path(environ)
     if passed is not None:

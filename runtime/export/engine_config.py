@@ -7,6 +7,7 @@ from runtime.export.options import (
     ExportOptions,
     resolve_block_size,
     resolve_capacity,
+    resolve_chunk,
     resolve_dialect,
 )
 from runtime.export.tensorrt.options import resolve_decode_batches
@@ -53,7 +54,7 @@ def engine_config(model: ModelConfig, options: ExportOptions) -> LLMEngineRunner
         max_supported_batch_size=options.max_batch,
         max_supported_input_length=capacity - 1,
         max_kv_cache_capacity=capacity,
-        prefill_chunk=min(options.prefill_chunk, capacity),
+        prefill_chunk=resolve_chunk(options, capacity),
         vocab_size=model.vocab_size,
         output_vocab_size=model.vocab_size,
         num_attention_layers=model.num_layers,

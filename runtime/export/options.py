@@ -16,6 +16,7 @@ Quantization = Literal["none", "int8", "int4"]
 BLOCK_SIZES = (0, 16, 32, 64, 128, 256)
 # Larger blocks mean fewer scales to read; eight bits lose next to nothing by it, four bits do.
 _BEST_BLOCK = {"int8": 128, "int4": 32}
+_PREFILL_CHUNK = 256
 SMALLEST_CAPACITY = 2  # a prompt of one token, and one in answer
 
 
@@ -24,11 +25,12 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     `block_size` counts weights that share one scale; 0 takes 128 for int8 and 32 for int4, or the
     next smaller size that divides every projection. `capacity` 0 takes the model's longest
-    sequence, at most 4096. `prefill_chunk` is the longest piece of a prompt in one step. With
-    `plan` the graph becomes a TensorRT plan; `auto` then means the dialect that its builder reads.
-    `device` is where ONNX Runtime is to run the graph; `operators` "contrib" are its own, which
-    "auto" takes on CUDA for 16-bit models of common head sizes. With `draft` a draft engine is
-    made beside the model's, which then takes token trees and gives hidden states.
+    sequence, at most 4096. `prefill_chunk` is the longest piece of a prompt in one step; 0 takes
+    256, or the capacity where that is less. With `plan` the graph becomes a TensorRT plan; `auto`
+    then means the dialect that its builder reads. `device` is where ONNX Runtime is to run the
+    graph; `operators` "contrib" are its own, which "auto" takes on CUDA for 16-bit models of
+    common head sizes. With `draft` a draft engine is made beside the model's, which then takes
+    token trees and gives hidden states.
     """
 
     dialect: Literal["auto", "native", "classic"] = "auto"
@@ -37,7 +39,7 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 0
     capacity: int = 0
     max_batch: int = 8
-    prefill_chunk: int = 256
+    prefill_chunk: int = 0
     plan: PlanOptions | None = None
     draft: DraftOptions | None = None
     device: Literal["cpu", "cuda"] = "cpu"
@@ -54,6 +56,10 @@ _CHOICES = {
 }
 
 
+_RANGES = (("max_batch", 1, 1024), ("prefill_chunk", 0, 1 << 20), ("capacity", 0, 1 << 20))
+"""What the settings of a daemon can ask for."""
+
+
 def check_options(options: ExportOptions) -> None:
     """Raise `invalid_value` naming the first option that has no meaning."""
     for name, choices in _CHOICES.items():
@@ -66,9 +72,9 @@ def check_options(options: ExportOptions) -> None:
         )
     if options.block_size and options.quantization == "none":
         raise HearthError("unsupported_option", "only quantised weights have blocks", "block_size")
-    for name in ("max_batch", "prefill_chunk"):
-        if getattr(options, name) < 1:
-            raise HearthError("invalid_value", f"{name} must be at least 1", name)
+    for name, least, most in _RANGES:
+        if not least <= getattr(options, name) <= most:
+            raise HearthError("invalid_value", f"{name} must be {least} to {most}", name)
     if options.draft is not None:
         check_draft_options(options.draft, static=options.plan is not None)
     _check_target(options)
@@ -124,6 +130,17 @@ def resolve_capacity(options: ExportOptions, longest: int) -> int:
             "invalid_value", f"capacity must be at most {longest}, the model's limit", "capacity"
         )
     return options.capacity or min(longest, 4096)
+
+
+def resolve_chunk(options: ExportOptions, capacity: int) -> int:
+    """Tokens of a prompt in one step; raises `invalid_value` for more than a row holds."""
+    if options.prefill_chunk > capacity:
+        raise HearthError(
+            "invalid_value",
+            f"prefill_chunk must be at most {capacity}, the capacity",
+            "prefill_chunk",
+        )
+    return options.prefill_chunk or min(_PREFILL_CHUNK, capacity)
 
 
 def resolve_block_size(options: ExportOptions, inputs: Sequence[int]) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from actors.logs import configure_logging
+from actors.logs import Level, certain_log, configure_logging
 
 FULL = Path("/dev/full")
 
@@ -105,3 +105,14 @@ def test_a_reader_that_is_behind_loses_lines_and_is_told_how_many() -> None:
         told, back = map(json.loads, (read.read(65536) or b"").splitlines())
         assert (told["event"], told["lines"]) == ("lines of the log were lost", 400 - heard)
         assert back["event"] == "back"
+
+
+@pytest.mark.parametrize("level", ["debug", "info", "warning", "error"])
+def test_what_an_operator_waits_for_is_told_at_every_level(level: Level) -> None:
+    stream = io.StringIO()
+    configure_logging(level, stream=stream, environ={})
+    structlog.get_logger().debug("detail")
+    certain_log("hearth").info("ready", batch=8)
+    line = json.loads(stream.getvalue().splitlines()[-1])
+    assert (line["level"], line["event"], line["batch"]) == ("info", "ready", 8)
+    assert stream.getvalue().count("\n") == (2 if level == "debug" else 1)

@@ -1,4 +1,5 @@
 import shlex
+import shutil
 from pathlib import Path
 
 import click
@@ -71,3 +72,37 @@ def test_any_name_of_a_folder_can_be_copied_from_the_last_line(tmp_path: Path, n
     target = tmp_path / name
     result = run(str(REFERENCE), str(target))
     assert f"hearth serve --engine {shlex.quote(str(target))}" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--max-batch", "999999999"),
+        ("--prefill-chunk", "99999999"),
+        ("--capacity", "1"),
+        ("--quantization", "int8", "--dtype", "bfloat16"),
+    ],
+)
+def test_what_no_daemon_could_ask_for_is_wrong_usage(
+    tmp_path: Path, option: tuple[str, ...]
+) -> None:
+    result = CliRunner().invoke(export, [str(REFERENCE), str(tmp_path / "engine"), *option])
+    assert result.exit_code == 2
+    assert not (tmp_path / "engine").exists()
+
+
+def test_a_model_without_a_chat_template_is_exported_with_a_warning(tmp_path: Path) -> None:
+    source = tmp_path / "model"
+    shutil.copytree(REFERENCE, source)
+    (source / "chat_template.jinja").unlink()
+    assert "no chat template" in run(str(source), str(tmp_path / "a")).stderr
+    assert "note" not in run(str(REFERENCE), str(tmp_path / "b")).stderr
+
+
+def test_what_this_machine_cannot_serve_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("daemon.budget.available_memory", lambda: 1)
+    told = run(str(REFERENCE), str(tmp_path / "engine")).stderr
+    assert "this machine cannot serve it as it is: " in told
+    assert (tmp_path / "engine" / "config.json").is_file()

@@ -1,5 +1,6 @@
 import errno
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -118,3 +119,25 @@ def test_no_library_leaves_anything_in_the_home_of_the_user(
     arguments = ("generate", str(tiny_engine), "--ids", "1,2", "--max-tokens", "2")
     subprocess.run([sys.executable, "-m", "daemon.cli", *arguments], env=environ, check=True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_sigterm_undoes_what_was_begun_and_ends_the_program_as_it_does(tmp_path: Path) -> None:
+    code = f"""
+import pathlib, time
+from daemon.cli.errors import run_and_exit
+
+def work():
+    try:
+        print("begun", flush=True)
+        time.sleep(60)
+    finally:
+        pathlib.Path({str(tmp_path / "undone")!r}).touch()
+
+run_and_exit(work)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == b"begun\n"
+        program.terminate()
+        assert program.wait(30) == -signal.SIGTERM
+    assert (tmp_path / "undone").exists()

@@ -84,3 +84,25 @@ def test_any_text_is_a_value_or_is_refused_by_name(name: str, value: str) -> Non
     else:
         field = name
     assert field == name
+
+
+@pytest.mark.parametrize(
+    ("environ", "text", "hint"),
+    [
+        ({}, "max_bacth = 2", "max_bacth: there is no such setting (nearest: max_batch)"),
+        (
+            {"HEARTH_THREAD": "2"},
+            "",
+            "$HEARTH_THREAD: there is no such setting (nearest: ",
+        ),
+        ({"HEARTH_PORT": "tcp://1"}, "", "$HEARTH_PORT: there is no such setting"),
+    ],
+)
+def test_the_nearest_name_of_an_unknown_setting_is_told(
+    tmp_path: Path, environ: dict[str, str], text: str, hint: str
+) -> None:
+    path = tmp_path / "h.toml"
+    path.write_text(text)
+    with pytest.raises(HearthError) as caught:
+        load_settings(path, environ)
+    assert hint in caught.value.message

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.door.listener import open_listener
+from daemon.door.listener import check_place, open_listener
 from runtime.errors import HearthError
 
 
@@ -87,7 +87,7 @@ listening = socket.socket(socket.AF_UNIX)
 listening.bind(sys.argv[1])
 listening.listen()
 os.dup2(listening.fileno(), 3)
-from daemon.door.listener import open_listener
+from daemon.door.listener import check_place, open_listener
 environ = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": sys.argv[3]}
 listener = open_listener("", environ)
 print(listener.path)
@@ -135,3 +135,11 @@ def test_a_full_disk_is_told_with_the_place(folder: Path, monkeypatch: pytest.Mo
         open_listener(str(path), {})
     assert caught.value.code == "socket_unusable"
     assert not path.exists()
+
+
+def test_a_place_that_no_socket_can_have_is_refused_before_any_work(folder: Path) -> None:
+    check_place(str(folder / "s"), {})
+    with pytest.raises(HearthError, match="at most 107 are possible") as caught:
+        check_place(str(folder / ("x" * 110)), {})
+    assert caught.value.code == "socket_unusable"
+    check_place("", {"LISTEN_PID": str(os.getpid()), "XDG_RUNTIME_DIR": "/" + "x" * 110})

@@ -9,6 +9,7 @@ from runtime.export.options import (
     check_options,
     resolve_block_size,
     resolve_capacity,
+    resolve_chunk,
     resolve_dialect,
 )
 
@@ -24,7 +25,10 @@ from runtime.export.options import (
         ("capacity", -1),
         ("capacity", 1),
         ("max_batch", 0),
-        ("prefill_chunk", 0),
+        ("max_batch", 999_999_999),
+        ("prefill_chunk", -1),
+        ("prefill_chunk", 99_999_999),
+        ("capacity", 1 << 21),
     ],
 )
 def test_an_option_without_meaning_is_named(name: str, value: Any) -> None:
@@ -69,6 +73,19 @@ def test_a_capacity_beyond_the_model_is_refused() -> None:
     with pytest.raises(HearthError) as caught:
         resolve_capacity(ExportOptions(capacity=513), 512)
     assert caught.value.field == "capacity"
+
+
+@pytest.mark.parametrize(
+    ("asked", "capacity", "chunk"), [(0, 4096, 256), (0, 96, 96), (64, 96, 64)]
+)
+def test_a_prefill_chunk(asked: int, capacity: int, chunk: int) -> None:
+    assert resolve_chunk(ExportOptions(prefill_chunk=asked), capacity) == chunk
+
+
+def test_a_prefill_chunk_beyond_the_capacity_is_refused() -> None:
+    with pytest.raises(HearthError, match="at most 96, the capacity") as caught:
+        resolve_chunk(ExportOptions(prefill_chunk=97), 96)
+    assert (caught.value.code, caught.value.field) == ("invalid_value", "prefill_chunk")
 
 
 @pytest.mark.parametrize(
