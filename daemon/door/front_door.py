@@ -1,6 +1,7 @@
 """The front door's I/O loop: clients on one side, actors on the other."""
 
 import os
+import resource
 import time
 from collections.abc import Mapping
 
@@ -21,7 +22,7 @@ from actors.messages import (
 from daemon.door.bell import Bell
 from daemon.door.dispatch import Dispatch
 from daemon.door.listener import open_listener
-from daemon.door.memory_bound import MemoryBound
+from daemon.door.process_bounds import ProcessBounds
 from daemon.door.replies import Replies
 from daemon.door.requests import Requests
 from daemon.door.sessions import Session
@@ -33,6 +34,8 @@ _log = structlog.get_logger("hearth.door")
 _BURST = 64
 """Messages taken from one side before the other side and the rest of the loop get their turn."""
 _TICK_S = 0.1
+_OTHER_FILES = 128
+"""About what the daemon has open without any client."""
 _BEHIND_S = 0.01
 """Between two looks whether a client reads again, of which ZeroMQ does not always tell."""
 
@@ -71,7 +74,7 @@ class FrontDoor:
         )
         self._requests = Requests(settings, self._state, self._dispatch)
         self._replies = Replies(self._state, self._dispatch)
-        self._memory = MemoryBound(settings.memory_bytes)
+        self._bounds = ProcessBounds(settings.memory_bytes, _open_files(settings))
         self._bell = Bell()
         self._closed = False
         self._drained = anyio.Event()
@@ -103,12 +106,13 @@ class FrontDoor:
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serve until `stop` or cancellation; every open request then gets `shutting_down`."""
         try:
-            with self._bell:
-                self._bell.watch(self._inbox.descriptor)
-                self._bell.watch(self._socket.descriptor)
-                task_status.started()
-                await self._serve()
+            self._bell.watch(self._inbox.descriptor)
+            self._bell.watch(self._socket.descriptor)
+            task_status.started()
+            await self._serve()
         finally:
+            self._bell.unwatch(self._inbox.descriptor)
+            self._bell.unwatch(self._socket.descriptor)
             self.close()
             self.ended.set()
 
@@ -193,7 +197,7 @@ class FrontDoor:
             self._dispatch.stop(request, "deadline_exceeded", "the time for this request ran out")
         for session in self._dispatch.delivery.behind:
             self._dispatch.stop_if_slow(session)
-        if self._memory.exceeded():
+        if self._bounds.exceeded():
             self._close_connections()
         self._dispatch.abandon_lost()
 
@@ -212,6 +216,14 @@ class FrontDoor:
         self._bell.unwatch(self._socket.descriptor)
         self._socket.reopen()
         self._bell.watch(self._socket.descriptor)
-        self._memory.forgive()
+        self._bounds.forgive()
         self._state.totals["connections_closed"] += 1
-        _log.warning("clients took too much memory: all connections were closed", clients=clients)
+        _log.warning(
+            "clients took too much memory or files: all connections were closed", clients=clients
+        )
+
+
+def _open_files(settings: DoorSettings) -> int:
+    """From how many open files on connections are closed: without any ZeroMQ ends the process."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return settings.open_files or max(limit // 2, settings.clients + _OTHER_FILES)

@@ -14,7 +14,8 @@ class DoorSettings(msgspec.Struct, frozen=True, kw_only=True):
     `socket` empty means the agreed place. A client does not read once `slow_bytes` of answers wait
     for it, or nothing could be sent to it for `slow_s`; `send_mark` answers lie with ZeroMQ, beside
     these. `answer_s` bounds the wait for other actors where a request sets no deadline of its own.
-    `memory_bytes` is what the process may grow by before all connections are closed; 0 for any.
+    All connections are closed when the process has grown by more than `memory_bytes` (0 for any) or
+    has more than `open_files` (0 for half of what it may have).
     """
 
     socket: str = ""
@@ -31,6 +32,7 @@ class DoorSettings(msgspec.Struct, frozen=True, kw_only=True):
     receive_mark: int = 32
     handshake_s: float = 2.0
     memory_bytes: int = 512 << 20
+    open_files: int = 0
 
 
 class DoorFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,100 +1,49 @@
 """Talk to a Hearth daemon: `Client` blocks, `AsyncClient` is for asyncio."""
 
-from hearth_client.address import resolve_address, socket_path
-from hearth_client.async_client import AsyncClient, AsyncGeneration
-from hearth_client.client import Client, Generation
-from hearth_client.errors import (
-    BadMessage,
-    CapacityExceeded,
-    ClientClosed,
-    ClientShared,
-    ConnectionFailed,
-    ConnectionLost,
-    ConnectionTimeout,
-    DeadlineExceeded,
-    DuplicateId,
-    ExecutorFailed,
-    HearthClientError,
-    InvalidValue,
-    LeaseExpired,
-    MessageTooLarge,
-    NonFinite,
-    NotAllowed,
-    PromptEmpty,
-    PromptTooLong,
-    ProtocolViolation,
-    QueueFull,
-    RequestRefused,
-    ServerError,
-    ServiceFailed,
-    ShuttingDown,
-    SlowClient,
-    TooManyClients,
-    TooManyRequests,
-    UnknownMessage,
-    UnsupportedOption,
-    UnsupportedProtocol,
-)
-from hearth_client.protocol import (
-    Delta,
-    Done,
-    ExecutorReport,
-    Message,
-    Speculation,
-    SpeculationReport,
-    StageReport,
-    StatusReport,
-    TokenLogprob,
-    Usage,
-    Welcome,
-)
-
-__all__ = [
-    "AsyncClient",
-    "AsyncGeneration",
-    "BadMessage",
-    "CapacityExceeded",
-    "Client",
-    "ClientClosed",
-    "ClientShared",
-    "ConnectionFailed",
-    "ConnectionLost",
-    "ConnectionTimeout",
-    "DeadlineExceeded",
-    "Delta",
-    "Done",
-    "DuplicateId",
-    "ExecutorFailed",
-    "ExecutorReport",
-    "Generation",
-    "HearthClientError",
-    "InvalidValue",
-    "LeaseExpired",
-    "Message",
-    "MessageTooLarge",
-    "NonFinite",
-    "NotAllowed",
-    "PromptEmpty",
-    "PromptTooLong",
-    "ProtocolViolation",
-    "QueueFull",
-    "RequestRefused",
-    "ServerError",
-    "ServiceFailed",
-    "ShuttingDown",
-    "SlowClient",
-    "Speculation",
-    "SpeculationReport",
-    "StageReport",
-    "StatusReport",
-    "TokenLogprob",
-    "TooManyClients",
-    "TooManyRequests",
-    "UnknownMessage",
-    "UnsupportedOption",
-    "UnsupportedProtocol",
-    "Usage",
-    "Welcome",
-    "resolve_address",
-    "socket_path",
-]
+from hearth_client.address import resolve_address as resolve_address
+from hearth_client.address import socket_path as socket_path
+from hearth_client.async_client import AsyncClient as AsyncClient
+from hearth_client.async_client import AsyncGeneration as AsyncGeneration
+from hearth_client.client import Client as Client
+from hearth_client.client import Generation as Generation
+from hearth_client.errors import BadMessage as BadMessage
+from hearth_client.errors import CapacityExceeded as CapacityExceeded
+from hearth_client.errors import ClientClosed as ClientClosed
+from hearth_client.errors import ClientShared as ClientShared
+from hearth_client.errors import ConnectionFailed as ConnectionFailed
+from hearth_client.errors import ConnectionLost as ConnectionLost
+from hearth_client.errors import ConnectionTimeout as ConnectionTimeout
+from hearth_client.errors import DeadlineExceeded as DeadlineExceeded
+from hearth_client.errors import DuplicateId as DuplicateId
+from hearth_client.errors import ExecutorFailed as ExecutorFailed
+from hearth_client.errors import HearthClientError as HearthClientError
+from hearth_client.errors import InvalidValue as InvalidValue
+from hearth_client.errors import LeaseExpired as LeaseExpired
+from hearth_client.errors import MessageTooLarge as MessageTooLarge
+from hearth_client.errors import NonFinite as NonFinite
+from hearth_client.errors import NotAllowed as NotAllowed
+from hearth_client.errors import PromptEmpty as PromptEmpty
+from hearth_client.errors import PromptTooLong as PromptTooLong
+from hearth_client.errors import ProtocolViolation as ProtocolViolation
+from hearth_client.errors import QueueFull as QueueFull
+from hearth_client.errors import RequestRefused as RequestRefused
+from hearth_client.errors import ServerError as ServerError
+from hearth_client.errors import ServiceFailed as ServiceFailed
+from hearth_client.errors import ShuttingDown as ShuttingDown
+from hearth_client.errors import SlowClient as SlowClient
+from hearth_client.errors import TooManyClients as TooManyClients
+from hearth_client.errors import TooManyRequests as TooManyRequests
+from hearth_client.errors import UnknownMessage as UnknownMessage
+from hearth_client.errors import UnsupportedOption as UnsupportedOption
+from hearth_client.errors import UnsupportedProtocol as UnsupportedProtocol
+from hearth_client.protocol import Delta as Delta
+from hearth_client.protocol import Done as Done
+from hearth_client.protocol import ExecutorReport as ExecutorReport
+from hearth_client.protocol import Message as Message
+from hearth_client.protocol import Speculation as Speculation
+from hearth_client.protocol import SpeculationReport as SpeculationReport
+from hearth_client.protocol import StageReport as StageReport
+from hearth_client.protocol import StatusReport as StatusReport
+from hearth_client.protocol import TokenLogprob as TokenLogprob
+from hearth_client.protocol import Usage as Usage
+from hearth_client.protocol import Welcome as Welcome

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from hearth_client import Client, ConnectionLost, UnsupportedOption
 
-from daemon.door.memory_bound import anonymous_bytes
+from daemon.door.process_bounds import use_of_process
 from tests.daemon.door.harness import (
     BACKENDS,
     Harness,
@@ -98,15 +98,29 @@ def test_one_unfinished_message_does_not_take_the_memory() -> None:
     with running_door(memory_bytes=48 << 20) as door, Client(door.path) as client:
         generation = client.generate("hang")
         assert client.tokenize("a") == [97]
-        before = anonymous_bytes()
+        before = use_of_process().memory
         with connected_peer(door.path) as peer, pytest.raises(OSError, match=r"Broken|reset"):
             send_unfinished(peer, 400, 1 << 20)
         until(lambda: "connections_closed" in door.totals())
-        assert anonymous_bytes() - before < 300 << 20
+        assert use_of_process().memory - before < 300 << 20
         with pytest.raises(ConnectionLost):
             generation.text()
         assert client.tokenize("a") == [97], "clients come back"
         until(lambda: len(door.actors.cancelled) == 1)
+
+
+def test_connections_without_hello_do_not_take_all_files() -> None:
+    allowed = use_of_process().descriptor + 300
+    with running_door(open_files=allowed, handshake_s=60.0) as door, Client(door.path) as client:
+        client.connect()
+        silent = [sockets.socket(sockets.AF_UNIX) for _ in range(200)]
+        for connection in silent:
+            connection.connect(str(door.path))
+        until(lambda: all(ended(connection) for connection in silent))
+        assert door.totals()["connections_closed"] >= 1
+        assert client.status().state == "ready"
+        for connection in silent:
+            connection.close()
 
 
 def test_clients_that_vanished_give_their_places_free() -> None:
