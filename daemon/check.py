@@ -89,7 +89,7 @@ def inspect_engine(settings: Settings, folder: Path) -> Report:
     with found.noting_refusal():
         if config.device == "cuda":
             found.gpu = gpu_facts()
-            own = found.gpu.own_memory_free
+            own = found.gpu.memory_free
     with found.noting_refusal():
         if found.gpu is not None and found.library:
             check_gpu(config, found.gpu, found.library)

@@ -14,20 +14,14 @@ from runtime.onnx_runtime import check_provider, check_version, load_onnx_runtim
 class GPUFacts(msgspec.Struct, frozen=True, kw_only=True):
     """A GPU; memory in bytes, `driver` is the newest version of CUDA that it serves.
 
-    The memory of an integrated GPU is the host's.
+    `memory_free` is None where it shares the host's memory.
     """
 
     name: str
     compute_capability: tuple[int, int]
     driver: str
     memory_total: int
-    memory_free: int
-    integrated: bool = False
-
-    @property
-    def own_memory_free(self) -> int | None:
-        """Bytes free in memory of its own; None where it shares the host's."""
-        return None if self.integrated else self.memory_free
+    memory_free: int | None
 
 
 def gpu_facts(opening: Callable[[], CudaContext] = open_context) -> GPUFacts:
@@ -37,15 +31,13 @@ def gpu_facts(opening: Callable[[], CudaContext] = open_context) -> GPUFacts:
     """
     context = opening()
     try:
-        free, total = context.memory()
         version = int(context.driver.call("cuDriverGetVersion"))
         return GPUFacts(
             name=context.properties.name,
             compute_capability=context.properties.compute_capability,
             driver=f"{version // 1000}.{version % 1000 // 10}",
-            memory_total=total,
-            memory_free=free,
-            integrated=context.properties.integrated,
+            memory_total=context.memory()[1],
+            memory_free=context.free_memory(),
         )
     finally:
         context.close()

@@ -1,8 +1,9 @@
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from msgspec import structs
 
 from runtime.config import LLMEngineRunnerConfig
@@ -15,7 +16,6 @@ from runtime.drafting.lookup_proposer import LookupProposer
 from runtime.drafting.policy import SpeculationPolicy
 from runtime.drafting.proposer import Proposer
 from runtime.engine_folder import DRAFT_FOLDER
-from runtime.executor.context_memory import share_context_memory
 from runtime.executor.engine import EngineOptions
 from runtime.executor.engine_executor import EngineExecutor
 from runtime.memory.sizes import projection_bytes
@@ -96,6 +96,19 @@ def _assemble(
     policy = SpeculationPolicy(config.max_supported_batch_size) if adaptive else None
     speculation = SpeculativeStrategy(runner, sampler, io.trees, proposer, policy)
     return RuntimeParts(runner, device, sampler, speculation)
+
+
+def share_context_memory(executors: Sequence[EngineExecutor], device: Device) -> None:
+    """Give engines one scratch memory, as large as the one that wants most; before any capture.
+
+    Their steps go to one stream, so that no two use it at a time. Raises `out_of_memory`.
+    """
+    needed = max(executor.required_context_memory() for executor in executors)
+    if not needed:
+        return
+    memory = device.zeros("context_memory", (needed,), np.dtype(np.uint8))
+    for executor in executors:
+        executor.set_context_memory(memory)
 
 
 def _lookup_proposer(deployment: DeploymentConfig, device: Device) -> LookupProposer:

@@ -10,8 +10,12 @@ from msgspec import structs
 from runtime.config import LLMEngineRunnerConfig
 from runtime.decoding.deployment import DeploymentConfig, StoredEngines, resolve_deployment
 from runtime.errors import HearthError
-from runtime.memory.cuda import cuda_weight_bytes, predict_cuda_host_memory
-from runtime.memory.predicted import predict_draft_memory, predict_memory
+from runtime.memory.predicted import (
+    cuda_weight_bytes,
+    predict_cuda_host_memory,
+    predict_draft_memory,
+    predict_memory,
+)
 from runtime.options import RuntimeOptions
 
 LEAST_CAPACITY = 1024

@@ -1,30 +1,16 @@
 """Memory by part, predicted from the configuration alone."""
 
 from runtime.config import LLMEngineRunnerConfig
-from runtime.memory.cuda import (
-    cuda_draft_library_bytes,
-    cuda_scratch_bytes,
-    cuda_weight_bytes,
-    predict_cuda_memory,
-)
-from runtime.memory.sizes import (
-    ITEM_BYTES,
-    WEIGHT_BITS,
-    draft_buffer_bytes,
-    embedding_bytes,
-    kv_cache_bytes,
-    longest_draft_step,
-    longest_step,
-    projection_bytes,
-    projection_elements,
-    rope_bytes,
-    step_buffer_bytes,
-)
+from runtime.engine_folder import PLAN_FILE
+from runtime.memory import sizes
+from runtime.memory.sizes import ITEM_BYTES, WEIGHT_BITS
 from runtime.options import EagleDraftingConfig
 from runtime.tensors.buckets import bucket_sizes
 
-# Interpreter, libraries and an empty session, measured.
-_PROCESS_BYTES = 120 << 20
+_MIB = 1 << 20
+
+# On the CPU, measured: interpreter, libraries and an empty session.
+_PROCESS_BYTES = 120 * _MIB
 # Once ONNX Runtime has packed quantised weights it holds the integers once, and in float32 three
 # numbers a block: the scale as stored, the scale as packed, and a sum.
 _NUMBERS_PER_BLOCK = 3
@@ -37,30 +23,55 @@ _DRAFT_ACTIVATION_COPIES = 3.0
 # Of a tree mask [B, S, C].
 _MASK_BYTES = 2
 
+# On a GPU: an empty context with its stream, the ops of a step loaded.
+_CONTEXT_BYTES = 520 * _MIB
+# What an engine's library takes for itself: kernels as they are loaded, and its workspaces.
+_LIBRARY_BYTES = {"onnxruntime": 330 * _MIB, "tensorrt": 60 * _MIB}
+# The same for a second engine in the process, with the captured rounds of speculation.
+_DRAFT_LIBRARY_BYTES = {"onnxruntime": 220 * _MIB, "tensorrt": 60 * _MIB}
+# Copies of a step's activations that are alive at once, in elements of the engine's type.
+_GPU_ACTIVATION_COPIES = 1.5
+_GPU_SCORE_COPIES = {"native": 2.0, "classic": 3.0}
+# Interpreter and the libraries of CUDA on the host.
+_HOST_BYTES = 900 * _MIB
+_PINNED_BYTES = 2 * _MIB
+
 
 def predict_memory(
     config: LLMEngineRunnerConfig, *, max_batch: int, capacity: int
 ) -> dict[str, int]:
     """Bytes by part of a running engine with `max_batch` rows of `capacity` cache slots.
 
-    The memory is that of the engine's device; on a GPU see `predict_cuda_memory`. On the CPU the
-    embedding table is mapped from its file and counted whole, though only the rows of tokens that
-    occur become resident. The step's scratch memory is that of the longest prefill chunk.
+    The memory is that of the engine's device. On the CPU the embedding table is mapped from its
+    file and counted whole, though only the rows of tokens that occur become resident. On a GPU it
+    lies beside the weights, and a tied head is a second copy: the engine owns its weights. The
+    step's scratch memory is that of the longest prefill chunk.
     """
-    if config.device == "cuda":
-        return predict_cuda_memory(config, max_batch=max_batch, capacity=capacity)
-    tokens = max_batch * longest_step(config)
     simulated = config.backend == "simulated"
+    parts = {
+        "embedding": sizes.embedding_bytes(config),
+        "kv_cache": sizes.kv_cache_bytes(config, max_batch, capacity),
+        "rope": sizes.rope_bytes(config, capacity),
+        "step_buffers": sizes.step_buffer_bytes(config, max_batch),
+    }
+    tokens = sizes.longest_step(config)
+    if config.device == "cuda":
+        scratch = cuda_scratch_bytes(config, max_batch, tokens, capacity)
+        return {
+            "context": _CONTEXT_BYTES,
+            "library": _LIBRARY_BYTES.get(config.backend, 0),
+            "weights": 0 if simulated else cuda_weight_bytes(config),
+            **parts,
+            "sampler": _sampler_bytes(config, max_batch),
+            "engine_scratch": 0 if simulated else scratch,
+        }
+    tokens *= max_batch
+    scores = _score_bytes(config, tokens, capacity, _SCORE_COPIES[config.dialect])
     return {
         "process": _PROCESS_BYTES,
         "weights": 0 if simulated else _resident_weights(config),
-        "embedding": embedding_bytes(config),
-        "kv_cache": kv_cache_bytes(config, max_batch, capacity),
-        "rope": rope_bytes(config, capacity),
-        "step_buffers": step_buffer_bytes(config, max_batch),
-        "attention_scratch": 0
-        if simulated
-        else _score_bytes(config, tokens, capacity, _SCORE_COPIES[config.dialect]),
+        **parts,
+        "attention_scratch": 0 if simulated else scores,
         "activations": 0 if simulated else _activation_bytes(config, tokens, _ACTIVATION_COPIES),
     }
 
@@ -69,10 +80,10 @@ def predict_draft_memory(
     config: LLMEngineRunnerConfig, drafting: EagleDraftingConfig, *, max_batch: int, capacity: int
 ) -> dict[str, int]:
     """Bytes by part of a draft engine beside its base, whose embedding table it reads."""
-    tokens = longest_draft_step(config, drafting)
+    tokens = sizes.longest_draft_step(config, drafting)
     parts: dict[str, int] = {}
     if config.device == "cuda":
-        parts["draft_library"] = cuda_draft_library_bytes(config)
+        parts["draft_library"] = _DRAFT_LIBRARY_BYTES.get(config.backend, 0)
         weights = cuda_weight_bytes(config)
         scratch = cuda_scratch_bytes(config, max_batch, tokens, capacity)
     else:
@@ -82,9 +93,9 @@ def predict_draft_memory(
         scratch += _activation_bytes(config, tokens, _DRAFT_ACTIVATION_COPIES)
     return parts | {
         "draft_weights": weights,
-        "draft_kv_cache": kv_cache_bytes(config, max_batch, capacity),
-        "draft_rope": rope_bytes(config, capacity),
-        "draft_buffers": draft_buffer_bytes(config, drafting, max_batch),
+        "draft_kv_cache": sizes.kv_cache_bytes(config, max_batch, capacity),
+        "draft_rope": sizes.rope_bytes(config, capacity),
+        "draft_buffers": sizes.draft_buffer_bytes(config, drafting, max_batch),
         "draft_scratch": scratch,
     }
 
@@ -105,10 +116,66 @@ def _activation_bytes(config: LLMEngineRunnerConfig, tokens: int, copies: float)
 
 
 def _resident_weights(config: LLMEngineRunnerConfig) -> int:
-    elements = projection_elements(config)
+    elements = sizes.projection_elements(config)
     if config.weight_quantization == "none":
         return elements * 4  # float16 is widened when a session on the CPU opens
     integers = elements * WEIGHT_BITS[config.weight_quantization] // 8
     packed = integers + elements // config.weight_block_size * 4 * _NUMBERS_PER_BLOCK
     # ONNX Runtime 1.23, which the classic dialect is for, keeps the stored form beside it.
-    return packed + (projection_bytes(config) if config.dialect == "classic" else 0)
+    return packed + (sizes.projection_bytes(config) if config.dialect == "classic" else 0)
+
+
+def predict_cuda_host_memory(config: LLMEngineRunnerConfig) -> dict[str, int]:
+    """Bytes of host memory by part while an engine of a GPU runs.
+
+    Opening the engine reads its weights through the host: they are counted as if all were there
+    at once, though most of it are pages of the file that the system can drop.
+    """
+    simulated = config.backend == "simulated"
+    return {
+        "process": _HOST_BYTES,
+        "weights_while_loading": 0 if simulated else cuda_weight_bytes(config),
+        "pinned": _PINNED_BYTES,
+    }
+
+
+def cuda_weight_bytes(config: LLMEngineRunnerConfig) -> int:
+    """Weights of the matrix products in the engine's type, and the gains of the norms.
+
+    A plan is its weights and its kernels: where it is there, its size is known.
+    """
+    plan = config.files.get(PLAN_FILE)
+    if plan is not None:
+        return plan.bytes
+    gains = config.num_decoder_layers * (2 * config.hidden_size + 2 * config.head_dim)
+    elements = sizes.projection_elements(config) + gains + config.hidden_size
+    return elements * ITEM_BYTES[config.dtype]
+
+
+def _sampler_bytes(config: LLMEngineRunnerConfig, max_batch: int) -> int:
+    # How often each token occurred, its bias, and one bit that allows it.
+    tokens = config.output_vocab_size
+    return max_batch * (4 * tokens + 4 * tokens + -(-tokens // 8))
+
+
+def cuda_scratch_bytes(config: LLMEngineRunnerConfig, rows: int, tokens: int, capacity: int) -> int:
+    """A step of `rows` rows of `tokens` tokens: activations, scores, mask and logits.
+
+    A plan knows what its largest step takes, whatever is asked. ONNX Runtime's own attention
+    keeps no scores, and its prefill takes one row at a time; an engine that takes a tree mask has
+    matrix products in its place.
+    """
+    if config.plan is not None and config.plan.scratch_bytes is not None:
+        return config.plan.scratch_bytes
+    masked = config.takes_tree_mask
+    fused = config.operators == "contrib" and not masked
+    every = tokens * (1 if fused else rows)
+    heads = config.num_attention_heads + 2 * config.num_kv_heads
+    wide = 3 * config.hidden_size + 3 * config.intermediate_size + heads * config.head_dim
+    wide += config.base_hidden_dim
+    scores = 0 if fused else every * config.num_attention_heads * capacity
+    group = config.num_attention_heads // config.num_kv_heads
+    mask = every * group * capacity if masked else 0
+    head = rows * max(1, config.max_verify_tree_size) * config.output_vocab_size
+    elements = every * wide * _GPU_ACTIVATION_COPIES + scores * _GPU_SCORE_COPIES[config.dialect]
+    return int((elements + mask + head) * ITEM_BYTES[config.dtype])

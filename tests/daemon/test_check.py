@@ -146,7 +146,7 @@ def test_a_full_gpu_is_not_ok(gpu_engine: Path, monkeypatch: pytest.MonkeyPatch)
 def test_an_integrated_gpu_has_one_memory_with_its_host(
     gpu_engine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check, "gpu_facts", lambda: structs.replace(GPU, integrated=True))
+    monkeypatch.setattr(check, "gpu_facts", lambda: structs.replace(GPU, memory_free=None))
     monkeypatch.setattr(check, "available_memory", lambda: 5 << 30)
     report = inspect_engine(Settings(), gpu_engine)
     assert (report.ok, report.memory_available, report.host_memory) == (True, 5 << 30, {})

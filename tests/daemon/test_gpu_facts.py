@@ -27,15 +27,16 @@ GPU_PLAN = structs.replace(
 
 
 class FakeContext:
-    def __init__(self, *, integrated: bool = False) -> None:
+    def __init__(self) -> None:
         self.closed = False
-        self.properties = SimpleNamespace(
-            name="Some GPU", compute_capability=(9, 0), integrated=integrated
-        )
+        self.properties = SimpleNamespace(name="Some GPU", compute_capability=(9, 0))
         self.driver = SimpleNamespace(call={"cuDriverGetVersion": 13000}.__getitem__)
 
     def memory(self) -> tuple[int, int]:
         return 6 << 30, 8 << 30
+
+    def free_memory(self) -> int:
+        return 6 << 30
 
     def close(self) -> None:
         self.closed = True
@@ -45,13 +46,6 @@ def test_facts_are_asked_for_in_a_context_that_is_given_back() -> None:
     context: Any = FakeContext()
     assert gpu_facts(lambda: context) == GPU
     assert context.closed
-
-
-def test_an_integrated_gpu_has_no_memory_of_its_own() -> None:
-    context: Any = FakeContext(integrated=True)
-    shared = gpu_facts(lambda: context)
-    assert (shared.integrated, shared.own_memory_free) == (True, None)
-    assert GPU.own_memory_free == GPU.memory_free
 
 
 def test_a_context_is_given_back_when_an_answer_fails() -> None:

@@ -13,16 +13,12 @@ _FIRST_WITH_PARAMETERS = 13000
 
 
 class DeviceProperties(NamedTuple):
-    """What a GPU is; `memory` in bytes, `compute_capability` as (major, minor)."""
+    """What a GPU is; `compute_capability` as (major, minor); an integrated one has no memory."""
 
-    ordinal: int
     name: str
     compute_capability: tuple[int, int]
-    memory: int
     multiprocessors: int
-    copy_engines: int
-    integrated: bool = False
-    """Whether the memory is the host's."""
+    integrated: bool
 
     @property
     def architecture(self) -> str:
@@ -49,7 +45,7 @@ class CudaContext:
         with undoing() as undo:
             undo.callback(self.close)
             self.make_current()
-            self.properties = self._properties(ordinal)
+            self.properties = self._properties()
 
     def make_current(self) -> None:
         """Make this context the calling thread's; each thread that uses the device needs it."""
@@ -59,6 +55,13 @@ class CudaContext:
         """Bytes free and in all, by the driver's count."""
         free, total = self.driver.call("cuMemGetInfo")
         return int(free), int(total)
+
+    def free_memory(self) -> int | None:
+        """Bytes free beside this context, by the driver's count.
+
+        None for an integrated GPU: there the driver leaves out what the system can reclaim.
+        """
+        return None if self.properties.integrated else self.memory()[0]
 
     def give_way(self) -> bool:
         """Let another context have the GPU for a moment; False where none can be made.
@@ -92,7 +95,7 @@ class CudaContext:
             self._context = None
             self.driver.call("cuDevicePrimaryCtxRelease", self._device)
 
-    def _properties(self, ordinal: int) -> DeviceProperties:
+    def _properties(self) -> DeviceProperties:
         names = self.driver.api.CUdevice_attribute
 
         def attribute(name: str) -> int:
@@ -102,12 +105,9 @@ class CudaContext:
         name = self.driver.call("cuDeviceGetName", _NAME_BYTES, self._device)
         capability = (attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR"))
         return DeviceProperties(
-            ordinal,
             name.split(b"\0")[0].decode(),
             capability,
-            int(self.driver.call("cuDeviceTotalMem", self._device)),
             attribute("MULTIPROCESSOR_COUNT"),
-            attribute("ASYNC_ENGINE_COUNT"),
             bool(attribute("INTEGRATED")),
         )
 

@@ -83,11 +83,8 @@ class CudaDevice:
         return GraphCapture(self.context, self.stream)
 
     def free_memory(self) -> int | None:
-        """Bytes free beside the context, by the driver's count.
-
-        None for an integrated GPU: there the driver leaves out what the system can reclaim.
-        """
-        return None if self.properties.integrated else self.context.memory()[0]
+        """Bytes free beside the context; None where the memory is the host's."""
+        return self.context.free_memory()
 
     def settle(self) -> bool:
         """Let another context have the GPU for a moment, after which graphs run faster."""

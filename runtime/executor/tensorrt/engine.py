@@ -129,11 +129,6 @@ class TensorRTEngine:
             )
         return context
 
-    @property
-    def num_profiles(self) -> int:
-        """Optimisation profiles of the plan."""
-        return len(self._contexts)
-
     def close(self) -> None:
         """Free the contexts, then the engine; graphs that were captured must be closed before."""
         self._contexts.clear()

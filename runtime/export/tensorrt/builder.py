@@ -241,8 +241,6 @@ def set_options(trt: Any, config: Any, job: dict[str, Any]) -> None:
     if hasattr(trt.BuilderFlag, "REQUIRE_USER_ALLOCATION"):
         # Else TensorRT-RTX may allocate in a step, which a capture forbids.
         config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
-    if job["inspect"]:
-        config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     monitor = make_monitor(trt)
     if monitor is not None:
         config.progress_monitor = monitor
@@ -295,13 +293,6 @@ def measure(trt: Any, path: Path, kept: list[Any]) -> int:
     return int(engine.device_memory_size)
 
 
-def inspect(trt: Any, logger: Any, plan: Any, path: str) -> None:
-    """Write what the engine inspector says of every layer, as JSON."""
-    engine = open_plan(trt, logger, plan)
-    text = engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
-    Path(path).write_text(text)
-
-
 def load_module(name: str) -> Any:
     """Import TensorRT, of a whole installation or of the wheel of its bindings."""
     try:
@@ -340,8 +331,6 @@ def build(job: dict[str, Any], kept: list[Any]) -> dict[str, Any]:
     write_plan(Path(job["output"]), plan)
     if cache is not None:
         keep_timings(Path(job["timing_cache"]), cache)
-    if job["inspect"]:
-        inspect(trt, logger, plan, job["inspect"])
     name, capability = gpu_identity()
     return {
         "tensorrt_version": trt.__version__,

@@ -163,7 +163,6 @@ def plan_job(folder: Path, config: LLMEngineRunnerConfig, options: PlanOptions) 
         "version_compatible": options.version_compatible,
         "workspace_bytes": options.workspace_bytes,
         "optimization_level": options.optimization_level,
-        "inspect": None,
     }
 
 

@@ -34,7 +34,6 @@ def write_job(folder: Path, **changes: Any) -> str:
         "version_compatible": False,
         "workspace_bytes": 0,
         "optimization_level": None,
-        "inspect": None,
     }
     path = folder / "job.json"
     path.write_text(json.dumps(job | changes))

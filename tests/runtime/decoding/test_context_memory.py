@@ -1,7 +1,7 @@
 import numpy as np
 
+from runtime.decoding.assembly import share_context_memory
 from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.executor.context_memory import share_context_memory
 from runtime.executor.engine_executor import EngineExecutor
 from tests.runtime.executor.fake_engine import FakeEngine, fake_registry
 

@@ -3,13 +3,13 @@ from msgspec import structs
 
 from runtime.config import FileRecord, LLMEngineRunnerConfig
 from runtime.engine_folder import PLAN_FILE
-from runtime.memory.cuda import (
+from runtime.memory.predicted import (
     cuda_scratch_bytes,
     cuda_weight_bytes,
     predict_cuda_host_memory,
-    predict_cuda_memory,
+    predict_draft_memory,
+    predict_memory,
 )
-from runtime.memory.predicted import predict_draft_memory, predict_memory
 from runtime.memory.sizes import projection_elements
 from runtime.options import EagleDraftingConfig
 from tests.runtime.engine_configs import PLAN, draft_config, small_config
@@ -22,7 +22,6 @@ def config() -> LLMEngineRunnerConfig:
 
 def test_an_engine_of_a_gpu_is_predicted_for_the_gpu(config: LLMEngineRunnerConfig) -> None:
     parts = predict_memory(config, max_batch=2, capacity=32)
-    assert parts == predict_cuda_memory(config, max_batch=2, capacity=32)
     assert set(parts) >= {"context", "library", "weights", "kv_cache", "sampler"}
     assert "process" not in parts
 
@@ -43,7 +42,7 @@ def test_a_plan_says_what_its_steps_take(config: LLMEngineRunnerConfig) -> None:
     unopened = structs.replace(config, plan=PLAN)
     opened = structs.replace(config, plan=structs.replace(PLAN, scratch_bytes=640))
     guess, known = (
-        predict_cuda_memory(one, max_batch=2, capacity=32)["engine_scratch"]
+        predict_memory(one, max_batch=2, capacity=32)["engine_scratch"]
         for one in (unopened, opened)
     )
     assert guess == cuda_scratch_bytes(config, 2, 16, 32)
@@ -51,9 +50,9 @@ def test_a_plan_says_what_its_steps_take(config: LLMEngineRunnerConfig) -> None:
 
 
 def test_parts_grow_with_rows_and_slots(config: LLMEngineRunnerConfig) -> None:
-    small = predict_cuda_memory(config, max_batch=1, capacity=32)
-    rows = predict_cuda_memory(config, max_batch=2, capacity=32)
-    slots = predict_cuda_memory(config, max_batch=1, capacity=64)
+    small = predict_memory(config, max_batch=1, capacity=32)
+    rows = predict_memory(config, max_batch=2, capacity=32)
+    slots = predict_memory(config, max_batch=1, capacity=64)
     assert rows["sampler"] == 2 * small["sampler"] == 2 * (800 + 13)
     assert rows["kv_cache"] == slots["kv_cache"] == 2 * small["kv_cache"]
     assert rows["engine_scratch"] > small["engine_scratch"] < slots["engine_scratch"]
@@ -64,7 +63,7 @@ def test_parts_grow_with_rows_and_slots(config: LLMEngineRunnerConfig) -> None:
 def test_fused_attention_keeps_no_scores(config: LLMEngineRunnerConfig) -> None:
     fused = structs.replace(config, operators="contrib")
     scratch = [
-        predict_cuda_memory(one, max_batch=2, capacity=capacity)["engine_scratch"]
+        predict_memory(one, max_batch=2, capacity=capacity)["engine_scratch"]
         for one in (config, fused)
         for capacity in (32, 64)
     ]
@@ -75,9 +74,7 @@ def test_fused_attention_keeps_no_scores(config: LLMEngineRunnerConfig) -> None:
 def test_another_engine_has_another_library(config: LLMEngineRunnerConfig) -> None:
     kinds = ("onnxruntime", "tensorrt")
     libraries = {
-        predict_cuda_memory(structs.replace(config, backend=kind), max_batch=1, capacity=8)[
-            "library"
-        ]
+        predict_memory(structs.replace(config, backend=kind), max_batch=1, capacity=8)["library"]
         for kind in kinds
     }
     assert len(libraries) == 2
@@ -85,7 +82,7 @@ def test_another_engine_has_another_library(config: LLMEngineRunnerConfig) -> No
 
 def test_a_simulated_engine_has_no_weights(config: LLMEngineRunnerConfig) -> None:
     simulated = structs.replace(config, backend="simulated")
-    parts = predict_cuda_memory(simulated, max_batch=1, capacity=8)
+    parts = predict_memory(simulated, max_batch=1, capacity=8)
     assert parts["weights"] == parts["library"] == parts["engine_scratch"] == 0
     assert predict_cuda_host_memory(simulated)["weights_while_loading"] == 0
 
@@ -102,7 +99,7 @@ def test_trees_bring_scores_to_fused_attention(config: LLMEngineRunnerConfig) ->
         fused, enable_eagle_spec_decode=True, output_hidden_dim=48, max_verify_tree_size=16
     )
     small, large = (
-        [predict_cuda_memory(one, max_batch=2, capacity=c)["engine_scratch"] for c in (32, 64)]
+        [predict_memory(one, max_batch=2, capacity=c)["engine_scratch"] for c in (32, 64)]
         for one in (fused, trees)
     )
     assert small[0] == small[1]
