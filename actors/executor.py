@@ -67,10 +67,6 @@ class ExecutorActor:
         self._steps = 0
         self._reported = float("-inf")
 
-    def stop(self) -> None:
-        """End after the current step, like `Shutdown`; safe to call from a signal handler."""
-        self._stopping = True
-
     def run(self) -> None:
         """Work until told to stop; raises HearthError when going on makes no sense.
 

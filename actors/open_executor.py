@@ -8,10 +8,9 @@ from msgspec import structs
 
 from actors.addresses import CONTROL_LIMIT, WORK_LIMIT
 from actors.executor import ExecutorActor
-from actors.loaded import Loaded
-from actors.mailbox import Receiver, Sender, ZmqContext
-from actors.messages import ExecutorControl, ExecutorLimits, ExecutorMessage, SupervisorMessage
-from actors.roles import ExecutorRole
+from actors.mailbox import Receiver, Sender
+from actors.messages import ExecutorControl, ExecutorLimits, ExecutorMessage
+from actors.roles import ExecutorSettings, Host, ReadyActor
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.errors import HearthError
 from runtime.known_answer import load_answer
@@ -22,18 +21,17 @@ _FLUSH_S = 2.0
 _log = structlog.get_logger("executor")
 
 
-def open_executor(
-    role: ExecutorRole, name: str, context: ZmqContext, to_supervisor: Sender[SupervisorMessage]
-) -> Loaded:
+def open_executor(host: Host, settings: ExecutorSettings) -> ReadyActor:
     """Open the engine, capture its graphs and run real steps; raises HearthError."""
     started = time.monotonic()
-    runtime = open_runtime(role)
+    runtime = open_runtime(settings)
+    addresses, context = host.addresses, host.context
     actor = ExecutorActor(
-        name=name,
-        inbox=Receiver(context, [role.inboxes.work], ExecutorMessage, WORK_LIMIT),
-        control=Receiver(context, role.inboxes.control_endpoints(), ExecutorControl, CONTROL_LIMIT),
-        to_tokenizer=Sender(context, role.addresses.tokenizer, WORK_LIMIT, _FLUSH_S),
-        to_supervisor=to_supervisor,
+        name=host.name,
+        inbox=Receiver(context, [addresses.work], ExecutorMessage, WORK_LIMIT),
+        control=Receiver(context, [addresses.control], ExecutorControl, CONTROL_LIMIT),
+        to_tokenizer=Sender(context, addresses.tokenizer, WORK_LIMIT, _FLUSH_S),
+        to_supervisor=host.to_supervisor,
         runtime=runtime,
     )
 
@@ -44,18 +42,18 @@ def open_executor(
             runtime.close()
 
     facts = _facts(runtime) | {"load_s": round(time.monotonic() - started, 3)}
-    return Loaded(run, actor.stop, facts, _limits(runtime))
+    return ReadyActor(run, facts, _limits(runtime))
 
 
-def open_runtime(role: ExecutorRole) -> LLMInferenceRuntime:
+def open_runtime(settings: ExecutorSettings) -> LLMInferenceRuntime:
     """A runtime whose steps are captured and have worked; raises HearthError."""
-    runtime = LLMInferenceRuntime.open(Path(role.engine), role.options)
+    runtime = LLMInferenceRuntime.open(Path(settings.engine), settings.options)
     with undoing() as undo:
         undo.callback(runtime.close)
         for reason in runtime.capture(range(1, runtime.max_batch + 1)):
             _log.warning("steps are slower than they could be", reason=reason)
         _warm_up(runtime)
-        _check_answer(runtime, role)
+        _check_answer(runtime, settings)
     return runtime
 
 
@@ -76,14 +74,14 @@ def _warm_up(runtime: LLMInferenceRuntime) -> None:
         runtime.release()
 
 
-def _check_answer(runtime: LLMInferenceRuntime, role: ExecutorRole) -> None:
+def _check_answer(runtime: LLMInferenceRuntime, settings: ExecutorSettings) -> None:
     """Ready also means that the engine computes its model, as far as it has a known answer."""
-    answer = load_answer(Path(role.engine), runtime.config)
+    answer = load_answer(Path(settings.engine), runtime.config)
     if answer is None:
         simulated = runtime.config.backend == "simulated"
         reason = "the engine is simulated" if simulated else "the engine folder has none"
         _log.info("no known answer to compare with", reason=reason)
-    elif not role.options.verify:
+    elif not settings.options.verify:
         _log.warning("the known answer is not compared", reason="verify is off")
     else:
         report = runtime.check_answer(answer)

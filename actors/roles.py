@@ -1,51 +1,61 @@
+"""What the process of an actor is told when it starts, and what it tells when it can work."""
+
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import msgspec
 
-from actors.addresses import Addresses, ExecutorAddresses
-from actors.admission import PolicySettings
+from actors.addresses import Addresses
 from actors.logs import Format, Level
+from actors.mailbox import Sender, ZmqContext
+from actors.messages import ExecutorLimits, SupervisorMessage
 from runtime.options import RuntimeOptions
 
 
-class Role(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an actor needs to start anywhere; `addresses` are those that its process sees."""
+class HostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The one argument of an actor's process; `role` says as what its `settings` are read."""
 
+    name: str
+    role: str
+    settings: msgspec.Raw
     addresses: Addresses
+    parent: int
+    log_level: Level = "info"
+    log_format: Format = "auto"
 
 
-class ExecutorRole(Role, frozen=True, tag="executor"):
-    """An executor of the engine folder `engine`, listening at `inboxes`."""
+class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an executor needs: the engine folder's absolute path, and how to run it."""
 
-    inboxes: ExecutorAddresses
     engine: str
     options: RuntimeOptions
 
 
-class TokenizerRole(Role, frozen=True, tag="tokenizer"):
-    """A tokenizer of the engine folder `engine`, listening at `inbox`."""
+class ReadyActor(NamedTuple):
+    """An actor that can work: `run` does so until its control inbox says `Shutdown`."""
 
-    inbox: tuple[str, ...]
-    engine: str
-
-
-class SchedulerRole(Role, frozen=True, tag="scheduler"):
-    """A scheduler, listening at `inbox` and `control`."""
-
-    inbox: tuple[str, ...]
-    control: tuple[str, ...]
-    policy: PolicySettings
+    run: Callable[[], None]
+    facts: Mapping[str, str | int | float] = MappingProxyType({})
+    limits: ExecutorLimits | None = None
 
 
-AnyRole = ExecutorRole | TokenizerRole | SchedulerRole
-
-
-class HostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The one argument of an actor's process; `folder` is the one that paths are relative to."""
+class Host(NamedTuple):
+    """What a process gives to its actor: a name, addresses, and the way to its supervisor."""
 
     name: str
-    role: AnyRole
-    parent: int
-    folder: str
-    log_level: Level = "info"
-    log_format: Format = "auto"
+    addresses: Addresses
+    context: ZmqContext
+    to_supervisor: Sender[SupervisorMessage]
+
+
+class Role(NamedTuple):
+    """A kind of actor: the struct of its settings, and what makes it ready or raises HearthError.
+
+    `prepare` imports what its own actor needs, so that no process has another's libraries.
+    """
+
+    settings: type[msgspec.Struct]
+    prepare: Callable[[Host, Any], ReadyActor]

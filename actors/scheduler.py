@@ -7,7 +7,16 @@ from typing import Any
 import anyio
 import structlog
 
-from actors.mailbox import MailboxFull, Receiver, Sender
+from actors.addresses import (
+    CONTROL_LIMIT,
+    DOOR,
+    SCHEDULER,
+    SCHEDULER_CONTROL,
+    TOKENIZER,
+    WORK_LIMIT,
+)
+from actors.admission import PolicySettings
+from actors.mailbox import MailboxFull, Receiver, Sender, ZmqContext
 from actors.messages import (
     Accepted,
     AskReport,
@@ -145,6 +154,22 @@ class SchedulerActor:
             if mailbox is not None:
                 mailbox.close()
         self._work = self._executor_control = None
+
+
+def open_scheduler(context: ZmqContext, settings: PolicySettings) -> SchedulerActor:
+    """A scheduler with its mailboxes open, in the daemon's process."""
+
+    def connect(endpoint: str) -> Sender[Any]:
+        return Sender(context, endpoint, CONTROL_LIMIT)
+
+    return SchedulerActor(
+        inbox=Receiver(context, [SCHEDULER], SchedulerMessage, WORK_LIMIT),
+        control=Receiver(context, [SCHEDULER_CONTROL], SchedulerControl, CONTROL_LIMIT),
+        to_tokenizer=Sender(context, TOKENIZER, WORK_LIMIT),
+        to_door=Sender(context, DOOR, WORK_LIMIT),
+        connect=connect,
+        policy=SchedulerPolicy(settings),
+    )
 
 
 def _tell_executor(mailbox: Sender[Any] | None, message: Decision) -> None:

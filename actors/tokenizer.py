@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 import anyio
@@ -9,7 +10,15 @@ import anyio.lowlevel
 import anyio.to_thread
 import structlog
 
-from actors.mailbox import MailboxFull, Receiver, Sender
+from actors.addresses import (
+    CONTROL_LIMIT,
+    DOOR,
+    SCHEDULER,
+    SCHEDULER_CONTROL,
+    TOKENIZER,
+    WORK_LIMIT,
+)
+from actors.mailbox import MailboxFull, Receiver, Sender, ZmqContext
 from actors.messages import (
     BatchEnded,
     Cancel,
@@ -249,6 +258,21 @@ class TokenizerActor:
             self._streams.drop(rid)
             self._unsent_failures.append(failed_with(rid, "internal"))
             await self._leave(rid)
+
+
+def open_tokenizer(context: ZmqContext, engine: Path, socket: str) -> TokenizerActor:
+    """The tokenizer of an engine folder with its mailboxes open, in the daemon's process.
+
+    Other processes reach it at `socket`. Raises HearthError for a folder that cannot be read.
+    """
+    tokenizer = Tokenizer.open(engine)
+    return TokenizerActor(
+        inbox=Receiver(context, [TOKENIZER, socket], TokenizerMessage, WORK_LIMIT),
+        to_scheduler=Sender(context, SCHEDULER, WORK_LIMIT),
+        to_scheduler_control=Sender(context, SCHEDULER_CONTROL, CONTROL_LIMIT),
+        to_door=Sender(context, DOOR, WORK_LIMIT),
+        tokenizer=tokenizer,
+    )
 
 
 def _size(message: Prepare | Convert) -> int:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 from msgspec import structs
 
-from actors.addresses import AddressBook, Placement
+from actors.addresses import Addresses
 from actors.admission import PolicySettings
-from actors.messages import ExecutorReady
-from actors.roles import ExecutorRole, SchedulerRole, TokenizerRole
+from actors.messages import ActorReady, ExecutorReady
+from actors.roles import ExecutorSettings
 from daemon.configuration.settings import Settings
 from daemon.door.settings import DoorFacts, DoorSettings
 from daemon.supervision.restart_policy import Deadlines
@@ -60,16 +60,6 @@ def _drafting(settings: Settings) -> EagleDraftingConfig | None:
     )
 
 
-def address_book(settings: Settings, sockets: Path) -> AddressBook:
-    """The actors' addresses in the private folder `sockets`."""
-    placement = Placement(
-        tokenizer=settings.placement_tokenizer,
-        scheduler=settings.placement_scheduler,
-        executor=settings.placement_executor,
-    )
-    return AddressBook(folder=str(sockets), placement=placement)
-
-
 def door_settings(settings: Settings) -> DoorSettings:
     """The front door's limits."""
     return DoorSettings(
@@ -79,10 +69,7 @@ def door_settings(settings: Settings) -> DoorSettings:
         lease_s=settings.lease_s,
         queued_requests=settings.queue_requests,
         queued_tokens=settings.queue_tokens,
-        # What the executor takes, where it is at home there, is no client's doing.
-        memory_bytes=settings.client_memory_mb << 20
-        if settings.placement_executor == "process"
-        else 0,
+        memory_bytes=settings.client_memory_mb << 20,
     )
 
 
@@ -124,57 +111,20 @@ def policy_settings(settings: Settings) -> PolicySettings:
     )
 
 
-def tokenizer_role(book: AddressBook, engine: Path) -> TokenizerRole:
-    """The tokenizer, wherever it is placed."""
-    return TokenizerRole(
-        addresses=book.seen_from(book.placement.room("tokenizer")),
-        inbox=book.endpoints("tokenizer"),
-        engine=str(engine),
-    )
-
-
-def scheduler_role(book: AddressBook, settings: Settings) -> SchedulerRole:
-    """The scheduler, wherever it is placed."""
-    return SchedulerRole(
-        addresses=book.seen_from(book.placement.room("scheduler")),
-        inbox=book.endpoints("scheduler"),
-        control=book.endpoints("scheduler_control"),
-        policy=policy_settings(settings),
-    )
-
-
-def plans(book: AddressBook, settings: Settings, engine: Path) -> list[ActorPlan]:
-    """What the supervisor keeps: the executor, and each actor with a process of its own."""
-    kept = [_executor_plan(book, settings, engine)]
-    if book.placement.tokenizer == "process":
-        tokenizer = tokenizer_role(book, engine)
-        kept.append(ActorPlan("tokenizer", lambda _incarnation: tokenizer, own_process=True))
-    if book.placement.scheduler == "process":
-        scheduler = scheduler_role(book, settings)
-        kept.append(ActorPlan("scheduler", lambda _incarnation: scheduler, own_process=True))
-    return kept
-
-
-def deadlines(settings: Settings) -> Deadlines:
-    """The supervisor's deadlines."""
-    return Deadlines(load_s=settings.load_timeout_s, progress_s=settings.progress_timeout_s)
-
-
-def _executor_plan(book: AddressBook, settings: Settings, engine: Path) -> ActorPlan:
-    options = runtime_options(settings)
-
-    def role(incarnation: int) -> ExecutorRole:
-        return ExecutorRole(
-            addresses=book.seen_from(book.placement.room("executor")),
-            inboxes=book.executor(incarnation),
-            engine=str(engine),
-            options=options,
-        )
-
+def executor_plan(settings: Settings, engine: Path) -> ActorPlan:
+    """The executor as its supervisor keeps it; its paths do not depend on the working folder."""
     return ActorPlan(
         "executor",
-        role,
-        own_process=settings.placement_executor == "process",
+        ExecutorSettings(engine=str(engine.absolute()), options=runtime_options(settings)),
+        Deadlines(load_s=settings.load_timeout_s, progress_s=settings.progress_timeout_s),
         restart_limit=settings.restart_limit,
-        clean_up=book.remove_sockets,
+        log_level=settings.log_level,
+        log_format=settings.log_format,
     )
+
+
+def executor_ready(ready: ActorReady, addresses: Addresses) -> ExecutorReady:
+    """What the scheduler is told of an executor that can work."""
+    if ready.limits is None:
+        raise HearthError("internal", "the executor did not tell its limits", "limits")
+    return ExecutorReady(addresses.work, addresses.control, *structs.astuple(ready.limits))

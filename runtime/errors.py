@@ -14,6 +14,7 @@ Code = Literal[
     "deadline_exceeded",
     "shutting_down",
     "executor_failed",
+    "executor_stuck",
     "device_lost",
     "non_finite",
     "internal",

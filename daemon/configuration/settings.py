@@ -12,7 +12,6 @@ from daemon.configuration.sources import Source, environment_source, file_source
 from daemon.configuration.words import allowed, nearest
 from runtime.errors import HearthError
 
-Placement = Literal["shared", "process"]
 SYSTEM_FILE = Path("/etc/hearth/hearth.toml")
 
 
@@ -203,15 +202,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             description="Restarts of a lost executor in a row before the daemon gives up.",
         ),
     ] = 3
-    placement_tokenizer: Annotated[
-        Placement, Meta(description="Where the tokenizer runs: the daemon's process or its own.")
-    ] = "shared"
-    placement_scheduler: Annotated[
-        Placement, Meta(description="Where the scheduler runs: the daemon's process or its own.")
-    ] = "shared"
-    placement_executor: Annotated[
-        Placement, Meta(description="Where the executor runs: the daemon's process or its own.")
-    ] = "process"
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
         Meta(description="The least important events that are logged."),

@@ -5,14 +5,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from runtime.errors import Code, HearthError
+from runtime.errors import HearthError
 
 
 class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
     """How long an actor may take to say hello, to load, and between two signs of progress.
 
     After `stable_s` seconds of work earlier restarts are forgotten. `pause_s` is the wait before
-    a second restart in a row; it doubles with each further one up to `most_pause_s`.
+    a second restart in a row; it doubles with each further one up to `most_pause_s`. A process
+    that is still there `kill_s` seconds after it was killed hangs in the system.
     """
 
     hello_s: float = 30.0
@@ -21,6 +22,7 @@ class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
     stable_s: float = 60.0
     pause_s: float = 0.5
     most_pause_s: float = 30.0
+    kill_s: float = 10.0
 
 
 class Start(NamedTuple):
@@ -136,10 +138,18 @@ class Supervision:
             self._ready_since, self._reason, self._error = None, "", None
             self._enter(Phase.STARTING, now + self._deadlines.hello_s)
             return [Start(self.incarnation)]
+        if self.phase is Phase.KILLED:
+            self._enter(Phase.ENDED, None)
+            return [GiveUp(stuck(self._name, self._reason))]
         self._reason = self._missed()
-        self._enter(Phase.KILLED, None)
+        self._enter(Phase.KILLED, now + self._deadlines.kill_s)
         # Told before the end is seen: a process stuck in its driver may take its time to die.
         return [*self._tell_loss(self._reason), Kill(self._reason)]
+
+    @property
+    def working(self) -> bool:
+        """Whether the others have been told that the actor can work, and not yet of its loss."""
+        return self._told_ready
 
     def next_wake(self) -> float | None:
         """When `tick` has something to do, if nothing happens before."""
@@ -168,6 +178,17 @@ class Supervision:
     def _last_error(self, reason: str) -> HearthError:
         if self._error and not self._was_ready:
             return self._error
-        code: Code = self._error.code if self._error else "executor_failed"
         times = f", {self._restarts} restarts did not help" if self._restarts else ""
-        return HearthError(code, f"the {self._name} was lost{times}: {reason}", self._name)
+        return HearthError(
+            "executor_failed", f"the {self._name} was lost{times}: {reason}", self._name
+        )
+
+
+def stuck(name: str, reason: str) -> HearthError:
+    """The error of an actor whose process stays although it was killed."""
+    return HearthError(
+        "executor_stuck",
+        f"the {name}'s process does not end although it was killed ({reason}): its driver hangs, "
+        "restart the machine",
+        name,
+    )

@@ -122,7 +122,6 @@ def open_house(runtime: BatchRuntime) -> Iterator[House]:
     yield made
     if made.thread is None:
         made.start()
-    made.actor.stop()
     with suppress(MailboxFull):  # it may have ended before
         made.control.post(Shutdown())
     made.join()

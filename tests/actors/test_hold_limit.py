@@ -10,10 +10,9 @@ import anyio
 import numpy as np
 import zmq
 
-from actors.addresses import AddressBook, Placement
+from actors.addresses import DOOR, SCHEDULER, SCHEDULER_CONTROL, TOKENIZER
 from actors.admission import PolicySettings
 from actors.executor import ExecutorActor
-from actors.load_scheduler import make_scheduler
 from actors.mailbox import Receiver, Sender, ZmqContext
 from actors.messages import (
     AskReport,
@@ -30,7 +29,7 @@ from actors.messages import (
     SupervisorMessage,
     TokenizerMessage,
 )
-from actors.roles import SchedulerRole
+from actors.scheduler import open_scheduler
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.engine_folder import write_config
 from runtime.executor.simulated_engine import simulated_config, simulated_next_tokens
@@ -38,8 +37,7 @@ from runtime.options import RuntimeOptions
 from runtime.request import RequestOptions
 
 CONFIG = simulated_config(max_batch=1, capacity=512, step_ms=2.0, prefill_chunk=16)
-BOOK = AddressBook(folder="", placement=Placement(executor="shared"))
-HERE = BOOK.seen_from("daemon")
+WORK, CONTROL, SUPERVISOR = "inproc://work", "inproc://control", "inproc://supervisor"
 
 
 def expected(prompt: list[int], count: int) -> list[int]:
@@ -53,18 +51,17 @@ def expected(prompt: list[int], count: int) -> list[int]:
 @contextmanager
 def executor_thread(context: ZmqContext, folder: Path) -> Iterator[None]:
     write_config(folder, CONFIG)
-    addresses = BOOK.executor(1)
-    to_supervisor: Sender[Any] = Sender(context, HERE.supervisor, 100)
+    to_supervisor: Sender[Any] = Sender(context, SUPERVISOR, 100)
     runtime = LLMInferenceRuntime.open(folder, RuntimeOptions())
     actor = ExecutorActor(
         name="executor-1",
-        inbox=Receiver(context, [addresses.work], ExecutorMessage, 100),
-        control=Receiver(context, addresses.control_endpoints(), ExecutorControl, 100),
-        to_tokenizer=Sender(context, HERE.tokenizer, 1000),
+        inbox=Receiver(context, [WORK], ExecutorMessage, 100),
+        control=Receiver(context, [CONTROL], ExecutorControl, 100),
+        to_tokenizer=Sender(context, TOKENIZER, 1000),
         to_supervisor=to_supervisor,
         runtime=runtime,
     )
-    control: Sender[Any] = Sender(context, addresses.supervisor_control, 10)
+    control: Sender[Any] = Sender(context, CONTROL, 10)
     thread = threading.Thread(target=actor.run)
     thread.start()
     yield
@@ -80,30 +77,21 @@ async def test_rows_that_take_turns_get_the_tokens_that_they_would_get_alone(
     tmp_path: Path,
 ) -> None:
     context: ZmqContext = zmq.Context()
-    role = SchedulerRole(
-        addresses=HERE,
-        inbox=(HERE.scheduler,),
-        control=(HERE.scheduler_control,),
-        policy=PolicySettings(hold_s=0.05, fill_wait_s=0.0),
-    )
-    scheduler = make_scheduler(role, context)
-    tokenizer: Receiver[TokenizerMessage] = Receiver(
-        context, [HERE.tokenizer], TokenizerMessage, 1000
-    )
-    door: Receiver[DoorMessage] = Receiver(context, [HERE.door], DoorMessage, 100)
+    scheduler = open_scheduler(context, PolicySettings(hold_s=0.05, fill_wait_s=0.0))
+    tokenizer: Receiver[TokenizerMessage] = Receiver(context, [TOKENIZER], TokenizerMessage, 1000)
+    door: Receiver[DoorMessage] = Receiver(context, [DOOR], DoorMessage, 100)
     supervisor: Receiver[SupervisorMessage] = Receiver(
-        context, [HERE.supervisor], SupervisorMessage, 100
+        context, [SUPERVISOR], SupervisorMessage, 100
     )
-    submit: Sender[Any] = Sender(context, HERE.scheduler, 100)
-    control: Sender[Any] = Sender(context, HERE.scheduler_control, 100)
-    addresses = BOOK.executor(1)
+    submit: Sender[Any] = Sender(context, SCHEDULER, 100)
+    control: Sender[Any] = Sender(context, SCHEDULER_CONTROL, 100)
     prompts = {rid: [rid + 3] * (10 * rid + 1) for rid in range(3)}
     got: dict[int, list[int]] = {rid: [] for rid in prompts}
     open_rids = set(prompts)
     with executor_thread(context, tmp_path), anyio.fail_after(30):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(scheduler.run)
-            control.post(ExecutorReady(addresses.work, addresses.control, 1, 511, 512))
+            control.post(ExecutorReady(WORK, CONTROL, 1, 511, 512))
             for rid, prompt in prompts.items():
                 options = RequestOptions(max_tokens=120, ignore_eos=True)
                 submit.post(Submit(Request(rid, options), prompt))

@@ -12,22 +12,26 @@ from pathlib import Path
 import msgspec
 import pytest
 import zmq
+from msgspec import structs
 
-from actors.addresses import AddressBook, Placement
-from actors.host import main, run_actor
+from actors.addresses import SocketFolder
+from actors.host import ROLES, main, run_actor
 from actors.mailbox import Receiver, Sender, ZmqContext
 from actors.messages import (
     ActorFailed,
     ActorHello,
     ActorReady,
+    ExecutorControl,
     ExecutorLimits,
     ExecutorMessage,
     RowsFailed,
     RunBatch,
+    Shutdown,
+    Step,
     SupervisorMessage,
     TokenizerMessage,
 )
-from actors.roles import ExecutorRole, HostConfig
+from actors.roles import ExecutorSettings, Host, HostConfig, ReadyActor, Role
 from runtime.engine_folder import write_config
 from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
@@ -36,37 +40,36 @@ from runtime.request import RequestOptions, RowRequest
 
 
 class House:
-    """The supervisor's and tokenizer's inboxes, and the role of an executor process."""
+    """The supervisor's and tokenizer's inboxes, and what the process of an executor is told."""
 
     def __init__(self, folder: Path, context: ZmqContext) -> None:
         engine = folder / "engine"
         engine.mkdir()
         write_config(engine, simulated_config(capacity=64, max_batch=4, step_ms=10.0))
-        book = AddressBook(folder=str(folder), placement=Placement())
+        sockets = SocketFolder(folder)
+        addresses = sockets.addresses("executor", 1)
         self.context = context
-        self.folder = str(folder)
-        self.role = ExecutorRole(
-            addresses=book.seen_from("executor"),
-            inboxes=book.executor(1),
-            engine="engine",
-            options=RuntimeOptions(max_batch=3),
+        self.settings = ExecutorSettings(engine=str(engine), options=RuntimeOptions(max_batch=3))
+        self.config = HostConfig(
+            name="executor-1",
+            role="executor",
+            settings=raw(self.settings),
+            addresses=addresses,
+            parent=os.getpid(),
+            log_level="error",
         )
         self.supervisor: Receiver[SupervisorMessage] = Receiver(
-            context, book.endpoints("supervisor"), SupervisorMessage, 100
+            context, [addresses.supervisor], SupervisorMessage, 100
         )
         self.tokenizer: Receiver[TokenizerMessage] = Receiver(
-            context, book.endpoints("tokenizer"), TokenizerMessage, 100
+            context, [addresses.tokenizer], TokenizerMessage, 100
         )
-        self.work: Sender[ExecutorMessage] = Sender(context, self.role.inboxes.work, 10)
-
-    def argument(self, parent: int) -> str:
-        config = HostConfig(
-            name="executor-1", role=self.role, parent=parent, folder=self.folder, log_level="error"
-        )
-        return msgspec.json.encode(config).decode()
+        self.work: Sender[ExecutorMessage] = Sender(context, addresses.work, 10)
+        self.control: Sender[ExecutorControl] = Sender(context, addresses.control, 10)
 
     def start(self, parent: int) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-m", "actors.host", self.argument(parent)])
+        config = structs.replace(self.config, parent=parent)
+        return subprocess.Popen([sys.executable, "-m", "actors.host", argument(config)])
 
     def wait_until_ready(self) -> ActorReady:
         while (message := self.supervisor.wait(30)) is not None:
@@ -75,12 +78,20 @@ class House:
         raise AssertionError("the actor never became ready")
 
 
+def raw(settings: msgspec.Struct) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(settings))
+
+
+def argument(config: HostConfig) -> str:
+    return msgspec.json.encode(config).decode()
+
+
 @pytest.fixture
 def house(short_folder: Path) -> Iterator[House]:
     context: ZmqContext = zmq.Context()
     made = House(short_folder, context)
     yield made
-    for mailbox in (made.supervisor, made.tokenizer, made.work):
+    for mailbox in (made.supervisor, made.tokenizer, made.work, made.control):
         mailbox.close()
     context.term()
 
@@ -93,21 +104,22 @@ def test_an_actor_process_says_hello_and_tells_what_it_can_do(house: House) -> N
     assert (ready.name, ready.pid) == ("executor-1", process.pid)
     assert ready.limits == ExecutorLimits(3, 63, 64)
     assert (ready.facts["capacity"], ready.facts["backend"]) == (64, "simulated")
-    process.terminate()
+    house.control.post(Shutdown())
     assert process.wait(10) == 0
 
 
-def test_ctrl_c_is_left_to_the_daemon_and_sigterm_ends_in_order(house: House) -> None:
+def test_signals_are_left_to_the_daemon_and_its_word_ends_in_order(house: House) -> None:
     process = house.start(os.getpid())
     house.wait_until_ready()
     options = RequestOptions(max_tokens=63, ignore_eos=True)
     row = RowRequest(token_ids=[1], prompt_length=1, options=options)
     house.work.post(RunBatch(1, {7: row}))
     assert house.tokenizer.wait(10)
-    for number in (signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         process.send_signal(number)
-    assert house.tokenizer.wait(10)
-    process.send_signal(signal.SIGTERM)
+    for _ in range(5):
+        assert isinstance(house.tokenizer.wait(10), Step)
+    house.control.post(Shutdown())
     while not isinstance(message := house.tokenizer.wait(10), RowsFailed):
         assert message is not None
     assert (message.rids, message.code) == ([7], "shutting_down")
@@ -130,7 +142,9 @@ def test_an_actor_dies_with_the_daemon(house: House, tmp_path: Path) -> None:
         child.wait()
         """)
     )
-    daemon = subprocess.Popen([sys.executable, script, house.argument(parent=0)])
+    daemon = subprocess.Popen(
+        [sys.executable, script, argument(structs.replace(house.config, parent=0))]
+    )
     pid = house.wait_until_ready().pid
     daemon.kill()
     daemon.wait(10)
@@ -149,11 +163,10 @@ def is_running(pid: int) -> bool:
 
 
 def test_a_failure_to_load_is_told_with_its_field(house: House) -> None:
-    role = msgspec.structs.replace(
-        house.role, engine=f"{house.folder}/engine", options=RuntimeOptions(max_batch=99)
-    )
+    settings = structs.replace(house.settings, options=RuntimeOptions(max_batch=99))
+    config = structs.replace(house.config, settings=raw(settings))
     with pytest.raises(HearthError):
-        run_actor("executor-1", role, house.context, own_process=False)
+        run_actor(config, house.context)
     assert isinstance(house.supervisor.wait(5), ActorHello)
     failed = house.supervisor.wait(5)
     assert isinstance(failed, ActorFailed)
@@ -168,12 +181,41 @@ def test_an_unexpected_failure_is_told_in_our_words(
 
     monkeypatch.setattr("actors.open_executor.open_executor", fail)
     with pytest.raises(ValueError, match="library"):
-        run_actor("executor-1", house.role, house.context, own_process=False)
+        run_actor(house.config, house.context)
     house.supervisor.wait(5)
     failed = house.supervisor.wait(5)
     assert isinstance(failed, ActorFailed)
     assert failed.code == "internal"
     assert "library" not in failed.message
+
+
+class EncoderSettings(msgspec.Struct, forbid_unknown_fields=True):
+    size: int
+
+
+def test_a_further_role_is_one_entry(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    worked: list[str] = []
+
+    def prepare(host: Host, settings: EncoderSettings) -> ReadyActor:
+        return ReadyActor(lambda: worked.append(host.name), {"size": settings.size})
+
+    monkeypatch.setitem(ROLES, "encoder", Role(EncoderSettings, prepare))
+    config = structs.replace(
+        house.config, name="encoder-1", role="encoder", settings=raw(EncoderSettings(7))
+    )
+    run_actor(config, house.context)
+    assert worked == ["encoder-1"]
+    assert [house.supervisor.wait(5) for _ in range(2)] == [
+        ActorHello("encoder-1", os.getpid()),
+        ActorReady("encoder-1", os.getpid(), {"size": 7}),
+    ]
+
+
+def test_a_role_that_nobody_knows_is_told(house: House) -> None:
+    with pytest.raises(KeyError):
+        run_actor(structs.replace(house.config, role="cook"), house.context)
+    house.supervisor.wait(5)
+    assert isinstance(house.supervisor.wait(5), ActorFailed)
 
 
 @pytest.mark.parametrize("arguments", [[], ["not json"], ['{"name": 1}']])

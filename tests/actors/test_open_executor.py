@@ -6,9 +6,8 @@ import pytest
 from msgspec import structs
 from structlog.testing import capture_logs
 
-from actors.addresses import AddressBook, Placement
 from actors.open_executor import _facts, open_runtime
-from actors.roles import ExecutorRole
+from actors.roles import ExecutorSettings
 from runtime.config import load_config
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.device.cpu.cpu_device import CpuDevice
@@ -24,20 +23,14 @@ from tests.references import reference_folder
 
 
 @pytest.fixture
-def role(tmp_path: Path) -> ExecutorRole:
+def settings(tmp_path: Path) -> ExecutorSettings:
     write_config(tmp_path, simulated_config(capacity=64, max_batch=4))
-    book = AddressBook(folder=str(tmp_path), placement=Placement())
-    return ExecutorRole(
-        addresses=book.seen_from("executor"),
-        inboxes=book.executor(1),
-        engine=str(tmp_path),
-        options=RuntimeOptions(max_batch=3),
-    )
+    return ExecutorSettings(engine=str(tmp_path), options=RuntimeOptions(max_batch=3))
 
 
-def test_every_batch_size_is_captured_and_a_step_has_worked(role: ExecutorRole) -> None:
+def test_every_batch_size_is_captured_and_a_step_has_worked(settings: ExecutorSettings) -> None:
     with capture_logs() as logs:
-        runtime = open_runtime(role)
+        runtime = open_runtime(settings)
     assert (runtime.counters.captures, runtime.generation_metrics.tokens) == (3, 1)
     assert [(log["event"], log["reason"]) for log in logs] == [
         ("no known answer to compare with", "the engine is simulated")
@@ -50,30 +43,34 @@ def engine(tmp_path: Path) -> Path:
     return tmp_path / "engine"
 
 
-def with_engine(role: ExecutorRole, folder: Path, *, verify: bool = True) -> ExecutorRole:
-    return structs.replace(role, engine=str(folder), options=RuntimeOptions(verify=verify))
+def with_engine(
+    settings: ExecutorSettings, folder: Path, *, verify: bool = True
+) -> ExecutorSettings:
+    return structs.replace(settings, engine=str(folder), options=RuntimeOptions(verify=verify))
 
 
-def told(role: ExecutorRole) -> dict[str, object]:
+def told(settings: ExecutorSettings) -> dict[str, object]:
     """The one line that opening the engine logs."""
     with capture_logs() as logs:
-        open_runtime(role).close()
+        open_runtime(settings).close()
     (line,) = logs
     return dict(line)
 
 
 def test_the_known_answer_is_compared_before_an_engine_is_ready(
-    role: ExecutorRole, engine: Path
+    settings: ExecutorSettings, engine: Path
 ) -> None:
-    line = told(with_engine(role, engine))
+    line = told(with_engine(settings, engine))
     assert (line["event"], line["steps"]) == ("the known answer is right", 35)
 
 
-def test_a_folder_without_an_answer_says_so_and_serves(role: ExecutorRole, engine: Path) -> None:
+def test_a_folder_without_an_answer_says_so_and_serves(
+    settings: ExecutorSettings, engine: Path
+) -> None:
     config = load_config(engine)
     files = {name: record for name, record in config.files.items() if name != ANSWER_FILE}
     write_config(engine, structs.replace(config, files=files))
-    line = told(with_engine(role, engine))
+    line = told(with_engine(settings, engine))
     assert (line["event"], line["reason"]) == (
         "no known answer to compare with",
         "the engine folder has none",
@@ -81,16 +78,16 @@ def test_a_folder_without_an_answer_says_so_and_serves(role: ExecutorRole, engin
 
 
 def test_a_wrong_answer_is_refused_unless_nobody_verifies(
-    role: ExecutorRole, engine: Path, tmp_path: Path
+    settings: ExecutorSettings, engine: Path, tmp_path: Path
 ) -> None:
     other = tmp_path / "other"
     export_model(reference_folder("llama_linear"), other, ExportOptions())
     shutil.copy(other / ANSWER_FILE, engine / ANSWER_FILE)
     write_config(engine, structs.replace(load_config(engine), files=record_files(engine)))
     with pytest.raises(HearthError) as caught:
-        open_runtime(with_engine(role, engine))
+        open_runtime(with_engine(settings, engine))
     assert caught.value.code == "wrong_answer"
-    line = told(with_engine(role, engine, verify=False))
+    line = told(with_engine(settings, engine, verify=False))
     assert (line["log_level"], line["event"], line["reason"]) == (
         "warning",
         "the known answer is not compared",
@@ -99,11 +96,11 @@ def test_a_wrong_answer_is_refused_unless_nobody_verifies(
 
 
 def test_what_was_chosen_for_memory_is_among_the_facts(
-    role: ExecutorRole, monkeypatch: pytest.MonkeyPatch
+    settings: ExecutorSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "chosen" not in _facts(open_runtime(role))
-    whole = structs.replace(role, options=RuntimeOptions())
-    fits = open_runtime(structs.replace(role, options=RuntimeOptions(max_batch=1, capacity=64)))
+    assert "chosen" not in _facts(open_runtime(settings))
+    whole = structs.replace(settings, options=RuntimeOptions())
+    fits = open_runtime(structs.replace(settings, options=RuntimeOptions(max_batch=1, capacity=64)))
     used = sum(predict_memory(fits.config, max_batch=1, capacity=64).values())
     monkeypatch.setattr("runtime.decoding.runtime.available_memory", lambda: used * 8 // 7 + 8)
     runtime = open_runtime(whole)
@@ -113,11 +110,11 @@ def test_what_was_chosen_for_memory_is_among_the_facts(
 
 
 def test_what_makes_steps_slower_is_told(
-    role: ExecutorRole, monkeypatch: pytest.MonkeyPatch
+    settings: ExecutorSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CpuDevice, "settle", lambda _: False)
     with capture_logs() as logs:
-        open_runtime(role)
+        open_runtime(settings)
     assert [(log["log_level"], "second context" in log["reason"]) for log in logs] == [
         ("warning", True),
         ("info", False),
@@ -126,7 +123,7 @@ def test_what_makes_steps_slower_is_told(
 
 @pytest.mark.parametrize("failing", ["capture", "step"])
 def test_what_fails_before_ready_closes_the_runtime(
-    role: ExecutorRole, monkeypatch: pytest.MonkeyPatch, failing: str
+    settings: ExecutorSettings, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     def fail(*_: object) -> None:
         raise HearthError("executor_failed", "the engine failed in a step")
@@ -138,12 +135,12 @@ def test_what_fails_before_ready_closes_the_runtime(
     monkeypatch.setattr(LLMInferenceRuntime, failing, fail)
     monkeypatch.setattr(LLMInferenceRuntime, "close", close)
     with pytest.raises(HearthError, match="failed in a step"):
-        open_runtime(role)
+        open_runtime(settings)
     assert len(closed) == 1
 
 
 def test_an_engine_whose_steps_cannot_be_captured_serves_with_a_warning(
-    role: ExecutorRole, monkeypatch: pytest.MonkeyPatch
+    settings: ExecutorSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def capture(*_: object) -> None:
         raise HearthError("executor_failed", "the step cannot be captured: not permitted")
@@ -155,7 +152,7 @@ def test_an_engine_whose_steps_cannot_be_captured_serves_with_a_warning(
     monkeypatch.setattr(SimulatedEngine, "capture", capture)
     monkeypatch.setattr(SimulatedEngine, "run", run)
     with capture_logs() as logs:
-        runtime = open_runtime(role)
+        runtime = open_runtime(settings)
     assert (runtime.counters.failed_captures, runtime.generation_metrics.tokens) == (3, 1)
     reasons = [log["reason"] for log in logs if log["log_level"] == "warning"]
     assert reasons == ["3 steps are not captured: the step cannot be captured: not permitted"]

@@ -131,19 +131,6 @@ def test_speculation_is_refused_by_name_where_it_is_off(tiny_engine: Path) -> No
         assert one.generate("the lamp is", max_tokens=2, speculation=False).text() is not None
 
 
-@pytest.mark.parametrize("place", ["shared", "process"])
-def test_the_actors_work_wherever_they_are_placed(tiny_engine: Path, place: str) -> None:
-    actors = ("tokenizer", "scheduler", "executor")
-    flags = [word for actor in actors for word in (f"--placement-{actor}", place)]
-    with own_daemon(tiny_engine, flags) as daemon:
-        with Client(daemon.socket) as client:
-            generation = client.generate("the lamp is", max_tokens=24)
-            text = generation.text()
-            ids = client.tokenize("the lamp is")
-        assert (generation.tokens, text) == greedy_here(tiny_engine, ids, 24)
-        daemon.stop()
-
-
 def test_a_cancelled_request_ends_as_cancelled_and_the_next_one_works(slow: OwnDaemon) -> None:
     with Client(slow.socket) as client:
         generation = client.generate("a", max_tokens=64)
@@ -255,7 +242,7 @@ def test_a_broken_engine_folder_is_refused_with_the_file_s_name(
     data = broken / "model.onnx.data"
     data.write_bytes(data.read_bytes()[:-1])
     daemon = OwnDaemon(tmp_path, broken)
-    assert daemon.wait(20) == 1
+    assert daemon.wait(20) == 78
     assert "model.onnx.data" in daemon.log().splitlines()[-1]
     assert "Traceback" not in daemon.log()
 

@@ -14,10 +14,10 @@ if sys.version_info < (3, 11):
     from exceptiongroup import ExceptionGroup
 
 
-def test_a_missing_engine_is_logged_in_one_line_and_exit_code_1(
+def test_a_missing_engine_is_logged_in_one_line_and_an_error_of_configuration(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert serve(Settings(log_format="json"), tmp_path / "none") == 1
+    assert serve(Settings(log_format="json"), tmp_path / "none") == 78
     structlog.reset_defaults()
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
@@ -29,7 +29,7 @@ def test_an_unusable_socket_ends_before_anything_is_loaded(
 ) -> None:
     (tmp_path / "file").write_text("")
     settings = Settings(socket=str(tmp_path / "file" / "s"), log_format="json")
-    assert serve(settings, tiny_engine) == 1
+    assert serve(settings, tiny_engine) == 78
     structlog.reset_defaults()
     text = capsys.readouterr().err
     assert "socket_unusable" in text
@@ -41,7 +41,7 @@ def test_more_clients_than_open_files_are_refused_before_anything_is_loaded(
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _kind: (100, 100))
     monkeypatch.setattr(resource, "setrlimit", lambda _kind, _new: None)
-    assert serve(Settings(log_format="json"), tiny_engine) == 1
+    assert serve(Settings(log_format="json"), tiny_engine) == 78
     structlog.reset_defaults()
     assert '"field":"clients"' in capsys.readouterr().err
 

@@ -4,8 +4,9 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from actors.messages import ExecutorReady
-from actors.roles import ExecutorRole, TokenizerRole
+from actors.addresses import SocketFolder
+from actors.messages import ActorReady, ExecutorLimits, ExecutorReady
+from actors.roles import ExecutorSettings
 from daemon import wiring
 from daemon.configuration.settings import FIELDS, Settings
 from runtime.errors import HearthError
@@ -13,7 +14,6 @@ from runtime.executor.simulated_engine import simulated_config
 from runtime.options import SpeculationOptions, check_speculation
 
 ENGINE = Path("/engines/x")
-SOCKETS = Path("/run/h")
 
 
 def test_each_setting_reaches_the_part_that_it_is_for() -> None:
@@ -38,12 +38,10 @@ def test_each_setting_reaches_the_part_that_it_is_for() -> None:
     assert (door.socket, door.clients, door.requests_per_client) == ("/run/s", 3, 4)
     assert (door.lease_s, door.queued_requests, door.queued_tokens) == (5, 6, 7)
     assert door.memory_bytes == 100 << 20
-    shared = Settings(placement_executor="shared")
-    assert wiring.door_settings(shared).memory_bytes == 0, "an engine's memory is no client's"
     policy = wiring.policy_settings(settings)
     assert (policy.fill_wait_s, policy.hold_s, policy.ageing_s) == (0.008, 9, 10)
     assert (policy.queue_requests, policy.queue_tokens) == (6, 7)
-    deadlines = wiring.deadlines(settings)
+    deadlines = wiring.executor_plan(settings, ENGINE).deadlines
     assert (deadlines.load_s, deadlines.progress_s) == (11, 12)
     options = wiring.runtime_options(settings)
     assert (options.threads, options.capacity, options.verify) == (13, 14, False)
@@ -94,35 +92,19 @@ def test_every_runtime_option_is_a_setting_of_the_same_name() -> None:
     assert set(structs.asdict(options)) <= set(structs.asdict(Settings()))
 
 
-def test_by_default_the_executor_alone_has_a_process() -> None:
-    settings = Settings()
-    book = wiring.address_book(settings, SOCKETS)
-    plans = wiring.plans(book, settings, ENGINE)
-    assert [(plan.name, plan.own_process, plan.restart_limit) for plan in plans] == [
-        ("executor", True, 3)
-    ]
-    assert book.seen_from("daemon").tokenizer == "inproc://tokenizer"
+def test_the_executor_s_paths_do_not_depend_on_the_working_folder() -> None:
+    plan = wiring.executor_plan(Settings(restart_limit=7, log_format="json"), Path("engines/x"))
+    assert isinstance(plan.settings, ExecutorSettings)
+    assert plan.settings.engine == str(Path.cwd() / "engines/x")
+    assert (plan.role, plan.restart_limit, plan.log_format) == ("executor", 7, "json")
 
 
-def test_each_incarnation_of_the_executor_has_addresses_of_its_own() -> None:
-    settings = Settings()
-    plan = wiring.plans(wiring.address_book(settings, SOCKETS), settings, ENGINE)[0]
-    first, second = plan.role(1), plan.role(2)
-    assert isinstance(first, ExecutorRole)
-    assert isinstance(second, ExecutorRole)
-    assert first.inboxes.work != second.inboxes.work
-    assert first.addresses.tokenizer.startswith("ipc://")
-
-
-def test_actors_placed_in_processes_are_kept_by_the_supervisor() -> None:
-    settings = Settings(placement_tokenizer="process", placement_scheduler="process")
-    book = wiring.address_book(settings, SOCKETS)
-    plans = wiring.plans(book, settings, ENGINE)
-    assert [plan.name for plan in plans] == ["executor", "tokenizer", "scheduler"]
-    assert all(plan.own_process for plan in plans)
-    role = plans[1].role(1)
-    assert isinstance(role, TokenizerRole)
-    assert role.engine == str(ENGINE)
+def test_the_scheduler_is_told_where_an_executor_listens_and_what_it_takes() -> None:
+    addresses = SocketFolder(Path("/run/h")).addresses("executor", 2)
+    ready = ActorReady("executor-2", 1, {}, ExecutorLimits(3, 4, 5))
+    assert wiring.executor_ready(ready, addresses) == ExecutorReady(
+        "ipc:///run/h/executor-2", "ipc:///run/h/executor-2-control", 3, 4, 5
+    )
 
 
 def test_clients_are_told_the_limits_that_hold() -> None:

@@ -12,7 +12,7 @@ from daemon.configuration.words import allowed, description, shown
         ("threads", "a whole number from 0 to 1024"),
         ("drain_s", "a number from 0 to 3600"),
         ("hold_s", "a number above 0 to 3600"),
-        ("placement_executor", "one of process, shared"),
+        ("log_format", "one of auto, console, json"),
     ],
 )
 def test_what_is_allowed(name: str, words: str) -> None:

@@ -57,9 +57,19 @@ def test_each_deadline_kills_and_names_itself() -> None:
     hung = running()
     reason = "it made no progress for 20 s"
     assert hung.tick(20.0) == [AnnounceLost(reason), Kill(reason)]
-    assert hung.tick(1000.0) == []
     assert hung.ended("it was ended by SIGKILL", 20.1) == []
     assert hung.tick(20.1) == [Start(2)]
+
+
+def test_a_process_that_stays_after_it_was_killed_is_given_up() -> None:
+    made = running()
+    made.tick(20.0)
+    assert made.next_wake() == 20.0 + DEADLINES.kill_s
+    (give_up,) = made.tick(20.0 + DEADLINES.kill_s)
+    assert isinstance(give_up, GiveUp)
+    assert give_up.error.code == "executor_stuck"
+    assert "made no progress for 20 s" in give_up.error.message
+    assert (made.phase, made.next_wake()) == (Phase.ENDED, None)
 
 
 def test_a_lost_executor_is_announced_and_restarted_at_once() -> None:

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import anyio
 import anyio.abc
@@ -15,12 +15,13 @@ import pytest
 import structlog
 import zmq
 
-from actors.load_scheduler import make_scheduler
+from actors.addresses import DOOR, SCHEDULER, SCHEDULER_CONTROL, TOKENIZER, Addresses, SocketFolder
 from actors.mailbox import Receiver, Sender
 from actors.messages import (
-    Accepted,
+    ActorReady,
     BatchEnded,
     DoorMessage,
+    ExecutorLost,
     ExecutorMetrics,
     Request,
     RowsFailed,
@@ -31,17 +32,20 @@ from actors.messages import (
     SupervisorMessage,
     TokenizerMessage,
 )
+from actors.roles import HostConfig
+from actors.scheduler import open_scheduler
 from daemon import wiring
 from daemon.configuration.settings import Settings
+from daemon.supervision.actor_process import ActorProcess
 from daemon.supervision.restart_policy import Deadlines
-from daemon.supervision.supervisor import StopTimes, Supervisor
+from daemon.supervision.supervisor import Listeners, Supervisor
 from runtime.engine_folder import write_config
 from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
 from runtime.request import RequestOptions
 
 DEADLINES = Deadlines(hello_s=20, load_s=20, progress_s=20, pause_s=0.05)
-SETTINGS = Settings(engine_kind="simulated", step_ms=5.0, fill_wait_ms=1.0)
+SETTINGS = Settings(engine_kind="simulated", step_ms=5.0, fill_wait_ms=1.0, log_level="error")
 SIMULATED = simulated_config(max_batch=8, capacity=2048)
 
 
@@ -54,41 +58,40 @@ class House:
             engine.mkdir()
             write_config(engine, SIMULATED)
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.book = book = wiring.address_book(settings, folder)
-        here = book.seen_from("daemon")
+        sockets = SocketFolder(folder)
         self.tokenizer: Receiver[TokenizerMessage] = Receiver(
-            self.context, book.endpoints("tokenizer"), TokenizerMessage, 4096
+            self.context, [TOKENIZER, sockets.tokenizer], TokenizerMessage, 4096
         )
-        self.door: Receiver[DoorMessage] = Receiver(
-            self.context, book.endpoints("door"), DoorMessage, 4096
-        )
-        inbox: Receiver[SupervisorMessage] = Receiver(
-            self.context, book.endpoints("supervisor"), SupervisorMessage, 4096
-        )
-        to_control: Sender[SchedulerControl] = Sender(self.context, here.scheduler_control, 100)
-        self.to_scheduler: Sender[SchedulerMessage] = Sender(self.context, here.scheduler, 100)
-        self.scheduler = (
-            make_scheduler(wiring.scheduler_role(book, settings), self.context)
-            if settings.placement_scheduler == "shared"
-            else None
-        )
+        self.door: Receiver[DoorMessage] = Receiver(self.context, [DOOR], DoorMessage, 4096)
+        self.to_control: Sender[SchedulerControl] = Sender(self.context, SCHEDULER_CONTROL, 100)
+        self.to_scheduler: Sender[SchedulerMessage] = Sender(self.context, SCHEDULER, 100)
+        self.scheduler = open_scheduler(self.context, wiring.policy_settings(settings))
         self.changes: list[bool] = []
         self.metrics: list[ExecutorMetrics] = []
         self.changed = anyio.Event()
+        plan = wiring.executor_plan(settings, engine)
         self.supervisor = Supervisor(
-            wiring.plans(book, settings, engine),
+            plan._replace(deadlines=deadlines, shutdown_s=2.0),
             context=self.context,
-            inbox=inbox,
-            to_scheduler_control=to_control,
-            deadlines=deadlines,
-            on_change=self._note,
-            on_metrics=self._note_metrics,
-            stop_times=StopTimes(shutdown_s=2.0, terminate_s=1.0),
-            log_level="error",
+            sockets=sockets,
+            inbox=Receiver(self.context, [sockets.supervisor("executor")], SupervisorMessage, 4096),
+            listeners=Listeners(self._ready, self._lost, self._note_metrics),
         )
 
-    def _note(self, ready: bool) -> None:  # noqa: FBT001 - the supervisor's callback
-        self.changes.append(ready)
+    @property
+    def pid(self) -> int:
+        pid = self.supervisor.pid
+        assert pid is not None
+        return pid
+
+    async def _ready(self, ready: ActorReady, addresses: Addresses) -> None:
+        self.to_control.post(wiring.executor_ready(ready, addresses))
+        self.changes.append(True)
+        self.changed.set()
+
+    async def _lost(self, reason: str) -> None:
+        self.to_control.post(ExecutorLost(reason))
+        self.changes.append(False)
         self.changed.set()
 
     def _note_metrics(self, metrics: ExecutorMetrics) -> None:
@@ -139,18 +142,16 @@ class House:
         await self.wait_until(ready=True)
         self.submit(1, tokens)
         await self.until_running(1)
-        pid = self.supervisor.process_ids()["executor"]
-        os.kill(pid, signal.SIGSTOP)
-        return pid
+        os.kill(self.pid, signal.SIGSTOP)
+        return self.pid
 
     async def end_scheduler(self) -> None:
         """Let a scheduler that never ran close its mailboxes."""
-        assert self.scheduler is not None
         with anyio.move_on_after(0):
             await self.scheduler.run()
 
     def close(self) -> None:
-        for mailbox in (self.tokenizer, self.door, self.to_scheduler):
+        for mailbox in (self.tokenizer, self.door, self.to_control, self.to_scheduler):
             mailbox.close()
         self.context.term()
 
@@ -163,12 +164,10 @@ async def house(
     try:
         with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
-                if made.scheduler is not None:
-                    tasks.start_soon(made.scheduler.run)
+                tasks.start_soon(made.scheduler.run)
                 tasks.start_soon(made.supervisor.run)
                 yield made
-                made.supervisor.stop()
-                await anyio.lowlevel.checkpoint()
+                await made.supervisor.stop()
                 tasks.cancel_scope.cancel()
     finally:
         made.close()
@@ -187,7 +186,7 @@ async def test_a_killed_executor_fails_what_it_held_and_comes_back(short_folder:
     with structlog.testing.capture_logs() as logs:
         async with house(short_folder) as made:
             await made.wait_until(ready=True)
-            first = made.supervisor.process_ids()["executor"]
+            first = made.pid
             for rid in range(8):
                 made.submit(rid, 1000)
             await made.until_running(7)
@@ -202,7 +201,7 @@ async def test_a_killed_executor_fails_what_it_held_and_comes_back(short_folder:
             made.submit(200, 5)
             assert await made.until_ended(200) == {200: "length"}
             assert made.changes == [True, False, True]
-            second = made.supervisor.process_ids()["executor"]
+            second = made.pid
             assert second != first
             assert not is_alive(first)
         assert not is_alive(second)
@@ -249,10 +248,10 @@ async def test_an_executor_that_stood_still_together_with_the_daemon_is_kept(
 async def test_a_stop_leaves_no_process_and_no_file(short_folder: Path) -> None:
     async with house(short_folder) as made:
         await made.wait_until(ready=True)
-        pid = made.supervisor.process_ids()["executor"]
+        pid = made.pid
         made.submit(1, 1000)
         await made.until_running(1)
-        made.supervisor.stop()
+        await made.supervisor.stop()
         assert await made.until_ended(1) == {1: "shutting_down"}
     assert not is_alive(pid)
     assert not left_over(short_folder)
@@ -261,7 +260,7 @@ async def test_a_stop_leaves_no_process_and_no_file(short_folder: Path) -> None:
 async def test_a_hung_executor_does_not_keep_the_daemon(short_folder: Path) -> None:
     async with house(short_folder) as made:
         await made.wait_until(ready=True)
-        pid = made.supervisor.process_ids()["executor"]
+        pid = made.pid
         os.kill(pid, signal.SIGSTOP)
     assert not is_alive(pid)
     assert not left_over(short_folder)
@@ -281,12 +280,11 @@ async def test_an_executor_that_keeps_dying_ends_the_daemon(short_folder: Path) 
 
     with structlog.testing.capture_logs(), anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
-            assert made.scheduler
             tasks.start_soon(made.scheduler.run)
             tasks.start_soon(supervise, tasks)
             for _ in range(2):
                 await made.wait_until(ready=True)
-                os.kill(made.supervisor.process_ids()["executor"], signal.SIGKILL)
+                os.kill(made.pid, signal.SIGKILL)
                 await made.wait_until(ready=False)
             await anyio.sleep_forever()
     made.close()
@@ -308,58 +306,65 @@ async def test_an_engine_that_cannot_load_ends_the_daemon_with_its_reason(
     assert caught.value.code == "engine_missing"
 
 
-class SilentThread:
-    """A thread that hangs: no hello, and no end."""
+class FakeProcess:
+    """A process that SIGKILL does not end, or that does not start."""
 
-    can_be_killed = False
-
-    def __init__(self, *_arguments: object) -> None:
-        self.asked = False
+    alive, pid = True, 1
 
     async def wait(self) -> str:
         await anyio.sleep_forever()
         raise AssertionError
 
-    def terminate(self) -> None:
-        self.asked = True
-
     def kill(self) -> None:
-        """As the real one: nothing."""
+        """As in the state D: nothing."""
 
 
-async def test_an_executor_that_hangs_in_the_daemon_s_process_ends_the_daemon(
+async def test_a_process_that_cannot_be_killed_is_given_up(
     short_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("daemon.supervision.supervisor.ThreadHandle", SilentThread)
-    settings = Settings(engine_kind="simulated", placement_executor="shared")
-    made = House(short_folder, settings, Deadlines(hello_s=0.2))
+    async def start(_config: HostConfig) -> FakeProcess:
+        return FakeProcess()
+
+    monkeypatch.setattr(ActorProcess, "start", start)
+    made = House(short_folder, SETTINGS, Deadlines(hello_s=0.1, kill_s=0.1))
     with structlog.testing.capture_logs(), anyio.fail_after(20):
-        with pytest.raises(HearthError) as caught:
+        with pytest.raises(HearthError, match="does not end although it was killed") as caught:
             await made.supervisor.run()
         await made.end_scheduler()
     made.close()
-    assert caught.value.message == (
-        "the executor hangs in the daemon's process, it did not say hello within 0.2 s: start again"
-    )
+    assert caught.value.code == "executor_stuck"
 
 
-@pytest.mark.parametrize(
-    "places",
-    [
-        {"placement_executor": "shared"},
-        {"placement_scheduler": "process"},
-        {"placement_scheduler": "process", "placement_executor": "shared"},
-    ],
-    ids=str,
-)
-async def test_every_placement_serves(short_folder: Path, places: dict[str, Any]) -> None:
-    settings = Settings(engine_kind="simulated", fill_wait_ms=1.0, **places)
-    async with house(short_folder, settings) as made:
-        await made.wait_until(ready=True)
-        assert made.supervisor.facts["backend"] == "simulated"
-        for rid in range(20):
-            made.submit(rid, 4)
-        ends = await made.until_ended(*range(20))
-        assert set(ends.values()) == {"length"}
-        assert isinstance(await made.door.receive(), Accepted)
-    assert not left_over(short_folder)
+async def test_a_stop_does_not_wait_for_a_process_that_cannot_be_killed(
+    short_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def start(_config: HostConfig) -> FakeProcess:
+        return FakeProcess()
+
+    monkeypatch.setattr(ActorProcess, "start", start)
+    made = House(short_folder, SETTINGS, Deadlines(kill_s=0.1))
+    with anyio.fail_after(20):
+        with pytest.raises(HearthError) as caught, anyio.move_on_after(0.1):
+            await made.supervisor.run()
+        await made.end_scheduler()
+    made.close()
+    assert caught.value.code == "executor_stuck"
+
+
+async def test_a_process_that_cannot_be_started_counts_as_a_restart(
+    short_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = ActorProcess.start
+
+    async def start(config: HostConfig) -> ActorProcess:
+        if failures.pop():
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        return await real(config)
+
+    failures: list[bool] = [False, True, True]
+    monkeypatch.setattr(ActorProcess, "start", start)
+    with structlog.testing.capture_logs() as logs:
+        async with house(short_folder) as made:
+            await made.wait_until(ready=True)
+    reasons = [line["reason"] for line in logs if line["event"] == "actor not started"]
+    assert reasons == ["its process could not be started (Cannot allocate memory)"] * 2
