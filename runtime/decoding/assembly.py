@@ -1,5 +1,4 @@
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,19 +48,6 @@ def assemble(
     `built` hears of each stage. Raises `engine_*`, `out_of_memory` or `invalid_value`; engines
     that were opened by then are closed.
     """
-    with undoing() as undo:
-        return _assemble(deployment, folder, options, device, built=built, undo=undo)
-
-
-def _assemble(
-    deployment: DeploymentConfig,
-    folder: Path,
-    options: EngineOptions,
-    device: Device,
-    *,
-    built: Callable[[str], None],
-    undo: ExitStack,
-) -> RuntimeParts:
     config, draft = deployment.base, deployment.draft
     resources = SharedResources.create_for_llm(config, folder, device)
     if draft is not None:
@@ -69,33 +55,34 @@ def _assemble(
     built("tables and caches")
     io = PipelineIO.create_for_llm(config, resources, device)
     built("step buffers")
-    base = EngineExecutor.create_for_llm(folder, config, options, device)
-    undo.callback(base.close)
-    built("engine")
-    inputs, speculates = io.step.inputs, deployment.method != "off"
-    trees = io.trees if speculates else None
-    sampler = device.batch_sampler(
-        SamplerBuffers(io.step.logits, inputs.lengths, inputs.next_tokens, trees)
-    )
-    built("sampler")
-    runner = LLMEngineRunner(config, base, io, resources, device)
-    executors, drafter = [base], None
-    if draft is not None:
-        executors.append(_draft_executor(folder / DRAFT_FOLDER, draft, options, device))
-        undo.callback(executors[-1].close)
-        drafter = EagleDraftRunner(draft, deployment.drafting, executors[-1], resources, device)
-    built("draft")
-    share_context_memory(executors, device)
-    if not speculates:
-        return RuntimeParts(runner, device, sampler, None)
-    proposer: Proposer = _lookup_proposer(deployment, device)
-    if drafter is not None:
-        (hidden,) = io.step.hidden
-        proposer = EagleProposer(drafter, hidden, deployment.drafting)
-    adaptive = deployment.speculation.adaptive
-    policy = SpeculationPolicy(config.max_supported_batch_size) if adaptive else None
-    speculation = SpeculativeStrategy(runner, sampler, io.trees, proposer, policy)
-    return RuntimeParts(runner, device, sampler, speculation)
+    with undoing() as undo:
+        base = EngineExecutor.create_for_llm(folder, config, options, device)
+        undo.callback(base.close)
+        built("engine")
+        inputs, speculates = io.step.inputs, deployment.method != "off"
+        trees = io.trees if speculates else None
+        sampler = device.batch_sampler(
+            SamplerBuffers(io.step.logits, inputs.lengths, inputs.next_tokens, trees)
+        )
+        built("sampler")
+        runner = LLMEngineRunner(config, base, io, resources, device)
+        executors, drafter = [base], None
+        if draft is not None:
+            executors.append(_draft_executor(folder / DRAFT_FOLDER, draft, options, device))
+            undo.callback(executors[-1].close)
+            drafter = EagleDraftRunner(draft, deployment.drafting, executors[-1], resources, device)
+        built("draft")
+        share_context_memory(executors, device)
+        if not speculates:
+            return RuntimeParts(runner, device, sampler, None)
+        proposer: Proposer = _lookup_proposer(deployment, device)
+        if drafter is not None:
+            (hidden,) = io.step.hidden
+            proposer = EagleProposer(drafter, hidden, deployment.drafting)
+        adaptive = deployment.speculation.adaptive
+        policy = SpeculationPolicy(config.max_supported_batch_size) if adaptive else None
+        speculation = SpeculativeStrategy(runner, sampler, io.trees, proposer, policy)
+        return RuntimeParts(runner, device, sampler, speculation)
 
 
 def share_context_memory(executors: Sequence[EngineExecutor], device: Device) -> None:

@@ -13,7 +13,7 @@ from runtime.steps.bindings import StepBindings
 from runtime.steps.pipeline_io import DraftIO
 from runtime.steps.shared_resources import SharedResources
 from runtime.tensors.dims import PROFILE_CONTEXT, InferenceDims
-from runtime.tensors.static_dims import accept_profile
+from runtime.tensors.profiles import generation_profile
 from runtime.tensors.tensor import Tensor
 
 _CACHES = 1
@@ -102,7 +102,7 @@ class EagleDraftRunner:
         self._fill(entries, source)
         dims = InferenceDims.accept(batch, width, self.caches.kv.bucket)
         rows = self.caches.batch
-        self._steps.prepare(accept_profile(self._config, batch), dims)
+        self._steps.prepare(generation_profile(self._config, batch, second=True), dims)
         self._steps.executor.execute(self._steps.stream)
         self._steps.keep(rows, width)
         self.caches.commit(entries.lengths[:rows])
@@ -136,7 +136,7 @@ class EagleDraftRunner:
                         self._inputs, np.zeros((batch, width), np.int64), [1] * batch
                     )
                     dims = InferenceDims.accept(batch, width, bucket)
-                    self._steps.capture(accept_profile(self._config, batch), dims)
+                    self._steps.capture(generation_profile(self._config, batch, second=True), dims)
 
     def close(self) -> None:
         """Free captured graphs and the engine."""

@@ -12,7 +12,7 @@ from runtime.device.tree_arrays import NO_NODE
 from runtime.options import EagleDraftingConfig
 from runtime.steps.bindings import StepBindings
 from runtime.tensors.dims import PROFILE_GENERATION, InferenceDims
-from runtime.tensors.static_dims import proposal_profile
+from runtime.tensors.profiles import generation_profile
 
 _ID = np.dtype(np.int32)
 _SCORE = np.dtype(np.float32)
@@ -74,7 +74,7 @@ class TreeGrowth:
             return
         caches = steps.bindings.caches
         caches.reserve(max(caches.row_lengths) + drafting.proposal_size)
-        profile = proposal_profile(steps.config, batch)
+        profile = generation_profile(steps.config, batch)
         steps.bindings.prepare(profile, self._dims(batch, caches.kv.bucket))
         for level in range(last + 1):
             self._feed(batch, level)
@@ -90,7 +90,7 @@ class TreeGrowth:
         """Capture the step of a whole proposal."""
         if self._steps.drafting.drafting_step > 1:
             self._feed(batch, 0)
-            profile = proposal_profile(self._steps.config, batch)
+            profile = generation_profile(self._steps.config, batch)
             self._steps.bindings.capture(profile, self._dims(batch, bucket))
 
     def _feed(self, batch: int, level: int) -> None:

@@ -157,11 +157,6 @@ class EngineExecutor:
         """Captures, hits, misses and fallbacks so far."""
         return self._graphs.counters
 
-    @property
-    def captured_graphs(self) -> int:
-        """Graphs now held."""
-        return len(self._graphs)
-
     def required_context_memory(self) -> int:
         """Bytes of scratch memory that the engine wants from its caller."""
         return self._engine.required_context_memory

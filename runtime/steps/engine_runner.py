@@ -13,7 +13,7 @@ from runtime.steps.bindings import StepBindings
 from runtime.steps.pipeline_io import PipelineIO
 from runtime.steps.shared_resources import SharedResources
 from runtime.tensors.dims import PROFILE_CONTEXT, InferenceDims
-from runtime.tensors.profiles import decode_profile, verify_profile
+from runtime.tensors.profiles import generation_profile
 from runtime.tensors.tensor import Tensor
 
 
@@ -109,7 +109,7 @@ class LLMEngineRunner:
         batch = self._steps.padded(caches.batch)
         self._device.tree_ops.feed_verify(self._inputs, self._trees, batch, width)
         dims = InferenceDims.spec_verify(batch, width, caches.kv.bucket)
-        self._steps.prepare(verify_profile(self._config, batch), dims)
+        self._steps.prepare(generation_profile(self._config, batch, second=True), dims)
         self._steps.executor.execute(self._steps.stream)
         self._steps.keep(caches.batch, width)
         return self._logits
@@ -133,7 +133,7 @@ class LLMEngineRunner:
         """
         self._caches.reset(0)
         for batch in sorted({self._steps.padded(size) for size in batch_sizes}):
-            profile = decode_profile(self._config, batch)
+            profile = generation_profile(self._config, batch)
             for bucket in self._caches.kv.buckets:
                 self._ops.feed_decode(self._inputs, batch)
                 self._steps.capture(profile, InferenceDims.decode(batch, bucket))
@@ -145,7 +145,7 @@ class LLMEngineRunner:
         self._caches.reset(0)
         every = list(widths)
         for batch in sorted({self._steps.padded(size) for size in batch_sizes}):
-            profile = verify_profile(self._config, batch)
+            profile = generation_profile(self._config, batch, second=True)
             for bucket in self._caches.kv.buckets:
                 for width in every:
                     self._device.tree_ops.feed_verify(self._inputs, self._trees, batch, width)
@@ -162,6 +162,6 @@ class LLMEngineRunner:
         known = self._decodes.get((rows, bucket))
         if known is None:
             batch = self._steps.padded(rows)
-            known = decode_profile(self._config, batch), InferenceDims.decode(batch, bucket)
+            known = generation_profile(self._config, batch), InferenceDims.decode(batch, bucket)
             self._decodes[rows, bucket] = known
         return known

@@ -1,10 +1,9 @@
 from typing import Literal, NamedTuple
 
-from runtime.config import LLMEngineRunnerConfig
+from runtime.config import DRAFT_ARCHITECTURE, LLMEngineRunnerConfig
 from runtime.errors import HearthError
 from runtime.tensors.buckets import bucket_sizes
 from runtime.tensors.dims import PROFILE_GENERATION, InferenceDims
-from runtime.tensors.static_dims import static_dims
 
 Selector = Literal["min", "opt", "max"]
 
@@ -66,15 +65,30 @@ def decode_batches(config: LLMEngineRunnerConfig) -> tuple[int, ...]:
     return (*powers, limit)
 
 
-def decode_profile(config: LLMEngineRunnerConfig, batch: int) -> int:
-    """The index of the generation profile of a batch size out of `decode_batches`."""
-    if batch not in config.static_decode_batches:
+def generation_profile(config: LLMEngineRunnerConfig, batch: int, *, second: bool = False) -> int:
+    """The index of the generation profile of a batch size out of `decode_batches`.
+
+    `second` is the verification of a base, or a draft's step of the newest tokens of a round.
+    """
+    sizes = config.static_decode_batches
+    if batch not in sizes:
         return PROFILE_GENERATION
-    return PROFILE_GENERATION + config.static_decode_batches.index(batch)
+    return PROFILE_GENERATION + sizes.index(batch) + (len(sizes) if second else 0)
 
 
-def verify_profile(config: LLMEngineRunnerConfig, batch: int) -> int:
-    """The index of the profile of a verification step of `batch` rows."""
-    if batch not in config.static_decode_batches:
-        return PROFILE_GENERATION
-    return decode_profile(config, batch) + len(config.static_decode_batches)
+def static_dims(config: LLMEngineRunnerConfig) -> tuple[InferenceDims, ...]:
+    """The dims of the generation profiles, profile 1 on, for each static batch size.
+
+    A base engine decodes and then, if it takes token trees, verifies the largest of them. A draft
+    engine runs whole proposals, and then the newest tokens of a round.
+    """
+    sizes, slots = config.static_decode_batches, config.max_kv_cache_capacity
+    if config.architecture == DRAFT_ARCHITECTURE:
+        top_k, step = config.static_drafting
+        proposals = (InferenceDims.proposal(one, top_k * step, top_k, slots) for one in sizes)
+        return *proposals, *(InferenceDims.accept(one, step + 1, slots) for one in sizes)
+    decodes = tuple(InferenceDims.decode(one, slots) for one in sizes)
+    nodes = config.max_verify_tree_size
+    if not config.enable_eagle_spec_decode:
+        return decodes
+    return *decodes, *(InferenceDims.spec_verify(one, nodes, slots) for one in sizes)

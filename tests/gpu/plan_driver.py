@@ -16,7 +16,7 @@ from runtime.engine_folder import EMBEDDING_FILE, ROPE_FILE
 from runtime.executor.engine import Binding
 from runtime.executor.tensorrt.engine import TensorRTEngine
 from runtime.tensors.dims import InferenceDims
-from runtime.tensors.profiles import decode_profile
+from runtime.tensors.profiles import generation_profile
 from runtime.tensors.registry import build_registry_for_llm
 from runtime.tensors.tensor import Tensor
 
@@ -97,7 +97,9 @@ class PlanDriver:
         self.put("attention_pos_id", positions)
         self.put("last_token_ids", np.array([[len(one) - 1] for one in rows]))
         decode = tokens == 1 and batch in self.config.static_decode_batches
-        self.engine.use_profile(decode_profile(self.config, batch) if decode else 0, self.stream)
+        self.engine.use_profile(
+            generation_profile(self.config, batch) if decode else 0, self.stream
+        )
         return self.dims(batch, tokens)
 
     def step(self, rows: Sequence[Sequence[int]]) -> Array:

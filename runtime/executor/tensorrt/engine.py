@@ -26,7 +26,6 @@ from runtime.executor.tensorrt.library import (
 from runtime.executor.tensorrt.manifest import check_plan
 from runtime.executor.tensorrt.profile_context import ProfileContext
 from runtime.executor.tensorrt.rtx import RuntimeCache
-from runtime.tensors.profiles import Selector
 from runtime.tensors.tensor import Tensor
 
 Recorder = Callable[[Stream, Callable[[], None]], CapturedRun]
@@ -112,11 +111,6 @@ class TensorRTEngine:
         if self._cache is not None:
             self._cache.keep()
         return self._record(stream, lambda: context.enqueue(bindings, stream))
-
-    def profile_shape(self, name: str, profile: int, selector: Selector) -> tuple[int, ...]:
-        """The shape of an input that the plan itself states for a profile."""
-        shapes = self._engine.get_tensor_profile_shape(name, profile)
-        return tuple(shapes[("min", "opt", "max").index(selector)])
 
     def _new_context(self, library: Any, profile: int) -> Any:
         if self._cache is None:

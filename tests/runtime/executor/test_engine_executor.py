@@ -61,7 +61,7 @@ def test_a_captured_step_is_launched_and_other_steps_are_run() -> None:
     assert engine.calls == ["profile 1", "capture", "launch", "run", "launch"]
     counters = executor.counters
     assert (counters.captures, counters.hits, counters.misses, counters.fallbacks) == (1, 2, 1, 0)
-    assert executor.captured_graphs == 1
+    assert len(executor._graphs) == 1
 
 
 def test_a_buffer_that_moved_needs_another_graph() -> None:
@@ -285,7 +285,7 @@ def test_other_context_memory_voids_what_was_captured() -> None:
     executor.set_context_memory(Tensor.zeros("scratch", (16,), FLOAT))
     executor.execute(STREAM)
     assert engine.calls[-2:] == ["free", "run"]
-    assert executor.captured_graphs == 0
+    assert len(executor._graphs) == 0
 
 
 def test_an_engine_that_does_not_fit_is_closed(
@@ -306,7 +306,7 @@ def test_close_frees_graphs_before_the_engine() -> None:
     executor.capture_graph(STREAM)
     executor.close()
     assert engine.calls[-2:] == ["free", "close"]
-    assert executor.captured_graphs == 0
+    assert len(executor._graphs) == 0
 
 
 def test_the_configuration_names_the_backend(tmp_path: Path) -> None:

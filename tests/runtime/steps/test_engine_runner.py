@@ -138,14 +138,14 @@ def test_nothing_is_copied_beside_the_cache(
 def test_every_batch_and_bucket_is_captured() -> None:
     runner = _simulated()
     runner.capture_vanilla_decoding_graph([1, 2])
-    assert runner.executor.captured_graphs == 2 * len((256, 512, 1024, 2048))
+    assert len(runner.executor._graphs) == 2 * len((256, 512, 1024, 2048))
     _prefill(runner, [[1, 2], [3]], 256)
     for _ in range(300):
         _decode(runner, [1, 2])
     counters = runner.executor.counters
     assert (counters.hits, counters.misses) == (300, 1)
     runner.close()
-    assert runner.executor.captured_graphs == 0
+    assert len(runner.executor._graphs) == 0
 
 
 def test_step_inputs_of_a_prefill() -> None:

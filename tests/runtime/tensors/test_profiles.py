@@ -4,7 +4,7 @@ from msgspec import structs
 from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
 from runtime.tensors.dims import PROFILE_CONTEXT, PROFILE_GENERATION, InferenceDims
-from runtime.tensors.profiles import build_profiles, decode_batches, decode_profile
+from runtime.tensors.profiles import build_profiles, decode_batches, generation_profile
 
 CONFIG = simulated_config(max_batch=4, capacity=1000, prefill_chunk=128)
 
@@ -60,8 +60,8 @@ def test_static_batches_have_a_profile_each() -> None:
     assert [set(profile) for profile in generation] == [
         {InferenceDims.decode(rows, 1000)} for rows in (1, 2, 4)
     ]
-    assert [decode_profile(config, rows) for rows in (1, 2, 4)] == [1, 2, 3]
-    assert decode_profile(CONFIG, 3) == PROFILE_GENERATION
+    assert [generation_profile(config, rows) for rows in (1, 2, 4)] == [1, 2, 3]
+    assert generation_profile(CONFIG, 3) == PROFILE_GENERATION
 
 
 @pytest.mark.parametrize(

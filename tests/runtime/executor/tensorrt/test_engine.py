@@ -231,13 +231,6 @@ def test_a_type_that_is_not_served_is_refused(inner: FakeEngine) -> None:
         open_fake(inner)
 
 
-def test_the_plan_states_its_profile_shapes(inner: FakeEngine) -> None:
-    engine = open_fake(inner)
-    assert [engine.profile_shape("x", 0, one) for one in ("min", "opt", "max")] == [
-        (1,), (2,), (4,),
-    ]  # fmt: skip
-
-
 def test_only_streams_of_cuda_are_captured() -> None:
     context: Any = None
     with pytest.raises(HearthError, match="stream of CUDA"):

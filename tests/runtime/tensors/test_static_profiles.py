@@ -3,8 +3,7 @@ from msgspec import structs
 
 from runtime.config import DRAFT_ARCHITECTURE
 from runtime.tensors.dims import InferenceDims
-from runtime.tensors.profiles import build_profiles, decode_profile, verify_profile
-from runtime.tensors.static_dims import accept_profile, proposal_profile, static_dims
+from runtime.tensors.profiles import build_profiles, generation_profile, static_dims
 from tests.runtime.engine_configs import small_config
 
 SIZES = (1, 2, 4)
@@ -37,8 +36,8 @@ def test_a_base_decodes_and_verifies(batch: int) -> None:
     profiles = build_profiles(BASE)
     assert len(profiles) == 7
     decode, verify = InferenceDims.decode(batch, 64), InferenceDims.spec_verify(batch, 9, 64)
-    assert set(profiles[decode_profile(BASE, batch)]) == {decode}
-    assert set(profiles[verify_profile(BASE, batch)]) == {verify}
+    assert set(profiles[generation_profile(BASE, batch)]) == {decode}
+    assert set(profiles[generation_profile(BASE, batch, second=True)]) == {verify}
 
 
 @pytest.mark.parametrize("batch", SIZES)
@@ -46,11 +45,11 @@ def test_a_draft_proposes_and_takes_a_rounds_tokens(batch: int) -> None:
     profiles = build_profiles(DRAFT)
     assert len(profiles) == 7
     proposal, accept = InferenceDims.proposal(batch, 6, 2, 64), InferenceDims.accept(batch, 4, 64)
-    assert set(profiles[proposal_profile(DRAFT, batch)]) == {proposal}
-    assert set(profiles[accept_profile(DRAFT, batch)]) == {accept}
+    assert set(profiles[generation_profile(DRAFT, batch)]) == {proposal}
+    assert set(profiles[generation_profile(DRAFT, batch, second=True)]) == {accept}
 
 
 def test_without_static_sizes_one_profile_serves_all() -> None:
     dynamic = structs.replace(DRAFT, static_decode_batches=(), static_drafting=())
     assert len(build_profiles(dynamic)) == 2
-    assert proposal_profile(dynamic, 2) == accept_profile(dynamic, 3) == 1
+    assert generation_profile(dynamic, 2) == generation_profile(dynamic, 3, second=True) == 1
