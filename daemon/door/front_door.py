@@ -184,7 +184,7 @@ class FrontDoor:
         except Exception:  # noqa: BLE001 - a fault in one message must not end the service
             self._state.totals["internal_errors"] += 1
             _log.exception("a client's message could not be handled")
-            self._requests.give_up(received)
+            self._requests.answer_fault(received)
         self._dispatch.abandon_lost()
 
     def _tick(self, now: float) -> None:

@@ -12,31 +12,30 @@ from hearth_client.address import MAX_PATH_BYTES, agreed_path
 from runtime.errors import HearthError
 
 _FOLDER_MODE = 0o750
-_LOCK_MODE = 0o640
+_LOCK_MODE = 0o600
 _SOCKET_UMASK = 0o117
 _BACKLOG = 128
 _FIRST_PASSED_FD = 3
 
 
 class Listener:
-    """A bound, listening local socket at `path`, held by a lock until `close`."""
+    """A bound, listening local socket at `path`; the file is ours while we hold its lock."""
 
-    def __init__(self, path: Path, lock: int, listening: socket.socket, *, passed: bool) -> None:
+    def __init__(self, path: Path, listening: socket.socket, lock: int | None) -> None:
         self.path = path
-        self._lock = lock
         self._listening = listening
-        self._passed = passed
+        self._lock = lock
 
     def duplicate(self) -> int:
         """Another descriptor of the listening socket, for an owner who closes it."""
         return os.dup(self._listening.fileno())
 
     def close(self) -> None:
-        """Remove the socket file, unless the service manager owns it, then give up the lock."""
+        """Remove the socket file and give up its lock; a file of the service manager's stays."""
         self._listening.close()
-        if not self._passed:
+        if self._lock is not None:
             self.path.unlink(missing_ok=True)
-        os.close(self._lock)
+            os.close(self._lock)
 
 
 def open_listener(setting: str, environ: Mapping[str, str]) -> Listener:
@@ -47,15 +46,16 @@ def open_listener(setting: str, environ: Mapping[str, str]) -> Listener:
     passed = _passed_socket(environ)
     try:
         path = _path_of(setting, environ, passed)
-        lock = _take_lock(path)
     except HearthError:
         if passed is not None:
             passed.close()
         raise
     if passed is not None:
-        return Listener(path, lock, passed, passed=True)
+        # Whoever made it sees to it that one daemon has it, maybe in a folder that is not ours.
+        return Listener(path, passed, None)
+    lock = _take_lock(path)
     try:
-        return Listener(path, lock, _bind(path), passed=False)
+        return Listener(path, _bind(path), lock)
     except HearthError:
         os.close(lock)
         raise
@@ -110,6 +110,8 @@ def _take_lock(path: Path) -> int:
     try:
         path.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
         lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, _LOCK_MODE)
+        # Whoever may open it can hold the lock: no other member of the group, also of older files.
+        os.fchmod(lock, _LOCK_MODE)
     except OSError as error:
         raise _unusable(
             f"cannot write {name} ({os.strerror(error.errno or 0)}): choose a folder that is yours"

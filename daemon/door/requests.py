@@ -65,7 +65,7 @@ class Requests:
         except MessageError as error:
             self._refuse(received, error)
 
-    def give_up(self, received: Received) -> None:
+    def answer_fault(self, received: Received) -> None:
         """Answer a message on which `handle` failed for a fault of ours."""
         error = HearthError("internal", "the daemon failed on this message: please report it")
         request_id = id_of(fields_of(received.data))

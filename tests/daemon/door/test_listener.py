@@ -36,6 +36,8 @@ def test_the_socket_is_private_and_goes_with_the_listener(folder: Path) -> None:
         os.umask(before)
     assert stat.S_IMODE(listener.path.stat().st_mode) == 0o660
     assert stat.S_IMODE(listener.path.parent.stat().st_mode) == 0o750
+    lock = listener.path.with_name("h.sock.lock")
+    assert stat.S_IMODE(lock.stat().st_mode) == 0o600, "who can open a lock can hold it"
     listener.close()
     assert not listener.path.exists()
     open_listener(str(listener.path), {}).close()
@@ -112,6 +114,7 @@ def activated(path: Path, descriptors: str) -> subprocess.CompletedProcess[str]:
 def test_a_passed_socket_is_used_and_kept(folder: Path) -> None:
     run = activated(folder / "a.sock", "1")
     assert run.stdout.split() == [str(folder / "a.sock"), "True"], run.stderr
+    assert [path.name for path in folder.iterdir()] == ["a.sock"], "its folder may be another's"
 
 
 def test_more_than_one_passed_socket_is_refused(folder: Path) -> None:
