@@ -33,7 +33,7 @@ class DecodingRow:
 
     `index` is the row's place in the caller's order. `filled` counts the tokens that the caches
     hold once all queued steps have ended; `unplanned` the tokens up to its limit that none of these
-    steps picks.
+    steps picks. `plain` rows take no trees, as their own have failed.
     """
 
     __slots__ = (
@@ -43,6 +43,7 @@ class DecodingRow:
         "index",
         "initial",
         "options",
+        "plain",
         "prompt_length",
         "state",
         "token_ids",
@@ -55,6 +56,7 @@ class DecodingRow:
         self.initial: NDArray[np.int64] = np.array(request.token_ids, np.int64)
         self.prompt_length = request.prompt_length
         self.options = request.options
+        self.plain = False
         self.filled = 0
         self.state = _LIVE
         self._longest = request.prompt_length + tokens_to_generate(request, config)

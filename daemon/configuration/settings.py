@@ -84,9 +84,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     speculation: Annotated[
         Literal["off", "auto", "lookup", "eagle"],
         Meta(
-            description="How several tokens a step are tried; it changes the speed, not the text. "
-            "`auto` takes the engine folder's draft, else `lookup`, which goes on as the reply's "
-            "own text did before. It pauses by itself where it loses time."
+            description="How several tokens a step are tried; it changes the speed, and the "
+            "text at near-ties alone. `auto` takes the engine folder's draft, else `lookup`, which "
+            "goes on as the reply's own text did before. It pauses by itself where it loses time."
         ),
     ] = "auto"
     drafting_top_k: Annotated[

@@ -96,6 +96,16 @@ class HybridCacheManager:
         """Zero the slots of a row that may hold non-finite numbers."""
         self.kv.zero_row(row)
 
+    def zero_behind(self, row: int) -> None:
+        """Zero what lies behind the filled slots of a row; waits for the device."""
+        filled = self.capture(row, self.row_lengths[row])
+        self.zero_row(row)
+        self.restore(row, filled)
+
+    def finite(self, row: int) -> bool:
+        """Whether all slots of a row hold finite numbers; waits for the device."""
+        return all(np.isfinite(one).all() for one in self.kv.capture(row, self.kv.bucket))
+
     def capture(self, row: int, length: int) -> RowPrefix:
         """Copy what row `row` has after its first `length` tokens."""
         return RowPrefix(length, self.kv.capture(row, length))

@@ -11,8 +11,8 @@ from runtime.request import RowRound, RowToken
 from runtime.rows import DecodingInferenceContext, DecodingRow
 from runtime.steps.engine_runner import LLMEngineRunner
 
-_ROOT_ALONE = AcceptedPath([], [0])
-"""What a row with numbers that are not finite leaves behind until it is evicted."""
+_NOTHING = AcceptedPath([], [])
+"""What a row has of a round whose numbers are not finite."""
 
 
 class RoundPlan(NamedTuple):
@@ -97,8 +97,11 @@ class SpeculativeStrategy:
         verified = time.monotonic()
         nodes = [path.nodes for path in paths]
         self._runner.commit_path(nodes)
-        for row, path in zip(plan.rows, nodes, strict=True):
+        for place, (row, path) in enumerate(zip(plan.rows, nodes, strict=True)):
             row.filled += len(path)
+            if not path:
+                self._runner.get_kv_cache().zero_behind(place)
+                self.proposer.zero_row(place)
         self.proposer.accepted(plan.rows, nodes, plan.width)
         ended = time.monotonic()
         self.metrics.record(
@@ -114,9 +117,9 @@ class SpeculativeStrategy:
 
     def _speculating(self, rows: Sequence[DecodingRow]) -> list[bool]:
         default = self._policy is None or self._policy.wants(len(rows))
-        return [
-            default if row.options.speculation is None else row.options.speculation for row in rows
-        ]
+        asked = (row.options.speculation for row in rows)
+        wanted = (default if one is None else one for one in asked)
+        return [one and not row.plain for one, row in zip(wanted, rows, strict=True)]
 
     def _width(self, sizes: Sequence[int]) -> int:
         fixed = self._runner.get_engine_config().device == "cuda"
@@ -142,11 +145,16 @@ class PendingRound:
         found = self._paths.result()
         tokens: list[RowToken] = []
         for row, size, path in zip(self.rows, self._plan.sizes, found, strict=True):
+            if path is None and size > 1:
+                # A node that vanilla decoding would never run may have spoiled the others: nothing
+                # times infinity is not a number. The row goes on without trees.
+                row.plain = True
+                continue
             gained = _take(row, path)
             tokens += gained
             if size > 1 and path is not None:
                 self.rounds.append(RowRound(row.index, size - 1, len(gained)))
-        paths = [_ROOT_ALONE if path is None else path for path in found]
+        paths = [path or _NOTHING for path in found]
         self.filled = sum(len(path.nodes) for path in paths)
         self._strategy.finish(self._plan, paths, self.rounds)
         return tokens

@@ -218,7 +218,10 @@ class PendingPaths(Protocol):
     """Walks through trees that the device may still be at."""
 
     def result(self) -> list[AcceptedPath | None]:
-        """Wait for the rows' paths; None where numbers were not finite. Raises as the step did."""
+        """Wait for the rows' paths; None where the root is not finite. Raises as the step did.
+
+        Such a row's history and newest token are as before the round.
+        """
 
 
 class BatchSampler(Protocol):

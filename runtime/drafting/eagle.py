@@ -9,6 +9,9 @@ from runtime.options import EagleDraftingConfig
 from runtime.rows import DecodingRow
 from runtime.tensors.tensor import Tensor
 
+_MISSES = 8
+"""Rounds in a row without an accepted token after which a draft's cache is looked at."""
+
 
 class EagleProposer:
     """Trees of an EAGLE-3 draft engine.
@@ -26,6 +29,8 @@ class EagleProposer:
         self._width = drafting.tree_size
         self.room = max(drafting.tree_size, drafting.proposal_size, drafting.most_accepted)
         self._waiting: dict[DecodingRow, list[int]] = {}
+        self._asked: Sequence[bool] = ()
+        self._misses = [0] * draft.caches.lengths.shape[0]
 
     def begin(self, rows: int) -> None:
         """Empty the draft's cache."""
@@ -65,6 +70,7 @@ class EagleProposer:
         self, rows: Sequence[DecodingRow], speculating: Sequence[bool], trees: TreeBuffers
     ) -> list[int]:
         """Enter what waits, grow the proposal, and plant its best nodes."""
+        self._asked = speculating
         waiting = [self._waiting[row] for row in rows]
         counts = [len(places) for places in waiting]
         first = [row.filled - count for row, count in zip(rows, counts, strict=True)]
@@ -72,7 +78,8 @@ class EagleProposer:
         spare = batch - len(rows)
         entries = _table(batch, width, counts + [1] * spare, first + [0] * spare)
         for place, (row, places) in enumerate(zip(rows, waiting, strict=True)):
-            entries.token_ids[place, : len(places)] = row.token_ids[-len(places) :]
+            known = len(row.token_ids) - len(places)
+            entries.token_ids[place, : len(places)] = row.token_ids[known:]
             entries.hidden[place, : len(places)] = places
         self._draft.execute_accept_step(entries, self._hidden)
         self._draft.execute_proposal_steps()
@@ -87,10 +94,15 @@ class EagleProposer:
             row: [place * width + node for node in path]
             for place, (row, path) in enumerate(zip(rows, nodes, strict=True))
         }
+        for place, path in enumerate(nodes):
+            self._count_miss(place, missed=self._asked[place] and len(path) == 1)
 
     def compact(self, mapping: Sequence[int]) -> None:
         """Drop the draft's rows that leave; what waits lies where the step left it."""
         self._draft.caches.compact(mapping)
+        for place, target in enumerate(mapping):
+            if target >= 0:
+                self._misses[target] = self._misses[place]
 
     def zero_row(self, row: int) -> None:
         """Zero the draft's cache of a row."""
@@ -110,6 +122,18 @@ class EagleProposer:
     def close(self) -> None:
         """Free the draft engine."""
         self._draft.close()
+
+    def _count_miss(self, place: int, *, missed: bool) -> None:
+        """Zero a draft's cache that proposes nothing of use because its numbers are not finite.
+
+        One such slot spoils what every later row at this place is proposed; to look in each round
+        would wait for the device.
+        """
+        self._misses[place] = self._misses[place] + 1 if missed else 0
+        if self._misses[place] == _MISSES:
+            self._misses[place] = 0
+            if not self._draft.caches.finite(place):
+                self.zero_row(place)
 
 
 def _table(rows: int, width: int, counts: list[int], first: list[int]) -> DraftEntries:

@@ -22,7 +22,8 @@ def walk_tree(
     `logits` [width, V] belong to the nodes, `keys` are their `child_keys`, and `position` is
     the one of the token behind the root. Every token is picked as `sample_rows` would and enters
     the row's history at once, so the text is the one without a tree. Returns the samples and
-    the node behind which each was picked, or None when a visited node is not finite.
+    the node behind which each was picked. The walk ends before a node that is not finite; None
+    when that is the root.
     """
     samples: list[Sample] = []
     nodes: list[int] = []
@@ -30,12 +31,12 @@ def walk_tree(
     while node is not None:
         sample = _pick(logits[node], sampler, position + len(nodes))
         if sample is None:
-            return None
+            break
         sampler.accept(sample.token_id)
         samples.append(sample)
         nodes.append(node)
         node = _child(keys, node, sample.token_id)
-    return samples, nodes
+    return (samples, nodes) if nodes else None
 
 
 def _pick(logits: NDArray[np.float32], sampler: RowSampler, position: int) -> Sample | None:

@@ -119,7 +119,7 @@ class LLMEngineRunner:
         caches = self._caches
         counts = [len(path) for path in nodes]
         # A path ascends from node 0: one without gaps lies in its place.
-        if any(path[-1] != len(path) - 1 for path in nodes):
+        if any(path and path[-1] != len(path) - 1 for path in nodes):
             table = np.full((len(nodes), max(counts)), -1, np.int32)
             for row, path in enumerate(nodes):
                 table[row, : len(path)] = path

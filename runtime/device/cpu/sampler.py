@@ -67,7 +67,9 @@ class CpuBatchSampler:
                 for row, sampler in enumerate(self._rows[:rows])
             ]
         paths = [None if walk is None else AcceptedPath(*walk) for walk in walks]
-        self._write_tokens(0, [None if path is None else path.samples[-1] for path in paths])
+        for row, path in enumerate(paths):
+            if path is not None:
+                self._buffers.next_tokens.array[row] = path.samples[-1].token_id
         return Ready(paths)
 
     def compact(self, mapping: Sequence[int]) -> None:

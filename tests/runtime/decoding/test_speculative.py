@@ -234,12 +234,15 @@ def test_rows_put_back_know_all_their_tokens() -> None:
     assert runtime.release() == [(0, expected([3], 11))]
 
 
-def test_a_row_with_broken_numbers_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("for_good", [True, False])
+def test_a_row_with_broken_numbers_goes_on_without_trees(
+    monkeypatch: pytest.MonkeyPatch, *, for_good: bool
+) -> None:
     runtime, proposer = make(lambda _: 2)
     zeroed: list[int] = []
     monkeypatch.setattr(proposer, "zero_row", zeroed.append)
     runtime.admit([row([3], 12), row([4], 12)])
-    runtime.step()
+    first = [one.token_id for one in runtime.step().tokens]
     logits = runtime._sampler._buffers.logits.array  # type: ignore[attr-defined]
     run = runtime._runner.execute_eagle_base_tree_decoding_step
 
@@ -250,13 +253,21 @@ def test_a_row_with_broken_numbers_fails_alone(monkeypatch: pytest.MonkeyPatch) 
 
     with monkeypatch.context() as once:
         once.setattr(runtime._runner, "execute_eagle_base_tree_decoding_step", poison)
-        step = runtime.step()
-    assert [(one.row, one.error) for one in step.tokens if one.error] == [(1, "non_finite")]
-    assert step.rounds == [RowRound(0, 4, 3)]
-    tokens = [one.token_id for one in step.tokens if not one.error]
-    rest, _ = drain(runtime)
-    assert [expected([3], 1)[0], *tokens, *rest[0]] == expected([3], 12)
-    assert zeroed == [1]
+        steps = [runtime.step()]
+        assert steps[0].rounds == [RowRound(0, 4, 3)]
+        assert {one.row for one in steps[0].tokens} == {0}
+        assert zeroed == [1]
+        if for_good:
+            steps.append(runtime.step())
+    while runtime.active:
+        steps.append(runtime.step())
+    runtime.release()
+    found: dict[int, list[int]] = {index: [token] for index, token in enumerate(first)}
+    for one in (token for step in steps for token in step.tokens):
+        found[one.row].append(one.token_id)
+    second = [*expected([4], 1), -1] if for_good else expected([4], 12)
+    assert found == {0: expected([3], 12), 1: second}
+    assert {one.row for step in steps for one in step.rounds} == {0}
 
 
 def test_speculation_is_refused_where_there_is_none() -> None:

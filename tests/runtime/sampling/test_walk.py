@@ -71,7 +71,12 @@ def test_only_visited_nodes_need_finite_numbers(bad: float) -> None:
         [0, 1, 3],
     )
     logits[1, 0] = bad
-    assert walk_tree(logits, _keys(), _row(), 3) is None
+    assert walk_tree(logits, _keys(), _row(), 3) == ([Sample(3)], [0])
+    logits[0, 0] = bad
+    history = _row(RequestOptions(frequency_penalty=2.0))
+    assert walk_tree(logits, _keys(), history, 3) is None
+    logits[0] = _logits({0: 3})[0]
+    assert walk_tree(logits, _keys(), history, 3) == ([Sample(3)], [0])
 
 
 def test_scores_that_leave_float32_end_a_walk() -> None:

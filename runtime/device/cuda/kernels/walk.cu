@@ -13,7 +13,7 @@ struct Walk {
   Best* scans;     // [rows * width]: the best of each node's logits; null where not scanned
   Partial* partial;
   u32* done;       // [rows]: for is_last_block
-  int* paths;      // [rows, 1 + levels]: how many nodes (-1: not finite), then the nodes
+  int* paths;      // [rows, 1 + levels]: how many nodes (-1: the root is not finite), then these
   int width;
   int levels;
 };
@@ -60,10 +60,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) walk_trees(Batch batch, Wa
     else
       best = join<THREADS / 32>(scan_row(batch, row, r, spot.logits, threadIdx.x, THREADS));
     float highest = score_of(best.best);
-    if (best.bad || !finite(highest)) {
-      count = -1;
-      break;
-    }
+    if (best.bad || !finite(highest)) break;
     int token = row.temperature > 0 ? draw(batch, row, spot, highest, shared) : (int)(u32)best.best;
     if (row.logprobs >= 0) report(batch, row, spot, from_sortable(best.raw), token, shared);
     ++count;
@@ -74,9 +71,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) walk_trees(Batch batch, Wa
     }
     node = child_with(walk, r, node, token);
   }
-  if (threadIdx.x) return;
-  path[0] = count;
-  if (count < 0) batch.next_tokens[r] = -1;
+  if (threadIdx.x == 0) path[0] = count ? count : -1;
 }
 
 // What was found for a node, whose place is left as it was before the first block; -1 where it is
@@ -116,12 +111,10 @@ extern "C" __global__ void __launch_bounds__(256) walk_greedy(Batch batch, Walk 
   __syncthreads();
   if (threadIdx.x) return;
   int* path = walk.paths + (long long)r * (1 + walk.levels);
-  int count = 0, token = 0;
-  for (int node = 0; node < walk.width && token >= 0; node = next[node]) {
-    token = tokens[node];
-    batch.results[(long long)r * walk.levels + count].token = token;
+  int count = 0;
+  for (int node = 0; node < walk.width && tokens[node] >= 0; node = next[node]) {
+    batch.results[(long long)r * walk.levels + count].token = batch.next_tokens[r] = tokens[node];
     path[++count] = node;
   }
-  path[0] = token < 0 ? -1 : count;
-  batch.next_tokens[r] = token;
+  path[0] = count ? count : -1;
 }

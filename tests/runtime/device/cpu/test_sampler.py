@@ -168,11 +168,12 @@ def test_a_row_that_is_not_finite_fails_its_round_alone() -> None:
     _plant(buffers, 3)
     logits[0, 0, 5] = np.nan
     logits[2, 20, 5] = np.nan
+    buffers.next_tokens.array[0] = 7
     first, second, third = sampler.verify(3, WIDTH).result()
     assert first is None
     assert isinstance(second, AcceptedPath)
     assert isinstance(third, AcceptedPath)
-    newest = [-1, second.samples[-1].token_id, third.samples[-1].token_id]
+    newest = [7, second.samples[-1].token_id, third.samples[-1].token_id]
     assert buffers.next_tokens.array.tolist() == newest
 
 

@@ -208,8 +208,13 @@ def test_only_a_visited_node_can_fail_its_row(
     logits[1::2, 1, 29] = bad
     bench.plant(ids, parents, logits, [9] * 8)
     paths = bench.sampler.verify(8, width).result()
-    assert [path is None for path in paths] == [False, True] * 4
-    assert gpu.read(bench.device.next_tokens).tolist() == [1, -1] * 4
+    assert [path.nodes for path in paths] == [[0, 1], [0]] * 4
+    logits[::2, 0, 29] = bad
+    bench.plant(ids, parents, logits, [9] * 8)
+    paths = bench.sampler.verify(8, width).result()
+    assert [path is None for path in paths] == [True, False] * 4
+    # Nothing was picked: the newest token is the one of before.
+    assert gpu.read(bench.device.next_tokens).tolist() == [1] * 8
 
 
 def test_walks_and_steps_share_histories(gpu: CudaDevice) -> None:
