@@ -72,7 +72,8 @@ def main(arguments: list[str]) -> int:
         with zmq.Context() as context:
             run_actor(config, context)
     except HearthError as error:
-        _log.error("actor failed", actor=config.name, code=error.code, reason=error.message)
+        # Told to the supervisor, which logs it.
+        _log.debug("actor failed", actor=config.name, code=error.code, reason=error.message)
         return 1
     except Exception:  # noqa: BLE001 - logged; the exit status tells the supervisor
         _log.exception("actor failed", actor=config.name)

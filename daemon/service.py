@@ -22,7 +22,7 @@ from actors.addresses import (
     Addresses,
     SocketFolder,
 )
-from actors.logs import configure_logging
+from actors.logs import certain_log, configure_logging
 from actors.mailbox import Receiver, Sender, ZmqContext
 from actors.messages import (
     ActorReady,
@@ -155,7 +155,7 @@ class Service:
         facts = wiring.door_facts(self._settings, model, config, ready.facts)
         self._door.tell(state="ready", facts=facts)
         notify("READY=1")
-        _log.info(
+        certain_log("hearth").info(
             "ready",
             socket=str(self._door.path),
             model=model,

@@ -5,9 +5,12 @@ from typing import Any
 import click
 
 from daemon.cli.console import progress_bar
+from daemon.cli.errors import report
 from daemon.cli.options import settings_from, settings_options
 from daemon.door.listener import check_place
+from daemon.exit_codes import exit_code
 from daemon.shipped import engine_folder
+from runtime.errors import HearthError
 
 
 @click.command()
@@ -19,10 +22,14 @@ def serve(config: Path | None, **flags: Any) -> int:
     Every option is also a setting of the file and a variable HEARTH_NAME; a flag wins over the
     variable, the variable over the file.
     """
-    settings = settings_from(config, flags)
-    check_place(settings.socket, os.environ)
-    with progress_bar() as progress:
-        folder = engine_folder(settings.engine, progress)
+    try:
+        settings = settings_from(config, flags)
+        check_place(settings.socket, os.environ)
+        with progress_bar() as progress:
+            folder = engine_folder(settings.engine, progress)
+    except HearthError as error:
+        report(error)
+        return exit_code(error)
     from daemon.service import serve as run  # noqa: PLC0415 - the help must not wait for it
 
     return run(settings, folder)

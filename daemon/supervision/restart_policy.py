@@ -83,7 +83,7 @@ class Supervision:
         self._restarts = 0
         self._due: float | None = float("-inf")
         self._ready_since: float | None = None
-        self._was_ready = self._told_ready = False
+        self.was_ready = self._told_ready = False
         self._reason = ""
         self._error: HearthError | None = None
 
@@ -98,7 +98,7 @@ class Supervision:
             return []
         self._enter(Phase.RUNNING, now + self._deadlines.progress_s)
         self._ready_since = now
-        self._was_ready = self._told_ready = True
+        self.was_ready = self._told_ready = True
         return [AnnounceReady()]
 
     def progress(self, now: float) -> None:
@@ -118,7 +118,7 @@ class Supervision:
         actions = self._tell_loss(reason)
         if self._ready_since is not None and now - self._ready_since >= self._deadlines.stable_s:
             self._restarts = 0
-        if self._restarts >= self._restart_limit or (self._error and not self._was_ready):
+        if self._restarts >= self._restart_limit or (self._error and not self.was_ready):
             self._enter(Phase.ENDED, None)
             return [*actions, GiveUp(self._last_error(reason))]
         self._enter(Phase.PAUSED, now + self._pause())
@@ -176,7 +176,7 @@ class Supervision:
         return f"it made no progress for {self._deadlines.progress_s:g} s"
 
     def _last_error(self, reason: str) -> HearthError:
-        if self._error and not self._was_ready:
+        if self._error and not self.was_ready:
             return self._error
         times = f", {self._restarts} restarts did not help" if self._restarts else ""
         return HearthError(

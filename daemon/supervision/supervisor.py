@@ -161,6 +161,9 @@ class Supervisor:
             case ActorFailed(_, code, text, field):
                 known = cast("Code", code) if code in CODES else "internal"
                 self._policy.failed(HearthError(known, text, field))
+                # One that never worked ends the daemon, whose last line says the same.
+                if self._policy.was_ready:
+                    _log.error("actor failed", actor=self._name, code=code, reason=text)
                 self._told_failure.set()
 
     async def _act(self, actions: Sequence[Action]) -> None:
@@ -176,7 +179,8 @@ class Supervisor:
                     _log.info("actor ready", actor=self._name)
                     await self._tell.ready(self._said_ready, self._addresses)
                 case AnnounceLost(reason):
-                    _log.error("actor lost", actor=self._name, reason=reason)
+                    if not self._told_failure.is_set():
+                        _log.error("actor lost", actor=self._name, reason=reason)
                     await self._tell.lost(reason)
                 case GiveUp(error):
                     self._error = error

@@ -1,15 +1,51 @@
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from daemon.cli import serve as module
 from daemon.cli.serve import serve
-from runtime.errors import HearthError
+from daemon.exit_codes import CONFIGURATION
+from daemon.own_daemon import own_daemon
 
 
 def test_an_impossible_socket_is_refused_before_an_engine_is_built(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(module, "engine_folder", lambda *_unused: pytest.fail("built an engine"))
-    with pytest.raises(HearthError, match="at most 107"):
-        serve.main(["--socket", str(tmp_path / ("x" * 110))], standalone_mode=False)
+    arguments = ["--socket", str(tmp_path / ("x" * 110))]
+    assert serve.main(arguments, standalone_mode=False) == CONFIGURATION
+    assert "at most 107" in capsys.readouterr().err
+
+
+def test_wrong_settings_end_with_the_code_of_the_daemon_wherever_they_are_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "hearth.toml"
+    path.write_text("threads = -1")
+    assert serve.main(["--config", str(path)], standalone_mode=False) == CONFIGURATION
+    assert "threads: -1 is not allowed" in capsys.readouterr().err
+
+
+def test_an_engine_that_cannot_be_loaded_is_logged_once(
+    tiny_engine: Path, tmp_path: Path, short_folder: Path
+) -> None:
+    folder = tmp_path / "engine"
+    shutil.copytree(tiny_engine, folder)
+    graph = folder / "model.onnx"
+    graph.write_bytes(graph.read_bytes()[:-1] + b"?")
+    command = ["serve", "--engine", str(folder), "--socket", str(short_folder / "s")]
+    done = subprocess.run(
+        [sys.executable, "-m", "daemon.cli", *command], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == CONFIGURATION
+    (line,) = done.stderr.splitlines()
+    assert "model.onnx was changed after the export" in line
+
+
+def test_ready_is_told_whatever_the_log_level_is(tiny_engine: Path) -> None:
+    with own_daemon(tiny_engine, ["--log-level", "error"]) as daemon:
+        (line,) = daemon.log().splitlines()
+    assert '"level":"info","event":"ready"' in line
