@@ -4,21 +4,16 @@ import asyncio
 from collections.abc import Callable
 
 from hearth_client.channel import Channel
-from hearth_client.connection import RENEWALS, Connection, Exchange
-from hearth_client.errors import (
-    ClientClosed,
-    ConnectionLost,
-    ConnectionTimeout,
-    HearthClientError,
-)
+from hearth_client.connection import Connection, Exchange
+from hearth_client.errors import ClientClosed, ConnectionLost, HearthClientError
 from hearth_client.protocol import Request, Welcome
-from hearth_client.running_clock import RunningClock
+from hearth_client.session import Session
 
 _BURST = 64
 """Messages taken in before other callbacks of the loop get their turn."""
 
 
-class AsyncSession:
+class AsyncSession(Session):
     """One session at a time with the daemon at `address`; a lost one is opened anew on demand.
 
     Everything happens in callbacks of the loop, so a cancelled task loses no message.
@@ -27,29 +22,19 @@ class AsyncSession:
     def __init__(
         self, address: str, connection: Connection, timeout: float, silence_s: float
     ) -> None:
-        self._address = address
-        self._connection = connection
-        self._timeout = timeout
-        self._silence_s = silence_s
-        self._clock = RunningClock(silence_s / RENEWALS)
-        self._channel: Channel | None = None
+        super().__init__(address, connection, timeout, silence_s)
         self._opening = asyncio.Lock()
         self._waiters: dict[str, asyncio.Future[None]] = {}
         self._welcomed: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._heard = 0.0
-        self._closed = False
 
     async def open(self) -> Welcome:
         """The welcome of the session that is open, or of a new one."""
         async with self._opening:
-            if self._closed:
-                raise ClientClosed("this client was closed: make another one")
+            self._check_not_closed()
             if self._channel is None:
                 await self._handshake()
-        if self._connection.welcome is None:
-            raise ConnectionLost("the session was lost while it was opened")
-        return self._connection.welcome
+        return self._opened()
 
     async def request(self, build: Callable[[str], Request]) -> Exchange:
         """Open the session if need be and send a request."""
@@ -60,15 +45,9 @@ class AsyncSession:
 
     def send(self, data: bytes) -> None:
         """Send on the open session; does nothing when it is lost, as its requests have ended."""
-        if self._channel is None:
-            return
-        try:
-            self._channel.send(data)
-        except ConnectionTimeout as error:
-            self._lose(error)
-        else:
-            # A send takes the wake-up of messages that came meanwhile.
-            self._readable()
+        self._post(data)
+        # A send takes the wake-up of messages that came meanwhile.
+        self._readable()
 
     async def wait_for(self, exchange: Exchange) -> None:
         """Wait until `exchange` has a delta or has ended; for one task per exchange."""
@@ -110,29 +89,10 @@ class AsyncSession:
                 return
         asyncio.get_running_loop().call_soon(self._readable)
 
-    def _take(self) -> bool:
-        """Take in one message or a disconnection; False when there is neither."""
-        if self._channel is None:
-            return False
-        data = self._channel.receive()
-        if data is not None:
-            self._heard = self._clock.now()
-            self._wake(self._connection.receive(data, self._heard))
-            return True
-        if not self._channel.disconnected():
-            return False
-        if self._connection.welcome is None:
-            # Whoever listened is gone and cannot have kept the first hello.
-            self._channel.send(self._connection.hello())
-        else:
-            self._lose(ConnectionLost("the daemon closed the connection"))
-        return True
-
-    def _wake(self, exchange: Exchange | None) -> None:
+    def _arrived(self, exchange: Exchange | None) -> None:
+        super()._arrived(exchange)
         if exchange is not None:
             self._resolve(self._waiters.get(exchange.id))
-        elif self._connection.failure is not None:
-            self._lose(self._connection.failure)
         elif self._connection.welcome is not None:
             self._resolve(self._welcomed)
 
@@ -156,20 +116,12 @@ class AsyncSession:
         if self._channel is not None:
             self._arm()
 
-    def _no_answer(self) -> ConnectionTimeout:
-        return ConnectionTimeout(
-            f"no answer from a daemon at {self._address}: is `hearth serve` running?"
-        )
-
     def _lose(self, error: HearthClientError, last: bytes | None = None) -> None:
-        self._connection.lose(error)
-        channel, self._channel = self._channel, None
         if self._timer is not None:
             self._timer.cancel()
-        if channel is not None:
-            for descriptor in channel.descriptors:
-                asyncio.get_running_loop().remove_reader(descriptor)
-            channel.close(last)
+        for descriptor in self._channel.descriptors if self._channel is not None else ():
+            asyncio.get_running_loop().remove_reader(descriptor)
+        super()._lose(error, last)
         for waiter in [self._welcomed, *self._waiters.values()]:
             self._resolve(waiter)
 

@@ -6,47 +6,31 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from hearth_client.channel import Channel
-from hearth_client.connection import RENEWALS, Connection, Exchange
-from hearth_client.errors import (
-    ClientClosed,
-    ClientShared,
-    ConnectionLost,
-    ConnectionTimeout,
-    HearthClientError,
-)
+from hearth_client.connection import Connection, Exchange
+from hearth_client.errors import ClientClosed, ClientShared, ConnectionLost
 from hearth_client.protocol import Request, Welcome
-from hearth_client.running_clock import RunningClock
+from hearth_client.session import Session
 
 
-class BlockingSession:
+class BlockingSession(Session):
     """One session at a time with the daemon at `address`; a lost one is opened anew on demand."""
 
     def __init__(
         self, address: str, connection: Connection, timeout: float, silence_s: float
     ) -> None:
-        self._address = address
-        self._connection = connection
-        self._timeout = timeout
-        self._silence_s = silence_s
-        self._clock = RunningClock(silence_s / RENEWALS)
-        self._channel: Channel | None = None
-        self._heard = 0.0
-        self._closed = False
+        super().__init__(address, connection, timeout, silence_s)
         self._process = os.getpid()
         self._user = threading.RLock()
 
     def open(self) -> Welcome:
         """The welcome of the session that is open, or of a new one."""
-        if self._closed:
-            raise ClientClosed("this client was closed: make another one")
+        self._check_not_closed()
         with self._alone():
             while self._channel is not None and self._take():
                 pass
             if self._channel is None:
                 self._handshake()
-        if self._connection.welcome is None:
-            raise ConnectionLost("the session was lost while it was opened")
-        return self._connection.welcome
+        return self._opened()
 
     def request(self, build: Callable[[str], Request]) -> Exchange:
         """Open the session if need be and send a request."""
@@ -59,12 +43,7 @@ class BlockingSession:
     def send(self, data: bytes) -> None:
         """Send on the open session; does nothing when it is lost, as its requests have ended."""
         with self._alone():
-            if self._channel is None:
-                return
-            try:
-                self._channel.send(data)
-            except ConnectionTimeout as error:
-                self._lose(error)
+            self._post(data)
 
     def wait_for(self, exchange: Exchange) -> None:
         """Block until `exchange` has a delta or has ended."""
@@ -127,42 +106,12 @@ class BlockingSession:
             if self._connection.failure is not None:
                 raise self._connection.failure
 
-    def _take(self) -> bool:
-        """Take in one message or a disconnection; False when there is neither."""
-        if self._channel is None:
-            return False
-        data = self._channel.receive()
-        if data is not None:
-            self._heard = self._clock.now()
-            self._connection.receive(data, self._heard)
-            if self._connection.failure is not None:
-                self._lose(self._connection.failure)
-            return True
-        if not self._channel.disconnected():
-            return False
-        if self._connection.welcome is None:
-            # Whoever listened is gone and cannot have kept the first hello.
-            self._channel.send(self._connection.hello())
-        else:
-            self._lose(ConnectionLost("the daemon closed the connection"))
-        return True
-
     def _wait(self, limit: float) -> None:
         now = self._clock.now()
         if self._channel is None:
             return
         if now >= limit:
-            self._lose(
-                ConnectionTimeout(
-                    f"no answer from a daemon at {self._address}: is `hearth serve` running?"
-                )
-            )
+            self._lose(self._no_answer())
             return
         due = min(limit, self._connection.renew_at)
         self._channel.wait(min(due - now, self._clock.most_s))
-
-    def _lose(self, error: HearthClientError, last: bytes | None = None) -> None:
-        channel, self._channel = self._channel, None
-        self._connection.lose(error)
-        if channel is not None:
-            channel.close(last)

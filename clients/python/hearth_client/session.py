@@ -1,0 +1,80 @@
+"""What blocking and asyncio sessions have in common: taking in messages, noticing loss."""
+
+from hearth_client.channel import Channel
+from hearth_client.connection import RENEWALS, Connection, Exchange
+from hearth_client.errors import (
+    ClientClosed,
+    ConnectionLost,
+    ConnectionTimeout,
+    HearthClientError,
+)
+from hearth_client.protocol import Welcome
+from hearth_client.running_clock import RunningClock
+
+
+class Session:
+    """One session at a time with the daemon at `address`; a lost one is opened anew on demand."""
+
+    def __init__(
+        self, address: str, connection: Connection, timeout: float, silence_s: float
+    ) -> None:
+        self._address = address
+        self._connection = connection
+        self._timeout = timeout
+        self._silence_s = silence_s
+        self._clock = RunningClock(silence_s / RENEWALS)
+        self._channel: Channel | None = None
+        self._heard = 0.0
+        self._closed = False
+
+    def _check_not_closed(self) -> None:
+        if self._closed:
+            raise ClientClosed("this client was closed: make another one")
+
+    def _opened(self) -> Welcome:
+        if self._connection.welcome is None:
+            raise ConnectionLost("the session was lost while it was opened")
+        return self._connection.welcome
+
+    def _post(self, data: bytes) -> None:
+        """Send on the open session; does nothing when it is lost, as its requests have ended."""
+        if self._channel is None:
+            return
+        try:
+            self._channel.send(data)
+        except ConnectionTimeout as error:
+            self._lose(error)
+
+    def _take(self) -> bool:
+        """Take in one message or a disconnection; False when there is neither."""
+        if self._channel is None:
+            return False
+        data = self._channel.receive()
+        if data is not None:
+            self._heard = self._clock.now()
+            self._arrived(self._connection.receive(data, self._heard))
+            return True
+        if not self._channel.disconnected():
+            return False
+        if self._connection.welcome is None:
+            # Whoever listened is gone and cannot have kept the first hello.
+            self._channel.send(self._connection.hello())
+        else:
+            self._lose(ConnectionLost("the daemon closed the connection"))
+        return True
+
+    def _arrived(self, _exchange: Exchange | None) -> None:
+        """A message was taken in, for that request or for the session."""
+        if self._connection.failure is not None:
+            self._lose(self._connection.failure)
+
+    def _no_answer(self) -> ConnectionTimeout:
+        return ConnectionTimeout(
+            f"no answer from a daemon at {self._address}: is `hearth serve` running?"
+        )
+
+    def _lose(self, error: HearthClientError, last: bytes | None = None) -> None:
+        channel, self._channel = self._channel, None
+        self._connection.lose(error)
+        if channel is not None:
+            channel.close(last)
