@@ -6,6 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from runtime.errors import HearthError
+from runtime.version import version_numbers
 
 CUDA_PROVIDER = "CUDAExecutionProvider"
 _NATIVE_SINCE = (1, 24)
@@ -35,20 +36,14 @@ def installed_version() -> str:
     return str(load_onnx_runtime().__version__)
 
 
-def version_of(text: str) -> tuple[int, int]:
-    """Major and minor number of a version."""
-    major, minor = text.split(".")[:2]
-    return int(major), int(minor)
-
-
 def reads_native(version: str) -> bool:
     """Whether ONNX Runtime `version` reads the native dialect."""
-    return version_of(version) >= _NATIVE_SINCE
+    return version_numbers(version) >= _NATIVE_SINCE
 
 
 def check_version(dialect: str, device: str, version: str) -> None:
     """Raise `engine_incompatible` when ONNX Runtime `version` cannot run `dialect` on `device`."""
-    if device == "cuda" and version_of(version) < _CUDA_SINCE:
+    if device == "cuda" and version_numbers(version) < _CUDA_SINCE:
         raise HearthError(
             "engine_incompatible",
             f"an engine for CUDA needs ONNX Runtime 1.30 or newer, this is {version}: pip install "

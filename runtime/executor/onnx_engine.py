@@ -13,8 +13,9 @@ from runtime.errors import HearthError
 from runtime.executor.engine import Binding, EngineOptions, IOTensor
 from runtime.executor.threads import physical_cores
 from runtime.memory.system import release_free_memory
-from runtime.onnx_runtime import check_version, version_of
+from runtime.onnx_runtime import check_version
 from runtime.tensors.tensor import Tensor
+from runtime.version import version_numbers
 
 BOUNDED_SPIN_SINCE = (1, 31)
 """ONNX Runtime that is known to bound the time a thread spins."""
@@ -149,7 +150,7 @@ def session_options(options: EngineOptions) -> ort.SessionOptions:
     made.enable_mem_pattern = False
     # A thread that spins for long is the fastest alone and several times slower beside a
     # neighbour; a few microseconds save most wake-ups at no cost (docs/performance.md).
-    bounded = version_of(ort.__version__) >= BOUNDED_SPIN_SINCE
+    bounded = version_numbers(ort.__version__) >= BOUNDED_SPIN_SINCE
     allowed = "1" if options.spin or bounded else "0"
     made.add_session_config_entry("session.intra_op.allow_spinning", allowed)
     if bounded and not options.spin:

@@ -93,5 +93,6 @@ def gpu_runtime(gpu_engine: Path) -> Iterator[LLMInferenceRuntime]:
     """A runtime on the GPU with its decode steps captured."""
     runtime = LLMInferenceRuntime.open(gpu_engine, RuntimeOptions())
     runtime.capture(range(1, runtime.max_batch + 1))
+    assert runtime.counters.failed_captures == 0, runtime.counters.failure
     yield runtime
     runtime.close()

@@ -63,7 +63,7 @@ def speculating(
         )
     options = SpeculationOptions(method=method, eagle=eagle, adaptive=False)
     with closing(LLMInferenceRuntime.open(folder, RuntimeOptions(speculation=options))) as runtime:
-        runtime.capture(range(1, runtime.max_batch + 1))
+        assert "captured" not in " ".join(runtime.capture(range(1, runtime.max_batch + 1)))
         yield Speculating(runtime, rows, wanted)
 
 

@@ -1,7 +1,22 @@
 import re
 from pathlib import Path
 
-from runtime.version import VERSION
+import pytest
+
+from runtime.version import VERSION, version_numbers
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("10.16.1.11", (10, 16, 1)),
+        ("10.0.0b6", (10, 0, 0)),
+        ("1.31.1", (1, 31, 1)),
+        ("1.24.dev20250101+cu12", (1, 24, 20250101)),
+    ],
+)
+def test_the_numbers_of_a_version(text: str, numbers: tuple[int, ...]) -> None:
+    assert version_numbers(text) == numbers
 
 
 def test_the_package_has_this_version() -> None:

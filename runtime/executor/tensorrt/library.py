@@ -11,6 +11,7 @@ import numpy as np
 
 from runtime.config import PlanRecord
 from runtime.errors import HearthError
+from runtime.version import version_numbers
 
 # The lean runtime is enough to run a plan; its own name is there only with its umbrella package.
 MODULES = {
@@ -88,8 +89,8 @@ def has_old_memory_api(plan: PlanRecord) -> bool:
     That is up to the plan and not to the library: a version-compatible plan brings a runtime of
     its own, and for one from before 10.1 the newer calls log an error, return 0 and set nothing.
     """
-    major, minor = plan.tensorrt_version.split(".")[:2]
-    return plan.builder == "tensorrt" and (int(major), int(minor)) < _NEW_MEMORY_API
+    old = version_numbers(plan.tensorrt_version) < _NEW_MEMORY_API
+    return plan.builder == "tensorrt" and old
 
 
 def context_bytes(engine: Any, *, old_api: bool) -> int:

@@ -2,6 +2,7 @@
 
 from runtime.config import LLMEngineRunnerConfig, PlanRecord
 from runtime.errors import HearthError
+from runtime.version import version_numbers
 
 # TensorRT 11 reads version-compatible plans from 10 on, 10 those of 8.6.
 _OLDEST_READ_BY_11 = 10
@@ -43,15 +44,10 @@ def check_plan(
 
 
 def _readable(plan: PlanRecord, version: str) -> bool:
-    built, have = _numbers(plan.tensorrt_version), _numbers(version)
+    built, have = version_numbers(plan.tensorrt_version), version_numbers(version)
     if built == have or not plan.version_compatible:
         return built == have
     return have > built and (have[0] <= _OLDEST_READ_BY_11 or built[0] >= _OLDEST_READ_BY_11)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    # The fourth number counts packages of the same library.
-    return tuple(int(part) for part in version.split(".")[:3])
 
 
 def _rebuild(config: LLMEngineRunnerConfig, what: str, field: str) -> HearthError:

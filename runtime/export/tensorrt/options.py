@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from runtime.errors import HearthError
+from runtime.version import version_numbers
 
 Builder = Literal["tensorrt", "tensorrt_rtx"]
 HIGHEST_LEVEL = 5
@@ -83,12 +84,12 @@ def default_timing_cache() -> Path:
 
 def reads_native(builder: Builder, version: str) -> bool:
     """Whether a builder reads the native dialect: TensorRT from 10.15 on, and TensorRT-RTX."""
-    return builder == "tensorrt_rtx" or _numbers(version) >= _FIRST_NATIVE
+    return builder == "tensorrt_rtx" or version_numbers(version) >= _FIRST_NATIVE
 
 
 def knows_bfloat16(builder: Builder, version: str) -> bool:
     """Whether a builder has the bfloat16 type."""
-    return builder == "tensorrt_rtx" or _numbers(version) >= _FIRST_BFLOAT16
+    return builder == "tensorrt_rtx" or version_numbers(version) >= _FIRST_BFLOAT16
 
 
 def widens_caches(builder: Builder, version: str) -> bool:
@@ -96,7 +97,7 @@ def widens_caches(builder: Builder, version: str) -> bool:
 
     Kept in float32 they need none: less memory, and a step a fifth shorter (docs/tensorrt.md).
     """
-    return builder == "tensorrt" and _numbers(version) < _FIRST_STRONGLY_TYPED
+    return builder == "tensorrt" and version_numbers(version) < _FIRST_STRONGLY_TYPED
 
 
 def makes_drafts(builder: Builder, version: str) -> bool:
@@ -104,9 +105,4 @@ def makes_drafts(builder: Builder, version: str) -> bool:
 
     Its library ends the process with an internal error of Myelin, in the lean runtime 10.16.
     """
-    return builder == "tensorrt_rtx" or _numbers(version) >= _FIRST_DRAFTS
-
-
-def _numbers(version: str) -> tuple[int, int]:
-    major, minor = version.split(".")[:2]
-    return int(major), int(minor)
+    return builder == "tensorrt_rtx" or version_numbers(version) >= _FIRST_DRAFTS

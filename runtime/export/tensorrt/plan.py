@@ -3,11 +3,11 @@
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
-from runtime.config import LLMEngineRunnerConfig, PlanRecord
+from runtime.config import DRAFT_ARCHITECTURE, LLMEngineRunnerConfig, PlanRecord
 from runtime.engine_folder import DATA_FILE, MODEL_FILE, PLAN_FILE
 from runtime.errors import HearthError
 from runtime.export.options import ExportOptions
@@ -19,9 +19,9 @@ from runtime.export.tensorrt.options import (
     reads_native,
     widens_caches,
 )
-from runtime.export.tensorrt.profiles import profile_table
 from runtime.export.tensorrt.subprocess_builder import NoAttentionKernelError, run_builder
-from runtime.tensors.profiles import build_profiles
+from runtime.tensors.profiles import Selector, build_profiles
+from runtime.tensors.registry import build_registry_for_llm, build_registry_for_spec_decode_draft
 
 _PIECE = 1 << 20
 
@@ -158,12 +158,29 @@ def plan_job(folder: Path, config: LLMEngineRunnerConfig, options: PlanOptions) 
         "graph": str(folder / MODEL_FILE),
         "output": str(folder / PLAN_FILE),
         "timing_cache": None if cache is None else str(cache),
-        "profiles": profile_table(config, build_profiles(config)),
+        "profiles": _profile_table(config),
         "precision": config.dtype,
         "version_compatible": options.version_compatible,
         "workspace_bytes": options.workspace_bytes,
         "optimization_level": options.optimization_level,
     }
+
+
+def _profile_table(config: LLMEngineRunnerConfig) -> list[dict[str, list[list[int]]]]:
+    """For each profile, by input: the smallest, typical and largest shape, by the registry.
+
+    The rotary tables are absent: their shape is fixed in the graph.
+    """
+    is_draft = config.architecture == DRAFT_ARCHITECTURE
+    build = build_registry_for_spec_decode_draft if is_draft else build_registry_for_llm
+    inputs = [one for one in build(config).specs if one.direction == "input"]
+    return [
+        {
+            spec.name: [list(spec.resolve(profile.select(one))) for one in get_args(Selector)]
+            for spec in inputs
+        }
+        for profile in build_profiles(config)
+    ]
 
 
 def graph_digest(folder: Path) -> str:

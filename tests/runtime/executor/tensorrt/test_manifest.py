@@ -20,6 +20,7 @@ def check(version: str, *, built_by: str, compatible: bool) -> None:
         ("10.16.1", "10.16.1.11", False),
         ("8.6.1", "10.16.1.11", True),
         ("10.3.0", "11.4.0", True),
+        ("10.0.0b6", "10.0.0b6", False),
     ],
 )
 def test_a_plan_runs_on(built_by: str, version: str, *, compatible: bool) -> None:
