@@ -148,10 +148,7 @@ def time_trees(clock: Clock, rows: int) -> Figures:
     draft = (rows, DRAFTING.proposal_size, top_k)
     index = np.zeros((rows, DRAFTING.most_accepted), np.int32)
     wide, kept = _zeros(
-        gpu,
-        HALF,
-        wide=(rows, NODES, 3 * HIDDEN),
-        kept=(rows, DRAFTING.most_accepted, 3 * HIDDEN),
+        gpu, HALF, wide=(rows, NODES, 3 * HIDDEN), kept=(rows, DRAFTING.most_accepted, 3 * HIDDEN)
     ).values()
     timed: dict[str, tuple[Callable[[], object], int]] = {
         "begin": (lambda: ops.begin_proposal(proposal, rows, top_k), CALLS),

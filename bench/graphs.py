@@ -8,6 +8,7 @@ import click
 import msgspec
 import numpy as np
 
+from bench.batches import rows_of
 from bench.report import Record, note, print_fields, publish, record_option
 from bench.toy_daemon import engine_option, given_or_toy
 from daemon.cli.console import progress_bar
@@ -64,7 +65,7 @@ def graphs(batches: int, engine: Path | None, record: Record, *, as_json: bool) 
         run = GraphRun(runtime, decode_batches(runtime.config))
         found = run.run(batches, lambda done, total: progress("batches", done, total))
     title = "Decode steps and captured graphs"
-    publish(found, lambda: print_fields(title, found, ".4f"), as_json=as_json)
+    publish(found, lambda: print_fields(title, found), as_json=as_json)
     record.keep({"graphs": found})
     if found.hit_rate < HIT_RATE_AIM:
         note(f"fewer than {HIT_RATE_AIM:.0%} of the decode steps came from a graph")
@@ -132,10 +133,7 @@ class GraphRun:
         runtime.release()
 
     def _row(self) -> RowRequest:
-        length = int(self._rng.integers(*_PROMPT))
-        ids = self._rng.integers(3, self._runtime.config.vocab_size, length)
-        return RowRequest(
-            token_ids=[int(token) for token in ids],
-            prompt_length=length,
-            options=RequestOptions(max_tokens=int(self._rng.integers(*_ANSWER)), ignore_eos=True),
-        )
+        ids = self._rng.integers(3, self._runtime.config.vocab_size, self._rng.integers(*_PROMPT))
+        answer = int(self._rng.integers(*_ANSWER))
+        (row,) = rows_of([ids.tolist()], RequestOptions(max_tokens=answer, ignore_eos=True))
+        return row

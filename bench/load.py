@@ -57,7 +57,7 @@ def load(
         figures = run_jobs(split_job(whole, min(processes, clients)), log_folder())
         daemon.stop()
     title = f"{clients} clients, {max_tokens} tokens each"
-    publish(figures, lambda: print_fields(title, figures, ".1f"), as_json=as_json)
+    publish(figures, lambda: print_fields(title, figures), as_json=as_json)
     return 0 if figures.clean and figures.requests == requests else FAILED
 
 

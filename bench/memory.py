@@ -10,16 +10,7 @@ import msgspec
 from bench.child_process import ChildProcess
 from bench.memory_stages import OPTIONS, STAGES, MemoryJob
 from bench.process_memory import family_usage
-from bench.report import (
-    Columns,
-    Record,
-    figure,
-    log_folder,
-    note,
-    print_cases,
-    publish,
-    record_option,
-)
+from bench.report import Record, log_folder, note, print_cases, publish, record_option
 from bench.toy_daemon import engine_option, given_or_toy
 from daemon.cli.errors import FAILED
 from daemon.cli.options import json_option
@@ -60,20 +51,10 @@ class MemoryFigures(msgspec.Struct, kw_only=True):
         return ratio is not None and abs(ratio - 1) <= RATIO_AIM
 
 
-_COLUMNS: Columns[PartFigures | MemoryFigures] = (
-    ("predicted MB", lambda found: figure(found.predicted_mb, ".1f")),
-    ("measured MB", lambda found: figure(found.measured_mb, ".1f")),
-    ("ratio", lambda found: figure(found.predicted_over_measured, ".3f")),
-)
-
-
 @click.command()
 @engine_option("a toy")
 @click.option(
-    "--name",
-    default="",
-    metavar="NAME",
-    help="The key of these figures in a record.  [memory]",
+    "--name", default="", metavar="NAME", help="The key of these figures in a record.  [memory]"
 )
 @record_option
 @json_option
@@ -96,8 +77,9 @@ def memory(engine: Path | None, name: str, record: Record, *, as_json: bool) -> 
 
 
 def _print(found: MemoryFigures) -> None:
-    parts: dict[str, PartFigures | MemoryFigures] = {**found.parts, "all": found}
-    print_cases(f"Memory of an engine on {found.device}", "part", _COLUMNS, parts)
+    fields = "predicted_mb measured_mb predicted_over_measured"
+    parts = {**found.parts, "all": found}
+    print_cases(f"Memory of an engine on {found.device}", fields, parts)
     if found.device == "cpu":
         note(_RESIDENT)
 
@@ -142,13 +124,7 @@ def memory_figures(deployment: DeploymentConfig, used: Mapping[str, int]) -> Mem
         parts[stage] = _part(expected, used[stage] - before)
         before = used[stage]
     total = _part(sum(predicted.values()), whole)
-    return MemoryFigures(
-        device=device,
-        parts=parts,
-        predicted_mb=total.predicted_mb,
-        measured_mb=total.measured_mb,
-        predicted_over_measured=total.predicted_over_measured,
-    )
+    return MemoryFigures(device=device, parts=parts, **msgspec.structs.asdict(total))
 
 
 def _part(predicted: int, measured: int) -> PartFigures:

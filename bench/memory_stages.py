@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from bench.batches import rows_of, run_batch
 from bench.child_process import ParentProcess
 from runtime.decoding.assembly import assemble
 from runtime.decoding.deployment import load_deployment
@@ -18,7 +19,7 @@ from runtime.errors import HearthError
 from runtime.executor.engine import EngineOptions
 from runtime.onnx_runtime import load_onnx_runtime
 from runtime.options import RuntimeOptions, SpeculationOptions
-from runtime.request import RequestOptions, RowRequest
+from runtime.request import RequestOptions
 
 OPTIONS = RuntimeOptions(verify=False, speculation=SpeculationOptions(method="auto"))
 """As a daemon runs, with the draft if the folder holds one."""
@@ -66,14 +67,9 @@ def build_in_stages(folder: Path, built: Callable[[str], None]) -> None:
 
 
 def _run(runtime: LLMInferenceRuntime, length: int, tokens: int) -> None:
-    vocab = runtime.config.vocab_size
-    ids = [int(token) for token in np.random.default_rng(0).integers(3, vocab, length)]
+    ids = np.random.default_rng(0).integers(3, runtime.config.vocab_size, length).tolist()
     options = RequestOptions(max_tokens=tokens, ignore_eos=True)
-    row = RowRequest(token_ids=ids, prompt_length=length, options=options)
-    runtime.admit([row] * runtime.max_batch)
-    while runtime.active:
-        runtime.step()
-    runtime.release()
+    run_batch(runtime, rows_of([ids] * runtime.max_batch, options))
 
 
 def main() -> None:

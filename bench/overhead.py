@@ -12,13 +12,14 @@ import msgspec
 import uvloop
 from hearth_client import AsyncClient, Client
 
+from bench.batches import rows_of
 from bench.report import note, print_fields, publish
 from bench.toy_daemon import connected, given_or_toy, simulated_flags
 from daemon.cli.options import json_option
 from daemon.own_daemon import own_daemon
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.options import RuntimeOptions
-from runtime.request import RequestOptions, RowRequest
+from runtime.request import RequestOptions
 from runtime.text import Tokenizer
 
 PROMPT = "switch the light in the kitchen on and tell me the temperature of the living room"
@@ -97,7 +98,7 @@ def overhead(step_ms: float, requests: int, rounds: int, max_tokens: int, *, as_
         reference = [loop.first_token_s(PROMPT) for _ in range(requests)]
     figures = overhead_figures(quick, default, reference, throughput_8)
     title = f"Added by the daemon, steps of {step_ms:g} ms"
-    publish(figures, lambda: print_fields(title, figures, ".4f"), as_json=as_json)
+    publish(figures, lambda: print_fields(title, figures), as_json=as_json)
 
 
 class InProcessLoop:
@@ -132,15 +133,8 @@ class InProcessLoop:
         self._runtime.close()
 
     def _begin(self, prompts: list[str], max_tokens: int) -> None:
-        self._runtime.admit([self._row(prompt, max_tokens) for prompt in prompts])
-
-    def _row(self, prompt: str, max_tokens: int) -> RowRequest:
-        token_ids = self._tokenizer.encode(prompt)
-        return RowRequest(
-            token_ids=token_ids,
-            prompt_length=len(token_ids),
-            options=RequestOptions(max_tokens=max_tokens, ignore_eos=True),
-        )
+        options = RequestOptions(max_tokens=max_tokens, ignore_eos=True)
+        self._runtime.admit(rows_of([self._tokenizer.encode(one) for one in prompts], options))
 
 
 def arrivals(socket: Path, requests: int, max_tokens: int) -> Arrivals:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 import msgspec
@@ -17,11 +17,9 @@ from daemon.cli.console import out
 from daemon.shipped import cache_folder
 from runtime.errors import HearthError
 
-Figures = TypeVar("Figures")
-Columns = Sequence[tuple[str, Callable[[Figures], str]]]
-"""Of a table: the heading, and what stands below it."""
 COMMIT_VARIABLE = "BENCH_COMMIT"
 _GIT = ("git", "rev-parse", "--short=12", "HEAD")
+_WHOLE = 1000
 _PLAIN_WIDTH = 200
 """Columns of a table that nobody looks at through a terminal."""
 
@@ -38,10 +36,10 @@ def log_folder(cache: Path | None = None) -> Path:
     return folder
 
 
-def publish(value: Any, show: Callable[[], None], *, as_json: bool) -> None:
-    """Print `value` as one line of JSON for programs, or call `show`, which prints for people."""
+def publish(figures: Any, show: Callable[[], None], *, as_json: bool) -> None:
+    """Print figures as one line of JSON for programs, or call `show`, which prints for people."""
     if as_json:
-        click.echo(msgspec.json.encode(rounded(value)).decode())
+        click.echo(msgspec.json.encode(rounded(figures)).decode())
     else:
         show()
 
@@ -57,39 +55,40 @@ def rounded(value: Any) -> Any:
     return rounded(msgspec.to_builtins(value)) if isinstance(value, msgspec.Struct) else value
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table; the first column is a name, the others are figures."""
+def print_cases(title: str, fields: str, cases: Mapping[str, Any]) -> None:
+    """Print a table with a row for each case: its name, then the named fields of its figures."""
+    names = fields.split()
     grid = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for index, column in enumerate(columns):
-        grid.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
-    for row in rows:
-        grid.add_row(*row)
+    grid.add_column("case", no_wrap=True)
+    for name in names:
+        grid.add_column(name.replace("_", " "), justify="right", no_wrap=True)
+    for case, figures in cases.items():
+        grid.add_row(case, *(figure(getattr(figures, name)) for name in names))
+    _print(grid)
+
+
+def print_fields(title: str, figures: msgspec.Struct) -> None:
+    """Print a table with a row for each field."""
+    grid = Table(title=title, title_justify="left", box=None, pad_edge=False, show_header=False)
+    for name, value in msgspec.structs.asdict(figures).items():
+        grid.add_row(name.replace("_", " "), figure(value))
+    _print(grid)
+
+
+def _print(grid: Table) -> None:
     console = out()
     if not console.is_terminal:
         console.width = _PLAIN_WIDTH
     console.print(grid)
 
 
-def print_cases(
-    title: str, first: str, columns: Columns[Figures], figures: Mapping[str, Figures]
-) -> None:
-    """Print a table with a row for each case; `first` is the heading of their names."""
-    rows = [(name, *(show(found) for _, show in columns)) for name, found in figures.items()]
-    print_table(title, (first, *(heading for heading, _ in columns)), rows)
-
-
-def print_fields(title: str, value: msgspec.Struct, form: str) -> None:
-    """Print a table with a row for each field; `form` is that of a fraction."""
-    rows = [
-        (name, figure(field, form) if isinstance(field, float) else str(field))
-        for name, field in msgspec.structs.asdict(value).items()
-    ]
-    print_table(title, ("", ""), rows)
-
-
-def figure(value: float | None, form: str = ".2f") -> str:
-    """A figure as text; a dash where there is none."""
-    return "-" if value is None else format(value, form)
+def figure(value: Any) -> str:
+    """A figure as text: four digits of a fraction, how many are in a list, a dash for none."""
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < _WHOLE else f"{value:.0f}"
+    if isinstance(value, list):
+        return str(len(value))
+    return "-" if value is None or value == "" else str(value)
 
 
 class Recorded(msgspec.Struct, forbid_unknown_fields=True):

@@ -4,7 +4,7 @@ import asyncio
 import random
 import string
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
@@ -38,7 +38,7 @@ _HANDLES_SLACK = 2
 _ENOUGH_SAMPLES = 5
 
 
-class Sample(msgspec.Struct, frozen=True, kw_only=True):
+class Sample(msgspec.Struct, frozen=True):
     """The daemon and its executor at one moment."""
 
     seconds: float
@@ -82,11 +82,11 @@ def soak(minutes: float, step_ms: float | None, engine: Path | None, *, as_json:
     flags = () if engine else simulated_flags(_STEP_MS if step_ms is None else step_ms)
     with given_or_toy(engine) as folder, own_daemon(folder, flags) as daemon:
         run = Soak(daemon.socket, daemon.pid, 60 * minutes)
-        uvloop.run(run.run(_progress(run)))
+        uvloop.run(run.run())
         daemon.stop()
     figures = judge(run.samples, aborted=run.aborted, failed=run.failed)
     title = "Memory of daemon and executor"
-    publish(figures, lambda: print_fields(title, figures, ".3f"), as_json=as_json)
+    publish(figures, lambda: print_fields(title, figures), as_json=as_json)
     return 0 if figures.flat else FAILED
 
 
@@ -104,25 +104,23 @@ class Soak:
         self._words = [self._word() for _ in range(_WORDS)]
         self._started = time.monotonic()
 
-    async def run(self, progress: Callable[[Sample], None]) -> None:
-        """Connect and run to the end; `progress` gets every sample, and there is at least one."""
+    async def run(self) -> None:
+        """Connect and run to the end; there is at least one sample."""
         async with connected(self._socket, _CLIENTS) as clients:
             self._started = time.monotonic()
-            await asyncio.gather(self._sample(progress), *(self._use(client) for client in clients))
+            await asyncio.gather(self._sample(), *(self._use(client) for client in clients))
 
-    async def _sample(self, progress: Callable[[Sample], None]) -> None:
+    async def _sample(self) -> None:
         while self._elapsed() < self._seconds:
             await asyncio.sleep(self._seconds / _FEWEST_SAMPLES)
             usage = family_usage(self._pid)
-            self.samples.append(
-                Sample(
-                    seconds=self._elapsed(),
-                    requests=self.requests,
-                    rss_bytes=usage.rss_bytes,
-                    handles=usage.handles,
+            now = Sample(self._elapsed(), self.requests, usage.rss_bytes, usage.handles)
+            self.samples.append(now)
+            if len(self.samples) % _SAMPLES_PER_NOTE == 0:
+                note(
+                    f"{now.seconds / 60:.1f} min: {now.requests} requests, "
+                    f"{now.rss_bytes / 1e6:.1f} MB, {now.handles} handles"
                 )
-            )
-            progress(self.samples[-1])
 
     async def _use(self, client: AsyncClient) -> None:
         while self._elapsed() < self._seconds:
@@ -152,17 +150,6 @@ class Soak:
 
     def _elapsed(self) -> float:
         return time.monotonic() - self._started
-
-
-def _progress(run: Soak) -> Callable[[Sample], None]:
-    def say(sample: Sample) -> None:
-        if len(run.samples) % _SAMPLES_PER_NOTE == 0:
-            note(
-                f"{sample.seconds / 60:.1f} min: {sample.requests} requests, "
-                f"{sample.rss_bytes / 1e6:.1f} MB, {sample.handles} handles"
-            )
-
-    return say
 
 
 def judge(samples: Sequence[Sample], *, aborted: int = 0, failed: int = 0) -> SoakFigures:

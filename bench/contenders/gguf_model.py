@@ -1,7 +1,6 @@
 """Conversion of a Qwen3 folder to GGUF, so that llama.cpp runs the very same weights."""
 
 import json
-import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -16,43 +15,11 @@ from runtime.errors import HearthError
 
 GGUFType = Literal["F32", "Q8_0", "Q4_0"]
 
-# Hugging Face names on the left (layer tensors without their prefix), GGUF names on the right.
-_TOP = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
-_LAYER = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-_LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
-
-
-def gguf_name(name: str) -> str:
-    """The GGUF name of a Qwen3 tensor; raises `model_unsupported` for any other tensor."""
-    match = _LAYER_NAME.fullmatch(name)
-    if match and match[2] in _LAYER:
-        return f"blk.{match[1]}.{_LAYER[match[2]]}.weight"
-    if name in _TOP:
-        return _TOP[name]
-    raise HearthError("model_unsupported", f"tensor {name} has no place in a Qwen3 GGUF", name)
+_FILE_TYPE = {"F32": "ALL_F32", "Q8_0": "MOSTLY_Q8_0", "Q4_0": "MOSTLY_Q4_0"}
 
 
 def write_gguf(
-    source: Path,
-    target: Path,
-    kind: GGUFType,
-    progress: Callable[[int, int], None] | None = None,
+    source: Path, target: Path, kind: GGUFType, progress: Callable[[int, int], None] | None = None
 ) -> None:
     """Convert a Qwen3 folder; every matrix becomes `kind`, the tied embedding and head included.
 
@@ -66,7 +33,8 @@ def write_gguf(
     writer = gguf.GGUFWriter(unfinished, "qwen3")
     config = json.loads((source / "config.json").read_text())
     _add_metadata(writer, config, gguf.LlamaFileType[_FILE_TYPE[kind]])
-    shapes = {gguf_name(name): shape for name, shape, _ in _tensors(source)}
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, config["num_hidden_layers"])
+    shapes = {gguf_name(names, name): shape for name, shape, _ in _tensors(source)}
     for name, shape in shapes.items():
         _announce(writer, name, shape, quantisation, gguf.GGML_QUANT_SIZES[quantisation])
     writer.write_header_to_file()
@@ -83,7 +51,12 @@ def write_gguf(
     unfinished.rename(target)
 
 
-_FILE_TYPE = {"F32": "ALL_F32", "Q8_0": "MOSTLY_Q8_0", "Q4_0": "MOSTLY_Q4_0"}
+def gguf_name(names: Any, name: str) -> str:
+    """The GGUF name of a Qwen3 tensor, by GGUF's own map; raises `model_unsupported` for others."""
+    found: str | None = names.get_name(name, (".weight",))
+    if found is None:
+        raise HearthError("model_unsupported", f"tensor {name} has no place in a Qwen3 GGUF", name)
+    return found
 
 
 def _add_metadata(writer: Any, config: dict[str, Any], file_type: int) -> None:
@@ -96,20 +69,13 @@ def _add_metadata(writer: Any, config: dict[str, Any], file_type: int) -> None:
     writer.add_key_length(config["head_dim"])
     writer.add_value_length(config["head_dim"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(_rope_theta(config))
+    writer.add_rope_freq_base(float((config.get("rope_parameters") or config)["rope_theta"]))
     writer.add_vocab_size(config["vocab_size"])
     writer.add_file_type(file_type)
     writer.add_tokenizer_model("none")
 
 
-def _rope_theta(config: dict[str, Any]) -> float:
-    parameters = config.get("rope_parameters") or config
-    return float(parameters["rope_theta"])
-
-
-def _tensors(
-    source: Path,
-) -> Iterator[tuple[str, tuple[int, ...], Callable[[], NDArray[Any]]]]:
+def _tensors(source: Path) -> Iterator[tuple[str, tuple[int, ...], Callable[[], NDArray[Any]]]]:
     """Name, shape and loader of every tensor; a head that is tied to the embedding is left out."""
     tied = json.loads((source / "config.json").read_text()).get("tie_word_embeddings", False)
     for shard in sorted(source.glob("*.safetensors")):

@@ -5,11 +5,12 @@ from pathlib import Path
 
 from msgspec import structs
 
+from bench.batches import rows_of
 from bench.contenders.contender import Contender, Job
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.errors import HearthError
 from runtime.options import RuntimeOptions
-from runtime.request import RequestOptions, RowRequest
+from runtime.request import RequestOptions
 
 
 class HearthModel(Contender):
@@ -27,7 +28,8 @@ class HearthModel(Contender):
         self._runtime = LLMInferenceRuntime.open(Path(job.path), options)
         if job.capture:
             self._runtime.capture([job.batch])
-        self._rows = [_row(job) for _ in range(job.batch)]
+        asked = RequestOptions(max_tokens=job.steps + 1, ignore_eos=True)
+        self._rows = rows_of([job.prompt] * job.batch, asked)
 
     def prefill(self) -> int:
         """Begin the batch."""
@@ -56,11 +58,3 @@ class HearthModel(Contender):
             executor.execute(stream)
         stream.synchronize()
         return time.perf_counter() - started
-
-
-def _row(job: Job) -> RowRequest:
-    return RowRequest(
-        token_ids=list(job.prompt),
-        prompt_length=len(job.prompt),
-        options=RequestOptions(max_tokens=job.steps + 1, ignore_eos=True),
-    )

@@ -28,18 +28,12 @@ class Advance(msgspec.Struct, frozen=True):
     raw: bool = False
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The model is loaded and the prompt is in its cache; `token` is the first answer."""
-
-    token: int
-    precision: str = ""
-
-
 class Timed(msgspec.Struct, frozen=True, tag=True):
-    """Seconds and token of every step."""
+    """Tokens and the seconds of each step; at first the answer to the prompt, in no step's time."""
 
-    seconds: list[float]
     tokens: list[int]
+    seconds: list[float] = []
+    precision: str = ""
 
 
 class Worker:
@@ -53,12 +47,12 @@ class Worker:
         self.job = job
         self._process = ChildProcess("bench.contenders.worker", job, log, _environment(job))
         try:
-            ready = self._process.receive(Ready, LOAD_TIMEOUT_S)
+            ready: Timed = self._process.receive(Timed, LOAD_TIMEOUT_S)
         except BaseException:
             self.close()
             raise
-        self.precision: str = ready.precision
-        self.tokens: list[int] = [ready.token]
+        self.precision = ready.precision
+        self.tokens = ready.tokens
 
     def advance(self, steps: int, *, pause_s: float = 0.0, raw: bool = False) -> list[float]:
         """Take `steps` steps and return the seconds of each; see `Advance` for the rest."""
@@ -87,7 +81,7 @@ def main() -> None:
     parent = ParentProcess()
     try:
         with closing(_opened(parent.job(Job))) as model:
-            parent.send(Ready(model.prefill(), model.precision))
+            parent.send(Timed([model.prefill()], precision=model.precision))
             while (command := parent.receive(Advance)) is not None:
                 parent.send(_advance(model, command))
     except HearthError as error:
@@ -114,7 +108,7 @@ def missing(libraries: list[str]) -> str:
 
 def _advance(model: Contender, command: Advance) -> Timed:
     if command.raw:
-        return Timed([model.launch(command.steps)], [])
+        return Timed([], [model.launch(command.steps)])
     timed = Timed([], [])
     for _ in range(command.steps):
         _spin(command.pause_s)

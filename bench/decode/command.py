@@ -26,16 +26,7 @@ from bench.decode.cases import (
 from bench.decode.cpu import SHARE_LIMIT, DecodeFigures, Plan, measure
 from bench.decode.gpu import GPUArtifacts, GPUPlan, measure_gpu
 from bench.decode.gpu_figures import GPUFigures, compare_batches, share_best_read
-from bench.report import (
-    Columns,
-    Record,
-    figure,
-    log_folder,
-    note,
-    print_cases,
-    publish,
-    record_option,
-)
+from bench.report import Record, log_folder, note, print_cases, publish, record_option
 from daemon.cli.console import progress_bar
 from daemon.cli.errors import FAILED
 from daemon.cli.options import json_option
@@ -45,35 +36,14 @@ from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
 from runtime.executor.threads import physical_cores
 
-_PEERS = {
-    "cpu": ("torch", "transformers", "llama_cpp", "gguf"),
-    "cuda": ("torch", "transformers"),
-}
-_COLUMNS: Columns[DecodeFigures] = (
-    ("tok/s", lambda found: figure(found.tokens_per_s, ".1f")),
-    ("ms/step", lambda found: figure(found.step_ms)),
-    ("of floor", lambda found: figure(found.floor_share)),
-    ("GB/s", lambda found: figure(found.floor_gb_per_s, ".1f")),
-    ("of plain read", lambda found: figure(found.plain_read_share)),
-    (
-        "transformers ms",
-        lambda found: f"{figure(found.transformers_ms)} {found.transformers_precision}",
-    ),
-    ("ratio", lambda found: figure(found.vs_transformers)),
-    ("llama.cpp ms", lambda found: figure(found.llama_cpp_ms)),
-    ("ratio", lambda found: figure(found.vs_llama_cpp)),
+_PEERS = {"cpu": ("torch", "transformers", "llama_cpp", "gguf"), "cuda": ("torch", "transformers")}
+_FIELDS = (
+    "tokens_per_s step_ms floor_share floor_gb_per_s plain_read_share transformers_ms "
+    "transformers_precision vs_transformers llama_cpp_ms vs_llama_cpp"
 )
-_GPU_COLUMNS: Columns[GPUFigures] = (
-    ("ms/step", lambda found: figure(found.step_ms, ".3f")),
-    ("host us", lambda found: figure(found.host_us, ".0f")),
-    ("tok/s", lambda found: figure(found.tokens_per_s, ".0f")),
-    ("of bandwidth", lambda found: figure(found.bandwidth_share)),
-    ("raw ms", lambda found: figure(found.raw_ms, ".3f")),
-    ("actor/raw", lambda found: figure(found.actor_over_raw, ".3f")),
-    ("transformers ms", lambda found: figure(found.transformers_ms)),
-    ("ratio", lambda found: figure(found.vs_transformers)),
-    ("compiled ms", lambda found: figure(found.torch_compile_ms)),
-    ("ratio", lambda found: figure(found.vs_torch_compile)),
+_GPU_FIELDS = (
+    "step_ms host_us tokens_per_s bandwidth_share raw_ms actor_over_raw transformers_ms "
+    "vs_transformers torch_compile_ms vs_torch_compile"
 )
 
 
@@ -93,9 +63,7 @@ _GPU_COLUMNS: Columns[GPUFigures] = (
     help="Threads of every contender; 0 for all physical cores.  [0]",
 )
 @click.option(
-    "--spin/--no-spin",
-    default=None,
-    help="Hearth's setting of that name.  [as the runtime has it]",
+    "--spin/--no-spin", default=None, help="Hearth's setting of that name.  [as the runtime has it]"
 )
 @click.option(
     "--cache",
@@ -270,7 +238,7 @@ def _gpu_artifacts(model: GPUModel, plan: GPUPlan, cache: Path) -> GPUArtifacts:
 
 def _print(figures: Mapping[str, DecodeFigures]) -> None:
     title = "Decode, one row; a ratio above 1 means that Hearth is ahead"
-    print_cases(title, "case", _COLUMNS, figures)
+    print_cases(title, _FIELDS, figures)
     for name, found in figures.items():
         for peer, same in found.same_tokens.items():
             note(f"{name}: {peer} chose the same first {same} of {found.tokens} tokens")
@@ -280,7 +248,7 @@ def _print(figures: Mapping[str, DecodeFigures]) -> None:
 
 def _print_gpu(figures: Mapping[str, GPUFigures]) -> None:
     title = "Decode on the GPU; above 1 means that Hearth is ahead"
-    print_cases(title, "engine and case", _GPU_COLUMNS, figures)
+    print_cases(title, _GPU_FIELDS, figures)
     for name, found in figures.items():
         if found.tokens_vs_batch_1 is not None:
             note(f"{name}: {found.tokens_vs_batch_1:.2f} times the tokens of batch 1")

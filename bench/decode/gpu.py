@@ -1,21 +1,26 @@
 """`hearth bench decode --device cuda`: the GPU engines beside PyTorch and the read bandwidth."""
 
+import asyncio
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
 import msgspec
+import uvloop
+from hearth_client import AsyncClient
 from msgspec import structs
 
 from bench.contenders.contender import Device, Job
 from bench.contenders.worker import Worker
-from bench.decode.actor_step import actor_step_s
 from bench.decode.cases import CAPACITY, ENGINES, DType, GPUCase, GPUEngine, step_bytes
 from bench.decode.contest import PROMPT_TOKENS, Contest, Note, prompt_ids
 from bench.decode.gpu_figures import SETTLE, GPUFigures, GPUTimes, gpu_figures, step_seconds
+from bench.toy_daemon import connected
 from daemon.cli.errors import Failure
+from daemon.own_daemon import own_daemon
 from runtime.config import load_config
 from runtime.errors import HearthError
 
@@ -26,6 +31,12 @@ _RAW_LAUNCHES = 50
 _RAW_WINDOWS = 5
 # A step must be over before the next is asked for, when the host's own time is wanted.
 _HOST_PAUSE = 2.0
+_ACTOR_PROMPT = "switch the light on"
+_ACTOR_TOKENS = 256
+_ACTOR_SETTLE = 16
+_ACTOR_FLAGS = ("--fill-wait-ms", "500", "--no-verify", "--log-level", "warning")
+Arrival = tuple[float, int]
+"""When the step of a delta ended, in seconds, and how many tokens the delta tells of."""
 
 
 class GPUPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,3 +169,35 @@ def _alone_step_s(job: Job, plan: GPUPlan, log: Path) -> float:
 def _raw_step_s(worker: Worker) -> float:
     windows = [worker.advance(_RAW_LAUNCHES, raw=True)[0] for _ in range(_RAW_WINDOWS)]
     return median(windows) / _RAW_LAUNCHES
+
+
+def actor_step_s(engine: Path, batch: int, tokens: int = _ACTOR_TOKENS) -> float:
+    """Median seconds from the end of a step in the executor to the end of the next.
+
+    `batch` clients fill one batch; the steps before all of them are in it are left out.
+    """
+    with own_daemon(engine, _ACTOR_FLAGS) as daemon:
+        rows = uvloop.run(_arrivals(daemon.socket, batch, tokens))
+        daemon.stop()
+    rows = [row[_ACTOR_SETTLE:] for row in rows]
+    if len({ended for row in rows for ended, _ in row}) > tokens:
+        raise HearthError("internal", "the rows of the measurement were not in one batch")
+    return median(step for row in rows for step in step_times(row))
+
+
+def step_times(row: Sequence[Arrival]) -> list[float]:
+    """Seconds of the steps behind a row's deltas; one that tells of several is left out."""
+    return [end - before for (before, _), (end, tokens) in pairwise(row) if tokens == 1]
+
+
+async def _arrivals(socket: Path, batch: int, tokens: int) -> list[list[Arrival]]:
+    async with connected(socket, batch) as clients:
+        return await asyncio.gather(*(_arrivals_of(client, tokens) for client in clients))
+
+
+async def _arrivals_of(client: AsyncClient, tokens: int) -> list[Arrival]:
+    # A model of random weights repeats itself, and lookup would speculate: plain steps are wanted.
+    stream = await client.generate(
+        _ACTOR_PROMPT, max_tokens=tokens, ignore_eos=True, timestamps=True, speculation=False
+    )
+    return [(one.ended, len(one.tokens)) async for one in stream if one.ended is not None]

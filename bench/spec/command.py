@@ -6,11 +6,10 @@ from pathlib import Path
 
 import click
 
-from bench.report import Columns, Record, figure, note, print_cases, publish, record_option
+from bench.report import Record, note, print_cases, publish, record_option
 from bench.spec.contest import LEAST_SPEEDUP, SpecFigures
 from bench.spec.mixed import MOST_OVER_DEARER, MixedFigures
 from bench.spec.session import ALL_CASES, SpecCase, SpecChoice, SpecSession, prefix_of, spec_cases
-from bench.spec.verify import VerifyFigures
 from daemon.cli.console import progress_bar
 from daemon.cli.errors import FAILED
 from daemon.cli.options import json_option
@@ -20,27 +19,11 @@ from runtime.errors import HearthError
 from runtime.options import EagleDraftingConfig
 
 Figures = SpecFigures | MixedFigures
-_COLUMNS: Columns[SpecFigures] = (
-    ("accept length", lambda found: figure(found.accept_length)),
-    ("speedup", lambda found: figure(found.speedup, ".3f")),
-    ("with prefill", lambda found: figure(found.speedup_with_prefill, ".3f")),
-    ("vanilla tok/s", lambda found: figure(found.vanilla_tokens_per_s, ".0f")),
-    ("tok/s", lambda found: figure(found.tokens_per_s, ".0f")),
-    ("rounds", lambda found: figure(found.round_share)),
-    ("vanilla ms", lambda found: figure(found.vanilla_step_ms, ".3f")),
-    ("draft ms", lambda found: figure(found.draft_ms, ".3f")),
-    ("verify ms", lambda found: figure(found.verify_ms, ".3f")),
-    ("commit ms", lambda found: figure(found.commit_ms, ".3f")),
-    ("equal", lambda found: f"{found.equal_replies:.1%}"),
+_FIELDS = (
+    "accept_length speedup speedup_with_prefill vanilla_tokens_per_s tokens_per_s round_share "
+    "vanilla_step_ms draft_ms verify_ms commit_ms equal_replies"
 )
-_VERIFY_COLUMNS: Columns[VerifyFigures] = (
-    ("prompts", lambda found: str(found.prompts)),
-    ("equal", lambda found: str(found.equal)),
-    ("near-ties", lambda found: str(len(found.near_ties))),
-    ("wrong", lambda found: str(len(found.failures))),
-    ("gap", lambda found: figure(max((one.gap for one in found.near_ties), default=None), ".1e")),
-    ("length", lambda found: figure(found.accept_length)),
-)
+_VERIFY_FIELDS = "prompts equal near_ties failures largest_gap accept_length"
 _PROMPTS, _VERIFIED_PROMPTS, _REPEATS = 96, 500, 3
 
 
@@ -136,7 +119,7 @@ def _verify(session: SpecSession, record: Record, *, as_json: bool) -> int:
     title = "Greedy replies beside those of plain decoding"
     publish(
         named,
-        lambda: print_cases(title, "shape and batch", _VERIFY_COLUMNS, verified),
+        lambda: print_cases(title, _VERIFY_FIELDS, verified),
         as_json=as_json,
     )
     record.keep(named)
@@ -186,7 +169,7 @@ def _print(figures: Mapping[str, Figures]) -> None:
     rows = {name: found for name, found in figures.items() if isinstance(found, SpecFigures)}
     if rows:
         title = "Speculation; a speedup above 1 means that it is ahead"
-        print_cases(title, "case", _COLUMNS, rows)
+        print_cases(title, _FIELDS, rows)
     for name, found in figures.items():
         if isinstance(found, MixedFigures):
             note(

@@ -1,16 +1,18 @@
 """Speculation against vanilla decoding: the same prompts, the same process, in turns."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
-from itertools import count
+from itertools import count, zip_longest
+from operator import eq
 from statistics import fmean, median
 from typing import NamedTuple
 
 import msgspec
 
-from bench.spec.runs import BatchRun, batches, greedy_rows, metrics_since, run_batch
+from bench.batches import BatchRun, rows_of, run_batch
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.drafting.metrics import EagleGenerationMetrics
+from runtime.request import RequestOptions
 
 LEAST_SPEEDUP = 0.97
 """What speculation may cost at most, at any batch size."""
@@ -55,13 +57,8 @@ class Repeat(NamedTuple):
     @property
     def equal(self) -> float:
         """The share of prompts with the same tokens both ways."""
-        pairs = zip(self.vanilla, self.speculating, strict=True)
-        rows = [
-            pair
-            for one, other in pairs
-            for pair in zip(one.token_ids, other.token_ids, strict=True)
-        ]
-        return fmean(one == other for one, other in rows)
+        one, other = ([ids for run in runs for ids in run.token_ids] for runs in self)
+        return fmean(map(eq, one, other))
 
 
 def tokens_per_s(runs: Sequence[BatchRun], *, prefill: bool = False) -> float:
@@ -70,43 +67,56 @@ def tokens_per_s(runs: Sequence[BatchRun], *, prefill: bool = False) -> float:
     return sum(run.generated for run in runs) / seconds
 
 
-class SpecContest:
-    """Two runtimes of one model that take turns; the second speculates."""
+def measure_contest(
+    ways: tuple[LLMInferenceRuntime, LLMInferenceRuntime],
+    prompts: Sequence[list[int]],
+    batch: int,
+    *,
+    max_tokens: int,
+    repeats: int,
+    progress: Progress,
+) -> SpecFigures:
+    """Run all prompts `repeats` times in batches of `batch`, without and with speculation in turns.
 
-    def __init__(
-        self,
-        vanilla: LLMInferenceRuntime,
-        speculating: LLMInferenceRuntime,
-        prompts: Sequence[list[int]],
-        max_tokens: int,
-    ) -> None:
-        self._vanilla = vanilla
-        self._speculating = speculating
-        self._prompts = prompts
-        self._max_tokens = max_tokens
+    Two runtimes of one model, the second speculates. One time before is not counted: there a
+    policy learns which way is faster.
+    """
+    groups = list(batches(prompts, batch))
+    options = RequestOptions(max_tokens=max_tokens)
+    done, total = count(1 - len(groups)), repeats * len(groups)
 
-    def measure(self, batch: int, repeats: int, progress: Progress) -> SpecFigures:
-        """Run all prompts `repeats` times in batches of `batch`.
-
-        One time before is not counted: there a policy learns which way is faster.
-        """
-        groups = list(batches(self._prompts, batch))
-        self._repeat(groups, lambda: None)
-        before = deepcopy(self._speculating.speculation_metrics)
-        ticks, total = count(1), repeats * len(groups)
-        found = [self._repeat(groups, lambda: progress(next(ticks), total)) for _ in range(repeats)]
-        metrics = metrics_since(before, self._speculating.speculation_metrics)
-        return spec_figures(batch, found, metrics)
-
-    def _repeat(self, groups: Sequence[list[list[int]]], tick: Callable[[], None]) -> Repeat:
+    def once() -> Repeat:
         found = Repeat([], [])
-        ways = [(self._vanilla, found.vanilla), (self._speculating, found.speculating)]
         for number, group in enumerate(groups):
             # Who goes first changes, so that neither finds always warm or always cold caches.
-            for runtime, runs in reversed(ways) if number % 2 else ways:
-                runs.append(run_batch(runtime, greedy_rows(group, self._max_tokens)))
-            tick()
+            for way in (1, 0) if number % 2 else (0, 1):
+                found[way].append(run_batch(ways[way], rows_of(group, options)))
+            progress(max(0, next(done)), total)
         return found
+
+    once()
+    before = deepcopy(ways[1].speculation_metrics)
+    found = [once() for _ in range(repeats)]
+    return spec_figures(batch, found, metrics_since(before, ways[1].speculation_metrics))
+
+
+def batches(prompts: Sequence[list[int]], size: int) -> Iterator[list[list[int]]]:
+    """The prompts in batches of `size`; what does not fill one is left out."""
+    for first in range(0, len(prompts) - size + 1, size):
+        yield list(prompts[first : first + size])
+
+
+def metrics_since(
+    before: EagleGenerationMetrics, now: EagleGenerationMetrics
+) -> EagleGenerationMetrics:
+    """What speculation did between two readings of its counters."""
+    counts = msgspec.structs.asdict(now)
+    positions = zip_longest(now.accepted_by_position, before.accepted_by_position, fillvalue=0)
+    del counts["accepted_by_position"]
+    return EagleGenerationMetrics(
+        **{name: count - getattr(before, name) for name, count in counts.items()},
+        accepted_by_position=[count - old for count, old in positions],
+    )
 
 
 def spec_figures(

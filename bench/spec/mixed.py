@@ -5,11 +5,13 @@ from statistics import median
 from typing import NamedTuple
 
 import msgspec
+from msgspec import structs
 
-from bench.spec.contest import Progress
-from bench.spec.runs import batches, greedy_rows, run_batch
+from bench.batches import rows_of, run_batch
+from bench.spec.contest import Progress, batches
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.errors import HearthError
+from runtime.request import RequestOptions
 
 MOST_OVER_DEARER = 1.1
 
@@ -33,10 +35,10 @@ class _Kind(NamedTuple):
     seconds: list[float]
 
     def run(self, runtime: LLMInferenceRuntime, prompts: Sequence[list[int]], tokens: int) -> None:
+        options = RequestOptions(max_tokens=tokens, ignore_eos=True)
         rows = [
-            row
-            for prompt, wish in zip(prompts, self.wishes, strict=True)
-            for row in greedy_rows([prompt], tokens, speculation=wish, ignore_eos=True)
+            structs.replace(row, options=structs.replace(options, speculation=wish))
+            for row, wish in zip(rows_of(prompts, options), self.wishes, strict=True)
         ]
         for step in run_batch(runtime, rows).steps:
             if step.kind == self.kind and step.rows == len(rows):

@@ -31,19 +31,14 @@ def held_out_prompts(count: int) -> list[Prompt]:
 
     They are made by the program that makes the training data, which lies beside the shipped model.
     """
-    command = [sys.executable, *_PROGRAM]
+    command, folder = [sys.executable, *_PROGRAM], SOURCE.parents[1]
     try:
-        done = subprocess.run(  # noqa: S603 - fixed
-            command, capture_output=True, check=True, cwd=SOURCE.parents[1]
-        )
+        done = subprocess.run(command, capture_output=True, check=True, cwd=folder)  # noqa: S603 - fixed
     except (OSError, subprocess.CalledProcessError) as error:
         raise HearthError(
             "invalid_value", f"there are no prompts at {SOURCE.parent}: run it in the repository"
         ) from error
-    found = msgspec.json.decode(
-        b"[" + b",".join(done.stdout.splitlines()) + b"]", type=list[Prompt]
-    )
-    return spread(found, count)
+    return spread(msgspec.json.Decoder(Prompt).decode_lines(done.stdout), count)
 
 
 def spread(prompts: list[Prompt], count: int) -> list[Prompt]:

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from bench.spec.contest import Progress, SpecContest, SpecFigures
+from bench.spec.contest import Progress, SpecFigures, measure_contest
 from bench.spec.mixed import MixedFigures, measure_mixed
 from bench.spec.prompts import encode_prompts, held_out_prompts
 from bench.spec.verify import NEAR_TIE, Replies, VerifyFigures, compare, replies
@@ -85,6 +85,7 @@ class SpecSession:
         self._choice = choice
         self._config = load_config(choice.engine)
         self._prompts = prompts
+        self._sizes = {"max_tokens": choice.max_tokens, "repeats": choice.repeats}
         self._opened = ExitStack()
         self._runtimes: dict[tuple[Path, SpeculationOptions], LLMInferenceRuntime] = {}
 
@@ -122,24 +123,16 @@ class SpecSession:
         return found
 
     def _contest(self, case: SpecCase, show: Progress) -> SpecFigures:
-        choice = self._choice
         method: Method = "lookup" if case.kind == "lookup" else "eagle"
-        speculating = self._runtime(SpeculationOptions(method=method, eagle=choice.shape))
-        vanilla = self._runtime(_OFF, choice.plain)
-        contest = SpecContest(vanilla, speculating, self._prompts, choice.max_tokens)
-        return contest.measure(case.batch, choice.repeats, show)
+        speculating = self._runtime(SpeculationOptions(method=method, eagle=self._choice.shape))
+        ways = self._runtime(_OFF, self._choice.plain), speculating
+        return measure_contest(ways, self._prompts, case.batch, progress=show, **self._sizes)
 
     def _mixed(self, case: SpecCase, show: Progress) -> MixedFigures:
         method: Method = "eagle" if self._config.enable_eagle_spec_decode else "lookup"
         options = SpeculationOptions(method=method, eagle=self._choice.shape, adaptive=False)
-        return measure_mixed(
-            self._runtime(options),
-            self._prompts,
-            case.batch,
-            max_tokens=self._choice.max_tokens,
-            repeats=self._choice.repeats,
-            progress=show,
-        )
+        runtime = self._runtime(options)
+        return measure_mixed(runtime, self._prompts, case.batch, progress=show, **self._sizes)
 
     def _replies(
         self, name: str, options: SpeculationOptions, batch: int, folder: Path | None = None

@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from bench.spec.runs import greedy_rows, metrics_since, run_batch
+from bench.batches import rows_of, run_batch
+from bench.spec.contest import metrics_since
 from runtime.decoding.runtime import LLMInferenceRuntime
-from runtime.request import RowToken
+from runtime.request import RequestOptions, RowToken
 
 NEAR_TIE = {"float32": 1e-4, "float16": 0.1, "bfloat16": 0.1}
 """How far two log probabilities may be apart to count as equal, by the engine's type."""
@@ -35,6 +36,11 @@ class VerifyFigures(msgspec.Struct, kw_only=True):
     failures: list[Divergence]
     accept_length: float | None
     rounds: int
+
+    @property
+    def largest_gap(self) -> float | None:
+        """That of the near-ties; None where there is none."""
+        return max((one.gap for one in self.near_ties), default=None)
 
     @property
     def ok(self) -> bool:
@@ -65,10 +71,9 @@ def replies(
     """
     found: list[list[RowToken]] = []
     before = deepcopy(runtime.speculation_metrics)
-    top = _ALTERNATIVES if logprobs else None
+    options = RequestOptions(max_tokens=max_tokens, logprobs=_ALTERNATIVES if logprobs else None)
     for first in range(0, len(prompts), batch):
-        rows = greedy_rows(prompts[first : first + batch], max_tokens, logprobs=top)
-        found += run_batch(runtime, rows).rows
+        found += run_batch(runtime, rows_of(prompts[first : first + batch], options)).rows
         tick()
     metrics = metrics_since(before, runtime.speculation_metrics)
     return Replies(found, metrics.accept_length if metrics.rounds else None, metrics.rounds)

@@ -13,7 +13,6 @@ from bench.report import (
     figure,
     print_cases,
     print_fields,
-    print_table,
     publish,
     record_option,
     rounded,
@@ -36,33 +35,39 @@ def test_rounding_leaves_everything_else_alone() -> None:
 
 
 def test_a_table_off_a_terminal_is_plain_and_whole(capsys: pytest.CaptureFixture[str]) -> None:
-    columns = [f"column number {index}" for index in range(9)]
-    print_table("Title", columns, [["name", *(["1.00"] * 8)]])
+    names = [f"a_field_with_a_name_of_some_length_{index}" for index in range(5)]
+    figures = msgspec.defstruct("Wide", [(name, float) for name in names])(*[1.0] * 5)
+    print_cases("Title", " ".join(names), {"name": figures})
     printed = capsys.readouterr().out
-    assert all(column in printed for column in columns)
+    assert all(name.replace("_", " ") in printed for name in names)
     assert "\x1b" not in printed
     assert "…" not in printed
 
 
 def test_a_table_of_cases_has_a_row_for_each(capsys: pytest.CaptureFixture[str]) -> None:
-    columns = (("rate", lambda one: figure(one.rate)), ("rate", lambda _: figure(None)))
-    print_cases("Title", "case", columns, {"a/b": Figures(0.5, [])})
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split() for line in lines[1:]] == [["case", "rate", "rate"], ["a/b", "0.50", "-"]]
+    print_cases("Title", "rate notes", {"a/b": Figures(0.5, []), "c": Figures(1234.5, ["x"])})
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[1:] == [["case", "rate", "notes"], ["a/b", "0.5", "0"], ["c", "1234", "1"]]
 
 
 def test_figures_are_for_people_or_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     found = Figures(1.23456, [])
     for as_json in (False, True):
-        publish(found, lambda: print_fields("Title", found, ".3f"), as_json=as_json)
+        publish(found, lambda: print_fields("Title", found), as_json=as_json)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].strip() == "Title"
-    assert [line.split() for line in lines[2:4]] == [["rate", "1.235"], ["notes", "[]"]]
-    assert lines[4] == '{"rate":1.23456,"notes":[]}'
+    assert [line.split() for line in lines[1:3]] == [["rate", "1.235"], ["notes", "0"]]
+    assert lines[3] == '{"rate":1.23456,"notes":[]}'
 
 
-def test_a_figure_that_is_absent_is_a_dash() -> None:
-    assert (figure(None), figure(1.234), figure(0.5, ".1f")) == ("-", "1.23", "0.5")
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "-"), (1.2345, "1.234"), (0.00012345, "0.0001234"), (123456.7, "123457"), (7, "7")],
+)
+def test_a_figure_has_four_digits_and_one_that_is_absent_is_a_dash(
+    value: float | None, text: str
+) -> None:
+    assert figure(value) == text
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from bench.contenders.gguf_model import GGUFType, gguf_name, write_gguf
 from runtime.errors import HearthError
 
 gguf = pytest.importorskip("gguf")
+NAMES = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, 4)
 
 
 def weights_of(folder: Path) -> dict[str, Any]:
@@ -27,9 +28,9 @@ def test_every_tensor_is_there_with_its_values(
     write_gguf(quick_model, target, kind)
     read = {tensor.name: tensor for tensor in gguf.GGUFReader(target).tensors}
     weights = weights_of(quick_model)
-    assert set(read) == {gguf_name(name) for name in weights}
+    assert set(read) == {gguf_name(NAMES, name) for name in weights}
     for name, expected in weights.items():
-        tensor = read[gguf_name(name)]
+        tensor = read[gguf_name(NAMES, name)]
         assert tensor.tensor_type.name == (kind if expected.ndim > 1 else "F32")
         values = gguf.dequantize(tensor.data, tensor.tensor_type).reshape(expected.shape)
         np.testing.assert_allclose(values, expected, atol=tolerance)
@@ -64,7 +65,7 @@ def test_a_stored_copy_of_the_tied_head_is_left_out(quick_model: Path, tmp_path:
 
 
 def test_a_foreign_tensor_is_refused_by_name() -> None:
-    assert gguf_name("model.layers.3.mlp.up_proj.weight") == "blk.3.ffn_up.weight"
+    assert gguf_name(NAMES, "model.layers.3.mlp.up_proj.weight") == "blk.3.ffn_up.weight"
     with pytest.raises(HearthError) as caught:
-        gguf_name("model.layers.3.self_attn.q_proj.bias")
+        gguf_name(NAMES, "model.layers.3.self_attn.q_proj.bias")
     assert caught.value.field == "model.layers.3.self_attn.q_proj.bias"

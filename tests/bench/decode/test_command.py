@@ -155,7 +155,7 @@ def test_the_table_has_a_row_a_key(faked: Path) -> None:
     arguments = ["decode", "--device", "cuda", "--case", "0.6b/b1", "--cache", str(faked)]
     arguments += ["--ready", f"tensorrt/0.6b={faked}", "--engine", "tensorrt"]
     result = CliRunner().invoke(bench, arguments, standalone_mode=False)
-    assert result.stdout.splitlines()[-1].split()[:3] == ["tensorrt/0.6b/b1", "2.000", "50"]
+    assert result.stdout.splitlines()[-1].split()[:3] == ["tensorrt/0.6b/b1", "2", "50"]
 
 
 def test_without_any_engine_the_command_fails(faked: Path) -> None:

@@ -8,7 +8,7 @@ from msgspec import structs
 from bench.contenders.contender import ContenderName, Device, Job
 from bench.decode import gpu
 from bench.decode.cases import GPU_CASES
-from bench.decode.gpu import GPUArtifacts, GPUPlan, measure_gpu
+from bench.decode.gpu import GPUArtifacts, GPUPlan, actor_step_s, measure_gpu, step_times
 from daemon.cli.errors import Failure
 from tests.bench.running import hide
 
@@ -124,3 +124,12 @@ def test_peers_and_floor_are_measured_beside_it(
     assert one.vs_torch_compile is not None
     assert one.bandwidth_share is not None
     assert 0 < one.bandwidth_share < 1.5
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_steps_through_a_daemon_take_some_time(toy: Path, batch: int) -> None:
+    assert actor_step_s(toy, batch, tokens=48) > 0
+
+
+def test_a_delta_of_several_tokens_tells_nothing_of_a_step() -> None:
+    assert step_times([(1.0, 1), (1.25, 1), (1.75, 2), (2.125, 1)]) == [0.25, 0.375]

@@ -1,7 +1,7 @@
 import pytest
 
-from bench.spec.contest import Repeat, SpecContest, spec_figures
-from bench.spec.runs import BatchRun, TimedStep
+from bench.batches import BatchRun, TimedStep
+from bench.spec.contest import Repeat, batches, measure_contest, metrics_since, spec_figures
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.request import RowRound, RowToken
@@ -45,16 +45,40 @@ def test_without_rounds_there_is_no_length_and_no_stage() -> None:
 
 def test_both_ways_run_the_same_prompts_in_turns(runtimes: list[LLMInferenceRuntime]) -> None:
     prompts = [[5, 6, 7] * 6, [9, 10] * 9, [3, 4, 5, 6] * 5, [8] * 12, [1, 2, 3]]
-    vanilla, speculating = runtimes
     seen: list[tuple[int, int]] = []
-    found = SpecContest(vanilla, speculating, prompts, 24).measure(
-        2, 2, lambda *progress: seen.append(progress)
+    found = measure_contest(
+        (runtimes[0], runtimes[1]),
+        prompts,
+        2,
+        max_tokens=24,
+        repeats=2,
+        progress=lambda *progress: seen.append(progress),
     )
-    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert seen == [(0, 4), (0, 4), (1, 4), (2, 4), (3, 4), (4, 4)]
     assert (found.batch, found.prompts, found.equal_replies) == (2, 4, 1.0)
     assert found.accept_length is not None
     assert found.accept_length >= 1.0
     assert found.accept_rates[0] == 1.0
     # The pass that warms up is not counted.
-    assert 0 < found.rounds < speculating.speculation_metrics.rounds
+    assert 0 < found.rounds < runtimes[1].speculation_metrics.rounds
     assert found.speedup == pytest.approx(found.tokens_per_s / found.vanilla_tokens_per_s, rel=0.9)
+
+
+def test_batches_are_full_ones() -> None:
+    prompts = [[number] for number in range(7)]
+    assert list(batches(prompts, 3)) == [[[0], [1], [2]], [[3], [4], [5]]]
+    assert list(batches(prompts, 8)) == []
+
+
+def test_counters_are_read_between_two_moments() -> None:
+    metrics = EagleGenerationMetrics()
+    metrics.record([RowRound(0, 4, 3)], draft_s=1.0, verify_s=2.0, commit_s=3.0)
+    before = EagleGenerationMetrics(
+        steps=1, rounds=1, drafted=4, accepted=3, accepted_by_position=[1, 1, 1], draft_s=1.0
+    )
+    before.verify_s, before.commit_s = 2.0, 3.0
+    metrics.record([RowRound(0, 4, 5)], draft_s=0.25, verify_s=0.5, commit_s=0.125)
+    found = metrics_since(before, metrics)
+    alone = EagleGenerationMetrics()
+    alone.record([RowRound(0, 4, 5)], draft_s=0.25, verify_s=0.5, commit_s=0.125)
+    assert found == alone

@@ -1,8 +1,8 @@
 import pytest
 
+from bench.batches import BatchRun, TimedStep, run_batch
 from bench.spec import mixed
 from bench.spec.mixed import measure_mixed
-from bench.spec.runs import BatchRun, TimedStep, run_batch
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.errors import HearthError
 from runtime.request import RowRequest

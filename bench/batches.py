@@ -1,16 +1,22 @@
-"""One batch through a runtime, with its tokens and its time by step."""
+"""Batches of rows on a runtime in this process, with their tokens and their time by step."""
 
 import time
-from collections.abc import Iterator, Sequence
-from itertools import zip_longest
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
 
 from runtime.decoding.runtime import LLMInferenceRuntime
-from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.errors import HearthError
 from runtime.request import RequestOptions, RowRequest, RowToken
+
+
+def rows_of(prompts: Sequence[list[int]], options: RequestOptions) -> list[RowRequest]:
+    """A row for each prompt, given as token ids."""
+    return [
+        RowRequest(token_ids=token_ids, prompt_length=len(token_ids), options=options)
+        for token_ids in prompts
+    ]
 
 
 class TimedStep(NamedTuple):
@@ -40,36 +46,6 @@ class BatchRun(msgspec.Struct, kw_only=True):
         return sum(len(row) - 1 for row in self.rows)
 
 
-def greedy_rows(
-    prompts: Sequence[list[int]],
-    max_tokens: int,
-    *,
-    speculation: bool | None = None,
-    ignore_eos: bool = False,
-    logprobs: int | None = None,
-) -> list[RowRequest]:
-    """Rows that pick the most likely tokens."""
-    return [
-        RowRequest(
-            token_ids=token_ids,
-            prompt_length=len(token_ids),
-            options=RequestOptions(
-                max_tokens=max_tokens,
-                ignore_eos=ignore_eos,
-                speculation=speculation,
-                logprobs=logprobs,
-            ),
-        )
-        for token_ids in prompts
-    ]
-
-
-def batches(prompts: Sequence[list[int]], size: int) -> Iterator[list[list[int]]]:
-    """The prompts in batches of `size`; what does not fill one is left out."""
-    for first in range(0, len(prompts) - size + 1, size):
-        yield list(prompts[first : first + size])
-
-
 def run_batch(runtime: LLMInferenceRuntime, rows: Sequence[RowRequest]) -> BatchRun:
     """Generate a batch to its end; raises the error of a row that fails."""
     tokens: list[list[RowToken]] = [[] for _ in rows]
@@ -93,17 +69,4 @@ def run_batch(runtime: LLMInferenceRuntime, rows: Sequence[RowRequest]) -> Batch
         runtime.release()
     return BatchRun(
         rows=tokens, steps=steps, prefill_s=prefilled - started, generation_s=ended - prefilled
-    )
-
-
-def metrics_since(
-    before: EagleGenerationMetrics, now: EagleGenerationMetrics
-) -> EagleGenerationMetrics:
-    """What speculation did between two readings of its counters."""
-    counts = msgspec.structs.asdict(now)
-    positions = zip_longest(now.accepted_by_position, before.accepted_by_position, fillvalue=0)
-    del counts["accepted_by_position"]
-    return EagleGenerationMetrics(
-        **{name: count - getattr(before, name) for name, count in counts.items()},
-        accepted_by_position=[count - old for count, old in positions],
     )
