@@ -32,18 +32,18 @@ class GraphFigures(msgspec.Struct, kw_only=True):
     that ran with more rows than were live. `hit_rate` is the share of decode steps from a graph.
     """
 
-    batches: int
-    captures: int
-    prefill_steps: int
-    decode_steps: int
-    hits: int
-    misses: int
-    fallbacks: int
-    hit_rate: float
-    evictions: int
-    cancels: int
-    padded: int
-    batch_sizes: list[int]
+    batches: int = 0
+    captures: int = 0
+    prefill_steps: int = 0
+    decode_steps: int = 0
+    hits: int = 0
+    misses: int = 0
+    fallbacks: int = 0
+    hit_rate: float = 0.0
+    evictions: int = 0
+    cancels: int = 0
+    padded: int = 0
+    batch_sizes: list[int] = []
 
 
 @click.command()
@@ -80,56 +80,44 @@ class GraphRun:
         self._runtime = runtime
         self._graphs = frozenset(graphs)
         self._rng = np.random.default_rng(seed)
-        self._prefill_steps = self._cancels = self._evictions = self._padded = 0
-        self._sizes: set[int] = set()
 
     def run(self, batches: int, progress: Callable[[int, int], None]) -> GraphFigures:
         """Capture as the executor does, then run `batches`; `progress` gets (done, total)."""
-        runtime = self._runtime
+        runtime, found = self._runtime, GraphFigures()
         runtime.capture(range(1, runtime.max_batch + 1))
         before = msgspec.structs.replace(runtime.counters)
         for number in range(batches):
-            self._batch()
+            self._batch(found)
             progress(number + 1, batches)
         now = runtime.counters
-        hits, misses = now.hits - before.hits, now.misses - before.misses
-        fallbacks = now.fallbacks - before.fallbacks
-        decode_steps = hits + misses + fallbacks - self._prefill_steps
-        return GraphFigures(
-            batches=batches,
-            captures=now.captures,
-            prefill_steps=self._prefill_steps,
-            decode_steps=decode_steps,
-            hits=hits,
-            misses=misses - self._prefill_steps,
-            fallbacks=fallbacks,
-            hit_rate=hits / decode_steps if decode_steps else 0.0,
-            evictions=self._evictions,
-            cancels=self._cancels,
-            padded=self._padded,
-            batch_sizes=sorted(self._sizes),
-        )
+        found.batches, found.captures = batches, now.captures
+        found.hits, found.fallbacks = now.hits - before.hits, now.fallbacks - before.fallbacks
+        found.misses = now.misses - before.misses - found.prefill_steps
+        found.decode_steps = found.hits + found.misses + found.fallbacks
+        found.hit_rate = found.hits / found.decode_steps if found.decode_steps else 0.0
+        found.batch_sizes = sorted(set(found.batch_sizes))
+        return found
 
-    def _batch(self) -> None:
+    def _batch(self, found: GraphFigures) -> None:
         runtime = self._runtime
         rows = int(self._rng.integers(1, runtime.max_batch + 1))
         runtime.admit([self._row() for _ in range(rows)])
         live, before = list(range(rows)), rows
         while runtime.active:
-            self._evictions += len(live) < before
+            found.evictions += len(live) < before
             before = len(live)
             step = runtime.step()
             if step.kind == "prefill":
-                self._prefill_steps += 1
+                found.prefill_steps += 1
             else:
-                self._sizes.add(before)
-                self._padded += before not in self._graphs
+                found.batch_sizes.append(before)
+                found.padded += before not in self._graphs
             for token in step.tokens:
                 if token.finish is not None or token.error is not None:
                     live.remove(token.row)
             if live and self._rng.random() < _CANCEL_SHARE:
                 runtime.leave(live.pop(int(self._rng.integers(len(live)))))
-                self._cancels += 1
+                found.cancels += 1
         runtime.release()
 
     def _row(self) -> RowRequest:

@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 import uvloop
 from hearth_client import AsyncClient, HearthClientError
-from hearth_client.protocol import Done
 
 from bench.child_process import ParentProcess
 from bench.toy_daemon import connected
@@ -139,12 +138,9 @@ class LoadClients:
         except HearthClientError:
             self.tally.failed += 1
         else:
-            self.tally.misended += not _ended_well(stream.done, count)
+            end = stream.done and (stream.done.reason, stream.done.usage.completion_tokens)
+            self.tally.misended += end != ("length", count)
         self.tally.check(expected, received)
-
-
-def _ended_well(done: Done | None, count: int) -> bool:
-    return done is not None and done.reason == "length" and done.usage.completion_tokens == count
 
 
 def simulated_stream(config: LLMEngineRunnerConfig, prompt: list[int], count: int) -> list[int]:

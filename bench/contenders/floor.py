@@ -54,10 +54,6 @@ class MemoryFloor(Contender):
         self._kernels = cycle(KERNELS)
         self._pool = ThreadPoolExecutor(job.threads)
 
-    def prefill(self) -> int:
-        """There is no prompt to read."""
-        return 0
-
     def step(self) -> int:
         """Read all bytes as often as `repeats` says; the kernels take turns from step to step."""
         kernel = next(self._kernels)
@@ -87,10 +83,6 @@ class GPUFloor(Contender):
         self._repeats = gpu_repeats(job.bytes) if job.device == "cuda" else 1
         kernels = (lambda: torch.mv(matrix, vector), lambda: torch.amax(matrix, 1))
         self._kernels: Iterator[Callable[[], Any]] = cycle(kernels)
-
-    def prefill(self) -> int:
-        """There is no prompt to read."""
-        return 0
 
     def step(self) -> int:
         """Read the buffer as often as `gpu_repeats` says, and wait for the end."""

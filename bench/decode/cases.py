@@ -2,7 +2,8 @@
 
 import hashlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -163,12 +164,26 @@ def exported(
 
     Its name begins with `stem`. Folders can have gigabytes each: of one stem the newest is kept.
     """
-    folder = cache / f"{stem}-{made_digest(source, _EXPORTER, options)}"
-    if not folder.is_dir():
-        for stale in cache.glob(f"{stem}-*"):
-            shutil.rmtree(stale)
-        export_model(source, folder, options, progress)
-    return folder
+    name = f"{stem}-{made_digest(source, _EXPORTER, options)}"
+    return _kept(cache / name, stem, lambda to: export_model(source, to, options, progress))
+
+
+def _gguf(kind: GGUFType, source: Path, cache: Path, progress: Progress) -> Path | None:
+    stem = f"{source.name}-{kind}"
+    target = cache / f"{stem}-{made_digest(source, _CONVERTER)}.gguf"
+    show = partial(progress, kind)
+    try:
+        return _kept(target, stem, lambda to: write_gguf(source, to, kind, show))
+    except ImportError:
+        return None
+
+
+def _kept(target: Path, stem: str, make: Callable[[Path], object]) -> Path:
+    if not target.exists():
+        for stale in target.parent.glob(f"{stem}-*"):
+            shutil.rmtree(stale) if stale.is_dir() else stale.unlink()
+        make(target)
+    return target
 
 
 def weight_bytes(engine: Path) -> int:
@@ -182,18 +197,6 @@ def step_bytes(config: LLMEngineRunnerConfig, batch: int, context: float) -> flo
     """Bytes that a decode step must read: every weight once, and K/V of `context` slots a row."""
     slot = 2 * config.num_attention_layers * config.num_kv_heads * config.head_dim
     return projection_bytes(config) + batch * context * slot * ITEM_BYTES[config.kv_cache_dtype]
-
-
-def _gguf(kind: GGUFType, source: Path, cache: Path, progress: Progress) -> Path | None:
-    target = cache / f"{source.name}-{kind}-{made_digest(source, _CONVERTER)}.gguf"
-    try:
-        if not target.is_file():
-            for stale in cache.glob(f"{source.name}-{kind}-*"):
-                stale.unlink()
-            write_gguf(source, target, kind, lambda done, total: progress(kind, done, total))
-    except ImportError:
-        return None
-    return target
 
 
 def made_digest(source: Path, code: tuple[Path, ...], options: ExportOptions | None = None) -> str:

@@ -43,7 +43,7 @@ _FIELDS = (
 )
 _GPU_FIELDS = (
     "step_ms host_us tokens_per_s bandwidth_share raw_ms actor_over_raw transformers_ms "
-    "vs_transformers torch_compile_ms vs_torch_compile"
+    "vs_transformers torch_compile_ms vs_torch_compile tokens_vs_batch_1"
 )
 
 
@@ -133,7 +133,8 @@ def decode(
         _tell_missing(device)
         # Cases of a GPU take minutes each: what one gave is kept, whatever becomes of the next.
         on_gpu = run_gpu(gpu_cases, plan, folder, record.keep)
-        publish(on_gpu, lambda: _print_gpu(on_gpu), as_json=as_json)
+        title = "Decode on the GPU; vs a peer, above 1 means that Hearth is ahead"
+        publish(on_gpu, lambda: print_cases(title, _GPU_FIELDS, on_gpu), as_json=as_json)
         return 0 if on_gpu else FAILED
     if any(gpu.values()):
         raise click.UsageError("--engine, --dtype, --builder-python and --ready are for a GPU")
@@ -237,21 +238,12 @@ def _gpu_artifacts(model: GPUModel, plan: GPUPlan, cache: Path) -> GPUArtifacts:
 
 
 def _print(figures: Mapping[str, DecodeFigures]) -> None:
-    title = "Decode, one row; a ratio above 1 means that Hearth is ahead"
-    print_cases(title, _FIELDS, figures)
+    print_cases("Decode, one row; vs a peer, above 1 means that Hearth is ahead", _FIELDS, figures)
     for name, found in figures.items():
         for peer, same in found.same_tokens.items():
             note(f"{name}: {peer} chose the same first {same} of {found.tokens} tokens")
         for text in found.notes:
             note(f"{name}: {text}")
-
-
-def _print_gpu(figures: Mapping[str, GPUFigures]) -> None:
-    title = "Decode on the GPU; above 1 means that Hearth is ahead"
-    print_cases(title, _GPU_FIELDS, figures)
-    for name, found in figures.items():
-        if found.tokens_vs_batch_1 is not None:
-            note(f"{name}: {found.tokens_vs_batch_1:.2f} times the tokens of batch 1")
 
 
 def _judge(figures: Mapping[str, DecodeFigures]) -> int:

@@ -13,6 +13,7 @@ from bench.spec.session import ALL_CASES, SpecCase, SpecChoice, SpecSession, pre
 from daemon.cli.console import progress_bar
 from daemon.cli.errors import FAILED
 from daemon.cli.options import json_option
+from daemon.gpu_facts import gpu_facts
 from daemon.shipped import engine_folder
 from runtime.config import load_config
 from runtime.errors import HearthError
@@ -108,20 +109,15 @@ def spec(
         figures: dict[str, Figures] = {case.name: session.figures(case) for case in cases}
     publish(figures, lambda: _print(figures), as_json=as_json)
     record.keep(figures)
-    return _judge(
-        [name for name, found in figures.items() if not _is_good(found)], "misses its aim"
-    )
+    wrong = [name for name, found in figures.items() if not _is_good(found)]
+    return _judge(wrong, "misses its aim")
 
 
 def _verify(session: SpecSession, record: Record, *, as_json: bool) -> int:
     verified = session.verify()
     named = {f"verify/{name}": found for name, found in verified.items()}
     title = "Greedy replies beside those of plain decoding"
-    publish(
-        named,
-        lambda: print_cases(title, _VERIFY_FIELDS, verified),
-        as_json=as_json,
-    )
+    publish(named, lambda: print_cases(title, _VERIFY_FIELDS, verified), as_json=as_json)
     record.keep(named)
     wrong = [name for name, found in verified.items() if not found.ok]
     return _judge(wrong, "a reply parts from plain decoding's where no near-tie is")
@@ -143,6 +139,8 @@ def _cases(
     config = load_config(folder)
     if device is not None and config.device != device:
         raise _other_device(config.device, device)
+    if config.device == "cuda":
+        gpu_facts()
     if tree and not config.enable_eagle_spec_decode:
         raise HearthError(
             "unsupported_option", "the engine has no draft: --tree is for one", "tree"

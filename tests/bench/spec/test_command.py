@@ -3,6 +3,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 from msgspec import structs
@@ -156,3 +157,32 @@ def test_the_tree_reaches_the_runtime(tiny_engine: Path, monkeypatch: pytest.Mon
     with pytest.raises(HearthError, match="enough"):
         run("--engine", str(tiny_engine), "--tree", "4,3,16")
     assert seen == [EagleDraftingConfig(drafting_top_k=4, drafting_step=3, verify_tree_size=16)]
+
+
+def test_what_costs_nothing_is_looked_at_before_an_engine_is_built(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("bench.spec.command.engine_folder", Path)
+    with pytest.raises(HearthError, match="is for cpu, not cuda"):
+        run("--device", "cuda")
+    with pytest.raises(HearthError) as caught:
+        run("--plain", str(tmp_path / "nothing"))
+    assert caught.value.code == "engine_missing"
+    with pytest.raises(click.BadParameter, match="is not K,T,N"):
+        run("--tree", "4,3")
+
+
+def test_an_engine_of_a_gpu_is_not_measured_without_one(
+    tiny_engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_gpu() -> None:
+        raise HearthError("engine_incompatible", "there is no GPU", "device")
+
+    monkeypatch.setattr("bench.spec.command.gpu_facts", no_gpu)
+    monkeypatch.setattr(SpecSession, "open", None)
+    monkeypatch.setattr(
+        "bench.spec.command.load_config",
+        lambda folder: structs.replace(load_config(folder), device="cuda"),
+    )
+    with pytest.raises(HearthError, match="there is no GPU"):
+        run("--engine", str(tiny_engine))
