@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 class AsyncGeneration(Collected):
     """A stream of deltas for one task; leaving an `async with` cancels the generation."""
 
-    def __init__(self, client: AsyncClient, exchange: Exchange) -> None:
+    def __init__(self, session: AsyncSession, exchange: Exchange) -> None:
         super().__init__(exchange)
-        self._client = client
+        self._session = session
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         return self
@@ -45,7 +45,7 @@ class AsyncGeneration(Collected):
                 return delta
             if self._exchange.ended:
                 raise StopAsyncIteration
-            await self._client._wait_for(self._exchange)  # noqa: SLF001 - parts of one client
+            await self._session.wait_for(self._exchange)
 
     async def text(self) -> str:
         """Wait for the end; returns the whole text, with what was iterated before."""
@@ -55,7 +55,7 @@ class AsyncGeneration(Collected):
 
     def cancel(self) -> None:
         """Ask the daemon to end this generation; the stream then ends with reason `cancelled`."""
-        self._client.cancel(self)
+        self._session.cancel(self._exchange)
 
     async def __aenter__(self) -> Self:
         return self
@@ -88,8 +88,8 @@ class AsyncClient:
         status_only: bool = False,
     ) -> None:
         self.address = resolve_address(address)
-        self._connection = Connection(name, lease_s, silence_s, status_only=status_only)
-        self._session = AsyncSession(self.address, self._connection, timeout, silence_s)
+        connection = Connection(name, lease_s, silence_s, status_only=status_only)
+        self._session = AsyncSession(self.address, connection, timeout, silence_s)
 
     async def connect(self) -> Welcome:
         """Open the session unless it is open; raises ConnectionTimeout when nobody answers."""
@@ -106,13 +106,11 @@ class AsyncClient:
         exchange = await self._session.request(
             lambda i: generate_request(i, prompt, messages, options)
         )
-        return AsyncGeneration(self, exchange)
+        return AsyncGeneration(self._session, exchange)
 
     def cancel(self, generation: AsyncGeneration) -> None:
         """End a generation; does nothing when it has ended."""
-        message = self._connection.cancel(generation._exchange)  # noqa: SLF001 - parts of one client
-        if message is not None:
-            self._session.send(message)
+        generation.cancel()
 
     async def tokenize(
         self, text: str | None = None, *, messages: Turns | None = None
@@ -146,9 +144,6 @@ class AsyncClient:
         trace: TracebackType | None,
     ) -> None:
         await self.close()
-
-    async def _wait_for(self, exchange: Exchange) -> None:
-        await self._session.wait_for(exchange)
 
     async def _ask(self, build: Callable[[str], Request], kind: type[ReplyT]) -> ReplyT:
         exchange = await self._session.request(build)

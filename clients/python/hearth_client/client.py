@@ -31,22 +31,22 @@ if TYPE_CHECKING:
 class Generation(Collected):
     """A stream of deltas; iterate it, or collect it with `text`. Leaving a `with` cancels it."""
 
-    def __init__(self, client: Client, exchange: Exchange) -> None:
+    def __init__(self, session: BlockingSession, exchange: Exchange) -> None:
         super().__init__(exchange)
-        self._client = client
+        self._session = session
 
     def __iter__(self) -> Iterator[Delta]:
         return self
 
     def __next__(self) -> Delta:
-        self._client._renew()  # noqa: SLF001 - parts of one client
+        self._session.renew()
         while True:
             delta = self._take()
             if delta is not None:
                 return delta
             if self._exchange.ended:
                 raise StopIteration
-            self._client._wait_for(self._exchange)  # noqa: SLF001 - parts of one client
+            self._session.wait_for(self._exchange)
 
     def text(self) -> str:
         """Wait for the end; returns the whole text, with what was iterated before."""
@@ -56,7 +56,7 @@ class Generation(Collected):
 
     def cancel(self) -> None:
         """Ask the daemon to end this generation; the stream then ends with reason `cancelled`."""
-        self._client.cancel(self)
+        self._session.cancel(self._exchange)
 
     def __enter__(self) -> Self:
         return self
@@ -94,8 +94,8 @@ class Client:
         status_only: bool = False,
     ) -> None:
         self.address = resolve_address(address)
-        self._connection = Connection(name, lease_s, silence_s, status_only=status_only)
-        self._session = BlockingSession(self.address, self._connection, timeout, silence_s)
+        connection = Connection(name, lease_s, silence_s, status_only=status_only)
+        self._session = BlockingSession(self.address, connection, timeout, silence_s)
 
     def connect(self) -> Welcome:
         """Open the session unless it is open; raises ConnectionTimeout when nobody answers."""
@@ -109,15 +109,12 @@ class Client:
         **options: Unpack[GenerateOptions],
     ) -> Generation:
         """Start a generation from a raw `prompt` or from `messages`, exactly one of them."""
-        return Generation(
-            self, self._session.request(lambda i: generate_request(i, prompt, messages, options))
-        )
+        exchange = self._session.request(lambda i: generate_request(i, prompt, messages, options))
+        return Generation(self._session, exchange)
 
     def cancel(self, generation: Generation) -> None:
         """End a generation; does nothing when it has ended."""
-        message = self._connection.cancel(generation._exchange)  # noqa: SLF001 - parts of one client
-        if message is not None:
-            self._session.send(message)
+        generation.cancel()
 
     def tokenize(self, text: str | None = None, *, messages: Turns | None = None) -> list[int]:
         """Token ids of `text`, or of `messages` with the chat template applied."""
@@ -147,12 +144,6 @@ class Client:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-    def _renew(self) -> None:
-        self._session.renew()
-
-    def _wait_for(self, exchange: Exchange) -> None:
-        self._session.wait_for(exchange)
 
     def _ask(self, build: Callable[[str], Request], kind: type[ReplyT]) -> ReplyT:
         exchange = self._session.request(build)

@@ -27,6 +27,16 @@ class Session:
         self._heard = 0.0
         self._closed = False
 
+    def send(self, data: bytes) -> None:
+        """Send on the open session; does nothing when it is lost, as its requests have ended."""
+        raise NotImplementedError
+
+    def cancel(self, exchange: Exchange) -> None:
+        """Ask the daemon to end a generation; does nothing when it has ended."""
+        message = self._connection.cancel(exchange)
+        if message is not None:
+            self.send(message)
+
     def _check_not_closed(self) -> None:
         if self._closed:
             raise ClientClosed("this client was closed: make another one")
@@ -37,11 +47,9 @@ class Session:
         return self._connection.welcome
 
     def _post(self, data: bytes) -> None:
-        """Send on the open session; does nothing when it is lost, as its requests have ended."""
-        if self._channel is None:
-            return
         try:
-            self._channel.send(data)
+            if self._channel is not None:
+                self._channel.send(data)
         except ConnectionTimeout as error:
             self._lose(error)
 
