@@ -132,6 +132,12 @@ class Submit(ActorMessage, tag="submit"):
         return self.request.rid
 
 
+class RowsEnded(ActorMessage, tag="rows_ended"):
+    """These rows have left the running batch; it comes behind their last tokens."""
+
+    rids: list[int]
+
+
 class ExecutorReady(ActorMessage, tag="executor_ready"):
     """An executor listens at `work` and `control`; any earlier one is gone."""
 
@@ -154,7 +160,7 @@ class AskReport(ActorMessage, tag="ask_report"):
     rid: int
 
 
-SchedulerMessage = Submit | Cancel | BatchEnded | AskReport
+SchedulerMessage = Submit | Cancel | RowsEnded | RowsFailed | BatchEnded | AskReport
 SchedulerControl = Cancel | ExecutorReady | ExecutorLost
 
 # --- to the executor ----------------------------------------------------------------------

@@ -28,6 +28,7 @@ from actors.messages import (
     ExecutorLost,
     ExecutorMessage,
     ExecutorReady,
+    RowsEnded,
     RowsFailed,
     RunBatch,
     SchedulerControl,
@@ -113,6 +114,10 @@ class SchedulerActor:
                 self._decisions += self._policy.submit(message, now)
             case Cancel(rid):
                 self._decisions += self._policy.cancel(rid)
+            case RowsEnded(rids):
+                self._policy.rows_ended(rids)
+            case RowsFailed():
+                self._decisions += self._policy.rows_failed(message, now)
             case BatchEnded():
                 self._log_batch(message, now)
                 self._policy.batch_ended(message, now)
@@ -125,7 +130,7 @@ class SchedulerActor:
                 self._decisions += self._policy.executor_ready(message, now)
             case ExecutorLost(reason):
                 self._disconnect()
-                self._decisions += self._policy.executor_lost(reason)
+                self._decisions += self._policy.executor_lost(reason, now)
 
     async def _carry_out(self, decision: Decision) -> None:
         match decision:

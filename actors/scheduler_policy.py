@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from actors.admission import PolicySettings, Refusal, queue_refusal, size_refusal
@@ -17,6 +18,7 @@ from actors.messages import (
     Started,
     Submit,
 )
+from actors.suspects import Suspects
 from actors.waiting_queue import Entry, WaitingQueue, lowest_priority
 
 Decision = Accepted | RowsFailed | BatchStarted | RunBatch | Cancel | Release | SchedulerReport
@@ -25,6 +27,13 @@ the tokenizer, the others to the executor."""
 
 _EXPIRED = Refusal(
     "deadline_exceeded", "the request's deadline has passed: allow it more time", "deadline_s"
+)
+
+
+_GUILTY = Refusal(
+    "repeated_failure",
+    "the executor failed each time that this request ran: change it, or try again in ten minutes",
+    None,
 )
 
 
@@ -57,6 +66,7 @@ class SchedulerPolicy:
     def __init__(self, settings: PolicySettings) -> None:
         self._settings = settings
         self._queue = WaitingQueue(settings.ageing_s)
+        self._suspects = Suspects()
         self._fill_wait = FillWait(settings.fill_wait_s, settings.hold_s)
         self._limits: ExecutorReady | None = None
         self._max_batch = 0
@@ -73,6 +83,9 @@ class SchedulerPolicy:
         refusal = size_refusal(entry, self._settings, self._limits)
         if refusal is None and request.deadline is not None and request.deadline <= now:
             refusal = _EXPIRED
+        self._suspects.forget(now)
+        if refusal is None and self._suspects.is_guilty(entry):
+            refusal = _GUILTY
         refusal = refusal or queue_refusal(entry, self._queue, self._settings)
         if refusal is not None:
             self._refused += 1
@@ -86,6 +99,18 @@ class SchedulerPolicy:
         if self._queue.remove(rid) is None and self._running and self._running.rows.pop(rid, None):
             return [Cancel(rid)]
         return []
+
+    def rows_ended(self, rids: list[int]) -> None:
+        """These rows have left the running batch, which is less full by them."""
+        for entry in self._left(rids):
+            self._suspects.ended(entry)
+
+    def rows_failed(self, message: RowsFailed, now: float) -> list[Decision]:
+        """The executor has told the failure of these rows."""
+        if message.code != "executor_failed":
+            self.rows_ended(message.rids)
+            return []
+        return self._note_failure(self._left(message.rids), now)
 
     def batch_ended(self, message: BatchEnded, now: float) -> None:
         """The executor is idle again; rows put back queue up behind those that wait."""
@@ -106,7 +131,7 @@ class SchedulerPolicy:
 
     def executor_ready(self, limits: ExecutorReady, now: float) -> list[Decision]:
         """A new executor waits for work; requests that came before its limits are checked now."""
-        decisions = self.executor_lost("another executor has taken over")
+        decisions = self.executor_lost("another executor has taken over", now)
         self._limits, self._max_batch = limits, limits.max_batch
         self._present, self._fill_from = True, now
         for entry in list(self._queue):
@@ -119,17 +144,19 @@ class SchedulerPolicy:
                 decisions.append(_failed([entry.rid], refusal))
         return decisions
 
-    def executor_lost(self, reason: str) -> list[Decision]:
+    def executor_lost(self, reason: str, now: float) -> list[Decision]:
         """Fail all that was running; what waits goes on waiting."""
         self._present = False
         lost, self._running = self._running, None
         if lost is None or not lost.rows:
             return []
         message = f"the executor was lost ({reason}): send the request again"
-        return [RowsFailed(list(lost.rows), "executor_failed", message)]
+        failed = RowsFailed(list(lost.rows), "executor_failed", message)
+        return [failed, *self._note_failure(lost.rows.values(), now)]
 
     def tick(self, now: float) -> list[Decision]:
         """Act on the clock: expire, release a batch that held too long, start the next."""
+        self._suspects.forget(now)
         decisions = self._expire(now)
         if self._running is None:
             opened = self._opened()
@@ -175,8 +202,27 @@ class SchedulerPolicy:
         oldest = self._queue.oldest
         return None if oldest is None or not self._present else max(oldest, self._fill_from)
 
+    def _left(self, rids: list[int]) -> list[Entry]:
+        rows = self._running.rows if self._running else {}
+        return [entry for rid in rids if (entry := rows.pop(rid, None))]
+
+    def _note_failure(self, entries: Iterable[Entry], now: float) -> list[Decision]:
+        self._suspects.failed(entries, now)
+        guilty = [entry.rid for entry in self._queue if self._suspects.is_guilty(entry)]
+        for rid in guilty:
+            self._queue.remove(rid)
+        self._refused += len(guilty)
+        return [_failed(guilty, _GUILTY)] if guilty else []
+
+    def _batch_size(self) -> int:
+        """How many rows the next batch takes: a suspect runs alone."""
+        for ahead, entry in enumerate(self._queue.first(self._max_batch)):
+            if self._suspects.runs_alone(entry):
+                return max(1, ahead)
+        return self._max_batch
+
     def _start_time(self, opened: float) -> float:
-        full = len(self._queue) >= self._max_batch
+        full = len(self._queue) >= self._batch_size()
         return opened if full else opened + self._fill_wait.wait_s
 
     def _release_time(self, batch: RunningBatch) -> float | None:
@@ -191,7 +237,7 @@ class SchedulerPolicy:
         return max(due, first - self._queue.virtual_arrival(lowest, 0.0))
 
     def _start(self, opened: float, now: float) -> list[Decision]:
-        entries = self._queue.take(self._max_batch)
+        entries = self._queue.take(self._batch_size())
         self._fill_wait.started(opened, len(entries))
         self._batches += 1
         self._rows += len(entries)

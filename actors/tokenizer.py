@@ -30,6 +30,7 @@ from actors.messages import (
     Failed,
     Prepare,
     RowDelta,
+    RowsEnded,
     RowsFailed,
     SchedulerControl,
     SchedulerMessage,
@@ -62,21 +63,21 @@ class _Lane:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.waiting: deque[Prepare | Convert | Cancel] = deque()
+        self.waiting: dict[int, Prepare | Convert] = {}
         self.arrived = anyio.Event()
 
-    def add(self, message: Prepare | Convert | Cancel) -> None:
-        """Append a message and wake who serves them."""
-        self.waiting.append(message)
+    def add(self, message: Prepare | Convert) -> None:
+        """Append a request and wake who serves them."""
+        self.waiting[message.rid] = message
         self.arrived.set()
 
 
 class TokenizerActor:
     """Encodes requests on their way to the scheduler, and turns steps into text for the door.
 
-    Steps never wait for an encoding, and nobody waits for the very long texts of others; a cancel
-    stays behind its request. The end of a batch is passed on behind its steps. It owns the
-    mailboxes that it is given.
+    Steps never wait for an encoding, and nobody waits for the very long texts of others. A request
+    that is cancelled before it has been submitted never is. The ends of rows and batches are passed
+    on behind their tokens. It owns the mailboxes that it is given.
     """
 
     def __init__(
@@ -123,6 +124,8 @@ class TokenizerActor:
                     await self._step(message)
                 case RowsFailed():
                     await self._rows_failed(message)
+                case Cancel():
+                    await self._cancel(message)
                 case _:
                     await self._queue(message)
         except Exception:  # noqa: BLE001 - no message may end the actor
@@ -132,21 +135,21 @@ class TokenizerActor:
         while True:
             lane.arrived = anyio.Event()
             while lane.waiting:
-                # The first one stays until it is done: a cancel of it must not be overtaken.
-                await self._serve(lane.waiting[0])
-                lane.waiting.popleft()
+                # The first one stays until it is done: who cancels it takes it out.
+                message = next(iter(lane.waiting.values()))
+                await self._serve(message, lane)
+                lane.waiting.pop(message.rid, None)
                 # Short encodings never wait for anything: steps get their turn in between.
                 await anyio.lowlevel.checkpoint()
             await lane.arrived.wait()
 
-    async def _queue(self, message: Prepare | Convert | Cancel) -> None:
-        if isinstance(message, Cancel):
-            # It is never refused, at most one comes for each open request, and a second one is
-            # ignored: so it goes behind its request, wherever that may be.
-            self._intake.add(message)
-            if self._bulk.waiting:
-                self._bulk.add(message)
-            return
+    async def _cancel(self, message: Cancel) -> None:
+        waited = [lane.waiting.pop(message.rid, None) for lane in (self._intake, self._bulk)]
+        self._streams.drop(message.rid)
+        if not any(waited):
+            await self._to_scheduler.send(message, SEND_TIMEOUT_S)
+
+    async def _queue(self, message: Prepare | Convert) -> None:
         lane = self._bulk if _size(message) >= _BULK else self._intake
         # The one that is worked on is the first of them.
         if len(lane.waiting) <= lane.limit:
@@ -156,22 +159,21 @@ class TokenizerActor:
                 Failed(message.rid, "queue_full", "too many requests wait: try again later")
             )
 
-    async def _serve(self, message: Prepare | Convert | Cancel) -> None:
+    async def _serve(self, message: Prepare | Convert, lane: _Lane) -> None:
         try:
-            match message:
-                case Prepare():
-                    await self._submit(message)
-                case Convert():
-                    await self._convert(message)
-                case Cancel(rid):
-                    self._streams.drop(rid)
-                    await self._to_scheduler.send(message, SEND_TIMEOUT_S)
+            if isinstance(message, Prepare):
+                await self._submit(message, lane)
+            else:
+                await self._convert(message)
         except Exception as error:  # noqa: BLE001 - no request may end the actor
             self._streams.drop(message.rid)
             await self._answer(_as_failed(message.rid, error))
 
-    async def _submit(self, message: Prepare) -> None:
+    async def _submit(self, message: Prepare, lane: _Lane) -> None:
         ids = await self._encode(message.prompt, message.turns, "prompt")
+        # From here on a cancel goes behind it.
+        if lane.waiting.pop(message.rid, None) is None:
+            return
         if not ids:
             field = "messages" if message.prompt is None else "prompt"
             raise HearthError("prompt_empty", "the prompt has no tokens: write something", field)
@@ -217,11 +219,16 @@ class TokenizerActor:
         # Behind the text that their own requests may have got in the same step.
         for failure in failures:
             await self._answer(failure)
+        ended = [rid for rid, token in zip(step.rids, step.tokens, strict=True) if _is_last(token)]
+        if ended:
+            await self._to_scheduler.send(RowsEnded(ended), SEND_TIMEOUT_S)
 
     async def _rows_failed(self, message: RowsFailed) -> None:
         for rid in message.rids:
             self._streams.drop(rid)
             await self._answer(Failed(rid, message.code, message.message, message.field))
+        # The scheduler hears its own again, and knows these rows no more.
+        await self._to_scheduler.send(message, SEND_TIMEOUT_S)
 
     async def _leave(self, rid: int) -> None:
         """Have the executor drop a row that goes on; without it the row only runs in vain."""
@@ -302,4 +309,9 @@ def _as_failed(rid: int, error: Exception) -> Failed:
 def _ended_here(answer: RowDelta | Failed, token: RowToken) -> bool:
     """Whether the request ended with this token although the executor goes on with the row."""
     ended = isinstance(answer, Failed) or answer.finish is not None
-    return ended and token.finish is None and token.error is None
+    return ended and not _is_last(token)
+
+
+def _is_last(token: RowToken) -> bool:
+    """Whether the executor's row ended with this token."""
+    return token.finish is not None or token.error is not None

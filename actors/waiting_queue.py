@@ -19,6 +19,7 @@ class Entry:
     generated: list[int] = field(default_factory=list)
     started: bool = False
     accepted: bool = False
+    digest: bytes = b""
 
     @property
     def rid(self) -> int:
@@ -101,9 +102,13 @@ class WaitingQueue:
             self.prompt_tokens -= entry.prompt_tokens
         return entry
 
+    def first(self, count: int) -> list[Entry]:
+        """The first `count` requests in order."""
+        return [self._entries[rid] for _, rid in self._order[:count]]
+
     def take(self, count: int) -> list[Entry]:
         """Take out the first `count` requests in order."""
-        chosen = [self._entries[rid] for _, rid in self._order[:count]]
+        chosen = self.first(count)
         for entry in chosen:
             self.remove(entry.rid)
         return chosen

@@ -15,6 +15,7 @@ Code = Literal[
     "shutting_down",
     "executor_failed",
     "executor_stuck",
+    "repeated_failure",
     "device_lost",
     "non_finite",
     "internal",

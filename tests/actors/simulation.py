@@ -122,7 +122,7 @@ class Simulation:
     def lose(self, when: float, ready_again: float) -> None:
         def action() -> None:
             self._batch = None
-            self._apply(self.policy.executor_lost("killed"))
+            self._apply(self.policy.executor_lost("killed", self.now))
 
         self.at(when, action)
         self.at(ready_again, self.make_ready)
@@ -217,6 +217,7 @@ class Simulation:
             if len(generated) == target:
                 del batch.rows[rid]
                 self._end(rid, "done")
+                self.policy.rows_ended([rid])
         if batch.rows and not (batch.release and batch.decode_s >= batch.prefill_s):
             self.at(self.now + self._step_s, lambda: self._step(batch))
             return

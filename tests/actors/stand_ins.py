@@ -35,10 +35,12 @@ class SlowTokenizer:
     def __init__(self, inner: Tokenizer) -> None:
         self.inner = inner
         self.go = threading.Event()
+        self.started = threading.Event()
         self.thread: int | None = None
 
     def encode(self, text: str, field: str) -> list[int]:
         self.thread = threading.get_ident()
+        self.started.set()
         self.go.wait(5)
         return self.inner.encode(text, field)
 

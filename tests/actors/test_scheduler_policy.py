@@ -109,6 +109,17 @@ def test_with_one_row_at_a_time_the_long_request_goes_behind_and_still_ends() ->
     assert simulation.policy.report(0).requeued >= 3
 
 
+def test_a_full_batch_whose_rows_have_ended_is_released_like_any_other() -> None:
+    limits = msgspec.structs.replace(LIMITS, max_batch=2)
+    simulation = Simulation(SETTINGS, limits=limits)
+    for rid, tokens in ((1, 3000), (2, 20)):
+        simulation.arrive(0.0, submit(rid, tokens=tokens, priority=10))
+    simulation.arrive(0.1, submit(3))
+    simulation.run()
+    assert simulation.outcomes[3].wait < SETTINGS.hold_s + 0.1
+    assert simulation.outcomes[1].ends == ["done"]
+
+
 def test_two_long_requests_take_turns() -> None:
     simulation = Simulation(PolicySettings(hold_s=0.5), limits=ONE_ROW)
     simulation.arrive(0.0, submit(1, tokens=300))

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from actors.messages import (
     Prepare,
     Request,
     RequestRound,
+    RowsEnded,
     RowsFailed,
     SchedulerControl,
     SchedulerMessage,
@@ -292,33 +292,7 @@ async def test_conversions(tokenizer: Tokenizer) -> None:
         assert await made.door.receive() == Converted(2, text=text)
 
 
-async def test_a_cancel_never_overtakes_and_steps_never_wait(tokenizer: Tokenizer) -> None:
-    slow = SlowTokenizer(tokenizer)
-    (a,) = tokenizer.encode("a")
-    async with house(slow) as made:
-        slow.go.set()
-        made.mail.post(prepare(1))
-        await made.scheduler.receive()
-        slow.go.clear()
-        made.mail.post(prepare(2, "the lamp " * 200))
-        made.mail.post(Cancel(2))
-        made.mail.post(step([(1, a)]))
-        deltas = await made.door.receive()
-        assert isinstance(deltas, Deltas)
-        assert made.scheduler.receive_nowait() is None
-        slow.go.set()
-        submit = await made.scheduler.receive()
-        assert isinstance(submit, Submit)
-        assert submit.rid == 2
-        assert await made.scheduler.receive() == Cancel(2)
-        assert slow.thread != threading.get_ident()
-        made.mail.post(step([(2, a), (1, a)]))
-        deltas = await made.door.receive()
-        assert isinstance(deltas, Deltas)
-        assert [row.rid for row in deltas.rows] == [1]
-
-
-async def test_too_many_waiting_requests_are_refused_and_cancels_are_not(
+async def test_too_many_waiting_requests_are_refused_and_a_cancel_makes_room(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "INTAKE_LIMIT", 1)
@@ -328,16 +302,34 @@ async def test_too_many_waiting_requests_are_refused_and_cancels_are_not(
             made.mail.post(prepare(rid, "the lamp " * 200))
             await anyio.sleep(0.02)
         made.mail.post(Cancel(2))
+        made.mail.post(prepare(4))
         failed = await made.door.receive()
         assert isinstance(failed, Failed)
         assert (failed.rid, failed.code) == (3, "queue_full")
         slow.go.set()
-        rids = []
-        for _ in range(3):
-            message = await made.scheduler.receive()
-            assert isinstance(message, Submit | Cancel)
-            rids.append(message.rid)
-        assert rids == [1, 2, 2]
+        submits = [await made.scheduler.receive() for _ in range(2)]
+        assert [getattr(submit, "rid", None) for submit in submits] == [1, 4]
+
+
+async def test_the_ends_of_rows_are_passed_on_behind_their_tokens(tokenizer: Tokenizer) -> None:
+    (a,) = tokenizer.encode("a")
+    async with house(tokenizer) as made:
+        for rid in (1, 2):
+            made.mail.post(prepare(rid))
+            await made.scheduler.receive()
+        made.mail.post(step([(1, a), (2, a)]))
+        tokens = [
+            RowToken(0, a, finish="length"),
+            RowToken(1, a),
+            RowToken(2, -1, error="internal"),
+        ]
+        made.mail.post(Step([1, 2, 3], tokens, ended=1.5))
+        assert await made.scheduler.receive() == RowsEnded([1, 3])
+        assert [type(made.door.receive_nowait()) for _ in range(2)] == [Deltas, Deltas]
+        failed = RowsFailed([2], "executor_failed", "again")
+        made.mail.post(failed)
+        assert await made.scheduler.receive() == failed
+        assert made.door.receive_nowait() == Failed(2, "executor_failed", "again")
 
 
 async def test_a_fault_in_one_request_ends_nothing_else(

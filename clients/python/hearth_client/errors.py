@@ -94,6 +94,12 @@ class DuplicateId(RequestRefused):
     code = "duplicate_id"
 
 
+class RepeatedFailure(RequestRefused):
+    """The engine's process died each time that this request ran: sending it again is no use."""
+
+    code = "repeated_failure"
+
+
 # --- the service could not take or finish it ------------------------------------------------
 
 
@@ -208,6 +214,7 @@ _BY_CODE: dict[str, type[HearthClientError]] = {
         MessageTooLarge,
         UnknownMessage,
         DuplicateId,
+        RepeatedFailure,
         QueueFull,
         TooManyClients,
         TooManyRequests,
