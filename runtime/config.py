@@ -219,6 +219,10 @@ def _check_sizes(config: LLMEngineRunnerConfig) -> None:
         raise HearthError("engine_corrupt", "attention heads must share K/V heads", "num_kv_heads")
     if config.rotary_dim > config.head_dim or config.rotary_dim % 2:
         raise HearthError("engine_corrupt", "rotary_dim must be even, <= head_dim", "rotary_dim")
+    if config.use_trt_native_ops != (config.dialect == "native"):
+        raise HearthError(
+            "engine_corrupt", "only the native dialect has native ops", "use_trt_native_ops"
+        )
     if config.max_supported_input_length > config.max_kv_cache_capacity:
         raise HearthError(
             "engine_corrupt", "input length exceeds capacity", "max_supported_input_length"

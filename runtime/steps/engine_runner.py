@@ -18,7 +18,7 @@ from runtime.tensors.tensor import Tensor
 
 
 class LLMEngineRunner:
-    """Runs the steps of one decoder: the one place that fills step inputs.
+    """Fills and runs the steps of one decoder.
 
     Rows of a step are the first rows of the batch. A step's logits are a step buffer, used as
     dense [rows, tokens that get logits, V]; it holds until the next step.

@@ -74,7 +74,9 @@ def test_an_onnx_runtime_that_is_too_old_is_not_ok(
 ) -> None:
     folder = tmp_path / "engine"
     shutil.copytree(tiny_engine, folder)
-    write_config(folder, structs.replace(load_config(folder), dialect="native"))
+    write_config(
+        folder, structs.replace(load_config(folder), dialect="native", use_trt_native_ops=True)
+    )
     monkeypatch.setattr(onnxruntime, "__version__", "1.9.0")
     report = inspect_engine(Settings(), folder)
     assert (report.ok, report.library) == (False, "")

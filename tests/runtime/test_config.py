@@ -84,6 +84,8 @@ def test_a_wrong_type_or_choice_is_refused(changes: dict[str, Any]) -> None:
         ({"eos_token_ids": []}, "eos_token_ids"),
         ({"num_attention_layers": 1}, "num_attention_layers"),
         ({"output_vocab_size": 99}, "output_vocab_size"),
+        ({"use_trt_native_ops": False}, "use_trt_native_ops"),
+        ({"dialect": "classic"}, "use_trt_native_ops"),
     ],
     ids=str,
 )
