@@ -1,12 +1,11 @@
 """What the daemon would use, found out without loading the engine."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
-from msgspec import structs
 
 from daemon.configuration.settings import Settings
 from daemon.gpu_facts import GPUFacts, check_gpu, gpu_facts, serving_library
@@ -18,6 +17,8 @@ from runtime.decoding.deployment import DeploymentConfig, load_engines, resolve_
 from runtime.errors import HearthError
 from runtime.executor.threads import physical_cores
 from runtime.memory.system import available_memory
+
+T = TypeVar("T")
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,54 +62,25 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     answer_report: AnswerReport | None = None
 
 
-class _Found(msgspec.Struct):
-    """What could be found out, and the first refusal."""
-
-    deployment: DeploymentConfig
-    gpu: GPUFacts | None = None
-    library: str = ""
-    refusal: HearthError | None = None
-
-    @contextmanager
-    def noting_refusal(self) -> Iterator[None]:
-        """What is looked at in the block does not keep the rest from being shown."""
-        try:
-            yield
-        except HearthError as error:
-            self.refusal = self.refusal or error
-
-
 def inspect_engine(settings: Settings, folder: Path) -> Report:
     """Check folder, versions and memory; raises HearthError where nothing can be reported."""
     options = runtime_options(settings)
     engines = load_engines(folder, options)
-    found = _Found(resolve_deployment(*engines, options))
-    config, host, own = found.deployment.base, available_memory(), None
-    with found.noting_refusal():
-        found.library = serving_library(config)
-    with found.noting_refusal():
-        if config.device == "cuda":
-            found.gpu = gpu_facts()
-            own = found.gpu.memory_free
-    with found.noting_refusal():
-        if found.gpu is not None and found.library:
-            check_gpu(config, found.gpu, found.library)
-    # What is needed is told even where no GPU can be asked what is free.
-    unknown = config.device == "cuda" and found.gpu is None
-    with found.noting_refusal():
-        if not unknown:
-            found.deployment = fit_deployment(engines, options, host, own)
-    budgets = budgets_of(found.deployment, host, 0 if unknown else own)
-    if unknown:
-        budgets[0] = structs.replace(budgets[0], available=0)
-    return _report(settings, folder, found, budgets)
-
-
-def _report(settings: Settings, folder: Path, found: _Found, budgets: list[Budget]) -> Report:
-    deployment, refusal = found.deployment, found.refusal
-    memory, *others = budgets
-    host = others[0] if others else Budget({}, 0)
+    deployment = resolve_deployment(*engines, options)
+    config, host, refusals = deployment.base, available_memory(), list[HearthError]()
+    # A missing library does not keep the GPU from being shown, nor the other way round.
+    library = _tried(refusals, partial(serving_library, config)) or ""
+    gpu = _tried(refusals, gpu_facts) if config.device == "cuda" else None
+    if gpu is not None and library:
+        _tried(refusals, partial(check_gpu, config, gpu, library))
+    own = 0 if gpu is None else gpu.memory_free
+    if gpu is not None or config.device == "cpu":
+        fits = partial(fit_deployment, engines, options, host, own)
+        deployment = _tried(refusals, fits) or deployment
     config = deployment.base
+    memory, *others = budgets_of(deployment, host, own)
+    beside = others[0] if others else Budget({}, 0)
+    refusal = refusals[0] if refusals else None
     return Report(
         ok=refusal is None,
         reason=refusal.message if refusal else None,
@@ -116,9 +88,9 @@ def _report(settings: Settings, folder: Path, found: _Found, budgets: list[Budge
         field=refusal.field if refusal else None,
         engine=str(folder),
         device=config.device,
-        gpu=found.gpu,
+        gpu=gpu,
         engine_kind=config.backend,
-        library=found.library,
+        library=library,
         plan=config.plan,
         architecture=config.architecture,
         dialect=config.dialect,
@@ -133,11 +105,20 @@ def _report(settings: Settings, folder: Path, found: _Found, budgets: list[Budge
         speculation=_speculation(deployment),
         memory=memory.parts,
         memory_needed=memory.needed,
-        memory_available=memory.available,
-        host_memory=host.parts,
-        host_memory_needed=host.needed,
-        host_memory_available=host.available,
+        memory_available=memory.available if gpu or not others else 0,
+        host_memory=beside.parts,
+        host_memory_needed=beside.needed,
+        host_memory_available=beside.available,
     )
+
+
+def _tried(refusals: list[HearthError], look: Callable[[], T]) -> T | None:
+    """What `look` gives; what it refuses does not keep the rest from being shown."""
+    try:
+        return look()
+    except HearthError as error:
+        refusals.append(error)
+    return None
 
 
 def _speculation(deployment: DeploymentConfig) -> str:

@@ -106,7 +106,8 @@ def _device(report: Report) -> str:
     if gpu is None:
         return "cuda, no GPU can be asked"
     major, minor = gpu.compute_capability
-    return f"{gpu.name}, compute capability {major}.{minor}, driver for CUDA {gpu.driver}"
+    shared = ", memory shared with the host" if gpu.memory_free is None else ""
+    return f"{gpu.name}, compute capability {major}.{minor}, driver for CUDA {gpu.driver}{shared}"
 
 
 def _plan_rows(report: Report) -> list[tuple[str, str]]:

@@ -94,6 +94,8 @@ def generate(
         folder, RuntimeOptions(threads=threads, max_batch=max_batch, speculation=method)
     )
     try:
+        if runtime.chosen:
+            err().print(runtime.chosen, style="dim", markup=False)
         tokenizer = Tokenizer.open(folder)
         token_ids = [encode_prompt(p, tokenizer, chat=chat, system=system) for p in prompts]
         show = _print_json if as_json else _print_text

@@ -6,6 +6,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from daemon.cli.generate import generate
+from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.errors import HearthError
 
 
@@ -53,6 +54,21 @@ def test_an_end_token_is_part_of_the_ids_and_not_of_the_text(tiny_engine: Path) 
     going_on = lines(run(str(tiny_engine), "--ids", "45", "--ignore-eos", "--json"))[0]
     assert going_on["finish_reason"] == "length"
     assert len(going_on["token_ids"]) == 95
+
+
+def test_what_was_chosen_for_memory_is_told(
+    tiny_engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = LLMInferenceRuntime.open
+
+    def squeezed(*arguments: Any) -> LLMInferenceRuntime:
+        runtime = opened(*arguments)
+        runtime.chosen = "1 row of 96 tokens"
+        return runtime
+
+    monkeypatch.setattr(LLMInferenceRuntime, "open", squeezed)
+    result = run(str(tiny_engine), "--ids", "5", "--max-tokens", "2", "--json")
+    assert (result.stderr, len(lines(result))) == ("1 row of 96 tokens\n", 1)
 
 
 def test_alternatives_are_reported_on_demand(tiny_engine: Path) -> None:
