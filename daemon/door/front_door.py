@@ -226,4 +226,4 @@ class FrontDoor:
 def _open_files(settings: DoorSettings) -> int:
     """From how many open files on connections are closed: without any ZeroMQ ends the process."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return settings.open_files or max(limit // 2, settings.clients + _OTHER_FILES)
+    return settings.open_files or max(limit // 4, settings.clients + _OTHER_FILES)

@@ -15,7 +15,7 @@ class DoorSettings(msgspec.Struct, frozen=True, kw_only=True):
     for it, or nothing could be sent to it for `slow_s`; `send_mark` answers lie with ZeroMQ, beside
     these. `answer_s` bounds the wait for other actors where a request sets no deadline of its own.
     All connections are closed when the process has grown by more than `memory_bytes` (0 for any) or
-    has more than `open_files` (0 for half of what it may have).
+    has more than `open_files` (0 for a quarter of what it may have).
     """
 
     socket: str = ""
