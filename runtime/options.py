@@ -68,8 +68,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True):
     `engine_kind` "simulated" puts a simulated engine with steps of `step_ms` milliseconds behind
     the folder's vocabulary and limits. `device` "" is the one that the folder was exported for.
     `verify` checks the digest of every file, and in the daemon the known answer. `speculation` says
-    how several tokens a step are tried; it changes the speed, and the text at
-    near-ties alone.
+    how several tokens a step are tried; it changes the speed, and the text at near-ties alone.
     """
 
     threads: int = 0
