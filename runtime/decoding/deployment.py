@@ -4,7 +4,7 @@ from typing import Literal, NamedTuple
 from msgspec import structs
 
 from runtime.config import LLMEngineRunnerConfig, load_config
-from runtime.decoding.effective_config import effective_config
+from runtime.decoding.effective_config import check_built, effective_config
 from runtime.engine_folder import DRAFT_FOLDER, verify_folder
 from runtime.errors import HearthError
 from runtime.options import (
@@ -92,30 +92,27 @@ def _method(
     # A plan has the steps that it was built with, and only a base of a draft verifies trees.
     verifies = base.backend != "tensorrt" or draft is not None
     simulated = base.backend == "simulated"
-    if asked == "auto":
-        if simulated or not verifies:
-            return "off"
-        return "lookup" if draft is None else "eagle"
-    if not verifies:
-        need = "an engine that verifies trees"
-    elif asked == "lookup" or (draft is not None and not simulated):
-        return asked
-    else:
-        need = "a real engine" if simulated else "a draft: export the model with one"
+    if asked == "auto" and (simulated or not verifies):
+        return "off"
+    if verifies and (asked == "lookup" or (draft is None and asked == "auto")):
+        return "lookup"
+    if draft is not None and not simulated:
+        return "eagle"
+    missing = "a draft: export the model with one" if verifies else "an engine that verifies trees"
+    need = "a real engine" if simulated else missing
     raise HearthError("unsupported_option", f"{asked} needs {need}", "speculation")
 
 
 def _check_used(options: SpeculationOptions, method: Method) -> None:
     """Refuse what was given for another method."""
-    given = (
-        ("drafting_top_k", "eagle", options.eagle is not None),
-        ("lookup_tokens", "lookup", options.lookup_tokens > 0),
-    )
-    for name, user, wanted in given:
-        if wanted and method != user:
-            raise HearthError(
-                "unsupported_option", f"{name} is for speculation by {user}, not {method}", name
-            )
+    tree, tokens = options.eagle, options.lookup_tokens
+    for user, name, given in (
+        ("eagle", "drafting_top_k", tree),
+        ("lookup", "lookup_tokens", tokens),
+    ):
+        if given and method != user:
+            what = f"{name} is for speculation by {user}, not {method}"
+            raise HearthError("unsupported_option", what, name)
 
 
 def _lookup_tokens(base: LLMEngineRunnerConfig, asked: int) -> int:
@@ -124,7 +121,7 @@ def _lookup_tokens(base: LLMEngineRunnerConfig, asked: int) -> int:
     limit = base.max_verify_tree_size if own else base.max_kv_cache_capacity
     _check_limit("lookup_tokens", asked + 1, limit)
     if base.static_decode_batches:
-        _check_built("lookup_tokens", asked or limit - 1, limit - 1)
+        check_built("lookup_tokens", asked or limit - 1, (limit - 1,))
         return limit - 1
     return asked or min(_LOOKUP_TOKENS, limit - 1)
 
@@ -148,11 +145,10 @@ def _with_draft(
     _check_limit("verify_tree_size", eagle.tree_size, base.max_verify_tree_size)
     _check_limit("drafting_top_k", eagle.proposal_size, draft.max_draft_tree_size)
     if base.static_decode_batches:
-        built = (*draft.static_drafting, base.max_verify_tree_size)
-        names = ("drafting_top_k", "drafting_step", "verify_tree_size")
-        asked = (eagle.drafting_top_k, eagle.drafting_step, eagle.tree_size)
-        for name, one, other in zip(names, asked, built, strict=True):
-            _check_built(name, one, other)
+        top_k, step = draft.static_drafting
+        check_built("drafting_top_k", eagle.drafting_top_k, (top_k,))
+        check_built("drafting_step", eagle.drafting_step, (step,))
+        check_built("verify_tree_size", eagle.tree_size, (base.max_verify_tree_size,))
     return DeploymentConfig(
         structs.replace(base, max_verify_tree_size=eagle.tree_size),
         "eagle",
@@ -202,8 +198,3 @@ def _check_limit(name: str, asked: int, limit: int) -> None:
             f"{name} asks for {asked} tree nodes, the engine takes {limit} at this capacity",
             name,
         )
-
-
-def _check_built(name: str, asked: int, built: int) -> None:
-    if asked != built:
-        raise HearthError("invalid_value", f"{name}: the plan was built for {built} alone", name)

@@ -22,8 +22,8 @@ def effective_config(
     _check_processor(options, config)
     capacity = _limit("capacity", options.capacity, config.max_kv_cache_capacity)
     if config.static_decode_batches:
-        _check_built("max_batch", batch, config.static_decode_batches)
-        _check_built("capacity", capacity, (config.max_kv_cache_capacity,))
+        check_built("max_batch", batch, config.static_decode_batches)
+        check_built("capacity", capacity, (config.max_kv_cache_capacity,))
     return structs.replace(
         config,
         max_supported_batch_size=batch,
@@ -85,7 +85,7 @@ def _check_processor(options: RuntimeOptions, config: LLMEngineRunnerConfig) -> 
             raise HearthError("unsupported_option", f"{name} is nothing to {engine}", name)
 
 
-def _check_built(name: str, asked: int, built: tuple[int, ...]) -> None:
+def check_built(name: str, asked: int, built: tuple[int, ...]) -> None:
     """A plan has the shapes that it was built with."""
     if asked not in built:
         raise HearthError(
