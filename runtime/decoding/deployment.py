@@ -17,6 +17,8 @@ from runtime.options import (
 Method = Literal["off", "lookup", "eagle"]
 Asked = Method | Literal["auto"]
 _LOOKUP_TOKENS = 4
+_SHARED = ("backend", "device", "dialect", "dtype", "vocab_size", "hidden_size")
+"""Fields that a draft has in common with its base, beside the width of the hidden states."""
 
 
 class DeploymentConfig(NamedTuple):
@@ -129,6 +131,11 @@ def _lookup_tokens(base: LLMEngineRunnerConfig, asked: int) -> int:
 def _with_draft(
     stored: LLMEngineRunnerConfig, stored_draft: LLMEngineRunnerConfig, options: RuntimeOptions
 ) -> DeploymentConfig:
+    fits = structs.replace(stored, base_hidden_dim=stored.output_hidden_dim)
+    for name in (*_SHARED, "base_hidden_dim"):
+        if getattr(stored_draft, name) != getattr(fits, name):
+            what = f"the draft's {name} is not that of the base: export the model again"
+            raise HearthError("engine_corrupt", what, name)
     base = effective_config(_smaller(stored, stored_draft), options)
     draft = structs.replace(
         effective_config(_smaller(stored_draft, stored), options), prefill_chunk=base.prefill_chunk

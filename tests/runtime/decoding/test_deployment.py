@@ -1,6 +1,6 @@
 from contextlib import closing
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from msgspec import structs
@@ -193,6 +193,27 @@ def test_a_folder_with_a_draft_can_be_simulated() -> None:
             found = resolve_deployment(base, draft, asked)
             assert found.method == ("lookup" if method == "lookup" else "off")
             assert found.draft is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"base_hidden_dim": 32},
+        {"base_hidden_dim": 0},
+        {"vocab_size": 99},
+        {"hidden_size": 32},
+        {"dtype": "float16"},
+        {"dialect": "classic"},
+        {"device": "cpu"},
+        {"backend": "tensorrt"},
+    ],
+    ids=str,
+)
+def test_a_draft_of_another_base_is_refused_by_name(changes: dict[str, Any]) -> None:
+    (name,) = changes
+    with pytest.raises(HearthError) as caught:
+        resolve(BASE, structs.replace(DRAFT, **changes), None)
+    assert (caught.value.code, caught.value.field) == ("engine_corrupt", name)
 
 
 def test_an_engine_of_chains_gives_the_text_of_plain_decoding(tmp_path: Path, dialect: str) -> None:
