@@ -127,7 +127,7 @@ def test_no_import_runs_up(room: str) -> None:
 
 
 def test_the_rooms_with_floors() -> None:
-    assert {"runtime"} <= FLOORS.keys()
+    assert {"runtime", "actors", "daemon"} <= FLOORS.keys()
 
 
 def test_the_check_itself_finds_what_runs_up() -> None:

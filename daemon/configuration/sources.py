@@ -1,5 +1,6 @@
 """Where settings come from; each source says in a message how its user named the setting."""
 
+import re
 import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -18,6 +19,13 @@ else:
 ENVIRONMENT_PREFIX = "HEARTH_"
 # Variables that are not settings: the settings file itself and the folder of built engines.
 _OTHER_VARIABLES = frozenset({"HEARTH_CONFIG", "HEARTH_CACHE"})
+
+# What Kubernetes tells every container of a namespace about a service whose name begins with
+# "hearth". A plain HEARTH_PORT=8080 is somebody's wish, and refused.
+_SERVICE_LINK = re.compile(
+    r"HEARTH_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)=.*"
+    r"|HEARTH_(\w+_)?PORT=(tcp|udp|sctp)://.*"
+)
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -62,12 +70,15 @@ def file_source(path: Path | None) -> Source:
 def environment_source(environ: Mapping[str, str], names: Collection[str]) -> Source:
     """The settings among `environ`; an unknown HEARTH_ variable raises `invalid_value`.
 
-    Variables set to the empty text count as not set.
+    Variables set to the empty text count as not set; those of a Kubernetes service are left out.
     """
     values = {
         key: value
         for key, value in environ.items()
-        if key.startswith(ENVIRONMENT_PREFIX) and key not in _OTHER_VARIABLES and value
+        if key.startswith(ENVIRONMENT_PREFIX)
+        and key not in _OTHER_VARIABLES
+        and value
+        and not _SERVICE_LINK.fullmatch(f"{key}={value}")
     }
     known = {ENVIRONMENT_PREFIX + name.upper(): name for name in names}
     for key in values:

@@ -95,7 +95,7 @@ def test_any_text_is_a_value_or_is_refused_by_name(name: str, value: str) -> Non
             "",
             "$HEARTH_THREAD: there is no such setting (nearest: ",
         ),
-        ({"HEARTH_PORT": "tcp://1"}, "", "$HEARTH_PORT: there is no such setting"),
+        ({"HEARTH_PORT": "8080"}, "", "$HEARTH_PORT: there is no such setting"),
     ],
 )
 def test_the_nearest_name_of_an_unknown_setting_is_told(

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from daemon.configuration.settings import FIELDS
 from daemon.configuration.sources import environment_source, file_source, flag_source
 from runtime.errors import HearthError
 
@@ -48,3 +49,30 @@ def test_each_source_describes_a_setting_as_it_was_written(tmp_path: Path) -> No
     assert file_source(path).describe("hold_s") == f"{path}, hold_s"
     assert environment_source({}, ()).describe("hold_s") == "$HEARTH_HOLD_S"
     assert flag_source({}).describe("hold_s") == "--hold-s"
+
+
+def test_what_kubernetes_tells_of_a_service_is_no_setting() -> None:
+    links = {
+        "HEARTH_SERVICE_HOST": "10.0.0.11",
+        "HEARTH_SERVICE_PORT": "6379",
+        "HEARTH_SERVICE_PORT_HTTP": "6379",
+        "HEARTH_PORT": "tcp://10.0.0.11:6379",
+        "HEARTH_PORT_6379_TCP": "tcp://10.0.0.11:6379",
+        "HEARTH_PORT_6379_TCP_PROTO": "tcp",
+        "HEARTH_PORT_6379_TCP_PORT": "6379",
+        "HEARTH_PORT_6379_TCP_ADDR": "10.0.0.11",
+        "HEARTH_GATEWAY_PORT": "udp://10.0.0.12:53",
+        "HEARTH_GATEWAY_SERVICE_HOST": "10.0.0.12",
+    }
+    assert environment_source(links, FIELDS).values == {}
+
+
+@pytest.mark.parametrize("name", ["HEARTH_PORT", "HEARTH_HOST", "HEARTH_PORTS"])
+def test_a_variable_that_somebody_set_is_refused_all_the_same(name: str) -> None:
+    with pytest.raises(HearthError, match="no such setting"):
+        environment_source({name: "8080"}, FIELDS)
+
+
+def test_no_setting_looks_like_a_service_link() -> None:
+    values = {f"HEARTH_{name.upper()}": "tcp://x" for name in FIELDS}
+    assert len(environment_source(values, FIELDS).values) == len(FIELDS)
