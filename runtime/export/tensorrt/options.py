@@ -12,10 +12,15 @@ from runtime.version import version_numbers
 
 Builder = Literal["tensorrt", "tensorrt_rtx"]
 HIGHEST_LEVEL = 5
-_FIRST_NATIVE = (10, 15)
-_FIRST_DRAFTS = (10, 0)
-_FIRST_BFLOAT16 = (9, 0)
-_FIRST_STRONGLY_TYPED = (9, 0)
+Feature = Literal["native dialect", "drafts", "bfloat16", "strong typing"]
+# By TensorRT version. The plan that 8.6 makes of a draft ends its library with an internal error of
+# Myelin when it is opened, in the lean runtime 10.16.
+_SINCE: dict[Feature, tuple[int, int]] = {
+    "native dialect": (10, 15),
+    "drafts": (10, 0),
+    "bfloat16": (9, 0),
+    "strong typing": (9, 0),
+}
 
 
 class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,7 +28,7 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     `workspace_bytes` 0 and `optimization_level` None leave the builder's own choice. `timing_cache`
     None keeps no timings. `decode_batches` empty takes every power of two up to the largest batch,
-    and that. `kv_cache_dtype` "auto" is the engine's own type, and float32 where `widens_caches`.
+    and that. `kv_cache_dtype` "auto" is the engine's own type, and float32 without strong typing.
     """
 
     builder: Builder = "tensorrt"
@@ -82,27 +87,10 @@ def default_timing_cache() -> Path:
     return Path(base) / "hearth" / "tensorrt-timing.cache"
 
 
-def reads_native(builder: Builder, version: str) -> bool:
-    """Whether a builder reads the native dialect: TensorRT from 10.15 on, and TensorRT-RTX."""
-    return builder == "tensorrt_rtx" or version_numbers(version) >= _FIRST_NATIVE
+def has_feature(feature: Feature, builder: Builder, version: str) -> bool:
+    """Whether a builder has a feature; TensorRT-RTX has all of them.
 
-
-def knows_bfloat16(builder: Builder, version: str) -> bool:
-    """Whether a builder has the bfloat16 type."""
-    return builder == "tensorrt_rtx" or version_numbers(version) >= _FIRST_BFLOAT16
-
-
-def widens_caches(builder: Builder, version: str) -> bool:
-    """Whether a builder's plan makes float32 copies of narrower caches in every step.
-
-    Kept in float32 they need none: less memory, and a step a fifth shorter (docs/tensorrt.md).
+    Without strong typing a plan makes float32 copies of narrower caches in every step. Kept in
+    float32 they need none: less memory, and a step a fifth shorter (docs/tensorrt.md).
     """
-    return builder == "tensorrt" and version_numbers(version) < _FIRST_STRONGLY_TYPED
-
-
-def makes_drafts(builder: Builder, version: str) -> bool:
-    """Whether a builder's plan of a draft can be opened: TensorRT 8.6 makes one that cannot.
-
-    Its library ends the process with an internal error of Myelin, in the lean runtime 10.16.
-    """
-    return builder == "tensorrt_rtx" or version_numbers(version) >= _FIRST_DRAFTS
+    return builder == "tensorrt_rtx" or version_numbers(version) >= _SINCE[feature]

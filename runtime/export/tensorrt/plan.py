@@ -12,13 +12,7 @@ from runtime.engine_folder import DATA_FILE, MODEL_FILE, PLAN_FILE
 from runtime.errors import HearthError
 from runtime.export.options import ExportOptions
 from runtime.export.progress import Progress
-from runtime.export.tensorrt.options import (
-    PlanOptions,
-    knows_bfloat16,
-    makes_drafts,
-    reads_native,
-    widens_caches,
-)
+from runtime.export.tensorrt.options import Feature, PlanOptions, has_feature
 from runtime.export.tensorrt.subprocess_builder import NoAttentionKernelError, run_builder
 from runtime.tensors.profiles import Selector, build_profiles
 from runtime.tensors.registry import build_registry_for_llm, build_registry_for_spec_decode_draft
@@ -42,9 +36,11 @@ def settle_options(options: ExportOptions) -> ExportOptions:
         return options
     version = probe_builder(plan)
     if options.dialect == "auto":
-        native = reads_native(plan.builder, version) and _suits_native(options, plan)
+        native = has_feature("native dialect", plan.builder, version) and _suits_native(
+            options, plan
+        )
         options = msgspec.structs.replace(options, dialect="native" if native else "classic")
-    if plan.kv_cache_dtype == "auto" and widens_caches(plan.builder, version):
+    if plan.kv_cache_dtype == "auto" and not has_feature("strong typing", plan.builder, version):
         plan = msgspec.structs.replace(plan, kv_cache_dtype="float32")
         options = msgspec.structs.replace(options, plan=plan)
     _check_builder(options, plan, version)
@@ -78,36 +74,31 @@ def _suits_native(options: ExportOptions, plan: PlanOptions) -> bool:
 
 
 def _check_builder(options: ExportOptions, plan: PlanOptions, version: str) -> None:
-    if options.dialect == "native" and not reads_native(plan.builder, version):
-        raise HearthError(
-            "unsupported_option",
-            f"TensorRT {version} does not read the native dialect, 10.15 is the first: choose "
-            "classic",
-            "dialect",
-        )
-    if options.dialect == "native" and plan.kv_cache_dtype not in ("auto", options.dtype):
-        raise HearthError(
-            "unsupported_option",
-            "the native dialect has caches of the engine's own type: choose classic",
-            "kv_cache_dtype",
-        )
-    if options.dtype == "bfloat16" and not knows_bfloat16(plan.builder, version):
-        raise HearthError(
-            "unsupported_option", f"TensorRT {version} has no bfloat16: choose float16", "dtype"
-        )
-    if plan.version_compatible and plan.builder == "tensorrt_rtx":
-        raise HearthError(
-            "unsupported_option",
-            "TensorRT-RTX makes plans for its own version alone",
-            "version_compatible",
-        )
-    if options.draft is not None and not makes_drafts(plan.builder, version):
-        raise HearthError(
-            "unsupported_option",
-            f"TensorRT {version} makes plans of drafts that cannot be opened, 10 is the first: "
-            "leave the draft out",
-            "draft",
-        )
+    def lacks(feature: Feature) -> bool:
+        return not has_feature(feature, plan.builder, version)
+
+    native, library = options.dialect == "native", f"TensorRT {version}"
+    wide = plan.kv_cache_dtype not in ("auto", options.dtype)
+    faults = {
+        f"{library} does not read the native dialect, 10.15 is the first: choose classic": (
+            native and lacks("native dialect") and "dialect"
+        ),
+        "the native dialect has caches of the engine's own type: choose classic": (
+            native and wide and "kv_cache_dtype"
+        ),
+        f"{library} has no bfloat16: choose float16": (
+            options.dtype == "bfloat16" and lacks("bfloat16") and "dtype"
+        ),
+        "TensorRT-RTX makes plans for its own version alone": (
+            plan.version_compatible and plan.builder == "tensorrt_rtx" and "version_compatible"
+        ),
+        f"{library} makes plans of drafts that cannot be opened, 10 is the first: leave it out": (
+            options.draft is not None and lacks("drafts") and "draft"
+        ),
+    }
+    for what, field in faults.items():
+        if field:
+            raise HearthError("unsupported_option", what, field)
 
 
 def build_plan(

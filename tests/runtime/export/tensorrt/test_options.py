@@ -4,12 +4,11 @@ import pytest
 
 from runtime.errors import HearthError
 from runtime.export.tensorrt.options import (
+    Feature,
     PlanOptions,
     check_plan_options,
     default_timing_cache,
-    knows_bfloat16,
-    makes_drafts,
-    reads_native,
+    has_feature,
     resolve_decode_batches,
 )
 
@@ -46,6 +45,9 @@ def test_numbers_without_meaning_are_refused() -> None:
             check_plan_options(options, 8)
 
 
+FEATURES: tuple[Feature, ...] = ("native dialect", "bfloat16", "drafts")
+
+
 @pytest.mark.parametrize(
     ("version", "can"),
     [
@@ -56,14 +58,11 @@ def test_numbers_without_meaning_are_refused() -> None:
     ],
 )
 def test_what_a_version_can_do(version: str, can: tuple[bool, bool, bool]) -> None:
-    asked = (reads_native, knows_bfloat16, makes_drafts)
-    assert tuple(ask("tensorrt", version) for ask in asked) == can
+    assert tuple(has_feature(one, "tensorrt", version) for one in FEATURES) == can
 
 
 def test_rtx_numbers_its_versions_otherwise() -> None:
-    assert reads_native("tensorrt_rtx", "1.7.1")
-    assert knows_bfloat16("tensorrt_rtx", "1.7.1")
-    assert makes_drafts("tensorrt_rtx", "1.7.1")
+    assert all(has_feature(one, "tensorrt_rtx", "1.7.1") for one in FEATURES)
 
 
 def test_timings_lie_in_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
