@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from bench.child_process import ChildProcess
-from bench.load_clients import Finished, LoadJob, Progress, Tally
+from bench.load_clients import LoadJob, Tally
 from bench.report import log_folder, note, print_fields, publish
 from bench.toy_daemon import given_or_toy, simulated_flags
 from daemon.cli.errors import FAILED
@@ -18,7 +18,7 @@ from daemon.own_daemon import own_daemon
 _PROGRESS_TIMEOUT_S = 120.0
 
 
-class LoadFigures(Tally, kw_only=True):
+class LoadFigures(Tally, kw_only=True, tag=False):
     """The tally of all clients and how fast they were served."""
 
     seconds: float
@@ -94,10 +94,10 @@ def run_jobs(jobs: list[LoadJob], logs: Path) -> LoadFigures:
 
 def _finish(worker: ChildProcess, job: LoadJob) -> Tally:
     while True:
-        reply: Progress | Finished = worker.receive(Progress | Finished, _PROGRESS_TIMEOUT_S)
-        if isinstance(reply, Finished):
-            return reply.tally
-        note(f"process {job.seed}: {reply.requests} of {job.requests} requests")
+        tally: Tally = worker.receive(Tally, _PROGRESS_TIMEOUT_S)
+        if tally.requests == job.requests:
+            return tally
+        note(f"process {job.seed}: {tally.requests} of {job.requests} requests")
 
 
 def _share(total: int, parts: int, index: int) -> int:

@@ -37,8 +37,8 @@ class LoadJob(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
 
 
-class Tally(msgspec.Struct, kw_only=True):
-    """What was checked: requests and tokens, and the faults among them.
+class Tally(msgspec.Struct, kw_only=True, tag=True):
+    """What was checked so far: requests and tokens, and the faults among them.
 
     `lost` tokens never came (those of a failed request included), `doubled` ones came though
     nobody sent them (again), `disordered` ones came in another place. `failed` requests ended in
@@ -87,22 +87,10 @@ def _in_order(one: Sequence[int], other: Sequence[int]) -> int:
     return row[-1]
 
 
-class Progress(msgspec.Struct, frozen=True, tag=True):
-    """So many requests have ended."""
-
-    requests: int
-
-
-class Finished(msgspec.Struct, frozen=True, tag=True):
-    """All requests have ended."""
-
-    tally: Tally
-
-
 class LoadClients:
     """Runs the requests of one process and tallies what came back."""
 
-    def __init__(self, job: LoadJob, progress: Callable[[int], None]) -> None:
+    def __init__(self, job: LoadJob, progress: Callable[[Tally], None]) -> None:
         self.tally = Tally()
         self._job = job
         self._progress = progress
@@ -125,7 +113,7 @@ class LoadClients:
     async def _drain(self, client: AsyncClient) -> None:
         for prompt in self._prompts:
             await self._request(client, prompt)
-            self._progress(self.tally.requests)
+            self._progress(self.tally)
 
     async def _request(self, client: AsyncClient, prompt: str) -> None:
         count = self._job.max_tokens
@@ -154,15 +142,15 @@ def simulated_stream(config: LLMEngineRunnerConfig, prompt: list[int], count: in
 
 
 def main() -> None:
-    """Serve as the child: run the job, reporting progress and at last the tally."""
+    """Serve as the child: run the job, sending the tally from time to time and when it is whole."""
     parent = ParentProcess()
 
-    def report(requests: int) -> None:
-        if requests % _PROGRESS_EVERY == 0:
-            parent.send(Progress(requests))
+    def report(tally: Tally) -> None:
+        if tally.requests % _PROGRESS_EVERY == 0:
+            parent.send(tally)
 
     clients = LoadClients(parent.job(LoadJob), report)
-    parent.send(Finished(uvloop.run(clients.run())))
+    parent.send(uvloop.run(clients.run()))
 
 
 if __name__ == "__main__":

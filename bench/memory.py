@@ -7,9 +7,8 @@ from pathlib import Path
 import click
 import msgspec
 
-from bench.child_process import ChildProcess
+from bench.child_process import ChildProcess, family_usage
 from bench.memory_stages import OPTIONS, STAGES, MemoryJob
-from bench.process_memory import family_usage
 from bench.report import Record, log_folder, note, print_cases, publish, record_option
 from bench.toy_daemon import engine_option, given_or_toy
 from daemon.cli.errors import FAILED

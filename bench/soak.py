@@ -14,7 +14,7 @@ import numpy as np
 import uvloop
 from hearth_client import AsyncClient, HearthClientError
 
-from bench.process_memory import family_usage
+from bench.child_process import family_usage
 from bench.report import note, print_fields, publish
 from bench.toy_daemon import connected, engine_option, given_or_toy, simulated_flags
 from daemon.cli.errors import FAILED

@@ -23,8 +23,9 @@ from bench.decode.cases import (
     prepare,
     random_source,
 )
+from bench.decode.contest import Contest
 from bench.decode.cpu import SHARE_LIMIT, DecodeFigures, Plan, measure
-from bench.decode.gpu import GPUArtifacts, GPUPlan, measure_gpu
+from bench.decode.gpu import GPUPlan, measure_gpu
 from bench.decode.gpu_figures import GPUFigures, compare_batches, share_best_read
 from bench.report import Record, log_folder, note, print_cases, publish, record_option
 from daemon.cli.console import progress_bar
@@ -184,7 +185,8 @@ def _run(
     for case in cases:
         with progress_bar() as progress:
             artifacts = prepare(case, cache, progress, quick=quick)
-        figures[case.name] = found = measure(case, artifacts, plan, log_folder(cache), note)
+        contest = Contest(case.name, log_folder(cache), note)
+        figures[case.name] = found = measure(case, artifacts, plan, contest)
         if case.model == "0.6b" and case.precision != "fp32":
             plan = structs.replace(plan, precision=found.transformers_precision)
     return figures
@@ -203,9 +205,10 @@ def run_gpu(
     plan = structs.replace(plan, engines=tuple(filter(_is_served, plan.engines)))
     figures: dict[str, GPUFigures] = {}
     for model in dict.fromkeys(case.model for case in cases if plan.engines):
-        artifacts = _gpu_artifacts(model, plan, cache)
-        for case in (case for case in cases if case.model == model and artifacts.engines):
-            found = measure_gpu(case, artifacts, plan, log_folder(cache), note)
+        source, folders = _gpu_folders(model, plan, cache)
+        for case in (case for case in cases if case.model == model and folders):
+            contest = Contest(case.name, log_folder(cache), note)
+            found = measure_gpu(case, source, folders, plan, contest)
             figures.update({f"{engine}/{case.name}": one for engine, one in found.items()})
             compare_batches(figures)
             share_best_read(figures)
@@ -223,7 +226,7 @@ def _is_served(engine: str) -> bool:
     return True
 
 
-def _gpu_artifacts(model: GPUModel, plan: GPUPlan, cache: Path) -> GPUArtifacts:
+def _gpu_folders(model: GPUModel, plan: GPUPlan, cache: Path) -> tuple[Path, dict[str, Path]]:
     engines: dict[str, Path] = {}
     with progress_bar() as progress:
         source = random_source(model, cache, progress, quick=plan.quick)
@@ -234,7 +237,7 @@ def _gpu_artifacts(model: GPUModel, plan: GPUPlan, cache: Path) -> GPUArtifacts:
                 engines[engine] = ready or engine_folder(source, cache, options, progress)
             except HearthError as error:
                 note(f"{engine}/{model} is left out: {error}")
-    return GPUArtifacts(source=source, engines=engines)
+    return source, engines
 
 
 def _print(figures: Mapping[str, DecodeFigures]) -> None:

@@ -34,7 +34,7 @@ class Contest:
 
     def enter(self, name: str, job: Job) -> None:
         """Load a contender; raises HearthError where it cannot run."""
-        self._note(f"{self._case}: loading {name}")
+        self.say(f"loading {name}")
         self.workers[name] = Worker(job, self.log(name))
 
     def invite(self, name: str, job: Job) -> None:
@@ -44,15 +44,19 @@ class Contest:
         except HearthError as error:
             self.remark(f"{name} is left out: {error.message}")
 
+    def say(self, text: str) -> None:
+        """Tell what goes on."""
+        self._note(f"{self._case}: {text}")
+
     def remark(self, text: str) -> None:
         """Say it now, and beside the figures."""
         self.notes.append(text)
-        self._note(f"{self._case}: {text}")
+        self.say(text)
 
     def rounds(self, count: int) -> Iterator[None]:
         """One turn of everybody after the other."""
         for turn in range(count):
-            self._note(f"{self._case}: round {turn + 1} of {count}")
+            self.say(f"round {turn + 1} of {count}")
             yield
 
     def log(self, name: str) -> Path:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from pathlib import Path
 from statistics import median
 
 import msgspec
@@ -12,7 +11,7 @@ from bench.contenders.contender import Job
 from bench.contenders.floor import KERNELS, PASSES, plain_passes, repeats
 from bench.contenders.worker import missing
 from bench.decode.cases import Artifacts, Case
-from bench.decode.contest import Contest, Note, prompt_ids
+from bench.decode.contest import Contest, prompt_ids
 
 SHARE_LIMIT = 1.02
 """A share of the floor above this says that the floor was not measured well."""
@@ -63,7 +62,7 @@ class DecodeFigures(msgspec.Struct, kw_only=True):
         return self.floor_share <= SHARE_LIMIT
 
 
-def measure(case: Case, artifacts: Artifacts, plan: Plan, logs: Path, note: Note) -> DecodeFigures:
+def measure(case: Case, artifacts: Artifacts, plan: Plan, contest: Contest) -> DecodeFigures:
     """Run all contenders at the same context lengths in turns; absent peers are noted.
 
     Raises HearthError when Hearth itself cannot run.
@@ -72,7 +71,7 @@ def measure(case: Case, artifacts: Artifacts, plan: Plan, logs: Path, note: Note
     jobs = _jobs(case, artifacts, plan, _WARM_UP + plan.rounds * steps)
     # The passes of the floor are spread over the rounds, so that it sees the same machine.
     passes = -(-PASSES * len(KERNELS) // plan.rounds)
-    with closing(Contest(case.name, logs, note)) as contest:
+    with closing(contest):
         for name, job in jobs.items():
             load = contest.enter if name in {"hearth", "floor"} else contest.invite
             load(name, job)

@@ -16,7 +16,7 @@ from msgspec import structs
 from bench.contenders.contender import Device, Job
 from bench.contenders.worker import Worker
 from bench.decode.cases import CAPACITY, ENGINES, DType, GPUCase, GPUEngine, step_bytes
-from bench.decode.contest import PROMPT_TOKENS, Contest, Note, prompt_ids
+from bench.decode.contest import PROMPT_TOKENS, Contest, prompt_ids
 from bench.decode.gpu_figures import SETTLE, GPUFigures, GPUTimes, gpu_figures, step_seconds
 from bench.toy_daemon import connected
 from daemon.cli.errors import Failure
@@ -59,43 +59,37 @@ class GPUPlan(msgspec.Struct, frozen=True, kw_only=True):
     actor: bool = True
 
 
-class GPUArtifacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The weights for the peers, and an engine folder by the name of its engine."""
-
-    source: Path
-    engines: Mapping[str, Path]
-
-
 def measure_gpu(
-    case: GPUCase, artifacts: GPUArtifacts, plan: GPUPlan, logs: Path, note: Note
+    case: GPUCase, source: Path, folders: Mapping[str, Path], plan: GPUPlan, contest: Contest
 ) -> dict[str, GPUFigures]:
     """Figures by engine; an engine or peer that cannot run here is noted and left out.
 
+    `source` has the weights for the peers, `folders` an engine by the name of its engine.
     A contender that fails later on ends the run: what it has disturbed is not known. A daemon
     that fails, when the others have ended, is noted.
     """
     context = PROMPT_TOKENS + _WARM_UP + plan.rounds * (plan.steps + plan.host_steps) / 2
     sizes = {
         name: step_bytes(load_config(folder), case.batch, context)
-        for name, folder in artifacts.engines.items()
+        for name, folder in folders.items()
     }
-    jobs = _jobs(case, artifacts, plan, max(sizes.values(), default=0))
-    with closing(Contest(case.name, logs, note)) as contest:
+    jobs = _jobs(case, source, folders, plan, max(sizes.values(), default=0))
+    with closing(contest):
         for name, job in jobs.items():
             # Peers alone are of no use: they are loaded when an engine runs.
             if job.contender == "hearth" or contest.workers:
                 contest.invite(name, job)
-        engines = [name for name in artifacts.engines if name in contest.workers]
+        engines = [name for name in folders if name in contest.workers]
         if not engines:
             return {}
         times = _take_turns(contest, plan)
         for name in engines:
             times.raw[name] = _raw_step_s(contest.workers[name])
     for name in engines if plan.actor else ():
-        note(f"{case.name}: {name} through a daemon")
+        contest.say(f"{name} through a daemon")
         try:
             times.alone[name] = _alone_step_s(jobs[name], plan, contest.log(name))
-            times.actor[name] = actor_step_s(artifacts.engines[name], case.batch)
+            times.actor[name] = actor_step_s(folders[name], case.batch)
         except (HearthError, Failure) as error:
             contest.remark(f"{name} was not measured through a daemon: {error}")
     return {
@@ -112,7 +106,7 @@ def measure_gpu(
 
 
 def _jobs(
-    case: GPUCase, artifacts: GPUArtifacts, plan: GPUPlan, floor_bytes: float
+    case: GPUCase, source: Path, folders: Mapping[str, Path], plan: GPUPlan, floor_bytes: float
 ) -> dict[str, Job]:
     common = Job(
         contender="hearth",
@@ -124,11 +118,11 @@ def _jobs(
         precision=plan.dtype,
         capacity=CAPACITY,
     )
-    source = str(artifacts.source)
+    path = str(source)
     return {
-        **{name: structs.replace(common, path=str(f)) for name, f in artifacts.engines.items()},
-        "transformers": structs.replace(common, contender="static_cache", path=source),
-        "torch_compile": structs.replace(common, contender="torch_compile", path=source),
+        **{name: structs.replace(common, path=str(f)) for name, f in folders.items()},
+        "transformers": structs.replace(common, contender="static_cache", path=path),
+        "torch_compile": structs.replace(common, contender="torch_compile", path=path),
         FLOOR: structs.replace(common, contender="gpu_floor", bytes=int(floor_bytes)),
     }
 

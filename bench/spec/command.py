@@ -7,8 +7,7 @@ from pathlib import Path
 import click
 
 from bench.report import Record, note, print_cases, publish, record_option
-from bench.spec.contest import LEAST_SPEEDUP, SpecFigures
-from bench.spec.mixed import MOST_OVER_DEARER, MixedFigures
+from bench.spec.contest import LEAST_SPEEDUP, MOST_OVER_DEARER, MixedFigures, SpecFigures
 from bench.spec.session import ALL_CASES, SpecCase, SpecChoice, SpecSession, prefix_of, spec_cases
 from daemon.cli.console import progress_bar
 from daemon.cli.errors import FAILED

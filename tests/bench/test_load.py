@@ -34,3 +34,13 @@ def test_nothing_is_wrong_with_the_real_daemon(
         "doubled": 0,
         "disordered": 0,
     }
+
+
+def test_a_process_with_nothing_to_send_ends_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEARTH_CACHE", str(tmp_path))
+    sizes = ("--requests", "1", "--clients", "2", "--processes", "2", "--max-tokens", "4")
+    code, figures = run("load", *sizes, "--step-ms", "0.2")
+    assert (code, figures["requests"], figures["tokens"]) == (0, 1, 4)
+    assert "type" not in figures

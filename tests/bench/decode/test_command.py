@@ -12,7 +12,7 @@ from bench.decode import cases, command
 from bench.decode.cases import ENGINES, GPU_CASES, LARGEST_BATCH, GPUCase
 from bench.decode.command import gpu_plan, run_gpu
 from bench.decode.cpu import SHARE_LIMIT
-from bench.decode.gpu import GPUArtifacts, GPUPlan
+from bench.decode.gpu import GPUPlan
 from bench.decode.gpu_figures import GPUFigures, gpu_figures
 from runtime.config import LLMEngineRunnerConfig
 from runtime.errors import HearthError
@@ -71,12 +71,12 @@ def refuse(*_: object) -> Path:
 
 
 def some_figures(
-    case: GPUCase, artifacts: GPUArtifacts, plan: GPUPlan, *_: object
+    case: GPUCase, _: Path, folders: dict[str, Path], plan: GPUPlan, *__: object
 ) -> dict[str, GPUFigures]:
     found = gpu_figures(
         "ort-cuda", times(), batch=case.batch, step_bytes=1, dtype=plan.dtype, notes=[]
     )
-    return dict.fromkeys(artifacts.engines, found)
+    return dict.fromkeys(folders, found)
 
 
 @pytest.fixture

@@ -8,20 +8,35 @@ from msgspec import structs
 from bench.contenders.contender import ContenderName, Device, Job
 from bench.decode import gpu
 from bench.decode.cases import GPU_CASES
-from bench.decode.gpu import GPUArtifacts, GPUPlan, actor_step_s, measure_gpu, step_times
+from bench.decode.contest import Contest
+from bench.decode.gpu import GPUPlan, actor_step_s, measure_gpu, step_times
+from bench.decode.gpu_figures import GPUFigures
 from daemon.cli.errors import Failure
 from tests.bench.running import hide
 
 PLAN = GPUPlan(device="cpu", dtype="float32", rounds=2, steps=5, host_steps=2, actor=False)
 
 
+def measured(
+    name: str,
+    source: Path,
+    folders: dict[str, Path],
+    logs: Path,
+    said: list[str],
+    *,
+    plan: GPUPlan = PLAN,
+) -> dict[str, GPUFigures]:
+    contest = Contest(name, logs, said.append)
+    return measure_gpu(GPU_CASES[name], source, folders, plan, contest)
+
+
 def test_an_engine_alone_has_figures_and_the_peers_a_reason(
     toy: Path, quick_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hide(tmp_path, "torch", monkeypatch)
-    artifacts = GPUArtifacts(source=quick_model, engines={"ort-cuda": toy})
+    folders = {"ort-cuda": toy}
     said: list[str] = []
-    found = measure_gpu(GPU_CASES["0.6b/b8"], artifacts, PLAN, tmp_path, said.append)
+    found = measured("0.6b/b8", quick_model, folders, tmp_path, said)
     one = found["ort-cuda"]
     assert one.tokens_per_s == pytest.approx(8000 / one.step_ms)
     assert one.host_us is one.bandwidth_share is one.actor_over_raw is None
@@ -42,9 +57,9 @@ def test_an_engine_that_cannot_run_here_is_left_out_with_its_reason(
     folder = tmp_path / "engine"
     folder.mkdir()
     (folder / "config.json").write_bytes((toy / "config.json").read_bytes())
-    artifacts = GPUArtifacts(source=quick_model, engines={"tensorrt": folder})
+    folders = {"tensorrt": folder}
     said: list[str] = []
-    assert measure_gpu(GPU_CASES["0.6b/b1"], artifacts, PLAN, tmp_path, said.append) == {}
+    assert measured("0.6b/b1", quick_model, folders, tmp_path, said) == {}
     assert said[0] == "0.6b/b1: loading tensorrt"
     assert said[1].startswith("0.6b/b1: tensorrt is left out: ")
     assert len(said) == 2
@@ -58,9 +73,9 @@ def test_a_daemon_that_fails_is_noted_and_the_figures_stay(
 
     hide(tmp_path, "torch", monkeypatch)
     monkeypatch.setattr(gpu, "actor_step_s", fail)
-    artifacts = GPUArtifacts(source=quick_model, engines={"ort-cuda": toy})
+    folders = {"ort-cuda": toy}
     plan = structs.replace(PLAN, actor=True)
-    found = measure_gpu(GPU_CASES["0.6b/b1"], artifacts, plan, tmp_path, lambda _: None)
+    found = measured("0.6b/b1", quick_model, folders, tmp_path, [], plan=plan)
     one = found["ort-cuda"]
     assert one.step_ms > 0
     assert one.actor_ms is one.actor_over_raw is None
@@ -100,9 +115,9 @@ def test_a_daemon_is_compared_with_an_engine_as_alone_as_it(
     toy: Path, quick_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hide(tmp_path, "torch", monkeypatch)
-    artifacts = GPUArtifacts(source=quick_model, engines={"ort-cuda": toy})
+    folders = {"ort-cuda": toy}
     plan = structs.replace(PLAN, actor=True)
-    one = measure_gpu(GPU_CASES["0.6b/b1"], artifacts, plan, tmp_path, lambda _: None)["ort-cuda"]
+    one = measured("0.6b/b1", quick_model, folders, tmp_path, [], plan=plan)["ort-cuda"]
     assert one.actor_ms is not None
     assert one.raw_alone_ms is not None
     assert one.actor_over_raw == pytest.approx(one.actor_ms / one.raw_alone_ms)
@@ -115,8 +130,8 @@ def test_peers_and_floor_are_measured_beside_it(
     pytest.importorskip("torch")
     # The compiler of PyTorch has a test of its own.
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
-    artifacts = GPUArtifacts(source=quick_model, engines={"ort-cuda": toy})
-    found = measure_gpu(GPU_CASES["0.6b/b1"], artifacts, PLAN, tmp_path, lambda _: None)
+    folders = {"ort-cuda": toy}
+    found = measured("0.6b/b1", quick_model, folders, tmp_path, [])
     one = found["ort-cuda"]
     assert one.notes == []
     assert one.vs_transformers is not None
