@@ -14,7 +14,7 @@ import msgspec
 from rich.table import Table
 
 from daemon.cli.console import out
-from daemon.shipped import cache_folder
+from runtime.cache_folder import cache_folder
 from runtime.errors import HearthError
 
 COMMIT_VARIABLE = "BENCH_COMMIT"

@@ -2,7 +2,6 @@
 
 import fcntl
 import hashlib
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +9,7 @@ from shutil import rmtree
 
 import click
 
+from runtime.cache_folder import cache_folder
 from runtime.config import CONFIG_FILE
 from runtime.decoding.deployment import load_deployment
 from runtime.errors import HearthError
@@ -34,16 +34,6 @@ def engine_folder(
         # Absolute, because actors in processes of their own have another working folder.
         return Path(engine).expanduser().resolve()
     return shipped_engine(SOURCE, DRAFT, cache_folder(environ), progress)
-
-
-def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
-    """Where built engines are kept: $HEARTH_CACHE, else $XDG_CACHE_HOME/hearth, else ~/.cache."""
-    environ = os.environ if environ is None else environ
-    if environ.get("HEARTH_CACHE"):
-        return Path(environ["HEARTH_CACHE"])
-    if environ.get("XDG_CACHE_HOME"):
-        return Path(environ["XDG_CACHE_HOME"]) / "hearth"
-    return Path.home() / ".cache" / "hearth"
 
 
 def shipped_engine(

@@ -32,7 +32,7 @@ from daemon.cli.console import progress_bar
 from daemon.cli.errors import FAILED
 from daemon.cli.options import json_option
 from daemon.gpu_facts import gpu_facts, serving_library
-from daemon.shipped import cache_folder
+from runtime.cache_folder import cache_folder
 from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
 from runtime.executor.threads import physical_cores

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from daemon.cli.options import refuse_without, with_options
+from runtime.cache_folder import cache_folder
 
 _OPTIONS: dict[str, Callable[[Any], Any]] = {
     "builder": click.option(
@@ -45,7 +46,7 @@ _OPTIONS: dict[str, Callable[[Any], Any]] = {
     "timing_cache": click.option(
         "--timing-cache",
         type=click.Path(path_type=Path, dir_okay=False),
-        help="File that keeps measured times from one build to the next.  [in ~/.cache/hearth]",
+        help="File that keeps measured times from one build to the next.  [in the cache folder]",
     ),
 }
 plan_options = with_options(_OPTIONS)
@@ -57,10 +58,7 @@ def take_plan(options: dict[str, Any]) -> Any:
 
     Raises `click.UsageError` naming an option that was given without a plan.
     """
-    from runtime.export.tensorrt.options import (  # noqa: PLC0415 - slow import
-        PlanOptions,
-        default_timing_cache,
-    )
+    from runtime.export.tensorrt.options import PlanOptions  # noqa: PLC0415 - slow import
 
     given = {name: options.pop(name) for name in _OPTIONS}
     if options.pop("backend") == "onnxruntime":
@@ -73,5 +71,5 @@ def take_plan(options: dict[str, Any]) -> Any:
         workspace_bytes=(given["workspace_mib"] or 0) << 20,
         optimization_level=given["optimization_level"],
         kv_cache_dtype=given["kv_cache_dtype"] or "auto",
-        timing_cache=given["timing_cache"] or default_timing_cache(),
+        timing_cache=given["timing_cache"] or cache_folder() / "tensorrt-timing.cache",
     )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from daemon import shipped
-from daemon.shipped import cache_folder, engine_folder, shipped_engine
+from daemon.shipped import engine_folder, shipped_engine
 from runtime.decoding.deployment import load_deployment
 from runtime.errors import HearthError
 from runtime.export import ExportOptions
@@ -47,13 +47,6 @@ def exports(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
     monkeypatch.setattr("runtime.export.export_model", export)
     return made
-
-
-def test_the_cache_follows_the_variables() -> None:
-    environ = {"HEARTH_CACHE": "/a", "XDG_CACHE_HOME": "/b"}
-    assert cache_folder(environ) == Path("/a")
-    assert cache_folder({"XDG_CACHE_HOME": "/b"}) == Path("/b/hearth")
-    assert cache_folder({}) == Path.home() / ".cache" / "hearth"
 
 
 def test_a_named_folder_is_taken_from_where_the_user_is(

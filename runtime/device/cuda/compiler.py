@@ -1,5 +1,4 @@
 import hashlib
-import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,25 +13,6 @@ from runtime.errors import HearthError
 _KERNELS = "runtime.device.cuda.kernels"
 _DIGEST_BYTES = 32
 _HEADER = re.compile(r'^#include "(\w+\.cuh)"\n', re.MULTILINE)
-
-
-def cache_folder() -> Path:
-    """Where compiled kernels are kept: below HEARTH_CACHE, XDG_CACHE_HOME or ~/.cache.
-
-    Raises `invalid_value` for a user without a home, unless one of the first two is set.
-    """
-    own = os.environ.get("HEARTH_CACHE")
-    if own:
-        return Path(own) / "kernels"
-    base = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(base) if base else Path.home() / ".cache") / "hearth" / "kernels"
-    except RuntimeError as error:
-        raise HearthError(
-            "invalid_value",
-            "this user has no home to keep compiled kernels in: set HEARTH_CACHE",
-            "HEARTH_CACHE",
-        ) from error
 
 
 def kernel_source(name: str) -> str:

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.cache_folder import cache_folder
 from runtime.config import DeviceKind
-from runtime.device.cuda.compiler import KernelCompiler, cache_folder, load_compiler_api
+from runtime.device.cuda.compiler import KernelCompiler, load_compiler_api
 from runtime.device.cuda.context import CudaContext, DeviceProperties, open_context
 from runtime.device.cuda.graph import GraphCapture
 from runtime.device.cuda.launch import KernelLibrary
@@ -135,6 +136,8 @@ def open_cuda_device(ordinal: int = 0, reserve: int = 0, kernels: Path | None = 
         context = open_context(ordinal)
         undo.callback(context.close)
         compiler = KernelCompiler(
-            load_compiler_api(), context.properties.architecture, kernels or cache_folder()
+            load_compiler_api(),
+            context.properties.architecture,
+            kernels or cache_folder() / "kernels",
         )
     return CudaDevice(context, compiler, reserve)

@@ -4,8 +4,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from runtime.cache_folder import cache_folder
 from runtime.config import LLMEngineRunnerConfig, PlanRecord
-from runtime.device.cuda.compiler import cache_folder
 from runtime.device.cuda.context import CudaContext
 from runtime.device.cuda.graph import GraphCapture
 from runtime.device.cuda.stream import CudaStream
@@ -78,7 +78,7 @@ class TensorRTEngine:
         cache = None
         if plan.builder == "tensorrt_rtx":
             digest = config.files[PLAN_FILE].sha256
-            cache = RuntimeCache(library, engine, cache_folder() / f"plan-{digest}.rtx")
+            cache = RuntimeCache(library, engine, cache_folder() / "kernels" / f"plan-{digest}.rtx")
         record = partial(record_graph, context)
         return cls(library, engine, log, record, plan=plan, cache=cache)
 

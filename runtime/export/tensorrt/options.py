@@ -1,6 +1,5 @@
 """What a plan is asked for, apart from the graph."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Literal
@@ -69,22 +68,6 @@ def resolve_decode_batches(options: PlanOptions, max_batch: int) -> tuple[int, .
         return options.decode_batches
     powers = [1 << n for n in range(max_batch.bit_length()) if 1 << n < max_batch]
     return (*powers, max_batch)
-
-
-def default_timing_cache() -> Path:
-    """Where timings are kept from build to build, as the XDG specification has it.
-
-    Raises `invalid_value` for a user without a home, unless XDG_CACHE_HOME is set.
-    """
-    try:
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    except RuntimeError as error:
-        raise HearthError(
-            "invalid_value",
-            "this user has no home to keep timings in: name a timing cache",
-            "timing_cache",
-        ) from error
-    return Path(base) / "hearth" / "tensorrt-timing.cache"
 
 
 def has_feature(feature: Feature, builder: Builder, version: str) -> bool:

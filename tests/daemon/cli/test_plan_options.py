@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from daemon.cli.export import export
 from runtime.export import DraftOptions, ExportOptions
-from runtime.export.tensorrt.options import PlanOptions, default_timing_cache
+from runtime.export.tensorrt.options import PlanOptions
 
 
 class Asked(Exception):  # noqa: N818 - carries the options out of the command
@@ -45,10 +45,15 @@ def test_a_plan_proposes_trees_of_one_shape() -> None:
     assert options.draft == DraftOptions(folder=Path("c"), drafting_top_k=4, drafting_step=3)
 
 
-def test_a_plan_has_the_builder_of_this_python_and_keeps_timings() -> None:
+def test_a_plan_has_the_builder_of_this_python_and_keeps_timings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HEARTH_CACHE", "/c")
     options = asked("--backend", "tensorrt")
     assert options.dtype == "float16"
-    assert options.plan == PlanOptions(python=sys.executable, timing_cache=default_timing_cache())
+    assert options.plan == PlanOptions(
+        python=sys.executable, timing_cache=Path("/c/tensorrt-timing.cache")
+    )
 
 
 def test_every_option_reaches_the_builder() -> None:

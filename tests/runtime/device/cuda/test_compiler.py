@@ -5,7 +5,6 @@ import pytest
 
 from runtime.device.cuda.compiler import (
     KernelCompiler,
-    cache_folder,
     kernel_source,
     load_compiler_api,
 )
@@ -116,30 +115,6 @@ def test_a_wrong_source_is_reported_with_the_log(tmp_path: Path) -> None:
     with pytest.raises(HearthError, match=r'nvrtcCompileProgram.*(\n.*)*"VALUE" is undefined'):
         compiler(tmp_path).compile("tiny", TINY, ())
     assert not list(tmp_path.iterdir())
-
-
-def test_the_cache_lies_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HEARTH_CACHE", "/one")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/two")
-    assert cache_folder() == Path("/one/kernels")
-    monkeypatch.delenv("HEARTH_CACHE")
-    assert cache_folder() == Path("/two/hearth/kernels")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", "/three")
-    assert cache_folder() == Path("/three/.cache/hearth/kernels")
-
-
-def homeless() -> Path:
-    raise RuntimeError("Could not determine home directory.")
-
-
-def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HEARTH_CACHE", raising=False)
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(Path, "home", homeless)
-    with pytest.raises(HearthError, match="set HEARTH_CACHE") as caught:
-        cache_folder()
-    assert (caught.value.code, caught.value.field) == ("invalid_value", "HEARTH_CACHE")
 
 
 def test_headers_of_the_package_are_put_in() -> None:

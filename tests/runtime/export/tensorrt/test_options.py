@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pytest
 
 from runtime.errors import HearthError
@@ -7,7 +5,6 @@ from runtime.export.tensorrt.options import (
     Feature,
     PlanOptions,
     check_plan_options,
-    default_timing_cache,
     has_feature,
     resolve_decode_batches,
 )
@@ -63,20 +60,3 @@ def test_what_a_version_can_do(version: str, can: tuple[bool, bool, bool]) -> No
 
 def test_rtx_numbers_its_versions_otherwise() -> None:
     assert all(has_feature(one, "tensorrt_rtx", "1.7.1") for one in FEATURES)
-
-
-def test_timings_lie_in_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_timing_cache().parent == tmp_path / "hearth"
-
-
-def homeless() -> Path:
-    raise RuntimeError("Could not determine home directory.")
-
-
-def test_a_user_without_a_home_names_a_timing_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(Path, "home", homeless)
-    with pytest.raises(HearthError, match="name a timing cache") as caught:
-        default_timing_cache()
-    assert (caught.value.code, caught.value.field) == ("invalid_value", "timing_cache")
