@@ -1,4 +1,5 @@
 from collections.abc import Iterable, Sequence
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -120,23 +121,17 @@ class EagleDraftRunner:
 
     def capture_draft_proposal_graph(self, batch_sizes: Iterable[int]) -> None:
         """Capture the draft step of a proposal for these batch sizes, between batches."""
-        self.caches.reset(0)
-        for batch in self._sizes(batch_sizes):
-            for bucket in self.caches.kv.buckets:
-                self._growth.capture(batch, bucket)
+        for batch, bucket in self._steps.captured(batch_sizes):
+            self._growth.capture(batch, bucket)
 
     def capture_draft_accept_graph(self, batch_sizes: Iterable[int]) -> None:
         """Capture the draft step of newest tokens for these batch sizes, between batches."""
-        self.caches.reset(0)
-        widths = [self._accept_width] if self._accept_width else self._widths()
-        for batch in self._sizes(batch_sizes):
-            for bucket in self.caches.kv.buckets:
-                for width in widths:
-                    self._ops.feed_prefill(
-                        self._inputs, np.zeros((batch, width), np.int64), [1] * batch
-                    )
-                    dims = InferenceDims.accept(batch, width, bucket)
-                    self._steps.capture(generation_profile(self._config, batch, second=True), dims)
+        fixed = self._accept_width
+        widths = [fixed] if fixed else range(1, self._drafting.most_accepted + 1)
+        for (batch, bucket), width in product(self._steps.captured(batch_sizes), widths):
+            self._ops.feed_prefill(self._inputs, np.zeros((batch, width), np.int64), [1] * batch)
+            dims = InferenceDims.accept(batch, width, bucket)
+            self._steps.capture(generation_profile(self._config, batch, second=True), dims)
 
     def close(self) -> None:
         """Free captured graphs and the engine."""
@@ -152,9 +147,3 @@ class EagleDraftRunner:
         flat = entries.hidden.reshape(1, -1)
         rows, places, _ = source.shape
         self._tree_ops.gather_rows(source, rows * places, flat, self._hidden)
-
-    def _sizes(self, batch_sizes: Iterable[int]) -> list[int]:
-        return sorted({self._steps.padded(size) for size in batch_sizes})
-
-    def _widths(self) -> list[int]:
-        return list(range(1, self._drafting.most_accepted + 1))

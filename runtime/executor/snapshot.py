@@ -5,13 +5,8 @@ from runtime.executor.engine import Binding
 AddressAndShape = tuple[int, tuple[int, ...]]
 
 
-def binding_hash(bindings: tuple[AddressAndShape, ...]) -> int:
-    """A hash over the address, the rank and every size of all bindings."""
-    return hash(bindings)
-
-
 class BindingSnapshot:
-    """Addresses and shapes of all bindings of a step; `key` is their hash.
+    """Addresses and shapes of all bindings of a step; `key` is a hash of all of these.
 
     Equality compares every address and size, never the key alone.
     """
@@ -21,7 +16,7 @@ class BindingSnapshot:
     def __init__(self, bindings: tuple[AddressAndShape, ...], key: int | None = None) -> None:
         self.bindings = bindings
         self.addresses = tuple(address for address, _ in bindings)
-        self.key = binding_hash(bindings) if key is None else key
+        self.key = hash(bindings) if key is None else key
 
     @classmethod
     def of(cls, bindings: Iterable[Binding]) -> "BindingSnapshot":

@@ -1,3 +1,6 @@
+from collections.abc import Iterable, Iterator
+from itertools import product
+
 from runtime.config import LLMEngineRunnerConfig
 from runtime.device.device import Device
 from runtime.executor.engine_executor import EngineExecutor
@@ -32,6 +35,14 @@ class StepBindings:
     def padded(self, rows: int) -> int:
         """The batch in which a decode, verify or draft step of `rows` rows runs."""
         return next(size for size in self._batches if size >= rows)
+
+    def captured(self, batch_sizes: Iterable[int]) -> Iterator[tuple[int, int]]:
+        """Empty the caches, and give each batch that these sizes run in with each bucket.
+
+        Call it between batches: a capture may run the step, which writes into the caches.
+        """
+        self.caches.reset(0)
+        return product(sorted({self.padded(size) for size in batch_sizes}), self.caches.kv.buckets)
 
     def prepare(self, profile: int, dims: InferenceDims) -> None:
         """Bind a step, which `executor.execute(stream)` then runs."""

@@ -1,5 +1,6 @@
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,29 +128,19 @@ class LLMEngineRunner:
         caches.commit(counts)
 
     def capture_vanilla_decoding_graph(self, batch_sizes: Iterable[int]) -> None:
-        """Capture the decode step of each batch size in every bucket.
-
-        Call it between batches: a capture may run the step, which writes into the caches.
-        """
-        self._caches.reset(0)
-        for batch in sorted({self._steps.padded(size) for size in batch_sizes}):
-            profile = generation_profile(self._config, batch)
-            for bucket in self._caches.kv.buckets:
-                self._ops.feed_decode(self._inputs, batch)
-                self._steps.capture(profile, InferenceDims.decode(batch, bucket))
+        """Capture the decode step of each batch size in every bucket, between batches."""
+        for batch, bucket in self._steps.captured(batch_sizes):
+            self._ops.feed_decode(self._inputs, batch)
+            self._steps.capture(*self._decode_dims(batch, bucket))
 
     def capture_eagle_base_tree_decoding_graph(
         self, batch_sizes: Iterable[int], widths: Iterable[int]
     ) -> None:
         """Capture the verification of trees of these sizes, as the decode step is captured."""
-        self._caches.reset(0)
-        every = list(widths)
-        for batch in sorted({self._steps.padded(size) for size in batch_sizes}):
+        for (batch, bucket), width in product(self._steps.captured(batch_sizes), widths):
             profile = generation_profile(self._config, batch, second=True)
-            for bucket in self._caches.kv.buckets:
-                for width in every:
-                    self._device.tree_ops.feed_verify(self._inputs, self._trees, batch, width)
-                    self._steps.capture(profile, InferenceDims.spec_verify(batch, width, bucket))
+            self._device.tree_ops.feed_verify(self._inputs, self._trees, batch, width)
+            self._steps.capture(profile, InferenceDims.spec_verify(batch, width, bucket))
 
     def close(self) -> None:
         """Free captured graphs, the engine and the device's memory."""
