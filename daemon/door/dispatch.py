@@ -138,11 +138,11 @@ class Dispatch:
             self.fail(request, error.code, "the daemon has too much to do now: try again later")
 
     def _drop_work(self, request: OpenRequest) -> None:
-        if request.kind != "generate":
-            return
-        # The tokenizer's comes in order behind Prepare, the scheduler's comes early.
-        self._post_cancel(self._to_tokenizer, request.rid)
-        self._post_cancel(self._to_scheduler_control, request.rid)
+        # The tokenizer's comes in order behind its request, the scheduler's comes early.
+        if request.kind != "status":
+            self._post_cancel(self._to_tokenizer, request.rid)
+        if request.kind == "generate":
+            self._post_cancel(self._to_scheduler_control, request.rid)
 
     def _post_cancel(self, mailbox: Sender[Any], rid: int) -> None:
         try:

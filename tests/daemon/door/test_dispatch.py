@@ -8,7 +8,7 @@ from hearth_client.protocol import Delta, Detokenized, Tokens
 from actors.mailbox import MailboxFull, Sender
 from actors.messages import AskReport, Cancel, Convert
 from daemon.door.dispatch import Dispatch
-from daemon.door.sessions import OpenRequest, Session
+from daemon.door.sessions import Kind, OpenRequest, Session
 from daemon.door.settings import DoorFacts, DoorSettings
 from daemon.door.socket import DoorSocket, Sent
 from daemon.door.state import DoorState
@@ -52,8 +52,8 @@ class Desk:
         )
         self.session: Session = self.dispatch.sessions.greet(b"1", "test", 10.0, 0.0)
 
-    def request(self, request_id: str = "a") -> OpenRequest:
-        return self.dispatch.sessions.admit(self.session, request_id, "generate", 0.0, None)
+    def request(self, request_id: str = "a", kind: Kind = "generate") -> OpenRequest:
+        return self.dispatch.sessions.admit(self.session, request_id, kind, 0.0, None)
 
 
 def test_a_full_mailbox_refuses_the_request() -> None:
@@ -105,6 +105,14 @@ def test_a_client_that_is_gone_takes_its_requests_along() -> None:
     assert desk.tokenizer.posted == desk.control.posted == [Cancel(second.rid)]
     assert desk.state.totals["failed"] == 2
     assert desk.state.totals["gone"] == 1
+
+
+def test_the_tokenizer_is_told_of_every_text_that_nobody_waits_for() -> None:
+    desk = Desk()
+    asked, _ = desk.request("a", "convert"), desk.request("b", "status")
+    desk.dispatch.abandon(desk.session, "left")
+    assert desk.tokenizer.posted == [Cancel(asked.rid)]
+    assert desk.control.posted == []
 
 
 def test_answers_wait_in_order_until_the_client_reads() -> None:
