@@ -2,6 +2,7 @@
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,8 @@ from msgspec import structs
 
 from daemon.own_daemon import own_daemon
 from runtime.config import load_config
-from runtime.decoding.deployment import DeploymentConfig
+from runtime.decoding.budget import budgets_of
+from runtime.decoding.deployment import DeploymentConfig, load_deployment
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.errors import HearthError
 from runtime.executor.engine import EngineOptions
@@ -57,6 +59,32 @@ def test_more_cache_than_memory_is_refused_when_it_is_loaded(engine_folder: Engi
     with pytest.raises(HearthError) as caught:
         LLMInferenceRuntime.create(DeploymentConfig(config), folder, EngineOptions())
     assert caught.value.code == "out_of_memory"
+
+
+def test_limits_that_nobody_asked_for_fit_into_what_is_free(engine_folder: EngineFolder) -> None:
+    from runtime.device.cuda.cuda_device import open_cuda_device  # noqa: PLC0415 - an extra
+
+    folder = engine_folder(ENGINE)
+    needed = []
+    for count in (1, 8):
+        deployment = load_deployment(folder, RuntimeOptions(max_batch=count))
+        budget = budgets_of(deployment, 1 << 50, 1 << 50)[0]
+        needed.append(budget.needed * 8 // 7 - budget.parts["context"])
+    other = open_cuda_device()
+    try:
+        free = other.free_memory()
+        assert free is not None, "an integrated GPU: all but this test goes for it as well"
+        taken = free - sum(needed) // 2
+        other.memory.zeros("all but enough for one row", (taken,), np.dtype(np.uint8))
+        with closing(LLMInferenceRuntime.open(folder, RuntimeOptions())) as runtime:
+            assert 1 <= runtime.max_batch < 8
+            assert "8 rows of 1024 tokens would take" in runtime.chosen
+            runtime.capture(range(1, runtime.max_batch + 1))
+            rows = [greedy_row([7] * 400, 4, ignore_eos=True)] * runtime.max_batch
+            answers = runtime.handle_request(GenerationRequest(rows=rows)).rows
+            assert [len(row.token_ids) for row in answers] == [4] * runtime.max_batch
+    finally:
+        other.close()
 
 
 def test_a_lost_device_ends_the_process_answers_everybody_and_is_replaced(
