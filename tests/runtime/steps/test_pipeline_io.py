@@ -70,6 +70,15 @@ def test_buffers_have_their_largest_size() -> None:
     assert trees.ids.shape == (3, 1)
 
 
+def test_a_buffer_has_one_name() -> None:
+    step = _create(BASE).step
+    fields = step.inputs._asdict() | {"logits": step.logits, "hidden_states": step.hidden[0]}
+    names = {field: tensor.name for field, tensor in fields.items()}
+    # The caches own it and count in it; the binding's name says what the engine does with it.
+    assert names.pop("lengths") == "kvcache_start_index"
+    assert all(field == name for field, name in names.items())
+
+
 def test_a_classic_engine_gets_buffers_for_new_rows() -> None:
     step = _create(CLASSIC).step
     assert [one.shape for one in step.new_keys + step.new_values] == [(3, 1, 16, 2)] * 4
