@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from runtime.decoding.vanilla import VanillaStrategy
+from runtime.decoding.vanilla import PendingStep, VanillaStrategy
 from runtime.device.device import BatchSampler
 from runtime.errors import HearthError
 from runtime.known_answer import FORCING_BIAS, KnownAnswer
-from runtime.request import RequestOptions, RowRequest, RowToken
+from runtime.request import RequestOptions, RowRequest
 from runtime.rows import DecodingInferenceContext
 from runtime.steps.engine_runner import LLMEngineRunner
 
@@ -81,13 +81,13 @@ class AnswerCheck:
         self._runner.reset(len(prompts))
         self._sampler.begin(self._rows(prompts))
         while context.has_prompt_left:
-            self._compare(self._strategy.prefill_step(context).collect(), prompts)
+            self._compare(self._strategy.prefill_step(context), prompts)
         for done in range(1, decodes + 1):
             if done > LEAST_DECODES and time.monotonic() > until:
                 return
             filled = [prompt + done for prompt in prompts]
             self._sampler.begin(self._rows(filled))
-            self._compare(self._strategy.decode_step(context).collect(), filled)
+            self._compare(self._strategy.decode_step(context), filled)
 
     def _rows(self, filled: Sequence[int]) -> list[RowRequest]:
         """Rows of the first ids that pick the one behind them."""
@@ -105,14 +105,14 @@ class AnswerCheck:
             rows.append(RowRequest(token_ids=known, prompt_length=count, options=options))
         return rows
 
-    def _compare(self, tokens: Sequence[RowToken], filled: Sequence[int]) -> None:
-        """The tokens of a step, of rows that then had so many ids."""
+    def _compare(self, step: PendingStep, filled: Sequence[int]) -> None:
+        """What a step gave behind the last of so many ids of each row."""
         self._steps += 1
-        for token in tokens:
+        for token in step.collect():
             place = filled[token.row] - 1
-            step = f"{len(filled)} rows, position {place}"
+            where = f"{step.kind}, batch {len(filled)}, position {place}"
             if token.error is not None:
-                raise _wrong(f"{step}: no finite numbers")
+                raise _wrong(f"{where}: no finite numbers")
             error = self._answer.error(place, token.top)
             self._compared += 1
             self._error = max(self._error, error)
@@ -120,7 +120,7 @@ class AnswerCheck:
                 best, lead = self._answer.best[place], self._answer.leads[place]
                 got, other = token.top[0], token.top[-1]
                 raise _wrong(
-                    f"{step}: token {best} should lead by {lead:.4f}, token {got.token_id} leads "
+                    f"{where}: token {best} should lead by {lead:.4f}, token {got.token_id} leads "
                     f"by {got.logprob - other.logprob:.4f}"
                 )
 

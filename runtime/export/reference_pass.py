@@ -1,28 +1,39 @@
 """What a model of the served family computes, from token ids to logits, in NumPy.
 
 This is the specification, to be read from top to bottom: the graphs of every dialect, and the
-engines that are built of them, compute the same. It knows no cache, no batch and no chunk; one
-sequence goes through the layers at once. T is its length, H the hidden size, D that of a head.
+engines that are built of them, compute the same. It knows no cache and no chunk; sequences of one
+length go through the layers at once. T is that length, H the hidden size, D that of a head, and the
+dots are the sequences, which do not hear of each other.
 """
 
-from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from runtime.export.layout import EMBEDDING, HEAD
 from runtime.export.model_config import ModelConfig
 from runtime.export.rope import rope_tables
-from runtime.export.rounded_weights import RoundedWeights
 
 Array = NDArray[np.float32]
 
 
-def reference_logits(
-    model: ModelConfig, weights: RoundedWeights, token_ids: Sequence[int]
-) -> Array:
-    """The logits [T, V] that rank the successor of each token, all computed in float32."""
-    rotary = rope_tables(model.rope, model.rotary_dim, len(token_ids))
+class ModelWeights(Protocol):
+    """The tensors of a model, by the names that Hugging Face gives them."""
+
+    def vector(self, name: str) -> Array:
+        """A vector, as norms and biases are."""
+
+    def embed(self, name: str, token_ids: ArrayLike) -> Array:
+        """Rows of an embedding table: [..., H]."""
+
+    def project(self, x: Array, name: str) -> Array:
+        """The product of x [..., in] and a projection's matrix [out, in]: [..., out]."""
+
+
+def reference_logits(model: ModelConfig, weights: ModelWeights, token_ids: ArrayLike) -> Array:
+    """The logits [..., T, V] that rank the successors of tokens [..., T], computed in float32."""
+    rotary = rope_tables(model.rope, model.rotary_dim, np.shape(token_ids)[-1])
     x = weights.embed(EMBEDDING, token_ids)
     for layer in range(model.num_layers):
         name = f"model.layers.{layer}"
@@ -46,9 +57,9 @@ def normalise(x: Array, weight: Array, model: ModelConfig) -> Array:
 
 
 def attention(
-    x: Array, model: ModelConfig, weights: RoundedWeights, name: str, rotary: tuple[Array, Array]
+    x: Array, model: ModelConfig, weights: ModelWeights, name: str, rotary: tuple[Array, Array]
 ) -> Array:
-    """Causal attention of x [T, H]: each token sees itself and those before it.
+    """Causal attention of x [..., T, H]: each token sees itself and those before it.
 
     Query heads share key and value heads in groups of neighbours (Ainslie et al., GQA, 2023).
     """
@@ -58,25 +69,25 @@ def attention(
         k = normalise(k, weights.vector(f"{name}.k_norm.weight"), model)
     q, k = rotate(q, *rotary), rotate(k, *rotary)
     group = model.num_attention_heads // model.num_kv_heads
-    k, v = np.repeat(k, group, axis=0), np.repeat(v, group, axis=0)
-    scores = q @ k.transpose(0, 2, 1) * np.float32(model.head_dim**-0.5)
-    later = np.triu(np.ones(scores.shape[1:], np.bool_), 1)
+    k, v = np.repeat(k, group, axis=-3), np.repeat(v, group, axis=-3)
+    scores = q @ k.swapaxes(-1, -2) * np.float32(model.head_dim**-0.5)
+    later = np.triu(np.ones(scores.shape[-2:], np.bool_), 1)
     context = softmax(np.where(later, np.float32(-np.inf), scores)) @ v
-    joined = context.transpose(1, 0, 2).reshape(len(x), model.query_size)
+    joined = context.swapaxes(-2, -3).reshape(*x.shape[:-1], model.query_size)
     return weights.project(joined, f"{name}.o_proj.weight")
 
 
-def heads(x: Array, model: ModelConfig, weights: RoundedWeights, name: str) -> Array:
-    """A projection of x [T, H], with its bias if the model has any, as heads [heads, T, D]."""
+def heads(x: Array, model: ModelConfig, weights: ModelWeights, name: str) -> Array:
+    """A projection of x [..., T, H], biased if the model has biases, as [..., heads, T, D]."""
     product = weights.project(x, f"{name}.weight")
     if model.attention_bias:
         product += weights.vector(f"{name}.bias")
-    parts: Array = product.reshape(len(x), -1, model.head_dim).transpose(1, 0, 2)
+    parts: Array = product.reshape(*x.shape[:-1], -1, model.head_dim).swapaxes(-2, -3)
     return parts
 
 
 def rotate(heads: Array, cos: Array, sin: Array) -> Array:
-    """Turn pairs of elements of each head [heads, T, D] by the angles of its position.
+    """Turn pairs of elements of each head [..., heads, T, D] by the angles of its position.
 
     `cos` and `sin` [T, R / 2] turn the first R elements, element i with element i + R / 2; the
     others stay. Su et al., RoFormer, 2021; the scalings of its angles are in `runtime.export.rope`.
@@ -93,8 +104,8 @@ def softmax(scores: Array) -> Array:
     return shares
 
 
-def gated_mlp(x: Array, weights: RoundedWeights, name: str) -> Array:
-    """Two projections of x [T, H], one through SiLU as the gate of the other, and a third back.
+def gated_mlp(x: Array, weights: ModelWeights, name: str) -> Array:
+    """Two projections of x [..., T, H], one gating the other through SiLU, and a third back.
 
     Shazeer, GLU Variants Improve Transformer, 2020.
     """

@@ -1,9 +1,10 @@
 """A checkpoint's numbers as an engine has them: rounded to its types, and widened again."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from runtime.config import LLMEngineRunnerConfig
 from runtime.export.checkpoint import Checkpoint
@@ -12,6 +13,7 @@ from runtime.export.weights import TILE_BYTES, cast
 from runtime.tensors.dtypes import numpy_dtype
 
 Array = NDArray[np.float32]
+_WIDE = np.dtype(np.float32)
 
 
 class RoundedWeights:
@@ -36,34 +38,47 @@ class RoundedWeights:
         """A vector, as norms and biases are."""
         return self._rounded(self._checkpoint.vector(name), name)
 
-    def embed(self, name: str, token_ids: Sequence[int]) -> Array:
-        """Rows of an embedding table [tokens, H]."""
-        rows = [self._checkpoint.matrix(name, slice(i, i + 1), slice(None)) for i in token_ids]
-        return self._rounded(np.concatenate(rows), name)
+    def embed(self, name: str, token_ids: ArrayLike) -> Array:
+        """Rows of an embedding table: [..., H]."""
+        ids = np.asarray(token_ids)
+        rows = [self._checkpoint.matrix(name, slice(i, i + 1), slice(None)) for i in ids.flat]
+        return self._rounded(np.concatenate(rows), name).reshape(*ids.shape, -1)
 
     def project(self, x: Array, name: str) -> Array:
-        """The product of x [tokens, in] and a projection's matrix [out, in]: [tokens, out]."""
-        rows, columns = self._checkpoint.rows_of(name), x.shape[1]
-        product = np.empty((len(x), rows), np.float32)
+        """The product of x [..., in] and a projection's matrix [out, in]: [..., out]."""
+        rows, columns = self._checkpoint.rows_of(name), x.shape[-1]
+        inputs = x.reshape(-1, columns)
+        product = np.empty((len(inputs), rows), np.float32)
         height = max(1, TILE_BYTES // (columns * 4))
         for start in range(0, rows, height):
             part = slice(start, min(start + height, rows))
             weights = self._projection(self._checkpoint.matrix(name, part, slice(None)), name)
-            product[:, part] = (weights @ x.T).T
+            product[:, part] = (weights @ inputs.T).T
             self._read(weights.nbytes)
-        return product
+        return product.reshape(*x.shape[:-1], rows)
+
+    def rounded_inputs(self, x: Array) -> Array:
+        """What a product makes of x [..., in]: with quantised weights 8 bits a block (on CPUs)."""
+        if self._quantization == "none":
+            return x.astype(self._dtype).astype(np.float32)
+        return _quantized(x.reshape(-1, x.shape[-1]), "int8", self._block_size).reshape(x.shape)
 
     def _projection(self, matrix: NDArray[np.generic], name: str) -> Array:
         """Some rows of a projection."""
         if self._quantization == "none":
             return self._rounded(matrix, name)
-        wide = cast(matrix, np.dtype(np.float32), name)
-        integers, scales = quantize_rows(wide.T, self._quantization, self._block_size)
-        blocks = integers.reshape(-1, self._block_size, len(wide))
-        weights = blocks * self._rounded(scales, name)[:, None, :]
-        rows: Array = weights.reshape(integers.shape).T
-        return rows
+        wide = cast(matrix, _WIDE, name)
+        return _quantized(wide, self._quantization, self._block_size, self._dtype)
 
     def _rounded(self, array: NDArray[np.generic], name: str) -> Array:
         rounded: Array = cast(array, self._dtype, name).astype(np.float32, copy=False)
         return rounded
+
+
+def _quantized(rows: Array, bits: str, block_size: int, scales_in: np.dtype[Any] = _WIDE) -> Array:
+    """Rows [n, in] of integers with a scale for each block, widened again."""
+    integers, scales = quantize_rows(rows.T, bits, block_size)
+    scales = cast(scales, scales_in, "scale").astype(np.float32, copy=False)
+    blocks = integers.reshape(-1, block_size, len(rows)) * scales[:, None, :]
+    widened: Array = blocks.reshape(integers.shape).T
+    return widened

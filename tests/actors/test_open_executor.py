@@ -61,7 +61,8 @@ def test_the_known_answer_is_compared_before_an_engine_is_ready(
     settings: ExecutorSettings, engine: Path
 ) -> None:
     line = told(with_engine(settings, engine))
-    assert (line["event"], line["steps"]) == ("the known answer is right", 35)
+    assert line["event"] == "the known answer is right"
+    assert {"compared", "steps", "error", "tolerance", "seconds"} <= line.keys()
 
 
 def test_a_folder_without_an_answer_says_so_and_serves(

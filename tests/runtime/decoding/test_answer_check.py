@@ -80,12 +80,11 @@ class Weights:
         size = int((part.stop - part.start) * share)
         self._data[part.start : part.start + size] = bytes(size)
 
-    def swap(self, one: str, other: str) -> None:
-        one_, other_ = self.part(one), self.part(other)
-        self._data[one_], self._data[other_] = self._data[other_], self._data[one_]
-
-    def of_layer(self, layer: int) -> list[str]:
-        return [name for name in self._places if name.startswith(f"layers.{layer}/")]
+    def swap_layers(self, one: int, other: int) -> None:
+        for name in self._places:
+            if name.startswith(f"layers.{one}/"):
+                here, there = self.part(name), self.part(name.replace(str(one), str(other), 1))
+                self._data[here], self._data[there] = self._data[there], self._data[here]
 
     def fill(self, name: str, value: NDArray[Any]) -> None:
         part = self.part(name)
@@ -141,19 +140,22 @@ def test_a_zeroed_block_is_refused_though_its_checksum_is_right(weights: Weights
 
 
 @pytest.mark.parametrize("options", COARSE)
-def test_a_zeroed_matrix_is_refused_of_every_type(
-    tmp_path: Path, dialect: Any, options: ExportOptions
+@pytest.mark.parametrize("damage", ["zero", "swap"])
+def test_damage_is_refused_of_every_type(
+    tmp_path: Path, dialect: Any, options: ExportOptions, damage: str
 ) -> None:
     folder = tmp_path / "engine"
-    export_model(reference_folder("llama"), folder, structs.replace(options, dialect=dialect))
+    export_model(reference_folder("qwen2"), folder, structs.replace(options, dialect=dialect))
     weights = Weights(folder)
-    weights.zero("layers.1/output")
+    if damage == "zero":
+        weights.zero("layers.1/output")
+    else:
+        weights.swap_layers(0, 1)
     refusal(weights.save())
 
 
 def test_two_layers_that_are_swapped_are_refused(weights: Weights) -> None:
-    for name in weights.of_layer(0):
-        weights.swap(name, name.replace("layers.0", "layers.1"))
+    weights.swap_layers(0, 1)
     refusal(weights.save())
 
 
@@ -167,18 +169,21 @@ def test_the_refusal_names_position_expected_and_got(
 ) -> None:
     folder = engine_folders("llama", dialect)
     answer = answer_of(folder)
-    other = (answer.best[9] + 1) % 288
-    wrong = structs.replace(answer, best=(*answer.best[:9], other, *answer.best[10:]))
+    other = (answer.best[16] + 1) % 288
+    wrong = structs.replace(answer, best=(*answer.best[:16], other, *answer.best[17:]))
     runtime = opened(folder)
     with pytest.raises(HearthError) as caught:
         runtime.check_answer(wrong)
     runtime.close()
-    assert "position 9" in caught.value.message
+    assert "decode, batch 1, position 16" in caught.value.message
     assert f"token {other} should lead" in caught.value.message
-    assert f"token {answer.best[9]} leads by" in caught.value.message
+    assert f"token {answer.best[16]} leads by" in caught.value.message
 
 
-def test_captured_steps_are_what_is_checked(engine_folders: EngineFolders, dialect: str) -> None:
+def test_captured_steps_are_what_is_checked(
+    engine_folders: EngineFolders, dialect: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answer_check, "SECONDS", 600.0)
     runtime = opened(engine_folders("qwen3", dialect))
     report = runtime.check_answer(answer_of(engine_folders("qwen3", dialect)))
     counters = runtime.counters

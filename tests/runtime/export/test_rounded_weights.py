@@ -58,6 +58,19 @@ def test_projections_have_the_numbers_of_the_engine(
 
 def test_embedded_tokens_are_rows_of_the_table() -> None:
     whole = Checkpoint(reference_folder("llama")).matrix(EMBEDDING, slice(None), slice(None))
-    embedded = opened(ExportOptions(dtype="float16")).embed(EMBEDDING, [5, 287, 5])
-    np.testing.assert_array_equal(embedded, whole[[5, 287, 5]].astype(np.float16))
+    embedded = opened(ExportOptions(dtype="float16")).embed(EMBEDDING, [[5, 287], [5, 0]])
+    np.testing.assert_array_equal(embedded, whole[[[5, 287], [5, 0]]].astype(np.float16))
     assert embedded.dtype == np.float32
+
+
+def test_inputs_of_products_round_as_their_types_do() -> None:
+    x = np.random.default_rng(3).standard_normal((2, 3, 32)).astype(np.float32)
+    half = opened(ExportOptions(dtype="float16")).rounded_inputs(x)
+    np.testing.assert_array_equal(half, x.astype(np.float16).astype(np.float32))
+    blocks = opened(ExportOptions(quantization="int4", block_size=16)).rounded_inputs(x)
+    steps = np.abs(x).reshape(2, 3, 2, 16).max(axis=-1, keepdims=True) / 127
+    assert blocks.shape == x.shape
+    assert not np.array_equal(blocks, x)
+    off = np.abs(blocks - x).reshape(2, 3, 2, 16)
+    assert (off <= steps * 0.501).all()
+    np.testing.assert_array_equal(opened(ExportOptions()).rounded_inputs(x), x)
