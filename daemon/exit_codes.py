@@ -21,6 +21,7 @@ _CODES = {
     "engine_corrupt": CONFIGURATION,
     "engine_incompatible": CONFIGURATION,
     "tokenizer_mismatch": CONFIGURATION,
+    "wrong_answer": CONFIGURATION,
     "socket_unusable": CONFIGURATION,
 }
 

@@ -123,7 +123,7 @@ class Replies:
 
     def _report(self, request_id: str, load: SchedulerReport) -> protocol.StatusReport:
         facts, metrics = self._state.facts, self._state.metrics
-        # A row that has ended stays in its batch until the batch ends.
+        # The client may hear of an end before the scheduler does.
         open_now = sum(one.accepted for one in self._dispatch.sessions.open_requests)
         counted = {"batches": load.batches, "rows": load.rows, "requeued": load.requeued}
         return protocol.StatusReport(

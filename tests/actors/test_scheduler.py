@@ -26,6 +26,7 @@ from actors.messages import (
     ExecutorLost,
     ExecutorMessage,
     Release,
+    RowsEnded,
     RowsFailed,
     RunBatch,
     SchedulerControl,
@@ -145,6 +146,23 @@ async def test_cancel_by_either_way_reaches_the_executor_once() -> None:
             pass
         assert (load.rid, load.running) == (5, 0)
         assert made.executor_control.receive_nowait() is None
+
+
+async def test_rows_that_have_ended_or_failed_run_no_longer() -> None:
+    async with house(PolicySettings(fill_wait_s=0.0)) as made:
+        made.control.post(READY)
+        for rid in (1, 2, 3):
+            made.submit.post(submit(rid))
+        run = await made.work.receive()
+        made.submit.post(RowsEnded([1]))
+        made.submit.post(RowsFailed([2], "executor_failed", "the executor failed"))
+        made.submit.post(AskReport(5))
+        while not isinstance(report := await made.door.receive(), SchedulerReport):
+            pass
+        assert report.running == 1
+        made.submit.post(BatchEnded(run.batch))
+        made.submit.post(submit(4))
+        assert list((await made.work.receive()).rows) == [4]
 
 
 async def test_refusals_go_to_the_tokenizer() -> None:
