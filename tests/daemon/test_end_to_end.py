@@ -18,13 +18,22 @@ from hearth_client import (
     UnsupportedOption,
 )
 
+from daemon.check import inspect_engine
+from daemon.configuration.settings import Settings
 from daemon.own_daemon import OwnDaemon, own_daemon
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.request import GenerationRequest, RequestOptions, RowRequest
 from runtime.text import Tokenizer
 
+ROOT = Path(__file__).parents[2]
 CAPACITY = 96
 SLOW = ("--engine-kind", "simulated", "--step-ms", "10")
+LITTLE_MEMORY = """
+import sys
+if "actors.host" in sys.orig_argv:
+    import runtime.memory.system as system
+    system.available_memory = lambda: {free}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -298,3 +307,20 @@ def test_many_requests_of_several_threads_end_exactly_once(tiny_engine: Path) ->
             thread.join()
     assert errors == []
     assert ended == [16] * 30
+
+
+def test_a_machine_with_little_memory_gets_fewer_rows_and_is_told_why(
+    tiny_engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = inspect_engine(Settings(max_batch=1, capacity=CAPACITY), tiny_engine).memory_needed
+    (tmp_path / "sitecustomize.py").write_text(LITTLE_MEMORY.format(free=needed * 8 // 7 + 8))
+    path = [str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    with own_daemon(tiny_engine) as daemon, Client(daemon.socket) as client:
+        engine = client.status().engine
+        text = client.generate(prompt="hello", max_tokens=4).text()
+        log = daemon.log()
+    assert (engine["max_batch"], engine["capacity"], bool(text)) == (1, CAPACITY, True)
+    why = f"1 row of {CAPACITY} tokens: 4 rows of {CAPACITY} tokens would take "
+    assert str(engine["chosen"]).startswith(why)
+    assert why in log
