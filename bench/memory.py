@@ -21,8 +21,8 @@ from runtime.errors import HearthError
 RATIO_AIM = 0.05
 _TIMEOUT_S = 300.0
 _RESIDENT = (
-    "On the CPU a part is reserved when it is built and becomes resident when a step first uses "
-    'it: what "tables and caches" and "step buffers" lack is among "steps". Compare the sums.'
+    "On the CPU the parts are not comparable one by one: what a part reserves becomes resident "
+    'when a step first uses it, and is measured among "steps". Compare the sums.'
 )
 
 

@@ -61,7 +61,7 @@ def print_cases(title: str, fields: str, cases: Mapping[str, Any]) -> None:
     grid = Table(title=title, title_justify="left", box=None, pad_edge=False)
     grid.add_column("case", no_wrap=True)
     for name in names:
-        grid.add_column(name.replace("_", " "), justify="right", no_wrap=True)
+        grid.add_column(name, justify="right", no_wrap=True)
     for case, figures in cases.items():
         grid.add_row(case, *(figure(getattr(figures, name)) for name in names))
     _print(grid)
@@ -71,7 +71,7 @@ def print_fields(title: str, figures: msgspec.Struct) -> None:
     """Print a table with a row for each field."""
     grid = Table(title=title, title_justify="left", box=None, pad_edge=False, show_header=False)
     for name, value in msgspec.structs.asdict(figures).items():
-        grid.add_row(name.replace("_", " "), figure(value))
+        grid.add_row(name, str(value) if isinstance(value, list) else figure(value))
     _print(grid)
 
 

@@ -6,6 +6,7 @@ import pytest
 from click.testing import CliRunner
 from msgspec import structs
 
+from bench import memory
 from bench.commands import bench
 from bench.memory import MemoryFigures, measure_memory, memory_figures
 from bench.memory_stages import STAGES
@@ -99,3 +100,14 @@ def test_an_engine_that_cannot_be_opened_is_told(toy: Path, tmp_path: Path) -> N
     with pytest.raises(HearthError, match=r"model\.onnx") as caught:
         measure_memory(folder, tmp_path / "log")
     assert caught.value.code.startswith("engine_")
+
+
+@pytest.mark.parametrize(("device", "lines"), [("cpu", 1), ("cuda", 0)])
+def test_a_table_of_the_cpu_says_why_its_parts_are_not_comparable(
+    device: str, lines: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    memory._print(figures(device, USED))
+    said = capsys.readouterr()
+    assert "predicted_over_measured" in said.out
+    assert len(said.out.splitlines()) == 2 + len(STAGES) + 1
+    assert said.err.count("Compare the sums.") == lines

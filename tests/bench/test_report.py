@@ -39,7 +39,7 @@ def test_a_table_off_a_terminal_is_plain_and_whole(capsys: pytest.CaptureFixture
     figures = msgspec.defstruct("Wide", [(name, float) for name in names])(*[1.0] * 5)
     print_cases("Title", " ".join(names), {"name": figures})
     printed = capsys.readouterr().out
-    assert all(name.replace("_", " ") in printed for name in names)
+    assert all(name in printed for name in names)
     assert "\x1b" not in printed
     assert "…" not in printed
 
@@ -56,7 +56,7 @@ def test_figures_are_for_people_or_for_programs(capsys: pytest.CaptureFixture[st
         publish(found, lambda: print_fields("Title", found), as_json=as_json)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].strip() == "Title"
-    assert [line.split() for line in lines[1:3]] == [["rate", "1.235"], ["notes", "0"]]
+    assert [line.split() for line in lines[1:3]] == [["rate", "1.235"], ["notes", "[]"]]
     assert lines[3] == '{"rate":1.23456,"notes":[]}'
 
 

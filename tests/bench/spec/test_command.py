@@ -53,7 +53,7 @@ def test_an_engine_without_a_draft_has_the_cases_of_lookup(tiny_engine: Path) ->
 
 def test_the_table_has_a_row_for_each_case(tiny_engine: Path) -> None:
     text = run("--engine", str(tiny_engine), "--case", "lookup/b1", *ONCE).stdout
-    assert "accept length" in text
+    assert "accept_length" in text
     assert "lookup/b1" in text
 
 
