@@ -1,6 +1,5 @@
 """The options of `hearth export` that only a draft engine has."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,47 +7,49 @@ import click
 
 from daemon.cli.options import refuse_without, with_options
 
-_OPTIONS: dict[str, Callable[[Any], Any]] = {
-    "draft": click.option(
-        "--draft",
-        metavar="DRAFT_DIR",
-        type=click.Path(path_type=Path),
-        help="Hugging Face folder of an EAGLE-3 draft for this model, to speculate with.",
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Whole numbers with commas between them; raises ValueError for anything else."""
+    return tuple(int(part) for part in text.split(","))
+
+
+_OPTIONS: dict[str, tuple[Any, str]] = {
+    "draft": (
+        click.Path(path_type=Path),
+        "Hugging Face folder of an EAGLE-3 draft for this model, to speculate with.",
     ),
-    "eagle_layers": click.option(
-        "--eagle-layers",
-        metavar="N,N,N",
-        callback=lambda _context, _option, text: _numbers(text),
-        help="Layers of the model whose inputs the draft reads.  [as the draft says; else 2, half "
-        "of them, and the third from the end]",
+    "eagle_layers": (
+        numbers,
+        (
+            "Layers of the model whose inputs the draft reads, with commas between them.  [as the "
+            "draft says; else 2, half of them, and the third from the end]"
+        ),
     ),
-    "max_verify_tree_size": click.option(
-        "--max-verify-tree-size",
-        type=click.IntRange(min=0),
-        help="Most nodes of a token tree that are verified in one step; 0 for 60, or the capacity "
-        "where that is less.  [0]",
+    "max_verify_tree_size": (
+        click.IntRange(min=0),
+        (
+            "Most nodes of a token tree that are verified in one step; 0 for 60, or the capacity "
+            "where that is less.  [0]"
+        ),
     ),
-    "max_draft_tree_size": click.option(
-        "--max-draft-tree-size",
-        type=click.IntRange(min=0),
-        help="Most slots of a draft's proposal, its tokens a node times its levels; 0 as above.  "
-        "[0]",
+    "max_draft_tree_size": (
+        click.IntRange(min=0),
+        "Most slots of a draft's proposal, its tokens a node times its levels; 0 as above.  [0]",
     ),
-    "drafting_top_k": click.option(
-        "--drafting-top-k",
-        type=click.IntRange(min=1),
-        help="Tokens that a TensorRT plan proposes after a node.  [10]",
+    "drafting_top_k": (
+        click.IntRange(min=1),
+        "Tokens that a TensorRT plan proposes after a node.  [10]",
     ),
-    "drafting_step": click.option(
-        "--drafting-step",
-        type=click.IntRange(min=1),
-        help="Levels of the trees that a TensorRT plan proposes.  [6]",
+    "drafting_step": (
+        click.IntRange(min=1),
+        "Levels of the trees that a TensorRT plan proposes.  [6]",
     ),
-    "verify": click.option(
-        "--verify",
-        type=click.Choice(["auto", "trees", "chains"]),
-        help="Shape of the proposals; chains is fastest for one row on cuda, trees for many. "
-        "auto takes chains on cuda with contrib operators, else trees.  [auto]",
+    "verify": (
+        click.Choice(["auto", "trees", "chains"]),
+        (
+            "Shape of the proposals; chains is fastest for one row on cuda, trees for many. auto "
+            "takes chains on cuda with contrib operators, else trees.  [auto]"
+        ),
     ),
 }
 draft_options = with_options(_OPTIONS)
@@ -75,12 +76,3 @@ def take_draft(options: dict[str, Any]) -> Any:
         drafting_step=given["drafting_step"] or 0,
         verify=given["verify"] or "auto",
     )
-
-
-def _numbers(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError as error:
-        raise click.BadParameter("numbers with commas between them are wanted") from error

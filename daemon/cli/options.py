@@ -25,14 +25,15 @@ socket_option = click.option(
 )
 
 
-def with_options(
-    options: Mapping[str, Callable[[Command], Command]],
-) -> Callable[[Command], Command]:
-    """Add options, by the name of their value, to a command."""
+def with_options(options: Mapping[str, tuple[Any, str]]) -> Callable[[Command], Command]:
+    """Add options, each by the name of its value with its type and help, to a command."""
 
     def decorate(command: Command) -> Command:
-        for option in reversed(list(options.values())):
-            command = option(command)
+        for name, (kind, text) in reversed(list(options.items())):
+            flag = "--" + name.replace("_", "-")
+            # One that is not given is None, whatever it is.
+            given = {"is_flag": True, "default": None} if kind is bool else {"type": kind}
+            command = click.option(flag, name, help=text, **given)(command)
         return command
 
     return decorate

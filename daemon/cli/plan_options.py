@@ -1,7 +1,6 @@
 """The options of `hearth export` that only a TensorRT plan has."""
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,43 +9,31 @@ import click
 from daemon.cli.options import refuse_without, with_options
 from runtime.cache_folder import cache_folder
 
-_OPTIONS: dict[str, Callable[[Any], Any]] = {
-    "builder": click.option(
-        "--builder",
-        type=click.Choice(["tensorrt", "tensorrt_rtx"]),
-        help="Which TensorRT builds the plan.  [tensorrt]",
+_OPTIONS: dict[str, tuple[Any, str]] = {
+    "builder": (
+        click.Choice(["tensorrt", "tensorrt_rtx"]),
+        "Which TensorRT builds the plan.  [tensorrt]",
     ),
-    "builder_python": click.option(
-        "--builder-python",
-        metavar="PROGRAM",
-        help="Python that has this TensorRT, if it is another one than Hearth's.",
+    "builder_python": (str, "Python that has this TensorRT, if it is another one than Hearth's."),
+    "version_compatible": (bool, "Let later versions of TensorRT run the plan too."),
+    "workspace_mib": (
+        click.IntRange(min=0),
+        "Most memory that one layer may use while it runs; 0 for no limit.  [0]",
     ),
-    "version_compatible": click.option(
-        "--version-compatible",
-        is_flag=True,
-        default=None,
-        help="Let later versions of TensorRT run the plan too.",
+    "optimization_level": (
+        click.IntRange(0, 5),
+        "How long the builder looks for fast kernels.  [its own choice]",
     ),
-    "workspace_mib": click.option(
-        "--workspace-mib",
-        type=click.IntRange(min=0),
-        help="Most memory that one layer may use while it runs; 0 for no limit.  [0]",
+    "kv_cache_dtype": (
+        click.Choice(["auto", "float32"]),
+        (
+            "float32 keeps caches wider than a type of 16 bits.  [auto: --dtype, and float32 for "
+            "TensorRT 8.6, which widens them in every step]"
+        ),
     ),
-    "optimization_level": click.option(
-        "--optimization-level",
-        type=click.IntRange(0, 5),
-        help="How long the builder looks for fast kernels.  [its own choice]",
-    ),
-    "kv_cache_dtype": click.option(
-        "--kv-cache-dtype",
-        type=click.Choice(["auto", "float32"]),
-        help="float32 keeps caches wider than a type of 16 bits.  [auto: --dtype, and float32 for "
-        "TensorRT 8.6, which widens them in every step]",
-    ),
-    "timing_cache": click.option(
-        "--timing-cache",
-        type=click.Path(path_type=Path, dir_okay=False),
-        help="File that keeps measured times from one build to the next.  [in the cache folder]",
+    "timing_cache": (
+        click.Path(path_type=Path, dir_okay=False),
+        "File that keeps measured times from one build to the next.  [in the cache folder]",
     ),
 }
 plan_options = with_options(_OPTIONS)

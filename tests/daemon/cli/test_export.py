@@ -102,7 +102,7 @@ def test_a_model_without_a_chat_template_is_exported_with_a_warning(tmp_path: Pa
 def test_what_this_machine_cannot_serve_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("daemon.budget.available_memory", lambda: 1)
+    monkeypatch.setattr("daemon.check.available_memory", lambda: 1)
     told = run(str(REFERENCE), str(tmp_path / "engine")).stderr
     assert "this machine cannot serve it as it is: " in told
     assert (tmp_path / "engine" / "config.json").is_file()
