@@ -210,6 +210,24 @@ async def test_a_killed_executor_fails_what_it_held_and_comes_back(short_folder:
     ]
 
 
+async def test_a_request_that_kills_the_executor_each_time_is_refused_by_name(
+    short_folder: Path,
+) -> None:
+    with structlog.testing.capture_logs():
+        async with house(short_folder) as made:
+            for rid in (1, 2):
+                await made.wait_until(ready=True)
+                made.submit(rid, 1000)
+                await made.until_running(rid)
+                os.kill(made.pid, signal.SIGKILL)
+                assert await made.until_ended(rid) == {rid: "executor_failed"}
+                await made.wait_until(ready=False)
+            made.submit(3, 1000)
+            assert await made.until_ended(3) == {3: "repeated_failure"}
+            made.submit(4, 5)
+            assert await made.until_ended(4) == {4: "length"}
+
+
 async def test_what_the_executor_measures_is_passed_on(short_folder: Path) -> None:
     async with house(short_folder) as made:
         await made.wait_until(ready=True)
