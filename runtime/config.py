@@ -244,6 +244,13 @@ def _check_speculation(config: LLMEngineRunnerConfig) -> None:
 
 def _base_faults(config: LLMEngineRunnerConfig) -> Iterator[tuple[bool, str, str]]:
     """Whether a field is wrong, its name, and what it must be."""
+    sizes, ends = config.static_decode_batches, config.eos_token_ids
+    wrong = sizes != tuple(sorted({*sizes})) or min(sizes, default=1) < 1
+    yield wrong, "static_decode_batches", "must ascend from 1 on"
+    runs_on = {"tensorrt": "cuda", "simulated": "cpu"}.get(config.backend, config.device)
+    yield config.device != runs_on, "device", f"must be {runs_on}"
+    wrong = not all(0 <= end < config.vocab_size for end in ends)
+    yield wrong, "eos_token_ids", "must be in the vocabulary"
     taps, layers = config.eagle_layers, config.num_decoder_layers
     speculates = config.enable_eagle_spec_decode
     least = 1 if speculates else 0
