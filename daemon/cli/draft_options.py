@@ -63,16 +63,9 @@ def take_draft(options: dict[str, Any]) -> Any:
     """
     from runtime.export import DraftOptions  # noqa: PLC0415 - slow import
 
-    given = {name: options.pop(name) for name in _OPTIONS}
-    if given["draft"] is None:
+    given = {name: value for name in _OPTIONS if (value := options.pop(name)) is not None}
+    folder = given.pop("draft", None)
+    if folder is None:
         refuse_without("--draft", given)
         return None
-    return DraftOptions(
-        folder=given["draft"],
-        eagle_layers=given["eagle_layers"] or (),
-        max_verify_tree_size=given["max_verify_tree_size"] or 0,
-        max_draft_tree_size=given["max_draft_tree_size"] or 0,
-        drafting_top_k=given["drafting_top_k"] or 0,
-        drafting_step=given["drafting_step"] or 0,
-        verify=given["verify"] or "auto",
-    )
+    return DraftOptions(folder=folder, **given)

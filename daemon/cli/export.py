@@ -10,81 +10,53 @@ from rich.markup import escape
 from daemon.cli.console import err, progress_bar, size
 from daemon.cli.draft_options import draft_options, take_draft
 from daemon.cli.errors import wrong_usage
+from daemon.cli.options import with_options
 from daemon.cli.plan_options import plan_options, take_plan
 from runtime.engine_folder import TEMPLATE_FILE
 from runtime.errors import HearthError
+
+_OPTIONS: dict[str, tuple[Any, str]] = {
+    "backend": (
+        click.Choice(["onnxruntime", "tensorrt"]),
+        "What is to run the engine; tensorrt builds a plan for this GPU.  [onnxruntime]",
+    ),
+    "dialect": (
+        click.Choice(["auto", "native", "classic"]),
+        "Form of the graph; auto is the best that this ONNX Runtime reads.  [auto]",
+    ),
+    "dtype": (
+        click.Choice(["float32", "float16", "bfloat16"]),
+        "Type of weights that are not quantised, and of the cache.  [float32; for a GPU float16]",
+    ),
+    "device": (click.Choice(["cpu", "cuda"]), "Where ONNX Runtime is to run the engine.  [cpu]"),
+    "operators": (
+        click.Choice(["auto", "standard", "contrib"]),
+        "contrib are ONNX Runtime's own; auto takes them on cuda where they serve.  [auto]",
+    ),
+    "quantization": (
+        click.Choice(["none", "int8", "int4"]),
+        "Store the weights of matrix products with fewer bits.  [none]",
+    ),
+    "block_size": (
+        click.IntRange(min=0),
+        "Weights that share one scale; 0 for 128 (int8), 32 (int4), or less if need be.  [0]",
+    ),
+    "capacity": (
+        click.IntRange(min=0),
+        "Tokens a row may hold; 0 for the model's positions, at most 4096.  [0]",
+    ),
+    "max_batch": (click.IntRange(min=1), "Rows that may run together.  [8]"),
+    "prefill_chunk": (
+        click.IntRange(min=0),
+        "Longest piece of a prompt in one step; 0 for 256, or the capacity if less.  [0]",
+    ),
+}
 
 
 @click.command()
 @click.argument("source", metavar="MODEL_DIR", type=click.Path(path_type=Path))
 @click.argument("target", metavar="ENGINE_DIR", type=click.Path(path_type=Path))
-@click.option(
-    "--backend",
-    type=click.Choice(["onnxruntime", "tensorrt"]),
-    default="onnxruntime",
-    show_default=True,
-    help="What is to run the engine; tensorrt builds a plan for the GPU of this machine.",
-)
-@click.option(
-    "--dialect",
-    type=click.Choice(["auto", "native", "classic"]),
-    default="auto",
-    show_default=True,
-    help="Form of the graph; auto is the best that this ONNX Runtime reads.",
-)
-@click.option(
-    "--dtype",
-    type=click.Choice(["float32", "float16", "bfloat16"]),
-    help="Type of weights that are not quantised, and of the cache.  [float32; for a GPU float16]",
-)
-@click.option(
-    "--device",
-    type=click.Choice(["cpu", "cuda"]),
-    default="cpu",
-    show_default=True,
-    help="Where ONNX Runtime is to run the engine.",
-)
-@click.option(
-    "--operators",
-    type=click.Choice(["auto", "standard", "contrib"]),
-    default="auto",
-    show_default=True,
-    help="contrib are ONNX Runtime's own; auto takes them on cuda where they serve the model.",
-)
-@click.option(
-    "--quantization",
-    type=click.Choice(["none", "int8", "int4"]),
-    default="none",
-    show_default=True,
-    help="Store the weights of matrix products with fewer bits.",
-)
-@click.option(
-    "--block-size",
-    type=click.IntRange(min=0),
-    default=0,
-    help="Weights that share one scale when quantised; 0 for 128 (int8) or 32 (int4), or less "
-    "where a layer asks for it.  [0]",
-)
-@click.option(
-    "--capacity",
-    type=click.IntRange(min=0),
-    default=0,
-    help="Tokens a row may hold; 0 for the model's positions, at most 4096.",
-)
-@click.option(
-    "--max-batch",
-    type=click.IntRange(min=1),
-    default=8,
-    show_default=True,
-    help="Rows that may run together.",
-)
-@click.option(
-    "--prefill-chunk",
-    type=click.IntRange(min=0),
-    default=0,
-    help="Longest piece of a prompt in one step; 0 for 256, or the capacity where that is less.  "
-    "[0]",
-)
+@with_options(_OPTIONS)
 @draft_options
 @plan_options
 def export(source: Path, target: Path, **options: Any) -> None:
@@ -98,10 +70,9 @@ def export(source: Path, target: Path, **options: Any) -> None:
 
     began = time.monotonic()
     options["plan"], options["draft"] = take_plan(options), take_draft(options)
-    if options["dtype"] is None:
-        on_cpu = options["plan"] is None and options["device"] == "cpu"
-        options["dtype"] = "float32" if on_cpu else "float16"
-    asked = ExportOptions(**options)
+    if options["dtype"] is None and (options["plan"] is not None or options["device"] == "cuda"):
+        options["dtype"] = "float16"
+    asked = ExportOptions(**{name: given for name, given in options.items() if given is not None})
     with wrong_usage():
         check_options(asked)
     with progress_bar() as progress:

@@ -48,7 +48,7 @@ def take_plan(options: dict[str, Any]) -> Any:
     from runtime.export.tensorrt.options import PlanOptions  # noqa: PLC0415 - slow import
 
     given = {name: options.pop(name) for name in _OPTIONS}
-    if options.pop("backend") == "onnxruntime":
+    if options.pop("backend") != "tensorrt":
         refuse_without("--backend tensorrt", given)
         return None
     return PlanOptions(
