@@ -27,17 +27,10 @@ class BatchRuntime(Protocol):
     Rows are numbered in the order in which they were admitted.
     """
 
-    @property
-    def prefill_metrics(self) -> StageMetrics:
-        """What prefill steps have done."""
-
-    @property
-    def generation_metrics(self) -> StageMetrics:
-        """What decode steps and rounds of speculation have done."""
-
-    @property
-    def speculation_metrics(self) -> EagleGenerationMetrics:
-        """What rounds of speculation have done."""
+    prefill_metrics: StageMetrics
+    generation_metrics: StageMetrics
+    """Decode steps and rounds of speculation."""
+    speculation_metrics: EagleGenerationMetrics
 
     @property
     def active(self) -> bool:

@@ -57,6 +57,9 @@ class LLMInferenceRuntime:
         self.capacity = self.config.max_kv_cache_capacity
         self.prefill_metrics = StageMetrics()
         self.generation_metrics = StageMetrics()
+        self.speculation_metrics = EagleGenerationMetrics()
+        if speculation is not None:
+            self.speculation_metrics = speculation.metrics
         self.chosen = ""
         """Why batch and capacity are smaller than exported, where nobody asked for that."""
         self._runner = runner
@@ -113,12 +116,6 @@ class LLMInferenceRuntime:
     def counters(self) -> GraphCounters:
         """Graphs captured, hit, missed and failed so far."""
         return self._runner.executor.counters
-
-    @property
-    def speculation_metrics(self) -> EagleGenerationMetrics:
-        """What speculation has done since the start."""
-        speculation = self._speculation
-        return EagleGenerationMetrics() if speculation is None else speculation.metrics
 
     def check(self, row: RowRequest) -> None:
         """Refuse a row that `admit` would refuse; the error names the field."""

@@ -1,7 +1,11 @@
-"""How a draft engine grows what it proposes: a tree, all of it in every step, or a chain."""
+"""How a draft engine grows what it proposes: a tree, all of it in every step, or a chain.
+
+Either begins with the logits and hidden states of a step [batch, 1], grows all further levels,
+and plants the best nodes of every row; the draft's cache keeps nothing of it.
+"""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,28 +35,6 @@ class DraftSteps(NamedTuple):
     inputs: StepBuffers
     proposal: ProposalBuffers
     base: HybridCacheManager
-
-
-class Growth(Protocol):
-    """Proposes from the newest entry of each row; the draft's cache keeps nothing of it."""
-
-    def begin(self, batch: int) -> None:
-        """Take the first level from the logits and hidden states of a step [batch, 1]."""
-
-    def grow(self, batch: int) -> None:
-        """Run the draft for all further levels."""
-
-    def finish(self, trees: TreeBuffers, speculating: Sequence[bool], width: int) -> None:
-        """Plant the best `width` nodes of every row; node 0 alone where not speculating."""
-
-    def capture(self, batch: int, bucket: int) -> None:
-        """Capture the draft's step."""
-
-
-def choose_growth(steps: DraftSteps) -> Growth:
-    """A chain where one token follows another; a plan has the whole proposal alone."""
-    single = steps.drafting.drafting_top_k == 1 and not steps.config.static_drafting
-    return ChainGrowth(steps) if single else TreeGrowth(steps)
 
 
 class TreeGrowth:
@@ -183,3 +165,9 @@ class ChainGrowth:
         inputs = self._steps.inputs
         shape = (batch, 1, 1)
         self._device.tree_ops.feed_proposal(inputs, self._slots[level], self._positions, shape)
+
+
+def choose_growth(steps: DraftSteps) -> TreeGrowth | ChainGrowth:
+    """A chain where one token follows another; a plan has the whole proposal alone."""
+    single = steps.drafting.drafting_top_k == 1 and not steps.config.static_drafting
+    return ChainGrowth(steps) if single else TreeGrowth(steps)

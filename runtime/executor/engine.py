@@ -44,6 +44,18 @@ class CapturedRun(Protocol):
         """Free what the capture holds."""
 
 
+class SelfContained:
+    """What an engine has whose library allocates scratch memory itself and has no profiles."""
+
+    required_context_memory = 0
+
+    def set_context_memory(self, memory: Tensor) -> None:
+        """Nothing of `memory` is used."""
+
+    def use_profile(self, _profile: int, _stream: Stream, /) -> None:
+        """Nothing to switch: one set of shapes serves every step."""
+
+
 class Engine(Protocol):
     """A loaded model of one device library, as `EngineExecutor` needs it."""
 

@@ -257,6 +257,15 @@ def _open_engine(
         from runtime.executor.onnx_engine import OnnxEngine  # noqa: PLC0415
 
         return OnnxEngine.open(folder, config, options)
-    from runtime.executor.cuda_engines import open_cuda_engine  # noqa: PLC0415
+    from runtime.device.cuda.cuda_device import CudaDevice  # noqa: PLC0415
 
-    return open_cuda_engine(folder, config, options, device)
+    if not isinstance(device, CudaDevice):
+        raise HearthError("internal", f"a device of kind {device.kind} runs no CUDA engine")
+    if config.backend == "tensorrt":
+        from runtime.executor.tensorrt.engine import TensorRTEngine  # noqa: PLC0415
+
+        return TensorRTEngine.open(folder, config, device.context)
+    load_onnx_runtime()
+    from runtime.executor.onnx_cuda_engine import OnnxCudaEngine  # noqa: PLC0415
+
+    return OnnxCudaEngine.open(folder, config, options, device)

@@ -11,13 +11,13 @@ from runtime.config import LLMEngineRunnerConfig
 from runtime.device.cuda.cuda_device import CudaDevice
 from runtime.device.stream import Stream
 from runtime.errors import HearthError
-from runtime.executor.engine import Binding, CapturedRun, EngineOptions, IOTensor
+from runtime.executor.engine import Binding, CapturedRun, EngineOptions, IOTensor, SelfContained
 from runtime.executor.onnx_cuda_capture import capture_run
 from runtime.executor.onnx_cuda_session import ELEMENT_TYPES, describe, open_session, step_error
 from runtime.tensors.tensor import Tensor
 
 
-class OnnxCudaEngine:
+class OnnxCudaEngine(SelfContained):
     """An ONNX Runtime session on a GPU.
 
     A graph of the provider's own operators (`fused`) never waits for the device, and a captured
@@ -28,9 +28,6 @@ class OnnxCudaEngine:
     Scratch memory comes from the session's arena, which keeps all that it ever took: what a
     captured graph uses is only handed to later work of the same stream.
     """
-
-    required_context_memory = 0
-    """ONNX Runtime allocates its scratch memory itself."""
 
     def __init__(self, session: ort.InferenceSession, device: CudaDevice, *, fused: bool) -> None:
         self._session = session
@@ -60,12 +57,6 @@ class OnnxCudaEngine:
         """
         session = open_session(folder, config, options, device)
         return cls(session, device, fused=config.operators == "contrib")
-
-    def set_context_memory(self, memory: Tensor) -> None:
-        """Nothing of `memory` is used: no scratch memory is asked of the caller."""
-
-    def use_profile(self, _profile: int, _stream: Stream, /) -> None:
-        """Nothing to switch: one set of shapes serves every step."""
 
     def run(self, bindings: Sequence[Binding], stream: Stream, /) -> None:
         """Queue one step; raises `executor_failed`, `out_of_memory` or `device_lost`.

@@ -10,11 +10,10 @@ from runtime.config import LLMEngineRunnerConfig
 from runtime.device.stream import Stream
 from runtime.engine_folder import MODEL_FILE
 from runtime.errors import HearthError
-from runtime.executor.engine import Binding, EngineOptions, IOTensor
+from runtime.executor.engine import Binding, EngineOptions, IOTensor, SelfContained
 from runtime.executor.threads import physical_cores
 from runtime.memory.system import release_free_memory
 from runtime.onnx_runtime import check_version
-from runtime.tensors.tensor import Tensor
 from runtime.version import version_numbers
 
 BOUNDED_SPIN_SINCE = (1, 31)
@@ -49,11 +48,8 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 }
 
 
-class OnnxEngine:
+class OnnxEngine(SelfContained):
     """An ONNX Runtime session on the CPU."""
-
-    required_context_memory = 0
-    """ONNX Runtime allocates its scratch memory itself."""
 
     def __init__(self, session: ort.InferenceSession) -> None:
         self._session = session
@@ -85,12 +81,6 @@ class OnnxEngine:
             ) from error
         release_free_memory()
         return cls(session)
-
-    def set_context_memory(self, memory: Tensor) -> None:
-        """Nothing of `memory` is used: no scratch memory is asked of the caller."""
-
-    def use_profile(self, _profile: int, _stream: Stream) -> None:
-        """Nothing to switch: one set of shapes serves every step."""
 
     def run(self, bindings: Sequence[Binding], stream: Stream) -> None:
         """Bind everything and run once; raises `executor_failed`."""

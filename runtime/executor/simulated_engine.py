@@ -8,9 +8,8 @@ from numpy.typing import NDArray
 
 from runtime.config import LLMEngineRunnerConfig, RopeConfig
 from runtime.device.stream import Stream
-from runtime.executor.engine import Binding, IOTensor
+from runtime.executor.engine import Binding, IOTensor, SelfContained
 from runtime.tensors.registry import TensorRegistry
-from runtime.tensors.tensor import Tensor
 from runtime.version import VERSION
 
 HOT_LOGIT = 100.0
@@ -90,25 +89,17 @@ def as_simulated(config: LLMEngineRunnerConfig, step_ms: float) -> LLMEngineRunn
     return structs.replace(made, **{name: getattr(config, name) for name in kept})
 
 
-class SimulatedEngine:
+class SimulatedEngine(SelfContained):
     """Steps of `config.step_ms` milliseconds whose tokens `simulated_next_tokens` defines.
 
     It stands in for a model in benches and fault tests: all bindings of a decoder, no weights.
     """
-
-    required_context_memory = 0
 
     def __init__(self, config: LLMEngineRunnerConfig, registry: TensorRegistry) -> None:
         self.io_tensors = tuple(
             IOTensor(spec.name, spec.direction, spec.dtype, spec.shape) for spec in registry.specs
         )
         self._config = config
-
-    def set_context_memory(self, memory: Tensor) -> None:
-        """Nothing of `memory` is used: a simulated step needs none."""
-
-    def use_profile(self, _profile: int, _stream: Stream) -> None:
-        """Nothing to switch: one set of shapes serves every step."""
 
     def run(self, bindings: Sequence[Binding], stream: Stream) -> None:
         """Write one-hot logits for each selected token and take the time of a step."""

@@ -40,7 +40,6 @@ class LLMEngineRunner:
         self._ops = device.ops
         self._inputs, self._logits, self._trees = io.step.inputs, io.step.logits, io.trees
         self._steps = StepBindings(config, executor, io.step, resources, device)
-        self._decodes: dict[tuple[int, int], tuple[int, InferenceDims]] = {}
 
     def get_engine_config(self) -> LLMEngineRunnerConfig:
         """The configuration that the engine runs with."""
@@ -90,12 +89,12 @@ class LLMEngineRunner:
         """
         caches = self._caches
         caches.reserve(max(caches.row_lengths) + 1)
-        rows = caches.batch
-        profile, dims = self._decode_dims(rows, caches.kv.bucket)
-        self._ops.feed_decode(self._inputs, dims.batch)
-        self._steps.prepare(profile, dims)
+        batch = self._steps.padded(caches.batch)
+        self._ops.feed_decode(self._inputs, batch)
+        dims = InferenceDims.decode(batch, caches.kv.bucket)
+        self._steps.prepare(generation_profile(self._config, batch), dims)
         self._steps.executor.execute(self._steps.stream)
-        self._steps.keep(rows, 1)
+        self._steps.keep(caches.batch, 1)
         caches.advance()
         return self._logits
 
@@ -131,7 +130,8 @@ class LLMEngineRunner:
         """Capture the decode step of each batch size in every bucket, between batches."""
         for batch, bucket in self._steps.captured(batch_sizes):
             self._ops.feed_decode(self._inputs, batch)
-            self._steps.capture(*self._decode_dims(batch, bucket))
+            dims = InferenceDims.decode(batch, bucket)
+            self._steps.capture(generation_profile(self._config, batch), dims)
 
     def capture_eagle_base_tree_decoding_graph(
         self, batch_sizes: Iterable[int], widths: Iterable[int]
@@ -147,12 +147,3 @@ class LLMEngineRunner:
         with ExitStack() as closing:
             closing.callback(self._device.close)
             closing.callback(self._steps.executor.close)
-
-    def _decode_dims(self, rows: int, bucket: int) -> tuple[int, InferenceDims]:
-        """The profile and the sizes of a decode step, made once for each batch and bucket."""
-        known = self._decodes.get((rows, bucket))
-        if known is None:
-            batch = self._steps.padded(rows)
-            known = generation_profile(self._config, batch), InferenceDims.decode(batch, bucket)
-            self._decodes[rows, bucket] = known
-        return known

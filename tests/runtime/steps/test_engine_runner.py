@@ -169,15 +169,22 @@ def test_step_inputs_of_a_decode() -> None:
     assert runner.get_kv_cache().row_lengths == [4, 2]
 
 
-def test_the_sizes_of_a_decode_follow_batch_and_bucket() -> None:
+def test_the_sizes_of_a_decode_follow_batch_and_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = _simulated()
     _prefill(runner, [[1] * 255, [4]], 255)
+    made: list[InferenceDims] = []
+    prepare = runner._steps.prepare
+
+    def note(profile: int, dims: InferenceDims) -> None:
+        made.append(dims)
+        prepare(profile, dims)
+
+    monkeypatch.setattr(runner._steps, "prepare", note)
     for _ in range(2):
         _decode(runner, [8, 9])
     runner.get_kv_cache().compact([0, -1])
     _decode(runner, [8])
     decode = InferenceDims.decode
-    made = [dims for _, dims in runner._decodes.values()]
     assert made == [decode(2, 256), decode(2, 512), decode(1, 512)]
 
 
