@@ -1,4 +1,4 @@
-"""A child process of a bench: both ends of it, in lines of JSON, and no wait without an end."""
+"""A child process of a bench: both ends of it, in lines of JSON, and what its family holds."""
 
 import os
 import selectors
