@@ -1,6 +1,7 @@
 """The configuration of an engine folder (`config.json`): every field, read strictly."""
 
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -212,45 +213,36 @@ _NOT_SERVED = (
 
 
 def _check_sizes(config: LLMEngineRunnerConfig) -> None:
-    for name in _POSITIVE:
-        if getattr(config, name) < 1:
-            raise HearthError("engine_corrupt", f"{name} must be at least 1", name)
-    if config.num_attention_heads % config.num_kv_heads:
-        raise HearthError("engine_corrupt", "attention heads must share K/V heads", "num_kv_heads")
-    if config.rotary_dim > config.head_dim or config.rotary_dim % 2:
-        raise HearthError("engine_corrupt", "rotary_dim must be even, <= head_dim", "rotary_dim")
-    if config.use_trt_native_ops != (config.dialect == "native"):
-        raise HearthError(
-            "engine_corrupt", "only the native dialect has native ops", "use_trt_native_ops"
-        )
-    if config.max_supported_input_length > config.max_kv_cache_capacity:
-        raise HearthError(
-            "engine_corrupt", "input length exceeds capacity", "max_supported_input_length"
-        )
-    if config.num_attention_layers + config.num_mamba_layers != config.num_decoder_layers:
-        raise HearthError(
-            "engine_corrupt", "each layer must be of one kind", "num_attention_layers"
-        )
-    _check_speculation(config)
-    if not config.eos_token_ids:
-        raise HearthError("engine_corrupt", "no end token is named", "eos_token_ids")
-
-
-def _check_speculation(config: LLMEngineRunnerConfig) -> None:
-    for wrong, name, what in (*_base_faults(config), *_draft_faults(config)):
+    faults = (_size_faults, _base_faults, _draft_faults)
+    for wrong, name, what in chain.from_iterable(find(config) for find in faults):
         if wrong:
             raise HearthError("engine_corrupt", f"{name} {what}", name)
 
 
-def _base_faults(config: LLMEngineRunnerConfig) -> Iterator[tuple[bool, str, str]]:
+def _size_faults(config: LLMEngineRunnerConfig) -> Iterator[tuple[bool, str, str]]:
     """Whether a field is wrong, its name, and what it must be."""
+    for name in _POSITIVE:
+        yield getattr(config, name) < 1, name, "must be at least 1"
+    shares = config.num_attention_heads % config.num_kv_heads == 0
+    yield not shares, "num_kv_heads", "must divide num_attention_heads"
+    wrong = config.rotary_dim > config.head_dim or config.rotary_dim % 2 > 0
+    yield wrong, "rotary_dim", "must be even, and at most head_dim"
+    wrong = config.use_trt_native_ops != (config.dialect == "native")
+    yield wrong, "use_trt_native_ops", "must be those of the native dialect"
+    wrong = config.max_supported_input_length > config.max_kv_cache_capacity
+    yield wrong, "max_supported_input_length", "must not exceed the capacity"
+    kinds = config.num_attention_layers + config.num_mamba_layers
+    yield kinds != config.num_decoder_layers, "num_attention_layers", "must be all that are left"
     sizes, ends = config.static_decode_batches, config.eos_token_ids
     wrong = sizes != tuple(sorted({*sizes})) or min(sizes, default=1) < 1
     yield wrong, "static_decode_batches", "must ascend from 1 on"
     runs_on = {"tensorrt": "cuda", "simulated": "cpu"}.get(config.backend, config.device)
     yield config.device != runs_on, "device", f"must be {runs_on}"
-    wrong = not all(0 <= end < config.vocab_size for end in ends)
-    yield wrong, "eos_token_ids", "must be in the vocabulary"
+    wrong = not ends or not all(0 <= end < config.vocab_size for end in ends)
+    yield wrong, "eos_token_ids", "must be tokens, one at least"
+
+
+def _base_faults(config: LLMEngineRunnerConfig) -> Iterator[tuple[bool, str, str]]:
     taps, layers = config.eagle_layers, config.num_decoder_layers
     speculates = config.enable_eagle_spec_decode
     least = 1 if speculates else 0
