@@ -15,14 +15,13 @@ from runtime.engine_folder import ANSWER_FILE, EMBEDDING_FILE, ROPE_FILE, record
 from runtime.errors import HearthError
 from runtime.export.checkpoint import Checkpoint
 from runtime.export.graph import Location
-from runtime.export.known_answer import known_answer
+from runtime.export.known_answer import Rehearsal, known_answer
 from runtime.export.layout import EMBEDDING
 from runtime.export.model_config import ModelConfig
 from runtime.export.onnx_files import Build, write_onnx
 from runtime.export.options import ExportOptions
 from runtime.export.progress import Meter, Progress
 from runtime.export.rope import rope_tables
-from runtime.export.rounded_weights import RoundedWeights
 from runtime.export.tensorrt.options import PlanOptions
 from runtime.export.tensorrt.plan import build_or_fall_back
 from runtime.export.weights import Weights, row_pieces
@@ -120,7 +119,7 @@ def write_answer(
 ) -> None:
     """Compute and write what the engine has to answer."""
     meter = Meter(progress, "answer", projection_elements(config) * 4)
-    weights = RoundedWeights(parts.checkpoint, config, meter.add)
+    weights = Rehearsal(parts.checkpoint, config, meter.add)
     answer = known_answer(parts.model, weights, config)
     (folder / ANSWER_FILE).write_bytes(msgspec.json.encode(answer))
     meter.finish()

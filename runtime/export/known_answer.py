@@ -20,21 +20,16 @@ What was measured stands in docs/performance.md.
 """
 
 
-class Rehearsal:
+class Rehearsal(RoundedWeights):
     """Weights for two sequences, of which the second puts rounded inputs into every product."""
-
-    def __init__(self, weights: RoundedWeights) -> None:
-        self._weights = weights
-        self.vector = weights.vector
-        self.embed = weights.embed
 
     def project(self, x: NDArray[np.float32], name: str) -> NDArray[np.float32]:
         """The products [2, T, out] of x [2, T, in] and of what an engine may make of it."""
-        return self._weights.project(np.stack((x[0], self._weights.rounded_inputs(x[1]))), name)
+        return super().project(np.stack((x[0], self.rounded_inputs(x[1]))), name)
 
 
 def known_answer(
-    model: ModelConfig, weights: RoundedWeights, config: LLMEngineRunnerConfig
+    model: ModelConfig, weights: Rehearsal, config: LLMEngineRunnerConfig
 ) -> KnownAnswer:
     """Run the model over ids from all over its vocabulary, the same for every model of its size.
 
@@ -48,7 +43,7 @@ def known_answer(
     ids = [step * model.vocab_size >> 32 for step in steps]
     # A gate far below zero is closed by an infinite power; other infinities end up in the logits.
     with np.errstate(over="ignore", invalid="ignore"):
-        logits, rounded = reference_logits(model, Rehearsal(weights), [ids, ids])
+        logits, rounded = reference_logits(model, weights, [ids, ids])
     if not (np.isfinite(logits).all() and np.isfinite(rounded).all()):
         raise HearthError(
             "model_invalid", f"the model computes numbers that are not finite in {config.dtype}"

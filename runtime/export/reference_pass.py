@@ -6,32 +6,18 @@ length go through the layers at once. T is that length, H the hidden size, D tha
 dots are the sequences, which do not hear of each other.
 """
 
-from typing import Protocol
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from runtime.export.layout import EMBEDDING, HEAD
 from runtime.export.model_config import ModelConfig
 from runtime.export.rope import rope_tables
+from runtime.export.rounded_weights import RoundedWeights
 
 Array = NDArray[np.float32]
 
 
-class ModelWeights(Protocol):
-    """The tensors of a model, by the names that Hugging Face gives them."""
-
-    def vector(self, name: str) -> Array:
-        """A vector, as norms and biases are."""
-
-    def embed(self, name: str, token_ids: ArrayLike) -> Array:
-        """Rows of an embedding table: [..., H]."""
-
-    def project(self, x: Array, name: str) -> Array:
-        """The product of x [..., in] and a projection's matrix [out, in]: [..., out]."""
-
-
-def reference_logits(model: ModelConfig, weights: ModelWeights, token_ids: ArrayLike) -> Array:
+def reference_logits(model: ModelConfig, weights: RoundedWeights, token_ids: ArrayLike) -> Array:
     """The logits [..., T, V] that rank the successors of tokens [..., T], computed in float32."""
     rotary = rope_tables(model.rope, model.rotary_dim, np.shape(token_ids)[-1])
     x = weights.embed(EMBEDDING, token_ids)
@@ -57,7 +43,7 @@ def normalise(x: Array, weight: Array, model: ModelConfig) -> Array:
 
 
 def attention(
-    x: Array, model: ModelConfig, weights: ModelWeights, name: str, rotary: tuple[Array, Array]
+    x: Array, model: ModelConfig, weights: RoundedWeights, name: str, rotary: tuple[Array, Array]
 ) -> Array:
     """Causal attention of x [..., T, H]: each token sees itself and those before it.
 
@@ -77,7 +63,7 @@ def attention(
     return weights.project(joined, f"{name}.o_proj.weight")
 
 
-def heads(x: Array, model: ModelConfig, weights: ModelWeights, name: str) -> Array:
+def heads(x: Array, model: ModelConfig, weights: RoundedWeights, name: str) -> Array:
     """A projection of x [..., T, H], biased if the model has biases, as [..., heads, T, D]."""
     product = weights.project(x, f"{name}.weight")
     if model.attention_bias:
@@ -104,7 +90,7 @@ def softmax(scores: Array) -> Array:
     return shares
 
 
-def gated_mlp(x: Array, weights: ModelWeights, name: str) -> Array:
+def gated_mlp(x: Array, weights: RoundedWeights, name: str) -> Array:
     """Two projections of x [..., T, H], one gating the other through SiLU, and a third back.
 
     Shazeer, GLU Variants Improve Transformer, 2020.

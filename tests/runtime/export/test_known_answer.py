@@ -22,7 +22,7 @@ from tests.runtime.export.hugging_face import change_tensors, copy_model
 def answer_of(folder: Path, options: ExportOptions | None = None) -> KnownAnswer:
     model = load_model_config(folder)
     config = engine_config(model, options or ExportOptions())
-    return known_answer(model, RoundedWeights(Checkpoint(folder), config), config)
+    return known_answer(model, Rehearsal(Checkpoint(folder), config), config)
 
 
 def test_the_answer_is_the_first_of_the_logits_and_its_lead() -> None:
@@ -58,10 +58,11 @@ def test_a_lead_may_be_off_by_what_rounded_inputs_make_of_it(
 ) -> None:
     folder = reference_folder("llama")
     model = load_model_config(folder)
-    weights = RoundedWeights(Checkpoint(folder), engine_config(model, options))
+    config = engine_config(model, options)
+    weights = RoundedWeights(Checkpoint(folder), config)
     answer = answer_of(folder, options)
     ids = list(answer.token_ids)
-    exact, rounded = reference_logits(model, Rehearsal(weights), [ids, ids])
+    exact, rounded = reference_logits(model, Rehearsal(Checkpoint(folder), config), [ids, ids])
     np.testing.assert_allclose(exact, reference_logits(model, weights, ids), rtol=0, atol=1e-4)
     off = 0.0
     for lead, best, logits in zip(answer.leads, answer.best, rounded, strict=True):
