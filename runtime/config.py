@@ -180,36 +180,17 @@ def load_config(folder: Path) -> LLMEngineRunnerConfig:
 
 
 _POSITIVE = (
-    "num_decoder_layers",
-    "num_attention_heads",
-    "num_kv_heads",
-    "head_dim",
-    "rotary_dim",
-    "hidden_size",
-    "intermediate_size",
-    "max_supported_batch_size",
-    "max_supported_input_length",
-    "max_kv_cache_capacity",
-    "prefill_chunk",
-    "vocab_size",
-    "output_vocab_size",
+    "num_decoder_layers", "num_attention_heads", "num_kv_heads", "head_dim", "rotary_dim",
+    "hidden_size", "intermediate_size", "max_supported_batch_size", "max_supported_input_length",
+    "max_kv_cache_capacity", "prefill_chunk", "vocab_size", "output_vocab_size",
     "num_attention_layers",
-)
+)  # fmt: skip
 # Fields that other kinds of engine use; an engine that needs them is refused, never half served.
 _NOT_SERVED = (
-    "use_context_dependent_rope",
-    "reduced_vocab_size",
-    "max_supported_lora_rank",
-    "num_deepstack_features",
-    "audio_token_id",
-    "image_token_id",
-    "num_mamba_layers",
-    "mamba_num_heads",
-    "mamba_head_dim",
-    "ssm_state_size",
-    "conv_dim",
-    "conv_kernel",
-)
+    "use_context_dependent_rope", "reduced_vocab_size", "max_supported_lora_rank",
+    "num_deepstack_features", "audio_token_id", "image_token_id", "num_mamba_layers",
+    "mamba_num_heads", "mamba_head_dim", "ssm_state_size", "conv_dim", "conv_kernel",
+)  # fmt: skip
 
 
 def _check_sizes(config: LLMEngineRunnerConfig) -> None:
