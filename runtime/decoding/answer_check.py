@@ -20,17 +20,17 @@ _ALTERNATIVES = 8
 """Likeliest tokens to look for the right one among."""
 
 
-class AnswerReport(msgspec.Struct, frozen=True, kw_only=True):
+class AnswerReport(msgspec.Struct, kw_only=True):
     """How a right answer was given: logits compared, in how many steps and seconds.
 
     No lead was more than `error` off, of `tolerance` that are allowed.
     """
 
-    compared: int
-    steps: int
-    error: float
+    compared: int = 0
+    steps: int = 0
+    error: float = 0.0
     tolerance: float
-    seconds: float
+    seconds: float = 0.0
 
 
 class AnswerCheck:
@@ -46,8 +46,7 @@ class AnswerCheck:
         self._sampler = sampler
         self._config = runner.get_engine_config()
         self._strategy = VanillaStrategy(runner, sampler)
-        self._compared = self._steps = 0
-        self._error = 0.0
+        self._report = AnswerReport(tolerance=answer.tolerance)
 
     def run(self) -> AnswerReport:
         """Raises `wrong_answer` at the first token whose lead is off."""
@@ -67,13 +66,8 @@ class AnswerCheck:
                 self._force(prompts, ids - half, began + SECONDS)
         finally:
             self._runner.reset(0)
-        return AnswerReport(
-            compared=self._compared,
-            steps=self._steps,
-            error=self._error,
-            tolerance=self._answer.tolerance,
-            seconds=time.monotonic() - began,
-        )
+        self._report.seconds = time.monotonic() - began
+        return self._report
 
     def _force(self, prompts: Sequence[int], decodes: int, until: float = 0.0) -> None:
         """Prefill so many ids of each row, the longest first, and decode those behind them."""
@@ -107,15 +101,15 @@ class AnswerCheck:
 
     def _compare(self, step: PendingStep, filled: Sequence[int]) -> None:
         """What a step gave behind the last of so many ids of each row."""
-        self._steps += 1
+        self._report.steps += 1
         for token in step.collect():
             place = filled[token.row] - 1
             where = f"{step.kind}, batch {len(filled)}, position {place}"
             if token.error is not None:
                 raise _wrong(f"{where}: no finite numbers")
             error = self._answer.error(place, token.top)
-            self._compared += 1
-            self._error = max(self._error, error)
+            self._report.compared += 1
+            self._report.error = max(self._report.error, error)
             if error > self._answer.tolerance:
                 best, lead = self._answer.best[place], self._answer.leads[place]
                 got, other = token.top[0], token.top[-1]
