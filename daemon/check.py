@@ -1,6 +1,7 @@
-"""What the daemon would use, found out without loading the engine."""
+"""What the daemon would use; the engine is loaded only for its known answer."""
 
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -14,8 +15,10 @@ from runtime.config import PlanRecord
 from runtime.decoding.answer_check import AnswerReport
 from runtime.decoding.budget import Budget, budgets_of, fit_deployment
 from runtime.decoding.deployment import DeploymentConfig, load_engines, resolve_deployment
+from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.errors import HearthError
 from runtime.executor.threads import physical_cores
+from runtime.known_answer import load_answer
 from runtime.memory.system import available_memory
 
 T = TypeVar("T")
@@ -110,6 +113,26 @@ def inspect_engine(settings: Settings, folder: Path) -> Report:
         host_memory_needed=beside.needed,
         host_memory_available=beside.available,
     )
+
+
+def with_answer(report: Report, settings: Settings, folder: Path) -> Report:
+    """The report of an engine that can be served, once its known answer has been compared."""
+    if not report.ok:
+        return report
+    try:
+        with closing(LLMInferenceRuntime.open(folder, runtime_options(settings))) as runtime:
+            answer = load_answer(folder, runtime.config)
+            if answer is None:
+                return msgspec.structs.replace(report, answer="none")
+            runtime.capture([1, runtime.max_batch])
+            given = runtime.check_answer(answer)
+    except HearthError as error:
+        found = "wrong" if error.code == "wrong_answer" else report.answer
+        return msgspec.structs.replace(
+            report, ok=False, reason=error.message, code=error.code, field=error.field,
+            answer=found,
+        )  # fmt: skip
+    return msgspec.structs.replace(report, answer="right", answer_report=given)
 
 
 def _tried(refusals: list[HearthError], look: Callable[[], T]) -> T | None:

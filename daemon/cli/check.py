@@ -4,8 +4,7 @@ from typing import Any
 import click
 import msgspec
 
-from daemon.answer import with_answer
-from daemon.check import Report, inspect_engine
+from daemon.check import Report, inspect_engine, with_answer
 from daemon.cli.console import out, progress_bar, size, table
 from daemon.cli.errors import FAILED, Failure
 from daemon.cli.options import json_option, settings_from, settings_options
