@@ -124,7 +124,7 @@ def test_walks_follow_each_rows_own_settings(
     params = [random_params(rng, vocab) for _ in range(6)]
     bench = Bench(gpu, requests([*params, RequestOptions(), RequestOptions()]), 60, vocab, index)
     longest = 0
-    for _ in range(6):
+    for _ in range(24):
         ids, parents, logits, starts = random_round(rng, 8, width, vocab)
         bench.plant(ids, parents, logits, starts)
         paths = bench.sampler.verify(8, width).result()
