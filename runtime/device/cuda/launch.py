@@ -40,6 +40,16 @@ class KernelLaunch:
             raise self._driver.failure("cuLaunchKernel", status)
 
 
+def addresses(names: str) -> list[tuple[str, type[ctypes.c_uint64]]]:
+    """Fields of a structure of arguments: device addresses of these names, in order."""
+    return [(name, ctypes.c_uint64) for name in names.split()]
+
+
+def integers(names: str) -> list[tuple[str, type[ctypes.c_int32]]]:
+    """Likewise 32-bit integers."""
+    return [(name, ctypes.c_int32) for name in names.split()]
+
+
 def pack_arguments(arguments: Sequence[Any]) -> "ctypes.Array[ctypes.c_void_p]":
     """The array of addresses that a launch takes; `arguments` must outlive it."""
     pointers = [ctypes.addressof(argument) for argument in arguments]

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.device.cuda.element_types import copy_unit, float_type, index_type
-from runtime.device.cuda.launch import KernelLaunch, KernelLibrary
+from runtime.device.cuda.launch import KernelLaunch, KernelLibrary, addresses, integers
 from runtime.device.cuda.memory import CudaMemory
 from runtime.device.cuda.upload import UploadRing
 from runtime.device.device import StepBuffers
@@ -23,20 +23,10 @@ class FeedArguments(ctypes.Structure):
     """`Feed` of kernels/steps.cuh."""
 
     _fields_ = (
-        ("table", ctypes.c_uint64),
-        ("embeds", ctypes.c_uint64),
-        ("positions", ctypes.c_uint64),
-        ("select", ctypes.c_uint64),
-        ("start", ctypes.c_uint64),
-        ("next_tokens", ctypes.c_uint64),
-        ("token_ids", ctypes.c_uint64),
-        ("mask", ctypes.c_uint64),
+        *addresses("table embeds positions select start next_tokens token_ids mask"),
         ("table_pitch", ctypes.c_int64),
         ("embeds_pitch", ctypes.c_int64),
-        ("vocab", ctypes.c_int32),
-        ("width", ctypes.c_int32),
-        ("steps", ctypes.c_int32),
-        ("rows", ctypes.c_int32),
+        *integers("vocab width steps rows"),
     )
 
 

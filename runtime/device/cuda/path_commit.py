@@ -4,7 +4,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device.cuda.launch import KernelLibrary
+from runtime.device.cuda.launch import KernelLibrary, addresses, integers
 from runtime.device.cuda.memory import CudaMemory
 from runtime.device.cuda.row_moves import RowsArguments
 from runtime.device.cuda.upload import UploadRing
@@ -18,11 +18,7 @@ _INT = np.dtype(np.int32)
 class PathArguments(ctypes.Structure):
     """`Path` of kernels/cache.cu."""
 
-    _fields_ = (
-        ("nodes", ctypes.c_uint64),
-        ("rows", ctypes.c_int32),
-        ("count", ctypes.c_int32),
-    )
+    _fields_ = (*addresses("nodes"), *integers("rows count"))
 
 
 class PathCommit:

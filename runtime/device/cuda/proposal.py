@@ -4,7 +4,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from runtime.device.cuda.element_types import copy_unit
-from runtime.device.cuda.launch import KernelLibrary
+from runtime.device.cuda.launch import KernelLibrary, addresses, integers
 from runtime.device.cuda.memory import CudaMemory
 from runtime.device.device import ProposalBuffers, TreeBuffers
 from runtime.errors import HearthError
@@ -21,26 +21,11 @@ class ProposalArguments(ctypes.Structure):
     """`Proposal` of kernels/tree.cu."""
 
     _fields_ = (
-        ("logits", ctypes.c_uint64),
-        ("full_ids", ctypes.c_uint64),
-        ("ids", ctypes.c_uint64),
-        ("parents", ctypes.c_uint64),
-        ("entries", ctypes.c_uint64),
-        ("table_ids", ctypes.c_uint64),
-        ("table_parents", ctypes.c_uint64),
-        ("table_scores", ctypes.c_uint64),
-        ("lists", ctypes.c_uint64),
-        ("done", ctypes.c_uint64),
-        ("hidden_out", ctypes.c_uint64),
-        ("hidden", ctypes.c_uint64),
-        ("vocab", ctypes.c_int32),
-        ("slots", ctypes.c_int32),
-        ("size", ctypes.c_int32),
-        ("width", ctypes.c_int32),
-        ("top_k", ctypes.c_int32),
-        ("count", ctypes.c_int32),
-        ("level", ctypes.c_int32),
-        ("last", ctypes.c_int32),
+        *addresses(
+            "logits full_ids ids parents entries table_ids table_parents table_scores "
+            "lists done hidden_out hidden"
+        ),
+        *integers("vocab slots size width top_k count level last"),
     )
 
 
@@ -48,8 +33,7 @@ class FinishArguments(ctypes.Structure):
     """`Finish` of kernels/tree.cu."""
 
     _fields_ = (
-        ("ids", ctypes.c_uint64),
-        ("parents", ctypes.c_uint64),
+        *addresses("ids parents"),
         ("width", ctypes.c_int32),
         ("speculating", ctypes.c_uint32 * _ROW_WORDS),
     )

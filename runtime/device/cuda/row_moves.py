@@ -2,7 +2,7 @@ import ctypes
 from collections.abc import Sequence
 
 from runtime.device.arrays import RowMove
-from runtime.device.cuda.launch import KernelLaunch, KernelLibrary
+from runtime.device.cuda.launch import KernelLaunch, KernelLibrary, addresses, integers
 from runtime.errors import HearthError
 
 MOVES = 64
@@ -12,12 +12,7 @@ _THREADS = 256
 class RowsArguments(ctypes.Structure):
     """`Rows` of kernels/cache.cu: `buffers` is the address of a table of addresses."""
 
-    _fields_ = (
-        ("buffers", ctypes.c_uint64),
-        ("heads", ctypes.c_int32),
-        ("slots", ctypes.c_int32),
-        ("width", ctypes.c_int32),
-    )
+    _fields_ = (*addresses("buffers"), *integers("heads slots width"))
 
 
 class Moves(ctypes.Structure):

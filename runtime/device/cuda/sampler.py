@@ -5,7 +5,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.device.cuda.element_types import index_type
-from runtime.device.cuda.launch import KernelLibrary
+from runtime.device.cuda.launch import KernelLibrary, addresses, integers
 from runtime.device.cuda.memory import CudaMemory
 from runtime.device.cuda.row_settings import (
     BIAS,
@@ -35,20 +35,8 @@ class BatchArguments(ctypes.Structure):
     """`Batch` of kernels/sampling_rows.cuh."""
 
     _fields_ = (
-        ("logits", ctypes.c_uint64),
-        ("start", ctypes.c_uint64),
-        ("next_tokens", ctypes.c_uint64),
-        ("rows", ctypes.c_uint64),
-        ("history", ctypes.c_uint64),
-        ("bias", ctypes.c_uint64),
-        ("mask", ctypes.c_uint64),
-        ("partial", ctypes.c_uint64),
-        ("state", ctypes.c_uint64),
-        ("results", ctypes.c_uint64),
-        ("vocab", ctypes.c_int32),
-        ("pitch", ctypes.c_int32),
-        ("mask_pitch", ctypes.c_int32),
-        ("waiting", ctypes.c_int32),
+        *addresses("logits start next_tokens rows history bias mask partial state results"),
+        *integers("vocab pitch mask_pitch waiting"),
     )
 
 

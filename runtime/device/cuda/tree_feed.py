@@ -1,6 +1,6 @@
 import ctypes
 
-from runtime.device.cuda.launch import KernelLibrary
+from runtime.device.cuda.launch import KernelLibrary, addresses, integers
 from runtime.device.cuda.ops import check_mask, feed_arguments
 from runtime.device.device import ProposalBuffers, StepBuffers, TreeBuffers
 from runtime.errors import HearthError
@@ -15,14 +15,8 @@ class NodesArguments(ctypes.Structure):
     """`Nodes` of kernels/tree_feed.cu."""
 
     _fields_ = (
-        ("ids", ctypes.c_uint64),
-        ("parents", ctypes.c_uint64),
-        ("lengths", ctypes.c_uint64),
-        ("packed", ctypes.c_uint64),
-        ("words", ctypes.c_int32),
-        ("first", ctypes.c_int32),
-        ("selected", ctypes.c_int32),
-        ("rooted", ctypes.c_int32),
+        *addresses("ids parents lengths packed"),
+        *integers("words first selected rooted"),
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from runtime.device.cuda.context import CudaContext
-from runtime.device.cuda.launch import KernelLibrary
+from runtime.device.cuda.launch import KernelLibrary, addresses, integers
 from runtime.device.cuda.memory import CudaMemory
 from runtime.device.cuda.sample_ring import RESULT, read_sample
 from runtime.device.cuda.stream import CudaEvent, CudaStream
@@ -25,16 +25,7 @@ _INT = np.dtype(np.int32)
 class WalkArguments(ctypes.Structure):
     """`Walk` of kernels/walk.cu."""
 
-    _fields_ = (
-        ("ids", ctypes.c_uint64),
-        ("parents", ctypes.c_uint64),
-        ("scans", ctypes.c_uint64),
-        ("partial", ctypes.c_uint64),
-        ("done", ctypes.c_uint64),
-        ("paths", ctypes.c_uint64),
-        ("width", ctypes.c_int32),
-        ("levels", ctypes.c_int32),
-    )
+    _fields_ = (*addresses("ids parents scans partial done paths"), *integers("width levels"))
 
 
 class _PathSlot:
