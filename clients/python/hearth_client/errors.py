@@ -205,25 +205,8 @@ class ClientShared(ConnectionFailed):
 _BY_CODE: dict[str, type[HearthClientError]] = {
     kind.code: kind
     for kind in (
-        InvalidValue,
-        UnsupportedOption,
-        PromptEmpty,
-        PromptTooLong,
-        CapacityExceeded,
-        BadMessage,
-        MessageTooLarge,
-        UnknownMessage,
-        DuplicateId,
-        RepeatedFailure,
-        QueueFull,
-        TooManyClients,
-        TooManyRequests,
-        DeadlineExceeded,
-        ShuttingDown,
-        ExecutorFailed,
-        NonFinite,
-        SlowClient,
-        LeaseExpired,
+        *RequestRefused.__subclasses__(),
+        *ServiceFailed.__subclasses__(),
         UnsupportedProtocol,
     )
 }
