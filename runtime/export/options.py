@@ -1,7 +1,7 @@
 """What an export is asked for, checked before anything is read or written."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args, get_origin
 
 import msgspec
 
@@ -47,15 +47,10 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _CHOICES = {
-    "dialect": ("auto", "native", "classic"),
-    "dtype": ("float32", "float16", "bfloat16"),
-    "quantization": ("none", "int8", "int4"),
-    "device": ("cpu", "cuda"),
-    "operators": ("auto", "standard", "contrib"),
-    "block_size": BLOCK_SIZES,
-}
-
-
+    field.name: get_args(field.type)
+    for field in msgspec.structs.fields(ExportOptions)
+    if get_origin(field.type) is Literal
+} | {"block_size": BLOCK_SIZES}
 _RANGES = (("max_batch", 1, 1024), ("prefill_chunk", 0, 1 << 20), ("capacity", 0, 1 << 20))
 """What the settings of a daemon can ask for."""
 
