@@ -128,10 +128,8 @@ def with_answer(report: Report, settings: Settings, folder: Path) -> Report:
             given = runtime.check_answer(answer)
     except HearthError as error:
         found = "wrong" if error.code == "wrong_answer" else report.answer
-        return msgspec.structs.replace(
-            report, ok=False, reason=error.message, code=error.code, field=error.field,
-            answer=found,
-        )  # fmt: skip
+        why = {"reason": error.message, "code": error.code, "field": error.field}
+        return msgspec.structs.replace(report, ok=False, answer=found, **why)
     return msgspec.structs.replace(report, answer="right", answer_report=given)
 
 
