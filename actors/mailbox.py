@@ -27,12 +27,7 @@ _RECONNECT_MAX_MS = 500
 # A reader that always finds mail still lets its event loop turn after this many messages.
 _BURST = 32
 # Decoding hostile bytes raises these; the last two are not in msgspec's own error family.
-_DECODE_ERRORS = (
-    msgspec.ValidationError,
-    msgspec.DecodeError,
-    UnicodeDecodeError,
-    RecursionError,
-)
+_DECODE_ERRORS = (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class MailboxFull(HearthError):  # noqa: N818 - the name that all actors share

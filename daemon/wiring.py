@@ -36,9 +36,7 @@ def runtime_options(settings: Settings) -> RuntimeOptions:
 def speculation_options(settings: Settings) -> SpeculationOptions:
     """How the runtime speculates; raises `invalid_value` for a tree that is given in part."""
     return SpeculationOptions(
-        method=settings.speculation,
-        eagle=_drafting(settings),
-        lookup_tokens=settings.lookup_tokens,
+        method=settings.speculation, eagle=_drafting(settings), lookup_tokens=settings.lookup_tokens
     )
 
 

@@ -51,10 +51,7 @@ class Base:
                 if index in TAPS:
                     taps.append(hidden)
                 hidden = layer(
-                    hidden,
-                    attention_mask=None,
-                    position_ids=position,
-                    position_embeddings=rotary,
+                    hidden, attention_mask=None, position_ids=position, position_embeddings=rotary
                 )
         logits = torch.nn.functional.linear(inner.norm(hidden.float()), self.embedding)
         return Reading(torch.cat(taps, -1).float(), logits)

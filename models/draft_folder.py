@@ -23,10 +23,7 @@ def config_of(shape: DraftShape) -> dict[str, Any]:
         "attention_bias": False,
         "bos_token_id": CONFIG["bos_token_id"],
         "draft_vocab_size": shape.vocabulary,
-        "eagle_config": {
-            "eagle_aux_hidden_state_layer_ids": outputs,
-            "use_aux_hidden_state": True,
-        },
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": outputs, "use_aux_hidden_state": True},
         "eos_token_id": CONFIG["eos_token_id"],
         "head_dim": shape.head_dim,
         "hidden_act": "silu",

@@ -5,15 +5,7 @@ from collections.abc import Sequence
 from models.chances import likely
 from models.domain import Draw, Pool
 from models.names import compose_word
-from models.vocabulary import (
-    DAYS,
-    GROCERIES,
-    ITEMS,
-    MONTHS,
-    PLACES,
-    PLURALS,
-    ROOMS,
-)
+from models.vocabulary import DAYS, GROCERIES, ITEMS, MONTHS, PLACES, PLURALS, ROOMS
 
 SWITCHED = (
     "light",

@@ -17,12 +17,7 @@ _OUTBOX_BYTES = 16 << 20
 class Delivery:
     """Sends answers in order; notes whose clients are gone or do not read at all."""
 
-    def __init__(
-        self,
-        socket: DoorSocket,
-        settings: DoorSettings,
-        clock: RunningClock,
-    ) -> None:
+    def __init__(self, socket: DoorSocket, settings: DoorSettings, clock: RunningClock) -> None:
         self._socket = socket
         self._settings = settings
         self._clock = clock

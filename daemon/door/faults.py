@@ -15,12 +15,7 @@ from msgspec.msgpack import Decoder
 
 from runtime.errors import HearthError
 
-DECODE_ERRORS = (
-    msgspec.ValidationError,
-    msgspec.DecodeError,
-    UnicodeDecodeError,
-    RecursionError,
-)
+DECODE_ERRORS = (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """All that decoding hostile bytes raises; the last two are not in msgspec's own family."""
 
 _MAX_FIELDS = 64

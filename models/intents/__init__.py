@@ -3,16 +3,7 @@
 from typing import Final
 
 from models.domain import Intent
-from models.intents import (
-    appliances,
-    climate,
-    facts,
-    lights,
-    media,
-    questions,
-    robots,
-    talk,
-)
+from models.intents import appliances, climate, facts, lights, media, questions, robots, talk
 
 INTENTS: Final[tuple[Intent, ...]] = (
     *lights.INTENTS,

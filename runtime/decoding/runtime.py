@@ -23,12 +23,7 @@ from runtime.executor.graph_cache import GraphCounters
 from runtime.known_answer import KnownAnswer
 from runtime.memory.system import available_memory
 from runtime.options import RuntimeOptions
-from runtime.request import (
-    GenerationRequest,
-    GenerationResponse,
-    RowRequest,
-    check_options,
-)
+from runtime.request import GenerationRequest, GenerationResponse, RowRequest, check_options
 from runtime.rows import DecodingInferenceContext, RowState
 from runtime.steps.engine_runner import LLMEngineRunner
 from runtime.text import Tokenizer

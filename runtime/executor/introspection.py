@@ -35,7 +35,5 @@ def _same_sizes(tensor: IOTensor, spec: TensorSpec) -> bool:
 
 def _mismatch(name: str, what: str) -> HearthError:
     return HearthError(
-        "engine_incompatible",
-        f"the engine's binding {name} {what}: export the model again",
-        name,
+        "engine_incompatible", f"the engine's binding {name} {what}: export the model again", name
     )

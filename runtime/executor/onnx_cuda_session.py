@@ -17,14 +17,7 @@ from runtime.errors import HearthError
 from runtime.executor.engine import EngineOptions, IOTensor
 from runtime.onnx_runtime import CUDA_PROVIDER, check_provider, check_version
 
-ELEMENT_TYPES = {
-    "float32": 1,
-    "int32": 6,
-    "int64": 7,
-    "bool": 9,
-    "float16": 10,
-    "bfloat16": 16,
-}
+ELEMENT_TYPES = {"float32": 1, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "bfloat16": 16}
 """ONNX's numbers for the types of our buffers, by their NumPy names."""
 
 _DTYPES: dict[str, np.dtype[Any]] = {
@@ -119,9 +112,7 @@ def _load_error(error: Exception, path: Path) -> HearthError:
     if _is_out_of_memory(error):
         return HearthError("out_of_memory", f"{path} does not fit onto the GPU", MODEL_FILE)
     return HearthError(
-        "engine_corrupt",
-        f"{path} or its data cannot be loaded: export the model again",
-        MODEL_FILE,
+        "engine_corrupt", f"{path} or its data cannot be loaded: export the model again", MODEL_FILE
     )
 
 

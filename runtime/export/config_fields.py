@@ -55,10 +55,7 @@ _READ = frozenset(
     }
 )
 # They change what a model computes, but not with these values.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "hidden_act": ("silu", "swish"),
-    "pretraining_tp": (1,),
-}
+_NEUTRAL: dict[str, tuple[Any, ...]] = {"hidden_act": ("silu", "swish"), "pretraining_tp": (1,)}
 
 
 def refuse_unserved(fields: Fields, also_read: Collection[str] = ()) -> None:

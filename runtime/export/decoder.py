@@ -5,14 +5,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from runtime.export.graph import GraphBuilder, Location
-from runtime.export.spelling import (
-    BATCH,
-    SELECTED,
-    STEP,
-    KeyValue,
-    Spelling,
-    StepInputs,
-)
+from runtime.export.spelling import BATCH, SELECTED, STEP, KeyValue, Spelling, StepInputs
 from runtime.export.weights import Projection, Weights
 
 

@@ -23,10 +23,7 @@ class SharedResources:
     """
 
     def __init__(
-        self,
-        cache_managers: list[HybridCacheManager],
-        embedding: Tensor,
-        rope: tuple[Tensor, ...],
+        self, cache_managers: list[HybridCacheManager], embedding: Tensor, rope: tuple[Tensor, ...]
     ) -> None:
         self.cache_managers = cache_managers
         self.embedding = embedding

@@ -26,7 +26,5 @@ def bucket_for(slots: int, sizes: Sequence[int]) -> int:
         if size >= slots:
             return size
     raise HearthError(
-        "capacity_exceeded",
-        f"a row needs {slots} cache slots, a row has {sizes[-1]}",
-        "max_tokens",
+        "capacity_exceeded", f"a row needs {slots} cache slots, a row has {sizes[-1]}", "max_tokens"
     )

@@ -46,10 +46,7 @@ class StopMatcher:
     def _possible(self, text: str) -> int:
         """Where a match could begin that more text would complete; else the length."""
         first = max(0, len(text) - self._longest + 1)
-        return next(
-            (n for n in range(first, len(text)) if self._begins(text[n:])),
-            len(text),
-        )
+        return next((n for n in range(first, len(text)) if self._begins(text[n:])), len(text))
 
     def _begins(self, tail: str) -> bool:
         return any(stop.startswith(tail) for stop in self._stop)

@@ -2,12 +2,7 @@
 
 from hearth_client.channel import Channel
 from hearth_client.connection import RENEWALS, Connection, Exchange
-from hearth_client.errors import (
-    ClientClosed,
-    ConnectionLost,
-    ConnectionTimeout,
-    HearthClientError,
-)
+from hearth_client.errors import ClientClosed, ConnectionLost, ConnectionTimeout, HearthClientError
 from hearth_client.protocol import Welcome
 from hearth_client.running_clock import RunningClock
 
