@@ -202,14 +202,12 @@ class ClientShared(ConnectionFailed):
     code = "client_shared"
 
 
-_BY_CODE: dict[str, type[HearthClientError]] = {
-    kind.code: kind
-    for kind in (
-        *RequestRefused.__subclasses__(),
-        *ServiceFailed.__subclasses__(),
-        UnsupportedProtocol,
-    )
-}
+_SENT: list[type[HearthClientError]] = [
+    *RequestRefused.__subclasses__(),
+    *ServiceFailed.__subclasses__(),
+    UnsupportedProtocol,
+]
+_BY_CODE = {kind.code: kind for kind in _SENT}
 # The server no longer knows this connection: it was restarted, or it ended the session.
 _BY_CODE["hello_required"] = ConnectionLost
 
