@@ -13,7 +13,8 @@ from runtime.device.stream import Stream
 from runtime.errors import HearthError
 from runtime.executor.engine import Binding, CapturedRun, EngineOptions, IOTensor, SelfContained
 from runtime.executor.onnx_cuda_capture import capture_run
-from runtime.executor.onnx_cuda_session import ELEMENT_TYPES, describe, open_session, step_error
+from runtime.executor.onnx_cuda_session import DTYPES, ELEMENT_TYPES, open_session, step_error
+from runtime.executor.onnx_engine import describe
 from runtime.tensors.tensor import Tensor
 
 
@@ -37,7 +38,7 @@ class OnnxCudaEngine(SelfContained):
         self._options = ort.RunOptions()
         if fused:
             self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
-        self.io_tensors: tuple[IOTensor, ...] = describe(session)
+        self.io_tensors: tuple[IOTensor, ...] = describe(session, DTYPES)
         self._batched = {one.name for one in self.io_tensors if one.shape[:1] == ("batch",)}
         # The fused attention takes one row at a time; that of token trees takes all of them.
         self._apart = fused and all(one.name != "tree_mask" for one in self.io_tensors)

@@ -3,7 +3,6 @@
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -14,20 +13,14 @@ from runtime.device.cuda.cuda_device import CudaDevice
 from runtime.device.stream import Stream
 from runtime.engine_folder import MODEL_FILE
 from runtime.errors import HearthError
-from runtime.executor.engine import EngineOptions, IOTensor
+from runtime.executor import onnx_engine
+from runtime.executor.engine import EngineOptions
 from runtime.onnx_runtime import CUDA_PROVIDER, check_provider, check_version
 
 ELEMENT_TYPES = {"float32": 1, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "bfloat16": 16}
 """ONNX's numbers for the types of our buffers, by their NumPy names."""
 
-_DTYPES: dict[str, np.dtype[Any]] = {
-    "tensor(float)": np.dtype(np.float32),
-    "tensor(float16)": np.dtype(np.float16),
-    "tensor(bfloat16)": np.dtype(ml_dtypes.bfloat16),
-    "tensor(int64)": np.dtype(np.int64),
-    "tensor(int32)": np.dtype(np.int32),
-    "tensor(bool)": np.dtype(np.bool_),
-}
+DTYPES = {**onnx_engine.DTYPES, "tensor(bfloat16)": np.dtype(ml_dtypes.bfloat16)}
 ON_THE_HOST = frozenset({"Shape", "Squeeze", "Unsqueeze", "Cast", "Sub", "Concat"})
 """What computes with shapes; the values of a shape are constants of a captured step."""
 _OUT_OF_MEMORY = ("out of memory", "Failed to allocate memory", "bad allocation")
@@ -76,23 +69,6 @@ def session_options(options: EngineOptions) -> ort.SessionOptions:
     # Products of few rows have kernels of their own, and the first run picks the fastest.
     made.add_session_config_entry("ep.cuda.enable_gemm_auto_tune", "1")
     return made
-
-
-def describe(session: ort.InferenceSession) -> tuple[IOTensor, ...]:
-    """All bindings, inputs first; raises `engine_incompatible` for a type that is not served."""
-    listed: list[IOTensor] = []
-    for direction, values in (("input", session.get_inputs()), ("output", session.get_outputs())):
-        for value in values:
-            dtype = _DTYPES.get(value.type)
-            if dtype is None:
-                raise HearthError(
-                    "engine_incompatible",
-                    f"the engine's binding {value.name} has a type that is not served",
-                    value.name,
-                )
-            shape = tuple(value.shape)
-            listed.append(IOTensor(value.name, direction, dtype, shape))  # type: ignore[arg-type]
-    return tuple(listed)
 
 
 def step_error(error: Exception, stream: Stream) -> HearthError:

@@ -39,7 +39,7 @@ _LIBRARY_ERRORS: tuple[type[Exception], ...] = (
     ),
 )
 _RUN_ERRORS: tuple[type[Exception], ...] = (*_LIBRARY_ERRORS, MemoryError)
-_DTYPES: dict[str, np.dtype[Any]] = {
+DTYPES: dict[str, np.dtype[Any]] = {
     "tensor(float)": np.dtype(np.float32),
     "tensor(float16)": np.dtype(np.float16),
     "tensor(int64)": np.dtype(np.int64),
@@ -53,10 +53,7 @@ class OnnxEngine(SelfContained):
 
     def __init__(self, session: ort.InferenceSession) -> None:
         self._session = session
-        self.io_tensors = (
-            *(_describe(one, "input") for one in session.get_inputs()),
-            *(_describe(one, "output") for one in session.get_outputs()),
-        )
+        self.io_tensors = describe(session, DTYPES)
 
     @classmethod
     def open(
@@ -152,12 +149,20 @@ def session_options(options: EngineOptions) -> ort.SessionOptions:
     return made
 
 
-def _describe(value: Any, direction: Any) -> IOTensor:
-    dtype = _DTYPES.get(value.type)
-    if dtype is None:
-        raise HearthError(
-            "engine_incompatible",
-            f"the engine's binding {value.name} has a type that is not served",
-            value.name,
-        )
-    return IOTensor(value.name, direction, dtype, tuple(value.shape))
+def describe(
+    session: ort.InferenceSession, served: dict[str, np.dtype[Any]]
+) -> tuple[IOTensor, ...]:
+    """All bindings, inputs first; raises `engine_incompatible` for a type that is not `served`."""
+    listed: list[IOTensor] = []
+    for direction, values in (("input", session.get_inputs()), ("output", session.get_outputs())):
+        for value in values:
+            dtype = served.get(value.type)
+            if dtype is None:
+                raise HearthError(
+                    "engine_incompatible",
+                    f"the engine's binding {value.name} has a type that is not served",
+                    value.name,
+                )
+            shape = tuple(value.shape)
+            listed.append(IOTensor(value.name, direction, dtype, shape))  # type: ignore[arg-type]
+    return tuple(listed)
