@@ -39,11 +39,15 @@ _GUILTY = Refusal(
 
 @dataclass(slots=True)
 class RunningBatch:
-    """The batch that the executor holds; `rows` are the requests not known to have left it."""
+    """The batch that the executor holds; `rows` are the requests not known to have left it.
+
+    `cancelled` are asked to leave: whether it got so far nobody knows before the batch's end.
+    """
 
     number: int
     started: float
     rows: dict[int, Entry] = field(default_factory=dict)
+    cancelled: list[Entry] = field(default_factory=list)
     released: bool = False
 
     def expired(self, now: float) -> list[int]:
@@ -96,7 +100,8 @@ class SchedulerPolicy:
 
     def cancel(self, rid: int) -> list[Decision]:
         """Forget a request; a running one is cancelled at the executor too."""
-        if self._queue.remove(rid) is None and self._running and self._running.rows.pop(rid, None):
+        if self._queue.remove(rid) is None and self._running and (left := self._left([rid])):
+            self._running.cancelled += left
             return [Cancel(rid)]
         return []
 
@@ -118,6 +123,8 @@ class SchedulerPolicy:
             return
         rows = self._running.rows
         self._fill_wait.ended(now - self._running.started)
+        for left in self._running.cancelled:
+            self._suspects.ended(left)
         self._running = None
         for continuation in message.unfinished:
             entry = rows.pop(continuation.rid, None)
@@ -148,11 +155,11 @@ class SchedulerPolicy:
         """Fail all that was running; what waits goes on waiting."""
         self._present = False
         lost, self._running = self._running, None
-        if lost is None or not lost.rows:
+        if lost is None:
             return []
         message = f"the executor was lost ({reason}): send the request again"
-        failed = RowsFailed(list(lost.rows), "executor_failed", message)
-        return [failed, *self._note_failure(lost.rows.values(), now)]
+        failed = [RowsFailed(list(lost.rows), "executor_failed", message)] if lost.rows else []
+        return failed + self._note_failure([*lost.rows.values(), *lost.cancelled], now)
 
     def tick(self, now: float) -> list[Decision]:
         """Act on the clock: expire, release a batch that held too long, start the next."""

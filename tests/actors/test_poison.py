@@ -6,6 +6,7 @@ from actors.admission import PolicySettings
 from actors.messages import (
     Accepted,
     BatchEnded,
+    Cancel,
     Request,
     RowsFailed,
     RunBatch,
@@ -130,3 +131,27 @@ def test_a_refusal_is_forgotten_after_some_time() -> None:
     assert codes(desk.ask(POISON)) == ["repeated_failure"]
     desk.now += MEMORY_S
     assert codes(desk.ask(POISON)) == []
+
+
+def test_a_request_that_was_cancelled_while_the_executor_hung_is_suspected() -> None:
+    desk = Desk()
+    for _ in range(2):
+        assert codes(desk.ask(POISON)) == []
+        assert desk.run() == [POISON]
+        assert desk.policy.cancel(desk.rid) == [Cancel(desk.rid)]
+        assert codes(desk.die()) == []
+    assert codes(desk.ask(POISON)) == ["repeated_failure"]
+
+
+def test_a_suspect_that_ends_at_a_stop_string_is_cleared() -> None:
+    desk = Desk()
+    desk.ask(INNOCENT)
+    desk.run()
+    desk.die()
+    desk.ask(INNOCENT)
+    assert desk.run() == [INNOCENT]
+    # The tokenizer found the stop string and has the executor drop the row.
+    assert desk.policy.cancel(desk.rid) == [Cancel(desk.rid)]
+    desk.policy.batch_ended(BatchEnded(desk.batch), desk.now)
+    desk.ask(INNOCENT, OTHER)
+    assert desk.run() == [INNOCENT, OTHER]
