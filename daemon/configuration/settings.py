@@ -175,8 +175,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             ge=64,
             le=1 << 20,
             description="MiB that the daemon's process may grow by while it serves; above, all "
-            "connections are closed and clients say hello again. Without effect where the executor "
-            "is placed in that process.",
+            "connections are closed and clients say hello again.",
         ),
     ] = 512
     drain_s: Annotated[
