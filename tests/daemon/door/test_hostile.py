@@ -110,7 +110,7 @@ def test_one_unfinished_message_does_not_take_the_memory() -> None:
 
 
 def test_connections_without_hello_do_not_take_all_files() -> None:
-    allowed = use_of_process().descriptor + 300
+    allowed = use_of_process().files + 300
     with running_door(open_files=allowed, handshake_s=60.0) as door, Client(door.path) as client:
         client.connect()
         silent = [sockets.socket(sockets.AF_UNIX) for _ in range(200)]

@@ -6,10 +6,10 @@ from daemon.door.process_bounds import ProcessBounds, Use, use_of_process
 class Process:
     def __init__(self) -> None:
         self.bytes = 100
-        self.descriptor = 9
+        self.files = 9
 
     def __call__(self) -> Use:
-        return Use(self.bytes, self.descriptor)
+        return Use(self.bytes, self.files)
 
 
 def test_growth_counts_and_not_size() -> None:
@@ -37,17 +37,18 @@ def test_what_cannot_be_given_back_counts_no_more() -> None:
 def test_no_bound_of_memory_is_never_exceeded_and_files_count_still() -> None:
     process = Process()
     bounds = ProcessBounds(0, 99, process)
-    process.bytes, process.descriptor = 1 << 40, 99
+    process.bytes, process.files = 1 << 40, 99
     assert not bounds.exceeded()
-    process.descriptor = 100
+    process.files = 100
     assert bounds.exceeded()
 
 
 def test_memory_that_is_touched_and_files_that_are_open_count() -> None:
     before = use_of_process()
     block = bytearray(b"x" * (32 << 20))
-    descriptor = os.dup(0)
+    low, high = os.dup(0), os.dup(0)
+    os.close(low)
     after = use_of_process()
-    os.close(descriptor)
+    os.close(high)
     assert after.memory - before.memory >= len(block) // 2
-    assert after.descriptor > before.descriptor
+    assert after.files == before.files + 1, "although the lowest descriptor is free"
