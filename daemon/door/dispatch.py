@@ -121,8 +121,10 @@ class Dispatch:
         if now - self._looked < _LOOK_S:
             return
         self._looked = now
-        for session in (one for one in self.sessions.all() if not one.outbox):
-            self.delivery.send(session, Leased(seconds=session.expires - now))
+        for session in self.sessions.all():
+            # A REQ socket would take this for the answer that it waits for.
+            if not session.outbox and not (session.delimited and session.open):
+                self.delivery.send(session, Leased(seconds=session.expires - now))
         self.abandon_lost()
 
     def retry_cancels(self) -> None:

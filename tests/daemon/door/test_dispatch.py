@@ -115,6 +115,14 @@ def test_the_tokenizer_is_told_of_every_text_that_nobody_waits_for() -> None:
     assert desk.control.posted == []
 
 
+def test_a_socket_of_one_answer_a_message_gets_no_other_while_it_waits() -> None:
+    desk = Desk()
+    desk.session.delimited = True
+    desk.request()
+    desk.dispatch.look_for_dead()
+    assert desk.socket.sent == []
+
+
 def test_answers_wait_in_order_until_the_client_reads() -> None:
     desk = Desk()
     first, second = desk.request("a"), desk.request("b")
