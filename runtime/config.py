@@ -214,6 +214,9 @@ def _size_faults(config: LLMEngineRunnerConfig) -> Iterator[tuple[bool, str, str
     yield wrong, "max_supported_input_length", "must not exceed the capacity"
     kinds = config.num_attention_layers + config.num_mamba_layers
     yield kinds != config.num_decoder_layers, "num_attention_layers", "must be all that are left"
+    blocks = config.weight_block_size
+    wrong = blocks < 0 or (blocks > 0) != (config.weight_quantization != "none")
+    yield wrong, "weight_block_size", "must come with quantised weights"
     sizes, ends = config.static_decode_batches, config.eos_token_ids
     wrong = sizes != tuple(sorted({*sizes})) or min(sizes, default=1) < 1
     yield wrong, "static_decode_batches", "must ascend from 1 on"

@@ -76,10 +76,12 @@ class LLMInferenceRuntime:
         options = options or RuntimeOptions()
         engine = EngineOptions(threads=options.threads, spin=options.spin)
         engines = load_engines(folder, options)
+        # A context of a GPU that shares this memory is among what is predicted.
+        host = available_memory()
         device = open_device(resolve_deployment(*engines, options).base.device)
         with undoing() as undo:
             undo.callback(device.close)
-            deployment = fit_deployment(engines, options, available_memory(), device.free_memory())
+            deployment = fit_deployment(engines, options, host, device.free_memory())
         return cls.create(deployment, folder, engine, device)
 
     @classmethod

@@ -92,6 +92,9 @@ def test_a_wrong_type_or_choice_is_refused(changes: dict[str, Any]) -> None:
         ({"output_vocab_size": 99}, "output_vocab_size"),
         ({"use_trt_native_ops": False}, "use_trt_native_ops"),
         ({"dialect": "classic"}, "use_trt_native_ops"),
+        ({"weight_quantization": "int8"}, "weight_block_size"),
+        ({"weight_quantization": "int4", "weight_block_size": -32}, "weight_block_size"),
+        ({"weight_block_size": 32}, "weight_block_size"),
     ],
     ids=str,
 )

@@ -5,10 +5,12 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from runtime.config import FileRecord
+from runtime.config import DeviceKind, FileRecord
 from runtime.decoding.deployment import DeploymentConfig
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.device.cpu.cpu_device import CpuDevice
+from runtime.device.device import Device
+from runtime.device.open import open_device
 from runtime.engine_folder import write_config
 from runtime.errors import HearthError
 from runtime.executor.engine import EngineOptions
@@ -221,6 +223,22 @@ def test_a_folder_is_opened_within_limits(tmp_path: Path) -> None:
     assert (runtime.max_batch, runtime.capacity) == (2, 100)
     assert runtime.config.prefill_chunk == 16
     runtime.close()
+
+
+def test_what_a_device_takes_is_not_missing_from_the_free_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_config(tmp_path, CONFIG)
+    free = [1 << 40]
+
+    def opened(kind: DeviceKind) -> Device:
+        free[0] = 0
+        return open_device(kind)
+
+    monkeypatch.setattr("runtime.decoding.runtime.available_memory", lambda: free[0])
+    monkeypatch.setattr("runtime.decoding.runtime.open_device", opened)
+    opening = LLMInferenceRuntime.open(tmp_path)
+    assert (opening.max_batch, opening.chosen) == (4, "")
 
 
 def test_a_damaged_folder_is_refused_with_the_file(tmp_path: Path) -> None:
