@@ -152,11 +152,7 @@ class TreeOps(Protocol):
         """
 
     def finish_proposal(
-        self,
-        proposal: ProposalBuffers,
-        trees: TreeBuffers,
-        speculating: Sequence[bool],
-        width: int,
+        self, proposal: ProposalBuffers, trees: TreeBuffers, speculating: Sequence[bool], width: int
     ) -> None:
         """The best `width` entries of each table as a tree; node 0 alone where not speculating."""
 

@@ -45,11 +45,7 @@ class OnnxCudaEngine(SelfContained):
 
     @classmethod
     def open(
-        cls,
-        folder: Path,
-        config: LLMEngineRunnerConfig,
-        options: EngineOptions,
-        device: CudaDevice,
+        cls, folder: Path, config: LLMEngineRunnerConfig, options: EngineOptions, device: CudaDevice
     ) -> "OnnxCudaEngine":
         """Load `model.onnx` onto the device, with its stream for all work.
 

@@ -115,11 +115,7 @@ class GraphBuilder:
         return self._add(ir.Tensor(array, name=name), name)
 
     def stored(
-        self,
-        name: str,
-        dtype: ir.DataType,
-        shape: Sequence[int],
-        location: Location,
+        self, name: str, dtype: ir.DataType, shape: Sequence[int], location: Location
     ) -> ir.Value:
         """A tensor that lies in a file beside the model."""
         tensor = ir.ExternalTensor(*location, dtype, shape=ir.Shape(shape), name=name)

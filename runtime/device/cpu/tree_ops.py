@@ -63,11 +63,7 @@ class CpuTreeOps:
         tree_arrays.extend_hidden(hidden, fresh, following, (level + 1) * top_k)
 
     def finish_proposal(
-        self,
-        proposal: ProposalBuffers,
-        trees: TreeBuffers,
-        speculating: Sequence[bool],
-        width: int,
+        self, proposal: ProposalBuffers, trees: TreeBuffers, speculating: Sequence[bool], width: int
     ) -> None:
         """Plant the best `width` entries; node 0 alone where a row is not speculating."""
         rows = len(speculating)

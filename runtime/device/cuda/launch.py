@@ -66,12 +66,7 @@ class KernelLibrary:
         self._modules: dict[tuple[str, tuple[str, ...]], Any] = {}
 
     def prepare(
-        self,
-        file: str,
-        name: str,
-        options: tuple[str, ...],
-        block: int,
-        arguments: Sequence[Any],
+        self, file: str, name: str, options: tuple[str, ...], block: int, arguments: Sequence[Any]
     ) -> KernelLaunch:
         """A launch of kernel `name` of `kernels/{file}.cu`, compiled with `options`."""
         module = self._modules.get((file, options))

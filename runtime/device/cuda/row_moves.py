@@ -41,11 +41,7 @@ def prepare_moves(
 
 
 def queue_moves(
-    launch: KernelLaunch,
-    rows: RowsArguments,
-    table: Moves,
-    moves: Sequence[RowMove],
-    buffers: int,
+    launch: KernelLaunch, rows: RowsArguments, table: Moves, moves: Sequence[RowMove], buffers: int
 ) -> None:
     """Queue `moves`, in one launch up to `MOVES` of them; raises `internal` when rows go up."""
     check_order(moves)

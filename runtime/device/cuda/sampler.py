@@ -54,11 +54,7 @@ class CudaBatchSampler:
     """
 
     def __init__(
-        self,
-        library: KernelLibrary,
-        memory: CudaMemory,
-        ring: UploadRing,
-        buffers: SamplerBuffers,
+        self, library: KernelLibrary, memory: CudaMemory, ring: UploadRing, buffers: SamplerBuffers
     ) -> None:
         self._capacity = buffers.lengths.shape[0]
         self._vocab_size = buffers.logits.shape[-1]

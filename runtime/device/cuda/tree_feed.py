@@ -14,10 +14,7 @@ _WORD_BITS = 32
 class NodesArguments(ctypes.Structure):
     """`Nodes` of kernels/tree_feed.cu."""
 
-    _fields_ = (
-        *addresses("ids parents lengths packed"),
-        *integers("words first selected rooted"),
-    )
+    _fields_ = (*addresses("ids parents lengths packed"), *integers("words first selected rooted"))
 
 
 class TreeFeed:

@@ -69,11 +69,7 @@ class CudaTreeOps:
         self._proposal(proposal).extend(rows, top_k, level, last=last)
 
     def finish_proposal(
-        self,
-        proposal: ProposalBuffers,
-        trees: TreeBuffers,
-        speculating: Sequence[bool],
-        width: int,
+        self, proposal: ProposalBuffers, trees: TreeBuffers, speculating: Sequence[bool], width: int
     ) -> None:
         """The best `width` entries of each table as a tree."""
         self._proposal(proposal).finish(trees, speculating, width)
