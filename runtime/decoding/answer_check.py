@@ -112,7 +112,7 @@ class AnswerCheck:
             self._report.error = max(self._report.error, error)
             if error > self._answer.tolerance:
                 best, lead = self._answer.best[place], self._answer.leads[place]
-                got, other = token.top[0], token.top[-1]
+                got, other = token.top[:2]
                 raise _wrong(
                     f"{where}: token {best} should lead by {lead:.4f}, token {got.token_id} leads "
                     f"by {got.logprob - other.logprob:.4f}"

@@ -177,7 +177,7 @@ def test_the_refusal_names_position_expected_and_got(
     runtime.close()
     assert "decode, batch 1, position 16" in caught.value.message
     assert f"token {other} should lead" in caught.value.message
-    assert f"token {answer.best[16]} leads by" in caught.value.message
+    assert f"token {answer.best[16]} leads by {answer.leads[16]:.3f}" in caught.value.message
 
 
 def test_captured_steps_are_what_is_checked(
