@@ -61,7 +61,7 @@ def _drafting(settings: Settings) -> EagleDraftingConfig | None:
 def door_settings(settings: Settings) -> DoorSettings:
     """The front door's limits."""
     return DoorSettings(
-        socket=settings.socket.removeprefix("ipc://"),
+        socket=settings.socket,
         clients=settings.clients,
         requests_per_client=settings.requests_per_client,
         lease_s=settings.lease_s,

@@ -68,7 +68,7 @@ def check_place(setting: str, environ: Mapping[str, str]) -> None:
 
 
 def _path_of(setting: str, environ: Mapping[str, str], passed: socket.socket | None) -> Path:
-    path = Path(setting) if setting else _own_path(environ)
+    path = Path(setting.removeprefix("ipc://")) if setting else _own_path(environ)
     if passed is not None:
         given = Path(passed.getsockname())
         if setting and given != path:
@@ -99,9 +99,12 @@ def _passed_socket(environ: Mapping[str, str]) -> socket.socket | None:
         passed = socket.socket(fileno=os.dup(_FIRST_PASSED_FD))
     except OSError as error:
         raise _unusable("the service manager passed no socket") from error
-    if passed.family != socket.AF_UNIX or passed.type != socket.SOCK_STREAM:
+    local = passed.family == socket.AF_UNIX and passed.type == socket.SOCK_STREAM
+    listens = passed.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    # The name of an abstract socket comes as bytes.
+    if not local or not listens or not isinstance(passed.getsockname(), str):
         passed.close()
-        raise _unusable("the service manager must pass a local stream socket")
+        raise _unusable("the service manager must pass a stream socket that listens at a path")
     return passed
 
 

@@ -18,7 +18,7 @@ ENGINE = Path("/engines/x")
 
 def test_each_setting_reaches_the_part_that_it_is_for() -> None:
     settings = Settings(
-        socket="ipc:///run/s",
+        socket="/run/s",
         clients=3,
         requests_per_client=4,
         lease_s=5,

@@ -86,11 +86,13 @@ ACTIVATED = """
 import os, socket, sys
 sys.path[:0] = sys.argv[2].split(os.pathsep)
 listening = socket.socket(socket.AF_UNIX)
-listening.bind(sys.argv[1])
-listening.listen()
+abstract = sys.argv[3] == "abstract"
+listening.bind("\\0" * abstract + sys.argv[1])
+if sys.argv[3] != "connected":
+    listening.listen()
 os.dup2(listening.fileno(), 3)
 from daemon.door.listener import check_place, open_listener
-environ = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": sys.argv[3]}
+environ = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "2" if sys.argv[3] == "2" else "1"}
 listener = open_listener("", environ)
 print(listener.path)
 os.close(listener.duplicate())
@@ -122,6 +124,12 @@ def test_more_than_one_passed_socket_is_refused(folder: Path) -> None:
     assert "must pass exactly one socket" in run.stderr
 
 
+@pytest.mark.parametrize("kind", ["abstract", "connected"])
+def test_a_passed_socket_that_cannot_serve_is_refused(folder: Path, kind: str) -> None:
+    run = activated(folder / "a.sock", kind)
+    assert "must pass a stream socket that listens at a path" in run.stderr
+
+
 def test_sockets_passed_to_another_process_are_not_ours(folder: Path) -> None:
     listener = open_listener(str(folder / "h.sock"), {"LISTEN_PID": "1", "LISTEN_FDS": "1"})
     assert listener.path == folder / "h.sock"
@@ -142,6 +150,8 @@ def test_a_full_disk_is_told_with_the_place(folder: Path, monkeypatch: pytest.Mo
 
 def test_a_place_that_no_socket_can_have_is_refused_before_any_work(folder: Path) -> None:
     check_place(str(folder / "s"), {})
+    longest = str(folder / "s").ljust(107, "s")
+    check_place(f"ipc://{longest}", {})
     with pytest.raises(HearthError, match="at most 107 are possible") as caught:
         check_place(str(folder / ("x" * 110)), {})
     assert caught.value.code == "socket_unusable"
