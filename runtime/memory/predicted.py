@@ -153,9 +153,8 @@ def cuda_weight_bytes(config: LLMEngineRunnerConfig) -> int:
 
 
 def _sampler_bytes(config: LLMEngineRunnerConfig, max_batch: int) -> int:
-    # How often each token occurred, its bias, and one bit that allows it.
-    tokens = config.output_vocab_size
-    return max_batch * (4 * tokens + 4 * tokens + -(-tokens // 8))
+    # How often each token occurred, and its bias.
+    return max_batch * (4 + 4) * config.output_vocab_size
 
 
 def cuda_scratch_bytes(config: LLMEngineRunnerConfig, rows: int, tokens: int, capacity: int) -> int:

@@ -18,7 +18,7 @@ ROW = np.dtype(
         ("flags", np.uint32),
     ]
 )
-HISTORY, BIAS, MASK = 1, 2, 4
+HISTORY, BIAS = 1, 2
 _SMALLEST = float(np.finfo(np.float32).tiny)
 
 SettingsRow = tuple[int, float, float, float, float, float, float, int, int, int]

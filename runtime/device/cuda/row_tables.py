@@ -9,13 +9,11 @@ from runtime.device.cuda.launch import KernelLibrary
 from runtime.device.cuda.memory import CudaMemory
 from runtime.device.cuda.row_moves import Moves, RowsArguments, prepare_moves, queue_moves
 from runtime.device.cuda.upload import UploadRing
-from runtime.errors import HearthError
 from runtime.request import RowRequest
 from runtime.tensors.tensor import Tensor
 
 _THREADS = 256
 _PIECE = 1 << 14
-_WORD_BITS = 32
 
 
 def _padded(words: int) -> int:
@@ -24,9 +22,9 @@ def _padded(words: int) -> int:
 
 
 class RowTables:
-    """What the sampler knows of every token, per row: counts, bias, allowed tokens.
+    """What the sampler knows of every token, per row: counts and bias.
 
-    Bytes of device memory: 8 and 1/8 for each row and token, rounded up to 16 a row and table.
+    Bytes of device memory: 8 for each row and token, rounded up to 16 a row and table.
     """
 
     def __init__(
@@ -39,15 +37,12 @@ class RowTables:
     ) -> None:
         self._library, self._ring, self._vocab_size = library, ring, vocab_size
         self.pitch = _padded(vocab_size)
-        self.mask_pitch = _padded(-(-vocab_size // _WORD_BITS))
-        word = np.dtype(np.uint32)
-        self.history = memory.zeros("token counts", (rows, self.pitch), word)
+        self.history = memory.zeros("token counts", (rows, self.pitch), np.dtype(np.uint32))
         self.bias = memory.zeros("logit bias", (rows, self.pitch), np.dtype(np.float32))
-        self.mask = memory.zeros("allowed tokens", (rows, self.mask_pitch), word)
         self._ids = memory.zeros("sampler ids", (_PIECE,), np.dtype(np.int32))
         self._values = memory.zeros("sampler values", (_PIECE,), np.dtype(np.float32))
-        self._table = memory.zeros("sampler tables", (3,), np.dtype(np.uint64))
-        addresses = [self.history.address, self.bias.address, self.mask.address]
+        self._table = memory.zeros("sampler tables", (2,), np.dtype(np.uint64))
+        addresses = [self.history.address, self.bias.address]
         ring.upload(self._table.address, np.array(addresses, np.uint64))
         self._prepare()
 
@@ -75,25 +70,15 @@ class RowTables:
             self._bias.arguments[3].value = ids[part].size
             self._bias.launch(-(-ids[part].size // _THREADS))
 
-    def set_mask(self, row: int, mask: NDArray[np.uint32]) -> None:
-        """Take a row's allowed tokens, one bit each; raises `internal` for another size."""
-        if mask.shape != (-(-self._vocab_size // _WORD_BITS),) or mask.dtype != np.uint32:
-            raise HearthError("internal", "a mask of allowed tokens has another size")
-        self._ring.upload(self._row(self.mask, row), mask)
-
     def move(self, moves: Sequence[tuple[int, int]]) -> None:
         """Rows (source, target) move down, in their order."""
         rows = [RowMove(source, target, 1) for source, target in moves]
         queue_moves(self._move, self._wide, self._moves, rows, 2)
-        queue_moves(self._move_mask, self._narrow, self._moves, rows, 1)
 
     def _prepare(self) -> None:
         self._moves = Moves()
         self._wide = RowsArguments(self._table.address, 1, 1, self.pitch // 4)
-        masks = self._table.address + 2 * np.dtype(np.uint64).itemsize
-        self._narrow = RowsArguments(masks, 1, 1, self.mask_pitch // 4)
         self._move = prepare_moves(self._library, "uint4", self._wide, self._moves)
-        self._move_mask = prepare_moves(self._library, "uint4", self._narrow, self._moves)
         ids, values = ctypes.c_uint64(self._ids.address), ctypes.c_uint64(self._values.address)
         number, size, prompt = ctypes.c_int32(), ctypes.c_int32(), ctypes.c_int32()
         vocab = ctypes.c_int32(self._vocab_size)

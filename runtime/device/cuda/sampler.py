@@ -2,7 +2,6 @@ import ctypes
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from runtime.device.cuda.element_types import index_type
 from runtime.device.cuda.launch import KernelLibrary, addresses, integers
@@ -10,7 +9,6 @@ from runtime.device.cuda.memory import CudaMemory
 from runtime.device.cuda.row_settings import (
     BIAS,
     HISTORY,
-    MASK,
     ROW,
     SettingsRow,
     needs_row_kernel,
@@ -35,8 +33,8 @@ class BatchArguments(ctypes.Structure):
     """`Batch` of kernels/sampling_rows.cuh."""
 
     _fields_ = (
-        *addresses("logits start next_tokens rows history bias mask partial state results"),
-        *integers("vocab pitch mask_pitch waiting"),
+        *addresses("logits start next_tokens rows history bias partial state results"),
+        *integers("vocab pitch waiting"),
     )
 
 
@@ -87,20 +85,6 @@ class CudaBatchSampler:
                 self._tables.set_bias(row, *row_biases(request.options))
         self._take(settings)
 
-    def allow(self, row: int, mask: NDArray[np.uint32] | None) -> None:
-        """Let `row` pick only tokens whose bit is set, as `runtime.sampling.allowed` packs them.
-
-        None lifts the limit; it holds for the steps that are queued from now on.
-        """
-        *rest, flags = self._rows[row]
-        flags &= ~MASK
-        if mask is not None:
-            self._tables.set_mask(row, mask)
-            flags |= MASK
-        settings = list(self._rows)
-        settings[row] = (*rest, flags)  # type: ignore[assignment] # the flags are its last field
-        self._take(settings)
-
     def sample(self, rows: int, waiting: int = 0) -> CudaPendingSamples:
         """Queue the picks of rows `waiting` to `rows`; the rows before are only checked."""
         if not 0 <= waiting <= rows <= len(self._rows):
@@ -149,13 +133,11 @@ class CudaBatchSampler:
             self._device_rows.address,
             tables.history.address,
             tables.bias.address,
-            tables.mask.address,
             partial.address,
             state.address,
             0,
             self._vocab_size,
             tables.pitch,
-            tables.mask_pitch,
         )
         # Without fused multiply-add every score rounds as in NumPy.
         options = (f"-DINDEX={index_type(buffers.lengths.dtype, 'start')}", "--fmad=false")

@@ -8,7 +8,6 @@
 #define COUNT 0x7FFFFFFFu
 #define HISTORY 1
 #define BIAS 2
-#define MASK 4
 #define LARGEST 3.402823466e+38f
 
 struct Row {
@@ -61,13 +60,11 @@ struct Batch {
   const Row* rows;
   u32* history;  // [rows, pitch]: SEEN, and how often generated
   const float* bias;
-  const u32* mask;
   Partial* partial;
   State* state;
   Result* results;
   int vocab;
   int pitch;
-  int mask_pitch;
   int waiting;
 };
 
@@ -81,10 +78,6 @@ __device__ float adjusted(const Batch& batch, const Row& row, int r, float x, in
     if (past & COUNT) x -= row.presence + row.frequency * (float)(past & COUNT);
   }
   if (row.flags & BIAS) x += batch.bias[(long long)r * batch.pitch + id];
-  if (row.flags & MASK) {
-    u32 word = batch.mask[(long long)r * batch.mask_pitch + (id >> 5)];
-    if (!(word >> (id & 31) & 1)) x = MINUS_INFINITY;
-  }
   return x;
 }
 

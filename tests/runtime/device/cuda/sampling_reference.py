@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.request import RequestOptions, RowRequest
-from runtime.sampling.allowed import forbid_others
 from runtime.sampling.batch import Sample
 from runtime.sampling.draw import draw, tempered
 from runtime.sampling.logprobs import log_normaliser
@@ -21,15 +20,12 @@ NEAR = 1e-6
 class Reference:
     def __init__(self, row: RowRequest, vocab: int) -> None:
         self.params = row.options
-        self.mask: NDArray[np.uint32] | None = None
         generated = row.token_ids[row.prompt_length :]
         self._adjustment = ScoreAdjustment(row.options, row.token_ids, generated, vocab)
         self._uniforms = UniformSource(row.options.seed or 0)
 
     def check(self, logits: NDArray[np.float32], position: int, sample: Sample | None) -> None:
         scores = self._adjustment.apply(logits)
-        if self.mask is not None:
-            scores = forbid_others(scores, self.mask)
         best = int(scores.argmax())
         if not np.isfinite(scores[best]):
             assert sample is None

@@ -9,7 +9,6 @@ from runtime.device.arrays import RowMove
 from runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
 from runtime.device.device import ProposalBuffers, SamplerBuffers, StepBuffers, TreeBuffers
 from runtime.request import RequestOptions, RowRequest
-from runtime.sampling.allowed import pack_allowed
 from tests.runtime.device.cuda import tree_buffers
 from tests.runtime.device.cuda.tree_buffers import Shape, on_gpu
 
@@ -70,7 +69,6 @@ def run_sampler(gpu: CudaDevice, index: "np.dtype[np.signedinteger]") -> None:
             for params in settings
         ]
     )
-    sampler.allow(1, pack_allowed(range(0, VOCAB, 3), VOCAB))
     sampler.sample(ROWS, 2).result()
     sampler.sample(ROWS).result()
     sampler.compact([-1, 0, 1, 2, 3])

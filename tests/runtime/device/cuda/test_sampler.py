@@ -11,7 +11,6 @@ from runtime.device.cuda.sampler import CudaBatchSampler
 from runtime.device.device import SamplerBuffers
 from runtime.errors import HearthError
 from runtime.request import RequestOptions, RowRequest
-from runtime.sampling.allowed import pack_allowed
 from runtime.sampling.batch import Sample
 from tests.runtime.device.cuda.sampling_reference import Reference, random_params
 
@@ -150,29 +149,10 @@ def test_scores_that_leave_float32_fail(gpu: CudaDevice) -> None:
     assert samples[1] == Sample(3)
 
 
-def test_a_mask_limits_what_a_row_picks(gpu: CudaDevice) -> None:
-    rng = np.random.default_rng(5)
-    bench = Bench(gpu, 1000, [request(RequestOptions(temperature=t)) for t in (0, 1, 1)])
-    masks: list[NDArray[np.uint32] | None] = [pack_allowed([7, 41, 999], 1000)] * 2
-    masks.append(pack_allowed([], 1000))
-    for row, mask in enumerate(masks):
-        bench.sampler.allow(row, mask)
-        bench.rows[row].mask = mask
-    for position in range(20):
-        bench.check(random_logits(rng, 3, 1000), [position] * 3)
-    assert bench.step(random_logits(rng, 3, 1000), [0] * 3)[2] is None
-    for row in range(3):
-        bench.sampler.allow(row, None)
-        bench.rows[row].mask = None
-    bench.check(random_logits(rng, 3, 1000), [50] * 3)
-
-
 @pytest.mark.parametrize("vocab", [31, 1000])
 def test_histories_follow_their_rows_through_evictions(gpu: CudaDevice, vocab: int) -> None:
     rng = np.random.default_rng(6)
     bench = Bench(gpu, vocab, random_rows(rng, vocab, 8))
-    bench.sampler.allow(5, pack_allowed(range(0, vocab, 2), vocab))
-    bench.rows[5].mask = pack_allowed(range(0, vocab, 2), vocab)
     for mapping in ([0, -1, 1, 2, 3, 4, 5, 6], [-1, 0, 1, -1, 2, 3, -1], [0, 1, 2, 3], [-1] * 4):
         live = len(bench.rows)
         for _ in range(3):
