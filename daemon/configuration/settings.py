@@ -65,20 +65,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = True
     max_batch: Annotated[
         int,
+        Meta(ge=0, le=1024),
         Meta(
-            ge=0,
-            le=1024,
             description="Rows that run together; 0 for as many as fit into memory, up to the "
-            "engine's limit.",
+            "engine's limit."
         ),
     ] = 0
     capacity: Annotated[
         int,
+        Meta(ge=0, le=1 << 20),
         Meta(
-            ge=0,
-            le=1 << 20,
             description="Tokens a row may hold, prompt and reply together; 0 for as many as fit "
-            "into memory, up to the engine's limit.",
+            "into memory, up to the engine's limit."
         ),
     ] = 0
     speculation: Annotated[
@@ -91,63 +89,50 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = "auto"
     drafting_top_k: Annotated[
         int,
+        Meta(ge=0, le=128),
         Meta(
-            ge=0,
-            le=128,
             description="Tokens that the draft proposes after each token; 0 for what suits the "
-            "device.",
+            "device."
         ),
     ] = 0
     drafting_step: Annotated[
         int,
-        Meta(
-            ge=0,
-            le=30,
-            description="Tokens that the draft looks ahead; 0 for what suits the device.",
-        ),
+        Meta(ge=0, le=30),
+        Meta(description="Tokens that the draft looks ahead; 0 for what suits the device."),
     ] = 0
     verify_tree_size: Annotated[
         int,
+        Meta(ge=0, le=128),
         Meta(
-            ge=0,
-            le=128,
             description="Nodes of the token tree that one step verifies, the newest token "
-            "included; 0 for what suits the device.",
+            "included; 0 for what suits the device."
         ),
     ] = 0
     lookup_tokens: Annotated[
         int,
-        Meta(
-            ge=0,
-            le=30,
-            description="Tokens that `lookup` proposes at most; 0 for what suits the engine.",
-        ),
+        Meta(ge=0, le=30),
+        Meta(description="Tokens that `lookup` proposes at most; 0 for what suits the engine."),
     ] = 0
     fill_wait_ms: Annotated[
         float,
+        Meta(ge=0, le=1000),
         Meta(
-            ge=0,
-            le=1000,
             description="Milliseconds an idle executor waits for more rows, unless requests have "
-            "long come one at a time.",
+            "long come one at a time."
         ),
     ] = 5.0
     hold_s: Annotated[
         float,
+        Meta(gt=0, le=3600),
         Meta(
-            gt=0,
-            le=3600,
             description="How long a batch may hold the executor while others wait; unfinished "
-            "replies pause and continue later.",
+            "replies pause and continue later."
         ),
     ] = 2.0
     ageing_s: Annotated[
         float,
-        Meta(
-            gt=0,
-            le=3600,
-            description="Waiting time after which a request counts as one priority higher.",
-        ),
+        Meta(gt=0, le=3600),
+        Meta(description="Waiting time after which a request counts as one priority higher."),
     ] = 5.0
     queue_requests: Annotated[
         int, Meta(ge=1, le=1 << 20, description="Requests that may wait; more are refused.")
@@ -163,19 +148,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 64
     lease_s: Annotated[
         float,
-        Meta(
-            ge=1,
-            le=3600,
-            description="Silence after which a client counts as gone and its requests end.",
-        ),
+        Meta(ge=1, le=3600),
+        Meta(description="Silence after which a client counts as gone and its requests end."),
     ] = 30.0
     client_memory_mb: Annotated[
         int,
+        Meta(ge=64, le=1 << 20),
         Meta(
-            ge=64,
-            le=1 << 20,
             description="MiB that the daemon's process may grow by while it serves; above, all "
-            "connections are closed and clients say hello again.",
+            "connections are closed and clients say hello again."
         ),
     ] = 512
     drain_s: Annotated[
@@ -187,19 +168,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 300.0
     progress_timeout_s: Annotated[
         float,
-        Meta(
-            gt=0,
-            le=86400,
-            description="How long one engine step may take before the executor counts as hung.",
-        ),
+        Meta(gt=0, le=86400),
+        Meta(description="How long one engine step may take before the executor counts as hung."),
     ] = 60.0
     restart_limit: Annotated[
         int,
-        Meta(
-            ge=0,
-            le=100,
-            description="Restarts of a lost executor in a row before the daemon gives up.",
-        ),
+        Meta(ge=0, le=100),
+        Meta(description="Restarts of a lost executor in a row before the daemon gives up."),
     ] = 3
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
