@@ -22,6 +22,7 @@ from hearth_client.errors import LeaseExpired as LeaseExpired
 from hearth_client.errors import MessageTooLarge as MessageTooLarge
 from hearth_client.errors import NonFinite as NonFinite
 from hearth_client.errors import NotAllowed as NotAllowed
+from hearth_client.errors import OutOfMemory as OutOfMemory
 from hearth_client.errors import PromptEmpty as PromptEmpty
 from hearth_client.errors import PromptTooLong as PromptTooLong
 from hearth_client.errors import ProtocolViolation as ProtocolViolation

@@ -145,6 +145,12 @@ class NonFinite(ServiceFailed):
     code = "non_finite"
 
 
+class OutOfMemory(ServiceFailed):
+    """The device has no memory for the request; try later, or ask for less."""
+
+    code = "out_of_memory"
+
+
 class SlowClient(ServiceFailed):
     """This client did not read its answers in time."""
 
