@@ -38,7 +38,7 @@ class Base:
         for layer in self.model.model.layers:
             layer.compile(dynamic=True)
 
-    @torch.no_grad()  # type: ignore[untyped-decorator]
+    @torch.no_grad()  # type: ignore[untyped-decorator] # torch has no types here
     def read(self, ids: Tensor) -> Reading:
         """Return taps and logits of right-padded token ids [B, S]."""
         inner = self.model.model

@@ -44,7 +44,7 @@ class Query(NamedTuple):
     anchor: Tensor
 
 
-class Norm(nn.Module):  # type: ignore[misc]
+class Norm(nn.Module):  # type: ignore[misc] # torch has no types here
     """A root mean square norm, computed in float32."""
 
     def __init__(self, size: int, epsilon: float) -> None:
@@ -71,7 +71,7 @@ def rotate(x: Tensor, position: Tensor, theta: float) -> Tensor:
     return torch.cat((low * cos - high * sin, high * cos + low * sin), -1).to(x.dtype)
 
 
-class Attention(nn.Module):  # type: ignore[misc]
+class Attention(nn.Module):  # type: ignore[misc] # torch has no types here
     """Grouped attention whose queries, keys and values read 2H values and write H."""
 
     def __init__(self, shape: DraftShape) -> None:
@@ -111,7 +111,7 @@ class Attention(nn.Module):  # type: ignore[misc]
         return self.o_proj(out.flatten(2))
 
 
-class Mlp(nn.Module):  # type: ignore[misc]
+class Mlp(nn.Module):  # type: ignore[misc] # torch has no types here
     """The gated SiLU network of Llama."""
 
     def __init__(self, shape: DraftShape) -> None:
@@ -125,7 +125,7 @@ class Mlp(nn.Module):  # type: ignore[misc]
         return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
-class Midlayer(nn.Module):  # type: ignore[misc]
+class Midlayer(nn.Module):  # type: ignore[misc] # torch has no types here
     """The one decoder layer: its attention reads the normed embedding beside the normed x."""
 
     def __init__(self, shape: DraftShape) -> None:
@@ -147,7 +147,7 @@ class Midlayer(nn.Module):  # type: ignore[misc]
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class Draft(nn.Module):  # type: ignore[misc]
+class Draft(nn.Module):  # type: ignore[misc] # torch has no types here
     """An EAGLE-3 draft; the embedding is the base's and no parameter of it.
 
     The form is that of Li et al., "EAGLE-3: Scaling up Inference Acceleration of Large Language

@@ -94,7 +94,7 @@ def tally(anchors: Anchors, lengths: Tensor) -> list[Tally]:
     return found
 
 
-@torch.no_grad()  # type: ignore[untyped-decorator]
+@torch.no_grad()  # type: ignore[untyped-decorator] # torch has no types here
 def measure(draft: Draft, base: Base, text: Text) -> dict[TreeShape, list[Tally]]:
     """Return by shape, for each row, what the draft's proposals let the base emit."""
     anchors = anchors_of(text.answers)

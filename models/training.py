@@ -51,7 +51,7 @@ class Taken(NamedTuple):
     seconds: float
 
 
-class Stream(IterableDataset[Batch]):  # type: ignore[misc]
+class Stream(IterableDataset[Batch]):  # type: ignore[misc] # torch has no types here
     """The batches of one worker, from a seed of its own."""
 
     def __init__(self, tokenizer: Tokenizer, seed: int, budget: int) -> None:

@@ -179,18 +179,17 @@ def load_config(folder: Path) -> LLMEngineRunnerConfig:
     raise HearthError("engine_missing", what, "engine")
 
 
-_POSITIVE = (
-    "num_decoder_layers", "num_attention_heads", "num_kv_heads", "head_dim", "rotary_dim",
-    "hidden_size", "intermediate_size", "max_supported_batch_size", "max_supported_input_length",
-    "max_kv_cache_capacity", "prefill_chunk", "vocab_size", "output_vocab_size",
-    "num_attention_layers",
-)  # fmt: skip
+_POSITIVE = [
+    field.name
+    for field in msgspec.structs.fields(LLMEngineRunnerConfig)
+    if field.type is int and field.required
+]
 # Fields that other kinds of engine use; an engine that needs them is refused, never half served.
 _NOT_SERVED = (
-    "use_context_dependent_rope", "reduced_vocab_size", "max_supported_lora_rank",
-    "num_deepstack_features", "audio_token_id", "image_token_id", "num_mamba_layers",
-    "mamba_num_heads", "mamba_head_dim", "ssm_state_size", "conv_dim", "conv_kernel",
-)  # fmt: skip
+    "use_context_dependent_rope reduced_vocab_size max_supported_lora_rank num_deepstack_features "
+    "audio_token_id image_token_id num_mamba_layers mamba_num_heads mamba_head_dim ssm_state_size "
+    "conv_dim conv_kernel"
+)
 
 
 def _check_sizes(config: LLMEngineRunnerConfig) -> None:
@@ -269,7 +268,7 @@ def _shape_of_drafting(config: LLMEngineRunnerConfig) -> int | None:
 
 
 def _check_served(config: LLMEngineRunnerConfig) -> None:
-    for name in _NOT_SERVED:
+    for name in _NOT_SERVED.split():
         if getattr(config, name):
             raise HearthError("engine_incompatible", f"{name} is not served yet", name)
     if config.rope_config.type == "mrope" or config.rope_config.mrope_section:

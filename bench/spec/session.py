@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -104,7 +105,7 @@ class SpecSession:
     def figures(self, case: SpecCase) -> SpecFigures | MixedFigures:
         """Measure a case; raises `invalid_value` where the engine is too small for it."""
         with progress_bar() as progress:
-            show: Progress = lambda done, total: progress(case.name, done, total)  # noqa: E731
+            show: Progress = partial(progress, case.name)
             return self._mixed(case, show) if case.kind == "mixed" else self._contest(case, show)
 
     def verify(self, sizes: Sequence[int] = VERIFY_BATCHES) -> dict[str, VerifyFigures]:

@@ -66,7 +66,7 @@ def export(source: Path, target: Path, **options: Any) -> None:
     engine lies in the folder draft inside. A failed export leaves nothing behind.
     """
     from runtime.export import ExportOptions, export_model  # noqa: PLC0415 - slow import
-    from runtime.export.options import check_options  # noqa: PLC0415
+    from runtime.export.options import check_options  # noqa: PLC0415 - likewise
 
     began = time.monotonic()
     options["plan"], options["draft"] = take_plan(options), take_draft(options)
@@ -91,7 +91,7 @@ def export(source: Path, target: Path, **options: Any) -> None:
 def _warnings(folder: Path) -> Iterator[str]:
     """What `hearth serve` would say of the new folder on this machine."""
     from daemon.check import inspect_engine  # noqa: PLC0415 - slow import
-    from daemon.configuration.settings import Settings  # noqa: PLC0415
+    from daemon.configuration.settings import Settings  # noqa: PLC0415 - likewise
 
     if not (folder / TEMPLATE_FILE).exists():
         yield "the model has no chat template: raw prompts alone can be served"

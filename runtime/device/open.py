@@ -8,6 +8,6 @@ def open_device(kind: DeviceKind) -> Device:
     if kind == "cpu":
         return CpuDevice()
     # The CUDA libraries are an extra: an installation for the CPU has none.
-    from runtime.device.cuda.cuda_device import open_cuda_device  # noqa: PLC0415
+    from runtime.device.cuda.cuda_device import open_cuda_device  # noqa: PLC0415 - see above
 
     return open_cuda_device()

@@ -254,18 +254,18 @@ def _open_engine(
     # Each engine needs a library that an installation for another one does not have.
     if device.kind == "cpu":
         load_onnx_runtime()
-        from runtime.executor.onnx_engine import OnnxEngine  # noqa: PLC0415
+        from runtime.executor.onnx_engine import OnnxEngine  # noqa: PLC0415 - see above
 
         return OnnxEngine.open(folder, config, options)
-    from runtime.device.cuda.cuda_device import CudaDevice  # noqa: PLC0415
+    from runtime.device.cuda.cuda_device import CudaDevice  # noqa: PLC0415 - see above
 
     if not isinstance(device, CudaDevice):
         raise HearthError("internal", f"a device of kind {device.kind} runs no CUDA engine")
     if config.backend == "tensorrt":
-        from runtime.executor.tensorrt.engine import TensorRTEngine  # noqa: PLC0415
+        from runtime.executor.tensorrt.engine import TensorRTEngine  # noqa: PLC0415 - see above
 
         return TensorRTEngine.open(folder, config, device.context)
     load_onnx_runtime()
-    from runtime.executor.onnx_cuda_engine import OnnxCudaEngine  # noqa: PLC0415
+    from runtime.executor.onnx_cuda_engine import OnnxCudaEngine  # noqa: PLC0415 - see above
 
     return OnnxCudaEngine.open(folder, config, options, device)

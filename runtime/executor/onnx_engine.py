@@ -164,5 +164,5 @@ def describe(
                     value.name,
                 )
             shape = tuple(value.shape)
-            listed.append(IOTensor(value.name, direction, dtype, shape))  # type: ignore[arg-type]
+            listed.append(IOTensor(value.name, direction, dtype, shape))  # type: ignore[arg-type] # one of both
     return tuple(listed)

@@ -66,7 +66,7 @@ def test_greedy_rows_equal_those_of_onnx_runtime(
         lost = np.take_along_axis(want, have.argmax(-1)[:, None], -1)[:, 0]
         gaps.extend((want.max(-1) - lost)[have.argmax(-1) != best].tolist())
         rows = [[int(token)] for token in best]
-    print(f"largest relative error {worst:.2e}, gaps of diverging tokens {gaps}")  # noqa: T201
+    print(f"largest relative error {worst:.2e}, gaps of diverging tokens {gaps}")  # noqa: T201 - what the run is for
     assert worst < 2e-2
     assert all(gap < SMALL_GAP for gap in gaps)
 

@@ -3,8 +3,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from models.draft_loss import DECAY, Anchors, Unrolled, anchors_of, at, losses_of  # noqa: E402
-from models.draft_model import Draft, DraftShape  # noqa: E402
+from models.draft_loss import DECAY, Anchors, Unrolled, anchors_of, at, losses_of  # noqa: E402 - behind the skip above
+from models.draft_model import Draft, DraftShape  # noqa: E402 - behind the skip above
 
 SHAPE = DraftShape(hidden=16, heads=4, kv_heads=2, head_dim=8, intermediate=24, vocabulary=32)
 

@@ -5,14 +5,14 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from tokenizers import Tokenizer  # noqa: E402
+from tokenizers import Tokenizer  # noqa: E402 - behind the skip above
 
 from models.draft_base import Base  # noqa: E402 - needs torch
 from models.draft_folder import read_draft  # noqa: E402 - likewise
 from models.draft_model import DraftShape  # noqa: E402 - likewise
 from models.draft_trees import TreeShape  # noqa: E402 - likewise
 from models.evaluate_draft import accept_lengths  # noqa: E402 - likewise
-from models.splits import held_out  # noqa: E402
+from models.splits import held_out  # noqa: E402 - behind the skip above
 
 MODELS = Path(__file__).parents[2] / "models"
 

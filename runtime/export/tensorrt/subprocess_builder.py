@@ -63,7 +63,7 @@ def _job_file(job: dict[str, Any]) -> Iterator[str]:
 def _process(python: str, job: str, errors: Any) -> Iterator["subprocess.Popen[bytes]"]:
     command = [python, str(Path(builder.__file__)), job]
     try:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors)  # noqa: S603
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors)  # noqa: S603 - our program
     except OSError as error:
         raise HearthError(
             "unsupported_option", f"{python} cannot be started: {error}", "builder_python"

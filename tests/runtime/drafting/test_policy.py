@@ -160,7 +160,7 @@ def test_once_a_trial_wins_it_is_on_at_once() -> None:
 
 
 @pytest.mark.parametrize(("speed", "expected"), [(0.5, False), (3.0, True)])
-def test_a_size_never_measured_begins_as_its_neighbour_stands(speed: float, expected: bool) -> None:  # noqa: FBT001
+def test_a_size_never_measured_begins_as_its_neighbour_stands(speed: float, expected: bool) -> None:  # noqa: FBT001 - a parametrized case
     policy = SpeculationPolicy(8)
     run(500, 8, constant(speed), policy=policy)
     assert policy.wants(7) is expected

@@ -62,14 +62,14 @@ def test_single_words_are_special_between_other_characters_alone() -> None:
 
 
 def test_a_tokenizer_without_special_tokens_is_served() -> None:
-    library = tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))  # noqa: S106
+    library = tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))  # noqa: S106 - no password
     special = special_tokens(library)
     spelled = special.spell("<s>", special.disguise(), torn=False)
     assert (spelled, special.ids) == ("<s>", frozenset())
 
 
 def test_gaps_in_the_ids_are_refused() -> None:
-    library = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 5}, unk_token="a"))  # noqa: S106
+    library = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 5}, unk_token="a"))  # noqa: S106 - no password
     with pytest.raises(HearthError) as caught:
         SpecialTokens(library, 6, None)
     assert (caught.value.code, caught.value.field) == ("engine_corrupt", "tokenizer.json")

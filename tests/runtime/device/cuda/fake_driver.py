@@ -40,10 +40,10 @@ class FakeDriver:
         self.CUstreamCaptureMode = _Names()
         self.CUevent_flags = SimpleNamespace(CU_EVENT_BLOCKING_SYNC=1, CU_EVENT_DISABLE_TIMING=2)
 
-    def cuGetErrorName(self, status: CUresult) -> tuple[int, bytes]:  # noqa: N802
+    def cuGetErrorName(self, status: CUresult) -> tuple[int, bytes]:  # noqa: N802 - the library's name
         return 0, status.name.encode()
 
-    def cuGetErrorString(self, status: CUresult) -> tuple[int, bytes]:  # noqa: N802
+    def cuGetErrorString(self, status: CUresult) -> tuple[int, bytes]:  # noqa: N802 - the library's name
         return 0, f"text of {int(status)}".encode()
 
     def __getattr__(self, name: str) -> Callable[..., tuple[Any, ...]]:

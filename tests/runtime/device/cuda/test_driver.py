@@ -46,7 +46,7 @@ def test_results_are_one_value_several_or_none() -> None:
 
 def test_a_missing_driver_library_says_what_to_install() -> None:
     class NoLibrary(FakeDriver):
-        def cuInit(self, _flags: int) -> None:  # noqa: N802
+        def cuInit(self, _flags: int) -> None:  # noqa: N802 - the library's name
             raise RuntimeError("Failed to dlopen libcuda.so.1")
 
     with pytest.raises(HearthError, match=r"libcuda.*install the NVIDIA driver") as caught:

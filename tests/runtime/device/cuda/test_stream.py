@@ -25,12 +25,12 @@ class HostDriver(FakeDriver):
         self.blocks: list[Any] = []
         self.copied: list[tuple[int, bytes]] = []
 
-    def cuMemHostAlloc(self, size: int, flags: int) -> tuple[CUresult, int]:  # noqa: N802
+    def cuMemHostAlloc(self, size: int, flags: int) -> tuple[CUresult, int]:  # noqa: N802 - the library's name
         assert flags == 3
         self.blocks.append((ctypes.c_uint8 * size)(*[7] * size))
         return CUresult.CUDA_SUCCESS, ctypes.addressof(self.blocks[-1])
 
-    def cuMemcpyHtoDAsync(  # noqa: N802
+    def cuMemcpyHtoDAsync(  # noqa: N802 - the library's name
         self, target: int, source: int, size: int, stream: int
     ) -> tuple[CUresult]:
         assert stream == 17

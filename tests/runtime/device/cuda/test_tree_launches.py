@@ -41,11 +41,11 @@ class HostDriver(FakeDriver):
         self.results["cuModuleGetFunction"] = ("kernel",)
         self.CU_MEMHOSTALLOC_PORTABLE = self.CU_MEMHOSTALLOC_DEVICEMAP = 0
 
-    def cuMemAlloc(self, size: int) -> tuple[int, int]:  # noqa: N802
+    def cuMemAlloc(self, size: int) -> tuple[int, int]:  # noqa: N802 - the library's name
         self._kept.append((ctypes.c_uint8 * size)())
         return 0, ctypes.addressof(self._kept[-1])
 
-    def cuMemHostAlloc(self, size: int, _: int) -> tuple[int, int]:  # noqa: N802
+    def cuMemHostAlloc(self, size: int, _: int) -> tuple[int, int]:  # noqa: N802 - the library's name
         return self.cuMemAlloc(size)
 
 
