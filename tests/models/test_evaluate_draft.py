@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -51,8 +52,6 @@ def test_greedy_answers_are_those_of_one_token_after_the_other(base: Base) -> No
 
 
 def test_the_first_guess_ends_with_the_expected_answer() -> None:
-    from tokenizers import Tokenizer  # noqa: PLC0415
-
     tokenizer, prompts = Tokenizer.from_file(str(HOME / "tokenizer.json")), held_out()[:2]
     ids, lengths = first_guess(prompts, tokenizer)
     for row, prompt in enumerate(prompts):

@@ -60,7 +60,7 @@ def test_tables_are_unit_rotations_that_begin_at_rest(half: int, positions: int)
 def test_tables_equal_those_of_transformers(rope: RopeConfig) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding  # noqa: PLC0415
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding  # noqa: PLC0415 - as above
 
     parameters = {"rope_type": rope.type, "rope_theta": rope.theta}
     if rope.type == "llama3":

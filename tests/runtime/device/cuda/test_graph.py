@@ -4,7 +4,8 @@ import sys
 import numpy as np
 import pytest
 
-from runtime.device.cuda.cuda_device import CudaDevice
+from runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
+from runtime.device.cuda.memory import CudaMemory
 from runtime.device.cuda.stream import CudaEvent
 from runtime.errors import HearthError
 from runtime.tensors.tensor import Tensor
@@ -79,8 +80,6 @@ def test_too_much_memory_names_the_tensor(gpu: CudaDevice) -> None:
 
 
 def test_memory_is_zeroed_and_given_back(gpu: CudaDevice) -> None:
-    from runtime.device.cuda.memory import CudaMemory  # noqa: PLC0415
-
     free, total = gpu.context.memory()
     assert 0 < free < total
     memory = CudaMemory(gpu.context, reserve=256 << 20)
@@ -94,8 +93,6 @@ def test_memory_is_zeroed_and_given_back(gpu: CudaDevice) -> None:
 
 
 def test_there_is_no_gpu_99() -> None:
-    from runtime.device.cuda.cuda_device import open_cuda_device  # noqa: PLC0415
-
     with pytest.raises(HearthError, match="there is no GPU 99"):
         open_cuda_device(99)
 

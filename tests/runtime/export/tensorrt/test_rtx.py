@@ -11,6 +11,7 @@ from runtime.engine_folder import DRAFT_FOLDER, MODEL_FILE, PLAN_FILE, verify_fo
 from runtime.errors import HearthError
 from runtime.export import export_model
 from runtime.export.options import Dialect, TargetType
+from runtime.export.tensorrt.subprocess_builder import run_builder
 from runtime.tensors.dtypes import numpy_dtype
 from runtime.tensors.profiles import build_profiles
 from runtime.tensors.registry import (
@@ -153,8 +154,6 @@ def test_bindings_of_speculation_are_those_of_the_registry(
 
 
 def test_a_graph_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    from runtime.export.tensorrt.subprocess_builder import run_builder  # noqa: PLC0415
-
     (tmp_path / "bad.onnx").write_bytes(b"no graph")
     job = {"module": "tensorrt_rtx", "graph": str(tmp_path / "bad.onnx")}
     with pytest.raises(HearthError, match="cannot be read") as error:
