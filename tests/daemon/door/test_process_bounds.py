@@ -1,3 +1,4 @@
+import mmap
 import os
 
 from daemon.door.process_bounds import ProcessBounds, Use, use_of_process
@@ -45,10 +46,13 @@ def test_no_bound_of_memory_is_never_exceeded_and_files_count_still() -> None:
 
 def test_memory_that_is_touched_and_files_that_are_open_count() -> None:
     before = use_of_process()
-    block = bytearray(b"x" * (32 << 20))
+    # Pages of its own: an allocator that has memory left would not grow.
+    block = mmap.mmap(-1, 32 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    block[:: mmap.PAGESIZE] = b"x" * (len(block) // mmap.PAGESIZE)
     low, high = os.dup(0), os.dup(0)
     os.close(low)
     after = use_of_process()
     os.close(high)
     assert after.memory - before.memory >= len(block) // 2
+    block.close()
     assert after.files == before.files + 1, "although the lowest descriptor is free"
