@@ -212,7 +212,7 @@ class FrontDoor:
         """Give back what ZeroMQ holds of all connections, of which it tells nothing."""
         clients = len(self._dispatch.sessions)
         for session in self._dispatch.sessions.all():
-            self._dispatch.abandon(session, "connections_closed")
+            self._dispatch.abandon(session, "connection_closed")
         self._bell.unwatch(self._socket.descriptor)
         self._socket.reopen()
         self._bell.watch(self._socket.descriptor)

@@ -107,6 +107,7 @@ def test_one_unfinished_message_does_not_take_the_memory() -> None:
             generation.text()
         assert client.tokenize("a") == [97], "clients come back"
         until(lambda: len(door.actors.cancelled) == 1)
+        assert door.totals()["connection_closed"] == 1, "requests and closings count apart"
 
 
 def test_connections_without_hello_do_not_take_all_files() -> None:
