@@ -32,6 +32,7 @@ class RoundedWeights:
         self._quantization = config.weight_quantization
         self._block_size = config.weight_block_size
         self._dtype = numpy_dtype(config.dtype)
+        self._overflows = config.device == "cuda"
         self._read = read
 
     def vector(self, name: str) -> Array:
@@ -60,7 +61,9 @@ class RoundedWeights:
     def rounded_inputs(self, x: Array) -> Array:
         """What a product makes of x [..., in]: with quantised weights 8 bits a block (on CPUs)."""
         if self._quantization == "none":
-            return x.astype(self._dtype).astype(np.float32)
+            rounded = x.astype(self._dtype).astype(np.float32)
+            # A CPU keeps float32 from one operator to the next.
+            return rounded if self._overflows else np.where(np.isfinite(rounded), rounded, x)
         return _quantized(x.reshape(-1, x.shape[-1]), "int8", self._block_size).reshape(x.shape)
 
     def _projection(self, matrix: NDArray[np.generic], name: str) -> Array:

@@ -7,6 +7,7 @@ import onnx_ir as ir
 import pytest
 from msgspec import structs
 from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
 
 from runtime.config import load_config
 from runtime.decoding import answer_check
@@ -122,6 +123,25 @@ def test_every_type_gives_its_answer(
     export_model(reference_folder(name), folder, structs.replace(options, dialect=dialect))
     report = checked(folder)
     assert 0 < report.error < report.tolerance
+
+
+def test_numbers_that_float16_does_not_hold_are_no_fault_on_a_cpu(
+    tmp_path: Path, dialect: Any
+) -> None:
+    source = shutil.copytree(reference_folder("qwen2"), tmp_path / "source")
+    tensors = load_file(source / "model.safetensors")
+    for name, tensor in tensors.items():
+        for part, factor in (("gate", 50), ("up", 2e4), ("down", 1e-5)):
+            if f"{part}_proj" in name:
+                tensors[name] = tensor * np.asarray(factor, tensor.dtype)
+    save_file(tensors, source / "model.safetensors")
+    folder, options = tmp_path / "engine", ExportOptions(dtype="float16", dialect=dialect)
+    export_model(source, folder, options)
+    report = checked(folder)
+    assert 0 < report.error < report.tolerance
+    with pytest.raises(HearthError) as caught:
+        export_model(source, tmp_path / "gpu", structs.replace(options, device="cuda"))
+    assert caught.value.code == "model_invalid"
 
 
 def test_a_base_gives_its_answer_beside_its_draft(
