@@ -92,17 +92,15 @@ def _expected_tensors(
     draft: DraftConfig, base_hidden_dim: int
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
     model = draft.model
-    hidden, inner, query, kv = (
-        model.hidden_size, model.intermediate_size, model.query_size, model.kv_size,
-    )  # fmt: skip
+    hidden, inner = model.hidden_size, model.intermediate_size
+    query, kv = model.query_size, model.kv_size
     yield f"{FUSION}.weight", (hidden, base_hidden_dim)
     for name in (EMBEDDED_NORM, FUSED_NORM, f"{LAYER}.post_attention_layernorm", "norm"):
         yield f"{name}.weight", (hidden,)
     for name, rows in (("q", query), ("k", kv), ("v", kv)):
         yield f"{LAYER}.self_attn.{name}_proj.weight", (rows, 2 * hidden)
     yield f"{LAYER}.self_attn.o_proj.weight", (hidden, query)
-    for name, shape in (
-        ("gate", (inner, hidden)), ("up", (inner, hidden)), ("down", (hidden, inner)),
-    ):  # fmt: skip
-        yield f"{LAYER}.mlp.{name}_proj.weight", shape
+    for name in ("gate", "up"):
+        yield f"{LAYER}.mlp.{name}_proj.weight", (inner, hidden)
+    yield f"{LAYER}.mlp.down_proj.weight", (hidden, inner)
     yield "lm_head.weight", (draft.vocab_size, hidden)

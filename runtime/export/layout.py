@@ -35,9 +35,8 @@ def check_tensors(checkpoint: Checkpoint, model: ModelConfig) -> None:
 
 
 def _layer_tensors(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    hidden, inner, q, kv = (
-        model.hidden_size, model.intermediate_size, model.query_size, model.kv_size,
-    )  # fmt: skip
+    hidden, inner = model.hidden_size, model.intermediate_size
+    q, kv = model.query_size, model.kv_size
     tensors: dict[str, tuple[int, ...]] = {
         "input_layernorm.weight": (hidden,),
         "self_attn.q_proj.weight": (q, hidden),

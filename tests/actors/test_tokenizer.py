@@ -127,7 +127,7 @@ async def test_a_batch_end_that_cannot_be_passed_on_ends_the_actor(tokenizer: To
     async def run() -> None:
         async with house(tokenizer) as made:
             full = AsyncMock(side_effect=MailboxFull("inproc://s"))
-            made.actor._to_scheduler.send = full  # type: ignore[method-assign]
+            made.actor._to_scheduler.send = full  # type: ignore[method-assign] # a full mailbox
             made.mail.post(BatchEnded(4))
             await anyio.sleep(5)
 

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from runtime.config import FileRecord, load_config
+from runtime.config import FileRecord, LLMEngineRunnerConfig, load_config
 from runtime.engine_folder import PLAN_FILE, write_config
 from runtime.errors import HearthError
 from runtime.export import ExportOptions, export_model
@@ -177,10 +177,10 @@ def test_a_plan_of_noise_is_refused_by_the_library(driver: PlanDriver, tmp_path:
     assert "engine_corrupt" in done.stderr
 
 
-def _link(folder: Path, config: object) -> None:
+def _link(folder: Path, config: LLMEngineRunnerConfig) -> None:
     for path in Path(str(PLAN)).iterdir():
         if path.name == PLAN_FILE:
             (folder / path.name).symlink_to(path.resolve())
         else:
             shutil.copy(path, folder / path.name)
-    write_config(folder, config)  # type: ignore[arg-type]
+    write_config(folder, config)

@@ -23,7 +23,7 @@ def job(model: Path, **changes: object) -> Job:
         "batch": 2,
         **changes,
     }
-    return Job(**given)  # type: ignore[arg-type]
+    return Job(**given)  # type: ignore[arg-type] # of a test
 
 
 def reference(model: Path, steps: int) -> list[int]:

@@ -107,7 +107,7 @@ def test_only_an_engine_of_a_gpu_has_host_steps_and_all_take_as_many(
 ) -> None:
     worker = StepTimes(contender)
     plan = structs.replace(PLAN, device=device, host_steps=5)
-    assert gpu._host_steps(worker, plan, 0.25) == seconds  # type: ignore[arg-type]
+    assert gpu._host_steps(worker, plan, 0.25) == seconds  # type: ignore[arg-type] # a stand-in
     assert worker.calls == [(5, pause)]
 
 

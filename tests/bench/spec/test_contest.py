@@ -113,9 +113,9 @@ def test_a_mixed_step_is_compared_with_the_dearer_kind(
         asked.append(wishes)
         assert all(row.options.ignore_eos for row in rows)
         kind, seconds = ("verify", 0.003 * sum(map(bool, wishes))) if any(wishes) else ("decode", 1)
-        steps = [TimedStep("prefill", 9.0, 4), TimedStep(kind, seconds, 4)]  # type: ignore[arg-type]
+        steps = [TimedStep("prefill", 9.0, 4), TimedStep(kind, seconds, 4)]  # type: ignore[arg-type] # one of the three
         # A step with fewer rows does not count.
-        steps.append(TimedStep(kind, 99.0, 3))  # type: ignore[arg-type]
+        steps.append(TimedStep(kind, 99.0, 3))  # type: ignore[arg-type] # likewise
         return BatchRun(rows=[], steps=steps, prefill_s=0.0, generation_s=0.0)
 
     monkeypatch.setattr(contest, "run_batch", fake)

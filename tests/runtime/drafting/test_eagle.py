@@ -73,7 +73,7 @@ def _watched(
             planted.append(Planted(list(row.token_ids), nodes))
         return sizes
 
-    proposer.propose = watch  # type: ignore[method-assign]
+    proposer.propose = watch  # type: ignore[method-assign] # a spy
     return LLMInferenceRuntime(*parts), planted
 
 

@@ -286,6 +286,6 @@ def test_a_runtime_that_does_not_start_has_a_reason(
         raise TypeError("pybind11::init(): factory function returned nullptr")
 
     (tmp_path / "plan").write_bytes(b"a plan")
-    library.Runtime = start  # type: ignore[method-assign]
+    library.Runtime = start  # type: ignore[method-assign] # one that fails
     status, events = run(tmp_path, capsys, measure=str(tmp_path / "plan"))
     assert (status, events[-1]["message"]) == (1, "the runtime cannot start: driver is too old")

@@ -157,7 +157,7 @@ def test_a_graph_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "bad.onnx").write_bytes(b"no graph")
     job = {"module": "tensorrt_rtx", "graph": str(tmp_path / "bad.onnx")}
     with pytest.raises(HearthError, match="cannot be read") as error:
-        run_builder(graph_options("native", "float16").plan.python, job)  # type: ignore[union-attr]
+        run_builder(graph_options("native", "float16").plan.python, job)  # type: ignore[union-attr] # there is a plan
     assert error.value.code == "model_unsupported"
 
 
