@@ -9,8 +9,11 @@ from daemon.cli.options import refuse_without, with_options
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """Whole numbers with commas between them; raises ValueError for anything else."""
-    return tuple(int(part) for part in text.split(","))
+    """Whole numbers with commas between them; raises BadParameter for anything else."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a list of numbers like 1,2,3") from None
 
 
 _OPTIONS: dict[str, tuple[Any, str]] = {

@@ -221,7 +221,11 @@ class Supervisor:
                 await self._told_failure.wait()
         self._process = None
         remove_sockets(self._addresses)
-        await self._act(self._policy.ended(how, self._clock.now()))
+        loading = self._policy.phase in (Phase.STARTING, Phase.LOADING)
+        actions = self._policy.ended(how, self._clock.now())
+        if loading and not actions and not self._told_failure.is_set():
+            _log.error("actor not started", actor=self._name, reason=how)
+        await self._act(actions)
         self._wake.set()
 
     async def _end(self) -> None:

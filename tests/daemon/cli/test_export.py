@@ -53,7 +53,7 @@ def test_without_a_draft_its_options_are_refused(tmp_path: Path) -> None:
 def test_layers_are_numbers() -> None:
     result = CliRunner().invoke(export, ["a", "b", "--draft", "c", "--eagle-layers", "one"])
     assert result.exit_code == 2
-    assert "--eagle-layers" in result.stderr
+    assert "--eagle-layers': 'one' is not a list of numbers like 1,2,3" in result.stderr
 
 
 def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:

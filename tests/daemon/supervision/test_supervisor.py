@@ -369,20 +369,27 @@ async def test_a_stop_does_not_wait_for_a_process_that_cannot_be_killed(
     assert caught.value.code == "executor_stuck"
 
 
-async def test_a_process_that_cannot_be_started_counts_as_a_restart(
+async def test_a_process_that_does_not_start_is_told_and_counts_as_a_restart(
     short_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = ActorProcess.start
 
     async def start(config: HostConfig) -> ActorProcess:
-        if failures.pop():
+        how = failures.pop()
+        if how == "no memory":
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-        return await real(config)
+        process = await real(config)
+        if how == "killed":
+            process.kill()
+        return process
 
-    failures: list[bool] = [False, True, True]
+    failures = ["", "killed", "no memory"]
     monkeypatch.setattr(ActorProcess, "start", start)
     with structlog.testing.capture_logs() as logs:
         async with house(short_folder) as made:
             await made.wait_until(ready=True)
     reasons = [line["reason"] for line in logs if line["event"] == "actor not started"]
-    assert reasons == ["its process could not be started (Cannot allocate memory)"] * 2
+    assert reasons == [
+        "its process could not be started (Cannot allocate memory)",
+        "it was ended by SIGKILL",
+    ]
