@@ -101,10 +101,6 @@ class Checkpoint:
         """A whole one-dimensional tensor."""
         return self._read(name, slice(None))
 
-    def rows_of(self, name: str) -> int:
-        """The number of rows of a matrix."""
-        return self._spec(name).shape[0]
-
     def matrix(self, name: str, rows: slice, columns: slice) -> Array:
         """Some rows and columns of a matrix."""
         return self._read(name, (rows, columns))

@@ -47,7 +47,7 @@ class RoundedWeights:
 
     def project(self, x: Array, name: str) -> Array:
         """The product of x [..., in] and a projection's matrix [out, in]: [..., out]."""
-        rows, columns = self._checkpoint.rows_of(name), x.shape[-1]
+        rows, columns = self._checkpoint.shape(name)[0], x.shape[-1]
         inputs = x.reshape(-1, columns)
         product = np.empty((len(inputs), rows), np.float32)
         height = max(1, TILE_BYTES // (columns * 4))

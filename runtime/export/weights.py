@@ -98,7 +98,7 @@ class Weights:
         width = max(1, TILE_BYTES // ((stop - start) * 4))
         left = 0
         for source in projection.sources:
-            count = self._checkpoint.rows_of(source)
+            count = self._checkpoint.shape(source)[0]
             for first in range(0, count, width):
                 last = min(first + width, count)
                 part = self._checkpoint.matrix(source, slice(first, last), slice(start, stop))

@@ -65,11 +65,11 @@ class CudaDriver:
             return values[0]
         return tuple(values) if values else None
 
-    def failure(self, name: str, status: Any, field: str | None = None) -> HearthError:
+    def failure(self, name: str, status: Any) -> HearthError:
         """The error that stands for `status`, a result of call `name`."""
         code = error_code(int(status))
         hint = f": {_INSTALL}" if code == "engine_incompatible" else ""
-        return HearthError(code, f"{name} failed: {self._text(status)}{hint}", field)
+        return HearthError(code, f"{name} failed: {self._text(status)}{hint}")
 
     def _text(self, status: Any) -> str:
         texts = []

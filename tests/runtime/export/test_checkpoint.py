@@ -32,7 +32,7 @@ def test_pieces_of_every_source_type(tmp_path: Path, dtype: Any) -> None:
     whole = slice(None)
     np.testing.assert_array_equal(checkpoint.matrix("m", slice(2, 5), whole), matrix[2:5])
     np.testing.assert_array_equal(checkpoint.matrix("m", whole, slice(1, 3)), matrix[:, 1:3])
-    assert checkpoint.rows_of("m") == 6
+    assert checkpoint.shape("m")[0] == 6
     np.testing.assert_array_equal(checkpoint.vector("v"), matrix[0])
 
 
