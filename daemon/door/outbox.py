@@ -64,7 +64,7 @@ class Outbox:
         """Drop the delta of a request that has failed."""
         delta = self._deltas.pop(request_id, None)
         if delta is not None:
-            self._answers.remove(delta)
+            self._answers = deque(one for one in self._answers if one is not delta)
             self.bytes -= _bytes_of(delta)
 
 

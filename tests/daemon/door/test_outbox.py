@@ -122,3 +122,13 @@ def test_no_token_is_lost_doubled_or_reordered(steps: list[tuple[str, bool]]) ->
         take()
     assert received == pushed
     assert outbox.bytes == 0
+
+
+def test_the_delta_of_an_earlier_request_that_looks_the_same_stays() -> None:
+    outbox = Outbox()
+    first, second = delta("a", 0), delta("a", 0)
+    for answer in (first, done("a"), second):
+        outbox.add(answer, now=1.0)
+    outbox.withdraw("a")
+    assert outbox.head() is first
+    assert len(outbox) == 2
