@@ -23,7 +23,6 @@ ELEMENT_TYPES = {"float32": 1, "int32": 6, "int64": 7, "bool": 9, "float16": 10,
 DTYPES = {**onnx_engine.DTYPES, "tensor(bfloat16)": np.dtype(ml_dtypes.bfloat16)}
 ON_THE_HOST = frozenset({"Shape", "Squeeze", "Unsqueeze", "Cast", "Sub", "Concat"})
 """What computes with shapes; the values of a shape are constants of a captured step."""
-_OUT_OF_MEMORY = ("out of memory", "Failed to allocate memory", "bad allocation")
 
 
 def open_session(
@@ -40,7 +39,7 @@ def open_session(
     try:
         session = ort.InferenceSession(path, session_options(options), providers=[provider])
     except Exception as error:
-        raise _load_error(error, path) from error
+        raise onnx_engine.load_error(error, path, "onto the GPU") from error
     _check_placement(session)
     return session
 
@@ -79,22 +78,7 @@ def step_error(error: Exception, stream: Stream) -> HearthError:
         # A stream that is being captured cannot be waited for, which says nothing of the step.
         if lost.code == "device_lost":
             return lost
-    if _is_out_of_memory(error):
-        return HearthError("out_of_memory", "the GPU has no memory for the scratch of a step")
-    return HearthError("executor_failed", "the engine failed in a step")
-
-
-def _load_error(error: Exception, path: Path) -> HearthError:
-    if _is_out_of_memory(error):
-        return HearthError("out_of_memory", f"{path} does not fit onto the GPU", MODEL_FILE)
-    return HearthError(
-        "engine_corrupt", f"{path} or its data cannot be loaded: export the model again", MODEL_FILE
-    )
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    text = str(error)
-    return isinstance(error, MemoryError) or any(part in text for part in _OUT_OF_MEMORY)
+    return onnx_engine.step_error(error, "the GPU has")
 
 
 def _check_placement(session: ort.InferenceSession) -> None:

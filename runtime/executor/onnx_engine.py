@@ -39,6 +39,7 @@ _LIBRARY_ERRORS: tuple[type[Exception], ...] = (
     ),
 )
 _RUN_ERRORS: tuple[type[Exception], ...] = (*_LIBRARY_ERRORS, MemoryError)
+_OUT_OF_MEMORY = ("out of memory", "Failed to allocate memory", "bad allocation", "bad_alloc")
 DTYPES: dict[str, np.dtype[Any]] = {
     "tensor(float)": np.dtype(np.float32),
     "tensor(float16)": np.dtype(np.float16),
@@ -66,21 +67,13 @@ class OnnxEngine(SelfContained):
             session = ort.InferenceSession(
                 path, session_options(options), providers=["CPUExecutionProvider"]
             )
-        except _LIBRARY_ERRORS as error:
-            raise HearthError(
-                "engine_corrupt",
-                f"{path} or its data cannot be loaded: export the model again",
-                MODEL_FILE,
-            ) from error
-        except MemoryError as error:
-            raise HearthError(
-                "out_of_memory", f"{path} does not fit into memory", MODEL_FILE
-            ) from error
+        except _RUN_ERRORS as error:
+            raise load_error(error, path, "into memory") from error
         release_free_memory()
         return cls(session)
 
     def run(self, bindings: Sequence[Binding], stream: Stream) -> None:
-        """Bind everything and run once; raises `executor_failed`."""
+        """Bind everything and run once; raises `executor_failed` or `out_of_memory`."""
         self.capture(bindings, stream).launch(stream)
 
     def capture(self, bindings: Sequence[Binding], _stream: Stream) -> "OnnxRun":
@@ -115,16 +108,37 @@ class OnnxRun:
         self.values = values
 
     def launch(self, _stream: Stream) -> None:
-        """Run on the calling thread and the session's own; raises `executor_failed`."""
+        """Run on the calling thread and the session's own; raises as `OnnxEngine.run`."""
         try:
             self._session.run_with_iobinding(self._binding)
         except _RUN_ERRORS as error:
-            raise HearthError("executor_failed", "the engine failed in a step") from error
+            raise step_error(error, "the machine has") from error
 
     def close(self) -> None:
         """Let go of the arrays and the session."""
         self.values = []
         del self._binding, self._session
+
+
+def step_error(error: Exception, who: str) -> HearthError:
+    """What a failed step means."""
+    if _is_out_of_memory(error):
+        return HearthError("out_of_memory", f"{who} no memory for the scratch of a step")
+    return HearthError("executor_failed", "the engine failed in a step")
+
+
+def load_error(error: Exception, path: Path, where: str) -> HearthError:
+    """What it means that a graph cannot be loaded `where` it is to run."""
+    if _is_out_of_memory(error):
+        return HearthError("out_of_memory", f"{path} does not fit {where}", MODEL_FILE)
+    return HearthError(
+        "engine_corrupt", f"{path} or its data cannot be loaded: export the model again", MODEL_FILE
+    )
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    text = str(error)
+    return isinstance(error, MemoryError) or any(part in text for part in _OUT_OF_MEMORY)
 
 
 def session_options(options: EngineOptions) -> ort.SessionOptions:

@@ -1,4 +1,5 @@
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -87,6 +88,26 @@ def test_a_step_that_the_engine_refuses_is_our_error(tmp_path: Path) -> None:
         _engine(tmp_path, ADD).run(bindings, STREAM)
     assert caught.value.code == "executor_failed"
     assert "offset" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("arena.cc: Failed to allocate memory for a buffer")]
+)
+def test_memory_that_a_step_or_a_session_lacks_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_args: object, **_options: object) -> None:
+        raise error
+
+    run = _engine(tmp_path, ADD).capture(_add_bindings(), STREAM)
+    monkeypatch.setattr(run, "_session", SimpleNamespace(run_with_iobinding=fail))
+    with pytest.raises(HearthError, match="the machine has no memory") as caught:
+        run.launch(STREAM)
+    assert caught.value.code == "out_of_memory"
+    monkeypatch.setattr(ort, "InferenceSession", fail)
+    with pytest.raises(HearthError, match="does not fit into memory") as caught:
+        _engine(tmp_path, ADD)
+    assert caught.value.code == "out_of_memory"
 
 
 def _scatter_bindings(present: np.ndarray | None = None) -> list[Binding]:
