@@ -13,7 +13,7 @@ from msgspec import structs
 from numpy.typing import DTypeLike, NDArray
 
 from bench.random_model import SHAPE_06B
-from runtime.device.arrays import RowMove
+from runtime.arrangement import RowMove
 from runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
 from runtime.device.cuda.stream import CudaEvent
 from runtime.device.device import (

@@ -4,9 +4,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.arrangement import RowMove
 from runtime.caches.kv_cache_manager import KVCacheManager
 from runtime.config import LLMEngineRunnerConfig
-from runtime.device.arrays import RowMove
 from runtime.device.device import Device
 from runtime.errors import HearthError
 from runtime.tensors.registry import index_dtype

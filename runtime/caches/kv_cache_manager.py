@@ -4,8 +4,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.arrangement import RowMove
 from runtime.config import LLMEngineRunnerConfig
-from runtime.device.arrays import RowMove
 from runtime.device.device import Device
 from runtime.errors import HearthError
 from runtime.tensors.buckets import bucket_for, bucket_sizes

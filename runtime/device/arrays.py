@@ -5,20 +5,14 @@ K/V storage is one flat array per layer and kind, seen through a dense view
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.arrangement import RowMove
+
 Array = NDArray[Any]
-
-
-class RowMove(NamedTuple):
-    """Row `source` becomes row `target`; its first `used` slots are kept."""
-
-    source: int
-    target: int
-    used: int
 
 
 def look_up_embeddings(table: Array, token_ids: Array, out: Array) -> None:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.arrangement import RowMove
 from runtime.config import DeviceKind
-from runtime.device.arrays import RowMove
 from runtime.device.stream import Stream
 from runtime.request import RowRequest
 from runtime.sampling.batch import Sample

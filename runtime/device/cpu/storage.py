@@ -4,7 +4,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device.arrays import RowMove, move_rows, slot_index, write_rows
+from runtime.arrangement import RowMove
+from runtime.device.arrays import move_rows, slot_index, write_rows
 from runtime.device.tree_arrays import commit_path, path_moves
 from runtime.tensors.tensor import Tensor
 

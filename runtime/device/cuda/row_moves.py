@@ -1,7 +1,7 @@
 import ctypes
 from collections.abc import Sequence
 
-from runtime.device.arrays import RowMove
+from runtime.arrangement import RowMove
 from runtime.device.cuda.launch import KernelLaunch, KernelLibrary, addresses, integers
 from runtime.errors import HearthError
 

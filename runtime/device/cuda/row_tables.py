@@ -4,7 +4,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device.arrays import RowMove
+from runtime.arrangement import RowMove
 from runtime.device.cuda.launch import KernelLibrary
 from runtime.device.cuda.memory import CudaMemory
 from runtime.device.cuda.row_moves import Moves, RowsArguments, prepare_moves, queue_moves

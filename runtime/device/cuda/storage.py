@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device.arrays import RowMove
+from runtime.arrangement import RowMove
 from runtime.device.cuda.element_types import copy_unit, index_type
 from runtime.device.cuda.launch import KernelLaunch, KernelLibrary
 from runtime.device.cuda.memory import CudaMemory

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from runtime.arrangement import RowMove
 from runtime.caches.kv_cache_manager import KVCacheManager
-from runtime.device.arrays import RowMove
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config

@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 from msgspec import structs
 
-from runtime.device.arrays import RowMove
+from runtime.arrangement import RowMove
 from runtime.device.device import (
     AcceptedPath,
     CacheStorage,

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from runtime.device.arrays import RowMove
+from runtime.arrangement import RowMove
 from runtime.device.cpu.storage import CpuCacheStorage
 from runtime.tensors.tensor import Tensor
 

@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.device.arrays import RowMove
+from runtime.arrangement import RowMove
 from runtime.device.cuda.context import CudaContext
 from runtime.device.cuda.driver import CudaDriver
 from runtime.device.cuda.element_types import copy_unit, float_type, index_type

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from runtime.device.arrays import RowMove
+from runtime.arrangement import RowMove
 from runtime.device.cpu.storage import CpuCacheStorage
 from runtime.device.cuda.cuda_device import CudaDevice
 from runtime.device.cuda.storage import CudaCacheStorage
