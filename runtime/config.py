@@ -133,6 +133,7 @@ class LLMEngineRunnerConfig(
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None = None
     step_ms: float = 0.0
+    prefill_us: float = 0.0
     files: dict[str, FileRecord] = {}
 
     @property

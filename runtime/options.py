@@ -66,9 +66,10 @@ class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How an engine folder is served; 0 means all physical cores, or the most that fits.
 
     `engine_kind` "simulated" puts a simulated engine with steps of `step_ms` milliseconds behind
-    the folder's vocabulary and limits. `device` "" is the one that the folder was exported for.
-    `verify` checks the digest of every file, and in the daemon the known answer. `speculation` says
-    how several tokens a step are tried; it changes the speed, and the text at near-ties alone.
+    the folder's vocabulary and limits; a prefill step takes `prefill_us` microseconds more for each
+    token that it computes, padding included. `device` "" is the one that the folder was exported
+    for. `verify` checks the digest of every file, and in the daemon the known answer. `speculation`
+    says how several tokens a step are tried; it changes the speed, and the text at near-ties alone.
     """
 
     threads: int = 0
@@ -79,6 +80,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True):
     engine_kind: Literal["", "onnxruntime", "tensorrt", "simulated"] = ""
     device: Literal["", "cpu", "cuda"] = ""
     step_ms: float = 0.0
+    prefill_us: float = 0.0
     speculation: SpeculationOptions = SpeculationOptions()
 
 

@@ -40,15 +40,18 @@ def effective_config(
 def _with_backend(stored: LLMEngineRunnerConfig, options: RuntimeOptions) -> LLMEngineRunnerConfig:
     kind = options.engine_kind or stored.backend
     if kind == "simulated":
-        return as_simulated(stored, options.step_ms or stored.step_ms)
+        return as_simulated(
+            stored, options.step_ms or stored.step_ms, options.prefill_us or stored.prefill_us
+        )
     if kind != stored.backend:
         raise HearthError(
             "engine_incompatible",
             f"this folder holds an engine for {stored.backend}: export the model again for {kind}",
             "engine_kind",
         )
-    if options.step_ms:
-        raise HearthError("unsupported_option", "step_ms needs the simulated engine", "step_ms")
+    for name in ("step_ms", "prefill_us"):
+        if getattr(options, name):
+            raise HearthError("unsupported_option", f"{name} needs the simulated engine", name)
     return stored
 
 
@@ -70,7 +73,7 @@ def _with_device(config: LLMEngineRunnerConfig, options: RuntimeOptions) -> LLME
 
 
 def _check_options(options: RuntimeOptions) -> None:
-    for name in ("threads", "max_batch", "capacity", "step_ms"):
+    for name in ("threads", "max_batch", "capacity", "step_ms", "prefill_us"):
         if getattr(options, name) < 0:
             raise HearthError("invalid_value", f"{name} must not be negative", name)
     if options.capacity == 1:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from runtime.config import LLMEngineRunnerConfig, RopeConfig
 from runtime.device.stream import Stream
 from runtime.executor.engine import Binding, IOTensor, SelfContained
+from runtime.tensors.dims import PROFILE_CONTEXT
 from runtime.tensors.registry import TensorRegistry
 from runtime.version import VERSION
 
@@ -40,6 +41,7 @@ def simulated_config(
     max_batch: int = 8,
     capacity: int = 2048,
     step_ms: float = 0.0,
+    prefill_us: float = 0.0,
     eos_token_ids: tuple[int, ...] = (0,),
     prefill_chunk: int = 256,
 ) -> LLMEngineRunnerConfig:
@@ -68,12 +70,17 @@ def simulated_config(
         output_vocab_size=vocab_size,
         eos_token_ids=eos_token_ids,
         step_ms=step_ms,
+        prefill_us=prefill_us,
     )
 
 
-def as_simulated(config: LLMEngineRunnerConfig, step_ms: float) -> LLMEngineRunnerConfig:
+def as_simulated(
+    config: LLMEngineRunnerConfig, step_ms: float, prefill_us: float = 0.0
+) -> LLMEngineRunnerConfig:
     """The same vocabulary, limits and end tokens with a simulated engine behind them."""
-    made = simulated_config(step_ms=step_ms, layers=config.num_decoder_layers)
+    made = simulated_config(
+        step_ms=step_ms, prefill_us=prefill_us, layers=config.num_decoder_layers
+    )
     kept = (
         "hearth_version",
         "max_supported_batch_size",
@@ -92,6 +99,8 @@ def as_simulated(config: LLMEngineRunnerConfig, step_ms: float) -> LLMEngineRunn
 class SimulatedEngine(SelfContained):
     """Steps of `config.step_ms` milliseconds whose tokens `simulated_next_tokens` defines.
 
+    A prefill step takes `config.prefill_us` microseconds more for each token of every row, with
+    the padding.
     It stands in for a model in benches and fault tests: all bindings of a decoder, no weights.
     """
 
@@ -100,6 +109,11 @@ class SimulatedEngine(SelfContained):
             IOTensor(spec.name, spec.direction, spec.dtype, spec.shape) for spec in registry.specs
         )
         self._config = config
+        self._profile = PROFILE_CONTEXT
+
+    def use_profile(self, profile: int, _stream: Stream, /) -> None:
+        """Take the time of these steps from now on."""
+        self._profile = profile
 
     def run(self, bindings: Sequence[Binding], stream: Stream) -> None:
         """Write one-hot logits for each selected token and take the time of a step."""
@@ -107,19 +121,24 @@ class SimulatedEngine(SelfContained):
 
     def capture(self, bindings: Sequence[Binding], _stream: Stream) -> "SimulatedRun":
         """Keep the arrays of a step."""
-        return SimulatedRun(
-            self._config, {one.name: one.tensor.view(one.shape) for one in bindings}
-        )
+        arrays = {one.name: one.tensor.view(one.shape) for one in bindings}
+        seconds = self._config.step_ms / 1e3
+        if self._profile == PROFILE_CONTEXT:
+            seconds += arrays["attention_pos_id"].size * self._config.prefill_us / 1e6
+        return SimulatedRun(self._config, arrays, seconds)
 
     def close(self) -> None:
         """Nothing is held."""
 
 
 class SimulatedRun:
-    """One step over fixed arrays."""
+    """One step over fixed arrays that takes `seconds`."""
 
-    def __init__(self, config: LLMEngineRunnerConfig, arrays: dict[str, NDArray[Any]]) -> None:
+    def __init__(
+        self, config: LLMEngineRunnerConfig, arrays: dict[str, NDArray[Any]], seconds: float
+    ) -> None:
         self._config = config
+        self._seconds = seconds
         self._embeds = arrays["inputs_embeds"]
         self._positions = arrays["attention_pos_id"]
         self._last = arrays["last_token_ids"]
@@ -129,7 +148,7 @@ class SimulatedRun:
 
     def launch(self, _stream: Stream) -> None:
         """Run the step on the calling thread."""
-        deadline = time.monotonic() + self._config.step_ms / 1000
+        deadline = time.monotonic() + self._seconds
         rows, last = self._rows, self._last
         chosen = simulated_next_tokens(
             self._embeds[rows, last, 0].astype(np.int64),

@@ -37,6 +37,8 @@ def test_smaller_limits_are_honoured() -> None:
         (RuntimeOptions(threads=-1), "invalid_value", "threads"),
         (RuntimeOptions(max_batch=-1), "invalid_value", "max_batch"),
         (RuntimeOptions(step_ms=2), "unsupported_option", "step_ms"),
+        (RuntimeOptions(prefill_us=2), "unsupported_option", "prefill_us"),
+        (RuntimeOptions(prefill_us=-1), "invalid_value", "prefill_us"),
     ],
 )
 def test_an_option_is_honoured_or_refused(options: RuntimeOptions, code: str, field: str) -> None:
@@ -62,9 +64,13 @@ def test_settings_of_the_cpus_threads_are_refused_where_they_are_nothing(
 
 
 def test_a_folder_can_be_simulated() -> None:
-    config = effective_config(STORED, RuntimeOptions(engine_kind="simulated", step_ms=2))
-    assert (config.backend, config.step_ms, config.hidden_size) == ("simulated", 2, 1)
-    assert effective_config(SIMULATED, RuntimeOptions()).step_ms == 3
+    asked = RuntimeOptions(engine_kind="simulated", step_ms=2, prefill_us=40)
+    config = effective_config(STORED, asked)
+    assert (config.backend, config.hidden_size) == ("simulated", 1)
+    assert (config.step_ms, config.prefill_us) == (2, 40)
+    slow = structs.replace(SIMULATED, prefill_us=7.5)
+    kept = effective_config(slow, RuntimeOptions())
+    assert (kept.step_ms, kept.prefill_us) == (3, 7.5)
 
 
 def test_a_simulated_folder_holds_no_model() -> None:

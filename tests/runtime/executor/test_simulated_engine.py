@@ -76,6 +76,27 @@ def test_a_step_takes_its_time() -> None:
     assert time.monotonic() - started >= 0.02
 
 
+@pytest.mark.parametrize(
+    ("dims", "seconds"),
+    [
+        (InferenceDims.prefill(2, 3, 256), 0.031),
+        (InferenceDims.prefill(1, 1, 256), 0.006),
+        (InferenceDims.decode(2, 256), 0.001),
+    ],
+)
+def test_a_prefill_step_takes_longer_by_its_tokens_with_the_padding(
+    dims: InferenceDims, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = simulated_config(layers=1, step_ms=1, prefill_us=5000)
+    engine = SimulatedEngine(config, build_registry_for_llm(config))
+    engine.use_profile(int(dims == InferenceDims.decode(2, 256)), STREAM)
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    engine.run(_bindings(dims), STREAM)
+    assert slept == [pytest.approx(seconds)]
+
+
 def test_it_has_all_bindings_of_a_decoder_and_needs_no_scratch() -> None:
     registry = build_registry_for_llm(CONFIG)
     engine = SimulatedEngine(CONFIG, registry)
@@ -90,9 +111,9 @@ def test_a_folder_keeps_its_limits_and_vocabulary_when_it_is_simulated() -> None
     folder = simulated_config(
         vocab_size=99, layers=3, max_batch=5, capacity=700, eos_token_ids=(4, 5), prefill_chunk=64
     )
-    config = as_simulated(folder, 2.5)
+    config = as_simulated(folder, 2.5, 40)
     assert config.backend == "simulated"
     assert (config.vocab_size, config.eos_token_ids) == (99, (4, 5))
     assert (config.max_supported_batch_size, config.max_kv_cache_capacity) == (5, 700)
     assert (config.prefill_chunk, config.step_ms, config.num_attention_layers) == (64, 2.5, 3)
-    assert config.hidden_size == 1
+    assert (config.hidden_size, config.prefill_us) == (1, 40)
