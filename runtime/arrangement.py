@@ -1,7 +1,10 @@
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, TypeVar
 
+from runtime.errors import HearthError
 from runtime.request import RowRequest
+
+Kept = TypeVar("Kept")
 
 
 class RowMove(NamedTuple):
@@ -45,6 +48,26 @@ class Arrangement(NamedTuple):
     def fresh(cls, requests: Sequence[RowRequest]) -> "Arrangement":
         """An empty house in which these take the places 0, 1, ..."""
         return cls(len(requests), seats=[Seat(*seat) for seat in enumerate(requests)])
+
+    def settle(self, kept: Sequence[Kept], seat: Callable[[RowRequest], Kept]) -> list[Kept]:
+        """What an owner keeps of each row, by place, when all have moved and new ones are seated.
+
+        Raises `internal` where a row would be lost on its way, or a place have none or two.
+        """
+        places, settled = dict(enumerate(kept)), set[int]()
+        for source, target, _ in self.moves:
+            if target in settled or source in settled or source not in places:
+                raise HearthError("internal", f"rows cannot move so: {list(self.moves)}")
+            places[target] = places.pop(source)
+            settled.add(target)
+        for place, request in self.seats:
+            if place in settled:
+                raise HearthError("internal", f"place {place} is given to two rows")
+            places[place] = seat(request)
+            settled.add(place)
+        if not settled.issubset(range(self.rows)) or not places.keys() >= set(range(self.rows)):
+            raise HearthError("internal", f"the places of {self.rows} rows are not 0, 1, ...")
+        return [places[place] for place in range(self.rows)]
 
 
 class RowOwner(Protocol):

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.arrangement import RowMove
+from runtime.arrangement import Arrangement, RowMove
 from runtime.caches.kv_cache_manager import KVCacheManager
 from runtime.config import LLMEngineRunnerConfig
 from runtime.device.device import Device
@@ -25,7 +25,7 @@ class HybridCacheManager:
 
     `lengths` [max batch] is the buffer that the engine reads as `kvcache_start_index`: committing
     tokens here is all that the next step needs. `row_lengths` are the same numbers on the host,
-    so that nothing waits for the device. Live rows are always the first `batch` rows.
+    so that nothing waits for the device. Rows always have the first `batch` places.
     """
 
     def __init__(self, config: LLMEngineRunnerConfig, device: Device) -> None:
@@ -59,9 +59,26 @@ class HybridCacheManager:
         if slots > self.kv.bucket:
             self.kv.reserve(slots, self.row_lengths)
 
-    def commit(self, added: Sequence[int]) -> None:
-        """Count `added` new tokens in each of the first rows."""
-        for row, tokens in enumerate(added):
+    def rearrange(self, arrangement: Arrangement) -> None:
+        """Let rows move with what they have here, which is `row_lengths`; new ones are empty.
+
+        Stale slots are zeroed. When the longest row left, the bucket may shrink.
+        """
+        lengths = arrangement.settle(self.row_lengths, lambda _: 0)
+        self.kv.move(
+            [
+                RowMove(source, target, self.row_lengths[source])
+                for source, target, _ in arrangement.moves
+            ]
+        )
+        for stale in arrangement.stale:
+            self.kv.zero(*stale)
+        self._set_lengths(lengths)
+        self.kv.shrink(max(lengths, default=0), lengths)
+
+    def commit(self, added: Sequence[int], first: int = 0) -> None:
+        """Count `added` new tokens in each of the rows from place `first` on."""
+        for row, tokens in enumerate(added, first):
             self.row_lengths[row] += tokens
         self._ops.set_lengths(self.lengths, self.row_lengths)
 
@@ -72,35 +89,29 @@ class HybridCacheManager:
         """
         self.kv.commit_path(nodes, self.row_lengths)
 
-    def advance(self) -> None:
-        """Count one new token in every row."""
-        self.row_lengths = [length + 1 for length in self.row_lengths]
-        self._ops.advance(self.lengths, self.batch)
+    def advance(self, rows: int) -> None:
+        """Count one new token in each of the first `rows`."""
+        for row in range(rows):
+            self.row_lengths[row] += 1
+        self._ops.advance(self.lengths, rows)
 
     def compact(self, mapping: Sequence[int]) -> None:
         """Apply an eviction: row i becomes row `mapping[i]`, or leaves when that is -1.
 
         The rows that stay keep their order and become 0, 1, ...
         """
-        kept = [
-            RowMove(row, target, self.row_lengths[row])
-            for row, target in enumerate(mapping)
-            if target >= 0
-        ]
+        kept = [RowMove(row, target, 0) for row, target in enumerate(mapping) if target >= 0]
         if len(mapping) != self.batch or [move.target for move in kept] != list(range(len(kept))):
             raise HearthError("internal", "an eviction must keep the order of the rows")
-        self.kv.compact(kept)
-        self._set_lengths([move.used for move in kept])
+        self.rearrange(Arrangement(len(kept), kept))
 
     def zero_row(self, row: int) -> None:
         """Zero the slots of a row that may hold non-finite numbers."""
-        self.kv.zero_row(row)
+        self.kv.zero(row, 0, self.kv.bucket)
 
     def zero_behind(self, row: int) -> None:
-        """Zero what lies behind the filled slots of a row; waits for the device."""
-        filled = self.capture(row, self.row_lengths[row])
-        self.zero_row(row)
-        self.restore(row, filled)
+        """Zero what lies behind the filled slots of a row."""
+        self.kv.zero(row, self.row_lengths[row], self.kv.bucket)
 
     def finite(self, row: int) -> bool:
         """Whether all slots of a row hold finite numbers; waits for the device."""

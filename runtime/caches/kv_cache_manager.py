@@ -26,6 +26,7 @@ class KVCacheManager:
         self.buckets = bucket_sizes(self.capacity, config.device)
         self.bucket = self.buckets[0]
         self._rows = config.max_supported_batch_size
+        self._tree = max(config.max_verify_tree_size, config.max_draft_tree_size)
         shape = (self._rows, config.num_kv_heads, self.capacity, config.head_dim)
         dtype = numpy_dtype(config.kv_cache_dtype)
         layers = range(config.num_attention_layers)
@@ -40,20 +41,30 @@ class KVCacheManager:
 
         Raises `capacity_exceeded` beyond the capacity.
         """
-        if slots <= self.bucket:
-            return
-        bucket = bucket_for(slots, self.buckets)
-        moves = [RowMove(row, row, used) for row, used in enumerate(lengths)]
-        self._storage.move(moves, (self.bucket, bucket))
-        self.bucket = bucket
+        if slots > self.bucket:
+            self._lay(bucket_for(slots, self.buckets), lengths)
 
-    def compact(self, moves: Sequence[RowMove]) -> None:
-        """Move the rows that stay to their new places; only their used slots are copied."""
+    def shrink(self, slots: int, lengths: Sequence[int]) -> None:
+        """Take the smallest bucket of which `slots` fill at most three quarters, if it is smaller.
+
+        It keeps `lengths[row]` slots of each row. With a quarter left nobody grows it at once.
+        """
+        bucket = next((size for size in self.buckets if 4 * slots <= 3 * size), self.bucket)
+        if bucket < self.bucket:
+            self._lay(bucket, lengths)
+
+    def move(self, moves: Sequence[RowMove]) -> None:
+        """Move rows to their new places; only their used slots are copied."""
         self._storage.move(moves, (self.bucket, self.bucket))
 
-    def write(self, fresh: Sequence[Tensor], start: Tensor, rows: int, width: int) -> None:
-        """Put the new rows of a step, keys of all layers and then values, behind `start`."""
-        self._storage.write(fresh, start, (rows, width, self.bucket))
+    def write(
+        self, fresh: Sequence[Tensor], start: Tensor, shape: tuple[int, int], first: int = 0
+    ) -> None:
+        """Put the new rows of a step, keys of all layers and then values, behind `start`.
+
+        `shape` is rows and tokens of the step, whose row 0 is place `first`.
+        """
+        self._storage.write(fresh, start, (*shape, self.bucket), first)
 
     def commit_path(self, nodes: NDArray[np.int32], lengths: Sequence[int]) -> None:
         """Move slot `lengths[b] + nodes[b, i]` to `lengths[b] + i`; negative entries end a row."""
@@ -63,12 +74,23 @@ class KVCacheManager:
         """Begin an empty batch in the smallest bucket; old contents stay, finite and unseen."""
         self.bucket = self.buckets[0]
 
-    def zero_row(self, row: int) -> None:
-        """Zero all slots of a row that may hold non-finite numbers.
+    def zero(self, row: int, begin: int, end: int) -> None:
+        """Zero the slots from `begin` to `end` of a row, as far as there are any in the bucket.
 
-        A masked slot still spreads them: nothing times infinity is not a number.
+        A masked slot spreads numbers that are not finite: nothing times infinity is not a number.
         """
-        self._storage.zero_row(row, self.bucket)
+        self._check(row, 0)
+        end = min(end, self.bucket)
+        if begin < end:
+            self._storage.zero(row, begin, end, self.bucket)
+
+    def _lay(self, bucket: int, lengths: Sequence[int]) -> None:
+        moves = [RowMove(row, row, used) for row, used in enumerate(lengths)]
+        for row, _, used in moves:
+            # What a tree left there may not be finite, and another row gets this memory.
+            self.zero(row, used, used + self._tree)
+        self._storage.move(moves, (self.bucket, bucket))
+        self.bucket = bucket
 
     def capture(self, row: int, length: int) -> list[NDArray[Any]]:
         """Copy the first `length` slots of a row: [kv_heads, length, head_dim] a buffer."""

@@ -68,7 +68,7 @@ class VanillaStrategy:
         waiting = sum(1 for row in rows if row.prompt_left)
         for row in rows[waiting:]:
             row.unplanned -= 1
-        samples = self._sampler.sample(len(rows), waiting)
+        samples = self._sampler.sample(len(rows), waiting=waiting)
         return PendingStep("prefill", rows, samples, sum(lengths), started, lengths)
 
     def decode_step(self, context: DecodingInferenceContext) -> PendingStep:

@@ -57,8 +57,9 @@ def move_rows(
 ) -> None:
     """Re-lay rows of flat `storage` from the first to the second number of slots, in place.
 
-    Rows keep their order. When slots grow, a row only ever moves up and the last goes first;
-    otherwise rows only move down and the first goes first: nothing unread is overwritten.
+    Where the slots change, rows keep their order: when they grow, a row only ever moves up and
+    the last goes first, else rows only move down and the first goes first. Otherwise they move in
+    any order in which each target is free by its turn. Nothing unread is overwritten.
     """
     before, after = slots
     blocks = [

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.arrangement import RowMove
+from runtime.arrangement import Arrangement, RowMove
 from runtime.config import DeviceKind
 from runtime.device.stream import Stream
 from runtime.request import RowRequest
@@ -168,10 +168,16 @@ class TreeOps(Protocol):
 class CacheStorage(Protocol):
     """The K/V buffers of all layers, keys and values alike, as dense [rows, heads, slots, D]."""
 
-    def write(self, fresh: Sequence[Tensor], start: Tensor, shape: tuple[int, int, int]) -> None:
+    def write(
+        self,
+        fresh: Sequence[Tensor],
+        start: Tensor,
+        shape: tuple[int, int, int],
+        first: int = 0,
+    ) -> None:
         """Classic dialect: put new rows, one tensor [B, heads, S, D] a buffer, from `start` on.
 
-        `shape` is (B, S, slots).
+        `shape` is (B, S, slots). Row i of the new rows and of `start` goes to place `first` + i.
         """
 
     def commit_path(self, nodes: NDArray[np.int32], starts: Sequence[int], slots: int) -> None:
@@ -181,10 +187,13 @@ class CacheStorage(Protocol):
         """
 
     def move(self, moves: Sequence[RowMove], slots: tuple[int, int]) -> None:
-        """Apply `move_rows` to every buffer, from the first to the second number of slots."""
+        """Apply `move_rows` to every buffer, from the first to the second number of slots.
 
-    def zero_row(self, row: int, slots: int) -> None:
-        """Zero a row of every buffer."""
+        No source is an earlier target.
+        """
+
+    def zero(self, row: int, begin: int, end: int, slots: int) -> None:
+        """Zero the slots from `begin` to `end` of a row, in every buffer."""
 
     def read_row(self, row: int, length: int, slots: int) -> list[NDArray[Any]]:
         """Copies of the first slots of a row, [heads, length, D] a buffer, on the host."""
@@ -221,19 +230,24 @@ class PendingPaths(Protocol):
 
 
 class BatchSampler(Protocol):
-    """Picks the tokens of a batch and owns the rows' histories; rows are those of the engine.
+    """Picks the tokens of a batch and owns the rows' histories, by their places.
 
     A row's position, on which its random number depends, is the number of its filled slots.
     """
 
+    def rearrange(self, arrangement: Arrangement) -> None:
+        """Let rows move with settings, histories and newest tokens; take those of new rows."""
+
     def begin(self, rows: Sequence[RowRequest]) -> None:
         """Take the settings and histories of a new batch."""
 
-    def sample(self, rows: int, waiting: int = 0) -> PendingSamples:
-        """Pick from the logits of rows `waiting` to `rows`, and append to their histories.
+    def sample(
+        self, rows: int, first: int = 0, picked: int | None = None, *, waiting: int = 0
+    ) -> PendingSamples:
+        """Pick from the first `picked` (None: all) of `rows` logits, and append to the histories.
 
-        Picked tokens become the rows' `next_tokens`. The first `waiting` rows still have prompt
-        left: their logits are only checked.
+        Row i of the logits is place `first` + i. Picked tokens become the `next_tokens`. The rows
+        behind still have prompt left, as have the first `waiting`: their logits are only checked.
         """
 
     def verify(self, rows: int, width: int) -> PendingPaths:

@@ -59,4 +59,4 @@ class StepBindings:
         In the native dialect the engine itself has written them, behind the filled slots.
         """
         if self._fresh:
-            self.caches.kv.write(self._fresh, self.caches.lengths, rows, tokens)
+            self.caches.kv.write(self._fresh, self.caches.lengths, (rows, tokens))

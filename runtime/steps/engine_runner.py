@@ -95,7 +95,7 @@ class LLMEngineRunner:
         self._steps.prepare(generation_profile(self._config, batch), dims)
         self._steps.executor.execute(self._steps.stream)
         self._steps.keep(caches.batch, 1)
-        caches.advance()
+        caches.advance(caches.batch)
         return self._logits
 
     def execute_eagle_base_tree_decoding_step(self, width: int) -> Tensor:

@@ -4,6 +4,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.arrangement import Arrangement, RowMove
 from runtime.device.arrays import finite_rows
 from runtime.device.device import AcceptedPath, SamplerBuffers
 from runtime.errors import HearthError
@@ -34,23 +35,27 @@ class CpuBatchSampler:
         self._vocab_size = buffers.logits.shape[-1]
         self._rows: list[RowSampler] = []
 
+    def rearrange(self, arrangement: Arrangement) -> None:
+        """Let rows move with their newest tokens; take settings and histories of new ones."""
+        self._rows = arrangement.settle(self._rows, self._seat)
+        tokens = self._buffers.next_tokens.array
+        for source, target, _ in arrangement.moves:
+            tokens[target] = tokens[source]
+
     def begin(self, rows: Sequence[RowRequest]) -> None:
         """Take the settings and histories of a batch."""
-        self._rows = [
-            RowSampler(row.options, row.token_ids, row.prompt_length, self._vocab_size)
-            for row in rows
-        ]
+        self.rearrange(Arrangement.fresh(rows))
 
-    def sample(self, rows: int, waiting: int = 0) -> Ready[Sample | None]:
-        """Pick for rows `waiting` to `rows`; the rows before are only checked."""
+    def sample(
+        self, rows: int, first: int = 0, picked: int | None = None, *, waiting: int = 0
+    ) -> Ready[Sample | None]:
+        """Pick for the first `picked` of the rows from place `first` on; check the others."""
         logits = self._buffers.logits.view((rows, self._vocab_size))
-        samples: list[Sample | None] = []
-        if waiting:
-            healthy = finite_rows(logits[:waiting]).tolist()
-            samples += [_CHECKED if fine else None for fine in healthy]
-        if rows > waiting:
-            samples += self._pick(logits[waiting:], waiting, rows)
-        return Ready(samples)
+        end = rows if picked is None else picked
+        samples = _check(logits[:waiting])
+        if end > waiting:
+            samples += self._pick(logits[waiting:end], first + waiting)
+        return Ready(samples + _check(logits[end:]))
 
     def verify(self, rows: int, width: int) -> Ready[AcceptedPath | None]:
         """Walk each row's tree by the logits [rows, width, V] of its nodes."""
@@ -74,12 +79,14 @@ class CpuBatchSampler:
 
     def compact(self, mapping: Sequence[int]) -> None:
         """Keep the rows that stay, with their newest tokens."""
-        kept = [row for row, target in enumerate(mapping) if target >= 0]
-        self._rows = [self._rows[row] for row in kept]
-        tokens = self._buffers.next_tokens.array
-        tokens[: len(kept)] = tokens[kept]
+        moves = [RowMove(row, target, 0) for row, target in enumerate(mapping) if target >= 0]
+        self.rearrange(Arrangement(len(moves), moves))
 
-    def _pick(self, logits: NDArray[np.float32], first: int, last: int) -> list[Sample | None]:
+    def _seat(self, row: RowRequest) -> RowSampler:
+        return RowSampler(row.options, row.token_ids, row.prompt_length, self._vocab_size)
+
+    def _pick(self, logits: NDArray[np.float32], first: int) -> list[Sample | None]:
+        last = first + len(logits)
         samplers = self._rows[first:last]
         positions = self._buffers.lengths.array[first:last].tolist()
         samples = sample_rows(logits, samplers, positions)
@@ -92,3 +99,9 @@ class CpuBatchSampler:
     def _write_tokens(self, first: int, newest: Sequence[Sample | None]) -> None:
         tokens = [-1 if sample is None else sample.token_id for sample in newest]
         self._buffers.next_tokens.array[first : first + len(tokens)] = tokens
+
+
+def _check(logits: NDArray[np.float32]) -> list[Sample | None]:
+    if not len(logits):
+        return []
+    return [_CHECKED if finite else None for finite in finite_rows(logits).tolist()]

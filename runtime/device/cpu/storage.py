@@ -18,13 +18,19 @@ class CpuCacheStorage:
         self._heads = heads
         self._head_dim = head_dim
 
-    def write(self, fresh: Sequence[Tensor], start: Tensor, shape: tuple[int, int, int]) -> None:
+    def write(
+        self,
+        fresh: Sequence[Tensor],
+        start: Tensor,
+        shape: tuple[int, int, int],
+        first: int = 0,
+    ) -> None:
         """Put new rows [B, heads, S, D] from slot `start` on; `shape` is (B, S, slots)."""
         rows, width, slots = shape
         index = slot_index(start.array[:rows], self._heads, width)
         new = (rows, self._heads, width, self._head_dim)
         for cache, tensor in zip(self._buffers, fresh, strict=True):
-            write_rows(self._view(cache, rows, slots), tensor.view(new), index)
+            write_rows(self._view(cache, first + rows, slots)[first:], tensor.view(new), index)
 
     def commit_path(self, nodes: NDArray[np.int32], starts: Sequence[int], slots: int) -> None:
         """Move slot `starts[b] + nodes[b, i]` to `starts[b] + i` in every buffer."""
@@ -38,10 +44,10 @@ class CpuCacheStorage:
         for tensor in self._buffers:
             move_rows(tensor.array.reshape(-1), moves, self._heads, self._head_dim, slots)
 
-    def zero_row(self, row: int, slots: int) -> None:
-        """Zero a row of every buffer."""
+    def zero(self, row: int, begin: int, end: int, slots: int) -> None:
+        """Zero these slots of a row in every buffer."""
         for tensor in self._buffers:
-            self._view(tensor, row + 1, slots)[row] = 0
+            self._view(tensor, row + 1, slots)[row, :, begin:end] = 0
 
     def read_row(self, row: int, length: int, slots: int) -> list[NDArray[Any]]:
         """Copies of a row's first slots, [heads, length, D] a buffer."""

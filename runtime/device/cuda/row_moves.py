@@ -16,7 +16,7 @@ class RowsArguments(ctypes.Structure):
 
 
 class Moves(ctypes.Structure):
-    """`Moves` of kernels/cache.cu: a part of an eviction, passed by value."""
+    """`Moves` of kernels/cache.cu, passed by value."""
 
     _fields_ = (
         ("count", ctypes.c_int32),
@@ -43,7 +43,7 @@ def prepare_moves(
 def queue_moves(
     launch: KernelLaunch, rows: RowsArguments, table: Moves, moves: Sequence[RowMove], buffers: int
 ) -> None:
-    """Queue `moves`, in one launch up to `MOVES` of them; raises `internal` when rows go up."""
+    """Queue `moves`, in one launch up to `MOVES` of them; raises what `check_order` does."""
     check_order(moves)
     needed = [move for move in moves if move.source != move.target and move.used > 0]
     for first in range(0, len(needed), MOVES):
@@ -54,9 +54,9 @@ def queue_moves(
 
 
 def check_order(moves: Sequence[RowMove]) -> None:
-    """Raise `internal` unless rows keep their order and none moves up."""
-    source = target = -1
-    for move in moves:
-        if move.source <= source or move.target <= target or move.target > move.source:
+    """Raise `internal` where a source or a target is an earlier target."""
+    written: set[int] = set()
+    for source, target, _ in moves:
+        if source in written or target in written:
             raise HearthError("internal", f"rows cannot be moved in this order: {list(moves)}")
-        source, target = move.source, move.target
+        written.add(target)

@@ -71,7 +71,7 @@ class RowTables:
             self._bias.launch(-(-ids[part].size // _THREADS))
 
     def move(self, moves: Sequence[tuple[int, int]]) -> None:
-        """Rows (source, target) move down, in their order."""
+        """Rows (source, target) move in their order; no source is an earlier target."""
         rows = [RowMove(source, target, 1) for source, target in moves]
         queue_moves(self._move, self._wide, self._moves, rows, 2)
 

@@ -57,16 +57,16 @@ class SampleRing:
 class CudaPendingSamples:
     """The samples of a step that may still be running.
 
-    `wanted` gives the `logprobs` of each row that asks for any.
+    `wanted` gives the `logprobs` of each row that was picked and asks for any.
     """
 
     def __init__(
-        self, slot: SampleSlot, stream: CudaStream, rows: int, waiting: int, wanted: dict[int, int]
+        self, slot: SampleSlot, stream: CudaStream, rows: int, wanted: dict[int, int]
     ) -> None:
         slot.event.record(stream)
         self._slot = slot
         self._use = slot.uses
-        self._rows, self._waiting, self._wanted = rows, waiting, wanted
+        self._rows, self._wanted = rows, wanted
         self._samples: list[Sample | None] | None = None
 
     def result(self) -> list[Sample | None]:
@@ -83,7 +83,7 @@ class CudaPendingSamples:
         picks = slot.picks[: self._rows].tolist()
         samples = [None if failed else Sample(token) for token, failed in picks]
         for row, wanted in self._wanted.items():
-            if self._waiting <= row < self._rows and samples[row] is not None:
+            if samples[row] is not None:
                 samples[row] = read_sample(slot.results[row], wanted)
         return samples
 

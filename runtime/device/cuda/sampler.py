@@ -3,6 +3,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from runtime.arrangement import Arrangement, RowMove
 from runtime.device.cuda.element_types import index_type
 from runtime.device.cuda.launch import KernelLibrary, addresses, integers
 from runtime.device.cuda.memory import CudaMemory
@@ -34,14 +35,18 @@ class BatchArguments(ctypes.Structure):
 
     _fields_ = (
         *addresses("logits start next_tokens rows history bias partial state results"),
-        *integers("vocab pitch waiting"),
+        *integers("vocab pitch waiting first picked"),
     )
 
 
-class KeptRows(ctypes.Structure):
-    """`Kept` of kernels/sampling_rows.cuh: the rows that an eviction leaves."""
+class TokenMoves(ctypes.Structure):
+    """`Moves` of kernels/sampling_rows.cuh."""
 
-    _fields_ = (("count", ctypes.c_int32), ("source", ctypes.c_int32 * MOST_GPU_ROWS))
+    _fields_ = (
+        ("count", ctypes.c_int32),
+        ("source", ctypes.c_int32 * MOST_GPU_ROWS),
+        ("target", ctypes.c_int32 * MOST_GPU_ROWS),
+    )
 
 
 class CudaBatchSampler:
@@ -64,62 +69,79 @@ class CudaBatchSampler:
         self._slots = SampleRing(library.context, memory, self._capacity)
         self._device_rows = memory.zeros("sampling settings", (self._capacity,), ROW)
         self._rows: list[SettingsRow] = []
+        self._draws: list[bool] = []
+        self._greedy: list[bool] = []
         self._wanted: list[int] = []
         self._logprobs: dict[int, int] = {}
-        self._draws = self._adjusts = False
         wanted = -(-self._vocab_size // _SCAN_LOGITS)
         self._blocks = min(_SCAN_BLOCKS, wanted)
         self._prepare(library, memory, buffers)
 
-    def begin(self, rows: Sequence[RowRequest]) -> None:
-        """Take settings and histories; raises `invalid_value` naming the setting."""
-        if len(rows) > self._capacity:
-            raise HearthError("internal", f"{len(rows)} rows exceed {self._capacity}")
-        for request in rows:
-            check_options(request.options, self._vocab_size)
-        settings = [row_settings(request.options, self._vocab_size) for request in rows]
-        for row, request in enumerate(rows):
-            if settings[row][-1] & HISTORY:
-                self._tables.count(row, request)
-            if settings[row][-1] & BIAS:
-                self._tables.set_bias(row, *row_biases(request.options))
+    def rearrange(self, arrangement: Arrangement) -> None:
+        """Let rows move with histories, settings and newest tokens, and take those of new rows.
+
+        Raises `invalid_value` naming a new row's setting.
+        """
+        if arrangement.rows > self._capacity:
+            raise HearthError("internal", f"{arrangement.rows} rows exceed {self._capacity}")
+        settings = arrangement.settle(self._rows, self._settings)
+        moves = arrangement.moves
+        self._tables.move([move[:2] for move in moves if settings[move.target][-1]])
+        if moves:
+            table = self._moves
+            table.count = len(moves)
+            for i, (source, target, _) in enumerate(moves):
+                table.source[i], table.target[i] = source, target
+            self._move_tokens.launch(1)
+        for place, request in arrangement.seats:
+            flags = settings[place][-1]
+            if flags & HISTORY:
+                self._tables.count(place, request)
+            if flags & BIAS:
+                self._tables.set_bias(place, *row_biases(request.options))
         self._take(settings)
 
-    def sample(self, rows: int, waiting: int = 0) -> CudaPendingSamples:
-        """Queue the picks of rows `waiting` to `rows`; the rows before are only checked."""
-        if not 0 <= waiting <= rows <= len(self._rows):
-            raise HearthError("internal", f"cannot sample {rows} rows, {waiting} waiting")
+    def begin(self, rows: Sequence[RowRequest]) -> None:
+        """Take settings and histories; raises `invalid_value` naming the setting."""
+        self.rearrange(Arrangement.fresh(rows))
+
+    def sample(
+        self, rows: int, first: int = 0, picked: int | None = None, *, waiting: int = 0
+    ) -> CudaPendingSamples:
+        """Queue the picks of the first `picked` rows from place `first` on; check the others."""
+        end = rows if picked is None else picked
+        if not (0 <= waiting <= end <= rows and 0 <= first <= len(self._rows) - rows):
+            raise HearthError("internal", f"cannot sample {rows} rows from place {first} on")
         slot = self._slots.take()
         batch = self._batch
         batch.results = slot.address
-        batch.waiting = waiting
+        batch.waiting, batch.first, batch.picked = waiting, first, end
         if rows:
             self._scan.launch(self._blocks, rows)
-        if self._draws and rows > waiting:
-            self._pick.launch(rows - waiting)
-        return CudaPendingSamples(slot, self._stream, rows, waiting, self._logprobs)
+        begin, end = first + waiting, first + end
+        if any(self._draws[begin:end]):
+            self._pick.launch(end - begin)
+        wanted = {
+            place - first: count for place, count in self._logprobs.items() if begin <= place < end
+        }
+        return CudaPendingSamples(slot, self._stream, rows, wanted)
 
     def verify(self, rows: int, width: int) -> CudaPendingPaths:
         """Queue the walks of the first rows' trees; raises `internal` where there are none."""
         if self._walks is None or not 0 <= rows <= len(self._rows):
             raise HearthError("internal", f"cannot verify the trees of {rows} rows")
         return self._walks.launch(
-            width, self._wanted[:rows], self._blocks, greedy=not (self._draws or self._adjusts)
+            width, self._wanted[:rows], self._blocks, greedy=all(self._greedy[:rows])
         )
 
     def compact(self, mapping: Sequence[int]) -> None:
         """Keep the rows that stay, with histories, settings and newest tokens."""
-        kept = [row for row, target in enumerate(mapping) if target >= 0]
-        if [mapping[row] for row in kept] != list(range(len(kept))):
-            raise HearthError("internal", f"an eviction cannot map rows to {list(mapping)}")
-        moves = [(row, target) for target, row in enumerate(kept) if self._rows[row][-1]]
-        self._tables.move(moves)
-        self._kept.count = len(kept)
-        for target, row in enumerate(kept):
-            self._kept.source[target] = row
-        if kept and kept[-1] != len(kept) - 1:
-            self._move_tokens.launch(1)
-        self._take([self._rows[row] for row in kept])
+        kept = [RowMove(row, target, 0) for row, target in enumerate(mapping) if target >= 0]
+        self.rearrange(Arrangement(len(kept), kept))
+
+    def _settings(self, request: RowRequest) -> SettingsRow:
+        check_options(request.options, self._vocab_size)
+        return row_settings(request.options, self._vocab_size)
 
     def _prepare(self, library: KernelLibrary, memory: CudaMemory, buffers: SamplerBuffers) -> None:
         tables = self._tables
@@ -144,10 +166,10 @@ class CudaBatchSampler:
         arguments = (self._batch,)
         self._scan = library.prepare("sampling", "find_best", options, _SCAN_THREADS, arguments)
         self._pick = library.prepare("sampling", "pick_rows", options, _PICK_THREADS, arguments)
-        self._kept = KeptRows()
+        self._moves = TokenMoves()
         tokens = ctypes.c_uint64(buffers.next_tokens.address)
         self._move_tokens = library.prepare(
-            "sampling", "move_tokens", options, 1, (tokens, self._kept)
+            "sampling", "move_tokens", options, 1, (tokens, self._moves)
         )
         self._walks: TreeWalks | None = None
         if buffers.trees is not None:
@@ -157,8 +179,8 @@ class CudaBatchSampler:
 
     def _take(self, settings: list[SettingsRow]) -> None:
         self._rows = settings
-        self._draws = any(needs_row_kernel(row) for row in settings)
-        self._adjusts = any(row[-1] for row in settings)
+        self._draws = [needs_row_kernel(row) for row in settings]
+        self._greedy = [not (needs_row_kernel(row) or row[-1]) for row in settings]
         self._wanted = [row[8] for row in settings]
         self._logprobs = {row: count for row, count in enumerate(self._wanted) if count >= 0}
         if settings:

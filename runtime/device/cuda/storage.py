@@ -17,7 +17,7 @@ from runtime.tensors.tensor import Tensor
 
 _THREADS = 256
 _ADDRESS = np.dtype(np.uint64)
-# Enough blocks for a buffer's row; each goes on to further units.
+# Enough blocks for the slots of a head; each goes on to further units.
 _ZERO_BLOCKS = 32
 
 
@@ -51,14 +51,23 @@ class CudaCacheStorage:
         self._rows = RowsArguments(self._table.address, heads, 0, self._slot_bytes // size)
         self._moves = Moves()
         self._move = prepare_moves(library, self._unit, self._rows, self._moves)
-        self._zeroed = ctypes.c_int32()
         self._zero = library.prepare(
-            "cache", "zero_row", self._options("int"), _THREADS, (self._rows, self._zeroed)
+            "cache",
+            "zero_slots",
+            self._options("int"),
+            _THREADS,
+            (self._rows, *(ctypes.c_int32() for _ in range(3))),
         )
         self._path = PathCommit(library, memory, ring, self._unit, self._rows)
         self._writes: dict[Tensor, KernelLaunch] = {}
 
-    def write(self, fresh: Sequence[Tensor], start: Tensor, shape: tuple[int, int, int]) -> None:
+    def write(
+        self,
+        fresh: Sequence[Tensor],
+        start: Tensor,
+        shape: tuple[int, int, int],
+        first: int = 0,
+    ) -> None:
         """Put new rows [B, heads, S, D] from slot `start` on; `shape` is (B, S, slots).
 
         What would lie outside of a row's slots is dropped.
@@ -66,21 +75,21 @@ class CudaCacheStorage:
         rows, steps, slots = shape
         if not rows * steps:
             return
-        self._use_slots(slots, rows)
+        self._use_slots(slots, first + rows)
         tensors = tuple(fresh)
         # Tensors compare by identity: in a steady decode nothing is uploaded or compared.
         if tensors is not self._fresh and tensors != self._fresh:
             self._take_fresh(tensors)
         launch = self._writes.get(start) or self._prepare_write(start)
-        launch.arguments[3].value = steps
+        launch.arguments[3].value, launch.arguments[4].value = steps, first
         units = self._heads * steps * self._rows.width
         launch.launch(-(-units // _THREADS), rows, len(self._buffers))
 
     def move(self, moves: Sequence[RowMove], slots: tuple[int, int]) -> None:
-        """Move rows down in their order; raises `internal` when the slots change."""
+        """Move rows in their order; raises `internal` when the slots change."""
         if slots[0] != slots[1]:
             raise HearthError("internal", "the slots of a cache in device memory cannot change")
-        self._use_slots(slots[0], max((move.source for move in moves), default=-1) + 1)
+        self._use_slots(slots[0], max((max(move[:2]) for move in moves), default=-1) + 1)
         queue_moves(self._move, self._rows, self._moves, moves, len(self._buffers))
 
     def commit_path(self, nodes: NDArray[np.int32], starts: Sequence[int], slots: int) -> None:
@@ -89,11 +98,16 @@ class CudaCacheStorage:
         if check_path(nodes, starts, slots):
             self._path.launch(nodes, starts, self._heads * self._rows.width, len(self._buffers))
 
-    def zero_row(self, row: int, slots: int) -> None:
-        """Zero a row of every buffer."""
+    def zero(self, row: int, begin: int, end: int, slots: int) -> None:
+        """Zero the slots from `begin` to `end` of a row, in every buffer."""
+        if not 0 <= begin <= end <= slots:
+            raise HearthError("internal", f"a row of {slots} slots has none from {begin} to {end}")
         self._use_slots(slots, row + 1)
-        self._zeroed.value = row
-        self._zero.launch(_ZERO_BLOCKS, 1, len(self._buffers))
+        for argument, value in zip(self._zero.arguments[1:], (row, begin, end), strict=True):
+            argument.value = value
+        blocks = min(_ZERO_BLOCKS, -(-(end - begin) * self._rows.width // _THREADS))
+        if blocks:
+            self._zero.launch(blocks, self._heads, len(self._buffers))
 
     def read_row(self, row: int, length: int, slots: int) -> list[NDArray[Any]]:
         """Copies of a row's first slots, [heads, length, D] a buffer; waits for the device."""
@@ -156,6 +170,7 @@ class CudaCacheStorage:
             self._rows,
             ctypes.c_uint64(self._fresh_table.address),
             ctypes.c_uint64(start.address),
+            ctypes.c_int32(),
             ctypes.c_int32(),
         )
         options = self._options(index_type(start.dtype, start.name))

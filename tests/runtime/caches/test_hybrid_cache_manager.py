@@ -30,15 +30,16 @@ def test_the_lengths_are_the_bound_start_indices() -> None:
     assert caches.lengths.dtype == np.int64
     assert caches.lengths.array.tolist() == [5, 9, 0, 0]
     caches.commit([1])
-    assert caches.lengths.array.tolist() == [6, 9, 0, 0]
-    assert caches.row_lengths == [6, 9]
+    caches.commit([4], 1)
+    assert caches.lengths.array.tolist() == [6, 13, 0, 0]
+    assert caches.row_lengths == [6, 13]
 
 
-def test_a_decode_advances_every_row() -> None:
-    caches = _started([5, 9])
-    caches.advance()
-    assert caches.lengths.array.tolist() == [6, 10, 0, 0]
-    assert caches.row_lengths == [6, 10]
+def test_a_decode_advances_the_first_rows() -> None:
+    caches = _started([5, 9, 7])
+    caches.advance(2)
+    assert caches.lengths.array.tolist() == [6, 10, 7, 0]
+    assert caches.row_lengths == [6, 10, 7]
 
 
 def test_classic_engines_count_in_short_integers() -> None:

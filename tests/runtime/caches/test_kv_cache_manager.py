@@ -64,7 +64,7 @@ def test_growing_beyond_the_capacity_is_refused_and_changes_nothing() -> None:
 
 def test_compaction_moves_rows_down() -> None:
     cache = _filled([7, 20, 30])
-    cache.compact([RowMove(1, 0, 20), RowMove(2, 1, 30)])
+    cache.move([RowMove(1, 0, 20), RowMove(2, 1, 30)])
     _assert_holds(cache, [(1, 20), (2, 30)])
 
 
@@ -79,7 +79,7 @@ def test_a_poisoned_row_is_zeroed_alone() -> None:
     cache = _filled([10, 10, 10])
     for tensor in cache.keys + cache.values:
         cache_view(cache, tensor, 3)[1] = np.nan
-    cache.zero_row(1)
+    cache.zero(1, 0, cache.bucket)
     _assert_holds(cache, [(0, 10)])
     for tensor in cache.keys + cache.values:
         view = cache_view(cache, tensor, 3)
@@ -91,7 +91,7 @@ def test_a_poisoned_row_is_zeroed_alone() -> None:
 def test_a_prefix_is_captured_as_a_copy_and_restored_elsewhere() -> None:
     cache = _filled([10, 20, 30])
     prefix = cache.capture(2, 12)
-    cache.zero_row(2)
+    cache.zero(2, 0, cache.bucket)
     cache.restore(0, prefix)
     _assert_holds(cache, [(2, 12), (1, 20)])
     assert [array.shape for array in prefix] == [(1, 12, 2)] * 4

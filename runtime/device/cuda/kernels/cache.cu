@@ -19,10 +19,10 @@ __device__ unit* block_of(const Rows& rows, int row, int head) {
   return buffer + ((long long)row * rows.heads + head) * rows.slots * rows.width;
 }
 
-// `fresh` has the addresses of new rows [rows, heads, steps, head_dim]; grid x covers
-// heads * steps * width, y the rows, z the buffers.
+// `fresh` has the addresses of new rows [rows, heads, steps, head_dim], whose row 0 is place `first`;
+// grid x covers heads * steps * width, y the rows, z the buffers.
 extern "C" __global__ void write_rows(Rows rows, const unsigned long long* fresh,
-                                      const INDEX* start, int steps) {
+                                      const INDEX* start, int steps, int first) {
   int offset = blockIdx.x * blockDim.x + threadIdx.x;
   int row = blockIdx.y;
   if (offset >= rows.heads * steps * rows.width) return;
@@ -32,7 +32,7 @@ extern "C" __global__ void write_rows(Rows rows, const unsigned long long* fresh
   // A slot outside the buffer would overwrite another row.
   if (slot < 0 || slot >= rows.slots) return;
   const unit* from = (const unit*)fresh[blockIdx.z];
-  block_of(rows, row, head)[slot * rows.width + offset % rows.width] =
+  block_of(rows, first + row, head)[slot * rows.width + offset % rows.width] =
       from[(long long)row * rows.heads * steps * rows.width + offset];
 }
 
@@ -43,9 +43,9 @@ struct Moves {
   int used[MOVES];
 };
 
-// A thread owns one offset within a row and moves it from row to row. Rows keep their order and
-// move down, so a later source is never an earlier target, and loading ahead is safe; a target
-// may be an earlier source, which has been loaded by then.
+// A thread owns one offset within a row and moves it from row to row. No source is an earlier
+// target, so loading ahead is safe; a target may be an earlier source, which has been loaded by
+// then, and no target is written twice.
 extern "C" __global__ void move_rows(Rows rows, Moves moves) {
   int offset = blockIdx.x * blockDim.x + threadIdx.x;
   int head = blockIdx.y;
@@ -68,10 +68,11 @@ extern "C" __global__ void move_rows(Rows rows, Moves moves) {
   }
 }
 
-extern "C" __global__ void zero_row(Rows rows, int row) {
-  long long size = (long long)rows.heads * rows.slots * rows.width;
+// Slots from `begin` to `end` of a row; grid y has the heads.
+extern "C" __global__ void zero_slots(Rows rows, int row, int begin, int end) {
+  long long size = (long long)(end - begin) * rows.width;
   long long stride = (long long)gridDim.x * blockDim.x;
-  unit* base = block_of(rows, row, 0);
+  unit* base = block_of(rows, row, blockIdx.y) + (long long)begin * rows.width;
   for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < size; i += stride)
     base[i] = unit();
 }

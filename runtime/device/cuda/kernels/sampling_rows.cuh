@@ -48,11 +48,13 @@ struct Result {
   float logits[TOP];
 };
 
-struct Kept {
+struct Moves {
   int count;
   int source[ROWS];
+  int target[ROWS];
 };
 
+// Tables are by the place of a row; row i of a step's logits and results has place first + i.
 struct Batch {
   const float* logits;
   const INDEX* start;
@@ -65,7 +67,9 @@ struct Batch {
   Result* results;
   int vocab;
   int pitch;
-  int waiting;
+  int waiting;  // rows before this one and from `picked` on are only checked
+  int first;
+  int picked;
 };
 
 __device__ bool finite(float x) { return fabsf(x) <= LARGEST; }
@@ -170,9 +174,10 @@ __device__ bool combine(Partial* partial, Best* found) {
 
 __device__ void finish_row(const Batch& batch, const Row& row, int r, const Best& found) {
   bool failed = found.bad;
-  Result* result = batch.results + r;
+  int i = r - batch.first;
+  Result* result = batch.results + i;
   float highest = score_of(found.best);
-  bool waits = r < batch.waiting;
+  bool waits = i < batch.waiting || i >= batch.picked;
   if (!waits) failed |= !finite(highest);
   int token = waits || failed || row.temperature > 0 ? -1 : (int)(u32)found.best;
   result->token = token;

@@ -66,7 +66,7 @@ def test_rows_move_in_every_buffer() -> None:
 
 def test_a_row_is_zeroed_alone() -> None:
     storage, buffers = _storage()
-    storage.zero_row(1, SLOTS)
+    storage.zero(1, 0, SLOTS, SLOTS)
     for tensor in buffers:
         assert [row.any() for row in tensor.array] == [True, False, True]
 
@@ -75,7 +75,7 @@ def test_a_row_is_copied_out_and_in() -> None:
     storage, buffers = _storage()
     arrays = storage.read_row(2, 4, SLOTS)
     assert [array.shape for array in arrays] == [(HEADS, 4, DIM)] * 2
-    storage.zero_row(2, SLOTS)
+    storage.zero(2, 0, SLOTS, SLOTS)
     storage.write_row(0, arrays, SLOTS)
     for number, tensor in enumerate(buffers):
         assert (tensor.array[0, :, :4] == 10 * number + 3).all()

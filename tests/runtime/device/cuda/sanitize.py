@@ -37,9 +37,10 @@ def run_steps(gpu: CudaDevice, index: "np.dtype[np.signedinteger]", out: "np.dty
     for steps in (1, 9):
         fresh = [gpu.zeros("new", (ROWS, 2, steps, 33), HALF) for _ in caches]
         storage.write(fresh, buffers.lengths, (ROWS, steps, 21))
-    storage.move([RowMove(1, 0, 21), RowMove(2, 1, 4), RowMove(4, 2, 20)], (21, 21))
+    storage.write(fresh, buffers.lengths, (2, 9, 21), 3)
+    storage.move([RowMove(1, 0, 21), RowMove(3, 4, 4), RowMove(2, 3, 20)], (21, 21))
     storage.commit_path(np.array([[0, 2, 5, 8], [0, 8, -1, -1]], np.int32), [12, 12], 21)
-    storage.zero_row(4, 21)
+    storage.zero(4, 3, 21, 21)
     storage.write_row(3, storage.read_row(2, 20, 21), 21)
 
 
@@ -69,7 +70,8 @@ def run_sampler(gpu: CudaDevice, index: "np.dtype[np.signedinteger]") -> None:
             for params in settings
         ]
     )
-    sampler.sample(ROWS, 2).result()
+    sampler.sample(ROWS, waiting=2).result()
+    sampler.sample(3, 2, 1).result()
     sampler.sample(ROWS).result()
     sampler.compact([-1, 0, 1, 2, 3])
     samples = sampler.sample(ROWS - 1).result()

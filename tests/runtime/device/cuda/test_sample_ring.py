@@ -22,12 +22,11 @@ class _Ring:
         self.ring = SampleRing(context, CudaMemory(context), 4, slots=2)
 
     def queue(
-        self, tokens: list[int], waiting: int = 0, wanted: dict[int, int] | None = None
+        self, tokens: list[int], wanted: dict[int, int] | None = None
     ) -> tuple[SampleSlot, CudaPendingSamples]:
         slot = self.ring.take()
         slot.results["token"][: len(tokens)] = tokens
-        rows = len(tokens)
-        return slot, CudaPendingSamples(slot, self.stream, rows, waiting, wanted or {})
+        return slot, CudaPendingSamples(slot, self.stream, len(tokens), wanted or {})
 
 
 def test_tokens_come_in_the_order_of_the_rows_and_none_where_one_failed() -> None:
@@ -36,8 +35,8 @@ def test_tokens_come_in_the_order_of_the_rows_and_none_where_one_failed() -> Non
     assert pending.result() == [Sample(5), None, Sample(7)]
 
 
-def test_log_probabilities_come_for_the_rows_that_want_them_and_were_picked() -> None:
-    slot, pending = _Ring().queue([-1, 6, 7, 8], waiting=1, wanted={0: 1, 1: 1, 3: 0})
+def test_log_probabilities_come_for_the_rows_that_want_them() -> None:
+    slot, pending = _Ring().queue([-1, 6, 7, 8], wanted={1: 1, 3: 0})
     for row in slot.results:
         row["mass"], row["highest"], row["chosen"] = 1 << 40, 3.0, 2.0
         row["ids"][0], row["logits"][0] = 9, 3.0
@@ -49,8 +48,8 @@ def test_log_probabilities_come_for_the_rows_that_want_them_and_were_picked() ->
     ]
 
 
-def test_a_row_that_failed_or_left_has_no_log_probabilities() -> None:
-    slot, pending = _Ring().queue([5], wanted={0: 1, 1: 1})
+def test_a_row_that_failed_has_no_log_probabilities() -> None:
+    slot, pending = _Ring().queue([5], wanted={0: 1})
     slot.results["failed"][0] = 1
     assert pending.result() == [None]
 

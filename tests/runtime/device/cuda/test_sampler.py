@@ -40,7 +40,7 @@ class Bench:
     ) -> list[Sample | None]:
         self.gpu.ring.upload(self.buffers.logits.address, logits)
         self.gpu.ops.set_lengths(self.buffers.lengths, positions)
-        return self.sampler.sample(len(logits), waiting).result()
+        return self.sampler.sample(len(logits), waiting=waiting).result()
 
     def check(self, logits: NDArray[np.float32], positions: Sequence[int]) -> None:
         samples = self.step(logits, positions)
@@ -199,7 +199,7 @@ def test_settings_are_checked(gpu: CudaDevice) -> None:
             bench.sampler.begin([request(params)])
     with pytest.raises(HearthError, match="exceed"):
         bench.sampler.begin([request(RequestOptions())] * 2)
-    with pytest.raises(HearthError, match="cannot map"):
+    with pytest.raises(HearthError, match="cannot move"):
         bench.sampler.compact([1])
     with pytest.raises(HearthError, match="cannot sample"):
         bench.sampler.sample(2)

@@ -109,8 +109,8 @@ def test_a_row_is_saved_zeroed_and_restored(
     saved = caches.cuda.read_row(1, 11, SLOTS)
     for got, wanted in zip(saved, caches.cpu.read_row(1, 11, SLOTS), strict=True):
         assert got.tobytes() == wanted.tobytes()
-    caches.cpu.zero_row(1, SLOTS)
-    caches.cuda.zero_row(1, SLOTS)
+    caches.cpu.zero(1, 0, SLOTS, SLOTS)
+    caches.cuda.zero(1, 0, SLOTS, SLOTS)
     caches.check()
     caches.cpu.write_row(2, saved, SLOTS)
     caches.cuda.write_row(2, saved, SLOTS)
@@ -161,7 +161,7 @@ def test_what_a_cache_cannot_do_is_refused(gpu: CudaDevice) -> None:
     with pytest.raises(HearthError, match="cannot change"):
         caches.cuda.move([], (SLOTS, SLOTS + 1))
     with pytest.raises(HearthError, match="exceed"):
-        caches.cuda.zero_row(2, SLOTS)
+        caches.cuda.zero(2, 0, SLOTS, SLOTS)
     with pytest.raises(HearthError, match="do not agree"):
         caches.cuda.write([], start, (1, 1, SLOTS))
     with pytest.raises(HearthError, match="does not fit"):
