@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import math
 import os
 import select
 import sys
@@ -21,6 +22,7 @@ Format = Literal["auto", "console", "json"]
 # syslog's numbers, which journald reads from the front of a line: sd-daemon(3).
 _PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 _CONSOLE_LOSS = "lines of the log were lost: {}\n"
+_WHOLE_FROM = 1000
 _PATIENCE_MS = 200
 """How long a line may wait for a reader of the log that is behind."""
 
@@ -116,13 +118,22 @@ def _console(stream: TextIO, environ: Mapping[str, str]) -> list[Processor]:
     colours = stream.isatty() and not environ.get("NO_COLOR")
     # Plain tracebacks: the renderer's default prints local variables, and with them user text.
     return [
+        _round_numbers,
         structlog.dev.ConsoleRenderer(
             colors=colours,
             pad_event_to=20,
             sort_keys=False,
             exception_formatter=structlog.dev.plain_traceback,
-        )
+        ),
     ]
+
+
+def _round_numbers(_logger: WrappedLogger, _name: str, event: EventDict) -> EventDict:
+    """Three digits are enough for people, and whole numbers from there on."""
+    for key, value in event.items():
+        if isinstance(value, float) and math.isfinite(value):
+            event[key] = float(f"{value:.3g}") if abs(value) < _WHOLE_FROM else round(value)
+    return event
 
 
 def _json(*, journal: bool) -> list[Processor]:

@@ -42,6 +42,11 @@ class OwnDaemon:
         """The daemon's process."""
         return self._process.pid
 
+    @property
+    def runs(self) -> bool:
+        """Whether its end has not been seen yet."""
+        return self._process.poll() is None
+
     def log(self) -> str:
         """Everything that it has logged so far."""
         return self._log.read_text(errors="replace")
@@ -56,7 +61,7 @@ class OwnDaemon:
     def wait_until_ready(self) -> None:
         """Block until a client is welcomed; raises Failure with the log's last line otherwise."""
         deadline = time.monotonic() + _START_S
-        while time.monotonic() < deadline and self._process.poll() is None:
+        while time.monotonic() < deadline and self.runs:
             if self._is_ready():
                 return
             time.sleep(_PAUSE_S)

@@ -39,7 +39,6 @@ from daemon.configuration.settings import Settings
 from daemon.door.front_door import FrontDoor
 from daemon.exit_codes import FORCED, STOPPED, exit_code
 from daemon.notify import notify
-from daemon.open_files import make_room
 from daemon.supervision.supervisor import Listeners, Supervisor
 from runtime.config import LLMEngineRunnerConfig
 from runtime.decoding.deployment import load_deployment
@@ -59,7 +58,6 @@ def serve(settings: Settings, engine: Path) -> int:
     """
     configure_logging(settings.log_level, settings.log_format)
     try:
-        make_room(settings.clients)
         # The executor checks the digests.
         options = structs.replace(wiring.runtime_options(settings), verify=False)
         deployment = load_deployment(engine, options)
@@ -128,21 +126,19 @@ class Service:
                 self._stopping = True
                 # Drain, unless a second signal comes.
                 with anyio.CancelScope() as patience:
-                    tasks.start_soon(self._lose_patience, signals, patience)
+                    tasks.start_soon(_lose_patience, signals, patience)
                     await self._door.stop(self._settings.drain_s)
+                if patience.cancelled_caught:
+                    _log.info("stopping at once")
                 # Stop.
                 await self._door.stop()
                 await self._supervisor.stop()
                 tasks.cancel_scope.cancel()
+        # What is still asked for is under way, and no reason for another exit code.
+        for asked in _stop_signals():
+            signal.signal(asked, signal.SIG_IGN)
         _log.info("stopped")
-        return FORCED if patience.cancel_called else STOPPED
-
-    async def _lose_patience(
-        self, signals: AsyncIterator[signal.Signals], patience: anyio.CancelScope
-    ) -> None:
-        number = await anext(signals)
-        _log.info("stopping at once", signal=number.name)
-        patience.cancel()
+        return FORCED if patience.cancelled_caught else STOPPED
 
     async def _executor_ready(self, ready: ActorReady, addresses: Addresses) -> None:
         told = wiring.executor_ready(ready, addresses)
@@ -204,6 +200,13 @@ class Service:
         limit = CONTROL_LIMIT if endpoint == SCHEDULER_CONTROL else WORK_LIMIT
         sender: Sender[Any] = Sender(self._context, endpoint, limit)
         return self._opened.enter_context(sender)
+
+
+async def _lose_patience(
+    signals: AsyncIterator[signal.Signals], patience: anyio.CancelScope
+) -> None:
+    await anext(signals)
+    patience.cancel()
 
 
 def _stop_signals() -> list[signal.Signals]:

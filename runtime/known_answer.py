@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from runtime.config import LLMEngineRunnerConfig
 from runtime.engine_folder import ANSWER_FILE
@@ -17,13 +19,14 @@ FORCING_BIAS = 100.0
 class KnownAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`best` are the likeliest tokens behind each of `token_ids`, from those up to it.
 
-    By `leads` their logits exceed all others; the engine's may be `tolerance` off.
+    By `leads` their logits exceed all others; the engine's may be `tolerance` off. One that is
+    above the bias leaves no id that could be forced.
     """
 
     token_ids: tuple[int, ...]
     best: tuple[int, ...]
     leads: tuple[float, ...]
-    tolerance: float
+    tolerance: Annotated[float, Meta(ge=0, le=FORCING_BIAS)]
 
     def error(self, place: int, top: Sequence[TopLogprob]) -> float:
         """How far an engine is off at `place`, whose likeliest tokens are `top`.

@@ -10,13 +10,13 @@ from bench.report import Record, note, print_cases, publish, record_option
 from bench.spec.contest import LEAST_SPEEDUP, MOST_OVER_DEARER, MixedFigures, SpecFigures
 from bench.spec.session import ALL_CASES, SpecCase, SpecChoice, SpecSession, prefix_of, spec_cases
 from daemon.cli.console import progress_bar
-from daemon.cli.errors import FAILED
+from daemon.cli.errors import FAILED, wrong_usage
 from daemon.cli.options import json_option
 from daemon.gpu_facts import gpu_facts
 from daemon.shipped import engine_folder
 from runtime.config import load_config
 from runtime.errors import HearthError
-from runtime.options import EagleDraftingConfig
+from runtime.options import EagleDraftingConfig, SpeculationOptions, check_speculation
 
 Figures = SpecFigures | MixedFigures
 _FIELDS = (
@@ -129,7 +129,10 @@ def _shape(tree: str | None) -> EagleDraftingConfig | None:
         top_k, step, nodes = map(int, tree.split(","))
     except ValueError:
         raise click.BadParameter(f"{tree} is not K,T,N", param_hint="--tree") from None
-    return EagleDraftingConfig(drafting_top_k=top_k, drafting_step=step, verify_tree_size=nodes)
+    shape = EagleDraftingConfig(drafting_top_k=top_k, drafting_step=step, verify_tree_size=nodes)
+    with wrong_usage():
+        check_speculation(SpeculationOptions(eagle=shape))
+    return shape
 
 
 def _cases(

@@ -90,7 +90,9 @@ def run_and_exit(work: Callable[[], object]) -> NoReturn:
         report(error)
         sys.exit(code)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        # A daemon that has stopped lets further signals be.
+        if signal.getsignal(signal.SIGTERM) is _terminate:
+            signal.signal(signal.SIGTERM, before)
     sys.exit(result if isinstance(result, int) else 0)
 
 

@@ -9,6 +9,7 @@ from daemon.cli.errors import report
 from daemon.cli.options import settings_from, settings_options
 from daemon.door.listener import check_place
 from daemon.exit_codes import exit_code
+from daemon.open_files import make_room
 from daemon.shipped import engine_folder
 from runtime.errors import HearthError
 
@@ -25,6 +26,7 @@ def serve(config: Path | None, **flags: Any) -> int:
     try:
         settings = settings_from(config, flags)
         check_place(settings.socket, os.environ)
+        make_room(settings.clients)
         with progress_bar() as progress:
             folder = engine_folder(settings.engine, progress)
     except HearthError as error:

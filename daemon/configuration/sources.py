@@ -83,7 +83,7 @@ def environment_source(environ: Mapping[str, str], names: Collection[str]) -> So
     known = {ENVIRONMENT_PREFIX + name.upper(): name for name in names}
     for key in values:
         if key not in known:
-            hint = nearest(key, known)
+            hint = nearest(key, known, ENVIRONMENT_PREFIX)
             raise HearthError("invalid_value", f"${key}: there is no such setting{hint}", key)
     return Source("environment", {known[key]: value for key, value in values.items()})
 

@@ -38,7 +38,11 @@ def shown(default: object) -> str:
     return msgspec.json.encode(default).decode()
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`` (nearest: threads)`` for a name that is nearly one of `known`, else nothing."""
-    near = get_close_matches(name, list(known), n=1)
-    return f" (nearest: {near[0]})" if near else ""
+def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """`` (nearest: threads)`` for a name that is nearly one of `known`, else nothing.
+
+    A `prefix` that all of them have makes none alike.
+    """
+    own = [one.removeprefix(prefix) for one in known]
+    near = get_close_matches(name.removeprefix(prefix), own, n=1)
+    return f" (nearest: {prefix}{near[0]})" if near else ""

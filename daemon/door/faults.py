@@ -88,20 +88,30 @@ def _check(kind: Any, raw: Raw, path: str) -> None:
             fields = fields_of(raw)
             if fields:
                 _check_fields(plain, fields, f"{path}.")
-        for index, (of, item) in enumerate(_items(plain, raw)):
+        for index, of, item in _wrong_items(plain, raw):
             _check(of, item, f"{path}[{index}]")
         not_text = isinstance(error, UnicodeDecodeError)
         wanted = "valid UTF-8 text" if not_text else describe(inspect.type_info(kind))
         raise HearthError("invalid_value", f"{path} must be {wanted}", path) from None
 
 
-def _items(kind: Any, raw: Raw) -> Iterable[tuple[Any, Raw]]:
-    """The items of a list or tuple with their types; none where it cannot be taken apart."""
+def _wrong_items(kind: Any, raw: Raw) -> Iterable[tuple[int, Any, Raw]]:
+    """The items of a tuple, or the first of a list that is none, with their places and types.
+
+    None where it cannot be taken apart. A list is halved until one item is left, so that all of
+    them are looked at twice, and together.
+    """
     items = (_decoded(_RAW_LIST, raw) if get_origin(kind) in {list, tuple} else None) or []
     kinds = get_args(kind)
-    if get_origin(kind) is list:
-        kinds *= len(items)
-    return zip(kinds, items, strict=True) if len(kinds) == len(items) else ()
+    if get_origin(kind) is tuple:
+        places = range(len(items)) if len(kinds) == len(items) else ()
+        return [(place, kinds[place], items[place]) for place in places]
+    low, high = 0, len(items)
+    while high - low > 1:
+        middle = (low + high) // 2
+        half = msgspec.msgpack.encode(items[low:middle])
+        low, high = (low, middle) if _decoded(kind, half) is None else (middle, high)
+    return [(low, kinds[0], items[low])] if items else ()
 
 
 def _plain(kind: Any) -> Any:

@@ -53,6 +53,7 @@ def known_answer(
     kind = config.dtype if config.weight_quantization == "none" else config.weight_quantization
     off = float(np.abs(_leads(rounded, best) - leads).max())
     tolerance = max(LEAST_TOLERANCE * float(logits.std()), ROUNDINGS[kind] * off)
+    tolerance = min(tolerance, FORCING_BIAS)
     behind = logits.max(axis=1)[:-1] - logits[np.arange(LENGTH - 1), ids[1:]]
     taken = 1 + int(np.argmax(np.append(behind > FORCING_BIAS - tolerance, True)))
     return KnownAnswer(

@@ -16,13 +16,24 @@ def release_free_memory() -> None:
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Bytes that a process may still take: the machine's, or its control group's if fewer.
+    """Bytes that a process may still take: the machine's, or what a limit leaves of them.
 
-    `root` is the root of the file system with `proc` and `sys`.
+    Limits are those of its control groups, and that of the addresses of this process, which its
+    children have too (`ulimit -v`). `root` is the root of the file system with `proc` and `sys`.
     """
     free = _kibibytes(root / "proc/meminfo", "MemAvailable") << 10
-    limits = [_headroom(folder) for folder in _control_groups(root)]
+    limits = [*map(_headroom, _control_groups(root)), _free_addresses(root / "proc/self")]
     return min([free, *(limit for limit in limits if limit is not None)])
+
+
+def _free_addresses(process: Path) -> int | None:
+    try:
+        lines = (process / "limits").read_text().splitlines()
+        used = _kibibytes(process / "status", "VmSize") << 10
+    except OSError:
+        return None
+    limit = next((line.split()[3] for line in lines if line.startswith("Max address space")), "")
+    return max(int(limit) - used, 0) if limit.isdigit() else None
 
 
 def _kibibytes(path: Path, name: str) -> int:

@@ -61,6 +61,25 @@ def test_a_terminal_gets_coloured_text_unless_no_color_is_set() -> None:
     assert "socket=/x" in plain.getvalue()
 
 
+def test_numbers_are_rounded_for_people_and_whole_for_programs() -> None:
+    numbers = {"seconds": 0.45583012, "error": 1.3371e-05, "total": 12345.678, "off": -0.50049}
+    console, programs = io.StringIO(), io.StringIO()
+    configure_logging("info", "console", stream=console, environ={})
+    structlog.get_logger().info("x", **numbers, rid=123456, lost=float("nan"))
+    configure_logging("info", "json", stream=programs, environ={})
+    structlog.get_logger().info("x", **numbers)
+    told = dict(word.split("=") for word in console.getvalue().split() if "=" in word)
+    assert told == {
+        "seconds": "0.456",
+        "error": "1.34e-05",
+        "total": "12346",
+        "off": "-0.5",
+        "rid": "123456",
+        "lost": "nan",
+    }
+    assert {key: json.loads(programs.getvalue())[key] for key in numbers} == numbers
+
+
 @pytest.mark.parametrize("form", ["console", "json"])
 def test_a_traceback_shows_no_local_variables(form: str) -> None:
     stream = io.StringIO()

@@ -222,6 +222,20 @@ def test_a_second_signal_does_not_wait_for_them(tiny_engine: Path) -> None:
         assert daemon.wait(5) == 130
 
 
+def test_signals_behind_a_drain_that_is_over_change_nothing(slow: OwnDaemon) -> None:
+    with Client(slow.socket) as client:
+        assert client.generate("a", max_tokens=2).text() is not None
+    # The end of one that hangs takes seconds, in which the daemon waits for nothing else.
+    os.kill(child_of(slow.pid), signal.SIGSTOP)
+    os.kill(slow.pid, signal.SIGTERM)
+    wait_until(lambda: not slow.socket.exists())
+    while slow.runs:
+        os.kill(slow.pid, signal.SIGTERM)
+        time.sleep(0.02)
+    assert slow.wait(10) == 0
+    assert "stopping at once" not in slow.log()
+
+
 def test_a_second_daemon_is_refused_and_does_the_first_no_harm(
     shared: OwnDaemon, tiny_engine: Path
 ) -> None:

@@ -1,4 +1,3 @@
-import resource
 import signal
 import sys
 from pathlib import Path
@@ -34,16 +33,6 @@ def test_an_unusable_socket_ends_before_anything_is_loaded(
     text = capsys.readouterr().err
     assert "socket_unusable" in text
     assert "actor" not in text
-
-
-def test_more_clients_than_open_files_are_refused_before_anything_is_loaded(
-    tiny_engine: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda _kind: (100, 100))
-    monkeypatch.setattr(resource, "setrlimit", lambda _kind, _new: None)
-    assert serve(Settings(log_format="json"), tiny_engine) == 78
-    structlog.reset_defaults()
-    assert '"field":"clients"' in capsys.readouterr().err
 
 
 def test_a_terminal_that_closes_asks_for_a_stop_unless_it_is_ignored(

@@ -57,6 +57,8 @@ def test_a_folder_without_an_answer_has_none(tmp_path: Path) -> None:
         {"token_ids": (3, 10**6)},
         {"token_ids": (3, -1)},
         {"token_ids": (), "best": (), "leads": ()},
+        {"tolerance": 1e308},
+        {"tolerance": -0.1},
     ],
 )
 def test_an_answer_that_makes_no_sense_is_corrupt(
@@ -66,6 +68,14 @@ def test_an_answer_that_makes_no_sense_is_corrupt(
     with pytest.raises(HearthError) as caught:
         stored(tmp_path, content)
     assert (caught.value.code, caught.value.field) == ("engine_corrupt", ANSWER_FILE)
+
+
+def test_a_tolerance_that_is_no_number_is_corrupt(tmp_path: Path) -> None:
+    content = msgspec.json.encode(ANSWER)
+    for number in (b"NaN", b"Infinity", b"1e999", b"null"):
+        with pytest.raises(HearthError) as caught:
+            stored(tmp_path, content.replace(b"0.1", number))
+        assert caught.value.code == "engine_corrupt"
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b'{"token_ids": [1]}'])

@@ -168,8 +168,14 @@ def test_what_costs_nothing_is_looked_at_before_an_engine_is_built(
     with pytest.raises(HearthError) as caught:
         run("--plain", str(tmp_path / "nothing"))
     assert caught.value.code == "engine_missing"
-    with pytest.raises(click.BadParameter, match="is not K,T,N"):
-        run("--tree", "4,3")
+    for tree, words in (
+        ("4,3", "is not K,T,N"),
+        ("4,3,160", "2 to 128 nodes"),
+        ("0,3,16", "drafting_top_k"),
+        ("4,31,16", "drafting_step"),
+    ):
+        with pytest.raises(click.UsageError, match=words):
+            run("--tree", tree)
 
 
 def test_an_engine_of_a_gpu_is_not_measured_without_one(

@@ -121,6 +121,17 @@ def test_no_library_leaves_anything_in_the_home_of_the_user(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_signal_that_the_work_has_ignored_stays_ignored_to_the_end() -> None:
+    code = """
+import atexit, os, signal
+from daemon.cli.errors import run_and_exit
+
+atexit.register(os.kill, os.getpid(), signal.SIGTERM)
+run_and_exit(lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN) and 0)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_sigterm_undoes_what_was_begun_and_ends_the_program_as_it_does(tmp_path: Path) -> None:
     code = f"""
 import pathlib, time

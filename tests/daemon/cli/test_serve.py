@@ -1,3 +1,4 @@
+import resource
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,17 @@ def test_an_impossible_socket_is_refused_before_an_engine_is_built(
     arguments = ["--socket", str(tmp_path / ("x" * 110))]
     assert serve.main(arguments, standalone_mode=False) == CONFIGURATION
     assert "at most 107" in capsys.readouterr().err
+
+
+def test_more_clients_than_open_files_are_refused_before_an_engine_is_built(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], short_folder: Path
+) -> None:
+    monkeypatch.setattr(module, "engine_folder", lambda *_unused: pytest.fail("built an engine"))
+    monkeypatch.setattr(resource, "getrlimit", lambda _kind: (100, 100))
+    monkeypatch.setattr(resource, "setrlimit", lambda _kind, _new: None)
+    arguments = ["--socket", str(short_folder / "s")]
+    assert serve.main(arguments, standalone_mode=False) == CONFIGURATION
+    assert "64 clients need 192 open files" in capsys.readouterr().err
 
 
 def test_wrong_settings_end_with_the_code_of_the_daemon_wherever_they_are_found(

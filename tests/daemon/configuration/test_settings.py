@@ -93,9 +93,11 @@ def test_any_text_is_a_value_or_is_refused_by_name(name: str, value: str) -> Non
         (
             {"HEARTH_THREAD": "2"},
             "",
-            "$HEARTH_THREAD: there is no such setting (nearest: ",
+            "$HEARTH_THREAD: there is no such setting (nearest: HEARTH_THREADS)",
         ),
+        # What all names begin with makes none of them near.
         ({"HEARTH_PORT": "8080"}, "", "$HEARTH_PORT: there is no such setting"),
+        ({"HEARTH_XYZ": "1"}, "", "$HEARTH_XYZ: there is no such setting"),
     ],
 )
 def test_the_nearest_name_of_an_unknown_setting_is_told(
@@ -105,4 +107,4 @@ def test_the_nearest_name_of_an_unknown_setting_is_told(
     path.write_text(text)
     with pytest.raises(HearthError) as caught:
         load_settings(path, environ)
-    assert hint in caught.value.message
+    assert caught.value.message.endswith(hint)

@@ -20,6 +20,7 @@ from hearth_client import (
     SlowClient,
     Speculation,
 )
+from msgspec import structs
 
 from actors.messages import ExecutorMetrics
 from daemon.door import replies
@@ -28,6 +29,7 @@ from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.errors import HearthError
 from tests.daemon.door.harness import (
     BACKENDS,
+    FACTS,
     Harness,
     greet,
     hear,
@@ -282,6 +284,16 @@ def test_an_actor_that_does_not_answer_is_not_waited_for() -> None:
         with pytest.raises(HearthClientError, match="deadline_exceeded"):
             client.tokenize("silent")
         assert client.detokenize([72, 105]) == "Hi"
+
+
+def test_a_repeated_hello_tells_the_limits_of_the_executor_that_works(door: Harness) -> None:
+    # Before the first one they are those of the engine folder, of which less may fit into memory.
+    with raw_client(door.path) as client:
+        assert greet(client)["limits"]["total_tokens"] == 100
+        fitting = structs.replace(FACTS, prompt_tokens=31, total_tokens=32)
+        door.on_loop(lambda: door.door.tell(facts=fitting))
+        limits = greet(client)["limits"]
+    assert (limits["prompt_tokens"], limits["total_tokens"]) == (31, 32)
 
 
 def test_a_failed_request_keeps_what_was_sent(door: Harness) -> None:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.messages import ChatTurn, Convert, Prepare, Request
+from daemon.door import faults
 from daemon.door.faults import explain, fields_of
 from daemon.door.wire import MessageError, convert, decode, prepare
 from runtime.errors import CODES, HearthError
@@ -51,6 +52,30 @@ def test_sentences_are_ours_and_name_the_field() -> None:
         ("messages", [{"role": 1}], "messages[0].role must be one of assistant, system, user"),
     ):
         assert refusal({**GENERATE, field: value}).error.message == sentence
+
+
+def test_the_fault_in_a_long_list_is_found_in_few_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[object] = []
+
+    def count(kind: object) -> msgspec.msgpack.Decoder[Any]:
+        looks.append(kind)
+        return decoder(kind)
+
+    decoder = faults._decoder
+    monkeypatch.setattr(faults, "_decoder", count)
+    biases = [[token, 0.5] for token in range(60_000)]
+    assert refusal({**GENERATE, "logit_bias": biases}).error.message == (
+        "logit_bias must be a list of 0 to 1024 items"
+    )
+    biases[40_001][1] = 200.0
+    biases[50_000] = []
+    assert refusal({**GENERATE, "logit_bias": biases}).error.message == (
+        "logit_bias[40001][1] must be a number from -100.0 to 100.0"
+    )
+    tokens = [*range(65_535), "x"]
+    refused = refusal({"t": "detokenize", "id": "a", "tokens": tokens}).error
+    assert refused.field == "tokens[65535]"
+    assert len(looks) < 150
 
 
 def test_hostile_bytes_are_refused_quickly_and_by_name() -> None:

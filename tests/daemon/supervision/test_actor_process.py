@@ -1,8 +1,14 @@
+import os
 import signal
 import sys
+from pathlib import Path
 
 import anyio
+import msgspec
+import pytest
 
+from actors.addresses import SocketFolder
+from actors.roles import HostConfig
 from daemon.supervision.actor_process import ActorProcess
 
 
@@ -23,3 +29,26 @@ async def test_a_signal_without_a_name_is_told_by_its_number() -> None:
     with anyio.fail_after(30):
         code = f"import os; os.kill(os.getpid(), {number})"
         assert await ended(code) == f"it was ended by signal {number}"
+
+
+async def test_a_process_starts_from_our_code_wherever_the_daemon_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "actors"
+    folder.mkdir()
+    folder.joinpath("__init__.py").write_text("raise SystemExit(3)")
+    # Who is not its parent ends it at once, with a status of the host's own.
+    config = HostConfig(
+        name="executor-1",
+        role="executor",
+        settings=msgspec.Raw(b"{}"),
+        addresses=SocketFolder(tmp_path).addresses("executor", 1),
+        parent=os.getppid(),
+    )
+    with anyio.fail_after(30):
+        for gone in (False, True):
+            (tmp_path / "gone").mkdir()
+            monkeypatch.chdir(tmp_path / "gone" if gone else tmp_path)
+            (tmp_path / "gone").rmdir()
+            process = await ActorProcess.start(config)
+            assert await process.wait() == "it ended with status 1"

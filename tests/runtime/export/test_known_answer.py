@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -35,6 +36,12 @@ def test_the_answer_is_the_first_of_the_logits_and_its_lead() -> None:
     ranked = np.sort(logits, axis=1)
     np.testing.assert_allclose(answer.leads, ranked[:, -1] - ranked[:, -2], atol=1e-4)
     assert answer.tolerance == pytest.approx(1e-3 * logits.std())
+
+
+def test_a_tolerance_is_never_more_than_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.export.known_answer.LEAST_TOLERANCE", 1e9)
+    answer = answer_of(reference_folder("qwen3"))
+    assert msgspec.json.decode(msgspec.json.encode(answer), type=KnownAnswer) == answer
 
 
 def test_the_ids_are_many_and_from_all_over_the_vocabulary() -> None:

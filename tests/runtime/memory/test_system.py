@@ -80,5 +80,19 @@ def test_older_control_groups_are_not_asked(system: Path) -> None:
     assert available_memory(system) == 5000 << 10
 
 
+@pytest.mark.parametrize(
+    ("limit", "expected"), [("unlimited", 5000 << 10), ("3000000", 952_000), ("2000000", 0)]
+)
+def test_a_limit_of_addresses_counts(system: Path, limit: str, expected: int) -> None:
+    process = system / "proc/self"
+    process.joinpath("status").write_text("Name:\tx\nVmPeak:\t3000 kB\nVmSize:\t    2000 kB\n")
+    process.joinpath("limits").write_text(
+        "Limit                     Soft Limit           Hard Limit           Units     \n"
+        "Max resident set          1                    1                    bytes     \n"
+        f"Max address space         {limit:<20} unlimited            bytes     \n"
+    )
+    assert available_memory(system) == expected
+
+
 def test_this_machine_has_memory() -> None:
     assert available_memory() > 1 << 20
