@@ -1,21 +1,26 @@
 """`hearth bench load`: many clients in some processes, and every token is checked."""
 
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
 
+from bench.arrivals.run import LOADS, MODES, run_arrivals
 from bench.child_process import ChildProcess
 from bench.load_clients import LoadJob, Tally
-from bench.report import log_folder, note, print_fields, publish
-from bench.toy_daemon import given_or_toy, simulated_flags
+from bench.report import Record, log_folder, note, print_fields, publish, record_option
+from bench.toy_daemon import engine_option, given_or_toy, simulated_flags
 from daemon.cli.errors import FAILED
 from daemon.cli.options import json_option
 from daemon.own_daemon import own_daemon
 
 _PROGRESS_TIMEOUT_S = 120.0
+_CHECKED = {"requests": 10_000, "clients": 32, "processes": 4, "max_tokens": 64}
+_TIMED = {"load": LOADS, "mode": MODES, "seconds": 120.0, "prefill_us": 0.0, "engine": None}
 
 
 class LoadFigures(Tally, kw_only=True, tag=False):
@@ -26,39 +31,88 @@ class LoadFigures(Tally, kw_only=True, tag=False):
 
 
 @click.command()
-@click.option("--requests", type=click.IntRange(1), default=10_000, show_default=True)
-@click.option("--clients", type=click.IntRange(1, 64), default=32, show_default=True)
+@click.option("--requests", type=click.IntRange(1), metavar="N", help="How many.  [10000]")
+@click.option("--clients", type=click.IntRange(1, 64), metavar="N", help="Who send.  [32]")
 @click.option(
     "--processes",
     type=click.IntRange(1, 64),
-    default=4,
-    show_default=True,
-    help="Processes that the clients are spread over.",
+    metavar="N",
+    help="Processes that the clients are spread over.  [4]",
 )
-@click.option("--max-tokens", type=click.IntRange(1, 1024), default=64, show_default=True)
-@click.option("--step-ms", type=click.FloatRange(0), default=2.0, show_default=True)
+@click.option("--max-tokens", type=click.IntRange(1, 1024), metavar="N", help="Of a reply.  [64]")
+@click.option(
+    "--step-ms", type=click.FloatRange(0), metavar="X", help="Of the simulated engine.  [2, or 10]"
+)
+@click.option(
+    "--arrivals",
+    type=click.Choice(["poisson"]),
+    help="Time requests of random sizes that come at random, beside an ideal. The options from "
+    "--load to --engine are for this alone, those before --step-ms are not.",
+)
+@click.option(
+    "--load",
+    multiple=True,
+    type=click.Choice(LOADS),
+    help="Offer this share of a full house's rate; may be given more than once.  [all]",
+)
+@click.option(
+    "--mode",
+    multiple=True,
+    type=click.Choice(MODES),
+    help="The daemon's setting of batching; may be given more than once.  [all]",
+)
+@click.option(
+    "--seconds", type=click.FloatRange(0, min_open=True), metavar="X", help="Of arrivals.  [120]"
+)
+@click.option(
+    "--prefill-us", type=click.FloatRange(0), metavar="X", help="Of a simulated token.  [0]"
+)
+@engine_option("a simulated one; its tokens are counted, not checked")
+@click.option(
+    "--name", default="", metavar="NAME", help="The key of these figures in a record.  [load]"
+)
+@record_option
 @json_option
 def load(
-    requests: int, clients: int, processes: int, max_tokens: int, step_ms: float, *, as_json: bool
+    arrivals: str | None,
+    step_ms: float | None,
+    name: str,
+    record: Record,
+    *,
+    as_json: bool,
+    **given: Any,
 ) -> int:
     """Check every token of many clients against the simulated engine's truth.
 
     The way is the real one: client library, socket, front door, actors, executor process. The
-    exit code is 1 when anything was lost, doubled or out of order.
+    exit code is 1 when anything was lost, doubled or out of order, and where clients with
+    --arrivals were late themselves.
     """
-    with given_or_toy() as engine, own_daemon(engine, simulated_flags(step_ms)) as daemon:
-        whole = LoadJob(
-            socket=str(daemon.socket),
-            engine=str(engine),
-            clients=clients,
-            requests=requests,
-            max_tokens=max_tokens,
-        )
-        figures = run_jobs(split_job(whole, min(processes, clients)), log_folder())
+    if name and record.file is None:
+        raise click.UsageError("--name is for --record")
+    options = chosen(given, arrivals=bool(arrivals))
+    if arrivals:
+        return run_arrivals(options, step_ms, name or "load", record, as_json=as_json)
+    flags = simulated_flags(2.0 if step_ms is None else step_ms)
+    processes = min(options.pop("processes"), options["clients"])
+    with given_or_toy() as engine, own_daemon(engine, flags) as daemon:
+        whole = LoadJob(socket=str(daemon.socket), engine=str(engine), **options)
+        figures = run_jobs(split_job(whole, processes), log_folder())
         daemon.stop()
-    title = f"{clients} clients, {max_tokens} tokens each"
+    title = f"{whole.clients} clients, {whole.max_tokens} tokens each"
     publish(figures, lambda: print_fields(title, figures), as_json=as_json)
-    return 0 if figures.clean and figures.requests == requests else FAILED
+    record.keep({name or "load": figures})
+    return 0 if figures.clean and figures.requests == whole.requests else FAILED
+
+
+def chosen(given: Mapping[str, Any], *, arrivals: bool) -> dict[str, Any]:
+    """The options of one way to load, with their defaults; raises click.UsageError for others."""
+    mine, others = (_TIMED, _CHECKED) if arrivals else (_CHECKED, _TIMED)
+    for option in others:
+        if given[option] not in {None, ()}:
+            which = "without" if arrivals else "with"
+            raise click.UsageError(f"--{option.replace('_', '-')} goes {which} --arrivals")
+    return {option: given[option] or default for option, default in mine.items()}
 
 
 def split_job(whole: LoadJob, processes: int) -> list[LoadJob]:

@@ -22,9 +22,13 @@ def engine_option(stand_in: str) -> Callable[[Any], Any]:
     )
 
 
-def simulated_flags(step_ms: float) -> tuple[str, ...]:
-    """The flags of `hearth serve` for a simulated engine of `step_ms` milliseconds a step."""
-    return ("--engine-kind", "simulated", "--step-ms", str(step_ms), "--log-level", "warning")
+def simulated_flags(step_ms: float, prefill_us: float = 0.0) -> tuple[str, ...]:
+    """The flags of `hearth serve` for a simulated engine of `step_ms` milliseconds a step.
+
+    Each token of a prefill takes `prefill_us` microseconds more.
+    """
+    times = ("--step-ms", str(step_ms), *(("--prefill-us", str(prefill_us)) if prefill_us else ()))
+    return ("--engine-kind", "simulated", *times, "--log-level", "warning")
 
 
 @contextmanager

@@ -94,6 +94,12 @@ def _memory(run: Run) -> list[list[str]]:
     ]
 
 
+def _arrivals(run: Run) -> list[list[str]]:
+    """Requests that come at random, joining and synchronous: as many steps as in 120 s on a CPU."""
+    flags = ["--arrivals", "poisson", "--seconds", "30", "--engine", run.engine()]
+    return [run.bench("load", *flags, "--name", "load/ort-cuda/0.6b")]
+
+
 def _check(run: Run) -> list[list[str]]:
     return [[sys.executable, "-m", "daemon.cli", "check", "--engine", run.engine()]]
 
@@ -135,6 +141,7 @@ PARTS: dict[str, Commands] = {
     "check": _check,
     "graphs": _graphs,
     "memory": _memory,
+    "arrivals": _arrivals,
     "spec": _spec,
 }
 DEFAULT = (
@@ -147,6 +154,7 @@ DEFAULT = (
     "check",
     "graphs",
     "memory",
+    "arrivals",
 )
 
 

@@ -56,12 +56,13 @@ def test_a_plan_is_made_where_the_bench_looks_for_it(run: Run) -> None:
         assert plan[plan.index(option) + 1] == decode[decode.index(option) + 1]
 
 
-def test_graphs_and_memory_use_the_engine_of_the_decode_bench(run: Run) -> None:
+def test_other_benches_use_the_engine_of_the_decode_bench(run: Run) -> None:
     folder = run.work / "bench" / "qwen3-0.6b-pooled-onnxruntime-float16-abc"
     folder.mkdir(parents=True)
     plan = folder.with_name("qwen3-0.6b-pooled-tensorrt-float16-abc")
     plan.mkdir()
-    for part, folders in (("graphs", [folder]), ("memory", [folder, plan]), ("check", [folder])):
+    one = ("graphs", "check", "arrivals")
+    for part, folders in (("memory", [folder, plan]), *((part, [folder]) for part in one)):
         engines = [command[command.index("--engine") + 1] for command in PARTS[part](run)]
         assert engines == [str(one) for one in folders]
 

@@ -1,0 +1,1 @@
+"""`hearth bench load --arrivals poisson`: requests that come when they come, beside an ideal."""

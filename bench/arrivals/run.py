@@ -1,0 +1,214 @@
+"""The loads of `hearth bench load --arrivals poisson`, against a daemon for each mode."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import click
+import uvloop
+from hearth_client import Client
+from hearth_client.protocol import ExecutorReport
+
+from bench.arrivals.clients import Seen, closed_loop, open_loop
+from bench.arrivals.figures import (
+    ArrivalFigures,
+    Load,
+    arrival_figures,
+    calls_of,
+    checked,
+    full_house_rate,
+    since,
+)
+from bench.arrivals.ideal import first_come, in_turn
+from bench.arrivals.workload import MEAN_REPLY, Workload
+from bench.load_clients import simulated_stream
+from bench.report import Record, note, print_cases, publish
+from bench.toy_daemon import given_or_toy, simulated_flags
+from daemon.cli.errors import FAILED, Failure
+from daemon.configuration.settings import FIELDS
+from daemon.own_daemon import own_daemon
+from runtime.config import load_config
+from runtime.text import Tokenizer
+
+PLACES = 8
+SATURATED = "saturated"
+LOADS = ("0.5", "0.8", "0.95", SATURATED)
+MODES = ("joining", "synchronous")
+_FIELDS = (
+    "offered ttft_p50_ms ttft_p99_ms ideal_p50_ms ideal_p99_ms gap_p99_ms tokens_per_s "
+    "ideal_tokens_per_s places_used decode_ms prefill_ms late_p99_ms"
+)
+_STEP_MS = 10.0
+_CLOSED_CLIENTS = 16
+_HOUSES = 3
+_HOUSE_TRIES = 10
+_HOUSE_TOKENS = 64
+_REPORT_TIMEOUT_S = 10.0
+_REPORT_PAUSE_S = 0.1
+# Nothing is refused however long the queue grows: waiting is what is measured.
+_FLAGS = (
+    *("--max-batch", str(PLACES), "--speculation", "off", "--log-level", "warning"),
+    *("--queue-requests", str(1 << 20), "--queue-tokens", str(1 << 30)),
+    *("--requests-per-client", "4096"),
+)
+
+
+class ArrivalPlan(NamedTuple):
+    """What is measured on an engine folder, under daemons with `flags`; `seconds` of each load.
+
+    `keep` hears mode, load and figures of each load as soon as they are there.
+    """
+
+    engine: Path
+    flags: Sequence[str]
+    simulated: bool
+    modes: Sequence[str]
+    loads: Sequence[str]
+    seconds: float
+    keep: Callable[[str, str, ArrivalFigures], None]
+
+
+def run_arrivals(
+    options: Mapping[str, Any], step_ms: float | None, name: str, record: Record, *, as_json: bool
+) -> int:
+    """Measure what the options of `bench load` ask for, and publish it; gives the exit code."""
+    given: Path | None = options["engine"]
+    flags: tuple[str, ...] = ()
+    if given is None:
+        flags = simulated_flags(_STEP_MS if step_ms is None else step_ms, options["prefill_us"])
+    elif step_ms is not None or options["prefill_us"]:
+        raise click.UsageError("--step-ms and --prefill-us are for the simulated engine")
+    found: dict[str, ArrivalFigures] = {}
+
+    def keep(mode: str, load: str, figures: ArrivalFigures) -> None:
+        found[f"{mode}/{load}"] = figures
+        record.keep({f"{name}/{mode}/{load}": figures})
+
+    with given_or_toy(given) as engine:
+        plan = ArrivalPlan(
+            engine=engine,
+            flags=flags,
+            simulated=given is None,
+            modes=options["mode"],
+            loads=options["load"],
+            seconds=options["seconds"],
+            keep=keep,
+        )
+        run = ArrivalRun(plan)
+        by_mode = run.run()
+    house = run.full_house_tokens_per_s
+    title = f"Random arrivals; a full house gives {house:.1f} tokens/s"
+    publish(
+        {**by_mode, "full_house_tokens_per_s": house},
+        lambda: print_cases(title, _FIELDS, found),
+        as_json=as_json,
+    )
+    record.keep({f"{name}/full_house_tokens_per_s": house})
+    return _judge(found)
+
+
+def _judge(found: Mapping[str, ArrivalFigures]) -> int:
+    late = [case for case, figures in found.items() if not figures.credible]
+    for case in late:
+        note(f"{case}: the clients were late themselves, measure again on a quiet machine")
+    wrong = [case for case, figures in found.items() if not figures.clean]
+    for case in wrong:
+        note(f"{case}: tokens were lost or wrong, or requests failed")
+    return FAILED if late or wrong else 0
+
+
+class ArrivalRun:
+    """Loads one after the other; the rate of a full house is measured in the first mode."""
+
+    def __init__(self, plan: ArrivalPlan) -> None:
+        self.full_house_tokens_per_s = 0.0
+        self._plan = plan
+        self._config = load_config(plan.engine)
+        self._tokenizer = Tokenizer.open(plan.engine)
+        self._workload = Workload(self._tokenizer)
+
+    def run(self) -> dict[str, dict[str, ArrivalFigures]]:
+        """Figures by mode and load."""
+        return {mode: self._mode(mode) for mode in self._plan.modes}
+
+    def _mode(self, mode: str) -> dict[str, ArrivalFigures]:
+        plan, found = self._plan, {}
+        flags = (*_FLAGS, *plan.flags, *_batching(mode))
+        with own_daemon(plan.engine, flags) as daemon:
+            if not self.full_house_tokens_per_s:
+                self.full_house_tokens_per_s = self._full_house(daemon.socket)
+                note(f"a full house gives {self.full_house_tokens_per_s:.1f} tokens/s")
+            for load in plan.loads:
+                note(f"{mode}, load {load}")
+                found[load] = self._load(daemon.socket, load)
+                plan.keep(mode, load, found[load])
+            daemon.stop()
+        return found
+
+    def _full_house(self, socket: Path) -> float:
+        """Tokens a second while all places decode, the median of some tries in which they did."""
+        asks = self._workload.alike(PLACES, _HOUSE_TOKENS)
+        rates: list[float] = []
+        for _ in range(_HOUSE_TRIES):
+            rate = full_house_rate(uvloop.run(open_loop(socket, asks)))
+            rates += [] if rate is None else [rate]
+            if len(rates) == _HOUSES:
+                return median(rates)
+        raise Failure("eight requests at once were never served together")
+
+    def _load(self, socket: Path, load: str) -> ArrivalFigures:
+        seconds, before = self._plan.seconds, _report(socket)
+        rate = self.full_house_tokens_per_s / MEAN_REPLY
+        closed = load == SATURATED
+        if closed:
+            # Half as many again as can be served.
+            asks = self._workload.first(_CLOSED_CLIENTS + round(1.5 * rate * seconds))
+            watched = uvloop.run(closed_loop(socket, asks, _CLOSED_CLIENTS, seconds))
+        else:
+            asks = self._workload.poisson(float(load) * rate, seconds)
+            watched = uvloop.run(open_loop(socket, asks))
+        did = _report_since(socket, before)
+        calls = calls_of(did, watched.seen)
+        ideal = (
+            in_turn(asks, calls, PLACES, _CLOSED_CLIENTS, seconds)
+            if closed
+            else first_come(asks, calls, PLACES)
+        )
+        offered = None if closed else len(asks) / seconds
+        truth = checked(watched.seen, self._truth)
+        return arrival_figures(Load(offered, seconds, calls, watched, ideal), truth)
+
+    def _truth(self, one: Seen) -> list[int]:
+        # A real engine's tokens are not known: they count as they come.
+        if not self._plan.simulated:
+            return one.tokens
+        prompt = self._tokenizer.encode(one.ask.prompt)
+        return simulated_stream(self._config, prompt, one.ask.tokens)
+
+
+def _batching(mode: str) -> tuple[str, ...]:
+    # Until the daemon has the setting it serves synchronously.
+    if "batching" in FIELDS:
+        return ("--batching", mode)
+    if mode != "synchronous":
+        raise Failure(f"this daemon cannot serve with batching {mode}")
+    return ()
+
+
+def _report(socket: Path) -> ExecutorReport | None:
+    with Client(socket) as client:
+        return client.status().executor
+
+
+def _report_since(socket: Path, before: ExecutorReport | None) -> ExecutorReport:
+    """What the executor did since `before`, as it tells every second."""
+    deadline = time.monotonic() + _REPORT_TIMEOUT_S
+    while time.monotonic() < deadline:
+        report = _report(socket)
+        did = None if report is None else since(before, report)
+        if did is not None and did.prefill.steps and did.generation.steps:
+            return did
+        time.sleep(_REPORT_PAUSE_S)
+    raise Failure("the executor does not tell what it did")
