@@ -198,8 +198,8 @@ def test_the_runner_prefills_decodes_and_verifies(runtime: LLMInferenceRuntime) 
     assert logits.shape[-1] == config.output_vocab_size
     prefix = caches.capture(0, 3)
     hits = runner.executor.counters.hits
-    runner.execute_vanilla_decoding_step()
-    runner.execute_eagle_base_tree_decoding_step(2)
+    runner.execute_vanilla_decoding_step(1)
+    runner.execute_eagle_base_tree_decoding_step(1, 2)
     runner.commit_path([[0, 1]])
     assert runner.executor.counters.hits == hits + 2
     assert caches.row_lengths == [3 + 1 + 2]

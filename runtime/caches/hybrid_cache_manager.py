@@ -87,7 +87,7 @@ class HybridCacheManager:
 
         Slot length + `nodes[b, i]` becomes slot length + i; negative entries end a row.
         """
-        self.kv.commit_path(nodes, self.row_lengths)
+        self.kv.commit_path(nodes, self.row_lengths[: len(nodes)])
 
     def advance(self, rows: int) -> None:
         """Count one new token in each of the first `rows`."""

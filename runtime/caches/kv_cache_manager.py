@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from math import gcd
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,9 @@ from runtime.errors import HearthError
 from runtime.tensors.buckets import bucket_for, bucket_sizes
 from runtime.tensors.dtypes import numpy_dtype
 from runtime.tensors.tensor import Tensor
+
+_ALIGNMENT = 256
+"""Bytes to which the address of a binding on a GPU is aligned, also one that begins at a row."""
 
 
 class KVCacheManager:
@@ -29,12 +33,20 @@ class KVCacheManager:
         self._tree = max(config.max_verify_tree_size, config.max_draft_tree_size)
         shape = (self._rows, config.num_kv_heads, self.capacity, config.head_dim)
         dtype = numpy_dtype(config.kv_cache_dtype)
+        if config.device == "cuda" and self._rows > 1:
+            _check_alignment(self.capacity, config.num_kv_heads * config.head_dim * dtype.itemsize)
         layers = range(config.num_attention_layers)
         self.keys = tuple(device.zeros(f"k_cache_{i}", shape, dtype) for i in layers)
         self.values = tuple(device.zeros(f"v_cache_{i}", shape, dtype) for i in layers)
         self._storage = device.cache_storage(
             self.keys + self.values, config.num_kv_heads, config.head_dim
         )
+
+    def from_row(self, tensor: Tensor, first: int) -> Tensor:
+        """The rows of a buffer from `first` on, in the bucket in use: what a step binds."""
+        _, heads, _, head_dim = tensor.shape
+        shape = (self._rows - first, heads, self.bucket, head_dim)
+        return tensor.part(tensor.name, first * heads * self.bucket * head_dim, shape)
 
     def reserve(self, slots: int, lengths: Sequence[int]) -> None:
         """Grow the bucket until a row has `slots`, keeping `lengths[row]` slots of each row.
@@ -106,3 +118,13 @@ class KVCacheManager:
     def _check(self, row: int, length: int) -> None:
         if not (0 <= row < self._rows and 0 <= length <= self.bucket):
             raise HearthError("internal", f"row {row} has no {length} slots in the cache", "row")
+
+
+def _check_alignment(capacity: int, slot_bytes: int) -> None:
+    if capacity * slot_bytes % _ALIGNMENT:
+        raise HearthError(
+            "invalid_value",
+            f"rows of {capacity} cache slots begin at odd addresses on a GPU: take a capacity that "
+            f"is a multiple of {_ALIGNMENT // gcd(_ALIGNMENT, slot_bytes)}",
+            "capacity",
+        )

@@ -77,8 +77,7 @@ def assemble(
             return RuntimeParts(runner, device, sampler, None)
         proposer: Proposer = _lookup_proposer(deployment, device)
         if drafter is not None:
-            (hidden,) = io.step.hidden
-            proposer = EagleProposer(drafter, hidden, deployment.drafting)
+            proposer = EagleProposer(drafter, io, deployment.drafting)
         adaptive = deployment.speculation.adaptive
         policy = SpeculationPolicy(config.max_supported_batch_size) if adaptive else None
         speculation = SpeculativeStrategy(runner, sampler, io.trees, proposer, policy)

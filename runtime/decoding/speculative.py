@@ -68,7 +68,7 @@ class SpeculativeStrategy:
         sizes = self.proposer.propose(rows, speculating, self._trees)
         drafted = time.monotonic()
         width = self._width(sizes)
-        self._runner.execute_eagle_base_tree_decoding_step(width)
+        self._runner.execute_eagle_base_tree_decoding_step(len(rows), width)
         paths = self._sampler.verify(len(rows), width)
         plan = RoundPlan(list(rows), sizes, width, all(speculating), started, drafted)
         return PendingRound(self, plan, paths)

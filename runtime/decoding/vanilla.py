@@ -75,7 +75,7 @@ class VanillaStrategy:
         """Queue a step that runs the newest token of every row and picks the next."""
         started = time.monotonic()
         rows = context.rows
-        self._runner.execute_vanilla_decoding_step()
+        self._runner.execute_vanilla_decoding_step(len(rows))
         for row in rows:
             row.filled += 1
             row.unplanned -= 1

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.config import LLMEngineRunnerConfig
-from runtime.device.device import Device, TreeBuffers
+from runtime.device.device import Device, StepBuffers, TreeBuffers
 from runtime.drafting.growth import DraftSteps, choose_growth
 from runtime.executor.engine_executor import EngineExecutor
 from runtime.options import EagleDraftingConfig
@@ -21,7 +21,7 @@ _CACHES = 1
 
 
 class DraftEntries(NamedTuple):
-    """New entries of the draft's cache: the first rows of the batch, padded at the right.
+    """New entries of the draft's cache, of rows that lie together, padded at the right.
 
     `token_ids` [rows, S]; `lengths` and `first` positions, one a row; `hidden` [rows, S] says
     where each entry's hidden state lies in the base's `hidden_states`, -1 for padding.
@@ -53,9 +53,12 @@ class EagleDraftRunner:
         self._tree_ops = device.tree_ops
         io = DraftIO.create_for_spec_decode_draft(config, drafting, resources, device)
         self._inputs, self._hidden = io.entries.inputs, io.hidden_states_input
+        self._prompt = io.prompt
         self._steps, growing = (
-            StepBindings(config, executor, step, resources, device, cache_index=_CACHES)
-            for step in (io.entries, io.growing)
+            StepBindings(
+                config, executor, step, resources, device, prompt=prompt, cache_index=_CACHES
+            )
+            for step, prompt in ((io.entries, io.prompt), (io.growing, None))
         )
         self.caches = self._steps.caches
         self._growth = choose_growth(
@@ -77,41 +80,53 @@ class EagleDraftRunner:
         """The executor, for counters and introspection."""
         return self._steps.executor
 
-    def execute_prefill_step(self, entries: DraftEntries, source: Tensor) -> None:
-        """Append entries of a prompt chunk; nothing is proposed from them.
+    def execute_prefill_step(self, entries: DraftEntries, source: Tensor, first: int = 0) -> None:
+        """Append entries of a prompt chunk of the rows from place `first` on; nothing is proposed.
 
         `source` are the base's hidden states. A row may have no entry in the step.
         """
         rows, width = entries.token_ids.shape
-        self._fill(entries, source)
+        self._steps.begin_prompt(first, rows, width)
+        self._fill(self._prompt.inputs, entries, source)
         dims = InferenceDims.prefill(rows, width, self.caches.kv.bucket)
-        self._steps.prepare(PROFILE_CONTEXT, dims)
+        self._steps.prepare(PROFILE_CONTEXT, dims, first)
         self._steps.executor.execute(self._steps.stream)
-        self._steps.keep(rows, width)
-        self.caches.commit(entries.lengths)
+        self._steps.keep(rows, width, first)
+        self.caches.commit(entries.lengths, first)
+
+    def save_hidden(
+        self, source: Tensor, places: Sequence[int], target: Tensor, first: int
+    ) -> None:
+        """Copy hidden states at `places` of `source` to those from `first` on of `target`.
+
+        Both are read flat: [1, all places, W].
+        """
+        rows, count, size = source.shape
+        out = target.part("waiting_hidden_states", first * size, (len(places), size))
+        self._tree_ops.gather_rows(source, rows * count, np.array([places], np.int32), out)
 
     def accept_shape(self, rows: int, width: int) -> tuple[int, int]:
         """Rows and entries a row of the step that appends `width` entries to `rows` rows."""
         return self._steps.padded(rows), self._accept_width or width
 
-    def execute_accept_step(self, entries: DraftEntries, source: Tensor) -> None:
-        """Append the entries of every row's newest tokens and begin a proposal from the last.
+    def execute_accept_step(self, entries: DraftEntries, source: Tensor, rows: int) -> None:
+        """Append the entries of the first rows' newest tokens and begin a proposal from the last.
 
-        `entries` are of an `accept_shape`; what further rows than the batch's hold is dropped.
+        `entries` are of an `accept_shape`; what those behind the first `rows` hold is dropped.
         """
         batch, width = entries.token_ids.shape
-        self._fill(entries, source)
+        self.caches.reserve(max(self.caches.row_lengths[:rows]) + width)
+        self._fill(self._inputs, entries, source)
         dims = InferenceDims.accept(batch, width, self.caches.kv.bucket)
-        rows = self.caches.batch
         self._steps.prepare(generation_profile(self._config, batch, second=True), dims)
         self._steps.executor.execute(self._steps.stream)
         self._steps.keep(rows, width)
         self.caches.commit(entries.lengths[:rows])
         self._growth.begin(batch)
 
-    def execute_proposal_steps(self) -> None:
-        """Grow the proposal of every row to its full depth; the cache keeps nothing of it."""
-        self._growth.grow(self._steps.padded(self.caches.batch))
+    def execute_proposal_steps(self, rows: int) -> None:
+        """Grow the proposals of the first rows to full depth; the cache keeps nothing of them."""
+        self._growth.grow(rows, self._steps.padded(rows))
 
     def finish(self, trees: TreeBuffers, speculating: Sequence[bool], width: int) -> None:
         """Plant the best `width` nodes of every row; node 0 alone where not speculating."""
@@ -137,13 +152,10 @@ class EagleDraftRunner:
         """Free captured graphs and the engine."""
         self._steps.executor.close()
 
-    def _fill(self, entries: DraftEntries, source: Tensor) -> None:
-        width = entries.token_ids.shape[1]
-        caches = self.caches
-        caches.reserve(max(caches.row_lengths) + width)
+    def _fill(self, inputs: StepBuffers, entries: DraftEntries, source: Tensor) -> None:
         # A row without an entry runs padding, which nobody reads and nothing keeps.
         lengths = [max(1, length) for length in entries.lengths]
-        self._ops.feed_prefill(self._inputs, entries.token_ids, lengths, entries.first)
+        self._ops.feed_prefill(inputs, entries.token_ids, lengths, entries.first)
         flat = entries.hidden.reshape(1, -1)
         rows, places, _ = source.shape
         self._tree_ops.gather_rows(source, rows * places, flat, self._hidden)

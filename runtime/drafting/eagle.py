@@ -7,7 +7,7 @@ from runtime.drafting.draft_runner import DraftEntries, EagleDraftRunner
 from runtime.executor.graph_cache import GraphCounters
 from runtime.options import EagleDraftingConfig
 from runtime.rows import DecodingRow
-from runtime.tensors.tensor import Tensor
+from runtime.steps.pipeline_io import PipelineIO
 
 _MISSES = 8
 """Rounds in a row without an accepted token after which a draft's cache is looked at."""
@@ -22,10 +22,11 @@ class EagleProposer:
     """
 
     def __init__(
-        self, draft: EagleDraftRunner, hidden: Tensor, drafting: EagleDraftingConfig
+        self, draft: EagleDraftRunner, io: PipelineIO, drafting: EagleDraftingConfig
     ) -> None:
         self._draft = draft
-        self._hidden = hidden
+        (self._hidden,), (self._prompt,) = io.step.hidden, io.prompt.hidden
+        self._tail = io.waiting
         self._width = drafting.tree_size
         self.room = max(drafting.tree_size, drafting.proposal_size, drafting.most_accepted)
         self._waiting: dict[DecodingRow, list[int]] = {}
@@ -40,11 +41,13 @@ class EagleProposer:
     def prefilled(self, rows: Sequence[DecodingRow], lengths: Sequence[int]) -> None:
         """Append the chunk's entries; the one of a row's last prompt token waits."""
         width = max(lengths)
-        self._waiting = {
-            row: [place * width + added - 1]
-            for place, (row, added) in enumerate(zip(rows, lengths, strict=True))
-            if not row.prompt_left
-        }
+        self._waiting = {}
+        for place, (row, added) in enumerate(zip(rows, lengths, strict=True)):
+            if not row.prompt_left:
+                saved = self._tail + place
+                last = place * width + added - 1
+                self._draft.save_hidden(self._prompt, [last], self._hidden, saved)
+                self._waiting[row] = [saved]
         first = [row.filled - added for row, added in zip(rows, lengths, strict=True)]
         counts = [
             min(added, len(row.initial) - 1 - begin)
@@ -56,7 +59,7 @@ class EagleProposer:
         for place, (row, count, begin) in enumerate(zip(rows, counts, first, strict=True)):
             entries.token_ids[place, :count] = row.initial[begin + 1 : begin + 1 + count]
             entries.hidden[place, :count] = place * width + np.arange(count)
-        self._draft.execute_prefill_step(entries, self._hidden)
+        self._draft.execute_prefill_step(entries, self._prompt)
 
     def stepped(self, rows: Sequence[DecodingRow]) -> None:
         """The newest token's entry waits; older ones that did are lost."""
@@ -81,8 +84,8 @@ class EagleProposer:
             known = len(row.token_ids) - len(places)
             entries.token_ids[place, : len(places)] = row.token_ids[known:]
             entries.hidden[place, : len(places)] = places
-        self._draft.execute_accept_step(entries, self._hidden)
-        self._draft.execute_proposal_steps()
+        self._draft.execute_accept_step(entries, self._hidden, len(rows))
+        self._draft.execute_proposal_steps(len(rows))
         self._draft.finish(trees, speculating, self._width)
         return [self._width if wanted else 1 for wanted in speculating]
 

@@ -48,14 +48,14 @@ class TreeGrowth:
         """The root's best tokens are the first slots."""
         self._ops.begin_proposal(self._steps.proposal, batch, self._steps.drafting.drafting_top_k)
 
-    def grow(self, batch: int) -> None:
-        """One step a level, of which the newest slots are read."""
+    def grow(self, rows: int, batch: int) -> None:
+        """One step a level, padded to `batch` rows, of which the newest slots are read."""
         steps, drafting = self._steps, self._steps.drafting
         last = drafting.drafting_step - 2
         if last < 0:
             return
         caches = steps.bindings.caches
-        caches.reserve(max(caches.row_lengths) + drafting.proposal_size)
+        caches.reserve(max(caches.row_lengths[:rows]) + drafting.proposal_size)
         profile = generation_profile(steps.config, batch)
         steps.bindings.prepare(profile, self._dims(batch, caches.kv.bucket))
         for level in range(last + 1):
@@ -121,18 +121,18 @@ class ChainGrowth:
         """The root's best token is the first of the chain."""
         self._device.tree_ops.begin_proposal(self._slots[0], batch, 1)
 
-    def grow(self, batch: int) -> None:
-        """One step of one token a level."""
+    def grow(self, rows: int, batch: int) -> None:
+        """One step of one token a level, padded to `batch` rows."""
         bindings, ops = self._steps.bindings, self._device.ops
         caches = bindings.caches
-        caches.reserve(max(caches.row_lengths) + self._levels)
+        caches.reserve(max(caches.row_lengths[:rows]) + self._levels)
         ops.set_lengths(self._positions, self._steps.base.row_lengths)
         dims = InferenceDims.decode(batch, caches.kv.bucket)
         for level in range(1, self._levels):
             self._feed(batch, level - 1)
             bindings.prepare(PROFILE_GENERATION, dims)
             bindings.executor.execute(bindings.stream)
-            bindings.keep(caches.batch, 1)
+            bindings.keep(rows, 1)
             ops.advance(self._positions, batch)
             ops.advance(caches.lengths, batch)
             self._device.tree_ops.begin_proposal(self._slots[level], batch, 1)

@@ -55,7 +55,8 @@ def step_buffer_bytes(config: LLMEngineRunnerConfig, max_batch: int) -> int:
     size = _basic_bytes(config, max_batch, tokens, nodes)
     size += max_batch * nodes * (2 + -(-nodes // 32)) * 4
     if config.enable_eagle_spec_decode:
-        size += max_batch * tokens * config.output_hidden_dim * ITEM_BYTES[config.dtype]
+        places = max_batch * (config.prefill_chunk + nodes + 1)
+        size += places * config.output_hidden_dim * ITEM_BYTES[config.dtype]
     return size
 
 
@@ -86,11 +87,11 @@ def longest_draft_step(config: LLMEngineRunnerConfig, drafting: EagleDraftingCon
 
 
 def _basic_bytes(config: LLMEngineRunnerConfig, max_batch: int, tokens: int, selected: int) -> int:
-    """Embeddings, logits, newest tokens, selection, positions, mask and new K/V rows."""
+    """Embeddings, logits, newest tokens, starts, selection, positions, mask and new K/V rows."""
     index = 8 if config.dialect == "native" else 4
     row = tokens * config.hidden_size * ITEM_BYTES[config.dtype]
     row += selected * (config.output_vocab_size * 4 + index)
-    row += 4 + tokens * index
+    row += 4 + (1 + tokens) * index
     if config.takes_tree_mask:
         row += tokens * tokens
     if config.dialect == "classic":

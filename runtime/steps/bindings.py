@@ -3,6 +3,7 @@ from itertools import product
 
 from runtime.config import LLMEngineRunnerConfig
 from runtime.device.device import Device
+from runtime.errors import HearthError
 from runtime.executor.engine_executor import EngineExecutor
 from runtime.steps.pipeline_io import StepIO, build_tensor_map
 from runtime.steps.shared_resources import SharedResources
@@ -12,7 +13,11 @@ from runtime.tensors.tensor_map import TensorMap
 
 
 class StepBindings:
-    """The bindings of one engine's steps: a step is prepared, executed, and its rows kept."""
+    """The bindings of one engine's steps: a step is prepared, executed, and its rows kept.
+
+    A step is of the first rows. One of a `prompt` may begin at any row, `first`: then caches are
+    bound from that row on, and everything else from its element 0, the start index too.
+    """
 
     def __init__(
         self,
@@ -22,6 +27,7 @@ class StepBindings:
         resources: SharedResources,
         device: Device,
         *,
+        prompt: StepIO | None = None,
         cache_index: int = 0,
     ) -> None:
         self.executor = executor
@@ -29,8 +35,12 @@ class StepBindings:
         self.caches = resources.cache_managers[cache_index]
         self._fresh = step.new_keys + step.new_values
         self._batches = decode_batches(config)
+        self._ops = device.ops
+        self._prompt = prompt or step
+        self._resources, self._cache_index = resources, cache_index
         self._tensors = TensorMap()
         build_tensor_map(self._tensors, step, resources, cache_index)
+        self._views: dict[tuple[int, int], TensorMap] = {}
 
     def padded(self, rows: int) -> int:
         """The batch in which a decode, verify or draft step of `rows` rows runs."""
@@ -44,19 +54,42 @@ class StepBindings:
         self.caches.reset(0)
         return product(sorted({self.padded(size) for size in batch_sizes}), self.caches.kv.buckets)
 
-    def prepare(self, profile: int, dims: InferenceDims) -> None:
+    def begin_prompt(self, first: int, rows: int, width: int) -> None:
+        """Make room for a chunk of `width` tokens in each row from `first` on, and set its start.
+
+        Rows may start at different slots. Raises `capacity_exceeded` where start and width exceed
+        the capacity, and `internal` where there are no such rows; then nothing has changed.
+        """
+        starts = self.caches.row_lengths[first : first + rows]
+        if not rows or first < 0 or len(starts) != rows:
+            raise HearthError("internal", f"there are no {rows} rows from place {first} on")
+        self.caches.reserve(max(starts) + width)
+        self._ops.set_lengths(self._prompt.inputs.lengths, starts)
+
+    def prepare(self, profile: int, dims: InferenceDims, first: int | None = None) -> None:
         """Bind a step, which `executor.execute(stream)` then runs."""
-        self.executor.prepare(profile, dims, self._tensors, self.stream)
+        tensors = self._tensors if first is None else self._from(first)
+        self.executor.prepare(profile, dims, tensors, self.stream)
 
     def capture(self, profile: int, dims: InferenceDims) -> None:
         """Capture a step whose inputs are filled."""
         self.prepare(profile, dims)
         self.executor.capture_graph(self.stream)
 
-    def keep(self, rows: int, tokens: int) -> None:
+    def keep(self, rows: int, tokens: int, first: int | None = None) -> None:
         """Write the new cache rows, of `tokens` tokens each, of a step's first `rows` rows.
 
         In the native dialect the engine itself has written them, behind the filled slots.
         """
-        if self._fresh:
-            self.caches.kv.write(self._fresh, self.caches.lengths, (rows, tokens))
+        if not self._fresh:
+            return
+        start = self.caches.lengths if first is None else self._prompt.inputs.lengths
+        self.caches.kv.write(self._fresh, start, (rows, tokens), first or 0)
+
+    def _from(self, first: int) -> TensorMap:
+        key = (first, self.caches.kv.bucket)
+        tensors = self._views.get(key)
+        if tensors is None:
+            tensors = self._views[key] = TensorMap()
+            build_tensor_map(tensors, self._prompt, self._resources, self._cache_index, first)
+        return tensors

@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 from runtime.caches.hybrid_cache_manager import HybridCacheManager
 from runtime.config import LLMEngineRunnerConfig
 from runtime.device.device import Device
-from runtime.errors import HearthError
 from runtime.executor.engine_executor import EngineExecutor
 from runtime.steps.bindings import StepBindings
 from runtime.steps.pipeline_io import PipelineIO
@@ -21,8 +20,9 @@ from runtime.tensors.tensor import Tensor
 class LLMEngineRunner:
     """Fills and runs the steps of one decoder.
 
-    Rows of a step are the first rows of the batch. A step's logits are a step buffer, used as
-    dense [rows, tokens that get logits, V]; it holds until the next step.
+    Rows of a step are the first rows of the batch, those of a prompt chunk the ones from any place
+    on. A step's logits are a step buffer, used as dense [rows, tokens that get logits, V]; it holds
+    until the next step.
     """
 
     def __init__(
@@ -39,7 +39,8 @@ class LLMEngineRunner:
         self._device = device
         self._ops = device.ops
         self._inputs, self._logits, self._trees = io.step.inputs, io.step.logits, io.trees
-        self._steps = StepBindings(config, executor, io.step, resources, device)
+        self._prompt = io.prompt
+        self._steps = StepBindings(config, executor, io.step, resources, device, prompt=io.prompt)
 
     def get_engine_config(self) -> LLMEngineRunnerConfig:
         """The configuration that the engine runs with."""
@@ -62,60 +63,61 @@ class LLMEngineRunner:
         """Begin a batch of `batch` empty rows."""
         self._caches.reset(batch)
 
-    def execute_prefill_step(self, token_ids: NDArray[np.int64], lengths: Sequence[int]) -> Tensor:
-        """Run the next chunk of the first rows' prompts and return the last tokens' logits.
+    def execute_prefill_step(
+        self, token_ids: NDArray[np.int64], lengths: Sequence[int], first: int = 0
+    ) -> Tensor:
+        """Run the next chunk of the prompts from place `first` on; the last tokens' logits.
 
         `token_ids` [rows, S] is padded at the right to the longest chunk; `lengths` counts the
-        tokens of each row. All rows must start at the same slot.
+        tokens of each row. Logits and hidden states of place `first` are row 0 of theirs. Raises
+        `capacity_exceeded`, before anything runs, where a row's start and S exceed the capacity.
         """
         rows, width = token_ids.shape
         caches = self._caches
-        starts = set(caches.row_lengths[:rows])
-        if len(starts) != 1:
-            raise HearthError("internal", "rows of a prefill step must start at the same slot")
-        caches.reserve(starts.pop() + width)
-        self._ops.feed_prefill(self._inputs, token_ids, lengths)
+        self._steps.begin_prompt(first, rows, width)
+        self._ops.feed_prefill(self._prompt.inputs, token_ids, lengths)
         dims = InferenceDims.prefill(rows, width, caches.kv.bucket)
-        self._steps.prepare(PROFILE_CONTEXT, dims)
+        self._steps.prepare(PROFILE_CONTEXT, dims, first)
         self._steps.executor.execute(self._steps.stream)
-        self._steps.keep(rows, width)
-        caches.commit(lengths)
+        self._steps.keep(rows, width, first)
+        caches.commit(lengths, first)
         return self._logits
 
-    def execute_vanilla_decoding_step(self) -> Tensor:
-        """Run the newest token of every live row and return the logits.
+    def execute_vanilla_decoding_step(self, rows: int) -> Tensor:
+        """Run the newest token of each of the first `rows` rows and return the logits.
 
-        The step may run padded to a larger batch, whose further rows nobody reads.
+        The step may run padded to a larger batch, whose further rows nobody reads. Where those
+        have prompt left it writes behind their filled slots.
         """
         caches = self._caches
-        caches.reserve(max(caches.row_lengths) + 1)
-        batch = self._steps.padded(caches.batch)
+        caches.reserve(max(caches.row_lengths[:rows]) + 1)
+        batch = self._steps.padded(rows)
         self._ops.feed_decode(self._inputs, batch)
         dims = InferenceDims.decode(batch, caches.kv.bucket)
         self._steps.prepare(generation_profile(self._config, batch), dims)
         self._steps.executor.execute(self._steps.stream)
-        self._steps.keep(caches.batch, 1)
-        caches.advance(caches.batch)
+        self._steps.keep(rows, 1)
+        caches.advance(rows)
         return self._logits
 
-    def execute_eagle_base_tree_decoding_step(self, width: int) -> Tensor:
-        """Run the first `width` nodes of every live row's tree and return their logits.
+    def execute_eagle_base_tree_decoding_step(self, rows: int, width: int) -> Tensor:
+        """Run the first `width` nodes of the trees of the first `rows` rows; return their logits.
 
-        Logits are [batch, width, V]. Nothing is committed: the caches hold the nodes' keys and
-        values behind each row's length, until the next step.
+        Logits are [rows, width, V]. Nothing is committed: the caches hold the nodes' keys and
+        values behind each row's length, until the next step. It runs padded as a decode step does.
         """
         caches = self._caches
-        caches.reserve(max(caches.row_lengths) + width)
-        batch = self._steps.padded(caches.batch)
+        caches.reserve(max(caches.row_lengths[:rows]) + width)
+        batch = self._steps.padded(rows)
         self._device.tree_ops.feed_verify(self._inputs, self._trees, batch, width)
         dims = InferenceDims.spec_verify(batch, width, caches.kv.bucket)
         self._steps.prepare(generation_profile(self._config, batch, second=True), dims)
         self._steps.executor.execute(self._steps.stream)
-        self._steps.keep(caches.batch, width)
+        self._steps.keep(rows, width)
         return self._logits
 
     def commit_path(self, nodes: Sequence[Sequence[int]]) -> None:
-        """Keep the keys and values of these nodes of each live row's tree, from its root on."""
+        """Keep the keys and values of these nodes of the first rows' trees, from the root on."""
         caches = self._caches
         counts = [len(path) for path in nodes]
         # A path ascends from node 0: one without gaps lies in its place.

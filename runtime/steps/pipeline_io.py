@@ -44,12 +44,23 @@ class StepIO(NamedTuple):
 class PipelineIO(NamedTuple):
     """The buffers of a decoder: its steps, and the trees that some of them verify.
 
-    `step.hidden` is the `hidden_states` [max batch, S, output_hidden_dim] of a base with a draft.
+    A base with a draft has `hidden_states` of width W in both kinds of step. Those of a prompt are
+    [max batch, prefill_chunk, W], so that the others outlast it; those are [max batch, N + 1, W],
+    of which a step writes the first max batch * N places, and none those from `waiting` on.
     """
 
     step: StepIO
+    """Decode and verify steps."""
+    prompt: StepIO
+    """Prompt chunks: the same buffers, but for a start index of their own and hidden states."""
     trees: TreeBuffers
     """Of one node a row where no larger tree is verified."""
+
+    @property
+    def waiting(self) -> int:
+        """The first place of `step.hidden`, read flat, that is for hidden states that wait."""
+        rows, nodes = self.trees.ids.shape
+        return rows * nodes
 
     @classmethod
     def create_for_llm(
@@ -60,16 +71,18 @@ class PipelineIO(NamedTuple):
         batch = config.max_supported_batch_size
         sizes = StepSizes(max(config.prefill_chunk, nodes), nodes)
         step = allocate_basic_io(config, resources, device, sizes)
+        prompt = own_start(step, device)
         if config.enable_eagle_spec_decode:
-            shape = (batch, sizes.tokens, config.output_hidden_dim)
-            hidden = device.zeros("hidden_states", shape, numpy_dtype(config.dtype))
-            step = step._replace(hidden=(hidden,))
+            step, prompt = (
+                one._replace(hidden=(_hidden_states(config, device, places),))
+                for one, places in ((step, nodes + 1), (prompt, config.prefill_chunk))
+            )
         trees = TreeBuffers(
             ids=device.zeros("tree_ids", (batch, nodes), _ID),
             parents=device.zeros("tree_parents", (batch, nodes), _ID),
             packed_mask=device.zeros("packed_mask", (batch, nodes, -(-nodes // 32)), _ID),
         )
-        return cls(step, trees)
+        return cls(step, prompt, trees)
 
 
 class DraftIO(NamedTuple):
@@ -81,6 +94,8 @@ class DraftIO(NamedTuple):
 
     entries: StepIO
     """Steps that append entries, from the base's hidden states."""
+    prompt: StepIO
+    """Those of a prompt chunk: the same buffers, but for a start index of their own."""
     growing: StepIO
     """Steps that grow a proposal, from the draft's own."""
     hidden_states_input: Tensor
@@ -113,7 +128,7 @@ class DraftIO(NamedTuple):
             )
             for width in (longest, drafting.proposal_size)
         )
-        slots, entries = drafting.proposal_size, drafting.table_size
+        slots, table = drafting.proposal_size, drafting.table_size
         proposal = ProposalBuffers(
             logits=step.logits,
             hidden_states=out,
@@ -122,12 +137,14 @@ class DraftIO(NamedTuple):
             ids=zeros("proposal_ids", slots, dtype=_ID),
             parents=zeros("proposal_parents", slots, dtype=_ID),
             entries=zeros("proposal_entries", slots, dtype=_ID),
-            table_ids=zeros("table_ids", entries, dtype=_ID),
-            table_parents=zeros("table_parents", entries, dtype=_ID),
-            table_scores=zeros("table_scores", entries, dtype=_SCORE),
+            table_ids=zeros("table_ids", table, dtype=_ID),
+            table_parents=zeros("table_parents", table, dtype=_ID),
+            table_scores=zeros("table_scores", table, dtype=_SCORE),
         )
+        entering = step._replace(hidden=(out, *given))
         return cls(
-            entries=step._replace(hidden=(out, *given)),
+            entries=entering,
+            prompt=own_start(entering, device),
             growing=step._replace(hidden=(out, *own)),
             hidden_states_input=given[0],
             proposal=proposal,
@@ -167,13 +184,25 @@ def allocate_basic_io(
     return StepIO(inputs, logits, new_keys, new_values)
 
 
+def own_start(step: StepIO, device: Device) -> StepIO:
+    """The same step with a start index of its own, whose element 0 is any row."""
+    lengths = step.inputs.lengths
+    own = device.zeros(lengths.name, lengths.shape, lengths.dtype)
+    return step._replace(inputs=step.inputs._replace(lengths=own))
+
+
 def build_tensor_map(
-    tensors: TensorMap, step: StepIO, resources: SharedResources, cache_index: int = 0
+    tensors: TensorMap,
+    step: StepIO,
+    resources: SharedResources,
+    cache_index: int = 0,
+    first: int | None = None,
 ) -> None:
     """Name every buffer as the engine binds it.
 
     `cache_index` 0 means the base engine's caches and rotary tables, 1 the draft's. In the native
-    dialect an output cache is the input cache itself.
+    dialect an output cache is the input cache itself. With `first` caches begin at that row, in
+    the bucket in use.
     """
     caches, inputs = resources.cache_managers[cache_index], step.inputs
     for tensor in (
@@ -189,7 +218,16 @@ def build_tensor_map(
         tensors.set(tensor.name, tensor)
     for layer in range(len(caches.kv.keys)):
         keys, values = caches.attention_layer(layer)
+        if first is not None:
+            keys, values = (caches.kv.from_row(one, first) for one in (keys, values))
         tensors.set(f"k_cache_{layer}", keys)
         tensors.set(f"v_cache_{layer}", values)
-        tensors.set(f"present_k_cache_{layer}", (step.new_keys or caches.kv.keys)[layer])
-        tensors.set(f"present_v_cache_{layer}", (step.new_values or caches.kv.values)[layer])
+        tensors.set(f"present_k_cache_{layer}", step.new_keys[layer] if step.new_keys else keys)
+        tensors.set(
+            f"present_v_cache_{layer}", step.new_values[layer] if step.new_values else values
+        )
+
+
+def _hidden_states(config: LLMEngineRunnerConfig, device: Device, places: int) -> Tensor:
+    shape = (config.max_supported_batch_size, places, config.output_hidden_dim)
+    return device.zeros("hidden_states", shape, numpy_dtype(config.dtype))

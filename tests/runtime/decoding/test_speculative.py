@@ -246,8 +246,8 @@ def test_a_row_with_broken_numbers_goes_on_without_trees(
     logits = runtime._sampler._buffers.logits.array  # type: ignore[attr-defined] # that of the CPU
     run = runtime._runner.execute_eagle_base_tree_decoding_step
 
-    def poison(width: int) -> object:
-        result = run(width)
+    def poison(rows: int, width: int) -> object:
+        result = run(rows, width)
         logits.reshape(-1)[width * VOCABULARY] = np.nan
         return result
 

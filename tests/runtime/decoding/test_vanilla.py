@@ -44,15 +44,16 @@ class _Steps(LLMEngineRunner):
         self.chunks: list[list[list[int]]] = []
         self.bad_rows: list[int] = []
 
-    def execute_prefill_step(self, token_ids: np.ndarray, lengths: Sequence[int]) -> Tensor:
+    def execute_prefill_step(
+        self, token_ids: np.ndarray, lengths: Sequence[int], first: int = 0
+    ) -> Tensor:
         rows = zip(token_ids.tolist(), lengths, strict=True)
         self.chunks.append([row[:length] for row, length in rows])
-        return self._spoil(super().execute_prefill_step(token_ids, lengths))
+        return self._spoil(super().execute_prefill_step(token_ids, lengths, first))
 
-    def execute_vanilla_decoding_step(self) -> Tensor:
-        rows = self.get_kv_cache().batch
+    def execute_vanilla_decoding_step(self, rows: int) -> Tensor:
         self.chunks.append([self.io.step.inputs.next_tokens.array[:rows].tolist()])
-        return self._spoil(super().execute_vanilla_decoding_step())
+        return self._spoil(super().execute_vanilla_decoding_step(rows))
 
     def _spoil(self, logits: Tensor) -> Tensor:
         for row in self.bad_rows:

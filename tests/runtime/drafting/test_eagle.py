@@ -118,7 +118,7 @@ class Truth:
         runner = self._parts.runner
         runner.reset(1)
         runner.execute_prefill_step(np.array([tokens]), [len(tokens)])
-        states = runner._steps._tensors.get("hidden_states")
+        states = runner._prompt.hidden[0]
         return np.array(states.view((1, len(tokens), states.shape[2]))[0], np.float64)
 
     def _best(

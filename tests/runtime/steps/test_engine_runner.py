@@ -47,7 +47,7 @@ def _simulated() -> LLMEngineRunner:
 def _decode(runner: LLMEngineRunner, tokens: Sequence[int]) -> Floats:
     """Run one step with these newest tokens; the logits [rows, V], valid until the next."""
     runner._inputs.next_tokens.array[: len(tokens)] = tokens
-    logits = runner.execute_vanilla_decoding_step()
+    logits = runner.execute_vanilla_decoding_step(len(tokens))
     return logits.view((len(tokens), logits.shape[-1]))
 
 
@@ -175,9 +175,9 @@ def test_the_sizes_of_a_decode_follow_batch_and_bucket(monkeypatch: pytest.Monke
     made: list[InferenceDims] = []
     prepare = runner._steps.prepare
 
-    def note(profile: int, dims: InferenceDims) -> None:
+    def note(profile: int, dims: InferenceDims, first: int | None = None) -> None:
         made.append(dims)
-        prepare(profile, dims)
+        prepare(profile, dims, first)
 
     monkeypatch.setattr(runner._steps, "prepare", note)
     for _ in range(2):
@@ -188,11 +188,21 @@ def test_the_sizes_of_a_decode_follow_batch_and_bucket(monkeypatch: pytest.Monke
     assert made == [decode(2, 256), decode(2, 512), decode(1, 512)]
 
 
-def test_rows_of_a_prefill_start_together() -> None:
+@pytest.mark.parametrize(("first", "rows"), [(1, 2), (2, 1), (-1, 1), (0, 0)])
+def test_rows_that_are_not_there_take_no_prompt(first: int, rows: int) -> None:
     runner = _simulated()
     _prefill(runner, [[1, 2, 3], [4]], 256)
-    with pytest.raises(HearthError, match="same slot"):
-        runner.execute_prefill_step(np.array([[1], [2]]), [1, 1])
+    with pytest.raises(HearthError, match=f"no {rows} rows from place {first}"):
+        runner.execute_prefill_step(np.zeros((rows, 1), np.int64), [1] * rows, first)
+
+
+def test_a_chunk_that_exceeds_the_capacity_of_a_row_runs_nothing() -> None:
+    runner = _simulated()
+    _prefill(runner, [list(range(2040)), [4]], 256)
+    with pytest.raises(HearthError) as caught:
+        runner.execute_prefill_step(np.zeros((2, 9), np.int64), [1, 9])
+    assert caught.value.code == "capacity_exceeded"
+    assert runner.get_kv_cache().row_lengths == [2040, 1]
 
 
 def test_accessors(engine_folders: EngineFolders, dialect: str) -> None:

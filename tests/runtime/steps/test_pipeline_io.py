@@ -57,7 +57,7 @@ def _check_map(tensors: TensorMap, registry: TensorRegistry) -> None:
 
 
 def test_buffers_have_their_largest_size() -> None:
-    step, trees = _create(CONFIG)
+    step, _, trees = _create(CONFIG)
     inputs = step.inputs
     assert inputs.inputs_embeds.shape == (3, 16, 1)
     assert step.logits.shape == (3, 1, 10)
@@ -92,7 +92,7 @@ def test_every_registered_binding_has_a_buffer_of_its_type(config: LLMEngineRunn
 
 
 def test_a_base_engine_holds_its_largest_tree() -> None:
-    step, trees = _create(BASE)
+    io = step, prompt, trees = _create(BASE)
     # The tree is longer than a prefill chunk.
     assert step.inputs.inputs_embeds.shape == (3, 40, 1)
     assert step.logits.shape == (3, 40, 10)
@@ -101,11 +101,14 @@ def test_a_base_engine_holds_its_largest_tree() -> None:
     assert trees.packed_mask.shape == (3, 40, 2)
     assert step.inputs.tree_mask is not None
     assert step.inputs.tree_mask.shape == (3, 40, 40)
-    assert [one.shape for one in step.hidden] == [(3, 40, 3)]
+    # Behind the nodes of all rows is one place a row for what waits.
+    assert [one.shape for one in step.hidden] == [(3, 41, 3)]
+    assert io.waiting == 3 * 40
+    assert [one.shape for one in prompt.hidden] == [(3, 16, 3)]
 
 
 def test_trees_of_an_engine_without_a_mask_are_chains() -> None:
-    step, trees = _create(structs.replace(CONFIG, max_verify_tree_size=5))
+    step, _, trees = _create(structs.replace(CONFIG, max_verify_tree_size=5))
     assert trees.ids.shape == (3, 5)
     assert step.inputs.tree_mask is None
     assert step.logits.shape == (3, 5, 10)
@@ -156,6 +159,27 @@ def test_a_classic_cache_and_its_new_rows_are_apart() -> None:
     tensors = _mapped(step, _resources(CLASSIC))
     assert tensors.get("present_v_cache_1") is step.new_values[1]
     assert tensors.get("v_cache_1") is not step.new_values[1]
+
+
+@pytest.mark.parametrize("config", [CONFIG, CLASSIC])
+def test_a_prompt_binds_caches_from_its_first_row_and_a_start_of_its_own(
+    config: LLMEngineRunnerConfig,
+) -> None:
+    resources = _resources(config)
+    step, prompt, _ = PipelineIO.create_for_llm(config, resources, DEVICE)
+    caches = resources.cache_managers[0]
+    tensors = TensorMap()
+    build_tensor_map(tensors, prompt, resources, first=2)
+    row = caches.kv.bucket * config.num_kv_heads * config.head_dim * 4
+    for layer in range(2):
+        keys = tensors.get(f"k_cache_{layer}")
+        assert keys.address == caches.kv.keys[layer].address + 2 * row
+        assert keys.nbytes == row
+        assert (tensors.get(f"present_k_cache_{layer}") is keys) == (config is CONFIG)
+    start = tensors.get("kvcache_start_index")
+    assert start is prompt.inputs.lengths
+    assert start is not step.inputs.lengths
+    assert tensors.get("inputs_embeds") is step.inputs.inputs_embeds
 
 
 def test_building_the_map_again_changes_nothing() -> None:
