@@ -1,15 +1,20 @@
 """What ONNX Runtime puts on the host of a graph for CUDA must be arithmetic with shapes alone."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
+from msgspec import structs
 
+from runtime.device.cuda.cuda_device import CudaDevice
 from runtime.device.stream import HostStream
 from runtime.engine_folder import DRAFT_FOLDER, MODEL_FILE
 from runtime.errors import Code, HearthError
-from runtime.executor.onnx_cuda_session import ON_THE_HOST, step_error
+from runtime.executor.engine import EngineOptions
+from runtime.executor.onnx_cuda_session import ON_THE_HOST, open_session, step_error
+from runtime.executor.simulated_engine import simulated_config
 from tests.runtime.export.trees import export_with_draft
 
 SMALL = 100
@@ -74,6 +79,19 @@ def test_an_engine_with_a_draft_is_accepted(
     nodes = host_nodes(ir.load(folder / part / MODEL_FILE).graph)
     assert nodes
     assert [node.name for node in nodes if node.op_type not in ON_THE_HOST] == []
+
+
+def test_a_library_that_is_too_old_is_told_before_anything_is_asked_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As JetPack 6 has it, without what loads the libraries of other packages.
+    monkeypatch.setattr(ort, "__version__", "1.23.0")
+    monkeypatch.delattr(ort, "preload_dlls", raising=False)
+    config = structs.replace(simulated_config(), backend="onnxruntime", device="cuda")
+    nobody = cast("CudaDevice", None)
+    with pytest.raises(HearthError, match=r"1\.30 or newer, this is 1\.23\.0") as caught:
+        open_session(tmp_path, config, EngineOptions(), nobody)
+    assert (caught.value.code, caught.value.field) == ("engine_incompatible", "device")
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,15 @@ def _add_bindings() -> list[Binding]:
     ]
 
 
+def test_a_library_that_is_too_old_is_told_before_the_model_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ort, "__version__", "1.23.2")
+    with pytest.raises(HearthError, match=r"1\.24 or newer, this is 1\.23\.2") as caught:
+        OnnxEngine.open(tmp_path, NATIVE, EngineOptions())
+    assert (caught.value.code, caught.value.field) == ("engine_incompatible", "dialect")
+
+
 def test_bindings_are_described(tmp_path: Path) -> None:
     engine = _engine(tmp_path, ADD)
     assert [(one.name, one.direction, one.shape) for one in engine.io_tensors] == [

@@ -46,14 +46,19 @@ def run(folder: Path, capsys: pytest.CaptureFixture[str], **changes: Any) -> tup
 
 
 def test_a_plan_is_written_and_described(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], library: FakeBuilder
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    library: FakeBuilder,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(builder, "gpu_identity", lambda: ("Orin", "8.7"))
     status, events = run(tmp_path, capsys, version_compatible=True, workspace_bytes=99)
     assert status == 0
     assert (tmp_path / "plan").read_bytes() == b"plan"
     assert events[-1]["event"] == "built"
     assert events[-1]["tensorrt_version"] == "8.6.1"
     assert events[-1]["strongly_typed"] is False
+    assert (events[-1]["gpu_name"], events[-1]["compute_capability"]) == ("Orin", "8.7")
     assert {"FP16", "OBEY", "COMPATIBLE", ("WORKSPACE", 99)} <= set(library.notes)
     assert ("x", (1,), (2,), (4,)) in library.notes
 
