@@ -1,8 +1,13 @@
+import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import msgspec
 import pytest
 
+from daemon.cli import cli
 from daemon.configuration.settings import FIELDS
 from daemon.configuration.words import allowed, description, shown
 
@@ -31,3 +36,23 @@ def test_the_documentation_has_no_other_setting(rows: dict[str, str]) -> None:
 
 def test_the_protocol_page_points_to_the_specification() -> None:
     assert "clients/PROTOCOL.md" in (DOCS / "protocol.md").read_text()
+
+
+def commands(text: str) -> Iterator[click.Context]:
+    """What the page's lines `$ hearth ...` ask for, parsed as the command line is."""
+    for line in re.findall(r"^\$ hearth (.+)$", text, re.MULTILINE):
+        name, *arguments = shlex.split(line, comments=True)
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None, line
+        yield command.make_context(name, arguments)
+
+
+@pytest.mark.parametrize("page", ["operations.md", "install.md"])
+def test_the_lines_of_a_page_can_be_typed_in_their_order(page: str) -> None:
+    text = (DOCS / page).read_text()
+    made = {None, ""}
+    for asked in commands(text):
+        made.add(str(asked.params.get("target", "")))
+        assert asked.params.get("engine") in made, "no line above makes this engine"
+    assert len(made) > 2
+    assert "bin/activate" in text.partition("$ hearth serve")[0]

@@ -247,6 +247,14 @@ def test_a_folder_that_is_none_of_ours_is_not_said_to_be_missing(tmp_path: Path)
 
 
 def test_a_configuration_that_cannot_be_read_is_named_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / BASE_CONFIG_FILE).mkdir()
+    path = tmp_path / BASE_CONFIG_FILE
+    path.mkdir()
     with pytest.raises(HearthError, match=r"base_config\.json cannot be read \(Is a directory\)"):
+        load_config(tmp_path)
+    path.rmdir()
+    path.write_text("{")
+    with pytest.raises(HearthError, match=f"^{path} cannot be read"):
+        load_config(tmp_path)
+    path.write_bytes(msgspec.json.encode(fields() | {"engine_format": 9}))
+    with pytest.raises(HearthError, match=f"^{path} has engine format 9"):
         load_config(tmp_path)

@@ -95,7 +95,11 @@ def test_a_file_without_a_record_is_named(
     folder: Path, config: LLMEngineRunnerConfig, name: str
 ) -> None:
     del config.files[name]
-    assert fault(folder, config).field == name
+    speculating = msgspec.structs.replace(config, enable_eagle_spec_decode=True)
+    for one, file in ((config, "config.json"), (speculating, "base_config.json")):
+        error = fault(folder, one)
+        assert error.field == name
+        assert error.message.startswith(f"{name} is not recorded in {file}: ")
 
 
 def test_a_record_outside_the_folder_is_refused(

@@ -5,12 +5,22 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from select import select
+from threading import Timer
+from typing import Any, cast
 
 import click
 import pytest
 from click.testing import CliRunner, Result
-from hearth_client import ConnectionLost, Delta, Done, PromptTooLong, Speculation, Usage
+from hearth_client import (
+    ConnectionLost,
+    Delta,
+    Done,
+    Generation,
+    PromptTooLong,
+    Speculation,
+    Usage,
+)
 from hearth_client.protocol import Reason
 
 from daemon.cli import chat as module
@@ -166,6 +176,15 @@ def test_who_waits_for_the_daemon_is_told(
     assert "waiting for the daemon\n" in chat("one\n").stderr
 
 
+def test_nobody_is_told_to_wait_once_the_reply_has_begun() -> None:
+    told = Timer(60.0, pytest.fail)
+    generation = FakeGeneration(["It ", "is"])
+    generation.lost_after = 0
+    with pytest.raises(ConnectionLost):
+        module._stream(cast("Generation", generation), told)
+    assert told.finished.is_set()
+
+
 @pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
 def test_what_is_no_text_is_reported_as_it_is_of_a_file(errors: str) -> None:
     program = [sys.executable, "-c", "from daemon.cli.chat import _ask; _ask('')"]
@@ -198,6 +217,7 @@ sys.stdin.readline()
         assert program.stdout.readline() == b"prompt\n"
         keyboard.write(b"late\n")
         assert program.wait(20) == 0
+        assert select([keyboard], [], [], 5.0)[0], "keys are not shown any more"
         assert keyboard.read(100) == b"late\r\n"
 
 

@@ -148,6 +148,19 @@ def test_a_full_disk_is_told_with_the_place(folder: Path, monkeypatch: pytest.Mo
     assert not path.exists()
 
 
+def test_a_disk_that_has_no_room_for_the_socket_is_told_with_the_place(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_unused: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(socket.socket, "bind", full)
+    path = folder / "s"
+    with pytest.raises(HearthError, match=rf"cannot listen at {path} \(No space left") as caught:
+        open_listener(str(path), {})
+    assert caught.value.code == "socket_unusable"
+
+
 def test_a_place_that_no_socket_can_have_is_refused_before_any_work(folder: Path) -> None:
     check_place(str(folder / "s"), {})
     longest = str(folder / "s").ljust(107, "s")

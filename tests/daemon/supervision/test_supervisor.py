@@ -330,7 +330,8 @@ class FakeProcess:
     alive, pid = True, 1
 
     async def wait(self) -> str:
-        await anyio.sleep_forever()
+        # Who shields a wait from all deadlines is to fail, not to hang.
+        await anyio.sleep(30)
         raise AssertionError
 
     def kill(self) -> None:
