@@ -12,7 +12,6 @@ from bench.arrivals.ideal import Calls, Served
 from bench.load_clients import Tally
 
 _P50, _P99 = 50, 99
-_LATE_SHARE, _LATE_MS = 0.5, 1.0
 _ONE_STEP = 1.5
 
 
@@ -42,8 +41,8 @@ class ArrivalFigures(Tally, kw_only=True, tag=False):
 
     @property
     def credible(self) -> bool:
-        """Whether the clients were in time: 99 times in 100 within half a step, or 1 ms."""
-        return self.late_p99_ms <= max(_LATE_MS, _LATE_SHARE * self.decode_ms)
+        """Whether the clients' own lateness is little: half a step, or a tenth of the waits."""
+        return self.late_p99_ms <= max(self.decode_ms / 2, self.ttft_p99_ms / 10)
 
 
 class Load(NamedTuple):

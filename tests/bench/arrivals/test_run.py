@@ -72,7 +72,7 @@ def test_an_option_of_the_other_way_is_refused(flags: tuple[str, ...], said: str
 
 def figures(**changes: float) -> ArrivalFigures:
     times = dict.fromkeys(
-        [*NAMES, "ideal_tokens_per_s", "decode_ms", "prefill_ms", "late_p99_ms"], 1.0
+        [*NAMES, "ideal_tokens_per_s", "decode_ms", "prefill_ms", "late_p99_ms"], 2.0
     )
     return ArrivalFigures(**(times | changes))  # type: ignore[arg-type]
 
@@ -80,8 +80,8 @@ def figures(**changes: float) -> ArrivalFigures:
 @pytest.mark.parametrize(
     ("changes", "code", "said"),
     [
-        ({}, 0, ""),
-        ({"late_p99_ms": 1.1}, 1, "joining/0.5: the clients were late themselves"),
+        ({"late_p99_ms": 1.0}, 0, ""),
+        ({"late_p99_ms": 1.1, "ttft_p99_ms": 10.0}, 1, "joining/0.5: the clients were late themselves"),
         ({"lost": 1}, 1, "joining/0.5: tokens were lost or wrong"),
     ],
 )
