@@ -66,7 +66,8 @@ def run_batch(runtime: LLMInferenceRuntime, rows: Sequence[RowRequest]) -> Batch
                 live -= token.finish is not None
     finally:
         ended = time.perf_counter()
-        runtime.release()
+        for row in range(len(rows)):
+            runtime.leave(row)
     return BatchRun(
         rows=tokens, steps=steps, prefill_s=prefilled - started, generation_s=ended - prefilled
     )

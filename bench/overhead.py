@@ -114,7 +114,7 @@ class InProcessLoop:
         started = monotonic()
         self._begin([prompt], max_tokens=2)
         ended = self._runtime.step().ended
-        self._runtime.release()
+        self._runtime.leave(0)
         return ended - started
 
     def tokens_per_s(self, prompts: list[str], max_tokens: int) -> float:
@@ -124,9 +124,7 @@ class InProcessLoop:
         tokens = 0
         while self._runtime.active:
             tokens += len(self._runtime.step().tokens)
-        ended = monotonic()
-        self._runtime.release()
-        return tokens / (ended - started)
+        return tokens / (monotonic() - started)
 
     def close(self) -> None:
         """Free the runtime."""
