@@ -52,10 +52,14 @@ def test_an_empty_input_is_a_usage_error() -> None:
         read_prompts((), (), io.StringIO("\n"))
 
 
-def test_a_file_in_another_encoding_is_refused_by_its_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_a_file_in_another_encoding_is_refused_by_its_name(tmp_path: Path, errors: str) -> None:
     path = tmp_path / "prompts"
     path.write_bytes(b"one\ntw\xf6\n")
-    with path.open(encoding="utf-8") as file, pytest.raises(Failure, match="prompts is not utf-8"):
+    with (
+        path.open(encoding="utf-8", errors=errors) as file,
+        pytest.raises(Failure, match="prompts is not utf-8"),
+    ):
         read_prompts((), (), file)
 
 
