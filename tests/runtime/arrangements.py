@@ -1,0 +1,26 @@
+"""Arrangements at random, for whoever owns rows."""
+
+from collections.abc import Sequence
+
+from hypothesis import strategies as st
+
+from runtime.arrangement import Arrangement, RowMove, Seat
+from runtime.request import RequestOptions, RowRequest
+
+REQUEST = RowRequest(token_ids=[1, 2, 3], prompt_length=3, options=RequestOptions())
+
+
+@st.composite
+def arrangements(draw: st.DrawFn, lengths: Sequence[int], limit: int) -> Arrangement:
+    """Any arrangement of rows of these lengths in a house of `limit` places."""
+    staying = [place for place in range(len(lengths)) if draw(st.booleans())]
+    taken, moves = set(staying), []
+    for source in draw(st.permutations(staying)):
+        free = [place for place in range(limit) if place not in taken]
+        target = draw(st.sampled_from([source, *free]))
+        if target != source:
+            moves.append(RowMove(source, target, lengths[source]))
+            taken ^= {source, target}
+    rows = draw(st.integers(max(taken, default=-1) + 1, limit))
+    seats = [Seat(place, REQUEST) for place in range(rows) if place not in taken]
+    return Arrangement(rows, moves, seats)

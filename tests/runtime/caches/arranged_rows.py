@@ -1,0 +1,109 @@
+"""Rows that come, grow, move and leave, beside what a plain list says that they hold."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from runtime.arrangement import Arrangement, Stale
+from runtime.caches.hybrid_cache_manager import HybridCacheManager
+from runtime.config import LLMEngineRunnerConfig
+from runtime.device.device import Device
+from runtime.tensors.tensor import Tensor
+from tests.runtime.arrangements import arrangements
+
+Row = list[NDArray[Any]]
+SPOILED = 5
+"""Slots behind the filled ones of a row that are not finite when it leaves its place."""
+
+
+class House:
+    """Caches, and for each place what its row holds: [heads, length, head_dim] a buffer."""
+
+    def __init__(
+        self,
+        config: LLMEngineRunnerConfig,
+        device: Device,
+        read: Callable[[Tensor], NDArray[Any]],
+    ) -> None:
+        self.caches = HybridCacheManager(config, device)
+        self.limit = config.max_supported_batch_size
+        self._read = read
+        self._rows: list[Row] = []
+        self._count = 0
+
+    def grow(self, place: int, slots: int) -> None:
+        """Append slots to the row at `place`, each element another number."""
+        caches, row = self.caches, self._rows[place]
+        length = caches.row_lengths[place] + slots
+        if length > caches.kv.capacity:
+            return
+        caches.reserve(length)
+        for number, known in enumerate(row):
+            heads, _, size = known.shape
+            self._count += 1
+            new = np.full((heads, slots, size), self._count % 2000, known.dtype)
+            row[number] = np.concatenate([known, new], axis=1)
+        caches.kv.restore(place, row)
+        caches.commit([slots], place)
+
+    def arrange(self, arrangement: Arrangement) -> None:
+        """Let rows move over slots that are not finite behind each that leaves its place."""
+        caches, lengths = self.caches, list(self.caches.row_lengths)
+        kept = {place for place in range(len(lengths)) if place < arrangement.rows}
+        kept -= {move[0] for move in arrangement.moves} | {seat.place for seat in arrangement.seats}
+        kept -= {move[1] for move in arrangement.moves}
+        settled = arrangement.settle(lengths, lambda _: 0)
+        bucket, stale = caches.kv.bucket, []
+        for place in set(range(len(lengths))) - kept:
+            begin, end = lengths[place], min(lengths[place] + SPOILED, bucket)
+            self._spoil(place, end)
+            filled = settled[place] if place < len(settled) else 0
+            stale.append(Stale(place, max(begin, filled), end))
+        caches.rearrange(arrangement._replace(stale=stale))
+        self._rows = arrangement.settle(self._rows, lambda _: self._empty())
+        assert caches.row_lengths == settled
+        longest = max(settled, default=0)
+        fitting = [size for size in caches.kv.buckets if 4 * longest <= 3 * size]
+        assert caches.kv.bucket == min([bucket, *fitting])
+
+    def check(self) -> None:
+        """Every row holds what it should, and no slot of any place is not finite."""
+        caches = self.caches
+        lengths = [row[0].shape[1] for row in self._rows]
+        assert caches.row_lengths == lengths
+        every = lengths + [0] * (self.limit - len(lengths))
+        assert self._read(caches.lengths).tolist() == every
+        for place, row in enumerate(self._rows):
+            got = caches.capture(place, lengths[place]).attention
+            assert all(np.array_equal(*pair) for pair in zip(got, row, strict=True))
+        assert all(caches.finite(place) for place in range(self.limit))
+
+    def _empty(self) -> Row:
+        return [np.zeros((t.shape[1], 0, t.shape[3]), t.dtype) for t in self._buffers]
+
+    def _spoil(self, place: int, end: int) -> None:
+        row = self._rows[place]
+        bad = [np.full((one.shape[0], end, one.shape[2]), np.nan, one.dtype) for one in row]
+        for array, known in zip(bad, row, strict=True):
+            array[:, : known.shape[1]] = known
+        self.caches.kv.restore(place, bad)
+
+    @property
+    def _buffers(self) -> tuple[Tensor, ...]:
+        return self.caches.kv.keys + self.caches.kv.values
+
+
+def live(house: House, data: st.DataObject, longest: int) -> None:
+    """A life of a house: at each border rows are arranged anew, then some of them grow."""
+    for _ in range(data.draw(st.integers(1, 6))):
+        lengths = house.caches.row_lengths
+        house.arrange(data.draw(arrangements(lengths, house.limit)))
+        house.check()
+        for place in range(house.caches.batch):
+            slots = data.draw(st.integers(0, longest))
+            if slots:
+                house.grow(place, slots)
+        house.check()
