@@ -1,14 +1,18 @@
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import structs
 from numpy.typing import NDArray
 
+from runtime.arrangement import Seat
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.device.device import AcceptedPath, BatchSampler, SamplerBuffers, TreeBuffers
 from runtime.errors import HearthError
 from runtime.request import RequestOptions, RowRequest
 from runtime.sampling import RowSampler, Sample, child_keys, sample_rows, walk_tree
 from runtime.tensors.tensor import Tensor
+from tests.runtime.arrangements import arrangements
 
 VOCAB = 40
 PROMPTS = ([3, 4, 5, 5], [9, 9], [1])
@@ -49,8 +53,12 @@ def _logits(step: int, rows: int) -> NDArray[np.float32]:
     return np.random.default_rng(step).normal(size=(rows, VOCAB)).astype(np.float32) * 3
 
 
+def _sampler_of(row: RowRequest) -> RowSampler:
+    return RowSampler(row.options, row.token_ids, row.prompt_length, VOCAB)
+
+
 def _reference() -> list[RowSampler]:
-    return [RowSampler(row.options, row.token_ids, row.prompt_length, VOCAB) for row in _requests()]
+    return [_sampler_of(row) for row in _requests()]
 
 
 def test_rows_pick_what_they_pick_alone_over_a_growing_history_and_an_eviction() -> None:
@@ -73,23 +81,53 @@ def test_rows_pick_what_they_pick_alone_over_a_growing_history_and_an_eviction()
         buffers.lengths.array[:] += 1
 
 
-def test_newest_tokens_move_with_their_rows() -> None:
+@given(st.data())
+def test_rows_pick_what_they_pick_alone_wherever_they_are_placed(data: st.DataObject) -> None:
     sampler, buffers = _started()
-    buffers.next_tokens.array[:] = [7, 8, 9]
-    sampler.compact([-1, 0, 1])
-    assert buffers.next_tokens.array[:2].tolist() == [8, 9]
+    alone, newest = _reference(), [0, 0, 0]
+    for step in range(6):
+        arrangement = data.draw(arrangements([0] * len(alone), 3))
+        requests = data.draw(st.lists(st.sampled_from(_requests()), min_size=3, max_size=3))
+        seats = [Seat(place, requests[place]) for place, _ in arrangement.seats]
+        arrangement = arrangement._replace(seats=seats)
+        sampler.rearrange(arrangement)
+        alone = arrangement.settle(alone, _sampler_of)
+        newest = arrangement.settle(newest, lambda _: -9)
+        rows = arrangement.rows
+        kept = [place for place in range(rows) if newest[place] != -9]
+        assert buffers.next_tokens.array[kept].tolist() == [newest[place] for place in kept]
+        buffers.lengths.array[:] = 7 * step + np.arange(3)
+        # Decoding rows are picked, of those behind them the first alone: its prompt has ended.
+        decoding = data.draw(st.integers(0, rows))
+        newest = buffers.next_tokens.array[:rows].tolist()
+        for first, count, picked in (
+            (0, decoding, None),
+            (decoding, rows - decoding, min(1, rows - decoding)),
+        ):
+            logits = buffers.logits.view((count, VOCAB))
+            logits[:] = _logits(step, count)
+            end = count if picked is None else picked
+            ready = alone[first : first + end]
+            want = sample_rows(logits[:end], ready, range(7 * step + first, 7 * step + rows))
+            samples = sampler.sample(count, first, picked).result()
+            assert samples == [*want, *[Sample(-1)] * (count - end)]
+            for place, (one, sample) in enumerate(zip(ready, want, strict=True), first):
+                assert sample is not None
+                one.accept(sample.token_id)
+                newest[place] = sample.token_id
+        assert buffers.next_tokens.array[:rows].tolist() == newest
 
 
 def test_rows_with_prompt_left_are_only_checked() -> None:
     sampler, buffers = _started()
     logits = buffers.logits.view((3, VOCAB))
     logits[:] = _logits(0, 3)
-    logits[1, 7] = np.inf
+    logits[2, 7] = np.inf
     buffers.next_tokens.array[:] = 5
-    first, second, third = sampler.sample(3, waiting=2).result()
-    assert (first, second) == (Sample(-1), None)
-    assert third is not None
-    assert buffers.next_tokens.array.tolist() == [5, 5, third.token_id]
+    first, second, third = sampler.sample(3, picked=1).result()
+    assert (second, third) == (Sample(-1), None)
+    assert first is not None
+    assert buffers.next_tokens.array.tolist() == [first.token_id, 5, 5]
 
 
 def test_a_row_that_is_not_finite_fails_alone() -> None:

@@ -64,11 +64,21 @@ def test_rows_move_in_every_buffer() -> None:
         assert (second == 3).all()
 
 
-def test_a_row_is_zeroed_alone() -> None:
+def test_slots_of_a_row_are_zeroed_alone() -> None:
     storage, buffers = _storage()
-    storage.zero(1, 0, SLOTS, SLOTS)
+    storage.zero(1, 2, 5, SLOTS)
     for tensor in buffers:
-        assert [row.any() for row in tensor.array] == [True, False, True]
+        assert (tensor.array == 0).nonzero()[0].tolist() == [1] * HEADS * 3 * DIM
+        assert not tensor.array[1, :, 2:5].any()
+
+
+def test_new_rows_go_to_the_places_from_the_first_on() -> None:
+    storage, buffers = _storage()
+    fresh = [Tensor("new", np.full((2, HEADS, 2, DIM), -1, FLOAT)) for _ in buffers]
+    storage.write(fresh, Tensor("start", np.array([4, 1, 0])), (2, 2, SLOTS), 1)
+    for tensor in buffers:
+        written = [row.any(axis=(0, 2)).nonzero()[0].tolist() for row in tensor.array == -1]
+        assert written == [[], [4, 5], [1, 2]]
 
 
 def test_a_row_is_copied_out_and_in() -> None:

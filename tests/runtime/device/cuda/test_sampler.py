@@ -3,15 +3,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from msgspec import structs
 from numpy.typing import NDArray
 
+from runtime.arrangement import Arrangement, Seat
 from runtime.device.cuda.cuda_device import CudaDevice
 from runtime.device.cuda.sampler import CudaBatchSampler
 from runtime.device.device import SamplerBuffers
 from runtime.errors import HearthError
 from runtime.request import RequestOptions, RowRequest
 from runtime.sampling.batch import Sample
+from tests.runtime.arrangements import arrangements
 from tests.runtime.device.cuda.sampling_reference import Reference, random_params
 
 pytestmark = pytest.mark.gpu
@@ -36,18 +40,39 @@ class Bench:
         self.rows = [Reference(row, vocab) for row in rows]
 
     def step(
-        self, logits: NDArray[np.float32], positions: Sequence[int], waiting: int = 0
+        self,
+        logits: NDArray[np.float32],
+        positions: Sequence[int],
+        first: int = 0,
+        picked: int | None = None,
     ) -> list[Sample | None]:
         self.gpu.ring.upload(self.buffers.logits.address, logits)
-        self.gpu.ops.set_lengths(self.buffers.lengths, positions)
-        return self.sampler.sample(len(logits), waiting=waiting).result()
+        self.gpu.ops.set_lengths(self.buffers.lengths, [0] * first + list(positions))
+        return self.sampler.sample(len(logits), first, picked).result()
 
-    def check(self, logits: NDArray[np.float32], positions: Sequence[int]) -> None:
-        samples = self.step(logits, positions)
+    def check(
+        self,
+        logits: NDArray[np.float32],
+        positions: Sequence[int],
+        first: int = 0,
+        picked: int | None = None,
+    ) -> None:
+        wanted = self.gpu.read(self.buffers.next_tokens)
+        samples = self.step(logits, positions, first, picked)
+        end = len(samples) if picked is None else picked
+        assert samples[end:] == [Sample(-1)] * (len(samples) - end)
+        for i, sample in enumerate(samples[:end]):
+            self.rows[first + i].check(logits[i], positions[i], sample)
+            wanted[first + i] = -1 if sample is None else sample.token_id
+        assert self.gpu.read(self.buffers.next_tokens).tolist() == wanted.tolist()
+
+    def rearrange(self, arrangement: Arrangement) -> None:
         newest = self.gpu.read(self.buffers.next_tokens)
-        for i, sample in enumerate(samples):
-            self.rows[i].check(logits[i], positions[i], sample)
-            assert newest[i] == (-1 if sample is None else sample.token_id)
+        self.sampler.rearrange(arrangement)
+        self.rows = arrangement.settle(self.rows, lambda row: Reference(row, self.vocab))
+        for source, target, _ in arrangement.moves:
+            newest[target] = newest[source]
+        assert self.gpu.read(self.buffers.next_tokens).tolist() == newest.tolist()
 
 
 def request(params: RequestOptions, token_ids: Sequence[int] = (), prompt: int = 0) -> RowRequest:
@@ -127,15 +152,15 @@ def test_a_row_that_is_not_finite_fails_alone(
     bench.check(random_logits(np.random.default_rng(2), 3, vocab), [2, 3, 4])
 
 
-def test_waiting_rows_are_only_checked(gpu: CudaDevice) -> None:
+def test_rows_with_prompt_left_are_only_checked(gpu: CudaDevice) -> None:
     bench = Bench(gpu, 1000, [request(RequestOptions(temperature=t)) for t in (1, 0, 0, 1)])
     before = gpu.read(bench.buffers.next_tokens)
     logits = random_logits(np.random.default_rng(3), 4, 1000)
-    logits[1, 7] = np.nan
-    samples = bench.step(logits, [4] * 4, waiting=2)
-    assert samples[:2] == [Sample(-1), None]
-    assert (gpu.read(bench.buffers.next_tokens)[:2] == before[:2]).all()
-    for row in (2, 3):
+    logits[2, 7] = np.nan
+    samples = bench.step(logits, [4] * 4, picked=2)
+    assert samples[2:] == [None, Sample(-1)]
+    assert (gpu.read(bench.buffers.next_tokens)[2:] == before[2:]).all()
+    for row in (0, 1):
         bench.rows[row].check(logits[row], 4, samples[row])
 
 
@@ -150,18 +175,28 @@ def test_scores_that_leave_float32_fail(gpu: CudaDevice) -> None:
 
 
 @pytest.mark.parametrize("vocab", [31, 1000])
-def test_histories_follow_their_rows_through_evictions(gpu: CudaDevice, vocab: int) -> None:
-    rng = np.random.default_rng(6)
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_histories_follow_their_rows_wherever_they_are_placed(
+    gpu: CudaDevice, vocab: int, data: st.DataObject
+) -> None:
+    rng = np.random.default_rng(data.draw(st.integers(0, 1 << 30)))
     bench = Bench(gpu, vocab, random_rows(rng, vocab, 8))
-    for mapping in ([0, -1, 1, 2, 3, 4, 5, 6], [-1, 0, 1, -1, 2, 3, -1], [0, 1, 2, 3], [-1] * 4):
-        live = len(bench.rows)
-        for _ in range(3):
-            bench.check(random_logits(rng, live, vocab), rng.integers(0, 999, live).tolist())
-        newest = gpu.read(bench.buffers.next_tokens)
-        kept = [row for row in range(live) if mapping[row] >= 0]
-        bench.sampler.compact(mapping)
-        bench.rows = [bench.rows[row] for row in kept]
-        assert gpu.read(bench.buffers.next_tokens)[: len(kept)].tolist() == newest[kept].tolist()
+    for _ in range(5):
+        arrangement = data.draw(arrangements([0] * len(bench.rows), 8))
+        requests = random_rows(rng, vocab, 8)
+        seats = [Seat(place, requests[place]) for place, _ in arrangement.seats]
+        bench.rearrange(arrangement._replace(seats=seats))
+        rows = len(bench.rows)
+        decoding = data.draw(st.integers(0, rows))
+        picked = data.draw(st.integers(0, rows - decoding))
+        positions = rng.integers(0, 999, rows).tolist()
+        bench.check(random_logits(rng, decoding, vocab), positions[:decoding])
+        joiners = random_logits(rng, rows - decoding, vocab)
+        bench.check(joiners, positions[decoding:], decoding, picked)
+    bench.rearrange(Arrangement(0))
     assert bench.sampler.sample(0).result() == []
 
 
@@ -201,5 +236,6 @@ def test_settings_are_checked(gpu: CudaDevice) -> None:
         bench.sampler.begin([request(RequestOptions())] * 2)
     with pytest.raises(HearthError, match="cannot move"):
         bench.sampler.compact([1])
-    with pytest.raises(HearthError, match="cannot sample"):
-        bench.sampler.sample(2)
+    for wrong in ((2, 0, None), (1, 1, None), (1, 0, 2)):
+        with pytest.raises(HearthError, match="cannot sample"):
+            bench.sampler.sample(*wrong)

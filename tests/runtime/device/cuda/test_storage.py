@@ -49,18 +49,19 @@ class Caches:
 
 @pytest.mark.parametrize(("dtype", "head_dim"), SHAPES)
 @pytest.mark.parametrize("index", [np.int32, np.int64])
-@pytest.mark.parametrize("steps", [1, 5])
+@pytest.mark.parametrize("shape", [(1, 0), (5, 0), (5, 1)])
 def test_new_rows_are_written_from_each_rows_start(
-    gpu: CudaDevice, dtype: np.dtype[Any], head_dim: int, index: type, steps: int
+    gpu: CudaDevice, dtype: np.dtype[Any], head_dim: int, index: type, shape: tuple[int, int]
 ) -> None:
+    steps, first = shape
     caches = Caches(gpu, 4, dtype, head_dim)
     start = Tensor("start", np.array([0, 14, 3, 0], index))
     start_gpu = gpu.constant("start", start.array)
     for _ in range(2):
         fresh = [Tensor("new", caches.random((3, HEADS, steps, head_dim))) for _ in caches.host]
         fresh_gpu = [gpu.constant("new", tensor.array) for tensor in fresh]
-        caches.cpu.write(fresh, start, (3, steps, SLOTS))
-        caches.cuda.write(fresh_gpu, start_gpu, (3, steps, SLOTS))
+        caches.cpu.write(fresh, start, (3, steps, SLOTS), first)
+        caches.cuda.write(fresh_gpu, start_gpu, (3, steps, SLOTS), first)
         caches.check()
 
 
@@ -93,6 +94,25 @@ def test_rows_move_down_over_all_buffers(
     caches.check()
 
 
+@pytest.mark.parametrize(
+    "order",
+    [
+        [(3, 5), (0, 3)],
+        [(8, 0), (7, 8), (6, 7), (5, 6), (4, 5), (3, 4), (2, 3), (1, 2)],
+        [(7, 1), (0, 7), (5, 0), (8, 5), (2, 8)],
+    ],
+)
+def test_rows_move_up_and_down_in_any_order_of_free_targets(
+    gpu: CudaDevice, order: list[tuple[int, int]]
+) -> None:
+    caches = Caches(gpu, 9, np.dtype(np.float16), 8)
+    used = caches.rng.integers(1, SLOTS + 1, len(order)).tolist()
+    moves = [RowMove(*pair, length) for pair, length in zip(order, used, strict=True)]
+    caches.cpu.move(moves, (SLOTS, SLOTS))
+    caches.cuda.move(moves, (SLOTS, SLOTS))
+    caches.check()
+
+
 def test_more_moves_than_one_launch_takes(gpu: CudaDevice) -> None:
     caches = Caches(gpu, 150, np.dtype(np.float16), 8)
     moves = [RowMove(row + 1, row, SLOTS) for row in range(149)]
@@ -111,6 +131,10 @@ def test_a_row_is_saved_zeroed_and_restored(
         assert got.tobytes() == wanted.tobytes()
     caches.cpu.zero(1, 0, SLOTS, SLOTS)
     caches.cuda.zero(1, 0, SLOTS, SLOTS)
+    caches.check()
+    caches.cpu.zero(2, 3, 11, SLOTS)
+    caches.cuda.zero(2, 3, 11, SLOTS)
+    caches.cuda.zero(2, 4, 4, SLOTS)
     caches.check()
     caches.cpu.write_row(2, saved, SLOTS)
     caches.cuda.write_row(2, saved, SLOTS)
