@@ -48,6 +48,12 @@ def test_facts_are_asked_for_in_a_context_that_is_given_back() -> None:
     assert context.closed
 
 
+def test_an_integrated_gpu_has_no_free_memory_of_its_own() -> None:
+    context: Any = FakeContext()
+    context.free_memory = lambda: None
+    assert gpu_facts(lambda: context).memory_free is None
+
+
 def test_a_context_is_given_back_when_an_answer_fails() -> None:
     context: Any = FakeContext()
     context.driver = SimpleNamespace(call={}.__getitem__)

@@ -95,7 +95,9 @@ def test_two_that_ask_at_once_share_one_export(
     assert len(exports) == 1
 
 
-@pytest.mark.parametrize("harm", ["cut", "changed", "unreadable configuration", "no draft"])
+@pytest.mark.parametrize(
+    "harm", ["cut", "changed", "unreadable configuration", "no configuration", "no draft"]
+)
 def test_a_damaged_engine_is_built_again_and_that_is_said_in_one_line(
     tmp_path: Path, harm: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -109,6 +111,8 @@ def test_a_damaged_engine_is_built_again_and_that_is_said_in_one_line(
         data.write_bytes(data.read_bytes()[:-1] + b"?")
     elif harm == "unreadable configuration":
         (folder / "base_config.json").write_text("{")
+    elif harm == "no configuration":
+        (folder / "base_config.json").unlink()
     else:
         shutil.rmtree(folder / "draft")
     assert shipped_engine(shipped.SOURCE, shipped.DRAFT, tmp_path) == folder

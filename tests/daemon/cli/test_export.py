@@ -106,3 +106,10 @@ def test_what_this_machine_cannot_serve_is_told(
     told = run(str(REFERENCE), str(tmp_path / "engine")).stderr
     assert "this machine cannot serve it as it is: " in told
     assert (tmp_path / "engine" / "config.json").is_file()
+
+    def unreadable(*_: object) -> None:
+        raise HearthError("engine_missing", "a file cannot be read")
+
+    monkeypatch.setattr("daemon.check.load_engines", unreadable)
+    told = run(str(REFERENCE), str(tmp_path / "other")).stderr
+    assert "this machine cannot serve it as it is: a file cannot be read" in told

@@ -186,15 +186,21 @@ def test_a_failing_step_says_why(inner: FakeEngine, reason: str, code: str) -> N
     assert error.value.code == code
 
 
-def test_a_step_that_took_the_device_with_it_says_so(inner: FakeEngine) -> None:
+@pytest.mark.parametrize("call", ["profile", "address", "execute"])
+def test_a_call_that_took_the_device_with_it_says_so(inner: FakeEngine, call: str) -> None:
     class Lost(NumberedStream):
         def synchronize(self) -> None:
             raise HearthError("device_lost", "cuStreamSynchronize failed: CUDA_ERROR_LAUNCH_FAILED")
 
     engine = open_fake(inner)
-    inner.failing.add("execute")
-    with pytest.raises(HearthError, match="CUDA_ERROR_LAUNCH_FAILED") as error:
+    inner.failing.add(call)
+
+    def begin() -> None:
+        engine.use_profile(1, Lost())
         engine.run(step(2), Lost())
+
+    with pytest.raises(HearthError, match="CUDA_ERROR_LAUNCH_FAILED") as error:
+        begin()
     assert error.value.code == "device_lost"
 
 
