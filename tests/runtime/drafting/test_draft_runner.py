@@ -1,0 +1,105 @@
+"""Entries of prompts that are appended beside rows whose trees are proposed."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from runtime.arrangement import Arrangement
+from runtime.decoding.deployment import load_deployment
+from runtime.device.cpu.cpu_device import CpuDevice
+from runtime.drafting.draft_runner import DraftEntries, EagleDraftRunner
+from runtime.engine_folder import DRAFT_FOLDER
+from runtime.executor.engine import EngineOptions
+from runtime.executor.engine_executor import EngineExecutor
+from runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
+from runtime.steps.pipeline_io import PipelineIO
+from runtime.steps.shared_resources import SharedResources
+from tests.runtime.arrangements import REQUEST
+from tests.runtime.conftest import EngineFolders
+
+EAGLE = EagleDraftingConfig(drafting_top_k=2, drafting_step=3, verify_tree_size=8)
+TOKENS = list(range(3, 13))
+
+
+class Draft:
+    """A draft of so many rows, and random hidden states of a base at every place."""
+
+    def __init__(self, folder: Path, rows: int) -> None:
+        speculation = SpeculationOptions(method="eagle", eagle=EAGLE)
+        found = load_deployment(folder, RuntimeOptions(speculation=speculation))
+        assert found.draft is not None
+        device, options = CpuDevice(), EngineOptions(threads=1)
+        resources = SharedResources.create_for_llm(found.base, folder, device)
+        draft = folder / DRAFT_FOLDER
+        resources.add_draft(found.draft, draft, device)
+        self.io = PipelineIO.create_for_llm(found.base, resources, device)
+        executor = EngineExecutor.create_for_spec_decode_draft(draft, found.draft, options, device)
+        self.runner = EagleDraftRunner(found.draft, EAGLE, executor, resources, device)
+        for hidden in (*self.io.step.hidden, *self.io.prompt.hidden):
+            flat = hidden.array.reshape(-1, hidden.shape[2])
+            flat[:] = np.random.default_rng(1).normal(size=flat.shape)
+        for manager in resources.cache_managers:
+            manager.rearrange(Arrangement.fresh([REQUEST] * rows))
+
+    def prefill(self, begin: int, count: int, place: int) -> None:
+        """Entries of tokens from `begin` on, with the hidden state of the same number."""
+        entries = DraftEntries(
+            np.array([TOKENS[begin : begin + count]]),
+            [count],
+            [begin],
+            np.arange(begin, begin + count, dtype=np.int32)[None],
+        )
+        self.runner.execute_prefill_step(entries, self.io.prompt.hidden[0], place)
+
+    def accept(self, begin: int) -> NDArray[np.int32]:
+        """The next entry of place 0, from the tail of the base's hidden states, and its tree."""
+        hidden, prompt = self.io.step.hidden[0], self.io.prompt.hidden[0]
+        saved = self.io.waiting + 1
+        self.runner.save_hidden(prompt, [begin], hidden, saved)
+        entries = DraftEntries(
+            np.array([[TOKENS[begin]]]), [1], [begin], np.array([[saved]], np.int32)
+        )
+        self.runner.execute_accept_step(entries, hidden, 1)
+        self.runner.execute_proposal_steps(1)
+        self.runner.finish(self.io.trees, [True], EAGLE.tree_size)
+        return self.io.trees.ids.view((1, EAGLE.tree_size)).copy()
+
+
+def test_a_prompt_beside_a_row_with_trees_has_the_entries_that_it_has_alone(
+    tree_folders: EngineFolders, dialect: str
+) -> None:
+    folder = tree_folders("qwen3", dialect)
+    alone = Draft(folder, 1)
+    alone.prefill(0, 4, 0)
+    tree = alone.accept(4)
+    alone.prefill(5, 4, 0)
+    wanted = alone.runner.caches.capture(0, 9).attention
+
+    beside = Draft(folder, 3)
+    beside.prefill(0, 3, 2)
+    beside.prefill(0, 4, 0)
+    beside.prefill(3, 2, 2)
+    assert np.array_equal(beside.accept(4), tree)
+    beside.prefill(5, 4, 2)
+    assert beside.runner.caches.row_lengths == [5, 0, 9]
+    for got, row in zip(beside.runner.caches.capture(2, 9).attention, wanted, strict=True):
+        assert np.abs(got - row).max() < 1e-5
+    first = beside.runner.caches.capture(0, 5).attention
+    for got, row in zip(first, wanted, strict=True):
+        assert np.abs(got - row[:, :5]).max() < 1e-5
+
+
+@pytest.mark.parametrize("places", [[7], [9, 2, 30]])
+def test_hidden_states_are_saved_behind_those_of_a_step(
+    tree_folders: EngineFolders, dialect: str, places: list[int]
+) -> None:
+    draft = Draft(tree_folders("qwen3", dialect), 1)
+    (hidden,), (prompt,) = draft.io.step.hidden, draft.io.prompt.hidden
+    flat = hidden.array.reshape(-1, hidden.shape[2])
+    before = flat.copy()
+    first = draft.io.waiting + 1
+    draft.runner.save_hidden(prompt, places, hidden, first)
+    before[first : first + len(places)] = prompt.array.reshape(-1, prompt.shape[2])[places]
+    assert np.array_equal(flat, before)
