@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from msgspec import structs
 
 from runtime.arrangement import RowMove
 from runtime.caches.kv_cache_manager import KVCacheManager
@@ -66,6 +67,48 @@ def test_compaction_moves_rows_down() -> None:
     cache = _filled([7, 20, 30])
     cache.move([RowMove(1, 0, 20), RowMove(2, 1, 30)])
     _assert_holds(cache, [(1, 20), (2, 30)])
+
+
+@pytest.mark.parametrize(
+    ("longest", "bucket"), [(0, 256), (192, 256), (193, 512), (384, 512), (385, 600), (600, 600)]
+)
+def test_a_bucket_shrinks_to_one_with_a_quarter_left(longest: int, bucket: int) -> None:
+    lengths = [min(longest, 100), 0, longest]
+    cache = _filled([0, 0, 0])
+    cache.reserve(600, [0, 0, 0])
+    for tensor in cache.keys + cache.values:
+        for row, length in enumerate(lengths):
+            cache_view(cache, tensor, 3)[row, :, :length] = row
+    cache.shrink(longest, lengths)
+    assert cache.bucket == bucket
+    for tensor in cache.keys + cache.values:
+        for row, length in enumerate(lengths):
+            assert (cache_view(cache, tensor, 3)[row, :, :length] == row).all()
+    cache.shrink(0, [0, 0, 0])
+    assert cache.bucket == 256
+
+
+@pytest.mark.parametrize("grows", [True, False])
+def test_what_a_tree_left_behind_reaches_no_other_row(*, grows: bool) -> None:
+    cache = KVCacheManager(structs.replace(CONFIG, max_verify_tree_size=4), CpuDevice())
+    if not grows:
+        cache.reserve(512, [])
+    for tensor in cache.keys + cache.values:
+        cache_view(cache, tensor, 3)[:, :, 10:14] = np.nan
+    if grows:
+        cache.reserve(300, [10, 10, 10])
+    else:
+        cache.shrink(10, [10, 10, 10])
+    assert all(np.isfinite(tensor.array).all() for tensor in cache.keys + cache.values)
+
+
+def test_rows_that_begin_at_odd_addresses_are_refused_on_a_gpu() -> None:
+    config = structs.replace(CONFIG, device="cuda")
+    with pytest.raises(HearthError, match="a multiple of 32") as caught:
+        KVCacheManager(config, CpuDevice())
+    assert (caught.value.code, caught.value.field) == ("invalid_value", "capacity")
+    for right in ({"max_kv_cache_capacity": 608}, {"max_supported_batch_size": 1}):
+        KVCacheManager(structs.replace(config, **right), CpuDevice())
 
 
 def test_a_restart_begins_in_the_smallest_bucket() -> None:
