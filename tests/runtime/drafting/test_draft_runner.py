@@ -64,7 +64,8 @@ class Draft:
         self.runner.execute_accept_step(entries, hidden, 1)
         self.runner.execute_proposal_steps(1)
         self.runner.finish(self.io.trees, [True], EAGLE.tree_size)
-        return self.io.trees.ids.view((1, EAGLE.tree_size)).copy()
+        ids: NDArray[np.int32] = self.io.trees.ids.view((1, EAGLE.tree_size)).copy()
+        return ids
 
 
 def test_a_prompt_beside_a_row_with_trees_has_the_entries_that_it_has_alone(
