@@ -18,7 +18,7 @@ from bench.child_process import family_usage
 from bench.report import note, print_fields, publish
 from bench.toy_daemon import connected, engine_option, given_or_toy, simulated_flags
 from daemon.cli.errors import FAILED
-from daemon.cli.options import json_option
+from daemon.cli.options import NumberRange, json_option
 from daemon.own_daemon import own_daemon
 
 ABORT_SHARE = 0.2
@@ -63,10 +63,10 @@ class SoakFigures(msgspec.Struct, kw_only=True):
 
 
 @click.command()
-@click.option("--minutes", type=click.FloatRange(0.01), default=30.0, show_default=True)
+@click.option("--minutes", type=NumberRange(0.01), default=30.0, show_default=True)
 @click.option(
     "--step-ms",
-    type=click.FloatRange(0),
+    type=NumberRange(0, 60_000),
     help=f"Milliseconds a step of the simulated engine.  [{_STEP_MS:g}]",
 )
 @engine_option("the simulated engine")

@@ -1,6 +1,7 @@
 """Options that several commands share; those of the daemon are made from its settings."""
 
 from collections.abc import Callable, Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +24,17 @@ socket_option = click.option(
     metavar="PATH",
     help="Socket of the daemon; default $HEARTH_SOCKET, or where hearth serve puts it.",
 )
+
+
+class NumberRange(click.FloatRange):
+    """As click's, which lets pass what is no number: no comparison with it is true."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """The number; anything else is wrong usage."""
+        number = float(super().convert(value, param, ctx))
+        return number if isfinite(number) else self.fail(f"{value} is not a number", param, ctx)
 
 
 def with_options(options: Mapping[str, tuple[Any, str]]) -> Callable[[Command], Command]:

@@ -1,6 +1,7 @@
 import sys
 from importlib import import_module
 
+import pytest
 from click.testing import CliRunner
 
 from bench.commands import _COMMANDS, bench
@@ -20,3 +21,22 @@ def test_every_command_is_where_the_group_looks_for_it() -> None:
         module, _, attribute = lazy.target.partition(":")
         import_module(module)
         assert getattr(sys.modules[module], attribute).name == name
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("overhead", "--step-ms", "nan"),
+        ("overhead", "--step-ms", "60001"),
+        ("soak", "--step-ms", "inf"),
+        ("soak", "--minutes", "nan"),
+        ("soak", "--minutes", "inf"),
+        ("spec", "--tree", "4,3,160"),
+    ],
+)
+def test_what_nothing_takes_is_wrong_usage(
+    arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for work in ("overhead.given_or_toy", "soak.given_or_toy", "spec.command.engine_folder"):
+        monkeypatch.setattr(f"bench.{work}", pytest.fail)
+    assert CliRunner().invoke(bench, arguments).exit_code == 2
