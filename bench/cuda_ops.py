@@ -13,7 +13,7 @@ from msgspec import structs
 from numpy.typing import DTypeLike, NDArray
 
 from bench.random_model import SHAPE_06B
-from runtime.arrangement import RowMove
+from runtime.arrangement import Arrangement, RowMove
 from runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
 from runtime.device.cuda.stream import CudaEvent
 from runtime.device.device import (
@@ -250,7 +250,7 @@ def _begun(
     """The name of each setting, once the sampler has a batch of that kind."""
     for name, options in settings.items():
         row = structs.replace(history, options=structs.replace(options, max_tokens=9))
-        sampler.begin([row] * rows)
+        sampler.rearrange(Arrangement.fresh([row] * rows))
         yield name
 
 

@@ -10,6 +10,12 @@ from runtime.request import RequestOptions, RowRequest
 REQUEST = RowRequest(token_ids=[1, 2, 3], prompt_length=3, options=RequestOptions())
 
 
+def keep(*places: int) -> Arrangement:
+    """The rows at these places stay, in this order; the others leave."""
+    moves = [RowMove(*pair, 0) for pair in zip(places, range(len(places)), strict=True)]
+    return Arrangement(len(places), moves)
+
+
 @st.composite
 def arrangements(draw: st.DrawFn, lengths: Sequence[int], limit: int) -> Arrangement:
     """Any arrangement of rows of these lengths in a house of `limit` places."""

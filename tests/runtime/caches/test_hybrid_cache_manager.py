@@ -8,6 +8,7 @@ from runtime.caches.hybrid_cache_manager import HybridCacheManager
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
+from tests.runtime.arrangements import keep
 from tests.runtime.caches.views import cache_view
 
 CONFIG = simulated_config(layers=2, max_batch=4, capacity=1024)
@@ -84,19 +85,12 @@ def test_eviction_keeps_the_order_and_contents_of_the_rows_that_stay(
 ) -> None:
     caches = _started([length for length, _ in rows])
     kept = [row for row, (_, stays) in enumerate(rows) if stays]
-    caches.compact([kept.index(row) if row in kept else -1 for row in range(len(rows))])
+    caches.rearrange(keep(*kept))
     assert caches.row_lengths == [rows[row][0] for row in kept]
     assert caches.lengths.array[len(kept) :].tolist() == [0] * (4 - len(kept))
     for place, row in enumerate(kept):
         for tensor in caches.attention_layer(0):
             assert (cache_view(caches.kv, tensor, 4)[place, :, : rows[row][0]] == row + 1).all()
-
-
-@pytest.mark.parametrize("mapping", [[1, 0], [0, 2], [0], [1, -1]])
-def test_an_eviction_that_reorders_rows_is_refused(mapping: list[int]) -> None:
-    caches = _started([3, 4])
-    with pytest.raises(HearthError, match="order of the rows"):
-        caches.compact(mapping)
 
 
 def test_a_row_continues_after_a_restored_prefix() -> None:

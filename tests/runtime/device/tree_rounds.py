@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 from msgspec import structs
 
-from runtime.arrangement import RowMove
+from runtime.arrangement import Arrangement, RowMove
 from runtime.device.device import (
     AcceptedPath,
     CacheStorage,
@@ -123,15 +123,17 @@ class Rounds:
         self.sampler = device.batch_sampler(
             SamplerBuffers(self.logits, self.step.lengths, self.step.next_tokens, self.trees)
         )
-        self.sampler.begin(
-            [
-                RowRequest(
-                    token_ids=prompt,
-                    prompt_length=len(prompt),
-                    options=structs.replace(one, max_tokens=99),
-                )
-                for prompt, one in zip(prompts, params, strict=True)
-            ]
+        self.sampler.rearrange(
+            Arrangement.fresh(
+                [
+                    RowRequest(
+                        token_ids=prompt,
+                        prompt_length=len(prompt),
+                        options=structs.replace(one, max_tokens=99),
+                    )
+                    for prompt, one in zip(prompts, params, strict=True)
+                ]
+            )
         )
         shape = (rows, HEADS, SLOTS, 1)
         self.keys, self.values = Tensor.zeros("k", shape, INT), Tensor.zeros("v", shape, INT)
@@ -166,7 +168,7 @@ class Rounds:
         kept = [number for number in range(self.rows) if number != row]
         moves = [RowMove(old, new, self.lengths[old]) for new, old in enumerate(kept)]
         self.storage.move(moves, (SLOTS, SLOTS))
-        self.sampler.compact([kept.index(old) if old in kept else -1 for old in range(self.rows)])
+        self.sampler.rearrange(Arrangement(len(kept), moves))
         self.step.lengths.array[: len(kept)] = self.step.lengths.array[kept]
         self.texts = [self.texts[old] for old in kept]
         self.lengths = [self.lengths[old] for old in kept]

@@ -5,14 +5,14 @@ from hypothesis import strategies as st
 from msgspec import structs
 from numpy.typing import NDArray
 
-from runtime.arrangement import Seat
+from runtime.arrangement import Arrangement, Seat
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.device.device import AcceptedPath, BatchSampler, SamplerBuffers, TreeBuffers
 from runtime.errors import HearthError
 from runtime.request import RequestOptions, RowRequest
 from runtime.sampling import RowSampler, Sample, child_keys, sample_rows, walk_tree
 from runtime.tensors.tensor import Tensor
-from tests.runtime.arrangements import arrangements
+from tests.runtime.arrangements import arrangements, keep
 
 VOCAB = 40
 PROMPTS = ([3, 4, 5, 5], [9, 9], [1])
@@ -45,7 +45,7 @@ def _started(width: int = 1) -> tuple[BatchSampler, SamplerBuffers]:
         trees=TreeBuffers(ids, parents, packed),
     )
     sampler = CpuDevice().batch_sampler(buffers)
-    sampler.begin(_requests())
+    sampler.rearrange(Arrangement.fresh(_requests()))
     return sampler, buffers
 
 
@@ -66,7 +66,7 @@ def test_rows_pick_what_they_pick_alone_over_a_growing_history_and_an_eviction()
     alone = _reference()
     for step in range(8):
         if step == 4:
-            sampler.compact([0, -1, 1])
+            sampler.rearrange(keep(0, 2))
             del alone[1]
             buffers.lengths.array[:2] = buffers.lengths.array[[0, 2]]
         rows = len(alone)
@@ -243,7 +243,7 @@ def test_trees_are_seen_in_the_shape_of_the_round() -> None:
 def test_a_sampler_without_trees_refuses_a_round() -> None:
     _, buffers = _started()
     sampler = CpuDevice().batch_sampler(buffers._replace(trees=None))
-    sampler.begin(_requests())
+    sampler.rearrange(Arrangement.fresh(_requests()))
     with pytest.raises(HearthError) as caught:
         sampler.verify(1, 1)
     assert caught.value.code == "internal"

@@ -5,10 +5,11 @@ import sys
 import numpy as np
 from msgspec import structs
 
-from runtime.arrangement import RowMove
+from runtime.arrangement import Arrangement, RowMove
 from runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
 from runtime.device.device import ProposalBuffers, SamplerBuffers, StepBuffers, TreeBuffers
 from runtime.request import RequestOptions, RowRequest
+from tests.runtime.arrangements import keep
 from tests.runtime.device.cuda import tree_buffers
 from tests.runtime.device.cuda.tree_buffers import Shape, on_gpu
 
@@ -60,20 +61,22 @@ def run_sampler(gpu: CudaDevice, index: "np.dtype[np.signedinteger]") -> None:
         RequestOptions(frequency_penalty=0.5, presence_penalty=0.1),
         RequestOptions(temperature=1, top_k=2500, top_p=0.99, logprobs=3),
     ]
-    sampler.begin(
-        [
-            RowRequest(
-                token_ids=[1, VOCAB - 1, 1],
-                prompt_length=1,
-                options=structs.replace(params, max_tokens=9),
-            )
-            for params in settings
-        ]
+    sampler.rearrange(
+        Arrangement.fresh(
+            [
+                RowRequest(
+                    token_ids=[1, VOCAB - 1, 1],
+                    prompt_length=1,
+                    options=structs.replace(params, max_tokens=9),
+                )
+                for params in settings
+            ]
+        )
     )
-    sampler.sample(ROWS, waiting=2).result()
+    sampler.sample(ROWS, picked=2).result()
     sampler.sample(3, 2, 1).result()
     sampler.sample(ROWS).result()
-    sampler.compact([-1, 0, 1, 2, 3])
+    sampler.rearrange(keep(1, 2, 3, 4))
     samples = sampler.sample(ROWS - 1).result()
     sys.stdout.write(f"{[sample.token_id for sample in samples if sample]}\n")
 
@@ -123,13 +126,17 @@ def run_walks(
     ]
     for kinds in (params, params[:1]):
         settings = [kinds[row % len(kinds)] for row in range(rows)]
-        sampler.begin(
-            [
-                RowRequest(
-                    token_ids=[1, 2], prompt_length=1, options=structs.replace(each, max_tokens=9)
-                )
-                for each in settings
-            ]
+        sampler.rearrange(
+            Arrangement.fresh(
+                [
+                    RowRequest(
+                        token_ids=[1, 2],
+                        prompt_length=1,
+                        options=structs.replace(each, max_tokens=9),
+                    )
+                    for each in settings
+                ]
+            )
         )
         for size in (2, width):
             gpu.tree_ops.plant(trees, *tree_buffers.random_trees(rng, rows, size))

@@ -15,7 +15,7 @@ from runtime.device.device import SamplerBuffers
 from runtime.errors import HearthError
 from runtime.request import RequestOptions, RowRequest
 from runtime.sampling.batch import Sample
-from tests.runtime.arrangements import arrangements
+from tests.runtime.arrangements import arrangements, keep
 from tests.runtime.device.cuda.sampling_reference import Reference, random_params
 
 pytestmark = pytest.mark.gpu
@@ -36,7 +36,7 @@ class Bench:
             next_tokens=gpu.zeros("next", (count,), np.dtype(np.int32)),
         )
         self.sampler: CudaBatchSampler = gpu.batch_sampler(self.buffers)
-        self.sampler.begin(rows)
+        self.sampler.rearrange(Arrangement.fresh(rows))
         self.rows = [Reference(row, vocab) for row in rows]
 
     def step(
@@ -231,11 +231,11 @@ def test_settings_are_checked(gpu: CudaDevice) -> None:
     bad: list[Any] = [RequestOptions(top_p=0.0), RequestOptions(logit_bias=((31, 1.0),))]
     for params in bad:
         with pytest.raises(HearthError, match=r"must be|names token"):
-            bench.sampler.begin([request(params)])
+            bench.sampler.rearrange(Arrangement.fresh([request(params)]))
     with pytest.raises(HearthError, match="exceed"):
-        bench.sampler.begin([request(RequestOptions())] * 2)
+        bench.sampler.rearrange(Arrangement.fresh([request(RequestOptions())] * 2))
     with pytest.raises(HearthError, match="cannot move"):
-        bench.sampler.compact([1])
+        bench.sampler.rearrange(keep(1))
     for wrong in ((2, 0, None), (1, 1, None), (1, 0, 2)):
         with pytest.raises(HearthError, match="cannot sample"):
             bench.sampler.sample(*wrong)

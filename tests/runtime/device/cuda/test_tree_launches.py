@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from runtime.arrangement import Arrangement
 from runtime.device.cuda.compiler import KernelCompiler
 from runtime.device.cuda.context import CudaContext
 from runtime.device.cuda.cuda_device import CudaDevice
@@ -155,7 +156,7 @@ def test_nodes_are_scanned_first_where_multiprocessors_are_enough(
     )
     sampler = gpu.batch_sampler(buffers)
     row = RowRequest(token_ids=[1], prompt_length=1, options=structs.replace(params, max_tokens=9))
-    sampler.begin([row] * ROWS)
+    sampler.rearrange(Arrangement.fresh([row] * ROWS))
     queue.api.calls.clear()
     sampler.verify(ROWS, width)
     assert queue.grids() == grids
