@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from runtime.arrangement import Arrangement
+from runtime.arrangement import Arrangement, RowMove, Seat, Stale
+from runtime.caches.hybrid_cache_manager import HybridCacheManager
 from runtime.device.cuda.compiler import KernelCompiler
 from runtime.device.cuda.context import CudaContext
 from runtime.device.cuda.cuda_device import CudaDevice
@@ -16,6 +17,7 @@ from runtime.device.cuda.path_commit import check_path
 from runtime.device.cuda.tree_ops import CudaTreeOps
 from runtime.device.device import ProposalBuffers, SamplerBuffers, StepBuffers, TreeBuffers
 from runtime.errors import HearthError
+from runtime.executor.simulated_engine import simulated_config
 from runtime.request import RequestOptions, RowRequest
 from tests.runtime.device.cuda.fake_driver import FakeDriver
 from tests.runtime.device.cuda.tree_buffers import (
@@ -173,6 +175,36 @@ def test_the_slots_of_all_layers_move_in_one_launch(queue: Queue) -> None:
     assert queue.counts() == (1, 1)
     storage.commit_path(np.array([[0, 1], [0, 1]], np.int32), [5, 7], 64)
     assert queue.counts() == (0, 0)
+
+
+def test_rows_are_placed_anew_without_waiting_for_queued_steps(queue: Queue) -> None:
+    gpu = queue.device
+    config = simulated_config(layers=28, max_batch=ROWS, capacity=64)
+    caches = HybridCacheManager(structs.replace(config, device="cuda"), gpu)
+    buffers = SamplerBuffers(
+        gpu.zeros("logits", (ROWS, 1, 5000), FLOAT),
+        caches.lengths,
+        gpu.zeros("next", (ROWS,), INT32),
+    )
+    sampler = gpu.batch_sampler(buffers)
+    plain, penalised = (
+        RowRequest(token_ids=[1], prompt_length=1, options=options)
+        for options in (RequestOptions(), RequestOptions(presence_penalty=1.0))
+    )
+    for owner in (caches, sampler):
+        owner.rearrange(Arrangement.fresh([plain, penalised, plain]))
+    caches.commit([5, 6, 7])
+    queue.api.calls.clear()
+    arrangement = Arrangement(3, [RowMove(1, 0, 6)], [Seat(1, penalised)])
+    caches.rearrange(arrangement._replace(stale=[Stale(1, 0, 9)]))
+    # Moves, stale slots of all layers, lengths.
+    assert queue.counts() == (3, 0)
+    sampler.rearrange(arrangement)
+    # A history and the newest tokens move; a new history and the settings come.
+    assert queue.counts() == (3, 2)
+    for owner in (caches, sampler):
+        owner.rearrange(Arrangement(2))
+    assert queue.counts() == (1, 1)
 
 
 def test_a_path_must_ascend_within_the_slots() -> None:
