@@ -229,10 +229,14 @@ def test_signals_behind_a_drain_that_is_over_change_nothing(slow: OwnDaemon) -> 
     os.kill(child_of(slow.pid), signal.SIGSTOP)
     os.kill(slow.pid, signal.SIGTERM)
     wait_until(lambda: not slow.socket.exists())
-    while slow.runs:
-        os.kill(slow.pid, signal.SIGTERM)
-        time.sleep(0.02)
-    assert slow.wait(10) == 0
+
+    def ended_under_signals() -> bool:
+        if slow.runs:
+            os.kill(slow.pid, signal.SIGTERM)
+        return not slow.runs
+
+    wait_until(ended_under_signals, 30.0)
+    assert slow.wait(1) == 0
     assert "stopping at once" not in slow.log()
 
 
