@@ -19,8 +19,8 @@ __device__ unit* block_of(const Rows& rows, int row, int head) {
   return buffer + ((long long)row * rows.heads + head) * rows.slots * rows.width;
 }
 
-// `fresh` has the addresses of new rows [rows, heads, steps, head_dim], whose row 0 is place `first`;
-// grid x covers heads * steps * width, y the rows, z the buffers.
+// `fresh` has the addresses of new rows [rows, heads, steps, head_dim], the first of which is place
+// `first`; grid x covers heads * steps * width, y the rows, z the buffers.
 extern "C" __global__ void write_rows(Rows rows, const unsigned long long* fresh,
                                       const INDEX* start, int steps, int first) {
   int offset = blockIdx.x * blockDim.x + threadIdx.x;
