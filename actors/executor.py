@@ -108,7 +108,7 @@ class ExecutorActor:
             self._to_tokenizer.send_blocking(step, SEND_TIMEOUT_S)
 
     def _end(self, batch: ExecutorBatch) -> None:
-        unfinished = batch.continuations(self._runtime.release())
+        unfinished = batch.continuations(self._runtime.release)
         self._batch = None
         # Behind the tokens: were it heard without them, their requests would never end.
         self._to_tokenizer.send_blocking(BatchEnded(batch.number, unfinished), SEND_TIMEOUT_S)
@@ -178,7 +178,6 @@ class ExecutorActor:
         """Fail what runs and what waits: the daemon stops, so no batch goes on elsewhere."""
         if self._batch is not None:
             self._tell_failed(self._batch.live, _SHUTTING_DOWN)
-            self._runtime.release()
         while (message := self._inbox.receive_nowait()) is not None:
             self._tell_failed(list(message.rows), _SHUTTING_DOWN)
 

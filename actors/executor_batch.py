@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from actors.messages import Continuation, RequestRound, Step
 from runtime.decoding.batch_runtime import StepResult
@@ -53,10 +53,7 @@ class ExecutorBatch:
         ]
         return Step(rids, result.tokens, result.ended, prefill_s, rounds)
 
-    def continuations(self, unfinished: Sequence[tuple[int, list[int]]]) -> list[Continuation]:
+    def continuations(self, release: Callable[[int], list[int] | None]) -> list[Continuation]:
         """The rows that the runtime would go on with, as the scheduler takes them back."""
-        return [
-            Continuation(self._rids[row], generated)
-            for row, generated in unfinished
-            if self._rids[row] in self._live
-        ]
+        given_back = ((rid, release(row)) for rid, row in self._live.items())
+        return [Continuation(rid, tokens) for rid, tokens in given_back if tokens is not None]

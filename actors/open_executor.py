@@ -61,17 +61,16 @@ def _warm_up(runtime: LLMInferenceRuntime) -> None:
     """Ready means that a prefill and a decode step have worked."""
     options = RequestOptions(max_tokens=2, ignore_eos=True)
     runtime.admit([RowRequest(token_ids=[0], prompt_length=1, options=options)])
-    try:
-        while runtime.active:
-            for token in runtime.step().tokens:
-                if token.error is not None:
-                    raise HearthError(
-                        "engine_corrupt",
-                        "the engine's first step gave no finite numbers: export the model again",
-                        "engine",
-                    )
-    finally:
-        runtime.release()
+    while runtime.active:
+        result = runtime.step()
+        if result.failure is not None:
+            raise result.failure
+        if any(token.error is not None for token in result.tokens):
+            raise HearthError(
+                "engine_corrupt",
+                "the engine's first step gave no finite numbers: export the model again",
+                "engine",
+            )
 
 
 def _check_answer(runtime: LLMInferenceRuntime, settings: ExecutorSettings) -> None:

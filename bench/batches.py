@@ -52,7 +52,7 @@ def run_batch(runtime: LLMInferenceRuntime, rows: Sequence[RowRequest]) -> Batch
     steps: list[TimedStep] = []
     live = len(rows)
     started = prefilled = time.perf_counter()
-    runtime.admit(rows)
+    numbers = runtime.admit(rows)
     try:
         while runtime.active:
             result = runtime.step()
@@ -66,8 +66,8 @@ def run_batch(runtime: LLMInferenceRuntime, rows: Sequence[RowRequest]) -> Batch
                 live -= token.finish is not None
     finally:
         ended = time.perf_counter()
-        for row in range(len(rows)):
-            runtime.leave(row)
+        for number in numbers:
+            runtime.leave(number)
     return BatchRun(
         rows=tokens, steps=steps, prefill_s=prefilled - started, generation_s=ended - prefilled
     )

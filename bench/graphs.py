@@ -118,7 +118,6 @@ class GraphRun:
             if live and self._rng.random() < _CANCEL_SHARE:
                 runtime.leave(live.pop(int(self._rng.integers(len(live)))))
                 found.cancels += 1
-        runtime.release()
 
     def _row(self) -> RowRequest:
         ids = self._rng.integers(3, self._runtime.config.vocab_size, self._rng.integers(*_PROMPT))

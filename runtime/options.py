@@ -44,6 +44,11 @@ class EagleDraftingConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Tokens that one round can give."""
         return self.drafting_step + 1
 
+    @property
+    def room(self) -> int:
+        """Free cache slots that a round needs in a row, of base and draft."""
+        return max(self.tree_size, self.proposal_size, self.most_accepted)
+
 
 class SpeculationOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How the runtime speculates.
@@ -68,8 +73,10 @@ class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True):
     `engine_kind` "simulated" puts a simulated engine with steps of `step_ms` milliseconds behind
     the folder's vocabulary and limits; a prefill step takes `prefill_us` microseconds more for each
     token that it computes, padding included. `device` "" is the one that the folder was exported
-    for. `verify` checks the digest of every file, and in the daemon the known answer. `speculation`
-    says how several tokens a step are tried; it changes the speed, and the text at near-ties alone.
+    for. `verify` checks the digest of every file, and in the daemon the known answer. What a chunk
+    of prompt adds to the wait of rows that decode is at most `prefill_budget` decode steps.
+    `speculation` says how several tokens a step are tried; it changes the speed, and the text at
+    near-ties alone.
     """
 
     threads: int = 0
@@ -81,6 +88,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True):
     device: Literal["", "cpu", "cuda"] = ""
     step_ms: float = 0.0
     prefill_us: float = 0.0
+    prefill_budget: float = 1.0
     speculation: SpeculationOptions = SpeculationOptions()
 
 

@@ -1,12 +1,16 @@
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.arrangement import Arrangement, RowMove, Seat, Stale
 from runtime.config import LLMEngineRunnerConfig
 from runtime.request import FinishReason, RowRequest, RowToken
 from runtime.sampling import Sample
+
+PATIENCE = 4
+"""Chunks in which newcomers may pass a joiner before the house is closed to others."""
 
 
 class RowState(Enum):
@@ -22,46 +26,52 @@ class RowState(Enum):
 _LIVE = RowState.LIVE
 
 
-def tokens_to_generate(row: RowRequest, config: LLMEngineRunnerConfig) -> int:
+def tokens_to_generate(row: RowRequest, capacity: int) -> int:
     """How many tokens a row is to generate in all: what it asks for, or as many as fit."""
     asked = row.options.max_tokens
-    return config.max_kv_cache_capacity - row.prompt_length if asked is None else asked
+    return capacity - row.prompt_length if asked is None else asked
 
 
 class DecodingRow:
     """One row of a running batch.
 
-    `index` is the row's place in the caller's order. `filled` counts the tokens that the caches
-    hold once all queued steps have ended; `unplanned` the tokens up to its limit that none of these
-    steps picks. `plain` rows take no trees, as their own have failed.
+    `number` is what its tokens are reported by. `filled` counts the tokens that the caches hold
+    once all queued steps have ended; `unplanned` the tokens up to its limit that none of these
+    steps picks; `passed` the chunks that newcomers had before it since its own last one. `plain`
+    rows take no trees, as their own have failed.
     """
 
     __slots__ = (
         "_end_tokens",
         "_longest",
         "filled",
-        "index",
         "initial",
+        "number",
         "options",
+        "passed",
         "plain",
         "prompt_length",
+        "request",
         "state",
         "token_ids",
         "unplanned",
     )
 
-    def __init__(self, index: int, request: RowRequest, config: LLMEngineRunnerConfig) -> None:
-        self.index = index
+    def __init__(
+        self, number: int, request: RowRequest, capacity: int, end_tokens: frozenset[int]
+    ) -> None:
+        self.number = number
+        self.request = request
         self.token_ids = list(request.token_ids)
         self.initial: NDArray[np.int64] = np.array(request.token_ids, np.int64)
         self.prompt_length = request.prompt_length
         self.options = request.options
         self.plain = False
-        self.filled = 0
+        self.filled = self.passed = 0
         self.state = _LIVE
-        self._longest = request.prompt_length + tokens_to_generate(request, config)
+        self._longest = request.prompt_length + tokens_to_generate(request, capacity)
         self.unplanned = self._longest - len(self.token_ids)
-        self._end_tokens = frozenset(() if request.options.ignore_eos else config.eos_token_ids)
+        self._end_tokens = frozenset[int]() if request.options.ignore_eos else end_tokens
 
     @property
     def prompt_left(self) -> int:
@@ -98,71 +108,197 @@ class DecodingRow:
             finish = "length"
         if finish is not None:
             self.state = RowState.FINISHED
-        return RowToken(self.index, token_id, sample.logprob, sample.top, finish)
+        return RowToken(self.number, token_id, sample.logprob, sample.top, finish)
 
     def fail(self, code: str) -> RowToken:
         """End the row with an error and report it."""
         self.state = RowState.FAILED
-        return RowToken(self.index, -1, error=code)
+        return RowToken(self.number, -1, error=code)
 
 
 class DecodingInferenceContext:
-    """The rows of one batch and their way from the caller's order to the engine's.
+    """The rows of a running batch by place, and how they are placed anew between two steps.
 
-    `rows[i]` is row i of the engine. Rows begin longest first, so that those with prompt left are
-    always the first ones; eviction keeps the order. A row whose last token is still being picked
-    has left `rows` and is live until that token is known.
+    `rows[i]` is row i of the engine. The first `decoding` rows decode; those behind them have
+    prompt left, the shortest rest first. A row whose last token is still being picked has left
+    `rows` and is live until that token is known. `room` counts the slots that a step may write
+    behind the filled ones, and a row leaves all but one of them free at its end.
     """
 
-    def __init__(self, requests: Sequence[RowRequest], config: LLMEngineRunnerConfig) -> None:
-        order = sorted(range(len(requests)), key=lambda index: -len(requests[index].token_ids))
-        self.rows = [DecodingRow(index, requests[index], config) for index in order]
-        self._by_index = {row.index: row for row in self.rows}
-
-    @property
-    def live_rows(self) -> list[DecodingRow]:
-        """The rows that have not ended."""
-        return [row for row in self._by_index.values() if row.state is _LIVE]
+    def __init__(self, config: LLMEngineRunnerConfig, room: int = 1) -> None:
+        self.rows: list[DecodingRow] = []
+        self.decoding = 0
+        self.capacity = config.max_kv_cache_capacity - (room - 1)
+        self._places = config.max_supported_batch_size
+        self._slots = config.max_kv_cache_capacity
+        self._end_tokens = frozenset(config.eos_token_ids)
+        # What a decode step writes beyond the filled slots: only a joiner's place gets such.
+        self._tree = room if room > 1 else 0
+        self._coming: list[DecodingRow] = []
+        self._by_number: dict[int, DecodingRow] = {}
+        self._next = 0
+        self._lost = False
 
     @property
     def any_live(self) -> bool:
         """Whether a row has not ended."""
-        return any(row.state is _LIVE for row in self._by_index.values())
+        return any(row.state is _LIVE for row in self._by_number.values())
 
     @property
-    def has_prompt_left(self) -> bool:
-        """Whether a prompt is still to be prefilled; the first row has the longest."""
-        return bool(self.rows and self.rows[0].prompt_left)
+    def decoders(self) -> list[DecodingRow]:
+        """The rows that decode, by place."""
+        return self.rows[: self.decoding]
 
     @property
-    def all_run_on(self) -> bool:
-        """Whether every row of the engine goes on: there is nothing to evict."""
-        return all(row.runs_on for row in self.rows)
+    def joiners(self) -> list[DecodingRow]:
+        """The rows with prompt left, which lie behind those."""
+        return self.rows[self.decoding :]
 
     @property
-    def prefilling(self) -> list[DecodingRow]:
-        """The rows with prompt left: the first ones of the batch."""
-        return [row for row in self.rows if row.prompt_left]
+    def places(self) -> int:
+        """Places that no row needs from the next step on."""
+        going = sum(row.runs_on for row in self.rows)
+        return self._places - going - sum(row.runs_on for row in self._coming)
 
-    def leave(self, index: int) -> None:
-        """Let the caller's row `index` leave; unknown and ended rows are ignored."""
-        row = self._by_index.get(index)
+    @property
+    def free(self) -> int:
+        """Places that rows can take now: none while a joiner waits that newcomers keep passing."""
+        joiners = self.joiners
+        closed = any(row.passed >= PATIENCE and row.runs_on for row in joiners)
+        return 0 if closed else self.places
+
+    def admit(self, requests: Iterable[RowRequest]) -> list[int]:
+        """Take rows, which get their places by the next `arrange`; gives their numbers.
+
+        Numbers count on from 0, and start again where no row is live.
+        """
+        if not self.any_live:
+            self._next, self._by_number = 0, {}
+        first = self._next
+        for request in requests:
+            row = DecodingRow(self._next, request, self.capacity, self._end_tokens)
+            self._by_number[row.number] = row
+            self._coming.append(row)
+            self._next += 1
+        return list(range(first, self._next))
+
+    def leave(self, number: int) -> None:
+        """Let a row leave; unknown and ended rows are ignored."""
+        row = self._by_number.get(number)
         if row is not None and row.state is _LIVE:
             row.state = RowState.CANCELLED
 
-    def fail_all(self) -> None:
-        """Mark every row as failed: what the caches hold of it is unknown."""
-        for row in (*self.rows, *self.live_rows):
-            row.state = RowState.FAILED
+    def release(self, number: int) -> list[int] | None:
+        """Let a row leave that would go on, with its tokens beyond the prompt; else None.
 
-    def evict(self) -> list[int]:
-        """Drop the rows that do not go on; gives for each old row its new place, or -1."""
-        mapping: list[int] = []
-        kept: list[DecodingRow] = []
-        for row in self.rows:
-            stays = row.runs_on
-            mapping.append(len(kept) if stays else -1)
-            if stays:
-                kept.append(row)
-        self.rows = kept
-        return mapping
+        A row whose last token is being picked ends by itself.
+        """
+        row = self._by_number.get(number)
+        if row is None or not row.runs_on:
+            return None
+        row.state = RowState.CANCELLED
+        return row.generated
+
+    def fail_all(self) -> None:
+        """Mark every row as failed: what the caches hold in any place is unknown."""
+        for row in (*self.rows, *self._by_number.values()):
+            row.state = RowState.FAILED
+        self._lost = True
+
+    def prefilled(self, lengths: Sequence[int]) -> int:
+        """Count so many prompt tokens of the first joiners; how many of these decode from now on.
+
+        Those are the first of them, as they had the least prompt left.
+        """
+        joiners = self.joiners
+        chunk = joiners[: len(lengths)]
+        newest = max(row.number for row in chunk)
+        ended = 0
+        for row, added in zip(chunk, lengths, strict=True):
+            row.filled += added
+            row.passed = 0
+            if not row.prompt_left:
+                row.unplanned -= 1
+                ended += 1
+        for row in joiners[len(chunk) :]:
+            row.passed += row.number < newest
+        self.decoding += ended
+        return ended
+
+    def decoded(self) -> None:
+        """Count a token of every decoding row."""
+        for row in self.decoders:
+            row.filled += 1
+            row.unplanned -= 1
+
+    def arrange(self, unread: Iterable[tuple[DecodingRow, int]] = ()) -> Arrangement | None:
+        """Place the rows anew for the next step; None where all stay and nobody comes.
+
+        `unread` has the tokens that queued steps add to each row whose numbers nobody has seen.
+        The last decoding rows fill the gaps of those that ended. Joiners close up and keep their
+        order, and new rows are seated among them.
+        """
+        before = self.rows
+        if not self._coming and not self._lost and all(row.runs_on for row in before):
+            return None
+        staying = self.decoders
+        place = 0
+        while place < len(staying):
+            if staying[place].runs_on:
+                place += 1
+                continue
+            last = staying.pop()
+            if place < len(staying):
+                staying[place] = last
+        rest = (row for row in (*self.joiners, *self._coming) if row.runs_on)
+        joiners = sorted(rest, key=lambda row: row.prompt_left)
+        self.rows, self.decoding, self._coming = [*staying, *joiners], len(staying), []
+        self._by_number = {n: row for n, row in self._by_number.items() if row.state is _LIVE}
+        found = self._arrangement({row: place for place, row in enumerate(before)}, unread)
+        self._lost = False
+        return found
+
+    def _arrangement(
+        self, before: dict[DecodingRow, int], unread: Iterable[tuple[DecodingRow, int]]
+    ) -> Arrangement:
+        """What leads from the places `before` to those of `rows`."""
+        fills: list[RowMove] = []
+        downs: list[RowMove] = []
+        ups: list[RowMove] = []
+        seats: list[Seat] = []
+        for target, row in enumerate(self.rows):
+            source = before.get(row)
+            if source is None:
+                seats.append(Seat(target, row.request))
+            elif source != target:
+                into = fills if target < self.decoding else downs if target < source else ups
+                into.append(RowMove(source, target, row.filled))
+        moves = [*fills, *downs, *reversed(ups)]
+        stale = self._stale(before, unread, {move.target: move.used for move in moves})
+        return Arrangement(len(self.rows), moves, seats, stale)
+
+    def _stale(
+        self,
+        before: dict[DecodingRow, int],
+        unread: Iterable[tuple[DecodingRow, int]],
+        used: dict[int, int],
+    ) -> list[Stale]:
+        """What rows leave behind that may not be finite, but for what the next row there fills."""
+        if self._lost:
+            return [Stale(place, 0, self._slots) for place in range(self._places)]
+        unseen: dict[DecodingRow, int] = {}
+        for row, added in unread:
+            unseen[row] = unseen.get(row, 0) + added
+        stale = []
+        for row, place in before.items():
+            if place < len(self.rows) and self.rows[place] is row:
+                continue
+            begin = row.filled - unseen.get(row, 0)
+            # A decode step that ran padded wrote a token behind those of a joiner.
+            end = row.filled + max(self._tree, bool(row.prompt_left))
+            if row.state is RowState.FAILED:
+                begin, end = 0, self._slots
+            begin, end = max(begin, used.get(place, 0)), min(end, self._slots)
+            if begin < end:
+                stale.append(Stale(place, begin, end))
+        return stale

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from runtime.arrangement import Arrangement
+from runtime.decoding.prefill_budget import Chunk
 from runtime.decoding.vanilla import PendingStep, VanillaStrategy
 from runtime.device.device import BatchSampler
 from runtime.errors import HearthError
@@ -34,7 +36,7 @@ class AnswerReport(msgspec.Struct, kw_only=True):
 
 
 class AnswerCheck:
-    """One check, between batches: all ids are prefilled, and half of them decoded.
+    """One check, while no row is active: all ids are prefilled, and half of them decoded.
 
     The latter in a batch of one and in the largest, whose rows have prompts of different lengths.
     A bias forces each token; what is compared is what the engine gave before the bias.
@@ -63,24 +65,27 @@ class AnswerCheck:
                 seconds = max(0.0, began + SECONDS - time.monotonic()) / 2
                 longest = max(1, min(half, int(ids * seconds / (batch * a_prefill))))
                 prompts = [longest - row * longest // batch for row in range(batch)]
-                self._force(prompts, ids - half, began + SECONDS)
+                self._force(sorted(prompts), ids - half, began + SECONDS)
         finally:
             self._runner.reset(0)
         self._report.seconds = time.monotonic() - began
         return self._report
 
     def _force(self, prompts: Sequence[int], decodes: int, until: float = 0.0) -> None:
-        """Prefill so many ids of each row, the longest first, and decode those behind them."""
-        context = DecodingInferenceContext(self._rows(prompts), self._config)
+        """Prefill so many ids of each row, the shortest first, and decode those behind them."""
+        context = DecodingInferenceContext(self._config)
+        context.admit(self._rows(prompts))
+        context.arrange()
         self._runner.reset(len(prompts))
-        self._sampler.begin(self._rows(prompts))
-        while context.has_prompt_left:
-            self._compare(self._strategy.prefill_step(context), prompts)
+        self._sampler.rearrange(Arrangement.fresh(self._rows(prompts)))
+        while rows := context.joiners:
+            chunk = Chunk(len(rows), min(self._config.prefill_chunk, rows[-1].prompt_left))
+            self._compare(self._strategy.prefill_step(context, chunk), prompts)
         for done in range(1, decodes + 1):
             if done > LEAST_DECODES and time.monotonic() > until:
                 return
             filled = [prompt + done for prompt in prompts]
-            self._sampler.begin(self._rows(filled))
+            self._sampler.rearrange(Arrangement.fresh(self._rows(filled)))
             self._compare(self._strategy.decode_step(context), filled)
 
     def _rows(self, filled: Sequence[int]) -> list[RowRequest]:

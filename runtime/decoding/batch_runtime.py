@@ -5,13 +5,15 @@ import msgspec
 
 from runtime.decoding.metrics import StageMetrics
 from runtime.drafting.metrics import EagleGenerationMetrics
+from runtime.errors import HearthError
 from runtime.request import RowRequest, RowRound, RowToken
 
 
 class StepResult(msgspec.Struct):
     """What one step gave; times in seconds of the monotonic clock.
 
-    A row may have several tokens, in their order. `rounds` are the rows that speculated.
+    A row may have several tokens, in their order. `rounds` are the rows that speculated. `failure`
+    is why a prefill failed: its rows end with that error, and the others go on.
     """
 
     kind: Literal["prefill", "decode", "verify"]
@@ -19,12 +21,13 @@ class StepResult(msgspec.Struct):
     started: float
     ended: float
     rounds: list[RowRound] = []
+    failure: HearthError | None = None
 
 
 class BatchRuntime(Protocol):
     """What a loop asks of a runtime: admit rows, step while any is active, let rows leave.
 
-    Rows are numbered in the order in which they were admitted.
+    Rows are numbered in the order in which they were admitted, from 0 again when none is active.
     """
 
     prefill_metrics: StageMetrics
@@ -36,11 +39,15 @@ class BatchRuntime(Protocol):
     def active(self) -> bool:
         """Whether a row goes on."""
 
+    @property
+    def free(self) -> int:
+        """How many rows can take places before the next step."""
+
     def check(self, row: RowRequest) -> None:
         """Refuse a row that `admit` would refuse; the error names the field."""
 
-    def admit(self, rows: Sequence[RowRequest]) -> None:
-        """Take rows, all or none, while none is active; raises naming the field at fault."""
+    def admit(self, rows: Sequence[RowRequest]) -> list[int]:
+        """Take rows, all or none, and give their numbers; raises naming the field at fault."""
 
     def step(self) -> StepResult:
         """Run one prefill chunk, one decode step or one round of speculation."""
@@ -48,5 +55,5 @@ class BatchRuntime(Protocol):
     def leave(self, row: int) -> None:
         """Let a row leave before the next step; nothing more is reported for it."""
 
-    def release(self) -> list[tuple[int, list[int]]]:
-        """Let all rows leave: those that would go on, with their tokens beyond the prompt."""
+    def release(self, row: int) -> list[int] | None:
+        """Let a row leave that would go on: its tokens beyond the prompt; None if it has ended."""

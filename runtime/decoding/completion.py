@@ -16,21 +16,24 @@ from runtime.text import TextStream, Tokenizer
 def complete(
     runtime: BatchRuntime, request: GenerationRequest, tokenizer: Tokenizer | None
 ) -> GenerationResponse:
-    """Run a batch to its end; text and stop strings need a tokenizer."""
+    """Run rows to their end, alone in the house; text and stop strings need a tokenizer."""
     outcomes = [_RowOutcome(row.options.stop, tokenizer) for row in request.rows]
     seconds = {"prefill": 0.0, "decode": 0.0, "verify": 0.0}
     steps = 0
-    runtime.admit(request.rows)
+    numbers = runtime.admit(request.rows)
+    of_row = dict(zip(numbers, outcomes, strict=True))
     try:
         while runtime.active:
             result = runtime.step()
             steps += 1
             seconds[result.kind] += result.ended - result.started
             for token in result.tokens:
-                if outcomes[token.row].take(token):
+                if of_row[token.row].take(token):
                     runtime.leave(token.row)
     finally:
-        runtime.release()
+        if runtime.active:
+            for number in numbers:
+                runtime.leave(number)
     return GenerationResponse(
         rows=[outcome.result() for outcome in outcomes],
         prefill_s=seconds["prefill"],

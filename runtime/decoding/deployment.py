@@ -17,6 +17,8 @@ from runtime.options import (
 Method = Literal["off", "lookup", "eagle"]
 Asked = Method | Literal["auto"]
 _LOOKUP_TOKENS = 4
+_LEAST_TOKENS = 2
+"""What a row has to hold: a token of prompt and one behind it."""
 _SHARED = ("backend", "device", "dialect", "dtype", "vocab_size", "hidden_size")
 """Fields that a draft has in common with its base, beside the width of the hidden states."""
 
@@ -34,6 +36,17 @@ class DeploymentConfig(NamedTuple):
     speculation: SpeculationOptions = SpeculationOptions()
     draft: LLMEngineRunnerConfig | None = None
     chosen: str = ""
+    prefill_budget: float = 1.0
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that a row holds: a round of speculation needs room behind them."""
+        room = 1
+        if self.method == "lookup":
+            room += self.speculation.lookup_tokens
+        elif self.method == "eagle":
+            room = self.drafting.room
+        return self.base.max_kv_cache_capacity - (room - 1)
 
     @property
     def drafting(self) -> EagleDraftingConfig:
@@ -70,6 +83,23 @@ def resolve_deployment(
     stored: LLMEngineRunnerConfig, draft: LLMEngineRunnerConfig | None, options: RuntimeOptions
 ) -> DeploymentConfig:
     """The engines within the limits asked for; raises naming the option that cannot be met."""
+    found = _resolve(stored, draft, options)
+    if found.capacity < _LEAST_TOKENS and options.speculation.method == "auto":
+        off = structs.replace(options.speculation, method="off")
+        found = _resolve(stored, draft, structs.replace(options, speculation=off))
+    if found.capacity < _LEAST_TOKENS:
+        raise HearthError(
+            "invalid_value",
+            f"speculation leaves {found.capacity} tokens of a row of "
+            f"{found.base.max_kv_cache_capacity}: raise the capacity, or turn it off",
+            "capacity",
+        )
+    return found._replace(prefill_budget=options.prefill_budget)
+
+
+def _resolve(
+    stored: LLMEngineRunnerConfig, draft: LLMEngineRunnerConfig | None, options: RuntimeOptions
+) -> DeploymentConfig:
     speculation = options.speculation
     check_speculation(speculation)
     base = effective_config(stored, options)

@@ -76,6 +76,8 @@ def _check_options(options: RuntimeOptions) -> None:
     for name in ("threads", "max_batch", "capacity", "step_ms", "prefill_us"):
         if getattr(options, name) < 0:
             raise HearthError("invalid_value", f"{name} must not be negative", name)
+    if not options.prefill_budget > 0:
+        raise HearthError("invalid_value", "prefill_budget must be above 0", "prefill_budget")
     if options.capacity == 1:
         raise HearthError("invalid_value", "capacity must leave room for an answer", "capacity")
 

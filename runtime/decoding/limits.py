@@ -4,16 +4,18 @@ from runtime.request import RowRequest
 from runtime.rows import tokens_to_generate
 
 
-def check_row(config: LLMEngineRunnerConfig, row: RowRequest) -> None:
-    """Refuse a row that cannot be served to its end; the error names the field."""
+def check_row(config: LLMEngineRunnerConfig, row: RowRequest, capacity: int) -> None:
+    """Refuse a row that cannot be served to its end; the error names the field.
+
+    `capacity` counts the tokens that a row holds.
+    """
     _check_prompt(config, row)
     generated = len(row.token_ids) - row.prompt_length
-    wanted = tokens_to_generate(row, config)
-    if row.prompt_length >= config.max_kv_cache_capacity:
+    wanted = tokens_to_generate(row, capacity)
+    if row.prompt_length >= capacity:
         raise HearthError(
             "capacity_exceeded",
-            f"the prompt leaves no room in the {config.max_kv_cache_capacity} tokens of a row: "
-            "shorten it",
+            f"the prompt leaves no room in the {capacity} tokens of a row: shorten it",
             "token_ids",
         )
     if wanted <= generated:
@@ -24,11 +26,10 @@ def check_row(config: LLMEngineRunnerConfig, row: RowRequest) -> None:
             "max_tokens",
         )
     needed = row.prompt_length + wanted
-    if needed > config.max_kv_cache_capacity:
+    if needed > capacity:
         raise HearthError(
             "capacity_exceeded",
-            f"prompt and max_tokens need {needed} tokens, a row holds "
-            f"{config.max_kv_cache_capacity}: ask for fewer",
+            f"prompt and max_tokens need {needed} tokens, a row holds {capacity}: ask for fewer",
             "max_tokens",
         )
 

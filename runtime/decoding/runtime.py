@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from runtime.arrangement import RowOwner
 from runtime.decoding.answer_check import AnswerCheck, AnswerReport
 from runtime.decoding.assembly import assemble
 from runtime.decoding.batch_runtime import StepResult
@@ -12,6 +13,7 @@ from runtime.decoding.completion import complete
 from runtime.decoding.deployment import DeploymentConfig, load_engines, resolve_deployment
 from runtime.decoding.limits import check_row
 from runtime.decoding.metrics import StageMetrics
+from runtime.decoding.prefill_budget import PrefillBudget, Prompt
 from runtime.decoding.speculative import PendingRound, SpeculativeStrategy
 from runtime.decoding.vanilla import PendingStep, VanillaStrategy
 from runtime.device.device import BatchSampler, Device
@@ -24,20 +26,19 @@ from runtime.known_answer import KnownAnswer
 from runtime.memory.system import available_memory
 from runtime.options import RuntimeOptions
 from runtime.request import GenerationRequest, GenerationResponse, RowRequest, check_options
-from runtime.rows import DecodingInferenceContext, RowState
+from runtime.rows import DecodingInferenceContext, DecodingRow, RowState
 from runtime.steps.engine_runner import LLMEngineRunner
 from runtime.text import Tokenizer
 from runtime.undo import undoing
 
 
 class LLMInferenceRuntime:
-    """Generates for synchronous batches: admit, step while rows are active, release.
+    """Generates for rows that join and leave between two steps: admit, step while any is active.
 
-    It belongs to one thread. Row numbers are always those of the caller's order. On a device
-    that works beside the host, a step is queued before the tokens of the step before are read;
-    what only the host can decide then takes effect a step later, and the token that was picked
-    too many is dropped. Where rows leave, and at the end of a batch, the host waits for the step
-    that runs: only then is it known which rows hold finite numbers.
+    It belongs to one thread. Decode steps, or rounds of speculation, are of all rows whose prompts
+    are done, and take turns with chunks of prompt of the others. On a device that works beside the
+    host, a step is queued before the tokens of the step before are read; what only the host can
+    decide then takes effect a step later, and the token that was picked too many is dropped.
     """
 
     def __init__(
@@ -46,25 +47,34 @@ class LLMInferenceRuntime:
         device: Device,
         sampler: BatchSampler,
         speculation: SpeculativeStrategy | None = None,
+        prefill_budget: float = 1.0,
     ) -> None:
-        self.config = runner.get_engine_config()
-        self.max_batch = self.config.max_supported_batch_size
-        self.capacity = self.config.max_kv_cache_capacity
+        self.config = config = runner.get_engine_config()
+        self.max_batch = config.max_supported_batch_size
         self.prefill_metrics = StageMetrics()
         self.generation_metrics = StageMetrics()
         self.speculation_metrics = EagleGenerationMetrics()
+        self._owners: list[RowOwner] = [runner.get_kv_cache(), sampler]
+        room = 1
         if speculation is not None:
             self.speculation_metrics = speculation.metrics
+            self._owners.append(speculation.proposer)
+            room = speculation.proposer.room
         self.chosen = ""
         """Why batch and capacity are smaller than exported, where nobody asked for that."""
         self._runner = runner
-        self._caches = runner.get_kv_cache()
         self._device = device
         self._sampler = sampler
         self._strategy = VanillaStrategy(runner, sampler)
         self._speculation = speculation
-        self._context: DecodingInferenceContext | None = None
-        self._queued: deque[PendingStep | PendingRound] = deque()
+        self._context = DecodingInferenceContext(config, room)
+        self.capacity = self._context.capacity
+        """Tokens that a row holds."""
+        self._budget = PrefillBudget(
+            config.prefill_chunk, config.max_kv_cache_capacity, prefill_budget
+        )
+        self._queued: deque[PendingStep] = deque()
+        self._decode_next = False
         self._collected = 0.0
 
     @classmethod
@@ -100,14 +110,20 @@ class LLMInferenceRuntime:
         device = open_device(config.device) if device is None else device
         with undoing() as undo:
             undo.callback(device.close)
-            runtime = cls(*assemble(deployment, folder, options, device))
+            parts = assemble(deployment, folder, options, device)
+            runtime = cls(*parts, prefill_budget=deployment.prefill_budget)
         runtime.chosen = deployment.chosen
         return runtime
 
     @property
     def active(self) -> bool:
-        """Whether a row of the batch goes on."""
-        return self._context is not None and self._context.any_live
+        """Whether a row goes on."""
+        return self._context.any_live
+
+    @property
+    def free(self) -> int:
+        """How many rows can take places before the next step."""
+        return self._context.free
 
     @property
     def counters(self) -> GraphCounters:
@@ -116,7 +132,7 @@ class LLMInferenceRuntime:
 
     def check(self, row: RowRequest) -> None:
         """Refuse a row that `admit` would refuse; the error names the field."""
-        check_row(self.config, row)
+        check_row(self.config, row, self.capacity)
         if row.options.speculation and self._speculation is None:
             raise HearthError(
                 "unsupported_option",
@@ -125,94 +141,72 @@ class LLMInferenceRuntime:
             )
         check_options(row.options, self.config.output_vocab_size)
 
-    def admit(self, rows: Sequence[RowRequest]) -> None:
-        """Take a batch; refuses it whole, naming the field, when a row cannot be served.
+    def admit(self, rows: Sequence[RowRequest]) -> list[int]:
+        """Take rows, which get their places before the next step, and give their numbers.
 
-        A batch whose rows have all ended is over; while one is active no other can join.
+        Refuses all of them, naming the field, where one cannot be served or places are too few.
         """
-        if self.active:
-            raise HearthError("internal", "rows are active: release them before others come")
-        if not 1 <= len(rows) <= self.max_batch:
+        if not 1 <= len(rows) <= self.free:
             raise HearthError(
-                "invalid_value", f"a batch has 1 to {self.max_batch} rows, not {len(rows)}", "rows"
+                "invalid_value", f"{self.free} places are free, for {len(rows)} rows", "rows"
             )
         for row in rows:
             self.check(row)
-        self.release()
-        context = DecodingInferenceContext(rows, self.config)
-        self._runner.reset(len(rows))
-        self._sampler.begin([rows[row.index] for row in context.rows])
-        if self._speculation is not None:
-            self._speculation.proposer.begin(len(rows))
-        self._context = context
+        return self._context.admit(rows)
 
     def step(self) -> StepResult:
-        """Give the result of the next prefill chunk or decode step.
+        """Give the result of the next prefill chunk, decode step or round.
 
-        Rows that ended have left before a step is queued. Raises `executor_failed` or
-        `device_lost` when the engine fails; the batch is lost then.
+        Rows that ended have left, and new ones have their places, before a step is queued. A chunk
+        that fails ends its own rows, which the result tells. Raises `executor_failed` or
+        `device_lost` when the engine fails otherwise; all rows are lost then.
         """
-        context = self._context
-        if context is None or not context.any_live:
+        context, speculation, queued = self._context, self._speculation, self._queued
+        if not context.any_live:
             raise HearthError("internal", "no row is active: admit rows before a step")
-        speculation, queued = self._speculation, self._queued
         try:
-            if speculation is not None and self._evict(context) and speculation.wanted(context):
-                # A round needs every token to be known to the host: the queue runs empty first.
-                if not queued:
-                    queued.append(speculation.round(context))
-            else:
-                while len(queued) <= self._device.steps_ahead and self._evict(context):
-                    prefill = context.has_prompt_left
-                    queue = self._strategy.prefill_step if prefill else self._strategy.decode_step
-                    pending = queue(context)
-                    queued.append(pending)
+            while len(queued) <= self._device.steps_ahead and self._arrange():
+                if context.joiners and not (context.decoding and self._decode_next):
+                    failed = self._prefill()
+                    if failed is not None:
+                        return failed
+                elif speculation is not None and speculation.wanted(context):
+                    # A round needs every token to be known to the host: the queue runs empty first.
+                    if queued:
+                        break
+                    self._decode_next = False
+                    return self._collect(speculation.round(context))
+                else:
+                    self._decode_next = False
+                    queued.append(self._strategy.decode_step(context))
                     if speculation is not None:
-                        speculation.follow(pending)
+                        speculation.follow(queued[-1])
             step = queued.popleft()
-            tokens = step.collect()
+            while queued and all(row.state is not RowState.LIVE for row in step.rows):
+                step = queued.popleft()
+            return self._collect(step)
         except BaseException:
             queued.clear()
             context.fail_all()
             raise
-        # A step that waited behind another began when that one ended.
-        started = max(step.started, self._collected)
-        self._collected = time.monotonic()
-        seconds = self._collected - started
-        metrics = self.prefill_metrics if step.kind == "prefill" else self.generation_metrics
-        metrics.record(step.filled, seconds)
-        if speculation is not None and step.kind == "decode":
-            speculation.record_step(len(step.rows), seconds)
-        return StepResult(step.kind, tokens, started, self._collected, step.rounds)
 
     def leave(self, row: int) -> None:
         """Let a row leave before the next step; nothing more is reported for it."""
-        if self._context is not None:
-            self._context.leave(row)
+        self._context.leave(row)
 
-    def release(self) -> list[tuple[int, list[int]]]:
-        """Let all rows leave: those that would go on, with all their tokens beyond the prompt.
+    def release(self, row: int) -> list[int] | None:
+        """Let a row leave that would go on: its tokens beyond the prompt; None if it has ended.
 
-        They come in the caller's order. Slots that may hold non-finite numbers are zeroed.
+        A row whose last token is being picked ends by itself.
         """
-        context, self._context = self._context, None
-        if context is None:
-            return []
-        unfinished = sorted((row.index, row.generated) for row in context.live_rows)
-        try:
-            self._zero_failed(context)
-        finally:
-            self._queued.clear()
-            self._runner.reset(0)
-        return unfinished
+        return self._context.release(row)
 
     def capture(self, batch_sizes: Sequence[int]) -> list[str]:
-        """Capture the decode and speculation steps of these batch sizes; only between batches.
+        """Capture the decode and speculation steps of these batch sizes while no row is active.
 
         Tells what makes steps slower than they could be.
         """
-        if self._context is not None:
-            raise HearthError("internal", "capture between batches, not in one")
+        self._clear("capture")
         if not all(1 <= size <= self.max_batch for size in batch_sizes):
             raise HearthError(
                 "invalid_value", f"a batch has 1 to {self.max_batch} rows", "batch_sizes"
@@ -233,57 +227,103 @@ class LLMInferenceRuntime:
         return slower
 
     def check_answer(self, answer: KnownAnswer) -> AnswerReport:
-        """Force the engine through a known answer; only between batches.
+        """Force the engine through a known answer while no row is active.
 
         Raises `wrong_answer` where the engine gives another, and what a step raises.
         """
-        if self._context is not None:
-            raise HearthError("internal", "check the answer between batches, not in one")
+        self._clear("check the answer")
         return AnswerCheck(answer, self._runner, self._sampler).run()
 
     def handle_request(
         self, request: GenerationRequest, tokenizer: Tokenizer | None = None
     ) -> GenerationResponse:
-        """Generate for a whole batch; without a tokenizer there is no text and no stop string."""
+        """Generate for a whole batch while no other row is active.
+
+        Without a tokenizer there is no text and no stop string.
+        """
+        self._clear("take a whole request")
         return complete(self, request, tokenizer)
 
     def close(self) -> None:
-        """Drop the batch, captured graphs and the engine.
+        """Drop the rows, captured graphs and the engine.
 
         What one of them raises does not keep the others back; `device_lost` is not raised again.
         """
+        self._queued.clear()
         try:
             with ExitStack() as closing:
                 closing.callback(self._runner.close)
                 if self._speculation is not None:
                     closing.callback(self._speculation.proposer.close)
-                self.release()
         except HearthError as error:
             if error.code != "device_lost":
                 raise
 
-    def _evict(self, context: DecodingInferenceContext) -> bool:
-        """Let rows that ended leave; whether any go on."""
-        if not context.all_run_on:
-            self._zero_failed(context)
-            mapping = context.evict()
-            self._caches.compact(mapping)
-            self._sampler.compact(mapping)
+    def _clear(self, what: str) -> None:
+        """Let rows that ended leave their places; raises `internal` where one is active."""
+        if self.active:
+            raise HearthError("internal", f"{what} while no row is active")
+        self._arrange()
+        self._queued.clear()
+
+    def _arrange(self) -> bool:
+        """Let rows that ended leave and new ones take their places; whether any go on."""
+        unread = (
+            pair for step in self._queued for pair in zip(step.rows, step.lengths, strict=True)
+        )
+        arrangement = self._context.arrange(unread)
+        if arrangement is not None:
+            for owner in self._owners:
+                owner.rearrange(arrangement)
+        return bool(self._context.rows)
+
+    def _prefill(self) -> StepResult | None:
+        """Queue the next chunk; where that fails, what it reports for its rows."""
+        context, joiners, started = self._context, self._context.joiners, time.monotonic()
+        self._decode_next = True
+        prompts = [Prompt(row.filled, row.prompt_left) for row in joiners]
+        chunk = self._budget.choose(prompts, limited=context.decoding > 0)
+        try:
+            pending = self._strategy.prefill_step(context, chunk)
             if self._speculation is not None:
-                self._speculation.proposer.compact(mapping)
-        return bool(context.rows)
+                self._speculation.follow(pending)
+        except (HearthError, MemoryError) as error:
+            return _failed(joiners[: chunk.rows], started, error)
+        self._queued.append(pending)
+        return None
 
-    def _zero_failed(self, context: DecodingInferenceContext) -> None:
-        """Zero what the rows hold that failed, or that fail in a step whose tokens are unread.
+    def _collect(self, step: PendingStep | PendingRound) -> StepResult:
+        """Wait for a step and take note of its time."""
+        try:
+            tokens = step.collect()
+        except HearthError as error:
+            if step.kind != "prefill":
+                raise
+            return _failed(step.rows, step.started, error)
+        # A step that waited behind another began when that one ended.
+        started = max(step.started, self._collected)
+        self._collected = time.monotonic()
+        seconds = self._collected - started
+        metrics = self.prefill_metrics if step.kind == "prefill" else self.generation_metrics
+        metrics.record(step.filled, seconds)
+        if step.kind == "prefill":
+            self._budget.record_prefill(step.computed, seconds)
+        else:
+            self._budget.record_decode(seconds)
+        if self._speculation is not None and step.kind == "decode":
+            self._speculation.record_step(len(step.rows), seconds)
+        return StepResult(step.kind, tokens, started, self._collected, step.rounds)
 
-        It waits for such a step: a row that leaves, and the copy that a row which moves leaves
-        behind, cannot be found again.
-        """
-        # A round is collected by the call that queues it.
-        unread = (step for step in self._queued if isinstance(step, PendingStep))
-        spoiled = {row.index for step in unread for row in step.spoiled()}
-        for place, row in enumerate(context.rows):
-            if row.state is RowState.FAILED or row.index in spoiled:
-                self._caches.zero_row(place)
-                if self._speculation is not None:
-                    self._speculation.proposer.zero_row(place)
+
+def _failed(
+    rows: Sequence[DecodingRow], started: float, error: HearthError | MemoryError
+) -> StepResult:
+    """What a chunk reports that failed, for its rows alone; raises `device_lost` again."""
+    if isinstance(error, MemoryError):
+        error = HearthError(
+            "out_of_memory", "no memory for a chunk of prompts: use a smaller batch"
+        )
+    if error.code == "device_lost":
+        raise error
+    tokens = [row.fail(error.code) for row in rows if row.state is RowState.LIVE]
+    return StepResult("prefill", tokens, started, time.monotonic(), failure=error)

@@ -46,37 +46,30 @@ class SpeculativeStrategy:
         self._sampler = sampler
         self._trees = trees
         self._policy = policy
-        self._capacity = runner.get_engine_config().max_kv_cache_capacity
 
     def wanted(self, context: DecodingInferenceContext) -> bool:
-        """Whether the batch is to take a round next, as far as the known tokens say."""
-        rows = context.rows
-        if not rows or context.has_prompt_left:
-            return False
+        """Whether the decoding rows are to take a round next, as far as the known tokens say."""
+        rows = context.decoders
         speculating = self._speculating(rows)
-        return (
-            any(speculating)
-            and max(row.filled for row in rows) + self.proposer.room <= self._capacity
-            and self.proposer.ready(rows, speculating)
-        )
+        return any(speculating) and self.proposer.ready(rows, speculating)
 
     def round(self, context: DecodingInferenceContext) -> "PendingRound":
-        """Queue a round; all tokens of the rows must be known."""
+        """Queue a round of the decoding rows; all their tokens must be known."""
         started = time.monotonic()
-        rows = context.rows
+        rows = context.decoders
         speculating = self._speculating(rows)
         sizes = self.proposer.propose(rows, speculating, self._trees)
         drafted = time.monotonic()
         width = self._width(sizes)
         self._runner.execute_eagle_base_tree_decoding_step(len(rows), width)
         paths = self._sampler.verify(len(rows), width)
-        plan = RoundPlan(list(rows), sizes, width, all(speculating), started, drafted)
+        plan = RoundPlan(rows, sizes, width, all(speculating), started, drafted)
         return PendingRound(self, plan, paths)
 
     def follow(self, step: PendingStep) -> None:
         """Let the proposer keep step with what was queued without it."""
         if step.kind == "prefill":
-            self.proposer.prefilled(step.rows, step.lengths)
+            self.proposer.prefilled(step.rows, step.lengths, step.first)
         else:
             self.proposer.stepped(step.rows)
 
@@ -133,7 +126,7 @@ class PendingRound:
 
     def __init__(self, strategy: SpeculativeStrategy, plan: RoundPlan, paths: PendingPaths) -> None:
         self.rounds: list[RowRound] = []
-        self.filled = 0
+        self.filled = self.computed = 0
         self.rows = plan.rows
         self.started = plan.started
         self._strategy = strategy
@@ -153,7 +146,7 @@ class PendingRound:
             gained = _take(row, path)
             tokens += gained
             if size > 1 and path is not None:
-                self.rounds.append(RowRound(row.index, size - 1, len(gained)))
+                self.rounds.append(RowRound(row.number, size - 1, len(gained)))
         paths = [path or _NOTHING for path in found]
         self.filled = sum(len(path.nodes) for path in paths)
         self._strategy.finish(self._plan, paths, self.rounds)

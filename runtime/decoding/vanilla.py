@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.decoding.prefill_budget import Chunk
 from runtime.device.device import BatchSampler, PendingSamples
 from runtime.request import RowRound, RowToken
 from runtime.rows import DecodingInferenceContext, DecodingRow
@@ -13,28 +14,29 @@ from runtime.steps.engine_runner import LLMEngineRunner
 
 
 class PendingStep(msgspec.Struct, frozen=True):
-    """A step that was queued: its rows, in the engine's order, and the tokens to come.
+    """A step that was queued: its rows, by place from `first` on, and the tokens to come.
 
-    `filled` counts the tokens that it puts into the caches, `lengths` those of each row, `started`
-    is in seconds of the monotonic clock.
+    `lengths` are the tokens that it puts into the caches of each row, `computed` those that the
+    engine runs, with padding. `started` is in seconds of the monotonic clock.
     """
 
     kind: Literal["prefill", "decode"]
     rows: list[DecodingRow]
     samples: PendingSamples
-    filled: int
     started: float
     lengths: list[int]
+    computed: int
+    first: int = 0
+
+    @property
+    def filled(self) -> int:
+        """Tokens that it puts into the caches."""
+        return sum(self.lengths)
 
     @property
     def rounds(self) -> list[RowRound]:
         """None: these are no rounds of speculation."""
         return []
-
-    def spoiled(self) -> list[DecodingRow]:
-        """Wait for the rows whose numbers were not finite, also those that left meanwhile."""
-        samples = self.samples.result()
-        return [row for row, sample in zip(self.rows, samples, strict=True) if sample is None]
 
     def collect(self) -> list[RowToken]:
         """Wait for the tokens and hand them to their rows; rows that left report nothing."""
@@ -52,40 +54,35 @@ class VanillaStrategy:
     def __init__(self, runner: LLMEngineRunner, sampler: BatchSampler) -> None:
         self._runner = runner
         self._sampler = sampler
-        self._chunk = runner.get_engine_config().prefill_chunk
 
-    def prefill_step(self, context: DecodingInferenceContext) -> PendingStep:
-        """Queue the next chunk; rows whose prompt ends in it get their first token.
+    def prefill_step(self, context: DecodingInferenceContext, chunk: Chunk) -> PendingStep:
+        """Queue a chunk of the first joiners; rows whose prompt ends in it get their first token.
 
-        Those rows are the last of the step, as rows begin longest first.
+        Those are the first of them, as joiners come with the shortest rest first.
         """
         started = time.monotonic()
-        rows = context.prefilling
-        token_ids, lengths = self._chunks(rows)
-        self._runner.execute_prefill_step(token_ids, lengths)
-        for row, added in zip(rows, lengths, strict=True):
-            row.filled += added
-        waiting = sum(1 for row in rows if row.prompt_left)
-        for row in rows[waiting:]:
-            row.unplanned -= 1
-        samples = self._sampler.sample(len(rows), waiting=waiting)
-        return PendingStep("prefill", rows, samples, sum(lengths), started, lengths)
+        rows, first = context.joiners[: chunk.rows], context.decoding
+        token_ids, lengths = _pieces(rows, chunk.width)
+        self._runner.execute_prefill_step(token_ids, lengths, first)
+        picked = context.prefilled(lengths)
+        samples = self._sampler.sample(len(rows), first, picked)
+        return PendingStep("prefill", rows, samples, started, lengths, token_ids.size, first)
 
     def decode_step(self, context: DecodingInferenceContext) -> PendingStep:
-        """Queue a step that runs the newest token of every row and picks the next."""
+        """Queue a step that runs the newest token of every decoding row and picks the next."""
         started = time.monotonic()
-        rows = context.rows
-        self._runner.execute_vanilla_decoding_step(len(rows))
-        for row in rows:
-            row.filled += 1
-            row.unplanned -= 1
-        samples = self._sampler.sample(len(rows))
-        return PendingStep("decode", rows, samples, len(rows), started, [1] * len(rows))
+        rows = context.decoders
+        count = len(rows)
+        self._runner.execute_vanilla_decoding_step(count)
+        context.decoded()
+        samples = self._sampler.sample(count)
+        return PendingStep("decode", rows, samples, started, [1] * count, count)
 
-    def _chunks(self, rows: Sequence[DecodingRow]) -> tuple[NDArray[np.int64], list[int]]:
-        """The next piece of each prompt, padded at the right with token 0, and its length."""
-        lengths = [min(self._chunk, row.prompt_left) for row in rows]
-        token_ids = np.zeros((len(rows), max(lengths)), np.int64)
-        for place, (row, length) in enumerate(zip(rows, lengths, strict=True)):
-            token_ids[place, :length] = row.initial[row.filled : row.filled + length]
-        return token_ids, lengths
+
+def _pieces(rows: Sequence[DecodingRow], width: int) -> tuple[NDArray[np.int64], list[int]]:
+    """The next piece of each prompt, padded at the right with token 0, and its length."""
+    lengths = [min(width, row.prompt_left) for row in rows]
+    token_ids = np.zeros((len(rows), width), np.int64)
+    for place, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        token_ids[place, :length] = row.initial[row.filled : row.filled + length]
+    return token_ids, lengths

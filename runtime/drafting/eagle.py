@@ -2,6 +2,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from runtime.arrangement import Arrangement, Stale
 from runtime.device.device import TreeBuffers
 from runtime.drafting.draft_runner import DraftEntries, EagleDraftRunner
 from runtime.executor.graph_cache import GraphCounters
@@ -17,8 +18,8 @@ class EagleProposer:
     """Trees of an EAGLE-3 draft engine.
 
     The draft's cache has an entry for each token but the first. The newest of them wait, with the
-    place of their hidden state in the base's output, until a round begins; what a later base step
-    overwrites meanwhile is left out.
+    place of their hidden state in the base's output, until a round begins; what a later step of
+    the same row overwrites meanwhile is left out.
     """
 
     def __init__(
@@ -26,48 +27,52 @@ class EagleProposer:
     ) -> None:
         self._draft = draft
         (self._hidden,), (self._prompt,) = io.step.hidden, io.prompt.hidden
-        self._tail = io.waiting
+        self._tail = range(io.waiting, io.waiting + draft.caches.lengths.shape[0])
         self._width = drafting.tree_size
-        self.room = max(drafting.tree_size, drafting.proposal_size, drafting.most_accepted)
+        self.room = drafting.room
         self._waiting: dict[DecodingRow, list[int]] = {}
         self._asked: Sequence[bool] = ()
-        self._misses = [0] * draft.caches.lengths.shape[0]
+        self._misses: dict[DecodingRow, int] = {}
 
-    def begin(self, rows: int) -> None:
-        """Empty the draft's cache."""
-        self._draft.caches.reset(rows)
-        self._waiting = {}
+    def rearrange(self, arrangement: Arrangement) -> None:
+        """Let the draft's rows move; what waits lies where the step left it.
 
-    def prefilled(self, rows: Sequence[DecodingRow], lengths: Sequence[int]) -> None:
-        """Append the chunk's entries; the one of a row's last prompt token waits."""
+        A place that another row gets is zeroed behind that row's entries: proposals were there.
+        """
+        caches = self._draft.caches
+        lengths = {move.target: caches.row_lengths[move.source] for move in arrangement.moves}
+        lengths |= {seat.place: 0 for seat in arrangement.seats}
+        left = {move.source for move in arrangement.moves} | lengths.keys()
+        left |= set(range(arrangement.rows, caches.batch))
+        stale = [Stale(place, lengths.get(place, 0), caches.kv.capacity) for place in sorted(left)]
+        caches.rearrange(arrangement._replace(stale=stale))
+
+    def prefilled(self, rows: Sequence[DecodingRow], lengths: Sequence[int], first: int) -> None:
+        """Append the chunk's entries; the one of a row's last prompt token is saved and waits."""
         width = max(lengths)
-        self._waiting = {}
         for place, (row, added) in enumerate(zip(rows, lengths, strict=True)):
             if not row.prompt_left:
-                saved = self._tail + place
-                last = place * width + added - 1
-                self._draft.save_hidden(self._prompt, [last], self._hidden, saved)
-                self._waiting[row] = [saved]
-        first = [row.filled - added for row, added in zip(rows, lengths, strict=True)]
+                self._save(row, place * width + added - 1)
+        begins = [row.filled - added for row, added in zip(rows, lengths, strict=True)]
         counts = [
             min(added, len(row.initial) - 1 - begin)
-            for row, added, begin in zip(rows, lengths, first, strict=True)
+            for row, added, begin in zip(rows, lengths, begins, strict=True)
         ]
         if not any(counts):
             return
-        entries = _table(len(rows), max(counts), counts, first)
-        for place, (row, count, begin) in enumerate(zip(rows, counts, first, strict=True)):
+        entries = _table(len(rows), max(counts), counts, begins)
+        for place, (row, count, begin) in enumerate(zip(rows, counts, begins, strict=True)):
             entries.token_ids[place, :count] = row.initial[begin + 1 : begin + 1 + count]
             entries.hidden[place, :count] = place * width + np.arange(count)
-        self._draft.execute_prefill_step(entries, self._prompt)
+        self._draft.execute_prefill_step(entries, self._prompt, first)
 
     def stepped(self, rows: Sequence[DecodingRow]) -> None:
         """The newest token's entry waits; older ones that did are lost."""
         self._waiting = {row: [place] for place, row in enumerate(rows)}
 
-    def ready(self, rows: Sequence[DecodingRow], _speculating: Sequence[bool]) -> bool:
-        """Whether every row has an entry waiting: a prompt that ended in an older chunk has not."""
-        return all(row in self._waiting for row in rows)
+    def ready(self, _rows: Sequence[DecodingRow], _speculating: Sequence[bool]) -> bool:
+        """Every row that decodes has an entry waiting."""
+        return True
 
     def propose(
         self, rows: Sequence[DecodingRow], speculating: Sequence[bool], trees: TreeBuffers
@@ -97,15 +102,10 @@ class EagleProposer:
             row: [place * width + node for node in path]
             for place, (row, path) in enumerate(zip(rows, nodes, strict=True))
         }
-        for place, path in enumerate(nodes):
-            self._count_miss(place, missed=self._asked[place] and len(path) == 1)
-
-    def compact(self, mapping: Sequence[int]) -> None:
-        """Drop the draft's rows that leave; what waits lies where the step left it."""
-        self._draft.caches.compact(mapping)
-        for place, target in enumerate(mapping):
-            if target >= 0:
-                self._misses[target] = self._misses[place]
+        misses = self._misses
+        self._misses = {row: misses.get(row, 0) for row in rows}
+        for place, (row, path) in enumerate(zip(rows, nodes, strict=True)):
+            self._count_miss(place, row, missed=self._asked[place] and len(path) == 1)
 
     def zero_row(self, row: int) -> None:
         """Zero the draft's cache of a row."""
@@ -126,15 +126,23 @@ class EagleProposer:
         """Free the draft engine."""
         self._draft.close()
 
-    def _count_miss(self, place: int, *, missed: bool) -> None:
+    def _save(self, row: DecodingRow, place: int) -> None:
+        """Copy a hidden state of the chunk to where those lie that wait."""
+        waiting = {one: places for one, places in self._waiting.items() if one.runs_on}
+        taken = {place for places in waiting.values() for place in places}
+        saved = next(place for place in self._tail if place not in taken)
+        self._draft.save_hidden(self._prompt, [place], self._hidden, saved)
+        self._waiting = {**waiting, row: [saved]}
+
+    def _count_miss(self, place: int, row: DecodingRow, *, missed: bool) -> None:
         """Zero a draft's cache that proposes nothing of use because its numbers are not finite.
 
-        One such slot spoils what every later row at this place is proposed; to look in each round
-        would wait for the device.
+        One such slot spoils all that the row is proposed; to look in each round would wait for the
+        device.
         """
-        self._misses[place] = self._misses[place] + 1 if missed else 0
-        if self._misses[place] == _MISSES:
-            self._misses[place] = 0
+        self._misses[row] = self._misses[row] + 1 if missed else 0
+        if self._misses[row] == _MISSES:
+            self._misses[row] = 0
             if not self._draft.caches.finite(place):
                 self.zero_row(place)
 

@@ -2,6 +2,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from runtime.arrangement import Arrangement
 from runtime.device.device import TreeBuffers, TreeOps
 from runtime.device.tree_arrays import NO_NODE
 from runtime.drafting.lookup import NgramIndex
@@ -42,11 +43,10 @@ class LookupProposer:
         self.room = options.lookup_tokens + 1
         self._rows: dict[DecodingRow, _IndexedRow] = {}
 
-    def begin(self, _rows: int) -> None:
-        """Forget the rows of the last batch."""
-        self._rows = {}
+    def rearrange(self, arrangement: Arrangement) -> None:
+        """Nothing lies by place."""
 
-    def prefilled(self, rows: Sequence[DecodingRow], lengths: Sequence[int]) -> None:
+    def prefilled(self, rows: Sequence[DecodingRow], lengths: Sequence[int], first: int) -> None:
         """Nothing to keep."""
 
     def stepped(self, rows: Sequence[DecodingRow]) -> None:
@@ -78,9 +78,6 @@ class LookupProposer:
     ) -> None:
         """Nothing to keep: the next proposal reads the rows' tokens."""
 
-    def compact(self, mapping: Sequence[int]) -> None:
-        """Nothing lies by place."""
-
     def zero_row(self, row: int) -> None:
         """No numbers are kept."""
 
@@ -99,13 +96,10 @@ class LookupProposer:
     def _proposals(
         self, rows: Sequence[DecodingRow], speculating: Sequence[bool]
     ) -> list[list[int]]:
+        # Rows that left are forgotten.
+        known = self._rows
+        self._rows = {row: known.get(row) or _IndexedRow(row, self._options) for row in rows}
         return [
-            self._indexed(row).propose(self._options.lookup_tokens) if wanted else []
+            self._rows[row].propose(self._options.lookup_tokens) if wanted else []
             for row, wanted in zip(rows, speculating, strict=True)
         ]
-
-    def _indexed(self, row: DecodingRow) -> _IndexedRow:
-        known = self._rows.get(row)
-        if known is None:
-            known = self._rows[row] = _IndexedRow(row, self._options)
-        return known

@@ -1,30 +1,31 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from runtime.arrangement import Arrangement
 from runtime.device.device import TreeBuffers
 from runtime.executor.graph_cache import GraphCounters
 from runtime.rows import DecodingRow
 
 
 class Proposer(Protocol):
-    """A method of speculation: plants a token tree for each row of a batch.
+    """A method of speculation: plants a token tree for each decoding row of a batch.
 
-    The runtime tells it of every step, so that it can keep its own state of the rows; rows are
-    those of the engine, in its order.
+    The runtime tells it of every step, so that it can keep its own state of the rows; rows come
+    by their places. It is a row owner.
     """
 
     @property
     def room(self) -> int:
         """Free cache slots that a round needs in every row."""
 
-    def begin(self, rows: int) -> None:
-        """A new batch begins."""
+    def rearrange(self, arrangement: Arrangement) -> None:
+        """Let rows move, and new ones take their seats."""
 
-    def prefilled(self, rows: Sequence[DecodingRow], lengths: Sequence[int]) -> None:
-        """A prefill step of these first rows was queued; `lengths` tokens of each are in it."""
+    def prefilled(self, rows: Sequence[DecodingRow], lengths: Sequence[int], first: int) -> None:
+        """A chunk was queued: `lengths` tokens of each of these rows, from place `first` on."""
 
     def stepped(self, rows: Sequence[DecodingRow]) -> None:
-        """A decode step was queued."""
+        """A decode step of these rows was queued."""
 
     def ready(self, rows: Sequence[DecodingRow], speculating: Sequence[bool]) -> bool:
         """Whether a round makes sense for the rows that speculate."""
@@ -42,11 +43,8 @@ class Proposer(Protocol):
     ) -> None:
         """A round of `width` nodes a row kept these nodes of each."""
 
-    def compact(self, mapping: Sequence[int]) -> None:
-        """Apply an eviction: row i becomes row `mapping[i]`, or leaves when that is -1."""
-
     def zero_row(self, row: int) -> None:
-        """A row failed: forget numbers that may not be finite."""
+        """A round of the row at this place failed: forget numbers that may not be finite."""
 
     def capture(self, batch_sizes: Sequence[int]) -> list[int]:
         """Capture the method's own steps, between batches; gives the tree sizes to capture."""

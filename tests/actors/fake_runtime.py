@@ -20,7 +20,6 @@ class FakeRuntime:
         self.rows: dict[int, RowRequest] = {}
         self.generated: dict[int, list[int]] = {}
         self.begun: list[int] = []
-        self.ended = 0
         self.steps = 0
         self.prefill_metrics = StageMetrics()
         self.generation_metrics = StageMetrics()
@@ -35,13 +34,18 @@ class FakeRuntime:
         if row.token_ids[0] < 0:
             raise HearthError("invalid_value", "token -1 is not in the vocabulary", "token_ids")
 
-    def admit(self, rows: Sequence[RowRequest]) -> None:
+    @property
+    def free(self) -> int:
+        return 8 - len(self.rows)
+
+    def admit(self, rows: Sequence[RowRequest]) -> list[int]:
         self.begun.append(len(rows))
         self.rows = dict(enumerate(rows))
         self.generated = {
             index: list(row.token_ids[row.prompt_length :]) for index, row in self.rows.items()
         }
         self._prefilled = False
+        return list(self.rows)
 
     def step(self) -> StepResult:
         started = time.monotonic()
@@ -61,8 +65,5 @@ class FakeRuntime:
     def leave(self, row: int) -> None:
         self.rows.pop(row, None)
 
-    def release(self) -> list[tuple[int, list[int]]]:
-        unfinished = [(index, self.generated[index]) for index in self.rows]
-        self.rows = {}
-        self.ended += 1
-        return unfinished
+    def release(self, row: int) -> list[int] | None:
+        return None if self.rows.pop(row, None) is None else self.generated[row]

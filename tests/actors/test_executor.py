@@ -53,7 +53,7 @@ def test_a_batch_runs_to_its_end(house: House, runtime: FakeRuntime) -> None:
     assert first.prefill_s is not None
     assert house.tokens() == {7: [101], 8: [101, 102]}
     assert house.batch_ended() == BatchEnded(1, [])
-    assert runtime.ended == 1
+    assert not runtime.active
 
 
 def test_the_end_of_a_batch_comes_behind_its_tokens(house: House) -> None:
@@ -116,7 +116,7 @@ def test_release_puts_rows_back_with_all_tokens(house: House, runtime: FakeRunti
     house.start()
     ended = house.batch_ended()
     assert ended.unfinished == [Continuation(7, [100, 101, 102, 103, 104])]
-    assert runtime.ended == 1
+    assert not runtime.active
 
 
 def test_release_for_another_batch_is_ignored(house: House) -> None:

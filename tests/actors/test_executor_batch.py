@@ -37,7 +37,8 @@ def test_rows_that_end_or_fail_are_live_no_more() -> None:
 def test_only_live_rows_are_put_back() -> None:
     batch = ExecutorBatch(1, [1, 2])
     batch.drop(1)
-    assert batch.continuations([(0, [4]), (1, [5, 6])]) == [Continuation(2, [5, 6])]
+    assert batch.continuations({0: [4], 1: [5, 6]}.get) == [Continuation(2, [5, 6])]
+    assert batch.continuations(lambda _: None) == []
 
 
 def test_a_batch_pays_for_its_prefill() -> None:

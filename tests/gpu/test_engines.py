@@ -113,7 +113,8 @@ def test_a_steady_step_waits_for_the_device_once(
 
     monkeypatch.setattr(CudaEvent, "wait", note_wait)
     monkeypatch.setattr(CudaStream, "synchronize", note_synchronize)
-    gpu_runtime.admit([greedy_row(prompt, 100, ignore_eos=True) for prompt in prompts[:3]])
+    rows = [greedy_row(prompt, 100, ignore_eos=True) for prompt in prompts[:3]]
+    numbers = gpu_runtime.admit(rows)
     try:
         for _ in range(10):
             gpu_runtime.step()
@@ -122,7 +123,8 @@ def test_a_steady_step_waits_for_the_device_once(
             gpu_runtime.step()
         steady = list(calls)
     finally:
-        gpu_runtime.release()
+        for number in numbers:
+            gpu_runtime.leave(number)
     assert steady == ["wait"] * 50
 
 

@@ -39,8 +39,8 @@ class _Script(FakeRuntime):
     def active(self) -> bool:
         return self._played < self._length
 
-    def admit(self, rows: Sequence[RowRequest]) -> None:
-        assert rows
+    def admit(self, rows: Sequence[RowRequest]) -> list[int]:
+        return list(range(len(rows)))
 
     def step(self) -> StepResult:
         tokens = next(self._script)
@@ -80,7 +80,7 @@ def test_reports_are_gathered_by_row() -> None:
     assert (second.token_ids, second.finish_reason, second.error) == ([7], None, "non_finite")
     assert (second.logprobs, second.text) == ([], "")
     assert (response.prefill_s, response.decode_s, response.steps) == (0.5, 0.5, 2)
-    assert script.ended
+    assert script.left == []
 
 
 def test_rounds_of_speculation_count_as_generation() -> None:
@@ -144,4 +144,4 @@ def test_the_batch_is_ended_when_a_step_fails() -> None:
     script._length = 2
     with pytest.raises(StopIteration):
         complete(script, GenerationRequest(rows=[ROW]), None)
-    assert script.ended
+    assert script.left == [0]

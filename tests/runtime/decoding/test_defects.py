@@ -3,19 +3,20 @@
 `CAUGHT_BY` names the test of every one; those that show in whole generations are here.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import import_module
 
 import pytest
 from msgspec import structs
 
+from runtime.arrangement import Arrangement
 from runtime.decoding import speculative
 from runtime.device.cpu.sampler import CpuBatchSampler
 from runtime.device.device import AcceptedPath
 from runtime.errors import HearthError
 from runtime.request import RequestOptions, RowRequest, RowToken
-from runtime.rows import DecodingRow
-from tests.runtime.decoding.test_speculative import NODES, drain, expected, make, row
+from runtime.rows import DecodingInferenceContext, DecodingRow
+from tests.runtime.decoding.test_speculative import CONFIG, NODES, drain, expected, make, row
 
 CAUGHT_BY = {
     "sampling is forced greedy": (
@@ -70,7 +71,7 @@ def all_of_a_path(taker: DecodingRow, path: AcceptedPath | None) -> list[RowToke
         report = taker.take(sample)
         if report is None:
             taker.token_ids.append(sample.token_id)
-            report = RowToken(taker.index, sample.token_id, sample.logprob, sample.top)
+            report = RowToken(taker.number, sample.token_id, sample.logprob, sample.top)
         found.append(report)
     return found
 
@@ -81,11 +82,12 @@ def test_tokens_beyond_the_limit_are_caught(monkeypatch: pytest.MonkeyPatch) -> 
     assert fails(no_token_beyond_the_limit)
 
 
-@pytest.mark.parametrize("reserve", [0, NODES - 2])
+@pytest.mark.parametrize("reserve", [1, NODES - 2])
 def test_a_tree_beyond_the_capacity_is_caught(reserve: int) -> None:
     def text_to_the_last_slot(room: int) -> None:
-        runtime, proposer = make(lambda _: 0)
-        proposer.room = room
+        runtime, _ = make(lambda _: 0)
+        runtime._context = DecodingInferenceContext(CONFIG, room)
+        runtime.capacity = runtime._context.capacity
         runtime.admit([row([3], runtime.capacity - 1)])
         assert drain(runtime)[0] == {0: expected([3], runtime.capacity - 1)}
 
@@ -111,10 +113,14 @@ def test_sampling_that_is_forced_greedy_is_caught(monkeypatch: pytest.MonkeyPatc
         assert sampled(speculation=True) == vanilla
 
     text_is_that_of_vanilla_steps()
-    begin = CpuBatchSampler.begin
+    rearrange = CpuBatchSampler.rearrange
 
-    def begin_greedy(sampler: CpuBatchSampler, rows: Sequence[RowRequest]) -> None:
-        begin(sampler, [structs.replace(one, options=RequestOptions()) for one in rows])
+    def rearrange_greedy(sampler: CpuBatchSampler, arrangement: Arrangement) -> None:
+        seats = [
+            seat._replace(request=structs.replace(seat.request, options=RequestOptions()))
+            for seat in arrangement.seats
+        ]
+        rearrange(sampler, arrangement._replace(seats=seats))
 
-    monkeypatch.setattr(CpuBatchSampler, "begin", begin_greedy)
+    monkeypatch.setattr(CpuBatchSampler, "rearrange", rearrange_greedy)
     assert fails(text_is_that_of_vanilla_steps)

@@ -119,12 +119,24 @@ def test_a_tree_beyond_the_capacity_in_use_is_refused(
 @pytest.mark.parametrize("capacity", [2, 5, 8, 17])
 def test_trees_that_nobody_asked_for_fit_into_the_capacity(capacity: int) -> None:
     options = structs.replace(SMALL, capacity=capacity)
-    tree = resolve_deployment(BASE, DRAFT, options).drafting
-    assert tree.tree_size <= capacity
-    assert max(tree.proposal_size, tree.most_accepted - 1) < capacity
+    found = resolve_deployment(BASE, DRAFT, options)
     plain = resolve_deployment(small_config(), None, options)
-    assert (plain.method, plain.base.max_verify_tree_size) == ("lookup", min(5, capacity))
-    assert plain.speculation.lookup_tokens == min(4, capacity - 1)
+    # A row holds less by the room that a round needs, so a small one goes without.
+    if capacity > 5:
+        tree = found.drafting
+        assert found.capacity == capacity - (tree.room - 1) >= 2
+        assert tree.room == max(tree.tree_size, tree.proposal_size, tree.most_accepted)
+    else:
+        assert (found.method, found.capacity) == ("off", capacity)
+    if capacity > 5:
+        assert (plain.method, plain.base.max_verify_tree_size) == ("lookup", 5)
+        assert (plain.speculation.lookup_tokens, plain.capacity) == (4, capacity - 4)
+    else:
+        assert (plain.method, plain.capacity) == ("off", capacity)
+        want = structs.replace(options, speculation=SpeculationOptions(method="lookup"))
+        with pytest.raises(HearthError, match="leaves 1 tokens") as caught:
+            resolve_deployment(small_config(), None, want)
+        assert (caught.value.code, caught.value.field) == ("invalid_value", "capacity")
     asked = SpeculationOptions(method="lookup", lookup_tokens=capacity)
     with pytest.raises(HearthError, match="at this capacity") as caught:
         resolve_deployment(small_config(), None, structs.replace(options, speculation=asked))
@@ -237,20 +249,20 @@ def test_an_engine_of_chains_gives_the_text_of_plain_decoding(tmp_path: Path, di
     assert answers[0] == answers[1] == answers[2]
 
 
-@pytest.mark.parametrize("capacity", [2, 8])
-def test_a_capacity_below_the_trees_serves_the_same_text(tmp_path: Path, capacity: int) -> None:
+@pytest.mark.parametrize("capacity", [2, 9])
+def test_a_small_capacity_serves_the_same_text(tmp_path: Path, capacity: int) -> None:
     folder = export_with_draft("qwen3", tmp_path, capacity=64)
-    row = RowRequest(
-        token_ids=[3],
-        prompt_length=1,
-        options=RequestOptions(max_tokens=capacity - 1, ignore_eos=True),
-    )
-    answers = []
-    for method in ("off", "auto", "lookup"):
+    answers: list[list[int]] = []
+    methods: list[Asked] = ["off", "auto"]
+    for method in [*methods, "lookup"] if capacity > 5 else methods:
         speculation = SpeculationOptions(method=method, adaptive=False)
         options = RuntimeOptions(capacity=capacity, max_batch=2, speculation=speculation)
         with closing(LLMInferenceRuntime.open(folder, options)) as runtime:
             runtime.capture([1, 2])
-            found = runtime.handle_request(GenerationRequest(rows=[row, row]))
-            answers.append([row.token_ids for row in found.rows])
-    assert answers[0] == answers[1] == answers[2]
+            asked = RequestOptions(max_tokens=runtime.capacity - 1, ignore_eos=True)
+            row = RowRequest(token_ids=[3], prompt_length=1, options=asked)
+            found = runtime.handle_request(GenerationRequest(rows=[row, row])).rows
+            assert found[0].token_ids == found[1].token_ids
+            answers.append(found[0].token_ids)
+    assert all(answers[0][: len(one)] == one for one in answers)
+    assert len(answers[0]) == capacity - 1

@@ -35,7 +35,7 @@ def _row(
     ],
 )
 def test_rows_at_the_limit_are_served(row: RowRequest) -> None:
-    check_row(CONFIG, row)
+    check_row(CONFIG, row, 64)
 
 
 @pytest.mark.parametrize(
@@ -55,14 +55,14 @@ def test_rows_at_the_limit_are_served(row: RowRequest) -> None:
 )
 def test_a_row_beyond_a_limit_is_refused_by_field(row: RowRequest, code: str, field: str) -> None:
     with pytest.raises(HearthError) as caught:
-        check_row(CONFIG, row)
+        check_row(CONFIG, row, 64)
     assert (caught.value.code, caught.value.field) == (code, field)
 
 
 def test_without_a_limit_a_row_takes_what_fits() -> None:
     unlimited = RowRequest(token_ids=[1] * 40, prompt_length=40)
-    check_row(CONFIG, unlimited)
-    assert tokens_to_generate(unlimited, CONFIG) == 24
+    check_row(CONFIG, unlimited, 64)
+    assert tokens_to_generate(unlimited, 64) == 24
     with pytest.raises(HearthError) as caught:
-        check_row(structs.replace(CONFIG, max_kv_cache_capacity=40), unlimited)
+        check_row(CONFIG, unlimited, 40)
     assert (caught.value.code, caught.value.field) == ("capacity_exceeded", "token_ids")

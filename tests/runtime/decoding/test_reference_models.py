@@ -97,7 +97,9 @@ def test_chunks_of_a_prompt_give_what_the_whole_gives(
     whole, chunked = _open(folder, 512), _open(folder, 7)
     assert _tokens(whole, _rows()) == _tokens(chunked, _rows())
     assert whole.prefill_metrics.steps == 1
-    assert chunked.prefill_metrics.steps == -(-250 // 7)
+    # Rows that are done decode meanwhile, and a chunk is not always of all others.
+    assert chunked.prefill_metrics.steps >= -(-250 // 7)
+    assert chunked.prefill_metrics.tokens == sum(LENGTHS)
 
 
 @pytest.mark.parametrize("sampled", [False, True])
@@ -110,14 +112,13 @@ def test_rows_that_were_put_back_continue_as_if_they_had_not(
     runtime.admit(rows)
     for _ in range(steps):
         runtime.step()
-    unfinished = runtime.release()
-    assert len(unfinished) == 8
+    unfinished = [runtime.release(number) or [] for number in range(8)]
     again = [
-        structs.replace(rows[index], token_ids=rows[index].token_ids + generated)
-        for index, generated in unfinished
+        structs.replace(row, token_ids=row.token_ids + generated)
+        for row, generated in zip(rows, unfinished, strict=True)
     ]
     rest = _tokens(runtime, again)
-    assert [done + left for (_, done), left in zip(unfinished, rest, strict=True)] == expected
+    assert [done + left for done, left in zip(unfinished, rest, strict=True)] == expected
 
 
 def test_cancelling_rows_leaves_the_others_unchanged(runtime: LLMInferenceRuntime) -> None:
@@ -131,7 +132,6 @@ def test_cancelling_rows_leaves_the_others_unchanged(runtime: LLMInferenceRuntim
         for row, limit in ((2, 3), (4, 2), (0, 5)):
             if len(got[row]) >= limit:
                 runtime.leave(row)
-    runtime.release()
     assert [len(got[row]) for row in (2, 4, 0)] == [3, 2, 5]
     for row in (1, 3, 5, 6, 7):
         assert got[row] == expected[row]
@@ -149,7 +149,7 @@ def test_a_poisoned_row_fails_alone_and_leaves_nothing_behind(
     runtime.admit(rows)
     for step in range(1000):
         if step == steps:
-            _poison_longest_row(runtime)
+            _poison_row(runtime, len(LENGTHS) - 1)
         if not runtime.active:
             break
         for token in runtime.step().tokens:
@@ -157,25 +157,25 @@ def test_a_poisoned_row_fails_alone_and_leaves_nothing_behind(
                 got[token.row].append(token.token_id)
             else:
                 errors.append((token.row, token.token_id, token.error))
-    runtime.release()
     assert errors == [(victim, -1, "non_finite")]
     assert all(got[row] == expected[row] for row in range(8) if row != victim)
     assert _tokens(runtime, rows) == expected
 
 
-def _poison_longest_row(runtime: LLMInferenceRuntime) -> None:
-    """Put NaN into every slot of engine row 0, as a broken kernel would."""
-    kv = runtime._caches.kv
+def _poison_row(runtime: LLMInferenceRuntime, place: int) -> None:
+    """Put NaN into every slot of a place, as a broken kernel would."""
+    kv = runtime._runner.get_kv_cache().kv
     for tensor in kv.keys + kv.values:
-        cache_view(kv, tensor, 1)[0] = np.nan
+        cache_view(kv, tensor, place + 1)[place] = np.nan
 
 
 def test_rows_freed_at_the_end_of_a_batch_are_clean(runtime: LLMInferenceRuntime) -> None:
     rows = _rows()
     expected = _tokens(runtime, rows)
-    runtime.admit(rows)
+    numbers = runtime.admit(rows)
     runtime.step()
-    _poison_longest_row(runtime)
+    _poison_row(runtime, 0)
     assert [token.error for token in runtime.step().tokens].count("non_finite") == 1
-    runtime.release()
+    for number in numbers:
+        runtime.leave(number)
     assert _tokens(runtime, rows) == expected

@@ -66,11 +66,12 @@ def test_rows_of_all_lengths_keep_the_callers_order(runtime: LLMInferenceRuntime
 def test_a_step_is_one_prefill_chunk_or_one_decode(runtime: LLMInferenceRuntime) -> None:
     runtime.admit([_row([3], 2), _row(list(range(40)), 2)])
     before = time.monotonic()
-    steps = [runtime.step() for _ in range(4)]
+    steps = [runtime.step() for _ in range(5)]
     assert not runtime.active
-    assert [step.kind for step in steps] == ["prefill", "prefill", "prefill", "decode"]
-    assert [[token.row for token in step.tokens] for step in steps] == [[0], [], [1], [1, 0]]
-    assert [token.finish for token in steps[3].tokens] == ["length", "length"]
+    # Chunks and decode steps take turns while a row decodes.
+    assert [step.kind for step in steps] == ["prefill", "decode", "prefill", "prefill", "decode"]
+    assert [[token.row for token in step.tokens] for step in steps] == [[0], [0], [], [1], [1]]
+    assert [step.tokens[0].finish for step in (steps[1], steps[4])] == ["length", "length"]
     assert before <= steps[0].started <= steps[0].ended <= steps[1].started <= time.monotonic()
 
 
@@ -95,7 +96,7 @@ def test_a_batch_whose_rows_are_all_cancelled_is_over(runtime: LLMInferenceRunti
     runtime.admit([_row([3])])
     runtime.leave(0)
     assert not runtime.active
-    assert runtime.release() == []
+    assert runtime.release(0) is None
     with pytest.raises(HearthError, match="no row is active"):
         runtime.step()
 
@@ -103,7 +104,8 @@ def test_a_batch_whose_rows_are_all_cancelled_is_over(runtime: LLMInferenceRunti
 def test_without_a_batch_nothing_is_active(runtime: LLMInferenceRuntime) -> None:
     runtime.leave(0)
     assert not runtime.active
-    assert runtime.release() == []
+    assert runtime.release(0) is None
+    assert runtime.free == 4
 
 
 def test_unfinished_rows_continue_identically(runtime: LLMInferenceRuntime) -> None:
@@ -111,13 +113,16 @@ def test_unfinished_rows_continue_identically(runtime: LLMInferenceRuntime) -> N
     runtime.admit([_row(prompt, 30) for prompt in prompts])
     for _ in range(10):
         runtime.step()
-    unfinished = runtime.release()
-    assert [(index, len(generated)) for index, generated in unfinished] == [(0, 9), (1, 9)]
-    assert [generated for _, generated in unfinished] == [_expected(p, 9) for p in prompts]
-    runtime.admit([_row(prompts[i] + done, 30, len(prompts[i])) for i, done in unfinished])
+    unfinished = [runtime.release(number) for number in (0, 1)]
+    assert not runtime.active
+    assert unfinished == [_expected(prompts[0], 9), _expected(prompts[1], 8)]
+    again = [
+        _row(p + (done or []), 30, len(p)) for p, done in zip(prompts, unfinished, strict=True)
+    ]
+    assert runtime.admit(again) == [0, 1]
     tokens = _drain(runtime)
     for index, prompt in enumerate(prompts):
-        assert unfinished[index][1] + tokens[index] == _expected(prompt, 30)
+        assert (unfinished[index] or []) + tokens[index] == _expected(prompt, 30)
 
 
 def test_a_row_may_fill_its_capacity(runtime: LLMInferenceRuntime) -> None:
@@ -130,7 +135,6 @@ def test_captured_steps_are_hit(runtime: LLMInferenceRuntime) -> None:
     runtime.capture([1, 2])
     runtime.admit([_row([3, 1], 3), _row([4, 1], 6)])
     _drain(runtime)
-    runtime.release()
     counters = runtime.counters
     assert (counters.captures, counters.hits, counters.misses) == (2 * 3, 5, 1)
 
@@ -170,14 +174,15 @@ def test_settings_of_sampling_are_checked_first(
     assert not runtime.active
 
 
-def test_one_batch_at_a_time(runtime: LLMInferenceRuntime) -> None:
+def test_what_needs_an_empty_house_is_refused_in_a_taken_one(
+    runtime: LLMInferenceRuntime,
+) -> None:
     runtime.admit([_row([3])])
-    with pytest.raises(HearthError, match="rows are active"):
-        runtime.admit([_row([3])])
-    with pytest.raises(HearthError, match="capture between batches"):
+    with pytest.raises(HearthError, match="capture while no row is active"):
         runtime.capture([1])
-    runtime.release()
-    runtime.release()
+    with pytest.raises(HearthError, match="take a whole request while no row is active"):
+        runtime.handle_request(GenerationRequest(rows=[_row([3])]))
+    runtime.leave(0)
     with pytest.raises(HearthError, match="1 to 4 rows"):
         runtime.capture([5])
 
@@ -198,9 +203,7 @@ def test_a_failed_engine_ends_the_batch_and_the_next_one_runs(
         patch.setattr(EngineExecutor, "execute", _fail)
         with pytest.raises(HearthError, match="as asked"):
             runtime.step()
-    assert not runtime.active
-    assert runtime.release() == []
-    runtime.release()
+    assert (runtime.active, runtime.release(0), runtime.free) == (False, None, 4)
     runtime.admit([_row([3])])
     assert _drain(runtime) == {0: _expected([3], 5)}
 
@@ -213,7 +216,7 @@ def test_metrics_count_tokens_by_stage(runtime: LLMInferenceRuntime) -> None:
     runtime.handle_request(GenerationRequest(rows=[_row([3], 3), _row(list(range(20)), 3)]))
     prefill, generation = runtime.prefill_metrics, runtime.generation_metrics
     assert (prefill.steps, prefill.tokens) == (2, 21)
-    assert (generation.steps, generation.tokens) == (2, 4)
+    assert (generation.steps, generation.tokens) == (3, 4)
     assert prefill.seconds > 0
 
 

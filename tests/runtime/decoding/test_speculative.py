@@ -22,7 +22,7 @@ from runtime.executor.engine import EngineOptions
 from runtime.executor.simulated_engine import simulated_config, simulated_next_tokens
 from runtime.options import SpeculationOptions
 from runtime.request import RequestOptions, RowRequest, RowRound
-from runtime.rows import DecodingRow
+from runtime.rows import DecodingInferenceContext, DecodingRow
 
 NODES = 5
 VOCABULARY = 97
@@ -113,7 +113,6 @@ def drain(runtime: LLMInferenceRuntime) -> tuple[dict[int, list[int]], list[Step
         steps.append(runtime.step())
         for token in steps[-1].tokens:
             tokens.setdefault(token.row, []).append(token.token_id)
-    runtime.release()
     return tokens, steps
 
 
@@ -146,7 +145,9 @@ def test_a_row_gets_no_token_beyond_an_end_token() -> None:
     stream = expected([3], 12)
     runtime, proposer = make(lambda _: 4)
     # The simulated engine never gives its own end token; the runtime is told of another.
-    runtime.config = structs.replace(CONFIG, eos_token_ids=(stream[2],))
+    runtime._context = DecodingInferenceContext(
+        structs.replace(CONFIG, eos_token_ids=(stream[2],)), NODES
+    )
     runtime.admit([row([3], 12)])
     tokens, steps = drain(runtime)
     assert tokens[0] == stream[:3]
@@ -164,14 +165,16 @@ def test_rows_of_both_kinds_share_a_round() -> None:
     assert proposer.kept[:2] == [[0, 1, 2, 3, 4], [0]]
 
 
-def test_rounds_stop_where_a_tree_finds_no_room() -> None:
+def test_a_row_has_room_for_trees_to_its_end() -> None:
     runtime, _ = make(lambda _: 0)
-    runtime.admit([row([3], 63)])
+    assert runtime.capacity == 64 - (NODES - 1)
+    with pytest.raises(HearthError) as caught:
+        runtime.check(row([3], runtime.capacity))
+    assert caught.value.code == "capacity_exceeded"
+    runtime.admit([row([3], runtime.capacity - 1), row([4], 1)])
     tokens, steps = drain(runtime)
-    assert tokens[0] == expected([3], 63)
-    kinds = [step.kind for step in steps[1:]]
-    # Rounds of one token each, while five slots are free behind the row's filled ones.
-    assert kinds == ["verify"] * 59 + ["decode"] * 3
+    assert tokens[0] == expected([3], runtime.capacity - 1)
+    assert {step.kind for step in steps[1:]} == {"verify"}
 
 
 def test_a_policy_that_declines_leaves_vanilla_steps_to_rows_that_do_not_ask() -> None:
@@ -231,7 +234,7 @@ def test_rows_put_back_know_all_their_tokens() -> None:
     runtime.admit([row([3], 20)])
     for _ in range(3):
         runtime.step()
-    assert runtime.release() == [(0, expected([3], 11))]
+    assert runtime.release(0) == expected([3], 11)
 
 
 @pytest.mark.parametrize("for_good", [True, False])
@@ -261,7 +264,6 @@ def test_a_row_with_broken_numbers_goes_on_without_trees(
             steps.append(runtime.step())
     while runtime.active:
         steps.append(runtime.step())
-    runtime.release()
     found: dict[int, list[int]] = {index: [token] for index, token in enumerate(first)}
     for one in (token for step in steps for token in step.tokens):
         found[one.row].append(one.token_id)

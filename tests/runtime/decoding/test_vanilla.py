@@ -4,7 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.decoding.vanilla import VanillaStrategy
+from runtime.decoding.prefill_budget import Chunk
+from runtime.decoding.vanilla import PendingStep, VanillaStrategy
 from runtime.device.cpu import sampler as cpu_sampler
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.device.device import SamplerBuffers
@@ -71,29 +72,48 @@ def _started(*lengths: int) -> tuple[_Steps, VanillaStrategy, DecodingInferenceC
         )
         for length in lengths
     ]
-    runner.reset(len(requests))
-    context = DecodingInferenceContext(requests, CONFIG)
-    runner.sampler.begin([requests[row.index] for row in context.rows])
+    context = DecodingInferenceContext(CONFIG)
+    context.admit(requests)
+    arrangement = context.arrange()
+    assert arrangement is not None
+    runner.get_kv_cache().rearrange(arrangement)
+    runner.sampler.rearrange(arrangement)
     return runner, VanillaStrategy(runner, runner.sampler), context
+
+
+def _prefill(strategy: VanillaStrategy, context: DecodingInferenceContext) -> PendingStep:
+    """A chunk of all joiners."""
+    rows = context.joiners
+    return strategy.prefill_step(context, Chunk(len(rows), min(4, rows[-1].prompt_left)))
 
 
 def test_prompts_are_taken_chunk_by_chunk_and_sampled_where_they_end() -> None:
     runner, strategy, context = _started(2, 9, 4)
     reported = []
-    while context.has_prompt_left:
-        reported.append([token.row for token in strategy.prefill_step(context).collect()])
-    assert runner.chunks == [[[1, 2, 3, 4], [1, 2, 3, 4], [1, 2]], [[5, 6, 7, 8]], [[9]]]
-    assert reported == [[2, 0], [], [1]]
-    assert [row.filled for row in context.rows] == [9, 4, 2]
-    assert runner.get_kv_cache().row_lengths == [9, 4, 2]
+    while context.joiners:
+        reported.append([token.row for token in _prefill(strategy, context).collect()])
+    assert runner.chunks == [[[1, 2], [1, 2, 3, 4], [1, 2, 3, 4]], [[5, 6, 7, 8]], [[9]]]
+    assert reported == [[0, 2], [], [1]]
+    assert [row.filled for row in context.rows] == [2, 4, 9]
+    assert runner.get_kv_cache().row_lengths == [2, 4, 9]
+
+
+def test_a_chunk_of_some_joiners_leaves_the_others_alone() -> None:
+    runner, strategy, context = _started(2, 9, 9)
+    step = strategy.prefill_step(context, Chunk(1, 2))
+    assert (step.lengths, step.computed, step.first) == ([2], 2, 0)
+    step = strategy.prefill_step(context, Chunk(1, 3))
+    assert (step.lengths, step.computed, step.first) == ([3], 3, 1)
+    assert runner.chunks == [[[1, 2]], [[1, 2, 3]]]
+    assert runner.get_kv_cache().row_lengths == [2, 3, 0]
 
 
 def test_a_decode_feeds_the_newest_tokens() -> None:
     runner, strategy, context = _started(2, 3)
-    first = strategy.prefill_step(context).collect()
+    first = _prefill(strategy, context).collect()
     second = strategy.decode_step(context).collect()
     assert runner.chunks[1] == [[token.token_id for token in first]]
-    assert [token.row for token in second] == [1, 0]
+    assert [token.row for token in second] == [0, 1]
     assert [row.generated for row in context.rows] == [
         [one.token_id, two.token_id] for one, two in zip(first, second, strict=True)
     ]
@@ -110,15 +130,15 @@ def test_a_token_is_sampled_for_its_own_position(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(cpu_sampler, "sample_rows", note)
     _, strategy, context = _started(2, 3)
-    strategy.prefill_step(context).collect()
+    _prefill(strategy, context).collect()
     strategy.decode_step(context).collect()
-    assert positions == [[3, 2], [4, 3]]
+    assert positions == [[2, 3], [3, 4]]
 
 
 @pytest.mark.parametrize("bad", [0, 1])
 def test_a_row_fails_alone(bad: int) -> None:
     runner, strategy, context = _started(3, 3)
-    strategy.prefill_step(context).collect()
+    _prefill(strategy, context).collect()
     runner.bad_rows = [bad]
     errors = [token.error for token in strategy.decode_step(context).collect()]
     assert errors == ["non_finite" if row == bad else None for row in range(2)]
@@ -127,9 +147,9 @@ def test_a_row_fails_alone(bad: int) -> None:
 
 def test_a_row_may_fail_in_the_middle_of_its_prompt() -> None:
     runner, strategy, context = _started(9, 6)
-    runner.bad_rows = [1]
-    reports = strategy.prefill_step(context).collect()
+    runner.bad_rows = [0]
+    reports = _prefill(strategy, context).collect()
     assert [(token.row, token.token_id, token.error) for token in reports] == [
         (1, -1, "non_finite")
     ]
-    assert context.rows[0].state is RowState.LIVE
+    assert context.rows[1].state is RowState.LIVE

@@ -172,17 +172,22 @@ def test_trees_are_those_of_the_model(
         assert len(runtime.speculation_metrics.accepted_by_position) > 1
 
 
-def test_a_row_whose_prompt_ended_earlier_waits_for_one_vanilla_step(
+def test_rows_that_join_later_keep_all_their_entries(
     tree_folders: EngineFolders, dialect: str
 ) -> None:
     folder = tree_folders("qwen3", dialect)
     runtime, planted = _watched(_deployment(folder, (2, 3, 8), CHUNK), folder)
-    runtime.admit(_requests([20, 1, 8]))
+    first, *others = _requests([5, 20, 1, 8, 30])
+    runtime.admit([first, others[0]])
     kinds = []
     while runtime.active:
         kinds.append(runtime.step().kind)
-    assert kinds[:5] == ["prefill", "prefill", "prefill", "decode", "verify"]
-    assert set(kinds[5:]) == {"verify"}
-    # Rows 1 and 2 left prefill a chunk earlier: only the long row has all its entries.
+        if len(kinds) in {2, 5, 6}:
+            runtime.admit([others[1 + (len(kinds) > 2) + (len(kinds) > 5)]])
+    # Prompts end between rounds of others: no row waits for a decode step, and none loses entries.
+    assert "decode" not in kinds
+    assert "verify" in kinds[: len(kinds) - kinds[::-1].index("prefill")]
     truth = Truth(folder, "qwen3", (2, 3, 8))
-    assert [nodes == truth.tree(known) for known, nodes in planted[:3]].count(True) >= 1
+    assert len(planted) > 20
+    for known, nodes in planted:
+        assert nodes == truth.tree(known)

@@ -23,7 +23,7 @@ def _row(index: int, token_ids: list[int]) -> DecodingRow:
     request = RowRequest(
         token_ids=token_ids, prompt_length=len(token_ids), options=RequestOptions(max_tokens=9)
     )
-    return DecodingRow(index, request, CONFIG)
+    return DecodingRow(index, request, CONFIG.max_kv_cache_capacity, frozenset())
 
 
 def _trees() -> TreeBuffers:
@@ -68,13 +68,13 @@ def test_a_batch_whose_rows_are_verified_one_by_one_gets_no_round() -> None:
     assert proposer.ready(rows[:1], [True])
 
 
-def test_new_tokens_are_read_and_a_new_batch_forgets() -> None:
+def test_new_tokens_are_read_and_rows_that_left_are_forgotten() -> None:
     proposer, row = _proposer(), _row(0, NEW)
     assert not proposer.ready([row], [True])
     row.token_ids += [10, 11]
     assert proposer.ready([row], [True])
-    proposer.begin(1)
     assert not proposer.ready([_row(0, NEW)], [True])
+    assert len(proposer._rows) == 1
 
 
 def test_trees_are_as_wide_as_the_longest_chain_or_as_the_graph() -> None:

@@ -94,7 +94,7 @@ class Life:
 
     def batch(self) -> None:
         assert self.runtime is not None
-        self.runtime.admit(
+        numbers = self.runtime.admit(
             [
                 row(20, 4),
                 row(5, 1, RequestOptions(temperature=1.0, seed=1)),
@@ -107,8 +107,12 @@ class Life:
                 self.runtime.leave(3)
             if not self.runtime.active:
                 break
-            self.runtime.step()
-        self.runtime.release()
+            failure = self.runtime.step().failure
+            if failure is not None:
+                # Its rows are lost, and so that the next batch finds places the others go.
+                for number in numbers:
+                    self.runtime.leave(number)
+                raise failure
 
     def _live(self) -> None:
         folder, options = Path(), EngineOptions()
@@ -171,7 +175,6 @@ def test_whatever_fails_is_named_and_all_is_given_back_once(
         if api.failed is not None:
             check_error(life, api, CODES[status])
         if life.error is not None and life.runtime is not None and not api.lost:
-            life.runtime.release()
             life.batch()
         close(life, api)
         assert api.failed is not None

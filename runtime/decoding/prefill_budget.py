@@ -1,0 +1,78 @@
+"""How much prompt a chunk takes while other rows wait for their next token; no clock."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+LEAST_TOKENS = 16
+"""What a chunk may take however slow the engine is."""
+_KEPT = 0.9
+"""How much of what was measured before is left when another step is recorded."""
+
+
+class Prompt(NamedTuple):
+    """A joiner: its filled slots, and the tokens of its prompt that are left."""
+
+    filled: int
+    left: int
+
+
+class Chunk(NamedTuple):
+    """Of how many joiners a chunk is, the first ones, and the most tokens that one of them has."""
+
+    rows: int
+    width: int
+
+
+class PrefillBudget:
+    """Sizes chunks by the speeds that were measured.
+
+    A chunk has a fixed cost, that of a decode step, and a cost for each token that it computes,
+    padding included. The latter may be `share` decode steps in all.
+    """
+
+    def __init__(self, chunk: int, capacity: int, share: float) -> None:
+        self._chunk = chunk
+        self._capacity = capacity
+        self._share = share
+        self._decode_s = 0.0
+        self._beyond_s = 0.0
+        self._computed = 0.0
+
+    def record_decode(self, seconds: float) -> None:
+        """Take note of a decode step or a round."""
+        before = self._decode_s or seconds
+        self._decode_s = _KEPT * before + (1 - _KEPT) * seconds
+
+    def record_prefill(self, computed: int, seconds: float) -> None:
+        """Take note of a chunk that computed so many tokens, those of padding included."""
+        if self._decode_s:
+            # Sums, not rates: a chunk of few tokens says little about the cost of one.
+            self._beyond_s = _KEPT * self._beyond_s + seconds - self._decode_s
+            self._computed = _KEPT * self._computed + computed
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens a chunk may compute while rows decode."""
+        if not self._computed:
+            return max(LEAST_TOKENS, self._chunk)
+        a_token = max(self._beyond_s, 0.0) / self._computed
+        allowed = self._share * self._decode_s
+        most = self._chunk * self._capacity
+        return max(LEAST_TOKENS, int(min(most, allowed / a_token))) if a_token else most
+
+    def choose(self, prompts: Sequence[Prompt], *, limited: bool) -> Chunk:
+        """The next chunk of joiners that come with the shortest rest first.
+
+        `limited` where rows decode. A further joiner shares the chunk if the one before it gets
+        no less for that, and if start and width stay within the capacity for each.
+        """
+        most = self.tokens if limited else self._chunk * len(prompts)
+        width = min(prompts[0].left, self._chunk, most)
+        start = prompts[0].filled
+        for rows, prompt in enumerate(prompts[1:], 1):
+            wider = min(prompt.left, self._chunk, most // (rows + 1))
+            start = max(start, prompt.filled)
+            if wider < width or start + wider > self._capacity:
+                return Chunk(rows, width)
+            width = wider
+        return Chunk(len(prompts), width)
