@@ -1,8 +1,9 @@
-"""`hearth bench graphs`: decode steps that captured graphs serve, in a run that disturbs them."""
+"""`hearth bench graphs`: decode steps that captured graphs serve, while rows come and go."""
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Literal
 
 import click
 import msgspec
@@ -15,12 +16,14 @@ from daemon.cli.console import progress_bar
 from daemon.cli.errors import FAILED
 from daemon.cli.options import json_option
 from runtime.decoding.runtime import LLMInferenceRuntime
-from runtime.options import RuntimeOptions
+from runtime.options import RuntimeOptions, SpeculationOptions
 from runtime.request import RequestOptions, RowRequest
 from runtime.tensors.profiles import decode_batches
 
 HIT_RATE_AIM = 0.99
 _CANCEL_SHARE = 0.02
+_LOAD = 0.8
+"""Rows that come in a step, of those that a full house can end."""
 _PROMPT = (4, 48)
 _ANSWER = (4, 96)
 
@@ -28,45 +31,52 @@ _ANSWER = (4, 96)
 class GraphFigures(msgspec.Struct, kw_only=True):
     """Steps by kind and what became of decode steps; a prefill step has no graph.
 
-    `evictions` counts the times that rows left a batch that went on, `padded` the decode steps
-    that ran with more rows than were live. `hit_rate` is the share of decode steps from a graph.
+    `joins` and `leaves` count the rows that came and went while others ran on, `verify_steps` the
+    decode steps that verified trees. `padded` are the decode steps that ran with more rows than
+    told of tokens. `hit_rate` is the share of decode steps from a graph.
     """
 
-    batches: int = 0
+    requests: int = 0
     captures: int = 0
     prefill_steps: int = 0
     decode_steps: int = 0
+    verify_steps: int = 0
     hits: int = 0
     misses: int = 0
     fallbacks: int = 0
     hit_rate: float = 0.0
-    evictions: int = 0
+    joins: int = 0
+    leaves: int = 0
     cancels: int = 0
     padded: int = 0
     batch_sizes: list[int] = []
 
 
 @click.command()
-@click.option("--batches", type=click.IntRange(1), default=50, show_default=True)
+@click.option("--requests", type=click.IntRange(1), default=250, show_default=True)
+@click.option("--speculation", is_flag=True, help="Speculate, as a daemon does by itself.")
 @engine_option("a toy")
 @record_option
 @json_option
-def graphs(batches: int, engine: Path | None, record: Record, *, as_json: bool) -> int:
-    """Count the decode steps that captured graphs serve, with evictions, cancels and padding.
+def graphs(
+    requests: int, engine: Path | None, record: Record, *, speculation: bool, as_json: bool
+) -> int:
+    """Count the decode steps that captured graphs serve, while rows come and go at random.
 
     The exit code is 1 when they are fewer than 99%.
     """
-    options = RuntimeOptions(verify=False)
+    method: Literal["auto", "off"] = "auto" if speculation else "off"
+    options = RuntimeOptions(verify=False, speculation=SpeculationOptions(method=method))
     with (
         given_or_toy(engine) as folder,
         closing(LLMInferenceRuntime.open(folder, options)) as runtime,
         progress_bar() as progress,
     ):
         run = GraphRun(runtime, decode_batches(runtime.config))
-        found = run.run(batches, lambda done, total: progress("batches", done, total))
+        found = run.run(requests, lambda done, total: progress("requests", done, total))
     title = "Decode steps and captured graphs"
     publish(found, lambda: print_fields(title, found), as_json=as_json)
-    record.keep({"graphs": found})
+    record.keep({"graphs/speculation" if speculation else "graphs": found})
     if found.hit_rate < HIT_RATE_AIM:
         note(f"fewer than {HIT_RATE_AIM:.0%} of the decode steps came from a graph")
         return FAILED
@@ -74,23 +84,30 @@ def graphs(batches: int, engine: Path | None, record: Record, *, as_json: bool) 
 
 
 class GraphRun:
-    """Random batches on a runtime: prompts and answers of all lengths, some rows cancelled."""
+    """Poisson arrivals on a runtime: prompts and answers of all lengths, some rows cancelled."""
 
     def __init__(self, runtime: LLMInferenceRuntime, graphs: Sequence[int], seed: int = 0) -> None:
         self._runtime = runtime
         self._graphs = frozenset(graphs)
         self._rng = np.random.default_rng(seed)
+        self._live: set[int] = set()
 
-    def run(self, batches: int, progress: Callable[[int, int], None]) -> GraphFigures:
-        """Capture as the executor does, then run `batches`; `progress` gets (done, total)."""
-        runtime, found = self._runtime, GraphFigures()
+    def run(self, requests: int, progress: Callable[[int, int], None]) -> GraphFigures:
+        """Capture as the executor does, then serve `requests`; `progress` gets (done, total)."""
+        runtime, found = self._runtime, GraphFigures(requests=requests)
         runtime.capture(range(1, runtime.max_batch + 1))
         before = msgspec.structs.replace(runtime.counters)
-        for number in range(batches):
-            self._batch(found)
-            progress(number + 1, batches)
+        rate = _LOAD * runtime.max_batch / (sum(_ANSWER) / 2)
+        coming, waiting = requests, 0
+        while coming or waiting or self._live:
+            come = min(coming, int(self._rng.poisson(rate)))
+            coming, waiting = coming - come, waiting + come
+            waiting -= self._place(min(waiting, runtime.free), found)
+            if self._live:
+                self._step(found)
+            progress(requests - coming - waiting - len(self._live), requests)
         now = runtime.counters
-        found.batches, found.captures = batches, now.captures
+        found.captures = now.captures
         found.hits, found.fallbacks = now.hits - before.hits, now.fallbacks - before.fallbacks
         found.misses = now.misses - before.misses - found.prefill_steps
         found.decode_steps = found.hits + found.misses + found.fallbacks
@@ -98,26 +115,30 @@ class GraphRun:
         found.batch_sizes = sorted(set(found.batch_sizes))
         return found
 
-    def _batch(self, found: GraphFigures) -> None:
-        runtime = self._runtime
-        rows = int(self._rng.integers(1, runtime.max_batch + 1))
-        runtime.admit([self._row() for _ in range(rows)])
-        live, before = list(range(rows)), rows
-        while runtime.active:
-            found.evictions += len(live) < before
-            before = len(live)
-            step = runtime.step()
-            if step.kind == "prefill":
-                found.prefill_steps += 1
-            else:
-                found.batch_sizes.append(before)
-                found.padded += before not in self._graphs
-            for token in step.tokens:
-                if token.finish is not None or token.error is not None:
-                    live.remove(token.row)
-            if live and self._rng.random() < _CANCEL_SHARE:
-                runtime.leave(live.pop(int(self._rng.integers(len(live)))))
-                found.cancels += 1
+    def _place(self, count: int, found: GraphFigures) -> int:
+        if count:
+            found.joins += count if self._live else 0
+            self._live.update(self._runtime.admit([self._row() for _ in range(count)]))
+        return count
+
+    def _step(self, found: GraphFigures) -> None:
+        step = self._runtime.step()
+        if step.kind == "prefill":
+            found.prefill_steps += 1
+        else:
+            rows = len({token.row for token in step.tokens})
+            found.batch_sizes.append(rows)
+            found.padded += rows not in self._graphs
+            found.verify_steps += step.kind == "verify"
+        gone = {one.row for one in step.tokens if one.finish is not None or one.error is not None}
+        if self._live - gone and self._rng.random() < _CANCEL_SHARE:
+            gone.add(int(self._rng.choice(sorted(self._live - gone))))
+            found.cancels += 1
+        for row in gone:
+            # One that has ended is gone already.
+            self._runtime.leave(row)
+        self._live -= gone
+        found.leaves += len(gone) if self._live else 0
 
     def _row(self) -> RowRequest:
         ids = self._rng.integers(3, self._runtime.config.vocab_size, self._rng.integers(*_PROMPT))

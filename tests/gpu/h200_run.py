@@ -117,6 +117,7 @@ def _spec(run: Run) -> list[list[str]]:
         _export(drafted, "--draft", str(DRAFT)),
         [*bench, *contest, "--device", "cuda", *record],
         [*bench, *memory, *record],
+        [*bench, "graphs", "--engine", str(drafted), "--speculation", *record],
     ]
 
 

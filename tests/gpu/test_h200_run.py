@@ -68,22 +68,23 @@ def test_other_benches_use_the_engine_of_the_decode_bench(run: Run) -> None:
 
 
 def test_speculation_is_compared_with_an_engine_without_a_draft(run: Run) -> None:
-    plain, drafted, contest, memory = PARTS["spec"](run)
+    plain, drafted, contest, memory, graphs = PARTS["spec"](run)
     assert "--draft" in drafted
     assert "--draft" not in plain
     for command, flag, target in (
         (contest, "--engine", drafted),
         (contest, "--plain", plain),
         (memory, "--engine", drafted),
+        (graphs, "--engine", drafted),
     ):
         assert command[command.index(flag) + 1] in target
-    for command in (contest, memory):
+    for command in (contest, memory, graphs):
         assert command[command.index("--record") + 1] == str(run.record)
 
 
 def test_the_figures_of_speculation_have_a_file_of_their_own(run: Run) -> None:
-    *_, contest, memory = PARTS["spec"](run._replace(record=h200_run.FIGURES))
-    for command in (contest, memory):
+    *_, contest, memory, graphs = PARTS["spec"](run._replace(record=h200_run.FIGURES))
+    for command in (contest, memory, graphs):
         assert Path(command[command.index("--record") + 1]).name == "h200-spec.json"
 
 
