@@ -95,16 +95,6 @@ class HybridCacheManager:
             self.row_lengths[row] += 1
         self._ops.advance(self.lengths, rows)
 
-    def compact(self, mapping: Sequence[int]) -> None:
-        """Apply an eviction: row i becomes row `mapping[i]`, or leaves when that is -1.
-
-        The rows that stay keep their order and become 0, 1, ...
-        """
-        kept = [RowMove(row, target, 0) for row, target in enumerate(mapping) if target >= 0]
-        if len(mapping) != self.batch or [move.target for move in kept] != list(range(len(kept))):
-            raise HearthError("internal", "an eviction must keep the order of the rows")
-        self.rearrange(Arrangement(len(kept), kept))
-
     def zero_row(self, row: int) -> None:
         """Zero the slots of a row that may hold non-finite numbers."""
         self.kv.zero(row, 0, self.kv.bucket)

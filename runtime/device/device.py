@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from runtime.arrangement import Arrangement, RowMove
 from runtime.config import DeviceKind
 from runtime.device.stream import Stream
-from runtime.request import RowRequest
 from runtime.sampling.batch import Sample
 from runtime.tensors.tensor import Tensor
 
@@ -238,16 +237,11 @@ class BatchSampler(Protocol):
     def rearrange(self, arrangement: Arrangement) -> None:
         """Let rows move with settings, histories and newest tokens; take those of new rows."""
 
-    def begin(self, rows: Sequence[RowRequest]) -> None:
-        """Take the settings and histories of a new batch."""
-
-    def sample(
-        self, rows: int, first: int = 0, picked: int | None = None, *, waiting: int = 0
-    ) -> PendingSamples:
+    def sample(self, rows: int, first: int = 0, picked: int | None = None) -> PendingSamples:
         """Pick from the first `picked` (None: all) of `rows` logits, and append to the histories.
 
         Row i of the logits is place `first` + i. Picked tokens become the `next_tokens`. The rows
-        behind still have prompt left, as have the first `waiting`: their logits are only checked.
+        behind still have prompt left: their logits are only checked.
         """
 
     def verify(self, rows: int, width: int) -> PendingPaths:
@@ -257,9 +251,6 @@ class BatchSampler(Protocol):
         and the tokens of the walk so far; a child with that token is the next node (the first of
         equal ones). All picked tokens enter the history; the last becomes the `next_tokens`.
         """
-
-    def compact(self, mapping: Sequence[int]) -> None:
-        """Apply an eviction: row i becomes row `mapping[i]`, or leaves when that is -1."""
 
 
 class SamplerBuffers(NamedTuple):

@@ -4,7 +4,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.arrangement import Arrangement, RowMove
+from runtime.arrangement import Arrangement
 from runtime.device.arrays import finite_rows
 from runtime.device.device import AcceptedPath, SamplerBuffers
 from runtime.errors import HearthError
@@ -42,19 +42,11 @@ class CpuBatchSampler:
         for source, target, _ in arrangement.moves:
             tokens[target] = tokens[source]
 
-    def begin(self, rows: Sequence[RowRequest]) -> None:
-        """Take the settings and histories of a batch."""
-        self.rearrange(Arrangement.fresh(rows))
-
-    def sample(
-        self, rows: int, first: int = 0, picked: int | None = None, *, waiting: int = 0
-    ) -> Ready[Sample | None]:
+    def sample(self, rows: int, first: int = 0, picked: int | None = None) -> Ready[Sample | None]:
         """Pick for the first `picked` of the rows from place `first` on; check the others."""
         logits = self._buffers.logits.view((rows, self._vocab_size))
         end = rows if picked is None else picked
-        samples = _check(logits[:waiting])
-        if end > waiting:
-            samples += self._pick(logits[waiting:end], first + waiting)
+        samples = self._pick(logits[:end], first) if end else []
         return Ready(samples + _check(logits[end:]))
 
     def verify(self, rows: int, width: int) -> Ready[AcceptedPath | None]:
@@ -76,11 +68,6 @@ class CpuBatchSampler:
             if path is not None:
                 self._buffers.next_tokens.array[row] = path.samples[-1].token_id
         return Ready(paths)
-
-    def compact(self, mapping: Sequence[int]) -> None:
-        """Keep the rows that stay, with their newest tokens."""
-        moves = [RowMove(row, target, 0) for row, target in enumerate(mapping) if target >= 0]
-        self.rearrange(Arrangement(len(moves), moves))
 
     def _seat(self, row: RowRequest) -> RowSampler:
         return RowSampler(row.options, row.token_ids, row.prompt_length, self._vocab_size)

@@ -1,9 +1,8 @@
 import ctypes
-from collections.abc import Sequence
 
 import numpy as np
 
-from runtime.arrangement import Arrangement, RowMove
+from runtime.arrangement import Arrangement
 from runtime.device.cuda.element_types import index_type
 from runtime.device.cuda.launch import KernelLibrary, addresses, integers
 from runtime.device.cuda.memory import CudaMemory
@@ -35,7 +34,7 @@ class BatchArguments(ctypes.Structure):
 
     _fields_ = (
         *addresses("logits start next_tokens rows history bias partial state results"),
-        *integers("vocab pitch waiting first picked"),
+        *integers("vocab pitch first picked"),
     )
 
 
@@ -101,29 +100,22 @@ class CudaBatchSampler:
                 self._tables.set_bias(place, *row_biases(request.options))
         self._take(settings)
 
-    def begin(self, rows: Sequence[RowRequest]) -> None:
-        """Take settings and histories; raises `invalid_value` naming the setting."""
-        self.rearrange(Arrangement.fresh(rows))
-
-    def sample(
-        self, rows: int, first: int = 0, picked: int | None = None, *, waiting: int = 0
-    ) -> CudaPendingSamples:
+    def sample(self, rows: int, first: int = 0, picked: int | None = None) -> CudaPendingSamples:
         """Queue the picks of the first `picked` rows from place `first` on; check the others."""
-        end = rows if picked is None else picked
-        if not (0 <= waiting <= end <= rows and 0 <= first <= len(self._rows) - rows):
+        picked = rows if picked is None else picked
+        if not (0 <= picked <= rows and 0 <= first <= len(self._rows) - rows):
             raise HearthError("internal", f"cannot sample {rows} rows from place {first} on")
         slot = self._slots.take()
         batch = self._batch
         batch.results = slot.address
-        batch.waiting, batch.first, batch.picked = waiting, first, end
+        batch.first, batch.picked = first, picked
         if rows:
             self._scan.launch(self._blocks, rows)
-        begin, end = first + waiting, first + end
-        if any(self._draws[begin:end]):
-            self._pick.launch(end - begin)
-        wanted = {
-            place - first: count for place, count in self._logprobs.items() if begin <= place < end
-        }
+        places = range(first, first + picked)
+        if any(self._draws[place] for place in places):
+            self._pick.launch(picked)
+        asked = self._logprobs.items()
+        wanted = {place - first: count for place, count in asked if place in places}
         return CudaPendingSamples(slot, self._stream, rows, wanted)
 
     def verify(self, rows: int, width: int) -> CudaPendingPaths:
@@ -133,11 +125,6 @@ class CudaBatchSampler:
         return self._walks.launch(
             width, self._wanted[:rows], self._blocks, greedy=all(self._greedy[:rows])
         )
-
-    def compact(self, mapping: Sequence[int]) -> None:
-        """Keep the rows that stay, with histories, settings and newest tokens."""
-        kept = [RowMove(row, target, 0) for row, target in enumerate(mapping) if target >= 0]
-        self.rearrange(Arrangement(len(kept), kept))
 
     def _settings(self, request: RowRequest) -> SettingsRow:
         check_options(request.options, self._vocab_size)

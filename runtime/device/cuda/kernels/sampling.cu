@@ -17,7 +17,7 @@ extern "C" __global__ void __launch_bounds__(256) find_best(Batch batch) {
 
 extern "C" __global__ void __launch_bounds__(THREADS) pick_rows(Batch batch) {
   __shared__ Shared shared;
-  int i = blockIdx.x + batch.waiting, r = batch.first + i;
+  int i = blockIdx.x, r = batch.first + i;
   Row row = batch.rows[r];
   if (batch.state[r].failed || (row.temperature == 0 && row.logprobs < 0)) return;
   Spot spot = {r, batch.logits + (long long)i * batch.vocab, (u64)batch.start[r],

@@ -67,9 +67,8 @@ struct Batch {
   Result* results;
   int vocab;
   int pitch;
-  int waiting;  // rows before this one and from `picked` on are only checked
   int first;
-  int picked;
+  int picked;  // rows from this one on are only checked
 };
 
 __device__ bool finite(float x) { return fabsf(x) <= LARGEST; }
@@ -177,7 +176,7 @@ __device__ void finish_row(const Batch& batch, const Row& row, int r, const Best
   int i = r - batch.first;
   Result* result = batch.results + i;
   float highest = score_of(found.best);
-  bool waits = i < batch.waiting || i >= batch.picked;
+  bool waits = i >= batch.picked;
   if (!waits) failed |= !finite(highest);
   int token = waits || failed || row.temperature > 0 ? -1 : (int)(u32)found.best;
   result->token = token;
