@@ -1,4 +1,5 @@
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -9,7 +10,9 @@ from msgspec import structs
 from daemon import check
 from daemon.check import inspect_engine
 from daemon.configuration.settings import Settings
+from daemon.wiring import runtime_options
 from runtime.config import load_config
+from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.engine_folder import write_config
 from runtime.errors import HearthError
 from runtime.export import ExportOptions, export_model
@@ -21,13 +24,21 @@ from tests.eagle_models import write_draft
 
 
 def test_the_report_says_what_would_be_used(tiny_engine: Path) -> None:
-    report = inspect_engine(Settings(threads=1, max_batch=2), tiny_engine)
+    settings = Settings(threads=1, max_batch=2, speculation="off")
+    report = inspect_engine(settings, tiny_engine)
     assert report.ok
     assert report.reason is None
     assert (report.device, report.engine_kind, report.dtype) == ("cpu", "onnxruntime", "float32")
     assert (report.max_batch, report.capacity, report.threads) == (2, 96, 1)
     assert report.memory_needed == sum(report.memory.values()) > 0
     assert report.memory_available > report.memory_needed
+
+
+def test_a_row_holds_less_where_it_speculates(tiny_engine: Path) -> None:
+    report = inspect_engine(Settings(speculation="lookup"), tiny_engine)
+    with closing(LLMInferenceRuntime.open(tiny_engine, runtime_options(Settings()))) as runtime:
+        assert report.capacity == runtime.capacity == 96 - 4
+    assert report.max_prompt_tokens == 91
 
 
 @pytest.mark.parametrize(
@@ -37,7 +48,8 @@ def test_the_report_says_what_would_be_used(tiny_engine: Path) -> None:
         (Settings(speculation="lookup", lookup_tokens=7), "lookup, 7 tokens"),
         (Settings(speculation="off"), "off"),
         (Settings(engine_kind="simulated"), "off"),
-        (Settings(capacity=3), "lookup, 2 tokens"),
+        (Settings(capacity=6), "lookup, 4 tokens"),
+        (Settings(capacity=5), "off"),
     ],
 )
 def test_the_report_says_how_it_speculates(
@@ -164,7 +176,7 @@ def test_what_was_chosen_is_told_with_the_reason(
     few = inspect_engine(Settings(max_batch=1, capacity=96), tiny_engine).memory_needed
     monkeypatch.setattr(check, "available_memory", lambda: few * 8 // 7 + 8)
     report = inspect_engine(Settings(), tiny_engine)
-    assert (whole.chosen, report.ok, report.max_batch, report.capacity) == ("", True, 1, 96)
+    assert (whole.chosen, report.ok, report.max_batch, report.capacity) == ("", True, 1, 92)
     assert report.memory_needed == few
     assert report.chosen.startswith("1 row of 96 tokens: 4 rows of 96 tokens would take ")
 
