@@ -40,12 +40,14 @@ class Spreading(SimulatedEngine):
                 arrays["logits"][row] = np.nan
 
 
-@pytest.fixture(params=[0, 1])
+@pytest.fixture(params=[(0, False), (1, False), (1, True)])
 def runtime(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> LLMInferenceRuntime:
-    """A runtime that reads tokens at once, and one that reads them a step later."""
+    """Runtimes that read tokens at once or a step later, and one that pads as on a GPU."""
     monkeypatch.setattr("runtime.executor.engine_executor.SimulatedEngine", Spreading)
     device = CpuDevice()
-    device.steps_ahead = request.param
+    device.steps_ahead, padded = request.param
+    if padded:
+        monkeypatch.setattr("runtime.steps.bindings.decode_batches", lambda _: (1, 2, 4))
     return LLMInferenceRuntime.create(DeploymentConfig(CONFIG), Path(), EngineOptions(), device)
 
 
@@ -132,3 +134,36 @@ def test_only_rows_that_fail_are_spoiled(runtime: LLMInferenceRuntime, seed: int
         ]
         chosen = rng.integers(0, (12, len(rows)), (int(rng.integers(0, 3)), 2)).tolist()
         check(runtime, rows, cancels=dict(chosen))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_rows_that_join_get_nothing_of_those_that_failed(
+    runtime: LLMInferenceRuntime, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    asked: dict[int, RowRequest] = {}
+    found: dict[int, list[int]] = {}
+    cancelled: set[int] = set()
+
+    def judge() -> None:
+        for number, request in asked.items():
+            text, right = found.get(number, []), expected(request)
+            assert text == (right[: len(text)] if number in cancelled else right)
+        asked.clear()
+        found.clear()
+        cancelled.clear()
+
+    for _ in range(150):
+        if not runtime.active:
+            judge()
+        if runtime.free and (rng.random() < 0.4 or not runtime.active):
+            length, tokens = int(rng.integers(1, 25)), int(rng.integers(1, 12))
+            request = row(rng.integers(1, VOCAB, length).tolist(), tokens)
+            asked[runtime.admit([request])[0]] = request
+        if asked and rng.random() < 0.05:
+            number = int(rng.choice(list(asked)))
+            cancelled.add(number)
+            runtime.leave(number)
+        if runtime.active:
+            for token in runtime.step().tokens:
+                found.setdefault(token.row, []).append(token.token_id)
