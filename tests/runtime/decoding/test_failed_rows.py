@@ -34,6 +34,7 @@ class Spreading(SimulatedEngine):
         arrays = {one.name: one.tensor.view(one.shape) for one in bindings}
         tokens, keys = arrays["inputs_embeds"][..., 0], arrays["k_cache_0"]
         for row, start in enumerate(arrays["kvcache_start_index"].tolist()):
+            keys[row, :, start : start + tokens.shape[1]] = 0
             for step in np.flatnonzero(tokens[row] == POISON).tolist():
                 keys[row, :, start + step] = np.nan
             if np.isnan(keys[row]).any():
@@ -167,3 +168,25 @@ def test_rows_that_join_get_nothing_of_those_that_failed(
         if runtime.active:
             for token in runtime.step().tokens:
                 found.setdefault(token.row, []).append(token.token_id)
+
+
+def test_what_a_padded_step_writes_at_a_joiner_s_place_goes_with_it(
+    runtime: LLMInferenceRuntime,
+) -> None:
+    # The newest token at the last place is POISON, and it is never fed to a row of its own.
+    first = next(n for n in range(1, VOCAB) if expected(row([n], 1)) == [POISON])
+    calm = next(n for n in range(1, VOCAB) if POISON not in expected(row([n], 20)))
+    runtime.admit([row([calm], 20)] * 3)
+    runtime.step()
+    (short,) = runtime.admit([row([first], 1)])
+    while short not in {token.row for token in runtime.step().tokens}:
+        pass
+    (joiner,) = runtime.admit([row([calm] * 24, 9)])
+    lengths = runtime._runner.get_kv_cache()
+    while lengths.row_lengths[3:] != [8]:
+        runtime.step()
+    assert runtime.step().kind in {"prefill", "decode"}
+    runtime.leave(joiner)
+    (late,) = runtime.admit([row([calm], 20)])
+    found = drain(runtime, {})
+    assert found[late] == expected(row([calm], 20))
