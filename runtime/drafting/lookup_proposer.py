@@ -65,8 +65,11 @@ class LookupProposer:
         proposals = self._proposals(rows, speculating)
         longest = max(map(len, proposals))
         width = self.room if self._fixed_width else 1 + longest
-        ids = np.zeros((len(rows), width), np.int32)
-        parents = np.full((len(rows), width), NO_NODE, np.int32)
+        # A step that runs padded has no tree of an earlier row at the places behind.
+        places = trees.ids.shape[0] if self._fixed_width else len(rows)
+        ids = np.zeros((places, width), np.int32)
+        parents = np.full((places, width), NO_NODE, np.int32)
+        parents[:, 0] = -1
         for place, tokens in enumerate(proposals):
             ids[place, 1 : 1 + len(tokens)] = tokens
             parents[place, : 1 + len(tokens)] = np.arange(-1, len(tokens))

@@ -85,3 +85,7 @@ def test_trees_are_as_wide_as_the_longest_chain_or_as_the_graph() -> None:
     assert fixed.propose([_row(0, NEW)], [True], trees) == [1]
     assert trees.parents.view((1, 4)).tolist() == [[-1, -2, -2, -2]]
     assert fixed.propose(rows, [True], trees) == [4]
+    # The places behind are of no row, or of one whose prompt is not done: they get no tree.
+    assert fixed.propose([rows[0], rows[0]], [True, True], trees) == [4, 4]
+    assert fixed.propose([rows[0]], [True], trees) == [4]
+    assert trees.parents.view((2, 4))[1].tolist() == [-1, -2, -2, -2]
