@@ -26,6 +26,7 @@ class Addresses(msgspec.Struct, frozen=True, kw_only=True):
     It listens at `work` and `control`, answers to `tokenizer` and reports to `supervisor`.
     """
 
+    incarnation: int
     work: str
     control: str
     tokenizer: str
@@ -50,6 +51,7 @@ class SocketFolder:
     def addresses(self, actor: str, incarnation: int) -> Addresses:
         """Fresh addresses, so that no mail for an earlier incarnation reaches this one."""
         return Addresses(
+            incarnation=incarnation,
             work=self._endpoint(f"{actor}-{incarnation}"),
             control=self._endpoint(f"{actor}-{incarnation}-control"),
             tokenizer=self.tokenizer,

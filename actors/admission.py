@@ -1,16 +1,22 @@
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from actors.messages import ExecutorReady
-from actors.waiting_queue import Entry, WaitingQueue
+from actors.waiting_queue import Entry
 from runtime.errors import Code
 
 
 class PolicySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the scheduler may do; times in seconds, `queue_tokens` in prompt tokens."""
+    """What the scheduler may do; times in seconds, `queue_tokens` in prompt tokens.
+
+    Rows that are "joining" take any place that frees; "synchronous" ones run in batches, of which
+    the next begins when all rows of the one before have ended.
+    """
+
+    batching: Literal["joining", "synchronous"] = "joining"
 
     fill_wait_s: float = 0.005
     hold_s: float = 2.0
@@ -27,16 +33,18 @@ class Refusal(NamedTuple):
     field: str | None
 
 
-def queue_refusal(entry: Entry, queue: WaitingQueue, settings: PolicySettings) -> Refusal | None:
-    """Whether the queue has room for the request; None when it has."""
-    if len(queue) >= settings.queue_requests:
+def queue_refusal(
+    entry: Entry, requests: int, tokens: int, settings: PolicySettings
+) -> Refusal | None:
+    """Whether there is room for the request behind those that wait; None when there is."""
+    if requests >= settings.queue_requests:
         return Refusal(
             "queue_full",
-            f"{len(queue)} requests wait already, the limit is {settings.queue_requests}: "
+            f"{requests} requests wait already, the limit is {settings.queue_requests}: "
             "try again later",
             "queue_requests",
         )
-    waiting = queue.prompt_tokens + entry.prompt_tokens
+    waiting = tokens + entry.prompt_tokens
     if waiting > settings.queue_tokens:
         return Refusal(
             "queue_full",

@@ -1,51 +1,57 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from bisect import insort
+from operator import attrgetter
 
 import structlog
 
-from actors.executor_batch import ExecutorBatch
 from actors.mailbox import MailboxFull, Receiver, Sender, wait_any
 from actors.messages import (
     ActorProgress,
-    BatchEnded,
     Cancel,
+    Continuation,
     ExecutorControl,
     ExecutorMessage,
     ExecutorMetrics,
+    Offered,
     Release,
+    Revoke,
+    RowsEnded,
     RowsFailed,
-    RunBatch,
+    RowsPlaced,
+    RowsReturned,
     Shutdown,
     SupervisorMessage,
     TokenizerMessage,
 )
+from actors.placed_rows import PlacedRows
 from runtime.decoding.batch_runtime import BatchRuntime
 from runtime.errors import HearthError
-from runtime.request import RowRequest
 
 SEND_TIMEOUT_S = 10.0
 """How long the tokenizer may be behind before the executor gives up."""
 PROGRESS_S = 1.0
 """Seconds between two signs of progress, while working and while waiting."""
 FAILURE_LIMIT = 3
-"""Batches that may fail in a row before the executor asks to be replaced by ending."""
-_EARLY_CANCELS = 1024
+"""Failures in a row that left no row, before the executor asks to be replaced by ending."""
+_EARLY = 4096
+_order = attrgetter("order")
 _log = structlog.get_logger("executor")
 
 
 class ExecutorActor:
-    """Runs one batch at a time on one thread, and reads its control inbox between steps.
+    """Steps the rows that have places, on one thread, and reads its inboxes between two steps.
 
-    It owns the mailboxes that it is given, except `to_supervisor`.
+    It owns the mailboxes that it is given, except `to_supervisor`. Every row that it is offered is
+    answered once, under the number of this `incarnation`.
     """
 
     def __init__(
         self,
         *,
         name: str,
+        incarnation: int,
         inbox: Receiver[ExecutorMessage],
         control: Receiver[ExecutorControl],
         to_tokenizer: Sender[TokenizerMessage],
@@ -53,15 +59,20 @@ class ExecutorActor:
         runtime: BatchRuntime,
     ) -> None:
         self._name = name
+        self._incarnation = incarnation
         self._inbox = inbox
         self._control = control
         self._to_tokenizer = to_tokenizer
         self._to_supervisor = to_supervisor
         self._runtime = runtime
-        self._batch: ExecutorBatch | None = None
-        # Cancels whose batch has not come yet, oldest first; most are for rows that have ended.
-        self._cancelled: dict[int, None] = {}
-        self._released = 0
+        self._rows = PlacedRows(incarnation)
+        # In the order in which they get places.
+        self._offered: list[Offered] = []
+        # Placed rows that are to be given back.
+        self._released: list[int] = []
+        # Cancelled and revoked rows that are not here, oldest first: their offer may yet come, but
+        # most have ended.
+        self._early: dict[int, Cancel | Revoke] = {}
         self._stopping = False
         self._failures = 0
         self._steps = 0
@@ -70,123 +81,170 @@ class ExecutorActor:
     def run(self) -> None:
         """Work until told to stop; raises HearthError when going on makes no sense.
 
-        That is after `device_lost`, at once, and after a few failed batches in a row.
+        That is after `device_lost`, at once, and after a few failures in a row.
         """
         with self._inbox, self._control, self._to_tokenizer:
-            while not self._stopping:
-                self._report(busy=self._batch is not None)
+            while True:
+                self._report()
                 self._read_control()
-                if self._batch is not None:
-                    self._advance(self._batch)
-                elif (message := self._inbox.receive_nowait()) is not None:
-                    self._take(message)
-                elif not self._stopping:
+                self._read_offers()
+                if self._stopping:
+                    break
+                if self._released:
+                    self._give_back()
+                if self._offered:
+                    self._place()
+                if self._runtime.active:
+                    self._advance()
+                elif not self._offered:
                     wait_any([self._inbox, self._control], PROGRESS_S)
-            self._refuse_rest()
-
-    def _take(self, message: RunBatch) -> None:
-        rows = self._servable(message.rows)
-        batch = self._batch = ExecutorBatch(message.batch, rows)
-        if rows:
-            with self._answering(batch):
-                self._runtime.admit(list(rows.values()))
-
-    def _advance(self, batch: ExecutorBatch) -> None:
-        """Run a step of the batch, or end it where nothing is left to be done."""
-        released = self._released >= batch.number and batch.has_paid
-        if self._stopping:
-            return
-        if released or not self._runtime.active:
-            self._failures = 0
-            self._end(batch)
-            return
-        step = None
-        with self._answering(batch):
-            step = batch.record(self._runtime.step())
-            self._steps += 1
-        if step is not None:
-            self._to_tokenizer.send_blocking(step, SEND_TIMEOUT_S)
-
-    def _end(self, batch: ExecutorBatch) -> None:
-        unfinished = batch.continuations(self._runtime.release)
-        self._batch = None
-        # Behind the tokens: were it heard without them, their requests would never end.
-        self._to_tokenizer.send_blocking(BatchEnded(batch.number, unfinished), SEND_TIMEOUT_S)
-
-    @contextmanager
-    def _answering(self, batch: ExecutorBatch) -> Iterator[None]:
-        """Answer the batch's requests and end it when what is done with it fails."""
-        try:
-            yield
-        except Exception as error:
-            self._failures += 1
-            _log.error("a batch failed", batch=batch.number, rows=len(batch.live), exc_info=error)
-            self._tell_failed(batch.live, _as_failure(error))
-            for rid in batch.live:
-                batch.drop(rid)
-            if isinstance(error, HearthError) and error.code == "device_lost":
-                # Nothing can be run, freed or reset any more: only another process can go on.
-                raise
-            self._end(batch)
-            if self._failures >= FAILURE_LIMIT:
-                raise HearthError(
-                    "executor_failed",
-                    f"{self._failures} batches failed in a row: the executor ends",
-                ) from error
-
-    def _servable(self, rows: Mapping[int, RowRequest]) -> dict[int, RowRequest]:
-        """The rows that nobody cancelled meanwhile; what the runtime refuses is answered."""
-        admitted = {}
-        for rid, row in rows.items():
-            if rid in self._cancelled:
-                del self._cancelled[rid]
-                continue
-            try:
-                self._runtime.check(row)
-            except HearthError as error:
-                self._tell_failed([rid], error)
-            else:
-                admitted[rid] = row
-        return admitted
+            # No row goes on elsewhere.
+            self._tell_failed([*self._rows, *(one.rid for one in self._offered)], _SHUTTING_DOWN)
 
     def _read_control(self) -> None:
         while (message := self._control.receive_nowait()) is not None:
             match message:
-                case Cancel(rid):
-                    self._cancel(rid)
-                case Release(number):
-                    # Batch numbers grow, so this also holds for a batch that is yet to come.
-                    self._released = number
+                case Cancel():
+                    self._cancel(message)
+                case Revoke():
+                    self._revoke(message)
+                case Release(rids):
+                    self._released += rids
                 case Shutdown():
                     self._stopping = True
 
-    def _cancel(self, rid: int) -> None:
-        row = self._batch.drop(rid) if self._batch is not None else None
-        if row is not None:
-            self._runtime.leave(row)
+    def _read_offers(self) -> None:
+        while (message := self._inbox.receive_nowait()) is not None:
+            for one in message.rows:
+                early = self._early.pop(one.rid, None)
+                if early is None:
+                    insort(self._offered, one, key=_order)
+                elif isinstance(early, Cancel):
+                    self._tell(RowsEnded(self._incarnation, [one.rid]))
+                else:
+                    self._tell(RowsReturned(self._incarnation, unplaced=[one.rid]))
+
+    def _cancel(self, message: Cancel) -> None:
+        number = self._rows.remove(message.rid)
+        if number is not None:
+            self._runtime.leave(number)
+        elif not self._withdraw(message.rid):
+            self._remember(message.rid, message)
             return
-        self._cancelled[rid] = None
-        if len(self._cancelled) > _EARLY_CANCELS:
-            del self._cancelled[next(iter(self._cancelled))]
+        self._tell(RowsEnded(self._incarnation, [message.rid]))
+
+    def _revoke(self, message: Revoke) -> None:
+        given_back = []
+        for rid in message.rids:
+            if self._withdraw(rid):
+                given_back.append(rid)
+            elif rid not in self._rows and rid not in self._early:
+                self._remember(rid, message)
+        if given_back:
+            self._tell(RowsReturned(self._incarnation, unplaced=given_back))
+
+    def _withdraw(self, rid: int) -> bool:
+        """Forget an offered row; whether there was one."""
+        for place, one in enumerate(self._offered):
+            if one.rid == rid:
+                del self._offered[place]
+                return True
+        return False
+
+    def _remember(self, rid: int, message: Cancel | Revoke) -> None:
+        self._early[rid] = message
+        if len(self._early) > _EARLY:
+            del self._early[next(iter(self._early))]
+
+    def _give_back(self) -> None:
+        """Let the released rows leave that have decoded for long enough."""
+        unpaid, given_back = [], []
+        for rid in self._released:
+            number = self._rows.number(rid)
+            if number is None:
+                continue
+            if not self._rows.has_paid(rid):
+                unpaid.append(rid)
+            elif (generated := self._runtime.release(number)) is not None:
+                self._rows.remove(rid)
+                given_back.append(Continuation(rid, generated))
+        self._released = unpaid
+        if given_back:
+            # The executor works: its failures were those of others.
+            self._failures = 0
+            self._tell(RowsReturned(self._incarnation, given_back))
+
+    def _place(self) -> None:
+        """Let offered rows take the free places; what the runtime refuses is answered."""
+        free, chosen = self._runtime.free, list[Offered]()
+        while self._offered and len(chosen) < free:
+            one = self._offered.pop(0)
+            try:
+                self._runtime.check(one.row)
+            except HearthError as error:
+                self._tell_failed([one.rid], error)
+            else:
+                chosen.append(one)
+        if not chosen:
+            return
+        rids = [one.rid for one in chosen]
+        try:
+            numbers = self._runtime.admit([one.row for one in chosen])
+        except Exception as error:  # noqa: BLE001 - their requests are answered
+            self._fail(rids, error)
+        else:
+            self._rows.place(rids, numbers, time.monotonic())
+            self._tell(RowsPlaced(self._incarnation, rids))
+
+    def _advance(self) -> None:
+        try:
+            result = self._runtime.step()
+        except Exception as error:  # noqa: BLE001 - their requests are answered
+            self._fail(list(self._rows), error)
+            return
+        self._steps += 1
+        placed = len(self._rows)
+        failed = self._rows.take_failed(result)
+        step = self._rows.record(result)
+        if step is not None:
+            self._tell(step)
+        if result.failure is not None:
+            self._fail(failed, result.failure)
+        elif len(self._rows) < placed:
+            self._failures = 0
+
+    def _fail(self, rids: list[int], error: Exception) -> None:
+        """Answer the requests of rows that are lost; raises where the executor cannot go on."""
+        _log.error("rows failed", rows=len(rids), exc_info=error)
+        for rid in rids:
+            self._rows.remove(rid)
+        self._tell_failed(rids, _as_failure(error))
+        if isinstance(error, HearthError) and error.code == "device_lost":
+            # Nothing can be run, freed or reset any more: only another process can go on.
+            raise error
+        if len(self._rows):
+            return
+        self._failures += 1
+        if self._failures >= FAILURE_LIMIT:
+            raise HearthError(
+                "executor_failed",
+                f"the executor failed {self._failures} times in a row: it ends",
+            ) from error
+
+    def _tell(self, message: TokenizerMessage) -> None:
+        self._to_tokenizer.send_blocking(message, SEND_TIMEOUT_S)
 
     def _tell_failed(self, rids: list[int], error: HearthError) -> None:
         if rids:
-            failed = RowsFailed(rids, error.code, error.message, error.field)
-            self._to_tokenizer.send_blocking(failed, SEND_TIMEOUT_S)
+            self._tell(RowsFailed(self._incarnation, rids, error.code, error.message, error.field))
 
-    def _refuse_rest(self) -> None:
-        """Fail what runs and what waits: the daemon stops, so no batch goes on elsewhere."""
-        if self._batch is not None:
-            self._tell_failed(self._batch.live, _SHUTTING_DOWN)
-        while (message := self._inbox.receive_nowait()) is not None:
-            self._tell_failed(list(message.rows), _SHUTTING_DOWN)
-
-    def _report(self, *, busy: bool) -> None:
+    def _report(self) -> None:
         now = time.monotonic()
         if now - self._reported < PROGRESS_S:
             return
         self._reported = now
         try:
+            busy = self._runtime.active
             self._to_supervisor.post(ActorProgress(self._name, self._steps, busy, self._metrics()))
         except MailboxFull:
             # A supervisor that is behind has unread signs of progress enough.

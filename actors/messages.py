@@ -26,13 +26,15 @@ class ChatTurn(msgspec.Struct, frozen=True, array_like=True):
 class Request(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """An admitted request on its way to a batch: what it asks of the runtime, and when it is due.
 
-    A higher `priority` goes first; `deadline` is in seconds of the monotonic clock.
+    A higher `priority` goes first; `deadline` is in seconds of the monotonic clock. Requests of one
+    `client` take turns with those of others.
     """
 
     rid: int
     options: RequestOptions = RequestOptions()
     priority: int = 0
     deadline: float | None = None
+    client: int = 0
 
 
 # --- to the tokenizer ---------------------------------------------------------------------
@@ -74,22 +76,48 @@ class RequestRound(msgspec.Struct, frozen=True, array_like=True):
     accepted: int
 
 
-class Step(ActorMessage, tag="step"):
+class FromExecutor(ActorMessage):
+    """What one incarnation of an executor tells of rows, in order; the tokenizer hears it first.
+
+    It passes on what the scheduler has to know, behind the tokens that came before: who hears of it
+    may take these as delivered, even if the executor dies now.
+    """
+
+    incarnation: int
+
+
+class RowsPlaced(FromExecutor, tag="rows_placed"):
+    """These rows take part from the next step on."""
+
+    rids: list[int]
+
+
+class Step(FromExecutor, tag="step"):
     """All tokens of one engine step; `rids[i]` owns `tokens[i]`.
 
     A round of speculation gives a request several tokens, in order. `ended` is when the step
-    ended in the executor; `prefill_s` marks first tokens, with the seconds that the prefill took.
+    ended in the executor; `placed` marks first tokens, with the time at which each row got its
+    place.
     """
 
     rids: list[int]
     tokens: list[RowToken]
     ended: float
-    prefill_s: float | None = None
+    placed: dict[int, float] = {}
     rounds: list[RequestRound] = []
 
 
-class RowsFailed(ActorMessage, tag="rows_failed"):
-    """These requests ended in a failure; `code` is one of `runtime.errors.CODES`."""
+class RowsEnded(FromExecutor, tag="rows_ended"):
+    """These rows have left; for those that end with a token the tokenizer says it."""
+
+    rids: list[int]
+
+
+class RowsFailed(FromExecutor, tag="rows_failed"):
+    """These requests ended in a failure; `code` is one of `runtime.errors.CODES`.
+
+    The scheduler says so too, as incarnation 0.
+    """
 
     rids: list[int]
     code: str
@@ -98,24 +126,41 @@ class RowsFailed(ActorMessage, tag="rows_failed"):
 
 
 class Continuation(msgspec.Struct, frozen=True, array_like=True):
-    """A row put back at the hold limit, with all tokens generated so far."""
+    """A row that was released, with all tokens generated so far."""
 
     rid: int
     generated: list[int]
 
 
-class BatchEnded(ActorMessage, tag="batch_ended"):
-    """The executor is free again; `unfinished` rows go back to the queue.
+class RowsReturned(FromExecutor, tag="rows_returned"):
+    """Rows that the executor gives back: released ones with their tokens, and unplaced ones."""
 
-    It comes behind all tokens of its batch and is passed on to the scheduler: who hears of it may
-    take them as delivered, even if the executor dies now.
+    released: list[Continuation] = []
+    unplaced: list[int] = []
+
+
+class ExecutorGone(ActorMessage, tag="executor_gone"):
+    """This incarnation died; say what became of the rows that it was offered, and drop its mail.
+
+    Those of which the tokenizer has heard come back as failed, with `message`, others as unplaced.
     """
 
-    batch: int
-    unfinished: list[Continuation] = []
+    incarnation: int
+    offered: list[int]
+    message: str
 
 
-TokenizerMessage = Prepare | Convert | Cancel | Step | RowsFailed | BatchEnded
+TokenizerMessage = (
+    Prepare
+    | Convert
+    | Cancel
+    | RowsPlaced
+    | Step
+    | RowsEnded
+    | RowsFailed
+    | RowsReturned
+    | ExecutorGone
+)
 
 # --- to the scheduler ---------------------------------------------------------------------
 
@@ -132,15 +177,10 @@ class Submit(ActorMessage, tag="submit"):
         return self.request.rid
 
 
-class RowsEnded(ActorMessage, tag="rows_ended"):
-    """These rows have left the running batch; it comes behind their last tokens."""
-
-    rids: list[int]
-
-
 class ExecutorReady(ActorMessage, tag="executor_ready"):
     """An executor listens at `work` and `control`; any earlier one is gone."""
 
+    incarnation: int
     work: str
     control: str
     max_batch: int
@@ -149,7 +189,7 @@ class ExecutorReady(ActorMessage, tag="executor_ready"):
 
 
 class ExecutorLost(ActorMessage, tag="executor_lost"):
-    """The executor died; everything that it held has failed."""
+    """The executor died, and what ran there has failed."""
 
     reason: str
 
@@ -160,31 +200,47 @@ class AskReport(ActorMessage, tag="ask_report"):
     rid: int
 
 
-SchedulerMessage = Submit | Cancel | RowsEnded | RowsFailed | BatchEnded | AskReport
+SchedulerMessage = Submit | Cancel | RowsPlaced | RowsEnded | RowsFailed | RowsReturned | AskReport
 SchedulerControl = Cancel | ExecutorReady | ExecutorLost
 
 # --- to the executor ----------------------------------------------------------------------
 
 
-class RunBatch(ActorMessage, tag="run_batch"):
-    """Prefill and decode the rows of these requests until all have ended or `Release` comes."""
+class Offered(msgspec.Struct, frozen=True, array_like=True):
+    """A row that may take a place; of several that wait the lowest `order` goes first."""
 
-    batch: int
-    rows: dict[int, RowRequest]
+    rid: int
+    row: RowRequest
+    order: float
+
+
+class Offer(ActorMessage, tag="offer"):
+    """Give these rows places as soon as some are free, but for those that are revoked before.
+
+    Each of them is answered once: by its end, its failure or its return.
+    """
+
+    rows: list[Offered]
+
+
+class Revoke(ActorMessage, tag="revoke"):
+    """Give these rows back unless they have a place."""
+
+    rids: list[int]
 
 
 class Release(ActorMessage, tag="release"):
-    """Others wait and the hold limit of `batch` has passed: give its unfinished rows back."""
+    """Others shall have the places of these rows: give them back, with what they have generated."""
 
-    batch: int
+    rids: list[int]
 
 
 class Shutdown(ActorMessage, tag="shutdown"):
     """End after the current step; running rows fail with `shutting_down`."""
 
 
-ExecutorMessage = RunBatch
-ExecutorControl = Cancel | Release | Shutdown
+ExecutorMessage = Offer
+ExecutorControl = Cancel | Revoke | Release | Shutdown
 
 # --- to the front door --------------------------------------------------------------------
 
@@ -207,11 +263,11 @@ class RowDelta(msgspec.Struct, array_like=True, omit_defaults=True):
 
 
 class Deltas(ActorMessage, tag="deltas"):
-    """What one engine step means in text, one row a request."""
+    """What one engine step means in text, one row a request; see `Step`."""
 
     rows: list[RowDelta]
     ended: float
-    prefill_s: float | None = None
+    placed: dict[int, float] = {}
     rounds: list[RequestRound] = []
 
 
@@ -233,32 +289,22 @@ class Converted(ActorMessage, tag="converted"):
 
 
 class SchedulerReport(ActorMessage, tag="scheduler_report"):
-    """What the scheduler holds now and has done since the start."""
+    """What the scheduler holds now and has done since the start.
+
+    `running` of `places` rows take part in steps; `rows` counts those that ever got a place.
+    """
 
     rid: int
     running: int
+    places: int
     queued: int
     queued_tokens: int
-    batches: int
     rows: int
     requeued: int
     refused: int
 
 
-class Started(msgspec.Struct, frozen=True, array_like=True):
-    """A request left the queue for the first time, after `queued_s` seconds."""
-
-    rid: int
-    queued_s: float
-
-
-class BatchStarted(ActorMessage, tag="batch_started"):
-    """These requests have left the queue."""
-
-    rows: list[Started]
-
-
-DoorMessage = Accepted | Deltas | Failed | Converted | SchedulerReport | BatchStarted
+DoorMessage = Accepted | Deltas | Failed | Converted | SchedulerReport
 
 # --- to the supervisor --------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ def open_executor(host: Host, settings: ExecutorSettings) -> ReadyActor:
     addresses, context = host.addresses, host.context
     actor = ExecutorActor(
         name=host.name,
+        incarnation=addresses.incarnation,
         inbox=Receiver(context, [addresses.work], ExecutorMessage, WORK_LIMIT),
         control=Receiver(context, [addresses.control], ExecutorControl, CONTROL_LIMIT),
         to_tokenizer=Sender(context, addresses.tokenizer, WORK_LIMIT, _FLUSH_S),

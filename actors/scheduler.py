@@ -20,17 +20,18 @@ from actors.mailbox import MailboxFull, Receiver, Sender, ZmqContext
 from actors.messages import (
     Accepted,
     AskReport,
-    BatchEnded,
-    BatchStarted,
     Cancel,
     DoorMessage,
     ExecutorControl,
+    ExecutorGone,
     ExecutorLost,
     ExecutorMessage,
     ExecutorReady,
+    Offer,
     RowsEnded,
     RowsFailed,
-    RunBatch,
+    RowsPlaced,
+    RowsReturned,
     SchedulerControl,
     SchedulerMessage,
     SchedulerReport,
@@ -76,7 +77,6 @@ class SchedulerActor:
         self._executor_control: Sender[ExecutorControl] | None = None
         self._decisions: list[Decision] = []
         self._wake = anyio.Event()
-        self._running = (0, 0.0)
 
     async def run(self) -> None:
         """Work until cancelled; raises MailboxFull when another actor is far behind."""
@@ -114,13 +114,14 @@ class SchedulerActor:
                 self._decisions += self._policy.submit(message, now)
             case Cancel(rid):
                 self._decisions += self._policy.cancel(rid)
-            case RowsEnded(rids):
-                self._policy.rows_ended(rids)
+            case RowsPlaced():
+                self._policy.rows_placed(message, now)
+            case RowsEnded():
+                self._policy.rows_ended(message, now)
             case RowsFailed():
                 self._decisions += self._policy.rows_failed(message, now)
-            case BatchEnded():
-                self._log_batch(message, now)
-                self._policy.batch_ended(message, now)
+            case RowsReturned():
+                self._decisions += self._policy.rows_returned(message, now)
             case AskReport(rid):
                 self._decisions.append(self._policy.report(rid))
             case ExecutorReady():
@@ -134,25 +135,14 @@ class SchedulerActor:
 
     async def _carry_out(self, decision: Decision) -> None:
         match decision:
-            case RowsFailed():
+            case RowsFailed() | ExecutorGone():
                 await self._to_tokenizer.send(decision, SEND_TIMEOUT_S)
-            case RunBatch():
-                self._running = (len(decision.rows), self._clock())
+            case Offer():
                 _tell_executor(self._work, decision)
-            case Accepted() | BatchStarted() | SchedulerReport():
+            case Accepted() | SchedulerReport():
                 await self._to_door.send(decision, SEND_TIMEOUT_S)
             case _:
                 _tell_executor(self._executor_control, decision)
-
-    def _log_batch(self, message: BatchEnded, now: float) -> None:
-        rows, started = self._running
-        _log.debug(
-            "batch ended",
-            batch=message.batch,
-            rows=rows,
-            put_back=len(message.unfinished),
-            seconds=round(now - started, 4),
-        )
 
     def _disconnect(self) -> None:
         for mailbox in (self._work, self._executor_control):

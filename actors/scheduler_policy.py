@@ -1,29 +1,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from actors.admission import PolicySettings, Refusal, queue_refusal, size_refusal
 from actors.fill_wait import FillWait
+from actors.house import HeldRow, House
 from actors.messages import (
     Accepted,
-    BatchEnded,
-    BatchStarted,
     Cancel,
+    ExecutorGone,
     ExecutorReady,
+    Offer,
+    Offered,
     Release,
+    Revoke,
+    RowsEnded,
     RowsFailed,
-    RunBatch,
+    RowsPlaced,
+    RowsReturned,
     SchedulerReport,
-    Started,
     Submit,
 )
 from actors.suspects import Suspects
-from actors.waiting_queue import Entry, WaitingQueue, lowest_priority
+from actors.waiting_queue import Entry, WaitingQueue
 
-Decision = Accepted | RowsFailed | BatchStarted | RunBatch | Cancel | Release | SchedulerReport
-"""What is to be sent: Accepted, BatchStarted and SchedulerReport to the front door, RowsFailed to
-the tokenizer, the others to the executor."""
+Decision = (
+    Accepted | RowsFailed | ExecutorGone | Offer | Revoke | Release | Cancel | SchedulerReport
+)
+"""What is to be sent: Accepted and SchedulerReport to the front door, RowsFailed and ExecutorGone
+to the tokenizer, the others to the executor."""
 
 _EXPIRED = Refusal(
     "deadline_exceeded", "the request's deadline has passed: allow it more time", "deadline_s"
@@ -37,48 +42,33 @@ _GUILTY = Refusal(
 )
 
 
-@dataclass(slots=True)
-class RunningBatch:
-    """The batch that the executor holds; `rows` are the requests not known to have left it.
-
-    `cancelled` are asked to leave: whether it got so far nobody knows before the batch's end.
-    """
-
-    number: int
-    started: float
-    rows: dict[int, Entry] = field(default_factory=dict)
-    cancelled: list[Entry] = field(default_factory=list)
-    released: bool = False
-
-    def expired(self, now: float) -> list[int]:
-        """The requests whose deadline has passed."""
-        return [
-            rid
-            for rid, entry in self.rows.items()
-            if entry.request.deadline is not None and entry.request.deadline <= now
-        ]
-
-
 class SchedulerPolicy:
-    """Forms synchronous batches: requests and clock in, decisions out; no I/O.
+    """Says who runs next: requests, word of rows and clock in, decisions out; no I/O.
 
-    Feed it what happens, then `tick`: only `tick` starts, releases and expires. One batch runs
-    at a time. A batch that is older than `hold_s` is released when somebody waits who would
-    then run; its rows queue up as if they had just come, so neither side can starve the other.
+    Feed it what happens, then `tick`: only `tick` offers, revokes, releases and expires. The
+    executor is offered as many rows ahead as it has places, in the order of the queue, and places
+    them as places free. Where the house is full, a row gives way to the first that waits once it
+    has had its place for `hold_s`, or at once to a higher priority; it queues up as if it had just
+    come, so neither side can starve the other. With synchronous batches nobody is offered while a
+    row is held, and all of them give way together.
     """
 
     def __init__(self, settings: PolicySettings) -> None:
         self._settings = settings
+        self._synchronous = settings.batching == "synchronous"
         self._queue = WaitingQueue(settings.ageing_s)
+        self._house = House(ageing_s=settings.ageing_s, hold_s=settings.hold_s)
+        # Rows that a dead executor was offered; the tokenizer will say whether it had begun them.
+        self._limbo: dict[int, HeldRow] = {}
         self._suspects = Suspects()
         self._fill_wait = FillWait(settings.fill_wait_s, settings.hold_s)
         self._limits: ExecutorReady | None = None
-        self._max_batch = 0
+        self._incarnation = 0
         self._present = False
-        self._running: RunningBatch | None = None
-        # Since when an idle executor could be waiting for a batch to fill.
+        # Since when an executor works, and since when an idle one could wait for company.
+        self._begun: float | None = None
         self._fill_from = 0.0
-        self._batches = self._rows = self._requeued = self._refused = 0
+        self._rows = self._requeued = self._refused = 0
 
     def submit(self, message: Submit, now: float) -> list[Decision]:
         """Admit a request or refuse it."""
@@ -90,7 +80,7 @@ class SchedulerPolicy:
         self._suspects.forget(now)
         if refusal is None and self._suspects.is_guilty(entry):
             refusal = _GUILTY
-        refusal = refusal or queue_refusal(entry, self._queue, self._settings)
+        refusal = refusal or queue_refusal(entry, *self._waiting(), self._settings)
         if refusal is not None:
             self._refused += 1
             return [_failed([request.rid], refusal)]
@@ -99,47 +89,75 @@ class SchedulerPolicy:
         return self._accept(entry) if self._limits else []
 
     def cancel(self, rid: int) -> list[Decision]:
-        """Forget a request; a running one is cancelled at the executor too."""
-        if self._queue.remove(rid) is None and self._running and (left := self._left([rid])):
-            self._running.cancelled += left
-            return [Cancel(rid)]
-        return []
+        """Forget a request; one that the executor holds is cancelled there too."""
+        if self._queue.remove(rid) is not None or self._limbo.pop(rid, None) is not None:
+            return []
+        row = self._house.get(rid)
+        if row is None or row.asked == "cancel":
+            return []
+        row.asked = "cancel"
+        return [Cancel(rid)]
 
-    def rows_ended(self, rids: list[int]) -> None:
-        """These rows have left the running batch, which is less full by them."""
-        for entry in self._left(rids):
-            self._suspects.ended(entry)
+    def rows_placed(self, message: RowsPlaced, now: float) -> None:
+        """These rows have places."""
+        for rid in message.rids:
+            row = self._find(rid, message.incarnation)
+            if row is not None:
+                row.placed = now
+                self._rows += 1
+                if row.asked == "revoke":
+                    row.asked = ""
+
+    def rows_ended(self, message: RowsEnded, now: float) -> None:
+        """These rows have left."""
+        for rid in message.rids:
+            row = self._leave(rid, message.incarnation)
+            if row is not None and row.placed is not None:
+                self._suspects.ended(row.entry)
+        self._note_idle(now)
 
     def rows_failed(self, message: RowsFailed, now: float) -> list[Decision]:
-        """The executor has told the failure of these rows."""
+        """The executor has told the failure of these rows, or who saw it die has."""
         if message.code != "executor_failed":
-            self.rows_ended(message.rids)
+            self.rows_ended(RowsEnded(message.incarnation, message.rids), now)
             return []
-        return self._note_failure(self._left(message.rids), now)
+        failed = []
+        for rid in message.rids:
+            # The death that put a row in limbo has been noted.
+            noted = rid in self._limbo
+            row = self._leave(rid, message.incarnation)
+            if row is not None and not noted:
+                failed.append(row.entry)
+        self._note_idle(now)
+        return self._note_failure(failed, now)
 
-    def batch_ended(self, message: BatchEnded, now: float) -> None:
-        """The executor is idle again; rows put back queue up behind those that wait."""
-        if self._running is None or message.batch != self._running.number:
-            return
-        rows = self._running.rows
-        self._fill_wait.ended(now - self._running.started)
-        for left in self._running.cancelled:
-            self._suspects.ended(left)
-        self._running = None
-        for continuation in message.unfinished:
-            entry = rows.pop(continuation.rid, None)
-            if entry is not None:
-                entry.generated = list(continuation.generated)
-                entry.queued = now
-                self._queue.push(entry)
-                self._requeued += 1
+    def rows_returned(self, message: RowsReturned, now: float) -> list[Decision]:
+        """Released rows queue up behind those that wait, unplaced ones stand where they stood."""
+        guilty = []
+        for rid in message.unplaced:
+            row = self._leave(rid, message.incarnation)
+            if row is None or row.asked == "cancel":
+                continue
+            if self._suspects.is_guilty(row.entry):
+                guilty.append(rid)
+            else:
+                self._queue.put_back(row.entry)
+        for continuation in message.released:
+            row = self._leave(continuation.rid, message.incarnation)
+            if row is None or row.asked == "cancel":
+                continue
+            row.entry.generated, row.entry.queued = list(continuation.generated), now
+            self._queue.push(row.entry)
+            self._requeued += 1
         # After a release others have waited long enough: there is nothing to wait for.
-        self._fill_from = now - self._settings.fill_wait_s if message.unfinished else now
+        self._note_idle(now, waited=bool(message.released))
+        return self._refuse_guilty(guilty)
 
     def executor_ready(self, limits: ExecutorReady, now: float) -> list[Decision]:
         """A new executor waits for work; requests that came before its limits are checked now."""
         decisions = self.executor_lost("another executor has taken over", now)
-        self._limits, self._max_batch = limits, limits.max_batch
+        self._limits, self._house.places = limits, limits.max_batch
+        self._incarnation = limits.incarnation
         self._present, self._fill_from = True, now
         for entry in list(self._queue):
             refusal = size_refusal(entry, self._settings, limits)
@@ -152,51 +170,53 @@ class SchedulerPolicy:
         return decisions
 
     def executor_lost(self, reason: str, now: float) -> list[Decision]:
-        """Fail all that was running; what waits goes on waiting."""
+        """Fail all that was running; what waits goes on waiting, and so does what had not begun."""
         self._present = False
-        lost, self._running = self._running, None
-        if lost is None:
+        self._begun = None
+        lost = self._house.clear()
+        if not lost:
             return []
         message = f"the executor was lost ({reason}): send the request again"
-        failed = [RowsFailed(list(lost.rows), "executor_failed", message)] if lost.rows else []
-        return failed + self._note_failure([*lost.rows.values(), *lost.cancelled], now)
+        running = [row.rid for row in lost if row.placed is not None and row.asked != "cancel"]
+        unknown = {row.rid: row for row in lost if row.placed is None and row.asked != "cancel"}
+        self._limbo |= unknown
+        decisions: list[Decision] = []
+        if running:
+            decisions.append(RowsFailed(0, running, "executor_failed", message))
+        decisions.append(ExecutorGone(self._incarnation, list(unknown), message))
+        return decisions + self._note_failure([row.entry for row in lost], now)
 
     def tick(self, now: float) -> list[Decision]:
-        """Act on the clock: expire, release a batch that held too long, start the next."""
+        """Act on the clock: expire, offer who is next, release who has had its place for long."""
         self._suspects.forget(now)
-        decisions = self._expire(now)
-        if self._running is None:
-            opened = self._opened()
-            if opened is not None and self._start_time(opened) <= now:
-                decisions += self._start(opened, now)
-        elif (due := self._release_time(self._running)) is not None and due <= now:
-            self._running.released = True
-            decisions.append(Release(self._running.number))
-        return decisions
+        return [*self._expire(now), *self._offer(now), *self._release(now)]
 
     def next_wake(self) -> float | None:
         """When `tick` has something to do next, if nothing happens before."""
-        times = [self._queue.next_deadline]
-        if self._running is None:
-            opened = self._opened()
-            times.append(None if opened is None else self._start_time(opened))
-        else:
-            times += [entry.request.deadline for entry in self._running.rows.values()]
-            times.append(self._release_time(self._running))
+        times = [self._queue.next_deadline, self._start_time()]
+        times += [row.deadline for row in self._house if row.asked != "cancel"]
+        times += [time for time, _ in (*self._clearing_times(), *self._yielding_times())]
         return min((time for time in times if time is not None), default=None)
 
     def report(self, rid: int) -> SchedulerReport:
         """What waits and runs now, and counts since the start."""
+        queued, tokens = self._waiting()
         return SchedulerReport(
             rid=rid,
-            running=len(self._running.rows) if self._running else 0,
-            queued=len(self._queue),
-            queued_tokens=self._queue.prompt_tokens,
-            batches=self._batches,
+            running=self._house.running,
+            places=self._house.places,
+            queued=queued,
+            queued_tokens=tokens,
             rows=self._rows,
             requeued=self._requeued,
             refused=self._refused,
         )
+
+    def _waiting(self) -> tuple[int, int]:
+        """How many requests wait, and their prompt tokens."""
+        behind = self._house.waiting
+        tokens = self._queue.prompt_tokens + sum(row.entry.prompt_tokens for row in behind)
+        return len(self._queue) + len(behind), tokens
 
     def _accept(self, entry: Entry) -> list[Decision]:
         if entry.accepted:
@@ -204,61 +224,116 @@ class SchedulerPolicy:
         entry.accepted = True
         return [Accepted(entry.rid, entry.prompt_tokens)]
 
-    def _opened(self) -> float | None:
-        """Since when a batch could start; None when none can."""
-        oldest = self._queue.oldest
-        return None if oldest is None or not self._present else max(oldest, self._fill_from)
+    def _find(self, rid: int, incarnation: int) -> HeldRow | None:
+        row = self._limbo.get(rid) or self._house.get(rid)
+        return row if row is not None and row.incarnation == incarnation else None
 
-    def _left(self, rids: list[int]) -> list[Entry]:
-        rows = self._running.rows if self._running else {}
-        return [entry for rid in rids if (entry := rows.pop(rid, None))]
+    def _leave(self, rid: int, incarnation: int) -> HeldRow | None:
+        """Take out a row of which that executor, or who saw it die, has told the last."""
+        row = self._find(rid, incarnation)
+        if row is not None and self._limbo.pop(rid, None) is None:
+            self._house.remove(rid)
+        return row
+
+    def _note_idle(self, now: float, *, waited: bool = False) -> None:
+        if self._begun is not None and not self._house:
+            self._fill_wait.ended(now - self._begun)
+            self._begun = None
+            self._fill_from = now - self._settings.fill_wait_s if waited else now
 
     def _note_failure(self, entries: Iterable[Entry], now: float) -> list[Decision]:
         self._suspects.failed(entries, now)
         guilty = [entry.rid for entry in self._queue if self._suspects.is_guilty(entry)]
         for rid in guilty:
             self._queue.remove(rid)
-        self._refused += len(guilty)
-        return [_failed(guilty, _GUILTY)] if guilty else []
+        # Twins of what failed run alone, or not at all.
+        twins = [row for row in self._house.offered if self._suspects.runs_alone(row.entry)]
+        return [*self._refuse_guilty(guilty), *self._revoke(twins)]
 
-    def _batch_size(self) -> int:
-        """How many rows the next batch takes: a suspect runs alone."""
-        for ahead, entry in enumerate(self._queue.first(self._max_batch)):
-            if self._suspects.runs_alone(entry):
-                return max(1, ahead)
-        return self._max_batch
+    def _refuse_guilty(self, rids: list[int]) -> list[Decision]:
+        self._refused += len(rids)
+        return [_failed(rids, _GUILTY)] if rids else []
 
-    def _start_time(self, opened: float) -> float:
-        full = len(self._queue) >= self._batch_size()
+    def _revoke(self, rows: list[HeldRow]) -> list[Decision]:
+        for row in rows:
+            row.asked = "revoke"
+        return [Revoke([row.rid for row in rows])] if rows else []
+
+    def _opened(self) -> float | None:
+        """Since when an idle executor could begin; None while it works, or nobody waits."""
+        oldest = self._queue.oldest
+        idle = self._present and not self._house
+        return max(oldest, self._fill_from) if idle and oldest is not None else None
+
+    def _start_time(self) -> float | None:
+        """When an idle executor is offered rows."""
+        opened, first = self._opened(), self._queue.first
+        if opened is None or first is None:
+            return None
+        full = len(self._queue) >= self._house.places or self._suspects.runs_alone(first)
         return opened if full else opened + self._fill_wait.wait_s
 
-    def _release_time(self, batch: RunningBatch) -> float | None:
-        first = self._queue.first_arrival
-        if first is None or batch.released:
-            return None
-        due = batch.started + self._settings.hold_s
-        lowest = lowest_priority(batch.rows.values())
-        if lowest is None or len(batch.rows) < self._max_batch:
-            return due
-        # A full batch goes on until its lowest row, put back, would stand behind the first.
-        return max(due, first - self._queue.virtual_arrival(lowest, 0.0))
+    def _offer(self, now: float) -> list[Decision]:
+        """Offer the rows that are next, up to as many as there are places beyond those placed.
 
-    def _start(self, opened: float, now: float) -> list[Decision]:
-        entries = self._queue.take(self._batch_size())
-        self._fill_wait.started(opened, len(entries))
-        self._batches += 1
-        self._rows += len(entries)
-        batch = RunningBatch(self._batches, now, {entry.rid: entry for entry in entries})
-        self._running = batch
-        fresh = [entry for entry in entries if not entry.started]
-        for entry in fresh:
-            entry.started = True
-        started = BatchStarted([Started(entry.rid, now - entry.arrived) for entry in fresh])
-        run = RunBatch(batch.number, {entry.rid: entry.to_row() for entry in entries})
-        return [started, run] if fresh else [run]
+        At that bound, one that stands before the last of them goes in its place.
+        """
+        house, queue, opened = self._house, self._queue, self._opened()
+        if opened is None:
+            if not self._present or self._synchronous:
+                return []
+        elif (start := self._start_time()) is None or start > now:
+            return []
+        rows: list[HeldRow] = []
+        revoked: list[HeldRow] = []
+        ahead, most_revoked = house.offered, house.places - house.revoked
+        while (first := queue.first) is not None and not house.closed:
+            alone = self._suspects.runs_alone(first)
+            if alone and house:
+                break
+            if len(ahead) + len(rows) == house.places:
+                if not ahead or len(revoked) == most_revoked or ahead[-1].order <= queue.order:
+                    break
+                revoked.append(ahead.pop())
+            order = queue.order
+            row = HeldRow(queue.take(now), self._incarnation, order, alone)
+            house.add(row)
+            rows.append(row)
+        if opened is not None:
+            self._fill_wait.started(opened, len(rows))
+            self._begun = now
+        offered = [Offered(row.rid, row.entry.to_row(), row.order) for row in rows]
+        return [*self._revoke(revoked), *([Offer(offered)] if offered else [])]
+
+    def _release(self, now: float) -> list[Decision]:
+        due = [row for time, row in self._clearing_times() if time <= now]
+        for row in due:
+            row.asked = "release"
+        # One after the other: the next one gives way to the next that waits.
+        while ready := [row for time, row in self._yielding_times() if time <= now]:
+            row = min(ready, key=lambda one: (one.priority, one.placed or 0.0))
+            row.asked = "release"
+            due.append(row)
+        return [Release([row.rid for row in due])] if due else []
+
+    def _clearing_times(self) -> list[tuple[float, HeldRow]]:
+        """From when on rows leave so that the house empties: for a suspect, or the next batch."""
+        first, house = self._queue.first, self._house
+        if first is None:
+            return []
+        if self._synchronous:
+            return house.batch_release_times(self._queue.order)
+        if house.closed or self._suspects.runs_alone(first):
+            return house.release_times(self._queue.order, first.priority)
+        return []
+
+    def _yielding_times(self) -> list[tuple[float, HeldRow]]:
+        """From when on a row gives way to the first that waits, where the house is full."""
+        first = None if self._synchronous else self._house.next_in()
+        return [] if first is None else self._house.release_times(first.order, first.priority)
 
     def _expire(self, now: float) -> list[Decision]:
-        running = self._running.expired(now) if self._running else []
+        running = [row.rid for row in self._house if row.asked != "cancel" and row.is_due(now)]
         decisions: list[Decision] = []
         for rid in running:
             decisions += self.cancel(rid)
@@ -269,4 +344,4 @@ class SchedulerPolicy:
 
 
 def _failed(rids: list[int], refusal: Refusal) -> RowsFailed:
-    return RowsFailed(rids, refusal.code, refusal.message, refusal.field)
+    return RowsFailed(0, rids, refusal.code, refusal.message, refusal.field)

@@ -18,19 +18,20 @@ from actors.addresses import (
     TOKENIZER,
     WORK_LIMIT,
 )
+from actors.executor_word import ExecutorWord, Told, is_last
 from actors.mailbox import MailboxFull, Receiver, Sender, ZmqContext
 from actors.messages import (
-    BatchEnded,
     Cancel,
     ChatTurn,
     Convert,
     Converted,
     Deltas,
     DoorMessage,
+    ExecutorGone,
     Failed,
+    FromExecutor,
     Prepare,
     RowDelta,
-    RowsEnded,
     RowsFailed,
     SchedulerControl,
     SchedulerMessage,
@@ -76,8 +77,9 @@ class TokenizerActor:
     """Encodes requests on their way to the scheduler, and turns steps into text for the door.
 
     Steps never wait for an encoding, and nobody waits for the very long texts of others. A request
-    that is cancelled before it has been submitted never is. The ends of rows and batches are passed
-    on behind their tokens. It owns the mailboxes that it is given.
+    that is cancelled before it has been submitted never is. What the executor tells of rows is
+    passed on behind their tokens, until the scheduler says that it has gone. It owns the mailboxes
+    that it is given.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class TokenizerActor:
         self._intake = _Lane(INTAKE_LIMIT)
         self._bulk = _Lane(BULK_LIMIT)
         self._unsent_failures: deque[Failed] = deque()
+        self._word = ExecutorWord()
         self.lost = 0
 
     async def run(self) -> None:
@@ -111,13 +114,24 @@ class TokenizerActor:
     async def _listen(self) -> None:
         while True:
             message = await self._inbox.receive()
-            if isinstance(message, BatchEnded):
-                # Without it the scheduler waits for ever, so a failure here ends the actor.
-                await self._to_scheduler.send(message, SEND_TIMEOUT_S)
-            else:
-                await self._hear(message)
+            match message:
+                case FromExecutor():
+                    if self._word.heeds(message):
+                        await self._hear(message)
+                        await self._pass_on(self._word.passes_on(message))
+                case ExecutorGone():
+                    for told in self._word.bury(message):
+                        await self._hear(told)
+                        await self._pass_on(told)
+                case _:
+                    await self._hear(message)
 
-    async def _hear(self, message: Prepare | Convert | Cancel | Step | RowsFailed) -> None:
+    async def _pass_on(self, told: Told | None) -> None:
+        # Without it the scheduler waits for ever, so a failure here ends the actor.
+        if told is not None:
+            await self._to_scheduler.send(told, SEND_TIMEOUT_S)
+
+    async def _hear(self, message: Prepare | Convert | Cancel | FromExecutor) -> None:
         try:
             match message:
                 case Step():
@@ -126,7 +140,7 @@ class TokenizerActor:
                     await self._rows_failed(message)
                 case Cancel():
                     await self._cancel(message)
-                case _:
+                case Prepare() | Convert():
                     await self._queue(message)
         except Exception:  # noqa: BLE001 - no message may end the actor
             _log.exception("a message failed", kind=type(message).__name__)
@@ -215,20 +229,15 @@ class TokenizerActor:
             if answer is not None and _ended_here(answer, token):
                 await self._leave(rid)
         if rows:
-            await self._answer(Deltas(list(rows.values()), step.ended, step.prefill_s, step.rounds))
+            await self._answer(Deltas(list(rows.values()), step.ended, step.placed, step.rounds))
         # Behind the text that their own requests may have got in the same step.
         for failure in failures:
             await self._answer(failure)
-        ended = [rid for rid, token in zip(step.rids, step.tokens, strict=True) if _is_last(token)]
-        if ended:
-            await self._to_scheduler.send(RowsEnded(ended), SEND_TIMEOUT_S)
 
     async def _rows_failed(self, message: RowsFailed) -> None:
         for rid in message.rids:
             self._streams.drop(rid)
             await self._answer(Failed(rid, message.code, message.message, message.field))
-        # The scheduler hears its own again, and knows these rows no more.
-        await self._to_scheduler.send(message, SEND_TIMEOUT_S)
 
     async def _leave(self, rid: int) -> None:
         """Have the executor drop a row that goes on; without it the row only runs in vain."""
@@ -309,9 +318,4 @@ def _as_failed(rid: int, error: Exception) -> Failed:
 def _ended_here(answer: RowDelta | Failed, token: RowToken) -> bool:
     """Whether the request ended with this token although the executor goes on with the row."""
     ended = isinstance(answer, Failed) or answer.finish is not None
-    return ended and not _is_last(token)
-
-
-def _is_last(token: RowToken) -> bool:
-    """Whether the executor's row ended with this token."""
-    return token.finish is not None or token.error is not None
+    return ended and not is_last(token)

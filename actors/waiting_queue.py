@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from actors.messages import Request
@@ -10,21 +11,29 @@ from runtime.request import RowRequest
 
 @dataclass(slots=True)
 class Entry:
-    """One admitted request, waiting or running, with the tokens generated so far."""
+    """One admitted request, waiting or running, with the tokens generated so far.
+
+    `since` is the moment from which it counts as waiting, once it has been taken.
+    """
 
     request: Request
     token_ids: list[int]
     arrived: float
     queued: float
     generated: list[int] = field(default_factory=list)
-    started: bool = False
     accepted: bool = False
     digest: bytes = b""
+    since: float = 0.0
 
     @property
     def rid(self) -> int:
         """The request's number."""
         return self.request.rid
+
+    @property
+    def priority(self) -> int:
+        """The request's priority."""
+        return self.request.priority
 
     @property
     def prompt_tokens(self) -> int:
@@ -40,22 +49,32 @@ class Entry:
         )
 
 
-def lowest_priority(entries: Iterable[Entry]) -> int | None:
-    """The lowest priority of some requests; None when there are none."""
-    return min((entry.request.priority for entry in entries), default=None)
+@dataclass(slots=True)
+class _Line:
+    """What one client has waiting, in order; `last` is when its latest one was taken."""
+
+    last: float
+    turn: int = 0
+    order: list[tuple[float, int]] = field(default_factory=list)
+    head: tuple[float, int, int] | None = None
 
 
 class WaitingQueue:
-    """Waiting requests in order of priority with ageing.
+    """Waiting requests in order of priority with ageing, and of turns among clients.
 
-    A request that waits `ageing_s` seconds counts as one priority higher. The order of two
-    requests then never changes: it is that of their virtual arrivals.
+    A request that waits `ageing_s` seconds counts as one priority higher: the order of two is that
+    of their virtual arrivals. Those of one client stand in line by when they queued. Among clients
+    only the first of each line counts, and as waiting since it is that: since it queued, or since
+    its client's latest one was taken, whichever is later.
     """
 
     def __init__(self, ageing_s: float) -> None:
         self._ageing_s = ageing_s
         self._entries: dict[int, Entry] = {}
-        self._order: list[tuple[float, int]] = []
+        self._lines: dict[int, _Line] = {}
+        # The first of each line by virtual arrival; at the same one who was served longest ago.
+        self._heads: list[tuple[float, int, int]] = []
+        self._turns = 0
         self._deadlines: dict[int, float] = {}
         self.prompt_tokens = 0
 
@@ -68,55 +87,90 @@ class WaitingQueue:
     @property
     def oldest(self) -> float | None:
         """When the request that waits longest came; None when none waits."""
-        # Entries are pushed with a clock that never goes back.
-        return next((entry.queued for entry in self), None)
+        return min((entry.queued for entry in self), default=None)
 
     @property
-    def first_arrival(self) -> float | None:
-        """The virtual arrival of the request that is next; None when none waits."""
-        return self._order[0][0] if self._order else None
+    def first(self) -> Entry | None:
+        """The request that is next; None when none waits."""
+        return self._entries[self._heads[0][2]] if self._heads else None
+
+    @property
+    def order(self) -> float:
+        """The virtual arrival of the request that is next; infinite when none waits."""
+        return self._heads[0][0] if self._heads else math.inf
 
     @property
     def next_deadline(self) -> float | None:
         """The earliest deadline of a waiting request."""
         return min(self._deadlines.values(), default=None)
 
-    def virtual_arrival(self, priority: int, queued: float) -> float:
+    def virtual_arrival(self, priority: int, since: float) -> float:
         """When a request of priority 0 must have come to stand where this one stands."""
-        return queued - priority * self._ageing_s
+        return since - priority * self._ageing_s
 
     def push(self, entry: Entry) -> None:
-        """Add a request, behind all of its priority that wait."""
-        self._entries[entry.rid] = entry
-        insort(self._order, self._place(entry))
-        self.prompt_tokens += entry.prompt_tokens
-        if entry.request.deadline is not None:
-            self._deadlines[entry.rid] = entry.request.deadline
+        """Add a request, behind all of its client and priority that wait."""
+        self._push(entry, self._line(entry, last=entry.queued))
+
+    def put_back(self, entry: Entry) -> None:
+        """Add one that was taken in vain: it stands where it stood."""
+        line = self._line(entry, last=entry.since)
+        line.last = min(line.last, entry.since)
+        self._push(entry, line)
+
+    def take(self, now: float) -> Entry:
+        """Take out the request that is next: the turn goes to another client."""
+        entry = self._entries[self._heads[0][2]]
+        line = self._lines[entry.request.client]
+        entry.since = max(entry.queued, line.last)
+        self._turns += 1
+        line.last, line.turn = now, self._turns
+        self.remove(entry.rid)
+        return entry
 
     def remove(self, rid: int) -> Entry | None:
         """Take one request out; None when it does not wait."""
-        entry = self._entries.pop(rid, None)
+        entry = self._entries.get(rid)
         if entry is not None:
-            del self._order[bisect_left(self._order, self._place(entry))]
+            line = self._lines[entry.request.client]
+            del line.order[bisect_left(line.order, self._place(entry))]
+            self._settle(entry.request.client, line)
+            del self._entries[rid]
             self._deadlines.pop(rid, None)
             self.prompt_tokens -= entry.prompt_tokens
         return entry
-
-    def first(self, count: int) -> list[Entry]:
-        """The first `count` requests in order."""
-        return [self._entries[rid] for _, rid in self._order[:count]]
-
-    def take(self, count: int) -> list[Entry]:
-        """Take out the first `count` requests in order."""
-        chosen = self.first(count)
-        for entry in chosen:
-            self.remove(entry.rid)
-        return chosen
 
     def take_expired(self, now: float) -> list[Entry]:
         """Take out the requests whose deadline has passed."""
         expired = [rid for rid, deadline in self._deadlines.items() if deadline <= now]
         return [entry for rid in expired if (entry := self.remove(rid)) is not None]
 
+    def _line(self, entry: Entry, last: float) -> _Line:
+        return self._lines.setdefault(entry.request.client, _Line(last))
+
+    def _push(self, entry: Entry, line: _Line) -> None:
+        self._entries[entry.rid] = entry
+        insort(line.order, self._place(entry))
+        self._settle(entry.request.client, line)
+        self.prompt_tokens += entry.prompt_tokens
+        if entry.request.deadline is not None:
+            self._deadlines[entry.rid] = entry.request.deadline
+
+    def _settle(self, client: int, line: _Line) -> None:
+        """Note who is first of the line now."""
+        if line.head is not None:
+            del self._heads[bisect_left(self._heads, line.head)]
+        if not line.order:
+            del self._lines[client]
+            return
+        first = self._entries[line.order[0][1]]
+        since = max(first.queued, line.last)
+        line.head = (
+            self.virtual_arrival(first.priority, since),
+            line.turn,
+            first.rid,
+        )
+        insort(self._heads, line.head)
+
     def _place(self, entry: Entry) -> tuple[float, int]:
-        return self.virtual_arrival(entry.request.priority, entry.queued), entry.rid
+        return self.virtual_arrival(entry.priority, entry.queued), entry.rid

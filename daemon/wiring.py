@@ -29,6 +29,8 @@ def runtime_options(settings: Settings) -> RuntimeOptions:
         engine_kind="" if settings.engine_kind == "auto" else settings.engine_kind,
         device="" if settings.device == "auto" else settings.device,
         step_ms=settings.step_ms,
+        prefill_us=settings.prefill_us,
+        prefill_budget=settings.prefill_budget,
         speculation=speculation_options(settings),
     )
 
@@ -101,6 +103,7 @@ def door_facts(
 def policy_settings(settings: Settings) -> PolicySettings:
     """The scheduler's limits."""
     return PolicySettings(
+        batching=settings.batching,
         fill_wait_s=settings.fill_wait_ms / 1000,
         hold_s=settings.hold_s,
         queue_requests=settings.queue_requests,
@@ -125,4 +128,5 @@ def executor_ready(ready: ActorReady, addresses: Addresses) -> ExecutorReady:
     """What the scheduler is told of an executor that can work."""
     if ready.limits is None:
         raise HearthError("internal", "the executor did not tell its limits", "limits")
-    return ExecutorReady(addresses.work, addresses.control, *structs.astuple(ready.limits))
+    where = (addresses.incarnation, addresses.work, addresses.control)
+    return ExecutorReady(*where, *structs.astuple(ready.limits))

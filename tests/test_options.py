@@ -56,7 +56,7 @@ def test_an_option_is_named_in_few_files(option: str) -> None:
 
 def test_the_protocol_s_options_are_those_of_the_runtime() -> None:
     assert set(Generate.__struct_fields__) == OF_THE_DOOR | set(RequestOptions.__struct_fields__)
-    assert {"rid", "options", "priority", "deadline"} == set(Request.__struct_fields__)
+    assert {"rid", "options", "priority", "deadline", "client"} == set(Request.__struct_fields__)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ def _rows(report: StatusReport) -> list[tuple[str, str]]:
         ("model", report.model),
         ("up", f"{report.uptime_s:.0f} s"),
         ("clients", str(report.clients)),
+        ("places", f"{report.running} of {report.places} used"),
         ("requests", f"{report.running} running, {report.queued} queued"),
         ("queued tokens", str(report.queued_tokens)),
     ]

@@ -39,6 +39,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         float,
         Meta(ge=0, le=60_000, description="Milliseconds that a step of a simulated engine takes."),
     ] = 0.0
+    prefill_us: Annotated[
+        float,
+        Meta(ge=0, le=1_000_000),
+        Meta(
+            description="Microseconds that each token of a prefill, padding included, adds to a "
+            "step of a simulated engine."
+        ),
+    ] = 0.0
     socket: Annotated[
         str,
         Meta(
@@ -113,6 +121,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Meta(ge=0, le=30),
         Meta(description="Tokens that `lookup` proposes at most; 0 for what suits the engine."),
     ] = 0
+    batching: Annotated[
+        Literal["joining", "synchronous"],
+        Meta(
+            description="`joining`: a request takes any place that is free, between two steps of "
+            "the others. `synchronous`: a batch keeps the requests that it began with until all "
+            "have ended."
+        ),
+    ] = "joining"
+    prefill_budget: Annotated[
+        float,
+        Meta(gt=0, le=1000),
+        Meta(
+            description="How long replies wait for the prompt of another between two of their "
+            "steps, in steps; a longer prompt is taken in pieces."
+        ),
+    ] = 1.0
     fill_wait_ms: Annotated[
         float,
         Meta(ge=0, le=1000),
@@ -125,8 +149,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         float,
         Meta(gt=0, le=3600),
         Meta(
-            description="How long a batch may hold the executor while others wait; unfinished "
-            "replies pause and continue later."
+            description="How long a reply may hold its place while others wait and none is free; "
+            "it then pauses and continues later."
         ),
     ] = 2.0
     ageing_s: Annotated[

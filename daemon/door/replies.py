@@ -4,7 +4,6 @@ from hearth_client import protocol
 
 from actors.messages import (
     Accepted,
-    BatchStarted,
     Converted,
     Deltas,
     DoorMessage,
@@ -34,11 +33,10 @@ class Replies:
     def handle(self, message: DoorMessage) -> None:
         """Answer the clients that `message` concerns."""
         if isinstance(message, Deltas):
+            self._note_placed(message.placed, message.ended)
             self._count_rounds(message.rounds)
             for row in message.rows:
-                self._row_arrived(sessions.StepRow(row, message.ended, message.prefill_s))
-        elif isinstance(message, BatchStarted):
-            self._batch_started(message)
+                self._row_arrived(sessions.StepRow(row, message.ended))
         else:
             request = self._find(message.rid)
             if request is not None:
@@ -79,11 +77,12 @@ class Replies:
         else:
             self._dispatch.reply(request, protocol.Detokenized(id=request.id, text=text))
 
-    def _batch_started(self, message: BatchStarted) -> None:
-        for started in message.rows:
-            request = self._find(started.rid)
-            if request is not None:
-                request.queued_s = started.queued_s
+    def _note_placed(self, placed: dict[int, float], ended: float) -> None:
+        for rid, since in placed.items():
+            request = self._find(rid)
+            # A reply that was put back has had its first token before.
+            if request is not None and not request.prefill_s:
+                request.queued_s, request.prefill_s = since - request.opened, ended - since
 
     def _count_rounds(self, rounds: list[RequestRound]) -> None:
         for one in rounds:
@@ -125,7 +124,7 @@ class Replies:
         facts, metrics = self._state.facts, self._state.metrics
         # The client may hear of an end before the scheduler does.
         open_now = sum(one.accepted for one in self._dispatch.sessions.open_requests)
-        counted = {"batches": load.batches, "rows": load.rows, "requeued": load.requeued}
+        counted = {"rows": load.rows, "requeued": load.requeued}
         return protocol.StatusReport(
             id=request_id,
             server=facts.server,
@@ -134,6 +133,7 @@ class Replies:
             uptime_s=self._state.uptime_s,
             clients=len(self._dispatch.sessions),
             running=max(0, min(load.running, open_now - load.queued)),
+            places=load.places,
             queued=load.queued,
             queued_tokens=load.queued_tokens,
             totals={**self._state.totals, **counted, "refused_by_scheduler": load.refused},
@@ -145,7 +145,6 @@ class Replies:
 def _count(request: sessions.OpenRequest, arrived: sessions.StepRow) -> None:
     if request.completion_tokens == 0:
         request.first_token = arrived.ended
-        request.prefill_s = arrived.prefill_s or 0.0
     request.completion_tokens += len(arrived.row.tokens)
     request.last_token = arrived.ended
 

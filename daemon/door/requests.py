@@ -181,7 +181,8 @@ class Requests:
         request = self._sessions.admit(session, message.id, "generate", now, deadline)
         request.timestamps = message.timestamps
         self._state.totals["requests"] += 1
-        self._dispatch.ask_tokenizer(request, prepare(message, request.rid, deadline))
+        asked = prepare(message, request.rid, deadline, session.number)
+        self._dispatch.ask_tokenizer(request, asked)
 
     def _ask(self, session: Session, message: Tokenize | Detokenize | Status, now: float) -> None:
         deadline = now + self._settings.answer_s

@@ -17,7 +17,6 @@ class StepRow:
 
     row: RowDelta
     ended: float
-    prefill_s: float | None
 
 
 @dataclass(slots=True)
@@ -49,11 +48,13 @@ class OpenRequest:
 class Session:
     """One connection that has said hello; `delimited` ones get an empty frame before answers.
 
-    `status_only` ones may ask for nothing but `status`: one of them has a place beyond the limit.
-    `expires` is by the door's running clock, as all times of leases are.
+    `number` tells sessions apart as long as the daemon lives. `status_only` ones may ask for
+    nothing but `status`: one of them has a place beyond the limit. `expires` is by the door's
+    running clock, as all times of leases are.
     """
 
     identity: bytes
+    number: int
     client: str
     lease_s: float
     expires: float
@@ -74,6 +75,7 @@ class Sessions:
         self._requests_per_client = requests_per_client
         self._by_identity: dict[bytes, Session] = {}
         self._by_rid: dict[int, OpenRequest] = {}
+        self._numbers = count(1)
         self._rids = count(1)
 
     def __len__(self) -> int:
@@ -109,7 +111,13 @@ class Sessions:
                     f"the daemon serves {self._clients} clients, its limit: try again later",
                 )
             session = Session(
-                identity, client, lease_s, now + lease_s, Outbox(), status_only=status_only
+                identity,
+                next(self._numbers),
+                client,
+                lease_s,
+                now + lease_s,
+                Outbox(),
+                status_only=status_only,
             )
             self._by_identity[identity] = session
         elif session.status_only != status_only:

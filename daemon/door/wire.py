@@ -42,9 +42,9 @@ def decode(data: bytes) -> ClientMessage:
     return message
 
 
-def prepare(message: Generate, rid: int, deadline: float | None) -> Prepare:
+def prepare(message: Generate, rid: int, deadline: float | None, client: int) -> Prepare:
     """What the tokenizer is asked for a generation."""
-    request = Request(rid, seeded(_options(message)), message.priority, deadline)
+    request = Request(rid, seeded(_options(message)), message.priority, deadline, client)
     return Prepare(request, _turns(message.messages), message.prompt)
 
 

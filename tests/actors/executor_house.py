@@ -6,18 +6,22 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import zmq
 
 from actors.executor import ExecutorActor
 from actors.mailbox import MailboxFull, Receiver, Sender
 from actors.messages import (
-    BatchEnded,
     ExecutorControl,
     ExecutorMessage,
+    FromExecutor,
+    Offer,
+    Offered,
+    RowsEnded,
     RowsFailed,
-    RunBatch,
+    RowsPlaced,
+    RowsReturned,
     Shutdown,
     Step,
     SupervisorMessage,
@@ -26,6 +30,9 @@ from actors.messages import (
 from runtime.decoding.batch_runtime import BatchRuntime
 from runtime.errors import HearthError
 from runtime.request import RowRequest
+
+INCARNATION = 4
+Told = TypeVar("Told", bound=FromExecutor)
 
 
 @dataclass
@@ -38,8 +45,7 @@ class House:
     supervisor: Receiver[SupervisorMessage]
     actor: ExecutorActor
     failures: list[Exception] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
-    ended: list[BatchEnded] = field(default_factory=list)
+    heard: list[FromExecutor] = field(default_factory=list)
     thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -52,39 +58,58 @@ class House:
         self.thread = threading.Thread(target=run)
         self.thread.start()
 
-    def run(self, number: int, *rows: tuple[int, RowRequest]) -> None:
-        self.work.post(RunBatch(number, dict(rows)))
+    def offer(self, *rows: tuple[int, RowRequest], order: float = 0.0) -> None:
+        self.work.post(Offer([Offered(rid, row, order) for rid, row in rows]))
 
     def tokens(self) -> dict[int, list[int]]:
-        """All tokens by request until the batch has ended, in order."""
+        """All tokens by request until nothing has come for a while, in order."""
         while self.hear(0.3) is not None:
             pass
         found: dict[int, list[int]] = {}
-        for step in self.steps:
+        for step in self.of(Step):
             for rid, token in zip(step.rids, step.tokens, strict=True):
                 found.setdefault(rid, []).append(token.token_id)
-        self.steps.clear()
         return found
 
-    def hear(self, timeout_s: float) -> TokenizerMessage | None:
-        """The next message to the tokenizer; steps and ends of batches are kept too."""
+    def hear(self, timeout_s: float) -> FromExecutor | None:
+        """The next message to the tokenizer; all are kept too."""
         message = self.tokenizer.wait(timeout_s)
-        if isinstance(message, Step):
-            self.steps.append(message)
-        elif isinstance(message, BatchEnded):
-            self.ended.append(message)
+        if message is None:
+            return None
+        assert isinstance(message, FromExecutor)
+        assert message.incarnation == INCARNATION
+        self.heard.append(message)
         return message
 
-    def failed(self) -> RowsFailed:
-        while (message := self.hear(5)) is not None:
-            if isinstance(message, RowsFailed):
-                return message
-        raise AssertionError("no failure was told")
+    def of(self, kind: type[Told]) -> list[Told]:
+        """What has been heard of one kind."""
+        return [message for message in self.heard if isinstance(message, kind)]
 
-    def batch_ended(self) -> BatchEnded:
-        while not self.ended:
-            assert self.hear(5) is not None
-        return self.ended.pop(0)
+    def hear_until(self, kind: type[Told], count: int = 1) -> Told:
+        """Hear until there are so many messages of one kind; the latest of these."""
+        while len(self.of(kind)) < count:
+            assert self.hear(5) is not None, f"no {kind.__name__} was told"
+        return self.of(kind)[count - 1]
+
+    def finish(self, *rids: int) -> None:
+        """Hear until these rows have ended."""
+        left = set(rids)
+        while left:
+            message = self.hear(5)
+            assert message is not None, f"{left} have not ended"
+            match message:
+                case Step():
+                    pairs = zip(message.rids, message.tokens, strict=True)
+                    left -= {rid for rid, token in pairs if token.finish is not None}
+                case RowsEnded() | RowsFailed():
+                    left -= set(message.rids)
+                case RowsReturned():
+                    left -= {*message.unplaced, *(one.rid for one in message.released)}
+
+    @property
+    def placed(self) -> list[list[int]]:
+        """Who got places together, as far as heard."""
+        return [message.rids for message in self.of(RowsPlaced)]
 
     def join(self) -> None:
         assert self.thread
@@ -106,6 +131,7 @@ def open_house(runtime: BatchRuntime) -> Iterator[House]:
     to_supervisor = connect("supervisor")
     actor = ExecutorActor(
         name="executor-1",
+        incarnation=INCARNATION,
         inbox=bind("work", ExecutorMessage),
         control=bind("control", ExecutorControl),
         to_tokenizer=connect("tokenizer"),

@@ -13,56 +13,84 @@ from runtime.request import RowRequest, RowToken
 
 
 class FakeRuntime:
-    """Rows of tokens 100, 101, ...; `before_step` may wait or raise."""
+    """Rows of tokens 100, 101, ...; a prefill step is of all rows that have no token yet.
 
-    def __init__(self) -> None:
+    `before_step` may wait or raise; `before_admit` may raise. Rows whose first token is in
+    `spoiled` fail with `spoil` in their prefill.
+    """
+
+    def __init__(self, places: int = 8) -> None:
+        self.places = places
         self.before_step: Callable[[int], None] = lambda _step: None
+        self.before_admit: Callable[[], None] = lambda: None
+        self.spoiled: set[int] = set()
+        self.spoil = HearthError("out_of_memory", "no room")
         self.rows: dict[int, RowRequest] = {}
         self.generated: dict[int, list[int]] = {}
         self.begun: list[int] = []
+        self.left: list[int] = []
         self.steps = 0
         self.prefill_metrics = StageMetrics()
         self.generation_metrics = StageMetrics()
         self.speculation_metrics = EagleGenerationMetrics()
-        self._prefilled = False
+        self._joining: list[int] = []
+        self._numbers = 0
 
     @property
     def active(self) -> bool:
         return bool(self.rows)
 
+    @property
+    def free(self) -> int:
+        return self.places - len(self.rows)
+
     def check(self, row: RowRequest) -> None:
         if row.token_ids[0] < 0:
             raise HearthError("invalid_value", "token -1 is not in the vocabulary", "token_ids")
 
-    @property
-    def free(self) -> int:
-        return 8 - len(self.rows)
-
     def admit(self, rows: Sequence[RowRequest]) -> list[int]:
+        assert len(rows) <= self.free
+        self.before_admit()
         self.begun.append(len(rows))
-        self.rows = dict(enumerate(rows))
-        self.generated = {
-            index: list(row.token_ids[row.prompt_length :]) for index, row in self.rows.items()
-        }
-        self._prefilled = False
-        return list(self.rows)
+        if not self.rows:
+            self._numbers = 0
+        numbers = list(range(self._numbers, self._numbers + len(rows)))
+        self._numbers += len(rows)
+        for number, row in zip(numbers, rows, strict=True):
+            self.rows[number] = row
+            self.generated[number] = list(row.token_ids[row.prompt_length :])
+        self._joining += numbers
+        return numbers
 
     def step(self) -> StepResult:
         started = time.monotonic()
         self.steps += 1
-        self.before_step(self.steps)
-        tokens = []
-        for index, row in list(self.rows.items()):
-            done = self.generated[index]
+        try:
+            self.before_step(self.steps)
+        except Exception:
+            self.rows, self._joining = {}, []
+            raise
+        joining = [number for number in self._joining if number in self.rows]
+        self._joining = []
+        result = StepResult("prefill" if joining else "decode", [], started, 0.0)
+        for number in joining or list(self.rows):
+            row = self.rows[number]
+            if joining and row.token_ids[0] in self.spoiled:
+                result.failure = self.spoil
+                result.tokens.append(RowToken(number, -1, error=self.spoil.code))
+                del self.rows[number]
+                continue
+            done = self.generated[number]
             done.append(100 + len(done))
             ends = len(done) == row.options.max_tokens
-            tokens.append(RowToken(index, done[-1], finish="length" if ends else None))
+            result.tokens.append(RowToken(number, done[-1], finish="length" if ends else None))
             if ends:
-                del self.rows[index]
-        kind, self._prefilled = ("decode" if self._prefilled else "prefill"), True
-        return StepResult(kind, tokens, started, time.monotonic())  # type: ignore[arg-type]  # one of the two
+                del self.rows[number]
+        result.ended = time.monotonic()
+        return result
 
     def leave(self, row: int) -> None:
+        self.left.append(row)
         self.rows.pop(row, None)
 
     def release(self, row: int) -> list[int] | None:

@@ -6,27 +6,37 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from actors.admission import PolicySettings
+from actors.executor_word import ExecutorWord, Told
 from actors.messages import (
     Accepted,
-    BatchEnded,
-    BatchStarted,
-    Cancel,
-    Continuation,
+    ExecutorGone,
     ExecutorReady,
-    Release,
+    FromExecutor,
+    Offer,
     Request,
+    RowsEnded,
     RowsFailed,
-    RunBatch,
-    Started,
+    RowsPlaced,
+    RowsReturned,
+    SchedulerReport,
+    Step,
     Submit,
 )
 from actors.scheduler_policy import Decision, SchedulerPolicy
 from actors.waiting_queue import Entry
 from runtime.request import RequestOptions
+from tests.actors.simulated_executor import SimulatedExecutor
 
 LIMITS = ExecutorReady(
-    work="w", control="c", max_batch=8, max_prompt_tokens=4000, max_total_tokens=8000
+    incarnation=1,
+    work="w",
+    control="c",
+    max_batch=8,
+    max_prompt_tokens=4000,
+    max_total_tokens=8000,
 )
 
 
@@ -37,9 +47,10 @@ def submit(
     tokens: int | None = 16,
     priority: int = 0,
     deadline: float | None = None,
+    client: int = 0,
 ) -> Submit:
     """A request of `prompt` tokens that will generate exactly `tokens`."""
-    request = Request(rid, RequestOptions(max_tokens=tokens), priority, deadline)
+    request = Request(rid, RequestOptions(max_tokens=tokens), priority, deadline, client)
     return Submit(request, [1] * prompt)
 
 
@@ -55,7 +66,7 @@ class Outcome:
 
     submitted: float
     accepted: list[float] = field(default_factory=list)
-    started: float | None = None
+    placed: list[float] = field(default_factory=list)
     tokens: list[float] = field(default_factory=list)
     ends: list[str] = field(default_factory=list)
     ended: float | None = None
@@ -66,19 +77,11 @@ class Outcome:
         return self.tokens[0] - self.submitted
 
 
-@dataclass
-class SimulatedBatch:
-    """The executor's side of a batch."""
-
-    number: int
-    rows: dict[int, tuple[int, list[int]]]
-    prefill_s: float
-    decode_s: float = 0.0
-    release: bool = False
-
-
 class Simulation:
-    """A scheduler policy, an executor with fixed step times, and a clock that jumps."""
+    """A scheduler policy, the tokenizer's word on rows, an executor, and a clock that jumps.
+
+    What the executor says takes `lag_s` to the tokenizer, and as long again to the policy.
+    """
 
     def __init__(
         self,
@@ -88,18 +91,28 @@ class Simulation:
         step_s: float = 0.01,
         prefill_s_per_token: float = 0.0,
         ready_at: float = 0.0,
+        lag_s: float = 0.0,
     ) -> None:
         self.policy = SchedulerPolicy(settings)
         self.settings, self.limits = settings, limits
         self.now = 0.0
         self.outcomes: dict[int, Outcome] = {}
-        self.batches: list[list[int]] = []
-        self._step_s, self._prefill_s = step_s, prefill_s_per_token
+        self.executor: SimulatedExecutor | None = None
+        self.executors: list[SimulatedExecutor] = []
+        self.revoked = 0
+        self._word = ExecutorWord()
+        self._step_s, self._prefill_s, self._lag_s = step_s, prefill_s_per_token, lag_s
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._failed: set[int] = set()
-        self._batch: SimulatedBatch | None = None
+        self._working = False
         self.at(ready_at, self.make_ready)
+
+    @property
+    def batches(self) -> list[list[int]]:
+        """The requests of each step, without repetitions."""
+        steps = [rids for executor in self.executors for rids in executor.steps]
+        return [rids for rids, _ in itertools.groupby(steps)]
 
     def at(self, when: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._events, (when, next(self._order), action))
@@ -121,15 +134,25 @@ class Simulation:
 
     def lose(self, when: float, ready_again: float) -> None:
         def action() -> None:
-            self._batch = None
+            self.executor = None
             self._apply(self.policy.executor_lost("killed", self.now))
 
         self.at(when, action)
         self.at(ready_again, self.make_ready)
 
     def make_ready(self) -> None:
-        self._batch = None
-        self._apply(self.policy.executor_ready(self.limits, self.now))
+        made = SimulatedExecutor(
+            incarnation=len(self.executors) + 1,
+            places=self.limits.max_batch,
+            step_s=self._step_s,
+            prefill_s=self._prefill_s,
+            tell=self._tell,
+        )
+        self.executor = made
+        self.executors.append(made)
+        self._working = False
+        limits = msgspec.structs.replace(self.limits, incarnation=made.incarnation)
+        self._apply(self.policy.executor_ready(limits, self.now))
 
     def run(self, until: float = float("inf")) -> None:
         while True:
@@ -151,79 +174,109 @@ class Simulation:
         if self.policy._present:
             # Rows put back at the hold limit were admitted before and are never refused.
             assert load.queued <= self.settings.queue_requests + self.limits.max_batch
-        assert load.running <= self.limits.max_batch
-        assert load.queued_tokens == sum(entry.prompt_tokens for entry in self.policy._queue)
+        assert load.running <= load.places
+        house = self.policy._house
+        assert len(house.offered) <= house.places
+        assert house.revoked <= house.places
+        if self.settings.batching == "synchronous":
+            assert len(house) <= house.places
 
     def _apply(self, decisions: list[Decision]) -> None:
         for decision in decisions:
             match decision:
                 case Accepted(rid):
                     self.outcomes[rid].accepted.append(self.now)
-                case RowsFailed(rids, code):
+                case RowsFailed(_, rids, code):
                     for rid in rids:
                         self._fail(rid, code)
-                case BatchStarted(rows):
-                    for row in rows:
-                        self._started(row)
-                case RunBatch():
-                    self._begin(decision)
-                case Cancel(rid):
-                    self._drop(rid)
-                case Release(number):
-                    self._release(number)
+                case ExecutorGone():
+                    for told in self._word.bury(decision):
+                        self._hear(told)
+                        self._pass_on(told)
+                case SchedulerReport():
+                    raise AssertionError("nobody has asked")
+                case _:
+                    self._mail(decision)
+
+    def _mail(self, message: Any) -> None:
+        assert self.executor is not None, "nothing is sent to a dead executor"
+        self.revoked += type(message).__name__ == "Revoke"
+        if isinstance(message, Offer):
+            for one in message.rows:
+                done = len(one.row.token_ids) - one.row.prompt_length
+                assert len(self.outcomes[one.rid].tokens) == done, "no token is made twice"
+        self.executor.mail.append(message)
+        if not self._working:
+            self._working = True
+            self._later(0.0, self.executor, self._turn)
+
+    def _later(
+        self,
+        seconds: float,
+        executor: SimulatedExecutor,
+        action: Callable[[SimulatedExecutor], None],
+    ) -> None:
+        self.at(self.now + seconds, lambda: action(executor) if executor is self.executor else None)
+
+    def _turn(self, executor: SimulatedExecutor) -> None:
+        seconds = executor.border()
+        self._working = seconds is not None
+        if seconds is not None:
+            self._later(seconds, executor, self._step)
+
+    def _step(self, executor: SimulatedExecutor) -> None:
+        executor.step(self.now)
+        self._turn(executor)
+
+    def _tell(self, message: FromExecutor) -> None:
+        if self._lag_s:
+            self.at(self.now + self._lag_s, lambda: self._heed(message))
+        else:
+            self._heed(message)
+
+    def _heed(self, message: FromExecutor) -> None:
+        """The tokenizer hears of the executor."""
+        if self._word.heeds(message):
+            self._hear(message)
+            if (told := self._word.passes_on(message)) is not None:
+                self._pass_on(told)
+
+    def _hear(self, message: FromExecutor) -> None:
+        match message:
+            case RowsPlaced(_, rids):
+                for rid in rids:
+                    self.outcomes[rid].placed.append(self.now)
+            case Step(_, rids, tokens):
+                for rid, token in zip(rids, tokens, strict=True):
+                    if not self.outcomes[rid].ends:
+                        self.outcomes[rid].tokens.append(self.now)
+                    if token.finish is not None:
+                        self._end(rid, "done")
+            case RowsFailed(_, rids, code):
+                for rid in rids:
+                    self._fail(rid, code)
+
+    def _pass_on(self, told: Told) -> None:
+        if self._lag_s:
+            self.at(self.now + self._lag_s, lambda: self._to_policy(told))
+        else:
+            self._to_policy(told)
+
+    def _to_policy(self, told: Told) -> None:
+        match told:
+            case RowsPlaced():
+                self.policy.rows_placed(told, self.now)
+            case RowsEnded():
+                self.policy.rows_ended(told, self.now)
+            case RowsFailed():
+                self._apply(self.policy.rows_failed(told, self.now))
+            case RowsReturned():
+                self._apply(self.policy.rows_returned(told, self.now))
 
     def _fail(self, rid: int, code: str) -> None:
         assert rid not in self._failed, "a request fails once"
         self._failed.add(rid)
         self._end(rid, code)
-
-    def _started(self, row: Started) -> None:
-        outcome = self.outcomes[row.rid]
-        assert outcome.started is None
-        outcome.started = self.now
-        assert abs(row.queued_s - (self.now - outcome.submitted)) < 1e-9
-
-    def _drop(self, rid: int) -> None:
-        assert self._batch, "a cancel goes to the executor only while a batch runs"
-        self._batch.rows.pop(rid, None)
-
-    def _release(self, number: int) -> None:
-        assert self._batch
-        assert self._batch.number == number
-        assert not self._batch.release
-        self._batch.release = True
-
-    def _begin(self, run: RunBatch) -> None:
-        assert self._batch is None, "one batch at a time"
-        assert 0 < len(run.rows) <= self.limits.max_batch
-        prefill_s = self._prefill_s * sum(len(row.token_ids) for row in run.rows.values())
-        rows = {}
-        for rid, row in run.rows.items():
-            generated = row.token_ids[row.prompt_length :]
-            assert len(self.outcomes[rid].tokens) == len(generated)
-            rows[rid] = (row.options.max_tokens or 0, list(generated))
-        self.batches.append(list(run.rows))
-        batch = SimulatedBatch(run.batch, rows, prefill_s)
-        self._batch = batch
-        self.at(self.now + prefill_s + self._step_s, lambda: self._step(batch))
-
-    def _step(self, batch: SimulatedBatch) -> None:
-        if batch is not self._batch:
-            return
-        batch.decode_s += self._step_s
-        for rid, (target, generated) in list(batch.rows.items()):
-            generated.append(1)
-            self.outcomes[rid].tokens.append(self.now)
-            if len(generated) == target:
-                del batch.rows[rid]
-                self._end(rid, "done")
-                self.policy.rows_ended([rid])
-        if batch.rows and not (batch.release and batch.decode_s >= batch.prefill_s):
-            self.at(self.now + self._step_s, lambda: self._step(batch))
-            return
-        self._batch = None
-        rest = [Continuation(rid, generated) for rid, (_, generated) in batch.rows.items()]
-        self.policy.batch_ended(BatchEnded(batch.number, rest), self.now)
 
     def _end(self, rid: int, how: str) -> None:
         # As in the tokenizer, what comes for a request that has ended is ignored.

@@ -5,21 +5,11 @@ from msgspec import structs
 
 from actors.admission import PolicySettings, Refusal, queue_refusal, size_refusal
 from actors.messages import ExecutorReady
-from actors.waiting_queue import WaitingQueue
 from runtime.errors import CODES
 from tests.actors.simulation import entry
 
-LIMITS = ExecutorReady(
-    work="w", control="c", max_batch=2, max_prompt_tokens=50, max_total_tokens=100
-)
+LIMITS = ExecutorReady(1, "w", "c", max_batch=2, max_prompt_tokens=50, max_total_tokens=100)
 SETTINGS = PolicySettings(queue_requests=3, queue_tokens=60)
-
-
-def queue_of(*prompts: int) -> WaitingQueue:
-    queue = WaitingQueue(5.0)
-    for rid, prompt in enumerate(prompts):
-        queue.push(entry(rid, prompt=prompt))
-    return queue
 
 
 def check(refusal: Refusal | None, code: str, field: str) -> None:
@@ -29,14 +19,13 @@ def check(refusal: Refusal | None, code: str, field: str) -> None:
 
 
 def test_the_queue_refuses_by_requests() -> None:
-    assert queue_refusal(entry(9), queue_of(1, 1), SETTINGS) is None
-    check(queue_refusal(entry(9), queue_of(1, 1, 1), SETTINGS), "queue_full", "queue_requests")
+    assert queue_refusal(entry(9), 2, 2, SETTINGS) is None
+    check(queue_refusal(entry(9), 3, 3, SETTINGS), "queue_full", "queue_requests")
 
 
 def test_the_queue_refuses_by_prompt_tokens_and_still_takes_short_ones() -> None:
-    queue = queue_of(40)
-    assert queue_refusal(entry(9, prompt=20), queue, SETTINGS) is None
-    check(queue_refusal(entry(9, prompt=21), queue, SETTINGS), "queue_full", "queue_tokens")
+    assert queue_refusal(entry(9, prompt=20), 1, 40, SETTINGS) is None
+    check(queue_refusal(entry(9, prompt=21), 1, 40, SETTINGS), "queue_full", "queue_tokens")
 
 
 @pytest.mark.parametrize(

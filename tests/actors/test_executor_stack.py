@@ -53,10 +53,10 @@ def test_a_step_is_seven_frames_deep(tmp_path: Path, monkeypatch: pytest.MonkeyP
         for number, speculation in enumerate((False, True), 1):
             asked = structs.replace(again, speculation=speculation)
             request = RowRequest(token_ids=[5] * 9, prompt_length=9, options=asked)
-            house.run(number, (number, request))
-        house.start()
-        house.batch_ended()
-        house.batch_ended()
+            house.offer((number, request))
+            if number == 1:
+                house.start()
+            house.finish(number)
     steps = ("execute_vanilla_decoding_step", "execute_eagle_base_tree_decoding_step")
     for step in steps:
         found = [stack for stack in stacks if any(name == step for _, name in stack)]

@@ -4,23 +4,25 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 import numpy as np
+import pytest
 import zmq
 
 from actors.addresses import DOOR, SCHEDULER, SCHEDULER_CONTROL, TOKENIZER
 from actors.admission import PolicySettings
 from actors.executor import ExecutorActor
+from actors.executor_word import ExecutorWord
 from actors.mailbox import Receiver, Sender, ZmqContext
 from actors.messages import (
     AskReport,
-    BatchEnded,
     DoorMessage,
     ExecutorControl,
     ExecutorMessage,
     ExecutorReady,
+    FromExecutor,
     Request,
     SchedulerReport,
     Shutdown,
@@ -55,6 +57,7 @@ def executor_thread(context: ZmqContext, folder: Path) -> Iterator[None]:
     runtime = LLMInferenceRuntime.open(folder, RuntimeOptions())
     actor = ExecutorActor(
         name="executor-1",
+        incarnation=1,
         inbox=Receiver(context, [WORK], ExecutorMessage, 100),
         control=Receiver(context, [CONTROL], ExecutorControl, 100),
         to_tokenizer=Sender(context, TOKENIZER, 1000),
@@ -73,11 +76,13 @@ def executor_thread(context: ZmqContext, folder: Path) -> Iterator[None]:
     to_supervisor.close()
 
 
+@pytest.mark.parametrize("batching", ["joining", "synchronous"])
 async def test_rows_that_take_turns_get_the_tokens_that_they_would_get_alone(
-    tmp_path: Path,
+    tmp_path: Path, batching: Literal["joining", "synchronous"]
 ) -> None:
     context: ZmqContext = zmq.Context()
-    scheduler = open_scheduler(context, PolicySettings(hold_s=0.05, fill_wait_s=0.0))
+    settings = PolicySettings(batching=batching, hold_s=0.05, fill_wait_s=0.0)
+    scheduler = open_scheduler(context, settings)
     tokenizer: Receiver[TokenizerMessage] = Receiver(context, [TOKENIZER], TokenizerMessage, 1000)
     door: Receiver[DoorMessage] = Receiver(context, [DOOR], DoorMessage, 100)
     supervisor: Receiver[SupervisorMessage] = Receiver(
@@ -88,28 +93,30 @@ async def test_rows_that_take_turns_get_the_tokens_that_they_would_get_alone(
     prompts = {rid: [rid + 3] * (10 * rid + 1) for rid in range(3)}
     got: dict[int, list[int]] = {rid: [] for rid in prompts}
     open_rids = set(prompts)
+    word = ExecutorWord()
     with executor_thread(context, tmp_path), anyio.fail_after(30):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(scheduler.run)
-            control.post(ExecutorReady(WORK, CONTROL, 1, 511, 512))
+            control.post(ExecutorReady(1, WORK, CONTROL, 1, 511, 512))
             for rid, prompt in prompts.items():
                 options = RequestOptions(max_tokens=120, ignore_eos=True)
                 submit.post(Submit(Request(rid, options), prompt))
             while open_rids:
-                step = await tokenizer.receive()
-                if isinstance(step, BatchEnded):
-                    submit.post(step)
+                message = await tokenizer.receive()
+                assert isinstance(message, FromExecutor)
+                if (told := word.passes_on(message)) is not None:
+                    submit.post(told)
+                if not isinstance(message, Step):
                     continue
-                assert isinstance(step, Step)
-                for rid, token in zip(step.rids, step.tokens, strict=True):
+                for rid, token in zip(message.rids, message.tokens, strict=True):
                     got[rid].append(token.token_id)
                     if token.finish is not None:
                         open_rids.remove(rid)
             submit.post(AskReport(1))
             loads: list[SchedulerReport] = []
             while not loads:
-                told = await door.receive()
-                loads = [told] if isinstance(told, SchedulerReport) else []
+                answer = await door.receive()
+                loads = [answer] if isinstance(answer, SchedulerReport) else []
             tasks.cancel_scope.cancel()
     assert got == {rid: expected(prompt, 120) for rid, prompt in prompts.items()}
     assert loads[0].requeued >= 6

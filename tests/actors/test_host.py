@@ -24,8 +24,9 @@ from actors.messages import (
     ExecutorControl,
     ExecutorLimits,
     ExecutorMessage,
+    Offer,
+    Offered,
     RowsFailed,
-    RunBatch,
     Shutdown,
     Step,
     SupervisorMessage,
@@ -113,7 +114,7 @@ def test_signals_are_left_to_the_daemon_and_its_word_ends_in_order(house: House)
     house.wait_until_ready()
     options = RequestOptions(max_tokens=63, ignore_eos=True)
     row = RowRequest(token_ids=[1], prompt_length=1, options=options)
-    house.work.post(RunBatch(1, {7: row}))
+    house.work.post(Offer([Offered(7, row, 0.0)]))
     assert house.tokenizer.wait(10)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         process.send_signal(number)

@@ -19,9 +19,10 @@ from actors import mailbox as mailbox_module
 from actors.mailbox import MailboxFull, Receiver, Sender, ZmqContext, check_endpoint, wait_any
 from actors.messages import (
     AskReport,
-    BatchEnded,
     Cancel,
+    Continuation,
     Request,
+    RowsReturned,
     SchedulerMessage,
     Submit,
     TokenizerMessage,
@@ -268,7 +269,7 @@ def test_mutated_mail_never_raises(context: ZmqContext) -> None:
         msgspec.msgpack.encode(message)
         for message in (
             Submit(Request(1, RequestOptions(logit_bias=((3, 1.0),)), 2), [1, 2, 300]),
-            BatchEnded(3),
+            RowsReturned(3, [Continuation(1, [2])], [4]),
             Cancel(1),
         )
     ]

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from actors.admission import PolicySettings
 from actors.messages import (
     Accepted,
-    BatchEnded,
     Cancel,
+    ExecutorGone,
+    Offer,
+    Release,
     Request,
+    Revoke,
+    RowsEnded,
     RowsFailed,
-    RunBatch,
+    RowsPlaced,
+    RowsReturned,
     Submit,
 )
 from actors.scheduler_policy import Decision, SchedulerPolicy
@@ -23,11 +30,20 @@ POISON, INNOCENT, OTHER = [6, 6, 6], [1, 2], [3, 4]
 class Desk:
     """A policy with an executor, and a clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, places: int = 8) -> None:
         self.policy = SchedulerPolicy(PolicySettings(fill_wait_s=0.0))
         self.now = 0.0
         self.rid = 0
-        self.policy.executor_ready(LIMITS, self.now)
+        self.incarnation = 0
+        self.limits = structs.replace(LIMITS, max_batch=places)
+        self.start()
+
+    def start(self) -> list[Decision]:
+        """Have a new executor."""
+        self.rows: list[int] = []
+        self.incarnation += 1
+        limits = structs.replace(self.limits, incarnation=self.incarnation)
+        return self.policy.executor_ready(limits, self.now)
 
     def ask(self, *prompts: list[int]) -> list[Decision]:
         """Ask for a reply to each, as a client would that tries again: with a seed of its own."""
@@ -38,21 +54,30 @@ class Desk:
             decisions += self.policy.submit(Submit(request, prompt), self.now)
         return decisions
 
-    def run(self) -> list[list[int]]:
-        """Start the next batch; the prompts of its rows."""
+    def offer(self) -> dict[int, list[int]]:
+        """Let a second pass; the prompts of the rows that are offered then."""
         self.now += 1.0
-        runs = [one for one in self.policy.tick(self.now) if isinstance(one, RunBatch)]
-        self.batch = runs[0].batch if runs else 0
-        self.rows = list(runs[0].rows) if runs else []
-        return [row.token_ids for run in runs for row in run.rows.values()]
+        offers = [one for one in self.policy.tick(self.now) if isinstance(one, Offer)]
+        return {one.rid: one.row.token_ids for offer in offers for one in offer.rows}
+
+    def run(self) -> list[list[int]]:
+        """Offer what is next, and give it places; the prompts."""
+        offered = self.offer()
+        self.rows += offered
+        self.policy.rows_placed(RowsPlaced(self.incarnation, list(offered)), self.now)
+        return list(offered.values())
 
     def end(self) -> None:
-        self.policy.rows_ended(self.rows)
-        self.policy.batch_ended(BatchEnded(self.batch), self.now)
+        self.policy.rows_ended(RowsEnded(self.incarnation, self.rows), self.now)
+        self.rows = []
 
     def die(self) -> list[Decision]:
+        """Lose the executor, of whose offered rows nobody has heard, and have another one."""
         decisions = self.policy.executor_lost("it was ended by SIGSEGV", self.now)
-        return decisions + self.policy.executor_ready(LIMITS, self.now)
+        for one in [one for one in decisions if isinstance(one, ExecutorGone)]:
+            told = RowsReturned(one.incarnation, unplaced=one.offered)
+            decisions += self.policy.rows_returned(told, self.now)
+        return decisions + self.start()
 
 
 def codes(decisions: list[Decision]) -> list[str]:
@@ -93,7 +118,7 @@ def test_a_failure_that_the_executor_told_counts_once() -> None:
     desk = Desk()
     desk.ask(POISON, INNOCENT)
     desk.run()
-    told = RowsFailed(desk.rows, "executor_failed", "the device failed")
+    told = RowsFailed(1, desk.rows, "executor_failed", "the device failed")
     assert desk.policy.rows_failed(told, desk.now) == []
     desk.die()
     assert desk.policy.rows_failed(told, desk.now) == []
@@ -105,8 +130,7 @@ def test_a_row_that_fails_by_itself_is_no_suspect() -> None:
     desk = Desk()
     desk.ask(POISON)
     desk.run()
-    desk.policy.rows_failed(RowsFailed(desk.rows, "out_of_memory", "no room"), desk.now)
-    desk.policy.batch_ended(BatchEnded(desk.batch), desk.now)
+    desk.policy.rows_failed(RowsFailed(1, desk.rows, "out_of_memory", "no room"), desk.now)
     desk.ask(POISON, INNOCENT)
     assert desk.run() == [POISON, INNOCENT]
 
@@ -152,6 +176,111 @@ def test_a_suspect_that_ends_at_a_stop_string_is_cleared() -> None:
     assert desk.run() == [INNOCENT]
     # The tokenizer found the stop string and has the executor drop the row.
     assert desk.policy.cancel(desk.rid) == [Cancel(desk.rid)]
-    desk.policy.batch_ended(BatchEnded(desk.batch), desk.now)
+    desk.end()
     desk.ask(INNOCENT, OTHER)
     assert desk.run() == [INNOCENT, OTHER]
+
+
+def test_what_was_offered_when_the_executor_died_waits_and_is_suspected() -> None:
+    desk = Desk(places=1)
+    desk.ask(INNOCENT, POISON, OTHER)
+    assert desk.run() == [INNOCENT]
+    assert list(desk.offer().values()) == [POISON]
+    # It may have got the place of the first one, and nobody has heard of that.
+    assert codes(desk.die()) == ["executor_failed"]
+    assert desk.run() == [POISON]
+    assert desk.offer() == {}
+    assert codes(desk.die()) == ["executor_failed"]
+    assert codes(desk.ask(POISON)) == ["repeated_failure"]
+    assert desk.run() == [OTHER]
+    desk.end()
+    assert [type(one) for one in desk.ask(INNOCENT)] == [Accepted]
+
+
+def test_a_row_that_kills_the_executor_before_anybody_hears_of_it_is_refused() -> None:
+    desk = Desk()
+    desk.ask(POISON)
+    assert list(desk.offer().values()) == [POISON]
+    assert codes(desk.die()) == []
+    assert list(desk.offer().values()) == [POISON]
+    assert codes(desk.die()) == ["repeated_failure"]
+    assert desk.offer() == {}
+
+
+def test_an_offered_row_that_had_begun_fails_once_and_counts_once() -> None:
+    desk = Desk()
+    desk.ask(POISON)
+    (rid,) = desk.offer()
+    lost = desk.policy.executor_lost("it was ended by SIGSEGV", desk.now)
+    assert [type(one) for one in lost] == [ExecutorGone]
+    # The tokenizer had heard that it has a place, and says so.
+    desk.policy.rows_placed(RowsPlaced(1, [rid]), desk.now)
+    begun = RowsFailed(1, [rid], "executor_failed", "it died")
+    assert desk.policy.rows_failed(begun, desk.now) == []
+    desk.start()
+    assert desk.policy.cancel(rid) == []
+    assert codes(desk.ask(POISON)) == []
+    assert desk.run() == [POISON]
+
+
+def test_an_offered_row_that_had_ended_is_no_suspect() -> None:
+    desk = Desk()
+    desk.ask(INNOCENT)
+    (rid,) = desk.offer()
+    desk.policy.executor_lost("it was ended by SIGSEGV", desk.now)
+    desk.policy.rows_placed(RowsPlaced(1, [rid]), desk.now)
+    desk.policy.rows_ended(RowsEnded(1, [rid]), desk.now)
+    desk.policy.rows_returned(RowsReturned(1, unplaced=[rid]), desk.now)
+    desk.start()
+    desk.ask(INNOCENT, OTHER)
+    assert desk.run() == [INNOCENT, OTHER]
+
+
+def test_a_late_answer_about_a_dead_executor_does_not_touch_the_next_one() -> None:
+    desk = Desk()
+    desk.ask(INNOCENT)
+    (rid,) = desk.offer()
+    desk.policy.executor_lost("it was ended by SIGSEGV", desk.now)
+    desk.policy.rows_returned(RowsReturned(1, unplaced=[rid]), desk.now)
+    desk.start()
+    assert list(desk.offer()) == [rid]
+    desk.policy.rows_returned(RowsReturned(1, unplaced=[rid]), desk.now)
+    assert desk.offer() == {}
+    desk.policy.rows_placed(RowsPlaced(2, [rid]), desk.now)
+    assert desk.policy.report(0).running == 1
+
+
+def test_a_request_that_is_cancelled_while_nobody_knows_whether_it_began_is_gone() -> None:
+    desk = Desk()
+    desk.ask(OTHER)
+    (rid,) = desk.offer()
+    desk.policy.executor_lost("it was ended by SIGSEGV", desk.now)
+    assert desk.policy.cancel(rid) == []
+    desk.policy.rows_returned(RowsReturned(1, unplaced=[rid]), desk.now)
+    desk.start()
+    assert desk.offer() == {}
+
+
+def test_twins_that_are_offered_beside_a_failure_are_taken_back() -> None:
+    desk = Desk(places=2)
+    desk.ask(POISON, INNOCENT, POISON, OTHER)
+    assert desk.run() == [POISON, INNOCENT]
+    twin, _ = desk.offer()
+    told = RowsFailed(1, desk.rows[:1], "executor_failed", "its prefill failed")
+    assert desk.policy.rows_failed(told, desk.now) == [Revoke([twin])]
+    desk.policy.rows_returned(RowsReturned(1, unplaced=[twin]), desk.now)
+    assert desk.offer() == {}
+
+
+def test_the_house_empties_for_a_suspect_within_the_hold_limit() -> None:
+    desk = Desk()
+    desk.ask(POISON)
+    desk.run()
+    desk.die()
+    desk.ask(INNOCENT, OTHER)
+    assert desk.run() == [INNOCENT, OTHER]
+    placed = desk.now
+    desk.ask(POISON)
+    assert desk.policy.tick(placed + 1.9) == []
+    assert desk.policy.next_wake() == placed + 2.0
+    assert desk.policy.tick(placed + 2.0) == [Release(desk.rows)]

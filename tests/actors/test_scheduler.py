@@ -17,18 +17,20 @@ from actors.mailbox import MailboxFull, Receiver, Sender
 from actors.messages import (
     Accepted,
     AskReport,
-    BatchEnded,
-    BatchStarted,
     Cancel,
     Continuation,
     DoorMessage,
     ExecutorControl,
+    ExecutorGone,
     ExecutorLost,
     ExecutorMessage,
+    Offer,
     Release,
+    Revoke,
     RowsEnded,
     RowsFailed,
-    RunBatch,
+    RowsPlaced,
+    RowsReturned,
     SchedulerControl,
     SchedulerMessage,
     SchedulerReport,
@@ -96,41 +98,82 @@ async def house(settings: PolicySettings = DEFAULTS, limit: int = 100) -> AsyncI
         context.term()
 
 
-async def test_a_request_is_accepted_and_runs() -> None:
+def rids(offer: Offer) -> list[int]:
+    return [one.rid for one in offer.rows]
+
+
+async def report(made: House) -> SchedulerReport:
+    made.submit.post(AskReport(5))
+    while not isinstance(found := await made.door.receive(), SchedulerReport):
+        pass
+    assert found.rid == 5
+    return found
+
+
+async def test_a_request_is_accepted_and_offered() -> None:
     async with house() as made:
         made.control.post(READY)
         sent = time.monotonic()
         made.submit.post(submit(1, prompt=3))
         assert await made.door.receive() == Accepted(1, 3)
-        started = await made.door.receive()
-        assert isinstance(started, BatchStarted)
-        assert 0.004 < started.rows[0].queued_s <= time.monotonic() - sent
-        run = await made.work.receive()
-        assert list(run.rows) == [1]
+        offer = await made.work.receive()
+        assert time.monotonic() - sent > 0.004
+        assert rids(offer) == [1]
+        assert offer.rows[0].row.token_ids == [1, 1, 1]
 
 
-async def test_a_burst_shares_a_batch_and_the_rest_follows() -> None:
+async def test_a_burst_is_offered_together_and_the_rest_ahead() -> None:
     async with house() as made:
         made.control.post(READY)
         for rid in range(10):
             made.submit.post(submit(rid))
-        first = await made.work.receive()
-        assert list(first.rows) == list(range(8))
-        made.submit.post(BatchEnded(first.batch))
-        second = await made.work.receive()
-        assert list(second.rows) == [8, 9]
+        assert rids(await made.work.receive()) == list(range(8))
+        made.submit.post(RowsPlaced(1, list(range(8))))
+        assert rids(await made.work.receive()) == [8, 9]
+        load = await report(made)
+        assert (load.running, load.places, load.queued) == (8, 8, 2)
 
 
-async def test_the_clock_alone_releases_a_batch_when_somebody_waits() -> None:
-    async with house(PolicySettings(hold_s=0.05, fill_wait_s=0.0)) as made:
+async def test_in_synchronous_batches_the_rest_is_offered_behind_all_others() -> None:
+    async with house(PolicySettings(batching="synchronous")) as made:
         made.control.post(READY)
+        for rid in range(10):
+            made.submit.post(submit(rid))
+        first = rids(await made.work.receive())
+        made.submit.post(RowsPlaced(1, first))
+        made.submit.post(RowsEnded(1, first[1:]))
+        assert (await report(made)).running == 1
+        assert made.work.receive_nowait() is None
+        made.submit.post(RowsEnded(1, first[:1]))
+        assert rids(await made.work.receive()) == [8, 9]
+
+
+async def test_the_clock_alone_releases_a_row_when_somebody_waits() -> None:
+    async with house(PolicySettings(hold_s=0.05, fill_wait_s=0.0)) as made:
+        made.control.post(msgspec.structs.replace(READY, max_batch=1))
         made.submit.post(submit(1))
-        first = await made.work.receive()
+        await made.work.receive()
+        made.submit.post(RowsPlaced(1, [1]))
         made.submit.post(submit(2))
-        assert await made.executor_control.receive() == Release(first.batch)
-        made.submit.post(BatchEnded(first.batch, [Continuation(1, [9])]))
-        second = await made.work.receive()
-        assert [(rid, row.token_ids[-1]) for rid, row in second.rows.items()] == [(2, 1), (1, 9)]
+        assert rids(await made.work.receive()) == [2]
+        assert await made.executor_control.receive() == Release([1])
+        made.submit.post(RowsReturned(1, [Continuation(1, [9])]))
+        made.submit.post(RowsPlaced(1, [2]))
+        (again,) = (await made.work.receive()).rows
+        assert (again.rid, again.row.token_ids[-1]) == (1, 9)
+
+
+async def test_who_is_higher_is_offered_and_the_last_one_revoked() -> None:
+    async with house(PolicySettings(fill_wait_s=0.0)) as made:
+        made.control.post(msgspec.structs.replace(READY, max_batch=1))
+        for rid in (1, 2):
+            made.submit.post(submit(rid))
+        first = rids(await made.work.receive())
+        made.submit.post(RowsPlaced(1, first))
+        assert rids(await made.work.receive()) == [2]
+        made.submit.post(submit(3, priority=1))
+        assert await made.executor_control.receive() == Revoke([2])
+        assert rids(await made.work.receive()) == [3]
 
 
 async def test_cancel_by_either_way_reaches_the_executor_once() -> None:
@@ -141,10 +184,7 @@ async def test_cancel_by_either_way_reaches_the_executor_once() -> None:
         made.control.post(Cancel(1))
         made.submit.post(Cancel(1))
         assert await made.executor_control.receive() == Cancel(1)
-        made.submit.post(AskReport(5))
-        while not isinstance(load := await made.door.receive(), SchedulerReport):
-            pass
-        assert (load.rid, load.running) == (5, 0)
+        assert (await report(made)).running == 0
         assert made.executor_control.receive_nowait() is None
 
 
@@ -153,16 +193,11 @@ async def test_rows_that_have_ended_or_failed_run_no_longer() -> None:
         made.control.post(READY)
         for rid in (1, 2, 3):
             made.submit.post(submit(rid))
-        run = await made.work.receive()
-        made.submit.post(RowsEnded([1]))
-        made.submit.post(RowsFailed([2], "executor_failed", "the executor failed"))
-        made.submit.post(AskReport(5))
-        while not isinstance(report := await made.door.receive(), SchedulerReport):
-            pass
-        assert report.running == 1
-        made.submit.post(BatchEnded(run.batch))
-        made.submit.post(submit(4))
-        assert list((await made.work.receive()).rows) == [4]
+            await made.work.receive()
+        made.submit.post(RowsPlaced(1, [1, 2, 3]))
+        made.submit.post(RowsEnded(1, [1]))
+        made.submit.post(RowsFailed(1, [2], "out_of_memory", "no room"))
+        assert (await report(made)).running == 1
 
 
 async def test_refusals_go_to_the_tokenizer() -> None:
@@ -178,18 +213,26 @@ async def test_loss_fails_what_ran_and_the_next_executor_takes_the_rest() -> Non
     async with house(PolicySettings(fill_wait_s=0.0)) as made:
         made.control.post(msgspec.structs.replace(READY, max_batch=1))
         made.submit.post(submit(1))
-        assert list((await made.work.receive()).rows) == [1]
+        assert rids(await made.work.receive()) == [1]
+        made.submit.post(RowsPlaced(1, [1]))
         made.submit.post(submit(2))
+        assert rids(await made.work.receive()) == [2]
         made.control.post(ExecutorLost("killed"))
         failed = await made.tokenizer.receive()
         assert isinstance(failed, RowsFailed)
         assert (failed.rids, failed.code) == ([1], "executor_failed")
+        gone = await made.tokenizer.receive()
+        assert isinstance(gone, ExecutorGone)
+        assert (gone.incarnation, gone.offered) == (1, [2])
+        made.submit.post(RowsReturned(1, unplaced=[2]))
         work: Receiver[ExecutorMessage] = Receiver(
             made.context, ["inproc://work-2"], ExecutorMessage, 9
         )
-        again = msgspec.structs.replace(READY, work="inproc://work-2", control="inproc://control-2")
+        again = msgspec.structs.replace(
+            READY, incarnation=2, work="inproc://work-2", control="inproc://control-2"
+        )
         made.control.post(again)
-        assert list((await work.receive()).rows) == [2]
+        assert rids(await work.receive()) == [2]
         assert made.work.receive_nowait() is None
         work.close()
 
@@ -215,19 +258,7 @@ async def test_mail_for_an_executor_that_takes_none_is_dropped(
         assert [entry["dropped"] for entry in logs] == ["Cancel"]
 
 
-async def test_one_line_per_batch_at_debug() -> None:
-    with structlog.testing.capture_logs() as logs:
-        async with house(PolicySettings(fill_wait_s=0.0)) as made:
-            made.control.post(READY)
-            made.submit.post(submit(1))
-            run = await made.work.receive()
-            made.submit.post(BatchEnded(run.batch, [Continuation(1, [3])]))
-            await made.work.receive()
-    (line,) = logs
-    assert (line["log_level"], line["rows"], line["put_back"]) == ("debug", 1, 1)
-
-
-@pytest.mark.parametrize("message", [Release(1), RunBatch(1, {})])
+@pytest.mark.parametrize("message", [Release([1]), Offer([])])
 async def test_without_an_executor_its_mail_goes_nowhere(message: Any) -> None:
     async with house() as made:
         await made.scheduler._carry_out(message)

@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
-from unittest.mock import AsyncMock
 
 import anyio
 import pytest
@@ -13,12 +12,10 @@ import zmq
 from structlog.testing import capture_logs
 
 from actors import tokenizer as module
-from actors.mailbox import MailboxFull, Receiver, Sender
+from actors.mailbox import Receiver, Sender
 from actors.messages import (
-    BatchEnded,
     Cancel,
     ChatTurn,
-    Continuation,
     Convert,
     Converted,
     Deltas,
@@ -29,6 +26,7 @@ from actors.messages import (
     RequestRound,
     RowsEnded,
     RowsFailed,
+    RowsPlaced,
     SchedulerControl,
     SchedulerMessage,
     Step,
@@ -42,7 +40,7 @@ from tests.actors.stand_ins import Gate, SlowTokenizer
 from tests.runtime.text.folders import byte_level, open_tokenizer
 
 if sys.version_info < (3, 11):
-    from exceptiongroup import ExceptionGroup
+    pass
 
 
 @pytest.fixture(scope="module")
@@ -103,37 +101,13 @@ def asked(rid: int, stop: tuple[str, ...] = ()) -> Request:
 
 def step(tokens: list[tuple[int, int]], **fields: Any) -> Step:
     rows = [RowToken(n, token, **fields) for n, (_, token) in enumerate(tokens)]
-    return Step([rid for rid, _ in tokens], rows, ended=1.5)
+    return Step(1, [rid for rid, _ in tokens], rows, ended=1.5)
 
 
 async def test_a_prompt_is_submitted_with_its_settings(tokenizer: Tokenizer) -> None:
     async with house(tokenizer) as made:
         made.mail.post(prepare(1))
         assert await made.scheduler.receive() == Submit(asked(1), tokenizer.encode("the lamp"))
-
-
-async def test_the_end_of_a_batch_is_passed_on_once_its_tokens_are(tokenizer: Tokenizer) -> None:
-    (token,), ended = tokenizer.encode("a"), BatchEnded(4, [Continuation(1, [7])])
-    async with house(tokenizer) as made:
-        made.mail.post(prepare(1))
-        await made.scheduler.receive()
-        made.mail.post(step([(1, token)]))
-        made.mail.post(ended)
-        assert await made.scheduler.receive() == ended
-        assert isinstance(made.door.receive_nowait(), Deltas)
-
-
-async def test_a_batch_end_that_cannot_be_passed_on_ends_the_actor(tokenizer: Tokenizer) -> None:
-    async def run() -> None:
-        async with house(tokenizer) as made:
-            full = AsyncMock(side_effect=MailboxFull("inproc://s"))
-            made.actor._to_scheduler.send = full  # type: ignore[method-assign] # a full mailbox
-            made.mail.post(BatchEnded(4))
-            await anyio.sleep(5)
-
-    with pytest.raises(ExceptionGroup) as raised:
-        await run()
-    assert "MailboxFull" in repr(raised.value)
 
 
 async def test_turns_get_the_chat_template(tokenizer: Tokenizer) -> None:
@@ -163,7 +137,7 @@ async def test_a_step_becomes_one_message_for_all_its_rows(tokenizer: Tokenizer)
 def round_of(rid: int, ids: list[int], *, finish: Any = None, logprob: Any = None) -> Step:
     tokens = [RowToken(0, token, logprob) for token in ids[:-1]]
     tokens.append(RowToken(0, ids[-1], logprob, finish=finish))
-    return Step([rid] * len(ids), tokens, 1.5, rounds=[RequestRound(rid, 9, len(ids))])
+    return Step(1, [rid] * len(ids), tokens, 1.5, rounds=[RequestRound(rid, 9, len(ids))])
 
 
 async def test_the_tokens_of_a_round_are_one_delta(tokenizer: Tokenizer) -> None:
@@ -206,7 +180,7 @@ async def test_text_of_the_step_in_which_a_row_fails_comes_before_the_failure(
     async with house(tokenizer) as made:
         made.mail.post(prepare(1))
         await made.scheduler.receive()
-        made.mail.post(Step([1, 1], [RowToken(0, a), RowToken(0, -1, error="non_finite")], 1.5))
+        made.mail.post(Step(1, [1, 1], [RowToken(0, a), RowToken(0, -1, error="non_finite")], 1.5))
         deltas, failed = await made.door.receive(), await made.door.receive()
         assert isinstance(deltas, Deltas)
         assert deltas.rows[0].text == "a"
@@ -249,9 +223,13 @@ async def test_failures_of_rows_reach_the_door(tokenizer: Tokenizer) -> None:
         failed = await made.door.receive()
         assert isinstance(failed, Failed)
         assert (failed.rid, failed.code) == (1, "non_finite")
-        made.mail.post(RowsFailed([4, 5], "queue_full", "too many", "max_tokens"))
+        made.mail.post(RowsFailed(0, [4, 5], "queue_full", "too many", "max_tokens"))
         for rid in (4, 5):
             assert await made.door.receive() == Failed(rid, "queue_full", "too many", "max_tokens")
+        # The scheduler has said so itself.
+        made.mail.post(RowsPlaced(1, [9]))
+        assert await made.scheduler.receive() == RowsEnded(1, [1])
+        assert await made.scheduler.receive() == RowsPlaced(1, [9])
 
 
 @pytest.mark.parametrize(
@@ -311,27 +289,6 @@ async def test_too_many_waiting_requests_are_refused_and_a_cancel_makes_room(
         assert [getattr(submit, "rid", None) for submit in submits] == [1, 4]
 
 
-async def test_the_ends_of_rows_are_passed_on_behind_their_tokens(tokenizer: Tokenizer) -> None:
-    (a,) = tokenizer.encode("a")
-    async with house(tokenizer) as made:
-        for rid in (1, 2):
-            made.mail.post(prepare(rid))
-            await made.scheduler.receive()
-        made.mail.post(step([(1, a), (2, a)]))
-        tokens = [
-            RowToken(0, a, finish="length"),
-            RowToken(1, a),
-            RowToken(2, -1, error="internal"),
-        ]
-        made.mail.post(Step([1, 2, 3], tokens, ended=1.5))
-        assert await made.scheduler.receive() == RowsEnded([1, 3])
-        assert [type(made.door.receive_nowait()) for _ in range(2)] == [Deltas, Deltas]
-        failed = RowsFailed([2], "executor_failed", "again")
-        made.mail.post(failed)
-        assert await made.scheduler.receive() == failed
-        assert made.door.receive_nowait() == Failed(2, "executor_failed", "again")
-
-
 async def test_a_fault_in_one_request_ends_nothing_else(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -353,7 +310,7 @@ async def test_a_fault_in_one_request_ends_nothing_else(
 async def test_a_malformed_step_does_not_end_the_actor(tokenizer: Tokenizer) -> None:
     async with house(tokenizer) as made:
         with capture_logs() as logs:
-            made.mail.post(Step([1, 2], [RowToken(0, 5)], 1.0))
+            made.mail.post(Step(1, [1, 2], [RowToken(0, 5)], 1.0))
             made.mail.post(prepare(2))
             assert isinstance(await made.scheduler.receive(), Submit)
         assert logs[0]["kind"] == "Step"

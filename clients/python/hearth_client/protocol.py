@@ -276,6 +276,7 @@ class StatusReport(Answer, tag="status_report"):
     running: int
     queued: int
     queued_tokens: int
+    places: int = 0
     totals: dict[str, int] = {}
     engine: dict[str, str | int | float] = {}
     executor: ExecutorReport | None = None

@@ -74,7 +74,7 @@ class FakeActors:
         while True:
             message = await self.scheduler.receive()
             if isinstance(message, m.AskReport):
-                await self._send(m.SchedulerReport(message.rid, 1, 2, 30, 4, 5, 6, 7))
+                await self._send(m.SchedulerReport(message.rid, 1, 8, 2, 30, 5, 6, 7))
 
     async def _watch_control(self) -> None:
         while True:
@@ -101,7 +101,6 @@ class FakeActors:
             await self._send(self._round(rid, 3))
             await self._send(self._round(rid, 1))
         await self._send(accepted)
-        await self._send(m.BatchStarted([m.Started(rid, 0.004)]))
         if word == "fail":
             await self._send(self._row(rid, 0))
             await self._send(m.Failed(rid, "executor_failed", "the executor died", "device"))
@@ -110,7 +109,7 @@ class FakeActors:
         elif word == "logprobs":
             token = RowToken(0, 65, -0.5, (TopLogprob(65, -0.5), TopLogprob(66, -1.5)))
             row = m.RowDelta(rid, "A", [65], logprobs=[token], finish="stop")
-            await self._send(m.Deltas([row], time.monotonic(), 0.003))
+            await self._send(m.Deltas([row], time.monotonic()))
         elif word != "hang":
             await self._count(message, 1 if word == "early" else 0, flood=word == "flood")
 
@@ -128,13 +127,14 @@ class FakeActors:
         row = m.RowDelta(
             rid, f"{index} ".ljust(width, "."), [index], finish="length" if last else None
         )
-        return m.Deltas([row], time.monotonic(), None if index else 0.003)
+        now = time.monotonic()
+        return m.Deltas([row], now, {} if index else {rid: now - 0.0005})
 
     @staticmethod
     def _round(rid: int, count: int, finish: FinishReason | None = None) -> m.Deltas:
         row = m.RowDelta(rid, "x" * count, [7] * count, finish=finish)
         rounds = [m.RequestRound(rid, 5, count), m.RequestRound(rid + 1000, 5, 5)]
-        return m.Deltas([row], time.monotonic(), None, rounds)
+        return m.Deltas([row], time.monotonic(), rounds=rounds)
 
     async def _send(self, message: m.DoorMessage) -> None:
         await self.to_door.send(message, 5)

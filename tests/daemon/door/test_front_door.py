@@ -70,7 +70,8 @@ def test_a_whole_conversation(door: Harness) -> None:
     assert not any("ended" in answer for answer in answers)
     usage = answers[-1]["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (5, 4)
-    assert (usage["queue_ms"], usage["prefill_ms"]) == (4.0, 3.0)
+    assert usage["queue_ms"] > 0
+    assert usage["prefill_ms"] == pytest.approx(0.5)
     assert usage["decode_ms"] > 0
 
 
@@ -332,7 +333,7 @@ def test_status_counts(door: Harness) -> None:
     assert report.executor is None
     assert report.queued_tokens == 30
     assert (report.totals["requests"], report.totals["completed"]) == (4, 1)
-    assert report.totals["batches"] == 4
+    assert report.places == 8
 
 
 def test_status_tells_what_the_executor_has_measured(door: Harness) -> None:

@@ -165,6 +165,7 @@ def test_generations_become_what_the_tokenizer_is_asked() -> None:
         ),
         rid=9,
         deadline=12.5,
+        client=4,
     )
     options = RequestOptions(
         max_tokens=7,
@@ -175,8 +176,8 @@ def test_generations_become_what_the_tokenizer_is_asked() -> None:
         logprobs=0,
         ignore_eos=True,
     )
-    assert asked == Prepare(Request(9, options, 2, 12.5), [ChatTurn("user", "hi")], None)
-    seeded = prepare(Generate(id="a", prompt="x", seed=0, speculation=False), 1, None)
+    assert asked == Prepare(Request(9, options, 2, 12.5, 4), [ChatTurn("user", "hi")], None)
+    seeded = prepare(Generate(id="a", prompt="x", seed=0, speculation=False), 1, None, 1)
     assert seeded.request.options == RequestOptions(seed=0, speculation=False)
 
 

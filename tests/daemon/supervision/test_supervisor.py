@@ -4,8 +4,6 @@ import errno
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
@@ -13,164 +11,13 @@ import anyio.abc
 import anyio.lowlevel
 import pytest
 import structlog
-import zmq
 
-from actors.addresses import DOOR, SCHEDULER, SCHEDULER_CONTROL, TOKENIZER, Addresses, SocketFolder
-from actors.mailbox import Receiver, Sender
-from actors.messages import (
-    ActorReady,
-    BatchEnded,
-    DoorMessage,
-    ExecutorLost,
-    ExecutorMetrics,
-    Request,
-    RowsFailed,
-    SchedulerControl,
-    SchedulerMessage,
-    Step,
-    Submit,
-    SupervisorMessage,
-    TokenizerMessage,
-)
 from actors.roles import HostConfig
-from actors.scheduler import open_scheduler
-from daemon import wiring
 from daemon.configuration.settings import Settings
 from daemon.supervision.actor_process import ActorProcess
 from daemon.supervision.restart_policy import Deadlines
-from daemon.supervision.supervisor import Listeners, Supervisor
-from runtime.engine_folder import write_config
 from runtime.errors import HearthError
-from runtime.executor.simulated_engine import simulated_config
-from runtime.request import RequestOptions
-
-DEADLINES = Deadlines(hello_s=20, load_s=20, progress_s=20, pause_s=0.05)
-SETTINGS = Settings(engine_kind="simulated", step_ms=5.0, fill_wait_ms=1.0, log_level="error")
-SIMULATED = simulated_config(max_batch=8, capacity=2048)
-
-
-class House:
-    """A supervisor and a scheduler that work; tokenizer and front door are the test."""
-
-    def __init__(self, folder: Path, settings: Settings, deadlines: Deadlines) -> None:
-        engine = folder / "engine"
-        if not engine.exists():
-            engine.mkdir()
-            write_config(engine, SIMULATED)
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        sockets = SocketFolder(folder)
-        self.tokenizer: Receiver[TokenizerMessage] = Receiver(
-            self.context, [TOKENIZER, sockets.tokenizer], TokenizerMessage, 4096
-        )
-        self.door: Receiver[DoorMessage] = Receiver(self.context, [DOOR], DoorMessage, 4096)
-        self.to_control: Sender[SchedulerControl] = Sender(self.context, SCHEDULER_CONTROL, 100)
-        self.to_scheduler: Sender[SchedulerMessage] = Sender(self.context, SCHEDULER, 100)
-        self.scheduler = open_scheduler(self.context, wiring.policy_settings(settings))
-        self.changes: list[bool] = []
-        self.metrics: list[ExecutorMetrics] = []
-        self.changed = anyio.Event()
-        plan = wiring.executor_plan(settings, engine)
-        self.supervisor = Supervisor(
-            plan._replace(deadlines=deadlines, shutdown_s=2.0),
-            context=self.context,
-            sockets=sockets,
-            inbox=Receiver(self.context, [sockets.supervisor("executor")], SupervisorMessage, 4096),
-            listeners=Listeners(self._ready, self._lost, self._note_metrics),
-        )
-
-    @property
-    def pid(self) -> int:
-        pid = self.supervisor.pid
-        assert pid is not None
-        return pid
-
-    async def _ready(self, ready: ActorReady, addresses: Addresses) -> None:
-        self.to_control.post(wiring.executor_ready(ready, addresses))
-        self.changes.append(True)
-        self.changed.set()
-
-    async def _lost(self, reason: str) -> None:
-        self.to_control.post(ExecutorLost(reason))
-        self.changes.append(False)
-        self.changed.set()
-
-    def _note_metrics(self, metrics: ExecutorMetrics) -> None:
-        self.metrics.append(metrics)
-        self.changed.set()
-
-    async def wait_for_metrics(self, enough: Callable[[ExecutorMetrics], bool]) -> None:
-        while not self.metrics or not enough(self.metrics[-1]):
-            self.changed = anyio.Event()
-            await self.changed.wait()
-
-    async def wait_until(self, *, ready: bool) -> None:
-        while not self.changes or self.changes[-1] is not ready:
-            self.changed = anyio.Event()
-            await self.changed.wait()
-
-    def submit(self, rid: int, tokens: int) -> None:
-        options = RequestOptions(max_tokens=tokens, ignore_eos=True)
-        self.to_scheduler.post(Submit(Request(rid, options), [1, 2, 3]))
-
-    async def hear(self) -> TokenizerMessage:
-        """The next message to the tokenizer, which passes on the end of a batch."""
-        message = await self.tokenizer.receive()
-        if isinstance(message, BatchEnded):
-            self.to_scheduler.post(message)
-        return message
-
-    async def until_ended(self, *rids: int) -> dict[int, str]:
-        """How these requests ended: a finish reason or an error code."""
-        ends: dict[int, str] = {}
-        while not set(rids) <= set(ends):
-            message = await self.hear()
-            if isinstance(message, RowsFailed):
-                ends.update(dict.fromkeys(message.rids, message.code))
-            elif isinstance(message, Step):
-                for rid, token in zip(message.rids, message.tokens, strict=True):
-                    if token.finish is not None:
-                        assert rid not in ends
-                        ends[rid] = token.finish
-        return ends
-
-    async def until_running(self, rid: int) -> None:
-        while not (isinstance(message := await self.hear(), Step) and rid in message.rids):
-            pass
-
-    async def freeze_executor(self, tokens: int) -> int:
-        """Stop the executor's process while it runs request 1; returns its id."""
-        await self.wait_until(ready=True)
-        self.submit(1, tokens)
-        await self.until_running(1)
-        os.kill(self.pid, signal.SIGSTOP)
-        return self.pid
-
-    async def end_scheduler(self) -> None:
-        """Let a scheduler that never ran close its mailboxes."""
-        with anyio.move_on_after(0):
-            await self.scheduler.run()
-
-    def close(self) -> None:
-        for mailbox in (self.tokenizer, self.door, self.to_control, self.to_scheduler):
-            mailbox.close()
-        self.context.term()
-
-
-@asynccontextmanager
-async def house(
-    folder: Path, settings: Settings = SETTINGS, deadlines: Deadlines = DEADLINES
-) -> AsyncIterator[House]:
-    made = House(folder, settings, deadlines)
-    try:
-        with anyio.fail_after(60):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(made.scheduler.run)
-                tasks.start_soon(made.supervisor.run)
-                yield made
-                await made.supervisor.stop()
-                tasks.cancel_scope.cancel()
-    finally:
-        made.close()
+from tests.daemon.supervision.house import DEADLINES, SETTINGS, House, house
 
 
 def is_alive(pid: int) -> bool:

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from actors.waiting_queue import Entry
+
+
+@dataclass(slots=True)
+class HeldRow:
+    """A request that the executor has been offered; `placed` is since when it has a place.
+
+    `order` is its virtual arrival. `asked` is what the executor has been asked to do with it and
+    has not answered yet. One that is `alone` shares the house with nobody.
+    """
+
+    entry: Entry
+    incarnation: int
+    order: float
+    alone: bool = False
+    placed: float | None = None
+    asked: Literal["", "revoke", "release", "cancel"] = ""
+
+    @property
+    def rid(self) -> int:
+        """The request's number."""
+        return self.entry.rid
+
+    @property
+    def priority(self) -> int:
+        """The request's priority."""
+        return self.entry.priority
+
+    @property
+    def deadline(self) -> float | None:
+        """The request's deadline."""
+        return self.entry.request.deadline
+
+    def is_due(self, now: float) -> bool:
+        """Whether its deadline has passed."""
+        return self.deadline is not None and self.deadline <= now
+
+
+class House:
+    """What the executor holds: rows offered and rows placed; no clock, no I/O.
+
+    A row is held until the executor, or who saw it die, has said what became of it.
+    """
+
+    def __init__(self, *, ageing_s: float, hold_s: float) -> None:
+        self._ageing_s, self._hold_s = ageing_s, hold_s
+        self._rows: dict[int, HeldRow] = {}
+        self.places = 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[HeldRow]:
+        return iter(self._rows.values())
+
+    @property
+    def closed(self) -> bool:
+        """Whether a row is held that runs alone."""
+        return len(self._rows) == 1 and next(iter(self)).alone
+
+    @property
+    def offered(self) -> list[HeldRow]:
+        """The rows that the executor will place, in its order."""
+        waiting = [row for row in self if row.placed is None and not row.asked]
+        return sorted(waiting, key=lambda row: row.order)
+
+    @property
+    def staying(self) -> list[HeldRow]:
+        """The placed rows that nobody has asked to leave."""
+        return [row for row in self if row.placed is not None and not row.asked]
+
+    @property
+    def waiting(self) -> list[HeldRow]:
+        """The offered rows for which there is no place yet: they wait as those of the queue do."""
+        behind = sum(row.asked != "cancel" for row in self) - self.places
+        return self.offered[-behind:] if behind > 0 else []
+
+    @property
+    def revoked(self) -> int:
+        """How many rows the executor has been asked for and has not answered yet."""
+        return sum(row.asked == "revoke" for row in self)
+
+    @property
+    def running(self) -> int:
+        """How many places are taken by requests that go on."""
+        return sum(row.placed is not None and row.asked != "cancel" for row in self)
+
+    def add(self, row: HeldRow) -> None:
+        """The row is offered."""
+        self._rows[row.rid] = row
+
+    def get(self, rid: int) -> HeldRow | None:
+        """The row of a request, if it is held."""
+        return self._rows.get(rid)
+
+    def remove(self, rid: int) -> None:
+        """The row has left, or has been given back."""
+        del self._rows[rid]
+
+    def clear(self) -> list[HeldRow]:
+        """Take all rows out."""
+        rows, self._rows = list(self), {}
+        return rows
+
+    def next_in(self) -> HeldRow | None:
+        """The first offered row for which no place is free nor about to be; None when none is."""
+        placed = [row for row in self if row.placed is not None]
+        if len(placed) < self.places:
+            return None
+        ahead = sum(row.asked != "" for row in placed)
+        return next(iter(self.offered[ahead:]), None)
+
+    def release_times(self, order: float, priority: int) -> list[tuple[float, HeldRow]]:
+        """From when on each placed row gives way to one that waits, of this order and priority.
+
+        A row holds its place for the hold limit, unless the other has a higher priority, and until
+        it would stand behind it when put back.
+        """
+        times = []
+        for held in self.staying:
+            behind = order + held.priority * self._ageing_s
+            limit = (held.placed or 0.0) + self._hold_s
+            times.append((behind if priority > held.priority else max(behind, limit), held))
+        return times
+
+    def batch_release_times(self, order: float) -> list[tuple[float, HeldRow]]:
+        """From when on all rows of a synchronous batch give way to one that waits."""
+        staying = self.staying
+        if not staying:
+            return []
+        due = min(held.placed or 0.0 for held in staying) + self._hold_s
+        if len(staying) == self.places:
+            # A full batch goes on until its lowest row, put back, would stand behind the other.
+            due = max(due, order + min(held.priority for held in staying) * self._ageing_s)
+        return [(due, held) for held in staying]
