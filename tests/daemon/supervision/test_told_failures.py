@@ -7,7 +7,7 @@ import structlog
 from actors.addresses import SocketFolder
 from actors.mailbox import Sender
 from actors.messages import ActorFailed, SupervisorMessage
-from tests.daemon.supervision.test_supervisor import house
+from tests.daemon.supervision.house import house
 
 
 async def test_a_failure_that_an_executor_has_told_is_logged_once(short_folder: Path) -> None:
