@@ -35,6 +35,9 @@ class StepBindings:
         self.caches = resources.cache_managers[cache_index]
         self._fresh = step.new_keys + step.new_values
         self._batches = decode_batches(config)
+        # A classic step leaves what padded rows ran in its own outputs.
+        padded = len(self._batches) < config.max_supported_batch_size and not self._fresh
+        self._padding = config.max_verify_tree_size if padded else 0
         self._ops = device.ops
         self._prompt = prompt or step
         self._resources, self._cache_index = resources, cache_index
@@ -64,6 +67,9 @@ class StepBindings:
         if not rows or first < 0 or len(starts) != rows:
             raise HearthError("internal", f"there are no {rows} rows from place {first} on")
         self.caches.reserve(max(starts) + width)
+        for row, start in enumerate(starts, first):
+            # A tree that ran padded wrote further behind these slots than a narrow chunk will.
+            self.caches.kv.zero(row, start + width, start + self._padding)
         self._ops.set_lengths(self._prompt.inputs.lengths, starts)
 
     def prepare(self, profile: int, dims: InferenceDims, first: int | None = None) -> None:

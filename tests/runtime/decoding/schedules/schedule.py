@@ -52,10 +52,12 @@ class Bounds(NamedTuple):
     """How large a schedule may get."""
 
     voices: int
-    rows: int = 14
-    tokens: int = 24
+    rows: int = 10
+    tokens: int = 20
     borders: int = 6
     """Between two arrivals, and steps before a row leaves: up to four times that."""
+    whole: float = 0.05
+    """The share of rows without a limit of their own."""
 
 
 class Choices:
@@ -113,7 +115,7 @@ def _draw_row(choices: Choices, bounds: Bounds, arrives: int) -> PlannedRow:
     return PlannedRow(
         voice=choices.below(bounds.voices),
         arrives=arrives,
-        tokens=0 if choices.often(0.05) else 1 + choices.below(bounds.tokens),
+        tokens=0 if choices.often(bounds.whole) else 1 + choices.below(bounds.tokens),
         logprobs=choices.of((20, 3, 0, None)),
         speculation=choices.of((None, None, True, False)),
         absences=absences,

@@ -1,7 +1,7 @@
 """Runs a schedule on a runtime, and holds the runtime to what it promises at every border."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 from msgspec import structs
@@ -12,7 +12,7 @@ from runtime.request import RowRequest, RowToken
 from tests.runtime.decoding.schedules.schedule import PlannedRow, Schedule
 
 MOST_BORDERS = 4000
-INJECTED = "executor_failed"
+INJECTED: Literal["executor_failed"] = "executor_failed"
 
 
 class ViolationError(AssertionError):

@@ -1,0 +1,190 @@
+"""The shipped model for trials: its engines, and what is said to it."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from random import Random
+from typing import Any, Literal, NamedTuple
+from unittest.mock import patch
+
+import numpy as np
+from msgspec import structs
+from numpy.typing import NDArray
+
+from daemon.example_home import EXAMPLE_HOME
+from daemon.shipped import DRAFT, SOURCE
+from runtime.config import LLMEngineRunnerConfig, load_config
+from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.device.mapped_tensors import map_tensor
+from runtime.export import DraftOptions, ExportOptions, export_model
+from runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
+from runtime.request import RequestOptions
+from runtime.text import Tokenizer
+from tests.runtime.decoding.schedules.alone import Logits, Voice
+
+CAPACITY = 512
+VOICES = 24
+"""How many prompts a group of schedules shares."""
+_QUESTIONS = (
+    "hello",
+    "turn on the desk lamp",
+    "set the main thermostat to 21 degrees",
+    "what is in the kitchen?",
+    "list all devices",
+    "good night",
+    "is the front door locked?",
+    "turn on the zephyr fan",
+    "the spare key is in the blue box",
+    "close the window blind and start the robot vacuum",
+)
+_LENGTHS = ((1, 9), (1, 30), (20, 90), (90, 220), (230, 320))
+Method = Literal["off", "lookup", "eagle"]
+
+
+class Setting(NamedTuple):
+    """How a runtime runs; `budget` is `prefill_budget`.
+
+    `gpu` lets a CPU run as a GPU does: in steps of 1, 2, 4 or 8 rows, queued before the tokens of
+    the step before are read, and with one bucket.
+    """
+
+    method: Method = "off"
+    chunk: int = 32
+    budget: float = 1.0
+    gpu: bool = False
+    tree: tuple[int, int, int] | None = None
+
+    @property
+    def name(self) -> str:
+        """A few words."""
+        words = [self.method, f"chunk {self.chunk}", f"budget {self.budget:g}"]
+        words += [f"tree {self.tree}"] if self.tree else []
+        return ", ".join([*words, "as a GPU"] if self.gpu else words)
+
+
+SETTINGS = (
+    Setting("eagle"),
+    Setting("off", chunk=16, gpu=True),
+    Setting("lookup", chunk=32, gpu=True),
+    Setting("eagle", chunk=64, gpu=True, tree=(3, 2, 8), budget=0.2),
+    Setting("off", chunk=256, budget=4.0),
+    Setting("lookup", chunk=64, budget=0.2),
+)
+"""Each has its turn."""
+
+
+def settings_of(config: LLMEngineRunnerConfig) -> list[Setting]:
+    """The settings that an engine takes; trees and batches of a plan are those it was built for."""
+    settings = [one for one in SETTINGS if config.enable_eagle_spec_decode or one.method != "eagle"]
+    if config.device == "cpu":
+        return settings
+    return [one._replace(gpu=False, tree=None) for one in settings]
+
+
+def near_tie_of(config: LLMEngineRunnerConfig) -> float:
+    """By how much logits may differ: on the CPU not a bit in the native dialect."""
+    if config.dtype != "float32":
+        return 2e-2
+    return 0.0 if config.device == "cpu" and config.dialect == "native" else 1e-4
+
+
+def export_home(target: Path, chunk: int, **options: Any) -> Path:
+    """The engine folder of the shipped model and its draft."""
+    chosen: dict[str, Any] = {"capacity": CAPACITY, "draft": DraftOptions(folder=DRAFT)}
+    export_model(SOURCE, target, ExportOptions(**(chosen | options | {"prefill_chunk": chunk})))
+    return target
+
+
+def poison_token(folder: Path) -> int:
+    """A token whose embedding is made NaN: whoever runs it has no finite numbers any more."""
+    return load_config(folder).vocab_size - 1
+
+
+def open_runtime(folder: Path, setting: Setting) -> LLMInferenceRuntime:
+    """A runtime of this setting with a poisoned embedding table."""
+    tree = setting.tree and EagleDraftingConfig(
+        drafting_top_k=setting.tree[0],
+        drafting_step=setting.tree[1],
+        verify_tree_size=setting.tree[2],
+    )
+    speculation = SpeculationOptions(method=setting.method, adaptive=False, eagle=tree or None)
+    options = RuntimeOptions(
+        threads=1 if load_config(folder).device == "cpu" else 0,
+        verify=False,
+        prefill_budget=setting.budget,
+        speculation=speculation,
+    )
+
+    def poisoned(path: Path, name: str) -> NDArray[Any]:
+        table: NDArray[Any] = map_tensor(path, name).copy()
+        if name == "embedding":
+            table[poison_token(folder)] = np.nan
+        return table
+
+    with ExitStack() as patches:
+        patches.enter_context(patch("runtime.steps.shared_resources.map_tensor", poisoned))
+        if setting.gpu:
+            sizes = patch("runtime.steps.bindings.decode_batches", lambda _: (1, 2, 4, 8))
+            patches.enter_context(sizes)
+            patches.enter_context(patch("runtime.tensors.buckets.SMALLEST_BUCKET", CAPACITY))
+        runtime = LLMInferenceRuntime.open(folder, options)
+    if setting.gpu:
+        runtime._device.steps_ahead = 1  # type: ignore[misc] # of the CPU's device
+    return runtime
+
+
+def newest_logits(runtime: LLMInferenceRuntime) -> Logits:
+    """Those of the only row's last step."""
+    tensor = runtime._sampler._buffers.logits  # type: ignore[attr-defined] # of each sampler
+    device: Any = runtime._device
+    whole = tensor.array if device.kind == "cpu" else device.read(tensor)
+    row: Logits = whole.reshape(-1)[: runtime.config.output_vocab_size].copy()
+    return row
+
+
+def home_chats(folder: Path) -> list[list[int]]:
+    """Questions to the assistant of a home, with and without its devices."""
+    tokenizer = Tokenizer.open(folder)
+    return [
+        tokenizer.encode_chat([("system", EXAMPLE_HOME), ("user", one)][first:])
+        for one in _QUESTIONS
+        for first in (0, 1)
+    ]
+
+
+def home_voices(folder: Path, group: int) -> list[Voice]:
+    """Prompts of all lengths, half of them such as the model knows, and all kinds of sampling.
+
+    One in ten holds the poisoned token, and one in ten is led to pick it.
+    """
+    random, poison = Random(group), poison_token(folder)
+    chats = home_chats(folder)
+    voices = []
+    for _ in range(VOICES):
+        low, high = random.choices(_LENGTHS, (4, 4, 4, 2, 1))[0]
+        prompt = [random.randrange(3, poison) for _ in range(random.randint(low, high))]
+        if random.random() < 0.5:
+            prompt = random.choice(chats)
+        options = _options(random)
+        fate = random.random()
+        if fate < 0.1:
+            place = random.randrange(len(prompt))
+            prompt = [*prompt[:place], poison, *prompt[place + 1 :]]
+        elif fate < 0.2:
+            options = structs.replace(options, logit_bias=((poison, random.uniform(4, 16)),))
+        voices.append(Voice(tuple(prompt), options))
+    return voices
+
+
+def _options(random: Random) -> RequestOptions:
+    penalties: Sequence[dict[str, float]] = (
+        {},
+        {},
+        {"repetition_penalty": 1.2},
+        {"presence_penalty": 0.6, "frequency_penalty": 0.4},
+    )
+    filters: Sequence[dict[str, Any]] = ({}, {"top_k": 12}, {"top_p": 0.9}, {"min_p": 0.05})
+    chosen: dict[str, Any] = {**random.choice(penalties), "ignore_eos": random.random() < 0.6}
+    if random.random() < 0.5:
+        chosen |= {"temperature": random.uniform(0.5, 1.3), **random.choice(filters)}
+    return RequestOptions(seed=random.getrandbits(60), **chosen)
