@@ -1,0 +1,111 @@
+"""A simulated engine whose tokens depend on every slot of a row's cache, and its pure form.
+
+The key of a token is a number of token and position; the state at a token is the sum of the keys
+that it sees, each by the weight of its slot, and logits follow from the state alone. So a wrong
+slot, row, length or token changes all that follows, and one number in a row's slots that is not
+finite, seen or not, spoils the whole row, as nothing times infinity is not a number.
+"""
+
+from collections.abc import Sequence
+from random import Random
+
+import numpy as np
+from msgspec import structs
+from numpy.typing import NDArray
+
+from runtime.device.stream import Stream
+from runtime.executor.engine import Binding
+from runtime.executor.simulated_engine import SimulatedEngine, simulated_config
+from runtime.request import RequestOptions, RowToken
+from runtime.sampling import sample_rows
+from runtime.sampling.row_sampler import RowSampler
+from tests.runtime.decoding.schedules.alone import Voice
+from tests.runtime.decoding.schedules.trial import Reply
+
+VOCAB, SLOTS, ROWS, CHUNK = 40, 64, 4, 16
+END, POISON = 0, 7
+CONFIG = simulated_config(
+    vocab_size=VOCAB,
+    layers=1,
+    max_batch=ROWS,
+    capacity=SLOTS,
+    prefill_chunk=CHUNK,
+    eos_token_ids=(END,),
+)
+_NUMBERS = np.random.default_rng(3)
+_SLOT_WEIGHTS = _NUMBERS.integers(1, 4000, SLOTS).astype(np.float64)
+_LOGITS = _NUMBERS.normal(scale=2.0, size=(1009, VOCAB)).astype(np.float32)
+# Picked now and then, and not by every row.
+_LOGITS[:, POISON] -= 1
+Floats = NDArray[np.float64]
+
+
+def logits_of(states: Floats) -> NDArray[np.float32]:
+    """Logits [..., V] of states [...]; none of them is finite where the state is not."""
+    healthy = np.isfinite(states)
+    found = _LOGITS[np.where(healthy, states, 0).astype(np.int64) % len(_LOGITS)]
+    return np.where(healthy[..., None], found, np.float32(np.nan))
+
+
+def key_of(tokens: NDArray[np.float32], positions: NDArray[np.int64]) -> NDArray[np.float32]:
+    """The keys of tokens at positions; not a number for the poisoned token."""
+    keys = (tokens + 1) * 64 + positions
+    return np.where(tokens == POISON, np.float32(np.nan), keys).astype(np.float32)
+
+
+class RememberingEngine(SimulatedEngine):
+    """Each step writes its keys behind the filled slots and reads all of its rows."""
+
+    def run(self, bindings: Sequence[Binding], _stream: Stream) -> None:
+        """Write keys and logits."""
+        arrays = {one.name: one.tensor.view(one.shape) for one in bindings}
+        start, cache = arrays["kvcache_start_index"], arrays["k_cache_0"][:, 0]
+        fresh = key_of(arrays["inputs_embeds"][..., 0], arrays["attention_pos_id"])
+        rows, width = fresh.shape
+        place = np.arange(rows)[:, None]
+        slots = start[:rows, None] + np.arange(width)
+        # Padding at the end of a cache is written nowhere.
+        inside = slots < cache.shape[1]
+        cache[np.broadcast_to(place, slots.shape)[inside], slots[inside]] = fresh[inside][:, None]
+        weighed = cache[:, :, 0] * _SLOT_WEIGHTS[: cache.shape[1]]
+        states = np.cumsum(weighed, axis=1)[place, np.minimum(slots, cache.shape[1] - 1)]
+        states[np.isnan(weighed).any(axis=1)] = np.nan
+        arrays["logits"][...] = logits_of(states[place, arrays["last_token_ids"]])
+
+
+def text_of(voice: Voice) -> Reply:
+    """The reply to a voice, as long as there is room, without any runtime."""
+    tokens = list(voice.prompt)
+    options = structs.replace(voice.options, logprobs=20)
+    reply, sampler = Reply(), RowSampler(options, tokens, len(tokens), VOCAB)
+    while len(tokens) < SLOTS and not reply.end:
+        held = np.array(tokens)
+        keys = key_of(held.astype(np.float32), np.arange(len(held)))
+        logits = logits_of((keys * _SLOT_WEIGHTS[: len(held)]).sum(keepdims=True))
+        (sample,) = sample_rows(logits, [sampler], [len(tokens)])
+        if sample is None:
+            reply.end = "non_finite"
+            break
+        sampler.accept(sample.token_id)
+        tokens.append(sample.token_id)
+        if sample.token_id == END and not voice.options.ignore_eos:
+            reply.end = "stop"
+        reply.tokens.append(RowToken(0, sample.token_id, sample.logprob, sample.top))
+    reply.end = reply.end or "length"
+    return reply
+
+
+def voices() -> list[Voice]:
+    """Prompts up to the chunk and beyond, greedy and sampled, one in eight of them poisoned."""
+    random = Random(5)
+    found = []
+    healthy = [token for token in range(1, VOCAB) if token != POISON]
+    for number in range(64):
+        prompt = random.choices(healthy, k=random.choice((1, 3, 9, 15, 16, 17, 24, 40)))
+        if number % 8 == 7:
+            prompt[random.randrange(len(prompt))] = POISON
+        sampling: dict[str, float] = {"temperature": 0.8} if number % 2 else {}
+        sampling |= random.choice(({}, {"repetition_penalty": 1.5}, {"presence_penalty": 1.0}))
+        options = RequestOptions(seed=number, ignore_eos=number % 3 == 0, **sampling)  # type: ignore[arg-type] # numbers
+        found.append(Voice(tuple(prompt), options))
+    return found

@@ -1,0 +1,146 @@
+"""Ten thousand schedules on an engine that remembers, against a model of the batch."""
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+
+from runtime.decoding.deployment import DeploymentConfig
+from runtime.decoding.prefill_budget import PrefillBudget
+from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.device.cpu.cpu_device import CpuDevice
+from runtime.executor.engine import EngineOptions
+from runtime.options import SpeculationOptions
+from runtime.rows import DecodingRow
+from tests.runtime.decoding.schedules.alone import Alone, judge
+from tests.runtime.decoding.schedules.faults import failing_prefills
+from tests.runtime.decoding.schedules.remembering import (
+    CHUNK,
+    CONFIG,
+    POISON,
+    ROWS,
+    SLOTS,
+    RememberingEngine,
+    text_of,
+    voices,
+)
+from tests.runtime.decoding.schedules.schedule import Bounds, Choices, draw_schedule
+from tests.runtime.decoding.schedules.shadow import Shadow, watching
+from tests.runtime.decoding.schedules.trial import Trial
+
+SCHEDULES = 10_000
+VOICES = voices()
+TEXTS = [text_of(voice) for voice in VOICES]
+BOUNDS = Bounds(voices=len(VOICES), rows=7, tokens=7, borders=4)
+KNOWN = {voice.prompt: text for voice, text in zip(VOICES, TEXTS, strict=True)}
+CHAIN = 4
+
+
+class Kind(NamedTuple):
+    """How the runtime runs: like a CPU, whose buckets grow, or like a GPU.
+
+    The latter pads its steps, has one bucket, and queues a step before it reads the one before.
+    """
+
+    gpu: bool
+    chains: bool
+
+
+KINDS = tuple(Kind(gpu, chains) for gpu in (False, True) for chains in (False, True))
+
+
+def chain(row: DecodingRow) -> list[int]:
+    """What may follow a row's tokens: all right, some, or none, and now and then a poisoned one."""
+    known = KNOWN[tuple(row.token_ids[: row.prompt_length])].tokens
+    place = len(row.token_ids) - row.prompt_length
+    right = [token.token_id for token in known[place : place + CHAIN]]
+    wrong = (len(row.token_ids) * 7 + row.prompt_length) % 9
+    return [POISON if wrong == 1 else 3 if i == wrong else one for i, one in enumerate(right)]
+
+
+def proposals(rows: Sequence[DecodingRow], speculating: Sequence[bool]) -> list[list[int]]:
+    return [chain(row) if wanted else [] for row, wanted in zip(rows, speculating, strict=True)]
+
+
+class FixedBudget(PrefillBudget):
+    """Chunks of so many tokens while rows decode, so that a schedule runs the same again."""
+
+    limit = CHUNK
+
+    @property
+    def tokens(self) -> int:
+        return self.limit
+
+
+class House:
+    """A runtime of a kind, opened again when it has broken a promise."""
+
+    def __init__(self, kind: Kind) -> None:
+        self._kind = kind
+        self._opened: LLMInferenceRuntime | None = None
+        self.ends = Counter[str]()
+        self.together = 0
+
+    def trial(self, data: bytes) -> None:
+        """Run the schedule that these bytes make."""
+        choices = Choices(data)
+        schedule = draw_schedule(choices, BOUNDS)
+        runtime, self._opened = self._opened or self._open(), None
+        runtime._budget = FixedBudget(CHUNK, SLOTS, 1.0)
+        runtime._budget.limit = choices.of((CHUNK, 1, 5, 20, 64))
+        plans = schedule.rows
+        if not self._kind.chains:
+            plans = tuple(structs.replace(plan, speculation=None) for plan in plans)
+        requests = [VOICES[plan.voice].row(plan) for plan in plans]
+        shadow = Shadow(ROWS, CHUNK, SLOTS)
+        with failing_prefills(runtime, schedule), watching(runtime, shadow):
+            replies = Trial(runtime, schedule, requests, int(self._kind.gpu)).run()
+        for plan, request, reply in zip(plans, requests, replies, strict=True):
+            longest = plan.tokens or runtime.capacity - request.prompt_length
+            judge(reply, request, longest, Alone(TEXTS[plan.voice], []), 0.0)
+            self.ends[reply.end] += 1
+            self.together += reply.placed > 1
+        self._opened = runtime
+
+    def _open(self) -> LLMInferenceRuntime:
+        device = CpuDevice()
+        device.steps_ahead = int(self._kind.gpu)
+        deployment = DeploymentConfig(CONFIG)
+        if self._kind.chains:
+            config = structs.replace(CONFIG, max_verify_tree_size=CHAIN + 1)
+            options = SpeculationOptions(method="lookup", lookup_tokens=CHAIN, adaptive=False)
+            deployment = DeploymentConfig(config, "lookup", options)
+        with ExitStack() as patches:
+            values: dict[str, object] = {
+                "executor.engine_executor.SimulatedEngine": RememberingEngine
+            }
+            if self._kind.gpu:
+                values["steps.bindings.decode_batches"] = lambda _: (1, 2, 4)
+            else:
+                values["tensors.buckets.SMALLEST_BUCKET"] = SLOTS // 4
+            for name, value in values.items():
+                patches.enter_context(patch(f"runtime.{name}", value))
+            runtime = LLMInferenceRuntime.create(deployment, Path(), EngineOptions(), device)
+        if runtime._speculation is not None:
+            runtime._speculation.proposer._proposals = proposals  # type: ignore[attr-defined] # of a lookup
+        return runtime
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_every_row_is_as_if_alone(kind: Kind) -> None:
+    house = House(kind)
+
+    @settings(max_examples=SCHEDULES // len(KINDS), deadline=None, database=None)
+    @given(st.binary(min_size=120, max_size=120))
+    def all_schedules(data: bytes) -> None:
+        house.trial(data)
+
+    all_schedules()
+    assert {"stop", "length", "cancelled", "non_finite", "executor_failed"} <= set(house.ends)

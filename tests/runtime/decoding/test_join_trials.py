@@ -1,0 +1,38 @@
+"""Rows of the shipped model that join, leave, come back and fail: each is as if alone.
+
+`python -m tests.runtime.decoding.schedules` runs as many as one likes, and on a GPU.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from runtime.config import load_config
+from tests.runtime.decoding.schedules.campaign import Campaign
+from tests.runtime.decoding.schedules.home import export_home, settings_of
+
+SCHEDULES = 50
+
+
+@pytest.fixture
+def campaign(tmp_path: Path, dialect: str) -> Iterator[Campaign]:
+    @cache
+    def folder(chunk: int) -> Path:
+        return export_home(tmp_path / str(chunk), chunk, dialect=dialect)
+
+    found = Campaign(folder, settings_of(load_config(folder(256))))
+    yield found
+    found.close()
+
+
+def test_each_row_of_random_schedules_is_as_if_alone(campaign: Campaign, dialect: str) -> None:
+    for number in range(SCHEDULES):
+        campaign.run(number)
+    figures = campaign.figures
+    assert figures.failures == []
+    assert {"stop", "length", "cancelled", "non_finite", "executor_failed"} == set(figures.ends)
+    assert figures.placings > 1.1 * figures.rows
+    assert figures.tokens > 10 * figures.schedules
+    assert (figures.exact > 0.7 * figures.rows) == (dialect == "native")
