@@ -27,7 +27,7 @@ def simulated_flags(step_ms: float, prefill_us: float = 0.0) -> tuple[str, ...]:
 
     Each token of a prefill takes `prefill_us` microseconds more.
     """
-    times = ("--step-ms", str(step_ms), *(("--prefill-us", str(prefill_us)) if prefill_us else ()))
+    times = ("--step-ms", str(step_ms), "--prefill-us", str(prefill_us))
     return ("--engine-kind", "simulated", *times, "--log-level", "warning")
 
 

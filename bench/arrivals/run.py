@@ -27,7 +27,6 @@ from bench.load_clients import simulated_stream
 from bench.report import Record, note, print_cases, publish
 from bench.toy_daemon import given_or_toy, simulated_flags
 from daemon.cli.errors import FAILED, Failure
-from daemon.configuration.settings import FIELDS
 from daemon.own_daemon import own_daemon
 from runtime.config import load_config
 from runtime.text import Tokenizer
@@ -135,7 +134,7 @@ class ArrivalRun:
 
     def _mode(self, mode: str) -> dict[str, ArrivalFigures]:
         plan, found = self._plan, {}
-        flags = (*_FLAGS, *plan.flags, *_batching(mode))
+        flags = (*_FLAGS, *plan.flags, "--batching", mode)
         with own_daemon(plan.engine, flags) as daemon:
             if not self.full_house_tokens_per_s:
                 self.full_house_tokens_per_s = self._full_house(daemon.socket)
@@ -186,15 +185,6 @@ class ArrivalRun:
             return one.tokens
         prompt = self._tokenizer.encode(one.ask.prompt)
         return simulated_stream(self._config, prompt, one.ask.tokens)
-
-
-def _batching(mode: str) -> tuple[str, ...]:
-    # Until the daemon has the setting it serves synchronously.
-    if "batching" in FIELDS:
-        return ("--batching", mode)
-    if mode != "synchronous":
-        raise Failure(f"this daemon cannot serve with batching {mode}")
-    return ()
 
 
 def _report(socket: Path) -> ExecutorReport | None:

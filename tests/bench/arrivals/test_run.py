@@ -9,7 +9,6 @@ from bench.arrivals import run as arrivals
 from bench.arrivals.figures import ArrivalFigures
 from bench.arrivals.run import LOADS, MODES, SATURATED
 from bench.commands import bench
-from daemon.configuration.settings import FIELDS
 from tests.bench.running import run
 
 TIMES = ["ttft_p50_ms", "ttft_p99_ms", "ideal_p50_ms", "ideal_p99_ms", "gap_p99_ms"]
@@ -23,18 +22,16 @@ def test_every_token_of_every_load_is_checked_and_figures_come_by_mode_and_load(
     monkeypatch.setenv("HEARTH_CACHE", str(tmp_path))
     monkeypatch.setenv("BENCH_COMMIT", "abc")
     record = tmp_path / "record.json"
-    # Until the daemon has the setting it serves synchronously.
-    modes = MODES if "batching" in FIELDS else ("synchronous",)
-    asked = [part for mode in modes for part in ("--mode", mode)]
+    asked = [part for mode in MODES for part in ("--mode", mode)]
     asked += ["--load", "0.5", "--load", SATURATED, "--record", str(record), "--name", "quick"]
     _, figures = run("load", "--arrivals", "poisson", "--seconds", "1", "--step-ms", "4", *asked)
-    assert set(figures) == {*modes, "full_house_tokens_per_s"}
+    assert set(figures) == {*MODES, "full_house_tokens_per_s"}
     # Eight rows a step, which cannot be faster than it sleeps.
     assert 0 < figures["full_house_tokens_per_s"] <= 2000
     house = figures["full_house_tokens_per_s"]
     kept = json.loads(record.read_bytes())["figures"]
     assert kept["quick/full_house_tokens_per_s"] == house
-    for mode, load in product(modes, ("0.5", SATURATED)):
+    for mode, load in product(MODES, ("0.5", SATURATED)):
         found = figures[mode][load]
         assert kept[f"quick/{mode}/{load}"] == found
         assert [found[name] for name in FAULTS] == [0] * len(FAULTS)
