@@ -11,7 +11,8 @@ class FillWait:
     request that time. Not waiting costs those that come within the window a whole batch, of which
     they are not part, but `hold_s` at most. So waiting pays while the share of windows in which
     others come, times the mean length of a batch, is more than `wait_s`. Until experience says
-    otherwise others come in every window, and a batch takes `hold_s`.
+    otherwise others come in every window, and a batch takes `hold_s`. A batch is the time from one
+    idle moment to the next; rows that join lose less of it, a step and a prefill of their own.
     """
 
     def __init__(self, wait_s: float, hold_s: float) -> None:

@@ -82,14 +82,16 @@ class House:
         return self.offered[-behind:] if behind > 0 else []
 
     @property
-    def revoked(self) -> int:
-        """How many rows the executor has been asked for and has not answered yet."""
-        return sum(row.asked == "revoke" for row in self)
+    def unplaced(self) -> int:
+        """How many rows have no place, those included that are on their way back."""
+        return sum(row.placed is None for row in self)
 
     @property
     def running(self) -> int:
         """How many places are taken by requests that go on."""
-        return sum(row.placed is not None and row.asked != "cancel" for row in self)
+        running = sum(row.placed is not None and row.asked != "cancel" for row in self)
+        # A place is given away while the last token of its row is still being told.
+        return min(running, self.places)
 
     def add(self, row: HeldRow) -> None:
         """The row is offered."""

@@ -276,7 +276,8 @@ class SchedulerPolicy:
     def _offer(self, now: float) -> list[Decision]:
         """Offer the rows that are next, up to as many as there are places beyond those placed.
 
-        At that bound, one that stands before the last of them goes in its place.
+        At that bound, one that stands before the last of them goes in its place. As many again may
+        be on their way back: a busy executor answers at its next border.
         """
         house, queue, opened = self._house, self._queue, self._opened()
         if opened is None:
@@ -286,13 +287,13 @@ class SchedulerPolicy:
             return []
         rows: list[HeldRow] = []
         revoked: list[HeldRow] = []
-        ahead, most_revoked = house.offered, house.places - house.revoked
-        while (first := queue.first) is not None and not house.closed:
+        ahead, room = house.offered, 2 * house.places - house.unplaced
+        while (first := queue.first) is not None and len(rows) < room and not house.closed:
             alone = self._suspects.runs_alone(first)
             if alone and house:
                 break
-            if len(ahead) + len(rows) == house.places:
-                if not ahead or len(revoked) == most_revoked or ahead[-1].order <= queue.order:
+            if len(ahead) + len(rows) >= house.places:
+                if not ahead or ahead[-1].order <= queue.order:
                     break
                 revoked.append(ahead.pop())
             order = queue.order

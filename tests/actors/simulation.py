@@ -177,7 +177,7 @@ class Simulation:
         assert load.running <= load.places
         house = self.policy._house
         assert len(house.offered) <= house.places
-        assert house.revoked <= house.places
+        assert house.unplaced <= 2 * house.places
         if self.settings.batching == "synchronous":
             assert len(house) <= house.places
 

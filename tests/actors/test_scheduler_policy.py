@@ -252,6 +252,24 @@ def test_cancel_reaches_the_executor_only_where_it_holds_the_row() -> None:
     assert policy.cancel(12345) == []
 
 
+def test_what_an_executor_holds_that_does_not_answer_is_bounded() -> None:
+    policy = desk()
+    for rid in range(100):
+        policy.submit(submit(rid, priority=rid % 10), 0.0)
+        policy.tick(0.0)
+        policy.cancel(rid)
+    assert len(policy._house) == 2
+
+
+def test_a_place_is_not_counted_twice_while_its_last_token_is_told() -> None:
+    policy = desk()
+    for rid in (1, 2):
+        policy.submit(submit(rid), 0.0)
+        policy.tick(0.0)
+        policy.rows_placed(RowsPlaced(1, [rid]), 0.0)
+    assert policy.report(0).running == 1
+
+
 def test_requests_that_are_offered_and_have_no_place_count_as_waiting() -> None:
     policy = SchedulerPolicy(PolicySettings(fill_wait_s=0.0, queue_requests=2))
     policy.executor_ready(ONE_ROW, 0.0)
