@@ -1,0 +1,93 @@
+"""Offers that are taken back, and those of an executor that died."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from actors.admission import PolicySettings
+from actors.messages import Offer, Release, Revoke, RowsEnded, RowsPlaced, RowsReturned
+from actors.scheduler_policy import Decision, SchedulerPolicy
+from tests.actors.simulation import LIMITS, Simulation, submit
+
+ONE_ROW = msgspec.structs.replace(LIMITS, max_batch=1)
+
+
+@pytest.fixture
+def policy() -> SchedulerPolicy:
+    """One place, taken by request 1; requests 2 to 4 wait, of which 2 is offered."""
+    made = SchedulerPolicy(PolicySettings(fill_wait_s=0.0, hold_s=50.0))
+    made.executor_ready(ONE_ROW, 0.0)
+    for rid in (1, 2, 3, 4):
+        made.submit(submit(rid, client=1), 0.0)
+    assert offered(made.tick(0.0)) == [1]
+    made.rows_placed(RowsPlaced(1, [1]), 0.0)
+    assert offered(made.tick(0.0)) == [2]
+    return made
+
+
+def offered(decisions: list[Decision]) -> list[int]:
+    offers = [one for one in decisions if isinstance(one, Offer)]
+    return [one.rid for offer in offers for one in offer.rows]
+
+
+def test_a_revoked_request_keeps_its_turn(policy: SchedulerPolicy) -> None:
+    policy.submit(submit(10, client=2), 3.0)
+    policy.rows_ended(RowsEnded(1, [1]), 4.0)
+    policy.rows_placed(RowsPlaced(1, [2]), 4.0)
+    assert offered(policy.tick(4.0)) == [3]
+    policy.submit(submit(11, client=3, priority=2), 5.0)
+    decisions = policy.tick(5.0)
+    assert (decisions[0], offered(decisions)) == (Revoke([3]), [11])
+    policy.rows_returned(RowsReturned(1, unplaced=[3]), 5.0)
+    policy.rows_ended(RowsEnded(1, [2]), 6.0)
+    policy.rows_placed(RowsPlaced(1, [11]), 6.0)
+    assert offered(policy.tick(6.0)) == [3]
+
+
+def test_a_row_that_got_its_place_before_it_was_revoked_runs_as_any_other(
+    policy: SchedulerPolicy,
+) -> None:
+    policy.submit(submit(11, client=3, priority=2), 5.0)
+    assert policy.tick(5.0)[0] == Revoke([2])
+    policy.rows_ended(RowsEnded(1, [1]), 5.0)
+    policy.rows_placed(RowsPlaced(1, [2]), 5.0)
+    # It is the one that gives way now.
+    assert Release([2]) in policy.tick(5.0)
+
+
+def test_a_request_that_is_cancelled_on_its_way_back_does_not_come_again(
+    policy: SchedulerPolicy,
+) -> None:
+    policy.submit(submit(11, client=3, priority=2), 5.0)
+    assert policy.tick(5.0)[0] == Revoke([2])
+    policy.cancel(2)
+    policy.rows_returned(RowsReturned(1, unplaced=[2]), 5.0)
+    policy.rows_ended(RowsEnded(1, [1]), 5.0)
+    policy.rows_placed(RowsPlaced(1, [11]), 5.0)
+    assert offered(policy.tick(5.0)) == [3]
+
+
+@pytest.mark.parametrize(
+    ("lost", "end"),
+    [
+        (0.02, "done"),  # The tokenizer has heard nothing, but will.
+        (0.035, "executor_failed"),  # It has heard of places, and nobody else has.
+        (0.08, "executor_failed"),  # The policy has heard too.
+    ],
+)
+def test_what_nobody_has_heard_of_runs_again_and_its_late_tokens_are_dropped(
+    lost: float, end: str
+) -> None:
+    """Word of a place takes 30 ms to the tokenizer, and as long again to the policy."""
+    simulation = Simulation(PolicySettings(), lag_s=0.03)
+    for rid in range(8):
+        simulation.arrive(0.0, submit(rid, tokens=10 + rid))
+    simulation.lose(lost, lost + 0.3)
+    simulation.run()
+    assert [outcome.ends for outcome in simulation.outcomes.values()] == [[end]] * 8
+    if end == "done":
+        counts = [len(outcome.tokens) for outcome in simulation.outcomes.values()]
+        assert counts == [10 + rid for rid in range(8)]
+        # All of them are suspected, so each runs alone.
+        assert {len(rids) for rids in simulation.executors[1].steps} == {1}
