@@ -24,6 +24,7 @@ MAX_MESSAGE_BYTES = 64 << 20
 IPC_SCHEME = "ipc://"
 _RECONNECT_MS = 10
 _RECONNECT_MAX_MS = 500
+_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 # A reader that always finds mail still lets its event loop turn after this many messages.
 _BURST = 32
 # Decoding hostile bytes raises these; the last two are not in msgspec's own error family.
@@ -97,12 +98,11 @@ class Receiver(_End, Generic[T]):
     def receive_nowait(self) -> T | None:
         """The next message, or None when there is none now."""
         while True:
-            try:
-                data = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
+            # Asking is twice as fast as being refused, which happens between all steps.
+            if not int(self._socket.get(_EVENTS)) & _POLLIN:
                 return None
             try:
-                return self._decoder.decode(data)
+                return self._decoder.decode(self._socket.recv(zmq.NOBLOCK))
             except _DECODE_ERRORS:
                 self.undecodable += 1
 
