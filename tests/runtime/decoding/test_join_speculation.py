@@ -1,15 +1,19 @@
-"""What a join costs the draft: nothing, entries that wait are kept."""
+"""What joins cost speculation: nothing, and entries of the draft that wait are kept."""
 
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from random import Random
 from statistics import fmean
+from typing import Any
 
+import numpy as np
 import pytest
 
 from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.drafting.eagle import EagleProposer
 from runtime.request import RequestOptions, RowRequest
+from runtime.rows import DecodingRow
 from tests.runtime.decoding.schedules.home import (
     Method,
     Setting,
@@ -48,13 +52,101 @@ def arriving(runtime: LLMInferenceRuntime, rows: Sequence[RowRequest], apart: fl
 @pytest.mark.parametrize("gpu", [False, True])
 @pytest.mark.parametrize("method", ["eagle", "lookup"])
 def test_joins_cost_no_accepted_tokens(folder: Path, method: Method, *, gpu: bool) -> None:
-    options = RequestOptions(max_tokens=TOKENS)
-    rows = [
-        RowRequest(token_ids=list(chat), prompt_length=len(chat), options=options)
-        for chat in home_chats(folder)
-    ]
+    rows = chats(folder)
     with closing(open_runtime(folder, Setting(method, gpu=gpu))) as runtime:
         # One after the other.
         alone = arriving(runtime, rows, 10_000)
         for apart in (1, 6):
             assert arriving(runtime, rows, apart) >= LEAST * alone > LEAST
+
+
+def draft_entries(runtime: LLMInferenceRuntime, number: int) -> list[np.ndarray]:
+    """What the draft's cache has of a row: [kv heads, entries, head size] a buffer."""
+    assert runtime._speculation is not None
+    proposer = runtime._speculation.proposer
+    assert isinstance(proposer, EagleProposer)
+    caches, rows = proposer._draft.caches, runtime._context.rows
+    (place,) = (place for place, row in enumerate(rows) if row.number == number)
+    return caches.kv.capture(place, caches.row_lengths[place])
+
+
+def check_entries(runtime: LLMInferenceRuntime, rows: Sequence[RowRequest]) -> None:
+    """Compare the draft's entries of a row beside rows that come and go with those alone."""
+    (number,) = runtime.admit(rows[:1])
+    whole: list[np.ndarray] = []
+    while runtime.active:
+        runtime.step()
+        whole = draft_entries(runtime, number)
+    others = runtime.admit(rows[1:3])
+    (number,) = runtime.admit(rows[:1])
+    compared, coming, ended = set[int](), list(rows[3:]), False
+    while not ended:
+        tokens = runtime.step().tokens
+        ended = any(token.row == number and token.finish for token in tokens)
+        for found, alone in zip(draft_entries(runtime, number), whole, strict=True):
+            entries = found.shape[1]
+            compared.add(entries)
+            assert np.array_equal(found, alone[:, :entries])
+        if coming and runtime.free:
+            others += runtime.admit([coming.pop()])
+            runtime.leave(others.pop(0))
+    assert len(compared) > TOKENS // 7
+
+
+def chats(folder: Path, **options: Any) -> list[RowRequest]:
+    """Questions that are answered in full length."""
+    asked = RequestOptions(max_tokens=TOKENS, **options)
+    return [
+        RowRequest(token_ids=list(chat), prompt_length=len(chat), options=asked)
+        for chat in home_chats(folder)
+    ]
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_a_join_loses_no_entry_of_a_running_row(folder: Path, *, gpu: bool) -> None:
+    with closing(open_runtime(folder, Setting("eagle", gpu=gpu))) as runtime:
+        check_entries(runtime, chats(folder, ignore_eos=True))
+
+
+def test_hidden_states_that_a_join_overwrites_are_found(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = EagleProposer._save
+
+    def overwrite(proposer: EagleProposer, row: DecodingRow, place: int) -> None:
+        proposer._draft.save_hidden(proposer._prompt, [place], proposer._hidden, 0)
+        save(proposer, row, place)
+
+    monkeypatch.setattr(EagleProposer, "_save", overwrite)
+    with closing(open_runtime(folder, Setting("eagle"))) as runtime, pytest.raises(AssertionError):
+        check_entries(runtime, chats(folder, ignore_eos=True))
+
+
+@pytest.mark.parametrize("method", ["eagle", "lookup"])
+def test_a_row_near_its_capacity_leaves_the_others_their_rounds(
+    folder: Path, method: Method
+) -> None:
+    with closing(open_runtime(folder, Setting(method))) as runtime:
+        short = chats(folder, ignore_eos=True)[1]
+        tokens = (short.token_ids * runtime.capacity)[: runtime.capacity - TOKENS]
+        long = RowRequest(
+            token_ids=tokens,
+            prompt_length=len(tokens),
+            options=RequestOptions(ignore_eos=True),
+        )
+        (first,) = runtime.admit([long])
+        while not runtime.step().tokens:
+            pass
+        (second,) = runtime.admit([short])
+        rounds: dict[int, int] = {first: 0, second: 0}
+        given, kinds = dict(rounds), set[str]()
+        while runtime.active:
+            result = runtime.step()
+            kinds |= {result.kind} - {"prefill"}
+            for one in result.rounds:
+                rounds[one.row] += 1
+            for token in result.tokens:
+                given[token.row] += 1
+        assert given == {first: TOKENS - 1, second: TOKENS}
+        assert min(rounds.values()) > 1
+        assert method == "lookup" or kinds == {"verify"}

@@ -85,7 +85,10 @@ def judge(
         raise ViolationError(f"{len(reply.tokens)} tokens, {longest} were asked for")
     for place, (ours, wanted) in enumerate(zip(reply.tokens, alone.reply.tokens, strict=False)):
         if ours.token_id != wanted.token_id:
-            gap = _gap(request, reply.tokens[:place], alone.logits[place], ours.token_id, near_tie)
+            gap = None
+            if near_tie:
+                before, logits = reply.tokens[:place], alone.logits[place]
+                gap = _gap(request, before, logits, ours.token_id, near_tie)
             if gap is None:
                 raise ViolationError(
                     f"token {place} is {ours.token_id}, {wanted.token_id} alone: no near-tie"

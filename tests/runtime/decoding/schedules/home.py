@@ -155,7 +155,7 @@ def home_chats(folder: Path) -> list[list[int]]:
 def home_voices(folder: Path, group: int) -> list[Voice]:
     """Prompts of all lengths, half of them such as the model knows, and all kinds of sampling.
 
-    One in ten holds the poisoned token, and one in ten is led to pick it.
+    One in twelve holds the poisoned token, and one in twelve is led to pick it.
     """
     random, poison = Random(group), poison_token(folder)
     chats = home_chats(folder)
@@ -167,10 +167,10 @@ def home_voices(folder: Path, group: int) -> list[Voice]:
             prompt = random.choice(chats)
         options = _options(random)
         fate = random.random()
-        if fate < 0.1:
+        if fate < 0.08:
             place = random.randrange(len(prompt))
             prompt = [*prompt[:place], poison, *prompt[place + 1 :]]
-        elif fate < 0.2:
+        elif fate < 0.16:
             options = structs.replace(options, logit_bias=((poison, random.uniform(4, 16)),))
         voices.append(Voice(tuple(prompt), options))
     return voices

@@ -55,7 +55,7 @@ class Bounds(NamedTuple):
     rows: int = 10
     tokens: int = 20
     borders: int = 6
-    """Between two arrivals, and steps before a row leaves: up to four times that."""
+    """Between two arrivals, and steps before a row leaves: up to twice that."""
     whole: float = 0.05
     """The share of rows without a limit of their own."""
 
@@ -107,11 +107,11 @@ def _draw_row(choices: Choices, bounds: Bounds, arrives: int) -> PlannedRow:
     cancel = None
     if choices.often(0.3):
         absences = tuple(
-            Absence(choices.below(4 * bounds.borders), choices.below(bounds.borders))
+            Absence(choices.below(2 * bounds.borders), choices.below(bounds.borders))
             for _ in range(1 + choices.below(3))
         )
     if choices.often(0.2):
-        cancel = choices.below(4 * bounds.borders)
+        cancel = choices.below(2 * bounds.borders)
     return PlannedRow(
         voice=choices.below(bounds.voices),
         arrives=arrives,
