@@ -130,6 +130,8 @@ def open_runtime(folder: Path, setting: Setting) -> LLMInferenceRuntime:
         runtime = LLMInferenceRuntime.open(folder, options)
     if setting.gpu:
         runtime._device.steps_ahead = 1  # type: ignore[misc] # of the CPU's device
+    if setting.gpu or runtime.config.device == "cuda":
+        runtime.capture(range(1, runtime.max_batch + 1))
     return runtime
 
 
