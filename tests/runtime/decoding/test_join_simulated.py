@@ -16,11 +16,12 @@ from runtime.decoding.deployment import DeploymentConfig
 from runtime.decoding.prefill_budget import PrefillBudget
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.device.cpu.cpu_device import CpuDevice
+from runtime.drafting.policy import SpeculationPolicy
 from runtime.executor.engine import EngineOptions
 from runtime.options import SpeculationOptions
 from runtime.rows import DecodingRow
 from tests.runtime.decoding.schedules.alone import Alone, judge
-from tests.runtime.decoding.schedules.faults import failing_prefills
+from tests.runtime.decoding.schedules.faults import failing_steps
 from tests.runtime.decoding.schedules.remembering import (
     CHUNK,
     CONFIG,
@@ -79,6 +80,18 @@ class FixedBudget(PrefillBudget):
         return self.limit
 
 
+class Coin(SpeculationPolicy):
+    """Wants rounds by turns of different length, so that they and decode steps are mixed."""
+
+    def __init__(self) -> None:
+        super().__init__(ROWS)
+        self._asked = 0
+
+    def wants(self, _batch: int) -> bool:
+        self._asked += 1
+        return self._asked // 5 % 3 != 1
+
+
 class House:
     """A runtime of a kind, opened again when it has broken a promise."""
 
@@ -95,12 +108,14 @@ class House:
         runtime, self._opened = self._opened or self._open(), None
         runtime._budget = FixedBudget(CHUNK, SLOTS, 1.0)
         runtime._budget.limit = choices.of((CHUNK, 1, 5, 20, 64))
+        if runtime._speculation is not None:
+            runtime._speculation._policy = Coin()
         plans = schedule.rows
         if not self._kind.chains:
             plans = tuple(structs.replace(plan, speculation=None) for plan in plans)
         requests = [VOICES[plan.voice].row(plan) for plan in plans]
         shadow = Shadow(ROWS, CHUNK, SLOTS)
-        with failing_prefills(runtime, schedule), watching(runtime, shadow):
+        with failing_steps(runtime, schedule), watching(runtime, shadow):
             replies = Trial(runtime, schedule, requests, int(self._kind.gpu)).run()
         for plan, request, reply in zip(plans, requests, replies, strict=True):
             longest = plan.tokens or runtime.capacity - request.prompt_length

@@ -30,10 +30,6 @@ def toy_logits(tokens: Sequence[int]) -> Logits:
     return logits
 
 
-class _Failed(StepResult):
-    failure: HearthError | None = None
-
-
 class _ToyRow(msgspec.Struct):
     number: int
     tokens: list[int]
@@ -99,7 +95,9 @@ class ToyRuntime:
             self.rows = [row for row in self.rows if row not in hurt]
             self.lost += self.defect == "lost place"
             tokens = [RowToken(row.number, -1, error="executor_failed") for row in hurt]
-            return _Failed("prefill", tokens, 0.0, 0.0, failure=HearthError("executor_failed", ""))
+            return StepResult(
+                "prefill", tokens, 0.0, 0.0, failure=HearthError("executor_failed", "")
+            )
         ready = []
         for row in joiners:
             row.left -= min(CHUNK, row.left)
@@ -148,7 +146,9 @@ def schedule_of(number: int) -> Schedule:
 
 def trial(schedule: Schedule, defect: str = "") -> list[str]:
     """How the rows ended, each compared with itself alone."""
-    runtime = ToyRuntime(schedule.failing if schedule.fault != "none" else (), defect)
+    runtime = ToyRuntime(
+        schedule.failing if schedule.fault not in {"none", "decode"} else (), defect
+    )
     requests = [VOICES[plan.voice].row(plan) for plan in schedule.rows]
     replies = Trial(runtime, schedule, requests).run()
     for plan, request, reply in zip(schedule.rows, requests, replies, strict=True):

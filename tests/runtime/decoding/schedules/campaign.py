@@ -10,7 +10,7 @@ from runtime.config import load_config
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.errors import HearthError
 from tests.runtime.decoding.schedules.alone import Alone, Verdict, Voice, judge, run_alone
-from tests.runtime.decoding.schedules.faults import failing_prefills
+from tests.runtime.decoding.schedules.faults import failing_steps
 from tests.runtime.decoding.schedules.home import (
     Setting,
     home_voices,
@@ -109,7 +109,7 @@ class Campaign:
         # The nodes of a tree lie in other slots than the text would, and sums round differently.
         near_tie = self._near_tie or (1e-4 if setting.tree else 0.0)
         trial = Trial(runtime, schedule, requests, ahead)
-        with failing_prefills(runtime, schedule):
+        with failing_steps(runtime, schedule):
             replies = trial.run()
         for plan, request, reply in zip(plans, requests, replies, strict=True):
             longest = plan.tokens or runtime.capacity - request.prompt_length

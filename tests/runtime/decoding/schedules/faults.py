@@ -1,7 +1,8 @@
-"""Prefill chunks that fail."""
+"""Steps that fail."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import count
 from typing import Any
 from unittest.mock import patch
@@ -17,8 +18,35 @@ def _fail(*_: object, **__: object) -> Any:
 
 
 @contextmanager
+def failing_steps(runtime: LLMInferenceRuntime, schedule: Schedule) -> Iterator[None]:
+    """Let the steps that the schedule names raise."""
+    if schedule.fault == "none":
+        yield
+    else:
+        failing = failing_decodes if schedule.fault == "decode" else failing_prefills
+        with failing(runtime, schedule):
+            yield
+
+
+@contextmanager
+def failing_decodes(runtime: LLMInferenceRuntime, schedule: Schedule) -> Iterator[None]:
+    """Let decode steps and rounds raise behind the engine's run."""
+    runner, numbers = runtime._runner, count()
+
+    def failing(run: Callable[..., Any], *args: Any) -> Any:
+        result = run(*args)
+        return _fail() if next(numbers) in schedule.failing else result
+
+    with ExitStack() as patches:
+        for name in ("execute_vanilla_decoding_step", "execute_eagle_base_tree_decoding_step"):
+            run = partial(failing, getattr(runner, name))
+            patches.enter_context(patch.object(runner, name, run))
+        yield
+
+
+@contextmanager
 def failing_prefills(runtime: LLMInferenceRuntime, schedule: Schedule) -> Iterator[None]:
-    """Let the chunks that the schedule names raise.
+    """Let chunks raise.
 
     Before the engine runs, behind it, or where the draft takes the chunk, if there is a draft.
     """
@@ -35,7 +63,7 @@ def failing_prefills(runtime: LLMInferenceRuntime, schedule: Schedule) -> Iterat
 
     def prefill(*args: Any, **kwargs: Any) -> Any:
         nonlocal fails, runs
-        fails = next(numbers) in schedule.failing and schedule.fault != "none"
+        fails = next(numbers) in schedule.failing
         if fails and schedule.fault == "before":
             _fail()
         runs = True

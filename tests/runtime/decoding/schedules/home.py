@@ -52,6 +52,7 @@ class Setting(NamedTuple):
     chunk: int = 32
     budget: float = 1.0
     gpu: bool = False
+    adaptive: bool = False
     tree: tuple[int, int, int] | None = None
 
     @property
@@ -59,6 +60,7 @@ class Setting(NamedTuple):
         """A few words."""
         words = [self.method, f"chunk {self.chunk}", f"budget {self.budget:g}"]
         words += [f"tree {self.tree}"] if self.tree else []
+        words += ["adaptive"] if self.adaptive else []
         return ", ".join([*words, "as a GPU"] if self.gpu else words)
 
 
@@ -68,7 +70,8 @@ SETTINGS = (
     Setting("lookup", chunk=32, gpu=True),
     Setting("eagle", chunk=64, gpu=True, tree=(3, 2, 8), budget=0.2),
     Setting("off", chunk=256, budget=4.0),
-    Setting("lookup", chunk=64, budget=0.2),
+    Setting("lookup", chunk=64, budget=0.2, adaptive=True),
+    Setting("eagle", chunk=16, gpu=True, adaptive=True),
 )
 """Each has its turn."""
 
@@ -107,7 +110,9 @@ def open_runtime(folder: Path, setting: Setting) -> LLMInferenceRuntime:
         drafting_step=setting.tree[1],
         verify_tree_size=setting.tree[2],
     )
-    speculation = SpeculationOptions(method=setting.method, adaptive=False, eagle=tree or None)
+    speculation = SpeculationOptions(
+        method=setting.method, adaptive=setting.adaptive, eagle=tree or None
+    )
     options = RuntimeOptions(
         threads=1 if load_config(folder).device == "cpu" else 0,
         verify=False,

@@ -6,8 +6,8 @@ from typing import Literal, NamedTuple, TypeVar
 import msgspec
 
 Option = TypeVar("Option")
-Fault = Literal["none", "before", "behind", "draft"]
-FAULTS: tuple[Fault, ...] = ("before", "behind", "draft")
+Fault = Literal["none", "before", "behind", "draft", "decode"]
+FAULTS: tuple[Fault, ...] = ("before", "behind", "draft", "decode")
 
 
 class Absence(msgspec.Struct, frozen=True):
@@ -37,7 +37,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     """What happens at which border; a border is the moment before a step.
 
     `together` admits all rows that are due by one call. Prefill steps number `failing` raise:
-    before the engine runs, behind it, or where the draft follows. At the borders `overfull` one
+    before the engine runs, behind it, or where the draft follows; or so do decode steps and rounds,
+    and all rows are lost. At the borders `overfull` one
     row more is offered than there are places, which has to be refused and change nothing.
     """
 

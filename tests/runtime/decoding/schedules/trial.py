@@ -105,7 +105,7 @@ class Trial:
             active = self._runtime.active
             self._check(active == bool(self._placed), f"active is {active}: {self._placed}")
             if active:
-                self._take(self._runtime.step())
+                self._step()
             border += 1
         self._check(not self._runtime.active, "active after the last row")
         self._check(self._runtime.free == self._runtime.max_batch, "places are lost")
@@ -170,11 +170,23 @@ class Trial:
             return
         self._fail(f"{free + 1} rows were let into {free} places: {numbers}")
 
+    def _step(self) -> None:
+        try:
+            result = self._runtime.step()
+        except HearthError as error:
+            told = self._schedule.fault == "decode" and error.code == INJECTED
+            self._check(told, f"a step raised: {error}")
+            for number in list(self._placed):
+                self._end(number, INJECTED)
+        else:
+            self._take(result)
+
     def _take(self, result: StepResult) -> None:
         self.steps += 1
-        failure: HearthError | None = getattr(result, "failure", None)
+        failure = result.failure
         if failure is not None:
-            self._check(self._schedule.fault != "none", f"a step failed: {failure}")
+            told = self._schedule.fault not in {"none", "decode"}
+            self._check(told, f"a step failed: {failure}")
         for row in self._placed.values():
             row.steps += 1
         for token in result.tokens:
