@@ -231,10 +231,13 @@ class DecodingInferenceContext:
             row.filled += 1
             row.unplanned -= 1
 
-    def arrange(self, unread: Iterable[tuple[DecodingRow, int]] = ()) -> Arrangement | None:
+    def arrange(
+        self, unread: Iterable[tuple[DecodingRow, int]] = (), padding: int = 0
+    ) -> Arrangement | None:
         """Place the rows anew for the next step; None where all stay and nobody comes.
 
-        `unread` has the tokens that queued steps add to each row whose numbers nobody has seen.
+        `unread` has the tokens that queued steps add to each row whose numbers nobody has seen;
+        behind them these steps wrote up to `padding` slots more.
         The last decoding rows fill the gaps of those that ended. Joiners close up and keep their
         order, and new rows are seated among them.
         """
@@ -254,12 +257,16 @@ class DecodingInferenceContext:
         joiners = sorted(rest, key=lambda row: row.prompt_left)
         self.rows, self.decoding, self._coming = [*staying, *joiners], len(staying), []
         self._by_number = {n: row for n, row in self._by_number.items() if row.state is _LIVE}
-        found = self._arrangement({row: place for place, row in enumerate(before)}, unread)
+        places = {row: place for place, row in enumerate(before)}
+        unseen: dict[DecodingRow, int] = {}
+        for row, added in unread:
+            unseen[row] = unseen.get(row, 0) + added
+        found = self._arrangement(places, unseen, padding)
         self._lost = False
         return found
 
     def _arrangement(
-        self, before: dict[DecodingRow, int], unread: Iterable[tuple[DecodingRow, int]]
+        self, before: dict[DecodingRow, int], unseen: dict[DecodingRow, int], padding: int
     ) -> Arrangement:
         """What leads from the places `before` to those of `rows`."""
         fills: list[RowMove] = []
@@ -274,28 +281,28 @@ class DecodingInferenceContext:
                 into = fills if target < self.decoding else downs if target < source else ups
                 into.append(RowMove(source, target, row.filled))
         moves = [*fills, *downs, *reversed(ups)]
-        stale = self._stale(before, unread, {move.target: move.used for move in moves})
+        used = {move.target: move.used for move in moves}
+        stale = self._stale(before, unseen, padding, used)
         return Arrangement(len(self.rows), moves, seats, stale)
 
     def _stale(
         self,
         before: dict[DecodingRow, int],
-        unread: Iterable[tuple[DecodingRow, int]],
+        unseen: dict[DecodingRow, int],
+        padding: int,
         used: dict[int, int],
     ) -> list[Stale]:
         """What rows leave behind that may not be finite, but for what the next row there fills."""
         if self._lost:
             return [Stale(place, 0, self._slots) for place in range(self._places)]
-        unseen: dict[DecodingRow, int] = {}
-        for row, added in unread:
-            unseen[row] = unseen.get(row, 0) + added
         stale = []
         for row, place in before.items():
             if place < len(self.rows) and self.rows[place] is row:
                 continue
             begin = row.filled - unseen.get(row, 0)
             # A decode step that ran padded wrote a token behind those of a joiner.
-            end = row.filled + max(self._tree, bool(row.prompt_left))
+            behind = padding if row in unseen else 0
+            end = row.filled + max(self._tree, bool(row.prompt_left), behind)
             if row.state is RowState.FAILED:
                 begin, end = 0, self._slots
             begin, end = max(begin, used.get(place, 0)), min(end, self._slots)

@@ -271,7 +271,8 @@ class LLMInferenceRuntime:
         unread = (
             pair for step in self._queued for pair in zip(step.rows, step.lengths, strict=True)
         )
-        arrangement = self._context.arrange(unread)
+        padding = max((step.padding for step in self._queued), default=0)
+        arrangement = self._context.arrange(unread, padding)
         if arrangement is not None:
             for owner in self._owners:
                 owner.rearrange(arrangement)

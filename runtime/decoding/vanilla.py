@@ -34,6 +34,11 @@ class PendingStep(msgspec.Struct, frozen=True):
         return sum(self.lengths)
 
     @property
+    def padding(self) -> int:
+        """Tokens that it computes behind those of the row with the fewest."""
+        return self.computed // len(self.rows) - min(self.lengths)
+
+    @property
     def rounds(self) -> list[RowRound]:
         """None: these are no rounds of speculation."""
         return []

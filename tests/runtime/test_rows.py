@@ -136,6 +136,21 @@ def test_a_joiner_leaves_what_a_padded_step_wrote_behind_it() -> None:
     assert context.arrange() == Arrangement(0, [], [], [Stale(0, 8, 9)])
 
 
+def test_the_padding_of_a_chunk_that_nobody_has_seen_is_stale() -> None:
+    context = _context(6, 20)
+    context.prefilled([2, 8])
+    first, second = context.rows
+    context.leave(0)
+    # The chunk had eight tokens a row: of the first row two, and six of padding.
+    found = context.arrange([(first, 2), (second, 8)], padding=6)
+    assert found == Arrangement(1, [RowMove(1, 0, 8)], [], [Stale(1, 0, 14)])
+    context = _context(6)
+    context.prefilled([2])
+    (first,) = context.rows
+    context.leave(0)
+    assert context.arrange([(first, 2)], padding=6) == Arrangement(0, [], [], [Stale(0, 0, 8)])
+
+
 def test_the_place_of_a_failed_row_is_stale_as_a_whole() -> None:
     context = _decoding(2, 10)
     context.rows[0].take(None)

@@ -3,13 +3,16 @@
 `python -m tests.runtime.decoding.schedules` runs as many as one likes, and on a GPU.
 """
 
+import json
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from runtime.config import load_config
+from tests.runtime.decoding.schedules.__main__ import main
 from tests.runtime.decoding.schedules.campaign import Campaign
 from tests.runtime.decoding.schedules.home import export_home, settings_of
 
@@ -25,6 +28,15 @@ def campaign(tmp_path: Path, dialect: str) -> Iterator[Campaign]:
     found = Campaign(folder, settings_of(load_config(folder(256))))
     yield found
     found.close()
+
+
+def test_the_command_tells_figures_of_an_engine(tmp_path: Path, dialect: str) -> None:
+    folder = export_home(tmp_path / "home", 32, dialect=dialect)
+    arguments = ["--count", "2", "--engine", str(folder), "--json"]
+    result = CliRunner().invoke(main, arguments, standalone_mode=False)
+    figures = json.loads(result.stdout)["home"]
+    assert (figures["schedules"], figures["failures"]) == (2, [])
+    assert figures["tokens"] > 0
 
 
 def test_each_row_of_random_schedules_is_as_if_alone(campaign: Campaign, dialect: str) -> None:

@@ -91,7 +91,8 @@ def judge(
                 gap = _gap(request, before, logits, ours.token_id, near_tie)
             if gap is None:
                 raise ViolationError(
-                    f"token {place} is {ours.token_id}, {wanted.token_id} alone: no near-tie"
+                    f"token {place} is {ours.token_id}, {wanted.token_id} alone: no near-tie "
+                    f"(log probabilities before were off by {deviation})"
                 )
             return Verdict(place, deviation, gap)
         if count is None:

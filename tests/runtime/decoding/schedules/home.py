@@ -78,7 +78,11 @@ SETTINGS = (
 
 def settings_of(config: LLMEngineRunnerConfig) -> list[Setting]:
     """The settings that an engine takes; trees and batches of a plan are those it was built for."""
-    settings = [one for one in SETTINGS if config.enable_eagle_spec_decode or one.method != "eagle"]
+    draft = config.enable_eagle_spec_decode
+    # A plan without a draft verifies nothing.
+    methods = {"off"} if config.backend == "tensorrt" and not draft else {"off", "lookup"}
+    methods |= {"eagle"} if draft else set()
+    settings = [one for one in SETTINGS if one.method in methods]
     if config.device == "cpu":
         return settings
     return [one._replace(gpu=False, tree=None) for one in settings]

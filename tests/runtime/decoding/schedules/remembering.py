@@ -60,17 +60,23 @@ class RememberingEngine(SimulatedEngine):
         """Write keys and logits."""
         arrays = {one.name: one.tensor.view(one.shape) for one in bindings}
         start, cache = arrays["kvcache_start_index"], arrays["k_cache_0"][:, 0]
-        fresh = key_of(arrays["inputs_embeds"][..., 0], arrays["attention_pos_id"])
-        rows, width = fresh.shape
-        place = np.arange(rows)[:, None]
+        keys = key_of(arrays["inputs_embeds"][..., 0], arrays["attention_pos_id"])
+        rows, width = keys.shape
         slots = start[:rows, None] + np.arange(width)
         # Padding at the end of a cache is written nowhere.
         inside = slots < cache.shape[1]
-        cache[np.broadcast_to(place, slots.shape)[inside], slots[inside]] = fresh[inside][:, None]
+        place = np.broadcast_to(np.arange(rows)[:, None], slots.shape)
+        written = place[inside], slots[inside]
+        cache[written] = keys[inside][:, None]
         weighed = cache[:, :, 0] * _SLOT_WEIGHTS[: cache.shape[1]]
         states = np.cumsum(weighed, axis=1)[place, np.minimum(slots, cache.shape[1] - 1)]
-        states[np.isnan(weighed).any(axis=1)] = np.nan
-        arrays["logits"][...] = logits_of(states[place, arrays["last_token_ids"]])
+        spoiled = np.asarray(np.isnan(weighed).any(axis=1))
+        states[spoiled] = np.nan
+        # Deeper layers write what they have read.
+        cache[written] = np.where(spoiled[place[inside]], np.nan, keys[inside])[:, None]
+        arrays["logits"][...] = logits_of(
+            states[np.arange(rows)[:, None], arrays["last_token_ids"]]
+        )
 
 
 def text_of(voice: Voice) -> Reply:
