@@ -147,6 +147,8 @@ class ChainGrowth:
             places = np.arange(-1, width - 1, dtype=np.int32) * limit
             index = places + np.arange(rows, dtype=np.int32)[:, None]
             index[:, 0] = -1
+            # What a row without a tree runs at its places is masked, and may spoil it all the same.
+            index[np.logical_not(speculating)] = -1
             self._index = index.reshape(1, -1)
             parents = np.tile(np.arange(-1, width - 1, dtype=np.int32), (rows, 1))
             parents[np.logical_not(speculating), 1:] = NO_NODE

@@ -122,6 +122,23 @@ def test_hidden_states_that_a_join_overwrites_are_found(
         check_entries(runtime, chats(folder, ignore_eos=True))
 
 
+@pytest.mark.parametrize("tree", [None, (3, 2, 8)])
+def test_a_row_without_a_tree_runs_none_of_its_drafts(
+    folder: Path, tree: tuple[int, int, int] | None
+) -> None:
+    """Their numbers may be what has taken its trees away, and would be masked but there."""
+    rows = [*chats(folder)[1:2], *chats(folder, speculation=False)[3:4]]
+    with closing(open_runtime(folder, Setting("eagle", tree=tree))) as runtime:
+        runtime.admit(rows)
+        while runtime.step().kind != "verify":
+            pass
+        assert runtime._speculation is not None
+        trees = runtime._speculation._trees
+        drafted, none = trees.ids.view((2, trees.ids.shape[1]))[:, 1:]
+        assert drafted.any()
+        assert not none.any()
+
+
 @pytest.mark.parametrize("method", ["eagle", "lookup"])
 def test_a_row_near_its_capacity_leaves_the_others_their_rounds(
     folder: Path, method: Method
