@@ -211,6 +211,7 @@ class LLMInferenceRuntime:
             raise HearthError(
                 "invalid_value", f"a batch has 1 to {self.max_batch} rows", "batch_sizes"
             )
+        self._runner.warm_prefill()
         self._runner.capture_vanilla_decoding_graph(batch_sizes)
         counters = [self.counters]
         if self._speculation is not None:

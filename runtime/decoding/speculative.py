@@ -69,7 +69,7 @@ class SpeculativeStrategy:
     def follow(self, step: PendingStep) -> None:
         """Let the proposer keep step with what was queued without it."""
         if step.kind == "prefill":
-            self.proposer.prefilled(step.rows, step.lengths, step.first)
+            self.proposer.prefilled(step.rows, step.lengths, step.width, step.first)
         else:
             self.proposer.stepped(step.rows)
 

@@ -11,6 +11,7 @@ from runtime.device.device import BatchSampler, PendingSamples
 from runtime.request import RowRound, RowToken
 from runtime.rows import DecodingInferenceContext, DecodingRow
 from runtime.steps.engine_runner import LLMEngineRunner
+from runtime.tensors.profiles import prefill_width
 
 
 class PendingStep(msgspec.Struct, frozen=True):
@@ -34,9 +35,14 @@ class PendingStep(msgspec.Struct, frozen=True):
         return sum(self.lengths)
 
     @property
+    def width(self) -> int:
+        """Tokens that it computes for each row."""
+        return self.computed // len(self.rows)
+
+    @property
     def padding(self) -> int:
         """Tokens that it computes behind those of the row with the fewest."""
-        return self.computed // len(self.rows) - min(self.lengths)
+        return self.width - min(self.lengths)
 
     @property
     def rounds(self) -> list[RowRound]:
@@ -59,6 +65,7 @@ class VanillaStrategy:
     def __init__(self, runner: LLMEngineRunner, sampler: BatchSampler) -> None:
         self._runner = runner
         self._sampler = sampler
+        self._config = runner.get_engine_config()
 
     def prefill_step(self, context: DecodingInferenceContext, chunk: Chunk) -> PendingStep:
         """Queue a chunk of the first joiners; rows whose prompt ends in it get their first token.
@@ -67,7 +74,9 @@ class VanillaStrategy:
         """
         started = time.monotonic()
         rows, first = context.joiners[: chunk.rows], context.decoding
-        token_ids, lengths = _pieces(rows, chunk.width)
+        room = self._config.max_kv_cache_capacity - max(row.filled for row in rows)
+        width = prefill_width(self._config, chunk.width, room)
+        token_ids, lengths = _pieces(rows, chunk.width, width)
         self._runner.execute_prefill_step(token_ids, lengths, first)
         picked = context.prefilled(lengths)
         samples = self._sampler.sample(len(rows), first, picked)
@@ -84,9 +93,14 @@ class VanillaStrategy:
         return PendingStep("decode", rows, samples, started, [1] * count, count)
 
 
-def _pieces(rows: Sequence[DecodingRow], width: int) -> tuple[NDArray[np.int64], list[int]]:
-    """The next piece of each prompt, padded at the right with token 0, and its length."""
-    lengths = [min(width, row.prompt_left) for row in rows]
+def _pieces(
+    rows: Sequence[DecodingRow], longest: int, width: int
+) -> tuple[NDArray[np.int64], list[int]]:
+    """The next piece of each prompt, `longest` tokens at most, and its length.
+
+    Pieces are padded at the right with token 0 to `width`.
+    """
+    lengths = [min(longest, row.prompt_left) for row in rows]
     token_ids = np.zeros((len(rows), width), np.int64)
     for place, (row, length) in enumerate(zip(rows, lengths, strict=True)):
         token_ids[place, :length] = row.initial[row.filled : row.filled + length]

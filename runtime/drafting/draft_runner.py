@@ -14,7 +14,7 @@ from runtime.steps.bindings import StepBindings
 from runtime.steps.pipeline_io import DraftIO
 from runtime.steps.shared_resources import SharedResources
 from runtime.tensors.dims import PROFILE_CONTEXT, InferenceDims
-from runtime.tensors.profiles import generation_profile
+from runtime.tensors.profiles import generation_profile, prefill_width
 from runtime.tensors.tensor import Tensor
 
 _CACHES = 1
@@ -93,6 +93,11 @@ class EagleDraftRunner:
         self._steps.executor.execute(self._steps.stream)
         self._steps.keep(rows, width, first)
         self.caches.commit(entries.lengths, first)
+
+    def prompt_width(self, entries: int, start: int) -> int:
+        """The width of a prefill step of so many entries a row, of rows that begin by `start`."""
+        room = self._config.max_kv_cache_capacity - start
+        return prefill_width(self._config, entries, room)
 
     def save_hidden(
         self, source: Tensor, places: Sequence[int], target: Tensor, first: int

@@ -47,9 +47,10 @@ class EagleProposer:
         stale = [Stale(place, lengths.get(place, 0), caches.kv.capacity) for place in sorted(left)]
         caches.rearrange(arrangement._replace(stale=stale))
 
-    def prefilled(self, rows: Sequence[DecodingRow], lengths: Sequence[int], first: int) -> None:
+    def prefilled(
+        self, rows: Sequence[DecodingRow], lengths: Sequence[int], width: int, first: int
+    ) -> None:
         """Append the chunk's entries; the one of a row's last prompt token is saved and waits."""
-        width = max(lengths)
         for place, (row, added) in enumerate(zip(rows, lengths, strict=True)):
             if not row.prompt_left:
                 self._save(row, place * width + added - 1)
@@ -60,7 +61,9 @@ class EagleProposer:
         ]
         if not any(counts):
             return
-        entries = _table(len(rows), max(counts), counts, begins)
+        entries = _table(
+            len(rows), self._draft.prompt_width(max(counts), max(begins)), counts, begins
+        )
         for place, (row, count, begin) in enumerate(zip(rows, counts, begins, strict=True)):
             entries.token_ids[place, :count] = row.initial[begin + 1 : begin + 1 + count]
             entries.hidden[place, :count] = place * width + np.arange(count)

@@ -46,7 +46,9 @@ class LookupProposer:
     def rearrange(self, arrangement: Arrangement) -> None:
         """Nothing lies by place."""
 
-    def prefilled(self, rows: Sequence[DecodingRow], lengths: Sequence[int], first: int) -> None:
+    def prefilled(
+        self, rows: Sequence[DecodingRow], lengths: Sequence[int], width: int, first: int
+    ) -> None:
         """Nothing to keep."""
 
     def stepped(self, rows: Sequence[DecodingRow]) -> None:

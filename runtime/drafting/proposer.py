@@ -21,7 +21,9 @@ class Proposer(Protocol):
     def rearrange(self, arrangement: Arrangement) -> None:
         """Let rows move, and new ones take their seats."""
 
-    def prefilled(self, rows: Sequence[DecodingRow], lengths: Sequence[int], first: int) -> None:
+    def prefilled(
+        self, rows: Sequence[DecodingRow], lengths: Sequence[int], width: int, first: int
+    ) -> None:
         """A chunk was queued: `lengths` tokens of each of these rows, from place `first` on."""
 
     def stepped(self, rows: Sequence[DecodingRow]) -> None:

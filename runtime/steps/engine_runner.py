@@ -13,7 +13,7 @@ from runtime.steps.bindings import StepBindings
 from runtime.steps.pipeline_io import PipelineIO
 from runtime.steps.shared_resources import SharedResources
 from runtime.tensors.dims import PROFILE_CONTEXT, InferenceDims
-from runtime.tensors.profiles import generation_profile
+from runtime.tensors.profiles import generation_profile, prefill_widths
 from runtime.tensors.tensor import Tensor
 
 
@@ -127,6 +127,19 @@ class LLMEngineRunner:
                 table[row, : len(path)] = path
             caches.commit_path(table)
         caches.commit(counts)
+
+    def warm_prefill(self) -> None:
+        """Run a prefill step of one row in each of a GPU's widths, between batches.
+
+        The first run of a shape takes a library a tenth of a second, which no request should.
+        """
+        widths = prefill_widths(self._config)
+        for width in widths:
+            self.reset(1)
+            self.execute_prefill_step(np.zeros((1, width), np.int64), [width])
+        if widths:
+            self._steps.stream.synchronize()
+            self.reset(0)
 
     def capture_vanilla_decoding_graph(self, batch_sizes: Iterable[int]) -> None:
         """Capture the decode step of each batch size in every bucket, between batches."""

@@ -65,6 +65,27 @@ def decode_batches(config: LLMEngineRunnerConfig) -> tuple[int, ...]:
     return (*powers, limit)
 
 
+def prefill_widths(config: LLMEngineRunnerConfig) -> tuple[int, ...]:
+    """The widths of prefill steps on a GPU, where a new shape costs far more than padding.
+
+    16, 32, 48, 64, from there on four to an octave, and the longest chunk. None on the CPU, where a
+    step may have any width.
+    """
+    if config.device == "cpu":
+        return ()
+    longest = min(config.prefill_chunk, config.max_kv_cache_capacity)
+    sizes, size = list[int](), 16
+    while size < longest:
+        sizes.append(size)
+        size += max(16, 1 << (size.bit_length() - 3))
+    return (*sizes, longest)
+
+
+def prefill_width(config: LLMEngineRunnerConfig, tokens: int, room: int) -> int:
+    """The width in which a chunk of `tokens` runs where `room` slots are left in each row."""
+    return next((size for size in prefill_widths(config) if tokens <= size <= room), tokens)
+
+
 def generation_profile(config: LLMEngineRunnerConfig, batch: int, *, second: bool = False) -> int:
     """The index of the generation profile of a batch size out of `decode_batches`.
 

@@ -49,6 +49,7 @@ def runtime(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     device.steps_ahead, padded = request.param
     if padded:
         monkeypatch.setattr("runtime.steps.bindings.decode_batches", lambda _: (1, 2, 4))
+        monkeypatch.setattr("runtime.tensors.profiles.prefill_widths", lambda _: (3, 5, 8))
     return LLMInferenceRuntime.create(DeploymentConfig(CONFIG), Path(), EngineOptions(), device)
 
 

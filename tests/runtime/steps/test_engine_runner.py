@@ -210,3 +210,14 @@ def test_accessors(engine_folders: EngineFolders, dialect: str) -> None:
     runner = _runner(engine_folders("qwen3", dialect))
     assert runner.get_engine_config().dialect == dialect
     assert [one.name for one in runner.get_rope_cos_sin_tensors()] == ["rope_cos", "rope_sin"]
+
+
+def test_each_width_of_a_gpu_is_run_once_before_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = _simulated()
+    runner.warm_prefill()
+    assert runner.executor.counters.misses == 0
+    monkeypatch.setattr("runtime.steps.engine_runner.prefill_widths", lambda _: (4, 9))
+    runner.warm_prefill()
+    assert (runner.executor.counters.misses, runner.get_kv_cache().batch) == (2, 0)
+    widths = [dims[1] for _, dims, *_ in runner.executor._prepared]  # type: ignore[index]
+    assert widths == [4, 9]

@@ -4,7 +4,13 @@ from msgspec import structs
 from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
 from runtime.tensors.dims import PROFILE_CONTEXT, PROFILE_GENERATION, InferenceDims
-from runtime.tensors.profiles import build_profiles, decode_batches, generation_profile
+from runtime.tensors.profiles import (
+    build_profiles,
+    decode_batches,
+    generation_profile,
+    prefill_width,
+    prefill_widths,
+)
 
 CONFIG = simulated_config(max_batch=4, capacity=1000, prefill_chunk=128)
 
@@ -73,3 +79,24 @@ def test_a_gpu_decodes_in_few_batch_sizes(limit: int, sizes: tuple[int, ...]) ->
     assert decode_batches(config) == sizes
     assert decode_batches(structs.replace(config, static_decode_batches=(1, 8))) == (1, 8)
     assert decode_batches(structs.replace(config, device="cpu")) == tuple(range(1, limit + 1))
+
+
+def test_prefill_steps_have_few_widths_on_a_gpu() -> None:
+    config = structs.replace(CONFIG, device="cuda", prefill_chunk=200)
+    assert prefill_widths(config) == (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 200)
+    assert prefill_widths(structs.replace(config, max_kv_cache_capacity=20)) == (16, 20)
+    assert prefill_widths(structs.replace(config, prefill_chunk=8)) == (8,)
+    assert [prefill_width(config, tokens, 1000) for tokens in (1, 16, 17, 130, 193)] == [
+        16,
+        16,
+        32,
+        160,
+        200,
+    ]
+    # Padding stays within a row; where it does not fit a step has the chunk's own width.
+    assert (prefill_width(config, 17, 32), prefill_width(config, 17, 31)) == (32, 17)
+
+
+def test_prefill_steps_have_any_width_on_a_cpu() -> None:
+    assert prefill_widths(CONFIG) == ()
+    assert prefill_width(CONFIG, 17, 1000) == 17

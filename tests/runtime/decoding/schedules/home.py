@@ -146,7 +146,7 @@ def open_runtime(folder: Path, setting: Setting) -> LLMInferenceRuntime:
 
 def newest_logits(runtime: LLMInferenceRuntime) -> Logits:
     """Those of the only row's last step."""
-    tensor = runtime._sampler._buffers.logits  # type: ignore[attr-defined] # of each sampler
+    tensor = runtime._runner._logits
     device: Any = runtime._device
     whole = tensor.array if device.kind == "cpu" else device.read(tensor)
     row: Logits = whole.reshape(-1)[: runtime.config.output_vocab_size].copy()
