@@ -171,11 +171,6 @@ class Submit(ActorMessage, tag="submit"):
     request: Request
     token_ids: list[int]
 
-    @property
-    def rid(self) -> int:
-        """The request's number."""
-        return self.request.rid
-
 
 class ExecutorReady(ActorMessage, tag="executor_ready"):
     """An executor listens at `work` and `control`; any earlier one is gone."""

@@ -117,10 +117,10 @@ class Simulation:
     def at(self, when: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._events, (when, next(self._order), action))
 
-    def arrive(self, when: float, request: Submit) -> None:
+    def arrive(self, when: float, message: Submit) -> None:
         def action() -> None:
-            self.outcomes[request.rid] = Outcome(self.now)
-            self._apply(self.policy.submit(request, self.now))
+            self.outcomes[message.request.rid] = Outcome(self.now)
+            self._apply(self.policy.submit(message, self.now))
 
         self.at(when, action)
 

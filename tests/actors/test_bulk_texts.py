@@ -62,7 +62,7 @@ async def test_nobody_waits_for_the_very_long_texts_of_others(
         made.mail.post(prepare(3))
         submit = await made.scheduler.receive()
         assert isinstance(submit, Submit)
-        assert submit.rid == 3
+        assert submit.request.rid == 3
         assert made.door.receive_nowait() is None
         slow.go.set()
         answers = [await made.door.receive() for _ in range(2)]
@@ -80,11 +80,11 @@ async def test_what_is_cancelled_before_its_turn_is_never_encoded(slow: Slow) ->
             made.mail.post(message)
         submit = await made.scheduler.receive()
         assert isinstance(submit, Submit)
-        assert submit.rid == 4
+        assert submit.request.rid == 4
         slow.go.set()
         submit = await made.scheduler.receive()
         assert isinstance(submit, Submit)
-        assert submit.rid == 3
+        assert submit.request.rid == 3
         assert slow.encoded == 3, "the short one, the one that was being encoded, and the last"
 
 
@@ -102,4 +102,4 @@ async def test_very_long_texts_have_a_bound_of_their_own(
         for rid in (1, 2, 3):
             submit = await made.scheduler.receive()
             assert isinstance(submit, Submit)
-            assert submit.rid == rid
+            assert submit.request.rid == rid

@@ -39,7 +39,7 @@ async def test_what_is_cancelled_while_it_is_encoded_is_not_submitted_and_steps_
         made.mail.post(prepare(3))
         submit = await made.scheduler.receive()
         assert isinstance(submit, Submit)
-        assert submit.rid == 3
+        assert submit.request.rid == 3
         assert len(made.actor._streams) == 2
 
 

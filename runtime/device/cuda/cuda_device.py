@@ -68,10 +68,6 @@ class CudaDevice:
         self.stream.synchronize()
         return tensor
 
-    def pinned(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tensor:
-        """Zeroed pinned host memory, at the same address for the host and for the device."""
-        return self.memory.pinned_zeros(name, shape, dtype)
-
     def read(self, tensor: Tensor) -> NDArray[Any]:
         """A copy of a device tensor on the host, after all that was queued; for tests and dumps."""
         array: NDArray[Any] = np.empty(tensor.shape, tensor.dtype)

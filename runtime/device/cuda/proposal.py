@@ -45,7 +45,6 @@ class CudaProposal:
     def __init__(
         self, library: KernelLibrary, memory: CudaMemory, buffers: ProposalBuffers
     ) -> None:
-        self._buffers = buffers
         self._rows, most_k, vocab = buffers.logits.shape
         slots, size = buffers.ids.shape[1], buffers.table_ids.shape[1]
         self._most_k = min(most_k, vocab, MOST_TOP_K)

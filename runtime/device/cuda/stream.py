@@ -70,10 +70,6 @@ class CudaStream:
         """Return when everything that was queued has ended; raises what it raised."""
         self._driver.call("cuStreamSynchronize", self.native)
 
-    def wait(self, event: CudaEvent) -> None:
-        """Hold later work of this stream until `event` is reached; the host does not wait."""
-        self._driver.call("cuStreamWaitEvent", self.native, event.native, 0)
-
     def copy_in(self, target: int, source: int, nbytes: int) -> None:
         """Queue a copy from pinned host memory to the device."""
         (status,) = self._copy_in(target, source, nbytes, self.native)

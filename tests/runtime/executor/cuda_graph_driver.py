@@ -77,11 +77,6 @@ class CudaGraphDriver(GraphDriver):
         self.filled = self.filled + 1
         return self._read("logits", (len(tokens), self.config.vocab_size))
 
-    def fetch_caches(self) -> None:
-        """Take the caches back from the device, before an eager step."""
-        for name, cache in self.caches.items():
-            cache[:] = self._read(name, cache.shape)
-
     def close(self) -> None:
         """Free the session; buffers belong to the device."""
         self.engine.close()
