@@ -133,8 +133,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         float,
         Meta(gt=0, le=1000),
         Meta(
-            description="How long replies wait for the prompt of another between two of their "
-            "steps, in steps; a longer prompt is taken in pieces."
+            description="By how much a piece of another's prompt may take longer than a step of "
+            "the replies that wait for it, in steps; a longer prompt is taken in pieces."
         ),
     ] = 1.0
     fill_wait_ms: Annotated[
