@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from hearth_client.address import resolve_address
 from hearth_client.async_session import AsyncSession
-from hearth_client.connection import Connection, Exchange, ReplyT, reply_of
+from hearth_client.connection import Connection, ReplyT, reply_of
 from hearth_client.generation import Collected
 from hearth_client.options import GenerateOptions, Turns, as_messages, generate_request
 from hearth_client.protocol import (
@@ -28,12 +27,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
 
-class AsyncGeneration(Collected):
+class AsyncGeneration(Collected[AsyncSession]):
     """A stream of deltas for one task; leaving an `async with` cancels the generation."""
-
-    def __init__(self, session: AsyncSession, exchange: Exchange) -> None:
-        super().__init__(exchange)
-        self._session = session
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         return self
@@ -53,19 +48,10 @@ class AsyncGeneration(Collected):
             pass
         return "".join(self._parts)
 
-    def cancel(self) -> None:
-        """Ask the daemon to end this generation; the stream then ends with reason `cancelled`."""
-        self._session.cancel(self._exchange)
-
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.cancel()
 
 
@@ -137,12 +123,7 @@ class AsyncClient:
         await self.connect()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def _ask(self, build: Callable[[str], Request], kind: type[ReplyT]) -> ReplyT:

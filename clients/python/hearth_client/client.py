@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from hearth_client.address import resolve_address
 from hearth_client.blocking_session import BlockingSession
-from hearth_client.connection import Connection, Exchange, ReplyT, reply_of
+from hearth_client.connection import Connection, ReplyT, reply_of
 from hearth_client.generation import Collected
 from hearth_client.options import GenerateOptions, Turns, as_messages, generate_request
 from hearth_client.protocol import (
@@ -28,12 +27,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
 
-class Generation(Collected):
+class Generation(Collected[BlockingSession]):
     """A stream of deltas; iterate it, or collect it with `text`. Leaving a `with` cancels it."""
-
-    def __init__(self, session: BlockingSession, exchange: Exchange) -> None:
-        super().__init__(exchange)
-        self._session = session
 
     def __iter__(self) -> Iterator[Delta]:
         return self
@@ -54,19 +49,10 @@ class Generation(Collected):
             pass
         return "".join(self._parts)
 
-    def cancel(self) -> None:
-        """Ask the daemon to end this generation; the stream then ends with reason `cancelled`."""
-        self._session.cancel(self._exchange)
-
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.cancel()
 
 
@@ -137,12 +123,7 @@ class Client:
         self.connect()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _ask(self, build: Callable[[str], Request], kind: type[ReplyT]) -> ReplyT:

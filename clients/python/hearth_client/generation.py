@@ -1,14 +1,20 @@
 """What both clients' generations have in common: the text and tokens collected so far."""
 
+from typing import Generic, TypeVar
+
 from hearth_client.connection import Exchange
 from hearth_client.protocol import Accepted, Delta, Done
+from hearth_client.session import Session
+
+SessionT = TypeVar("SessionT", bound=Session)
 
 
-class Collected:
+class Collected(Generic[SessionT]):
     """Answers of one generation, as taken by its reader."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, session: SessionT, exchange: Exchange) -> None:
         self.tokens: list[int] = []
+        self._session = session
         self._exchange = exchange
         self._parts: list[str] = []
 
@@ -26,6 +32,10 @@ class Collected:
     def done(self) -> Done | None:
         """Reason and usage; None before the end, and after a failure."""
         return self._exchange.done
+
+    def cancel(self) -> None:
+        """Ask the daemon to end this generation; the stream then ends with reason `cancelled`."""
+        self._session.cancel(self._exchange)
 
     def _take(self) -> Delta | None:
         """The next delta that has arrived; raises the request's error after the last one."""
