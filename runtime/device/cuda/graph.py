@@ -1,5 +1,4 @@
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any
 
 from runtime.device.cuda.context import CudaContext
@@ -64,12 +63,7 @@ class GraphCapture:
         self._driver.call("cuStreamBeginCapture", self._stream.native, mode)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: object, _trace: object) -> None:
         # The stream leaves its capture in any case, also when the capture had become invalid.
         status, graph = self._driver.function("cuStreamEndCapture")(self._stream.native)
         if error is None and not status:
