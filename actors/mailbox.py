@@ -119,16 +119,6 @@ class Receiver(_End, Generic[T]):
             self._burst = 0
             await self._wait_for(zmq.POLLIN)
 
-    def wait(self, timeout_s: float) -> T | None:
-        """Block the thread for the next message; None after `timeout_s` seconds."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            message = self.receive_nowait()
-            left = deadline - time.monotonic()
-            if message is not None or left <= 0:
-                return message
-            wait_any([self], left)
-
     def close(self) -> None:
         """Close this end and remove its socket files."""
         super().close()

@@ -30,6 +30,7 @@ from actors.messages import (
 from runtime.decoding.batch_runtime import BatchRuntime
 from runtime.errors import HearthError
 from runtime.request import RowRequest
+from tests.actors.mail import next_mail
 
 INCARNATION = 4
 Told = TypeVar("Told", bound=FromExecutor)
@@ -73,7 +74,7 @@ class House:
 
     def hear(self, timeout_s: float) -> FromExecutor | None:
         """The next message to the tokenizer; all are kept too."""
-        message = self.tokenizer.wait(timeout_s)
+        message = next_mail(self.tokenizer, timeout_s)
         if message is None:
             return None
         assert isinstance(message, FromExecutor)

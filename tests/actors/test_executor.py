@@ -25,6 +25,7 @@ from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.request import RequestOptions, RowRequest
 from tests.actors.executor_house import INCARNATION, House, open_house
 from tests.actors.fake_runtime import FakeRuntime
+from tests.actors.mail import next_mail
 
 
 @pytest.fixture
@@ -252,7 +253,7 @@ def test_progress_is_told_while_idle_and_busy(
 ) -> None:
     monkeypatch.setattr(executor_module, "PROGRESS_S", 0.05)
     house.start()
-    idle = [house.supervisor.wait(2) for _ in range(3)]
+    idle = [next_mail(house.supervisor, 2) for _ in range(3)]
     nothing = ExecutorMetrics(StageMetrics(), StageMetrics(), EagleGenerationMetrics())
     assert idle == [ActorProgress("executor-1", 0, busy=False, metrics=nothing)] * 3
     runtime.before_step = lambda _step: time.sleep(0.01)

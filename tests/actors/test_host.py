@@ -38,6 +38,7 @@ from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
 from runtime.options import RuntimeOptions
 from runtime.request import RequestOptions, RowRequest
+from tests.actors.mail import next_mail
 
 
 class House:
@@ -73,7 +74,7 @@ class House:
         return subprocess.Popen([sys.executable, "-m", "actors.host", argument(config)])
 
     def wait_until_ready(self) -> ActorReady:
-        while (message := self.supervisor.wait(30)) is not None:
+        while (message := next_mail(self.supervisor, 30)) is not None:
             if isinstance(message, ActorReady):
                 return message
         raise AssertionError("the actor never became ready")
@@ -99,7 +100,7 @@ def house(short_folder: Path) -> Iterator[House]:
 
 def test_an_actor_process_says_hello_and_tells_what_it_can_do(house: House) -> None:
     process = house.start(os.getpid())
-    hello = house.supervisor.wait(30)
+    hello = next_mail(house.supervisor, 30)
     assert hello == ActorHello("executor-1", process.pid)
     ready = house.wait_until_ready()
     assert (ready.name, ready.pid) == ("executor-1", process.pid)
@@ -115,13 +116,13 @@ def test_signals_are_left_to_the_daemon_and_its_word_ends_in_order(house: House)
     options = RequestOptions(max_tokens=63, ignore_eos=True)
     row = RowRequest(token_ids=[1], prompt_length=1, options=options)
     house.work.post(Offer([Offered(7, row, 0.0)]))
-    assert house.tokenizer.wait(10)
+    assert next_mail(house.tokenizer, 10)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         process.send_signal(number)
     for _ in range(5):
-        assert isinstance(house.tokenizer.wait(10), Step)
+        assert isinstance(next_mail(house.tokenizer, 10), Step)
     house.control.post(Shutdown())
-    while not isinstance(message := house.tokenizer.wait(10), RowsFailed):
+    while not isinstance(message := next_mail(house.tokenizer, 10), RowsFailed):
         assert message is not None
     assert (message.rids, message.code) == ([7], "shutting_down")
     assert process.wait(10) == 0
@@ -129,7 +130,7 @@ def test_signals_are_left_to_the_daemon_and_its_word_ends_in_order(house: House)
 
 def test_a_process_of_another_parent_does_not_start(house: House) -> None:
     assert house.start(parent=1).wait(30) == 1
-    assert house.supervisor.wait(0.1) is None
+    assert next_mail(house.supervisor, 0.1) is None
 
 
 def test_an_actor_dies_with_the_daemon(house: House, tmp_path: Path) -> None:
@@ -168,8 +169,8 @@ def test_a_failure_to_load_is_told_with_its_field(house: House) -> None:
     config = structs.replace(house.config, settings=raw(settings))
     with pytest.raises(HearthError):
         run_actor(config, house.context)
-    assert isinstance(house.supervisor.wait(5), ActorHello)
-    failed = house.supervisor.wait(5)
+    assert isinstance(next_mail(house.supervisor, 5), ActorHello)
+    failed = next_mail(house.supervisor, 5)
     assert isinstance(failed, ActorFailed)
     assert (failed.name, failed.code, failed.field) == ("executor-1", "invalid_value", "max_batch")
 
@@ -183,8 +184,8 @@ def test_an_unexpected_failure_is_told_in_our_words(
     monkeypatch.setattr("actors.open_executor.open_executor", fail)
     with pytest.raises(ValueError, match="library"):
         run_actor(house.config, house.context)
-    house.supervisor.wait(5)
-    failed = house.supervisor.wait(5)
+    next_mail(house.supervisor, 5)
+    failed = next_mail(house.supervisor, 5)
     assert isinstance(failed, ActorFailed)
     assert failed.code == "internal"
     assert "library" not in failed.message
@@ -206,7 +207,7 @@ def test_a_further_role_is_one_entry(house: House, monkeypatch: pytest.MonkeyPat
     )
     run_actor(config, house.context)
     assert worked == ["encoder-1"]
-    assert [house.supervisor.wait(5) for _ in range(2)] == [
+    assert [next_mail(house.supervisor, 5) for _ in range(2)] == [
         ActorHello("encoder-1", os.getpid()),
         ActorReady("encoder-1", os.getpid(), {"size": 7}),
     ]
@@ -215,8 +216,8 @@ def test_a_further_role_is_one_entry(house: House, monkeypatch: pytest.MonkeyPat
 def test_a_role_that_nobody_knows_is_told(house: House) -> None:
     with pytest.raises(KeyError):
         run_actor(structs.replace(house.config, role="cook"), house.context)
-    house.supervisor.wait(5)
-    assert isinstance(house.supervisor.wait(5), ActorFailed)
+    next_mail(house.supervisor, 5)
+    assert isinstance(next_mail(house.supervisor, 5), ActorFailed)
 
 
 @pytest.mark.parametrize("arguments", [[], ["not json"], ['{"name": 1}']])

@@ -29,6 +29,7 @@ from actors.messages import (
 )
 from runtime.errors import HearthError
 from runtime.request import RequestOptions
+from tests.actors.mail import next_mail
 
 
 @pytest.fixture(params=[{}, {"use_uvloop": True}], ids=["asyncio", "uvloop"])
@@ -193,14 +194,14 @@ async def test_send_waits_for_room_and_has_a_deadline(context: ZmqContext, endpo
 def test_blocking_send_and_wait_have_deadlines(context: ZmqContext, endpoint: str) -> None:
     receiver, sender = pair(context, endpoint, limit=4)
     started = time.monotonic()
-    assert receiver.wait(0.05) is None
+    assert next_mail(receiver, 0.05) is None
     assert time.monotonic() - started > 0.045
     held = fill(sender)
     with pytest.raises(MailboxFull):
         sender.send_blocking(Cancel(1), 0.05)
-    assert all(receiver.wait(1) for _ in range(held))
+    assert all(next_mail(receiver, 1) for _ in range(held))
     sender.send_blocking(Cancel(2), 1)
-    assert receiver.wait(1) == Cancel(2)
+    assert next_mail(receiver, 1) == Cancel(2)
     close(receiver, sender)
 
 
@@ -213,7 +214,7 @@ def test_one_inbox_listens_at_several_endpoints(context: ZmqContext) -> None:
         ]
         for rid, sender in enumerate(senders):
             sender.post(Cancel(rid))
-        assert {receiver.wait(2).rid for _ in senders} == {0, 1}  # type: ignore[union-attr]  # both are Cancel
+        assert {next_mail(receiver, 2).rid for _ in senders} == {0, 1}
         close(receiver, *senders)
         assert not list(Path(folder).iterdir())
 
@@ -241,7 +242,7 @@ def test_last_words_are_delivered_when_flushed(endpoint: str) -> None:
     sender.close()
     if sending is not receiving:
         sending.term()
-    assert [receiver.wait(1) for _ in range(20)] == [Cancel(rid) for rid in range(20)]
+    assert [next_mail(receiver, 1) for _ in range(20)] == [Cancel(rid) for rid in range(20)]
     receiver.close()
     receiving.term()
 
@@ -254,7 +255,7 @@ def test_undecodable_mail_is_counted_and_dropped(context: ZmqContext) -> None:
     bad = [b"", b"\xc1", good + b"x", b"\x92\xa6cancel\xa1\xff", b"\x91\xa6cancel", deep]
     for data in [*bad, msgspec.msgpack.encode(Cancel(-1))[:-1], good]:
         raw.send(data)
-    assert receiver.wait(1) == Cancel(7)
+    assert next_mail(receiver, 1) == Cancel(7)
     assert receiver.undecodable == len(bad) + 1
     assert receiver.receive_nowait() is None
     close(receiver, sender)
@@ -294,7 +295,7 @@ def test_too_large_a_message_is_refused_by_the_sender(
     with pytest.raises(HearthError, match="at most 100") as caught:
         sender.post(Submit(Request(1), list(range(200))))
     assert caught.value.code == "invalid_value"
-    assert receiver.wait(0.05) is None
+    assert next_mail(receiver, 0.05) is None
     close(receiver, sender)
 
 
