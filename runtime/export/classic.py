@@ -49,21 +49,29 @@ class ClassicSpelling(Spelling):
         """Root mean square in float32, whatever the graph's type."""
         graph = self.graph
         wide = x if self.dtype == ir.DataType.FLOAT else self.cast(x, ir.DataType.FLOAT)
-        square = graph.op("Pow", wide, graph.constant(np.array(2, np.float32)))
         epsilon = graph.constant(np.array(self.model.rms_norm_eps, np.float32))
-        root = graph.op("Sqrt", graph.op("Add", self._mean(square), epsilon))
+        root = graph.op("Sqrt", graph.op("Add", self._mean(self.square(wide)), epsilon))
         normal = graph.op("Div", wide, root)
         if self.dtype != ir.DataType.FLOAT:
             normal = self.cast(normal, self.dtype)
         return graph.op("Mul", normal, weight)
 
-    def rotate(self, heads: ir.Value) -> ir.Value:
-        """Return x * turn + swap(x) * cross, where swap exchanges the two rotated halves."""
+    def square(self, x: ir.Value) -> ir.Value:
+        """The square of each element."""
+        return self.graph.op("Pow", x, self.graph.constant(np.array(2, np.float32)))
+
+    def halves(self, heads: ir.Value) -> Sequence[ir.Value]:
+        """The two rotated halves of each head, and what is left of it if there is more."""
         graph, half = self.graph, self.model.rotary_dim // 2
         sizes = [half, half]
         if self.model.rotary_dim != self.model.head_dim:
             sizes.append(self.model.head_dim - self.model.rotary_dim)
-        first, second, *rest = graph.ops("Split", len(sizes), heads, graph.ints(*sizes), axis=-1)
+        return graph.ops("Split", len(sizes), heads, graph.ints(*sizes), axis=-1)
+
+    def rotate(self, heads: ir.Value) -> ir.Value:
+        """Return x * turn + swap(x) * cross, where swap exchanges the two rotated halves."""
+        graph = self.graph
+        first, second, *rest = self.halves(heads)
         swapped = graph.op("Concat", second, first, *rest, axis=-1)
         turned = graph.op("Mul", heads, self._turn)
         return graph.op("Add", turned, graph.op("Mul", swapped, self._cross))

@@ -41,17 +41,9 @@ class PrimitiveSpelling(ClassicSpelling):
         shape = self.graph.op("Shape", x)
         return self.graph.op("Gather", shape, self.graph.constant(np.array(axis, np.int64)))
 
-    def normalise(self, x: ir.Value, weight: ir.Value) -> ir.Value:
-        """Root mean square in float32; the reciprocal is taken once a row."""
-        graph = self.graph
-        wide = x if self.dtype == ir.DataType.FLOAT else self.cast(x, ir.DataType.FLOAT)
-        mean = self._mean(graph.op("Mul", wide, wide))
-        epsilon = graph.constant(np.array(self.model.rms_norm_eps, np.float32))
-        root = graph.op("Sqrt", graph.op("Add", mean, epsilon))
-        normal = graph.op("Div", wide, root)
-        if self.dtype != ir.DataType.FLOAT:
-            normal = self.cast(normal, self.dtype)
-        return graph.op("Mul", normal, weight)
+    def square(self, x: ir.Value) -> ir.Value:
+        """The square of each element, by a product."""
+        return self.graph.op("Mul", x, x)
 
     def heads(
         self, heads: ir.Value, counts: tuple[int, int, int], norms: Sequence[ir.Value]
@@ -66,14 +58,10 @@ class PrimitiveSpelling(ClassicSpelling):
 
     def rotate(self, heads: ir.Value) -> ir.Value:
         """Turn the two halves by each other; elements behind them stay as they are."""
-        graph, half = self.graph, self.model.rotary_dim // 2
-        sizes = [half, half]
-        if self.model.rotary_dim != self.model.head_dim:
-            sizes.append(self.model.head_dim - self.model.rotary_dim)
-        first, second, *rest = graph.ops("Split", len(sizes), heads, graph.ints(*sizes), axis=-1)
+        first, second, *rest = self.halves(heads)
         low = self._turn_half("Sub", first, second)
         high = self._turn_half("Add", second, first)
-        return graph.op("Concat", low, high, *rest, axis=-1)
+        return self.graph.op("Concat", low, high, *rest, axis=-1)
 
     def attend(self, layer: int, q: ir.Value, new: KeyValue, cache: KeyValue) -> ir.Value:
         """Attend under one mask; the runtime writes the new rows into the cache after the step."""
