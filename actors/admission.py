@@ -4,7 +4,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from actors.messages import ExecutorReady
+from actors.messages import ExecutorLimits
 from actors.waiting_queue import Entry
 from runtime.errors import Code
 
@@ -56,7 +56,7 @@ def queue_refusal(
 
 
 def size_refusal(
-    entry: Entry, settings: PolicySettings, limits: ExecutorReady | None
+    entry: Entry, settings: PolicySettings, limits: ExecutorLimits | None
 ) -> Refusal | None:
     """Whether a row of the executor can hold the request; None when it can.
 

@@ -37,6 +37,14 @@ class Request(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     client: int = 0
 
 
+class ExecutorLimits(msgspec.Struct, frozen=True, array_like=True):
+    """What a loaded executor can take: rows at a time, and tokens per row."""
+
+    max_batch: int
+    max_prompt_tokens: int
+    max_total_tokens: int
+
+
 # --- to the tokenizer ---------------------------------------------------------------------
 
 
@@ -178,9 +186,7 @@ class ExecutorReady(ActorMessage, tag="executor_ready"):
     incarnation: int
     work: str
     control: str
-    max_batch: int
-    max_prompt_tokens: int
-    max_total_tokens: int
+    limits: ExecutorLimits
 
 
 class ExecutorLost(ActorMessage, tag="executor_lost"):
@@ -309,14 +315,6 @@ class ActorHello(ActorMessage, tag="actor_hello"):
 
     name: str
     pid: int
-
-
-class ExecutorLimits(msgspec.Struct, frozen=True, array_like=True):
-    """What a loaded executor can take: rows per batch, and tokens per row."""
-
-    max_batch: int
-    max_prompt_tokens: int
-    max_total_tokens: int
 
 
 class ActorReady(ActorMessage, tag="actor_ready"):

@@ -9,6 +9,7 @@ from actors.messages import (
     Accepted,
     Cancel,
     ExecutorGone,
+    ExecutorLimits,
     ExecutorReady,
     Offer,
     Offered,
@@ -62,7 +63,7 @@ class SchedulerPolicy:
         self._limbo: dict[int, HeldRow] = {}
         self._suspects = Suspects()
         self._fill_wait = FillWait(settings.fill_wait_s, settings.hold_s)
-        self._limits: ExecutorReady | None = None
+        self._limits: ExecutorLimits | None = None
         self._incarnation = 0
         self._present = False
         # Since when an executor works, and since when an idle one could wait for company.
@@ -153,11 +154,11 @@ class SchedulerPolicy:
         self._note_idle(now, waited=bool(message.released))
         return self._refuse_guilty(guilty)
 
-    def executor_ready(self, limits: ExecutorReady, now: float) -> list[Decision]:
+    def executor_ready(self, message: ExecutorReady, now: float) -> list[Decision]:
         """A new executor waits for work; requests that came before its limits are checked now."""
         decisions = self.executor_lost("another executor has taken over", now)
-        self._limits, self._house.places = limits, limits.max_batch
-        self._incarnation = limits.incarnation
+        self._limits = limits = message.limits
+        self._house.places, self._incarnation = limits.max_batch, message.incarnation
         self._present, self._fill_from = True, now
         for entry in list(self._queue):
             refusal = size_refusal(entry, self._settings, limits)

@@ -147,7 +147,7 @@ class Service:
             return
         model = self._engine.name
         # What fits into the memory that was free is for the executor to know.
-        config = wiring.within(self._config, told)
+        config = wiring.within(self._config, told.limits)
         facts = wiring.door_facts(self._settings, model, config, ready.facts)
         self._door.tell(state="ready", facts=facts)
         notify("READY=1")

@@ -6,7 +6,7 @@ from msgspec import structs
 
 from actors.addresses import Addresses
 from actors.admission import PolicySettings
-from actors.messages import ActorReady, ExecutorReady
+from actors.messages import ActorReady, ExecutorLimits, ExecutorReady
 from actors.roles import ExecutorSettings
 from daemon.configuration.settings import Settings
 from daemon.door.settings import DoorFacts, DoorSettings
@@ -73,7 +73,7 @@ def door_settings(settings: Settings) -> DoorSettings:
     )
 
 
-def within(config: LLMEngineRunnerConfig, limits: ExecutorReady) -> LLMEngineRunnerConfig:
+def within(config: LLMEngineRunnerConfig, limits: ExecutorLimits) -> LLMEngineRunnerConfig:
     """The configuration with the limits that an executor told."""
     return structs.replace(
         config,
@@ -128,5 +128,4 @@ def executor_ready(ready: ActorReady, addresses: Addresses) -> ExecutorReady:
     """What the scheduler is told of an executor that can work."""
     if ready.limits is None:
         raise HearthError("internal", "the executor did not tell its limits", "limits")
-    where = (addresses.incarnation, addresses.work, addresses.control)
-    return ExecutorReady(*where, *structs.astuple(ready.limits))
+    return ExecutorReady(addresses.incarnation, addresses.work, addresses.control, ready.limits)

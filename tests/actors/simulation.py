@@ -6,13 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from actors.admission import PolicySettings
 from actors.executor_word import ExecutorWord, Told
 from actors.messages import (
     Accepted,
     ExecutorGone,
+    ExecutorLimits,
     ExecutorReady,
     FromExecutor,
     Offer,
@@ -30,14 +29,11 @@ from actors.waiting_queue import Entry
 from runtime.request import RequestOptions
 from tests.actors.simulated_executor import SimulatedExecutor
 
-LIMITS = ExecutorReady(
-    incarnation=1,
-    work="w",
-    control="c",
-    max_batch=8,
-    max_prompt_tokens=4000,
-    max_total_tokens=8000,
-)
+LIMITS = ExecutorLimits(max_batch=8, max_prompt_tokens=4000, max_total_tokens=8000)
+
+
+def ready(limits: ExecutorLimits, incarnation: int = 1) -> ExecutorReady:
+    return ExecutorReady(incarnation, "w", "c", limits)
 
 
 def submit(
@@ -87,7 +83,7 @@ class Simulation:
         self,
         settings: PolicySettings,
         *,
-        limits: ExecutorReady = LIMITS,
+        limits: ExecutorLimits = LIMITS,
         step_s: float = 0.01,
         prefill_s_per_token: float = 0.0,
         ready_at: float = 0.0,
@@ -151,8 +147,8 @@ class Simulation:
         self.executor = made
         self.executors.append(made)
         self._working = False
-        limits = msgspec.structs.replace(self.limits, incarnation=made.incarnation)
-        self._apply(self.policy.executor_ready(limits, self.now))
+        told = ready(self.limits, made.incarnation)
+        self._apply(self.policy.executor_ready(told, self.now))
 
     def run(self, until: float = float("inf")) -> None:
         while True:

@@ -4,11 +4,11 @@ import pytest
 from msgspec import structs
 
 from actors.admission import PolicySettings, Refusal, queue_refusal, size_refusal
-from actors.messages import ExecutorReady
+from actors.messages import ExecutorLimits
 from runtime.errors import CODES
 from tests.actors.simulation import entry
 
-LIMITS = ExecutorReady(1, "w", "c", max_batch=2, max_prompt_tokens=50, max_total_tokens=100)
+LIMITS = ExecutorLimits(max_batch=2, max_prompt_tokens=50, max_total_tokens=100)
 SETTINGS = PolicySettings(queue_requests=3, queue_tokens=60)
 
 

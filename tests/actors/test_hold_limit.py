@@ -20,6 +20,7 @@ from actors.messages import (
     AskReport,
     DoorMessage,
     ExecutorControl,
+    ExecutorLimits,
     ExecutorMessage,
     ExecutorReady,
     FromExecutor,
@@ -97,7 +98,7 @@ async def test_rows_that_take_turns_get_the_tokens_that_they_would_get_alone(
     with executor_thread(context, tmp_path), anyio.fail_after(30):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(scheduler.run)
-            control.post(ExecutorReady(1, WORK, CONTROL, 1, 511, 512))
+            control.post(ExecutorReady(1, WORK, CONTROL, ExecutorLimits(1, 511, 512)))
             for rid, prompt in prompts.items():
                 options = RequestOptions(max_tokens=120, ignore_eos=True)
                 submit.post(Submit(Request(rid, options), prompt))

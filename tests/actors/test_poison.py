@@ -22,7 +22,7 @@ from actors.messages import (
 from actors.scheduler_policy import Decision, SchedulerPolicy
 from actors.suspects import MEMORY_S
 from runtime.request import RequestOptions
-from tests.actors.simulation import LIMITS
+from tests.actors.simulation import LIMITS, ready
 
 POISON, INNOCENT, OTHER = [6, 6, 6], [1, 2], [3, 4]
 
@@ -42,8 +42,7 @@ class Desk:
         """Have a new executor."""
         self.rows: list[int] = []
         self.incarnation += 1
-        limits = structs.replace(self.limits, incarnation=self.incarnation)
-        return self.policy.executor_ready(limits, self.now)
+        return self.policy.executor_ready(ready(self.limits, self.incarnation), self.now)
 
     def ask(self, *prompts: list[int]) -> list[Decision]:
         """Ask for a reply to each, as a client would that tries again: with a seed of its own."""

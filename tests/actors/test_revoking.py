@@ -8,7 +8,7 @@ import pytest
 from actors.admission import PolicySettings
 from actors.messages import Offer, Release, Revoke, RowsEnded, RowsPlaced, RowsReturned
 from actors.scheduler_policy import Decision, SchedulerPolicy
-from tests.actors.simulation import LIMITS, Simulation, submit
+from tests.actors.simulation import LIMITS, Simulation, ready, submit
 
 ONE_ROW = msgspec.structs.replace(LIMITS, max_batch=1)
 
@@ -17,7 +17,7 @@ ONE_ROW = msgspec.structs.replace(LIMITS, max_batch=1)
 def policy() -> SchedulerPolicy:
     """One place, taken by request 1; requests 2 to 4 wait, of which 2 is offered."""
     made = SchedulerPolicy(PolicySettings(fill_wait_s=0.0, hold_s=50.0))
-    made.executor_ready(ONE_ROW, 0.0)
+    made.executor_ready(ready(ONE_ROW), 0.0)
     for rid in (1, 2, 3, 4):
         made.submit(submit(rid, client=1), 0.0)
     assert offered(made.tick(0.0)) == [1]

@@ -24,6 +24,7 @@ from actors.messages import (
     ExecutorGone,
     ExecutorLost,
     ExecutorMessage,
+    ExecutorReady,
     Offer,
     Release,
     Revoke,
@@ -41,7 +42,8 @@ from actors.scheduler_policy import SchedulerPolicy
 from tests.actors.simulation import LIMITS, submit
 
 DEFAULTS = PolicySettings()
-READY = msgspec.structs.replace(LIMITS, work="inproc://work-1", control="inproc://control-1")
+READY = ExecutorReady(1, "inproc://work-1", "inproc://control-1", LIMITS)
+ONE_PLACE = msgspec.structs.replace(READY, limits=msgspec.structs.replace(LIMITS, max_batch=1))
 
 
 @dataclass
@@ -150,7 +152,7 @@ async def test_in_synchronous_batches_the_rest_is_offered_behind_all_others() ->
 
 async def test_the_clock_alone_releases_a_row_when_somebody_waits() -> None:
     async with house(PolicySettings(hold_s=0.05, fill_wait_s=0.0)) as made:
-        made.control.post(msgspec.structs.replace(READY, max_batch=1))
+        made.control.post(ONE_PLACE)
         made.submit.post(submit(1))
         await made.work.receive()
         made.submit.post(RowsPlaced(1, [1]))
@@ -165,7 +167,7 @@ async def test_the_clock_alone_releases_a_row_when_somebody_waits() -> None:
 
 async def test_who_is_higher_is_offered_and_the_last_one_revoked() -> None:
     async with house(PolicySettings(fill_wait_s=0.0)) as made:
-        made.control.post(msgspec.structs.replace(READY, max_batch=1))
+        made.control.post(ONE_PLACE)
         for rid in (1, 2):
             made.submit.post(submit(rid))
         first = rids(await made.work.receive())
@@ -211,7 +213,7 @@ async def test_refusals_go_to_the_tokenizer() -> None:
 
 async def test_loss_fails_what_ran_and_the_next_executor_takes_the_rest() -> None:
     async with house(PolicySettings(fill_wait_s=0.0)) as made:
-        made.control.post(msgspec.structs.replace(READY, max_batch=1))
+        made.control.post(ONE_PLACE)
         made.submit.post(submit(1))
         assert rids(await made.work.receive()) == [1]
         made.submit.post(RowsPlaced(1, [1]))

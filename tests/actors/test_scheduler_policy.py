@@ -16,7 +16,7 @@ from actors.messages import (
     RowsReturned,
 )
 from actors.scheduler_policy import SchedulerPolicy
-from tests.actors.simulation import LIMITS, Simulation, submit
+from tests.actors.simulation import LIMITS, Simulation, ready, submit
 
 JOINING = PolicySettings()
 SYNCHRONOUS = PolicySettings(batching="synchronous")
@@ -204,7 +204,7 @@ def test_exact_limits_work_and_one_more_is_refused(
 def desk(**settings: float) -> SchedulerPolicy:
     """A policy that waits for nobody, and an executor of one row."""
     policy = SchedulerPolicy(PolicySettings(fill_wait_s=0.0, **settings))  # type: ignore[arg-type]  # numbers
-    policy.executor_ready(ONE_ROW, 0.0)
+    policy.executor_ready(ready(ONE_ROW), 0.0)
     return policy
 
 
@@ -272,7 +272,7 @@ def test_a_place_is_not_counted_twice_while_its_last_token_is_told() -> None:
 
 def test_requests_that_are_offered_and_have_no_place_count_as_waiting() -> None:
     policy = SchedulerPolicy(PolicySettings(fill_wait_s=0.0, queue_requests=2))
-    policy.executor_ready(ONE_ROW, 0.0)
+    policy.executor_ready(ready(ONE_ROW), 0.0)
     for rid in (1, 2, 3):
         policy.submit(submit(rid, prompt=rid), 0.0)
         policy.tick(0.0)

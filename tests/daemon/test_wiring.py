@@ -48,7 +48,7 @@ def test_each_setting_reaches_the_part_that_it_is_for() -> None:
 
 
 def test_what_an_executor_can_hold_is_what_clients_are_told() -> None:
-    limits = ExecutorReady(1, "w", "c", max_batch=1, max_prompt_tokens=1023, max_total_tokens=1024)
+    limits = ExecutorLimits(max_batch=1, max_prompt_tokens=1023, max_total_tokens=1024)
     config = wiring.within(simulated_config(capacity=4096, max_batch=8), limits)
     assert config.max_supported_batch_size == 1
     facts = wiring.door_facts(Settings(), "model", config, {})
@@ -103,7 +103,7 @@ def test_the_scheduler_is_told_where_an_executor_listens_and_what_it_takes() -> 
     addresses = SocketFolder(Path("/run/h")).addresses("executor", 2)
     ready = ActorReady("executor-2", 1, {}, ExecutorLimits(3, 4, 5))
     assert wiring.executor_ready(ready, addresses) == ExecutorReady(
-        2, "ipc:///run/h/executor-2", "ipc:///run/h/executor-2-control", 3, 4, 5
+        2, "ipc:///run/h/executor-2", "ipc:///run/h/executor-2-control", ExecutorLimits(3, 4, 5)
     )
 
 
