@@ -24,7 +24,7 @@ class ChatTurn(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """An admitted request on its way to a batch: what it asks of the runtime, and when it is due.
+    """An admitted request on its way to a place: what it asks of the runtime, and when it is due.
 
     A higher `priority` goes first; `deadline` is in seconds of the monotonic clock. Requests of one
     `client` take turns with those of others.

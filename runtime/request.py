@@ -103,7 +103,7 @@ def _shown(bound: float | None) -> str:
 
 
 class RowRequest(msgspec.Struct, kw_only=True, array_like=True):
-    """One row of a batch: token ids so far, how many of them are prompt, and what it asks.
+    """One row: token ids so far, how many of them are prompt, and what it asks.
 
     `token_ids` may already hold generated tokens (a row that was put back at the hold limit);
     sampling depends on the position alone, so it continues as if it had never paused.
@@ -122,7 +122,7 @@ class TopLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RowToken(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """One token of one row; `row` is the row's index in the order the batch was given.
+    """One token of one row; `row` is the number under which the runtime has admitted it.
 
     `finish` is set on the row's last token. `error` (a code) replaces the token when the row
     failed: then `token_id` is -1 and nothing follows.
@@ -148,7 +148,7 @@ class RowRound(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GenerationRequest(msgspec.Struct, kw_only=True):
-    """A batch for `handle_request`."""
+    """Rows for `handle_request`, which run together."""
 
     rows: list[RowRequest]
 

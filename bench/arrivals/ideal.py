@@ -1,4 +1,4 @@
-"""The least that requests would have to wait: a pure first-come model of a batch's places."""
+"""The least that requests would have to wait: a pure first-come model of the places."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence

@@ -70,7 +70,7 @@ def _create_caches(config: LLMEngineRunnerConfig, device: Device) -> HybridCache
         raise HearthError(
             "out_of_memory",
             f"no memory for {config.max_supported_batch_size} rows of "
-            f"{config.max_kv_cache_capacity} cache slots: lower the batch or the capacity",
+            f"{config.max_kv_cache_capacity} cache slots: lower max_batch or capacity",
             "capacity",
         ) from error
 
