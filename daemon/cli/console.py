@@ -1,8 +1,8 @@
 """What commands print with: rich consoles, progress bars and tables; plain off a terminal."""
 
-import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from unicodedata import category
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -32,11 +32,7 @@ def table(rows: Sequence[tuple[str, str]]) -> Table:
 
 def printable(text: str) -> str:
     """`text` without control characters, which could steer the terminal; line ends stay."""
-    return "".join(c if c in "\n\t" or not _is_control(c) else "\ufffd" for c in text)
-
-
-def _is_control(character: str) -> bool:
-    return unicodedata.category(character) == "Cc"
+    return "".join(c if c in "\n\t" or category(c) != "Cc" else "\ufffd" for c in text)
 
 
 def size(count: float) -> str:

@@ -61,13 +61,10 @@ def _show_panels(screen: Console, replies: Sequence[Reply], finished: Callable[[
         done = False
         while not done:
             done = finished()
-            live.update(_panels(screen, replies), refresh=True)
+            width = max(24, screen.width // len(replies) - 1)
+            panels = [_panel(i, reply, width) for i, reply in enumerate(replies)]
+            live.update(Columns(panels), refresh=True)
             time.sleep(_REFRESH_S)
-
-
-def _panels(screen: Console, replies: Sequence[Reply]) -> Columns:
-    width = max(24, screen.width // len(replies) - 1)
-    return Columns([_panel(i, reply, width) for i, reply in enumerate(replies)])
 
 
 def _panel(index: int, reply: Reply, width: int) -> Panel:

@@ -60,7 +60,8 @@ class SpeculativeStrategy:
         speculating = self._speculating(rows)
         sizes = self.proposer.propose(rows, speculating, self._trees)
         drafted = time.monotonic()
-        width = self._width(sizes)
+        fixed = self._runner.get_engine_config().device == "cuda"
+        width = self._trees.ids.shape[1] if fixed else max(sizes)
         self._runner.execute_eagle_base_tree_decoding_step(len(rows), width)
         paths = self._sampler.verify(len(rows), width)
         plan = RoundPlan(rows, sizes, width, all(speculating), started, drafted)
@@ -113,10 +114,6 @@ class SpeculativeStrategy:
         asked = (row.options.speculation for row in rows)
         wanted = (default if one is None else one for one in asked)
         return [one and not row.plain for one, row in zip(wanted, rows, strict=True)]
-
-    def _width(self, sizes: Sequence[int]) -> int:
-        fixed = self._runner.get_engine_config().device == "cuda"
-        return self._trees.ids.shape[1] if fixed else max(sizes)
 
 
 class PendingRound:

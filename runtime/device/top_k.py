@@ -19,7 +19,10 @@ def top_k(scores: NDArray[np.float32], count: int) -> NDArray[np.intp]:
     flat = scores.reshape(-1, size)
     if count == 1 and (found := _highest(flat)) is not None:
         return found.reshape(*scores.shape[:-1], 1)
-    best = _ranked(flat)[:, :count] if flat.size <= _FEW else _leading(flat, count)
+    if flat.size <= _FEW:
+        best = np.argsort(-_known(flat), axis=-1, kind="stable")[:, :count]
+    else:
+        best = _leading(flat, count)
     return best.reshape(*scores.shape[:-1], count)
 
 
@@ -49,10 +52,6 @@ def _leading(scores: NDArray[np.float32], count: int) -> NDArray[np.intp]:
     first = (np.cumsum(found) - found)[:, None]
     best: NDArray[np.intp] = hits[order[first + np.arange(count)]] % size
     return best
-
-
-def _ranked(scores: NDArray[np.float32]) -> NDArray[np.intp]:
-    return np.argsort(-_known(scores), axis=-1, kind="stable")
 
 
 def _known(scores: NDArray[np.float32]) -> NDArray[np.float32]:

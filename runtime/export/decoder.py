@@ -77,11 +77,10 @@ class Decoder:
             last=graph.input("last_token_ids", index, (BATCH, SELECTED)),
             cos=graph.input("rope_cos", table, (self._spelling.positions, half)),
             sin=graph.input("rope_sin", table, (self._spelling.positions, half)),
-            mask=self._declare_mask() if self._trees else None,
+            mask=graph.input("tree_mask", ir.DataType.BOOL, (BATCH, STEP, STEP))
+            if self._trees
+            else None,
         )
-
-    def _declare_mask(self) -> ir.Value:
-        return self._graph.input("tree_mask", ir.DataType.BOOL, (BATCH, STEP, STEP))
 
     def _declare_cache(self, layer: int) -> KeyValue:
         spelling, graph = self._spelling, self._graph
@@ -100,7 +99,8 @@ class Decoder:
         prefix = self.layer_names.format(layer)
         stream, normal = self._add_normalise(*x, f"{prefix}.input_layernorm")
         self._entering.append(stream)
-        addend = self._attention(layer, normal, cache)
+        context = self._context(layer, normal, self._model.hidden_size, cache)
+        addend = self._attention_output(layer, context)
         stream, normal = self._add_normalise(stream, addend, f"{prefix}.post_attention_layernorm")
         return stream, self._mlp(layer, normal)
 
@@ -122,10 +122,6 @@ class Decoder:
         matrices = [f"{source}.weight" for source in sources]
         projection = Projection(self._graph.scoped(name), matrices, (size, width))
         return self._weights.project(self._graph, x, projection)
-
-    def _attention(self, layer: int, x: ir.Value, cache: KeyValue) -> ir.Value:
-        context = self._context(layer, x, self._model.hidden_size, cache)
-        return self._attention_output(layer, context)
 
     def _context(self, layer: int, x: ir.Value, width: int, cache: KeyValue) -> ir.Value:
         """Attention [B, S, query size] of x [B, S, width]."""

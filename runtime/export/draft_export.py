@@ -5,8 +5,6 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from runtime.config import DRAFT_ARCHITECTURE, LLMEngineRunnerConfig
 from runtime.engine_folder import DRAFT_FOLDER, VOCABULARY_FILE, write_config
@@ -122,7 +120,8 @@ class DraftExport:
         build = partial(self._build, trees=config.takes_tree_mask)
         write_rope(folder, self._config.model, config.max_kv_cache_capacity)
         if self._full_ids is not None:
-            _write_vocabulary(folder, self._full_ids)
+            pieces = TensorPieces(self._full_ids.dtype, self._full_ids.shape, [self._full_ids])
+            write_safetensors(folder / VOCABULARY_FILE, {"full_ids": pieces})
         parts = EngineParts(self._config.model, self._checkpoint, build)
         config = write_engine(folder, config, parts, self._options.plan, progress)
         if config.dialect != base.dialect:
@@ -141,8 +140,3 @@ class DraftExport:
     ) -> None:
         sizes = DraftSizes(self._base_hidden_dim, self._config.vocab_size)
         DraftDecoder(graph, spelling, weights, sizes, trees=trees).build()
-
-
-def _write_vocabulary(folder: Path, ids: NDArray[np.int32]) -> None:
-    pieces = TensorPieces(ids.dtype, ids.shape, [ids])
-    write_safetensors(folder / VOCABULARY_FILE, {"full_ids": pieces})

@@ -52,7 +52,7 @@ class GraphBuilder:
 
     def input(self, name: str, dtype: ir.DataType, shape: Sequence[Dimension]) -> ir.Value:
         """Declare a graph input; a dimension is a number or a symbol."""
-        value = _typed(name, dtype, shape)
+        value = ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
         self._inputs.append(value)
         return value
 
@@ -142,10 +142,6 @@ class GraphBuilder:
         )
         self._initializers[key] = value
         return value
-
-
-def _typed(name: str, dtype: ir.DataType, shape: Sequence[Dimension]) -> ir.Value:
-    return ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
 
 
 def _attribute(name: str, value: AttributeValue) -> ir.Attr:

@@ -62,7 +62,8 @@ def predict_memory(
             "library": _LIBRARY_BYTES.get(config.backend, 0),
             "weights": 0 if simulated else cuda_weight_bytes(config),
             **parts,
-            "sampler": _sampler_bytes(config, max_batch),
+            # How often each token occurred, and its bias.
+            "sampler": max_batch * (4 + 4) * config.output_vocab_size,
             "engine_scratch": 0 if simulated else scratch,
         }
     tokens *= max_batch
@@ -150,11 +151,6 @@ def cuda_weight_bytes(config: LLMEngineRunnerConfig) -> int:
     gains = config.num_decoder_layers * (2 * config.hidden_size + 2 * config.head_dim)
     elements = sizes.projection_elements(config) + gains + config.hidden_size
     return elements * ITEM_BYTES[config.dtype]
-
-
-def _sampler_bytes(config: LLMEngineRunnerConfig, max_batch: int) -> int:
-    # How often each token occurred, and its bias.
-    return max_batch * (4 + 4) * config.output_vocab_size
 
 
 def cuda_scratch_bytes(config: LLMEngineRunnerConfig, rows: int, tokens: int, capacity: int) -> int:

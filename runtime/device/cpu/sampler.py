@@ -1,4 +1,3 @@
-from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -80,12 +79,9 @@ class CpuBatchSampler:
         for sampler, sample in zip(samplers, samples, strict=True):
             if sample is not None:
                 sampler.accept(sample.token_id)
-        self._write_tokens(first, samples)
+        tokens = [-1 if sample is None else sample.token_id for sample in samples]
+        self._buffers.next_tokens.array[first:last] = tokens
         return samples
-
-    def _write_tokens(self, first: int, newest: Sequence[Sample | None]) -> None:
-        tokens = [-1 if sample is None else sample.token_id for sample in newest]
-        self._buffers.next_tokens.array[first : first + len(tokens)] = tokens
 
 
 def _check(logits: NDArray[np.float32]) -> list[Sample | None]:

@@ -16,11 +16,6 @@ _THREADS = 256
 _PIECE = 1 << 14
 
 
-def _padded(words: int) -> int:
-    # Rows are moved in units of four words.
-    return -(-words // 4) * 4
-
-
 class RowTables:
     """What the sampler knows of every token, per row: counts and bias.
 
@@ -36,7 +31,8 @@ class RowTables:
         vocab_size: int,
     ) -> None:
         self._library, self._ring, self._vocab_size = library, ring, vocab_size
-        self.pitch = _padded(vocab_size)
+        # Rows are moved in units of four words.
+        self.pitch = -(-vocab_size // 4) * 4
         self.history = memory.zeros("token counts", (rows, self.pitch), np.dtype(np.uint32))
         self.bias = memory.zeros("logit bias", (rows, self.pitch), np.dtype(np.float32))
         self._ids = memory.zeros("sampler ids", (_PIECE,), np.dtype(np.int32))

@@ -36,9 +36,8 @@ def settle_options(options: ExportOptions) -> ExportOptions:
         return options
     version = probe_builder(plan)
     if options.dialect == "auto":
-        native = has_feature("native dialect", plan.builder, version) and _suits_native(
-            options, plan
-        )
+        suits = options.dtype != "float32" and plan.kv_cache_dtype == "auto"
+        native = suits and has_feature("native dialect", plan.builder, version)
         options = msgspec.structs.replace(options, dialect="native" if native else "classic")
     if plan.kv_cache_dtype == "auto" and not has_feature("strong typing", plan.builder, version):
         plan = msgspec.structs.replace(plan, kv_cache_dtype="float32")
@@ -67,10 +66,6 @@ def build_or_fall_back(
     config = msgspec.structs.replace(config, dialect="classic", use_trt_native_ops=False)
     write_graph(config)
     return build_plan(folder, config, options, progress)
-
-
-def _suits_native(options: ExportOptions, plan: PlanOptions) -> bool:
-    return options.dtype != "float32" and plan.kv_cache_dtype == "auto"
 
 
 def _check_builder(options: ExportOptions, plan: PlanOptions, version: str) -> None:
