@@ -37,7 +37,9 @@ class StepBindings:
         self._batches = decode_batches(config)
         # A classic step leaves what padded rows ran in its own outputs.
         padded = len(self._batches) < config.max_supported_batch_size and not self._fresh
-        self._padding = config.max_verify_tree_size if padded else 0
+        # A draft also takes the newest tokens, of which a tree of chains gives one more than slots.
+        widest = max(config.max_verify_tree_size, config.max_draft_tree_size + 1)
+        self._padding = widest if padded else 0
         self._ops = device.ops
         self._prompt = prompt or step
         self._resources, self._cache_index = resources, cache_index

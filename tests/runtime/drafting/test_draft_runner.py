@@ -1,6 +1,7 @@
 """Entries of prompts that are appended beside rows whose trees are proposed."""
 
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOpti
 from runtime.steps.pipeline_io import PipelineIO
 from runtime.steps.shared_resources import SharedResources
 from tests.runtime.arrangements import REQUEST
+from tests.runtime.caches.views import cache_view
 from tests.runtime.conftest import EngineFolders
 
 EAGLE = EagleDraftingConfig(drafting_top_k=2, drafting_step=3, verify_tree_size=8)
@@ -90,6 +92,22 @@ def test_a_prompt_beside_a_row_with_trees_has_the_entries_that_it_has_alone(
     first = beside.runner.caches.capture(0, 5).attention
     for got, row in zip(first, wanted, strict=True):
         assert np.abs(got - row[:, :5]).max() < 1e-5
+
+
+def test_a_narrow_chunk_leaves_nothing_of_what_padded_steps_wrote_behind_it(
+    tree_folders: EngineFolders,
+) -> None:
+    """A step of newest tokens, and a proposal's: the widest of both."""
+    with patch("runtime.steps.bindings.decode_batches", lambda _: (1, 4)):
+        draft = Draft(tree_folders("qwen3", "native"), 2)
+    draft.prefill(0, 4, 1)
+    caches = draft.runner.caches
+    for tensor in caches.kv.keys + caches.kv.values:
+        view = cache_view(caches.kv, tensor, 2)
+        view[1, :, 4 : 4 + max(EAGLE.proposal_size, EAGLE.most_accepted)] = np.nan
+    draft.prefill(4, 1, 1)
+    assert caches.row_lengths == [0, 5]
+    assert caches.finite(1)
 
 
 @pytest.mark.parametrize("places", [[7], [9, 2, 30]])
