@@ -26,8 +26,12 @@ class Conversation:
         return [*first, *self._turns, _turn("user", text)]
 
     def add(self, text: str, reply: str) -> None:
-        """Remember what was said; a cancelled reply counts as far as it came."""
-        self._turns += [_turn("user", text), _turn("assistant", reply)]
+        """Remember what was said; a cancelled reply counts as far as it came.
+
+        Of one that has no text nothing is remembered: no daemon takes an empty turn.
+        """
+        if reply:
+            self._turns += [_turn("user", text), _turn("assistant", reply)]
 
     def command(self, line: str) -> tuple[Action, str]:
         """What a line means: text to say, words to show, or the wish to leave."""

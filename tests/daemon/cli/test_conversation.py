@@ -24,6 +24,14 @@ def test_messages_alone_remember_nothing() -> None:
     assert contents(conversation) == ["next"]
 
 
+def test_a_reply_that_was_cancelled_before_its_first_text_is_forgotten() -> None:
+    conversation = Conversation()
+    conversation.add("hello", "")
+    assert contents(conversation) == ["next"]
+    conversation.add("hello", "h")
+    assert contents(conversation) == ["hello", "h", "next"]
+
+
 def test_reset_keeps_the_system_message() -> None:
     conversation = Conversation("s")
     conversation.add("a", "b")
