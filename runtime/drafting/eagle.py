@@ -60,6 +60,9 @@ class EagleProposer:
             for row, added, begin in zip(rows, lengths, begins, strict=True)
         ]
         if not any(counts):
+            # No step writes over what padded ones left behind these rows' entries.
+            for place in range(first, first + len(rows)):
+                self._draft.caches.zero_behind(place)
             return
         entries = _table(
             len(rows), self._draft.prompt_width(max(counts), max(begins)), counts, begins

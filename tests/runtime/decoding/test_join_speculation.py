@@ -14,6 +14,7 @@ from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.drafting.eagle import EagleProposer
 from runtime.request import RequestOptions, RowRequest
 from runtime.rows import DecodingRow
+from tests.runtime.caches.views import cache_view
 from tests.runtime.decoding.schedules.home import (
     Method,
     Setting,
@@ -137,6 +138,29 @@ def test_a_row_without_a_tree_runs_none_of_its_drafts(
         drafted, none = trees.ids.view((2, trees.ids.shape[1]))[:, 1:]
         assert drafted.any()
         assert not none.any()
+
+
+def test_a_prompt_whose_last_chunk_has_no_entry_keeps_nothing_of_padded_steps(
+    folder: Path,
+) -> None:
+    with closing(open_runtime(folder, Setting("eagle", gpu=True))) as runtime:
+        assert runtime._speculation is not None
+        proposer = runtime._speculation.proposer
+        assert isinstance(proposer, EagleProposer)
+        caches = proposer._draft.caches
+        runtime.admit(chats(folder, ignore_eos=True)[:3])
+        while runtime.step().kind != "verify" or runtime._context.joiners:
+            pass
+        options = RequestOptions(max_tokens=2, ignore_eos=True)
+        runtime.admit([RowRequest(token_ids=[9] * 33, prompt_length=33, options=options)])
+        while runtime.step().kind != "verify" or caches.row_lengths[3:] != [32]:
+            pass
+        for tensor in caches.kv.keys + caches.kv.values:
+            cache_view(caches.kv, tensor, 4)[3, :, 32:] = np.nan
+        while runtime._context.joiners:
+            runtime.step()
+        assert caches.row_lengths[3:] == [32]
+        assert caches.finite(3)
 
 
 @pytest.mark.parametrize("method", ["eagle", "lookup"])
