@@ -75,7 +75,6 @@ class ExecutorActor:
         self._early: dict[int, Cancel | Revoke] = {}
         self._stopping = False
         self._failures = 0
-        self._steps = 0
         self._reported = float("-inf")
 
     def run(self) -> None:
@@ -202,7 +201,6 @@ class ExecutorActor:
         except Exception as error:  # noqa: BLE001 - their requests are answered
             self._fail(list(self._rows), error)
             return
-        self._steps += 1
         placed = len(self._rows)
         failed = self._rows.take_failed(result)
         step = self._rows.record(result)
@@ -243,18 +241,15 @@ class ExecutorActor:
         if now - self._reported < PROGRESS_S:
             return
         self._reported = now
+        runtime = self._runtime
+        metrics = ExecutorMetrics(
+            runtime.prefill_metrics, runtime.generation_metrics, runtime.speculation_metrics
+        )
         try:
-            busy = self._runtime.active
-            self._to_supervisor.post(ActorProgress(self._name, self._steps, busy, self._metrics()))
+            self._to_supervisor.post(ActorProgress(self._name, metrics))
         except MailboxFull:
             # A supervisor that is behind has unread signs of progress enough.
             _log.debug("the supervisor is behind")
-
-    def _metrics(self) -> ExecutorMetrics:
-        runtime = self._runtime
-        return ExecutorMetrics(
-            runtime.prefill_metrics, runtime.generation_metrics, runtime.speculation_metrics
-        )
 
 
 _SHUTTING_DOWN = HearthError("shutting_down", "the daemon stops: send the request again later")
@@ -269,6 +264,6 @@ def _as_failure(error: Exception) -> HearthError:
         return error
     if isinstance(error, MemoryError):
         return HearthError(
-            "out_of_memory", "the executor has no memory left: use a smaller capacity or batch"
+            "out_of_memory", "the executor has no memory left: lower capacity or max_batch"
         )
     return HearthError("executor_failed", "the executor failed: send the request again")

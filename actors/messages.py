@@ -338,9 +338,7 @@ class ActorProgress(ActorMessage, tag="actor_progress"):
     """The actor's loop has turned: sent at most once a second, while it works or waits."""
 
     name: str
-    steps: int
-    busy: bool
-    metrics: ExecutorMetrics | None = None
+    metrics: ExecutorMetrics
 
 
 class ActorFailed(ActorMessage, tag="actor_failed"):

@@ -156,8 +156,7 @@ class Supervisor:
                 await self._act(self._policy.ready(now))
             case ActorProgress():
                 self._policy.progress(now)
-                if message.metrics is not None:
-                    self._tell.metrics(message.metrics)
+                self._tell.metrics(message.metrics)
             case ActorFailed(_, code, text, field):
                 known = cast("Code", code) if code in CODES else "internal"
                 self._policy.failed(HearthError(known, text, field))

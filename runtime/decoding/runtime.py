@@ -238,7 +238,7 @@ class LLMInferenceRuntime:
     def handle_request(
         self, request: GenerationRequest, tokenizer: Tokenizer | None = None
     ) -> GenerationResponse:
-        """Generate for a whole batch while no other row is active.
+        """Generate for rows that run together, while no other row is active.
 
         Without a tokenizer there is no text and no stop string.
         """
@@ -323,7 +323,7 @@ def _failed(
     """What a chunk reports that failed, for its rows alone; raises `device_lost` again."""
     if isinstance(error, MemoryError):
         error = HearthError(
-            "out_of_memory", "no memory for a chunk of prompts: use a smaller batch"
+            "out_of_memory", "no memory for a chunk of prompts: lower capacity or max_batch"
         )
     if error.code == "device_lost":
         raise error
