@@ -186,7 +186,9 @@ def _figures(generation: Generation, began: float, first: float) -> str:
     tokens = done.usage.completion_tokens
     speed = (tokens - 1) / max(time.monotonic() - first, 1e-9)
     ended = {"cancelled": "cancelled, ", "length": "cut at "}.get(done.reason, "")
-    figures = f"{ended}{tokens} tokens, first after {(first - began) * 1000:.0f} ms"
+    figures = f"{ended}{tokens} tokens"
+    if tokens > 0:
+        figures += f", first after {(first - began) * 1000:.0f} ms"
     if tokens > 1:
         figures += f", {speed:.0f} tokens/s"
     if done.speculation is not None:

@@ -64,6 +64,7 @@ class FakeGeneration:
 class FakeClient:
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
+        self.words = ["It ", "is ", "on."]
         self.interrupt_after: int | None = None
         self.error: Exception | None = None
         self.lost_after: int | None = None
@@ -75,7 +76,7 @@ class FakeClient:
         if self.error is not None:
             raise self.error
         time.sleep(self.silence_s)
-        generation = FakeGeneration(["It ", "is ", "on."])
+        generation = FakeGeneration(self.words)
         generation.lost_after, generation.reason = self.lost_after, self.reason
         generation.interrupt_after = self.interrupt_after
         if request["speculation"]:
@@ -144,6 +145,13 @@ def test_ctrl_c_cancels_the_reply_and_not_the_program(client: FakeClient) -> Non
     assert result.stderr.count("cancelled, 2 tokens") == 2
     assert said(client.asked[1]) == ["one", "It is ", "two"]
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_reply_without_text_is_no_turn_and_has_no_first_token(client: FakeClient) -> None:
+    client.words, client.reason = [], "cancelled"
+    result = chat("one\ntwo\n")
+    assert "cancelled, 0 tokens\n" in result.stderr
+    assert said(client.asked[1]) == ["two"]
 
 
 def test_a_refused_request_is_one_line_and_the_chat_goes_on(client: FakeClient) -> None:
