@@ -47,6 +47,8 @@ class EagleDraftRunner:
         resources: SharedResources,
         device: Device,
     ) -> None:
+        self.executor = executor
+        """For counters and introspection."""
         self._config = config
         self._drafting = drafting
         self._ops = device.ops
@@ -74,11 +76,6 @@ class EagleDraftRunner:
         )
         # On the CPU a step costs by its tokens; on a GPU every width would need a graph.
         self._accept_width = drafting.most_accepted if config.device == "cuda" else 0
-
-    @property
-    def executor(self) -> EngineExecutor:
-        """The executor, for counters and introspection."""
-        return self._steps.executor
 
     def execute_prefill_step(self, entries: DraftEntries, source: Tensor, first: int = 0) -> None:
         """Append entries of a prompt chunk of the rows from place `first` on; nothing is proposed.
@@ -155,7 +152,7 @@ class EagleDraftRunner:
 
     def close(self) -> None:
         """Free captured graphs and the engine."""
-        self._steps.executor.close()
+        self.executor.close()
 
     def _fill(self, inputs: StepBuffers, entries: DraftEntries, source: Tensor) -> None:
         # A row without an entry runs padding, which nobody reads and nothing keeps.

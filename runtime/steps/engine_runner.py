@@ -33,6 +33,8 @@ class LLMEngineRunner:
         resources: SharedResources,
         device: Device,
     ) -> None:
+        self.executor = executor
+        """For counters and introspection."""
         self._config = config
         self._resources = resources
         self._caches = resources.cache_managers[0]
@@ -53,11 +55,6 @@ class LLMEngineRunner:
     def get_rope_cos_sin_tensors(self) -> tuple[Tensor, ...]:
         """The rotary tables as bound; none for an engine that has none."""
         return self._resources.rope
-
-    @property
-    def executor(self) -> EngineExecutor:
-        """The executor, for counters and introspection."""
-        return self._steps.executor
 
     def reset(self, batch: int) -> None:
         """Begin a batch of `batch` empty rows."""
@@ -161,4 +158,4 @@ class LLMEngineRunner:
         """Free captured graphs, the engine and the device's memory."""
         with ExitStack() as closing:
             closing.callback(self._device.close)
-            closing.callback(self._steps.executor.close)
+            closing.callback(self.executor.close)
