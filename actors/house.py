@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,12 +11,14 @@ from actors.waiting_queue import Entry
 class HeldRow:
     """A request that the executor has been offered; `placed` is since when it has a place.
 
-    `order` is its virtual arrival. `asked` is what the executor has been asked to do with it and
-    has not answered yet. One that is `alone` shares the house with nobody.
+    `arrival` is its virtual arrival, `order` that by which it gets a place. `asked` is what the
+    executor has been asked to do with it and has not answered yet. One that is `alone` shares the
+    house with nobody.
     """
 
     entry: Entry
     incarnation: int
+    arrival: float
     order: float
     alone: bool = False
     placed: float | None = None
@@ -93,6 +95,26 @@ class House:
         # A place is given away while the last token of its row is still being told.
         return min(running, self.places)
 
+    def next_of(self, heads: Iterable[tuple[float, Entry]]) -> tuple[float, float, Entry] | None:
+        """Who of these first requests of clients is to be lined up next: order, arrival, request.
+
+        Each row of its client that is lined up ahead takes a priority off a request, so that
+        others who come meanwhile go between them.
+        """
+        lined_up: dict[int, list[HeldRow]] = {}
+        for row in self.offered:
+            lined_up.setdefault(row.entry.request.client, []).append(row)
+        ranked = []
+        for place, (arrival, entry) in enumerate(heads):
+            own = lined_up.get(entry.request.client, [])
+            ahead = [row.order for row in own if row.arrival <= arrival]
+            order = max([arrival + len(ahead) * self._ageing_s, *ahead])
+            ranked.append((order, arrival, place, entry))
+        if not ranked:
+            return None
+        order, arrival, _, entry = min(ranked)
+        return order, arrival, entry
+
     def add(self, row: HeldRow) -> None:
         """The row is offered."""
         self._rows[row.rid] = row
@@ -118,15 +140,15 @@ class House:
         ahead = sum(row.asked != "" for row in placed)
         return next(iter(self.offered[ahead:]), None)
 
-    def release_times(self, order: float, priority: int) -> list[tuple[float, HeldRow]]:
-        """From when on each placed row gives way to one that waits, of this order and priority.
+    def release_times(self, arrival: float, priority: int) -> list[tuple[float, HeldRow]]:
+        """From when on each placed row gives way to one that waits, of this arrival and priority.
 
         A row holds its place for the hold limit, unless the other has a higher priority, and until
         it would stand behind it when put back.
         """
         times = []
         for held in self.staying:
-            behind = order + held.priority * self._ageing_s
+            behind = arrival + held.priority * self._ageing_s
             limit = (held.placed or 0.0) + self._hold_s
             times.append((behind if priority > held.priority else max(behind, limit), held))
         return times

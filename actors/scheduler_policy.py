@@ -289,16 +289,19 @@ class SchedulerPolicy:
         rows: list[HeldRow] = []
         revoked: list[HeldRow] = []
         ahead, room = house.offered, 2 * house.places - house.unplaced
-        while (first := queue.first) is not None and len(rows) < room and not house.closed:
+        while len(rows) < room and not house.closed:
+            if (found := house.next_of(queue.heads)) is None:
+                break
+            order, arrival, first = found
             alone = self._suspects.runs_alone(first)
             if alone and house:
                 break
             if len(ahead) + len(rows) >= house.places:
-                if not ahead or ahead[-1].order <= queue.order:
+                if not ahead or ahead[-1].order <= order:
                     break
                 revoked.append(ahead.pop())
-            order = queue.order
-            row = HeldRow(queue.take(now), self._incarnation, order, alone)
+                revoked[-1].asked = "revoke"
+            row = HeldRow(queue.take(now, first), self._incarnation, arrival, order, alone)
             house.add(row)
             rows.append(row)
         if opened is not None:
@@ -332,7 +335,7 @@ class SchedulerPolicy:
     def _yielding_times(self) -> list[tuple[float, HeldRow]]:
         """From when on a row gives way to the first that waits, where the house is full."""
         first = None if self._synchronous else self._house.next_in()
-        return [] if first is None else self._house.release_times(first.order, first.priority)
+        return [] if first is None else self._house.release_times(first.arrival, first.priority)
 
     def _expire(self, now: float) -> list[Decision]:
         running = [row.rid for row in self._house if row.asked != "cancel" and row.is_due(now)]

@@ -118,9 +118,14 @@ class WaitingQueue:
         line.last = min(line.last, entry.since)
         self._push(entry, line)
 
-    def take(self, now: float) -> Entry:
-        """Take out the request that is next: the turn goes to another client."""
-        entry = self._entries[self._heads[0][2]]
+    @property
+    def heads(self) -> list[tuple[float, Entry]]:
+        """The first request of each client with its virtual arrival, in order."""
+        return [(arrival, self._entries[rid]) for arrival, _, rid in self._heads]
+
+    def take(self, now: float, entry: Entry | None = None) -> Entry:
+        """Take out the first of a client, by default who is next: the turn goes to another."""
+        entry = entry or self._entries[self._heads[0][2]]
         line = self._lines[entry.request.client]
         entry.since = max(entry.queued, line.last)
         self._turns += 1

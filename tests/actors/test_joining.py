@@ -115,9 +115,9 @@ def test_clients_take_turns() -> None:
     simulation.run()
     placed = sorted(simulation.outcomes, key=lambda rid: simulation.outcomes[rid].placed[0])
     clients = ["2" if rid >= 40 else "1" for rid in placed]
-    # Two had places, and two were offered the next ones, before the other client came.
-    assert "".join(clients[4:44]) == "12" * 20
-    assert set(clients[44:]) == {"1"}
+    # Two had places, and one was next, before the other client came.
+    assert "".join(clients[3:43]) == "21" * 20
+    assert set(clients[43:]) == {"1"}
 
 
 def test_a_client_that_floods_does_not_hold_up_another() -> None:
@@ -128,7 +128,8 @@ def test_a_client_that_floods_does_not_hold_up_another() -> None:
         simulation.arrive((rid - 999) * 0.3, submit(rid, client=2, tokens=20))
     simulation.run()
     waits = [simulation.outcomes[rid].wait for rid in range(1000, 1010)]
-    assert max(waits) <= 2 * 20 * STEP_S + 2 * STEP_S
+    # One turnover of the house: the rows that were lined up ahead give way.
+    assert max(waits) <= 20 * STEP_S + 3 * STEP_S
     assert simulation.outcomes[499].wait > 10
 
 
