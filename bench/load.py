@@ -15,7 +15,7 @@ from bench.load_clients import LoadJob, Tally
 from bench.report import Record, log_folder, note, print_fields, publish, record_option
 from bench.toy_daemon import engine_option, given_or_toy, simulated_flags
 from daemon.cli.errors import FAILED
-from daemon.cli.options import json_option
+from daemon.cli.options import NumberRange, json_option
 from daemon.own_daemon import own_daemon
 
 _PROGRESS_TIMEOUT_S = 120.0
@@ -41,7 +41,7 @@ class LoadFigures(Tally, kw_only=True, tag=False):
 )
 @click.option("--max-tokens", type=click.IntRange(1, 1024), metavar="N", help="Of a reply.  [64]")
 @click.option(
-    "--step-ms", type=click.FloatRange(0), metavar="X", help="Of the simulated engine.  [2, or 10]"
+    "--step-ms", type=NumberRange(0), metavar="X", help="Of the simulated engine.  [2, or 10]"
 )
 @click.option(
     "--arrivals",
@@ -62,11 +62,9 @@ class LoadFigures(Tally, kw_only=True, tag=False):
     help="The daemon's setting of batching; may be given more than once.  [all]",
 )
 @click.option(
-    "--seconds", type=click.FloatRange(0, min_open=True), metavar="X", help="Of arrivals.  [120]"
+    "--seconds", type=NumberRange(0, min_open=True), metavar="X", help="Of arrivals.  [120]"
 )
-@click.option(
-    "--prefill-us", type=click.FloatRange(0), metavar="X", help="Of a simulated token.  [0]"
-)
+@click.option("--prefill-us", type=NumberRange(0), metavar="X", help="Of a simulated token.  [0]")
 @engine_option("a simulated one; its tokens are counted, not checked")
 @click.option(
     "--name", default="", metavar="NAME", help="The key of these figures in a record.  [load]"

@@ -15,7 +15,7 @@ from hearth_client import AsyncClient, Client
 from bench.batches import rows_of
 from bench.report import note, print_fields, publish
 from bench.toy_daemon import connected, given_or_toy, simulated_flags
-from daemon.cli.options import json_option
+from daemon.cli.options import NumberRange, json_option
 from daemon.own_daemon import own_daemon
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.options import RuntimeOptions
@@ -60,7 +60,7 @@ class OverheadFigures(msgspec.Struct, kw_only=True):
 
 
 @click.command()
-@click.option("--step-ms", type=click.FloatRange(0), default=5.0, show_default=True)
+@click.option("--step-ms", type=NumberRange(0, 60_000), default=5.0, show_default=True)
 @click.option(
     "--requests",
     type=click.IntRange(2),

@@ -53,7 +53,8 @@ def test_an_end_token_is_part_of_the_ids_and_not_of_the_text(tiny_engine: Path) 
     assert len(found["token_ids"]) < 90
     going_on = lines(run(str(tiny_engine), "--ids", "45", "--ignore-eos", "--json"))[0]
     assert going_on["finish_reason"] == "length"
-    assert len(going_on["token_ids"]) == 95
+    # The room of speculation is 4 of the 96 slots.
+    assert len(going_on["token_ids"]) == 91
 
 
 def test_what_was_chosen_for_memory_is_told(
