@@ -243,7 +243,12 @@ class ExecutorActor:
         self._reported = now
         runtime = self._runtime
         metrics = ExecutorMetrics(
-            runtime.prefill_metrics, runtime.generation_metrics, runtime.speculation_metrics
+            runtime.prefill_metrics,
+            runtime.generation_metrics,
+            runtime.speculation_metrics,
+            dict(runtime.graphs),
+            runtime.memory,
+            runtime.device_free,
         )
         try:
             self._to_supervisor.post(ActorProgress(self._name, metrics))

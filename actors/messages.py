@@ -9,6 +9,7 @@ import msgspec
 
 from runtime.decoding.metrics import StageMetrics
 from runtime.drafting.metrics import EagleGenerationMetrics
+from runtime.executor.graph_cache import GraphCounters
 from runtime.request import FinishReason, RequestOptions, RowRequest, RowToken
 
 
@@ -327,11 +328,14 @@ class ActorReady(ActorMessage, tag="actor_ready"):
 
 
 class ExecutorMetrics(msgspec.Struct, array_like=True):
-    """What an executor has done since it started."""
+    """What an executor has done since it started, and its memory: see `BatchRuntime`."""
 
     prefill: StageMetrics
     generation: StageMetrics
     speculation: EagleGenerationMetrics
+    graphs: dict[str, GraphCounters] = {}
+    memory: dict[str, int] = {}
+    device_free: int | None = None
 
 
 class ActorProgress(ActorMessage, tag="actor_progress"):

@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -6,6 +6,7 @@ import msgspec
 from runtime.decoding.metrics import StageMetrics
 from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.errors import HearthError
+from runtime.executor.graph_cache import GraphCounters
 from runtime.request import RowRequest, RowRound, RowToken
 
 
@@ -34,6 +35,16 @@ class BatchRuntime(Protocol):
     generation_metrics: StageMetrics
     """Decode steps and rounds of speculation."""
     speculation_metrics: EagleGenerationMetrics
+    memory: dict[str, int]
+    """Bytes by part that the engines need with all rows full, as `hearth check` tells them."""
+
+    @property
+    def graphs(self) -> Mapping[str, GraphCounters]:
+        """What became of graphs and steps so far, of the base and of a draft."""
+
+    @property
+    def device_free(self) -> int | None:
+        """Free bytes of the device's own memory; None where it has none of its own."""
 
     @property
     def active(self) -> bool:

@@ -1,6 +1,6 @@
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from runtime.arrangement import RowOwner
 from runtime.decoding.answer_check import AnswerCheck, AnswerReport
 from runtime.decoding.assembly import assemble
 from runtime.decoding.batch_runtime import StepResult
-from runtime.decoding.budget import fit_deployment
+from runtime.decoding.budget import fit_deployment, predicted_parts
 from runtime.decoding.completion import complete
 from runtime.decoding.deployment import DeploymentConfig, load_engines, resolve_deployment
 from runtime.decoding.limits import check_row
@@ -62,6 +62,7 @@ class LLMInferenceRuntime:
             room = speculation.proposer.room
         self.chosen = ""
         """Why batch and capacity are smaller than exported, where nobody asked for that."""
+        self.memory: dict[str, int] = {}
         self._runner = runner
         self._device = device
         self._sampler = sampler
@@ -112,7 +113,7 @@ class LLMInferenceRuntime:
             undo.callback(device.close)
             parts = assemble(deployment, folder, options, device)
             runtime = cls(*parts, prefill_budget=deployment.prefill_budget)
-        runtime.chosen = deployment.chosen
+        runtime.chosen, runtime.memory = deployment.chosen, predicted_parts(deployment)
         return runtime
 
     @property
@@ -129,6 +130,18 @@ class LLMInferenceRuntime:
     def counters(self) -> GraphCounters:
         """Graphs captured, hit, missed and failed so far."""
         return self._runner.executor.counters
+
+    @property
+    def graphs(self) -> Mapping[str, GraphCounters]:
+        """The counters of the base, and of the draft where there is one."""
+        if self._speculation is None:
+            return {"base": self.counters}
+        return {"base": self.counters, "draft": self._speculation.proposer.counters}
+
+    @property
+    def device_free(self) -> int | None:
+        """Free bytes of the device's own memory; None where it has none of its own."""
+        return self._device.free_memory()
 
     def check(self, row: RowRequest) -> None:
         """Refuse a row that `admit` would refuse; the error names the field."""

@@ -9,6 +9,7 @@ from runtime.decoding.batch_runtime import StepResult
 from runtime.decoding.metrics import StageMetrics
 from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.errors import HearthError
+from runtime.executor.graph_cache import GraphCounters
 from runtime.request import RowRequest, RowToken
 
 
@@ -33,6 +34,9 @@ class FakeRuntime:
         self.prefill_metrics = StageMetrics()
         self.generation_metrics = StageMetrics()
         self.speculation_metrics = EagleGenerationMetrics()
+        self.memory: dict[str, int] = {}
+        self.graphs: dict[str, GraphCounters] = {}
+        self.device_free: int | None = None
         self._joining: list[int] = []
         self._numbers = 0
 

@@ -22,6 +22,7 @@ from actors.messages import (
 )
 from runtime.decoding.metrics import StageMetrics
 from runtime.drafting.metrics import EagleGenerationMetrics
+from runtime.executor.graph_cache import GraphCounters
 from runtime.request import RequestOptions, RowRequest
 from tests.actors.executor_house import INCARNATION, House, open_house
 from tests.actors.fake_runtime import FakeRuntime
@@ -263,6 +264,8 @@ def test_progress_is_told_while_idle_and_busy(
 
     runtime.before_step = slow
     runtime.speculation_metrics.rounds = 4
+    runtime.graphs["base"] = GraphCounters(captures=3, hits=2)
+    runtime.memory["weights"], runtime.device_free = 5, 6
     house.offer(row(7, 60))
     house.finish(7)
     told = []
@@ -274,3 +277,5 @@ def test_progress_is_told_while_idle_and_busy(
     assert steps == sorted(steps)
     assert metrics[-1].generation.tokens == 5 * steps[-1]
     assert metrics[-1].speculation.rounds == 4
+    assert metrics[-1].graphs == {"base": GraphCounters(captures=3, hits=2)}
+    assert (metrics[-1].memory, metrics[-1].device_free) == ({"weights": 5}, 6)

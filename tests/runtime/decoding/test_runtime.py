@@ -16,6 +16,7 @@ from runtime.errors import HearthError
 from runtime.executor.engine import EngineOptions
 from runtime.executor.engine_executor import EngineExecutor
 from runtime.executor.simulated_engine import simulated_config, simulated_next_tokens
+from runtime.memory.sizes import kv_cache_bytes
 from runtime.options import RuntimeOptions
 from runtime.request import GenerationRequest, RequestOptions, RowRequest
 
@@ -224,6 +225,10 @@ def test_a_folder_is_opened_within_limits(tmp_path: Path) -> None:
     write_config(tmp_path, CONFIG)
     runtime = LLMInferenceRuntime.open(tmp_path, RuntimeOptions(max_batch=2, capacity=100))
     assert (runtime.max_batch, runtime.capacity) == (2, 100)
+    assert runtime.memory["kv_cache"] == kv_cache_bytes(runtime.config, 2, 100)
+    assert runtime.capture([1, 2]) == []
+    assert runtime.graphs["base"].captures == runtime.counters.captures > 0
+    assert runtime.device_free is None
     assert runtime.config.prefill_chunk == 16
     runtime.close()
 
