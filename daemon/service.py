@@ -36,6 +36,8 @@ from actors.scheduler import open_scheduler
 from actors.tokenizer import open_tokenizer
 from daemon import wiring
 from daemon.configuration.settings import Settings
+from daemon.control.messages import Reload, Reloaded, control_path
+from daemon.control.server import ControlServer
 from daemon.door.front_door import FrontDoor
 from daemon.exit_codes import FORCED, STOPPED, exit_code
 from daemon.notify import notify
@@ -108,6 +110,7 @@ class Service:
         self._to_scheduler_control: Sender[SchedulerControl] = self._sender(SCHEDULER_CONTROL)
         self._door = self._make_door()
         opened.callback(self._door.close)
+        self._control = self._open_control()
         self._supervisor = self._make_supervisor()
 
     async def run(self) -> int:
@@ -119,6 +122,8 @@ class Service:
                 scheduler = open_scheduler(self._context, wiring.policy_settings(self._settings))
                 for part in (tokenizer, scheduler, self._door, self._supervisor):
                     tasks.start_soon(part.run)
+                if self._control is not None:
+                    tasks.start_soon(self._control.run)
                 # Wait.
                 number = await anext(signals)
                 _log.info("stopping", signal=number.name)
@@ -131,6 +136,9 @@ class Service:
                 if patience.cancelled_caught:
                     _log.info("stopping at once")
                 # Stop.
+                if self._control is not None:
+                    # Before the door gives up the lock: the next daemon has a socket of that name.
+                    await self._control.stop()
                 await self._door.stop()
                 await self._supervisor.stop()
                 tasks.cancel_scope.cancel()
@@ -177,6 +185,19 @@ class Service:
             to_scheduler_control=self._to_scheduler_control,
             facts=wiring.door_facts(self._settings, self._engine.name, self._config, {}),
         )
+
+    def _open_control(self) -> ControlServer | None:
+        try:
+            path = control_path(self._door.path)
+            server = ControlServer(path, {Reload: self._reload})
+        except HearthError as error:
+            _log.warning("there is no control socket", reason=error.message)
+            return None
+        self._opened.callback(server.close)
+        return server
+
+    async def _reload(self, _asked: Reload) -> Reloaded:
+        return Reloaded([], [])
 
     def _make_supervisor(self) -> Supervisor:
         plan = wiring.executor_plan(self._settings, self._engine)

@@ -55,7 +55,7 @@ def open_listener(setting: str, environ: Mapping[str, str]) -> Listener:
         return Listener(path, passed, None)
     lock = _take_lock(path)
     try:
-        return Listener(path, _bind(path), lock)
+        return Listener(path, bind_file(path, _SOCKET_UMASK), lock)
     except HearthError:
         os.close(lock)
         raise
@@ -74,13 +74,17 @@ def _path_of(setting: str, environ: Mapping[str, str], passed: socket.socket | N
         if setting and given != path:
             raise _unusable(f"the service manager listens at {given} and not at {path}")
         path = given
+    _check_length(path)
+    return path
+
+
+def _check_length(path: Path) -> None:
     size = len(os.fsencode(path))
     if size > MAX_PATH_BYTES:
         raise _unusable(
             f"the socket path {path} has {size} bytes, at most {MAX_PATH_BYTES} are possible: "
             "choose a shorter folder"
         )
-    return path
 
 
 def _own_path(environ: Mapping[str, str]) -> Path:
@@ -134,11 +138,16 @@ def _take_lock(path: Path) -> int:
     return lock
 
 
-def _bind(path: Path) -> socket.socket:
+def bind_file(path: Path, umask: int) -> socket.socket:
+    """Listen at `path`, whose mode is what `umask` leaves; no second process may do so meanwhile.
+
+    Raises `socket_unusable`, or `already_running` where somebody listens.
+    """
+    _check_length(path)
     _remove_leftover(path)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     # The mode must be right from the first moment: a change after bind leaves a gap.
-    umask = os.umask(_SOCKET_UMASK)
+    before = os.umask(umask)
     try:
         listening.bind(os.fspath(path))
         listening.listen(_BACKLOG)
@@ -146,7 +155,7 @@ def _bind(path: Path) -> socket.socket:
         listening.close()
         raise _unusable(f"cannot listen at {path} ({os.strerror(error.errno or 0)})") from error
     finally:
-        os.umask(umask)
+        os.umask(before)
     return listening
 
 
