@@ -23,8 +23,14 @@ Format = Literal["auto", "console", "json"]
 _PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 _CONSOLE_LOSS = "lines of the log were lost: {}\n"
 _WHOLE_FROM = 1000
+_EPOCH_DIGITS = 8
 _PATIENCE_MS = 200
 """How long a line may wait for a reader of the log that is behind."""
+
+
+def request_id(epoch: str, rid: int) -> str:
+    """The id of a request in the whole daemon: no other run of it has the same one."""
+    return f"{epoch[:_EPOCH_DIGITS]}-{rid}"
 
 
 class LossyStream:
@@ -97,6 +103,7 @@ def configure_logging(
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
+            _name_request,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="%H:%M:%S" if console else "iso", utc=not console),
             *output,
@@ -126,6 +133,14 @@ def _console(stream: TextIO, environ: Mapping[str, str]) -> list[Processor]:
             exception_formatter=structlog.dev.plain_traceback,
         ),
     ]
+
+
+def _name_request(_logger: WrappedLogger, _name: str, event: EventDict) -> EventDict:
+    """In place of an actor's number its id, where the daemon has told its `epoch`."""
+    epoch = event.pop("epoch", None)
+    if epoch is not None and "rid" in event:
+        event["request"] = request_id(epoch, event.pop("rid"))
+    return event
 
 
 def _round_numbers(_logger: WrappedLogger, _name: str, event: EventDict) -> EventDict:

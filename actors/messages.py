@@ -175,10 +175,11 @@ TokenizerMessage = (
 
 
 class Submit(ActorMessage, tag="submit"):
-    """A tokenized request asks for a place in the queue."""
+    """A tokenized request asks for a place in the queue; its ids were there at `encoded`."""
 
     request: Request
     token_ids: list[int]
+    encoded: float = 0.0
 
 
 class ExecutorReady(ActorMessage, tag="executor_ready"):
@@ -248,10 +249,11 @@ ExecutorControl = Cancel | Revoke | Release | Shutdown
 
 
 class Accepted(ActorMessage, tag="accepted"):
-    """The scheduler has queued the request."""
+    """The scheduler has queued the request; see `Submit`."""
 
     rid: int
     prompt_tokens: int
+    encoded: float = 0.0
 
 
 class RowDelta(msgspec.Struct, array_like=True, omit_defaults=True):
@@ -265,12 +267,16 @@ class RowDelta(msgspec.Struct, array_like=True, omit_defaults=True):
 
 
 class Deltas(ActorMessage, tag="deltas"):
-    """What one engine step means in text, one row a request; see `Step`."""
+    """What one engine step means in text, one row a request; see `Step`.
+
+    All rows waited `detokenize_s` for it.
+    """
 
     rows: list[RowDelta]
     ended: float
     placed: dict[int, float] = {}
     rounds: list[RequestRound] = []
+    detokenize_s: float = 0.0
 
 
 class Failed(ActorMessage, tag="failed"):

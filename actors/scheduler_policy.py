@@ -74,7 +74,7 @@ class SchedulerPolicy:
     def submit(self, message: Submit, now: float) -> list[Decision]:
         """Admit a request or refuse it."""
         request = message.request
-        entry = Entry(request, message.token_ids, arrived=now, queued=now)
+        entry = Entry(request, message.token_ids, encoded=message.encoded, queued=now)
         refusal = size_refusal(entry, self._settings, self._limits)
         if refusal is None and request.deadline is not None and request.deadline <= now:
             refusal = _EXPIRED
@@ -223,7 +223,7 @@ class SchedulerPolicy:
         if entry.accepted:
             return []
         entry.accepted = True
-        return [Accepted(entry.rid, entry.prompt_tokens)]
+        return [Accepted(entry.rid, entry.prompt_tokens, entry.encoded)]
 
     def _find(self, rid: int, incarnation: int) -> HeldRow | None:
         row = self._limbo.get(rid) or self._house.get(rid)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -193,7 +194,9 @@ class TokenizerActor:
             raise HearthError("prompt_empty", "the prompt has no tokens: write something", field)
         # Opened before the scheduler knows of it, so that no token can come too early.
         self._streams.open(message.request)
-        await self._to_scheduler.send(Submit(message.request, ids), SEND_TIMEOUT_S)
+        await self._to_scheduler.send(
+            Submit(message.request, ids, time.monotonic()), SEND_TIMEOUT_S
+        )
 
     async def _convert(self, request: Convert) -> None:
         ids = request.tokens
@@ -218,6 +221,7 @@ class TokenizerActor:
         return await _run(lambda: self._tokenizer.encode_chat(pairs), long=size >= _LONG_TEXT)
 
     async def _step(self, step: Step) -> None:
+        began = time.monotonic()
         rows: dict[int, RowDelta] = {}
         failures: list[Failed] = []
         for rid, token in zip(step.rids, step.tokens, strict=True):
@@ -229,7 +233,9 @@ class TokenizerActor:
             if answer is not None and _ended_here(answer, token):
                 await self._leave(rid)
         if rows:
-            await self._answer(Deltas(list(rows.values()), step.ended, step.placed, step.rounds))
+            took = time.monotonic() - began
+            deltas = Deltas(list(rows.values()), step.ended, step.placed, step.rounds, took)
+            await self._answer(deltas)
         # Behind the text that their own requests may have got in the same step.
         for failure in failures:
             await self._answer(failure)

@@ -13,12 +13,13 @@ from runtime.request import RowRequest
 class Entry:
     """One admitted request, waiting or running, with the tokens generated so far.
 
-    `since` is the moment from which it counts as waiting, once it has been taken.
+    Its ids were there at `encoded`, it came to the queue at `queued`, and `since` is the moment
+    from which it counts as waiting, once it has been taken.
     """
 
     request: Request
     token_ids: list[int]
-    arrived: float
+    encoded: float
     queued: float
     generated: list[int] = field(default_factory=list)
     accepted: bool = False

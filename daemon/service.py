@@ -115,6 +115,7 @@ class Service:
 
     async def run(self) -> int:
         """Serve until a signal; raises what a part of it cannot go on for, alone or in a group."""
+        structlog.contextvars.bind_contextvars(epoch=self._door.epoch)
         with anyio.open_signal_receiver(*_stop_signals()) as signals:
             async with anyio.create_task_group() as tasks:
                 # Start.

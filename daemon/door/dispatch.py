@@ -1,7 +1,7 @@
 """Work to the actors, and for every request exactly one terminal answer."""
 
-import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import structlog
@@ -10,6 +10,7 @@ from hearth_client.protocol import Answer, Done, Error, Leased, Reason, Speculat
 from actors.mailbox import Sender
 from actors.messages import Cancel, SchedulerControl, SchedulerMessage, TokenizerMessage
 from daemon.door.delivery import Delivery
+from daemon.door.finished import FinishedRequest, Listener, finished, log_finished, milliseconds
 from daemon.door.sessions import OpenRequest, Session, Sessions
 from daemon.door.settings import DoorSettings
 from daemon.door.socket import DoorSocket
@@ -23,7 +24,10 @@ _LOOK_S = 1.0
 
 
 class Dispatch:
-    """Posts to the actors' mailboxes and ends requests; owns sessions and delivery."""
+    """Posts to the actors' mailboxes and ends requests; owns sessions and delivery.
+
+    `listeners` hear of each generation that has ended; a fault of theirs is logged.
+    """
 
     def __init__(
         self,
@@ -34,6 +38,7 @@ class Dispatch:
         to_tokenizer: Sender[TokenizerMessage],
         to_scheduler: Sender[SchedulerMessage],
         to_scheduler_control: Sender[SchedulerControl],
+        listeners: Sequence[Listener] = (),
     ) -> None:
         self.sessions = Sessions(
             clients=settings.clients, requests_per_client=settings.requests_per_client
@@ -41,6 +46,7 @@ class Dispatch:
         self.delivery = Delivery(socket, settings, state.clock)
         self._state = state
         self._looked = -_LOOK_S
+        self._listeners = (log_finished, *listeners)
         self._to_tokenizer = to_tokenizer
         self._to_scheduler = to_scheduler
         self._to_scheduler_control = to_scheduler_control
@@ -159,19 +165,17 @@ class Dispatch:
         self._state.totals[total] += 1
         if total == "failed":
             self._state.totals[reason] += 1
-        usage = usage_of(request)
-        _log.info(
-            "request",
-            rid=request.rid,
-            client=request.session.client,
-            reason=reason,
-            prompt_tokens=usage.prompt_tokens,
-            completion_tokens=usage.completion_tokens,
-            queue_ms=usage.queue_ms,
-            prefill_ms=usage.prefill_ms,
-            decode_ms=usage.decode_ms,
-            total_ms=_milliseconds(time.monotonic() - request.opened),
-        )
+        name = self._state.request_id(request.rid)
+        ended = finished(request, name, reason, failed=total == "failed")
+        for listener in self._listeners:
+            self._tell(listener, ended)
+
+    def _tell(self, listener: Listener, ended: FinishedRequest) -> None:
+        try:
+            listener(ended)
+        except Exception:  # noqa: BLE001 - who counts must not end the service
+            self._state.totals["internal_errors"] += 1
+            _log.exception("the end of a request could not be noted", request=ended.request)
 
 
 def usage_of(request: OpenRequest) -> Usage:
@@ -179,9 +183,9 @@ def usage_of(request: OpenRequest) -> Usage:
     return Usage(
         prompt_tokens=request.prompt_tokens,
         completion_tokens=request.completion_tokens,
-        queue_ms=_milliseconds(request.queued_s),
-        prefill_ms=_milliseconds(request.prefill_s),
-        decode_ms=_milliseconds(request.last_token - request.first_token),
+        queue_ms=milliseconds(request.queued_s),
+        prefill_ms=milliseconds(request.prefill_s),
+        decode_ms=milliseconds(request.last_token - request.first_token),
     )
 
 
@@ -195,7 +199,3 @@ def speculation_of(request: OpenRequest) -> Speculation | None:
         accepted=request.accepted_tokens,
         accept_length=round(accept_length(request.rounds, request.accepted_tokens), 3),
     )
-
-
-def _milliseconds(seconds: float) -> float:
-    return round(seconds * 1000, 3)

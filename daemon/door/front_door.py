@@ -3,7 +3,7 @@
 import os
 import resource
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import anyio
 import anyio.lowlevel
@@ -21,6 +21,7 @@ from actors.messages import (
 )
 from daemon.door.bell import Bell
 from daemon.door.dispatch import Dispatch
+from daemon.door.finished import Listener
 from daemon.door.listener import open_listener
 from daemon.door.process_bounds import ProcessBounds
 from daemon.door.replies import Replies
@@ -44,8 +45,8 @@ class FrontDoor:
     """Serves clients on one socket; see docs/architecture.md for its place.
 
     The socket is opened by the constructor: `already_running` or `socket_unusable` is raised
-    there. `environ` tells of socket activation and of the agreed place. `ended` is set when `run`
-    is over.
+    there. `environ` tells of socket activation and of the agreed place. `listeners` hear of every
+    generation that has ended. `ended` is set when `run` is over.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class FrontDoor:
         to_scheduler_control: Sender[SchedulerControl],
         facts: DoorFacts,
         environ: Mapping[str, str] | None = None,
+        listeners: Sequence[Listener] = (),
     ) -> None:
         self._inbox = inbox
         listener = open_listener(settings.socket, os.environ if environ is None else environ)
@@ -71,6 +73,7 @@ class FrontDoor:
             to_tokenizer=to_tokenizer,
             to_scheduler=to_scheduler,
             to_scheduler_control=to_scheduler_control,
+            listeners=listeners,
         )
         self._requests = Requests(settings, self._state, self._dispatch)
         self._replies = Replies(self._state, self._dispatch)
@@ -97,6 +100,11 @@ class FrontDoor:
             self._state.facts = facts
         if metrics is not None:
             self._state.metrics = metrics
+
+    @property
+    def epoch(self) -> str:
+        """What tells this run of the daemon from others."""
+        return self._state.epoch
 
     @property
     def open_requests(self) -> int:

@@ -1,5 +1,7 @@
 """What actors answer, as messages to clients."""
 
+import time
+
 from hearth_client import protocol
 
 from actors.messages import (
@@ -36,7 +38,7 @@ class Replies:
             self._note_placed(message.placed, message.ended)
             self._count_rounds(message.rounds)
             for row in message.rows:
-                self._row_arrived(sessions.StepRow(row, message.ended))
+                self._row_arrived(sessions.StepRow(row, message.ended, message.detokenize_s))
         else:
             request = self._find(message.rid)
             if request is not None:
@@ -61,7 +63,12 @@ class Replies:
             return
         request.accepted = True
         request.prompt_tokens = message.prompt_tokens
-        answer = protocol.Accepted(id=request.id, prompt_tokens=message.prompt_tokens)
+        request.tokenize_s = max(0.0, message.encoded - request.opened)
+        answer = protocol.Accepted(
+            id=request.id,
+            prompt_tokens=message.prompt_tokens,
+            request=self._state.request_id(request.rid),
+        )
         self._dispatch.delivery.send(request.session, answer)
         early, request.early = request.early, []
         for row in early:
@@ -144,9 +151,10 @@ class Replies:
 
 def _count(request: sessions.OpenRequest, arrived: sessions.StepRow) -> None:
     if request.completion_tokens == 0:
-        request.first_token = arrived.ended
+        request.first_token, request.first_left = arrived.ended, time.monotonic()
     request.completion_tokens += len(arrived.row.tokens)
     request.last_token = arrived.ended
+    request.detokenize_s += arrived.detokenize_s
 
 
 def _logprob(token: RowToken) -> protocol.TokenLogprob:

@@ -13,10 +13,11 @@ Kind = Literal["generate", "convert", "status"]
 
 @dataclass(slots=True)
 class StepRow:
-    """What one engine step gave a request, and when the step ended."""
+    """What one engine step gave a request, when the step ended, and how long its text took."""
 
     row: RowDelta
     ended: float
+    detokenize_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -34,10 +35,13 @@ class OpenRequest:
     next_seq: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    tokenize_s: float = 0.0
     queued_s: float = 0.0
     prefill_s: float = 0.0
     first_token: float = 0.0
     last_token: float = 0.0
+    first_left: float = 0.0
+    detokenize_s: float = 0.0
     rounds: int = 0
     drafted: int = 0
     accepted_tokens: int = 0

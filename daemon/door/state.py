@@ -6,6 +6,7 @@ from collections import Counter
 
 from hearth_client.running_clock import RunningClock
 
+from actors.logs import request_id
 from actors.messages import ExecutorMetrics
 from daemon.door.settings import DoorFacts, State
 
@@ -29,6 +30,10 @@ class DoorState:
         self.totals: Counter[str] = Counter()
         self.epoch = secrets.token_hex(_EPOCH_BYTES)
         self._started = time.monotonic()
+
+    def request_id(self, rid: int) -> str:
+        """The id of a request in the whole daemon, for clients, logs, journal and traces."""
+        return request_id(self.epoch, rid)
 
     @property
     def uptime_s(self) -> float:

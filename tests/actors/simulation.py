@@ -53,7 +53,7 @@ def submit(
 def entry(rid: int, queued: float = 0.0, **asked: Any) -> Entry:
     """The same as it waits."""
     message = submit(rid, **asked)
-    return Entry(message.request, message.token_ids, arrived=0.0, queued=queued)
+    return Entry(message.request, message.token_ids, encoded=0.0, queued=queued)
 
 
 @dataclass

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from actors.logs import Level, certain_log, configure_logging
+from actors.logs import Level, certain_log, configure_logging, request_id
 
 FULL = Path("/dev/full")
 
@@ -32,6 +32,18 @@ def test_off_a_terminal_each_event_is_one_json_line() -> None:
     assert list(line)[:3] == ["timestamp", "level", "event"]
     assert (line["level"], line["event"], line["rid"]) == ("info", "request done", 7)
     assert line["timestamp"].endswith("Z")
+
+
+def test_a_request_is_called_by_its_id_where_the_daemon_told_its_epoch() -> None:
+    stream = io.StringIO()
+    configure_logging("info", "json", stream=stream, environ={})
+    structlog.get_logger().info("before", rid=7)
+    with structlog.contextvars.bound_contextvars(epoch="b09922ff004cf43d"):
+        structlog.get_logger().info("inside", rid=7)
+    before, inside = map(json.loads, stream.getvalue().splitlines())
+    assert before["rid"] == 7
+    assert inside["request"] == request_id("b09922ff004cf43d", 7) == "b09922ff-7"
+    assert not {"epoch", "rid"} & inside.keys()
 
 
 @pytest.mark.parametrize(("level", "number"), [("debug", 7), ("warning", 4), ("error", 3)])

@@ -9,7 +9,7 @@ from runtime.request import RequestOptions
 
 def entry(rid: int, token: int = 1, seed: int | None = None, max_tokens: int = 8) -> Entry:
     options = RequestOptions(seed=seed, max_tokens=max_tokens)
-    return Entry(Request(rid, options), [token, 2, 3], arrived=0.0, queued=0.0)
+    return Entry(Request(rid, options), [token, 2, 3], encoded=0.0, queued=0.0)
 
 
 def test_who_ran_when_the_executor_failed_runs_alone_and_a_second_time_is_guilty() -> None:

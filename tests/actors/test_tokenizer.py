@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -106,8 +107,12 @@ def step(tokens: list[tuple[int, int]], **fields: Any) -> Step:
 
 async def test_a_prompt_is_submitted_with_its_settings(tokenizer: Tokenizer) -> None:
     async with house(tokenizer) as made:
+        sent = time.monotonic()
         made.mail.post(prepare(1))
-        assert await made.scheduler.receive() == Submit(asked(1), tokenizer.encode("the lamp"))
+        submit = await made.scheduler.receive()
+        assert isinstance(submit, Submit)
+        assert (submit.request, submit.token_ids) == (asked(1), tokenizer.encode("the lamp"))
+        assert sent < submit.encoded <= time.monotonic()
 
 
 async def test_turns_get_the_chat_template(tokenizer: Tokenizer) -> None:
@@ -132,6 +137,7 @@ async def test_a_step_becomes_one_message_for_all_its_rows(tokenizer: Tokenizer)
             (2, "b", [b]),
         ]
         assert deltas.ended == 1.5
+        assert deltas.detokenize_s > 0
 
 
 def round_of(rid: int, ids: list[int], *, finish: Any = None, logprob: Any = None) -> Step:

@@ -29,6 +29,11 @@ class Collected(Generic[SessionT]):
         return self._exchange.accepted
 
     @property
+    def request(self) -> str:
+        """The request's id in the daemon's logs and traces; empty until it is accepted."""
+        return self._exchange.accepted.request if self._exchange.accepted else ""
+
+    @property
     def done(self) -> Done | None:
         """Reason and usage; None before the end, and after a failure."""
         return self._exchange.done

@@ -149,10 +149,14 @@ class Leased(Answer, tag="leased"):
 
 
 class Accepted(Answer, tag="accepted"):
-    """The request is in the queue; `prompt_tokens` is its length."""
+    """The request is in the queue; `prompt_tokens` is its length.
+
+    `request` is its id in the whole daemon, the one that logs and traces have.
+    """
 
     id: str
     prompt_tokens: int
+    request: str = ""
 
 
 class TokenLogprob(msgspec.Struct, kw_only=True, omit_defaults=True):

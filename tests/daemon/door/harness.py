@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from actors import messages as m
 from actors.mailbox import Receiver, Sender
+from daemon.door.finished import Listener
 from daemon.door.front_door import FrontDoor
 from daemon.door.settings import DoorFacts, DoorSettings
 from runtime.request import FinishReason, RowToken, TopLogprob
@@ -41,6 +42,7 @@ class FakeActors:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], step_s: float) -> None:
         self.step_s = step_s
         self.prepared: list[m.Prepare] = []
+        self.heard: dict[int, float] = {}
         self.cancelled: list[int] = []
         self.control_cancelled: list[int] = []
         self.tokenizer: Receiver[m.TokenizerMessage] = Receiver(
@@ -92,7 +94,8 @@ class FakeActors:
     async def _play(self, message: m.Prepare) -> None:
         text = message.prompt or (message.turns or [m.ChatTurn("user", "")])[-1].content
         word, rid = text.split()[0], message.rid
-        accepted = m.Accepted(rid, len(text))
+        self.heard[rid] = time.monotonic()
+        accepted = m.Accepted(rid, len(text), self.heard[rid])
         if word == "silent":
             return
         if word == "early":
@@ -122,13 +125,12 @@ class FakeActors:
             last = index == limit - 1
             await self._send(self._row(message.rid, index, last=last, width=1000 * flood))
 
-    @staticmethod
-    def _row(rid: int, index: int, *, last: bool = False, width: int = 0) -> m.Deltas:
+    def _row(self, rid: int, index: int, *, last: bool = False, width: int = 0) -> m.Deltas:
         row = m.RowDelta(
             rid, f"{index} ".ljust(width, "."), [index], finish="length" if last else None
         )
-        now = time.monotonic()
-        return m.Deltas([row], now, {} if index else {rid: now - 0.0005})
+        placed = {} if index else {rid: self.heard[rid]}
+        return m.Deltas([row], time.monotonic(), placed, detokenize_s=0.25)
 
     @staticmethod
     def _round(rid: int, count: int, finish: FinishReason | None = None) -> m.Deltas:
@@ -159,7 +161,12 @@ class Harness:
         return self.on_loop(lambda: len(self.door._dispatch.sessions))
 
     async def serve(
-        self, settings: DoorSettings, step_s: float, *, task_status: anyio.abc.TaskStatus[None]
+        self,
+        settings: DoorSettings,
+        step_s: float,
+        listeners: Sequence[Listener],
+        *,
+        task_status: anyio.abc.TaskStatus[None],
     ) -> None:
         with zmq.Context() as context, ExitStack() as ends:
             inbox: Receiver[m.DoorMessage] = Receiver(
@@ -180,6 +187,7 @@ class Harness:
                 to_scheduler_control=outboxes[2],
                 facts=FACTS,
                 environ={},
+                listeners=listeners,
             )
             self.door.tell("ready")
             async with anyio.create_task_group() as tasks:
@@ -196,6 +204,7 @@ def running_door(
     *,
     step_s: float = 0.001,
     path: Path | None = None,
+    listeners: Sequence[Listener] = (),
     **limits: Any,
 ) -> Iterator[Harness]:
     with (
@@ -204,7 +213,7 @@ def running_door(
     ):
         harness = Harness(portal, path or Path(folder) / "h.sock")
         settings = DoorSettings(socket=str(harness.path), **limits)
-        serving, _ = portal.start_task(_serve(harness, settings, step_s))
+        serving, _ = portal.start_task(_serve(harness, settings, step_s, listeners))
         try:
             yield harness
         finally:
@@ -212,9 +221,11 @@ def running_door(
             serving.result(10)
 
 
-def _serve(harness: Harness, settings: DoorSettings, step_s: float) -> Callable[..., Any]:
+def _serve(
+    harness: Harness, settings: DoorSettings, step_s: float, listeners: Sequence[Listener]
+) -> Callable[..., Any]:
     async def serve(*, task_status: anyio.abc.TaskStatus[None]) -> None:
-        await harness.serve(settings, step_s, task_status=task_status)
+        await harness.serve(settings, step_s, listeners, task_status=task_status)
 
     return serve
 

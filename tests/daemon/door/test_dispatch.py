@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import msgspec
@@ -8,6 +9,7 @@ from hearth_client.protocol import Delta, Detokenized, Tokens
 from actors.mailbox import MailboxFull, Sender
 from actors.messages import AskReport, Cancel, Convert
 from daemon.door.dispatch import Dispatch
+from daemon.door.finished import Listener
 from daemon.door.sessions import Kind, OpenRequest, Session
 from daemon.door.settings import DoorFacts, DoorSettings
 from daemon.door.socket import DoorSocket, Sent
@@ -38,7 +40,7 @@ class FakeMailbox:
 
 
 class Desk:
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, listeners: Sequence[Listener] = (), **settings: Any) -> None:
         self.socket = FakeSocket()
         self.tokenizer, self.scheduler, self.control = FakeMailbox(), FakeMailbox(), FakeMailbox()
         self.state = DoorState(DoorFacts(server="x"))
@@ -49,6 +51,7 @@ class Desk:
             to_tokenizer=cast("Sender[Any]", self.tokenizer),
             to_scheduler=cast("Sender[Any]", self.scheduler),
             to_scheduler_control=cast("Sender[Any]", self.control),
+            listeners=listeners,
         )
         self.session: Session = self.dispatch.sessions.greet(b"1", "test", 10.0, 0.0)
 

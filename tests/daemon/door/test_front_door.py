@@ -71,7 +71,7 @@ def test_a_whole_conversation(door: Harness) -> None:
     usage = answers[-1]["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (5, 4)
     assert usage["queue_ms"] > 0
-    assert usage["prefill_ms"] == pytest.approx(0.5)
+    assert usage["prefill_ms"] > 0
     assert usage["decode_ms"] > 0
 
 
