@@ -6,6 +6,8 @@ import ctypes
 import os
 import signal
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 import structlog
@@ -20,6 +22,7 @@ from runtime.errors import HearthError
 
 _FLUSH_S = 2.0
 _PR_SET_PDEATHSIG = 1  # prctl(2)
+_OOM_SCORE_ADJ = 500  # proc(5): of a thousand, what a process counts for beside its memory
 _log = structlog.get_logger("host")
 
 
@@ -67,6 +70,7 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     _die_with(config.parent)
+    _die_first()
     configure_logging(config.log_level, config.log_format)
     try:
         with zmq.Context() as context:
@@ -86,6 +90,14 @@ def _die_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         raise SystemExit(1)
+
+
+def _die_first() -> None:
+    """Be the one that goes where memory ends: the daemon answers for us and starts another."""
+    path = Path("/proc/self/oom_score_adj")
+    # Raising it needs no privilege; a system without the file has nothing to choose by.
+    with suppress(OSError):
+        path.write_text(str(max(_OOM_SCORE_ADJ, int(path.read_text()))))
 
 
 if __name__ == "__main__":

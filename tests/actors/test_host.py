@@ -106,6 +106,8 @@ def test_an_actor_process_says_hello_and_tells_what_it_can_do(house: House) -> N
     assert (ready.name, ready.pid) == ("executor-1", process.pid)
     assert ready.limits == ExecutorLimits(3, 63, 64)
     assert (ready.facts["capacity"], ready.facts["backend"]) == (64, "simulated")
+    # Where memory ends the system takes the executor, and the daemon lives.
+    assert int(Path(f"/proc/{process.pid}/oom_score_adj").read_text()) >= 500
     house.control.post(Shutdown())
     assert process.wait(10) == 0
 

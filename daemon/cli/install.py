@@ -1,0 +1,77 @@
+import os
+from pathlib import Path
+
+import click
+
+from daemon.cli.errors import Failure
+from daemon.cli.options import refuse_without
+from daemon.install import service
+from daemon.install.place import Place
+
+_root_option = click.option(
+    "--root",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Only the files, in the image of a system below DIR.",
+)
+_user_option = click.option("--user", is_flag=True, help="A service of this user alone.")
+
+
+@click.command()
+@_root_option
+@_user_option
+@click.option(
+    "--hearth",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="With --root: where the image has the command hearth; default where it is here.",
+)
+@click.option(
+    "--jetson/--no-jetson",
+    default=None,
+    help="With what a Jetson needs, or without; default is to look for /etc/nv_tegra_release.",
+)
+def install(root: Path | None, *, user: bool, hearth: Path | None, jetson: bool | None) -> None:
+    """Make Hearth a service of systemd, or bring its files up to date.
+
+    The environment that runs this command is the one that serves. Your settings and drop-ins stay
+    as they are.
+    """
+    if root is None:
+        refuse_without("images (--root)", {"hearth": hearth})
+    if user:
+        refuse_without("a service of the system", {"jetson": jetson})
+    place = _place(root, user=user)
+    laid = service.install(place, hearth, jetson=jetson)
+    for path in laid.written:
+        click.echo(f"wrote {path}")
+    for path in laid.kept:
+        click.echo(f"left {path}, which is yours")
+    if root is None and not laid.announced:
+        whose = "of this user" if user else "of this system"
+        raise Failure(
+            f"the files are in place, but systemd is not the service manager {whose} now: where it "
+            f"is, say {laid.next_step}; to lay files only, say --root /"
+        )
+    click.echo(f"socket: {place.socket}" + ("" if user else ", for members of the group hearth"))
+    click.echo(f"next: {laid.next_step}")
+
+
+@click.command()
+@_root_option
+@_user_option
+@click.option("--purge", is_flag=True, help="Settings, state, cache and the user hearth as well.")
+def uninstall(root: Path | None, *, user: bool, purge: bool) -> None:
+    """Stop the service and remove its files.
+
+    Settings, state, cache and the user stay without --purge, and files of others always.
+    """
+    removed = service.uninstall(_place(root, user=user), purge=purge)
+    for path in removed:
+        click.echo(f"removed {path}")
+    if not removed:
+        click.echo("there was nothing to remove")
+
+
+def _place(root: Path | None, *, user: bool) -> Place:
+    return Place(Path.home(), os.environ, root.absolute() if root else None, user)

@@ -1,0 +1,123 @@
+"""`hearth install` and `hearth uninstall`."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import rmtree
+
+from daemon.install import files, manager, reach
+from daemon.install.place import UNITS, Place
+from daemon.install.settings_file import example
+from runtime.errors import HearthError
+
+USER = "hearth"
+
+
+@dataclass(frozen=True)
+class Laid:
+    """What an install did, and the command that comes next."""
+
+    written: list[Path]
+    kept: list[Path]
+    """Drop-ins of the operator's own, under a name of ours."""
+    announced: bool
+    """Whether a service manager runs, which knows of the service now."""
+    next_step: str
+
+
+def install(place: Place, hearth: Path | None, *, jetson: bool | None) -> Laid:
+    """Lay the files of the service down, and tell the service manager where it runs.
+
+    `hearth` is the command in an image; None for the one of this environment. Raises HearthError
+    for a command that the service could not run, and for files of others in the way.
+    """
+    _check_place(place)
+    command = _command(place, hearth)
+    if jetson is None:
+        jetson = place.is_jetson
+    wanted = place.files(jetson=jetson)
+    files.check_inside(place.base, [*wanted, place.settings])
+    kept = [path for path in wanted if files.is_drop_in(path) and files.is_foreign(path)]
+    texts = {path: files.filled(name, command) for path, name in wanted.items() if path not in kept}
+    written = files.lay(texts)
+    if not place.user:
+        written += files.lay_once(place.settings, example())
+    files.take_away(place.files(jetson=True).keys() - wanted.keys())
+    live = place.live
+    if live:
+        _announce(place)
+    step = ["enable"] if place.root else ["enable", "--now"]
+    if live and manager.succeeds(*place.systemctl("is-active", "--quiet", UNITS[0])):
+        step = ["restart"]
+    return Laid(written, kept, live, " ".join(place.systemctl(*step, UNITS[0])))
+
+
+def uninstall(place: Place, *, purge: bool) -> list[Path]:
+    """Stop the service and take its files away; what was removed.
+
+    Settings, state, cache and user go with `purge` alone.
+    """
+    _check_place(place)
+    known = place.files(jetson=True)
+    files.check_inside(place.base, [*known, *place.kept_data()])
+    units = [path for path in place.units() if files.is_ours(path)]
+    live = place.live and bool(units)
+    if live:
+        manager.run(*place.systemctl("disable", "--now", *UNITS))
+    removed = files.take_away(known)
+    for unit in units:
+        links = list(unit.parent.glob(f"*.wants/{unit.name}"))
+        removed += links
+        for link in links:
+            link.unlink()
+    if live:
+        manager.run(*place.systemctl("daemon-reload"))
+        # Fails where no unit had failed.
+        manager.succeeds(*place.systemctl("reset-failed", *UNITS))
+    if purge:
+        removed += _purge(place)
+    return removed
+
+
+def _check_place(place: Place) -> None:
+    if place.root is not None and not place.root.is_dir():
+        raise HearthError("invalid_value", f"there is no folder {place.root}", "root")
+    if place.root is None and not place.user and os.geteuid() != 0:
+        raise HearthError(
+            "invalid_value",
+            "a service of the system is for root to install: use sudo, or --user for one of yours",
+            "user",
+        )
+
+
+def _command(place: Place, hearth: Path | None) -> Path:
+    command = reach.own_command() if hearth is None else hearth
+    reach.check_name(command)
+    if place.user:
+        return command
+    if hearth is None:
+        reach.check_reach(command, reach.own_parts())
+    else:
+        reach.check_place(command)
+    return command
+
+
+def _announce(place: Place) -> None:
+    """Make the user and the socket's folder, and have the units read."""
+    sources = {name: os.fspath(path) for path, name in place.files(jetson=False).items()}
+    if not place.user:
+        manager.run("systemd-sysusers", sources["sysusers.conf"])
+        manager.run("systemd-tmpfiles", "--create", sources["tmpfiles.conf"])
+    manager.run(*place.systemctl("daemon-reload"))
+
+
+def _purge(place: Place) -> list[Path]:
+    gone = [path for path in place.kept_data() if path.is_dir()]
+    for path in gone:
+        rmtree(path)
+    if place.root is None and not place.user:
+        # The group stays behind its user where clients are in it.
+        for database, command in (("passwd", "userdel"), ("group", "groupdel")):
+            if manager.succeeds("getent", database, USER):
+                manager.run(command, USER)
+    return gone

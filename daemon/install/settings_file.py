@@ -1,0 +1,16 @@
+from daemon.configuration.settings import FIELDS
+from daemon.configuration.words import allowed, description, shown
+
+_HEAD = """\
+# Settings of the service, each with what it is where nothing is said. docs/configuration.md tells
+# more; `hearth check` says what they lead to, `systemctl reload hearth` takes what changed.
+"""
+
+
+def example() -> str:
+    """A settings file that has every setting, commented out."""
+    return _HEAD + "".join(
+        f"\n# {description(field.type)} {allowed(field.type).capitalize()}.\n"
+        f"# {field.name} = {shown(field.default)}\n"
+        for field in FIELDS.values()
+    )
