@@ -50,8 +50,8 @@ def install(root: Path | None, *, user: bool, hearth: Path | None, jetson: bool 
     if root is None and not laid.announced:
         whose = "of this user" if user else "of this system"
         raise Failure(
-            f"the files are in place, but systemd is not the service manager {whose} now: where it "
-            f"is, say {laid.next_step}; to lay files only, say --root /"
+            f"the files are in place, but systemd does not run as the service manager {whose}: say "
+            "the same again where it does; to lay files only, say --root /"
         )
     click.echo(f"socket: {place.socket}" + ("" if user else ", for members of the group hearth"))
     click.echo(f"next: {laid.next_step}")

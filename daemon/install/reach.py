@@ -71,7 +71,7 @@ def _way(path: Path) -> Iterator[Path]:
     for step in (*reversed(path.parents), path):
         yield step
         if step.is_symlink():
-            yield from _way(step.parent / step.readlink())
+            yield from _way(Path(os.path.normpath(step.parent.resolve() / step.readlink())))
 
 
 def _is_below(path: Path, folders: tuple[Path, ...]) -> bool:

@@ -46,10 +46,7 @@ def install(place: Place, hearth: Path | None, *, jetson: bool | None) -> Laid:
     live = place.live
     if live:
         _announce(place)
-    step = ["enable"] if place.root else ["enable", "--now"]
-    if live and manager.succeeds(*place.systemctl("is-active", "--quiet", UNITS[0])):
-        step = ["restart"]
-    return Laid(written, kept, live, " ".join(place.systemctl(*step, UNITS[0])))
+    return Laid(written, kept, live, _next_step(place, live=live))
 
 
 def uninstall(place: Place, *, purge: bool) -> list[Path]:
@@ -66,10 +63,10 @@ def uninstall(place: Place, *, purge: bool) -> list[Path]:
         manager.run(*place.systemctl("disable", "--now", *UNITS))
     removed = files.take_away(known)
     for unit in units:
-        links = list(unit.parent.glob(f"*.wants/{unit.name}"))
-        removed += links
-        for link in links:
+        links = [folder / unit.name for folder in unit.parent.glob("*.wants")]
+        for link in filter(Path.is_symlink, links):
             link.unlink()
+            removed.append(link)
     if live:
         manager.run(*place.systemctl("daemon-reload"))
         # Fails where no unit had failed.
@@ -109,6 +106,16 @@ def _announce(place: Place) -> None:
         manager.run("systemd-sysusers", sources["sysusers.conf"])
         manager.run("systemd-tmpfiles", "--create", sources["tmpfiles.conf"])
     manager.run(*place.systemctl("daemon-reload"))
+
+
+def _next_step(place: Place, *, live: bool) -> str:
+    if live and manager.succeeds(*place.systemctl("is-active", "--quiet", UNITS[0])):
+        return " ".join(place.systemctl("restart", UNITS[0]))
+    if place.root is None:
+        return " ".join(place.systemctl("enable", "--now", UNITS[0]))
+    enable = " ".join(place.systemctl("enable", UNITS[0]))
+    # The system's own start makes users only where it is told that the image is new.
+    return enable if place.user else f"systemd-sysusers --root={place.root}; {enable}"
 
 
 def _purge(place: Place) -> list[Path]:
