@@ -3,9 +3,12 @@ from pathlib import Path
 
 import pytest
 
+from runtime.export import ExportOptions, export_model
+from tests.systemd.installed import BOUND, ENGINE, Installed
 from tests.systemd.machine import Machine, why_none
 
 HERE = Path(__file__).parent
+REFERENCE = HERE.parent / "references" / "qwen3"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -19,7 +22,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    """A machine that has booted; tests of a module share it."""
-    booted = Machine(tmp_path_factory.mktemp("machine"), {})
-    yield booted
-    booted.close()
+    """A machine that has booted, with a random model; tests of a module share it."""
+    engine = tmp_path_factory.mktemp("engines") / "tiny"
+    export_model(REFERENCE, engine, ExportOptions(capacity=512, max_batch=4))
+    machine = Machine(tmp_path_factory.mktemp("machine"), {**BOUND, engine: ENGINE})
+    yield machine
+    machine.close()
+
+
+@pytest.fixture(scope="module")
+def installed(machine: Machine) -> Installed:
+    """Hearth as a service of the machine."""
+    installed = Installed(machine)
+    installed.hearth("install")
+    return installed

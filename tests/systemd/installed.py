@@ -1,0 +1,113 @@
+"""Hearth as a service of a machine for tests: this checkout, where the service can reach it."""
+
+import os
+import signal
+import sys
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hearth_client import Client
+
+from tests.systemd.machine import PATIENCE_S, Machine
+
+ROOT = Path(__file__).parents[2]
+FOLDER = "/opt/hearth"
+ENGINE = "/opt/engines/tiny"
+SERVICE = "hearth.service"
+SOCKET = "hearth.socket"
+SETTINGS = {"engine": ENGINE, "engine_kind": "simulated", "step_ms": 20, "drain_s": 20}
+"""What tests set where they say nothing else."""
+_BASE = "/opt/python"
+_SITE = Path(sysconfig.get_path("purelib"))
+BOUND = {ROOT: f"{FOLDER}/source", _SITE: f"{FOLDER}/packages", Path(sys.base_prefix): _BASE}
+"""What a machine has to show; the interpreter too, which may lie in a home folder."""
+_COMMAND = f"""\
+#!{FOLDER}/bin/python
+import sys
+from daemon.cli import main
+sys.exit(main())
+"""
+
+
+class Installed:
+    """The environment /opt/hearth of a machine, and the service that comes from it."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        places = [f"{FOLDER}/{name}" for name in ("source", "source/clients/python", "packages")]
+        own = f"home = {_BASE}/bin\ninclude-system-site-packages = false\n"
+        machine.write(f"{FOLDER}/pyvenv.cfg", own)
+        machine.write(f"{FOLDER}/lib/{version}/site-packages/hearth.pth", "\n".join(places))
+        machine.write(f"{FOLDER}/bin/hearth", _COMMAND, mode=0o755)
+        machine.path(f"{FOLDER}/bin/python").symlink_to(f"{_BASE}/bin/{version}")
+        machine.run("ldconfig", f"{_BASE}/lib")
+
+    def hearth(self, *words: str, user: str = "root", check: bool = True) -> str:
+        """What the command `hearth` prints, errors behind the rest."""
+        ended = self.machine.run(f"{FOLDER}/bin/hearth", *words, user=user, check=check)
+        return ended.stdout + ended.stderr
+
+    def ready(self, drop_in: str = "", **settings: Any) -> None:
+        """Have the service run with these settings and this drop-in, started anew if they differ.
+
+        What was counted of starts and failures is forgotten.
+        """
+        self.settle(drop_in, **settings)
+        self.machine.systemctl("start", SERVICE)
+
+    def settle(self, drop_in: str = "", **settings: Any) -> None:
+        """Lay settings and a drop-in down; the service is stopped if they differ."""
+        toml = _toml({**SETTINGS, **settings})
+        if (self._text(_SETTINGS_FILE), self._text(_DROP_IN)) != (toml, drop_in):
+            self.machine.systemctl("stop", SERVICE, SOCKET)
+            self.write_settings(**settings)
+            self.machine.write(_DROP_IN, drop_in)
+            self.machine.systemctl("daemon-reload")
+        # Fails where nothing has been started yet.
+        self.machine.run("systemctl", "reset-failed", SERVICE, SOCKET, check=False)
+        self.machine.systemctl("start", SOCKET)
+
+    def write_settings(self, **settings: Any) -> None:
+        """Write the settings file, for whoever reads it next."""
+        self.machine.write(_SETTINGS_FILE, _toml({**SETTINGS, **settings}))
+
+    def client(self, timeout: float = PATIENCE_S) -> Client:
+        """A client of the service, or to be."""
+        return Client(self.machine.path("/run/hearth/hearth.sock"), timeout=timeout)
+
+    def show(self, name: str) -> str:
+        """A property of the service."""
+        return self.machine.show(SERVICE, name)
+
+    def until(self, name: str, value: str) -> None:
+        """Wait until a property of the service has this value."""
+        self.machine.until(SERVICE, name, value)
+
+    def signal_executor(self, number: signal.Signals) -> int:
+        """Send the executor a signal; its process number here."""
+        group = f"/sys/fs/cgroup{self.show('ControlGroup')}/cgroup.procs"
+        for process in map(int, self._text(group).split()):
+            if b"actors.host" in Path(f"/proc/{process}/cmdline").read_bytes():
+                os.kill(process, number)
+                return process
+        raise AssertionError("the service has no executor")
+
+    def signal_daemon(self, number: signal.Signals) -> None:
+        """Send the daemon a signal, and its executor none."""
+        self.machine.systemctl("kill", "--kill-whom=main", f"--signal={number.name}", SERVICE)
+
+    def _text(self, inside: str) -> str:
+        path = self.machine.path(inside)
+        return path.read_text() if path.exists() else ""
+
+
+_SETTINGS_FILE = "/etc/hearth/hearth.toml"
+_DROP_IN = "/etc/systemd/system/hearth.service.d/50-trial.conf"
+
+
+def _toml(settings: Mapping[str, Any]) -> str:
+    lines = (f'{k} = "{v}"' if isinstance(v, str) else f"{k} = {v}" for k, v in settings.items())
+    return "".join(f"{line}\n" for line in lines)
