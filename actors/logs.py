@@ -8,7 +8,7 @@ import math
 import os
 import select
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Literal, TextIO, cast
 
@@ -16,11 +16,11 @@ import msgspec
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from actors.journal import PLACE, PRIORITIES, Journal, journal_entry, leads_to_journald
+
 Level = Literal["debug", "info", "warning", "error"]
 Format = Literal["auto", "console", "json"]
 
-# syslog's numbers, which journald reads from the front of a line: sd-daemon(3).
-_PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 _CONSOLE_LOSS = "lines of the log were lost: {}\n"
 _WHOLE_FROM = 1000
 _EPOCH_DIGITS = 8
@@ -87,31 +87,52 @@ def configure_logging(
     *,
     stream: TextIO | None = None,
     environ: Mapping[str, str] | None = None,
+    journal: str = PLACE,
 ) -> None:
     """Send all log events of `level` and above to `stream` (standard error by default).
 
-    `auto` is coloured text on a terminal and JSON lines elsewhere; under journald (where
-    `$JOURNAL_STREAM` is set) each JSON line carries its priority. A log that takes no lines loses
-    them; nobody waits long for it or fails by it.
+    `auto` is coloured text on a terminal, fields for `journal` where the stream leads to journald,
+    and JSON lines elsewhere; lines that journald reads carry their priority. A log that takes no
+    lines loses them; nobody waits long for it or fails by it.
     """
     stream = sys.stderr if stream is None else stream
     environ = os.environ if environ is None else environ
     console = form == "console" or (form == "auto" and stream.isatty())
-    journal = "JOURNAL_STREAM" in environ
-    output = _console(stream, environ) if console else _json(journal=journal)
-    lossy = LossyStream(stream, _CONSOLE_LOSS if console else _json_loss(journal=journal))
+    journald = leads_to_journald(stream, environ)
+    native = _open_journal(journal) if journald and form == "auto" else None
+    if native is not None:
+        fields: list[Processor] = [structlog.processors.format_exc_info, journal_entry]
+        _configure(level, fields, lambda *_: native)
+        return
+    clock = structlog.processors.TimeStamper("%H:%M:%S" if console else "iso", utc=not console)
+    lines = _console(stream, environ) if console else _json(journal=journald)
+    lossy = LossyStream(stream, _CONSOLE_LOSS if console else _json_loss(journal=journald))
+    factory = structlog.WriteLoggerFactory(file=cast("TextIO", lossy))
+    _configure(level, [clock, *lines], factory)
+
+
+def _configure(
+    level: Level, output: list[Processor], factory: Callable[..., WrappedLogger]
+) -> None:
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             _name_request,
             structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="%H:%M:%S" if console else "iso", utc=not console),
             *output,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", lossy)),
+        logger_factory=factory,
         cache_logger_on_first_use=False,
     )
+
+
+def _open_journal(place: str) -> Journal | None:
+    """The journal; None where it has no socket, as in a container: its lines are read then."""
+    try:
+        return Journal(place)
+    except OSError:
+        return None
 
 
 def certain_log(name: str) -> structlog.typing.FilteringBoundLogger:
@@ -157,10 +178,10 @@ def _json(*, journal: bool) -> list[Processor]:
 
 def _json_loss(*, journal: bool) -> str:
     line = '{"level":"warning","event":"lines of the log were lost","lines":{}}\n'
-    return f"<{_PRIORITIES['warning']}>{line}" if journal else line
+    return f"<{PRIORITIES['warning']}>{line}" if journal else line
 
 
 def _render_json(_logger: WrappedLogger, _name: str, event: EventDict, *, journal: bool) -> str:
     first = {key: event.pop(key) for key in ("timestamp", "level", "event")}
     line = msgspec.json.encode({**first, **event}, enc_hook=str).decode()
-    return f"<{_PRIORITIES[first['level']]}>{line}" if journal else line
+    return f"<{PRIORITIES[first['level']]}>{line}" if journal else line

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 import click
 
+from actors.journal import PRIORITIES, leads_to_journald
 from daemon.cli.environment import keep_to_this_machine
 from runtime.errors import HearthError
 
@@ -62,7 +63,8 @@ def report(error: BaseException) -> None:
         line = _system_line(error)
     else:
         return
-    click.echo(f"{click.style('hearth:', fg='red')} {' '.join(line.split())}", err=True)
+    level = f"<{PRIORITIES['error']}>" if leads_to_journald(sys.stderr, os.environ) else ""
+    click.echo(f"{level}{click.style('hearth:', fg='red')} {' '.join(line.split())}", err=True)
 
 
 def _system_line(error: OSError) -> str:

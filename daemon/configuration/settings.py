@@ -206,7 +206,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = "info"
     log_format: Annotated[
         Literal["auto", "console", "json"],
-        Meta(description="`auto` is console on a terminal and JSON lines elsewhere."),
+        Meta(
+            description="`auto` is console on a terminal, fields under journald, else JSON lines."
+        ),
     ] = "auto"
 
 

@@ -46,14 +46,6 @@ def test_a_request_is_called_by_its_id_where_the_daemon_told_its_epoch() -> None
     assert not {"epoch", "rid"} & inside.keys()
 
 
-@pytest.mark.parametrize(("level", "number"), [("debug", 7), ("warning", 4), ("error", 3)])
-def test_under_journald_a_line_carries_its_priority(level: str, number: int) -> None:
-    stream = io.StringIO()
-    configure_logging("debug", stream=stream, environ={"JOURNAL_STREAM": "8:1"})
-    getattr(structlog.get_logger(), level)("x")
-    assert stream.getvalue().startswith(f"<{number}>{{")
-
-
 def test_events_below_the_level_are_dropped() -> None:
     stream = io.StringIO()
     configure_logging("warning", stream=stream, environ={})

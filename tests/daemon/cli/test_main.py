@@ -75,6 +75,18 @@ def test_a_failure_is_one_line_and_a_code(
     assert text.count("\n") == 1
 
 
+def test_the_journal_is_told_that_a_failure_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with (tmp_path / "log").open("w+") as file:
+        found = os.fstat(file.fileno())
+        monkeypatch.setenv("JOURNAL_STREAM", f"{found.st_dev}:{found.st_ino}")
+        monkeypatch.setattr(sys, "stderr", file)
+        fails_with(monkeypatch, click.ClickException("no"))
+        file.seek(0)
+        assert file.read() == "<3>hearth: no\n"
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), click.Abort()])
 def test_an_interruption_ends_silently_with_130(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException
