@@ -25,8 +25,11 @@ def own_command() -> Path:
 
 
 def own_parts() -> list[Path]:
-    """What has to be read for `own_command` to run: the interpreter, its library and Hearth."""
-    return [Path(sys.executable), Path(os.__file__), Path(__file__)]
+    """What has to be read for `own_command` to run: the interpreter, all libraries, and Hearth."""
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    code = {Path(line[line.index("/") :]) for line in maps if " r-xp " in line and "/" in line}
+    libraries = sorted(path for path in code if path.is_file())
+    return [Path(sys.executable), Path(os.__file__), Path(__file__), *libraries]
 
 
 def check_name(hearth: Path) -> None:

@@ -60,7 +60,8 @@ def uninstall(place: Place, *, purge: bool) -> list[Path]:
     units = [path for path in place.units() if files.is_ours(path)]
     live = place.live and bool(units)
     if live:
-        manager.run(*place.systemctl("disable", "--now", *UNITS))
+        # The socket first, and the service with it: a client that waits would start it again.
+        manager.run(*place.systemctl("disable", "--now", *reversed(UNITS)))
     removed = files.take_away(known)
     for unit in units:
         links = [folder / unit.name for folder in unit.parent.glob("*.wants")]

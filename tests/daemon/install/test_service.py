@@ -209,7 +209,7 @@ def test_a_user_s_own_service_is_stopped_and_forgotten(own: Place, tmp_path: Pat
     before = len(said(own))
     uninstall(own, purge=False)
     assert said(own)[before:] == [
-        "--user disable --now hearth.service hearth.socket",
+        "--user disable --now hearth.socket hearth.service",
         "--user daemon-reload",
         "--user reset-failed hearth.service hearth.socket",
     ]

@@ -20,7 +20,7 @@ JETPACK_6 = 249
 SINCE = {
     230: "After Also CapabilityBoundingSet Description DeviceAllow DevicePolicy DirectoryMode "
     "Environment ExecReload ExecStart Group KillMode LimitNOFILE ListenStream NoNewPrivileges "
-    "NotifyAccess PrivateTmp ProtectHome ProtectSystem RemoveOnStop Restart "
+    "NotifyAccess PrivateTmp ProtectHome ProtectSystem RemoveOnStop Requires Restart "
     "RestartPreventExitStatus RestartSec RestrictAddressFamilies RuntimeDirectory "
     "RuntimeDirectoryMode SocketGroup SocketMode SocketUser StartLimitBurst StartLimitIntervalSec "
     "SupplementaryGroups SystemCallArchitectures SystemCallErrorNumber SystemCallFilter "
