@@ -54,7 +54,7 @@ class Session:
 
     `number` tells sessions apart as long as the daemon lives. `status_only` ones may ask for
     nothing but `status`: one of them has a place beyond the limit. `expires` is by the door's
-    running clock, as all times of leases are.
+    running clock, as all times of leases are. `generations` counts those among the open ones.
     """
 
     identity: bytes
@@ -66,6 +66,7 @@ class Session:
     delimited: bool = False
     status_only: bool = False
     open: dict[str, OpenRequest] = field(default_factory=dict)
+    generations: int = 0
 
 
 class Sessions:
@@ -79,6 +80,7 @@ class Sessions:
         self._requests_per_client = requests_per_client
         self._by_identity: dict[bytes, Session] = {}
         self._by_rid: dict[int, OpenRequest] = {}
+        self.generations = 0
         self._numbers = count(1)
         self._rids = count(1)
 
@@ -154,6 +156,7 @@ class Sessions:
             )
         request = OpenRequest(next(self._rids), request_id, kind, session, now, deadline)
         self._by_rid[request.rid] = session.open[request_id] = request
+        self._count(request, 1)
         return request
 
     def find(self, rid: int) -> OpenRequest | None:
@@ -165,6 +168,7 @@ class Sessions:
         if self._by_rid.pop(request.rid, None) is None:
             return False
         del request.session.open[request.id]
+        self._count(request, -1)
         return True
 
     def drop(self, session: Session) -> list[OpenRequest]:
@@ -186,3 +190,8 @@ class Sessions:
             for request in self._by_rid.values()
             if request.deadline is not None and request.deadline <= now
         ]
+
+    def _count(self, request: OpenRequest, change: int) -> None:
+        if request.kind == "generate":
+            self.generations += change
+            request.session.generations += change

@@ -10,6 +10,7 @@ from hearth_client.errors import (
     ServerError,
     error_for,
 )
+from hearth_client.protocol import Error
 
 from runtime.errors import CODES
 from tests.clients.vectors import CLIENTS
@@ -22,15 +23,22 @@ def documented_codes() -> set[str]:
 
 
 def test_a_code_becomes_its_exception() -> None:
-    error = error_for("invalid_value", "top_p is wrong", "top_p")
+    error = error_for(Error(code="invalid_value", message="top_p is wrong", field="top_p"))
     assert isinstance(error, InvalidValue)
     assert isinstance(error, RequestRefused)
     assert (error.code, error.field) == ("invalid_value", "top_p")
     assert str(error) == "top_p is wrong (invalid_value, top_p)"
+    assert error.retry_after_s is None
+
+
+def test_a_failure_says_when_to_come_again() -> None:
+    error = error_for(Error(code="queue_full", message="256 wait already", retry_after_s=1.2345))
+    assert error.retry_after_s == 1.2345
+    assert str(error) == "256 wait already (queue_full, again in 1.23 s)"
 
 
 def test_an_unknown_code_is_kept_in_a_server_error() -> None:
-    error = error_for("brand_new", "something")
+    error = error_for(Error(code="brand_new", message="something"))
     assert type(error) is ServerError
     assert str(error) == "something (brand_new)"
 

@@ -158,7 +158,7 @@ class Connection:
             self._session(message, now)
             return None
         if isinstance(message, Error) and not message.id:
-            self.lose(error_for(message.code, message.message, message.field))
+            self.lose(error_for(message))
             return None
         return self._other(message)
 
@@ -229,7 +229,7 @@ class Connection:
         if isinstance(message, Done):
             exchange.done = message
         elif isinstance(message, Error):
-            exchange.error = error_for(message.code, message.message, message.field)
+            exchange.error = error_for(message)
         else:
             exchange.reply = message
         return exchange

@@ -1,10 +1,16 @@
 """One exception per error code of the protocol, and those that arise on this side."""
 
+from hearth_client.protocol import Error
+
 
 class HearthClientError(Exception):
-    """Any failure: a stable `code`, a `message` of one sentence, and the `field` at fault or ''."""
+    """Any failure: a stable `code`, a `message` of one sentence, and the `field` at fault or ''.
+
+    `retry_after_s` is set where the daemon expects that waiting helps: seconds from its answer.
+    """
 
     code = "internal"
+    retry_after_s: float | None = None
 
     def __init__(self, message: str, field: str = "", code: str | None = None) -> None:
         super().__init__(message)
@@ -14,7 +20,8 @@ class HearthClientError(Exception):
             self.code = code
 
     def __str__(self) -> str:
-        return f"{self.message} ({self.code}{f', {self.field}' if self.field else ''})"
+        again = "" if self.retry_after_s is None else f", again in {self.retry_after_s:.3g} s"
+        return f"{self.message} ({self.code}{f', {self.field}' if self.field else ''}{again})"
 
 
 class RequestRefused(HearthClientError):  # noqa: N818 - this family is named like its codes
@@ -218,6 +225,8 @@ _BY_CODE = {kind.code: kind for kind in _SENT}
 _BY_CODE["hello_required"] = ConnectionLost
 
 
-def error_for(code: str, message: str, field: str = "") -> HearthClientError:
+def error_for(answer: Error) -> HearthClientError:
     """The exception for an `error` answer; a code unknown here becomes a ServerError."""
-    return _BY_CODE.get(code, ServerError)(message, field, code)
+    error = _BY_CODE.get(answer.code, ServerError)(answer.message, answer.field, answer.code)
+    error.retry_after_s = answer.retry_after_s
+    return error

@@ -216,12 +216,16 @@ class Done(Answer, tag="done"):
 
 
 class Error(Answer, tag="error"):
-    """The request `id` failed and nothing follows for it; an empty `id` ends no request."""
+    """The request `id` failed and nothing follows for it; an empty `id` ends no request.
+
+    `retry_after_s` comes where waiting helps: after so many seconds there should be room.
+    """
 
     code: str
     message: str
     id: str = ""
     field: str = ""
+    retry_after_s: float | None = None
 
 
 class Tokens(Answer, tag="tokens"):

@@ -1,0 +1,152 @@
+"""When those who are refused may come again, by what the front door sees; no clock, no I/O."""
+
+from bisect import insort
+from collections import deque
+
+LEAST_S = 0.05
+MOST_S = 60.0
+"""What is told is between these."""
+GRACE_S = 0.5
+"""How long after its time a place is kept for who was told to come."""
+_WINDOW = 64
+_GUESS_S = 1.0
+_LOAD_GUESS_S = 5.0
+_TICKETS_PER_CLIENT = 8
+_KEPT_SHARE = 4
+"""At most a fourth of the queue is kept for those who were told to come: not all of them do."""
+
+
+class Pace:
+    """The mean time from one end to the next while there is work, over the last 64."""
+
+    def __init__(self) -> None:
+        # By seconds of work; the first is no end but what the others are counted from.
+        self._ends = deque([0.0], maxlen=_WINDOW + 1)
+        self._worked_s = 0.0
+        self._since: float | None = None
+
+    def works(self, now: float, *, working: bool) -> None:
+        """There is work from now on, or none."""
+        self._worked_s = self._worked(now)
+        self._since = now if working else None
+
+    def ended(self, now: float) -> None:
+        """Something came to its end."""
+        self._ends.append(self._worked(now))
+
+    def seconds(self, now: float) -> float:
+        """Seconds from one end to the next; before the first a guess, or the time that it takes."""
+        spent = self._worked(now) - self._ends[0]
+        ends = len(self._ends) - 1
+        return spent / ends if ends else max(spent, _GUESS_S)
+
+    def _worked(self, now: float) -> float:
+        return self._worked_s + (0.0 if self._since is None else now - self._since)
+
+
+class ComeAgain:
+    """Tells everyone who is refused a time of its own, and keeps a place for it then.
+
+    Places free at the pace at which generations end, one for each of those who were told a time,
+    behind those who were told before. Who comes when nobody has told it to leaves those places
+    that are kept, so that a client which asks without rest does not take them from one that waits
+    as told. A client is known by its session's number, times are seconds of the monotonic clock.
+    """
+
+    def __init__(self, queue_requests: int, now: float) -> None:
+        self._queue_requests = queue_requests
+        self._requests, self._clients = Pace(), Pace()
+        self._clients.works(now, working=True)
+        # When each is told to come, and who.
+        self._tickets: list[tuple[float, int]] = []
+        # When the last request of a client was told to come that has too many open.
+        self._own: dict[int, float] = {}
+        self._ready = False
+        self._lost_at = now
+        self._load_s = _LOAD_GUESS_S
+        self._stops_at: float | None = None
+
+    def works(self, now: float, *, working: bool) -> None:
+        """Generations are open, or none is."""
+        self._requests.works(now, working=working and self._ready)
+
+    def ended(self, now: float) -> None:
+        """A generation that had been accepted has ended."""
+        self._requests.ended(now)
+
+    def client_left(self, client: int, now: float) -> None:
+        """A session has ended."""
+        self._clients.ended(now)
+        self._own.pop(client, None)
+        self._tickets = [one for one in self._tickets if one[1] != client]
+
+    def executor(self, now: float, *, ready: bool, working: bool) -> None:
+        """An executor is ready, or there is none; `working` where generations are open."""
+        if ready and not self._ready:
+            self._load_s = now - self._lost_at
+        elif self._ready and not ready:
+            self._lost_at = now
+        self._ready = ready
+        self.works(now, working=working)
+
+    def stops(self, ended: float) -> None:
+        """The daemon will have stopped at `ended`."""
+        self._stops_at = ended
+
+    def admits(self, client: int, free: int, now: float) -> bool:
+        """Whether a client may have one of the `free` places of the queue; its turn is used up."""
+        self._tickets = [one for one in self._tickets if one[0] >= now - GRACE_S]
+        due = [one for one in self._tickets if one[0] <= now + LEAST_S]
+        mine = next((one for one in due if one[1] == client), None)
+        if mine is not None and free > 0:
+            self._tickets.remove(mine)
+            return True
+        kept = min(len(due), self._queue_requests // _KEPT_SHARE)
+        return free > kept
+
+    def after(
+        self, code: str, client: int, now: float, *, ahead: int = 0, own: int = 1, open_now: int = 1
+    ) -> float | None:
+        """Seconds after which one that is refused with `code` may come; None where waiting is vain.
+
+        `ahead` requests have to go first where that is known; `own` of `open_now` generations are
+        the client's.
+        """
+        match code:
+            case "queue_full":
+                seconds = self._ticket(client, now, max(ahead, 1))
+            case "too_many_requests":
+                seconds = self._until_one_ends(client, now, own, open_now)
+            case "too_many_clients":
+                seconds = self._clients.seconds(now)
+            case "executor_failed":
+                seconds = self._until_ready(now)
+            case "shutting_down":
+                seconds = max((self._stops_at or now) - now, 0.0) + self._load_s
+            case _:
+                return None
+        return round(min(max(seconds, LEAST_S), MOST_S), 3)
+
+    def _until_one_ends(self, client: int, now: float, own: int, open_now: int) -> float:
+        begins = now + self._until_ready(now)
+        each = self._requests.seconds(now) * max(open_now, 1) / max(own, 1)
+        at = min(max(self._own.get(client, begins), begins) + each, begins + own * each)
+        self._own[client] = at
+        return at - now
+
+    def _ticket(self, client: int, now: float, ahead: int) -> float:
+        each = self._requests.seconds(now)
+        begins = now + self._until_ready(now)
+        mine = [at for at, who in self._tickets if who == client]
+        if len(mine) >= _TICKETS_PER_CLIENT:
+            return mine[-1] - now
+        last = self._tickets[-1][0] if self._tickets else 0.0
+        # By then all that waits now has been served: later than that nobody has to come.
+        latest = begins + min(self._queue_requests * each, MOST_S)
+        at = min(max(last, begins + (ahead - 1) * each) + each, latest)
+        insort(self._tickets, (at, client))
+        return at - now
+
+    def _until_ready(self, now: float) -> float:
+        """As long as the last executor took to load; beyond that, as long again as it is late."""
+        return 0.0 if self._ready else max(abs(self._lost_at + self._load_s - now), LEAST_S)
