@@ -12,6 +12,8 @@ from runtime.errors import Code
 class PolicySettings(msgspec.Struct, frozen=True, kw_only=True):
     """What the scheduler may do; times in seconds, `queue_tokens` in prompt tokens.
 
+    `client_queue_share` is how much of the queue one client may take; see `within_share`.
+
     Rows that are "joining" take any place that frees; "synchronous" ones run in batches, of which
     the next begins when all rows of the one before have ended.
     """
@@ -22,35 +24,66 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True):
     hold_s: float = 2.0
     queue_requests: int = 256
     queue_tokens: int = 65536
+    client_queue_share: float = 0.75
     ageing_s: float = 5.0
 
 
 class Refusal(NamedTuple):
-    """Why a request gets no place: a code, our sentence and the field or limit at fault."""
+    """Why a request gets no place: a code, our sentence and the field or limit at fault.
+
+    `ahead` is how many that wait have to go before there is room for it, where that is known.
+    """
 
     code: Code
     message: str
     field: str | None
+    ahead: int = 0
+
+
+def within_share(own: int, more: int, waiting: int, limit: int, share: float) -> bool:
+    """Whether a client of which `own` wait may have `more`, where `waiting` of `limit` are taken.
+
+    The dynamic threshold of Choudhury and Hahne (1998): what a client has waiting may be a fixed
+    multiple of what stays free. Alone it so takes `share` of the limit, several take less each, and
+    something is always left for who comes next. Who has nothing waiting is within its share.
+    """
+    if not own or share >= 1:
+        return True
+    return own + more <= share / (1 - share) * (limit - waiting - more)
 
 
 def queue_refusal(
-    entry: Entry, requests: int, tokens: int, settings: PolicySettings
+    entry: Entry, requests: int, tokens: int, own_tokens: int, settings: PolicySettings
 ) -> Refusal | None:
-    """Whether there is room for the request behind those that wait; None when there is."""
+    """Whether there is room for the request behind those that wait; None when there is.
+
+    `requests` with `tokens` in their prompts wait, `own_tokens` of them are of its client.
+    """
     if requests >= settings.queue_requests:
         return Refusal(
             "queue_full",
             f"{requests} requests wait already, the limit is {settings.queue_requests}: "
             "try again later",
             "queue_requests",
+            1,
         )
-    waiting = tokens + entry.prompt_tokens
-    if waiting > settings.queue_tokens:
+    more, limit = entry.prompt_tokens, settings.queue_tokens
+    if tokens + more > limit:
+        # As many as have so many tokens, by the mean of those that wait.
+        ahead = -(-(tokens + more - limit) * requests // tokens) if tokens else 1
         return Refusal(
             "queue_full",
-            f"with this request {waiting} prompt tokens would wait, the limit is "
-            f"{settings.queue_tokens}: try again later",
+            f"with this request {tokens + more} prompt tokens would wait, the limit is "
+            f"{limit}: try again later",
             "queue_tokens",
+            ahead,
+        )
+    if not within_share(own_tokens, more, tokens, limit, settings.client_queue_share):
+        return Refusal(
+            "too_many_requests",
+            f"with this request {own_tokens + more} prompt tokens of this client would wait, more "
+            "than its share: wait for a request to end",
+            "client_queue_share",
         )
     return None
 

@@ -125,13 +125,15 @@ class RowsEnded(FromExecutor, tag="rows_ended"):
 class RowsFailed(FromExecutor, tag="rows_failed"):
     """These requests ended in a failure; `code` is one of `runtime.errors.CODES`.
 
-    The scheduler says so too, as incarnation 0.
+    The scheduler says so too, as incarnation 0; where it has no room `ahead` others have to go
+    before there is.
     """
 
     rids: list[int]
     code: str
     message: str
     field: str | None = None
+    ahead: int = 0
 
 
 class Continuation(msgspec.Struct, frozen=True, array_like=True):
@@ -280,12 +282,13 @@ class Deltas(ActorMessage, tag="deltas"):
 
 
 class Failed(ActorMessage, tag="failed"):
-    """The request ended in a failure."""
+    """The request ended in a failure; see `RowsFailed`."""
 
     rid: int
     code: str
     message: str
     field: str | None = None
+    ahead: int = 0
 
 
 class Converted(ActorMessage, tag="converted"):

@@ -81,7 +81,8 @@ class SchedulerPolicy:
         self._suspects.forget(now)
         if refusal is None and self._suspects.is_guilty(entry):
             refusal = _GUILTY
-        refusal = refusal or queue_refusal(entry, *self._waiting(), self._settings)
+        own = self._tokens_of(request.client)
+        refusal = refusal or queue_refusal(entry, *self._waiting(), own, self._settings)
         if refusal is not None:
             self._refused += 1
             return [_failed([request.rid], refusal)]
@@ -219,6 +220,12 @@ class SchedulerPolicy:
         tokens = self._queue.prompt_tokens + sum(row.entry.prompt_tokens for row in behind)
         return len(self._queue) + len(behind), tokens
 
+    def _tokens_of(self, client: int) -> int:
+        """The prompt tokens that a client has waiting."""
+        behind = [row.entry for row in self._house.waiting]
+        own = sum(one.prompt_tokens for one in behind if one.request.client == client)
+        return self._queue.tokens_of(client) + own
+
     def _accept(self, entry: Entry) -> list[Decision]:
         if entry.accepted:
             return []
@@ -349,4 +356,4 @@ class SchedulerPolicy:
 
 
 def _failed(rids: list[int], refusal: Refusal) -> RowsFailed:
-    return RowsFailed(0, rids, refusal.code, refusal.message, refusal.field)
+    return RowsFailed(0, rids, refusal.code, refusal.message, refusal.field, refusal.ahead)

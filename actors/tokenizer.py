@@ -243,7 +243,9 @@ class TokenizerActor:
     async def _rows_failed(self, message: RowsFailed) -> None:
         for rid in message.rids:
             self._streams.drop(rid)
-            await self._answer(Failed(rid, message.code, message.message, message.field))
+            await self._answer(
+                Failed(rid, message.code, message.message, message.field, message.ahead)
+            )
 
     async def _leave(self, rid: int) -> None:
         """Have the executor drop a row that goes on; without it the row only runs in vain."""

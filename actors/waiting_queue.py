@@ -56,6 +56,7 @@ class _Line:
 
     last: float
     turn: int = 0
+    prompt_tokens: int = 0
     order: list[tuple[float, int]] = field(default_factory=list)
     head: tuple[float, int, int] | None = None
 
@@ -105,6 +106,11 @@ class WaitingQueue:
         """The earliest deadline of a waiting request."""
         return min(self._deadlines.values(), default=None)
 
+    def tokens_of(self, client: int) -> int:
+        """The prompt tokens that a client has waiting."""
+        line = self._lines.get(client)
+        return line.prompt_tokens if line else 0
+
     def virtual_arrival(self, priority: int, since: float) -> float:
         """When a request of priority 0 must have come to stand where this one stands."""
         return since - priority * self._ageing_s
@@ -140,6 +146,7 @@ class WaitingQueue:
         if entry is not None:
             line = self._lines[entry.request.client]
             del line.order[bisect_left(line.order, self._place(entry))]
+            line.prompt_tokens -= entry.prompt_tokens
             self._settle(entry.request.client, line)
             del self._entries[rid]
             self._deadlines.pop(rid, None)
@@ -159,6 +166,7 @@ class WaitingQueue:
         insort(line.order, self._place(entry))
         self._settle(entry.request.client, line)
         self.prompt_tokens += entry.prompt_tokens
+        line.prompt_tokens += entry.prompt_tokens
         if entry.request.deadline is not None:
             self._deadlines[entry.rid] = entry.request.deadline
 

@@ -69,6 +69,7 @@ def door_settings(settings: Settings) -> DoorSettings:
         lease_s=settings.lease_s,
         queued_requests=settings.queue_requests,
         queued_tokens=settings.queue_tokens,
+        client_queue_share=settings.client_queue_share,
         memory_bytes=settings.client_memory_mb << 20,
     )
 
@@ -96,6 +97,7 @@ def door_facts(
         model=model,
         prompt_tokens=min(longest, settings.queue_tokens),
         total_tokens=config.max_kv_cache_capacity,
+        places=config.max_supported_batch_size,
         engine=engine,
     )
 
@@ -108,6 +110,7 @@ def policy_settings(settings: Settings) -> PolicySettings:
         hold_s=settings.hold_s,
         queue_requests=settings.queue_requests,
         queue_tokens=settings.queue_tokens,
+        client_queue_share=settings.client_queue_share,
         ageing_s=settings.ageing_s,
     )
 

@@ -164,6 +164,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     queue_tokens: Annotated[
         int, Meta(ge=1, le=1 << 30, description="Prompt tokens that may wait; more are refused.")
     ] = 65536
+    client_queue_share: Annotated[
+        float,
+        Meta(gt=0, le=1),
+        Meta(
+            description="The share of what may wait, in requests and prompt tokens, that one "
+            "client takes at most; less where others wait too, so that there is room for newcomers."
+        ),
+    ] = 0.75
     clients: Annotated[
         int, Meta(ge=1, le=4096, description="Clients that may be connected at once.")
     ] = 64

@@ -1,7 +1,7 @@
 """When those who are refused may come again, by what the front door sees; no clock, no I/O."""
 
-from bisect import insort
-from collections import deque
+from bisect import bisect_right, insort
+from collections import Counter, deque
 
 LEAST_S = 0.05
 MOST_S = 60.0
@@ -9,11 +9,15 @@ MOST_S = 60.0
 GRACE_S = 0.5
 """How long after its time a place is kept for who was told to come."""
 _WINDOW = 64
-_GUESS_S = 1.0
+_GUESS_S = 0.1
 _LOAD_GUESS_S = 5.0
-_TICKETS_PER_CLIENT = 8
+_TICKETS_PER_CLIENT = 4
 _KEPT_SHARE = 4
 """At most a fourth of the queue is kept for those who were told to come: not all of them do."""
+_APART = 1.1
+"""Times are told so much further apart than places free, which they do at random."""
+_MEMORY = 32
+"""Over how many who were told to come it is seen whether they do, exponentially."""
 
 
 class Pace:
@@ -59,6 +63,10 @@ class ComeAgain:
         self._clients.works(now, working=True)
         # When each is told to come, and who.
         self._tickets: list[tuple[float, int]] = []
+        self._held: Counter[int] = Counter()
+        self._share_that_comes = 1.0
+        # When the last was told to come that had come as told before.
+        self._second = 0.0
         # When the last request of a client was told to come that has too many open.
         self._own: dict[int, float] = {}
         self._ready = False
@@ -78,7 +86,8 @@ class ComeAgain:
         """A session has ended."""
         self._clients.ended(now)
         self._own.pop(client, None)
-        self._tickets = [one for one in self._tickets if one[1] != client]
+        for ticket in [one for one in self._tickets if one[1] == client]:
+            self._remove(ticket)
 
     def executor(self, now: float, *, ready: bool, working: bool) -> None:
         """An executor is ready, or there is none; `working` where generations are open."""
@@ -95,14 +104,19 @@ class ComeAgain:
 
     def admits(self, client: int, free: int, now: float) -> bool:
         """Whether a client may have one of the `free` places of the queue; its turn is used up."""
-        self._tickets = [one for one in self._tickets if one[0] >= now - GRACE_S]
-        due = [one for one in self._tickets if one[0] <= now + LEAST_S]
+        while self._tickets and self._tickets[0][0] < now - GRACE_S:
+            self._note(self._tickets[0], came=False)
+        due = self._due(now)
         mine = next((one for one in due if one[1] == client), None)
         if mine is not None and free > 0:
-            self._tickets.remove(mine)
+            self._note(mine, came=True)
             return True
-        kept = min(len(due), self._queue_requests // _KEPT_SHARE)
-        return free > kept
+        if free <= min(len(due), self._queue_requests // _KEPT_SHARE):
+            return False
+        if client in self._held:
+            # It need not come again for this one.
+            self._remove(next(one for one in reversed(self._tickets) if one[1] == client))
+        return True
 
     def after(
         self, code: str, client: int, now: float, *, ahead: int = 0, own: int = 1, open_now: int = 1
@@ -137,15 +151,33 @@ class ComeAgain:
     def _ticket(self, client: int, now: float, ahead: int) -> float:
         each = self._requests.seconds(now)
         begins = now + self._until_ready(now)
-        mine = [at for at, who in self._tickets if who == client]
-        if len(mine) >= _TICKETS_PER_CLIENT:
-            return mine[-1] - now
-        last = self._tickets[-1][0] if self._tickets else 0.0
-        # By then all that waits now has been served: later than that nobody has to come.
-        latest = begins + min(self._queue_requests * each, MOST_S)
-        at = min(max(last, begins + (ahead - 1) * each) + each, latest)
+        if mine := [one for one in self._due(now) if one[1] == client]:
+            # It came as told and there was no room: it goes before those who are told later.
+            self._remove(mine[0])
+            at = self._second = max(self._second, begins) + each
+        elif self._held[client] >= _TICKETS_PER_CLIENT:
+            return max(at for at, who in self._tickets if who == client) - now
+        else:
+            # Where many do not come as told, more are told to.
+            last = self._tickets[-1][0] if self._tickets else 0.0
+            last += _APART * each * self._share_that_comes
+            at = min(max(last, begins + ahead * each), begins + MOST_S)
         insort(self._tickets, (at, client))
+        self._held[client] += 1
         return at - now
+
+    def _due(self, now: float) -> list[tuple[float, int]]:
+        return self._tickets[: bisect_right(self._tickets, (now + LEAST_S, 1 << 62))]
+
+    def _note(self, ticket: tuple[float, int], *, came: bool) -> None:
+        self._share_that_comes += (came - self._share_that_comes) / _MEMORY
+        self._remove(ticket)
+
+    def _remove(self, ticket: tuple[float, int]) -> None:
+        self._tickets.remove(ticket)
+        self._held[ticket[1]] -= 1
+        if not self._held[ticket[1]]:
+            del self._held[ticket[1]]
 
     def _until_ready(self, now: float) -> float:
         """As long as the last executor took to load; beyond that, as long again as it is late."""

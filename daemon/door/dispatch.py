@@ -1,5 +1,6 @@
 """Work to the actors, and for every request exactly one terminal answer."""
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from hearth_client.protocol import Answer, Done, Error, Leased, Reason, Speculat
 
 from actors.mailbox import Sender
 from actors.messages import Cancel, SchedulerControl, SchedulerMessage, TokenizerMessage
+from daemon.door.come_again import ComeAgain
 from daemon.door.delivery import Delivery
 from daemon.door.finished import FinishedRequest, Listener, finished, log_finished, milliseconds
 from daemon.door.sessions import OpenRequest, Session, Sessions
@@ -44,6 +46,7 @@ class Dispatch:
             clients=settings.clients, requests_per_client=settings.requests_per_client
         )
         self.delivery = Delivery(socket, settings, state.clock)
+        self.come_again = ComeAgain(settings.queued_requests, time.monotonic())
         self._state = state
         self._looked = -_LOOK_S
         self._listeners = (log_finished, *listeners)
@@ -84,12 +87,36 @@ class Dispatch:
         self.done(request, "cancelled")
         self._drop_work(request)
 
-    def fail(self, request: OpenRequest, code: str, message: str, field: str | None = None) -> None:
-        """End a request with an error."""
+    def fail(
+        self,
+        request: OpenRequest,
+        code: str,
+        message: str,
+        field: str | None = None,
+        ahead: int = 0,
+    ) -> None:
+        """End a request with an error; `ahead` others have to go before there is room for it."""
         if self.sessions.close(request):
             error = Error(id=request.id, code=code, message=message, field=field or "")
+            error.retry_after_s = self.retry_after_s(code, request.session, ahead)
             self.delivery.send(request.session, error)
             self._record(request, code, "failed")
+
+    def executor_is(self, *, ready: bool) -> None:
+        """An executor is ready, or there is none."""
+        working = bool(self.sessions.generations)
+        self.come_again.executor(time.monotonic(), ready=ready, working=working)
+
+    def retry_after_s(self, code: str, session: Session | None, ahead: int = 0) -> float | None:
+        """When one that is refused with `code` may come again; None where waiting is vain."""
+        return self.come_again.after(
+            code,
+            session.number if session else 0,
+            time.monotonic(),
+            ahead=ahead,
+            own=session.generations if session else 0,
+            open_now=self.sessions.generations,
+        )
 
     def stop(self, request: OpenRequest, code: str, message: str) -> None:
         """End a request with an error of the front door's own, then tell the actors."""
@@ -112,6 +139,7 @@ class Dispatch:
     def abandon(self, session: Session, reason: str) -> None:
         """End a session whose client cannot be told any more."""
         self.delivery.forget(session)
+        self.come_again.client_left(session.number, time.monotonic())
         for request in self.sessions.drop(session):
             self._record(request, reason, "failed")
             self._drop_work(request)
@@ -162,6 +190,10 @@ class Dispatch:
         if request.kind != "generate":
             _log.debug(request.kind, rid=request.rid, reason=reason)
             return
+        now = time.monotonic()
+        if request.accepted:
+            self.come_again.ended(now)
+        self.come_again.works(now, working=bool(self.sessions.generations))
         self._state.totals[total] += 1
         if total == "failed":
             self._state.totals[reason] += 1

@@ -93,6 +93,7 @@ class FrontDoor:
         """Take note of the daemon's state, of new facts about the service or of its work."""
         if state is not None:
             self._state.state = state
+            self._dispatch.executor_is(ready=state == "ready")
         if state == "starting":
             # The executor that they tell of is gone.
             self._state.metrics = None
@@ -127,6 +128,7 @@ class FrontDoor:
     async def stop(self, drain_s: float = 0.0) -> None:
         """Refuse new work, let open requests end for `drain_s` seconds, then end `run`."""
         self._state.state = "draining"
+        self._dispatch.come_again.stops(time.monotonic() + drain_s)
         if self.open_requests:
             with anyio.move_on_after(drain_s):
                 await self._drained.wait()

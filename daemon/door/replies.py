@@ -52,7 +52,9 @@ class Replies:
         if isinstance(message, Accepted):
             self._accepted(request, message)
         elif isinstance(message, Failed):
-            self._dispatch.fail(request, message.code, message.message, message.field)
+            self._dispatch.fail(
+                request, message.code, message.message, message.field, message.ahead
+            )
         elif isinstance(message, Converted):
             self._converted(request, message)
         else:

@@ -18,6 +18,7 @@ from hearth_client.protocol import (
     Welcome,
 )
 
+from actors.admission import within_share
 from actors.messages import AskReport
 from daemon.door.dispatch import Dispatch
 from daemon.door.faults import fields_of, id_of
@@ -97,6 +98,7 @@ class Requests:
             id=reason.id,
         )
         session = self._sessions.get(received.identity)
+        error.retry_after_s = self._dispatch.retry_after_s(error.code, session)
         if session is None:
             self._dispatch.delivery.reject(received.identity, error, delimited=received.delimited)
             return
@@ -178,11 +180,35 @@ class Requests:
 
     def _generate(self, session: Session, message: Generate, now: float) -> None:
         deadline = None if message.deadline_s is None else now + message.deadline_s
+        self._check_room(session, now)
         request = self._sessions.admit(session, message.id, "generate", now, deadline)
+        self._dispatch.come_again.works(now, working=True)
         request.timestamps = message.timestamps
         self._state.totals["requests"] += 1
         asked = prepare(message, request.rid, deadline, session.number)
         self._dispatch.ask_tokenizer(request, asked)
+
+    def _check_room(self, session: Session, now: float) -> None:
+        """Raise for a generation that the scheduler would refuse, before anything is encoded.
+
+        The door counts what is open: as many as there are places run, the others wait.
+        """
+        places, limit = self._state.facts.places, self._settings.queued_requests
+        waiting = max(0, self._sessions.generations - places)
+        own = max(0, session.generations - places)
+        if not self._dispatch.come_again.admits(session.number, limit - waiting, now):
+            raise HearthError(
+                "queue_full",
+                f"{waiting} requests wait already, the limit is {limit}: try again later",
+                "queue_requests",
+            )
+        if not within_share(own, 1, waiting, limit, self._settings.client_queue_share):
+            raise HearthError(
+                "too_many_requests",
+                f"{session.generations} requests of this client are open, its share of what may "
+                "wait: wait for one to end",
+                "client_queue_share",
+            )
 
     def _ask(self, session: Session, message: Tokenize | Detokenize | Status, now: float) -> None:
         deadline = now + self._settings.answer_s

@@ -24,6 +24,7 @@ class DoorSettings(msgspec.Struct, frozen=True, kw_only=True):
     lease_s: float = 30.0
     queued_requests: int = 256
     queued_tokens: int = 65536
+    client_queue_share: float = 0.75
     frame_bytes: int = MAX_FRAME_BYTES
     slow_bytes: int = 4 << 20
     slow_s: float = 10.0
@@ -36,10 +37,14 @@ class DoorSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DoorFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What clients are told of the service; lengths in tokens."""
+    """What clients are told of the service, and how many generations run together (`places`).
+
+    Lengths are in tokens.
+    """
 
     server: str
     model: str = ""
     prompt_tokens: int = 0
     total_tokens: int = 0
+    places: int = 0
     engine: dict[str, str | int | float] = {}

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from actors.admission import PolicySettings, Refusal, queue_refusal, size_refusal
+from actors.admission import PolicySettings, Refusal, queue_refusal, size_refusal, within_share
 from actors.messages import ExecutorLimits
 from runtime.errors import CODES
 from tests.actors.simulation import entry
@@ -19,13 +19,49 @@ def check(refusal: Refusal | None, code: str, field: str) -> None:
 
 
 def test_the_queue_refuses_by_requests() -> None:
-    assert queue_refusal(entry(9), 2, 2, SETTINGS) is None
-    check(queue_refusal(entry(9), 3, 3, SETTINGS), "queue_full", "queue_requests")
+    assert queue_refusal(entry(9), 2, 2, 0, SETTINGS) is None
+    check(queue_refusal(entry(9), 3, 3, 0, SETTINGS), "queue_full", "queue_requests")
 
 
 def test_the_queue_refuses_by_prompt_tokens_and_still_takes_short_ones() -> None:
-    assert queue_refusal(entry(9, prompt=20), 1, 40, SETTINGS) is None
-    check(queue_refusal(entry(9, prompt=21), 1, 40, SETTINGS), "queue_full", "queue_tokens")
+    assert queue_refusal(entry(9, prompt=20), 1, 40, 0, SETTINGS) is None
+    check(queue_refusal(entry(9, prompt=21), 1, 40, 0, SETTINGS), "queue_full", "queue_tokens")
+
+
+def test_a_refusal_by_tokens_says_how_many_have_to_go_before() -> None:
+    for prompt, ahead in ((21, 1), (40, 1), (41, 2), (60, 2)):
+        refusal = queue_refusal(entry(9, prompt=prompt), 2, 40, 0, SETTINGS)
+        assert refusal is not None
+        assert refusal.ahead == ahead
+
+
+def test_one_client_leaves_room_for_the_prompt_of_another() -> None:
+    assert queue_refusal(entry(9, prompt=15), 2, 30, 30, SETTINGS) is None
+    refusal = queue_refusal(entry(9, prompt=16), 2, 30, 30, SETTINGS)
+    check(refusal, "too_many_requests", "client_queue_share")
+    assert queue_refusal(entry(9, prompt=30), 2, 30, 0, SETTINGS) is None
+
+
+@pytest.mark.parametrize("clients", [1, 2, 5, 20])
+def test_however_many_clients_flood_there_is_room_for_the_first_request_of_another(
+    clients: int,
+) -> None:
+    limit, share = 256, 0.75
+    waiting = [0] * clients
+    for _ in range(limit):
+        for client in range(clients):
+            if sum(waiting) < limit and within_share(
+                waiting[client], 1, sum(waiting), limit, share
+            ):
+                waiting[client] += 1
+    assert sum(waiting) < limit
+    assert max(waiting) - min(waiting) <= 1
+    if clients == 1:
+        assert waiting == [192]
+
+
+def test_whoever_has_the_whole_queue_for_its_share_is_not_held_back() -> None:
+    assert within_share(255, 1, 255, 256, share=1.0)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,76 @@
+"""Refusals at the door: before anything is encoded, and with a hint when to come again."""
+
+from __future__ import annotations
+
+import pytest
+from hearth_client import (
+    Client,
+    ExecutorFailed,
+    QueueFull,
+    ShuttingDown,
+    TooManyClients,
+    TooManyRequests,
+)
+
+from tests.daemon.door.harness import running_door, until
+
+
+def test_a_full_queue_refuses_before_anything_is_encoded_and_says_when_to_come() -> None:
+    with running_door(queued_requests=3) as door, Client(door.path) as client:
+        held = [client.generate("hang") for _ in range(2)]
+        with Client(door.path) as other:
+            held.append(other.generate("hang"))
+            for _ in range(2):
+                with pytest.raises(QueueFull) as caught:
+                    other.generate("count").text()
+                assert caught.value.field == "queue_requests"
+                assert caught.value.retry_after_s is not None
+            held[0].cancel()
+            assert held[0].text() == ""
+        # A place is free again, and it is not kept: there are too few of them.
+        with Client(door.path) as third:
+            assert third.generate("count", max_tokens=1).text() == "0 "
+    assert len(door.actors.prepared) == 4
+
+
+def test_one_client_leaves_room_in_the_queue_for_another() -> None:
+    with running_door(queued_requests=4) as door, Client(door.path) as client:
+        for _ in range(3):
+            client.generate("hang")
+        with pytest.raises(TooManyRequests) as caught:
+            client.generate("count").text()
+        assert caught.value.field == "client_queue_share"
+        assert caught.value.retry_after_s is not None
+        with Client(door.path) as other:
+            assert other.generate("count", max_tokens=1).text() == "0 "
+
+
+def test_a_client_that_finds_no_place_is_told_when_to_come() -> None:
+    with running_door(clients=1) as door, Client(door.path) as client:
+        client.status()
+        with pytest.raises(TooManyClients) as caught, Client(door.path) as other:
+            other.status()
+        assert caught.value.retry_after_s is not None
+
+
+def test_who_is_refused_while_the_daemon_stops_is_told_when_to_come() -> None:
+    with running_door() as door, Client(door.path) as client:
+        held = client.generate("hang")
+        door.portal.start_task_soon(door.door.stop, 5.0)
+        while client.status().state != "draining":
+            pass
+        with pytest.raises(ShuttingDown) as caught:
+            client.generate("count").text()
+        assert caught.value.retry_after_s is not None
+        # What is left of the drain counts too.
+        assert caught.value.retry_after_s > 2
+        held.cancel()
+        until(lambda: door.on_loop(lambda: door.door.open_requests) == 0)
+
+
+def test_a_failed_executor_says_when_the_next_one_should_be_there() -> None:
+    with running_door() as door, Client(door.path) as client:
+        door.on_loop(lambda: door.door.tell("starting"))
+        with pytest.raises(ExecutorFailed) as caught:
+            client.generate("fail").text()
+    assert caught.value.retry_after_s is not None
