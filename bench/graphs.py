@@ -15,9 +15,11 @@ from bench.toy_daemon import engine_option, given_or_toy
 from daemon.cli.console import progress_bar
 from daemon.cli.errors import FAILED
 from daemon.cli.options import json_option
+from runtime.decoding.metrics import StageMetrics
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.options import RuntimeOptions, SpeculationOptions
 from runtime.request import RequestOptions, RowRequest
+from runtime.steps.engine_runner import PromptGraphs
 from runtime.tensors.profiles import decode_batches
 
 HIT_RATE_AIM = 0.99
@@ -29,16 +31,26 @@ _ANSWER = (4, 96)
 
 
 class GraphFigures(msgspec.Struct, kw_only=True):
-    """Steps by kind and what became of decode steps; a prefill step has no graph.
+    """Steps by kind and what became of them; `prefill_hits` are chunks of prompt from a graph.
 
     `joins` and `leaves` count the rows that came and went while others ran on, `verify_steps` the
     decode steps that verified trees. `padded` are the decode steps that ran with more rows than
-    told of tokens. `hit_rate` is the share of decode steps from a graph.
+    told of tokens. `hit_rate` is the share of decode steps from a graph. `host_ms` is the mean time
+    in which the host queues a step, `ms` its own. `prompt_captures` took `prompt_capture_mb`
+    megabytes of 10^6 bytes of the device.
     """
 
     requests: int = 0
     captures: int = 0
+    prompt_captures: int = 0
+    prompt_capture_s: float = 0.0
+    prompt_capture_mb: float = 0.0
     prefill_steps: int = 0
+    prefill_hits: int = 0
+    prefill_ms: float = 0.0
+    prefill_host_ms: float = 0.0
+    decode_ms: float = 0.0
+    decode_host_ms: float = 0.0
     decode_steps: int = 0
     verify_steps: int = 0
     hits: int = 0
@@ -97,6 +109,7 @@ class GraphRun:
         runtime, found = self._runtime, GraphFigures(requests=requests)
         runtime.capture(range(1, runtime.max_batch + 1))
         before = msgspec.structs.replace(runtime.counters)
+        prompts = msgspec.structs.replace(runtime.prompt_graphs)
         rate = _LOAD * runtime.max_batch / (sum(_ANSWER) / 2)
         coming, waiting = requests, 0
         while coming or waiting or self._live:
@@ -108,12 +121,24 @@ class GraphRun:
             progress(requests - coming - waiting - len(self._live), requests)
         now = runtime.counters
         found.captures = now.captures
-        found.hits, found.fallbacks = now.hits - before.hits, now.fallbacks - before.fallbacks
-        found.misses = now.misses - before.misses - found.prefill_steps
+        self._take_prompts(found, prompts)
+        found.hits = now.hits - before.hits - found.prefill_hits
+        found.fallbacks = now.fallbacks - before.fallbacks
+        found.misses = now.misses - before.misses - (found.prefill_steps - found.prefill_hits)
         found.decode_steps = found.hits + found.misses + found.fallbacks
         found.hit_rate = found.hits / found.decode_steps if found.decode_steps else 0.0
         found.batch_sizes = sorted(set(found.batch_sizes))
         return found
+
+    def _take_prompts(self, found: GraphFigures, before: PromptGraphs) -> None:
+        """What became of chunks, those too whose result nobody was there to hear."""
+        runtime, now = self._runtime, self._runtime.prompt_graphs
+        found.prompt_captures, found.prompt_capture_s = now.captures, now.seconds
+        found.prompt_capture_mb = now.bytes / 1e6
+        found.prefill_hits = now.hits - before.hits
+        found.prefill_steps = found.prefill_hits + now.misses - before.misses
+        found.prefill_ms, found.prefill_host_ms = _mean_ms(runtime.prefill_metrics)
+        found.decode_ms, found.decode_host_ms = _mean_ms(runtime.generation_metrics)
 
     def _place(self, count: int, found: GraphFigures) -> int:
         if count:
@@ -123,9 +148,7 @@ class GraphRun:
 
     def _step(self, found: GraphFigures) -> None:
         step = self._runtime.step()
-        if step.kind == "prefill":
-            found.prefill_steps += 1
-        else:
+        if step.kind != "prefill":
             rows = len({token.row for token in step.tokens})
             found.batch_sizes.append(rows)
             found.padded += rows not in self._graphs
@@ -145,3 +168,9 @@ class GraphRun:
         answer = int(self._rng.integers(*_ANSWER))
         (row,) = rows_of([ids.tolist()], RequestOptions(max_tokens=answer, ignore_eos=True))
         return row
+
+
+def _mean_ms(stage: StageMetrics) -> tuple[float, float]:
+    """Milliseconds of a step, and of the host to queue it."""
+    a_step = 1000 / max(1, stage.steps)
+    return stage.seconds * a_step, stage.host_seconds * a_step

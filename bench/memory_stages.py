@@ -30,7 +30,13 @@ STAGES: dict[str, tuple[str, ...]] = {
     "engine": ("weights", "library"),
     "sampler": ("sampler",),
     "draft": ("draft_library", "draft_weights", "draft_buffers"),
-    "steps": ("engine_scratch", "attention_scratch", "activations", "draft_scratch"),
+    "steps": (
+        "engine_scratch",
+        "attention_scratch",
+        "activations",
+        "draft_scratch",
+        "prompt_graphs",
+    ),
 }
 """What is built, in order, and the parts of a deployment's prediction that it must fit."""
 _ROUNDS_TOKENS = 24

@@ -142,6 +142,14 @@ class LLMEngineRunnerConfig(
         speculates = self.enable_eagle_spec_decode or self.base_hidden_dim > 0
         return speculates and not self.chains_only
 
+    @property
+    def prefills_apart(self) -> bool:
+        """Whether a step of several tokens a row takes one row after the other.
+
+        The fused attention of ONNX Runtime's own operators does (docs/gpu.md).
+        """
+        return self.operators == "contrib" and not self.takes_tree_mask
+
 
 def parse_config(data: bytes, source: str = CONFIG_FILE) -> LLMEngineRunnerConfig:
     """Read a `config.json`; raises `engine_corrupt` or `engine_incompatible` naming the field."""

@@ -99,13 +99,11 @@ def share_context_memory(executors: Sequence[EngineExecutor], device: Device) ->
 
 def _lookup_proposer(deployment: DeploymentConfig, device: Device) -> LookupProposer:
     config = deployment.base
-    # GroupQueryAttention takes several tokens of one row only (docs/gpu.md).
-    single = config.operators == "contrib" and not config.takes_tree_mask
     return LookupProposer(
         device.tree_ops,
         deployment.speculation,
         fixed_width=device.kind == "cuda",
-        most_rows=1 if single else config.max_supported_batch_size,
+        most_rows=1 if config.prefills_apart else config.max_supported_batch_size,
     )
 
 

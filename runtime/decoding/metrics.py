@@ -2,14 +2,19 @@ import msgspec
 
 
 class StageMetrics(msgspec.Struct):
-    """What one stage (prefill, generation) has done since the start."""
+    """What one stage (prefill, generation) has done since the start.
+
+    `host_seconds` are what queueing the steps took, while the device may be at work on others.
+    """
 
     steps: int = 0
     tokens: int = 0
     seconds: float = 0.0
+    host_seconds: float = 0.0
 
-    def record(self, tokens: int, seconds: float) -> None:
+    def record(self, tokens: int, seconds: float, host_seconds: float = 0.0) -> None:
         """Count one step."""
+        self.host_seconds += host_seconds
         self.steps += 1
         self.tokens += tokens
         self.seconds += seconds

@@ -27,13 +27,23 @@ class PrefillBudget:
     """Sizes chunks by the speeds that were measured.
 
     A chunk has a fixed cost, that of a decode step, and a cost for each token that it computes,
-    padding included. The latter may be `share` decode steps in all.
+    padding included. The latter may be `share` decode steps in all. Where there are `widths` to
+    which chunks are padded, a piece of a prompt fills one of them. A chunk is of `most_rows` rows.
     """
 
-    def __init__(self, chunk: int, capacity: int, share: float) -> None:
+    def __init__(
+        self,
+        chunk: int,
+        capacity: int,
+        share: float,
+        widths: Sequence[int] = (),
+        most_rows: int | None = None,
+    ) -> None:
         self._chunk = chunk
         self._capacity = capacity
         self._share = share
+        self._widths = widths
+        self._most_rows = most_rows
         self._decode_s = 0.0
         self._beyond_s = 0.0
         self._computed = 0.0
@@ -66,7 +76,8 @@ class PrefillBudget:
         `limited` where rows decode. A further joiner shares the chunk if the one before it gets
         no less for that, and if start and width stay within the capacity for each.
         """
-        most = self.tokens if limited else self._chunk * len(prompts)
+        prompts = prompts[: self._most_rows]
+        most = self._whole(self.tokens) if limited else self._chunk * len(prompts)
         width = min(prompts[0].left, self._chunk, most)
         start = prompts[0].filled
         for rows, prompt in enumerate(prompts[1:], 1):
@@ -76,3 +87,9 @@ class PrefillBudget:
                 return Chunk(rows, width)
             width = wider
         return Chunk(len(prompts), width)
+
+    def _whole(self, tokens: int) -> int:
+        """The widest of the widths within `tokens`, or the narrowest."""
+        if not self._widths:
+            return tokens
+        return max((one for one in self._widths if one <= tokens), default=self._widths[0])

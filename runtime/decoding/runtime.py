@@ -27,7 +27,8 @@ from runtime.memory.system import available_memory
 from runtime.options import RuntimeOptions
 from runtime.request import GenerationRequest, GenerationResponse, RowRequest, check_options
 from runtime.rows import DecodingInferenceContext, DecodingRow, RowState
-from runtime.steps.engine_runner import LLMEngineRunner
+from runtime.steps.engine_runner import LLMEngineRunner, PromptGraphs
+from runtime.tensors.profiles import captured_widths
 from runtime.text import Tokenizer
 from runtime.undo import undoing
 
@@ -72,7 +73,11 @@ class LLMInferenceRuntime:
         self.capacity = self._context.capacity
         """Tokens that a row holds."""
         self._budget = PrefillBudget(
-            config.prefill_chunk, config.max_kv_cache_capacity, prefill_budget
+            config.prefill_chunk,
+            config.max_kv_cache_capacity,
+            prefill_budget,
+            captured_widths(config),
+            1 if config.prefills_apart else None,
         )
         self._queued: deque[PendingStep] = deque()
         self._decode_next = False
@@ -142,6 +147,11 @@ class LLMInferenceRuntime:
     def device_free(self) -> int | None:
         """Free bytes of the device's own memory; None where it has none of its own."""
         return self._device.free_memory()
+
+    @property
+    def prompt_graphs(self) -> PromptGraphs:
+        """Those of prefill steps, which `counters` counts too."""
+        return self._runner.prompt_graphs
 
     def check(self, row: RowRequest) -> None:
         """Refuse a row that `admit` would refuse; the error names the field."""
@@ -215,9 +225,9 @@ class LLMInferenceRuntime:
         return self._context.release(row)
 
     def capture(self, batch_sizes: Sequence[int]) -> list[str]:
-        """Capture the decode and speculation steps of these batch sizes while no row is active.
+        """Capture prefill steps, and decode and speculation steps of these batch sizes.
 
-        Tells what makes steps slower than they could be.
+        No row is active. Tells what makes steps slower than they could be.
         """
         self._clear("capture")
         if not all(1 <= size <= self.max_batch for size in batch_sizes):
@@ -230,6 +240,7 @@ class LLMInferenceRuntime:
         if self._speculation is not None:
             self._speculation.capture(batch_sizes)
             counters.append(self._speculation.proposer.counters)
+        self._runner.capture_prefill_graphs()
         slower = [
             f"{one.failed_captures} steps are not captured: {one.failure}"
             for one in counters
@@ -320,7 +331,7 @@ class LLMInferenceRuntime:
         self._collected = time.monotonic()
         seconds = self._collected - started
         metrics = self.prefill_metrics if step.kind == "prefill" else self.generation_metrics
-        metrics.record(step.filled, seconds)
+        metrics.record(step.filled, seconds, step.host_s)
         if step.kind == "prefill":
             self._budget.record_prefill(step.computed, seconds)
         else:

@@ -126,6 +126,7 @@ class PendingRound:
         self.filled = self.computed = 0
         self.rows = plan.rows
         self.started = plan.started
+        self.host_s = time.monotonic() - plan.started
         self._strategy = strategy
         self._plan = plan
         self._paths = paths

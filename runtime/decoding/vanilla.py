@@ -18,7 +18,8 @@ class PendingStep(msgspec.Struct, frozen=True):
     """A step that was queued: its rows, by place from `first` on, and the tokens to come.
 
     `lengths` are the tokens that it puts into the caches of each row, `computed` those that the
-    engine runs, with padding. `started` is in seconds of the monotonic clock.
+    engine runs, with padding. `started` is in seconds of the monotonic clock, and `host_s` what
+    the host took from there to queue it.
     """
 
     kind: Literal["prefill", "decode"]
@@ -27,6 +28,7 @@ class PendingStep(msgspec.Struct, frozen=True):
     started: float
     lengths: list[int]
     computed: int
+    host_s: float
     first: int = 0
 
     @property
@@ -80,7 +82,10 @@ class VanillaStrategy:
         self._runner.execute_prefill_step(token_ids, lengths, first)
         picked = context.prefilled(lengths)
         samples = self._sampler.sample(len(rows), first, picked)
-        return PendingStep("prefill", rows, samples, started, lengths, token_ids.size, first)
+        host_s = time.monotonic() - started
+        return PendingStep(
+            "prefill", rows, samples, started, lengths, token_ids.size, host_s, first
+        )
 
     def decode_step(self, context: DecodingInferenceContext) -> PendingStep:
         """Queue a step that runs the newest token of every decoding row and picks the next."""
@@ -90,7 +95,8 @@ class VanillaStrategy:
         self._runner.execute_vanilla_decoding_step(count)
         context.decoded()
         samples = self._sampler.sample(count)
-        return PendingStep("decode", rows, samples, started, [1] * count, count)
+        host_s = time.monotonic() - started
+        return PendingStep("decode", rows, samples, started, [1] * count, count, host_s)
 
 
 def _pieces(

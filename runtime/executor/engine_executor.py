@@ -39,17 +39,22 @@ class _PreparedStep(NamedTuple):
 class EngineExecutor:
     """Binds, runs and captures one engine; knows no model, phase or feature.
 
-    `prepare` fixes the step that `execute` and `capture_graph` mean.
+    `prepare` fixes the step that `execute` and `capture_graph` mean. Graphs are kept for as many
+    sets of addresses as `address_sets` says, the newest.
     """
 
     def __init__(
-        self, engine: Engine, registry: TensorRegistry, profiles: tuple[Profile, ...]
+        self,
+        engine: Engine,
+        registry: TensorRegistry,
+        profiles: tuple[Profile, ...],
+        address_sets: int = 2,
     ) -> None:
         check_bindings(engine.io_tensors, registry)
         self._engine = engine
         self._registry = registry
         self._profiles = profiles
-        self._graphs = GraphCache()
+        self._graphs = GraphCache(address_sets)
         self._prepared: OrderedDict[tuple[object, ...], _PreparedStep] = OrderedDict()
         self._current: _PreparedStep | None = None
         self._profile_in_use: int | None = None
@@ -81,10 +86,12 @@ class EngineExecutor:
         device: Device,
         registry: TensorRegistry,
     ) -> "EngineExecutor":
+        # A draft's steps have two, a decoder's decode steps one, and its prefill steps one a place.
+        address_sets = 1 + config.max_supported_batch_size
         with undoing() as undo:
             engine = _open_engine(folder, config, options, device, registry)
             undo.callback(engine.close)
-            return cls(engine, registry, build_profiles(config))
+            return cls(engine, registry, build_profiles(config), address_sets)
 
     def prepare(
         self, profile: int, dims: InferenceDims, tensors: TensorMap, stream: Stream
@@ -112,10 +119,11 @@ class EngineExecutor:
             self._profile_in_use = profile
         self._current = prepared
 
-    def execute(self, stream: Stream) -> None:
+    def execute(self, stream: Stream) -> bool:
         """Run the prepared step: its captured graph if there is one, else an ordinary run.
 
         An ordinary run also takes the place of a graph that fails, except on a lost device.
+        Tells whether it was the graph.
         """
         step = self._step()
         counters = self._graphs.counters
@@ -131,8 +139,9 @@ class EngineExecutor:
                 counters.fallbacks += 1
             else:
                 counters.hits += 1
-                return
+                return True
         self._engine.run(step.bindings, stream)
+        return False
 
     def capture_graph(self, stream: Stream) -> None:
         """Capture the prepared step, so that `execute` launches it from now on.

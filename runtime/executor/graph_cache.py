@@ -25,12 +25,12 @@ class GraphCounters(msgspec.Struct):
 class GraphCache:
     """Captured graphs by binding hash; a graph is used only when its whole snapshot agrees.
 
-    Graphs of at most two sets of addresses are kept, the newest: a draft's steps have two.
+    Graphs of at most so many sets of addresses are kept, the newest.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, address_sets: int = 2) -> None:
         self.counters = GraphCounters()
-        self._addresses: deque[tuple[int, ...]] = deque(maxlen=2)
+        self._addresses: deque[tuple[int, ...]] = deque(maxlen=address_sets)
         self._graphs: dict[int, tuple[BindingSnapshot, CapturedRun]] = {}
 
     def find(self, snapshot: BindingSnapshot) -> CapturedRun | None:

@@ -1,5 +1,7 @@
 """Memory by part, predicted from the configuration alone."""
 
+from msgspec import structs
+
 from runtime.config import LLMEngineRunnerConfig
 from runtime.engine_folder import PLAN_FILE
 from runtime.memory import sizes
@@ -65,6 +67,9 @@ def predict_memory(
             # How often each token occurred, and its bias.
             "sampler": max_batch * (4 + 4) * config.output_vocab_size,
             "engine_scratch": 0 if simulated else scratch,
+            "prompt_graphs": sizes.prompt_graph_bytes(
+                structs.replace(config, max_supported_batch_size=max_batch)
+            ),
         }
     tokens *= max_batch
     scores = _score_bytes(config, tokens, capacity, _SCORE_COPIES[config.dialect])
@@ -163,12 +168,11 @@ def cuda_scratch_bytes(config: LLMEngineRunnerConfig, rows: int, tokens: int, ca
     if config.plan is not None and config.plan.scratch_bytes is not None:
         return config.plan.scratch_bytes
     masked = config.takes_tree_mask
-    fused = config.operators == "contrib" and not masked
-    every = tokens * (1 if fused else rows)
+    every = tokens * (1 if config.prefills_apart else rows)
     heads = config.num_attention_heads + 2 * config.num_kv_heads
     wide = 3 * config.hidden_size + 3 * config.intermediate_size + heads * config.head_dim
     wide += config.base_hidden_dim
-    scores = 0 if fused else every * config.num_attention_heads * capacity
+    scores = 0 if config.prefills_apart else every * config.num_attention_heads * capacity
     group = config.num_attention_heads // config.num_kv_heads
     mask = every * group * capacity if masked else 0
     head = rows * max(1, config.max_verify_tree_size) * config.output_vocab_size

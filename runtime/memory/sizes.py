@@ -3,9 +3,14 @@
 from runtime.config import DType, LLMEngineRunnerConfig
 from runtime.engine_folder import EMBEDDING_FILE
 from runtime.options import EagleDraftingConfig
+from runtime.tensors.profiles import captured_prompts
 
 ITEM_BYTES: dict[DType, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 WEIGHT_BITS = {"int8": 8, "int4": 4}
+# What a captured graph takes for each of its kernels, and how many of these a step has.
+_KERNEL_BYTES = 12 << 10
+_LAYER_KERNELS = 14
+_OTHER_KERNELS = 8
 
 
 def projection_elements(config: LLMEngineRunnerConfig) -> int:
@@ -74,6 +79,12 @@ def draft_buffer_bytes(
     size += max_batch * (hidden * ITEM_BYTES[config.dtype] + numbers * 4)
     own = config.output_vocab_size != config.vocab_size
     return size + (config.output_vocab_size * 4 if own else 0)
+
+
+def prompt_graph_bytes(config: LLMEngineRunnerConfig) -> int:
+    """Those of the prefill steps that are captured."""
+    kernels = _LAYER_KERNELS * config.num_decoder_layers + _OTHER_KERNELS
+    return len(captured_prompts(config)) * kernels * _KERNEL_BYTES
 
 
 def longest_step(config: LLMEngineRunnerConfig) -> int:

@@ -1,7 +1,9 @@
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from itertools import product
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,12 +11,29 @@ from runtime.caches.hybrid_cache_manager import HybridCacheManager
 from runtime.config import LLMEngineRunnerConfig
 from runtime.device.device import Device
 from runtime.executor.engine_executor import EngineExecutor
+from runtime.memory.sizes import prompt_graph_bytes
+from runtime.memory.system import available_memory
 from runtime.steps.bindings import StepBindings
 from runtime.steps.pipeline_io import PipelineIO
 from runtime.steps.shared_resources import SharedResources
 from runtime.tensors.dims import PROFILE_CONTEXT, InferenceDims
-from runtime.tensors.profiles import generation_profile, prefill_widths
+from runtime.tensors.profiles import captured_prompts, generation_profile, prefill_widths
 from runtime.tensors.tensor import Tensor
+
+_OTHERS_BYTES = 64 << 20
+
+
+class PromptGraphs(msgspec.Struct):
+    """Prefill steps that were captured, in how many seconds and bytes, and what became of steps.
+
+    `hits` were launched from a graph, `misses` were not.
+    """
+
+    captures: int = 0
+    seconds: float = 0.0
+    bytes: int = 0
+    hits: int = 0
+    misses: int = 0
 
 
 class LLMEngineRunner:
@@ -35,6 +54,7 @@ class LLMEngineRunner:
     ) -> None:
         self.executor = executor
         """For counters and introspection."""
+        self.prompt_graphs = PromptGraphs()
         self._config = config
         self._resources = resources
         self._caches = resources.cache_managers[0]
@@ -70,14 +90,13 @@ class LLMEngineRunner:
         `capacity_exceeded`, before anything runs, where a row's start and S exceed the capacity.
         """
         rows, width = token_ids.shape
-        caches = self._caches
-        self._steps.begin_prompt(first, rows, width)
-        self._ops.feed_prefill(self._prompt.inputs, token_ids, lengths)
-        dims = InferenceDims.prefill(rows, width, caches.kv.bucket)
-        self._steps.prepare(PROFILE_CONTEXT, dims, first)
-        self._steps.executor.execute(self._steps.stream)
+        self._prepare_prefill(token_ids, lengths, first)
+        if self._steps.executor.execute(self._steps.stream):
+            self.prompt_graphs.hits += 1
+        else:
+            self.prompt_graphs.misses += 1
         self._steps.keep(rows, width, first)
-        caches.commit(lengths, first)
+        self._caches.commit(lengths, first)
         return self._logits
 
     def execute_vanilla_decoding_step(self, rows: int) -> Tensor:
@@ -138,6 +157,30 @@ class LLMEngineRunner:
             self._steps.stream.synchronize()
             self.reset(0)
 
+    def capture_prefill_graphs(self) -> None:
+        """Capture the prefill steps that have graphs, between batches, once their widths are warm.
+
+        No more than fit into the memory that was predicted for them, or into the little that
+        others may have taken meanwhile.
+        """
+        places_and_widths = captured_prompts(self._config)
+        if not places_and_widths:
+            return
+        began, found = time.monotonic(), self.prompt_graphs
+        limit = max(prompt_graph_bytes(self._config), _OTHERS_BYTES)
+        free = self._free_memory()
+        before = self.executor.counters.captures
+        for place, width in places_and_widths:
+            self.reset(place + 1)
+            self._prepare_prefill(np.zeros((1, width), np.int64), [width], place)
+            self.executor.capture_graph(self._steps.stream)
+            found.bytes = free - self._free_memory()
+            if found.bytes >= limit:
+                break
+        self.reset(0)
+        found.captures = self.executor.counters.captures - before
+        found.seconds = time.monotonic() - began
+
     def capture_vanilla_decoding_graph(self, batch_sizes: Iterable[int]) -> None:
         """Capture the decode step of each batch size in every bucket, between batches."""
         for batch, bucket in self._steps.captured(batch_sizes):
@@ -153,6 +196,20 @@ class LLMEngineRunner:
             profile = generation_profile(self._config, batch, second=True)
             self._device.tree_ops.feed_verify(self._inputs, self._trees, batch, width)
             self._steps.capture(profile, InferenceDims.spec_verify(batch, width, bucket))
+
+    def _prepare_prefill(
+        self, token_ids: NDArray[np.int64], lengths: Sequence[int], first: int
+    ) -> None:
+        """Fill and bind a prefill step; raises what `execute_prefill_step` does."""
+        rows, width = token_ids.shape
+        self._steps.begin_prompt(first, rows, width)
+        self._ops.feed_prefill(self._prompt.inputs, token_ids, lengths)
+        dims = InferenceDims.prefill(rows, width, self._caches.kv.bucket)
+        self._steps.prepare(PROFILE_CONTEXT, dims, first)
+
+    def _free_memory(self) -> int:
+        own = self._device.free_memory()
+        return available_memory() if own is None else own
 
     def close(self) -> None:
         """Free captured graphs, the engine and the device's memory."""

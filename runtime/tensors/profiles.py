@@ -1,9 +1,14 @@
+from itertools import product
 from typing import Literal, NamedTuple
 
 from runtime.config import DRAFT_ARCHITECTURE, LLMEngineRunnerConfig
 from runtime.errors import HearthError
 from runtime.tensors.buckets import bucket_sizes
 from runtime.tensors.dims import PROFILE_GENERATION, InferenceDims
+
+PROMPT_GRAPHS = 32
+"""The most prefill steps that are captured."""
+_CAPTURED = (32, 64, 128, 256)
 
 Selector = Literal["min", "opt", "max"]
 
@@ -83,7 +88,28 @@ def prefill_widths(config: LLMEngineRunnerConfig) -> tuple[int, ...]:
 
 def prefill_width(config: LLMEngineRunnerConfig, tokens: int, room: int) -> int:
     """The width in which a chunk of `tokens` runs where `room` slots are left in each row."""
-    return next((size for size in prefill_widths(config) if tokens <= size <= room), tokens)
+    sizes = (*captured_widths(config), *prefill_widths(config))
+    return next((size for size in sizes if tokens <= size <= room), tokens)
+
+
+def captured_widths(config: LLMEngineRunnerConfig) -> tuple[int, ...]:
+    """The widths in which a prefill step of one row has graphs: 32, 64, 128 and 256 at most.
+
+    They are few, as each place has its own, and far apart, as padding costs little where the time
+    goes into reading weights. None but for ONNX Runtime's own operators: TensorRT captures static
+    shapes alone, and standard operators are not captured on a GPU.
+    """
+    if config.operators != "contrib":
+        return ()
+    longest = min(config.prefill_chunk, config.max_kv_cache_capacity)
+    return tuple(sorted({min(size, longest) for size in _CAPTURED}))
+
+
+def captured_prompts(config: LLMEngineRunnerConfig) -> list[tuple[int, int]]:
+    """The places and widths of the prefill steps that are captured, the first places first."""
+    widths = captured_widths(config)
+    places = min(config.max_supported_batch_size, PROMPT_GRAPHS // max(1, len(widths)))
+    return list(product(range(places), widths))
 
 
 def generation_profile(config: LLMEngineRunnerConfig, batch: int, *, second: bool = False) -> int:

@@ -29,6 +29,20 @@ def test_decode_steps_come_from_graphs_whatever_happens(runtime: LLMInferenceRun
     assert found.cancels > 0
     assert (found.padded, found.verify_steps) == (0, 0)
     assert found.batch_sizes == [1, 2, 3]
+    assert (found.prompt_captures, found.prefill_hits) == (0, 0)
+    assert 0 < found.prefill_host_ms <= found.prefill_ms
+    assert 0 < found.decode_host_ms <= found.decode_ms
+
+
+def test_chunks_of_prompts_from_graphs_are_counted(
+    toy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.tensors.profiles.captured_widths", lambda _: (32,))
+    with closing(LLMInferenceRuntime.open(toy, RuntimeOptions(threads=1, max_batch=3))) as opened:
+        found = GraphRun(opened, (1, 2, 3)).run(12, lambda *_: None)
+    assert found.prompt_captures == 3
+    assert 0 < found.prefill_hits < found.prefill_steps
+    assert (found.hit_rate, found.misses) == (1, 0)
 
 
 def test_steps_without_a_graph_are_counted(
@@ -41,7 +55,11 @@ def test_steps_without_a_graph_are_counted(
     assert (found.padded > 0) == (2 in found.batch_sizes)
 
 
-def test_the_same_seed_gives_the_same_run(runtime: LLMInferenceRuntime) -> None:
+def test_the_same_seed_gives_the_same_run(
+    runtime: LLMInferenceRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Else chunks are as long as the machine is quick.
+    monkeypatch.setattr("runtime.decoding.prefill_budget.PrefillBudget.tokens", 64)
     first, second = (GraphRun(runtime, (1, 2, 3), seed=7).run(4, lambda *_: None) for _ in "ab")
     assert (first.decode_steps, first.cancels) == (second.decode_steps, second.cancels)
 

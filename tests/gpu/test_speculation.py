@@ -94,11 +94,13 @@ def test_rows_of_both_kinds_share_a_batch(speculating: Speculating) -> None:
     assert [one for one in parted if one.lead >= NEAR_TIE] == []
 
 
-def test_only_prefill_is_not_captured(speculating: Speculating) -> None:
+def test_all_but_chunks_of_several_rows_is_captured(speculating: Speculating) -> None:
     runtime, rows, _ = speculating
-    before = structs.replace(runtime.counters)
-    prefills = runtime.prefill_metrics.steps
+    before, prompts = structs.replace(runtime.counters), structs.replace(runtime.prompt_graphs)
     runtime.handle_request(GenerationRequest(rows=rows[:5]))
-    assert runtime.counters.misses - before.misses == runtime.prefill_metrics.steps - prefills
+    missed = runtime.prompt_graphs.misses - prompts.misses
+    assert runtime.counters.misses - before.misses == missed
+    if runtime.config.prefills_apart:
+        assert missed == 0
     assert runtime.counters.hits > before.hits
     assert runtime.counters.fallbacks == before.fallbacks

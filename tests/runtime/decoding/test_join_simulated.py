@@ -47,7 +47,8 @@ CHAIN = 4
 class Kind(NamedTuple):
     """How the runtime runs: like a CPU, whose buckets grow, or like a GPU.
 
-    The latter pads its steps, has one bucket, and queues a step before it reads the one before.
+    The latter pads its steps, has one bucket, queues a step before it reads the one before, and
+    has graphs of its steps, those of prompts too.
     """
 
     gpu: bool
@@ -106,7 +107,8 @@ class House:
         choices = Choices(data)
         schedule = draw_schedule(choices, BOUNDS)
         runtime, self._opened = self._opened or self._open(), None
-        runtime._budget = FixedBudget(CHUNK, SLOTS, 1.0)
+        rows = 1 if self._kind.gpu else None
+        runtime._budget = FixedBudget(CHUNK, SLOTS, 1.0, most_rows=rows)
         runtime._budget.limit = choices.of((CHUNK, 1, 5, 20, 64))
         if runtime._speculation is not None:
             runtime._speculation._policy = Coin()
@@ -127,14 +129,19 @@ class House:
     def _open(self) -> LLMInferenceRuntime:
         device = CpuDevice()
         device.steps_ahead = int(self._kind.gpu)
-        deployment = DeploymentConfig(CONFIG)
+        config = CONFIG
+        if self._kind.gpu:
+            config = structs.replace(config, operators="contrib")
+        deployment = DeploymentConfig(config)
         if self._kind.chains:
-            config = structs.replace(CONFIG, max_verify_tree_size=CHAIN + 1)
+            config = structs.replace(config, max_verify_tree_size=CHAIN + 1)
             options = SpeculationOptions(method="lookup", lookup_tokens=CHAIN, adaptive=False)
             deployment = DeploymentConfig(config, "lookup", options)
         with ExitStack() as patches:
             values: dict[str, object] = {
-                "executor.engine_executor.SimulatedEngine": RememberingEngine
+                "executor.engine_executor.SimulatedEngine": RememberingEngine,
+                # What others take meanwhile would keep steps from being captured.
+                "steps.engine_runner.available_memory": lambda: 1 << 30,
             }
             if self._kind.gpu:
                 values["steps.bindings.decode_batches"] = lambda _: (1, 2, 4)
@@ -143,6 +150,9 @@ class House:
             for name, value in values.items():
                 patches.enter_context(patch(f"runtime.{name}", value))
             runtime = LLMInferenceRuntime.create(deployment, Path(), EngineOptions(), device)
+            if self._kind.gpu:
+                assert runtime.capture(range(1, ROWS + 1)) == []
+                assert runtime.prompt_graphs.captures == ROWS
         if runtime._speculation is not None:
             runtime._speculation.proposer._proposals = proposals  # type: ignore[attr-defined] # of a lookup
         return runtime

@@ -107,3 +107,21 @@ def test_a_chunk_stays_within_its_limits(
         assert chunk.rows * chunk.width <= budget.tokens
     alone = budget.choose(prompts[:1], limited=limited)
     assert chunk.width >= alone.width or not limited
+
+
+@pytest.mark.parametrize(
+    ("token_us", "width"), [(40, 128), (100, 100), (160, 32), (10_000, 32), (0, 256)]
+)
+def test_a_piece_fills_a_width_to_which_it_would_be_padded(token_us: float, width: int) -> None:
+    budget = PrefillBudget(CHUNK, CAPACITY, 1.0, (32, 100, 128, 256))
+    budget.record_decode(0.0101)
+    budget.record_prefill(100, 0.0101 + 100 * token_us * 1e-6)
+    assert budget.choose([Prompt(0, 500)], limited=True) == Chunk(1, width)
+    assert budget.choose([Prompt(0, 20)], limited=True) == Chunk(1, 20)
+    assert budget.choose([Prompt(0, 500)], limited=False) == Chunk(1, CHUNK)
+
+
+def test_rows_that_an_engine_takes_apart_share_no_chunk() -> None:
+    budget = PrefillBudget(CHUNK, CAPACITY, 1.0, most_rows=1)
+    for limited in (False, True):
+        assert budget.choose([Prompt(0, 9), Prompt(0, 9)], limited=limited) == Chunk(1, 9)

@@ -53,11 +53,11 @@ def test_a_captured_step_is_launched_and_other_steps_are_run() -> None:
     tensors = fake_tensors()
     executor.prepare(1, _decode(2), tensors, STREAM)
     executor.capture_graph(STREAM)
-    executor.execute(STREAM)
+    assert executor.execute(STREAM)
     executor.prepare(1, _decode(3), tensors, STREAM)
-    executor.execute(STREAM)
+    assert not executor.execute(STREAM)
     executor.prepare(1, _decode(2), tensors, STREAM)
-    executor.execute(STREAM)
+    assert executor.execute(STREAM)
     assert engine.calls == ["profile 1", "capture", "launch", "run", "launch"]
     counters = executor.counters
     assert (counters.captures, counters.hits, counters.misses, counters.fallbacks) == (1, 2, 1, 0)
@@ -83,7 +83,7 @@ def test_a_graph_that_fails_is_replaced_by_an_ordinary_run() -> None:
     executor.prepare(1, _decode(2), tensors, STREAM)
     executor.capture_graph(STREAM)
     engine.failing = {"launch"}
-    executor.execute(STREAM)
+    assert not executor.execute(STREAM)
     assert tensors.get("y").array[:2].tolist() == [10, 11]
     assert (executor.counters.fallbacks, executor.counters.hits) == (1, 0)
     engine.failing = {"launch", "run"}

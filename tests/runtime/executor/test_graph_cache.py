@@ -57,6 +57,13 @@ def test_graphs_of_old_addresses_are_freed() -> None:
     assert (len(cache), cache.counters.captures) == (4, 8)
 
 
+def test_graphs_of_as_many_addresses_as_asked_for_are_kept() -> None:
+    cache, graphs = GraphCache(3), [_Graph() for _ in range(4)]
+    for address, graph in enumerate(graphs):
+        cache.store(BindingSnapshot(((address, (2,)),)), graph)
+    assert [graph.closed for graph in graphs] == [True, False, False, False]
+
+
 def test_clear_frees_every_graph() -> None:
     cache, graphs = GraphCache(), [_Graph(), _Graph()]
     for address, graph in enumerate(graphs):

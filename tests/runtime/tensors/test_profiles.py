@@ -6,6 +6,8 @@ from runtime.executor.simulated_engine import simulated_config
 from runtime.tensors.dims import PROFILE_CONTEXT, PROFILE_GENERATION, InferenceDims
 from runtime.tensors.profiles import (
     build_profiles,
+    captured_prompts,
+    captured_widths,
     decode_batches,
     generation_profile,
     prefill_width,
@@ -100,3 +102,36 @@ def test_prefill_steps_have_few_widths_on_a_gpu() -> None:
 def test_prefill_steps_have_any_width_on_a_cpu() -> None:
     assert prefill_widths(CONFIG) == ()
     assert prefill_width(CONFIG, 17, 1000) == 17
+
+
+@pytest.mark.parametrize(
+    ("longest", "widths"),
+    [
+        (256, (32, 64, 128, 256)),
+        (512, (32, 64, 128, 256)),
+        (200, (32, 64, 128, 200)),
+        (64, (32, 64)),
+        (20, (20,)),
+    ],
+)
+def test_prefill_steps_of_few_widths_are_captured(longest: int, widths: tuple[int, ...]) -> None:
+    config = structs.replace(CONFIG, device="cuda", operators="contrib", prefill_chunk=longest)
+    assert captured_widths(config) == widths
+    assert captured_prompts(config) == [(place, width) for place in range(4) for width in widths]
+    assert captured_widths(structs.replace(config, operators="standard")) == ()
+    assert captured_prompts(structs.replace(config, operators="standard")) == []
+
+
+def test_captured_prefill_steps_are_bounded() -> None:
+    config = structs.replace(CONFIG, operators="contrib", prefill_chunk=256)
+    most = captured_prompts(structs.replace(config, max_supported_batch_size=64))
+    assert len(most) == 32
+    assert most[-1] == (7, 256)
+
+
+def test_a_chunk_runs_in_a_captured_width_where_there_is_room() -> None:
+    config = structs.replace(CONFIG, device="cuda", operators="contrib", prefill_chunk=512)
+    widths = [prefill_width(config, tokens, 1000) for tokens in (1, 33, 129, 257, 300)]
+    assert widths == [32, 64, 256, 320, 320]
+    # Then in another that was run before, and last in its own.
+    assert [prefill_width(config, 65, room) for room in (128, 127, 79)] == [128, 80, 65]

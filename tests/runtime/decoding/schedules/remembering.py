@@ -53,8 +53,28 @@ def key_of(tokens: NDArray[np.float32], positions: NDArray[np.int64]) -> NDArray
     return np.where(tokens == POISON, np.float32(np.nan), keys).astype(np.float32)
 
 
+class RememberingRun:
+    """A captured step: it reads its buffers anew at each launch."""
+
+    def __init__(self, engine: "RememberingEngine", bindings: Sequence[Binding]) -> None:
+        self._engine, self._bindings = engine, bindings
+
+    def launch(self, stream: Stream) -> None:
+        """Run the step."""
+        self._engine.run(self._bindings, stream)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
 class RememberingEngine(SimulatedEngine):
     """Each step writes its keys behind the filled slots and reads all of its rows."""
+
+    def capture(  # type: ignore[override] # a run of its own
+        self, bindings: Sequence[Binding], _stream: Stream
+    ) -> RememberingRun:
+        """Keep the step."""
+        return RememberingRun(self, bindings)
 
     def run(self, bindings: Sequence[Binding], _stream: Stream) -> None:
         """Write keys and logits."""
