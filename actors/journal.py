@@ -34,8 +34,8 @@ def leads_to_journald(stream: TextIO, environ: Mapping[str, str]) -> bool:
 class Journal:
     """Sends events to journald and never waits: what it does not take at once is lost.
 
-    The next one that it takes comes behind an event that says how many were lost. Raises OSError
-    where nobody listens at `place`.
+    The next one that it takes comes behind an event that says how many were lost; `all_lost` are
+    those of all times. Raises OSError where nobody listens at `place`.
     """
 
     def __init__(self, place: str = PLACE) -> None:
@@ -44,7 +44,7 @@ class Journal:
         # Not connected: a journald that was started anew has another socket at the same place.
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._place = place
-        self._lost = 0
+        self._lost = self.all_lost = 0
 
     def send(self, entry: bytes) -> None:
         """Send what `journal_entry` gave."""
@@ -53,6 +53,7 @@ class Journal:
             self._lost = 0
         if self._lost or not self._try(entry):
             self._lost += 1
+            self.all_lost += 1
 
     debug = info = warning = error = critical = send
 

@@ -37,13 +37,14 @@ class LossyStream:
     """Text to `stream`, line by line; what it cannot take is lost, so that the service goes on.
 
     That is a full disk, a reader that has gone, or one that takes nothing for `_PATIENCE_MS`. The
-    next line that it takes comes behind `loss`, in which `{}` is how many were lost.
+    next line that it takes comes behind `loss`, in which `{}` is how many were lost. `all_lost` are
+    those of all times.
     """
 
     def __init__(self, stream: TextIO, loss: str) -> None:
         self._loss = loss
         self._poll, self._stream = _unbuffered(stream)
-        self._lost = 0
+        self._lost = self.all_lost = 0
 
     def write(self, line: str) -> None:
         """Write one line with its end, or count it as lost."""
@@ -52,6 +53,7 @@ class LossyStream:
             self._lost = 0
         else:
             self._lost += 1
+            self.all_lost += 1
 
     def flush(self) -> None:
         """Nothing: a line has left, or it is lost."""
@@ -88,12 +90,12 @@ def configure_logging(
     stream: TextIO | None = None,
     environ: Mapping[str, str] | None = None,
     journal: str = PLACE,
-) -> None:
+) -> LossyStream | Journal:
     """Send all log events of `level` and above to `stream` (standard error by default).
 
     `auto` is coloured text on a terminal, fields for `journal` where the stream leads to journald,
     and JSON lines elsewhere; lines that journald reads carry their priority. A log that takes no
-    lines loses them; nobody waits long for it or fails by it.
+    lines loses them; nobody waits long for it or fails by it. Gives what counts those.
     """
     stream = sys.stderr if stream is None else stream
     environ = os.environ if environ is None else environ
@@ -103,12 +105,13 @@ def configure_logging(
     if native is not None:
         fields: list[Processor] = [structlog.processors.format_exc_info, journal_entry]
         _configure(level, fields, lambda *_: native)
-        return
+        return native
     clock = structlog.processors.TimeStamper("%H:%M:%S" if console else "iso", utc=not console)
     lines = _console(stream, environ) if console else _json(journal=journald)
     lossy = LossyStream(stream, _CONSOLE_LOSS if console else _json_loss(journal=journald))
     factory = structlog.WriteLoggerFactory(file=cast("TextIO", lossy))
     _configure(level, [clock, *lines], factory)
+    return lossy
 
 
 def _configure(

@@ -4,8 +4,9 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import anyio
 import structlog
@@ -22,7 +23,8 @@ from actors.addresses import (
     Addresses,
     SocketFolder,
 )
-from actors.logs import certain_log, configure_logging
+from actors.journal import Journal
+from actors.logs import LossyStream, certain_log, configure_logging
 from actors.mailbox import Receiver, Sender, ZmqContext
 from actors.messages import (
     ActorReady,
@@ -36,15 +38,20 @@ from actors.scheduler import open_scheduler
 from actors.tokenizer import open_tokenizer
 from daemon import wiring
 from daemon.configuration.settings import Settings
-from daemon.control.messages import Reload, Reloaded, control_path
+from daemon.control.messages import Metrics, MetricsText, Reload, Reloaded, control_path
 from daemon.control.server import ControlServer
 from daemon.door.front_door import FrontDoor
+from daemon.door.settings import State
 from daemon.exit_codes import FORCED, STOPPED, exit_code
+from daemon.metrics.collector import Look
+from daemon.metrics.endpoint import open_endpoints
+from daemon.metrics.registry import OPENMETRICS, DaemonMetrics
 from daemon.notify import notify
 from daemon.supervision.supervisor import Listeners, Supervisor
 from runtime.config import LLMEngineRunnerConfig
 from runtime.decoding.deployment import load_deployment
 from runtime.errors import HearthError
+from runtime.memory.system import available_memory
 
 if sys.version_info < (3, 11):
     from exceptiongroup import BaseExceptionGroup
@@ -58,14 +65,15 @@ def serve(settings: Settings, engine: Path) -> int:
 
     A failure is logged.
     """
-    configure_logging(settings.log_level, settings.log_format)
+    log = configure_logging(settings.log_level, settings.log_format)
     try:
         # The executor checks the digests.
         options = structs.replace(wiring.runtime_options(settings), verify=False)
         deployment = load_deployment(engine, options)
         with private_folder() as sockets, zmq.Context() as context:
             arguments = (settings, engine, deployment.base, context, SocketFolder(sockets))
-            return anyio.run(_serve, *arguments, backend_options={"use_uvloop": True})
+            main = partial(_serve, *arguments, log=log)
+            return anyio.run(main, backend_options={"use_uvloop": True})
     except (HearthError, BaseExceptionGroup) as error:
         reason = _reason(error)
         _log.error(reason.message, code=reason.code, field=reason.field)
@@ -78,9 +86,13 @@ async def _serve(
     config: LLMEngineRunnerConfig,
     context: ZmqContext,
     sockets: SocketFolder,
+    *,
+    log: LossyStream | Journal,
 ) -> int:
     with ExitStack() as opened:
-        service = Service(settings, engine, config, context=context, sockets=sockets, opened=opened)
+        service = Service(
+            settings, engine, config, context=context, sockets=sockets, log=log, opened=opened
+        )
         return await service.run()
 
 
@@ -98,6 +110,7 @@ class Service:
         *,
         context: ZmqContext,
         sockets: SocketFolder,
+        log: LossyStream | Journal,
         opened: ExitStack,
     ) -> None:
         self._settings = settings
@@ -105,11 +118,24 @@ class Service:
         self._config = config
         self._context = context
         self._sockets = sockets
+        self._log = log
         self._opened = opened
         self._stopping = False
         self._to_scheduler_control: Sender[SchedulerControl] = self._sender(SCHEDULER_CONTROL)
+        self._metrics = DaemonMetrics(
+            wiring.metrics_info(engine.name, config),
+            wiring.metrics_limits(settings),
+            states=get_args(State),
+            look=self._look,
+            executor=lambda: self._supervisor.pid,
+        )
         self._door = self._make_door()
         opened.callback(self._door.close)
+        self._endpoints = open_endpoints(
+            settings.metrics_port, settings.metrics_socket, self._metrics.expose
+        )
+        for endpoint in self._endpoints:
+            opened.callback(endpoint.close)
         self._control = self._open_control()
         self._supervisor = self._make_supervisor()
 
@@ -123,6 +149,8 @@ class Service:
                 scheduler = open_scheduler(self._context, wiring.policy_settings(self._settings))
                 for part in (tokenizer, scheduler, self._door, self._supervisor):
                     tasks.start_soon(part.run)
+                for endpoint in self._endpoints:
+                    tasks.start_soon(endpoint.run)
                 if self._control is not None:
                     tasks.start_soon(self._control.run)
                 # Wait.
@@ -185,17 +213,37 @@ class Service:
             to_scheduler=self._sender(SCHEDULER),
             to_scheduler_control=self._to_scheduler_control,
             facts=wiring.door_facts(self._settings, self._engine.name, self._config, {}),
+            listeners=[self._metrics.requests.record],
         )
 
     def _open_control(self) -> ControlServer | None:
         try:
             path = control_path(self._door.path)
-            server = ControlServer(path, {Reload: self._reload})
+            server = ControlServer(path, {Reload: self._reload, Metrics: self._tell_metrics})
         except HearthError as error:
             _log.warning("there is no control socket", reason=error.message)
             return None
         self._opened.callback(server.close)
         return server
+
+    async def _tell_metrics(self, asked: Metrics) -> MetricsText:
+        accept = OPENMETRICS if asked.openmetrics else ""
+        return MetricsText((await self._metrics.expose(accept)).page.decode())
+
+    async def _look(self) -> Look:
+        door = self._door
+        return Look(
+            state=door.state.state,
+            clients=door.clients,
+            totals=door.state.totals,
+            refusals=door.state.refusals,
+            load=await door.load(),
+            executor=door.state.metrics,
+            silent_s=self._supervisor.silent_s,
+            restarts=self._supervisor.restarts,
+            lost_lines=self._log.all_lost,
+            free=available_memory(),
+        )
 
     async def _reload(self, _asked: Reload) -> Reloaded:
         return Reloaded([], [])

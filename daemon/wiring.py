@@ -10,6 +10,7 @@ from actors.messages import ActorReady, ExecutorLimits, ExecutorReady
 from actors.roles import ExecutorSettings
 from daemon.configuration.settings import Settings
 from daemon.door.settings import DoorFacts, DoorSettings
+from daemon.metrics.collector import Limits
 from daemon.supervision.restart_policy import Deadlines
 from daemon.supervision.supervisor import ActorPlan
 from runtime.config import LLMEngineRunnerConfig
@@ -132,3 +133,20 @@ def executor_ready(ready: ActorReady, addresses: Addresses) -> ExecutorReady:
     if ready.limits is None:
         raise HearthError("internal", "the executor did not tell its limits", "limits")
     return ExecutorReady(addresses.incarnation, addresses.work, addresses.control, ready.limits)
+
+
+def metrics_info(model: str, config: LLMEngineRunnerConfig) -> dict[str, str]:
+    """What the metrics say of build and model."""
+    return {
+        "version": VERSION,
+        "model": model,
+        "backend": config.backend,
+        "device": config.device,
+        "dtype": config.dtype,
+        "quantization": config.weight_quantization,
+    }
+
+
+def metrics_limits(settings: Settings) -> Limits:
+    """The limits that stand beside what is counted."""
+    return Limits(settings.clients, settings.queue_requests, settings.queue_tokens)

@@ -13,6 +13,7 @@ _COMMANDS = {
     "export": LazyCommand("daemon.cli.export:export", "Build an engine folder from a model."),
     "check": LazyCommand("daemon.cli.check:check", "Say what would be used, and whether it fits."),
     "status": LazyCommand("daemon.cli.status:status", "Show what a running daemon does."),
+    "metrics": LazyCommand("daemon.cli.metrics:metrics", "Print what a running daemon counts."),
     "install": LazyCommand("daemon.cli.install:install", "Make Hearth a service of systemd."),
     "uninstall": LazyCommand("daemon.cli.install:uninstall", "Take the service away again."),
     "demo": LazyCommand("daemon.demo.show:demo", "Start, ask two questions at once, stop."),

@@ -208,6 +208,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Meta(ge=0, le=100),
         Meta(description="Restarts of a lost executor in a row before the daemon gives up."),
     ] = 3
+    metrics_port: Annotated[
+        int,
+        Meta(ge=0, le=65535),
+        Meta(description="Port of 127.0.0.1 that serves metrics to Prometheus; 0 for none."),
+    ] = 0
+    metrics_socket: Annotated[
+        str, Meta(description="Path of a socket that serves the same; empty for none.")
+    ] = ""
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
         Meta(description="The least important events that are logged."),

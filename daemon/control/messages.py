@@ -39,6 +39,18 @@ class Reloaded(ControlAnswer, tag="reloaded", frozen=True):
     needs_restart: list[str]
 
 
+class Metrics(ControlRequest, tag="metrics", frozen=True):
+    """Tell what is counted; `openmetrics` chooses that form."""
+
+    openmetrics: bool = False
+
+
+class MetricsText(ControlAnswer, tag="metrics_text", frozen=True):
+    """All metrics, in the text form of Prometheus or in OpenMetrics."""
+
+    text: str
+
+
 def control_path(socket: Path) -> Path:
     """Where the control socket of the daemon lies whose clients use `socket`."""
     return socket.with_name(f"{socket.name}.ctl")

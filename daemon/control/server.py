@@ -11,6 +11,7 @@ import anyio
 import msgspec
 import structlog
 
+from daemon.connections import accept, send_all
 from daemon.control.messages import LINE_BYTES, ControlAnswer, ControlError, ControlRequest
 from daemon.door.listener import bind_file
 from runtime.errors import HearthError
@@ -24,7 +25,6 @@ _READ_S = 30.0
 """How long a connection may stay without a request."""
 _ANSWER_S = 60.0
 _WRITE_S = 5.0
-_PAUSE_S = 0.1
 _CREDENTIALS = struct.Struct("3i")  # pid, uid and gid: struct ucred, unix(7)
 _DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _log = structlog.get_logger("hearth.control")
@@ -65,7 +65,7 @@ class ControlServer:
             with self._scope:
                 async with anyio.create_task_group() as tasks:
                     while True:
-                        connection = await self._accept()
+                        connection = await accept(self._listening)
                         if self._admits(connection):
                             tasks.start_soon(self._serve, connection)
                         else:
@@ -85,20 +85,6 @@ class ControlServer:
             self._closed = True
             self._listening.close()
             self.path.unlink(missing_ok=True)
-
-    async def _accept(self) -> socket.socket:
-        while True:
-            await anyio.wait_readable(self._listening)
-            try:
-                connection, _ = self._listening.accept()
-            except BlockingIOError:
-                continue
-            except OSError as error:
-                _log.warning("no connection could be taken", reason=error.strerror)
-                await anyio.sleep(_PAUSE_S)
-                continue
-            connection.setblocking(False)
-            return connection
 
     def _admits(self, connection: socket.socket) -> bool:
         peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -180,11 +166,7 @@ async def _read_line(connection: socket.socket, unread: bytearray) -> bytes | No
 
 
 async def _write(connection: socket.socket, answer: ControlAnswer) -> None:
-    left = memoryview(msgspec.json.encode(answer) + b"\n")
-    with anyio.fail_after(_WRITE_S):
-        while left:
-            await anyio.wait_writable(connection)
-            left = left[connection.send(left) :]
+    await send_all(connection, msgspec.json.encode(answer) + b"\n", _WRITE_S)
 
 
 def _as_answer(error: HearthError) -> ControlError:

@@ -9,7 +9,7 @@ import structlog
 from hearth_client.protocol import Answer, Done, Error, Leased, Reason, Speculation, Usage
 
 from actors.mailbox import Sender
-from actors.messages import Cancel, SchedulerControl, SchedulerMessage, TokenizerMessage
+from actors.messages import AskReport, Cancel, SchedulerControl, SchedulerMessage, TokenizerMessage
 from daemon.door.come_again import ComeAgain
 from daemon.door.delivery import Delivery
 from daemon.door.finished import FinishedRequest, Listener, finished, log_finished, milliseconds
@@ -21,6 +21,8 @@ from runtime.drafting.metrics import accept_length
 from runtime.errors import HearthError
 
 _log = structlog.get_logger("hearth.door")
+OWN_REPORT = 0
+"""In place of a request's number: no request has it."""
 _LOOK_S = 1.0
 """Between two looks at all clients: who asks for a place may not make the others read for it."""
 
@@ -64,6 +66,14 @@ class Dispatch:
         """Post to the scheduler; a full mailbox ends the request with `queue_full`."""
         self._post(request, self._to_scheduler, message)
 
+    def ask_load(self) -> bool:
+        """Ask the scheduler for a report to the daemon itself; whether it could be asked."""
+        try:
+            self._to_scheduler.post(AskReport(OWN_REPORT))
+        except HearthError:
+            return False
+        return True
+
     def reply(self, request: OpenRequest, answer: Answer) -> None:
         """End a request with the reply that it asked for."""
         if self.sessions.close(request):
@@ -100,6 +110,8 @@ class Dispatch:
             error = Error(id=request.id, code=code, message=message, field=field or "")
             error.retry_after_s = self.retry_after_s(code, request.session, ahead)
             self.delivery.send(request.session, error)
+            if not request.accepted:
+                self._state.refusals[code] += 1
             self._record(request, code, "failed")
 
     def executor_is(self, *, ready: bool) -> None:

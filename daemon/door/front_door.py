@@ -17,6 +17,7 @@ from actors.messages import (
     ExecutorMetrics,
     SchedulerControl,
     SchedulerMessage,
+    SchedulerReport,
     TokenizerMessage,
 )
 from daemon.door.bell import Bell
@@ -35,6 +36,7 @@ _log = structlog.get_logger("hearth.door")
 _BURST = 64
 """Messages taken from one side before the other side and the rest of the loop get their turn."""
 _TICK_S = 0.1
+_REPORT_S = 1.0
 _OTHER_FILES = 128
 """About what the daemon has open without any client."""
 _BEHIND_S = 0.01
@@ -106,6 +108,25 @@ class FrontDoor:
     def epoch(self) -> str:
         """What tells this run of the daemon from others."""
         return self._state.epoch
+
+    @property
+    def state(self) -> DoorState:
+        """State, facts and counts, to be read."""
+        return self._state
+
+    @property
+    def clients(self) -> int:
+        """Sessions."""
+        return len(self._dispatch.sessions)
+
+    async def load(self) -> SchedulerReport | None:
+        """What the scheduler holds now; None where it does not say so in time."""
+        reported = self._state.reported
+        if self._dispatch.ask_load():
+            with anyio.move_on_after(_REPORT_S):
+                await reported.wait()
+                return self._state.load
+        return None
 
     @property
     def open_requests(self) -> int:

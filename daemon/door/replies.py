@@ -2,6 +2,7 @@
 
 import time
 
+import anyio
 from hearth_client import protocol
 
 from actors.messages import (
@@ -16,7 +17,7 @@ from actors.messages import (
 )
 from daemon.door import sessions
 from daemon.door import state as door_state
-from daemon.door.dispatch import Dispatch
+from daemon.door.dispatch import OWN_REPORT, Dispatch
 from daemon.door.executor_report import executor_report
 from runtime.request import RowToken
 
@@ -43,6 +44,10 @@ class Replies:
             request = self._find(message.rid)
             if request is not None:
                 self._answer(request, message)
+            elif isinstance(message, SchedulerReport) and message.rid == OWN_REPORT:
+                self._state.load = message
+                self._state.reported.set()
+                self._state.reported = anyio.Event()
 
     def _answer(
         self,

@@ -91,6 +91,7 @@ class Requests:
 
     def _refuse(self, received: Received, reason: MessageError) -> None:
         self._state.totals["refused"] += 1
+        self._state.refusals[reason.error.code] += 1
         error = Error(
             code=reason.error.code,
             message=reason.error.message,

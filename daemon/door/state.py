@@ -4,10 +4,11 @@ import secrets
 import time
 from collections import Counter
 
+import anyio
 from hearth_client.running_clock import RunningClock
 
 from actors.logs import request_id
-from actors.messages import ExecutorMetrics
+from actors.messages import ExecutorMetrics, SchedulerReport
 from daemon.door.settings import DoorFacts, State
 
 _EPOCH_BYTES = 8
@@ -17,6 +18,9 @@ _MOST_S = 0.5
 
 class DoorState:
     """The daemon writes `state`, `facts` and `metrics`; the door counts in `totals`.
+
+    `refusals` counts by code what was refused before it was accepted. `load` is the scheduler's
+    newest report to the daemon itself, and `reported` is set by the next one.
 
     `clock` is for how long clients neither speak nor read. Deadlines of requests are promises to
     the world outside and go by the monotonic clock.
@@ -28,6 +32,9 @@ class DoorState:
         self.metrics: ExecutorMetrics | None = None
         self.clock = RunningClock(_MOST_S)
         self.totals: Counter[str] = Counter()
+        self.refusals: Counter[str] = Counter()
+        self.load: SchedulerReport | None = None
+        self.reported = anyio.Event()
         self.epoch = secrets.token_hex(_EPOCH_BYTES)
         self._started = time.monotonic()
 

@@ -91,6 +91,7 @@ class Supervisor:
         self._addresses = sockets.addresses(plan.role, 0)
         self._process: ActorProcess | None = None
         self._said_ready = ActorReady("", 0)
+        self._heard = 0.0
         self._told_failure = anyio.Event()
         self._wake = anyio.Event()
         self._ended = anyio.Event()
@@ -101,6 +102,16 @@ class Supervisor:
     def pid(self) -> int | None:
         """The actor's process; None while there is none."""
         return None if self._process is None else self._process.pid
+
+    @property
+    def restarts(self) -> int:
+        """Starts of the actor but the first."""
+        return max(0, self._policy.incarnation - 1)
+
+    @property
+    def silent_s(self) -> float | None:
+        """How long an actor that works has given no sign of progress; None while none works."""
+        return self._clock.now() - self._heard if self._policy.working else None
 
     async def run(self) -> None:
         """Keep the actor until `stop` or cancellation, then end it.
@@ -152,9 +163,10 @@ class Supervisor:
             case ActorHello():
                 self._policy.hello(now)
             case ActorReady():
-                self._said_ready = message
+                self._said_ready, self._heard = message, now
                 await self._act(self._policy.ready(now))
             case ActorProgress():
+                self._heard = now
                 self._policy.progress(now)
                 self._tell.metrics(message.metrics)
             case ActorFailed(_, code, text, field):

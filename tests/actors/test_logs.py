@@ -116,7 +116,7 @@ def test_a_reader_that_is_behind_loses_lines_and_is_told_how_many() -> None:
     reader, writer = os.pipe()
     with os.fdopen(reader, "rb", buffering=0) as read, os.fdopen(writer, "w") as stream:
         os.set_blocking(reader, False)
-        configure_logging("info", "json", stream=stream, environ={})
+        log = configure_logging("info", "json", stream=stream, environ={})
         for number in range(400):
             structlog.get_logger().info("x" * 1000, number=number)
         text = b""
@@ -128,6 +128,7 @@ def test_a_reader_that_is_behind_loses_lines_and_is_told_how_many() -> None:
         told, back = map(json.loads, (read.read(65536) or b"").splitlines())
         assert (told["event"], told["lines"]) == ("lines of the log were lost", 400 - heard)
         assert back["event"] == "back"
+        assert log.all_lost == 400 - heard
 
 
 @pytest.mark.parametrize("level", ["debug", "info", "warning", "error"])

@@ -1,4 +1,5 @@
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -33,6 +34,23 @@ def test_an_unusable_socket_ends_before_anything_is_loaded(
     text = capsys.readouterr().err
     assert "socket_unusable" in text
     assert "actor" not in text
+
+
+def test_a_port_for_metrics_that_is_taken_ends_before_anything_is_loaded(
+    tiny_engine: Path, short_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        settings = Settings(
+            socket=str(short_folder / "s"),
+            metrics_port=other.getsockname()[1],
+            log_format="json",
+        )
+        assert serve(settings, tiny_engine) == 78
+    structlog.reset_defaults()
+    text = capsys.readouterr().err
+    assert '"field":"metrics_port"' in text
+    assert "actor" not in text
+    assert not (short_folder / "s").exists()
 
 
 def test_a_terminal_that_closes_asks_for_a_stop_unless_it_is_ignored(

@@ -73,6 +73,7 @@ async def test_a_request_that_kills_the_executor_each_time_is_refused_by_name(
             assert await made.until_ended(3) == {3: "repeated_failure"}
             made.submit(4, 5)
             assert await made.until_ended(4) == {4: "length"}
+            assert made.supervisor.restarts == 2
 
 
 async def test_what_the_executor_measures_is_passed_on(short_folder: Path) -> None:
@@ -80,6 +81,7 @@ async def test_what_the_executor_measures_is_passed_on(short_folder: Path) -> No
         await made.wait_until(ready=True)
         made.submit(1, 20)
         await made.until_ended(1)
+        assert (made.supervisor.restarts, made.supervisor.silent_s is None) == (0, False)
         await made.wait_for_metrics(lambda metrics: metrics.generation.tokens >= 19)
     assert made.metrics[-1].prefill.tokens >= 3
     assert made.metrics[-1].speculation.rounds == 0

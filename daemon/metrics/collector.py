@@ -1,0 +1,212 @@
+"""What the parts of the daemon hold and have done, as metrics: read when they are asked for."""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from actors.messages import ExecutorMetrics, SchedulerReport
+from runtime.drafting.metrics import EagleGenerationMetrics
+from runtime.errors import CODES
+from runtime.executor.graph_cache import GraphCounters
+
+
+class Limits(NamedTuple):
+    """How much there may be at most."""
+
+    clients: int
+    queue_requests: int
+    queue_tokens: int
+
+
+class Look(NamedTuple):
+    """The daemon at one moment; None for what is not known then.
+
+    `totals` and `refusals`, by code, are counts of the front door. `silent_s` is how long the
+    executor has told nothing, `free` are bytes that the machine could hand out.
+    """
+
+    state: str
+    clients: int
+    totals: Mapping[str, int]
+    refusals: Mapping[str, int]
+    load: SchedulerReport | None
+    executor: ExecutorMetrics | None
+    silent_s: float | None
+    restarts: int
+    lost_lines: int
+    free: int
+
+
+class DaemonCollector(Collector):
+    """The metrics of the newest `look`."""
+
+    def __init__(self, info: Mapping[str, str], limits: Limits, states: tuple[str, ...]) -> None:
+        self._info = dict(info)
+        self._limits = limits
+        self._states = states
+        self.look: Look | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        """All that is known; nothing before the first look."""
+        look, limits = self.look, self._limits
+        if look is None:
+            return
+        yield InfoMetricFamily("hearth", "1, with what serves as labels.", value=self._info)
+        states = {state: float(state == look.state) for state in self._states}
+        yield _gauge("state", "1 for the state that the daemon is in, 0 for others.", state=states)
+        yield _gauge("clients", "Clients that are connected.", look.clients)
+        yield _gauge(
+            "clients_limit", "Clients that may be connected: the setting `clients`.", limits.clients
+        )
+        yield _gauge(
+            "queue_requests_limit",
+            "Requests that may wait: the setting of that name.",
+            limits.queue_requests,
+        )
+        yield _gauge(
+            "queue_tokens_limit",
+            "Prompt tokens that may wait: the setting of that name.",
+            limits.queue_tokens,
+        )
+        yield _counter(
+            "refusals",
+            "Messages and requests refused before they were accepted, by error code.",
+            code=_refused(look.refusals),
+        )
+        for name, text in _TOTALS.items():
+            yield _counter(name, text, look.totals.get(name, 0))
+        yield _counter(
+            "executor_restarts", "Starts of the executor's process behind the first.", look.restarts
+        )
+        yield _counter(
+            "log_lines_lost", "Lines that the daemon's log did not take.", look.lost_lines
+        )
+        yield _gauge(
+            "memory_free_bytes",
+            "Memory that is free: of the host within its limits, of a device that has its own.",
+            memory=_free(look),
+        )
+        if look.silent_s is not None:
+            yield _gauge(
+                "executor_silent_seconds",
+                "How long a working executor has told of no progress; 1 is usual.",
+                look.silent_s,
+            )
+        if look.load is not None:
+            yield from _load(look.load)
+        if look.executor is not None:
+            yield from _executor(look.executor)
+
+
+_TOTALS = {
+    "internal_errors": "Faults of the daemon itself that it survived; its log has them.",
+    "connections_closed": "Times that all connections were closed: clients took too much.",
+}
+
+
+def _load(load: SchedulerReport) -> Iterator[Metric]:
+    yield _gauge("queue_requests", "Requests that wait for a place now.", load.queued)
+    yield _gauge("queue_tokens", "Prompt tokens of the requests that wait now.", load.queued_tokens)
+    yield _gauge("places", "Requests that can run at once.", load.places)
+    yield _gauge("places_used", "Requests that run now.", load.running)
+    yield _counter(
+        "requests_placed", "Times that a request got a place, again ones among them.", load.rows
+    )
+    yield _counter(
+        "requests_requeued",
+        "Times that a request gave its place to others and queued up again.",
+        load.requeued,
+    )
+
+
+def _executor(metrics: ExecutorMetrics) -> Iterator[Metric]:
+    stages = {"prefill": metrics.prefill, "generation": metrics.generation}
+    steps = {name: stage.steps for name, stage in stages.items()}
+    tokens = {name: stage.tokens for name, stage in stages.items()}
+    seconds = {name: stage.seconds for name, stage in stages.items()}
+    yield _counter("engine_steps", "Steps of the engine, by stage.", stage=steps)
+    yield _counter("engine_tokens", "Tokens that went into these steps.", stage=tokens)
+    yield _counter("engine_seconds", "Time that these steps took.", stage=seconds)
+    yield _gauge(
+        "memory_bytes",
+        "What the engine needs with all rows full, by part, as `hearth check` has it.",
+        part=metrics.memory,
+    )
+    yield from _graphs(metrics.graphs)
+    yield from _speculation(metrics.speculation)
+
+
+def _graphs(graphs: Mapping[str, GraphCounters]) -> Iterator[Metric]:
+    labels = ("engine", "result")
+    steps = CounterMetricFamily(
+        "hearth_graph_steps",
+        "Steps launched from a captured graph, without one, or without one that failed.",
+        labels=labels,
+    )
+    captures = CounterMetricFamily(
+        "hearth_graph_captures", "Captures of graphs, by whether they worked.", labels=labels
+    )
+    for engine, one in graphs.items():
+        steps.add_metric((engine, "hit"), one.hits)
+        steps.add_metric((engine, "miss"), one.misses)
+        steps.add_metric((engine, "fallback"), one.fallbacks)
+        captures.add_metric((engine, "captured"), one.captures)
+        captures.add_metric((engine, "failed"), one.failed_captures)
+    yield from (steps, captures)
+
+
+def _speculation(done: EagleGenerationMetrics) -> Iterator[Metric]:
+    seconds = {"draft": done.draft_s, "verify": done.verify_s, "commit": done.commit_s}
+    yield _counter(
+        "speculation_rounds", "Rounds of speculation, counted for each reply in them.", done.rounds
+    )
+    yield _counter(
+        "speculation_drafted_tokens", "Tokens that were proposed in rounds.", done.drafted
+    )
+    yield _counter(
+        "speculation_accepted_tokens", "Tokens that rounds gave to replies.", done.accepted
+    )
+    yield _counter("speculation_seconds", "Time that rounds took, by stage.", stage=seconds)
+
+
+def _gauge(
+    name: str, text: str, value: float | None = None, **labelled: Mapping[str, float]
+) -> Metric:
+    return _filled(
+        GaugeMetricFamily(f"hearth_{name}", text, value, list(labelled) or None), labelled
+    )
+
+
+def _counter(
+    name: str, text: str, value: float | None = None, **labelled: Mapping[str, float]
+) -> Metric:
+    return _filled(
+        CounterMetricFamily(f"hearth_{name}", text, value, list(labelled) or None), labelled
+    )
+
+
+def _filled(
+    family: GaugeMetricFamily | CounterMetricFamily, labelled: Mapping[str, Mapping[str, float]]
+) -> Metric:
+    """A sample for each value of its one label, if it has one."""
+    for values in labelled.values():
+        for label, value in values.items():
+            family.add_metric((label,), value)
+    return family
+
+
+def _refused(counts: Mapping[str, int]) -> dict[str, int]:
+    """A count of every code, those that were never told among them."""
+    return {code: counts.get(code, 0) for code in sorted(CODES)}
+
+
+def _free(look: Look) -> dict[str, int]:
+    device = None if look.executor is None else look.executor.device_free
+    return {"host": look.free} | ({} if device is None else {"device": device})

@@ -1,0 +1,174 @@
+"""`GET /metrics` over HTTP, on a loopback port or a local socket, for Prometheus."""
+
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import anyio
+import structlog
+
+from daemon.connections import accept, send_all
+from daemon.door.listener import bind_file
+from runtime.errors import HearthError
+
+LOOPBACK = "127.0.0.1"
+CONNECTIONS = 8
+"""Connections that may be open at once; more are closed."""
+HEAD_BYTES = 8192
+"""The longest head of a request that is read."""
+_UMASK = 0o117
+_BACKLOG = 16
+_READ_S = 5.0
+_WRITE_S = 5.0
+_WORDS = 3
+_LOCAL_NAMES = {"", LOOPBACK, "localhost"}
+_log = structlog.get_logger("hearth.metrics")
+
+
+class Exposition(NamedTuple):
+    """A page of metrics, and its content type."""
+
+    content_type: str
+    page: bytes
+
+
+Expose = Callable[[str], Awaitable[Exposition]]
+"""The page for a request with this `Accept`."""
+
+
+class Endpoint:
+    """Answers one request a connection; owns `listening`, and the file of its socket."""
+
+    def __init__(self, listening: socket.socket, expose: Expose) -> None:
+        listening.setblocking(False)
+        local = listening.family == socket.AF_UNIX
+        self._file = Path(listening.getsockname()) if local else None
+        self._listening = listening
+        self._expose = expose
+        self._open = 0
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                while True:
+                    connection = await accept(self._listening)
+                    if self._open < CONNECTIONS:
+                        self._open += 1
+                        tasks.start_soon(self._serve, connection)
+                    else:
+                        connection.close()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Close the socket and remove its file; a second time does nothing."""
+        self._listening.close()
+        file, self._file = self._file, None
+        if file is not None:
+            file.unlink(missing_ok=True)
+
+    async def _serve(self, connection: socket.socket) -> None:
+        try:
+            with connection:
+                head = await _read_head(connection)
+                await send_all(connection, await self._answer(head), _WRITE_S)
+        except OSError as error:
+            # Of the peer, or a deadline.
+            _log.debug("a connection has ended", reason=str(error))
+        finally:
+            self._open -= 1
+
+    async def _answer(self, head: bytes) -> bytes:
+        refusal = refusal_of(head)
+        if refusal is not None:
+            return _refusal(refusal)
+        try:
+            return _response("200 OK", await self._expose(_fields(head).get("accept", "")))
+        except Exception:  # noqa: BLE001 - a fault in one answer must not end the service
+            _log.exception("a request for metrics could not be answered")
+            return _refusal("500 Internal Server Error")
+
+
+def refusal_of(head: bytes) -> str | None:
+    """The status line's end for a request that is not answered with metrics."""
+    if not head.endswith(b"\r\n\r\n"):
+        whole = len(head) < HEAD_BYTES
+        return "400 Bad Request" if whole else "431 Request Header Fields Too Large"
+    words = head.partition(b"\r\n")[0].split(b" ")
+    if len(words) != _WORDS or not words[2].startswith(b"HTTP/1."):
+        return "400 Bad Request"
+    # A page of the world whose name was made to mean this machine would be in its browser.
+    if _fields(head).get("host", "").partition(":")[0] not in _LOCAL_NAMES:
+        return "403 Forbidden"
+    if words[1].partition(b"?")[0] != b"/metrics":
+        return "404 Not Found"
+    return None if words[0] == b"GET" else "405 Method Not Allowed"
+
+
+def open_endpoints(port: int, path: str, expose: Expose) -> list[Endpoint]:
+    """Those that are asked for: 0 and '' are none. Raises `socket_unusable`."""
+    listening = [listen_on_port(port)] if port else []
+    try:
+        listening += [listen_at(path)] if path else []
+    except HearthError:
+        for one in listening:
+            one.close()
+        raise
+    return [Endpoint(one, expose) for one in listening]
+
+
+def listen_on_port(port: int) -> socket.socket:
+    """Listen at this machine's own address alone; raises `socket_unusable`."""
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((LOOPBACK, port))
+        listening.listen(_BACKLOG)
+    except OSError as error:
+        listening.close()
+        reason = os.strerror(error.errno or 0)
+        text = f"cannot serve metrics on port {port} ({reason}): choose another, or 0 for none"
+        raise HearthError("socket_unusable", text, "metrics_port") from error
+    return listening
+
+
+def listen_at(path: str) -> socket.socket:
+    """Listen at a file of mode 0660; raises `socket_unusable`."""
+    try:
+        return bind_file(Path(path), _UMASK)
+    except HearthError as error:
+        raise HearthError("socket_unusable", error.message, "metrics_socket") from error
+
+
+async def _read_head(connection: socket.socket) -> bytes:
+    """All up to the empty line that ends it, or as much as is read of one."""
+    head = b""
+    with anyio.fail_after(_READ_S):
+        while b"\r\n\r\n" not in head and len(head) < HEAD_BYTES:
+            await anyio.wait_readable(connection)
+            data = connection.recv(HEAD_BYTES - len(head))
+            if not data:
+                return head
+            head += data
+    # What follows would be a body, which means nothing here.
+    return head[: head.index(b"\r\n\r\n") + 4] if b"\r\n\r\n" in head else head
+
+
+def _fields(head: bytes) -> dict[str, str]:
+    lines = (line.partition(":") for line in head.decode("latin-1").split("\r\n")[1:])
+    return {name.lower(): value.strip() for name, _, value in lines}
+
+
+def _refusal(status: str) -> bytes:
+    fields = "Allow: GET\r\n" if status.startswith("405") else ""
+    return _response(status, Exposition("text/plain", f"{status}\n".encode()), fields)
+
+
+def _response(status: str, content: Exposition, fields: str = "") -> bytes:
+    return (
+        f"HTTP/1.1 {status}\r\nContent-Type: {content.content_type}\r\n"
+        f"Content-Length: {len(content.page)}\r\n{fields}Connection: close\r\n\r\n"
+    ).encode() + content.page

@@ -1,0 +1,46 @@
+"""All metrics of one daemon in a registry of its own."""
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
+from prometheus_client.exposition import choose_encoder
+
+from daemon.metrics.collector import DaemonCollector, Limits, Look
+from daemon.metrics.endpoint import Exposition
+from daemon.metrics.requests import RequestMetrics
+
+OPENMETRICS = "application/openmetrics-text"
+
+
+class DaemonMetrics:
+    """What is counted, and its page; `look` is asked for the daemon's state whenever one is wanted.
+
+    `executor` gives the process of the executor, None while there is none.
+    """
+
+    def __init__(
+        self,
+        info: Mapping[str, str],
+        limits: Limits,
+        *,
+        states: tuple[str, ...],
+        look: Callable[[], Awaitable[Look]],
+        executor: Callable[[], int | None],
+    ) -> None:
+        # The time at which each series began would double their number.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = CollectorRegistry()
+        self.requests = RequestMetrics(self.registry)
+        self._look = look
+        self._collector = DaemonCollector(info, limits, states)
+        self.registry.register(self._collector)
+        ProcessCollector(registry=self.registry)
+        # No process has the number 0.
+        ProcessCollector("hearth_executor", lambda: executor() or 0, registry=self.registry)
+
+    async def expose(self, accept: str = "") -> Exposition:
+        """The page as it is now, in OpenMetrics where `accept` names it."""
+        self._collector.look = await self._look()
+        # A header's own words do not reach the library: it stumbles over some versions.
+        encode, content_type = choose_encoder(OPENMETRICS if OPENMETRICS in accept else "")
+        return Exposition(content_type, encode(self.registry))

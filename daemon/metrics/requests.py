@@ -1,0 +1,132 @@
+"""What is counted of generations: once for each, when it has ended."""
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from daemon.door.finished import FinishedRequest
+from runtime.errors import CODES
+
+OUTCOMES = ("stop", "length", "cancelled", "refused", "failed")
+ENDS = (*sorted(CODES), "connection_closed", "gone", "other")
+"""Why a request had no good end: a code, or what became of its connection."""
+
+
+def decades(first: int, last: int) -> tuple[float, ...]:
+    """1, 2 and 5 times each power of ten from `first` to `last`."""
+    return tuple(
+        float(f"{digit}e{power}") for power in range(first, last + 1) for digit in (1, 2, 5)
+    )
+
+
+SECONDS = decades(-3, 2)
+TOKEN_SECONDS = decades(-4, 0)
+TOKENS = tuple(float(1 << power) for power in range(0, 18, 2))
+
+
+class RequestMetrics:
+    """Counts and times of generations; no label holds what a client wrote."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str) -> Counter:
+            return Counter(f"hearth_{name}", text, registry=registry)
+
+        def counters(name: str, text: str, label: str, values: Iterable[str]) -> Counter:
+            made = Counter(f"hearth_{name}", text, [label], registry=registry)
+            # Only what is there from the start is seen to rise with the first one.
+            for value in values:
+                made.labels(value)
+            return made
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...] = SECONDS) -> Histogram:
+            return Histogram(f"hearth_{name}", text, registry=registry, buckets=buckets)
+
+        self._requests = counters(
+            "requests_total",
+            "Generations that have ended: by end token or stop string, at their limit, cancelled "
+            "by their client, refused before they waited, or failed.",
+            "outcome",
+            OUTCOMES,
+        )
+        self._failed = counters(
+            "request_failures_total",
+            "Generations that failed once they were accepted, by error code, or lost their client.",
+            "code",
+            ENDS,
+        )
+        self._prompt = counter(
+            "prompt_tokens_total", "Prompt tokens of the generations that have ended."
+        )
+        self._generated = counter(
+            "generation_tokens_total", "Tokens that the generations which have ended gave."
+        )
+        self._prompt_sizes = histogram(
+            "request_prompt_tokens", "Prompt tokens of each generation.", TOKENS
+        )
+        self._sizes = histogram(
+            "request_generation_tokens", "Tokens that each generation gave.", TOKENS
+        )
+        self._first = histogram(
+            "time_to_first_token_seconds",
+            "From a request's arrival until its first token leaves for the client.",
+        )
+        self._per_token = histogram(
+            "request_time_per_output_token_seconds",
+            "Mean time of a generation's tokens behind its first one.",
+            TOKEN_SECONDS,
+        )
+        self._whole = histogram(
+            "e2e_request_latency_seconds",
+            "From a request's arrival until its end, of those that did not fail.",
+        )
+        self._tokenize = histogram(
+            "request_tokenize_time_seconds",
+            "From a request's arrival until its prompt was tokens.",
+        )
+        self._queue = histogram(
+            "request_queue_time_seconds", "From a prompt in tokens until a place."
+        )
+        self._prefill = histogram(
+            "request_prefill_time_seconds", "From a place until the first token."
+        )
+        self._decode = histogram(
+            "request_decode_time_seconds", "From the first token until the last."
+        )
+        self._detokenize = histogram(
+            "request_detokenize_time_seconds",
+            "What it took to turn a generation's tokens into text.",
+            TOKEN_SECONDS,
+        )
+
+    def record(self, ended: FinishedRequest) -> None:
+        """Count a generation that has ended."""
+        self._count_outcome(ended)
+        self._prompt.inc(ended.prompt_tokens)
+        self._generated.inc(ended.completion_tokens)
+        if ended.prompt_tokens:
+            self._prompt_sizes.observe(ended.prompt_tokens)
+            self._tokenize.observe(ended.tokenize_s)
+        if ended.prefill_s:
+            self._queue.observe(ended.queue_s)
+            self._prefill.observe(ended.prefill_s)
+        if ended.ttft_s is not None:
+            self._first.observe(ended.ttft_s)
+        if ended.completion_tokens > 1:
+            self._per_token.observe(ended.decode_s / (ended.completion_tokens - 1))
+        if not ended.failed:
+            self._whole.observe(ended.total_s)
+            self._sizes.observe(ended.completion_tokens)
+            self._decode.observe(ended.decode_s)
+            self._detokenize.observe(ended.detokenize_s)
+
+    def _count_outcome(self, ended: FinishedRequest) -> None:
+        if not ended.failed or ended.reason == "left":
+            # A client that says goodbye cancels what it has open.
+            self._requests.labels(ended.reason if ended.reason in OUTCOMES else "cancelled").inc()
+            return
+        # A prompt has tokens once it is in the queue.
+        if not ended.prompt_tokens and ended.reason in CODES:
+            self._requests.labels("refused").inc()
+            return
+        self._requests.labels("failed").inc()
+        self._failed.labels(ended.reason if ended.reason in ENDS else "other").inc()

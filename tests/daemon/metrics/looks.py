@@ -1,0 +1,73 @@
+"""A daemon of which everything is known, without a daemon."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+from actors.messages import ExecutorMetrics, SchedulerReport
+from daemon import wiring
+from daemon.configuration.settings import Settings
+from daemon.door.finished import FinishedRequest
+from daemon.door.settings import State
+from daemon.metrics.collector import Look
+from daemon.metrics.registry import DaemonMetrics
+from runtime.decoding.metrics import StageMetrics
+from runtime.drafting.metrics import EagleGenerationMetrics
+from runtime.executor.graph_cache import GraphCounters
+from runtime.executor.simulated_engine import simulated_config
+
+EXECUTOR = ExecutorMetrics(
+    StageMetrics(2, 40, 0.5),
+    StageMetrics(9, 30, 1.5),
+    EagleGenerationMetrics(steps=3, rounds=4, drafted=12, accepted=9, verify_s=0.25),
+    {"base": GraphCounters(3, 1, "no room", 7, 2, 1), "draft": GraphCounters(hits=5)},
+    {"weights": 1000, "kv_cache": 2000},
+    600,
+)
+LOOK = Look(
+    state="ready",
+    clients=2,
+    totals={"internal_errors": 1},
+    refusals={"queue_full": 3},
+    load=SchedulerReport(0, 1, 8, 2, 30, 5, 6, 7),
+    executor=EXECUTOR,
+    silent_s=0.5,
+    restarts=1,
+    lost_lines=4,
+    free=5000,
+)
+
+
+def metrics(look: Look = LOOK) -> DaemonMetrics:
+    async def looked() -> Look:
+        return look
+
+    return DaemonMetrics(
+        wiring.metrics_info("toy", simulated_config()),
+        wiring.metrics_limits(Settings()),
+        states=get_args(State),
+        look=looked,
+        executor=lambda: 1,
+    )
+
+
+def ended(reason: str = "length", **fields: Any) -> FinishedRequest:
+    given: dict[str, Any] = {
+        "request": "ab-1",
+        "client": "somebody",
+        "failed": False,
+        "opened": 0.0,
+        "prompt_tokens": 10,
+        "completion_tokens": 5,
+        "tokenize_s": 0.001,
+        "queue_s": 0.01,
+        "prefill_s": 0.02,
+        "decode_s": 0.4,
+        "detokenize_s": 0.002,
+        "ttft_s": 0.03,
+        "total_s": 0.5,
+        "rounds": 0,
+        "drafted": 0,
+        "accepted_tokens": 0,
+    }
+    return FinishedRequest(reason=reason, **{**given, **fields})
