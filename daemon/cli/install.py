@@ -49,9 +49,10 @@ def install(root: Path | None, *, user: bool, hearth: Path | None, jetson: bool 
         click.echo(f"left {path}, which is yours")
     if root is None and not laid.announced:
         whose = "of this user" if user else "of this system"
+        alone = "" if user else "; to lay files only, say --root /"
         raise Failure(
             f"the files are in place, but systemd does not run as the service manager {whose}: say "
-            "the same again where it does; to lay files only, say --root /"
+            f"the same again where it does{alone}"
         )
     click.echo(f"socket: {place.socket}" + ("" if user else ", for members of the group hearth"))
     click.echo(f"next: {laid.next_step}")

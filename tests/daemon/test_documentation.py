@@ -8,9 +8,8 @@ import msgspec
 import pytest
 
 from daemon.cli import cli
-from daemon.configuration.settings import FIELDS, Settings
+from daemon.configuration.settings import FIELDS
 from daemon.configuration.words import allowed, description, shown
-from daemon.exit_codes import CONFIGURATION, EXECUTOR_STUCK
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 
@@ -59,10 +58,9 @@ def test_the_lines_of_a_page_can_be_typed_in_their_order(page: str) -> None:
     assert "bin/activate" in text.partition("$ hearth serve")[0]
 
 
-def test_the_unit_stops_the_daemon_as_it_wants_to_be_stopped() -> None:
-    """The daemon alone gets the signal, and time to drain and to end its executor."""
-    text = (DOCS / "operations.md").read_text()
-    unit = dict(line.split("=", 1) for line in re.findall(r"^[A-Z]\w+=.+$", text, re.MULTILINE))
-    assert (unit["Type"], unit["KillMode"]) == ("notify", "mixed")
-    assert float(unit["TimeoutStopSec"]) > Settings().drain_s + 15
-    assert unit["RestartPreventExitStatus"].split() == [str(EXECUTOR_STUCK), str(CONFIGURATION)]
+def test_the_page_of_the_service_has_commands_that_can_be_typed() -> None:
+    text = (DOCS / "service.md").read_text()
+    asked = list(
+        commands(re.sub(r"^\$ (sudo )?(\S+/)?hearth ", "$ hearth ", text, flags=re.MULTILINE))
+    )
+    assert len(asked) > 3
