@@ -38,8 +38,16 @@ from actors.scheduler import open_scheduler
 from actors.tokenizer import open_tokenizer
 from daemon import wiring
 from daemon.configuration.settings import Settings
-from daemon.control.messages import Metrics, MetricsText, Reload, Reloaded, control_path
-from daemon.control.server import ControlServer
+from daemon.control.messages import (
+    ControlRequest,
+    Metrics,
+    MetricsText,
+    Reload,
+    Reloaded,
+    Trace,
+    control_path,
+)
+from daemon.control.server import ControlServer, Handler
 from daemon.door.front_door import FrontDoor
 from daemon.door.settings import State
 from daemon.exit_codes import FORCED, STOPPED, exit_code
@@ -48,6 +56,7 @@ from daemon.metrics.endpoint import open_endpoints
 from daemon.metrics.registry import OPENMETRICS, DaemonMetrics
 from daemon.notify import notify
 from daemon.supervision.supervisor import Listeners, Supervisor
+from daemon.tracing.history import History
 from runtime.config import LLMEngineRunnerConfig
 from runtime.decoding.deployment import load_deployment
 from runtime.errors import HearthError
@@ -129,6 +138,7 @@ class Service:
             look=self._look,
             executor=lambda: self._supervisor.pid,
         )
+        self._history = History()
         self._door = self._make_door()
         opened.callback(self._door.close)
         self._endpoints = open_endpoints(
@@ -213,13 +223,18 @@ class Service:
             to_scheduler=self._sender(SCHEDULER),
             to_scheduler_control=self._to_scheduler_control,
             facts=wiring.door_facts(self._settings, self._engine.name, self._config, {}),
-            listeners=[self._metrics.requests.record],
+            listeners=[self._metrics.requests.record, self._history.add],
         )
 
     def _open_control(self) -> ControlServer | None:
         try:
             path = control_path(self._door.path)
-            server = ControlServer(path, {Reload: self._reload, Metrics: self._tell_metrics})
+            handlers: dict[type[ControlRequest], Handler] = {
+                Reload: self._reload,
+                Metrics: self._tell_metrics,
+                Trace: self._history.answer,
+            }
+            server = ControlServer(path, handlers)
         except HearthError as error:
             _log.warning("there is no control socket", reason=error.message)
             return None

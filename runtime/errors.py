@@ -39,6 +39,9 @@ Code = Literal[
     "duplicate_id",
     "slow_client",
     "lease_expired",
+    "cancelled_by_operator",
+    # What the daemon's owner asks for is not there.
+    "unknown_request",
     # The daemon cannot open its socket.
     "already_running",
     "socket_unusable",

@@ -5,8 +5,12 @@ to it, or `{"t": "error", ...}`.
 """
 
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
+
+from daemon.door.finished import FinishedRequest
 
 LINE_BYTES = 64 << 10
 """The longest line that the daemon reads, its end included."""
@@ -49,6 +53,20 @@ class MetricsText(ControlAnswer, tag="metrics_text", frozen=True):
     """All metrics, in the text form of Prometheus or in OpenMetrics."""
 
     text: str
+
+
+class Trace(ControlRequest, tag="trace", frozen=True):
+    """Tell of the request of that id, or without one of the `last` that have ended."""
+
+    request: str = ""
+    last: Annotated[int, Meta(ge=0, le=1000)] = 20
+
+
+class TraceReport(ControlAnswer, tag="trace_report", frozen=True):
+    """The requests asked for, the newest last; `now` is the daemon's monotonic clock."""
+
+    requests: list[FinishedRequest]
+    now: float
 
 
 def control_path(socket: Path) -> Path:

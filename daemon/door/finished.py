@@ -7,11 +7,12 @@ import msgspec
 import structlog
 
 from daemon.door.sessions import OpenRequest
+from runtime.request import RequestOptions
 
 _log = structlog.get_logger("hearth.door")
 
 
-class FinishedRequest(msgspec.Struct, frozen=True, kw_only=True):
+class FinishedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A generation that has ended; times in seconds, `opened` by the monotonic clock.
 
     Four stages follow one another from `opened` on: `tokenize_s` until the prompt's ids were there,
@@ -19,7 +20,8 @@ class FinishedRequest(msgspec.Struct, frozen=True, kw_only=True):
     each is 0 where it was not ended. `detokenize_s` lies within and behind decoding: how long its
     tokens took to become text. `ttft_s` is when its first token left for the client, after
     `opened`. `client` is the client's own text. `reason` is that of `done`, the code of an error,
-    or why its session ended; `failed` is true for all but the first.
+    or why its session ended; `failed` is true for all but the first. `options` hold text of the
+    client, `stop`: who keeps records leaves them out.
     """
 
     request: str
@@ -40,6 +42,7 @@ class FinishedRequest(msgspec.Struct, frozen=True, kw_only=True):
     drafted: int
     accepted_tokens: int
     traceparent: str | None = None
+    options: RequestOptions | None = None
 
 
 Listener = Callable[[FinishedRequest], None]
@@ -66,6 +69,7 @@ def finished(request: OpenRequest, name: str, reason: str, *, failed: bool) -> F
         rounds=request.rounds,
         drafted=request.drafted,
         accepted_tokens=request.accepted_tokens,
+        options=request.options,
     )
 
 

@@ -187,6 +187,7 @@ class Requests:
         request.timestamps = message.timestamps
         self._state.totals["requests"] += 1
         asked = prepare(message, request.rid, deadline, session.number)
+        request.options = asked.request.options
         self._dispatch.ask_tokenizer(request, asked)
 
     def _check_room(self, session: Session, now: float) -> None:

@@ -7,6 +7,7 @@ from typing import Literal
 from actors.messages import RowDelta
 from daemon.door.outbox import Outbox
 from runtime.errors import HearthError
+from runtime.request import RequestOptions
 
 Kind = Literal["generate", "convert", "status"]
 
@@ -46,6 +47,7 @@ class OpenRequest:
     drafted: int = 0
     accepted_tokens: int = 0
     early: list[StepRow] = field(default_factory=list)
+    options: RequestOptions | None = None
 
 
 @dataclass(slots=True, eq=False)

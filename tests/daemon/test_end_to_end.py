@@ -20,6 +20,8 @@ from hearth_client import (
 
 from daemon.check import inspect_engine
 from daemon.configuration.settings import Settings
+from daemon.control.client import ask
+from daemon.control.messages import Trace, TraceReport
 from daemon.own_daemon import OwnDaemon, own_daemon
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.request import GenerationRequest, RequestOptions, RowRequest
@@ -93,6 +95,18 @@ def test_two_clients_at_once_get_what_the_runtime_gives_in_process(
         assert text == expected
         assert generation.done is not None
         assert generation.done.usage.completion_tokens == len(tokens)
+
+
+def test_the_owner_sees_where_a_request_spent_its_time(shared: OwnDaemon) -> None:
+    with Client(shared.socket) as client:
+        generation = client.generate("the lamp is", max_tokens=8)
+        generation.text()
+    (found,) = ask(Trace(generation.request), TraceReport, str(shared.socket)).requests
+    assert found.completion_tokens == 8
+    stages = (found.tokenize_s, found.queue_s, found.prefill_s, found.decode_s)
+    assert all(seconds > 0 for seconds in (*stages, found.detokenize_s))
+    assert sum(stages) < found.total_s
+    assert f'"request":"{found.request}"' in shared.log()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
