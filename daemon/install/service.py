@@ -57,11 +57,12 @@ def uninstall(place: Place, *, purge: bool) -> list[Path]:
     _check_place(place)
     known = place.files(jetson=True)
     files.check_inside(place.base, [*known, *place.kept_data()])
-    units = [path for path in place.units() if files.is_ours(path)]
+    # The socket first, and the service with it: a client that waits would start it again.
+    units = [path for path in reversed(place.units()) if files.is_ours(path)]
+    names = [path.name for path in units]
     live = place.live and bool(units)
     if live:
-        # The socket first, and the service with it: a client that waits would start it again.
-        manager.run(*place.systemctl("disable", "--now", *reversed(UNITS)))
+        manager.run(*place.systemctl("disable", "--now", *names))
     removed = files.take_away(known)
     for unit in units:
         links = [folder / unit.name for folder in unit.parent.glob("*.wants")]
@@ -71,7 +72,7 @@ def uninstall(place: Place, *, purge: bool) -> list[Path]:
     if live:
         manager.run(*place.systemctl("daemon-reload"))
         # Fails where no unit had failed.
-        manager.succeeds(*place.systemctl("reset-failed", *UNITS))
+        manager.succeeds(*place.systemctl("reset-failed", *names))
     if purge:
         removed += _purge(place)
     return removed

@@ -211,12 +211,21 @@ def test_a_user_s_own_service_is_stopped_and_forgotten(own: Place, tmp_path: Pat
     assert said(own)[before:] == [
         "--user disable --now hearth.socket hearth.service",
         "--user daemon-reload",
-        "--user reset-failed hearth.service hearth.socket",
+        "--user reset-failed hearth.socket hearth.service",
     ]
     assert cache.is_dir()
     uninstall(own, purge=True)
     assert not cache.exists()
     assert len(said(own)) == before + 3
+
+
+def test_a_unit_of_somebody_else_is_not_stopped(own: Place, tmp_path: Path) -> None:
+    install(own, None, jetson=None)
+    socket = tmp_path / ".config" / "systemd" / "user" / "hearth.socket"
+    socket.write_text("[Socket]\n")
+    uninstall(own, purge=False)
+    assert "--user disable --now hearth.service" in said(own)
+    assert socket.is_file()
 
 
 def test_units_of_all_users_in_an_image(tmp_path: Path) -> None:
