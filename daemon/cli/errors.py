@@ -52,7 +52,10 @@ def exit_code_of(error: BaseException) -> int | None:
 
 
 def report(error: BaseException) -> None:
-    """Print `error` as one line on standard error; an interruption needs no words."""
+    """Print `error` as one line on standard error; an interruption needs no words.
+
+    Under journald the line is an error there too.
+    """
     if isinstance(error, HearthError):
         line = str(error)
     elif isinstance(error, click.UsageError) and error.ctx is not None:

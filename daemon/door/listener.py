@@ -4,6 +4,7 @@ import fcntl
 import os
 import socket
 import stat
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +17,7 @@ _LOCK_MODE = 0o600
 _SOCKET_UMASK = 0o117
 _BACKLOG = 128
 _FIRST_PASSED_FD = 3
+_CREDENTIALS = struct.Struct("3i")  # pid, uid and gid: struct ucred, unix(7)
 
 
 class Listener:
@@ -167,11 +169,21 @@ def _remove_leftover(path: Path) -> None:
         return
     if not stat.S_ISSOCK(mode):
         raise _unusable(f"{path} exists and is not a socket: remove it or choose another path")
+    # The clients' socket may be the service manager's, and the owner's beside it is the daemon's.
+    for place in (path.with_name(f"{path.name}.ctl"), path):
+        holder = _listening_process(place)
+        if holder is not None:
+            raise _running(path, f"process {holder}")
+    path.unlink(missing_ok=True)
+
+
+def _listening_process(path: Path) -> int | None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
-        if probe.connect_ex(os.fspath(path)) == 0:
-            raise _running(path, "a process without our lock")
-    path.unlink(missing_ok=True)
+        if probe.connect_ex(os.fspath(path)) != 0:
+            return None
+        peer = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        return int(_CREDENTIALS.unpack(peer)[0])
 
 
 def _running(path: Path, holder: str) -> HearthError:

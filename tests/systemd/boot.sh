@@ -67,6 +67,9 @@ boot() {
   mount --bind -o ro proc/sys proc/sys
   mount -t sysfs -o ro sysfs sys
   mount -t cgroup2 cgroup2 sys/fs/cgroup
+  # Other people's environments are not there at all, as for a service.
+  mount -t tmpfs -o mode=700 tmpfs root
+  mount -t tmpfs -o mode=755 tmpfs home
   mount -t tmpfs -o mode=755 tmpfs run
   mount -t tmpfs -o mode=1777 tmpfs tmp
   mount -t tmpfs -o mode=755 tmpfs dev

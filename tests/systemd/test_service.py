@@ -52,3 +52,11 @@ def test_a_daemon_that_is_killed_is_started_again_and_its_client_goes_on(
         installed.signal_daemon(signal.SIGKILL)
         installed.until("NRestarts", "1")
         assert client.generate(PROMPT, max_tokens=4).text()
+
+
+def test_a_second_start_names_the_first(installed: Installed) -> None:
+    installed.ready()
+    said = installed.hearth("serve", user="hearth", check=False)
+    # In an environment of its own, and not in that of the service manager.
+    assert f"process {installed.show('MainPID')} already serves /run/hearth/hearth.sock" in said
+    assert installed.show("ActiveState") == "active"

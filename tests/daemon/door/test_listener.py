@@ -60,8 +60,30 @@ def test_a_listening_socket_without_lock_is_left_alone(folder: Path) -> None:
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.bind(str(path))
         stranger.listen()
-        assert refused(path).code == "already_running"
+        error = refused(path)
+        assert error.code == "already_running"
+        assert f"process {os.getpid()} already serves {path}" in error.message
         assert path.exists()
+
+
+def test_the_daemon_is_named_where_the_service_manager_listens(folder: Path) -> None:
+    path = folder / "h.sock"
+    # Who listens is who called listen(), and not who has the socket now.
+    daemon = (
+        "import os, socket, sys\n"
+        "own = socket.socket(socket.AF_UNIX); own.bind(sys.argv[1]); own.listen()\n"
+        "print(os.getpid(), flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", daemon, f"{path}.ctl"]
+    with (
+        socket.socket(socket.AF_UNIX) as passed,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other,
+    ):
+        passed.bind(str(path))
+        passed.listen()
+        assert other.stdout
+        assert int(other.stdout.readline()) == other.pid
+        assert f"process {other.pid} already serves {path}" in refused(path).message
 
 
 def test_places_that_cannot_be_used(folder: Path) -> None:
