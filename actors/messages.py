@@ -10,6 +10,7 @@ import msgspec
 from runtime.decoding.metrics import StageMetrics
 from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.executor.graph_cache import GraphCounters
+from runtime.loading import Stage
 from runtime.request import FinishReason, RequestOptions, RowRequest, RowToken
 
 
@@ -327,6 +328,14 @@ class ActorHello(ActorMessage, tag="actor_hello"):
     pid: int
 
 
+class ActorLoading(ActorMessage, tag="actor_loading"):
+    """How far an actor has come since its hello; see `runtime.loading`."""
+
+    name: str
+    stage: Stage
+    share: float | None = None
+
+
 class ActorReady(ActorMessage, tag="actor_ready"):
     """An actor can work; `facts` are shown by `status` and `check`. An executor tells limits."""
 
@@ -363,4 +372,4 @@ class ActorFailed(ActorMessage, tag="actor_failed"):
     field: str | None = None
 
 
-SupervisorMessage = ActorHello | ActorReady | ActorProgress | ActorFailed
+SupervisorMessage = ActorHello | ActorLoading | ActorReady | ActorProgress | ActorFailed

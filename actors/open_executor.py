@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
@@ -8,23 +10,25 @@ from msgspec import structs
 
 from actors.addresses import CONTROL_LIMIT, WORK_LIMIT
 from actors.executor import ExecutorActor
-from actors.mailbox import Receiver, Sender
-from actors.messages import ExecutorControl, ExecutorLimits, ExecutorMessage
+from actors.mailbox import MailboxFull, Receiver, Sender
+from actors.messages import ActorLoading, ExecutorControl, ExecutorLimits, ExecutorMessage
 from actors.roles import ExecutorSettings, Host, ReadyActor
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.errors import HearthError
 from runtime.known_answer import load_answer
+from runtime.loading import Stage, Told, nobody
 from runtime.request import RequestOptions, RowRequest
 from runtime.undo import undoing
 
 _FLUSH_S = 2.0
+_TOLD_S = 0.25
 _log = structlog.get_logger("executor")
 
 
 def open_executor(host: Host, settings: ExecutorSettings) -> ReadyActor:
     """Open the engine, capture its graphs and run real steps; raises HearthError."""
     started = time.monotonic()
-    runtime = open_runtime(settings)
+    runtime = open_runtime(settings, _LoadingReport(host))
     addresses, context = host.addresses, host.context
     actor = ExecutorActor(
         name=host.name,
@@ -46,13 +50,33 @@ def open_executor(host: Host, settings: ExecutorSettings) -> ReadyActor:
     return ReadyActor(run, facts, _limits(runtime))
 
 
-def open_runtime(settings: ExecutorSettings) -> LLMInferenceRuntime:
+class _LoadingReport:
+    """Tells the supervisor every new stage, and how it goes on a few times a second."""
+
+    def __init__(self, host: Host, clock: Callable[[], float] = time.monotonic) -> None:
+        self._host = host
+        self._clock = clock
+        self._stage = ""
+        self._due = 0.0
+
+    def __call__(self, stage: Stage, share: float | None) -> None:
+        now = self._clock()
+        if stage == self._stage and now < self._due:
+            return
+        self._stage, self._due = stage, now + _TOLD_S
+        # A supervisor that is behind is told the next time.
+        with suppress(MailboxFull):
+            self._host.to_supervisor.post(ActorLoading(self._host.name, stage, share))
+
+
+def open_runtime(settings: ExecutorSettings, told: Told = nobody) -> LLMInferenceRuntime:
     """A runtime whose steps are captured and have worked; raises HearthError."""
-    runtime = LLMInferenceRuntime.open(Path(settings.engine), settings.options)
+    runtime = LLMInferenceRuntime.open(Path(settings.engine), settings.options, told)
     with undoing() as undo:
         undo.callback(runtime.close)
-        for reason in runtime.capture(range(1, runtime.max_batch + 1)):
+        for reason in runtime.capture(range(1, runtime.max_batch + 1), told):
             _log.warning("steps are slower than they could be", reason=reason)
+        told("answering", None)
         _warm_up(runtime)
         _check_answer(runtime, settings)
     return runtime

@@ -4,6 +4,13 @@ import os
 import socket
 from collections.abc import Mapping
 
+from daemon.life import Life, words
+
+
+def tell_state(life: Life) -> None:
+    """Show the state where the manager shows the service's."""
+    notify(f"STATUS={words(*life)}")
+
 
 def notify(message: str, environ: Mapping[str, str] | None = None) -> None:
     """Send `message`, such as `READY=1`, to the manager's socket; does nothing without one."""

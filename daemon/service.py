@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import anyio
 import structlog
@@ -49,12 +49,12 @@ from daemon.control.messages import (
 )
 from daemon.control.server import ControlServer, Handler
 from daemon.door.front_door import FrontDoor
-from daemon.door.settings import State
 from daemon.exit_codes import FORCED, STOPPED, exit_code
+from daemon.life import STATES, Life
 from daemon.metrics.collector import Look
 from daemon.metrics.endpoint import open_endpoints
 from daemon.metrics.registry import OPENMETRICS, DaemonMetrics
-from daemon.notify import notify
+from daemon.notify import notify, tell_state
 from daemon.supervision.supervisor import Listeners, Supervisor
 from daemon.tracing.history import History
 from runtime.config import LLMEngineRunnerConfig
@@ -85,6 +85,7 @@ def serve(settings: Settings, engine: Path) -> int:
             return anyio.run(main, backend_options={"use_uvloop": True})
     except (HearthError, BaseExceptionGroup) as error:
         reason = _reason(error)
+        tell_state(Life().failed(reason.message))
         _log.error(reason.message, code=reason.code, field=reason.field)
         return exit_code(reason)
 
@@ -129,12 +130,12 @@ class Service:
         self._sockets = sockets
         self._log = log
         self._opened = opened
-        self._stopping = False
+        self._life = Life()
         self._to_scheduler_control: Sender[SchedulerControl] = self._sender(SCHEDULER_CONTROL)
         self._metrics = DaemonMetrics(
             wiring.metrics_info(engine.name, config),
             wiring.metrics_limits(settings),
-            states=get_args(State),
+            states=STATES,
             look=self._look,
             executor=lambda: self._supervisor.pid,
         )
@@ -167,7 +168,7 @@ class Service:
                 number = await anext(signals)
                 _log.info("stopping", signal=number.name)
                 notify("STOPPING=1")
-                self._stopping = True
+                self._enter(self._life.draining(number.name))
                 # Drain, unless a second signal comes.
                 with anyio.CancelScope() as patience:
                     tasks.start_soon(_lose_patience, signals, patience)
@@ -190,13 +191,14 @@ class Service:
     async def _executor_ready(self, ready: ActorReady, addresses: Addresses) -> None:
         told = wiring.executor_ready(ready, addresses)
         await self._to_scheduler_control.send(told, _SEND_TIMEOUT_S)
-        if self._stopping:
+        if not self._life.serves:
             return
         model = self._engine.name
         # What fits into the memory that was free is for the executor to know.
         config = wiring.within(self._config, told.limits)
         facts = wiring.door_facts(self._settings, model, config, ready.facts)
-        self._door.tell(state="ready", facts=facts)
+        self._door.tell(facts=facts)
+        self._enter(self._life.ready())
         notify("READY=1")
         certain_log("hearth").info(
             "ready",
@@ -211,8 +213,13 @@ class Service:
 
     async def _executor_lost(self, reason: str) -> None:
         await self._to_scheduler_control.send(ExecutorLost(reason), _SEND_TIMEOUT_S)
-        if not self._stopping:
-            self._door.tell(state="starting")
+        self._enter(self._life.lost(reason))
+
+    def _enter(self, life: Life) -> None:
+        if life != self._life:
+            self._life = life
+            self._door.tell(life=life)
+            tell_state(life)
 
     def _make_door(self) -> FrontDoor:
         inbox: Receiver[DoorMessage] = Receiver(self._context, [DOOR], DoorMessage, WORK_LIMIT)
@@ -248,7 +255,7 @@ class Service:
     async def _look(self) -> Look:
         door = self._door
         return Look(
-            state=door.state.state,
+            state=door.state.life.state,
             clients=door.clients,
             totals=door.state.totals,
             refusals=door.state.refusals,
@@ -275,8 +282,10 @@ class Service:
             sockets=self._sockets,
             inbox=self._opened.enter_context(inbox),
             listeners=Listeners(
+                loading=lambda stage, share: self._enter(self._life.loading(stage, share)),
                 ready=self._executor_ready,
                 lost=self._executor_lost,
+                restarting=lambda reason: self._enter(self._life.lost(reason)),
                 metrics=lambda metrics: self._door.tell(metrics=metrics),
             ),
         )

@@ -3,7 +3,7 @@
 import errno
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -55,10 +55,17 @@ def write_config(folder: Path, config: LLMEngineRunnerConfig) -> None:
     (folder / config_file(config)).write_bytes(text + b"\n")
 
 
-def verify_folder(folder: Path, config: LLMEngineRunnerConfig, *, digests: bool) -> None:
+def verify_folder(
+    folder: Path,
+    config: LLMEngineRunnerConfig,
+    *,
+    digests: bool,
+    read: Callable[[int], None] | None = None,
+) -> None:
     """Compare the files with the records in the configuration.
 
-    Checks presence and size, and with `digests` every byte. Raises `engine_corrupt` naming the
+    Checks presence and size, and with `digests` every byte; `read` is told the bytes of each piece
+    that has been read. Raises `engine_corrupt` naming the
     file that is missing, not recorded, of another size or changed, and `engine_missing` for one
     that may not be read.
     """
@@ -70,14 +77,16 @@ def verify_folder(folder: Path, config: LLMEngineRunnerConfig, *, digests: bool)
         if path.name != name:
             raise _corrupt(name, "lies outside the engine folder")
         try:
-            _compare(path, record, digests=digests)
+            _compare(path, record, digests=digests, read=read)
         except OSError as error:
             raise HearthError(
                 "engine_missing", f"{path} cannot be read ({error.strerror})", name
             ) from error
 
 
-def _compare(path: Path, record: FileRecord, *, digests: bool) -> None:
+def _compare(
+    path: Path, record: FileRecord, *, digests: bool, read: Callable[[int], None] | None
+) -> None:
     if not path.is_file():
         raise _corrupt(path.name, "is missing")
     size = path.stat().st_size
@@ -85,7 +94,7 @@ def _compare(path: Path, record: FileRecord, *, digests: bool) -> None:
         raise _corrupt(path.name, f"has {size} bytes instead of {record.bytes}")
     if not os.access(path, os.R_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    if digests and _digest(path) != record.sha256:
+    if digests and _digest(path, read) != record.sha256:
         raise _corrupt(path.name, "was changed after the export")
 
 
@@ -103,9 +112,11 @@ def _corrupt(name: str, what: str) -> HearthError:
     return HearthError("engine_corrupt", f"{name} {what}: export the model again", name)
 
 
-def _digest(path: Path) -> str:
+def _digest(path: Path, read: Callable[[int], None] | None = None) -> str:
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         while piece := file.read(_PIECE):
             digest.update(piece)
+            if read is not None:
+                read(len(piece))
     return digest.hexdigest()

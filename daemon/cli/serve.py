@@ -9,6 +9,8 @@ from daemon.cli.errors import report
 from daemon.cli.options import settings_from, settings_options
 from daemon.door.listener import check_place
 from daemon.exit_codes import exit_code
+from daemon.life import Life
+from daemon.notify import tell_state
 from daemon.open_files import make_room
 from daemon.shipped import engine_folder
 from runtime.errors import HearthError
@@ -31,6 +33,7 @@ def serve(config: Path | None, **flags: Any) -> int:
             folder = engine_folder(settings.engine, progress)
     except HearthError as error:
         report(error)
+        tell_state(Life().failed(error.message))
         return exit_code(error)
     from daemon.service import serve as run  # noqa: PLC0415 - the help must not wait for it
 

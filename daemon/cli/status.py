@@ -6,6 +6,7 @@ from daemon.cli.clients import connected
 from daemon.cli.console import out, table
 from daemon.cli.executor_rows import executor_rows
 from daemon.cli.options import json_option, socket_option
+from daemon.life import words
 
 
 @click.command()
@@ -25,7 +26,7 @@ def status(socket: str | None, *, as_json: bool) -> None:
 def _rows(report: StatusReport) -> list[tuple[str, str]]:
     rows = [
         ("server", report.server),
-        ("state", report.state),
+        ("state", words(report.state, report.stage, report.share, report.reason)),
         ("model", report.model),
         ("up", f"{report.uptime_s:.0f} s"),
         ("clients", str(report.clients)),

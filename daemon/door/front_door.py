@@ -28,9 +28,10 @@ from daemon.door.process_bounds import ProcessBounds
 from daemon.door.replies import Replies
 from daemon.door.requests import Requests
 from daemon.door.sessions import Session
-from daemon.door.settings import DoorFacts, DoorSettings, State
+from daemon.door.settings import DoorFacts, DoorSettings
 from daemon.door.socket import DoorSocket, Received
 from daemon.door.state import DoorState
+from daemon.life import Life
 
 _log = structlog.get_logger("hearth.door")
 _BURST = 64
@@ -88,17 +89,18 @@ class FrontDoor:
 
     def tell(
         self,
-        state: State | None = None,
+        life: Life | None = None,
         facts: DoorFacts | None = None,
         metrics: ExecutorMetrics | None = None,
     ) -> None:
         """Take note of the daemon's state, of new facts about the service or of its work."""
-        if state is not None:
-            self._state.state = state
-            self._dispatch.executor_is(ready=state == "ready")
-        if state == "starting":
-            # The executor that they tell of is gone.
-            self._state.metrics = None
+        if life is not None:
+            self._state.life = life
+            if life.serves:
+                self._dispatch.executor_is(ready=life.state == "ready")
+            if life.state in ("starting", "loading"):
+                # The executor that they tell of is gone.
+                self._state.metrics = None
         if facts is not None:
             self._state.facts = facts
         if metrics is not None:
@@ -148,7 +150,8 @@ class FrontDoor:
 
     async def stop(self, drain_s: float = 0.0) -> None:
         """Refuse new work, let open requests end for `drain_s` seconds, then end `run`."""
-        self._state.state = "draining"
+        if self._state.life.serves:
+            self._state.life = self._state.life.draining("stopped")
         self._dispatch.come_again.stops(time.monotonic() + drain_s)
         if self.open_requests:
             with anyio.move_on_after(drain_s):
@@ -219,7 +222,7 @@ class FrontDoor:
         self._dispatch.abandon_lost()
 
     def _tick(self, now: float) -> None:
-        if self._state.state == "draining" and not self.open_requests:
+        if not self._state.life.serves and not self.open_requests:
             self._drained.set()
         self._dispatch.retry_cancels()
         for session in self._dispatch.sessions.expired(self._state.clock.now()):

@@ -135,7 +135,7 @@ class Replies:
         self._dispatch.stop_if_slow(request.session)
 
     def _report(self, request_id: str, load: SchedulerReport) -> protocol.StatusReport:
-        facts, metrics = self._state.facts, self._state.metrics
+        facts, metrics, life = self._state.facts, self._state.metrics, self._state.life
         # The client may hear of an end before the scheduler does.
         open_now = sum(one.accepted for one in self._dispatch.sessions.open_requests)
         counted = {"rows": load.rows, "requeued": load.requeued}
@@ -143,7 +143,10 @@ class Replies:
             id=request_id,
             server=facts.server,
             model=facts.model,
-            state=self._state.state,
+            state=life.state,
+            stage=life.stage,
+            share=life.share,
+            reason=life.reason,
             uptime_s=self._state.uptime_s,
             clients=len(self._dispatch.sessions),
             running=max(0, min(load.running, open_now - load.queued)),

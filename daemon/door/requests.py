@@ -168,7 +168,7 @@ class Requests:
     def _open(self, session: Session, message: Generate | Tokenize | Detokenize | Status) -> None:
         now = time.monotonic()
         try:
-            if self._state.state == "draining" and not isinstance(message, Status):
+            if not self._state.life.serves and not isinstance(message, Status):
                 raise HearthError(  # noqa: TRY301 - refused in one place with the other reasons
                     "shutting_down", "the daemon is about to stop: try again after its restart"
                 )

@@ -1,11 +1,7 @@
 """What the front door is told: limits by its settings, the model and the state by the daemon."""
 
-from typing import Literal
-
 import msgspec
 from hearth_client.protocol import MAX_FRAME_BYTES
-
-State = Literal["starting", "ready", "draining"]
 
 
 class DoorSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,8 @@ from hearth_client.running_clock import RunningClock
 
 from actors.logs import request_id
 from actors.messages import ExecutorMetrics, SchedulerReport
-from daemon.door.settings import DoorFacts, State
+from daemon.door.settings import DoorFacts
+from daemon.life import Life
 
 _EPOCH_BYTES = 8
 _MOST_S = 0.5
@@ -17,7 +18,7 @@ _MOST_S = 0.5
 
 
 class DoorState:
-    """The daemon writes `state`, `facts` and `metrics`; the door counts in `totals`.
+    """The daemon writes `life`, `facts` and `metrics`; the door counts in `totals`.
 
     `refusals` counts by code what was refused before it was accepted. `load` is the scheduler's
     newest report to the daemon itself, and `reported` is set by the next one.
@@ -27,7 +28,7 @@ class DoorState:
     """
 
     def __init__(self, facts: DoorFacts) -> None:
-        self.state: State = "starting"
+        self.life = Life()
         self.facts = facts
         self.metrics: ExecutorMetrics | None = None
         self.clock = RunningClock(_MOST_S)

@@ -47,13 +47,19 @@ class AnnounceLost(NamedTuple):
     reason: str
 
 
+class AnnounceRestart(NamedTuple):
+    """Tell the others that the actor will be started again, and why it has ended."""
+
+    reason: str
+
+
 class GiveUp(NamedTuple):
     """End the daemon with this error."""
 
     error: HearthError
 
 
-Action = Start | Kill | AnnounceReady | AnnounceLost | GiveUp
+Action = Start | Kill | AnnounceReady | AnnounceLost | AnnounceRestart | GiveUp
 
 
 class Phase(Enum):
@@ -123,7 +129,7 @@ class Supervision:
             return [*actions, GiveUp(self._last_error(reason))]
         self._enter(Phase.PAUSED, now + self._pause())
         self._restarts += 1
-        return actions
+        return [*actions, AnnounceRestart(reason)]
 
     def stop(self) -> None:
         """The actor is to end: whatever happens now needs no action."""

@@ -19,6 +19,7 @@ from actors.mailbox import MailboxFull, Receiver, Sender, ZmqContext
 from actors.messages import (
     ActorFailed,
     ActorHello,
+    ActorLoading,
     ActorProgress,
     ActorReady,
     ExecutorMetrics,
@@ -31,6 +32,7 @@ from daemon.supervision.restart_policy import (
     Action,
     AnnounceLost,
     AnnounceReady,
+    AnnounceRestart,
     Deadlines,
     GiveUp,
     Kill,
@@ -40,6 +42,7 @@ from daemon.supervision.restart_policy import (
     stuck,
 )
 from runtime.errors import CODES, Code, HearthError
+from runtime.loading import Stage
 
 _log = structlog.get_logger("hearth.supervisor")
 _LAST_WORDS_S = 0.5
@@ -61,10 +64,16 @@ class ActorPlan(NamedTuple):
 
 
 class Listeners(NamedTuple):
-    """Whom to tell: that the actor can work, that all is lost which it held, what it has done."""
+    """Whom to tell of the actor.
 
+    How far it has come on its way to work, that it can, that all is lost which it held, why it is
+    started again, and what it has done.
+    """
+
+    loading: Callable[[Stage, float | None], None]
     ready: Callable[[ActorReady, Addresses], Awaitable[None]]
     lost: Callable[[str], Awaitable[None]]
+    restarting: Callable[[str], None]
     metrics: Callable[[ExecutorMetrics], None]
 
 
@@ -162,6 +171,8 @@ class Supervisor:
         match message:
             case ActorHello():
                 self._policy.hello(now)
+            case ActorLoading(_, stage, share):
+                self._tell.loading(stage, share)
             case ActorReady():
                 self._said_ready, self._heard = message, now
                 await self._act(self._policy.ready(now))
@@ -193,6 +204,8 @@ class Supervisor:
                     if not self._told_failure.is_set():
                         _log.error("actor lost", actor=self._name, reason=reason)
                     await self._tell.lost(reason)
+                case AnnounceRestart(reason):
+                    self._tell.restarting(reason)
                 case GiveUp(error):
                     self._error = error
 
@@ -234,7 +247,8 @@ class Supervisor:
         remove_sockets(self._addresses)
         loading = self._policy.phase in (Phase.STARTING, Phase.LOADING)
         actions = self._policy.ended(how, self._clock.now())
-        if loading and not actions and not self._told_failure.is_set():
+        goes_on = not any(isinstance(action, GiveUp) for action in actions)
+        if loading and goes_on and not self._told_failure.is_set():
             _log.error("actor not started", actor=self._name, reason=how)
         await self._act(actions)
         self._wake.set()

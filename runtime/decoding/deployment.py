@@ -7,6 +7,7 @@ from runtime.config import LLMEngineRunnerConfig, load_config
 from runtime.decoding.effective_config import check_built, effective_config
 from runtime.engine_folder import DRAFT_FOLDER, verify_folder
 from runtime.errors import HearthError
+from runtime.loading import Told, nobody
 from runtime.options import (
     EagleDraftingConfig,
     RuntimeOptions,
@@ -68,14 +69,23 @@ def load_deployment(folder: Path, options: RuntimeOptions) -> DeploymentConfig:
     return resolve_deployment(*load_engines(folder, options), options)
 
 
-def load_engines(folder: Path, options: RuntimeOptions) -> StoredEngines:
-    """Read an engine folder and check its files; raises `engine_*`."""
+def load_engines(folder: Path, options: RuntimeOptions, told: Told = nobody) -> StoredEngines:
+    """Read an engine folder and check its files, telling the share of bytes; raises `engine_*`."""
     stored = load_config(folder)
-    verify_folder(folder, stored, digests=options.verify)
+    configs = {folder: stored}
     draft = None
     if stored.enable_eagle_spec_decode:
-        draft = load_config(folder / DRAFT_FOLDER)
-        verify_folder(folder / DRAFT_FOLDER, draft, digests=options.verify)
+        configs[folder / DRAFT_FOLDER] = draft = load_config(folder / DRAFT_FOLDER)
+    total = sum(one.bytes for config in configs.values() for one in config.files.values())
+    done = 0
+
+    def read(count: int) -> None:
+        nonlocal done
+        done += count
+        told("verifying", done / total)
+
+    for place, config in configs.items():
+        verify_folder(place, config, digests=options.verify, read=read)
     return StoredEngines(stored, draft)
 
 

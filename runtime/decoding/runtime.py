@@ -1,7 +1,8 @@
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 
 from runtime.arrangement import RowOwner
@@ -23,12 +24,13 @@ from runtime.errors import HearthError
 from runtime.executor.engine import EngineOptions
 from runtime.executor.graph_cache import GraphCounters
 from runtime.known_answer import KnownAnswer
+from runtime.loading import Told, nobody
 from runtime.memory.system import available_memory
 from runtime.options import RuntimeOptions
 from runtime.request import GenerationRequest, GenerationResponse, RowRequest, check_options
 from runtime.rows import DecodingInferenceContext, DecodingRow, RowState
 from runtime.steps.engine_runner import LLMEngineRunner, PromptGraphs
-from runtime.tensors.profiles import captured_widths
+from runtime.tensors.profiles import captured_widths, decode_batches
 from runtime.text import Tokenizer
 from runtime.undo import undoing
 
@@ -84,14 +86,17 @@ class LLMInferenceRuntime:
         self._collected = 0.0
 
     @classmethod
-    def open(cls, folder: Path, options: RuntimeOptions | None = None) -> "LLMInferenceRuntime":
+    def open(
+        cls, folder: Path, options: RuntimeOptions | None = None, told: Told = nobody
+    ) -> "LLMInferenceRuntime":
         """Open an engine folder, with as many rows and as much capacity as fit where none is asked.
 
         Raises `engine_*`, `out_of_memory` or `invalid_value`.
         """
         options = options or RuntimeOptions()
         engine = EngineOptions(threads=options.threads, spin=options.spin)
-        engines = load_engines(folder, options)
+        engines = load_engines(folder, options, told)
+        told("opening", None)
         # A context of a GPU that shares this memory is among what is predicted.
         host = available_memory()
         device = open_device(resolve_deployment(*engines, options).base.device)
@@ -224,7 +229,7 @@ class LLMInferenceRuntime:
         """
         return self._context.release(row)
 
-    def capture(self, batch_sizes: Sequence[int]) -> list[str]:
+    def capture(self, batch_sizes: Sequence[int], told: Told = nobody) -> list[str]:
         """Capture prefill steps, and decode and speculation steps of these batch sizes.
 
         No row is active. Tells what makes steps slower than they could be.
@@ -234,13 +239,20 @@ class LLMInferenceRuntime:
             raise HearthError(
                 "invalid_value", f"a batch has 1 to {self.max_batch} rows", "batch_sizes"
             )
+        told("capturing", 0.0)
         self._runner.warm_prefill()
-        self._runner.capture_vanilla_decoding_graph(batch_sizes)
+        kinds: list[Callable[[Sequence[int]], None]] = [self._runner.capture_vanilla_decoding_graph]
         counters = [self.counters]
         if self._speculation is not None:
-            self._speculation.capture(batch_sizes)
+            kinds.append(self._speculation.capture)
             counters.append(self._speculation.proposer.counters)
+        batches = decode_batches(self.config)
+        sizes = sorted({next(one for one in batches if one >= size) for size in batch_sizes})
+        for done, (capture, size) in enumerate(product(kinds, sizes), 1):
+            capture([size])
+            told("capturing", done / (len(kinds) * len(sizes) + 1))
         self._runner.capture_prefill_graphs()
+        told("capturing", 1.0)
         slower = [
             f"{one.failed_captures} steps are not captured: {one.failure}"
             for one in counters

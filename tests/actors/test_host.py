@@ -20,6 +20,7 @@ from actors.mailbox import Receiver, Sender, ZmqContext
 from actors.messages import (
     ActorFailed,
     ActorHello,
+    ActorLoading,
     ActorReady,
     ExecutorControl,
     ExecutorLimits,
@@ -66,6 +67,7 @@ class House:
         self.tokenizer: Receiver[TokenizerMessage] = Receiver(
             context, [addresses.tokenizer], TokenizerMessage, 100
         )
+        self.loading: list[ActorLoading] = []
         self.work: Sender[ExecutorMessage] = Sender(context, addresses.work, 10)
         self.control: Sender[ExecutorControl] = Sender(context, addresses.control, 10)
 
@@ -73,10 +75,20 @@ class House:
         config = structs.replace(self.config, parent=parent)
         return subprocess.Popen([sys.executable, "-m", "actors.host", argument(config)])
 
+    def next_word(self) -> SupervisorMessage | None:
+        """What the supervisor is told next, but for how the loading goes on."""
+        while True:
+            word: SupervisorMessage | None = next_mail(self.supervisor, 5)
+            if not isinstance(word, ActorLoading):
+                return word
+            self.loading.append(word)
+
     def wait_until_ready(self) -> ActorReady:
         while (message := next_mail(self.supervisor, 30)) is not None:
             if isinstance(message, ActorReady):
                 return message
+            if isinstance(message, ActorLoading):
+                self.loading.append(message)
         raise AssertionError("the actor never became ready")
 
 
@@ -104,6 +116,9 @@ def test_an_actor_process_says_hello_and_tells_what_it_can_do(house: House) -> N
     assert hello == ActorHello("executor-1", process.pid)
     ready = house.wait_until_ready()
     assert (ready.name, ready.pid) == ("executor-1", process.pid)
+    stages = list(dict.fromkeys(one.stage for one in house.loading))
+    assert stages == ["opening", "capturing", "answering"]
+    assert {one.name for one in house.loading} == {"executor-1"}
     assert ready.limits == ExecutorLimits(3, 63, 64)
     assert (ready.facts["capacity"], ready.facts["backend"]) == (64, "simulated")
     # Where memory ends the system takes the executor, and the daemon lives.
@@ -171,8 +186,8 @@ def test_a_failure_to_load_is_told_with_its_field(house: House) -> None:
     config = structs.replace(house.config, settings=raw(settings))
     with pytest.raises(HearthError):
         run_actor(config, house.context)
-    assert isinstance(next_mail(house.supervisor, 5), ActorHello)
-    failed = next_mail(house.supervisor, 5)
+    assert isinstance(house.next_word(), ActorHello)
+    failed = house.next_word()
     assert isinstance(failed, ActorFailed)
     assert (failed.name, failed.code, failed.field) == ("executor-1", "invalid_value", "max_batch")
 
@@ -186,8 +201,8 @@ def test_an_unexpected_failure_is_told_in_our_words(
     monkeypatch.setattr("actors.open_executor.open_executor", fail)
     with pytest.raises(ValueError, match="library"):
         run_actor(house.config, house.context)
-    next_mail(house.supervisor, 5)
-    failed = next_mail(house.supervisor, 5)
+    house.next_word()
+    failed = house.next_word()
     assert isinstance(failed, ActorFailed)
     assert failed.code == "internal"
     assert "library" not in failed.message
@@ -209,7 +224,7 @@ def test_a_further_role_is_one_entry(house: House, monkeypatch: pytest.MonkeyPat
     )
     run_actor(config, house.context)
     assert worked == ["encoder-1"]
-    assert [next_mail(house.supervisor, 5) for _ in range(2)] == [
+    assert [house.next_word() for _ in range(2)] == [
         ActorHello("encoder-1", os.getpid()),
         ActorReady("encoder-1", os.getpid(), {"size": 7}),
     ]
@@ -218,8 +233,8 @@ def test_a_further_role_is_one_entry(house: House, monkeypatch: pytest.MonkeyPat
 def test_a_role_that_nobody_knows_is_told(house: House) -> None:
     with pytest.raises(KeyError):
         run_actor(structs.replace(house.config, role="cook"), house.context)
-    next_mail(house.supervisor, 5)
-    assert isinstance(next_mail(house.supervisor, 5), ActorFailed)
+    house.next_word()
+    assert isinstance(house.next_word(), ActorFailed)
 
 
 @pytest.mark.parametrize("arguments", [[], ["not json"], ['{"name": 1}']])

@@ -1,13 +1,16 @@
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from msgspec import structs
 from structlog.testing import capture_logs
 
-from actors.open_executor import _facts, open_runtime
-from actors.roles import ExecutorSettings
+from actors.mailbox import MailboxFull
+from actors.messages import ActorLoading
+from actors.open_executor import _facts, _LoadingReport, open_runtime
+from actors.roles import ExecutorSettings, Host
 from runtime.config import load_config
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.device.cpu.cpu_device import CpuDevice
@@ -63,6 +66,43 @@ def test_the_known_answer_is_compared_before_an_engine_is_ready(
     line = told(with_engine(settings, engine))
     assert line["event"] == "the known answer is right"
     assert {"compared", "steps", "error", "tolerance", "seconds"} <= line.keys()
+
+
+def test_how_far_the_loading_has_come_is_told(settings: ExecutorSettings, engine: Path) -> None:
+    heard: list[tuple[str, float | None]] = []
+    open_runtime(
+        with_engine(settings, engine), lambda stage, share: heard.append((stage, share))
+    ).close()
+    stages = list(dict.fromkeys(stage for stage, _ in heard))
+    assert stages == ["verifying", "opening", "capturing", "answering"]
+    for stage in ("verifying", "capturing"):
+        shares = [share or 0.0 for one, share in heard if one == stage]
+        assert shares == sorted(shares)
+        assert shares[-1] == 1.0
+    assert ("answering", None) in heard
+
+
+def test_the_supervisor_hears_each_stage_and_some_shares_a_second() -> None:
+    class Mailbox:
+        def post(self, message: ActorLoading) -> None:
+            if message.share == 0.5:
+                raise MailboxFull("supervisor")
+            heard.append(message)
+
+    heard: list[ActorLoading] = []
+    now = 0.0
+    host = Host("executor-1", cast("Any", None), cast("Any", None), cast("Any", Mailbox()))
+    tell = _LoadingReport(host, lambda: now)
+    for share in (0.1, 0.2, 0.3):
+        tell("verifying", share)
+    tell("opening", None)
+    for now in (1.0, 1.1, 1.2, 2.0):
+        tell("capturing", now / 2)
+    assert [(one.stage, one.share) for one in heard] == [
+        ("verifying", 0.1),
+        ("opening", None),
+        ("capturing", 1.0),
+    ]
 
 
 def test_a_folder_without_an_answer_says_so_and_serves(

@@ -288,6 +288,9 @@ class StatusReport(Answer, tag="status_report"):
     totals: dict[str, int] = {}
     engine: dict[str, str | int | float] = {}
     executor: ExecutorReport | None = None
+    stage: str = ""
+    share: float | None = None
+    reason: str = ""
 
 
 ServerMessage = (

@@ -20,6 +20,7 @@ from actors.mailbox import Receiver, Sender
 from daemon.door.finished import Listener
 from daemon.door.front_door import FrontDoor
 from daemon.door.settings import DoorFacts, DoorSettings
+from daemon.life import Life
 from runtime.request import FinishReason, RowToken, TopLogprob
 
 T = TypeVar("T")
@@ -189,7 +190,7 @@ class Harness:
                 environ={},
                 listeners=listeners,
             )
-            self.door.tell("ready")
+            self.door.tell(Life("ready"))
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self.actors.run, tasks)
                 await tasks.start(self.door.run)

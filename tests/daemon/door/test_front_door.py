@@ -24,6 +24,7 @@ from msgspec import structs
 
 from actors.messages import ExecutorMetrics
 from daemon.door import replies
+from daemon.life import Life
 from runtime.decoding.metrics import StageMetrics
 from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.errors import HearthError
@@ -348,10 +349,10 @@ def test_status_tells_what_the_executor_has_measured(door: Harness) -> None:
 
 def test_status_tells_nothing_of_an_executor_that_is_lost(door: Harness) -> None:
     metrics = ExecutorMetrics(StageMetrics(1, 9, 0.5), StageMetrics(), EagleGenerationMetrics())
-    door.on_loop(lambda: door.door.tell(state="ready", metrics=metrics))
+    door.on_loop(lambda: door.door.tell(life=Life("ready"), metrics=metrics))
     with Client(door.path) as client:
         assert client.status().executor is not None
-        door.on_loop(lambda: door.door.tell(state="starting"))
+        door.on_loop(lambda: door.door.tell(life=Life("starting")))
         assert client.status().executor is None
 
 
@@ -361,7 +362,7 @@ def test_a_stop_ends_what_is_open_and_removes_the_socket() -> None:
         say(client, {"t": "generate", "id": "x", "prompt": "hang"})
         assert hear(client)["t"] == "accepted"
         stopping = door.portal.start_task_soon(door.door.stop, 0.3)
-        until(lambda: door.on_loop(lambda: door.door._state.state) == "draining")
+        until(lambda: door.on_loop(lambda: door.door._state.life.state) == "draining")
         say(client, {"t": "generate", "id": "y", "prompt": "count"})
         error = hear(client)
         assert (error["id"], error["code"]) == ("y", "shutting_down")

@@ -12,6 +12,7 @@ from hearth_client import (
     TooManyRequests,
 )
 
+from daemon.life import Life
 from tests.daemon.door.harness import running_door, until
 
 
@@ -70,7 +71,7 @@ def test_who_is_refused_while_the_daemon_stops_is_told_when_to_come() -> None:
 
 def test_a_failed_executor_says_when_the_next_one_should_be_there() -> None:
     with running_door() as door, Client(door.path) as client:
-        door.on_loop(lambda: door.door.tell("starting"))
+        door.on_loop(lambda: door.door.tell(Life("starting")))
         with pytest.raises(ExecutorFailed) as caught:
             client.generate("fail").text()
     assert caught.value.retry_after_s is not None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 from actors.messages import ExecutorMetrics, SchedulerReport
 from daemon import wiring
 from daemon.configuration.settings import Settings
 from daemon.door.finished import FinishedRequest
-from daemon.door.settings import State
+from daemon.life import STATES
 from daemon.metrics.collector import Look
 from daemon.metrics.registry import DaemonMetrics
 from runtime.decoding.metrics import StageMetrics
@@ -45,7 +45,7 @@ def metrics(look: Look = LOOK) -> DaemonMetrics:
     return DaemonMetrics(
         wiring.metrics_info("toy", simulated_config()),
         wiring.metrics_limits(Settings()),
-        states=get_args(State),
+        states=STATES,
         look=looked,
         executor=lambda: 1,
     )

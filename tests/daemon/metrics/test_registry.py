@@ -6,6 +6,7 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from daemon.life import STATES
 from daemon.metrics.collector import Look
 from daemon.metrics.registry import OPENMETRICS
 from runtime.errors import CODES
@@ -32,7 +33,7 @@ async def test_a_page_tells_what_the_parts_hold_and_have_done() -> None:
     families = {name: samples(family) for name, family in (await told()).items()}
     (info,) = families["hearth_info"]
     assert {"toy", "simulated", "cpu", "float32", VERSION} < set(info)
-    assert families["hearth_state"] == {("starting",): 0, ("ready",): 1, ("draining",): 0}
+    assert families["hearth_state"] == {(state,): state == "ready" for state in STATES}
     assert families["hearth_queue_requests"] == {(): 2}
     assert families["hearth_queue_tokens"] == {(): 30}
     assert (families["hearth_places_used"], families["hearth_places"]) == ({(): 1}, {(): 8})
@@ -62,7 +63,8 @@ async def test_what_is_not_known_is_left_out() -> None:
 
 async def test_no_label_holds_what_is_not_in_a_closed_list() -> None:
     closed = CODES | {
-        *("starting", "ready", "draining", "stop", "length", "cancelled", "refused", "failed"),
+        *STATES,
+        *("stop", "length", "cancelled", "refused", "failed"),
         *("connection_closed", "gone", "other", "host", "device", "base", "draft", "hit", "miss"),
         *("fallback", "captured", "prefill", "generation", "draft", "verify", "commit"),
         *EXECUTOR.memory,

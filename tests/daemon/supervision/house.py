@@ -65,6 +65,8 @@ class House:
         self.scheduler = open_scheduler(self.context, wiring.policy_settings(settings))
         self.word = ExecutorWord()
         self.changes: list[bool] = []
+        self.loading: list[tuple[str, float | None]] = []
+        self.restarts: list[str] = []
         self.metrics: list[ExecutorMetrics] = []
         self.changed = anyio.Event()
         plan = wiring.executor_plan(settings, engine)
@@ -73,7 +75,13 @@ class House:
             context=self.context,
             sockets=sockets,
             inbox=Receiver(self.context, [sockets.supervisor("executor")], SupervisorMessage, 4096),
-            listeners=Listeners(self._ready, self._lost, self._note_metrics),
+            listeners=Listeners(
+                loading=lambda stage, share: self.loading.append((stage, share)),
+                ready=self._ready,
+                lost=self._lost,
+                restarting=self.restarts.append,
+                metrics=self._note_metrics,
+            ),
         )
 
     @property

@@ -7,6 +7,7 @@ from daemon.supervision.restart_policy import (
     Action,
     AnnounceLost,
     AnnounceReady,
+    AnnounceRestart,
     Deadlines,
     GiveUp,
     Kill,
@@ -57,7 +58,7 @@ def test_each_deadline_kills_and_names_itself() -> None:
     hung = running()
     reason = "it made no progress for 20 s"
     assert hung.tick(20.0) == [AnnounceLost(reason), Kill(reason)]
-    assert hung.ended("it was ended by SIGKILL", 20.1) == []
+    assert hung.ended("it was ended by SIGKILL", 20.1) == [AnnounceRestart(reason)]
     assert hung.tick(20.1) == [Start(2)]
 
 
@@ -74,7 +75,8 @@ def test_a_process_that_stays_after_it_was_killed_is_given_up() -> None:
 
 def test_a_lost_executor_is_announced_and_restarted_at_once() -> None:
     made = running()
-    assert made.ended("it was ended by SIGKILL", 3.0) == [AnnounceLost("it was ended by SIGKILL")]
+    how = "it was ended by SIGKILL"
+    assert made.ended(how, 3.0) == [AnnounceLost(how), AnnounceRestart(how)]
     assert made.tick(3.0) == [Start(2)]
 
 
@@ -139,7 +141,8 @@ def test_a_failure_to_load_again_counts_as_a_restart() -> None:
     made.tick(1.0)
     made.hello(1.0)
     made.failed(HearthError("out_of_memory", "there is no room for the cache"))
-    assert made.ended("it ended with status 1", 2.0) == []
+    restart = AnnounceRestart("there is no room for the cache")
+    assert made.ended("it ended with status 1", 2.0) == [restart]
     assert made.next_wake() == 3.0
 
 

@@ -48,6 +48,9 @@ async def test_a_killed_executor_fails_what_it_held_and_comes_back(short_folder:
             made.submit(200, 5)
             assert await made.until_ended(200) == {200: "length"}
             assert made.changes == [True, False, True]
+            assert made.restarts == ["it was ended by SIGKILL"]
+            stages = [stage for stage, _ in made.loading]
+            assert stages.count("answering") == 2
             second = made.pid
             assert second != first
             assert not is_alive(first)

@@ -1,0 +1,54 @@
+"""The states of the daemon, and what each is called everywhere; pure."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, get_args
+
+State = Literal["starting", "loading", "ready", "draining", "failed"]
+STATES: tuple[State, ...] = get_args(State)
+
+
+class Life(NamedTuple):
+    """Where the daemon stands; each event gives the state behind it.
+
+    While it loads, `stage` says what is done, and `share` from 0 to 1 how much of that, where it is
+    known. `reason` is why an executor is started again, why the daemon drains, or why it failed.
+    """
+
+    state: State = "starting"
+    stage: str = ""
+    share: float | None = None
+    reason: str = ""
+
+    @property
+    def serves(self) -> bool:
+        """Whether the executor's coming and going still changes the state."""
+        return self.state not in ("draining", "failed")
+
+    def loading(self, stage: str, share: float | None) -> Life:
+        """The executor has come as far as this."""
+        return Life("loading", stage, share, self.reason) if self.serves else self
+
+    def ready(self) -> Life:
+        """The executor can work."""
+        return Life("ready") if self.serves else self
+
+    def lost(self, reason: str) -> Life:
+        """The executor has ended, or is about to, and another one will start."""
+        return Life("starting", reason=f"the executor was lost: {reason}") if self.serves else self
+
+    def draining(self, reason: str) -> Life:
+        """A stop has begun; it may become more urgent."""
+        return self if self.state == "failed" else Life("draining", reason=reason)
+
+    def failed(self, reason: str) -> Life:
+        """The daemon ends by this failure."""
+        return Life("failed", reason=reason)
+
+
+def words(state: str, stage: str = "", share: float | None = None, reason: str = "") -> str:
+    """A state on one line for people: `loading: verifying, 43%`."""
+    parts = [stage] if stage else []
+    parts += [] if share is None else [f"{share:.0%}"]
+    line = f"{state}: {', '.join(parts)}" if parts else state
+    return " ".join(f"{line} ({reason})".split()) if reason else line
