@@ -20,7 +20,14 @@ from daemon.own_daemon import own_daemon
 
 _PROGRESS_TIMEOUT_S = 120.0
 _CHECKED = {"requests": 10_000, "clients": 32, "processes": 4, "max_tokens": 64}
-_TIMED = {"load": LOADS, "mode": MODES, "seconds": 120.0, "prefill_us": 0.0, "engine": None}
+_TIMED = {
+    "load": LOADS,
+    "mode": MODES,
+    "seconds": 120.0,
+    "prefill_us": 0.0,
+    "prefill_budget": 1.0,
+    "engine": None,
+}
 
 
 class LoadFigures(Tally, kw_only=True, tag=False):
@@ -65,6 +72,12 @@ class LoadFigures(Tally, kw_only=True, tag=False):
     "--seconds", type=NumberRange(0, min_open=True), metavar="X", help="Of arrivals.  [120]"
 )
 @click.option("--prefill-us", type=NumberRange(0), metavar="X", help="Of a simulated token.  [0]")
+@click.option(
+    "--prefill-budget",
+    type=NumberRange(0, 1000, min_open=True),
+    metavar="X",
+    help="The daemon's setting: by how many steps a piece of prompt may take longer.  [1]",
+)
 @engine_option("a simulated one; its tokens are counted, not checked")
 @click.option(
     "--name", default="", metavar="NAME", help="The key of these figures in a record.  [load]"

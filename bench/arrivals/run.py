@@ -79,6 +79,7 @@ def run_arrivals(
         flags = simulated_flags(_STEP_MS if step_ms is None else step_ms, options["prefill_us"])
     elif step_ms is not None or options["prefill_us"]:
         raise click.UsageError("--step-ms and --prefill-us are for the simulated engine")
+    flags += ("--prefill-budget", str(options["prefill_budget"]))
     found: dict[str, ArrivalFigures] = {}
 
     def keep(mode: str, load: str, figures: ArrivalFigures) -> None:

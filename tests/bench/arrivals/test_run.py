@@ -1,6 +1,8 @@
 import json
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from click.testing import CliRunner
@@ -9,6 +11,7 @@ from bench.arrivals import run as arrivals
 from bench.arrivals.figures import ArrivalFigures
 from bench.arrivals.run import LOADS, MODES, SATURATED
 from bench.commands import bench
+from daemon.cli.errors import Failure
 from tests.bench.running import run
 
 TIMES = ["ttft_p50_ms", "ttft_p99_ms", "ideal_p50_ms", "ideal_p99_ms", "gap_p99_ms"]
@@ -55,6 +58,7 @@ def test_the_loads_and_modes_are_those_that_are_compared() -> None:
     [
         (("--seconds", "3"), "--seconds goes with --arrivals"),
         (("--load", "0.5"), "--load goes with --arrivals"),
+        (("--prefill-budget", "2"), "--prefill-budget goes with --arrivals"),
         (("--arrivals", "poisson", "--requests", "3"), "--requests goes without --arrivals"),
         (("--arrivals", "poisson", "--max-tokens", "3"), "--max-tokens goes without --arrivals"),
         (("--name", "a"), "--name is for --record"),
@@ -68,6 +72,22 @@ def test_an_option_of_the_other_way_is_refused(flags: tuple[str, ...], said: str
     result = CliRunner().invoke(bench, ["load", *flags])
     assert result.exit_code == 2
     assert said in result.stderr
+
+
+@pytest.mark.parametrize(("given", "budget"), [((), "1.0"), (("--prefill-budget", "2.5"), "2.5")])
+def test_the_daemon_gets_the_budget(
+    given: tuple[str, ...], budget: str, toy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def note(_engine: Path, flags: Sequence[str]) -> NoReturn:
+        seen.extend(flags)
+        raise Failure("no daemon")
+
+    monkeypatch.setattr(arrivals, "own_daemon", note)
+    asked = ["load", "--arrivals", "poisson", "--engine", str(toy), *given]
+    assert CliRunner().invoke(bench, asked).exit_code != 0
+    assert seen[seen.index("--prefill-budget") + 1] == budget
 
 
 def figures(**changes: float) -> ArrivalFigures:
