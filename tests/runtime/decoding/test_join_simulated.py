@@ -20,6 +20,7 @@ from runtime.drafting.policy import SpeculationPolicy
 from runtime.executor.engine import EngineOptions
 from runtime.options import SpeculationOptions
 from runtime.rows import DecodingRow
+from runtime.tensors.profiles import captured_widths
 from tests.runtime.decoding.schedules.alone import Alone, judge
 from tests.runtime.decoding.schedules.faults import failing_steps
 from tests.runtime.decoding.schedules.remembering import (
@@ -116,7 +117,7 @@ class House:
         if not self._kind.chains:
             plans = tuple(structs.replace(plan, speculation=None) for plan in plans)
         requests = [VOICES[plan.voice].row(plan) for plan in plans]
-        shadow = Shadow(ROWS, CHUNK, SLOTS)
+        shadow = Shadow(ROWS, CHUNK, SLOTS, captured_widths(runtime.config))
         with failing_steps(runtime, schedule), watching(runtime, shadow):
             replies = Trial(runtime, schedule, requests, int(self._kind.gpu)).run()
         for plan, request, reply in zip(plans, requests, replies, strict=True):

@@ -28,13 +28,17 @@ class Place(msgspec.Struct):
 
 
 class Shadow:
-    """A row owner beside the others; `chunk` and `capacity` are those of the engine."""
+    """A row owner beside the others; `chunk` and `capacity` are those of the engine.
 
-    def __init__(self, places: int, chunk: int, capacity: int) -> None:
+    A chunk is as wide as its longest piece, or padded to one of `widths`.
+    """
+
+    def __init__(self, places: int, chunk: int, capacity: int, widths: Sequence[int] = ()) -> None:
         self.rows: list[Place] = []
         self._places = places
         self._chunk = chunk
         self._capacity = capacity
+        self._widths = widths
         self._last = ""
 
     @property
@@ -71,7 +75,8 @@ class Shadow:
         chunk = self.rows[first : first + rows]
         check(first == self.decoding, f"{self.decoding} rows decode, a chunk begins at {first}")
         check(len(chunk) == len(lengths) == rows, f"a chunk of {rows} rows")
-        check(width == max(lengths) <= self._chunk, f"a chunk of {width} tokens: {lengths}")
+        check(max(lengths) <= width <= self._chunk, f"a chunk of {width} tokens: {lengths}")
+        check(width == max(lengths) or width in self._widths, f"{lengths} padded to {width}")
         check(not first or self._last != "prefill", "two chunks while rows wait")
         self._last = "prefill" if first else ""
         for row, length, tokens in zip(chunk, lengths, token_ids, strict=True):
