@@ -5,14 +5,17 @@ import socket as sockets
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import click
 from hearth_client import Client, resolve_address
-from hearth_client.errors import HearthClientError
+from hearth_client.errors import ConnectionTimeout, HearthClientError
 
 from daemon.cli.errors import Failure
 from daemon.configuration.settings import load_settings
 
 _SCHEME = "ipc://"
 _PROBE_S = 1.0
+_START_S = 120.0
+"""How long a daemon may take until it answers, while it builds its engine for instance."""
 
 
 def daemon_address(socket: str | None) -> str | None:
@@ -26,7 +29,16 @@ def connected(socket: str | None, *, status_only: bool = False) -> Iterator[Clie
     with explained():
         address = resolve_address(daemon_address(socket))
         _probe(address.removeprefix(_SCHEME))
-        with Client(address, status_only=status_only) as client:
+        client = Client(address, status_only=status_only)
+        try:
+            client.connect()
+        except ConnectionTimeout:
+            if status_only:
+                raise
+            # A service manager listens also for a daemon that it only starts now.
+            click.echo("no answer yet: waiting for the daemon to start", err=True)
+            client = Client(address, timeout=_START_S)
+        with client:
             yield client
 
 

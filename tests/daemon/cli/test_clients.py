@@ -1,10 +1,12 @@
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hearth_client import QueueFull
+from hearth_client import Client, ConnectionTimeout, QueueFull
 
+from daemon.cli import clients
 from daemon.cli.clients import connected, daemon_address, explained
 from daemon.cli.errors import Failure
 
@@ -63,3 +65,33 @@ def test_a_socket_of_others_is_not_called_a_missing_daemon(
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(Failure, match=r"not allowed .* join the group"), connected(str(path)):
         pass
+
+
+@pytest.mark.parametrize("status_only", [False, True])
+def test_a_daemon_that_is_started_by_its_first_client_is_waited_for(
+    short_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    status_only: bool,  # noqa: FBT001 - a parameter
+) -> None:
+    """But not by who asks for its state."""
+    path = short_folder / "s"
+    made: list[Client] = []
+
+    class Slow(Client):
+        def connect(self) -> Any:
+            made.append(self)
+            if len(made) == 1:
+                raise ConnectionTimeout("no answer")
+
+    monkeypatch.setattr(clients, "Client", Slow)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as manager:
+        manager.bind(str(path))
+        manager.listen()
+        if status_only:
+            with pytest.raises(Failure, match="no answer"), connected(str(path), status_only=True):
+                pass
+        else:
+            with connected(str(path)) as client:
+                assert client is made[1]
+            assert "waiting for the daemon to start" in capsys.readouterr().err
