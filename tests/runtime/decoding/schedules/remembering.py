@@ -33,7 +33,8 @@ CONFIG = simulated_config(
     eos_token_ids=(END,),
 )
 _NUMBERS = np.random.default_rng(3)
-_SLOT_WEIGHTS = _NUMBERS.integers(1, 4000, SLOTS).astype(np.float64)
+_SLOT_WEIGHTS = _NUMBERS.integers(1, 4000, 2 * SLOTS).astype(np.float64)
+_PLACES, _STEPS = np.arange(ROWS)[:, None], np.arange(SLOTS)
 _LOGITS = _NUMBERS.normal(scale=2.0, size=(1009, VOCAB)).astype(np.float32)
 # Picked now and then, and not by every row.
 _LOGITS[:, POISON] -= 1
@@ -82,21 +83,22 @@ class RememberingEngine(SimulatedEngine):
         start, cache = arrays["kvcache_start_index"], arrays["k_cache_0"][:, 0]
         keys = key_of(arrays["inputs_embeds"][..., 0], arrays["attention_pos_id"])
         rows, width = keys.shape
-        slots = start[:rows, None] + np.arange(width)
-        # Padding at the end of a cache is written nowhere.
-        inside = slots < cache.shape[1]
-        place = np.broadcast_to(np.arange(rows)[:, None], slots.shape)
-        written = place[inside], slots[inside]
-        cache[written] = keys[inside][:, None]
-        weighed = cache[:, :, 0] * _SLOT_WEIGHTS[: cache.shape[1]]
-        states = np.cumsum(weighed, axis=1)[place, np.minimum(slots, cache.shape[1] - 1)]
-        spoiled = np.asarray(np.isnan(weighed).any(axis=1))
-        states[spoiled] = np.nan
-        # Deeper layers write what they have read.
-        cache[written] = np.where(spoiled[place[inside]], np.nan, keys[inside])[:, None]
-        arrays["logits"][...] = logits_of(
-            states[np.arange(rows)[:, None], arrays["last_token_ids"]]
-        )
+        room = cache.shape[1]
+        # Padding at the end of a cache is written behind it, where nobody looks.
+        seen = np.zeros((rows, room + width), np.float32)
+        seen[:, :room] = cache[:, :, 0]
+        written = _PLACES[:rows], start[:rows, None] + _STEPS[:width]
+        seen[written] = keys
+        weighed = seen * _SLOT_WEIGHTS[: room + width]
+        states = np.cumsum(weighed, axis=1)[written]
+        spoiled = np.isnan(weighed[:, :room]).any(axis=1)
+        if spoiled.any():
+            states[spoiled] = np.nan
+            # Deeper layers write what they have read.
+            keys[spoiled] = np.nan
+            seen[written] = keys
+        cache[...] = seen[:, :room, None]
+        arrays["logits"][...] = logits_of(states[_PLACES[:rows], arrays["last_token_ids"]])
 
 
 def text_of(voice: Voice) -> Reply:

@@ -52,38 +52,39 @@ class Shadow:
         gone = set(places) - {source for source, _, _ in arrangement.moves}
         moved = set[int]()
         for source, target, used in arrangement.moves:
-            check(source in places and source not in moved, f"no row to move: {arrangement}")
-            check(target not in places or target in gone, f"{target} is taken: {arrangement}")
-            check(used == places[source].filled, f"{used} slots are kept of {places[source]}")
+            check(source in places and source not in moved, "no row to move: {}", arrangement)
+            check(target not in places or target in gone, "{} is taken: {}", target, arrangement)
+            check(used == places[source].filled, "{} slots are kept of {}", used, places[source])
             places[target] = places.pop(source)
             gone.discard(target)
             moved.add(target)
         for place, request in arrangement.seats:
-            check(place not in moved, f"{place} is given twice: {arrangement}")
+            check(place not in moved, "{} is given twice: {}", place, arrangement)
             places[place] = Place(request)
             moved.add(place)
-        check(set(range(arrangement.rows)) <= set(places), f"a place is empty: {arrangement}")
-        check(moved <= set(range(arrangement.rows)), f"a place is none: {arrangement}")
-        check(arrangement.rows <= self._places, f"too many rows: {arrangement}")
+        check(set(range(arrangement.rows)) <= set(places), "a place is empty: {}", arrangement)
+        check(moved <= set(range(arrangement.rows)), "a place is none: {}", arrangement)
+        check(arrangement.rows <= self._places, "too many rows: {}", arrangement)
         self.rows = [places[place] for place in range(arrangement.rows)]
         left = [row.left for row in self.rows]
-        check(left == sorted(left), f"the prompts left are {left}")
+        check(left == sorted(left), "the prompts left are {}", left)
 
     def prefill(self, token_ids: NDArray[np.int64], lengths: Sequence[int], first: int) -> None:
         """A chunk of the first joiners."""
         rows, width = token_ids.shape
         chunk = self.rows[first : first + rows]
-        check(first == self.decoding, f"{self.decoding} rows decode, a chunk begins at {first}")
-        check(len(chunk) == len(lengths) == rows, f"a chunk of {rows} rows")
-        check(max(lengths) <= width <= self._chunk, f"a chunk of {width} tokens: {lengths}")
-        check(width == max(lengths) or width in self._widths, f"{lengths} padded to {width}")
+        check(first == self.decoding, "{} rows decode, a chunk begins at {}", self.decoding, first)
+        check(len(chunk) == len(lengths) == rows, "a chunk of {} rows", rows)
+        check(max(lengths) <= width <= self._chunk, "a chunk of {} tokens: {}", width, lengths)
+        padded = width == max(lengths) or width in self._widths
+        check(padded, "{} padded to {}", lengths, width)
         check(not first or self._last != "prefill", "two chunks while rows wait")
         self._last = "prefill" if first else ""
         for row, length, tokens in zip(chunk, lengths, token_ids, strict=True):
-            check(0 < length <= row.left, f"{length} tokens of {row}")
-            check(row.filled + width <= self._capacity, f"a chunk of {width} behind {row}")
+            check(0 < length <= row.left, "{} tokens of {}", length, row)
+            check(row.filled + width <= self._capacity, "a chunk of {} behind {}", width, row)
             wanted = row.request.token_ids[row.filled : row.filled + length]
-            check(tokens[:length].tolist() == wanted, f"{tokens} are not the next of {row}")
+            check(tokens[:length].tolist() == wanted, "{} are not the next of {}", tokens, row)
             row.filled += length
 
     def decode(self, rows: int) -> None:
@@ -96,7 +97,7 @@ class Shadow:
         """A round; how much of it is kept is told behind it."""
         self._step(rows)
         for row in self.rows[:rows]:
-            check(row.filled + width <= self._capacity, f"a tree of {width} behind {row}")
+            check(row.filled + width <= self._capacity, "a tree of {} behind {}", width, row)
 
     def kept(self, counts: Sequence[int]) -> None:
         """How many nodes of its tree each decoding row keeps."""
@@ -104,16 +105,19 @@ class Shadow:
             row.filled += count
 
     def _step(self, rows: int) -> None:
-        check(rows == self.decoding, f"{self.decoding} rows decode, not {rows}")
+        check(rows == self.decoding, "{} rows decode, not {}", self.decoding, rows)
         joiners = len(self.rows) > rows
         check(not joiners or self._last != "decode", "two decode steps while joiners wait")
         self._last = "decode" if joiners else ""
 
 
-def check(promise: object, broken: str) -> None:
-    """Raise `ViolationError` for a promise that was not kept."""
+def check(promise: object, broken: str, *seen: object) -> None:
+    """Raise `ViolationError` for a promise that was not kept; `seen` fills the gaps of `broken`.
+
+    Text is made only then: it would take longer than a step.
+    """
     if not promise:
-        raise ViolationError(broken)
+        raise ViolationError(broken.format(*seen))
 
 
 @contextmanager

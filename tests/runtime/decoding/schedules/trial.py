@@ -103,7 +103,7 @@ class Trial:
             self._let_leave(border)
             self._admit(border)
             active = self._runtime.active
-            self._check(active == bool(self._placed), f"active is {active}: {self._placed}")
+            self._check(active == bool(self._placed), "active is {}: {}", active, self._placed)
             if active:
                 self._step()
             border += 1
@@ -125,10 +125,12 @@ class Trial:
         tokens = self._runtime.release(number)
         if tokens is None:
             # Its last token is queued and unread.
-            self._check(self._ahead > 0, f"row {number} is said to have ended")
+            self._check(self._ahead > 0, "row {} is said to have ended", number)
             return
         known = [token.token_id for token in row.reply.tokens]
-        self._check(tokens == known, f"row {number} reported {known} and came back with {tokens}")
+        self._check(
+            tokens == known, "row {} reported {} and came back with {}", number, known, tokens
+        )
         del self._placed[number]
         row.due = due
         self._waiting.append(row)
@@ -137,8 +139,8 @@ class Trial:
         free = self._runtime.free
         taken = len(self._placed)
         most = self._runtime.max_batch if self._ahead else self._runtime.max_batch - taken
-        self._check(0 <= free <= most, f"{free} places are free beside {taken} rows")
-        self._check(taken > 0 or free == self._runtime.max_batch, f"{free} free, none is taken")
+        self._check(0 <= free <= most, "{} places are free beside {} rows", free, taken)
+        self._check(taken > 0 or free == self._runtime.max_batch, "{} free, none is taken", free)
         if border in self._schedule.overfull:
             self._overfill(free)
         due = [row for row in self._waiting if row.due <= border][:free]
@@ -152,7 +154,7 @@ class Trial:
     def _place(self, rows: Sequence[_Row]) -> None:
         numbers = self._runtime.admit([row.again() for row in rows])
         fresh = len(numbers) == len(rows) == len(set(numbers).difference(self._placed))
-        self._check(fresh, f"{len(rows)} rows got the numbers {numbers}")
+        self._check(fresh, "{} rows got the numbers {}", len(rows), numbers)
         for number, row in zip(numbers, rows, strict=True):
             self._waiting.remove(row)
             self._placed[number] = row
@@ -175,7 +177,7 @@ class Trial:
             result = self._runtime.step()
         except HearthError as error:
             told = self._schedule.fault == "decode" and error.code == INJECTED
-            self._check(told, f"a step raised: {error}")
+            self._check(told, "a step raised: {}", error)
             for number in list(self._placed):
                 self._end(number, INJECTED)
         else:
@@ -186,7 +188,7 @@ class Trial:
         failure = result.failure
         if failure is not None:
             told = self._schedule.fault not in {"none", "decode"}
-            self._check(told, f"a step failed: {failure}")
+            self._check(told, "a step failed: {}", failure)
         for row in self._placed.values():
             row.steps += 1
         for token in result.tokens:
@@ -196,7 +198,7 @@ class Trial:
             elif token.error is not None:
                 joins = failure is not None and token.error == failure.code and not row_of.given
                 told = token.error == "non_finite" or joins
-                self._check(told, f"row {token.row} failed by {token.error} beside {failure}")
+                self._check(told, "row {} failed by {} beside {}", token.row, token.error, failure)
                 self._end(token.row, token.error)
             else:
                 row_of.reply.tokens.append(token)
@@ -207,9 +209,10 @@ class Trial:
     def _end(self, number: int, end: str) -> None:
         self._placed.pop(number).reply.end = end
 
-    def _check(self, promise: object, broken: str) -> None:
+    def _check(self, promise: object, broken: str, *seen: object) -> None:
+        # Text is made only where it is raised: it would take longer than a step.
         if not promise:
-            self._fail(broken)
+            self._fail(broken.format(*seen))
 
     def _fail(self, broken: str) -> None:
         raise ViolationError(f"after {self.steps} steps: {broken}")
