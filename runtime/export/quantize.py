@@ -19,31 +19,33 @@ def quantize_rows(
     blocks = rows.reshape(-1, block_size, rows.shape[1])
     low, high, targets = _INTEGERS[bits]
     largest = np.abs(blocks).max(axis=1)
-    best, scales = _round(blocks, largest / np.float32(targets[0]), low, high)
-    error = _squared_error(blocks, best, scales)
-    for target in targets[1:]:
-        integers, other = _round(blocks, largest / np.float32(target), low, high)
-        other_error = _squared_error(blocks, integers, other)
-        better = other_error < error
-        best = np.where(better[:, None, :], integers, best)
-        scales = np.where(better, other, scales)
-        error = np.where(better, other_error, error)
-    return best.reshape(rows.shape), scales
+    scales, *others = (largest / np.float32(target) for target in targets)
+    if others:
+        error = _squared_error(blocks, scales, low, high)
+    for other in others:
+        other_error = _squared_error(blocks, other, low, high)
+        scales = np.where(other_error < error, other, scales)
+        error = np.minimum(other_error, error)
+    return _round(blocks, scales, low, high).astype(np.int8).reshape(rows.shape), scales
 
 
 def _round(
     blocks: NDArray[np.float32], scales: NDArray[np.float32], low: int, high: int
-) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+) -> NDArray[np.float32]:
     # The inverse of a subnormal scale would be infinite.
     usable = scales >= np.finfo(np.float32).tiny
     inverse = np.divide(1, scales, out=np.zeros_like(scales), where=usable)
-    return np.clip(np.rint(blocks * inverse[:, None, :]), low, high).astype(np.int8), scales
+    integers: NDArray[np.float32] = blocks * inverse[:, None, :]
+    np.rint(integers, out=integers)
+    return np.clip(integers, low, high, out=integers)
 
 
 def _squared_error(
-    blocks: NDArray[np.float32], integers: NDArray[np.int8], scales: NDArray[np.float32]
+    blocks: NDArray[np.float32], scales: NDArray[np.float32], low: int, high: int
 ) -> NDArray[np.float32]:
-    difference = integers * scales[:, None, :] - blocks
+    difference = _round(blocks, scales, low, high)
+    difference *= scales[:, None, :]
+    difference -= blocks
     error: NDArray[np.float32] = np.einsum("nbo,nbo->no", difference, difference)
     return error
 

@@ -65,32 +65,24 @@ def peak_above_start(model: Path, target: Path, quantization: str) -> int:
     return int(done.stdout)
 
 
-def allowed(model: Path, itemsize: int) -> float:
-    """The limit: 200 MB, and 1.3 times the larger of the largest shard and the largest tensor."""
-    shards = max(path.stat().st_size for path in model.glob("*.safetensors"))
-    shapes = dict(expected_tensors(load_model_config(model))).values()
-    tensor = max(int(np.prod(shape)) for shape in shapes) * itemsize
-    return 200e6 + 1.3 * max(shards, tensor)
-
-
 @pytest.mark.parametrize("quantization", ["none", "int4"])
 def test_memory_stays_far_below_the_model(tmp_path: Path, quantization: str) -> None:
-    sizes = {"hidden_size": 512, "intermediate_size": 4096, "num_hidden_layers": 24}
+    sizes = {"hidden_size": 512, "intermediate_size": 4096, "num_hidden_layers": 12}
     model = make_model(tmp_path / "m", shards=2, vocab_size=4096, **sizes)
     total = sum(path.stat().st_size for path in model.glob("*.safetensors"))
-    assert total > 300e6
-    assert peak_above_start(model, tmp_path / "engine", quantization) < 160e6
+    assert total > 150e6
+    assert peak_above_start(model, tmp_path / "engine", quantization) < 80e6
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("quantization", "itemsize", "shards"),
-    [("none", 4, 1), ("none", 4, 6), ("int8", 1, 6), ("int4", 1, 6)],
+    ("quantization", "shards"), [("none", 1), ("none", 6), ("int8", 6), ("int4", 6)]
 )
-def test_the_limit_holds_for_a_large_vocabulary(
-    tmp_path: Path, quantization: str, itemsize: int, shards: int
+def test_memory_stays_below_half_of_a_large_table(
+    tmp_path: Path, quantization: str, shards: int
 ) -> None:
-    sizes: dict[str, Any] = {"hidden_size": 1024, "intermediate_size": 3072, "head_dim": 64}
-    model = make_model(tmp_path / "m", shards, vocab_size=151_936, num_hidden_layers=6, **sizes)
+    """Of the embedding in float32; the logits of the known answer take a part of it too."""
+    sizes: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 1024, "head_dim": 64}
+    model = make_model(tmp_path / "m", shards, vocab_size=151_936, num_hidden_layers=1, **sizes)
+    table = 151_936 * 512 * 4
     peak = peak_above_start(model, tmp_path / "engine", quantization)
-    assert peak < allowed(model, itemsize)
+    assert peak < table / 2
