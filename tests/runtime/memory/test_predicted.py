@@ -167,7 +167,7 @@ def test_the_weights_of_a_real_session(
 ) -> None:
     if quantization == "int8" and resolve_dialect(ExportOptions()) == "classic":
         pytest.skip("ONNX Runtime 1.23 packs int4 alone")
-    sizes = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 6}
+    sizes = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 3}
     heads = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
     model = make_model(tmp_path / "m", 1, vocab_size=8192, **sizes, **heads)
     config = export_model(model, tmp_path / "engine", ExportOptions(quantization=quantization))
