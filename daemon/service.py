@@ -48,6 +48,7 @@ from daemon.control.messages import (
     control_path,
 )
 from daemon.control.server import ControlServer, Handler
+from daemon.door.finished import Listener
 from daemon.door.front_door import FrontDoor
 from daemon.exit_codes import FORCED, STOPPED, exit_code
 from daemon.life import STATES, Life
@@ -57,6 +58,7 @@ from daemon.metrics.registry import OPENMETRICS, DaemonMetrics
 from daemon.notify import notify, tell_state
 from daemon.supervision.supervisor import Listeners, Supervisor
 from daemon.tracing.history import History
+from daemon.tracing.otlp import open_spans
 from runtime.config import LLMEngineRunnerConfig
 from runtime.decoding.deployment import load_deployment
 from runtime.errors import HearthError
@@ -230,8 +232,16 @@ class Service:
             to_scheduler=self._sender(SCHEDULER),
             to_scheduler_control=self._to_scheduler_control,
             facts=wiring.door_facts(self._settings, self._engine.name, self._config, {}),
-            listeners=[self._metrics.requests.record, self._history.add],
+            listeners=self._listeners(),
         )
+
+    def _listeners(self) -> list[Listener]:
+        listeners: list[Listener] = [self._metrics.requests.record, self._history.add]
+        if self._settings.traces == "otlp":
+            spans = open_spans(self._engine.name)
+            self._opened.callback(spans.close)
+            listeners.append(spans.add)
+        return listeners
 
     def _open_control(self) -> ControlServer | None:
         try:

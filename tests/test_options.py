@@ -20,7 +20,7 @@ OTHERS = {
     "logprobs": {"daemon/door/replies.py"},
 }
 # What the front door itself does with a request.
-OF_THE_DOOR = {"id", "messages", "prompt", "deadline_s", "timestamps", "priority"}
+OF_THE_DOOR = {"id", "messages", "prompt", "deadline_s", "timestamps", "priority", "traceparent"}
 
 
 @cache

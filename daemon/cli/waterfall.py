@@ -1,7 +1,5 @@
 """Generations that have ended, as people see them in a terminal."""
 
-from typing import NamedTuple
-
 from rich.bar import Bar
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -9,58 +7,36 @@ from rich.text import Text
 
 from daemon.cli.console import printable, table
 from daemon.door.finished import FinishedRequest
+from daemon.tracing.stages import Stage, stages
 from runtime.drafting.metrics import accept_length
 
+_COLOURS = {
+    "tokenize": "blue",
+    "queue": "yellow",
+    "prefill": "magenta",
+    "decode": "green",
+    "detokenize": "cyan",
+}
 _ROOMY = 80
 """Columns from which on a list has all that there is."""
 
 
-class Stage(NamedTuple):
-    """A part of a request's life, in seconds from its arrival."""
-
-    name: str
-    begin: float
-    seconds: float
-    colour: str
-    note: str = ""
-
-    @property
-    def end(self) -> float:
-        """When it was over."""
-        return self.begin + self.seconds
-
-
-def stages(ended: FinishedRequest) -> list[Stage]:
-    """What a request went through, in its order; detokenizing lies behind and beside decoding."""
-    speed = max(0, ended.completion_tokens - 1) / ended.decode_s if ended.decode_s else 0.0
-    told = [
-        ("tokenize", ended.tokenize_s, "blue", f"{ended.prompt_tokens} tokens"),
-        ("queue", ended.queue_s, "yellow", ""),
-        ("prefill", ended.prefill_s, "magenta", ""),
-        ("decode", ended.decode_s, "green", f"{speed:.0f} tokens/s" if speed else ""),
-    ]
-    found: list[Stage] = []
-    at = 0.0
-    for name, seconds, colour, note in told:
-        found.append(Stage(name, at, seconds, colour, note if seconds else ""))
-        at += seconds
-    found.append(
-        Stage("detokenize", max(0.0, at - ended.decode_s), ended.detokenize_s, "cyan", "in pieces")
-    )
-    return [*found, Stage("to the end", at, max(0.0, ended.total_s - at), "bright_black")]
-
-
 def waterfall(ended: FinishedRequest) -> RenderableType:
     """One request: what it was, and when it was where."""
+    told = stages(ended)
+    known = sum(stage.seconds for stage in told if stage.name != "detokenize")
+    notes = {"tokenize": f"{ended.prompt_tokens} tokens", "detokenize": "in pieces"}
+    if ended.decode_s:
+        notes["decode"] = f"{(ended.completion_tokens - 1) / ended.decode_s:.0f} tokens/s"
     grid = Table(box=None, show_header=False, pad_edge=False, expand=True)
     grid.add_column(style="cyan", no_wrap=True)
     grid.add_column(ratio=1, min_width=8)
     grid.add_column(justify="right", no_wrap=True)
     grid.add_column(style="dim", no_wrap=True)
-    for stage in stages(ended):
-        if stage.seconds:
-            bar = Bar(ended.total_s, stage.begin, min(stage.end, ended.total_s), color=stage.colour)
-            grid.add_row(stage.name, bar, milliseconds(stage.seconds), stage.note)
+    for stage in [*told, Stage("to the end", known, max(0.0, ended.total_s - known))]:
+        colour = _COLOURS.get(stage.name, "bright_black")
+        bar = Bar(ended.total_s, stage.begin, min(stage.end, ended.total_s), color=colour)
+        grid.add_row(stage.name, bar, milliseconds(stage.seconds), notes.get(stage.name, ""))
     grid.add_row("total", "", milliseconds(ended.total_s), "")
     return Group(table(_rows(ended)), "", grid)
 

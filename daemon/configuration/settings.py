@@ -216,6 +216,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     metrics_socket: Annotated[
         str, Meta(description="Path of a socket that serves the same; empty for none.")
     ] = ""
+    traces: Annotated[
+        Literal["off", "otlp"],
+        Meta(description="`otlp` sends spans of each request to a collector."),
+    ] = "off"
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
         Meta(description="The least important events that are logged."),

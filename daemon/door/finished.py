@@ -20,8 +20,8 @@ class FinishedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     each is 0 where it was not ended. `detokenize_s` lies within and behind decoding: how long its
     tokens took to become text. `ttft_s` is when its first token left for the client, after
     `opened`. `client` is the client's own text. `reason` is that of `done`, the code of an error,
-    or why its session ended; `failed` is true for all but the first. `options` hold text of the
-    client, `stop`: who keeps records leaves them out.
+    or why its session ended; `failed` is true for all but the first. `chat` tells a conversation
+    from a prompt. `options` hold text of the client, `stop`: who keeps records leaves them out.
     """
 
     request: str
@@ -41,6 +41,7 @@ class FinishedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     rounds: int
     drafted: int
     accepted_tokens: int
+    chat: bool = False
     traceparent: str | None = None
     options: RequestOptions | None = None
 
@@ -69,6 +70,8 @@ def finished(request: OpenRequest, name: str, reason: str, *, failed: bool) -> F
         rounds=request.rounds,
         drafted=request.drafted,
         accepted_tokens=request.accepted_tokens,
+        chat=request.chat,
+        traceparent=request.traceparent,
         options=request.options,
     )
 
@@ -88,6 +91,7 @@ def log_finished(ended: FinishedRequest) -> None:
         decode_ms=milliseconds(ended.decode_s),
         detokenize_ms=milliseconds(ended.detokenize_s),
         total_ms=milliseconds(ended.total_s),
+        **({"traceparent": ended.traceparent} if ended.traceparent else {}),
     )
 
 

@@ -38,6 +38,7 @@ FEATURES = (
     "status_only",
     "timestamps",
     "tokenize",
+    "traceparent",
 )
 
 
@@ -184,7 +185,8 @@ class Requests:
         self._check_room(session, now)
         request = self._sessions.admit(session, message.id, "generate", now, deadline)
         self._dispatch.come_again.works(now, working=True)
-        request.timestamps = message.timestamps
+        request.timestamps, request.traceparent = message.timestamps, message.traceparent
+        request.chat = message.messages is not None
         self._state.totals["requests"] += 1
         asked = prepare(message, request.rid, deadline, session.number)
         request.options = asked.request.options

@@ -47,6 +47,8 @@ class OpenRequest:
     drafted: int = 0
     accepted_tokens: int = 0
     early: list[StepRow] = field(default_factory=list)
+    chat: bool = False
+    traceparent: str | None = None
     options: RequestOptions | None = None
 
 

@@ -1,5 +1,7 @@
 """Bytes of a client to a checked message, and checked messages to what actors are asked."""
 
+import re
+
 import msgspec
 from hearth_client.protocol import (
     PROTOCOL,
@@ -17,6 +19,11 @@ from runtime.errors import HearthError
 from runtime.request import RequestOptions, check_options, seeded
 
 _decoder: msgspec.msgpack.Decoder[ClientMessage] = msgspec.msgpack.Decoder(ClientMessage)
+# https://www.w3.org/TR/trace-context/#traceparent-header
+_TRACEPARENT = re.compile(
+    "(?!ff)(?P<version>[0-9a-f]{2})-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+    "(?P<more>-.*)?"
+)
 
 
 class MessageError(Exception):
@@ -76,6 +83,7 @@ def _check(message: ClientMessage) -> None:
             raise HearthError(
                 "prompt_empty", "prompt is empty: there is nothing to continue", "prompt"
             )
+        _check_traceparent(message.traceparent)
         check_options(_options(message))
     elif isinstance(message, Tokenize):
         _check_source(message.messages, message.text, "text")
@@ -85,6 +93,18 @@ def _check_protocol(message: Hello) -> None:
     if PROTOCOL not in message.proto:
         raise HearthError(
             "unsupported_protocol", f"this server speaks protocol {PROTOCOL} alone", "proto"
+        )
+
+
+def _check_traceparent(text: str | None) -> None:
+    """Version 00 has these four fields alone, a later one may have more behind them."""
+    match = None if text is None else _TRACEPARENT.fullmatch(text)
+    if text is not None and (match is None or (match["version"] == "00" and match["more"])):
+        raise HearthError(
+            "invalid_value",
+            "traceparent is not of the form that W3C Trace Context gives it: "
+            "00-<32 hex digits>-<16 hex digits>-<2 hex digits>, in lower case and not all zero",
+            "traceparent",
         )
 
 

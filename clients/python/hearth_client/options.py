@@ -30,6 +30,7 @@ class GenerateOptions(TypedDict, total=False):
     deadline_s: float | None
     timestamps: bool
     speculation: bool | None
+    traceparent: str | None
 
 
 def generate_request(

@@ -75,6 +75,7 @@ class Generate(Request, tag="generate"):
     deadline_s: Annotated[float, Meta(gt=0.0, le=86400.0)] | None = None
     timestamps: bool = False
     speculation: bool | None = None
+    traceparent: Annotated[str, Meta(max_length=256)] | None = None
 
 
 class Cancel(Request, tag="cancel"):

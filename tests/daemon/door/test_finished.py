@@ -66,6 +66,21 @@ def test_speculation_and_failures_are_told(door: Harness, heard: list[FinishedRe
     assert (cancelled.reason, cancelled.failed, cancelled.ttft_s) == ("cancelled", False, None)
 
 
+def test_the_caller_s_trace_and_options_are_told(
+    door: Harness, heard: list[FinishedRequest]
+) -> None:
+    parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    with Client(door.path) as client:
+        client.generate("count", max_tokens=3, traceparent=parent).text()
+        client.generate(messages=[{"role": "user", "content": "count"}], max_tokens=1).text()
+    until(lambda: len(heard) == 2)
+    raw, chat = heard
+    assert (raw.traceparent, chat.traceparent) == (parent, None)
+    assert (raw.chat, chat.chat) == (False, True)
+    assert raw.options is not None
+    assert raw.options.max_tokens == 3
+
+
 def test_what_is_no_generation_is_not_told() -> None:
     heard: list[FinishedRequest] = []
     desk = Desk(listeners=[heard.append])

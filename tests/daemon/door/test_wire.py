@@ -183,7 +183,7 @@ def test_generations_become_what_the_tokenizer_is_asked() -> None:
 
 def test_every_option_of_generate_reaches_the_actors() -> None:
     """A field added to the protocol must be passed on or refused, never ignored."""
-    passed = {"id", "messages", "prompt", "deadline_s", "priority", "timestamps"}
+    passed = {"id", "messages", "prompt", "deadline_s", "priority", "timestamps", "traceparent"}
     assert set(Generate.__struct_fields__) == passed | set(RequestOptions.__struct_fields__)
 
 
@@ -199,3 +199,44 @@ def test_conversions_become_what_the_tokenizer_is_asked() -> None:
 def test_the_decoder_knows_every_request() -> None:
     names = {kind.__struct_config__.tag for kind in ClientMessage.__args__}
     assert names == {vector["message"]["t"] for vector in load("requests")}
+
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+PARENT = "00f067aa0ba902b7"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"00-{TRACE}-{PARENT}-01",
+        f"00-{TRACE}-{PARENT}-00",
+        f"01-{TRACE}-{PARENT}-ff",
+        f"cc-{TRACE}-{PARENT}-01-what.will.be",
+    ],
+)
+def test_a_place_in_a_trace_has_the_form_of_w3c(text: str) -> None:
+    message = decode(encode({**GENERATE, "traceparent": text}))
+    assert isinstance(message, Generate)
+    assert message.traceparent == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "x",
+        f"00-{TRACE}-{PARENT}",
+        f"00-{TRACE}-{PARENT}-1",
+        f"00-{TRACE}-{PARENT}-01-more",
+        f"00-{TRACE}-{PARENT}-01\n",
+        f"ff-{TRACE}-{PARENT}-01",
+        f"00-{'0' * 32}-{PARENT}-01",
+        f"00-{TRACE}-{'0' * 16}-01",
+        f"00-{TRACE.upper()}-{PARENT}-01",
+        f"00-{TRACE[:-1]}-{PARENT}-01",
+        f"00-{TRACE}-{PARENT}-01" + "-" + "x" * 256,
+    ],
+)
+def test_any_other_form_is_refused_by_name(text: str) -> None:
+    error = refusal({**GENERATE, "traceparent": text}).error
+    assert (error.code, error.field) == ("invalid_value", "traceparent")
