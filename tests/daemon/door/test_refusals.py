@@ -57,6 +57,8 @@ def test_a_client_that_finds_no_place_is_told_when_to_come() -> None:
 def test_who_is_refused_while_the_daemon_stops_is_told_when_to_come() -> None:
     with running_door() as door, Client(door.path) as client:
         held = client.generate("hang")
+        # A door that has not heard of it yet has nothing to wait for.
+        until(lambda: door.on_loop(lambda: door.door.open_requests) == 1)
         door.portal.start_task_soon(door.door.stop, 5.0)
         while client.status().state != "draining":
             pass
