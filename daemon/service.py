@@ -1,5 +1,6 @@
 """The daemon's process: front door, tokenizer, scheduler and supervisor in one event loop."""
 
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -59,6 +60,7 @@ from daemon.notify import notify, tell_state
 from daemon.supervision.supervisor import Listeners, Supervisor
 from daemon.tracing.history import History
 from daemon.tracing.otlp import open_spans
+from daemon.watchdog import Watchdog
 from runtime.config import LLMEngineRunnerConfig
 from runtime.decoding.deployment import load_deployment
 from runtime.errors import HearthError
@@ -68,6 +70,8 @@ if sys.version_info < (3, 11):
     from exceptiongroup import BaseExceptionGroup
 
 _SEND_TIMEOUT_S = 5.0
+_END_S = 15.0
+"""How long a stop may take behind its drain: the executor is asked to end, and then killed."""
 _log = structlog.get_logger("hearth")
 
 
@@ -151,6 +155,9 @@ class Service:
             opened.callback(endpoint.close)
         self._control = self._open_control()
         self._supervisor = self._make_supervisor()
+        self._watchdog = Watchdog(
+            lambda: self._supervisor.pulse, settings.load_timeout_s, os.environ
+        )
 
     async def run(self) -> int:
         """Serve until a signal; raises what a part of it cannot go on for, alone or in a group."""
@@ -166,11 +173,14 @@ class Service:
                     tasks.start_soon(endpoint.run)
                 if self._control is not None:
                     tasks.start_soon(self._control.run)
+                if "NOTIFY_SOCKET" in os.environ:
+                    tasks.start_soon(self._watchdog.run)
                 # Wait.
                 number = await anext(signals)
                 _log.info("stopping", signal=number.name)
                 notify("STOPPING=1")
                 self._enter(self._life.draining(number.name))
+                self._watchdog.stops(self._settings.drain_s + _END_S)
                 # Drain, unless a second signal comes.
                 with anyio.CancelScope() as patience:
                     tasks.start_soon(_lose_patience, signals, patience)
@@ -202,6 +212,7 @@ class Service:
         self._door.tell(facts=facts)
         self._enter(self._life.ready())
         notify("READY=1")
+        self._watchdog.serves()
         certain_log("hearth").info(
             "ready",
             socket=str(self._door.path),

@@ -41,6 +41,7 @@ from daemon.supervision.restart_policy import (
     Supervision,
     stuck,
 )
+from daemon.watchdog import Pulse
 from runtime.errors import CODES, Code, HearthError
 from runtime.loading import Stage
 
@@ -101,6 +102,8 @@ class Supervisor:
         self._process: ActorProcess | None = None
         self._said_ready = ActorReady("", 0)
         self._heard = 0.0
+        self._turned = 0.0
+        self._ends_by: float | None = None
         self._told_failure = anyio.Event()
         self._wake = anyio.Event()
         self._ended = anyio.Event()
@@ -121,6 +124,14 @@ class Supervisor:
     def silent_s(self) -> float | None:
         """How long an actor that works has given no sign of progress; None while none works."""
         return self._clock.now() - self._heard if self._policy.working else None
+
+    @property
+    def pulse(self) -> Pulse:
+        """Whether this loop turns and acts in time, for who watches it."""
+        now = self._clock.now()
+        if self._ends_by is not None:
+            return Pulse(now, now, self._ends_by)
+        return Pulse(now, self._turned, self._policy.next_wake())
 
     async def run(self) -> None:
         """Keep the actor until `stop` or cancellation, then end it.
@@ -157,6 +168,7 @@ class Supervisor:
                 await self._wake.wait()
             self._wake = anyio.Event()
             await self._act(self._policy.tick(self._clock.now()))
+            self._turned = self._clock.now()
 
     async def _listen(self) -> None:
         while True:
@@ -254,6 +266,7 @@ class Supervisor:
         self._wake.set()
 
     async def _end(self) -> None:
+        self._ends_by = self._clock.now() + self._plan.shutdown_s + self._plan.deadlines.kill_s
         process = self._process
         if process is None or not process.alive:
             return

@@ -1,0 +1,85 @@
+"""Tells the service manager that the daemon is alive, and that a start or a stop goes on."""
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import anyio
+
+from daemon.notify import notify
+
+_SLACK_S = 10.0
+"""How late a supervisor may be: it waits for others for five seconds at most."""
+_WINDOW_S = 15.0
+"""For how long the manager is asked to wait at once: a daemon that hangs asks no more."""
+_TICK_S = 1.0
+
+
+class Pulse(NamedTuple):
+    """How a supervisor does, in seconds of its own clock.
+
+    `turned` is when its loop last turned, and `due` when it has to act next, if it has to.
+    """
+
+    now: float
+    turned: float
+    due: float | None
+
+
+def is_well(pulse: Pulse) -> bool:
+    """Whether the supervisor turns and none of its deadlines is overdue."""
+    overdue = pulse.due is not None and pulse.now > pulse.due + _SLACK_S
+    return pulse.now - pulse.turned <= _SLACK_S and not overdue
+
+
+def watched_s(environ: Mapping[str, str]) -> float | None:
+    """How often the manager wants to hear of this process, as sd_watchdog_enabled(3) reads it."""
+    interval = environ.get("WATCHDOG_USEC", "")
+    if environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return None
+    return int(interval) / 1e6 if interval.isdecimal() and int(interval) else None
+
+
+class Watchdog:
+    """Speaks while the event loop turns, which runs it, and the supervisor is well.
+
+    So an executor that hangs is the supervisor's business, and a daemon that hangs the manager's.
+    A start is extended up to `load_s` of the supervisor's clock.
+    """
+
+    def __init__(
+        self, pulse: Callable[[], Pulse], load_s: float, environ: Mapping[str, str]
+    ) -> None:
+        self._pulse = pulse
+        self._watched_s = watched_s(environ)
+        self._until: float | None = load_s
+
+    def serves(self) -> None:
+        """The start is over."""
+        self._until = None
+
+    def stops(self, within_s: float) -> None:
+        """A stop has begun that takes at most `within_s`."""
+        self._until = self._pulse().now + within_s
+
+    def words(self) -> list[str]:
+        """What is to be said now."""
+        pulse = self._pulse()
+        said = []
+        if is_well(pulse):
+            if self._watched_s is not None:
+                said.append("WATCHDOG=1")
+            if self._until is not None and pulse.now < self._until:
+                wait_s = min(_WINDOW_S, self._until - pulse.now)
+                said.append(f"EXTEND_TIMEOUT_USEC={math.ceil(wait_s * 1e6)}")
+        return said
+
+    async def run(self) -> None:
+        """Say it again and again, at least three times in the manager's interval."""
+        pause_s = min(_TICK_S, (self._watched_s or math.inf) / 3)
+        while True:
+            said = self.words()
+            if said:
+                notify("\n".join(said))
+            await anyio.sleep(pause_s)

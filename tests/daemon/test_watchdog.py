@@ -1,0 +1,124 @@
+import os
+
+import anyio
+import pytest
+
+from daemon import watchdog as module
+from daemon.watchdog import Pulse, Watchdog, is_well, watched_s
+
+WATCHED = {"WATCHDOG_USEC": "3000000"}
+
+
+class Supervisor:
+    """One that turns, in seconds of a clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.turned = 0.0
+        self.due: float | None = None
+
+    def __call__(self) -> Pulse:
+        return Pulse(self.now, self.turned, self.due)
+
+    def turn(self, now: float, due: float | None = None) -> None:
+        self.now = self.turned = now
+        self.due = due
+
+
+@pytest.mark.parametrize(
+    ("environ", "interval"),
+    [
+        ({}, None),
+        (WATCHED, 3.0),
+        (WATCHED | {"WATCHDOG_PID": str(os.getpid())}, 3.0),
+        (WATCHED | {"WATCHDOG_PID": "1"}, None),
+        ({"WATCHDOG_USEC": "0"}, None),
+        ({"WATCHDOG_USEC": "soon"}, None),
+    ],
+)
+def test_the_interval_is_for_the_process_that_the_manager_means(
+    environ: dict[str, str], interval: float | None
+) -> None:
+    assert watched_s(environ) == interval
+
+
+def test_a_supervisor_is_well_while_it_turns_and_acts_in_time() -> None:
+    assert is_well(Pulse(now=100, turned=99, due=160))
+    assert is_well(Pulse(now=100, turned=99, due=None))
+    assert is_well(Pulse(now=100, turned=99, due=99)), "it is about to act"
+    assert not is_well(Pulse(now=100, turned=80, due=160)), "it does not turn"
+    assert not is_well(Pulse(now=100, turned=99, due=80)), "it turns, and does not act"
+
+
+def test_the_manager_hears_nothing_of_a_supervisor_that_hangs() -> None:
+    supervisor = Supervisor()
+    dog = Watchdog(supervisor, 300, WATCHED)
+    dog.serves()
+    supervisor.turn(50, due=110)
+    assert dog.words() == ["WATCHDOG=1"]
+    supervisor.now = 70
+    assert dog.words() == []
+    supervisor.turn(71, due=130)
+    assert dog.words() == ["WATCHDOG=1"]
+
+
+def test_an_executor_that_hangs_is_no_reason_while_the_supervisor_replaces_it() -> None:
+    supervisor = Supervisor()
+    dog = Watchdog(supervisor, 300, WATCHED)
+    dog.serves()
+    # No progress for its 60 s, then killed, then ten seconds for its end.
+    for now in range(61):
+        supervisor.turn(now, due=60)
+        assert dog.words() == ["WATCHDOG=1"]
+    supervisor.turn(61, due=70)
+    assert dog.words() == ["WATCHDOG=1"]
+
+
+def test_a_start_is_extended_piece_by_piece_up_to_its_limit() -> None:
+    supervisor = Supervisor()
+    dog = Watchdog(supervisor, 20, {})
+    assert dog.words() == ["EXTEND_TIMEOUT_USEC=15000000"]
+    supervisor.turn(12)
+    assert dog.words() == ["EXTEND_TIMEOUT_USEC=8000000"]
+    supervisor.turn(20)
+    assert dog.words() == []
+    ready = Watchdog(supervisor, 300, {})
+    ready.serves()
+    assert ready.words() == []
+
+
+def test_a_stop_is_extended_by_what_it_may_take() -> None:
+    supervisor = Supervisor()
+    dog = Watchdog(supervisor, 20, WATCHED)
+    dog.serves()
+    supervisor.turn(1000)
+    dog.stops(60)
+    assert dog.words() == ["WATCHDOG=1", "EXTEND_TIMEOUT_USEC=15000000"]
+    supervisor.turn(1055)
+    assert dog.words() == ["WATCHDOG=1", "EXTEND_TIMEOUT_USEC=5000000"]
+    supervisor.turn(1061)
+    assert dog.words() == ["WATCHDOG=1"]
+
+
+@pytest.mark.anyio
+async def test_it_speaks_again_and_again_and_is_silent_when_there_is_nothing_to_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+    enough = anyio.Event()
+
+    def notify(message: str) -> None:
+        said.append(message)
+        supervisor.turn(20)
+        if len(said) == 3:
+            enough.set()
+
+    monkeypatch.setattr(module, "notify", notify)
+    supervisor = Supervisor()
+    dog = Watchdog(supervisor, 20, {"WATCHDOG_USEC": "3000"})
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(dog.run)
+        with anyio.fail_after(20):
+            await enough.wait()
+        tasks.cancel_scope.cancel()
+    assert said == ["WATCHDOG=1\nEXTEND_TIMEOUT_USEC=15000000", "WATCHDOG=1", "WATCHDOG=1"]
