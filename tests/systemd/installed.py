@@ -5,6 +5,7 @@ import signal
 import sys
 import sysconfig
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,24 @@ from tests.systemd.machine import PATIENCE_S, Machine
 
 ROOT = Path(__file__).parents[2]
 FOLDER = "/opt/hearth"
+COMMAND = f"{FOLDER}/bin/hearth"
 ENGINE = "/opt/engines/tiny"
 SERVICE = "hearth.service"
 SOCKET = "hearth.socket"
-SETTINGS = {"engine": ENGINE, "engine_kind": "simulated", "step_ms": 20, "drain_s": 20}
-"""What tests set where they say nothing else."""
+SETTINGS = {
+    "engine": ENGINE,
+    "engine_kind": "simulated",
+    "step_ms": 20,
+    "drain_s": 20,
+    "progress_timeout_s": 3,
+}
+WATCHDOG = "[Service]\nWatchdogSec=60\n"
+"""What tests say where they say nothing else: an executor may stand still for longer than that."""
 _BASE = "/opt/python"
 _SITE = Path(sysconfig.get_path("purelib"))
 BOUND = {ROOT: f"{FOLDER}/source", _SITE: f"{FOLDER}/packages", Path(sys.base_prefix): _BASE}
 """What a machine has to show; the interpreter too, which may lie in a home folder."""
-_COMMAND = f"""\
+_SCRIPT = f"""\
 #!{FOLDER}/bin/python
 import sys
 from daemon.cli import main
@@ -41,16 +50,16 @@ class Installed:
         own = f"home = {_BASE}/bin\ninclude-system-site-packages = false\n"
         machine.write(f"{FOLDER}/pyvenv.cfg", own)
         machine.write(f"{FOLDER}/lib/{version}/site-packages/hearth.pth", "\n".join(places))
-        machine.write(f"{FOLDER}/bin/hearth", _COMMAND, mode=0o755)
+        machine.write(COMMAND, _SCRIPT, mode=0o755)
         machine.path(f"{FOLDER}/bin/python").symlink_to(f"{_BASE}/bin/{version}")
         machine.run("ldconfig", f"{_BASE}/lib")
 
     def hearth(self, *words: str, user: str = "root", check: bool = True) -> str:
         """What the command `hearth` prints, errors behind the rest."""
-        ended = self.machine.run(f"{FOLDER}/bin/hearth", *words, user=user, check=check)
+        ended = self.machine.run(COMMAND, *words, user=user, check=check)
         return ended.stdout + ended.stderr
 
-    def ready(self, drop_in: str = "", **settings: Any) -> None:
+    def ready(self, drop_in: str = WATCHDOG, **settings: Any) -> None:
         """Have the service run with these settings and this drop-in, started anew if they differ.
 
         What was counted of starts and failures is forgotten.
@@ -58,7 +67,7 @@ class Installed:
         self.settle(drop_in, **settings)
         self.machine.systemctl("start", SERVICE)
 
-    def settle(self, drop_in: str = "", **settings: Any) -> None:
+    def settle(self, drop_in: str = WATCHDOG, **settings: Any) -> None:
         """Lay settings and a drop-in down; the service is stopped if they differ."""
         toml = _toml({**SETTINGS, **settings})
         if (self._text(_SETTINGS_FILE), self._text(_DROP_IN)) != (toml, drop_in):
@@ -86,18 +95,25 @@ class Installed:
         """Wait until a property of the service has this value."""
         self.machine.until(SERVICE, name, value)
 
-    def signal_executor(self, number: signal.Signals) -> int:
-        """Send the executor a signal; its process number here."""
+    def when(self, name: str) -> float:
+        """A time of the service's, in seconds as `time.time` has them."""
+        told = self.machine.systemctl("show", "--timestamp=us+utc", "--value", "-p", name, SERVICE)
+        _, day, clock, _ = told.split()
+        return datetime.fromisoformat(f"{day}T{clock}+00:00").timestamp()
+
+    def processes(self) -> tuple[int, int]:
+        """Daemon and executor, by the numbers that they have here."""
         group = f"/sys/fs/cgroup{self.show('ControlGroup')}/cgroup.procs"
-        for process in map(int, self._text(group).split()):
-            if b"actors.host" in Path(f"/proc/{process}/cmdline").read_bytes():
-                os.kill(process, number)
-                return process
-        raise AssertionError("the service has no executor")
+        daemon, executor = map(int, sorted(self._text(group).split(), key=_is_executor))
+        return daemon, executor
 
     def signal_daemon(self, number: signal.Signals) -> None:
         """Send the daemon a signal, and its executor none."""
-        self.machine.systemctl("kill", "--kill-whom=main", f"--signal={number.name}", SERVICE)
+        os.kill(self.processes()[0], number)
+
+    def signal_executor(self, number: signal.Signals) -> None:
+        """Send the executor a signal, and its daemon none."""
+        os.kill(self.processes()[1], number)
 
     def _text(self, inside: str) -> str:
         path = self.machine.path(inside)
@@ -106,6 +122,10 @@ class Installed:
 
 _SETTINGS_FILE = "/etc/hearth/hearth.toml"
 _DROP_IN = "/etc/systemd/system/hearth.service.d/50-trial.conf"
+
+
+def _is_executor(process: str) -> bool:
+    return b"actors.host" in Path(f"/proc/{process}/cmdline").read_bytes()
 
 
 def _toml(settings: Mapping[str, Any]) -> str:

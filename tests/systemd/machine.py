@@ -71,12 +71,14 @@ class Machine:
 
     def entering(self, user: str = "root") -> list[str]:
         """The beginning of a command line that is run inside."""
-        root = f"--root=/proc/{self.first}/root"
-        return [
-            *("nsenter", "-t", str(self.first), "-p", "-m", "-u", "-i", "-n", "-C", root, "--wd=/"),
-            *("env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8"),
-            *(() if user == "root" else ("setpriv", f"--reuid={user}", "--init-groups", "--")),
-        ]
+        root = f"/proc/{self.first}/root"
+        namespaces = ["-p", "-m", "-u", "-i", "-n", "-C"]
+        command = ["nsenter", "-t", str(self.first), *namespaces, f"--root={root}", f"--wd={root}"]
+        command += ["env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8"]
+        if user != "root":
+            command += ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups"]
+            command += ["--reset-env", "--"]
+        return command
 
     def path(self, inside: str) -> Path:
         """Where a file of the machine lies for us, a socket too; until it boots again."""
