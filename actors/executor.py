@@ -68,8 +68,8 @@ class ExecutorActor:
         self._rows = PlacedRows(incarnation)
         # In the order in which they get places.
         self._offered: list[Offered] = []
-        # Placed rows that are to be given back.
-        self._released: list[int] = []
+        # Placed rows that are to be given back, and whether at once.
+        self._released: dict[int, bool] = {}
         # Cancelled and revoked rows that are not here, oldest first: their offer may yet come, but
         # most have ended.
         self._early: dict[int, Cancel | Revoke] = {}
@@ -107,8 +107,8 @@ class ExecutorActor:
                     self._cancel(message)
                 case Revoke():
                     self._revoke(message)
-                case Release(rids):
-                    self._released += rids
+                case Release(rids, at_once):
+                    self._released |= dict.fromkeys(rids, at_once)
                 case Shutdown():
                     self._stopping = True
 
@@ -157,13 +157,13 @@ class ExecutorActor:
 
     def _give_back(self) -> None:
         """Let the released rows leave that have decoded for long enough."""
-        unpaid, given_back = [], []
-        for rid in self._released:
+        unpaid, given_back = dict[int, bool](), []
+        for rid, at_once in self._released.items():
             number = self._rows.number(rid)
             if number is None:
                 continue
-            if not self._rows.has_paid(rid):
-                unpaid.append(rid)
+            if not at_once and not self._rows.has_paid(rid):
+                unpaid[rid] = False
             elif (generated := self._runtime.release(number)) is not None:
                 self._rows.remove(rid)
                 given_back.append(Continuation(rid, generated))

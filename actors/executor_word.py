@@ -39,10 +39,11 @@ class ExecutorWord:
             case Step():
                 tokens = zip(message.rids, message.tokens, strict=False)
                 ended = [rid for rid, token in tokens if is_last(token)]
-                if not ended:
+                begun = [rid for rid in message.placed if rid not in ended]
+                if not ended and not begun:
                     return None
                 self._placed.difference_update(ended)
-                return RowsEnded(message.incarnation, ended)
+                return RowsEnded(message.incarnation, ended, begun)
             case RowsEnded() | RowsFailed():
                 self._placed.difference_update(message.rids)
                 return message if message.incarnation else None

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -13,7 +14,8 @@ class HeldRow:
 
     `arrival` is its virtual arrival, `order` that by which it gets a place. `asked` is what the
     executor has been asked to do with it and has not answered yet. One that is `alone` shares the
-    house with nobody.
+    house with nobody. It has had its first token at `begun`; one that was told to give way does so
+    whatever its prefill has cost.
     """
 
     entry: Entry
@@ -22,7 +24,8 @@ class HeldRow:
     order: float
     alone: bool = False
     placed: float | None = None
-    asked: Literal["", "revoke", "release", "cancel"] = ""
+    begun: float | None = None
+    asked: Literal["", "revoke", "release", "give way", "cancel"] = ""
 
     @property
     def rid(self) -> int:
@@ -33,6 +36,18 @@ class HeldRow:
     def priority(self) -> int:
         """The request's priority."""
         return self.entry.priority
+
+    @property
+    def client(self) -> int:
+        """The client's number."""
+        return self.entry.client
+
+    @property
+    def paid(self) -> float:
+        """From when on it has had its place for as long again as its prompt took, by about."""
+        if self.begun is None or self.placed is None:
+            return math.inf
+        return 2 * self.begun - self.placed
 
     @property
     def deadline(self) -> float | None:
@@ -95,8 +110,12 @@ class House:
         # A place is given away while the last token of its row is still being told.
         return min(running, self.places)
 
-    def next_of(self, heads: Iterable[tuple[float, Entry]]) -> tuple[float, float, Entry] | None:
+    def next_of(
+        self, heads: Iterable[tuple[float, Entry]], claimant: Entry | None = None
+    ) -> tuple[float, float, Entry] | None:
         """Who of these first requests of clients is to be lined up next: order, arrival, request.
+
+        That is `claimant`, before all others, where it is among them.
 
         Each row of its client that is lined up ahead takes a priority off a request, so that
         others who come meanwhile go between them.
@@ -109,6 +128,8 @@ class House:
             own = lined_up.get(entry.request.client, [])
             ahead = [row.order for row in own if row.arrival <= arrival]
             order = max([arrival + len(ahead) * self._ageing_s, *ahead])
+            if entry is claimant:
+                order = -math.inf
             ranked.append((order, arrival, place, entry))
         if not ranked:
             return None
@@ -144,10 +165,11 @@ class House:
         """From when on each placed row gives way to one that waits, of this arrival and priority.
 
         A row holds its place for the hold limit, unless the other has a higher priority, and until
-        it would stand behind it when put back.
+        it would stand behind it when put back. One whose prompt is still read would not leave soon:
+        it is asked only where all others are like it.
         """
         times = []
-        for held in self.staying:
+        for held in [row for row in self.staying if row.begun is not None] or self.staying:
             behind = arrival + held.priority * self._ageing_s
             limit = (held.placed or 0.0) + self._hold_s
             times.append((behind if priority > held.priority else max(behind, limit), held))

@@ -118,9 +118,13 @@ class Step(FromExecutor, tag="step"):
 
 
 class RowsEnded(FromExecutor, tag="rows_ended"):
-    """These rows have left; for those that end with a token the tokenizer says it."""
+    """These rows have left; for those that end with a token the tokenizer says it.
+
+    It also says which have `begun`, with their first token since they were placed.
+    """
 
     rids: list[int]
+    begun: list[int] = []
 
 
 class RowsFailed(FromExecutor, tag="rows_failed"):
@@ -236,9 +240,13 @@ class Revoke(ActorMessage, tag="revoke"):
 
 
 class Release(ActorMessage, tag="release"):
-    """Others shall have the places of these rows: give them back, with what they have generated."""
+    """Others shall have the places of these rows: give them back, with what they have generated.
+
+    A row first decodes for as long as its prefill took, unless it goes `at_once`.
+    """
 
     rids: list[int]
+    at_once: bool = False
 
 
 class Shutdown(ActorMessage, tag="shutdown"):

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from actors.admission import PolicySettings, Refusal, queue_refusal, size_refusal
 from actors.fill_wait import FillWait
+from actors.first_places import Claim, FirstPlaces
 from actors.house import HeldRow, House
 from actors.messages import (
     Accepted,
@@ -59,6 +61,9 @@ class SchedulerPolicy:
         self._synchronous = settings.batching == "synchronous"
         self._queue = WaitingQueue(settings.ageing_s)
         self._house = House(ageing_s=settings.ageing_s, hold_s=settings.hold_s)
+        self._first_places = FirstPlaces(
+            self._house, self._queue, settings.hold_s, synchronous=self._synchronous
+        )
         # Rows that a dead executor was offered; the tokenizer will say whether it had begun them.
         self._limbo: dict[int, HeldRow] = {}
         self._suspects = Suspects()
@@ -68,6 +73,9 @@ class SchedulerPolicy:
         self._present = False
         # Since when an executor works, and since when an idle one could wait for company.
         self._begun: float | None = None
+        self._ticked = 0.0
+        # Who was the last to take a first place: it is lined up before all others.
+        self._claimant: Entry | None = None
         self._fill_from = 0.0
         self._rows = self._requeued = self._refused = 0
 
@@ -111,7 +119,10 @@ class SchedulerPolicy:
                     row.asked = ""
 
     def rows_ended(self, message: RowsEnded, now: float) -> None:
-        """These rows have left."""
+        """These rows have left, or have had their first tokens."""
+        for rid in message.begun:
+            if (row := self._find(rid, message.incarnation)) is not None:
+                row.begun = now
         for rid in message.rids:
             row = self._leave(rid, message.incarnation)
             if row is not None and row.placed is not None:
@@ -191,13 +202,21 @@ class SchedulerPolicy:
     def tick(self, now: float) -> list[Decision]:
         """Act on the clock: expire, offer who is next, release who has had its place for long."""
         self._suspects.forget(now)
-        return [*self._expire(now), *self._offer(now), *self._release(now)]
+        self._ticked = now
+        expired, claim = self._expire(now), self._claim()
+        if claim is None or claim.due > now:
+            return [*expired, *self._offer(now), *self._release(now)]
+        self._claimant = claim.entry
+        return [*expired, *self._offer(now), *self._admit(claim), *self._release(now)]
 
     def next_wake(self) -> float | None:
         """When `tick` has something to do next, if nothing happens before."""
         times = [self._queue.next_deadline, self._start_time()]
         times += [row.deadline for row in self._house if row.asked != "cancel"]
         times += [time for time, _ in (*self._clearing_times(), *self._yielding_times())]
+        # One that is due already waits for word of the executor.
+        if (claim := self._claim()) is not None and claim.due > self._ticked:
+            times.append(claim.due)
         return min((time for time in times if time is not None), default=None)
 
     def report(self, rid: int) -> SchedulerReport:
@@ -297,7 +316,7 @@ class SchedulerPolicy:
         revoked: list[HeldRow] = []
         ahead, room = house.offered, 2 * house.places - house.unplaced
         while len(rows) < room and not house.closed:
-            if (found := house.next_of(queue.heads)) is None:
+            if (found := house.next_of(queue.heads, self._claimant)) is None:
                 break
             order, arrival, first = found
             alone = self._suspects.runs_alone(first)
@@ -323,10 +342,32 @@ class SchedulerPolicy:
             row.asked = "release"
         # One after the other: the next one gives way to the next that waits.
         while ready := [row for time, row in self._yielding_times() if time <= now]:
-            row = min(ready, key=lambda one: (one.priority, one.placed or 0.0))
+            # Who has not paid stays until it has, so it would give way for nobody yet.
+            row = min(ready, key=lambda one: (max(one.paid, now), one.priority, one.placed or 0.0))
             row.asked = "release"
             due.append(row)
         return [Release([row.rid for row in due])] if due else []
+
+    def _claim(self) -> Claim | None:
+        claim = None if self._house.closed or not self._present else self._first_places.next()
+        return None if claim is None or self._suspects.runs_alone(claim.entry) else claim
+
+    def _admit(self, claim: Claim) -> list[Decision]:
+        """Let a row give way to one that has waited for long enough, once that is the first."""
+        leaving = claim.rows
+        if not self._synchronous:
+            row = self._house.get(claim.entry.rid)
+            if row is None:
+                return []
+            if row.order > -math.inf:
+                # It comes back, and is then lined up before all others.
+                return self._revoke([row])
+            # The newest has the least to lose, and one that is about to go anyway loses nothing.
+            leaving = [max(leaving, key=lambda one: (one.asked == "release", one.placed or 0.0))]
+        for row in leaving:
+            row.asked = "give way"
+            row.entry.gave_way = True
+        return [Release([row.rid for row in leaving], at_once=True)]
 
     def _clearing_times(self) -> list[tuple[float, HeldRow]]:
         """From when on rows leave so that the house empties: for a suspect, or the next batch."""

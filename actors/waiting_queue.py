@@ -14,7 +14,8 @@ class Entry:
     """One admitted request, waiting or running, with the tokens generated so far.
 
     Its ids were there at `encoded`, it came to the queue at `queued`, and `since` is the moment
-    from which it counts as waiting, once it has been taken.
+    from which it counts as waiting, once it has been taken. It `gave_way` where it lost a place
+    that it had not paid for.
     """
 
     request: Request
@@ -25,6 +26,7 @@ class Entry:
     accepted: bool = False
     digest: bytes = b""
     since: float = 0.0
+    gave_way: bool = False
 
     @property
     def rid(self) -> int:
@@ -35,6 +37,11 @@ class Entry:
     def priority(self) -> int:
         """The request's priority."""
         return self.request.priority
+
+    @property
+    def client(self) -> int:
+        """The client's number."""
+        return self.request.client
 
     @property
     def prompt_tokens(self) -> int:
@@ -110,6 +117,11 @@ class WaitingQueue:
         """The prompt tokens that a client has waiting."""
         line = self._lines.get(client)
         return line.prompt_tokens if line else 0
+
+    def count_of(self, client: int) -> int:
+        """How many requests a client has waiting."""
+        line = self._lines.get(client)
+        return len(line.order) if line else 0
 
     def virtual_arrival(self, priority: int, since: float) -> float:
         """When a request of priority 0 must have come to stand where this one stands."""

@@ -25,22 +25,30 @@ Control = Cancel | Revoke | Release
 
 @dataclass
 class SimulatedRow:
-    """A row with a place; its prefill is done within its first step."""
+    """A row with a place; `left_s` of its prefill are to be done."""
 
     rid: int
     target: int
     generated: list[int]
     prefill_s: float
+    left_s: float
+    placed: float = 0.0
+    begun: bool = False
     decode_s: float = 0.0
     released: bool = False
+    urgent: bool = False
 
     @property
     def has_paid(self) -> bool:
-        return self.decode_s >= self.prefill_s
+        return self.urgent or (not self.left_s and self.decode_s >= self.prefill_s)
 
 
 class SimulatedExecutor:
-    """Reads its mail and lets rows leave and join at each border; `tell` takes what it says."""
+    """Reads its mail and lets rows leave and join at each border; `tell` takes what it says.
+
+    Prompts are read within a row's first step; or with `chunk_s` in pieces of so many seconds, the
+    shortest rest first, in turns with the steps of those that decode.
+    """
 
     def __init__(
         self,
@@ -50,10 +58,14 @@ class SimulatedExecutor:
         step_s: float,
         prefill_s: float,
         tell: Callable[[FromExecutor], None],
+        chunk_s: float | None = None,
     ) -> None:
         self.incarnation, self.places = incarnation, places
         self._step_s, self._prefill_s = step_s, prefill_s
-        self._tell = tell
+        self._tell, self._chunk_s = tell, chunk_s
+        self._prefills = False
+        # What the step that goes on takes off the rest of a row's prefill.
+        self._reading: dict[int, float] = {}
         self.mail: list[Offer | Control] = []
         self.offered: list[Offered] = []
         self.rows: dict[int, SimulatedRow] = {}
@@ -69,47 +81,70 @@ class SimulatedExecutor:
             del self.rows[row.rid]
             told = Continuation(row.rid, row.generated)
             self._tell(RowsReturned(self.incarnation, [told]))
-        joining = self._place()
+        self._place()
         if not self.rows:
             return None
-        self.steps.append(list(self.rows))
-        return self._step_s + joining
+        self._reading = self._choose()
+        going = [
+            row.rid for row in self.rows.values() if not row.left_s or row.rid in self._reading
+        ]
+        self.steps.append(going)
+        seconds = sum(self._reading.values())
+        return seconds if self._prefills else self._step_s + seconds
 
     def step(self, ended: float) -> None:
-        """The step that began at the last border has ended: each row has a token more."""
-        rids, tokens = [], []
+        """The step that began at the last border has ended: each row of it has a token more."""
+        rids, tokens, placed = [], [], {}
         for row in list(self.rows.values()):
+            if row.left_s or self._prefills:
+                row.left_s -= self._reading.get(row.rid, 0.0)
+                if row.left_s > 1e-9 or row.rid not in self._reading:
+                    continue
+                row.left_s = 0.0
+            if not self._prefills:
+                row.decode_s += self._step_s
+            if not row.begun:
+                row.begun, placed[row.rid] = True, row.placed
             row.generated.append(1)
-            row.decode_s += self._step_s
             ends = len(row.generated) == row.target
             rids.append(row.rid)
             tokens.append(RowToken(0, 1, finish="length" if ends else None))
             if ends:
                 del self.rows[row.rid]
-        self._tell(Step(self.incarnation, rids, tokens, ended))
+        if rids:
+            self._tell(Step(self.incarnation, rids, tokens, ended, placed))
 
-    def _place(self) -> float:
-        """Give free places to the offered rows that are next; how long their prefill takes."""
+    def _choose(self) -> dict[int, float]:
+        """Of which rows how much prefill is done in the next step."""
+        joiners = sorted((row for row in self.rows.values() if row.left_s), key=_rest)
+        if self._chunk_s is None:
+            return {row.rid: row.left_s for row in joiners}
+        decoders = len(self.rows) - len(joiners)
+        self._prefills = bool(joiners) and not (self._prefills and decoders)
+        if not self._prefills:
+            return {}
+        return {joiners[0].rid: min(joiners[0].left_s, self._chunk_s)}
+
+    def _place(self) -> None:
+        """Give free places to the offered rows that are next."""
         joining = self.offered[: self.places - len(self.rows)]
         self.offered = self.offered[len(joining) :]
-        seconds = 0.0
         for one in joining:
             cost = self._prefill_s * len(one.row.token_ids)
             generated = one.row.token_ids[one.row.prompt_length :]
             target = one.row.options.max_tokens or 0
-            self.rows[one.rid] = SimulatedRow(one.rid, target, generated, cost)
-            seconds += cost
+            self.rows[one.rid] = SimulatedRow(one.rid, target, generated, cost, cost)
         if joining:
             self._tell(RowsPlaced(self.incarnation, [one.rid for one in joining]))
-        return seconds
 
     def _read(self, message: Offer | Control) -> None:
         match message:
             case Offer(rows):
                 self.offered = sorted([*self.offered, *rows], key=lambda one: one.order)
-            case Release(rids):
+            case Release(rids, at_once):
                 for row in self._of(rids):
                     row.released = True
+                    row.urgent = at_once
             case Revoke(rids):
                 if left := self._withdraw(rids):
                     self._tell(RowsReturned(self.incarnation, unplaced=left))
@@ -125,3 +160,7 @@ class SimulatedExecutor:
         left = [one.rid for one in self.offered if one.rid in rids]
         self.offered = [one for one in self.offered if one.rid not in rids]
         return left
+
+
+def _rest(row: SimulatedRow) -> float:
+    return row.left_s

@@ -88,6 +88,7 @@ class Simulation:
         prefill_s_per_token: float = 0.0,
         ready_at: float = 0.0,
         lag_s: float = 0.0,
+        chunk_s: float | None = None,
     ) -> None:
         self.policy = SchedulerPolicy(settings)
         self.settings, self.limits = settings, limits
@@ -98,6 +99,7 @@ class Simulation:
         self.revoked = 0
         self._word = ExecutorWord()
         self._step_s, self._prefill_s, self._lag_s = step_s, prefill_s_per_token, lag_s
+        self._chunk_s = chunk_s
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._failed: set[int] = set()
@@ -143,6 +145,7 @@ class Simulation:
             step_s=self._step_s,
             prefill_s=self._prefill_s,
             tell=self._tell,
+            chunk_s=self._chunk_s,
         )
         self.executor = made
         self.executors.append(made)

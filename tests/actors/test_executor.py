@@ -225,6 +225,22 @@ def test_a_release_waits_until_the_row_has_paid_its_prefill(
     assert 4 <= len(back.generated) <= 6
 
 
+def test_a_row_gives_way_at_once_where_it_has_to(house: House, runtime: FakeRuntime) -> None:
+    def before(step: int) -> None:
+        if step == 1:
+            house.control.post(Release([7]))
+            time.sleep(0.3)
+        if step == 2:
+            house.control.post(Release([7], at_once=True))
+            time.sleep(0.02)
+
+    runtime.before_step = before
+    house.offer(row(7, 50))
+    house.start()
+    (back,) = house.hear_until(RowsReturned).released
+    assert len(back.generated) == 2
+
+
 def test_a_row_that_cannot_be_served_fails_alone(house: House, runtime: FakeRuntime) -> None:
     runtime.places = 2
     house.offer(row(7), row(8, first=-1), row(9))

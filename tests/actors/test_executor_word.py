@@ -26,6 +26,12 @@ def test_of_a_step_the_scheduler_hears_who_has_ended_alone() -> None:
     assert word.passes_on(failed) == RowsEnded(1, [9])
 
 
+def test_the_scheduler_hears_whose_prompt_has_been_read() -> None:
+    word = ExecutorWord()
+    first = Step(1, [1, 2], [RowToken(0, 5), RowToken(0, 5, finish="stop")], 0.5, {1: 0.1, 2: 0.1})
+    assert word.passes_on(first) == RowsEnded(1, [2], begun=[1])
+
+
 def test_what_the_scheduler_has_said_itself_is_not_told_again() -> None:
     word = ExecutorWord()
     assert word.passes_on(RowsFailed(0, [1], "queue_full", "full")) is None

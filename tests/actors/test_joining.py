@@ -57,6 +57,23 @@ def test_the_lowest_priority_gives_way_first() -> None:
     assert simulation.batches[:2] == [[1, 2], [1, 3]]
 
 
+def test_one_that_has_paid_gives_way_before_one_whose_prompt_is_still_read() -> None:
+    simulation = Simulation(
+        PolicySettings(hold_s=0.5),
+        limits=TWO_ROWS,
+        prefill_s_per_token=0.001,
+        chunk_s=0.02,
+        lag_s=0.001,
+    )
+    simulation.arrive(0.0, submit(1, prompt=3000, tokens=300))
+    simulation.arrive(0.1, submit(2, prompt=10, tokens=300))
+    simulation.arrive(0.3, submit(3, prompt=10, tokens=5))
+    simulation.run()
+    # The first has had its place for longer, and would give way after six seconds.
+    assert simulation.outcomes[3].placed[0] < 0.7
+    assert len(simulation.outcomes[1].placed) == 1
+
+
 def test_without_anybody_who_waits_nobody_gives_way() -> None:
     simulation = Simulation(PolicySettings(hold_s=0.1), limits=TWO_ROWS)
     for rid in (1, 2):
