@@ -52,7 +52,7 @@ from daemon.control.server import ControlServer, Handler
 from daemon.door.finished import Listener
 from daemon.door.front_door import FrontDoor
 from daemon.exit_codes import FORCED, STOPPED, exit_code
-from daemon.life import STATES, Life
+from daemon.life import Life
 from daemon.metrics.collector import Look
 from daemon.metrics.endpoint import open_endpoints
 from daemon.metrics.registry import OPENMETRICS, DaemonMetrics
@@ -141,7 +141,6 @@ class Service:
         self._metrics = DaemonMetrics(
             wiring.metrics_info(engine.name, config),
             wiring.metrics_limits(settings),
-            states=STATES,
             look=self._look,
             executor=lambda: self._supervisor.pid,
         )
@@ -188,8 +187,10 @@ class Service:
                 if patience.cancelled_caught:
                     _log.info("stopping at once")
                 # Stop.
+                # Before the door gives up the lock: the next daemon has sockets of these names.
+                for endpoint in self._endpoints:
+                    await endpoint.stop()
                 if self._control is not None:
-                    # Before the door gives up the lock: the next daemon has a socket of that name.
                     await self._control.stop()
                 await self._door.stop()
                 await self._supervisor.stop()
@@ -244,6 +245,7 @@ class Service:
             to_scheduler_control=self._to_scheduler_control,
             facts=wiring.door_facts(self._settings, self._engine.name, self._config, {}),
             listeners=self._listeners(),
+            on_step=self._metrics.gaps.step,
         )
 
     def _listeners(self) -> list[Listener]:

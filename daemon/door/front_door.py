@@ -3,7 +3,7 @@
 import os
 import resource
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import anyio
 import anyio.lowlevel
@@ -13,6 +13,7 @@ from hearth_client.protocol import Error
 
 from actors.mailbox import Receiver, Sender
 from actors.messages import (
+    Deltas,
     DoorMessage,
     ExecutorMetrics,
     SchedulerControl,
@@ -49,7 +50,8 @@ class FrontDoor:
 
     The socket is opened by the constructor: `already_running` or `socket_unusable` is raised
     there. `environ` tells of socket activation and of the agreed place. `listeners` hear of every
-    generation that has ended. `ended` is set when `run` is over.
+    generation that has ended, `on_step` of every step that gave tokens. `ended` is set when `run`
+    is over.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class FrontDoor:
         facts: DoorFacts,
         environ: Mapping[str, str] | None = None,
         listeners: Sequence[Listener] = (),
+        on_step: Callable[[Deltas], None] = lambda _step: None,
     ) -> None:
         self._inbox = inbox
         listener = open_listener(settings.socket, os.environ if environ is None else environ)
@@ -79,7 +82,7 @@ class FrontDoor:
             listeners=listeners,
         )
         self._requests = Requests(settings, self._state, self._dispatch)
-        self._replies = Replies(self._state, self._dispatch)
+        self._replies = Replies(self._state, self._dispatch, on_step)
         self._bounds = ProcessBounds(settings.memory_bytes, _open_files(settings))
         self._bell = Bell()
         self._closed = False

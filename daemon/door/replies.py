@@ -1,6 +1,7 @@
 """What actors answer, as messages to clients."""
 
 import time
+from collections.abc import Callable
 
 import anyio
 from hearth_client import protocol
@@ -26,10 +27,16 @@ _MAX_TEXT_BYTES = 7 << 20
 
 
 class Replies:
-    """Handles one actor message at a time; requests that have ended get nothing more."""
+    """Handles one actor message at a time; requests that have ended get nothing more.
 
-    def __init__(self, state: door_state.DoorState, dispatch: Dispatch) -> None:
+    `on_step` hears of each step behind the clients.
+    """
+
+    def __init__(
+        self, state: door_state.DoorState, dispatch: Dispatch, on_step: Callable[[Deltas], None]
+    ) -> None:
         self._state = state
+        self._on_step = on_step
         self._dispatch = dispatch
         self._find = dispatch.sessions.find
 
@@ -40,6 +47,7 @@ class Replies:
             self._count_rounds(message.rounds)
             for row in message.rows:
                 self._row_arrived(sessions.StepRow(row, message.ended, message.detokenize_s))
+            self._on_step(message)
         else:
             request = self._find(message.rid)
             if request is not None:

@@ -12,6 +12,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from actors.messages import ExecutorMetrics, SchedulerReport
+from daemon.life import STATES
 from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.errors import CODES
 from runtime.executor.graph_cache import GraphCounters
@@ -47,10 +48,9 @@ class Look(NamedTuple):
 class DaemonCollector(Collector):
     """The metrics of the newest `look`."""
 
-    def __init__(self, info: Mapping[str, str], limits: Limits, states: tuple[str, ...]) -> None:
+    def __init__(self, info: Mapping[str, str], limits: Limits) -> None:
         self._info = dict(info)
         self._limits = limits
-        self._states = states
         self.look: Look | None = None
 
     def collect(self) -> Iterator[Metric]:
@@ -59,7 +59,7 @@ class DaemonCollector(Collector):
         if look is None:
             return
         yield InfoMetricFamily("hearth", "1, with what serves as labels.", value=self._info)
-        states = {state: float(state == look.state) for state in self._states}
+        states = {str(state): float(state == look.state) for state in STATES}
         yield _gauge("state", "1 for the state that the daemon is in, 0 for others.", state=states)
         yield _gauge("clients", "Clients that are connected.", look.clients)
         yield _gauge(

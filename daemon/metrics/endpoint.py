@@ -48,20 +48,29 @@ class Endpoint:
         self._listening = listening
         self._expose = expose
         self._open = 0
+        self._scope = anyio.CancelScope()
+        self._ended = anyio.Event()
 
     async def run(self) -> None:
-        """Serve until cancelled."""
+        """Serve until `stop` or cancellation."""
         try:
-            async with anyio.create_task_group() as tasks:
-                while True:
-                    connection = await accept(self._listening)
-                    if self._open < CONNECTIONS:
-                        self._open += 1
-                        tasks.start_soon(self._serve, connection)
-                    else:
-                        connection.close()
+            with self._scope:
+                async with anyio.create_task_group() as tasks:
+                    while True:
+                        connection = await accept(self._listening)
+                        if self._open < CONNECTIONS:
+                            self._open += 1
+                            tasks.start_soon(self._serve, connection)
+                        else:
+                            connection.close()
         finally:
             self.close()
+            self._ended.set()
+
+    async def stop(self) -> None:
+        """End `run`, and wait until port or file are free."""
+        self._scope.cancel()
+        await self._ended.wait()
 
     def close(self) -> None:
         """Close the socket and remove its file; a second time does nothing."""

@@ -7,6 +7,7 @@ from prometheus_client.exposition import choose_encoder
 
 from daemon.metrics.collector import DaemonCollector, Limits, Look
 from daemon.metrics.endpoint import Exposition
+from daemon.metrics.gaps import TokenGaps
 from daemon.metrics.requests import RequestMetrics
 
 OPENMETRICS = "application/openmetrics-text"
@@ -23,7 +24,6 @@ class DaemonMetrics:
         info: Mapping[str, str],
         limits: Limits,
         *,
-        states: tuple[str, ...],
         look: Callable[[], Awaitable[Look]],
         executor: Callable[[], int | None],
     ) -> None:
@@ -31,8 +31,10 @@ class DaemonMetrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self.requests = RequestMetrics(self.registry)
+        self.gaps = TokenGaps()
+        self.registry.register(self.gaps)
         self._look = look
-        self._collector = DaemonCollector(info, limits, states)
+        self._collector = DaemonCollector(info, limits)
         self.registry.register(self._collector)
         ProcessCollector(registry=self.registry)
         # No process has the number 0.

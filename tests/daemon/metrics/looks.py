@@ -8,7 +8,6 @@ from actors.messages import ExecutorMetrics, SchedulerReport
 from daemon import wiring
 from daemon.configuration.settings import Settings
 from daemon.door.finished import FinishedRequest
-from daemon.life import STATES
 from daemon.metrics.collector import Look
 from daemon.metrics.registry import DaemonMetrics
 from runtime.decoding.metrics import StageMetrics
@@ -45,7 +44,6 @@ def metrics(look: Look = LOOK) -> DaemonMetrics:
     return DaemonMetrics(
         wiring.metrics_info("toy", simulated_config()),
         wiring.metrics_limits(Settings()),
-        states=STATES,
         look=looked,
         executor=lambda: 1,
     )

@@ -31,7 +31,7 @@ async def serving(path: Path) -> AsyncIterator[Path]:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(endpoint.run)
         yield path
-        tasks.cancel_scope.cancel()
+        await endpoint.stop()
 
 
 async def answer(path: Path, request: bytes) -> bytes:

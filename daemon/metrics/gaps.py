@@ -1,0 +1,54 @@
+"""How long replies wait from one token to the next, reckoned once a step for all of them."""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from itertools import accumulate
+
+from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from actors.messages import Deltas
+from daemon.metrics.requests import TOKEN_SECONDS
+
+
+class TokenGaps(Collector):
+    """A histogram of the times between two steps that gave a reply tokens; each reply counts.
+
+    A decode step gives tokens to all replies that have begun: to those of the decode step before,
+    and to those whose first token came since, in the steps with `placed`.
+    """
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(TOKEN_SECONDS) + 1)
+        self._sum = 0.0
+        self._decoded = 0.0
+        self._begun: list[tuple[float, int]] = []
+
+    def step(self, message: Deltas) -> None:
+        """Count a step."""
+        if message.placed:
+            going_on = sum(row.finish is None for row in message.rows)
+            self._begun.append((message.ended, going_on))
+            return
+        left = len(message.rows)
+        for ended, rows in self._begun:
+            self._count(message.ended - ended, min(rows, left))
+            left -= min(rows, left)
+        self._count(message.ended - self._decoded, left)
+        self._begun.clear()
+        self._decoded = message.ended
+
+    def collect(self) -> Iterator[Metric]:
+        """The histogram."""
+        bounds = [*map(str, TOKEN_SECONDS), "+Inf"]
+        yield HistogramMetricFamily(
+            "hearth_inter_token_latency_seconds",
+            "From one token of a reply to the next; a round of speculation gives several at once.",
+            buckets=list(zip(bounds, map(float, accumulate(self._counts)), strict=True)),
+            sum_value=self._sum,
+        )
+
+    def _count(self, seconds: float, replies: int) -> None:
+        if replies:
+            self._counts[bisect_left(TOKEN_SECONDS, seconds)] += replies
+            self._sum += seconds * replies
