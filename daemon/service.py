@@ -40,11 +40,13 @@ from actors.tokenizer import open_tokenizer
 from daemon import wiring
 from daemon.configuration.settings import Settings
 from daemon.control.messages import (
+    CancelRequest,
     ControlRequest,
     Metrics,
     MetricsText,
     Reload,
     Reloaded,
+    Top,
     Trace,
     control_path,
 )
@@ -60,6 +62,7 @@ from daemon.notify import notify, tell_state
 from daemon.supervision.supervisor import Listeners, Supervisor
 from daemon.tracing.history import History
 from daemon.tracing.otlp import open_spans
+from daemon.tracing.overview import Overview
 from daemon.watchdog import Watchdog
 from runtime.config import LLMEngineRunnerConfig
 from runtime.decoding.deployment import load_deployment
@@ -259,10 +262,18 @@ class Service:
     def _open_control(self) -> ControlServer | None:
         try:
             path = control_path(self._door.path)
+            overview = Overview(
+                self._door,
+                self._history,
+                look=self._look,
+                executor=lambda: self._supervisor.pid,
+            )
             handlers: dict[type[ControlRequest], Handler] = {
                 Reload: self._reload,
                 Metrics: self._tell_metrics,
                 Trace: self._history.answer,
+                Top: overview.answer,
+                CancelRequest: overview.cancel,
             }
             server = ControlServer(path, handlers)
         except HearthError as error:

@@ -11,9 +11,11 @@ import msgspec
 from msgspec import Meta
 
 from daemon.door.finished import FinishedRequest
+from daemon.door.overview import OpenClient, RunningRequest
 
 LINE_BYTES = 64 << 10
 """The longest line that the daemon reads, its end included."""
+MOST_REQUESTS = 200
 
 
 class ControlRequest(msgspec.Struct, tag_field="t", frozen=True, forbid_unknown_fields=True):
@@ -67,6 +69,54 @@ class TraceReport(ControlAnswer, tag="trace_report", frozen=True):
 
     requests: list[FinishedRequest]
     now: float
+
+
+class Top(ControlRequest, tag="top", frozen=True):
+    """Tell what the daemon does now."""
+
+
+class TopReport(ControlAnswer, tag="top_report", frozen=True, kw_only=True):
+    """What the daemon does now; `now` is its monotonic clock, times are in seconds.
+
+    `tokens` and `totals` count since the start: tokens of replies, and requests by how they ended.
+    `refusals` are of messages and requests that were not taken, by code. `memory` is in bytes.
+    `requests` are the `MOST_REQUESTS` oldest that are open, `errors` the newest that failed, the
+    newest last.
+    """
+
+    server: str
+    model: str
+    state: str
+    stage: str
+    share: float | None
+    reason: str
+    now: float
+    uptime_s: float
+    places: int
+    running: int
+    queued: int
+    queued_tokens: int
+    tokens: int
+    open: int
+    restarts: int
+    totals: dict[str, int]
+    refusals: dict[str, int]
+    memory: dict[str, int]
+    clients: list[OpenClient]
+    requests: list[RunningRequest]
+    errors: list[FinishedRequest]
+
+
+class CancelRequest(ControlRequest, tag="cancel", frozen=True):
+    """End an open generation: its client gets the error `cancelled_by_operator`."""
+
+    request: str
+
+
+class Cancelled(ControlAnswer, tag="cancelled", frozen=True):
+    """The request has ended."""
+
+    request: str
 
 
 def control_path(socket: Path) -> Path:

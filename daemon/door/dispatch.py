@@ -209,6 +209,8 @@ class Dispatch:
         self._state.totals[total] += 1
         if total == "failed":
             self._state.totals[reason] += 1
+        self._state.tokens += request.completion_tokens
+        request.session.tokens += request.completion_tokens
         name = self._state.request_id(request.rid)
         ended = finished(request, name, reason, failed=total == "failed")
         for listener in self._listeners:

@@ -28,11 +28,12 @@ from daemon.door.listener import open_listener
 from daemon.door.process_bounds import ProcessBounds
 from daemon.door.replies import Replies
 from daemon.door.requests import Requests
-from daemon.door.sessions import Session
+from daemon.door.sessions import Session, Sessions
 from daemon.door.settings import DoorFacts, DoorSettings
 from daemon.door.socket import DoorSocket, Received
 from daemon.door.state import DoorState
 from daemon.life import Life
+from runtime.errors import HearthError
 
 _log = structlog.get_logger("hearth.door")
 _BURST = 64
@@ -123,6 +124,22 @@ class FrontDoor:
     def clients(self) -> int:
         """Sessions."""
         return len(self._dispatch.sessions)
+
+    @property
+    def sessions(self) -> Sessions:
+        """Sessions and open requests, to be read."""
+        return self._dispatch.sessions
+
+    def cancel(self, name: str) -> None:
+        """End a generation for the daemon's owner, by its id; raises `unknown_request`."""
+        open_now = {self._state.request_id(one.rid): one for one in self.sessions.open_requests}
+        request = open_now.get(name)
+        if request is None or request.kind != "generate":
+            text = f"no request {name[:40]!r} is open: it has ended, or was another daemon's"
+            raise HearthError("unknown_request", text, "request")
+        _log.info("the operator ends a request", request=name)
+        text = "the daemon's operator has ended this request"
+        self._dispatch.stop(request, "cancelled_by_operator", text)
 
     async def load(self) -> SchedulerReport | None:
         """What the scheduler holds now; None where it does not say so in time."""

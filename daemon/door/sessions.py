@@ -57,7 +57,8 @@ class Session:
     """One connection that has said hello; `delimited` ones get an empty frame before answers.
 
     `number` tells sessions apart as long as the daemon lives. `status_only` ones may ask for
-    nothing but `status`: one of them has a place beyond the limit. `expires` is by the door's
+    nothing but `status`: one of them has a place beyond the limit. `tokens` are those of its
+    replies that have ended. `expires` is by the door's
     running clock, as all times of leases are. `generations` counts those among the open ones.
     """
 
@@ -69,6 +70,7 @@ class Session:
     outbox: Outbox
     delimited: bool = False
     status_only: bool = False
+    tokens: int = 0
     open: dict[str, OpenRequest] = field(default_factory=dict)
     generations: int = 0
 

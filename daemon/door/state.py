@@ -20,8 +20,9 @@ _MOST_S = 0.5
 class DoorState:
     """The daemon writes `life`, `facts` and `metrics`; the door counts in `totals`.
 
-    `refusals` counts by code what was refused before it was accepted. `load` is the scheduler's
-    newest report to the daemon itself, and `reported` is set by the next one.
+    `tokens` are those of all replies that have ended. `refusals` counts by code what was refused
+    before it was accepted. `load` is the scheduler's newest report to the daemon itself, and
+    `reported` is set by the next one.
 
     `clock` is for how long clients neither speak nor read. Deadlines of requests are promises to
     the world outside and go by the monotonic clock.
@@ -36,6 +37,7 @@ class DoorState:
         self.refusals: Counter[str] = Counter()
         self.load: SchedulerReport | None = None
         self.reported = anyio.Event()
+        self.tokens = 0
         self.epoch = secrets.token_hex(_EPOCH_BYTES)
         self._started = time.monotonic()
 

@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from itertools import islice
 
 from msgspec import structs
 
@@ -22,6 +23,11 @@ class History:
     def add(self, ended: FinishedRequest) -> None:
         """Keep the record of a generation that has ended."""
         self._kept.append(structs.replace(ended, options=None))
+
+    def failures(self, most: int) -> list[FinishedRequest]:
+        """The newest that failed, the newest last."""
+        found = (ended for ended in reversed(self._kept) if ended.failed)
+        return list(islice(found, most))[::-1]
 
     async def answer(self, asked: Trace) -> TraceReport:
         """The record asked for, or the newest ones; raises `unknown_request`."""

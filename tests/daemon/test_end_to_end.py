@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from hearth_client import (
+    CancelledByOperator,
     CapacityExceeded,
     Client,
     ExecutorFailed,
@@ -21,7 +22,14 @@ from hearth_client import (
 from daemon.check import inspect_engine
 from daemon.configuration.settings import Settings
 from daemon.control.client import ask
-from daemon.control.messages import Trace, TraceReport
+from daemon.control.messages import (
+    Cancelled,
+    CancelRequest,
+    Top,
+    TopReport,
+    Trace,
+    TraceReport,
+)
 from daemon.own_daemon import OwnDaemon, own_daemon
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.request import GenerationRequest, RequestOptions, RowRequest
@@ -95,6 +103,24 @@ def test_two_clients_at_once_get_what_the_runtime_gives_in_process(
         assert text == expected
         assert generation.done is not None
         assert generation.done.usage.completion_tokens == len(tokens)
+
+
+def test_the_owner_sees_what_runs_and_may_end_it(slow: OwnDaemon) -> None:
+    with Client(slow.socket, name="kiosk") as client:
+        generation = client.generate("the lamp is", max_tokens=80)
+        take(generation, 2)
+        report = ask(Top(), TopReport, str(slow.socket))
+        ask(CancelRequest(generation.request), Cancelled, str(slow.socket))
+        with pytest.raises(CancelledByOperator):
+            generation.text()
+        after = ask(Top(), TopReport, str(slow.socket))
+    (running,) = report.requests
+    assert (running.request, running.state) == (generation.request, "replying")
+    assert (report.state, report.running, report.places) == ("ready", 1, 4)
+    assert [(one.name, one.open) for one in report.clients] == [("kiosk", 1)]
+    assert report.memory["daemon"] > report.memory["executor"] // 100 > 0
+    assert (after.requests, after.totals["cancelled_by_operator"]) == ([], 1)
+    assert [one.request for one in after.errors] == [generation.request]
 
 
 def test_the_owner_sees_where_a_request_spent_its_time(shared: OwnDaemon) -> None:

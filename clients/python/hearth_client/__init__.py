@@ -7,6 +7,7 @@ from hearth_client.async_client import AsyncGeneration as AsyncGeneration
 from hearth_client.client import Client as Client
 from hearth_client.client import Generation as Generation
 from hearth_client.errors import BadMessage as BadMessage
+from hearth_client.errors import CancelledByOperator as CancelledByOperator
 from hearth_client.errors import CapacityExceeded as CapacityExceeded
 from hearth_client.errors import ClientClosed as ClientClosed
 from hearth_client.errors import ClientShared as ClientShared

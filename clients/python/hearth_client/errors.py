@@ -146,6 +146,12 @@ class ExecutorFailed(ServiceFailed):
     code = "executor_failed"
 
 
+class CancelledByOperator(ServiceFailed):
+    """The daemon's operator has ended the request."""
+
+    code = "cancelled_by_operator"
+
+
 class NonFinite(ServiceFailed):
     """The engine computed a value that is not a number."""
 
