@@ -23,8 +23,9 @@ bench-env: $(VENV)/.bench ## also the peers that hearth bench decode compares wi
 demo: $(VENV)/.env ## two questions at the same time to the shipped model
 	@$(BIN)/hearth demo
 
+# Tests side by side take the cores; threads of a library beside them wait for each other.
 test: $(VENV)/.dev ## the whole test suite
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(TESTS)
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 lint: $(VENV)/.dev ## style, format and types
 	$(BIN)/ruff check $(CODE)

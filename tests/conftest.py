@@ -13,11 +13,14 @@ keep_to_this_machine(os.environ)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where there is none, and say why."""
+    """Skip what needs a GPU where there is none, and say why; let files with slow tests begin."""
     marked = [item for item in items if item.get_closest_marker("gpu")]
     reason = _why_no_gpu() if marked else None
     for item in marked if reason else ():
         item.add_marker(pytest.mark.skip(reason=f"no GPU: {reason}"))
+    # A file that takes long must not be what the last process is left with.
+    long = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in long)
 
 
 def _why_no_gpu() -> str | None:

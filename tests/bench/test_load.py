@@ -6,6 +6,8 @@ from bench.load import split_job
 from bench.load_clients import LoadJob
 from tests.bench.running import run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("requests", "clients", "processes"), [(10_000, 32, 4), (10, 7, 3), (2, 4, 4)]

@@ -35,6 +35,7 @@ from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.request import GenerationRequest, RequestOptions, RowRequest
 from runtime.text import Tokenizer
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 CAPACITY = 96
 # A round of the lookup needs so many slots behind the longest row.

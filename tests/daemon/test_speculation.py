@@ -11,6 +11,7 @@ from daemon.shipped import DRAFT, SOURCE
 from runtime.export import ExportOptions, export_model
 from runtime.export.draft_options import DraftOptions
 
+pytestmark = pytest.mark.slow
 PROMPTS = 20
 
 

@@ -14,6 +14,7 @@ from bench.commands import bench
 from daemon.cli.errors import Failure
 from tests.bench.running import run
 
+pytestmark = pytest.mark.slow
 TIMES = ["ttft_p50_ms", "ttft_p99_ms", "ideal_p50_ms", "ideal_p99_ms", "gap_p99_ms"]
 NAMES = ["offered", *TIMES, "tokens_per_s", "places_used"]
 FAULTS = ("lost", "doubled", "disordered", "failed", "misended")

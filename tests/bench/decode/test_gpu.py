@@ -14,6 +14,7 @@ from bench.decode.gpu_figures import GPUFigures
 from daemon.cli.errors import Failure
 from tests.bench.running import hide
 
+pytestmark = pytest.mark.slow
 PLAN = GPUPlan(device="cpu", dtype="float32", rounds=2, steps=5, host_steps=2, actor=False)
 
 

@@ -19,6 +19,8 @@ from daemon.supervision.restart_policy import Deadlines
 from runtime.errors import HearthError
 from tests.daemon.supervision.house import DEADLINES, SETTINGS, House, house
 
+pytestmark = pytest.mark.slow
+
 
 def is_alive(pid: int) -> bool:
     """Whether the process exists, be it as a zombie."""

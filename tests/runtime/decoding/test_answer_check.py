@@ -114,6 +114,7 @@ def test_every_family_gives_its_answer(
     assert report.compared > report.steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("options", COARSE)
 def test_every_type_gives_its_answer(

@@ -142,6 +142,7 @@ class House:
                 assert np.isfinite(tensor.array).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", [3, 2 * CHUNK + 1, 100])
 def test_a_padded_step_writes_nothing_that_a_joiner_reads(house: House, prompt: int) -> None:
     """What a padded row runs is poisoned, so every slot that it writes has no finite numbers.

@@ -159,6 +159,7 @@ class House:
         return runtime
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_every_row_is_as_if_alone(kind: Kind) -> None:
     house = House(kind)

@@ -23,6 +23,7 @@ from tests.runtime.decoding.schedules.home import (
     open_runtime,
 )
 
+pytestmark = pytest.mark.slow
 TOKENS = 48
 LEAST = 0.97
 

@@ -39,6 +39,7 @@ def test_the_command_tells_figures_of_an_engine(tmp_path: Path, dialect: str) ->
     assert figures["tokens"] > 0
 
 
+@pytest.mark.slow
 def test_each_row_of_random_schedules_is_as_if_alone(campaign: Campaign, dialect: str) -> None:
     for number in range(SCHEDULES):
         campaign.run(number)

@@ -65,6 +65,7 @@ def peak_above_start(model: Path, target: Path, quantization: str) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quantization", ["none", "int4"])
 def test_memory_stays_far_below_the_model(tmp_path: Path, quantization: str) -> None:
     sizes = {"hidden_size": 512, "intermediate_size": 4096, "num_hidden_layers": 12}

@@ -37,6 +37,7 @@ def compiler(folder: Path, architecture: str = "sm_90") -> KernelCompiler:
     return KernelCompiler(load_compiler_api(), architecture, folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_kernel_compiles_for(architecture: str, tmp_path: Path) -> None:
     made = compiler(tmp_path, architecture)

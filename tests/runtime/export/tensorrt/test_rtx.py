@@ -23,7 +23,11 @@ from tests.references import reference_folder
 from tests.runtime.export.tensorrt.graphs import WIDE, graph_options, small_draft
 
 rtx = pytest.importorskip("tensorrt_rtx_bindings", reason="TensorRT-RTX is not installed")
-pytestmark = [pytest.mark.rtx, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = [
+    pytest.mark.rtx,
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
 FAMILIES = ("qwen3", "qwen3_untied", "qwen2", "llama", "llama_partial")
 TYPES = {"float16": "HALF", "bfloat16": "BF16", "float32": "FLOAT", "int32": "INT32",
          "int64": "INT64", "bool": "BOOL"}  # fmt: skip
