@@ -56,8 +56,8 @@ from daemon.door.front_door import FrontDoor
 from daemon.exit_codes import FORCED, STOPPED, exit_code
 from daemon.life import Life
 from daemon.metrics.collector import Look
-from daemon.metrics.endpoint import open_endpoints
-from daemon.metrics.registry import OPENMETRICS, DaemonMetrics
+from daemon.metrics.endpoint import OPENMETRICS, Form, open_endpoints
+from daemon.metrics.registry import DaemonMetrics
 from daemon.notify import notify, tell_state
 from daemon.supervision.supervisor import Listeners, Supervisor
 from daemon.tracing.history import History
@@ -283,8 +283,8 @@ class Service:
         return server
 
     async def _tell_metrics(self, asked: Metrics) -> MetricsText:
-        accept = OPENMETRICS if asked.openmetrics else ""
-        return MetricsText((await self._metrics.expose(accept)).page.decode())
+        form: Form = OPENMETRICS if asked.openmetrics else "text/plain"
+        return MetricsText((await self._metrics.expose(form)).page.decode())
 
     async def _look(self) -> Look:
         door = self._door

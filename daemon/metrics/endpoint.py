@@ -2,9 +2,10 @@
 
 import os
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import anyio
 import structlog
@@ -14,12 +15,14 @@ from daemon.door.listener import bind_file
 from runtime.errors import HearthError
 
 LOOPBACK = "127.0.0.1"
+OPENMETRICS: Final = "application/openmetrics-text"
 CONNECTIONS = 8
 """Connections that may be open at once; more are closed."""
 HEAD_BYTES = 8192
 """The longest head of a request that is read."""
 _UMASK = 0o117
 _BACKLOG = 16
+_FRESH_S = 0.25
 _READ_S = 5.0
 _WRITE_S = 5.0
 _WORDS = 3
@@ -34,12 +37,16 @@ class Exposition(NamedTuple):
     page: bytes
 
 
-Expose = Callable[[str], Awaitable[Exposition]]
-"""The page for a request with this `Accept`."""
+Form = Literal["text/plain", "application/openmetrics-text"]
+Expose = Callable[[Form], Awaitable[Exposition]]
+"""Makes a page in a form: Prometheus's own, or OpenMetrics."""
 
 
 class Endpoint:
-    """Answers one request a connection; owns `listening`, and the file of its socket."""
+    """Answers one request a connection; owns `listening`, and the file of its socket.
+
+    However often it is asked, no page is made within `_FRESH_S` of another in the same form.
+    """
 
     def __init__(self, listening: socket.socket, expose: Expose) -> None:
         listening.setblocking(False)
@@ -47,6 +54,8 @@ class Endpoint:
         self._file = Path(listening.getsockname()) if local else None
         self._listening = listening
         self._expose = expose
+        self._making = anyio.Lock()
+        self._made: dict[Form, tuple[float, Exposition]] = {}
         self._open = 0
         self._scope = anyio.CancelScope()
         self._ended = anyio.Event()
@@ -95,10 +104,17 @@ class Endpoint:
         if refusal is not None:
             return _refusal(refusal)
         try:
-            return _response("200 OK", await self._expose(_fields(head).get("accept", "")))
+            return _response("200 OK", await self._page(_form_of(head)))
         except Exception:  # noqa: BLE001 - a fault in one answer must not end the service
             _log.exception("a request for metrics could not be answered")
             return _refusal("500 Internal Server Error")
+
+    async def _page(self, form: Form) -> Exposition:
+        async with self._making:
+            now, made = time.monotonic(), self._made.get(form)
+            if made is None or now - made[0] >= _FRESH_S:
+                made = self._made[form] = now, await self._expose(form)
+            return made[1]
 
 
 def refusal_of(head: bytes) -> str | None:
@@ -164,6 +180,12 @@ async def _read_head(connection: socket.socket) -> bytes:
             head += data
     # What follows would be a body, which means nothing here.
     return head[: head.index(b"\r\n\r\n") + 4] if b"\r\n\r\n" in head else head
+
+
+def _form_of(head: bytes) -> Form:
+    """The form that is asked for; no other word of the request reaches the library."""
+    accepted = _fields(head).get("accept", "")
+    return OPENMETRICS if OPENMETRICS in accepted else "text/plain"
 
 
 def _fields(head: bytes) -> dict[str, str]:

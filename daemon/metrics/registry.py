@@ -6,11 +6,9 @@ from prometheus_client import CollectorRegistry, ProcessCollector, disable_creat
 from prometheus_client.exposition import choose_encoder
 
 from daemon.metrics.collector import DaemonCollector, Limits, Look
-from daemon.metrics.endpoint import Exposition
+from daemon.metrics.endpoint import Exposition, Form
 from daemon.metrics.gaps import TokenGaps
 from daemon.metrics.requests import RequestMetrics
-
-OPENMETRICS = "application/openmetrics-text"
 
 
 class DaemonMetrics:
@@ -40,9 +38,8 @@ class DaemonMetrics:
         # No process has the number 0.
         ProcessCollector("hearth_executor", lambda: executor() or 0, registry=self.registry)
 
-    async def expose(self, accept: str = "") -> Exposition:
-        """The page as it is now, in OpenMetrics where `accept` names it."""
+    async def expose(self, form: Form = "text/plain") -> Exposition:
+        """The page as it is now."""
         self._collector.look = await self._look()
-        # A header's own words do not reach the library: it stumbles over some versions.
-        encode, content_type = choose_encoder(OPENMETRICS if OPENMETRICS in accept else "")
+        encode, content_type = choose_encoder(form)
         return Exposition(content_type, encode(self.registry))

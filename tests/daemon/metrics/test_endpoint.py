@@ -10,8 +10,11 @@ from daemon.metrics import endpoint as module
 from daemon.metrics.endpoint import (
     CONNECTIONS,
     HEAD_BYTES,
+    OPENMETRICS,
     Endpoint,
+    Expose,
     Exposition,
+    Form,
     listen_on_port,
     open_endpoints,
     refusal_of,
@@ -19,15 +22,13 @@ from daemon.metrics.endpoint import (
 from runtime.errors import HearthError
 
 
-async def page(accept: str) -> Exposition:
-    if accept == "fail":
-        raise ValueError("at fault")
-    return Exposition("text/x", f"accept {accept}\n".encode())
+async def page(form: Form) -> Exposition:
+    return Exposition("text/x", f"as {form}\n".encode())
 
 
 @asynccontextmanager
-async def serving(path: Path) -> AsyncIterator[Path]:
-    (endpoint,) = open_endpoints(0, str(path), page)
+async def serving(path: Path, expose: Expose = page) -> AsyncIterator[Path]:
+    (endpoint,) = open_endpoints(0, str(path), expose)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(endpoint.run)
         yield path
@@ -49,17 +50,19 @@ def head(first: str, **fields: str) -> bytes:
 async def test_metrics_are_got_with_their_type(short_folder: Path) -> None:
     async with serving(short_folder / "m") as path:
         assert path.stat().st_mode & 0o777 == 0o660
-        got = await answer(path, head("GET /metrics HTTP/1.1", Host="localhost", Accept="a;b"))
+        got = await answer(
+            path, head("GET /metrics HTTP/1.1", Host="localhost", Accept="text/plain;q=1")
+        )
         got_again = await answer(path, head("GET /metrics?x=1 HTTP/1.0"))
     first, _, body = got.partition(b"\r\n\r\n")
     assert first.split(b"\r\n") == [
         b"HTTP/1.1 200 OK",
         b"Content-Type: text/x",
-        b"Content-Length: 11",
+        b"Content-Length: 14",
         b"Connection: close",
     ]
-    assert body == b"accept a;b\n"
-    assert got_again.endswith(b"accept \n")
+    assert body == b"as text/plain\n"
+    assert got_again.endswith(b"as text/plain\n")
     assert not path.exists()
 
 
@@ -88,16 +91,70 @@ def test_names_of_this_machine_may_ask(host: str) -> None:
     assert refusal_of(head("GET /metrics HTTP/1.1", HOST=host)) is None
 
 
-async def test_refusals_and_faults_are_answered_and_the_next_is_served(short_folder: Path) -> None:
+async def test_refusals_are_answered_and_the_next_is_served(short_folder: Path) -> None:
     async with serving(short_folder / "m") as path:
         refused = await answer(path, head("PUT /metrics HTTP/1.1"))
-        failed = await answer(path, head("GET /metrics HTTP/1.1", Accept="fail"))
         long = await answer(path, b"G" * HEAD_BYTES)
         good = await answer(path, head("GET /metrics HTTP/1.1"))
     assert b"\r\nAllow: GET\r\n" in refused
-    assert failed.startswith(b"HTTP/1.1 500")
     assert long.startswith(b"HTTP/1.1 431")
     assert good.startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    ("accept", "form"),
+    [
+        ("", b"text/plain"),
+        ("*/*", b"text/plain"),
+        ("application/openmetrics-text;version=1.0.0,text/plain;q=0.5", OPENMETRICS.encode()),
+        ("application/openmetrics-text;version=abc", OPENMETRICS.encode()),
+    ],
+)
+async def test_the_form_is_the_one_that_is_accepted(
+    short_folder: Path, accept: str, form: bytes
+) -> None:
+    async with serving(short_folder / "m") as path:
+        got = await answer(path, head("GET /metrics HTTP/1.1", Accept=accept))
+    assert got.endswith(b"as " + form + b"\n")
+
+
+async def test_a_page_that_cannot_be_made_is_answered_and_the_next_is_served(
+    short_folder: Path,
+) -> None:
+    asked: list[Form] = []
+
+    async def expose(form: Form) -> Exposition:
+        asked.append(form)
+        if len(asked) == 1:
+            raise ValueError("at fault")
+        return await page(form)
+
+    async with serving(short_folder / "m", expose) as path:
+        failed = await answer(path, head("GET /metrics HTTP/1.1"))
+        good = await answer(path, head("GET /metrics HTTP/1.1"))
+    assert failed.startswith(b"HTTP/1.1 500")
+    assert b"at fault" not in failed
+    assert good.startswith(b"HTTP/1.1 200")
+
+
+async def test_who_asks_without_pause_gets_the_page_that_there_is(
+    short_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_FRESH_S", 3600)
+    asked: list[Form] = []
+
+    async def expose(form: Form) -> Exposition:
+        asked.append(form)
+        return await page(form)
+
+    async with serving(short_folder / "m", expose) as path:
+        for _ in range(3):
+            for accept in ("", OPENMETRICS):
+                await answer(path, head("GET /metrics HTTP/1.1", Accept=accept))
+        assert asked == ["text/plain", OPENMETRICS]
+        monkeypatch.setattr(module, "_FRESH_S", 0)
+        await answer(path, head("GET /metrics HTTP/1.1"))
+    assert len(asked) == 3
 
 
 async def test_connections_that_say_nothing_are_few_and_end(
