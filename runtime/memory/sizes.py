@@ -8,7 +8,7 @@ from runtime.tensors.profiles import captured_prompts
 ITEM_BYTES: dict[DType, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 WEIGHT_BITS = {"int8": 8, "int4": 4}
 # What a captured graph takes for each of its kernels, and how many of these a step has.
-_KERNEL_BYTES = 12 << 10
+_KERNEL_BYTES = 3300
 _LAYER_KERNELS = 14
 _OTHER_KERNELS = 8
 

@@ -249,3 +249,20 @@ def test_a_drawn_token_may_differ_where_a_small_change_draws_it(options: Request
             with pytest.raises(ViolationError):
                 judged(request, logits, (ours + 20) % VOCAB, 2e-2)
     assert explained == parted > 0
+
+
+def test_an_unlikely_token_may_be_drawn_between_two_that_are_likely() -> None:
+    logits = np.full(VOCAB, -30, np.float32)
+    logits[[3, 10, 20]] = 1, -9, 1
+    moved = logits + np.where(np.arange(VOCAB) < 10, -1e-2, 1e-2).astype(np.float32)
+    found = 0
+    for seed in range(2000):
+        options = RequestOptions(temperature=1.0, seed=seed)
+        request = RowRequest(token_ids=[3, 4], prompt_length=2, options=options)
+        sampler = RowSampler(options, [3, 4], 2, VOCAB)
+        if sampler.pick(logits, 3, 2) == 3 and sampler.pick(moved, 20, 2) == 20:
+            found += 1
+            gap = judged(request, logits, 10, 2e-2).gap
+            assert gap is not None
+            assert 0 < gap < 2e-2
+    assert found

@@ -16,6 +16,7 @@ from tests.runtime.decoding.schedules.trial import INJECTED, JoiningRuntime, Rep
 Logits = NDArray[np.float32]
 _MOST_LOGPROBS = 20
 _DIRECTIONS = 40
+_HALVINGS = 20
 _DEVIATION = 10
 """By how many near-ties a log probability may be off."""
 
@@ -147,15 +148,47 @@ def _gap(
     Each logit moves by half of that, so it is the lead of a token that is picked greedily.
     """
     history = [*request.token_ids, *(token.token_id for token in before)]
-    prompt = request.prompt_length
-    base = RowSampler(request.options, history, prompt, logits.size)
-    picked = base.pick(logits, int(logits.argmax()), len(history))
-    for share in (0.001, 0.01, 0.1, 1.0):
-        for direction in _directions(logits.size, picked or 0, token_id):
-            moved = logits + np.float32(share * near_tie / 2) * direction
-            sampler = RowSampler(request.options, history, prompt, logits.size)
-            if sampler.pick(moved, int(moved.argmax()), len(history)) == token_id:
-                return share * near_tie
+
+    def pick(moved: Logits) -> int:
+        sampler = RowSampler(request.options, history, request.prompt_length, logits.size)
+        return sampler.pick(moved, int(moved.argmax()), len(history)) or 0
+
+    found = (
+        _least(pick, logits, np.float32(near_tie / 2) * direction, token_id)
+        for direction in _directions(logits.size, pick(logits), token_id)
+    )
+    share = min((one for one in found if one is not None), default=None)
+    return None if share is None else share * near_tie
+
+
+def _least(
+    pick: Callable[[Logits], int], logits: Logits, move: Logits, token_id: int
+) -> float | None:
+    """The least share of a move, about, with which a token is picked; None where none does.
+
+    A draw goes through the tokens in the order of ids as the share grows, and stays with an
+    unlikely one for a moment, so that is looked for between two shares that miss it on either side.
+    """
+    low, high = 0.0, 1.0
+    below, above = pick(logits), pick(logits + move)
+    if above == token_id:
+        # What is near enough may be nearer still.
+        return next(
+            (
+                one
+                for one in (0.001, 0.01, 0.1)
+                if pick(logits + np.float32(one) * move) == token_id
+            ),
+            1.0,
+        )
+    if not min(below, above) < token_id < max(below, above):
+        return None
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        picked = pick(logits + np.float32(middle) * move)
+        if picked == token_id:
+            return middle
+        low, high = (middle, high) if (picked < token_id) == (below < token_id) else (low, middle)
     return None
 
 
