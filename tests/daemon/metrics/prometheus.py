@@ -65,6 +65,11 @@ class Prometheus:
         found = self.ask("query", query=query)
         return [float(one["value"][1]) for one in found["result"]]
 
+    def rules(self) -> list[dict[str, Any]]:
+        """The alert rules, each with its `health` and `state`."""
+        rules: list[dict[str, Any]] = self.ask("rules")["groups"][0]["rules"]
+        return rules
+
 
 @contextmanager
 def scraping(folder: Path, own_port: int, port: int) -> Iterator[Prometheus]:
