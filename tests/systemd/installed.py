@@ -24,9 +24,9 @@ SETTINGS = {
     "engine_kind": "simulated",
     "step_ms": 20,
     "drain_s": 20,
-    "progress_timeout_s": 3,
+    "progress_timeout_s": 10,
 }
-WATCHDOG = "[Service]\nWatchdogSec=60\n"
+WATCHDOG = "[Service]\nWatchdogSec=8\n"
 """What tests say where they say nothing else: an executor may stand still for longer than that."""
 _BASE = "/opt/python"
 _SITE = Path(sysconfig.get_path("purelib"))

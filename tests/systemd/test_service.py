@@ -84,7 +84,7 @@ def test_an_executor_that_stands_still_is_replaced_below_the_service_manager(
     assert installed.show("NRestarts") == "0"
 
 
-def test_a_daemon_that_is_killed_is_started_again_and_its_client_goes_on(
+def test_a_daemon_that_is_killed_or_stands_still_is_started_again_and_its_client_goes_on(
     installed: Installed,
 ) -> None:
     installed.ready()
@@ -93,3 +93,8 @@ def test_a_daemon_that_is_killed_is_started_again_and_its_client_goes_on(
         installed.signal_daemon(signal.SIGKILL)
         installed.until("NRestarts", "1")
         assert client.generate(PROMPT, max_tokens=2).text()
+        installed.signal_daemon(signal.SIGSTOP)
+        installed.until("NRestarts", "2")
+        assert client.generate(PROMPT, max_tokens=2).text()
+    entries = installed.machine.journal("-u", SERVICE)
+    assert any("Watchdog timeout" in entry["MESSAGE"] for entry in entries)
