@@ -1,6 +1,7 @@
 """The service while it runs, and what starts it again; tests share a start where they can."""
 
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -13,9 +14,8 @@ def test_a_client_that_comes_first_starts_it_and_is_answered_once_it_has_warmed_
     installed: Installed,
 ) -> None:
     installed.settle()
-    installed.machine.systemctl("stop", SERVICE)
     assert installed.show("ActiveState") == "inactive"
-    began = time.time()
+    came = time.time()
     with installed.client() as client:
         assert client.generate(PROMPT, max_tokens=1).text()
         assert client.status().state == "ready"
@@ -23,7 +23,7 @@ def test_a_client_that_comes_first_starts_it_and_is_answered_once_it_has_warmed_
     (*_, warm) = installed.machine.journal(f"_SYSTEMD_UNIT={SERVICE}", "HEARTH_EVENT=actor ready")
     # The kernel took this time as the line was sent, which comes before READY=1.
     told = int(warm["_SOURCE_REALTIME_TIMESTAMP"]) / 1e6
-    assert began < told <= installed.when("ActiveEnterTimestamp")
+    assert came < told <= installed.when("ActiveEnterTimestamp")
 
 
 def test_the_service_manager_has_the_word_that_clients_get(installed: Installed) -> None:
@@ -98,3 +98,24 @@ def test_a_daemon_that_is_killed_or_stands_still_is_started_again_and_its_client
         assert client.generate(PROMPT, max_tokens=2).text()
     entries = installed.machine.journal("-u", SERVICE)
     assert any("Watchdog timeout" in entry["MESSAGE"] for entry in entries)
+
+
+def test_a_stop_under_load_answers_every_request_and_the_next_client_starts_it_again(
+    installed: Installed,
+) -> None:
+    installed.ready()
+    with installed.client() as client:
+        # Four have places, two wait.
+        generations = [client.generate(PROMPT, max_tokens=50) for _ in range(6)]
+        next(generations[0])
+        stop = [*installed.machine.entering(), "systemctl", "stop", SERVICE]
+        with subprocess.Popen(stop, stderr=subprocess.DEVNULL) as stopping:
+            for generation in generations:
+                generation.text()
+                assert generation.done
+                assert generation.done.usage.completion_tokens == 50
+        assert stopping.returncode == 0
+        assert installed.show("Result") == "success"
+        # Of the same session.
+        assert client.generate(PROMPT, max_tokens=2).text()
+        assert client.status().state == "ready"

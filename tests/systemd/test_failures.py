@@ -1,8 +1,9 @@
-"""How the service ends, and who starts it then."""
+"""What the service does not survive, and how often it is tried."""
 
-import subprocess
 import threading
+import time
 
+import pytest
 from hearth_client import Client
 
 from tests.systemd.installed import SERVICE, SOCKET, Installed
@@ -11,27 +12,6 @@ from tests.systemd.machine import PATIENCE_S
 PROMPT = "the lamp "
 TOO_MANY = 1_000_000
 FEW_STARTS = "[Unit]\nStartLimitBurst=2\n"
-
-
-def test_a_stop_under_load_answers_every_request_and_the_next_client_starts_it_again(
-    installed: Installed,
-) -> None:
-    installed.ready()
-    with installed.client() as client:
-        # Four have places, two wait.
-        generations = [client.generate(PROMPT, max_tokens=50) for _ in range(6)]
-        next(generations[0])
-        stop = [*installed.machine.entering(), "systemctl", "stop", SERVICE]
-        with subprocess.Popen(stop, stderr=subprocess.DEVNULL) as stopping:
-            for generation in generations:
-                generation.text()
-                assert generation.done
-                assert generation.done.usage.completion_tokens == 50
-        assert stopping.returncode == 0
-        assert installed.show("Result") == "success"
-        # Of the same session.
-        assert client.generate(PROMPT, max_tokens=2).text()
-        assert client.status().state == "ready"
 
 
 def test_refused_settings_are_not_tried_again_but_by_clients_until_the_socket_ends_too(
@@ -53,6 +33,20 @@ def test_refused_settings_are_not_tried_again_but_by_clients_until_the_socket_en
     installed.machine.systemctl("start", SERVICE)
     waiting.join(PATIENCE_S)
     assert answers
+
+
+@pytest.mark.parametrize(("code", "starts"), [(1, 5), (69, 5), (71, 1), (78, 1)])
+def test_a_failure_is_tried_again_as_often_as_its_exit_code_and_the_limit_say(
+    installed: Installed, code: int, starts: int
+) -> None:
+    command = f"ExecStart=/bin/sh -c 'echo started; exit {code}'"
+    installed.settle(f"[Service]\nRestartSec=50ms\nExecStart=\n{command}\n")
+    began = time.time()
+    installed.machine.run("systemctl", "start", SERVICE, check=False)
+    installed.until("ActiveState", "failed")
+    told = installed.machine.journal(f"_SYSTEMD_UNIT={SERVICE}", "MESSAGE=started")
+    assert sum(int(entry["__REALTIME_TIMESTAMP"]) / 1e6 > began for entry in told) == starts
+    assert installed.show("ExecMainStatus") == str(code)
 
 
 def _ask(client: Client, answers: list[str]) -> None:
