@@ -8,6 +8,9 @@ _COMMANDS = {
         "bench.overhead:overhead", "What the daemon adds to the in-process loop."
     ),
     "load": LazyCommand("bench.load:load", "Many clients; every token is checked."),
+    "overload": LazyCommand(
+        "bench.overload:overload", "Three times what can be served, and how waiting is shared."
+    ),
     "graphs": LazyCommand("bench.graphs:graphs", "Decode steps that captured graphs serve."),
     "memory": LazyCommand("bench.memory:memory", "Memory by part, predicted against measured."),
     "spec": LazyCommand(

@@ -24,7 +24,8 @@ class Seen(msgspec.Struct, kw_only=True):
 
     `due` is when it had to be sent. `first` is the receipt of the first token,
     `ended` when the executor's step of each token ended; several tokens in one delta are those of
-    its last step. `reason` is empty for a request that failed.
+    its last step. `reason` is empty for a request that failed; that one was answered with `code`
+    `failed_s` seconds after it had been sent, and told to come again after `retry_after_s`.
     """
 
     ask: Ask
@@ -33,6 +34,9 @@ class Seen(msgspec.Struct, kw_only=True):
     tokens: list[int] = []
     ended: list[float] = []
     reason: str = ""
+    code: str = ""
+    failed_s: float = 0.0
+    retry_after_s: float | None = None
 
 
 class Watched(msgspec.Struct):
@@ -52,7 +56,7 @@ async def open_loop(socket: Path, asks: Iterable[Ask]) -> Watched:
         for client, ask in zip(cycle(clients), asks, strict=False):
             due = began + ask.at
             late.append(await _until(due))
-            tasks.append(asyncio.ensure_future(_watch(client, ask, due)))
+            tasks.append(asyncio.ensure_future(watch(client, ask, due)))
         return Watched(began, await asyncio.gather(*tasks), late)
 
 
@@ -70,12 +74,13 @@ async def closed_loop(socket: Path, asks: Sequence[Ask], clients: int, seconds: 
 async def _in_turn(client: AsyncClient, following: Iterator[Ask], end: float) -> list[Seen]:
     seen: list[Seen] = []
     while not seen or monotonic() < end:
-        seen.append(await _watch(client, next(following), monotonic()))
+        seen.append(await watch(client, next(following), monotonic()))
     return seen
 
 
-async def _watch(client: AsyncClient, ask: Ask, due: float) -> Seen:
-    seen = Seen(ask=ask, due=due)
+async def watch(client: AsyncClient, ask: Ask, due: float) -> Seen:
+    """Send one request that was due at a time, and note what comes."""
+    seen, sent = Seen(ask=ask, due=due), monotonic()
     try:
         stream = await client.generate(
             ask.prompt, max_tokens=ask.tokens, ignore_eos=True, timestamps=True
@@ -86,7 +91,9 @@ async def _watch(client: AsyncClient, ask: Ask, due: float) -> Seen:
             if delta.ended is not None:
                 seen.ended += [delta.ended] * len(delta.tokens)
             seen.tokens += delta.tokens
-    except HearthClientError:
+    except HearthClientError as error:
+        seen.code, seen.retry_after_s = error.code, error.retry_after_s
+        seen.failed_s = monotonic() - sent
         return seen
     seen.reason = stream.done.reason if stream.done else ""
     return seen

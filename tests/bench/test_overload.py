@@ -1,0 +1,67 @@
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from bench.arrivals.clients import Seen, Watched
+from bench.arrivals.workload import Ask
+from bench.overload import OverloadFigures, tokens_per_s
+from tests.bench.running import run
+
+GOOD = OverloadFigures(
+    seconds=60.0,
+    offered=140.0,
+    tokens_per_s=550.0,
+    capacity=45.0,
+    capacity_tokens_per_s=551.0,
+    throughput_share=0.998,
+    requests=8400,
+    served=2700,
+    refused=5700,
+    refused_by_code={"queue_full": 5700},
+    hinted=5700,
+    refusal_p50_ms=0.8,
+    refusal_p99_ms=7.0,
+    came_again=100,
+    taken_again=98,
+    queue_most=64,
+    queue_limit=64,
+    failed=0,
+    lost_answers=0,
+    wrong_tokens=0,
+    late_p99_ms=5.0,
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({}, []),
+        ({"lost_answers": 1}, ["answers were lost"]),
+        ({"wrong_tokens": 1}, ["tokens were wrong"]),
+        ({"failed": 1}, ["requests failed"]),
+        ({"queue_most": 65}, ["the queue was above its limit"]),
+        ({"refusal_p99_ms": 10.1}, ["refusals were slow"]),
+        ({"throughput_share": 0.94}, ["accepted work was slowed down"]),
+    ],
+)
+def test_what_is_not_as_it_has_to_be_is_named(change: dict[str, float], fault: list[str]) -> None:
+    assert replace(GOOD, **change).faults == fault
+
+
+def test_the_tenth_in_which_the_house_fills_does_not_count() -> None:
+    ended = [1000.0 + tenth / 10 for tenth in range(1, 120)]
+    watched = Watched(1000.0, [Seen(ask=Ask(0.0, 1, 119), due=0.0, ended=ended)], [])
+    assert tokens_per_s(watched, 10.0) == pytest.approx(10.0)
+
+
+def test_nothing_is_lost_where_three_times_as_much_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEARTH_CACHE", str(tmp_path))
+    _, figures = run("overload", "--seconds", "0.5", "--step-ms", "5", "--row", "overload")
+    found = figures["overload"]
+    assert found["refused"] == found["hinted"] > 0
+    assert found["requests"] == found["served"] + found["refused"]
+    assert found["queue_most"] <= found["queue_limit"]
+    assert [found[name] for name in ("failed", "lost_answers", "wrong_tokens")] == [0, 0, 0]
