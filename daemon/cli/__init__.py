@@ -14,6 +14,7 @@ _COMMANDS = {
     "check": LazyCommand("daemon.cli.check:check", "Say what would be used, and whether it fits."),
     "status": LazyCommand("daemon.cli.status:status", "Show what a running daemon does."),
     "metrics": LazyCommand("daemon.cli.metrics:metrics", "Print what a running daemon counts."),
+    "top": LazyCommand("daemon.top.command:top", "Show live what a daemon does, end requests."),
     "trace": LazyCommand("daemon.cli.trace:trace", "Show where a request spent its time."),
     "install": LazyCommand("daemon.cli.install:install", "Make Hearth a service of systemd."),
     "uninstall": LazyCommand("daemon.cli.install:uninstall", "Take the service away again."),

@@ -17,6 +17,7 @@ _COLOURS = {
     "decode": "green",
     "detokenize": "cyan",
 }
+_SLIVERS = 400
 _ROOMY = 80
 """Columns from which on a list has all that there is."""
 
@@ -35,7 +36,9 @@ def waterfall(ended: FinishedRequest) -> RenderableType:
     grid.add_column(style="dim", no_wrap=True)
     for stage in [*told, Stage("to the end", known, max(0.0, ended.total_s - known))]:
         colour = _COLOURS.get(stage.name, "bright_black")
-        bar = Bar(ended.total_s, stage.begin, min(stage.end, ended.total_s), color=colour)
+        # What took no time to speak of is seen as well.
+        end = max(stage.end, stage.begin + ended.total_s / _SLIVERS)
+        bar = Bar(ended.total_s, stage.begin, min(end, ended.total_s), color=colour)
         grid.add_row(stage.name, bar, milliseconds(stage.seconds), notes.get(stage.name, ""))
     grid.add_row("total", "", milliseconds(ended.total_s), "")
     return Group(table(_rows(ended)), "", grid)
