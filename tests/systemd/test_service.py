@@ -1,9 +1,12 @@
 """The service while it runs, and what starts it again; tests share a start where they can."""
 
 import signal
+import stat
 import subprocess
 import time
 from pathlib import Path
+
+import pytest
 
 from tests.systemd.installed import SERVICE, Installed
 
@@ -70,6 +73,28 @@ def test_the_executor_is_the_first_that_goes_when_memory_ends(installed: Install
     assert executor > daemon
 
 
+def test_it_is_shut_in_as_its_unit_says(installed: Installed) -> None:
+    installed.ready()
+    for process in installed.processes():
+        root = Path(f"/proc/{process}/root")
+        assert [stat.S_IMODE((root / home).stat().st_mode) for home in ("home", "root")] == [0, 0]
+        status = dict(line.split(":\t", 1) for line in _lines(f"/proc/{process}/status"))
+        assert int(status["CapBnd"], 16) == 0
+        assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
+        assert installed.machine.run("id", "-u", "hearth").stdout.strip() in status["Uid"].split()
+
+
+def test_its_memory_is_bounded(installed: Installed) -> None:
+    installed.ready()
+    (total,) = (line for line in _lines("/proc/meminfo") if line.startswith("MemTotal:"))
+    limit = int(installed.show("MemoryMax"))
+    assert limit == pytest.approx(int(total.split()[1]) * 1024 * 0.9, rel=1e-3)
+    if "memory" not in installed.machine.run("cat", "/sys/fs/cgroup/cgroup.controllers").stdout:
+        pytest.skip("the memory controller is not among this machine's control groups")
+    group = f"/sys/fs/cgroup{installed.show('ControlGroup')}"
+    assert installed.machine.run("cat", f"{group}/memory.max").stdout == f"{limit}\n"
+
+
 def test_an_executor_that_stands_still_is_replaced_below_the_service_manager(
     installed: Installed,
 ) -> None:
@@ -119,3 +144,7 @@ def test_a_stop_under_load_answers_every_request_and_the_next_client_starts_it_a
         # Of the same session.
         assert client.generate(PROMPT, max_tokens=2).text()
         assert client.status().state == "ready"
+
+
+def _lines(path: str | Path) -> list[str]:
+    return Path(path).read_text().splitlines()
