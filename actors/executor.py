@@ -6,6 +6,7 @@ from operator import attrgetter
 
 import structlog
 
+from actors.logs import set_level
 from actors.mailbox import MailboxFull, Receiver, Sender, wait_any
 from actors.messages import (
     ActorProgress,
@@ -21,6 +22,7 @@ from actors.messages import (
     RowsFailed,
     RowsPlaced,
     RowsReturned,
+    SetLogLevel,
     Shutdown,
     SupervisorMessage,
     TokenizerMessage,
@@ -109,6 +111,8 @@ class ExecutorActor:
                     self._revoke(message)
                 case Release(rids, at_once):
                     self._released |= dict.fromkeys(rids, at_once)
+                case SetLogLevel(level):
+                    set_level(level)
                 case Shutdown():
                     self._stopping = True
 

@@ -21,6 +21,10 @@ class FillWait:
         self._batch_s = hold_s
         self._closes: float | None = None
 
+    def adopt(self, wait_s: float, hold_s: float) -> None:
+        """Weigh by other times from now on; what experience says of the others stays."""
+        self._wait_s, self._hold_s = wait_s, hold_s
+
     @property
     def wait_s(self) -> float:
         """How long to wait for more rows."""

@@ -66,7 +66,7 @@ class House:
     """
 
     def __init__(self, *, ageing_s: float, hold_s: float) -> None:
-        self._ageing_s, self._hold_s = ageing_s, hold_s
+        self._ageing_s, self.hold_s = ageing_s, hold_s
         self._rows: dict[int, HeldRow] = {}
         self.places = 0
 
@@ -171,7 +171,7 @@ class House:
         times = []
         for held in [row for row in self.staying if row.begun is not None] or self.staying:
             behind = arrival + held.priority * self._ageing_s
-            limit = (held.placed or 0.0) + self._hold_s
+            limit = (held.placed or 0.0) + self.hold_s
             times.append((behind if priority > held.priority else max(behind, limit), held))
         return times
 
@@ -180,7 +180,7 @@ class House:
         staying = self.staying
         if not staying:
             return []
-        due = min(held.placed or 0.0 for held in staying) + self._hold_s
+        due = min(held.placed or 0.0 for held in staying) + self.hold_s
         if len(staying) == self.places:
             # A full batch goes on until its lowest row, put back, would stand behind the other.
             due = max(due, order + min(held.priority for held in staying) * self._ageing_s)

@@ -114,6 +114,15 @@ def configure_logging(
     return lossy
 
 
+def set_level(level: Level) -> None:
+    """Log events of `level` and above from now on, to where they have gone before."""
+    structlog.configure(wrapper_class=_filtering(level))
+
+
+def _filtering(level: Level) -> type[structlog.typing.FilteringBoundLogger]:
+    return structlog.make_filtering_bound_logger(getattr(logging, level.upper()))
+
+
 def _configure(
     level: Level, output: list[Processor], factory: Callable[..., WrappedLogger]
 ) -> None:
@@ -124,7 +133,7 @@ def _configure(
             structlog.processors.add_log_level,
             *output,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        wrapper_class=_filtering(level),
         logger_factory=factory,
         cache_logger_on_first_use=False,
     )

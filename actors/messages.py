@@ -7,6 +7,7 @@ Control messages travel on a socket of their own and never wait behind work.
 
 import msgspec
 
+from actors.logs import Level
 from runtime.decoding.metrics import StageMetrics
 from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.executor.graph_cache import GraphCounters
@@ -249,12 +250,18 @@ class Release(ActorMessage, tag="release"):
     at_once: bool = False
 
 
+class SetLogLevel(ActorMessage, tag="set_log_level"):
+    """Log what is at least as important as this from now on."""
+
+    level: Level
+
+
 class Shutdown(ActorMessage, tag="shutdown"):
     """End after the current step; running rows fail with `shutting_down`."""
 
 
 ExecutorMessage = Offer
-ExecutorControl = Cancel | Revoke | Release | Shutdown
+ExecutorControl = Cancel | Revoke | Release | SetLogLevel | Shutdown
 
 # --- to the front door --------------------------------------------------------------------
 

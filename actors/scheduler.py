@@ -89,6 +89,11 @@ class SchedulerActor:
             finally:
                 self._disconnect()
 
+    def adopt(self, settings: PolicySettings) -> None:
+        """Decide by other settings from now on; see the policy. It is called on its event loop."""
+        self._policy.adopt(settings)
+        self._wake.set()
+
     async def _listen(self, inbox: Receiver[Any]) -> None:
         while True:
             # While there is mail this does not wait, so a burst of requests is decided together.

@@ -79,6 +79,16 @@ class SchedulerPolicy:
         self._fill_from = 0.0
         self._rows = self._requeued = self._refused = 0
 
+    def adopt(self, settings: PolicySettings) -> None:
+        """Go on by other settings, all but `ageing_s`, by which requests stand in their places.
+
+        What has been admitted stays, also where less would be now.
+        """
+        self._settings = settings
+        self._synchronous = settings.batching == "synchronous"
+        self._house.hold_s = settings.hold_s
+        self._fill_wait.adopt(settings.fill_wait_s, settings.hold_s)
+
     def submit(self, message: Submit, now: float) -> list[Decision]:
         """Admit a request or refuse it."""
         request = message.request

@@ -1,6 +1,13 @@
 """The exit codes of `hearth serve`; docs/operations.md has their table."""
 
+import sys
+
+import structlog
+
 from runtime.errors import HearthError
+
+if sys.version_info < (3, 11):
+    from exceptiongroup import BaseExceptionGroup
 
 STOPPED = 0
 FAILED = 1
@@ -29,3 +36,18 @@ _CODES = {
 def exit_code(error: HearthError) -> int:
     """What the daemon ends with after this error."""
     return _CODES.get(error.code, FAILED)
+
+
+def reason_of(error: BaseException) -> HearthError:
+    """The HearthError among what a part raised; anything else is logged and becomes `internal`."""
+    known = _find(error)
+    if known is not None:
+        return known
+    structlog.get_logger("hearth").error("a part of the daemon failed", exc_info=error)
+    return HearthError("internal", "the daemon failed, its log tells why: start it again")
+
+
+def _find(error: BaseException) -> HearthError | None:
+    if isinstance(error, BaseExceptionGroup):
+        return next((found for one in error.exceptions if (found := _find(one))), None)
+    return error if isinstance(error, HearthError) else None

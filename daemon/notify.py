@@ -12,8 +12,13 @@ def tell_state(life: Life) -> None:
     notify(f"STATUS={words(*life)}")
 
 
-def notify(message: str, environ: Mapping[str, str] | None = None) -> None:
-    """Send `message`, such as `READY=1`, to the manager's socket; does nothing without one."""
+def notify(
+    message: str, environ: Mapping[str, str] | None = None, *, patience_s: float = 0.2
+) -> None:
+    """Send `message`, such as `READY=1`, to the manager's socket; does nothing without one.
+
+    Where the manager is behind it is waited for, `patience_s` seconds at most.
+    """
     address = (os.environ if environ is None else environ).get("NOTIFY_SOCKET", "")
     if not address:
         return
@@ -21,7 +26,7 @@ def notify(message: str, environ: Mapping[str, str] | None = None) -> None:
         # An abstract socket: its name begins with a zero byte.
         address = f"\0{address[1:]}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as manager:
-        manager.setblocking(False)
+        manager.settimeout(patience_s)
         try:
             manager.sendto(message.encode(), address)
         except OSError:

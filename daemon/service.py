@@ -3,8 +3,9 @@
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
-from contextlib import ExitStack
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from actors.addresses import (
     SocketFolder,
 )
 from actors.journal import Journal
-from actors.logs import LossyStream, certain_log, configure_logging
+from actors.logs import LossyStream, certain_log, configure_logging, set_level
 from actors.mailbox import Receiver, Sender, ZmqContext
 from actors.messages import (
     ActorReady,
@@ -35,39 +36,25 @@ from actors.messages import (
     SupervisorMessage,
 )
 from actors.private_folder import private_folder
-from actors.scheduler import open_scheduler
+from actors.scheduler import SchedulerActor, open_scheduler
 from actors.tokenizer import open_tokenizer
 from daemon import wiring
 from daemon.configuration.settings import Settings
-from daemon.control.messages import (
-    CancelRequest,
-    ControlRequest,
-    Metrics,
-    MetricsText,
-    Reload,
-    Reloaded,
-    Top,
-    Trace,
-    control_path,
-)
-from daemon.control.server import ControlServer, Handler
-from daemon.door.finished import Listener
+from daemon.control.messages import Reload, Reloaded, control_path
+from daemon.control.server import ControlServer
 from daemon.door.front_door import FrontDoor
-from daemon.exit_codes import FORCED, STOPPED, exit_code
+from daemon.door.settings import DoorFacts
+from daemon.exit_codes import FORCED, STOPPED, exit_code, reason_of
 from daemon.life import Life
-from daemon.metrics.collector import Look
-from daemon.metrics.endpoint import OPENMETRICS, Form, open_endpoints
-from daemon.metrics.registry import DaemonMetrics
 from daemon.notify import notify, tell_state
+from daemon.observers import Observers
+from daemon.reload import change_to
+from daemon.signals import Asked
 from daemon.supervision.supervisor import Listeners, Supervisor
-from daemon.tracing.history import History
-from daemon.tracing.otlp import open_spans
-from daemon.tracing.overview import Overview
 from daemon.watchdog import Watchdog
 from runtime.config import LLMEngineRunnerConfig
 from runtime.decoding.deployment import load_deployment
 from runtime.errors import HearthError
-from runtime.memory.system import available_memory
 
 if sys.version_info < (3, 11):
     from exceptiongroup import BaseExceptionGroup
@@ -78,22 +65,22 @@ _END_S = 15.0
 _log = structlog.get_logger("hearth")
 
 
-def serve(settings: Settings, engine: Path) -> int:
+def serve(settings: Settings, engine: Path, read: Callable[[], Settings] | None = None) -> int:
     """Serve the engine folder until told to stop; the exit code, as docs/operations.md has them.
 
-    A failure is logged.
+    A failure is logged. `read` gives the settings as they are to be after a reload, or raises
+    HearthError; without it they stay.
     """
     log = configure_logging(settings.log_level, settings.log_format)
     try:
         # The executor checks the digests.
         options = structs.replace(wiring.runtime_options(settings), verify=False)
         deployment = load_deployment(engine, options)
-        with private_folder() as sockets, zmq.Context() as context:
-            arguments = (settings, engine, deployment.base, context, SocketFolder(sockets))
-            main = partial(_serve, *arguments, log=log)
-            return anyio.run(main, backend_options={"use_uvloop": True})
+        read = read or (lambda: settings)
+        main = partial(_serve, settings, engine, deployment.base, log=log, read=read)
+        return anyio.run(main, backend_options={"use_uvloop": True})
     except (HearthError, BaseExceptionGroup) as error:
-        reason = _reason(error)
+        reason = reason_of(error)
         tell_state(Life().failed(reason.message))
         _log.error(reason.message, code=reason.code, field=reason.field)
         return exit_code(reason)
@@ -103,15 +90,12 @@ async def _serve(
     settings: Settings,
     engine: Path,
     config: LLMEngineRunnerConfig,
-    context: ZmqContext,
-    sockets: SocketFolder,
     *,
     log: LossyStream | Journal,
+    read: Callable[[], Settings],
 ) -> int:
     with ExitStack() as opened:
-        service = Service(
-            settings, engine, config, context=context, sockets=sockets, log=log, opened=opened
-        )
+        service = Service(settings, engine, config, log=log, read=read, opened=opened)
         return await service.run()
 
 
@@ -127,36 +111,29 @@ class Service:
         engine: Path,
         config: LLMEngineRunnerConfig,
         *,
-        context: ZmqContext,
-        sockets: SocketFolder,
         log: LossyStream | Journal,
+        read: Callable[[], Settings],
         opened: ExitStack,
     ) -> None:
         self._settings = settings
         self._engine = engine
         self._config = config
-        self._context = context
-        self._sockets = sockets
-        self._log = log
+        self._read = read
         self._opened = opened
+        self._sockets = SocketFolder(opened.enter_context(private_folder()))
+        self._context: ZmqContext = opened.enter_context(zmq.Context())
+        self._observers = Observers(settings, engine.name, config, log=log, opened=opened)
         self._life = Life()
+        # What fits into the memory that was free is for an executor to know, and its other facts.
+        self._fitting = config, dict[str, str | int | float]()
+        self._was_ready = False
         self._to_scheduler_control: Sender[SchedulerControl] = self._sender(SCHEDULER_CONTROL)
-        self._metrics = DaemonMetrics(
-            wiring.metrics_info(engine.name, config),
-            wiring.metrics_limits(settings),
-            look=self._look,
-            executor=lambda: self._supervisor.pid,
-        )
-        self._history = History()
+        self._scheduler: SchedulerActor | None = None
         self._door = self._make_door()
         opened.callback(self._door.close)
-        self._endpoints = open_endpoints(
-            settings.metrics_port, settings.metrics_socket, self._metrics.expose
-        )
-        for endpoint in self._endpoints:
-            opened.callback(endpoint.close)
-        self._control = self._open_control()
         self._supervisor = self._make_supervisor()
+        self._endpoints = self._observers.open(self._door, self._supervisor)
+        self._control = self._open_control()
         self._watchdog = Watchdog(
             lambda: self._supervisor.pulse, settings.load_timeout_s, os.environ
         )
@@ -164,11 +141,14 @@ class Service:
     async def run(self) -> int:
         """Serve until a signal; raises what a part of it cannot go on for, alone or in a group."""
         structlog.contextvars.bind_contextvars(epoch=self._door.epoch)
-        with anyio.open_signal_receiver(*_stop_signals()) as signals:
+        asked = Asked(os.environ)
+        with anyio.open_signal_receiver(*asked.signals) as signals:
             async with anyio.create_task_group() as tasks:
                 # Start.
                 tokenizer = open_tokenizer(self._context, self._engine, self._sockets.tokenizer)
-                scheduler = open_scheduler(self._context, wiring.policy_settings(self._settings))
+                self._scheduler = scheduler = open_scheduler(
+                    self._context, wiring.policy_settings(self._settings)
+                )
                 for part in (tokenizer, scheduler, self._door, self._supervisor):
                     tasks.start_soon(part.run)
                 for endpoint in self._endpoints:
@@ -178,14 +158,14 @@ class Service:
                 if "NOTIFY_SOCKET" in os.environ:
                     tasks.start_soon(self._watchdog.run)
                 # Wait.
-                number = await anext(signals)
+                number = await asked.stop(signals, self._try_to_reload)
                 _log.info("stopping", signal=number.name)
                 notify("STOPPING=1")
                 self._enter(self._life.draining(number.name))
                 self._watchdog.stops(self._settings.drain_s + _END_S)
                 # Drain, unless a second signal comes.
                 with anyio.CancelScope() as patience:
-                    tasks.start_soon(_lose_patience, signals, patience)
+                    tasks.start_soon(_lose_patience, asked.stop(signals), patience)
                     await self._door.stop(self._settings.drain_s)
                 if patience.cancelled_caught:
                     _log.info("stopping at once")
@@ -199,8 +179,7 @@ class Service:
                 await self._supervisor.stop()
                 tasks.cancel_scope.cancel()
         # What is still asked for is under way, and no reason for another exit code.
-        for asked in _stop_signals():
-            signal.signal(asked, signal.SIG_IGN)
+        asked.ignore()
         _log.info("stopped")
         return FORCED if patience.cancelled_caught else STOPPED
 
@@ -209,18 +188,16 @@ class Service:
         await self._to_scheduler_control.send(told, _SEND_TIMEOUT_S)
         if not self._life.serves:
             return
-        model = self._engine.name
-        # What fits into the memory that was free is for the executor to know.
-        config = wiring.within(self._config, told.limits)
-        facts = wiring.door_facts(self._settings, model, config, ready.facts)
-        self._door.tell(facts=facts)
+        self._fitting = config, _ = wiring.within(self._config, told.limits), ready.facts
+        self._door.tell(facts=self._facts())
         self._enter(self._life.ready())
         notify("READY=1")
+        self._was_ready = True
         self._watchdog.serves()
         certain_log("hearth").info(
             "ready",
             socket=str(self._door.path),
-            model=model,
+            model=self._engine.name,
             engine=str(self._engine),
             dtype=config.dtype,
             batch=config.max_supported_batch_size,
@@ -246,63 +223,61 @@ class Service:
             to_tokenizer=self._sender(TOKENIZER),
             to_scheduler=self._sender(SCHEDULER),
             to_scheduler_control=self._to_scheduler_control,
-            facts=wiring.door_facts(self._settings, self._engine.name, self._config, {}),
-            listeners=self._listeners(),
-            on_step=self._metrics.gaps.step,
+            facts=self._facts(),
+            listeners=self._observers.listeners,
+            on_step=self._observers.on_step,
         )
 
-    def _listeners(self) -> list[Listener]:
-        listeners: list[Listener] = [self._metrics.requests.record, self._history.add]
-        if self._settings.traces == "otlp":
-            spans = open_spans(self._engine.name)
-            self._opened.callback(spans.close)
-            listeners.append(spans.add)
-        return listeners
+    def _facts(self) -> DoorFacts:
+        return wiring.door_facts(self._settings, self._engine.name, *self._fitting)
 
     def _open_control(self) -> ControlServer | None:
         try:
             path = control_path(self._door.path)
-            overview = Overview(
-                self._door,
-                self._history,
-                look=self._look,
-                executor=lambda: self._supervisor.pid,
-            )
-            handlers: dict[type[ControlRequest], Handler] = {
-                Reload: self._reload,
-                Metrics: self._tell_metrics,
-                Trace: self._history.answer,
-                Top: overview.answer,
-                CancelRequest: overview.cancel,
-            }
-            server = ControlServer(path, handlers)
+            server = ControlServer(path, {Reload: self._answer_reload, **self._observers.handlers})
         except HearthError as error:
             _log.warning("there is no control socket", reason=error.message)
             return None
         self._opened.callback(server.close)
         return server
 
-    async def _tell_metrics(self, asked: Metrics) -> MetricsText:
-        form: Form = OPENMETRICS if asked.openmetrics else "text/plain"
-        return MetricsText((await self._metrics.expose(form)).page.decode())
+    async def _answer_reload(self, _asked: Reload) -> Reloaded:
+        return self._reload()
 
-    async def _look(self) -> Look:
-        door = self._door
-        return Look(
-            state=door.state.life.state,
-            clients=door.clients,
-            totals=door.state.totals,
-            refusals=door.state.refusals,
-            load=await door.load(),
-            executor=door.state.metrics,
-            silent_s=self._supervisor.silent_s,
-            restarts=self._supervisor.restarts,
-            lost_lines=self._log.all_lost,
-            free=available_memory(),
-        )
+    def _try_to_reload(self) -> None:
+        # Whoever sent the signal reads why in the log.
+        with suppress(HearthError):
+            self._reload()
 
-    async def _reload(self, _asked: Reload) -> Reloaded:
-        return Reloaded([], [])
+    def _reload(self) -> Reloaded:
+        """Take over what new settings may change, all of it at once, or nothing of it."""
+        if self._was_ready:
+            # Else the manager would take the end of the reload for that of the start.
+            now = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+            notify(f"RELOADING=1\nMONOTONIC_USEC={now}")
+        try:
+            read = self._read()
+            # What a start would refuse.
+            wiring.runtime_options(read)
+        except HearthError as error:
+            _log.error("not reloaded", reason=error.message, code=error.code, field=error.field)
+            raise
+        else:
+            self._settings, changed, needs_restart = change_to(self._settings, read)
+            self._adopt(self._settings)
+            _log.info("reloaded", changed=changed, needs_restart=needs_restart)
+            return Reloaded(changed, needs_restart)
+        finally:
+            if self._was_ready:
+                notify("READY=1")
+
+    def _adopt(self, settings: Settings) -> None:
+        set_level(settings.log_level)
+        self._door.adopt(wiring.door_settings(settings))
+        self._door.tell(facts=self._facts())
+        if self._scheduler is not None:
+            self._scheduler.adopt(wiring.policy_settings(settings))
+        self._supervisor.adopt(wiring.executor_plan(settings, self._engine))
 
     def _make_supervisor(self) -> Supervisor:
         plan = wiring.executor_plan(self._settings, self._engine)
@@ -330,29 +305,6 @@ class Service:
         return self._opened.enter_context(sender)
 
 
-async def _lose_patience(
-    signals: AsyncIterator[signal.Signals], patience: anyio.CancelScope
-) -> None:
-    await anext(signals)
+async def _lose_patience(stop: Awaitable[signal.Signals], patience: anyio.CancelScope) -> None:
+    await stop
     patience.cancel()
-
-
-def _stop_signals() -> list[signal.Signals]:
-    """Those that ask for a stop; a terminal that closes is none where nohup(1) has said so."""
-    asked = [signal.SIGTERM, signal.SIGINT]
-    return asked if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [*asked, signal.SIGHUP]
-
-
-def _reason(error: BaseException) -> HearthError:
-    """The HearthError among what a part raised; anything else is logged and becomes `internal`."""
-    known = _find(error)
-    if known is not None:
-        return known
-    _log.error("a part of the daemon failed", exc_info=error)
-    return HearthError("internal", "the daemon failed, its log tells why: start it again")
-
-
-def _find(error: BaseException) -> HearthError | None:
-    if isinstance(error, BaseExceptionGroup):
-        return next((found for one in error.exceptions if (found := _find(one))), None)
-    return error if isinstance(error, HearthError) else None

@@ -81,5 +81,6 @@ class Watchdog:
         while True:
             said = self.words()
             if said:
-                notify("\n".join(said))
+                # It is said again soon.
+                notify("\n".join(said), patience_s=0)
             await anyio.sleep(pause_s)

@@ -18,6 +18,7 @@ _COMMANDS = {
     "trace": LazyCommand("daemon.cli.trace:trace", "Show where a request spent its time."),
     "install": LazyCommand("daemon.cli.install:install", "Make Hearth a service of systemd."),
     "uninstall": LazyCommand("daemon.cli.install:uninstall", "Take the service away again."),
+    "reload": LazyCommand("daemon.cli.reload:reload", "Let a running daemon read its settings."),
     "demo": LazyCommand("daemon.demo.show:demo", "Start, ask two questions at once, stop."),
     "bench": LazyCommand("bench.commands:bench", "Measure speed and memory here."),
 }

@@ -7,6 +7,7 @@ import click
 from daemon.cli.console import progress_bar
 from daemon.cli.errors import report
 from daemon.cli.options import settings_from, settings_options
+from daemon.configuration.settings import Settings
 from daemon.door.listener import check_place
 from daemon.exit_codes import exit_code
 from daemon.life import Life
@@ -26,9 +27,7 @@ def serve(config: Path | None, **flags: Any) -> int:
     variable, the variable over the file.
     """
     try:
-        settings = settings_from(config, flags)
-        check_place(settings.socket, os.environ)
-        make_room(settings.clients)
+        settings = _read(config, flags)
         with progress_bar() as progress:
             folder = engine_folder(settings.engine, progress)
     except HearthError as error:
@@ -37,4 +36,11 @@ def serve(config: Path | None, **flags: Any) -> int:
         return exit_code(error)
     from daemon.service import serve as run  # noqa: PLC0415 - the help must not wait for it
 
-    return run(settings, folder)
+    return run(settings, folder, lambda: _read(config, flags))
+
+
+def _read(config: Path | None, flags: dict[str, Any]) -> Settings:
+    settings = settings_from(config, flags)
+    check_place(settings.socket, os.environ)
+    make_room(settings.clients)
+    return settings

@@ -74,6 +74,10 @@ class ComeAgain:
         self._load_s = _LOAD_GUESS_S
         self._stops_at: float | None = None
 
+    def adopt(self, queue_requests: int) -> None:
+        """The queue has another limit."""
+        self._queue_requests = queue_requests
+
     def works(self, now: float, *, working: bool) -> None:
         """Generations are open, or none is."""
         self._requests.works(now, working=working and self._ready)

@@ -58,6 +58,17 @@ class Dispatch:
         bound = settings.clients * settings.requests_per_client
         self._unsent_cancels: deque[tuple[Sender[Any], int]] = deque(maxlen=2 * bound)
 
+    def adopt(self, settings: DoorSettings) -> None:
+        """Admit by other limits from now on; what is open stays."""
+        self.sessions.limit(
+            clients=settings.clients, requests_per_client=settings.requests_per_client
+        )
+        self.come_again.adopt(settings.queued_requests)
+        bound = settings.clients * settings.requests_per_client
+        # More than that may be open already.
+        most = max(2 * bound, self._unsent_cancels.maxlen or 0)
+        self._unsent_cancels = deque(self._unsent_cancels, maxlen=most)
+
     def ask_tokenizer(self, request: OpenRequest, message: TokenizerMessage) -> None:
         """Post to the tokenizer; a full mailbox ends the request with `queue_full`."""
         self._post(request, self._to_tokenizer, message)

@@ -91,6 +91,12 @@ class FrontDoor:
         self._stopping = False
         self.ended = anyio.Event()
 
+    def adopt(self, settings: DoorSettings) -> None:
+        """Serve by other limits from now on; the socket, and what is open, stay as they are."""
+        self._requests.adopt(settings)
+        self._dispatch.adopt(settings)
+        self._bounds.limit(settings.memory_bytes, _open_files(settings))
+
     def tell(
         self,
         life: Life | None = None,

@@ -38,6 +38,10 @@ class ProcessBounds:
         self._look = look
         self._start = look().memory
 
+    def limit(self, memory: int, files: int) -> None:
+        """Go by other bounds from now on."""
+        self._memory, self._files = memory, files
+
     def exceeded(self) -> bool:
         """Whether it is above a bound now."""
         use = self._look()

@@ -51,6 +51,10 @@ class Requests:
         self._dispatch = dispatch
         self._sessions = dispatch.sessions
 
+    def adopt(self, settings: DoorSettings) -> None:
+        """Check and tell other limits from now on."""
+        self._settings = settings
+
     def handle(self, received: Received) -> None:
         """Act on one message, or refuse it with `error`."""
         session = self._sessions.get(received.identity)

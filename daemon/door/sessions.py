@@ -90,6 +90,10 @@ class Sessions:
         self._numbers = count(1)
         self._rids = count(1)
 
+    def limit(self, *, clients: int, requests_per_client: int) -> None:
+        """Admit by other limits from now on; who is above them already stays."""
+        self._clients, self._requests_per_client = clients, requests_per_client
+
     def __len__(self) -> int:
         return len(self._by_identity)
 

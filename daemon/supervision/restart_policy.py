@@ -93,6 +93,14 @@ class Supervision:
         self._reason = ""
         self._error: HearthError | None = None
 
+    def adopt(self, deadlines: Deadlines, restart_limit: int) -> None:
+        """Go by other deadlines from now on, the one that runs included."""
+        if self._due is not None and self.phase is Phase.LOADING:
+            self._due += deadlines.load_s - self._deadlines.load_s
+        elif self._due is not None and self.phase is Phase.RUNNING:
+            self._due += deadlines.progress_s - self._deadlines.progress_s
+        self._deadlines, self._restart_limit = deadlines, restart_limit
+
     def hello(self, now: float) -> None:
         """The actor has begun to load."""
         if self.phase is Phase.STARTING:

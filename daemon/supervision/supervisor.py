@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from typing import NamedTuple, cast
 
 import anyio
@@ -22,7 +21,9 @@ from actors.messages import (
     ActorLoading,
     ActorProgress,
     ActorReady,
+    ExecutorControl,
     ExecutorMetrics,
+    SetLogLevel,
     Shutdown,
     SupervisorMessage,
 )
@@ -100,6 +101,7 @@ class Supervisor:
         self._name = ""
         self._addresses = sockets.addresses(plan.role, 0)
         self._process: ActorProcess | None = None
+        self._control: Sender[ExecutorControl] | None = None
         self._said_ready = ActorReady("", 0)
         self._heard = 0.0
         self._turned = 0.0
@@ -150,9 +152,18 @@ class Supervisor:
                 with anyio.CancelScope(shield=True):
                     await self._end()
             finally:
+                self._close_control()
                 self._ended.set()
         if self._error is not None:
             raise self._error
+
+    def adopt(self, plan: ActorPlan) -> None:
+        """Keep the actor by another plan; its settings are for the next one that starts."""
+        self._policy.adopt(plan.deadlines, plan.restart_limit)
+        if plan.log_level != self._plan.log_level:
+            self._tell_actor(SetLogLevel(plan.log_level))
+        self._plan = plan
+        self._wake.set()
 
     async def stop(self) -> None:
         """Let `run` end the actor, and wait until it has."""
@@ -235,6 +246,7 @@ class Supervisor:
             await self._act(self._policy.ended(how, self._clock.now()))
             return
         _log.debug("actor started", actor=self._name)
+        self._control = Sender(self._context, self._addresses.control, CONTROL_LIMIT)
         if self._tasks is not None:
             self._tasks.start_soon(self._watch, process)
 
@@ -256,6 +268,7 @@ class Supervisor:
             with anyio.move_on_after(_LAST_WORDS_S):
                 await self._told_failure.wait()
         self._process = None
+        self._close_control()
         remove_sockets(self._addresses)
         loading = self._policy.phase in (Phase.STARTING, Phase.LOADING)
         actions = self._policy.ended(how, self._clock.now())
@@ -281,9 +294,21 @@ class Supervisor:
             raise self._error or stuck(self._plan.role, "the daemon stops")
 
     async def _ask_to_end(self, process: ActorProcess) -> None:
-        control: Sender[Shutdown] = Sender(self._context, self._addresses.control, CONTROL_LIMIT)
-        # A full mailbox is that of an actor which hangs.
-        with control, suppress(MailboxFull):
-            control.post(Shutdown())
+        if self._tell_actor(Shutdown()):
             with anyio.move_on_after(self._plan.shutdown_s):
                 await process.wait()
+
+    def _tell_actor(self, message: ExecutorControl) -> bool:
+        """Post to the actor's control inbox; False where it takes no mail, as one that hangs."""
+        if self._control is None:
+            return False
+        try:
+            self._control.post(message)
+        except MailboxFull:
+            return False
+        return True
+
+    def _close_control(self) -> None:
+        if self._control is not None:
+            self._control.close()
+            self._control = None

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 
 import pytest
+import structlog
 
 from actors import executor as executor_module
 from actors.messages import (
@@ -17,6 +19,7 @@ from actors.messages import (
     RowsFailed,
     RowsPlaced,
     RowsReturned,
+    SetLogLevel,
     Shutdown,
     Step,
 )
@@ -295,3 +298,15 @@ def test_progress_is_told_while_idle_and_busy(
     assert metrics[-1].speculation.rounds == 4
     assert metrics[-1].graphs == {"base": GraphCounters(captures=3, hits=2)}
     assert (metrics[-1].memory, metrics[-1].device_free) == ({"weights": 5}, 6)
+
+
+def test_the_log_level_is_taken_over(house: House) -> None:
+    house.start()
+    house.control.post(SetLogLevel("error"))
+    house.control.post(Shutdown())
+    house.join()
+    try:
+        assert not structlog.get_logger("executor").is_enabled_for(logging.WARNING)
+        assert structlog.get_logger("executor").is_enabled_for(logging.ERROR)
+    finally:
+        structlog.reset_defaults()

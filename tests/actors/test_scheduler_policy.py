@@ -12,6 +12,7 @@ from actors.messages import (
     Offer,
     Release,
     RowsEnded,
+    RowsFailed,
     RowsPlaced,
     RowsReturned,
 )
@@ -223,6 +224,23 @@ def test_a_continuation_carries_all_its_tokens() -> None:
     (again,) = offer.rows
     assert (again.rid, again.row.token_ids) == (7, [1, 1, 1, 5, 6])
     assert (again.row.prompt_length, again.row.options.max_tokens) == (3, 9)
+
+
+def test_new_settings_count_at_once_and_what_was_admitted_stays() -> None:
+    policy = desk(hold_s=50.0)
+    for rid in range(5):
+        policy.submit(submit(rid), 0.0)
+    policy.tick(0.0)
+    policy.rows_placed(RowsPlaced(1, [0]), 0.0)
+    policy.adopt(PolicySettings(fill_wait_s=0.0, hold_s=0.5, queue_requests=3))
+    (refused,) = policy.submit(submit(5), 0.1)
+    assert isinstance(refused, RowsFailed)
+    assert refused.code == "queue_full"
+    assert policy.tick(0.6)[-1] == Release([0])
+    policy.rows_returned(RowsReturned(1, [Continuation(0, [5])]), 0.7)
+    assert policy.report(0).refused == 1, "nobody who waited is refused now"
+    policy.adopt(PolicySettings(batching="synchronous", fill_wait_s=0.0))
+    assert [one for one in policy.tick(0.7) if isinstance(one, Offer)] == []
 
 
 def test_mail_of_another_incarnation_is_ignored() -> None:

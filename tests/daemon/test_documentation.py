@@ -10,6 +10,7 @@ import pytest
 from daemon.cli import cli
 from daemon.configuration.settings import FIELDS
 from daemon.configuration.words import allowed, description, shown
+from daemon.reload import RELOADABLE
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 
@@ -21,7 +22,8 @@ def rows() -> dict[str, str]:
 
 
 def expected(field: msgspec.structs.FieldInfo) -> str:
-    parts = (f"`{field.name}`", f"`{shown(field.default)}`", allowed(field.type))
+    mark = " (r)" if field.name in RELOADABLE else ""
+    parts = (f"`{field.name}`{mark}", f"`{shown(field.default)}`", allowed(field.type))
     return f"| {' | '.join(parts)} | {description(field.type)} |"
 
 

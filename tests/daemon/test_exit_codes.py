@@ -1,11 +1,23 @@
 import re
+import sys
 from pathlib import Path
 
 import pytest
+import structlog
 
 from daemon import exit_codes
-from daemon.exit_codes import CONFIGURATION, EXECUTOR_FAILED, EXECUTOR_STUCK, FAILED, exit_code
+from daemon.exit_codes import (
+    CONFIGURATION,
+    EXECUTOR_FAILED,
+    EXECUTOR_STUCK,
+    FAILED,
+    exit_code,
+    reason_of,
+)
 from runtime.errors import CODES, Code, HearthError
+
+if sys.version_info < (3, 11):
+    from exceptiongroup import ExceptionGroup
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 
@@ -34,3 +46,16 @@ def test_a_service_manager_can_tell_failures_apart(code: Code, number: int) -> N
 
 def test_only_known_codes_have_a_number_of_their_own() -> None:
     assert set(exit_codes._CODES) <= CODES
+
+
+def test_the_error_of_a_part_is_found_wherever_it_was_raised() -> None:
+    cause = HearthError("queue_full", "behind")
+    group = ExceptionGroup("tasks", [ValueError(), ExceptionGroup("inner", [cause])])
+    assert reason_of(group) is cause
+
+
+def test_an_unforeseen_error_becomes_internal_and_is_logged() -> None:
+    with structlog.testing.capture_logs() as logs:
+        assert reason_of(ValueError("x")).code == "internal"
+    assert logs[0]["log_level"] == "error"
+    assert isinstance(logs[0]["exc_info"], ValueError)

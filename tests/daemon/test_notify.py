@@ -1,6 +1,9 @@
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
+from time import sleep
 
 import pytest
 
@@ -26,6 +29,30 @@ def test_an_abstract_socket_begins_with_a_zero_byte() -> None:
         listening.settimeout(2)
         notify("STOPPING=1", {"NOTIFY_SOCKET": f"@hearth-{id(listening)}"})
         assert listening.recv(100) == b"STOPPING=1"
+
+
+def test_a_manager_that_is_behind_is_waited_for_and_not_for_long(manager: socket.socket) -> None:
+    environ = {"NOTIFY_SOCKET": manager.getsockname()}
+    manager.settimeout(0)
+    # As many as the kernel keeps, and some more.
+    for _ in range(600):
+        notify("WATCHDOG=1", environ, patience_s=0)
+    notify("READY=1", environ, patience_s=0.01)
+
+    def read_later() -> None:
+        sleep(0.05)
+        manager.recv(100)
+
+    reader = Thread(target=read_later)
+    reader.start()
+    notify("READY=1", environ, patience_s=20)
+    reader.join()
+    heard = []
+    with suppress(BlockingIOError):
+        while True:
+            heard.append(manager.recv(100))
+    assert heard[-1] == b"READY=1"
+    assert heard.count(b"READY=1") == 1
 
 
 def test_without_a_manager_nothing_happens(short_folder: Path) -> None:

@@ -1,17 +1,11 @@
-import signal
 import socket
-import sys
 from pathlib import Path
 
 import pytest
 import structlog
 
 from daemon.configuration.settings import Settings
-from daemon.service import _reason, _stop_signals, serve
-from runtime.errors import HearthError
-
-if sys.version_info < (3, 11):
-    from exceptiongroup import ExceptionGroup
+from daemon.service import serve
 
 
 def test_a_missing_engine_is_logged_in_one_line_and_an_error_of_configuration(
@@ -51,25 +45,3 @@ def test_a_port_for_metrics_that_is_taken_ends_before_anything_is_loaded(
     assert '"field":"metrics_port"' in text
     assert "actor" not in text
     assert not (short_folder / "s").exists()
-
-
-def test_a_terminal_that_closes_asks_for_a_stop_unless_it_is_ignored(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(signal, "getsignal", lambda _number: signal.SIG_DFL)
-    assert signal.SIGHUP in _stop_signals()
-    monkeypatch.setattr(signal, "getsignal", lambda _number: signal.SIG_IGN)
-    assert _stop_signals() == [signal.SIGTERM, signal.SIGINT]
-
-
-def test_the_error_of_a_part_is_found_wherever_it_was_raised() -> None:
-    cause = HearthError("queue_full", "behind")
-    group = ExceptionGroup("tasks", [ValueError(), ExceptionGroup("inner", [cause])])
-    assert _reason(group) is cause
-
-
-def test_an_unforeseen_error_becomes_internal_and_is_logged() -> None:
-    with structlog.testing.capture_logs() as logs:
-        assert _reason(ValueError("x")).code == "internal"
-    assert logs[0]["log_level"] == "error"
-    assert isinstance(logs[0]["exc_info"], ValueError)

@@ -107,7 +107,8 @@ async def test_it_speaks_again_and_again_and_is_silent_when_there_is_nothing_to_
     said: list[str] = []
     enough = anyio.Event()
 
-    def notify(message: str) -> None:
+    def notify(message: str, *, patience_s: float) -> None:
+        assert patience_s == 0
         said.append(message)
         supervisor.turn(20)
         if len(said) == 3:

@@ -12,6 +12,7 @@ from hearth_client import (
     TooManyRequests,
 )
 
+from daemon.door.settings import DoorSettings
 from daemon.life import Life
 from tests.daemon.door.harness import running_door, until
 
@@ -77,3 +78,20 @@ def test_a_failed_executor_says_when_the_next_one_should_be_there() -> None:
         with pytest.raises(ExecutorFailed) as caught:
             client.generate("fail").text()
     assert caught.value.retry_after_s is not None
+
+
+def test_other_limits_count_at_once_and_what_is_open_stays() -> None:
+    with running_door() as door, Client(door.path) as client:
+        held = [client.generate("hang") for _ in range(3)]
+        until(lambda: door.on_loop(lambda: door.door.open_requests) == 3)
+        narrow = DoorSettings(clients=1, requests_per_client=2)
+        door.on_loop(lambda: door.door.adopt(narrow))
+        with pytest.raises(TooManyRequests, match="2 requests of this client"):
+            client.generate("count").text()
+        with pytest.raises(TooManyClients, match="serves 1 clients"):
+            Client(door.path).status()
+        assert door.on_loop(lambda: door.door.open_requests) == 3
+        door.on_loop(lambda: door.door.adopt(DoorSettings()))
+        assert client.generate("count", max_tokens=2).text()
+        for one in held:
+            one.cancel()

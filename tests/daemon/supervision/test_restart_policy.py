@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from daemon.supervision.restart_policy import (
     Action,
@@ -195,3 +196,23 @@ def test_announcements_alternate_and_starts_are_bounded(
     starts = [action.incarnation for action in done if isinstance(action, Start)]
     assert starts == list(range(1, len(starts) + 1))
     assert sum(isinstance(action, GiveUp) for action in done) <= 1
+
+
+def test_other_deadlines_count_for_what_goes_on() -> None:
+    other = structs.replace(DEADLINES, load_s=30, progress_s=5)
+    loading = started()
+    loading.hello(1.0)
+    loading.adopt(other, 3)
+    assert loading.next_wake() == 31.0
+    working = running(at=2.0)
+    working.adopt(other, 3)
+    assert working.next_wake() == 7.0
+    working.progress(4.0)
+    assert working.next_wake() == 9.0
+
+
+def test_another_restart_limit_counts_from_the_next_loss() -> None:
+    made = running()
+    made.adopt(DEADLINES, 0)
+    _, give_up = made.ended("it crashed", 1.0)
+    assert isinstance(give_up, GiveUp)

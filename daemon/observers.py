@@ -1,0 +1,96 @@
+"""Who hears of every request that has ended, and what is told of the daemon: metrics, traces."""
+
+from contextlib import ExitStack
+
+from actors.journal import Journal
+from actors.logs import LossyStream
+from daemon import wiring
+from daemon.configuration.settings import Settings
+from daemon.control.messages import CancelRequest, ControlRequest, Metrics, MetricsText, Top, Trace
+from daemon.control.server import Handler
+from daemon.door.finished import Listener
+from daemon.door.front_door import FrontDoor
+from daemon.metrics.collector import Look
+from daemon.metrics.endpoint import OPENMETRICS, Endpoint, Form, open_endpoints
+from daemon.metrics.registry import DaemonMetrics
+from daemon.supervision.supervisor import Supervisor
+from daemon.tracing.history import History
+from daemon.tracing.otlp import open_spans
+from daemon.tracing.overview import Overview
+from runtime.config import LLMEngineRunnerConfig
+from runtime.memory.system import available_memory
+
+
+class Observers:
+    """Counts, remembers and sends what the `listeners` hear; looks at the parts that it is given.
+
+    What it opens is closed at the end of `opened`.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        model: str,
+        config: LLMEngineRunnerConfig,
+        *,
+        log: LossyStream | Journal,
+        opened: ExitStack,
+    ) -> None:
+        self._settings = settings
+        self._log = log
+        self._opened = opened
+        self._history = History()
+        self._metrics = DaemonMetrics(
+            wiring.metrics_info(model, config),
+            wiring.metrics_limits(settings),
+            look=self._look,
+            executor=lambda: self._supervisor.pid,
+        )
+        self.on_step = self._metrics.gaps.step
+        self.listeners: list[Listener] = [self._metrics.requests.record, self._history.add]
+        if settings.traces == "otlp":
+            spans = open_spans(model)
+            opened.callback(spans.close)
+            self.listeners.append(spans.add)
+
+    @property
+    def handlers(self) -> dict[type[ControlRequest], Handler]:
+        """What the owner may ask them, once they are open."""
+        overview = Overview(
+            self._door, self._history, look=self._look, executor=lambda: self._supervisor.pid
+        )
+        return {
+            Metrics: self._tell_metrics,
+            Trace: self._history.answer,
+            Top: overview.answer,
+            CancelRequest: overview.cancel,
+        }
+
+    def open(self, door: FrontDoor, supervisor: Supervisor) -> list[Endpoint]:
+        """Look at these parts from now on; where metrics are served. Raises `socket_unusable`."""
+        self._door, self._supervisor = door, supervisor
+        endpoints = open_endpoints(
+            self._settings.metrics_port, self._settings.metrics_socket, self._metrics.expose
+        )
+        for endpoint in endpoints:
+            self._opened.callback(endpoint.close)
+        return endpoints
+
+    async def _tell_metrics(self, asked: Metrics) -> MetricsText:
+        form: Form = OPENMETRICS if asked.openmetrics else "text/plain"
+        return MetricsText((await self._metrics.expose(form)).page.decode())
+
+    async def _look(self) -> Look:
+        door = self._door
+        return Look(
+            state=door.state.life.state,
+            clients=door.clients,
+            totals=door.state.totals,
+            refusals=door.state.refusals,
+            load=await door.load(),
+            executor=door.state.metrics,
+            silent_s=self._supervisor.silent_s,
+            restarts=self._supervisor.restarts,
+            lost_lines=self._log.all_lost,
+            free=available_memory(),
+        )

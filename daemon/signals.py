@@ -1,0 +1,33 @@
+"""Which signal asks the daemon for what."""
+
+import signal
+from collections.abc import AsyncIterator, Callable, Mapping
+
+
+class Asked:
+    """What signals ask for: SIGTERM and SIGINT to stop, SIGHUP to reload or to stop.
+
+    Under a service manager SIGHUP reloads. Elsewhere it says that the terminal has closed, which
+    asks for a stop unless it is ignored, as nohup(1) has it.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._reloads = bool(environ.get("NOTIFY_SOCKET"))
+        self.signals = [signal.SIGTERM, signal.SIGINT]
+        if self._reloads or signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            self.signals.append(signal.SIGHUP)
+
+    async def stop(
+        self, received: AsyncIterator[signal.Signals], reload: Callable[[], object] = lambda: None
+    ) -> signal.Signals:
+        """Wait for the signal that asks for a stop, and call `reload` when one asks for that."""
+        while True:
+            number = await anext(received)
+            if number is not signal.SIGHUP or not self._reloads:
+                return number
+            reload()
+
+    def ignore(self) -> None:
+        """Let all of them be from here on."""
+        for number in self.signals:
+            signal.signal(number, signal.SIG_IGN)

@@ -1,0 +1,42 @@
+import signal
+from collections.abc import AsyncIterator
+
+import pytest
+
+from daemon.signals import Asked
+
+MANAGED = {"NOTIFY_SOCKET": "/run/systemd/notify"}
+
+
+async def received(*numbers: signal.Signals) -> AsyncIterator[signal.Signals]:
+    for number in numbers:
+        yield number
+
+
+def test_a_terminal_that_closes_asks_for_a_stop_unless_it_is_ignored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(signal, "getsignal", lambda _number: signal.SIG_DFL)
+    assert signal.SIGHUP in Asked({}).signals
+    monkeypatch.setattr(signal, "getsignal", lambda _number: signal.SIG_IGN)
+    assert Asked({}).signals == [signal.SIGTERM, signal.SIGINT]
+    assert signal.SIGHUP in Asked(MANAGED).signals
+
+
+@pytest.mark.anyio
+async def test_at_a_terminal_each_signal_asks_for_a_stop() -> None:
+    calls: list[None] = []
+    asked = Asked({})
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        assert await asked.stop(received(number), lambda: calls.append(None)) is number
+    assert calls == []
+
+
+@pytest.mark.anyio
+async def test_under_a_manager_a_hangup_reloads_and_is_no_stop() -> None:
+    calls: list[None] = []
+    signals = received(signal.SIGHUP, signal.SIGHUP, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    asked = Asked(MANAGED)
+    assert await asked.stop(signals, lambda: calls.append(None)) is signal.SIGTERM
+    assert len(calls) == 2
+    assert await asked.stop(signals) is signal.SIGINT
