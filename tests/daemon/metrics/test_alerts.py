@@ -1,8 +1,10 @@
 import re
 import subprocess
 
+import anyio
 import pytest
 
+from tests.daemon.metrics.looks import metrics
 from tests.daemon.metrics.prometheus import MONITORING, tool
 from tests.daemon.metrics.test_registry import told
 
@@ -23,6 +25,12 @@ def test_promtool_accepts(arguments: tuple[str, ...]) -> None:
         [tool("promtool"), *arguments], cwd=MONITORING, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+async def test_promtool_finds_no_fault_with_names_and_units() -> None:
+    page = (await metrics().expose()).page
+    done = await anyio.run_process([tool("promtool"), "check", "metrics"], input=page, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
 def test_each_alert_is_seen_silent_and_firing() -> None:

@@ -68,6 +68,7 @@ def load(socket: Path) -> Iterator[None]:
         thread.join()
 
 
+@pytest.mark.slow
 def test_every_query_of_the_dashboard_has_an_answer(
     served: Served, tmp_path: Path, free_tcp_port_factory: FreePortFactory
 ) -> None:
