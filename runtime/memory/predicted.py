@@ -7,7 +7,7 @@ from runtime.engine_folder import PLAN_FILE
 from runtime.memory import sizes
 from runtime.memory.sizes import ITEM_BYTES, WEIGHT_BITS
 from runtime.options import EagleDraftingConfig
-from runtime.tensors.buckets import bucket_sizes
+from runtime.tensors.buckets import doubled_sizes
 
 _MIB = 1 << 20
 
@@ -109,9 +109,9 @@ def predict_draft_memory(
 def _score_bytes(config: LLMEngineRunnerConfig, tokens: int, capacity: int, copies: float) -> int:
     slots = capacity
     if config.dialect == "native":
-        # What served a smaller bucket of the cache is too small for the next, and is not given
-        # back; the many pieces of the classic dialect's attention find use for it.
-        slots = sum(bucket_sizes(capacity, "cpu"))
+        # What served a smaller bucket of the cache is too small for the next but one, and is not
+        # given back; the many pieces of the classic dialect's attention find use for it.
+        slots = sum(doubled_sizes(capacity))
     scores = tokens * config.num_attention_heads * slots * ITEM_BYTES[config.dtype]
     mask = tokens * slots * _MASK_BYTES if config.takes_tree_mask else 0
     return int(scores * copies) + mask

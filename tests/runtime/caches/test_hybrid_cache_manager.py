@@ -52,7 +52,7 @@ def test_a_new_batch_is_empty() -> None:
     caches = _started([600])
     before = (caches.row_lengths, caches.batch, caches.kv.bucket)
     caches.reset(2)
-    assert before == ([600], 1, 1024)
+    assert before == ([600], 1, 768)
     assert (caches.row_lengths, caches.batch, caches.kv.bucket) == ([0, 0], 2, 256)
 
 
@@ -74,7 +74,7 @@ def test_growth_keeps_what_live_rows_hold() -> None:
     caches = _started([5, 250])
     caches.reserve(257)
     view = cache_view(caches.kv, caches.kv.values[1], 2)
-    assert caches.kv.bucket == 512
+    assert caches.kv.bucket == 384
     assert (view[0, :, :5] == 1).all()
     assert (view[1, :, :250] == 2).all()
 
@@ -109,7 +109,7 @@ def test_a_prefix_beyond_the_smallest_bucket_is_restored() -> None:
     caches.reset(2)
     caches.commit([30, 0])
     caches.restore(1, prefix)
-    assert (caches.row_lengths, caches.kv.bucket) == ([30, 550], 1024)
+    assert (caches.row_lengths, caches.kv.bucket) == ([30, 550], 768)
     view = cache_view(caches.kv, caches.kv.keys[0], 2)
     assert (view[0, :, :30] == 1).all()
     assert (view[1, :, :550] == 1).all()

@@ -41,7 +41,7 @@ def test_growing_keeps_rows_and_addresses() -> None:
     cache = _filled([256, 10, 100])
     before = [tensor.address for tensor in cache.keys + cache.values]
     cache.reserve(257, [256, 10, 100])
-    assert cache.bucket == 512
+    assert cache.bucket == 384
     _assert_holds(cache, [(0, 256), (1, 10), (2, 100)])
     cache.reserve(600, [256, 10, 100])
     assert cache.bucket == 600
@@ -70,7 +70,8 @@ def test_compaction_moves_rows_down() -> None:
 
 
 @pytest.mark.parametrize(
-    ("longest", "bucket"), [(0, 256), (192, 256), (193, 512), (384, 512), (385, 600), (600, 600)]
+    ("longest", "bucket"),
+    [(0, 256), (192, 256), (193, 384), (288, 384), (289, 512), (385, 600), (600, 600)],
 )
 def test_a_bucket_shrinks_to_one_with_a_quarter_left(longest: int, bucket: int) -> None:
     lengths = [min(longest, 100), 0, longest]

@@ -137,7 +137,7 @@ def test_captured_steps_are_hit(runtime: LLMInferenceRuntime) -> None:
     runtime.admit([_row([3, 1], 3), _row([4, 1], 6)])
     _drain(runtime)
     counters = runtime.counters
-    assert (counters.captures, counters.hits, counters.misses) == (2 * 3, 5, 1)
+    assert (counters.captures, counters.hits, counters.misses) == (2 * 4, 5, 1)
 
 
 def test_what_prefill_would_undo_is_not_done(

@@ -101,7 +101,7 @@ def test_a_growing_bucket_changes_no_logits(engine_folders: EngineFolders, diale
     short = [5, 6, 7]
     _prefill(runner, [token_ids[:254], short], 256)
     grown = [_decode(runner, [token_ids[254 + step], short[step % 3]]).copy() for step in range(6)]
-    assert runner.get_kv_cache().kv.bucket == 512
+    assert runner.get_kv_cache().kv.bucket == 384
     (whole,) = _prefill(runner, [token_ids], 256)
     assert np.abs(grown[-1][0] - whole).max() < TOLERANCE
     (other,) = _prefill(runner, [short + short + short], 256)
@@ -118,7 +118,7 @@ def test_addresses_outlast_batches_evictions_and_growth(
     _decode(runner, [1, 2])
     runner.get_kv_cache().rearrange(keep(0))
     _decode(runner, [1])
-    assert runner.get_kv_cache().kv.bucket == 512
+    assert runner.get_kv_cache().kv.bucket == 384
     assert before == {name: tensors.get(name).address for name in tensors}
     assert tensors.epoch == len(tensors)
 
@@ -139,7 +139,7 @@ def test_nothing_is_copied_beside_the_cache(
 def test_every_batch_and_bucket_is_captured() -> None:
     runner = _simulated()
     runner.capture_vanilla_decoding_graph([1, 2])
-    assert len(runner.executor._graphs) == 2 * len((256, 512, 1024, 2048))
+    assert len(runner.executor._graphs) == 2 * len((256, 384, 512, 768, 1024, 2048))
     _prefill(runner, [[1, 2], [3]], 256)
     for _ in range(300):
         _decode(runner, [1, 2])
@@ -186,7 +186,7 @@ def test_the_sizes_of_a_decode_follow_batch_and_bucket(monkeypatch: pytest.Monke
     runner.get_kv_cache().rearrange(keep(0))
     _decode(runner, [8])
     decode = InferenceDims.decode
-    assert made == [decode(2, 256), decode(2, 512), decode(1, 512)]
+    assert made == [decode(2, 256), decode(2, 384), decode(1, 384)]
 
 
 @pytest.mark.parametrize(("first", "rows"), [(1, 2), (2, 1), (-1, 1), (0, 0)])

@@ -12,11 +12,15 @@ from runtime.tensors.buckets import bucket_for, bucket_sizes
         (100, (100,)),
         (256, (256,)),
         (257, (256, 257)),
-        (2048, (256, 512, 1024, 2048)),
-        (3000, (256, 512, 1024, 2048, 3000)),
+        (384, (256, 384)),
+        (600, (256, 384, 512, 600)),
+        (2048, (256, 384, 512, 768, 1024, 2048)),
+        (3000, (256, 384, 512, 768, 1024, 2048, 3000)),
     ],
 )
-def test_buckets_double_up_to_the_capacity(capacity: int, sizes: tuple[int, ...]) -> None:
+def test_buckets_are_nearer_to_each_other_where_most_rows_end(
+    capacity: int, sizes: tuple[int, ...]
+) -> None:
     assert bucket_sizes(capacity) == sizes
 
 
