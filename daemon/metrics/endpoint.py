@@ -50,8 +50,8 @@ class Endpoint:
 
     def __init__(self, listening: socket.socket, expose: Expose) -> None:
         listening.setblocking(False)
-        local = listening.family == socket.AF_UNIX
-        self._file = Path(listening.getsockname()) if local else None
+        self._by_port = listening.family != socket.AF_UNIX
+        self._file = None if self._by_port else Path(listening.getsockname())
         self._listening = listening
         self._expose = expose
         self._making = anyio.Lock()
@@ -100,7 +100,7 @@ class Endpoint:
             self._open -= 1
 
     async def _answer(self, head: bytes) -> bytes:
-        refusal = refusal_of(head)
+        refusal = refusal_of(head, by_port=self._by_port)
         if refusal is not None:
             return _refusal(refusal)
         try:
@@ -117,7 +117,7 @@ class Endpoint:
             return made[1]
 
 
-def refusal_of(head: bytes) -> str | None:
+def refusal_of(head: bytes, *, by_port: bool) -> str | None:
     """The status line's end for a request that is not answered with metrics."""
     if not head.endswith(b"\r\n\r\n"):
         whole = len(head) < HEAD_BYTES
@@ -125,8 +125,8 @@ def refusal_of(head: bytes) -> str | None:
     words = head.partition(b"\r\n")[0].split(b" ")
     if len(words) != _WORDS or not words[2].startswith(b"HTTP/1."):
         return "400 Bad Request"
-    # A page of the world whose name was made to mean this machine would be in its browser.
-    if _fields(head).get("host", "").partition(":")[0] not in _LOCAL_NAMES:
+    # A page in a browser here may have its site's name resolved to this machine.
+    if by_port and _fields(head).get("host", "").partition(":")[0] not in _LOCAL_NAMES:
         return "403 Forbidden"
     if words[1].partition(b"?")[0] != b"/metrics":
         return "404 Not Found"

@@ -2,6 +2,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from random import Random
 
 import anyio
 import pytest
@@ -83,12 +84,29 @@ async def test_metrics_are_got_with_their_type(short_folder: Path) -> None:
     ],
 )
 def test_anything_else_is_refused(request_head: bytes, status: str) -> None:
-    assert (refusal_of(request_head) or "").startswith(status)
+    assert (refusal_of(request_head, by_port=True) or "").startswith(status)
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:9000", "localhost:1"])
 def test_names_of_this_machine_may_ask(host: str) -> None:
-    assert refusal_of(head("GET /metrics HTTP/1.1", HOST=host)) is None
+    assert refusal_of(head("GET /metrics HTTP/1.1", HOST=host), by_port=True) is None
+
+
+def test_at_a_socket_any_name_may_stand() -> None:
+    assert refusal_of(head("GET /metrics HTTP/1.1", Host="hearth"), by_port=False) is None
+
+
+def test_no_head_raises() -> None:
+    random = Random(7)
+    good = head("GET /metrics HTTP/1.1", Host="localhost:1", Accept="*/*")
+    answers = set()
+    for _ in range(3000):
+        bad = bytearray(good)
+        for _ in range(random.randrange(1, 6)):
+            bad[random.randrange(len(bad))] = random.choice(b"\r\n :/GH1\0\xff")
+        answers.add(refusal_of(bytes(bad), by_port=True))
+    assert {one[:3] for one in answers if one} >= {"400", "403", "404", "405"}
+    assert None in answers
 
 
 async def test_refusals_are_answered_and_the_next_is_served(short_folder: Path) -> None:
