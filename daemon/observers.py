@@ -42,7 +42,6 @@ class Observers:
         self._history = History()
         self._metrics = DaemonMetrics(
             wiring.metrics_info(model, config),
-            wiring.metrics_limits(settings),
             look=self._look,
             executor=lambda: self._supervisor.pid,
         )
@@ -84,6 +83,7 @@ class Observers:
         door = self._door
         return Look(
             state=door.state.life.state,
+            settings=door.settings,
             clients=door.clients,
             totals=door.state.totals,
             refusals=door.state.refusals,

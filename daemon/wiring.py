@@ -10,7 +10,6 @@ from actors.messages import ActorReady, ExecutorLimits, ExecutorReady
 from actors.roles import ExecutorSettings
 from daemon.configuration.settings import Settings
 from daemon.door.settings import DoorFacts, DoorSettings
-from daemon.metrics.collector import Limits
 from daemon.supervision.restart_policy import Deadlines
 from daemon.supervision.supervisor import ActorPlan
 from runtime.config import LLMEngineRunnerConfig
@@ -145,8 +144,3 @@ def metrics_info(model: str, config: LLMEngineRunnerConfig) -> dict[str, str]:
         "dtype": config.dtype,
         "quantization": config.weight_quantization,
     }
-
-
-def metrics_limits(settings: Settings) -> Limits:
-    """The limits that stand beside what is counted."""
-    return Limits(settings.clients, settings.queue_requests, settings.queue_tokens)

@@ -68,6 +68,7 @@ class FrontDoor:
         listeners: Sequence[Listener] = (),
         on_step: Callable[[Deltas], None] = lambda _step: None,
     ) -> None:
+        self.settings = settings
         self._inbox = inbox
         listener = open_listener(settings.socket, os.environ if environ is None else environ)
         self.path = listener.path
@@ -93,6 +94,7 @@ class FrontDoor:
 
     def adopt(self, settings: DoorSettings) -> None:
         """Serve by other limits from now on; the socket, and what is open, stay as they are."""
+        self.settings = settings
         self._requests.adopt(settings)
         self._dispatch.adopt(settings)
         self._bounds.limit(settings.memory_bytes, _open_files(settings))

@@ -12,28 +12,22 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from actors.messages import ExecutorMetrics, SchedulerReport
+from daemon.door.settings import DoorSettings
 from daemon.life import STATES
 from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.errors import CODES
 from runtime.executor.graph_cache import GraphCounters
 
 
-class Limits(NamedTuple):
-    """How much there may be at most."""
-
-    clients: int
-    queue_requests: int
-    queue_tokens: int
-
-
 class Look(NamedTuple):
     """The daemon at one moment; None for what is not known then.
 
-    `totals` and `refusals`, by code, are counts of the front door. `silent_s` is how long the
-    executor has told nothing, `free` are bytes that the machine could hand out.
+    `settings`, `totals` and `refusals`, by code, are those of the front door. `silent_s` is how
+    long the executor has told nothing, `free` are bytes that the machine could hand out.
     """
 
     state: str
+    settings: DoorSettings
     clients: int
     totals: Mapping[str, int]
     refusals: Mapping[str, int]
@@ -48,61 +42,57 @@ class Look(NamedTuple):
 class DaemonCollector(Collector):
     """The metrics of the newest `look`."""
 
-    def __init__(self, info: Mapping[str, str], limits: Limits) -> None:
+    def __init__(self, info: Mapping[str, str]) -> None:
         self._info = dict(info)
-        self._limits = limits
         self.look: Look | None = None
 
     def collect(self) -> Iterator[Metric]:
         """All that is known; nothing before the first look."""
-        look, limits = self.look, self._limits
+        look = self.look
         if look is None:
             return
         yield InfoMetricFamily("hearth", "1, with what serves as labels.", value=self._info)
-        states = {str(state): float(state == look.state) for state in STATES}
-        yield _gauge("state", "1 for the state that the daemon is in, 0 for others.", state=states)
-        yield _gauge("clients", "Clients that are connected.", look.clients)
-        yield _gauge(
-            "clients_limit", "Clients that may be connected: the setting `clients`.", limits.clients
-        )
-        yield _gauge(
-            "queue_requests_limit",
-            "Requests that may wait: the setting of that name.",
-            limits.queue_requests,
-        )
-        yield _gauge(
-            "queue_tokens_limit",
-            "Prompt tokens that may wait: the setting of that name.",
-            limits.queue_tokens,
-        )
-        yield _counter(
-            "refusals",
-            "Messages and requests refused before they were accepted, by error code.",
-            code=_refused(look.refusals),
-        )
-        for name, text in _TOTALS.items():
-            yield _counter(name, text, look.totals.get(name, 0))
-        yield _counter(
-            "executor_restarts", "Starts of the executor's process behind the first.", look.restarts
-        )
-        yield _counter(
-            "log_lines_lost", "Lines that the daemon's log did not take.", look.lost_lines
-        )
-        yield _gauge(
-            "memory_free_bytes",
-            "Memory that is free: of the host within its limits, of a device that has its own.",
-            memory=_free(look),
-        )
-        if look.silent_s is not None:
-            yield _gauge(
-                "executor_silent_seconds",
-                "How long a working executor has told of no progress; 1 is usual.",
-                look.silent_s,
-            )
+        yield from _daemon(look)
+        yield from _door(look)
         if look.load is not None:
             yield from _load(look.load)
         if look.executor is not None:
             yield from _executor(look.executor)
+
+
+def _daemon(look: Look) -> Iterator[Metric]:
+    states = {str(state): float(state == look.state) for state in STATES}
+    yield _gauge("state", "1 for the state that the daemon is in, 0 for others.", state=states)
+    yield _counter(
+        "executor_restarts", "Starts of the executor's process behind the first.", look.restarts
+    )
+    if look.silent_s is not None:
+        yield _gauge(
+            "executor_silent_seconds",
+            "How long a working executor has told of no progress; 1 is usual.",
+            look.silent_s,
+        )
+    yield _counter("log_lines_lost", "Lines that the daemon's log did not take.", look.lost_lines)
+    yield _gauge(
+        "memory_free_bytes",
+        "Memory that is free: of the host within its limits, of a device that has its own.",
+        memory=_free(look),
+    )
+
+
+def _door(look: Look) -> Iterator[Metric]:
+    yield _gauge("clients", "Clients that are connected.", look.clients)
+    yield _counter(
+        "refusals",
+        "Messages and requests refused before they were accepted, by error code.",
+        code={code: look.refusals.get(code, 0) for code in sorted(CODES)},
+    )
+    for name, text in _TOTALS.items():
+        yield _counter(name, text, look.totals.get(name, 0))
+    limits = look.settings
+    yield _gauge("clients_limit", "The setting `clients`.", limits.clients)
+    yield _gauge("queue_requests_limit", "The setting `queue_requests`.", limits.queued_requests)
+    yield _gauge("queue_tokens_limit", "The setting `queue_tokens`.", limits.queued_tokens)
 
 
 _TOTALS = {
@@ -200,11 +190,6 @@ def _filled(
         for label, value in values.items():
             family.add_metric((label,), value)
     return family
-
-
-def _refused(counts: Mapping[str, int]) -> dict[str, int]:
-    """A count of every code, those that were never told among them."""
-    return {code: counts.get(code, 0) for code in sorted(CODES)}
 
 
 def _free(look: Look) -> dict[str, int]:

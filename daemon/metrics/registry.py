@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
 
-from daemon.metrics.collector import DaemonCollector, Limits, Look
+from daemon.metrics.collector import DaemonCollector, Look
 from daemon.metrics.endpoint import Exposition, Form
 from daemon.metrics.gaps import TokenGaps
 from daemon.metrics.requests import RequestMetrics
@@ -20,7 +20,6 @@ class DaemonMetrics:
     def __init__(
         self,
         info: Mapping[str, str],
-        limits: Limits,
         *,
         look: Callable[[], Awaitable[Look]],
         executor: Callable[[], int | None],
@@ -32,7 +31,7 @@ class DaemonMetrics:
         self.gaps = TokenGaps()
         self.registry.register(self.gaps)
         self._look = look
-        self._collector = DaemonCollector(info, limits)
+        self._collector = DaemonCollector(info)
         self.registry.register(self._collector)
         ProcessCollector(registry=self.registry)
         # No process has the number 0.

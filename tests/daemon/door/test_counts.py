@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hearth_client import Client
+from msgspec.structs import replace
 
 from daemon.door import front_door
 from daemon.door.dispatch import OWN_REPORT
@@ -21,6 +22,13 @@ def test_the_scheduler_is_asked_for_its_load_by_nobody_s_request() -> None:
         with Client(door.path) as client:
             assert client.status().queued == 2
             assert door.on_loop(lambda: door.door.clients) == 1
+
+
+def test_limits_that_were_reloaded_are_those_that_are_told() -> None:
+    with running_door(clients=3) as door:
+        assert door.door.settings.clients == 3
+        door.on_loop(lambda: door.door.adopt(replace(door.door.settings, clients=5)))
+        assert door.door.settings.clients == 5
 
 
 def test_a_scheduler_that_does_not_answer_is_not_waited_for(

@@ -6,8 +6,8 @@ from typing import Any
 
 from actors.messages import ExecutorMetrics, SchedulerReport
 from daemon import wiring
-from daemon.configuration.settings import Settings
 from daemon.door.finished import FinishedRequest
+from daemon.door.settings import DoorSettings
 from daemon.metrics.collector import Look
 from daemon.metrics.registry import DaemonMetrics
 from runtime.decoding.metrics import StageMetrics
@@ -25,6 +25,7 @@ EXECUTOR = ExecutorMetrics(
 )
 LOOK = Look(
     state="ready",
+    settings=DoorSettings(clients=64, queued_requests=256),
     clients=2,
     totals={"internal_errors": 1},
     refusals={"queue_full": 3},
@@ -43,7 +44,6 @@ def metrics(look: Look = LOOK) -> DaemonMetrics:
 
     return DaemonMetrics(
         wiring.metrics_info("toy", simulated_config()),
-        wiring.metrics_limits(Settings()),
         look=looked,
         executor=lambda: 1,
     )

@@ -35,6 +35,7 @@ async def test_a_page_tells_what_the_parts_hold_and_have_done() -> None:
     assert families["hearth_state"] == {(state,): state == "ready" for state in STATES}
     assert families["hearth_queue_requests"] == {(): 2}
     assert families["hearth_queue_tokens"] == {(): 30}
+    assert families["hearth_queue_requests_limit"] == {(): 256}
     assert (families["hearth_places_used"], families["hearth_places"]) == ({(): 1}, {(): 8})
     assert families["hearth_refusals"][("queue_full",)] == 3
     assert families["hearth_graph_steps"][("base", "miss")] == 2
