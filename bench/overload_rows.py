@@ -139,13 +139,10 @@ class Rows:
         )
 
     async def _token_weighted_limit(self) -> TokenLimit:
-        async with connected(self._socket, 2 * PLACES + 2) as clients:
+        full = PLACES + self._settings.queue_tokens // len(_LONG_PROMPT) + 1
+        async with connected(self._socket, full + 2) as clients:
             *many, prober, short = clients
-            flood = [
-                asyncio.ensure_future(_refusal(one, _LONG_PROMPT, 10 * _REPLY))
-                for one in many
-                for _ in range(4)
-            ]
+            flood = [asyncio.ensure_future(_refusal(one, _LONG_PROMPT, 400)) for one in many]
             await asyncio.sleep(_SETTLE_S)
             report = await short.status()
             encoded, refused = [], []
@@ -155,7 +152,8 @@ class Rows:
                 encoded.append(monotonic() - began)
                 refused.append(await _refusal(prober, _LONG_PROMPT, 1))
             accepted = [await _served(short, "short", 2) for _ in range(2)]
-        await asyncio.gather(*flood, return_exceptions=True)
+            for one in flood:
+                one.cancel()
         seconds = [one for one in refused if one is not None]
         return TokenLimit(
             long_sent=len(refused),

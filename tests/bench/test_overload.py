@@ -43,6 +43,10 @@ GOOD = OverloadFigures(
         ({"queue_most": 65}, ["the queue was above its limit"]),
         ({"refusal_p99_ms": 10.1}, ["refusals were slow"]),
         ({"throughput_share": 0.94}, ["accepted work was slowed down"]),
+        (
+            {"throughput_share": 0.94, "late_p99_ms": 5.1},
+            ["the clients were late themselves: measure again on a quiet machine"],
+        ),
     ],
 )
 def test_what_is_not_as_it_has_to_be_is_named(change: dict[str, float], fault: list[str]) -> None:

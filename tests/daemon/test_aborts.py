@@ -1,0 +1,307 @@
+"""Ten thousand aborts at random moments, on the whole way of a request but for sockets.
+
+Front door, tokenizer, policy and a simulated executor are the real ones; what they say to one
+another lies in boxes, and chance decides which box is opened next, when the executor steps and what
+clients do. So every order happens that mailboxes allow, and the run is the same each time.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from actors.admission import PolicySettings
+from actors.mailbox import Receiver, Sender
+from actors.messages import (
+    Accepted,
+    Cancel,
+    ExecutorGone,
+    ExecutorLimits,
+    ExecutorReady,
+    FromExecutor,
+    Offer,
+    RowsEnded,
+    RowsFailed,
+    RowsPlaced,
+    RowsReturned,
+    SchedulerReport,
+    Submit,
+)
+from actors.scheduler_policy import Decision, SchedulerPolicy
+from actors.tokenizer import TokenizerActor
+from daemon.door import dispatch
+from daemon.door.dispatch import Dispatch
+from daemon.door.replies import Replies
+from daemon.door.requests import Requests
+from daemon.door.settings import DoorFacts, DoorSettings
+from daemon.door.socket import DoorSocket, Received
+from daemon.door.state import DoorState
+from runtime.text import Tokenizer
+from tests.actors.simulated_executor import SimulatedExecutor
+from tests.runtime.text.folders import byte_level, open_tokenizer
+
+ABORTS = 10_000
+CLIENTS = 6
+OPEN = 4
+LONGEST = 5
+
+
+class Box:
+    """A mailbox without a bound: what is posted lies here in order."""
+
+    def __init__(self) -> None:
+        self.mail: deque[Any] = deque()
+
+    def post(self, message: Any) -> None:
+        self.mail.append(message)
+
+    async def send(self, message: Any, _timeout_s: float) -> None:
+        self.mail.append(message)
+
+
+def drive(work: Coroutine[Any, Any, None]) -> None:
+    """Run what waits for nothing."""
+    try:
+        work.send(None)
+    except StopIteration:
+        return
+    raise AssertionError("it waits")
+
+
+class World:
+    """Everything between clients and rows; `turn` lets one thing happen."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.chance = random.Random(14)
+        self.now = 0.0
+        # Answers of each client by id of its requests.
+        self.answers: Counter[tuple[bytes, str, str]] = Counter()
+        self.tokens: Counter[tuple[bytes, str]] = Counter()
+        self.asked: dict[tuple[bytes, str], int] = {}
+        self.offered: set[int] = set()
+        self._doors(tokenizer)
+        settings = PolicySettings(hold_s=0.02, fill_wait_s=0.002, queue_requests=64)
+        self.policy = SchedulerPolicy(settings)
+        self.executor = SimulatedExecutor(
+            incarnation=1, places=3, step_s=0.001, prefill_s=0.0, tell=self.to_tokenizer.post
+        )
+        self._stepping = False
+        ready = ExecutorReady(1, "w", "c", ExecutorLimits(3, 100, 200))
+        self._carry_out(self.policy.executor_ready(ready, 0.0))
+
+    def _doors(self, tokenizer: Tokenizer) -> None:
+        boxes = [Box() for _ in range(4)]
+        self.to_tokenizer, self.to_scheduler, self.to_control, self.to_door = boxes
+        # What the scheduler says to the executor, and its own to the tokenizer and the door.
+        self.to_executor = Box()
+        self.actor = TokenizerActor(
+            inbox=cast("Receiver[Any]", None),
+            to_scheduler=cast("Sender[Any]", self.to_scheduler),
+            to_scheduler_control=cast("Sender[Any]", self.to_control),
+            to_door=cast("Sender[Any]", self.to_door),
+            tokenizer=tokenizer,
+        )
+        state, settings = DoorState(DoorFacts(server="x", places=3)), DoorSettings()
+        state.state = "ready"
+        self.dispatch = Dispatch(
+            settings,
+            state,
+            cast("DoorSocket", self),
+            to_tokenizer=cast("Sender[Any]", self.to_tokenizer),
+            to_scheduler=cast("Sender[Any]", self.to_scheduler),
+            to_scheduler_control=cast("Sender[Any]", self.to_control),
+        )
+        self.requests = Requests(settings, state, self.dispatch)
+        self.replies = Replies(state, self.dispatch, lambda _ended: None)
+        self._opens: list[tuple[Box, Callable[[Any], None]]] = [
+            (self.to_tokenizer, self._tokenizer_hears),
+            (self.to_scheduler, self._scheduler_hears),
+            (self.to_control, self._scheduler_hears),
+            (self.to_door, self.replies.handle),
+            (self.to_executor, self._executor_hears),
+        ]
+
+    def say(self, client: bytes, **message: Any) -> None:
+        self.requests.handle(Received(client, False, msgspec.msgpack.encode(message), 1))
+
+    def send(self, client: bytes, data: bytes, *, delimited: bool) -> str:
+        """The socket's part: what a client is answered."""
+        assert not delimited
+        answer = msgspec.msgpack.decode(data)
+        what, key = answer["t"], (client, answer.get("id", ""))
+        assert not self.answers[(*key, "end")], "an answer behind the end"
+        self.answers[(*key, "end" if what in {"done", "error"} else what)] += 1
+        self.answers[(*key, answer.get("reason", answer.get("code", "")))] += 1
+        self.tokens[key] += len(answer.get("tokens", ()))
+        return "sent"
+
+    def turn(self) -> bool:
+        """Open a box, encode a text or let the executor step; False where nothing is left."""
+        self.now += 0.0001
+        full = [(box, hears) for box, hears in self._opens if box.mail]
+        lane = self.actor._intake.waiting
+        steps = bool(self.executor.rows or self.executor.mail or self.executor.offered)
+        choices: list[Callable[[], None]] = [
+            lambda box=box, hears=hears: hears(box.mail.popleft())  # type: ignore[misc]  # bound now
+            for box, hears in full
+        ]
+        choices += [self._encode] * bool(lane) + [self._step] * steps
+        if choices:
+            self.chance.choice(choices)()
+            return True
+        wake = self.policy.next_wake()
+        if wake is not None:
+            self.now = max(self.now, wake)
+            self._carry_out(self.policy.tick(self.now))
+        return wake is not None
+
+    def _encode(self) -> None:
+        lane = self.actor._intake
+        message = next(iter(lane.waiting.values()))
+        drive(self.actor._serve(message, lane))
+        lane.waiting.pop(message.rid, None)
+
+    def _step(self) -> None:
+        if self._stepping:
+            self.executor.step(self.now)
+            self._stepping = False
+        elif self.executor.border() is not None:
+            self._stepping = True
+
+    def _tokenizer_hears(self, message: Any) -> None:
+        assert not isinstance(message, ExecutorGone), "no executor dies here"
+        if isinstance(message, FromExecutor):
+            assert self.actor._word.heeds(message)
+            drive(self.actor._hear(message))
+            drive(self.actor._pass_on(self.actor._word.passes_on(message)))
+        else:
+            drive(self.actor._hear(message))
+
+    def _scheduler_hears(self, message: Any) -> None:
+        policy, now = self.policy, self.now
+        match message:
+            case Submit():
+                self._carry_out(policy.submit(message, now))
+            case Cancel(rid):
+                self._carry_out(policy.cancel(rid))
+            case RowsPlaced():
+                policy.rows_placed(message, now)
+            case RowsEnded():
+                policy.rows_ended(message, now)
+            case RowsFailed():
+                self._carry_out(policy.rows_failed(message, now))
+            case RowsReturned():
+                self._carry_out(policy.rows_returned(message, now))
+        self._carry_out(policy.tick(now))
+
+    def _carry_out(self, decisions: list[Decision]) -> None:
+        for decision in decisions:
+            match decision:
+                case RowsFailed() | ExecutorGone():
+                    self.to_tokenizer.post(decision)
+                case Accepted() | SchedulerReport():
+                    self.to_door.post(decision)
+                case _:
+                    self.to_executor.post(decision)
+
+    def _executor_hears(self, message: Any) -> None:
+        if isinstance(message, Offer):
+            self.offered.update(one.rid for one in message.rows)
+        elif isinstance(message, Cancel):
+            assert message.rid in self.offered, "who only waits is no concern of the rows that run"
+        self.executor.mail.append(message)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return open_tokenizer(tmp_path_factory.mktemp("engine"), byte_level())
+
+
+def test_every_abort_leaves_one_end_and_nothing_behind(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "log_finished", lambda _: None)
+    world = World(tokenizer)
+    chance = world.chance
+    clients = [b"%d" % number for number in range(CLIENTS)]
+    for client in clients:
+        world.say(client, t="hello", proto=[1])
+    open_ids: dict[bytes, list[str]] = {client: [] for client in clients}
+    aborted: Counter[str] = Counter()
+    number = 0
+    while aborted.total() < ABORTS:
+        client = chance.choice(clients)
+        mine = open_ids[client]
+        mine[:] = [one for one in mine if not world.answers[client, one, "end"]]
+        if len(mine) < OPEN:
+            name, number, tokens = str(number), number + 1, chance.randint(1, LONGEST)
+            if chance.random() < 0.05:
+                world.say(client, t="cancel", id=name)
+                aborted["before"] += 1
+            world.say(client, t="generate", id=name, prompt="ab", max_tokens=tokens)
+            world.asked[client, name] = tokens
+            mine.append(name)
+        for _ in range(chance.randrange(30)):
+            world.turn()
+        other = chance.choice(clients)
+        kind, name = chance.choice(
+            [("open", chance.choice(mine))] * 3
+            + [("ended", str(chance.randrange(number))), ("unknown", "never")]
+            + [("another's", one) for one in open_ids[other][:1] if other != client]
+        )
+        world.say(client, t="cancel", id=name)
+        aborted[kind] += 1
+        if chance.random() < 0.4:
+            world.say(client, t="cancel", id=name)
+            aborted["twice"] += 1
+    while world.turn():
+        pass
+    assert min(aborted.values()) > 100
+    check_ends(world)
+    check_tables(world)
+
+
+def check_ends(world: World) -> None:
+    """One end each; who was not cancelled has all its tokens, and all ways to end were met."""
+    reasons: Counter[str] = Counter()
+    for (client, name), tokens in world.asked.items():
+        assert world.answers[client, name, "end"] == 1
+        reason = next(one for one in ("length", "cancelled") if world.answers[client, name, one])
+        got = world.tokens[client, name]
+        assert got == tokens if reason == "length" else got <= tokens
+        accepted = world.answers[client, name, "accepted"]
+        reasons[f"{reason} {'accepted' if accepted else 'before'} {min(got, 1)}"] += 1
+    expected = {
+        "length accepted 1",
+        "cancelled before 0",
+        "cancelled accepted 0",
+        "cancelled accepted 1",
+    }
+    assert set(reasons) == expected
+    assert min(reasons.values()) > 100
+
+
+def check_tables(world: World) -> None:
+    """Nobody remembers anything of them."""
+    executor, policy, actor = world.executor, world.policy, world.actor
+    assert not executor.rows
+    assert not executor.offered
+    assert not executor.mail
+    load = policy.report(0)
+    assert (load.running, load.queued, load.queued_tokens) == (0, 0, 0)
+    assert not len(policy._house)
+    assert not policy._limbo
+    assert not policy._queue._lines
+    assert not actor._intake.waiting
+    assert not len(actor._streams)
+    assert not actor._word._placed
+    sessions = world.dispatch.sessions
+    assert not sessions.open_requests
+    assert sessions.generations == 0
+    assert not any(session.open or session.generations for session in sessions.all())
+    assert not world.dispatch._unsent_cancels
