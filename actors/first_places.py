@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from actors.house import HeldRow, House
+from actors.messages import Release, Revoke
 from actors.waiting_queue import Entry, WaitingQueue
 
 
@@ -14,6 +16,7 @@ class Claim(NamedTuple):
     due: float
     entry: Entry
     rows: list[HeldRow]
+    all_give_way: bool
 
 
 class FirstPlaces:
@@ -26,19 +29,16 @@ class FirstPlaces:
     unless one of its requests has before.
     """
 
-    def __init__(
-        self, house: House, queue: WaitingQueue, hold_s: float, *, synchronous: bool
-    ) -> None:
-        self._house, self._queue, self._hold_s = house, queue, hold_s
-        self._synchronous = synchronous
+    def __init__(self, house: House, queue: WaitingQueue) -> None:
+        self._house, self._queue = house, queue
 
-    def next(self) -> Claim | None:
+    def next(self, *, synchronous: bool) -> Claim | None:
         """The claim that is due first; None while there is none, or one is being answered."""
         house = self._house
         placed = [row for row in house if row.placed is not None]
         if not placed or any(row.asked == "give way" for row in placed):
             return None
-        if len(placed) < house.places and not self._synchronous:
+        if len(placed) < house.places and not synchronous:
             return None
         held = Counter(row.client for row in placed)
         asked = Counter(row.client for row in house)
@@ -54,11 +54,29 @@ class FirstPlaces:
                 and (held[row.client] > 1 or not row.entry.gave_way)
                 and asked[row.client] + self._queue.count_of(row.client) > own
             ]
-            if rows and self._synchronous:
+            if rows and synchronous:
                 rows = [] if any(row.entry.gave_way for row in placed) else placed
             if rows:
-                claims.append(Claim(entry.queued + self._hold_s, entry, rows))
+                claims.append(Claim(entry.queued + house.hold_s, entry, rows, synchronous))
         return min(claims, key=lambda claim: claim.due, default=None)
+
+    def admit(self, claim: Claim) -> list[Revoke | Release]:
+        """Let rows give way to one that has waited for long enough, once that is the first."""
+        leaving = claim.rows
+        if not claim.all_give_way:
+            row = self._house.get(claim.entry.rid)
+            if row is None:
+                return []
+            if row.order > -math.inf:
+                # It comes back, and is then lined up before all others.
+                row.asked = "revoke"
+                return [Revoke([row.rid])]
+            # The newest has the least to lose, and one that is about to go anyway loses nothing.
+            leaving = [max(leaving, key=lambda one: (one.asked == "release", one.placed or 0.0))]
+        for row in leaving:
+            row.asked = "give way"
+            row.entry.gave_way = True
+        return [Release([row.rid for row in leaving], at_once=True)]
 
     def _first_of_each(self) -> Iterator[Entry]:
         seen = set()

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 from actors.admission import PolicySettings, Refusal, queue_refusal, size_refusal
@@ -61,9 +60,7 @@ class SchedulerPolicy:
         self._synchronous = settings.batching == "synchronous"
         self._queue = WaitingQueue(settings.ageing_s)
         self._house = House(ageing_s=settings.ageing_s, hold_s=settings.hold_s)
-        self._first_places = FirstPlaces(
-            self._house, self._queue, settings.hold_s, synchronous=self._synchronous
-        )
+        self._first_places = FirstPlaces(self._house, self._queue)
         # Rows that a dead executor was offered; the tokenizer will say whether it had begun them.
         self._limbo: dict[int, HeldRow] = {}
         self._suspects = Suspects()
@@ -217,7 +214,7 @@ class SchedulerPolicy:
         if claim is None or claim.due > now:
             return [*expired, *self._offer(now), *self._release(now)]
         self._claimant = claim.entry
-        return [*expired, *self._offer(now), *self._admit(claim), *self._release(now)]
+        return [*expired, *self._offer(now), *self._first_places.admit(claim), *self._release(now)]
 
     def next_wake(self) -> float | None:
         """When `tick` has something to do next, if nothing happens before."""
@@ -359,25 +356,10 @@ class SchedulerPolicy:
         return [Release([row.rid for row in due])] if due else []
 
     def _claim(self) -> Claim | None:
-        claim = None if self._house.closed or not self._present else self._first_places.next()
+        if self._house.closed or not self._present:
+            return None
+        claim = self._first_places.next(synchronous=self._synchronous)
         return None if claim is None or self._suspects.runs_alone(claim.entry) else claim
-
-    def _admit(self, claim: Claim) -> list[Decision]:
-        """Let a row give way to one that has waited for long enough, once that is the first."""
-        leaving = claim.rows
-        if not self._synchronous:
-            row = self._house.get(claim.entry.rid)
-            if row is None:
-                return []
-            if row.order > -math.inf:
-                # It comes back, and is then lined up before all others.
-                return self._revoke([row])
-            # The newest has the least to lose, and one that is about to go anyway loses nothing.
-            leaving = [max(leaving, key=lambda one: (one.asked == "release", one.placed or 0.0))]
-        for row in leaving:
-            row.asked = "give way"
-            row.entry.gave_way = True
-        return [Release([row.rid for row in leaving], at_once=True)]
 
     def _clearing_times(self) -> list[tuple[float, HeldRow]]:
         """From when on rows leave so that the house empties: for a suspect, or the next batch."""

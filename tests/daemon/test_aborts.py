@@ -41,6 +41,7 @@ from daemon.door.requests import Requests
 from daemon.door.settings import DoorFacts, DoorSettings
 from daemon.door.socket import DoorSocket, Received
 from daemon.door.state import DoorState
+from daemon.life import Life
 from runtime.text import Tokenizer
 from tests.actors.simulated_executor import SimulatedExecutor
 from tests.runtime.text.folders import byte_level, open_tokenizer
@@ -107,7 +108,7 @@ class World:
             tokenizer=tokenizer,
         )
         state, settings = DoorState(DoorFacts(server="x", places=3)), DoorSettings()
-        state.state = "ready"
+        state.life = Life("ready")
         self.dispatch = Dispatch(
             settings,
             state,
@@ -133,11 +134,11 @@ class World:
         """The socket's part: what a client is answered."""
         assert not delimited
         answer = msgspec.msgpack.decode(data)
-        what, key = answer["t"], (client, answer.get("id", ""))
-        assert not self.answers[(*key, "end")], "an answer behind the end"
-        self.answers[(*key, "end" if what in {"done", "error"} else what)] += 1
-        self.answers[(*key, answer.get("reason", answer.get("code", "")))] += 1
-        self.tokens[key] += len(answer.get("tokens", ()))
+        what, name = answer["t"], answer.get("id", "")
+        assert not self.answers[client, name, "end"], "an answer behind the end"
+        self.answers[client, name, "end" if what in {"done", "error"} else what] += 1
+        self.answers[client, name, answer.get("reason", answer.get("code", ""))] += 1
+        self.tokens[client, name] += len(answer.get("tokens", ()))
         return "sent"
 
     def turn(self) -> bool:
