@@ -108,11 +108,17 @@ class Machine:
                 raise AssertionError(f"{unit}: {name} is {found} and not {value}\n{status}")
             time.sleep(0.05)
 
-    def journal(self, *matches: str) -> list[dict[str, Any]]:
-        """The entries of the journal with these fields, the oldest first."""
-        self.run("journalctl", "--sync")
-        lines = self.run("journalctl", "-o", "json", *matches).stdout
-        return [json.loads(line) for line in lines.splitlines()]
+    def journal(self, *matches: str, least: int = 0) -> list[dict[str, Any]]:
+        """The entries of the journal with these fields, the oldest first, once it has `least`."""
+        until = time.monotonic() + PATIENCE_S
+        while True:
+            self.run("journalctl", "--sync")
+            lines = self.run("journalctl", "-o", "json", *matches).stdout.splitlines()
+            if len(lines) >= least:
+                return [json.loads(line) for line in lines]
+            if time.monotonic() > until:
+                raise AssertionError(f"{matches}: {len(lines)} entries and not {least}")
+            time.sleep(0.05)
 
     def reboot(self) -> None:
         """Boot again; what was written stays, but in /run and /tmp."""

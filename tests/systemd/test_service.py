@@ -53,6 +53,36 @@ def test_a_second_start_names_the_first(installed: Installed) -> None:
     assert installed.show("ActiveState") == "active"
 
 
+def test_a_reload_takes_what_it_can_names_the_rest_and_loses_no_request(
+    installed: Installed,
+) -> None:
+    installed.ready()
+    with installed.client() as client:
+        generation = client.generate(PROMPT, max_tokens=100)
+        next(generation)
+        installed.write_settings(queue_requests=7, max_batch=2)
+        installed.machine.systemctl("reload", SERVICE)
+        # The outcome is there by now.
+        (entry,) = installed.machine.journal("HEARTH_EVENT=reloaded")
+        assert entry["HEARTH_CHANGED"] == '["queue_requests"]'
+        assert entry["HEARTH_NEEDS_RESTART"] == '["max_batch"]'
+        told = [one["MESSAGE"] for one in installed.machine.journal("-u", SERVICE)]
+        assert "takes effect at a restart: max_batch" in told
+        installed.write_settings(queue_requests=0)
+        refused = installed.machine.run("systemctl", "reload", SERVICE, check=False)
+        assert refused.returncode
+        generation.text()
+        assert generation.done
+        assert generation.done.usage.completion_tokens == 100
+    errors = installed.machine.journal("-p", "err", f"_SYSTEMD_UNIT={SERVICE}")
+    assert any("queue_requests: 0 is not allowed" in error["MESSAGE"] for error in errors)
+    assert installed.show("ActiveState") == "active"
+    # As at first, by the other way.
+    installed.write_settings()
+    installed.signal_daemon(signal.SIGHUP)
+    installed.machine.journal("HEARTH_EVENT=reloaded", least=2)
+
+
 def test_a_frozen_service_goes_on_where_it_was(installed: Installed) -> None:
     installed.ready()
     with installed.client() as client:
