@@ -71,6 +71,7 @@ def door_settings(settings: Settings) -> DoorSettings:
         queued_tokens=settings.queue_tokens,
         client_queue_share=settings.client_queue_share,
         memory_bytes=settings.client_memory_mb << 20,
+        unread_bytes=settings.client_memory_mb << 18,
     )
 
 

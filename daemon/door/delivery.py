@@ -60,6 +60,13 @@ class Delivery:
         request.next_seq += 1
         self.send(request.session, delta)
 
+    @property
+    def heaviest(self) -> Session | None:
+        """The client for which the most waits, where too much waits for all together."""
+        if sum(one.outbox.bytes for one in self._behind.values()) <= self._settings.unread_bytes:
+            return None
+        return max(self._behind.values(), key=lambda one: one.outbox.bytes)
+
     def too_slow(self, session: Session) -> bool:
         """Whether a client's reading is beyond the bounds."""
         outbox = session.outbox

@@ -147,8 +147,13 @@ class Dispatch:
         self._drop_work(request)
 
     def stop_if_slow(self, session: Session) -> None:
-        """End what a client asked for that does not read; its session where that is not enough."""
-        if not self.delivery.too_slow(session):
+        """End what a client asked for that does not read; its session where that is not enough.
+
+        Where too much waits for all clients together, it is the one for which the most waits.
+        """
+        if (heaviest := self.delivery.heaviest) is not None:
+            session = heaviest
+        elif not self.delivery.too_slow(session):
             return
         asked = list(session.open.values())
         for request in asked:

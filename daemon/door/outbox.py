@@ -4,8 +4,10 @@ from collections import deque
 
 from hearth_client.protocol import Answer, Delta, Detokenized, Done, Error, Tokens
 
-_TOKEN_BYTES = 5
-_LOGPROB_BYTES = 16
+# What they take in memory, by which readers that are behind are bounded.
+_ANSWER_BYTES = 320
+_TOKEN_BYTES = 40
+_LOGPROB_BYTES = 140
 
 
 class Outbox:
@@ -45,7 +47,7 @@ class Outbox:
         delta.tokens.extend(more.tokens)
         delta.logprobs.extend(more.logprobs)
         delta.ended = more.ended
-        self.bytes += _bytes_of(more)
+        self.bytes += _bytes_in(more)
         return True
 
     def head(self) -> Answer | None:
@@ -69,6 +71,11 @@ class Outbox:
 
 
 def _bytes_of(answer: Answer) -> int:
+    return _ANSWER_BYTES + _bytes_in(answer)
+
+
+def _bytes_in(answer: Answer) -> int:
+    """What an answer holds beside itself."""
     if isinstance(answer, Delta):
         numbers = sum(1 + len(token.top) for token in answer.logprobs)
         ids = _TOKEN_BYTES * len(answer.tokens)

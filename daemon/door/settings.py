@@ -8,7 +8,8 @@ class DoorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of the front door; sizes in bytes, times in seconds.
 
     `socket` empty means the agreed place. A client does not read once `slow_bytes` of answers wait
-    for it, or nothing could be sent to it for `slow_s`; `send_mark` answers lie with ZeroMQ, beside
+    for it, or nothing could be sent to it for `slow_s`, or more than `unread_bytes` wait for all
+    clients and the most of it for this one; `send_mark` answers lie with ZeroMQ, beside
     these. `answer_s` bounds the wait for other actors where a request sets no deadline of its own.
     All connections are closed when the process has grown by more than `memory_bytes` (0 for any) or
     has more than `open_files` (0 for a quarter of what it may have).
@@ -24,6 +25,7 @@ class DoorSettings(msgspec.Struct, frozen=True, kw_only=True):
     frame_bytes: int = MAX_FRAME_BYTES
     slow_bytes: int = 4 << 20
     slow_s: float = 10.0
+    unread_bytes: int = 128 << 20
     answer_s: float = 30.0
     send_mark: int = 32
     receive_mark: int = 32

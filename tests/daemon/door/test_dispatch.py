@@ -159,13 +159,13 @@ def delta(desk: Desk, request: OpenRequest, size: int) -> None:
 
 
 def test_all_that_waits_for_a_client_counts_together() -> None:
-    desk = Desk(slow_bytes=1000)
+    desk = Desk(slow_bytes=10_000)
     desk.socket.outcome = "full"
     requests = [desk.request(name) for name in "abc"]
     for request in requests:
-        delta(desk, request, 300)
+        delta(desk, request, 3000)
     assert len(desk.session.open) == 3
-    delta(desk, requests[0], 300)
+    delta(desk, requests[0], 3000)
     assert desk.session.open == {}
     assert desk.dispatch.sessions.get(b"1") is desk.session, "it may still read why"
     desk.socket.outcome = "sent"
@@ -174,11 +174,11 @@ def test_all_that_waits_for_a_client_counts_together() -> None:
 
 
 def test_a_client_without_open_requests_may_be_slow_too() -> None:
-    desk = Desk(slow_bytes=1000)
+    desk = Desk(slow_bytes=10_000)
     desk.socket.outcome = "full"
     for name in "ab":
         request = desk.request(name)
-        desk.dispatch.delivery.send_delta(request, Delta(id=name, seq=0, text="x" * 600))
+        desk.dispatch.delivery.send_delta(request, Delta(id=name, seq=0, text="x" * 6000))
         desk.dispatch.done(request, "stop")
     desk.dispatch.stop_if_slow(desk.session)
     assert len(desk.dispatch.sessions) == 0
