@@ -2,7 +2,9 @@
 
 import os
 import socket
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from daemon.life import Life, words
 
@@ -10,6 +12,17 @@ from daemon.life import Life, words
 def tell_state(life: Life) -> None:
     """Show the state where the manager shows the service's."""
     notify(f"STATUS={words(*life)}")
+
+
+@contextmanager
+def reloading() -> Iterator[None]:
+    """Tell that the service takes over new settings, and when it has; it must have been ready."""
+    now = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+    notify(f"RELOADING=1\nMONOTONIC_USEC={now}")
+    try:
+        yield
+    finally:
+        notify("READY=1")
 
 
 def notify(

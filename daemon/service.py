@@ -3,9 +3,8 @@
 import os
 import signal
 import sys
-import time
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,7 +45,7 @@ from daemon.door.front_door import FrontDoor
 from daemon.door.settings import DoorFacts
 from daemon.exit_codes import FORCED, STOPPED, exit_code, reason_of
 from daemon.life import Life
-from daemon.notify import notify, tell_state
+from daemon.notify import notify, reloading, tell_state
 from daemon.observers import Observers
 from daemon.reload import change_to
 from daemon.signals import Asked
@@ -158,7 +157,7 @@ class Service:
                 if "NOTIFY_SOCKET" in os.environ:
                     tasks.start_soon(self._watchdog.run)
                 # Wait.
-                number = await asked.stop(signals, self._try_to_reload)
+                number = await asked.stop(signals, self._reload)
                 _log.info("stopping", signal=number.name)
                 notify("STOPPING=1")
                 self._enter(self._life.draining(number.name))
@@ -169,6 +168,7 @@ class Service:
                     await self._door.stop(self._settings.drain_s)
                 if patience.cancelled_caught:
                     _log.info("stopping at once")
+                    self._enter(self._life.draining(f"{number.name}, and a second signal"))
                 # Stop.
                 # Before the door gives up the lock: the next daemon has sockets of these names.
                 for endpoint in self._endpoints:
@@ -180,7 +180,8 @@ class Service:
                 tasks.cancel_scope.cancel()
         # What is still asked for is under way, and no reason for another exit code.
         asked.ignore()
-        _log.info("stopped")
+        unfinished = self._door.state.totals["shutting_down"]
+        _log.info("stopped", reason=self._life.reason, unfinished=unfinished)
         return FORCED if patience.cancelled_caught else STOPPED
 
     async def _executor_ready(self, ready: ActorReady, addresses: Addresses) -> None:
@@ -234,42 +235,28 @@ class Service:
     def _open_control(self) -> ControlServer | None:
         try:
             path = control_path(self._door.path)
-            server = ControlServer(path, {Reload: self._answer_reload, **self._observers.handlers})
+            server = ControlServer(path, {Reload: self._reload, **self._observers.handlers})
         except HearthError as error:
             _log.warning("there is no control socket", reason=error.message)
             return None
         self._opened.callback(server.close)
         return server
 
-    async def _answer_reload(self, _asked: Reload) -> Reloaded:
-        return self._reload()
-
-    def _try_to_reload(self) -> None:
-        # Whoever sent the signal reads why in the log.
-        with suppress(HearthError):
-            self._reload()
-
-    def _reload(self) -> Reloaded:
+    async def _reload(self, _asked: Reload | None = None) -> Reloaded:
         """Take over what new settings may change, all of it at once, or nothing of it."""
-        if self._was_ready:
-            # Else the manager would take the end of the reload for that of the start.
-            now = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
-            notify(f"RELOADING=1\nMONOTONIC_USEC={now}")
-        try:
-            read = self._read()
-            # What a start would refuse.
-            wiring.runtime_options(read)
-        except HearthError as error:
-            _log.error("not reloaded", reason=error.message, code=error.code, field=error.field)
-            raise
-        else:
+        # Else the manager would take the end of a reload for that of the start.
+        with reloading() if self._was_ready else nullcontext():
+            try:
+                read = self._read()
+                # What a start would refuse.
+                wiring.runtime_options(read)
+            except HearthError as error:
+                _log.error("not reloaded", reason=error.message, code=error.code, field=error.field)
+                raise
             self._settings, changed, needs_restart = change_to(self._settings, read)
             self._adopt(self._settings)
             _log.info("reloaded", changed=changed, needs_restart=needs_restart)
             return Reloaded(changed, needs_restart)
-        finally:
-            if self._was_ready:
-                notify("READY=1")
 
     def _adopt(self, settings: Settings) -> None:
         set_level(settings.log_level)

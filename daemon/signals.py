@@ -1,7 +1,10 @@
 """Which signal asks the daemon for what."""
 
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
+
+from runtime.errors import HearthError
 
 
 class Asked:
@@ -18,14 +21,21 @@ class Asked:
             self.signals.append(signal.SIGHUP)
 
     async def stop(
-        self, received: AsyncIterator[signal.Signals], reload: Callable[[], object] = lambda: None
+        self,
+        received: AsyncIterator[signal.Signals],
+        reload: Callable[[], Awaitable[object]] | None = None,
     ) -> signal.Signals:
-        """Wait for the signal that asks for a stop, and call `reload` when one asks for that."""
+        """Wait for the signal that asks for a stop.
+
+        One that asks for a reload calls `reload`, whose HearthError says the log.
+        """
         while True:
             number = await anext(received)
             if number is not signal.SIGHUP or not self._reloads:
                 return number
-            reload()
+            if reload is not None:
+                with suppress(HearthError):
+                    await reload()
 
     def ignore(self) -> None:
         """Let all of them be from here on."""

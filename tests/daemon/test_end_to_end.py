@@ -253,6 +253,7 @@ def test_a_stop_lets_running_requests_end(slow: OwnDaemon) -> None:
         assert generation.done is not None
         assert generation.done.usage.completion_tokens == 40
     assert slow.wait(10) == 0
+    assert '"reason":"SIGTERM","unfinished":0' in slow.log()
 
 
 def test_a_second_signal_does_not_wait_for_them(tiny_engine: Path) -> None:
@@ -262,7 +263,8 @@ def test_a_second_signal_does_not_wait_for_them(tiny_engine: Path) -> None:
         os.kill(daemon.pid, signal.SIGINT)
         time.sleep(0.3)
         os.kill(daemon.pid, signal.SIGINT)
-        assert daemon.wait(5) == 130
+        assert daemon.wait(30) == 130
+        assert '"reason":"SIGINT, and a second signal","unfinished":1' in daemon.log()
 
 
 def test_signals_behind_a_drain_that_is_over_change_nothing(slow: OwnDaemon) -> None:

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from daemon.signals import Asked
+from runtime.errors import HearthError
 
 MANAGED = {"NOTIFY_SOCKET": "/run/systemd/notify"}
 
@@ -11,6 +12,10 @@ MANAGED = {"NOTIFY_SOCKET": "/run/systemd/notify"}
 async def received(*numbers: signal.Signals) -> AsyncIterator[signal.Signals]:
     for number in numbers:
         yield number
+
+
+async def never() -> None:
+    pytest.fail("nobody asked for it")
 
 
 def test_a_terminal_that_closes_asks_for_a_stop_unless_it_is_ignored(
@@ -25,18 +30,21 @@ def test_a_terminal_that_closes_asks_for_a_stop_unless_it_is_ignored(
 
 @pytest.mark.anyio
 async def test_at_a_terminal_each_signal_asks_for_a_stop() -> None:
-    calls: list[None] = []
     asked = Asked({})
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        assert await asked.stop(received(number), lambda: calls.append(None)) is number
-    assert calls == []
+        assert await asked.stop(received(number), never) is number
 
 
 @pytest.mark.anyio
 async def test_under_a_manager_a_hangup_reloads_and_is_no_stop() -> None:
     calls: list[None] = []
+
+    async def refused() -> None:
+        calls.append(None)
+        raise HearthError("invalid_value", "the file is wrong")
+
     signals = received(signal.SIGHUP, signal.SIGHUP, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
     asked = Asked(MANAGED)
-    assert await asked.stop(signals, lambda: calls.append(None)) is signal.SIGTERM
+    assert await asked.stop(signals, refused) is signal.SIGTERM
     assert len(calls) == 2
     assert await asked.stop(signals) is signal.SIGINT
