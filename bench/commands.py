@@ -16,6 +16,9 @@ _COMMANDS = {
     "spec": LazyCommand(
         "bench.spec.command:spec", "Speculation beside plain decoding, and its proof."
     ),
+    "faults": LazyCommand(
+        "bench.faults.command:faults", "What a daemon survives, with the limits it has to keep."
+    ),
     "soak": LazyCommand("bench.soak:soak", "Resident memory over a long run."),
 }
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,25 +22,42 @@ _PAUSE_S = 0.05
 
 
 class OwnDaemon:
-    """A running `hearth serve` with `flags`; socket and log lie in `folder`."""
+    """A running `hearth serve` with `flags`; socket and log lie in `folder`.
 
-    def __init__(self, folder: Path, engine: Path, flags: Sequence[str] = ()) -> None:
+    `environ` is added to its environment; `log` names another place for the log.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        engine: Path,
+        flags: Sequence[str] = (),
+        *,
+        environ: Mapping[str, str] | None = None,
+        log: Path | None = None,
+    ) -> None:
         self.socket = folder / "hearth.sock"
-        self._log = folder / "log"
+        self._log = log or folder / "log"
         arguments = ["serve", "--engine", str(engine), "--socket", str(self.socket), *flags]
         # The settings of the user's own daemon are no concern of this one.
-        environ = {k: v for k, v in os.environ.items() if not k.startswith("HEARTH_")}
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("HEARTH_")}
         # What it leaves behind when it is killed goes with the folder.
-        environ["TMPDIR"] = str(folder)
-        with self._log.open("wb") as log:
+        own = {**inherited, "TMPDIR": str(folder), **(environ or {})}
+        with self._log.open("wb") as file:
             self._process = subprocess.Popen(  # noqa: S603 - our own program and arguments
-                [sys.executable, "-m", "daemon.cli", *arguments], stderr=log, env=environ
+                [sys.executable, "-m", "daemon.cli", *arguments], stderr=file, env=own
             )
 
     @property
     def pid(self) -> int:
         """The daemon's process."""
         return self._process.pid
+
+    @property
+    def executor(self) -> int | None:
+        """Its executor's process; None while there is none."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        return int(children[0]) if children else None
 
     @property
     def runs(self) -> bool:
@@ -92,10 +109,16 @@ class OwnDaemon:
 
 
 @contextmanager
-def own_daemon(engine: Path, flags: Sequence[str] = ()) -> Iterator[OwnDaemon]:
+def own_daemon(
+    engine: Path,
+    flags: Sequence[str] = (),
+    *,
+    environ: Mapping[str, str] | None = None,
+    log: Path | None = None,
+) -> Iterator[OwnDaemon]:
     """A daemon that serves `engine` and is ready; it is gone at the end, whatever happened."""
     with tempfile.TemporaryDirectory(prefix="hearth-") as folder:
-        daemon = OwnDaemon(Path(folder), engine, flags)
+        daemon = OwnDaemon(Path(folder), engine, flags, environ=environ, log=log)
         try:
             daemon.wait_until_ready()
             yield daemon

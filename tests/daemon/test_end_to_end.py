@@ -75,11 +75,10 @@ def greedy_here(engine: Path, ids: list[int], max_tokens: int) -> tuple[list[int
     return response.rows[0].token_ids, response.rows[0].text
 
 
-def child_of(pid: int) -> int:
-    """The one child process of `pid`: its executor."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    assert len(children) == 1
-    return int(children[0])
+def executor_of(daemon: OwnDaemon) -> int:
+    executor = daemon.executor
+    assert executor is not None
+    return executor
 
 
 def take(generation: Generation, deltas: int) -> None:
@@ -247,7 +246,7 @@ def test_a_stop_lets_running_requests_end(slow: OwnDaemon) -> None:
         generation = client.generate("a", max_tokens=40)
         take(generation, 1)
         # A service manager may signal every process of the group.
-        for pid in (child_of(slow.pid), slow.pid):
+        for pid in (executor_of(slow), slow.pid):
             os.kill(pid, signal.SIGTERM)
         generation.text()
         assert generation.done is not None
@@ -271,7 +270,7 @@ def test_signals_behind_a_drain_that_is_over_change_nothing(slow: OwnDaemon) -> 
     with Client(slow.socket) as client:
         assert client.generate("a", max_tokens=2).text() is not None
     # The end of one that hangs takes seconds, in which the daemon waits for nothing else.
-    os.kill(child_of(slow.pid), signal.SIGSTOP)
+    os.kill(executor_of(slow), signal.SIGSTOP)
     os.kill(slow.pid, signal.SIGTERM)
     wait_until(lambda: not slow.socket.exists())
 
@@ -299,7 +298,7 @@ def test_a_killed_executor_fails_its_requests_and_is_replaced(slow: OwnDaemon) -
     with Client(slow.socket) as client:
         generation = client.generate("a", max_tokens=80)
         take(generation, 2)
-        os.kill(child_of(slow.pid), signal.SIGKILL)
+        os.kill(executor_of(slow), signal.SIGKILL)
         with pytest.raises(ExecutorFailed):
             generation.text()
         assert client.generate("a", max_tokens=3).text() is not None

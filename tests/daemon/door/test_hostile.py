@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from hearth_client import Client, ConnectionLost, UnsupportedOption
 
+from bench.faults.raw_peer import connected_peer, send_unfinished
 from daemon.door.process_bounds import use_of_process
 from tests.daemon.door.harness import (
     BACKENDS,
@@ -19,7 +20,6 @@ from tests.daemon.door.harness import (
     say,
     until,
 )
-from tests.daemon.door.raw_peer import connected_peer, send_unfinished
 
 
 @pytest.fixture(params=BACKENDS, ids=["asyncio", "uvloop"])

@@ -5,6 +5,7 @@ from pathlib import Path
 
 _GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + bytes(32)
 _READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
+_LONG = b"\x02"
 _MORE_AND_LONG = b"\x03"
 
 
@@ -17,8 +18,30 @@ def connected_peer(path: Path) -> socket.socket:
     return peer
 
 
+def send_message(peer: socket.socket, data: bytes) -> None:
+    """Send a message of one frame; OSError when the other side has left."""
+    peer.sendall(_LONG + len(data).to_bytes(8, "big") + data)
+
+
 def send_unfinished(peer: socket.socket, count: int, size: int) -> None:
     """Send frames of which each says that another follows; OSError when the other side leaves."""
     frame = _MORE_AND_LONG + size.to_bytes(8, "big") + b"x" * size
     for _ in range(count):
         peer.sendall(frame)
+
+
+def declare(peer: socket.socket, size: int) -> None:
+    """Say that a frame of `size` bytes follows, and send none of it."""
+    peer.sendall(_LONG + size.to_bytes(8, "big"))
+
+
+def has_ended(peer: socket.socket) -> bool:
+    """Whether the other side has closed the connection."""
+    try:
+        while peer.recv(1 << 16, socket.MSG_DONTWAIT):
+            pass
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True

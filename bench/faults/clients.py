@@ -1,0 +1,121 @@
+"""Rows about clients that are killed, that do not read, that come again, and that cancel."""
+
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from bench.child_process import family_usage
+from bench.faults.raw_peer import connected_peer, send_message
+from bench.faults.talk import PATIENCE_S, Talk
+from bench.faults.trial import Trial, most, seconds_since
+from daemon.control.client import ask
+from daemon.control.messages import Trace, TraceReport
+
+PROMPT = "the lamp is on"
+_KILLED_CLIENT = """
+import sys
+from hearth_client import Client
+client = Client(sys.argv[1], lease_s=float(sys.argv[2]))
+for delta in client.generate("doomed", max_tokens=int(sys.argv[3]), ignore_eos=True):
+    print("delta", flush=True)
+"""
+_GROWTH_MB = 100.0
+_TEXTS = 16
+_TEXT_TOKENS = 32_000
+_PAUSE_S = 0.05
+_QUIET_S = 0.5
+_LEASE_S = 2.0
+
+
+def client_killed(trial: Trial) -> None:
+    """A client is killed while its reply streams, beside another one."""
+    daemon = trial.shared()
+    with trial.talk(daemon) as talk:
+        alone = talk.generate(PROMPT, max_tokens=60, logprobs=8)
+        talk.end(alone)
+        words = (str(daemon.socket), str(_LEASE_S), str(most(talk)))
+        doomed = subprocess.Popen(  # noqa: S603 - our own program
+            [sys.executable, "-c", _KILLED_CLIENT, *words], stdout=subprocess.PIPE
+        )
+        try:
+            if doomed.stdout is not None:
+                doomed.stdout.readline()
+            beside = talk.generate(PROMPT, max_tokens=60, logprobs=8)
+            talk.wait_for_deltas(beside, 3)
+        finally:
+            doomed.kill()
+            killed = time.monotonic()
+            doomed.communicate()
+        talk.wait_for_status(lambda status: status["clients"] == 1)
+        trial.at_most("evicted_s", seconds_since(killed), _LEASE_S)
+        talk.end(beside)
+        trial.same_tokens(talk, beside, alone)
+
+
+def client_stops_reading(trial: Trial) -> None:
+    """A client asks for a reply and for long texts, and reads nothing."""
+    daemon = trial.shared()
+    with trial.talk(daemon) as talk, connected_peer(daemon.socket) as deaf:
+        before = family_usage(daemon.pid).rss_bytes
+        quiet = talk.generate(PROMPT, max_tokens=100)
+        talk.end(quiet)
+        _say(deaf, t="hello", proto=[1], client="deaf")
+        _say(deaf, t="generate", id="reply", prompt=PROMPT, max_tokens=most(talk), ignore_eos=True)
+        beside = talk.generate(PROMPT, max_tokens=100)
+        started, largest, ended = time.monotonic(), before, ""
+        while not ended and seconds_since(started) < PATIENCE_S:
+            for number in range(_TEXTS):
+                _say(deaf, t="detokenize", id=f"text {number}", tokens=[65] * _TEXT_TOKENS)
+            talk.listen(_PAUSE_S)
+            largest = max(largest, family_usage(daemon.pid).rss_bytes)
+            ended = _reason(daemon.socket, "deaf")
+        trial.at_most("ended_s", seconds_since(started), 30.0)
+        trial.expect("ended_as", ended, "slow_client")
+        trial.at_most("grown_mb", (largest - before) / 1e6, _GROWTH_MB)
+        talk.end(beside)
+        trial.measured["ms_a_token_before"] = _ms_a_token(talk, quiet)
+        trial.measured["ms_a_token_beside"] = _ms_a_token(talk, beside)
+        trial.same_tokens(talk, beside, quiet)
+
+
+def same_identity(trial: Trial) -> None:
+    """A second connection takes the identity of one that has a reply under way."""
+    daemon = trial.shared()
+    with trial.talk(daemon, identity=b"twin") as first:
+        reply = first.generate(PROMPT, max_tokens=60)
+        first.wait_for_deltas(reply)
+        with trial.talk(daemon, hello=False, identity=b"twin") as second:
+            second.say({"t": "hello", "proto": [1]})
+            first.end(reply)
+            second.listen(_QUIET_S)
+            trial.expect("answers_stolen", len(second.heard), 0)
+        trial.expect("tokens", len(first.tokens(reply)), 60)
+    started = time.monotonic()
+    with trial.talk(daemon, identity=b"twin") as again:
+        trial.measured["free_again_s"] = seconds_since(started)
+        trial.expect("then", again.word(again.generate(PROMPT, max_tokens=4)), "length")
+
+
+def _say(peer: socket.socket, **fields: Any) -> None:
+    with suppress(OSError):  # it may have been put out already
+        send_message(peer, msgspec.msgpack.encode(fields))
+
+
+def _reason(socket_path: Path, client: str) -> str:
+    """Why the last request of the client of that name ended; empty while none has."""
+    ended = ask(Trace(last=10), TraceReport, str(socket_path)).requests
+    return next((one.reason for one in reversed(ended) if one.client == client), "")
+
+
+def _ms_a_token(talk: Talk, request_id: str) -> float:
+    """The median time between two deltas."""
+    times = [one.seconds for one in talk.deltas(request_id)]
+    return 1e3 * median(later - earlier for earlier, later in pairwise(times))

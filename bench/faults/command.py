@@ -1,0 +1,127 @@
+"""`hearth bench faults`: what is done to a daemon, and what it makes of it."""
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from bench.faults.rows import NOT_RUN, ROWS, Row
+from bench.faults.trial import House, Trial, seconds_since
+from bench.report import Record, figure, note, publish, record_option
+from bench.toy_daemon import engine_option, given_or_toy
+from daemon.cli.console import out
+from daemon.cli.errors import FAILED
+from daemon.cli.options import json_option
+
+_SAID = ("survived", "limit", "broken")
+
+
+class FaultFigures(msgspec.Struct, kw_only=True):
+    """What was survived; `lost` are requests without exactly one terminal answer."""
+
+    survived: int
+    of: int
+    lost: int
+    requests: int
+    seconds: float
+    rows: dict[str, dict[str, Any]]
+    not_run: dict[str, str]
+
+
+@click.command()
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="ROW",
+    help="Only the rows whose names hold this text; may be given more than once.",
+)
+@engine_option("the simulated engine")
+@record_option
+@json_option
+def faults(only: tuple[str, ...], engine: Path | None, record: Record, *, as_json: bool) -> int:
+    """Kill, stop and mislead a daemon, and measure what becomes of its requests.
+
+    Every row works with real processes, signals and sockets, and has a limit that it keeps or
+    not. The exit code is 1 when one did not, or a request was lost.
+    """
+    rows = chosen(only)
+    figures = try_rows(rows, engine)
+    publish(figures, lambda: show(figures), as_json=as_json)
+    record.keep({"faults": figures})
+    return 0 if figures.survived == figures.of and not figures.lost else FAILED
+
+
+def chosen(only: Sequence[str]) -> list[Row]:
+    """The rows whose names hold one of the texts, all where there is none.
+
+    Raises click.UsageError for a text that no name holds.
+    """
+    for text in only:
+        if not any(text.lower() in row.name.lower() for row in ROWS):
+            names = ", ".join(row.name for row in ROWS)
+            raise click.UsageError(f"--only {text!r} is no part of a row's name: {names}")
+    return [
+        row for row in ROWS if not only or any(text.lower() in row.name.lower() for text in only)
+    ]
+
+
+def try_rows(rows: Sequence[Row], engine: Path | None) -> FaultFigures:
+    """Try one row after the other; a daemon that one has ended is started anew for the next."""
+    started = time.monotonic()
+    trials = {}
+    with ExitStack() as stack:
+        folder = stack.enter_context(given_or_toy(engine))
+        house = House(folder, stack, simulated=engine is None)
+        for row in rows:
+            trials[row.name] = _try(row, Trial(house))
+    return FaultFigures(
+        survived=sum(one["survived"] for one in trials.values()),
+        of=len(trials),
+        lost=sum(one["lost"] for one in trials.values()),
+        requests=sum(one["requests"] for one in trials.values()),
+        seconds=seconds_since(started),
+        rows=trials,
+        not_run=dict(NOT_RUN),
+    )
+
+
+def _try(row: Row, trial: Trial) -> dict[str, Any]:
+    started = time.monotonic()
+    try:
+        row.run(trial)
+    except Exception as error:  # noqa: BLE001 - what one row meets must not hide the others
+        trial.broken.append(f"{type(error).__name__}: {error}")
+    survived = not (trial.broken or trial.lost)
+    note(f"{row.name}: {word(survived)}")
+    for reason in trial.broken:
+        note(f"    {reason}")
+    return {
+        "survived": survived,
+        "limit": row.limit,
+        "requests": trial.requests,
+        "lost": trial.lost,
+        "seconds": seconds_since(started),
+        **trial.measured,
+        **({"broken": trial.broken} if trial.broken else {}),
+    }
+
+
+def show(figures: FaultFigures) -> None:
+    """Print the rows for people."""
+    console = out()
+    for name, row in figures.rows.items():
+        told = {key: value for key, value in row.items() if key not in _SAID}
+        console.print(f"[bold]{name}[/]: {word(row['survived'])}", highlight=False)
+        console.print(f"  {', '.join(f'{key} {figure(value)}' for key, value in told.items())}")
+    for name, reason in figures.not_run.items():
+        console.print(f"[bold]{name}[/]: not run, {reason}", highlight=False)
+    console.print(f"{figures.survived} of {figures.of} survived, {figures.lost} requests lost")
+
+
+def word(survived: bool) -> str:  # noqa: FBT001 - the one thing that it is about
+    """What is said of a row."""
+    return "survived" if survived else "NOT SURVIVED"

@@ -1,0 +1,106 @@
+"""Rows about the executor's process: killed, stopped, and failing in a step."""
+
+import math
+import os
+import signal
+import time
+from collections.abc import Callable
+
+from bench.faults.talk import PATIENCE_S, Answer, Talk
+from bench.faults.trial import Trial, most, seconds_since
+from daemon.cli.errors import Failure
+from daemon.own_daemon import OwnDaemon
+
+_ANSWER_S = 1.0
+_PROGRESS_S = 3.0
+_PAUSE_S = 1.0
+_SLACK_S = 1.0
+_KILLS = 4
+_PROMPTS = 6
+_GONE = 69
+
+
+def executor_killed(trial: Trial) -> None:
+    """The executor is killed four times where it hurts, and once more behind the last restart."""
+    with trial.daemon("--restart-limit", str(_KILLS)) as daemon, trial.talk(daemon) as talk:
+        # While replies stream.
+        running = [talk.generate(f"decode {n}", max_tokens=most(talk)) for n in range(4)]
+        for one in running:
+            talk.wait_for_deltas(one, 2)
+        first = _executor(daemon)
+        os.kill(first, signal.SIGKILL)
+        killed = time.monotonic()
+        last = max(talk.end(one).seconds for one in running)
+        trial.at_most("decode_answer_s", last - killed, _ANSWER_S)
+        trial.expect("decode_codes", {talk.word(one) for one in running}, {"executor_failed"})
+        trial.expect("ready_meanwhile", talk.ask("status")["state"] == "ready", wanted=False)
+        # As soon as the next one is there, and once more when it captures or tries its steps.
+        waiting = talk.generate("waits for all that", max_tokens=4)
+        second, _ = _kill_next(daemon, talk, first, lambda _status: True)
+        third, trial.measured["capture_stage"] = _kill_next(daemon, talk, second, _is_late)
+        talk.wait_for_status(lambda status: status["state"] == "ready")
+        trial.measured["replaced_s"] = seconds_since(killed)
+        trial.expect("waited_through_it", talk.word(waiting), "length")
+        # While long prompts are read, of which a fast engine has read some by now.
+        long = "prompt " * (talk.limits["prompt_tokens"] // 8)
+        reading = [talk.generate(f"{n} {long}", max_tokens=4) for n in range(_PROMPTS)]
+        talk.wait_for_status(lambda status: status["running"])
+        fourth, _ = _kill_next(daemon, talk, third, lambda _status: True)
+        killed = time.monotonic()
+        failed = [one for one in reading if talk.word(one) == "executor_failed"]
+        last = max((talk.end(one).seconds for one in failed), default=math.inf)
+        trial.at_most("prefill_answer_s", last - killed, _ANSWER_S)
+        trial.expect(
+            "prefill_words", {talk.word(one) for one in reading}, {"executor_failed", "length"}
+        )
+        # No restart is left.
+        last_one = talk.generate("last", max_tokens=most(talk))
+        talk.wait_for_deltas(last_one)
+        _kill_next(daemon, talk, fourth, lambda _status: True)
+        trial.expect("last_code", talk.word(last_one), "executor_failed")
+        trial.expect("exit_code", daemon.wait(PATIENCE_S), _GONE)
+
+
+def executor_hangs(trial: Trial) -> None:
+    """The executor stands still for less than it may, and then for good."""
+    limit = ("--progress-timeout-s", str(_PROGRESS_S))
+    with trial.daemon(*limit) as daemon, trial.talk(daemon) as talk:
+        slow = talk.generate("a pause", max_tokens=most(talk))
+        talk.wait_for_deltas(slow, 2)
+        executor = _executor(daemon)
+        os.kill(executor, signal.SIGSTOP)
+        talk.listen(_PAUSE_S)
+        os.kill(executor, signal.SIGCONT)
+        before = len(talk.deltas(slow))
+        talk.wait_for_deltas(slow, before + 10)
+        trial.expect("survived_a_pause", daemon.executor == executor and not talk.ends(slow), True)
+        stopped = time.monotonic()
+        os.kill(executor, signal.SIGSTOP)
+        trial.at_most("answer_s", talk.end(slow).seconds - stopped, _PROGRESS_S + _SLACK_S)
+        trial.expect("code", talk.word(slow), "executor_failed")
+        talk.wait_for_status(lambda status: status["state"] == "ready")
+        trial.measured["replaced_s"] = seconds_since(stopped)
+        trial.expect("then", talk.word(talk.generate("again", max_tokens=4)), "length")
+
+
+def _executor(daemon: OwnDaemon) -> int:
+    executor = daemon.executor
+    if executor is None:
+        raise Failure("the daemon has no executor")
+    return executor
+
+
+def _is_late(status: Answer) -> bool:
+    return status["state"] == "ready" or status.get("stage") in {"capturing", "answering"}
+
+
+def _kill_next(
+    daemon: OwnDaemon, talk: Talk, before: int, moment: Callable[[Answer], bool]
+) -> tuple[int, str]:
+    """Kill the executor behind that of process `before` at a moment; its process and its stage."""
+    status = talk.wait_for_status(
+        lambda status: daemon.executor not in {None, before} and moment(status)
+    )
+    executor = _executor(daemon)
+    os.kill(executor, signal.SIGKILL)
+    return executor, str(status.get("stage") or status["state"])

@@ -1,0 +1,131 @@
+"""What a row of `bench faults` works with: daemons, clients, and what it has measured."""
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from bench.faults.talk import Talk
+from bench.toy_daemon import simulated_flags
+from daemon.own_daemon import OwnDaemon, own_daemon
+
+STEP_MS = 10.0
+_PREFILL_US = 100.0
+_SETTLE_S = 0.05
+"""How long is listened for what must not come any more."""
+
+
+class House:
+    """The engine folder of a run, and the daemon that rows share which do it no harm."""
+
+    def __init__(self, engine: Path, stack: ExitStack, *, simulated: bool) -> None:
+        self.engine = engine
+        self.simulated = simulated
+        self._stack = stack
+        self._shared: OwnDaemon | None = None
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """What every daemon of this run is started with."""
+        return simulated_flags(STEP_MS, _PREFILL_US) if self.simulated else ()
+
+    def shared(self) -> OwnDaemon:
+        """The daemon of all rows that leave it as it was; a new one where it has ended."""
+        if self._shared is None or not self._shared.runs:
+            self._shared = self._stack.enter_context(own_daemon(self.engine, self.flags))
+        return self._shared
+
+
+class Trial:
+    """One row while it is tried.
+
+    `measured` holds its figures, `broken` the limits that it did not keep, `lost` the requests
+    without exactly one terminal answer.
+    """
+
+    def __init__(self, house: House) -> None:
+        self.measured: dict[str, Any] = {}
+        self.broken: list[str] = []
+        self.requests = self.lost = 0
+        self.simulated = house.simulated
+        self.engine = house.engine
+        self._house = house
+
+    def shared(self) -> OwnDaemon:
+        """The daemon of all rows that leave it as it was."""
+        return self._house.shared()
+
+    @contextmanager
+    def daemon(
+        self, *flags: str, environ: Mapping[str, str] | None = None, log: Path | None = None
+    ) -> Iterator[OwnDaemon]:
+        """A daemon of this row's own, ready."""
+        given = (*self._house.flags, *flags)
+        with own_daemon(self.engine, given, environ=environ, log=log) as daemon:
+            yield daemon
+
+    @contextmanager
+    def begun(self, folder: Path, *flags: str) -> Iterator[OwnDaemon]:
+        """A daemon that has just been started in `folder`, gone at the end."""
+        daemon = OwnDaemon(folder, self.engine, (*self._house.flags, *flags))
+        try:
+            yield daemon
+        finally:
+            daemon.kill()
+
+    @contextmanager
+    def talk(self, daemon: OwnDaemon, **options: Any) -> Iterator[Talk]:
+        """A client each of whose requests has to get exactly one terminal answer."""
+        with closing(Talk(daemon.socket, **options)) as talk:
+            try:
+                yield talk
+            finally:
+                talk.listen(_SETTLE_S)
+                self.requests += len(talk.asked)
+                self.lost += len(talk.lost())
+
+    def at_most(self, name: str, value: float, limit: float) -> None:
+        """Keep a figure that has a limit."""
+        self.measured[name] = value
+        if not value <= limit:
+            self.broken.append(f"{name} is {value:.4g}, above {limit:g}")
+
+    def expect(self, name: str, value: Any, wanted: Any) -> None:
+        """Keep a figure that has to be just that."""
+        self.measured[name] = value
+        if value != wanted:
+            self.broken.append(f"{name} is {value!r} and not {wanted!r}")
+
+    def one_of(self, name: str, value: Any, wanted: Sequence[Any]) -> None:
+        """Keep a figure that has to be one of these."""
+        self.measured[name] = value
+        if value not in wanted:
+            self.broken.append(f"{name} is {value!r} and none of {wanted!r}")
+
+    def same_tokens(self, talk: Talk, request_id: str, reference: str) -> None:
+        """Two replies have to be alike; on a real engine they may part at a near-tie."""
+        # Loads the runtime, which no refusal of a wrong command line has to wait for.
+        from bench.spec.verify import NEAR_TIE, divergence  # noqa: PLC0415 - said above
+
+        parted = divergence(0, talk.tokens(request_id), talk.tokens(reference))
+        gap = 0.0 if parted is None else parted.gap
+        dtype = talk.ask("status")["engine"].get("dtype", "float32")
+        tie = 0.0 if self.simulated else NEAR_TIE.get(dtype, 0.0)
+        self.measured["tokens_compared"] = len(talk.tokens(reference))
+        self.measured["tokens_equal"] = parted is None
+        if gap > tie or math.isinf(gap):
+            place = parted.place if parted else 0
+            self.broken.append(f"token {place} differs from a run without the fault")
+
+
+def most(talk: Talk) -> int:
+    """The longest reply to a short prompt that the daemon takes: one that outlasts the others."""
+    tokens: int = talk.limits["total_tokens"]
+    return tokens - 64
+
+
+def seconds_since(start: float) -> float:
+    """Seconds of the monotonic clock since `start`."""
+    return time.monotonic() - start
