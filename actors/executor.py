@@ -217,7 +217,7 @@ class ExecutorActor:
 
     def _fail(self, rids: list[int], error: Exception) -> None:
         """Answer the requests of rows that are lost; raises where the executor cannot go on."""
-        _log.error("rows failed", rows=len(rids), exc_info=error)
+        _log.error("rows failed", rids=rids, exc_info=error)
         for rid in rids:
             self._rows.remove(rid)
         self._tell_failed(rids, _as_failure(error))

@@ -72,6 +72,7 @@ def main(arguments: list[str]) -> int:
     _die_with(config.parent)
     _die_first()
     configure_logging(config.log_level, config.log_format)
+    structlog.contextvars.bind_contextvars(epoch=config.epoch)
     try:
         with zmq.Context() as context:
             run_actor(config, context)

@@ -9,16 +9,14 @@ import socket
 import struct
 from array import array
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, TextIO
+from typing import Any, TextIO
 
 import msgspec
 
-if TYPE_CHECKING:
-    from structlog.typing import EventDict, WrappedLogger
-
 PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 PLACE = "/run/systemd/journal/socket"
-_NAMES = {"level": "PRIORITY", "request": "REQUEST_ID", "code": "CODE"}
+_NAMES = {"request": "REQUEST_ID", "requests": "REQUEST_ID", "code": "CODE"}
+_LOSS = {"level": "warning", "event": "lines of the log were lost"}
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 
@@ -48,8 +46,7 @@ class Journal:
 
     def send(self, entry: bytes) -> None:
         """Send what `journal_entry` gave."""
-        loss: EventDict = {"event": "lines of the log were lost", "lines": self._lost}
-        if self._lost and self._try(journal_entry(None, "", {**loss, "level": "warning"})):
+        if self._lost and self._try(journal_entry(None, "", {**_LOSS, "lines": self._lost})):
             self._lost = 0
         if self._lost or not self._try(entry):
             self._lost += 1
@@ -78,15 +75,17 @@ class Journal:
         return True
 
 
-def journal_entry(_logger: WrappedLogger, _name: str, event: EventDict) -> bytes:
+def journal_entry(_logger: object, _name: str, event: Mapping[str, Any]) -> bytes:
     """The last processor: MESSAGE for people, and a field for everything that the event has."""
-    fields = {"SYSLOG_IDENTIFIER": "hearth", "MESSAGE": _for_people(event)}
-    fields |= {_NAMES.get(key, f"HEARTH_{key.upper()}"): _text(v) for key, v in event.items()}
-    fields["PRIORITY"] = str(PRIORITIES[event["level"]])
-    return b"".join(_field(name, text.encode(errors="replace")) for name, text in fields.items())
+    fields = [("SYSLOG_IDENTIFIER", "hearth"), ("MESSAGE", _for_people(event))]
+    fields.append(("PRIORITY", str(PRIORITIES[event["level"]])))
+    for key, value in event.items():
+        values = value if key == "requests" else [value]
+        fields += [(_NAMES.get(key, f"HEARTH_{key.upper()}"), _text(one)) for one in values]
+    return b"".join(_field(name, text.encode(errors="replace")) for name, text in fields)
 
 
-def _for_people(event: EventDict) -> str:
+def _for_people(event: Mapping[str, Any]) -> str:
     apart = ("event", "level", "exception")
     words = [f"{key}={_text(value)}" for key, value in event.items() if key not in apart]
     line = " ".join([str(event["event"]), *words])

@@ -169,10 +169,12 @@ def _console(stream: TextIO, environ: Mapping[str, str]) -> list[Processor]:
 
 
 def _name_request(_logger: WrappedLogger, _name: str, event: EventDict) -> EventDict:
-    """In place of an actor's number its id, where the daemon has told its `epoch`."""
-    epoch = event.pop("epoch", None)
-    if epoch is not None and "rid" in event:
+    """In place of actors' numbers the ids of requests, where the daemon has told its `epoch`."""
+    epoch = event.pop("epoch", "")
+    if epoch and "rid" in event:
         event["request"] = request_id(epoch, event.pop("rid"))
+    if epoch and "rids" in event:
+        event["requests"] = [request_id(epoch, rid) for rid in event.pop("rids")]
     return event
 
 

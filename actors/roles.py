@@ -16,7 +16,10 @@ from runtime.options import RuntimeOptions
 
 
 class HostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The one argument of an actor's process; `role` says as what its `settings` are read."""
+    """The one argument of an actor's process; `role` says as what its `settings` are read.
+
+    By `epoch` the log calls requests as the daemon does.
+    """
 
     name: str
     role: str
@@ -25,6 +28,7 @@ class HostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     parent: int
     log_level: Level = "info"
     log_format: Format = "auto"
+    epoch: str = ""
 
 
 class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -47,10 +47,10 @@ class Observers:
         )
         self.on_step = self._metrics.gaps.step
         self.listeners: list[Listener] = [self._metrics.requests.record, self._history.add]
-        if settings.traces == "otlp":
-            spans = open_spans(model)
-            opened.callback(spans.close)
-            self.listeners.append(spans.add)
+        self._spans = open_spans(model) if settings.traces == "otlp" else None
+        if self._spans is not None:
+            opened.callback(self._spans.close)
+            self.listeners.append(self._spans.add)
 
     @property
     def handlers(self) -> dict[type[ControlRequest], Handler]:
@@ -92,5 +92,6 @@ class Observers:
             silent_s=self._supervisor.silent_s,
             restarts=self._supervisor.restarts,
             lost_lines=self._log.all_lost,
+            lost_spans=self._spans.lost if self._spans else 0,
             free=available_memory(),
         )

@@ -264,10 +264,10 @@ class Service:
         self._door.tell(facts=self._facts())
         if self._scheduler is not None:
             self._scheduler.adopt(wiring.policy_settings(settings))
-        self._supervisor.adopt(wiring.executor_plan(settings, self._engine))
+        self._supervisor.adopt(wiring.executor_plan(settings, self._engine, self._door.epoch))
 
     def _make_supervisor(self) -> Supervisor:
-        plan = wiring.executor_plan(self._settings, self._engine)
+        plan = wiring.executor_plan(self._settings, self._engine, self._door.epoch)
         endpoint = self._sockets.supervisor(plan.role)
         inbox: Receiver[SupervisorMessage] = Receiver(
             self._context, [endpoint], SupervisorMessage, CONTROL_LIMIT

@@ -116,7 +116,7 @@ def policy_settings(settings: Settings) -> PolicySettings:
     )
 
 
-def executor_plan(settings: Settings, engine: Path) -> ActorPlan:
+def executor_plan(settings: Settings, engine: Path, epoch: str = "") -> ActorPlan:
     """The executor as its supervisor keeps it; its paths do not depend on the working folder."""
     return ActorPlan(
         "executor",
@@ -125,6 +125,7 @@ def executor_plan(settings: Settings, engine: Path) -> ActorPlan:
         restart_limit=settings.restart_limit,
         log_level=settings.log_level,
         log_format=settings.log_format,
+        epoch=epoch,
     )
 
 

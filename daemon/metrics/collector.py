@@ -36,6 +36,7 @@ class Look(NamedTuple):
     silent_s: float | None
     restarts: int
     lost_lines: int
+    lost_spans: int
     free: int
 
 
@@ -73,6 +74,9 @@ def _daemon(look: Look) -> Iterator[Metric]:
             look.silent_s,
         )
     yield _counter("log_lines_lost", "Lines that the daemon's log did not take.", look.lost_lines)
+    yield _counter(
+        "spans_lost", "Spans that no collector has got: the setting `traces`.", look.lost_spans
+    )
     yield _gauge(
         "memory_free_bytes",
         "Memory that is free: of the host within its limits, of a device that has its own.",

@@ -63,6 +63,7 @@ class ActorPlan(NamedTuple):
     shutdown_s: float = 5.0
     log_level: Level = "info"
     log_format: Format = "auto"
+    epoch: str = ""
 
 
 class Listeners(NamedTuple):
@@ -259,6 +260,7 @@ class Supervisor:
             parent=os.getpid(),
             log_level=self._plan.log_level,
             log_format=self._plan.log_format,
+            epoch=self._plan.epoch,
         )
 
     async def _watch(self, process: ActorProcess) -> None:

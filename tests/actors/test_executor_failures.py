@@ -49,7 +49,7 @@ def test_a_failing_step_takes_the_placed_rows_and_the_offered_ones_follow(
         house.finish(9)
     assert (failed.rids, failed.code) == ([7, 8], code)
     assert "secret" not in failed.message
-    assert [line["event"] for line in logs] == ["rows failed"]
+    assert [(line["event"], line["rids"]) for line in logs] == [("rows failed", [7, 8])]
 
 
 def test_a_prefill_that_fails_harms_nobody_else(house: House, runtime: FakeRuntime) -> None:

@@ -44,7 +44,7 @@ class FakeJournald:
 
 
 def parsed(data: bytes) -> Entry:
-    """An entry by the rules of the protocol, which allow a name twice and Hearth never gives."""
+    """An entry by the rules of the protocol; a field that comes twice has both values."""
     found: Entry = {}
     while data:
         line, data = data.split(b"\n", 1)
@@ -53,8 +53,8 @@ def parsed(data: bytes) -> Entry:
             (size,) = struct.unpack("<Q", data[:8])
             value, end, data = data[8 : 8 + size], data[8 + size : 9 + size], data[9 + size :]
             assert end == b"\n"
-        assert name.decode() not in found
-        found[name.decode()] = value.decode()
+        before = f"{found[name.decode()]} " if name.decode() in found else ""
+        found[name.decode()] = before + value.decode()
     return found
 
 
@@ -101,12 +101,21 @@ def test_an_event_has_its_fields(
         "PRIORITY": "6",
         "SYSLOG_IDENTIFIER": "hearth",
         "REQUEST_ID": "b09922ff-3",
+        "HEARTH_LEVEL": "info",
         "HEARTH_EVENT": "request",
         "HEARTH_REASON": "length",
         "HEARTH_TOTAL_MS": "25.998",
         "HEARTH_TOKENS": "[1,2]",
     }
     assert (lost["PRIORITY"], lost["CODE"]) == ("3", "executor_failed")
+
+
+def test_an_event_of_several_requests_is_found_by_each(
+    journald: FakeJournald, log: structlog.typing.FilteringBoundLogger
+) -> None:
+    log.error("rows failed", requests=["b09922ff-3", "b09922ff-4"])
+    (entry,) = journald.read()
+    assert entry["REQUEST_ID"] == "b09922ff-3 b09922ff-4"
 
 
 @pytest.mark.parametrize(("level", "number"), [("debug", "7"), ("warning", "4"), ("critical", "2")])

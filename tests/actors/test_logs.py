@@ -40,7 +40,9 @@ def test_a_request_is_called_by_its_id_where_the_daemon_told_its_epoch() -> None
     structlog.get_logger().info("before", rid=7)
     with structlog.contextvars.bound_contextvars(epoch="b09922ff004cf43d"):
         structlog.get_logger().info("inside", rid=7)
-    before, inside = map(json.loads, stream.getvalue().splitlines())
+        structlog.get_logger().info("several", rids=[7, 8])
+    before, inside, several = map(json.loads, stream.getvalue().splitlines())
+    assert several["requests"] == ["b09922ff-7", "b09922ff-8"]
     assert before["rid"] == 7
     assert inside["request"] == request_id("b09922ff004cf43d", 7) == "b09922ff-7"
     assert not {"epoch", "rid"} & inside.keys()

@@ -93,10 +93,13 @@ def test_every_runtime_option_is_a_setting_of_the_same_name() -> None:
 
 
 def test_the_executor_s_paths_do_not_depend_on_the_working_folder() -> None:
-    plan = wiring.executor_plan(Settings(restart_limit=7, log_format="json"), Path("engines/x"))
+    plan = wiring.executor_plan(
+        Settings(restart_limit=7, log_format="json"), Path("engines/x"), "b09"
+    )
     assert isinstance(plan.settings, ExecutorSettings)
     assert plan.settings.engine == str(Path.cwd() / "engines/x")
     assert (plan.role, plan.restart_limit, plan.log_format) == ("executor", 7, "json")
+    assert plan.epoch == "b09"
 
 
 def test_the_scheduler_is_told_where_an_executor_listens_and_what_it_takes() -> None:

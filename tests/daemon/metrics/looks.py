@@ -34,6 +34,7 @@ LOOK = Look(
     silent_s=0.5,
     restarts=1,
     lost_lines=4,
+    lost_spans=6,
     free=5000,
 )
 
