@@ -7,6 +7,11 @@ from hearth_client import Client
 
 from daemon.own_daemon import own_daemon
 
+# Four prompts of 60 tokens take 2 s to read, and 20 steps more until they have paid for that.
+DEAR = (
+    *("--engine-kind", "simulated", "--step-ms", "100", "--prefill-us", "8000"),
+    *("--hold-s", "0.3", "--speculation", "off"),
+)
 SLOW = ("--engine-kind", "simulated", "--step-ms", "20", "--hold-s", "60")
 
 
@@ -34,3 +39,28 @@ def test_a_short_reply_joins_a_long_one_or_waits_for_its_end(
     # Until the border that follows, or for the end of the other.
     assert (waited < (ended - first.ended) / 2) is (batching == "joining")
     assert short.done.usage.prefill_ms >= 20
+
+
+@pytest.mark.parametrize("batching", ["joining", "synchronous"])
+def test_a_client_that_floods_with_long_prompts_does_not_hold_up_another(
+    tiny_engine: Path, batching: str
+) -> None:
+    flags = (*DEAR, "--batching", batching)
+    with (
+        own_daemon(tiny_engine, flags) as daemon,
+        Client(daemon.socket) as flooding,
+        Client(daemon.socket) as other,
+    ):
+        asked = {"max_tokens": 30, "ignore_eos": True, "timestamps": True}
+        flood = [flooding.generate(60 * "a", **asked) for _ in range(10)]  # type: ignore[arg-type]  # options
+        while flooding.status().running < 4:
+            pass
+        first = next(iter(other.generate("b", max_tokens=1, ignore_eos=True, timestamps=True)))
+        flooding.status()
+        before = [
+            delta.ended is not None and first.ended is not None and delta.ended < first.ended
+            for one in flood
+            for delta in one._exchange.deltas
+        ]
+    # Each of the four places gave a token or two, and not the twenty that pay for a prompt.
+    assert sum(before) < 4 * 10

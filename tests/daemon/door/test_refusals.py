@@ -22,6 +22,7 @@ def test_a_full_queue_refuses_before_anything_is_encoded_and_says_when_to_come()
         held = [client.generate("hang") for _ in range(2)]
         with Client(door.path) as other:
             held.append(other.generate("hang"))
+            until(lambda: door.on_loop(lambda: door.door.open_requests) == 3)
             for _ in range(2):
                 with pytest.raises(QueueFull) as caught:
                     other.generate("count").text()
@@ -60,7 +61,7 @@ def test_who_is_refused_while_the_daemon_stops_is_told_when_to_come() -> None:
         held = client.generate("hang")
         # A door that has not heard of it yet has nothing to wait for.
         until(lambda: door.on_loop(lambda: door.door.open_requests) == 1)
-        door.portal.start_task_soon(door.door.stop, 5.0)
+        stopping = door.portal.start_task_soon(door.door.stop, 60.0)
         while client.status().state != "draining":
             pass
         with pytest.raises(ShuttingDown) as caught:
@@ -69,7 +70,7 @@ def test_who_is_refused_while_the_daemon_stops_is_told_when_to_come() -> None:
         # What is left of the drain counts too.
         assert caught.value.retry_after_s > 2
         held.cancel()
-        until(lambda: door.on_loop(lambda: door.door.open_requests) == 0)
+        stopping.result(10)
 
 
 def test_a_failed_executor_says_when_the_next_one_should_be_there() -> None:
