@@ -32,8 +32,8 @@ def leads_to_journald(stream: TextIO, environ: Mapping[str, str]) -> bool:
 class Journal:
     """Sends events to journald and never waits: what it does not take at once is lost.
 
-    The next one that it takes comes behind an event that says how many were lost; `all_lost` are
-    those of all times. Raises OSError where nobody listens at `place`.
+    The next one that it takes comes behind one that says how many; `all_lost` counts them since the
+    start. Raises OSError where nobody listens at `place`.
     """
 
     def __init__(self, place: str = PLACE) -> None:
@@ -65,7 +65,7 @@ class Journal:
         """What is too large for a datagram goes as the handle of a sealed file in memory."""
         try:
             file = os.memfd_create("hearth-log", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            with os.fdopen(file, "wb", buffering=0) as opened:
+            with os.fdopen(file, "wb", 0) as opened:
                 opened.write(entry)
                 fcntl.fcntl(file, fcntl.F_ADD_SEALS, _SEALS)
                 rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [file]))
@@ -82,7 +82,7 @@ def journal_entry(_logger: object, _name: str, event: Mapping[str, Any]) -> byte
     for key, value in event.items():
         values = value if key == "requests" else [value]
         fields += [(_NAMES.get(key, f"HEARTH_{key.upper()}"), _text(one)) for one in values]
-    return b"".join(_field(name, text.encode(errors="replace")) for name, text in fields)
+    return b"".join(_field(name, text) for name, text in fields)
 
 
 def _for_people(event: Mapping[str, Any]) -> str:
@@ -96,8 +96,8 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode()
 
 
-def _field(name: str, value: bytes) -> bytes:
+def _field(name: str, text: str) -> bytes:
+    value = text.encode(errors="replace")
     # With a length where there are line ends: what a client has written begins no field by them.
-    if b"\n" in value:
-        return b"%s\n%s%s\n" % (name.encode(), struct.pack("<Q", len(value)), value)
-    return b"%s=%s\n" % (name.encode(), value)
+    between = b"\n" + struct.pack("<Q", len(value)) if b"\n" in value else b"="
+    return name.encode() + between + value + b"\n"

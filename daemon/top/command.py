@@ -65,7 +65,7 @@ def top(socket: str | None, *, as_json: bool) -> None:
     report = daemon.look()
     if as_json:
         click.echo(msgspec.json.encode(report))
-    elif screen.is_terminal and sys.stdin.isatty():
+    elif screen.is_terminal and not screen.is_dumb_terminal and sys.stdin.isatty():
         with key_presses(sys.stdin.fileno()) as wait:
             watch(daemon, report, wait, screen)
     else:

@@ -29,8 +29,8 @@ def test_the_screen(width: int) -> None:
     assert lines(report(), width=width) == expected.splitlines()
 
 
-@pytest.mark.parametrize("width", [1, 10, 30, 60, 80, 120, 200])
-@pytest.mark.parametrize("height", [1, 5, 12, 24, 60])
+@pytest.mark.parametrize("width", [1, 30, 80, 200])
+@pytest.mark.parametrize("height", [1, 12, 60])
 def test_nothing_is_wider_or_higher_than_the_terminal(width: int, height: int) -> None:
     many = report(
         requests=[running(number) for number in range(100)],
