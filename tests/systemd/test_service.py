@@ -139,6 +139,7 @@ def test_an_executor_that_stands_still_is_replaced_below_the_service_manager(
     assert installed.show("NRestarts") == "0"
 
 
+@pytest.mark.slow
 def test_a_daemon_that_is_killed_or_stands_still_is_started_again_and_its_client_goes_on(
     installed: Installed,
 ) -> None:
