@@ -2,12 +2,9 @@
 
 import os
 import signal
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from queue import Queue
-from threading import Thread
 
 import pytest
 import structlog
@@ -19,41 +16,9 @@ from daemon.control.messages import Reload, Reloaded
 from daemon.own_daemon import OwnDaemon, own_daemon
 from daemon.service import serve
 from runtime.errors import HearthError
+from tests.daemon.manager import Manager
 
 SIMULATED = ("--engine-kind", "simulated", "--step-ms", "20")
-
-
-class Manager:
-    """Hears what a service says to its manager, at once and line by line."""
-
-    def __init__(self, folder: Path) -> None:
-        self.address = str(folder / "notify")
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.bind(self.address)
-        self.closed = False
-        self._heard: Queue[str] = Queue()
-        self._thread = Thread(target=self._listen)
-        self._thread.start()
-
-    def until(self, line: str) -> list[str]:
-        """All lines that have not been asked for before, up to the first that is `line`."""
-        lines: list[str] = []
-        while line not in lines:
-            lines.append(self._heard.get(timeout=30))
-        return lines
-
-    def close(self) -> None:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as last:
-            last.sendto(b"end", self.address)
-        self._thread.join()
-        self._socket.close()
-        self.closed = True
-
-    def _listen(self) -> None:
-        line = ""
-        while line != "end":
-            for line in self._socket.recv(4096).decode().split("\n"):
-                self._heard.put(line)
 
 
 @pytest.fixture
