@@ -40,6 +40,16 @@ class Refusal(NamedTuple):
     ahead: int = 0
 
 
+EXPIRED = Refusal(
+    "deadline_exceeded", "the request's deadline has passed: allow it more time", "deadline_s"
+)
+GUILTY = Refusal(
+    "repeated_failure",
+    "the executor failed each time that this request ran: change it, or try again in ten minutes",
+    None,
+)
+
+
 def within_share(own: int, more: int, waiting: int, limit: int, share: float) -> bool:
     """Whether a client of which `own` wait may have `more`, where `waiting` of `limit` are taken.
 
@@ -107,8 +117,8 @@ def size_refusal(
             f"the prompt has {length} tokens, at most {longest} are possible: shorten it",
             "prompt",
         )
-    # Without max_tokens a request takes what fits, and one token at least.
-    wanted = entry.request.options.max_tokens or 1
+    # Without max_tokens a request takes what fits, and one token more at least.
+    wanted = entry.request.options.max_tokens or len(entry.generated) + 1
     if limits is not None and length + wanted > limits.max_total_tokens:
         return Refusal(
             "capacity_exceeded",

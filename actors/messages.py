@@ -156,6 +156,12 @@ class RowsReturned(FromExecutor, tag="rows_returned"):
     unplaced: list[int] = []
 
 
+class RowsCut(ActorMessage, tag="rows_cut"):
+    """These requests end with what they have: the executor that came holds no more."""
+
+    rids: list[int]
+
+
 class ExecutorGone(ActorMessage, tag="executor_gone"):
     """This incarnation died; say what became of the rows that it was offered, and drop its mail.
 
@@ -176,6 +182,7 @@ TokenizerMessage = (
     | RowsEnded
     | RowsFailed
     | RowsReturned
+    | RowsCut
     | ExecutorGone
 )
 

@@ -28,6 +28,7 @@ from actors.messages import (
     ExecutorMessage,
     ExecutorReady,
     Offer,
+    RowsCut,
     RowsEnded,
     RowsFailed,
     RowsPlaced,
@@ -140,7 +141,7 @@ class SchedulerActor:
 
     async def _carry_out(self, decision: Decision) -> None:
         match decision:
-            case RowsFailed() | ExecutorGone():
+            case RowsFailed() | RowsCut() | ExecutorGone():
                 await self._to_tokenizer.send(decision, SEND_TIMEOUT_S)
             case Offer():
                 _tell_executor(self._work, decision)

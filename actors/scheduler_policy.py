@@ -2,7 +2,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from actors.admission import PolicySettings, Refusal, queue_refusal, size_refusal
+from actors.admission import (
+    EXPIRED,
+    GUILTY,
+    PolicySettings,
+    Refusal,
+    queue_refusal,
+    size_refusal,
+)
 from actors.fill_wait import FillWait
 from actors.first_places import Claim, FirstPlaces
 from actors.house import HeldRow, House
@@ -16,6 +23,7 @@ from actors.messages import (
     Offered,
     Release,
     Revoke,
+    RowsCut,
     RowsEnded,
     RowsFailed,
     RowsPlaced,
@@ -27,21 +35,18 @@ from actors.suspects import Suspects
 from actors.waiting_queue import Entry, WaitingQueue
 
 Decision = (
-    Accepted | RowsFailed | ExecutorGone | Offer | Revoke | Release | Cancel | SchedulerReport
+    Accepted
+    | RowsFailed
+    | RowsCut
+    | ExecutorGone
+    | Offer
+    | Revoke
+    | Release
+    | Cancel
+    | SchedulerReport
 )
-"""What is to be sent: Accepted and SchedulerReport to the front door, RowsFailed and ExecutorGone
-to the tokenizer, the others to the executor."""
-
-_EXPIRED = Refusal(
-    "deadline_exceeded", "the request's deadline has passed: allow it more time", "deadline_s"
-)
-
-
-_GUILTY = Refusal(
-    "repeated_failure",
-    "the executor failed each time that this request ran: change it, or try again in ten minutes",
-    None,
-)
+"""What is to be sent: Accepted and SchedulerReport to the front door, RowsFailed, RowsCut and
+ExecutorGone to the tokenizer, the others to the executor."""
 
 
 class SchedulerPolicy:
@@ -92,10 +97,10 @@ class SchedulerPolicy:
         entry = Entry(request, message.token_ids, encoded=message.encoded, queued=now)
         refusal = size_refusal(entry, self._settings, self._limits)
         if refusal is None and request.deadline is not None and request.deadline <= now:
-            refusal = _EXPIRED
+            refusal = EXPIRED
         self._suspects.forget(now)
         if refusal is None and self._suspects.is_guilty(entry):
-            refusal = _GUILTY
+            refusal = GUILTY
         own = self._tokens_of(request.client)
         refusal = refusal or queue_refusal(entry, *self._waiting(), own, self._settings)
         if refusal is not None:
@@ -183,8 +188,12 @@ class SchedulerPolicy:
             refusal = size_refusal(entry, self._settings, limits)
             if refusal is None:
                 decisions += self._accept(entry)
+                continue
+            self._queue.remove(entry.rid)
+            if entry.generated:
+                # The executor before could hold more, and what its client has stays good.
+                decisions.append(RowsCut([entry.rid]))
             else:
-                self._queue.remove(entry.rid)
                 self._refused += 1
                 decisions.append(_failed([entry.rid], refusal))
         return decisions
@@ -248,9 +257,8 @@ class SchedulerPolicy:
 
     def _tokens_of(self, client: int) -> int:
         """The prompt tokens that a client has waiting."""
-        behind = [row.entry for row in self._house.waiting]
-        own = sum(one.prompt_tokens for one in behind if one.request.client == client)
-        return self._queue.tokens_of(client) + own
+        behind = [row.entry for row in self._house.waiting if row.client == client]
+        return self._queue.tokens_of(client) + sum(one.prompt_tokens for one in behind)
 
     def _accept(self, entry: Entry) -> list[Decision]:
         if entry.accepted:
@@ -286,7 +294,7 @@ class SchedulerPolicy:
 
     def _refuse_guilty(self, rids: list[int]) -> list[Decision]:
         self._refused += len(rids)
-        return [_failed(rids, _GUILTY)] if rids else []
+        return [_failed(rids, GUILTY)] if rids else []
 
     def _revoke(self, rows: list[HeldRow]) -> list[Decision]:
         for row in rows:
@@ -384,7 +392,7 @@ class SchedulerPolicy:
             decisions += self.cancel(rid)
         expired = running + [entry.rid for entry in self._queue.take_expired(now)]
         if expired:
-            decisions.append(_failed(expired, _EXPIRED))
+            decisions.append(_failed(expired, EXPIRED))
         return decisions
 
 

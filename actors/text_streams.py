@@ -49,6 +49,11 @@ class TextStreams:
             self.drop(rid)
         return answer
 
+    def cut(self, rid: int) -> RowDelta | None:
+        """The end of a request that gets no more tokens; None where it is not open."""
+        stream = self._open.pop(rid, None)
+        return None if stream is None else RowDelta(rid, stream.finish(), [], finish="length")
+
 
 def failed_with(rid: int, code: str) -> Failed:
     """The failure `code` of one request, told in Hearth's words."""

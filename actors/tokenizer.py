@@ -33,6 +33,7 @@ from actors.messages import (
     FromExecutor,
     Prepare,
     RowDelta,
+    RowsCut,
     RowsFailed,
     SchedulerControl,
     SchedulerMessage,
@@ -132,13 +133,16 @@ class TokenizerActor:
         if told is not None:
             await self._to_scheduler.send(told, SEND_TIMEOUT_S)
 
-    async def _hear(self, message: Prepare | Convert | Cancel | FromExecutor) -> None:
+    async def _hear(self, message: Prepare | Convert | Cancel | FromExecutor | RowsCut) -> None:
         try:
             match message:
                 case Step():
                     await self._step(message)
                 case RowsFailed():
                     await self._rows_failed(message)
+                case RowsCut(rids):
+                    cut = [row for rid in rids if (row := self._streams.cut(rid)) is not None]
+                    await self._answer(Deltas(cut, time.monotonic()))
                 case Cancel():
                     await self._cancel(message)
                 case Prepare() | Convert():

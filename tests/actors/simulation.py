@@ -16,6 +16,7 @@ from actors.messages import (
     FromExecutor,
     Offer,
     Request,
+    RowsCut,
     RowsEnded,
     RowsFailed,
     RowsPlaced,
@@ -188,6 +189,9 @@ class Simulation:
                 case RowsFailed(_, rids, code):
                     for rid in rids:
                         self._fail(rid, code)
+                case RowsCut(rids):
+                    for rid in rids:
+                        self._end(rid, "cut")
                 case ExecutorGone():
                     for told in self._word.bury(decision):
                         self._hear(told)

@@ -300,3 +300,23 @@ def test_requests_that_are_offered_and_have_no_place_count_as_waiting() -> None:
     assert (load.running, load.places, load.queued, load.queued_tokens) == (1, 1, 2, 5)
     (refused,) = policy.submit(submit(4), 0.0)
     assert getattr(refused, "code", "") == "queue_full"
+
+
+def test_what_the_next_executor_cannot_hold_ends_with_what_it_has() -> None:
+    simulation = Simulation(PolicySettings(hold_s=0.2), limits=ONE_ROW)
+    for rid, tokens in ((1, 100), (2, 40), (3, 100), (4, 100)):
+        simulation.arrive(0.0, submit(rid, prompt=10, tokens=tokens, client=rid))
+    simulation.run(until=0.5)
+    # Two were put back with their tokens, one runs, and one has not begun.
+    simulation.limits = msgspec.structs.replace(ONE_ROW, max_total_tokens=60)
+    simulation.lose(simulation.now, simulation.now + 0.1)
+    simulation.run()
+    ends = {rid: outcome.ends for rid, outcome in simulation.outcomes.items()}
+    assert sorted(one for (one,) in ends.values()) == [
+        "capacity_exceeded",
+        "cut",
+        "done",
+        "executor_failed",
+    ]
+    (cut,) = [rid for rid, (end,) in ends.items() if end == "cut"]
+    assert 0 < len(simulation.outcomes[cut].tokens) < 100

@@ -35,6 +35,14 @@ def text_of(answers: list[RowDelta | Failed | None]) -> str:
     return "".join(answer.text for answer in answers if isinstance(answer, RowDelta))
 
 
+def test_a_text_that_is_cut_ends_with_what_it_has(tokenizer: Tokenizer) -> None:
+    streams = TextStreams(tokenizer)
+    streams.open(request(1, "lamp shade"))
+    assert text_of(feed(streams, 1, tokenizer.encode("a lamp"))) == "a "
+    assert streams.cut(1) == RowDelta(1, "lamp", [], finish="length")
+    assert streams.cut(1) is None
+
+
 def test_each_request_has_a_text_of_its_own(tokenizer: Tokenizer) -> None:
     streams = TextStreams(tokenizer)
     streams.open(request(1))
