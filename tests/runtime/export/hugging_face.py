@@ -1,6 +1,7 @@
 """Copies of stored reference models with something changed."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from runtime.export.checkpoint import SINGLE_FILE
+from runtime.export.checkpoint import INDEX_FILE, SINGLE_FILE
 from tests.references import reference_folder
 
 Tensors = dict[str, NDArray[Any]]
@@ -30,3 +31,17 @@ def change_tensors(folder: Path, change: Callable[[Tensors], object]) -> None:
     tensors = {name: np.array(value) for name, value in load_file(folder / SINGLE_FILE).items()}
     change(tensors)
     save_file(tensors, folder / SINGLE_FILE)
+
+
+def shallow_model(name: str, target: Path) -> Path:
+    """The first layer alone of a reference model, for what depends on no other."""
+    model = copy_model(name, target, num_hidden_layers=1, layer_types=None)
+    kept: Tensors = {}
+    for path in model.glob("model*.safetensors"):
+        tensors = load_file(path)
+        later = {name for name in tensors if re.match(r"model\.layers\.[1-9]", name)}
+        kept |= {name: value for name, value in tensors.items() if name not in later}
+        path.unlink()
+    (model / INDEX_FILE).unlink(missing_ok=True)
+    save_file(kept, model / SINGLE_FILE)
+    return model
