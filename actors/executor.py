@@ -119,6 +119,9 @@ class ExecutorActor:
     def _read_offers(self) -> None:
         while (message := self._inbox.receive_nowait()) is not None:
             for one in message.rows:
+                if one.rid in self._rows or any(one.rid == it.rid for it in self._offered):
+                    # Two of one number cannot be told apart: the first gets the answers.
+                    continue
                 early = self._early.pop(one.rid, None)
                 if early is None:
                     insort(self._offered, one, key=_order)

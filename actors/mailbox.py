@@ -145,7 +145,8 @@ class Sender(_End, Generic[T]):
     """The sending end of a mailbox; exactly one thread may own it.
 
     The receiving end may open later. At most `limit` messages wait here. When this end is closed,
-    the end of the context waits `flush_s` seconds for what has not left yet.
+    the end of the context waits `flush_s` seconds for what has not left yet. Raises
+    `socket_unusable` for a bad endpoint.
     """
 
     def __init__(
@@ -158,7 +159,12 @@ class Sender(_End, Generic[T]):
         self._waiting = 0
         self._turn = anyio.Lock()
         self._socket.setsockopt(zmq.LINGER, _milliseconds(flush_s))
-        self._socket.connect(endpoint)
+        try:
+            self._socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            text = f"{endpoint!r} is no address of a mailbox ({os.strerror(error.errno or 0)})"
+            raise HearthError("socket_unusable", text, "endpoint") from error
 
     def post(self, message: T) -> None:
         """Send without waiting; raises MailboxFull when the limit is reached."""

@@ -5,7 +5,10 @@ Times are seconds of the system-wide monotonic clock, so they compare across pro
 Control messages travel on a socket of their own and never wait behind work.
 """
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from actors.logs import Level
 from runtime.decoding.metrics import StageMetrics
@@ -36,16 +39,19 @@ class Request(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     rid: int
     options: RequestOptions = RequestOptions()
     priority: int = 0
-    deadline: float | None = None
+    deadline: Annotated[float, Meta(ge=0.0)] | None = None
     client: int = 0
+
+
+Limit = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
 
 
 class ExecutorLimits(msgspec.Struct, frozen=True, array_like=True):
     """What a loaded executor can take: rows at a time, and tokens per row."""
 
-    max_batch: int
-    max_prompt_tokens: int
-    max_total_tokens: int
+    max_batch: Limit
+    max_prompt_tokens: Limit
+    max_total_tokens: Limit
 
 
 # --- to the tokenizer ---------------------------------------------------------------------
@@ -116,6 +122,11 @@ class Step(FromExecutor, tag="step"):
     ended: float
     placed: dict[int, float] = {}
     rounds: list[RequestRound] = []
+
+    def __post_init__(self) -> None:
+        """Refuse, in a decoder too, tokens that are nobody's."""
+        if len(self.rids) != len(self.tokens):
+            raise ValueError("each token has one request")
 
 
 class RowsEnded(FromExecutor, tag="rows_ended"):

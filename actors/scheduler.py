@@ -40,6 +40,7 @@ from actors.messages import (
     TokenizerMessage,
 )
 from actors.scheduler_policy import Decision, SchedulerPolicy
+from runtime.errors import HearthError
 
 SEND_TIMEOUT_S = 10.0
 """How long the tokenizer or front door may be behind before the scheduler gives up."""
@@ -131,13 +132,22 @@ class SchedulerActor:
             case AskReport(rid):
                 self._decisions.append(self._policy.report(rid))
             case ExecutorReady():
-                self._disconnect()
-                self._work = self._connect(message.work)
-                self._executor_control = self._connect(message.control)
-                self._decisions += self._policy.executor_ready(message, now)
+                self._decisions += self._take_over(message, now)
             case ExecutorLost(reason):
                 self._disconnect()
                 self._decisions += self._policy.executor_lost(reason, now)
+
+    def _take_over(self, message: ExecutorReady, now: float) -> list[Decision]:
+        self._disconnect()
+        try:
+            self._work = self._connect(message.work)
+            self._executor_control = self._connect(message.control)
+        except HearthError as error:
+            # Requests wait for the next one; what the one before had is lost.
+            _log.error("the executor cannot be reached", reason=error.message)
+            self._disconnect()
+            return self._policy.executor_lost(error.message, now)
+        return self._policy.executor_ready(message, now)
 
     async def _carry_out(self, decision: Decision) -> None:
         match decision:

@@ -92,8 +92,10 @@ class SchedulerPolicy:
         self._fill_wait.adopt(settings.fill_wait_s, settings.hold_s)
 
     def submit(self, message: Submit, now: float) -> list[Decision]:
-        """Admit a request or refuse it."""
+        """Admit a request or refuse it; of two with one number the first alone is heard."""
         request = message.request
+        if request.rid in self._queue or request.rid in self._limbo or self._house.get(request.rid):
+            return []
         entry = Entry(request, message.token_ids, encoded=message.encoded, queued=now)
         refusal = size_refusal(entry, self._settings, self._limits)
         if refusal is None and request.deadline is not None and request.deadline <= now:

@@ -93,6 +93,9 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries.values())
 
+    def __contains__(self, rid: int) -> bool:
+        return rid in self._entries
+
     @property
     def oldest(self) -> float | None:
         """When the request that waits longest came; None when none waits."""

@@ -20,6 +20,7 @@ from daemon.door import sessions
 from daemon.door import state as door_state
 from daemon.door.dispatch import OWN_REPORT, Dispatch
 from daemon.door.executor_report import executor_report
+from runtime.errors import CODES
 from runtime.request import RowToken
 
 _MAX_TEXT_BYTES = 7 << 20
@@ -65,9 +66,9 @@ class Replies:
         if isinstance(message, Accepted):
             self._accepted(request, message)
         elif isinstance(message, Failed):
-            self._dispatch.fail(
-                request, message.code, message.message, message.field, message.ahead
-            )
+            # Codes are counted, and clients know the documented ones alone.
+            code = message.code if message.code in CODES else "internal"
+            self._dispatch.fail(request, code, message.message, message.field, message.ahead)
         elif isinstance(message, Converted):
             self._converted(request, message)
         else:

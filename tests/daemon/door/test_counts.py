@@ -6,6 +6,7 @@ import pytest
 from hearth_client import Client
 from msgspec.structs import replace
 
+from actors.messages import Failed
 from daemon.door import front_door
 from daemon.door.dispatch import OWN_REPORT
 from tests.daemon.door.harness import greet, hear, raw_client, running_door, say
@@ -65,3 +66,15 @@ def test_a_request_is_refused_until_it_is_accepted_and_fails_from_then_on() -> N
     for request in (early, late):
         desk.dispatch.fail(request, "queue_full", "full")
     assert desk.state.refusals == {"queue_full": 1}
+
+
+def test_a_code_that_is_none_is_a_fault_of_ours() -> None:
+    with running_door() as door, raw_client(door.path) as client:
+        greet(client)
+        say(client, {"t": "generate", "id": "a", "prompt": "hang"})
+        assert hear(client)["t"] == "accepted"
+        told = Failed(door.actors.prepared[0].rid, "not a code", "it failed")
+        door.on_loop(lambda: door.door._answer(told))
+        error = hear(client)
+        assert (error["id"], error["code"], error["message"]) == ("a", "internal", "it failed")
+        assert "not a code" not in door.totals()
