@@ -1,0 +1,121 @@
+"""Mailboxes and the clients' socket without ZeroMQ: bytes in, bytes out, nothing waits."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import anyio
+import msgspec
+import zmq
+
+from actors.mailbox import Receiver, Sender
+
+
+class _Socket:
+    """Of a mailbox: what was put into `arrived` can be received, what was sent lies in `left`."""
+
+    FD = -1
+
+    def __init__(self) -> None:
+        self.arrived: deque[bytes] = deque()
+        self.left: deque[bytes] = deque()
+
+    def get(self, _option: int) -> int:
+        return zmq.POLLIN if self.arrived else 0
+
+    def recv(self, _flags: int) -> bytes:
+        return self.arrived.popleft()
+
+    def send(self, data: bytes, _flags: int) -> None:
+        self.left.append(data)
+
+    def close(self) -> None:
+        pass
+
+    def set_hwm(self, _limit: int) -> None:
+        pass
+
+    setsockopt = bind = connect = lambda *_: None
+
+
+class _Context:
+    def socket(self, _kind: int) -> _Socket:
+        return _Socket()
+
+
+CONTEXT: Any = _Context()
+
+
+class Inbox(Receiver[Any]):
+    """What an actor receives; `handled` is set where it asks for more than has been `put`."""
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__(CONTEXT, ["inproc://fuzz"], kind, 10)
+        self.handled = anyio.Event()
+        self._more = anyio.Event()
+
+    def put(self, data: bytes) -> None:
+        """Let this arrive."""
+        self.handled = anyio.Event()
+        socket: Any = self._socket
+        socket.arrived.append(data)
+        self._more.set()
+
+    async def receive(self) -> Any:
+        """As a receiver does, but for what it waits for."""
+        while True:
+            if (message := self.receive_nowait()) is not None:
+                return message
+            self._more = anyio.Event()
+            self.handled.set()
+            await self._more.wait()
+
+
+class Outbox(Sender[Any]):
+    """What an actor sends; it must be of the kind that the other end reads."""
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__(CONTEXT, "inproc://fuzz", 10)
+        self._decoder = msgspec.msgpack.Decoder(kind)
+
+    def take(self) -> list[Any]:
+        """All that was sent since."""
+        socket: Any = self._socket
+        taken = [self._decoder.decode(data) for data in socket.left]
+        socket.left.clear()
+        return taken
+
+
+class RouterSocket:
+    """Of the front door: whole messages of frames, the identity first."""
+
+    FD = -1
+
+    def __init__(self) -> None:
+        self._frames: deque[bytes] = deque()
+        self._left: list[list[bytes]] = []
+
+    def put(self, frames: list[bytes]) -> None:
+        """Let these frames of one message arrive."""
+        self._frames.extend(frames)
+
+    def recv(self, _flags: int) -> bytes:
+        if not self._frames:
+            raise zmq.Again
+        return self._frames.popleft()
+
+    def getsockopt(self, option: int) -> int:
+        assert option == zmq.RCVMORE
+        return bool(self._frames)
+
+    def send_multipart(self, parts: list[bytes], _flags: int) -> None:
+        self._left.append(parts)
+
+    def take(self) -> list[list[bytes]]:
+        """The frames of all messages that have left since."""
+        taken, self._left = self._left, []
+        return taken
+
+    def close(self, **_: object) -> None:
+        pass

@@ -1,0 +1,103 @@
+"""Messages that are nearly right: seeded mutations of valid ones, in values and in bytes."""
+
+from collections.abc import Callable, Iterator, Mapping
+from random import Random
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+from tests.fuzz.values import Values
+
+Encode = Callable[[Any], bytes]
+_AS_MADE = 0.15
+_IN_VALUES = 0.45
+_DEEP = 1500
+_ODD: tuple[Any, ...] = (
+    None, True, -1, 0, 1, (1 << 31) - 1, (1 << 63) - 1, (1 << 64) - 1, -(1 << 63), 0.5, -0.0, 1e308,
+    "", "\0", "x" * 300, "\u202e", [], {}, [[]], [{}], {"t": 1}, {"": None}, ["hello"], [0] * 40,
+)  # fmt: skip
+_NOT_FINITE = (float("nan"), float("inf"), float("-inf"))
+_BYTES = (
+    *(b"\xc1", b"\xff", b"\x00", b"\x80", b"\n", b'"', b"{", b"]", b"\\ud800", b"\x91" * 40),
+    # Lengths that nothing follows, text that is none, extensions, and what is no number.
+    *(b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff"),
+    *(b"\xc6\x7f\xff\xff\xff", b"\xd9\x02\xff\xfe", b"\xc7\x04\x05abcd", b"\xd4\x01\x00"),
+    *(b"\xc4\x01\xff", b"\xcb\x7f\xf8\x00\x00\x00\x00\x00\x00"),
+)
+
+
+def mutations(
+    kind: Any, seed: str, count: int, encode: Encode, given: Mapping[str, Any]
+) -> Iterator[bytes]:
+    """So many messages of a type, in bytes; the same ones for the same seed.
+
+    One in seven is as it was made, with values at and just beyond the edges of their types.
+    """
+    random, info = Random(seed), inspect.type_info(kind)
+    values = Values(random, given)
+    before = b"\x90"
+    for _ in range(count):
+        whole = values.of(info)
+        chance = random.random()
+        if chance > _AS_MADE:
+            in_values = chance < _AS_MADE + _IN_VALUES
+            for _ in range(random.choice((1, 1, 1, 2, 4)) if in_values else 0):
+                whole = _changed(whole, random, encode is msgspec.msgpack.encode)
+        data = encode(whole)
+        if chance > _AS_MADE + _IN_VALUES:
+            for _ in range(random.choice((1, 1, 2, 8))):
+                data = _damaged(data, before, random)
+        before = data
+        yield data
+
+
+def _changed(whole: Any, random: Random, binary: bool) -> Any:  # noqa: FBT001 - of one caller
+    """The same with one of its parts replaced, removed, doubled, renamed or wrapped."""
+    if not isinstance(whole, (dict, list)) or not whole or random.random() < 0.05:
+        return _odd(random, binary)
+    copy: Any = whole.copy()
+    key = random.choice(list(copy)) if isinstance(copy, dict) else random.randrange(len(copy))
+    part = copy[key]
+    if isinstance(part, (dict, list)) and part and random.random() < 0.6:
+        copy[key] = _changed(part, random, binary)
+        return copy
+    match random.randrange(7):
+        case 0:
+            del copy[key]
+        case 1 if isinstance(copy, list):
+            copy.insert(key, part)
+        case 1:
+            copy[random.choice(("extra", "", "x" * 300, "id", "t", "é"))] = part
+        case 2:
+            copy[key] = [part]
+        case 3:
+            other = random.choice(list(copy)) if isinstance(copy, dict) else len(copy) // 2
+            copy[key], copy[other] = copy[other], part
+        case _:
+            copy[key] = _odd(random, binary)
+    return copy
+
+
+def _odd(random: Random, binary: bool) -> Any:  # noqa: FBT001 - likewise
+    if binary and random.random() < 0.2:
+        return random.choice((b"", b"\xff\xfe", msgspec.msgpack.Ext(1, b"a"), *_NOT_FINITE))
+    return random.choice(_ODD)
+
+
+def _damaged(data: bytes, other: bytes, random: Random) -> bytes:
+    """The same with some of its bytes changed; `other` is another message."""
+    place = random.randrange(len(data) + 1)
+    before, behind = data[:place], data[place:]
+    if random.random() < 0.003:
+        return random.choice((b"\x91", b"\x81\xa1t", b"[", b'{"t":')) * _DEEP
+    ways = (
+        lambda: before + bytes([random.randrange(256)]) + behind[1:],
+        lambda: before + random.choice(_BYTES) + behind[random.randrange(2) :],
+        lambda: before,
+        lambda: before + behind[random.randrange(1, 9) :],
+        lambda: before + other[random.randrange(len(other) + 1) :],
+        lambda: before + random.randbytes(random.randrange(1, 16)) + behind,
+        lambda: data + random.choice(_BYTES),
+    )
+    return random.choice(ways)()

@@ -1,0 +1,114 @@
+"""The clients' door, from frames to the answers that leave."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fuzz.clients import CLIENTS, Clients
+from tests.fuzz.doors import DOORS, PER_TYPE
+from tests.fuzz.flat import Flat
+from tests.fuzz.mutations import mutations
+
+GIVEN = {
+    "proto": [[1], [2, 1], [2]],
+    "id": ["a", "b", "c"],
+    "traceparent": [f"00-{'1' * 32}-{'2' * 16}-01", "00"],
+    "stop": [[], ["\n"]],
+    "seed": [None, 1],
+}
+ENCODE = msgspec.msgpack.encode
+
+
+@pytest.fixture
+def clients(short_folder: Path) -> Iterator[Clients]:
+    made = Clients(short_folder, 1)
+    yield made
+    made.works()
+    made.door.close()
+
+
+def framed(data: bytes, random: Random) -> list[bytes]:
+    """A message as one of the clients sends it: mostly one frame, behind a delimiter or not."""
+    identity = random.choice((*CLIENTS, *CLIENTS, b"stranger"))
+    if random.random() < 0.01:
+        identity = random.randbytes(5)
+    delimited = (identity == b"delimited") != (random.random() < 0.02)
+    chance = random.random()
+    if chance < 0.01:
+        return [identity] + [b""] * random.randrange(4)
+    if chance < 0.02:
+        data += b"\0" * 5000
+    more = [data] * random.choice((1, 2, 30)) if chance > 0.95 else []
+    return [identity, *([b""] if delimited else []), data, *more]
+
+
+def test_every_message_of_clients_is_answered_or_refused_by_name(clients: Clients) -> None:
+    sent, flat = 0, None
+    random = Random(2)
+    for part in range(4):
+        for kind in DOORS["ClientMessage"]:
+            seed = f"{kind.__name__} {part}"
+            for data in mutations(kind, seed, -(-PER_TYPE // 4), ENCODE, GIVEN):
+                clients.send(framed(data, random))
+                sent += 1
+                if sent % 20 == 0:
+                    clients.greet()
+                    clients.answer_some()
+        if flat is None:
+            flat, before = Flat(), sent
+    assert flat is not None
+    flat.check(sent - before)
+    assert sent >= PER_TYPE * len(DOORS["ClientMessage"])
+    assert clients.door.state.totals["refused"] < sent
+
+
+def test_every_message_of_actors_to_the_door_is_answered_once_at_most(clients: Clients) -> None:
+    told, flat = 0, None
+    rids = [0]
+    known = {"rid": rids, "code": ["queue_full", "executor_failed"], "placed": [{1: 1.0}]}
+    for part in range(4):
+        for kind in DOORS["DoorMessage"]:
+            for data in mutations(
+                kind, f"{kind.__name__} {part}", -(-PER_TYPE // 4), ENCODE, known
+            ):
+                if told % 10 == 0:
+                    clients.greet()
+                clients.ask()
+                clients.tell(data)
+                rids[:] = clients.open or [0]
+                told += 1
+        if flat is None:
+            flat, before = Flat(), told
+    assert flat is not None
+    flat.check(told - before)
+    assert told >= PER_TYPE * len(DOORS["DoorMessage"])
+
+
+LEAVES = st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats()
+NODES = LEAVES | st.text(max_size=8) | st.binary(max_size=8) | st.sampled_from(("t", "id", "hello"))
+TREES = st.recursive(
+    NODES, lambda part: st.lists(part) | st.dictionaries(st.text(), part), max_leaves=5
+)
+
+
+def test_whatever_bytes_come_have_an_answer(clients: Clients) -> None:
+    clients.greet()
+    tags = st.sampled_from([kind.__struct_config__.tag for kind in DOORS["ClientMessage"]])
+    fields = st.sampled_from(
+        [name for one in DOORS["ClientMessage"] for name in one.__struct_fields__]
+    )
+    nearly = st.builds(dict, st.dictionaries(fields, TREES), t=tags).map(ENCODE)
+
+    @settings(max_examples=200, deadline=None, database=None)
+    @given(st.binary(max_size=64) | TREES.map(ENCODE) | nearly, st.sampled_from(CLIENTS))
+    def say(data: bytes, identity: bytes) -> None:
+        clients.send([identity, data])
+        clients.greet()
+        clients.answer_some()
+
+    say()

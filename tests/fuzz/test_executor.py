@@ -1,0 +1,129 @@
+"""The executor's work and its control."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from actors import messages as m
+from actors.executor import ExecutorActor
+from runtime.decoding.deployment import DeploymentConfig
+from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.device.cpu.cpu_device import CpuDevice
+from runtime.executor.engine import EngineOptions
+from runtime.executor.simulated_engine import simulated_config
+from runtime.request import RequestOptions, RowRequest
+from tests.fuzz.doors import DOORS, PER_TYPE
+from tests.fuzz.flat import Flat
+from tests.fuzz.mail import Inbox, Outbox
+from tests.fuzz.mutations import mutations
+
+ENCODE = msgspec.msgpack.encode
+CONFIG = simulated_config(vocab_size=40, layers=1, max_batch=4, capacity=6, prefill_chunk=4)
+ROW = RowRequest(token_ids=[1, 2], prompt_length=2, options=RequestOptions(ignore_eos=True))
+
+
+class House:
+    """An executor that gets its mail whenever it would wait, and one after it when it has ended."""
+
+    def __init__(self) -> None:
+        device = CpuDevice()
+        options = EngineOptions()
+        self.runtime = LLMInferenceRuntime.create(DeploymentConfig(CONFIG), Path(), options, device)
+        self.work = Inbox(m.ExecutorMessage)
+        self.control = Inbox(m.ExecutorControl)
+        self.tokenizer = Outbox(m.TokenizerMessage)
+        self.supervisor = Outbox(m.SupervisorMessage)
+        self.owed: Counter[int] = Counter()
+        self.answered: Counter[int] = Counter()
+        self._offers = msgspec.msgpack.Decoder(m.Offer)
+        self._mail: Iterator[tuple[Inbox, bytes]] = iter(())
+        self.left = False
+
+    def run(self, mail: Iterator[tuple[Inbox, bytes]]) -> None:
+        """Handle all of it."""
+        self._mail, self.left = mail, True
+        while self.left:
+            ExecutorActor(
+                name="executor-1",
+                incarnation=4,
+                inbox=self.work,
+                control=self.control,
+                to_tokenizer=self.tokenizer,
+                to_supervisor=self.supervisor,
+                runtime=self.runtime,
+            ).run()
+            self.look()
+            assert not self.runtime.active
+
+    def more(self, *_: object) -> None:
+        """Instead of a wait."""
+        self.look()
+        assert self.owed == self.answered
+        self.owed.clear()
+        self.answered.clear()
+        try:
+            inbox, data = next(self._mail)
+        except StopIteration:
+            self.left = False
+            inbox, data = self.control, ENCODE(m.Shutdown())
+        inbox.put(data)
+        if inbox is self.work:
+            self._note_offered(data)
+
+    def look(self) -> None:
+        """Count what is answered."""
+        self.supervisor.take()
+        for message in self.tokenizer.take():
+            match message:
+                case m.Step():
+                    pairs = zip(message.rids, message.tokens, strict=True)
+                    ended = [rid for rid, token in pairs if token.finish or token.error]
+                case m.RowsEnded() | m.RowsFailed():
+                    ended = message.rids
+                case m.RowsReturned():
+                    ended = [*message.unplaced, *(one.rid for one in message.released)]
+                case _:
+                    ended = []
+            self.answered.update(ended)
+
+    def _note_offered(self, data: bytes) -> None:
+        try:
+            offer = self._offers.decode(data)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return
+        self.owed.update({one.rid for one in offer.rows})
+
+
+@pytest.mark.parametrize("which", ["ExecutorMessage", "ExecutorControl"])
+def test_every_message_to_the_executor(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    house, told = House(), 0
+    monkeypatch.setattr("actors.executor.wait_any", house.more)
+    inbox = house.work if which == "ExecutorMessage" else house.control
+    rows: list[Any] = [[[number], 1, {"max_tokens": 3}] for number in range(1, 5)]
+    given = {"rid": [1, 2, 3, 4], "rids": [[1], [2, 3]], "row": rows}
+    good = ENCODE(m.Offer([m.Offered(rid, ROW, 1.0) for rid in (1, 2)]))
+
+    def mail(part: int) -> Iterator[tuple[Inbox, bytes]]:
+        nonlocal told
+        for kind in DOORS[which]:
+            for data in mutations(kind, f"{kind} {part}", -(-PER_TYPE // 4), ENCODE, given):
+                told += 1
+                yield inbox, data
+                if inbox is house.control and told % 4 == 0:
+                    # Those that are remembered for later, and those that are there.
+                    yield house.work, good
+
+    house.run(mail(0))
+    flat, before = Flat(), told
+    for part in (1, 2, 3):
+        house.run(mail(part))
+    flat.check(told - before)
+    assert told >= PER_TYPE * len(DOORS[which])
+    house.run(iter([(house.work, ENCODE(m.Offer([m.Offered(1 << 40, ROW, 1.0)])))]))
+    house.runtime.close()

@@ -1,0 +1,147 @@
+"""The scheduler's inbox and its control."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import msgspec
+import pytest
+import zmq
+
+from actors import messages as m
+from actors.admission import PolicySettings
+from actors.mailbox import Sender
+from actors.scheduler import SchedulerActor
+from actors.scheduler_policy import SchedulerPolicy
+from tests.fuzz.doors import DOORS, PER_TYPE
+from tests.fuzz.flat import Flat
+from tests.fuzz.mail import Inbox, Outbox
+from tests.fuzz.mutations import mutations
+
+ENCODE = msgspec.msgpack.encode
+SETTINGS = PolicySettings(queue_requests=12, queue_tokens=200, ageing_s=1.0)
+LIMITS = m.ExecutorLimits(4, 50, 100)
+TURNS = 4
+
+
+class House:
+    """A scheduler between actors that are played; every message takes a tenth of a second."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self.inbox = Inbox(m.SchedulerMessage)
+        self.control = Inbox(m.SchedulerControl)
+        self.tokenizer = Outbox(m.TokenizerMessage)
+        self.door = Outbox(m.DoorMessage)
+        self.executor: list[Outbox] = []
+        self.now = 0.0
+        self.incarnation = 1
+        self.context = context
+        self.actor = SchedulerActor(
+            inbox=self.inbox,
+            control=self.control,
+            to_tokenizer=self.tokenizer,
+            to_door=self.door,
+            connect=self.connect,
+            policy=SchedulerPolicy(SETTINGS),
+            clock=lambda: self.now,
+        )
+        self.submitted: Counter[int] = Counter()
+        self.rids = [1]
+        self._next = 1
+
+    def connect(self, endpoint: str) -> Sender[Any]:
+        """What can be connected is played."""
+        Sender[Any](self.context, endpoint, 1).close()
+        self.executor = [*self.executor[-1:], Outbox(m.ExecutorMessage | m.ExecutorControl)]
+        return self.executor[-1]
+
+    async def tell(self, inbox: Inbox, data: bytes) -> list[Any]:
+        """Let this arrive, and wait until it is carried out; what is said of it."""
+        self.now += 0.1
+        inbox.put(data)
+        await inbox.handled.wait()
+        for _ in range(TURNS):
+            await anyio.lowlevel.checkpoint()
+        heard = [*self.door.take(), *self.tokenizer.take()]
+        for message in heard:
+            if isinstance(message, m.RowsFailed):
+                self._failed(message)
+        for one in self.executor:
+            heard += one.take()
+        return heard
+
+    async def tell_good(self, inbox: Inbox, message: Any) -> list[Any]:
+        return await self.tell(inbox, ENCODE(message))
+
+    async def submit(self) -> list[Any]:
+        """A request of a new number."""
+        self._next += 1
+        self.rids[:] = [*self.rids[-7:], self._next + (1 << 20)]
+        return await self.tell_good(self.inbox, m.Submit(m.Request(self.rids[-1]), [1, 2]))
+
+    async def play_executor(self, heard: list[Any]) -> None:
+        """Take what is offered, and end it at once, until nothing more is."""
+        left = deque(heard)
+        while left:
+            message = left.popleft()
+            if isinstance(message, m.Offer):
+                rids = [one.rid for one in message.rows]
+                left += await self.tell_good(self.inbox, m.RowsPlaced(self.incarnation, rids))
+                left += await self.tell_good(self.inbox, m.RowsEnded(self.incarnation, rids, rids))
+            elif isinstance(message, m.ExecutorGone):
+                back = m.RowsReturned(message.incarnation, unplaced=message.offered)
+                left += await self.tell_good(self.inbox, back)
+
+    async def works(self) -> None:
+        """With a new executor, a new request gets its place."""
+        self.incarnation += 1
+        ready = m.ExecutorReady(self.incarnation, "ipc:///nowhere/w", "ipc:///nowhere/c", LIMITS)
+        await self.play_executor(await self.tell_good(self.control, ready))
+        for _ in range(30):
+            await self.play_executor(await self.tell_good(self.inbox, m.AskReport(1)))
+        self.now += 3600.0
+        heard = await self.submit() + await self.tell_good(self.inbox, m.AskReport(1))
+        await self.play_executor(heard)
+        kinds = {type(one) for one in heard}
+        assert {m.Accepted, m.Offer} <= kinds, heard
+
+    def _failed(self, message: m.RowsFailed) -> None:
+        assert len(set(message.rids)) == len(message.rids)
+
+
+@pytest.mark.parametrize("which", ["SchedulerMessage", "SchedulerControl"])
+async def test_every_message_to_the_scheduler(which: str) -> None:
+    with zmq.Context() as context:
+        house, told, flat = House(context), 0, None
+        inbox = house.inbox if which == "SchedulerMessage" else house.control
+        given = {
+            "rid": house.rids,
+            "rids": [house.rids],
+            "incarnation": [1],
+            "work": ["ipc:///nowhere/w"],
+            "control": ["ipc:///nowhere/c"],
+            "limits": [[4, 50, 100]],
+            "client": [1, 2],
+        }
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(house.actor.run)
+            for part in range(4):
+                for kind in DOORS[which]:
+                    for data in mutations(kind, f"{kind} {part}", -(-PER_TYPE // 4), ENCODE, given):
+                        if told % 5 == 0:
+                            await house.play_executor(await house.submit())
+                        heard = await house.tell(inbox, data)
+                        await house.play_executor(heard)
+                        if told % 200 == 0:
+                            await house.works()
+                        told += 1
+                if flat is None:
+                    flat, before = Flat(), told
+            await house.works()
+            tasks.cancel_scope.cancel()
+        assert flat is not None
+        flat.check(told - before)
+        assert told >= PER_TYPE * len(DOORS[which])

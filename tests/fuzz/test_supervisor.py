@@ -1,0 +1,110 @@
+"""The supervisor's inbox; its actor's process is played."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from actors import messages as m
+from actors.addresses import Addresses, SocketFolder
+from daemon import wiring
+from daemon.configuration.settings import Settings
+from daemon.door.executor_report import executor_report
+from daemon.life import Life
+from daemon.supervision.supervisor import Listeners, Supervisor
+from runtime.errors import HearthError
+from runtime.executor.simulated_engine import simulated_config
+from runtime.loading import Stage
+from tests.fuzz.doors import DOORS, PER_TYPE
+from tests.fuzz.flat import Flat
+from tests.fuzz.mail import CONTEXT, Inbox
+from tests.fuzz.mutations import mutations
+
+ENCODE = msgspec.msgpack.encode
+NAME = "executor-1"
+LIMITS = m.ExecutorLimits(4, 50, 100)
+GIVEN = {"name": [NAME, NAME, "executor-0"], "limits": [[4, 50, 100], None], "pid": [os.getpid()]}
+
+
+class House:
+    """A supervisor whose first actor has been started, and who hears of it in the daemon."""
+
+    def __init__(self) -> None:
+        self.inbox = Inbox(m.SupervisorMessage)
+        settings = Settings(engine_kind="simulated")
+        self.config = simulated_config()
+        self.life = Life()
+        self.ready = self.unfit = 0
+        self.supervisor = Supervisor(
+            wiring.executor_plan(settings, Path()),
+            context=CONTEXT,
+            sockets=SocketFolder(Path("/nowhere")),
+            inbox=self.inbox,
+            listeners=Listeners(
+                loading=self._loading,
+                ready=self._ready,
+                lost=self._lost,
+                restarting=lambda _: None,
+                metrics=self._note_metrics,
+            ),
+        )
+        self.begin()
+
+    def begin(self) -> None:
+        """Start the policy again, as it is when the first process has been started."""
+        policy = type(self.supervisor._policy)
+        plan = self.supervisor._plan
+        self.supervisor._policy = policy(plan.role, plan.deadlines, plan.restart_limit)
+        self.supervisor._policy.tick(self.supervisor._clock.now())
+        self.supervisor._name = NAME
+
+    async def tell(self, data: bytes) -> None:
+        self.inbox.put(data)
+        await self.inbox.handled.wait()
+
+    def _note_metrics(self, metrics: m.ExecutorMetrics) -> None:
+        executor_report(metrics)
+
+    def _loading(self, stage: Stage, share: float | None) -> None:
+        self.life.loading(stage, share)
+
+    async def _ready(self, ready: m.ActorReady, addresses: Addresses) -> None:
+        try:
+            told = wiring.executor_ready(ready, addresses)
+        except HearthError:
+            # The daemon ends by this name: its executor is of no use.
+            self.unfit += 1
+            return
+        self.ready += 1
+        config = wiring.within(self.config, told.limits)
+        wiring.door_facts(Settings(), "toy", config, ready.facts)
+
+    async def _lost(self, _reason: str) -> None:
+        pass
+
+
+async def test_every_message_to_the_supervisor() -> None:
+    house, told, flat = House(), 0, None
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(house.supervisor._listen)
+        for part in range(4):
+            for kind in DOORS["SupervisorMessage"]:
+                for data in mutations(kind, f"{kind} {part}", -(-PER_TYPE // 4), ENCODE, GIVEN):
+                    if told % 10 == 0:
+                        house.begin()
+                    await house.tell(data)
+                    told += 1
+            if flat is None:
+                flat, before = Flat(), told
+        house.begin()
+        ready = house.ready
+        await house.tell(ENCODE(m.ActorReady(NAME, 1, {}, LIMITS)))
+        assert house.ready == ready + 1
+        tasks.cancel_scope.cancel()
+    assert flat is not None
+    flat.check(told - before)
+    assert told >= PER_TYPE * len(DOORS["SupervisorMessage"])
+    assert house.unfit > 0

@@ -1,0 +1,109 @@
+"""The tokenizer's inbox."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import msgspec
+
+from actors import messages as m
+from actors.tokenizer import TokenizerActor
+from runtime.request import RowToken
+from tests.fuzz.doors import DOORS, PER_TYPE
+from tests.fuzz.flat import Flat
+from tests.fuzz.mail import Inbox, Outbox
+from tests.fuzz.mutations import mutations
+from tests.runtime.text.folders import byte_level, open_tokenizer
+
+ENCODE = msgspec.msgpack.encode
+GIVEN = {"rid": [1, 2, 3, 4], "incarnation": [0, 1, 2], "rids": [[1], [1, 2]], "stop": [[], ["a"]]}
+KEPT_OPEN = 8
+
+
+class House:
+    """A tokenizer and what it says, held behind every message to one answer at most."""
+
+    def __init__(self, folder: Path) -> None:
+        self.inbox = Inbox(m.TokenizerMessage)
+        self.scheduler = Outbox(m.SchedulerMessage)
+        self.control = Outbox(m.SchedulerControl)
+        self.door = Outbox(m.DoorMessage)
+        self.actor = TokenizerActor(
+            inbox=self.inbox,
+            to_scheduler=self.scheduler,
+            to_scheduler_control=self.control,
+            to_door=self.door,
+            tokenizer=open_tokenizer(folder, byte_level()),
+        )
+        self._known = msgspec.msgpack.Decoder(m.TokenizerMessage)
+        self.opened: list[int] = []
+
+    async def tell(self, data: bytes) -> list[m.DoorMessage | m.SchedulerMessage]:
+        """Let this arrive, and wait until it is answered, if it is."""
+        before = self.inbox.undecodable
+        self.inbox.put(data)
+        await self.inbox.handled.wait()
+        while self.actor._intake.waiting or self.actor._bulk.waiting:
+            await anyio.lowlevel.checkpoint()
+        heard = [*self.door.take(), *self.scheduler.take()]
+        self.control.take()
+        if self.inbox.undecodable > before:
+            assert heard == []
+            return heard
+        message = self._known.decode(data)
+        if isinstance(message, m.Prepare | m.Convert):
+            (answer,) = heard
+            assert answer_of(answer) == message.rid
+            if isinstance(answer, m.Submit):
+                self.opened.append(message.rid)
+        failed = [one.rid for one in heard if isinstance(one, m.Failed)]
+        assert len(failed) == len(set(failed)) or isinstance(message, m.RowsFailed)
+        if isinstance(message, m.RowsPlaced):
+            # As an executor does sooner or later.
+            await self.tell(ENCODE(m.RowsEnded(message.incarnation, message.rids)))
+        return heard
+
+    async def drop(self) -> None:
+        """Cancel the requests that have been open for longest."""
+        while len(self.opened) > KEPT_OPEN:
+            await self.tell(ENCODE(m.Cancel(self.opened.pop(0))))
+
+    async def works(self) -> None:
+        """A good request is passed on, and its token comes as text."""
+        request = m.Request(77)
+        (submit,) = await self.tell(ENCODE(m.Prepare(request, None, "a")))
+        assert isinstance(submit, m.Submit)
+        token = RowToken(0, submit.token_ids[0], finish="length")
+        heard = await self.tell(ENCODE(m.Step(0, [77], [token], 1.0)))
+        (deltas,) = [one for one in heard if isinstance(one, m.Deltas)]
+        assert (deltas.rows[0].text, deltas.rows[0].finish) == ("a", "length")
+
+
+def answer_of(message: m.DoorMessage | m.SchedulerMessage) -> int:
+    """The request that a message is about."""
+    if isinstance(message, m.Submit):
+        return message.request.rid
+    assert isinstance(message, m.Failed | m.Converted)
+    return message.rid
+
+
+async def test_every_message_to_the_tokenizer(tmp_path: Path) -> None:
+    house, told, flat = House(tmp_path), 0, None
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(house.actor.run)
+        for part in range(4):
+            for kind in DOORS["TokenizerMessage"]:
+                for data in mutations(kind, f"{kind} {part}", -(-PER_TYPE // 4), ENCODE, GIVEN):
+                    await house.tell(data)
+                    await house.drop()
+                    told += 1
+            if flat is None:
+                flat, before = Flat(), told
+        await house.works()
+        tasks.cancel_scope.cancel()
+    assert flat is not None
+    flat.check(told - before)
+    assert told >= PER_TYPE * len(DOORS["TokenizerMessage"])
+    assert 0 < house.inbox.undecodable < told
