@@ -42,23 +42,29 @@ class FirstPlaces:
             return None
         held = Counter(row.client for row in placed)
         asked = Counter(row.client for row in house)
-        claims = []
-        for entry in self._first_of_each():
-            if held[entry.client] or entry.priority < 0:
-                continue
-            own = asked[entry.client] + self._queue.count_of(entry.client)
-            rows = [
-                row
-                for row in placed
-                if row.asked in {"", "release"}
-                and (held[row.client] > 1 or not row.entry.gave_way)
-                and asked[row.client] + self._queue.count_of(row.client) > own
-            ]
-            if rows and synchronous:
-                rows = [] if any(row.entry.gave_way for row in placed) else placed
-            if rows:
-                claims.append(Claim(entry.queued + house.hold_s, entry, rows, synchronous))
-        return min(claims, key=lambda claim: claim.due, default=None)
+        loose = [
+            row
+            for row in placed
+            if row.asked in {"", "release"} and (held[row.client] > 1 or not row.entry.gave_way)
+        ]
+        if synchronous and any(row.entry.gave_way for row in placed):
+            return None
+
+        def total(client: int) -> int:
+            return asked[client] + self._queue.count_of(client)
+
+        most = max((total(row.client) for row in loose), default=0)
+        waiting = [
+            entry
+            for entry in self._first_of_each()
+            if not held[entry.client] and entry.priority >= 0 and total(entry.client) < most
+        ]
+        if not waiting:
+            return None
+        first = min(waiting, key=lambda entry: entry.queued)
+        rows = [row for row in loose if total(row.client) > total(first.client)]
+        due = first.queued + house.hold_s
+        return Claim(due, first, placed if synchronous else rows, synchronous)
 
     def admit(self, claim: Claim) -> list[Revoke | Release]:
         """Let rows give way to one that has waited for long enough, once that is the first."""

@@ -305,9 +305,9 @@ class SchedulerPolicy:
 
     def _opened(self) -> float | None:
         """Since when an idle executor could begin; None while it works, or nobody waits."""
-        oldest = self._queue.oldest
-        idle = self._present and not self._house
-        return max(oldest, self._fill_from) if idle and oldest is not None else None
+        if not self._present or self._house or (oldest := self._queue.oldest) is None:
+            return None
+        return max(oldest, self._fill_from)
 
     def _start_time(self) -> float | None:
         """When an idle executor is offered rows."""
