@@ -25,6 +25,7 @@ from daemon.door.bell import Bell
 from daemon.door.dispatch import Dispatch
 from daemon.door.finished import Listener
 from daemon.door.listener import open_listener
+from daemon.door.overview import generations
 from daemon.door.process_bounds import ProcessBounds
 from daemon.door.replies import Replies
 from daemon.door.requests import Requests
@@ -140,9 +141,11 @@ class FrontDoor:
 
     def cancel(self, name: str) -> None:
         """End a generation for the daemon's owner, by its id; raises `unknown_request`."""
-        open_now = {self._state.request_id(one.rid): one for one in self.sessions.open_requests}
-        request = open_now.get(name)
-        if request is None or request.kind != "generate":
+        asked = (
+            one for one in generations(self.sessions) if self._state.request_id(one.rid) == name
+        )
+        request = next(asked, None)
+        if request is None:
             text = f"no request {name[:40]!r} is open: it has ended, or was another daemon's"
             raise HearthError("unknown_request", text, "request")
         _log.info("the operator ends a request", request=name)

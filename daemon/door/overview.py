@@ -40,20 +40,21 @@ def open_clients(sessions: Sessions) -> list[OpenClient]:
     return found
 
 
-def running_requests(sessions: Sessions, state: DoorState, now: float) -> list[RunningRequest]:
+def generations(sessions: Sessions) -> list[OpenRequest]:
     """All open generations, the oldest first."""
-    return [
-        RunningRequest(
-            state.request_id(one.rid),
-            one.session.client,
-            _state_of(one),
-            one.prompt_tokens,
-            one.completion_tokens,
-            now - one.opened,
-        )
-        for one in sessions.open_requests
-        if one.kind == "generate"
-    ]
+    return [one for one in sessions.open_requests if one.kind == "generate"]
+
+
+def running_request(one: OpenRequest, state: DoorState, now: float) -> RunningRequest:
+    """What is told of one open generation."""
+    return RunningRequest(
+        state.request_id(one.rid),
+        one.session.client,
+        _state_of(one),
+        one.prompt_tokens,
+        one.completion_tokens,
+        now - one.opened,
+    )
 
 
 def tokens_of_replies(sessions: Sessions, state: DoorState) -> int:

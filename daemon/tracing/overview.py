@@ -8,7 +8,7 @@ from pathlib import Path
 
 from daemon.control.messages import MOST_REQUESTS, Cancelled, CancelRequest, Top, TopReport
 from daemon.door.front_door import FrontDoor
-from daemon.door.overview import open_clients, running_requests, tokens_of_replies
+from daemon.door.overview import generations, open_clients, running_request, tokens_of_replies
 from daemon.metrics.collector import Look
 from daemon.tracing.history import History
 
@@ -36,7 +36,7 @@ class Overview:
         look = await self._look()
         state, sessions, load = self._door.state, self._door.sessions, look.load
         now = time.monotonic()
-        requests = running_requests(sessions, state, now)
+        running = generations(sessions)
         return TopReport(
             server=state.facts.server,
             model=state.facts.model,
@@ -51,13 +51,13 @@ class Overview:
             queued=load.queued if load else 0,
             queued_tokens=load.queued_tokens if load else 0,
             tokens=tokens_of_replies(sessions, state),
-            open=len(requests),
+            open=len(running),
             restarts=look.restarts,
             totals=dict(look.totals),
             refusals=dict(look.refusals),
             memory=self._memory(look),
             clients=open_clients(sessions),
-            requests=requests[:MOST_REQUESTS],
+            requests=[running_request(one, state, now) for one in running[:MOST_REQUESTS]],
             errors=self._history.failures(_ERRORS),
         )
 

@@ -11,8 +11,9 @@ from hearth_client import CancelledByOperator, Client
 from daemon.door.overview import (
     OpenClient,
     RunningRequest,
+    generations,
     open_clients,
-    running_requests,
+    running_request,
     tokens_of_replies,
 )
 from runtime.errors import HearthError
@@ -26,9 +27,9 @@ def door() -> Iterator[Harness]:
 
 
 def requests(door: Harness) -> list[RunningRequest]:
-    return door.on_loop(
-        lambda: running_requests(door.door.sessions, door.door.state, time.monotonic())
-    )
+    state, sessions = door.door.state, door.door.sessions
+    now = time.monotonic()
+    return door.on_loop(lambda: [running_request(one, state, now) for one in generations(sessions)])
 
 
 def clients(door: Harness) -> list[OpenClient]:
@@ -53,7 +54,7 @@ def test_open_requests_are_told_with_what_they_wait_for(door: Harness) -> None:
         assert replying.request == long.request
         assert replying.client == "kiosk"
         assert replying.tokens > 0
-        assert encoding.age_s >= waiting.age_s >= replying.age_s >= 0
+        assert encoding.age_s >= waiting.age_s >= replying.age_s > 0
         (told,) = clients(door)
         assert (told.name, told.open) == ("kiosk", 3)
         assert told.tokens > 0
