@@ -13,7 +13,7 @@ from daemon.exit_codes import exit_code
 from daemon.life import Life
 from daemon.notify import tell_state
 from daemon.open_files import make_room
-from daemon.shipped import engine_folder
+from daemon.shipped import Progress, engine_folder
 from runtime.errors import HearthError
 
 
@@ -29,7 +29,7 @@ def serve(config: Path | None, **flags: Any) -> int:
     try:
         settings = _read(config, flags)
         with progress_bar() as progress:
-            folder = engine_folder(settings.engine, progress)
+            folder = engine_folder(settings.engine, _told_to_the_manager(progress))
     except HearthError as error:
         report(error)
         tell_state(Life().failed(error.message))
@@ -37,6 +37,21 @@ def serve(config: Path | None, **flags: Any) -> int:
     from daemon.service import serve as run  # noqa: PLC0415 - the help must not wait for it
 
     return run(settings, folder, lambda: _read(config, flags))
+
+
+def _told_to_the_manager(progress: Progress) -> Progress:
+    """Let the service manager show how the export goes on, too: a hundred times a stage at most."""
+    shown = Life()
+
+    def advance(stage: str, done: int, total: int) -> None:
+        nonlocal shown
+        progress(stage, done, total)
+        life = Life("starting", stage, round(done / total, 2) if total else None)
+        if life != shown:
+            shown = life
+            tell_state(life)
+
+    return advance
 
 
 def _read(config: Path | None, flags: dict[str, Any]) -> Settings:

@@ -9,6 +9,7 @@ import pytest
 from daemon.cli import serve as module
 from daemon.cli.serve import serve
 from daemon.exit_codes import CONFIGURATION
+from daemon.life import words
 from daemon.own_daemon import own_daemon
 
 
@@ -30,6 +31,18 @@ def test_more_clients_than_open_files_are_refused_before_an_engine_is_built(
     arguments = ["--socket", str(short_folder / "s")]
     assert serve.main(arguments, standalone_mode=False) == CONFIGURATION
     assert "64 clients need 192 open files" in capsys.readouterr().err
+
+
+def test_the_manager_sees_how_the_export_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    bar: list[int] = []
+    monkeypatch.setattr(module, "tell_state", lambda life: shown.append(words(*life)))
+    advance = module._told_to_the_manager(lambda _stage, done, _total: bar.append(done))
+    for done in range(0, 1001, 4):
+        advance("reading weights", done, 1000)
+    assert len(bar) == 251
+    assert len(shown) == 101
+    assert shown[:2] == ["starting: reading weights, 0%", "starting: reading weights, 1%"]
 
 
 def test_wrong_settings_end_with_the_code_of_the_daemon_wherever_they_are_found(

@@ -1,8 +1,10 @@
 import pytest
+from hearth_client.running_clock import RunningClock
 from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.door.sessions import Session, Sessions
+from daemon.door.state import _MOST_S
 from runtime.errors import HearthError
 
 
@@ -18,6 +20,19 @@ def test_a_lease_runs_out_unless_renewed() -> None:
     assert sessions.expired(9.9) == []
     assert sessions.expired(10.0) == [one]
     assert sessions.expired(15.0) == [one, two]
+
+
+def test_a_lease_does_not_run_while_the_machine_sleeps() -> None:
+    now = 0.0
+    clock = RunningClock(_MOST_S, lambda: now)
+    sessions = make()
+    one = sessions.greet(b"1", "one", 10.0, clock.now())
+    now += 24 * 3600
+    assert sessions.expired(clock.now()) == []
+    for _ in range(40):
+        now += 0.25
+        expired = sessions.expired(clock.now())
+    assert expired == [one]
 
 
 def test_a_second_hello_keeps_requests_and_changes_the_lease() -> None:
