@@ -26,8 +26,8 @@ SETTINGS = {
     "drain_s": 20,
     "progress_timeout_s": 10,
 }
-WATCHDOG = "[Service]\nWatchdogSec=8\n"
-"""What tests say where they say nothing else: an executor may stand still for longer than that."""
+SHORT_TIMES = "[Service]\nWatchdogSec=8\nTimeoutStopSec=5\n"
+"""What tests say where they say nothing else: executor and requests have more time than that."""
 _BASE = "/opt/python"
 _SITE = Path(sysconfig.get_path("purelib"))
 BOUND = {ROOT: f"{FOLDER}/source", _SITE: f"{FOLDER}/packages", Path(sys.base_prefix): _BASE}
@@ -59,7 +59,7 @@ class Installed:
         ended = self.machine.run(COMMAND, *words, user=user, check=check)
         return ended.stdout + ended.stderr
 
-    def ready(self, drop_in: str = WATCHDOG, **settings: Any) -> None:
+    def ready(self, drop_in: str = SHORT_TIMES, **settings: Any) -> None:
         """Have the service run with these settings and this drop-in, started anew if they differ.
 
         What was counted of starts and failures is forgotten.
@@ -67,7 +67,7 @@ class Installed:
         self.settle(drop_in, **settings)
         self.machine.systemctl("start", SERVICE)
 
-    def settle(self, drop_in: str = WATCHDOG, **settings: Any) -> None:
+    def settle(self, drop_in: str = SHORT_TIMES, **settings: Any) -> None:
         """Lay settings and a drop-in down; the service is stopped if they differ."""
         toml = _toml({**SETTINGS, **settings})
         if (self._text(_SETTINGS_FILE), self._text(_DROP_IN)) != (toml, drop_in):
