@@ -105,15 +105,17 @@ def test_two_clients_at_once_get_what_the_runtime_gives_in_process(
         assert generation.done.usage.completion_tokens == len(tokens)
 
 
-def test_the_owner_sees_what_runs_and_may_end_it(slow: OwnDaemon) -> None:
-    with Client(slow.socket, name="kiosk") as client:
+def test_the_owner_sees_what_runs_and_may_end_it(tiny_engine: Path) -> None:
+    # Slow enough that a test that was held up finds it running.
+    flags = ("--engine-kind", "simulated", "--step-ms", "100")
+    with own_daemon(tiny_engine, flags) as daemon, Client(daemon.socket, name="kiosk") as client:
         generation = client.generate("the lamp is", max_tokens=80)
-        take(generation, 2)
-        report = ask(Top(), TopReport, str(slow.socket))
-        ask(CancelRequest(generation.request), Cancelled, str(slow.socket))
+        take(generation, 1)
+        report = ask(Top(), TopReport, str(daemon.socket))
+        ask(CancelRequest(generation.request), Cancelled, str(daemon.socket))
         with pytest.raises(CancelledByOperator):
             generation.text()
-        after = ask(Top(), TopReport, str(slow.socket))
+        after = ask(Top(), TopReport, str(daemon.socket))
     (running,) = report.requests
     assert (running.request, running.state) == (generation.request, "replying")
     assert (report.state, report.running, report.places) == ("ready", 1, 4)
