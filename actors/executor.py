@@ -38,6 +38,9 @@ PROGRESS_S = 1.0
 FAILURE_LIMIT = 3
 """Failures in a row that left no row, before the executor asks to be replaced by ending."""
 _EARLY = 4096
+_LOOK_S = 0.0001
+# A wait for mail counts whole milliseconds.
+_WHOLE_MS = 0.001
 _order = attrgetter("order")
 _log = structlog.get_logger("executor")
 
@@ -87,6 +90,7 @@ class ExecutorActor:
         with self._inbox, self._control, self._to_tokenizer:
             while True:
                 self._report()
+                self._await_offer()
                 self._read_control()
                 self._read_offers()
                 if self._stopping:
@@ -101,6 +105,20 @@ class ExecutorActor:
                     wait_any([self._inbox, self._control], PROGRESS_S)
             # No row goes on elsewhere.
             self._tell_failed([*self._rows, *(one.rid for one in self._offered)], _SHUTTING_DOWN)
+
+    def _await_offer(self) -> None:
+        """While a queued step runs and places are free: whoever comes now waits for no other."""
+        runtime = self._runtime
+        until = runtime.queue_by
+        while (spare := until - time.monotonic()) > 0 and runtime.free:
+            self._read_control()
+            self._read_offers()
+            if self._offered or self._stopping:
+                return
+            if spare > 2 * _WHOLE_MS:
+                wait_any([self._inbox, self._control], spare - _WHOLE_MS)
+            else:
+                time.sleep(_LOOK_S)
 
     def _read_control(self) -> None:
         while (message := self._control.receive_nowait()) is not None:

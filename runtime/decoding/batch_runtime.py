@@ -54,6 +54,13 @@ class BatchRuntime(Protocol):
     def free(self) -> int:
         """How many rows can take places before the next step."""
 
+    @property
+    def queue_by(self) -> float:
+        """When the next step is to be queued, by the monotonic clock; in the past for at once.
+
+        Rows that are admitted before then wait for no further step of the others.
+        """
+
     def check(self, row: RowRequest) -> None:
         """Refuse a row that `admit` would refuse; the error names the field."""
 

@@ -34,6 +34,9 @@ from runtime.tensors.profiles import captured_widths, decode_batches
 from runtime.text import Tokenizer
 from runtime.undo import undoing
 
+_QUEUEING_S = 0.0005
+"""Before the end of a step in which the next one has to be queued: some times what that takes."""
+
 
 class LLMInferenceRuntime:
     """Generates for rows that join and leave between two steps: admit, step while any is active.
@@ -135,6 +138,16 @@ class LLMInferenceRuntime:
     def free(self) -> int:
         """How many rows can take places before the next step."""
         return self._context.free
+
+    @property
+    def queue_by(self) -> float:
+        """When the next step is to be queued so that the device does not wait for it.
+
+        That is at once where no step is queued, or where a prompt goes on.
+        """
+        if not self._queued or self._context.joiners:
+            return 0.0
+        return self._collected + self._budget.decode_s - _QUEUEING_S
 
     @property
     def counters(self) -> GraphCounters:

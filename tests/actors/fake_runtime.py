@@ -37,6 +37,7 @@ class FakeRuntime:
         self.memory: dict[str, int] = {}
         self.graphs: dict[str, GraphCounters] = {}
         self.device_free: int | None = None
+        self.queue_by = 0.0
         self._joining: list[int] = []
         self._numbers = 0
 

@@ -310,3 +310,38 @@ def test_the_log_level_is_taken_over(house: House) -> None:
         assert structlog.get_logger("executor").is_enabled_for(logging.ERROR)
     finally:
         structlog.reset_defaults()
+
+
+def test_whoever_comes_before_the_next_step_is_queued_is_in_it(
+    house: House, runtime: FakeRuntime
+) -> None:
+    def later(step: int) -> None:
+        # The first step has been queued; there is time until the second has to be.
+        runtime.queue_by = time.monotonic() + 30 if step == 1 else 0.0
+
+    runtime.before_step = later
+    house.offer(row(1, 4))
+    house.start()
+    house.hear_until(Step)
+    house.offer(row(2, 4))
+    house.finish(1, 2)
+    # The second step of all is the first of the newcomer.
+    assert [step.rids for step in house.of(Step)][:3] == [[1], [2], [1, 2]]
+
+
+def test_nobody_is_waited_for_where_no_place_is_free(house: House, runtime: FakeRuntime) -> None:
+    runtime.places = 1
+    runtime.queue_by = time.monotonic() + 600
+    house.offer(row(1, 4))
+    house.start()
+    house.finish(1)
+    assert runtime.steps == 4
+
+
+def test_an_executor_that_waits_for_offers_stops_when_told(
+    house: House, runtime: FakeRuntime
+) -> None:
+    runtime.queue_by = time.monotonic() + 600
+    house.start()
+    house.control.post(Shutdown())
+    house.join()

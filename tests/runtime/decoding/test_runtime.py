@@ -132,6 +132,23 @@ def test_a_row_may_fill_its_capacity(runtime: LLMInferenceRuntime) -> None:
     assert tokens[0] == _expected(list(range(90)) * 6, 60)
 
 
+def test_a_step_may_be_queued_later_while_another_runs(runtime: LLMInferenceRuntime) -> None:
+    assert runtime.queue_by == 0.0
+    runtime.admit([_row([3, 1], 9)])
+    runtime.step()
+    runtime.step()
+    runtime.step()
+    ahead = bool(runtime._device.steps_ahead)
+    latest = runtime._collected + runtime._budget.decode_s
+    assert (latest - 0.001 < runtime.queue_by < latest) == ahead
+    # A prompt that goes on is not kept waiting.
+    runtime.admit([_row(list(range(40)))])
+    while not runtime._context.joiners:
+        runtime.step()
+    assert runtime.queue_by == 0.0
+    _drain(runtime)
+
+
 def test_captured_steps_are_hit(runtime: LLMInferenceRuntime) -> None:
     runtime.capture([1, 2])
     runtime.admit([_row([3, 1], 3), _row([4, 1], 6)])
