@@ -15,8 +15,8 @@ from daemon.door.sessions import OpenRequest, Session
 from daemon.door.settings import DoorFacts, DoorSettings
 from daemon.door.state import DoorState
 
-SLOW_BYTES = 200_000
-UNREAD_BYTES = 1_000_000
+SLOW_BYTES = 60_000
+UNREAD_BYTES = 300_000
 CLIENTS = 20
 
 
@@ -83,7 +83,7 @@ def test_all_that_nobody_reads_is_bounded_in_memory(monkeypatch: pytest.MonkeyPa
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        for turn in range(600):
+        for turn in range(200):
             for number in range(CLIENTS):
                 request = _request(desk, number)
                 # One after the other they read less and less.
