@@ -244,6 +244,8 @@ class Service:
 
     async def _reload(self, _asked: Reload | None = None) -> Reloaded:
         """Take over what new settings may change, all of it at once, or nothing of it."""
+        if not self._life.serves:
+            raise HearthError("shutting_down", "the daemon stops: the next one reads the settings")
         # Else the manager would take the end of a reload for that of the start.
         with reloading() if self._was_ready else nullcontext():
             try:

@@ -37,6 +37,11 @@ class Asked:
                 with suppress(HearthError):
                     await reload()
 
+    def nothing_to_reload(self) -> None:
+        """Let SIGHUP be until there is something, where it would ask for a reload."""
+        if self._reloads:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
     def ignore(self) -> None:
         """Let all of them be from here on."""
         for number in self.signals:

@@ -14,6 +14,7 @@ from daemon.life import Life
 from daemon.notify import tell_state
 from daemon.open_files import make_room
 from daemon.shipped import Progress, engine_folder
+from daemon.signals import Asked
 from runtime.errors import HearthError
 
 
@@ -26,6 +27,7 @@ def serve(config: Path | None, **flags: Any) -> int:
     Every option is also a setting of the file and a variable HEARTH_NAME; a flag wins over the
     variable, the variable over the file.
     """
+    Asked(os.environ).nothing_to_reload()
     try:
         settings = _read(config, flags)
         with progress_bar() as progress:

@@ -28,6 +28,17 @@ def test_a_terminal_that_closes_asks_for_a_stop_unless_it_is_ignored(
     assert signal.SIGHUP in Asked(MANAGED).signals
 
 
+def test_a_hangup_before_there_is_something_to_reload_ends_nothing_under_a_manager(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ignored: list[tuple[int, object]] = []
+    monkeypatch.setattr(signal, "signal", lambda number, act: ignored.append((number, act)))
+    Asked({}).nothing_to_reload()
+    assert ignored == []
+    Asked(MANAGED).nothing_to_reload()
+    assert ignored == [(signal.SIGHUP, signal.SIG_IGN)]
+
+
 @pytest.mark.anyio
 async def test_at_a_terminal_each_signal_asks_for_a_stop() -> None:
     asked = Asked({})
