@@ -140,8 +140,8 @@ class Service:
     async def run(self) -> int:
         """Serve until a signal; raises what a part of it cannot go on for, alone or in a group."""
         structlog.contextvars.bind_contextvars(epoch=self._door.epoch)
-        asked = Asked(os.environ)
-        with anyio.open_signal_receiver(*asked.signals) as signals:
+        wishes = Asked(os.environ)
+        with anyio.open_signal_receiver(*wishes.signals) as signals:
             async with anyio.create_task_group() as tasks:
                 # Start.
                 tokenizer = open_tokenizer(self._context, self._engine, self._sockets.tokenizer)
@@ -157,14 +157,14 @@ class Service:
                 if "NOTIFY_SOCKET" in os.environ:
                     tasks.start_soon(self._watchdog.run)
                 # Wait.
-                number = await asked.stop(signals, self._reload)
+                number = await wishes.stop(signals, self._reload)
                 _log.info("stopping", signal=number.name)
                 notify("STOPPING=1")
                 self._enter(self._life.draining(number.name))
                 self._watchdog.stops(self._settings.drain_s + _END_S)
                 # Drain, unless a second signal comes.
                 with anyio.CancelScope() as patience:
-                    tasks.start_soon(_lose_patience, asked.stop(signals), patience)
+                    tasks.start_soon(_lose_patience, wishes.stop(signals), patience)
                     await self._door.stop(self._settings.drain_s)
                 if patience.cancelled_caught:
                     _log.info("stopping at once")
@@ -179,7 +179,7 @@ class Service:
                 await self._supervisor.stop()
                 tasks.cancel_scope.cancel()
         # What is still asked for is under way, and no reason for another exit code.
-        asked.ignore()
+        wishes.ignore()
         unfinished = self._door.state.totals["shutting_down"]
         _log.info("stopped", reason=self._life.reason, unfinished=unfinished)
         return FORCED if patience.cancelled_caught else STOPPED

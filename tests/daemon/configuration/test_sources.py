@@ -57,6 +57,7 @@ def test_what_kubernetes_tells_of_a_service_is_no_setting() -> None:
         "HEARTH_SERVICE_PORT": "6379",
         "HEARTH_SERVICE_PORT_HTTP": "6379",
         "HEARTH_PORT": "tcp://10.0.0.11:6379",
+        "HEARTH_METRICS_PORT": "tcp://10.0.0.13:9464",
         "HEARTH_PORT_6379_TCP": "tcp://10.0.0.11:6379",
         "HEARTH_PORT_6379_TCP_PROTO": "tcp",
         "HEARTH_PORT_6379_TCP_PORT": "6379",
@@ -74,5 +75,6 @@ def test_a_variable_that_somebody_set_is_refused_all_the_same(name: str) -> None
 
 
 def test_no_setting_looks_like_a_service_link() -> None:
-    values = {f"HEARTH_{name.upper()}": "tcp://x" for name in FIELDS}
+    # As people write a port; with tcp:// it is the link to a service that is called hearth-metrics.
+    values = {f"HEARTH_{name.upper()}": "8080" for name in FIELDS}
     assert len(environment_source(values, FIELDS).values) == len(FIELDS)
