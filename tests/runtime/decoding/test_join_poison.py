@@ -19,7 +19,7 @@ from runtime.request import RequestOptions, RowRequest
 from tests.runtime.caches.views import cache_view
 from tests.runtime.decoding.schedules.home import Setting, export_home, home_chats, open_runtime
 
-CHUNK, TOKENS, POISON = 16, 16, 1023
+CHUNK, LONG, TOKENS, POISON = 16, 100, 12, 1023
 SETTINGS = (
     Setting("off", CHUNK, gpu=True),
     Setting("lookup", CHUNK, gpu=True),
@@ -74,8 +74,8 @@ class House:
     def __init__(self, runtime: LLMInferenceRuntime, chats: Sequence[Sequence[int]]) -> None:
         options = RequestOptions(max_tokens=TOKENS, ignore_eos=True)
         self.rows = [
-            RowRequest(token_ids=list(chat), prompt_length=len(chat), options=options)
-            for chat in chats
+            RowRequest(token_ids=chat, prompt_length=len(chat), options=options)
+            for chat in (list(chat[:LONG]) for chat in chats)
         ]
         self.runtime = runtime
         self.caches = runtime._runner.get_kv_cache()
@@ -143,7 +143,7 @@ class House:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("prompt", [3, 2 * CHUNK + 1, 100])
+@pytest.mark.parametrize("prompt", [3, 2 * CHUNK + 1, LONG])
 def test_a_padded_step_writes_nothing_that_a_joiner_reads(house: House, prompt: int) -> None:
     """What a padded row runs is poisoned, so every slot that it writes has no finite numbers.
 
