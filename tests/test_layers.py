@@ -50,10 +50,18 @@ def trees(room: str) -> dict[Path, ast.Module]:
     return {path: ast.parse(path.read_text()) for path in paths}
 
 
+@cache
+def nodes(tree: ast.Module) -> list[ast.AST]:
+    """What is looked at in a module, walked through once."""
+    kinds = (ast.Import, ast.ImportFrom, ast.Call, ast.Constant)
+    return [node for node in ast.walk(tree) if isinstance(node, kinds)]
+
+
+@cache
 def imports(tree: ast.Module) -> set[str]:
     """Top-level names of everything that a module imports, wherever it does so."""
     found: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -64,7 +72,7 @@ def imports(tree: ast.Module) -> set[str]:
 def unsafe(tree: ast.Module) -> set[str]:
     """What a module uses that can run code from data."""
     found = imports(tree) & UNSAFE_MODULES
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Call):
             found |= _unsafe_call(node)
     return found
@@ -91,10 +99,11 @@ def modules() -> dict[str, ast.Module]:
     return found
 
 
+@cache
 def files_imported(tree: ast.Module) -> set[str]:
     """The files that a module names in its imports, a package's own `__init__` among them."""
     found: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -158,7 +167,7 @@ def test_only_its_command_names_the_bench() -> None:
         path.relative_to(ROOT).as_posix()
         for room in (*sorted(set(FOLDERS) - {"bench"}), "models")
         for path, tree in trees(room).items()
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.Constant) and str(node.value).startswith("bench.")
     ]
     assert naming == ["daemon/cli/__init__.py"]

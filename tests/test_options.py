@@ -34,8 +34,14 @@ def sources() -> dict[str, ast.Module]:
     return found
 
 
+@cache
+def candidates(tree: ast.Module) -> list[ast.AST]:
+    """What could name an option."""
+    return [node for node in ast.walk(tree) if isinstance(node, (ast.Attribute, ast.ClassDef))]
+
+
 def names(tree: ast.Module, option: str) -> bool:
-    return any(_is(node, option) for node in ast.walk(tree))
+    return any(_is(node, option) for node in candidates(tree))
 
 
 def _is(node: ast.AST, option: str) -> bool:
