@@ -24,9 +24,9 @@ class FirstPlaces:
 
     A client without a place, whose first request has waited for `hold_s`, gets one of a client
     that asks for more, whatever that has paid for it and whatever its priority. That client keeps
-    another place, or has not given way with this request before: so it gets further too. Requests
-    of a priority below 0 have said that they can wait. A synchronous batch gives way as a whole,
-    unless one of its requests has before.
+    another place, or has not given way unpaid with this request before: so it gets further too.
+    Requests of a priority below 0 have said that they can wait. A synchronous batch gives way as a
+    whole, once all of it that gave way before have paid.
     """
 
     def __init__(self, house: House, queue: WaitingQueue) -> None:
@@ -42,18 +42,21 @@ class FirstPlaces:
             return None
         held = Counter(row.client for row in placed)
         asked = Counter(row.client for row in house)
-        loose = [
-            row
+        # From when on each row may be asked: one that gave way before has to pay first.
+        loose = {
+            row.rid: row.paid
+            if row.entry.gave_way and (synchronous or held[row.client] == 1)
+            else 0.0
             for row in placed
-            if row.asked in {"", "release"} and (held[row.client] > 1 or not row.entry.gave_way)
-        ]
-        if synchronous and any(row.entry.gave_way for row in placed):
-            return None
+        }
+        if synchronous:
+            loose = dict.fromkeys(loose, max(loose.values()))
 
         def total(client: int) -> int:
             return asked[client] + self._queue.count_of(client)
 
-        most = max((total(row.client) for row in loose), default=0)
+        rows = [row for row in placed if row.asked in {"", "release"} and loose[row.rid] < math.inf]
+        most = max((total(row.client) for row in rows), default=0)
         waiting = [
             entry
             for entry in self._first_of_each()
@@ -62,18 +65,22 @@ class FirstPlaces:
         if not waiting:
             return None
         first = min(waiting, key=lambda entry: entry.queued)
-        rows = [row for row in loose if total(row.client) > total(first.client)]
-        due = first.queued + house.hold_s
-        return Claim(due, first, placed if synchronous else rows, synchronous)
+        rows = [row for row in rows if total(row.client) > total(first.client)]
+        due = max(first.queued + house.hold_s, min(loose[row.rid] for row in rows))
+        if synchronous:
+            return Claim(due, first, placed, all_give_way=True)
+        return Claim(due, first, [row for row in rows if loose[row.rid] <= due], all_give_way=False)
 
     def admit(self, claim: Claim) -> list[Revoke | Release]:
         """Let rows give way to one that has waited for long enough, once that is the first."""
         leaving = claim.rows
         if not claim.all_give_way:
             row = self._house.get(claim.entry.rid)
-            if row is None:
+            ahead = self._house.offered[:1]
+            if row is None and not (ahead and ahead[0].order == -math.inf):
                 return []
-            if row.order > -math.inf:
+            # Without a row, the one that was lined up so before gets the place.
+            if row is not None and row.order > -math.inf:
                 # It comes back, and is then lined up before all others.
                 row.asked = "revoke"
                 return [Revoke([row.rid])]
@@ -81,7 +88,7 @@ class FirstPlaces:
             leaving = [max(leaving, key=lambda one: (one.asked == "release", one.placed or 0.0))]
         for row in leaving:
             row.asked = "give way"
-            row.entry.gave_way = True
+            row.entry.gave_way |= row.paid > claim.due
         return [Release([row.rid for row in leaving], at_once=True)]
 
     def _first_of_each(self) -> Iterator[Entry]:

@@ -69,6 +69,8 @@ class House:
         self._ageing_s, self.hold_s = ageing_s, hold_s
         self._rows: dict[int, HeldRow] = {}
         self.places = 0
+        # Who takes a first place, until it has been lined up.
+        self.claimant: Entry | None = None
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -110,12 +112,10 @@ class House:
         # A place is given away while the last token of its row is still being told.
         return min(running, self.places)
 
-    def next_of(
-        self, heads: Iterable[tuple[float, Entry]], claimant: Entry | None = None
-    ) -> tuple[float, float, Entry] | None:
+    def next_of(self, heads: Iterable[tuple[float, Entry]]) -> tuple[float, float, Entry] | None:
         """Who of these first requests of clients is to be lined up next: order, arrival, request.
 
-        That is `claimant`, before all others, where it is among them.
+        That is the `claimant`, before all others, where it is among them.
 
         Each row of its client that is lined up ahead takes a priority off a request, so that
         others who come meanwhile go between them.
@@ -128,7 +128,7 @@ class House:
             own = lined_up.get(entry.request.client, [])
             ahead = [row.order for row in own if row.arrival <= arrival]
             order = max([arrival + len(ahead) * self._ageing_s, *ahead])
-            if entry is claimant:
+            if entry is self.claimant:
                 order = -math.inf
             ranked.append((order, arrival, place, entry))
         if not ranked:
@@ -139,6 +139,8 @@ class House:
     def add(self, row: HeldRow) -> None:
         """The row is offered."""
         self._rows[row.rid] = row
+        if row.entry is self.claimant:
+            self.claimant = None
 
     def get(self, rid: int) -> HeldRow | None:
         """The row of a request, if it is held."""

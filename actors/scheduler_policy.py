@@ -76,8 +76,6 @@ class SchedulerPolicy:
         # Since when an executor works, and since when an idle one could wait for company.
         self._begun: float | None = None
         self._ticked = 0.0
-        # Who was the last to take a first place: it is lined up before all others.
-        self._claimant: Entry | None = None
         self._fill_from = 0.0
         self._rows = self._requeued = self._refused = 0
 
@@ -224,7 +222,7 @@ class SchedulerPolicy:
         expired, claim = self._expire(now), self._claim()
         if claim is None or claim.due > now:
             return [*expired, *self._offer(now), *self._release(now)]
-        self._claimant = claim.entry
+        self._house.claimant = claim.entry
         return [*expired, *self._offer(now), *self._first_places.admit(claim), *self._release(now)]
 
     def next_wake(self) -> float | None:
@@ -333,7 +331,7 @@ class SchedulerPolicy:
         revoked: list[HeldRow] = []
         ahead, room = house.offered, 2 * house.places - house.unplaced
         while len(rows) < room and not house.closed:
-            if (found := house.next_of(queue.heads, self._claimant)) is None:
+            if (found := house.next_of(queue.heads)) is None:
                 break
             order, arrival, first = found
             alone = self._suspects.runs_alone(first)

@@ -62,7 +62,7 @@ def check(simulation: Simulation, asked: dict[int, int], places: int) -> None:
         assert outcome.wait <= HOLD_S + reads + (reads / CHUNK_S + 1) * STEP_S + 3 * CHUNK_S
 
 
-@pytest.mark.parametrize("places", [2, 8])
+@pytest.mark.parametrize("places", [1, 2, 8])
 @pytest.mark.parametrize("name", FLOODS)
 def test_rows_that_join_wait_for_the_hold_limit_and_their_own_prefill(
     name: str, places: int
