@@ -33,7 +33,7 @@ def jump(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def manager(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
     made = Manager(short_folder)
     monkeypatch.setenv("NOTIFY_SOCKET", made.address)
-    monkeypatch.setenv("WATCHDOG_USEC", "300000")
+    monkeypatch.setenv("WATCHDOG_USEC", "3000000")
     yield made
     made.close()
 

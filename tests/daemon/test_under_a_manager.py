@@ -25,7 +25,7 @@ SIMULATED = ("--engine-kind", "simulated", "--step-ms", "20")
 def manager(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
     made = Manager(short_folder)
     monkeypatch.setenv("NOTIFY_SOCKET", made.address)
-    monkeypatch.setenv("WATCHDOG_USEC", "300000")
+    monkeypatch.setenv("WATCHDOG_USEC", "3000000")
     yield made
     if not made.closed:
         made.close()
