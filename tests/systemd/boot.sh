@@ -11,8 +11,8 @@ script=$(realpath "$0")
 hold() {
   mount -t tmpfs -o mode=755 tmpfs "$work"
   cd "$work"
-  mkdir changes overlay root groups
-  overlay
+  mkdir groups
+  overlay / written/root root
   prepare
   umount root
   mount -t cgroup2 cgroup2 groups
@@ -25,8 +25,10 @@ hold() {
   until find "$group" -depth -type d -exec rmdir {} + 2>/dev/null; do sleep 0.05; done
 }
 
+# What lies below, where changes of it go, and where both are seen.
 overlay() {
-  mount -t overlay -o lowerdir=/,upperdir=changes,workdir=overlay overlay root
+  mkdir -p "$2/changes" "$2/work" "$3"
+  mount -t overlay -o "lowerdir=$1,upperdir=$2/changes,workdir=$2/work" overlay "$3"
 }
 
 # Nothing of what this machine enables, and nothing that a kernel has once for all namespaces.
@@ -56,10 +58,9 @@ boots() {
 
 boot() {
   cd "$work"
-  overlay
+  overlay / written/root root
   for bound; do
-    mkdir -p "root${bound#*:}"
-    mount --bind -o ro "${bound%%:*}" "root${bound#*:}"
+    overlay "${bound%%:*}" "written${bound#*:}" "root${bound#*:}"
   done
   cd root
   read -r first _ </proc/self/stat

@@ -32,6 +32,7 @@ _BASE = "/opt/python"
 _SITE = Path(sysconfig.get_path("purelib"))
 BOUND = {ROOT: f"{FOLDER}/source", _SITE: f"{FOLDER}/packages", Path(sys.base_prefix): _BASE}
 """What a machine has to show; the interpreter too, which may lie in a home folder."""
+_COMPILED = "import actors.host, actors.open_executor, daemon.cli.serve, daemon.service"
 _SCRIPT = f"""\
 #!{FOLDER}/bin/python
 import sys
@@ -53,6 +54,8 @@ class Installed:
         machine.write(COMMAND, _SCRIPT, mode=0o755)
         machine.path(f"{FOLDER}/bin/python").symlink_to(f"{_BASE}/bin/{version}")
         machine.run("ldconfig", f"{_BASE}/lib")
+        # The service's user may not keep what Python compiles, and each start would do it again.
+        machine.run(f"{FOLDER}/bin/python", "-c", _COMPILED)
 
     def hearth(self, *words: str, user: str = "root", check: bool = True) -> str:
         """What the command `hearth` prints, errors behind the rest."""
