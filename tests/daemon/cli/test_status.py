@@ -5,6 +5,7 @@ from contextlib import contextmanager
 import pytest
 from click.testing import CliRunner
 from hearth_client import ExecutorReport, StageReport, StatusReport
+from msgspec import structs
 
 from daemon.cli import status as module
 
@@ -59,3 +60,10 @@ def test_programs_get_one_object_without_the_protocol_s_own_fields() -> None:
     assert report["executor"]["generation"]["steps"] == 3
     assert report["engine"] == {"dtype": "float32"}
     assert not {"t", "id"} & set(report)
+
+
+def test_the_state_is_told_in_the_words_of_the_service_manager() -> None:
+    report = structs.replace(
+        FakeClient().status(), state="loading", stage="verifying", share=0.5, reason="it was lost"
+    )
+    assert ("state", "loading: verifying, 50% (it was lost)") in module._rows(report)
