@@ -9,12 +9,10 @@ import structlog
 from actors.logs import set_level
 from actors.mailbox import MailboxFull, Receiver, Sender, wait_any
 from actors.messages import (
-    ActorProgress,
     Cancel,
     Continuation,
     ExecutorControl,
     ExecutorMessage,
-    ExecutorMetrics,
     Offered,
     Release,
     Revoke,
@@ -24,10 +22,10 @@ from actors.messages import (
     RowsReturned,
     SetLogLevel,
     Shutdown,
-    SupervisorMessage,
     TokenizerMessage,
 )
 from actors.placed_rows import PlacedRows
+from actors.supervisor_messages import ActorProgress, ExecutorMetrics, SupervisorMessage
 from runtime.decoding.batch_runtime import BatchRuntime
 from runtime.errors import HearthError
 

@@ -16,8 +16,8 @@ import zmq
 from actors.addresses import CONTROL_LIMIT
 from actors.logs import configure_logging
 from actors.mailbox import Sender, ZmqContext
-from actors.messages import ActorFailed, ActorHello, ActorReady, SupervisorMessage
 from actors.roles import ExecutorSettings, Host, HostConfig, ReadyActor, Role
+from actors.supervisor_messages import ActorFailed, ActorHello, ActorReady, SupervisorMessage
 from runtime.errors import HearthError
 
 _FLUSH_S = 2.0

@@ -11,8 +11,9 @@ from msgspec import structs
 from actors.addresses import CONTROL_LIMIT, WORK_LIMIT
 from actors.executor import ExecutorActor
 from actors.mailbox import MailboxFull, Receiver, Sender
-from actors.messages import ActorLoading, ExecutorControl, ExecutorLimits, ExecutorMessage
+from actors.messages import ExecutorControl, ExecutorLimits, ExecutorMessage
 from actors.roles import ExecutorSettings, Host, ReadyActor
+from actors.supervisor_messages import ActorLoading
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.errors import HearthError
 from runtime.known_answer import load_answer

@@ -11,7 +11,8 @@ import msgspec
 from actors.addresses import Addresses
 from actors.logs import Format, Level
 from actors.mailbox import Sender, ZmqContext
-from actors.messages import ExecutorLimits, SupervisorMessage
+from actors.messages import ExecutorLimits
+from actors.supervisor_messages import SupervisorMessage
 from runtime.options import RuntimeOptions
 
 

@@ -27,15 +27,10 @@ from actors.addresses import (
 from actors.journal import Journal
 from actors.logs import LossyStream, certain_log, configure_logging, set_level
 from actors.mailbox import Receiver, Sender, ZmqContext
-from actors.messages import (
-    ActorReady,
-    DoorMessage,
-    ExecutorLost,
-    SchedulerControl,
-    SupervisorMessage,
-)
+from actors.messages import DoorMessage, ExecutorLost, SchedulerControl
 from actors.private_folder import private_folder
 from actors.scheduler import SchedulerActor, open_scheduler
+from actors.supervisor_messages import ActorReady, SupervisorMessage
 from actors.tokenizer import open_tokenizer
 from daemon import wiring
 from daemon.configuration.settings import Settings

@@ -6,8 +6,9 @@ from msgspec import structs
 
 from actors.addresses import Addresses
 from actors.admission import PolicySettings
-from actors.messages import ActorReady, ExecutorLimits, ExecutorReady
+from actors.messages import ExecutorLimits, ExecutorReady
 from actors.roles import ExecutorSettings
+from actors.supervisor_messages import ActorReady
 from daemon.configuration.settings import Settings
 from daemon.door.settings import DoorFacts, DoorSettings
 from daemon.supervision.restart_policy import Deadlines

@@ -3,7 +3,7 @@
 import msgspec
 from hearth_client.protocol import ExecutorReport
 
-from actors.messages import ExecutorMetrics
+from actors.supervisor_messages import ExecutorMetrics
 
 
 def executor_report(metrics: ExecutorMetrics) -> ExecutorReport:

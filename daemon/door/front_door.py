@@ -15,12 +15,12 @@ from actors.mailbox import Receiver, Sender
 from actors.messages import (
     Deltas,
     DoorMessage,
-    ExecutorMetrics,
     SchedulerControl,
     SchedulerMessage,
     SchedulerReport,
     TokenizerMessage,
 )
+from actors.supervisor_messages import ExecutorMetrics
 from daemon.door.bell import Bell
 from daemon.door.dispatch import Dispatch
 from daemon.door.finished import Listener

@@ -8,7 +8,8 @@ import anyio
 from hearth_client.running_clock import RunningClock
 
 from actors.logs import request_id
-from actors.messages import ExecutorMetrics, SchedulerReport
+from actors.messages import SchedulerReport
+from actors.supervisor_messages import ExecutorMetrics
 from daemon.door.settings import DoorFacts
 from daemon.life import Life
 

@@ -11,7 +11,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from actors.messages import ExecutorMetrics, SchedulerReport
+from actors.messages import SchedulerReport
+from actors.supervisor_messages import ExecutorMetrics
 from daemon.door.settings import DoorSettings
 from daemon.life import STATES
 from runtime.drafting.metrics import EagleGenerationMetrics

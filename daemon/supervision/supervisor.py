@@ -15,19 +15,17 @@ from hearth_client.running_clock import RunningClock
 from actors.addresses import CONTROL_LIMIT, Addresses, SocketFolder, remove_sockets
 from actors.logs import Format, Level
 from actors.mailbox import MailboxFull, Receiver, Sender, ZmqContext
-from actors.messages import (
+from actors.messages import ExecutorControl, SetLogLevel, Shutdown
+from actors.roles import HostConfig
+from actors.supervisor_messages import (
     ActorFailed,
     ActorHello,
     ActorLoading,
     ActorProgress,
     ActorReady,
-    ExecutorControl,
     ExecutorMetrics,
-    SetLogLevel,
-    Shutdown,
     SupervisorMessage,
 )
-from actors.roles import HostConfig
 from daemon.supervision.actor_process import ActorProcess
 from daemon.supervision.restart_policy import (
     Action,

@@ -24,9 +24,9 @@ from actors.messages import (
     RowsReturned,
     Shutdown,
     Step,
-    SupervisorMessage,
     TokenizerMessage,
 )
+from actors.supervisor_messages import SupervisorMessage
 from runtime.decoding.batch_runtime import BatchRuntime
 from runtime.errors import HearthError
 from runtime.request import RowRequest

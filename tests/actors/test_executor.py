@@ -9,10 +9,8 @@ import structlog
 
 from actors import executor as executor_module
 from actors.messages import (
-    ActorProgress,
     Cancel,
     Continuation,
-    ExecutorMetrics,
     Release,
     Revoke,
     RowsEnded,
@@ -23,6 +21,7 @@ from actors.messages import (
     Shutdown,
     Step,
 )
+from actors.supervisor_messages import ActorProgress, ExecutorMetrics
 from runtime.decoding.metrics import StageMetrics
 from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.executor.graph_cache import GraphCounters

@@ -29,10 +29,10 @@ from actors.messages import (
     Shutdown,
     Step,
     Submit,
-    SupervisorMessage,
     TokenizerMessage,
 )
 from actors.scheduler import open_scheduler
+from actors.supervisor_messages import SupervisorMessage
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.engine_folder import write_config
 from runtime.executor.simulated_engine import simulated_config, simulated_next_tokens

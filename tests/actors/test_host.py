@@ -18,10 +18,6 @@ from actors.addresses import SocketFolder
 from actors.host import ROLES, main, run_actor
 from actors.mailbox import Receiver, Sender, ZmqContext
 from actors.messages import (
-    ActorFailed,
-    ActorHello,
-    ActorLoading,
-    ActorReady,
     ExecutorControl,
     ExecutorLimits,
     ExecutorMessage,
@@ -30,10 +26,16 @@ from actors.messages import (
     RowsFailed,
     Shutdown,
     Step,
-    SupervisorMessage,
     TokenizerMessage,
 )
 from actors.roles import ExecutorSettings, Host, HostConfig, ReadyActor, Role
+from actors.supervisor_messages import (
+    ActorFailed,
+    ActorHello,
+    ActorLoading,
+    ActorReady,
+    SupervisorMessage,
+)
 from runtime.engine_folder import write_config
 from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config

@@ -8,9 +8,9 @@ from msgspec import structs
 from structlog.testing import capture_logs
 
 from actors.mailbox import MailboxFull
-from actors.messages import ActorLoading
 from actors.open_executor import _facts, _LoadingReport, open_runtime
 from actors.roles import ExecutorSettings, Host
+from actors.supervisor_messages import ActorLoading
 from runtime.config import load_config
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.device.cpu.cpu_device import CpuDevice

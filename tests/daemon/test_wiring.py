@@ -5,8 +5,9 @@ import pytest
 from msgspec import structs
 
 from actors.addresses import SocketFolder
-from actors.messages import ActorReady, ExecutorLimits, ExecutorReady
+from actors.messages import ExecutorLimits, ExecutorReady
 from actors.roles import ExecutorSettings
+from actors.supervisor_messages import ActorReady
 from daemon import wiring
 from daemon.configuration.settings import FIELDS, Settings
 from runtime.errors import HearthError

@@ -1,4 +1,4 @@
-from actors.messages import ExecutorMetrics
+from actors.supervisor_messages import ExecutorMetrics
 from daemon.door.executor_report import executor_report
 from runtime.decoding.metrics import StageMetrics
 from runtime.drafting.metrics import EagleGenerationMetrics

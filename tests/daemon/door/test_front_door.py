@@ -22,7 +22,7 @@ from hearth_client import (
 )
 from msgspec import structs
 
-from actors.messages import ExecutorMetrics
+from actors.supervisor_messages import ExecutorMetrics
 from daemon.door import replies
 from daemon.life import Life
 from runtime.decoding.metrics import StageMetrics

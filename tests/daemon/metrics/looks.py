@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from actors.messages import ExecutorMetrics, SchedulerReport
+from actors.messages import SchedulerReport
+from actors.supervisor_messages import ExecutorMetrics
 from daemon import wiring
 from daemon.door.finished import FinishedRequest
 from daemon.door.settings import DoorSettings

@@ -17,11 +17,9 @@ from actors.addresses import DOOR, SCHEDULER, SCHEDULER_CONTROL, TOKENIZER, Addr
 from actors.executor_word import ExecutorWord, Told
 from actors.mailbox import Receiver, Sender
 from actors.messages import (
-    ActorReady,
     DoorMessage,
     ExecutorGone,
     ExecutorLost,
-    ExecutorMetrics,
     FromExecutor,
     Request,
     RowsFailed,
@@ -29,10 +27,10 @@ from actors.messages import (
     SchedulerMessage,
     Step,
     Submit,
-    SupervisorMessage,
     TokenizerMessage,
 )
 from actors.scheduler import open_scheduler
+from actors.supervisor_messages import ActorReady, ExecutorMetrics, SupervisorMessage
 from daemon import wiring
 from daemon.configuration.settings import Settings
 from daemon.supervision.restart_policy import Deadlines

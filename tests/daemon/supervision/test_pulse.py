@@ -11,8 +11,9 @@ import pytest
 from hearth_client.running_clock import RunningClock
 
 from actors.mailbox import Sender
-from actors.messages import ActorHello, ActorReady, ExecutorLimits, SupervisorMessage
+from actors.messages import ExecutorLimits
 from actors.roles import HostConfig
+from actors.supervisor_messages import ActorHello, ActorReady, SupervisorMessage
 from daemon.supervision import supervisor as module
 from daemon.watchdog import is_well
 from tests.daemon.supervision.house import DEADLINES, House, house

@@ -6,7 +6,7 @@ import structlog
 
 from actors.addresses import SocketFolder
 from actors.mailbox import Sender
-from actors.messages import ActorFailed, SupervisorMessage
+from actors.supervisor_messages import ActorFailed, SupervisorMessage
 from tests.daemon.supervision.house import house
 
 

@@ -1,0 +1,63 @@
+"""What actors tell their supervisor of their life; see `actors.messages`."""
+
+import msgspec
+
+from actors.messages import ActorMessage, ExecutorLimits
+from runtime.decoding.metrics import StageMetrics
+from runtime.drafting.metrics import EagleGenerationMetrics
+from runtime.executor.graph_cache import GraphCounters
+from runtime.loading import Stage
+
+
+class ActorHello(ActorMessage, tag="actor_hello"):
+    """An actor process has begun to load."""
+
+    name: str
+    pid: int
+
+
+class ActorLoading(ActorMessage, tag="actor_loading"):
+    """How far an actor has come since its hello; see `runtime.loading`."""
+
+    name: str
+    stage: Stage
+    share: float | None = None
+
+
+class ActorReady(ActorMessage, tag="actor_ready"):
+    """An actor can work; `facts` are shown by `status` and `check`. An executor tells limits."""
+
+    name: str
+    pid: int
+    facts: dict[str, str | int | float] = msgspec.field(default_factory=dict)
+    limits: ExecutorLimits | None = None
+
+
+class ExecutorMetrics(msgspec.Struct, array_like=True):
+    """What an executor has done since it started, and its memory: see `BatchRuntime`."""
+
+    prefill: StageMetrics
+    generation: StageMetrics
+    speculation: EagleGenerationMetrics
+    graphs: dict[str, GraphCounters] = {}
+    memory: dict[str, int] = {}
+    device_free: int | None = None
+
+
+class ActorProgress(ActorMessage, tag="actor_progress"):
+    """The actor's loop has turned: sent at most once a second, while it works or waits."""
+
+    name: str
+    metrics: ExecutorMetrics
+
+
+class ActorFailed(ActorMessage, tag="actor_failed"):
+    """The actor could not start or go on."""
+
+    name: str
+    code: str
+    message: str
+    field: str | None = None
+
+
+SupervisorMessage = ActorHello | ActorLoading | ActorReady | ActorProgress | ActorFailed
