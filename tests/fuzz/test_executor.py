@@ -12,6 +12,7 @@ import pytest
 
 from actors import messages as m
 from actors.executor import ExecutorActor
+from actors.supervisor_messages import SupervisorMessage
 from runtime.decoding.deployment import DeploymentConfig
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.device.cpu.cpu_device import CpuDevice
@@ -38,7 +39,7 @@ class House:
         self.work = Inbox(m.ExecutorMessage)
         self.control = Inbox(m.ExecutorControl)
         self.tokenizer = Outbox(m.TokenizerMessage)
-        self.supervisor = Outbox(m.SupervisorMessage)
+        self.supervisor = Outbox(SupervisorMessage)
         self.owed: Counter[int] = Counter()
         self.answered: Counter[int] = Counter()
         self._offers = msgspec.msgpack.Decoder(m.Offer)

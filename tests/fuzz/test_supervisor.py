@@ -10,6 +10,7 @@ import msgspec
 
 from actors import messages as m
 from actors.addresses import Addresses, SocketFolder
+from actors.supervisor_messages import ActorReady, ExecutorMetrics, SupervisorMessage
 from daemon import wiring
 from daemon.configuration.settings import Settings
 from daemon.door.executor_report import executor_report
@@ -33,7 +34,7 @@ class House:
     """A supervisor whose first actor has been started, and who hears of it in the daemon."""
 
     def __init__(self) -> None:
-        self.inbox = Inbox(m.SupervisorMessage)
+        self.inbox = Inbox(SupervisorMessage)
         settings = Settings(engine_kind="simulated")
         self.config = simulated_config()
         self.life = Life()
@@ -65,13 +66,13 @@ class House:
         self.inbox.put(data)
         await self.inbox.handled.wait()
 
-    def _note_metrics(self, metrics: m.ExecutorMetrics) -> None:
+    def _note_metrics(self, metrics: ExecutorMetrics) -> None:
         executor_report(metrics)
 
     def _loading(self, stage: Stage, share: float | None) -> None:
         self.life.loading(stage, share)
 
-    async def _ready(self, ready: m.ActorReady, addresses: Addresses) -> None:
+    async def _ready(self, ready: ActorReady, addresses: Addresses) -> None:
         try:
             told = wiring.executor_ready(ready, addresses)
         except HearthError:
@@ -101,7 +102,7 @@ async def test_every_message_to_the_supervisor() -> None:
                 flat, before = Flat(), told
         house.begin()
         ready = house.ready
-        await house.tell(ENCODE(m.ActorReady(NAME, 1, {}, LIMITS)))
+        await house.tell(ENCODE(ActorReady(NAME, 1, {}, LIMITS)))
         assert house.ready == ready + 1
         tasks.cancel_scope.cancel()
     assert flat is not None
