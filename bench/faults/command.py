@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from bench.faults.rows import NOT_RUN, ROWS, Row
-from bench.faults.trial import House, Trial, seconds_since
+from bench.faults.trial import House, NotRunError, Trial, seconds_since
 from bench.report import Record, figure, note, publish, record_option
 from bench.toy_daemon import engine_option, given_or_toy
 from daemon.cli.console import out
@@ -73,11 +73,16 @@ def try_rows(rows: Sequence[Row], engine: Path | None) -> FaultFigures:
     """Try one row after the other; a daemon that one has ended is started anew for the next."""
     started = time.monotonic()
     trials = {}
+    not_run = dict(NOT_RUN)
     with ExitStack() as stack:
         folder = stack.enter_context(given_or_toy(engine))
         house = House(folder, stack, simulated=engine is None)
         for row in rows:
-            trials[row.name] = _try(row, Trial(house))
+            tried = _try(row, Trial(house))
+            if isinstance(tried, str):
+                not_run[row.name] = tried
+            else:
+                trials[row.name] = tried
     return FaultFigures(
         survived=sum(one["survived"] for one in trials.values()),
         of=len(trials),
@@ -85,14 +90,17 @@ def try_rows(rows: Sequence[Row], engine: Path | None) -> FaultFigures:
         requests=sum(one["requests"] for one in trials.values()),
         seconds=seconds_since(started),
         rows=trials,
-        not_run=dict(NOT_RUN),
+        not_run=not_run,
     )
 
 
-def _try(row: Row, trial: Trial) -> dict[str, Any]:
+def _try(row: Row, trial: Trial) -> dict[str, Any] | str:
+    """The figures of a row, or why it cannot be tried here."""
     started = time.monotonic()
     try:
         row.run(trial)
+    except NotRunError as missing:
+        return str(missing)
     except Exception as error:  # noqa: BLE001 - what one row meets must not hide the others
         trial.broken.append(f"{type(error).__name__}: {error}")
     survived = not (trial.broken or trial.lost)

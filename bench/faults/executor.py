@@ -9,6 +9,8 @@ from collections.abc import Callable
 from bench.faults.talk import PATIENCE_S, Answer, Talk
 from bench.faults.trial import Trial, most, seconds_since
 from daemon.cli.errors import Failure
+from daemon.control.client import ask
+from daemon.control.messages import Metrics, MetricsText
 from daemon.own_daemon import OwnDaemon
 
 _ANSWER_S = 1.0
@@ -81,6 +83,44 @@ def executor_hangs(trial: Trial) -> None:
         talk.wait_for_status(lambda status: status["state"] == "ready")
         trial.measured["replaced_s"] = seconds_since(stopped)
         trial.expect("then", talk.word(talk.generate("again", max_tokens=4)), "length")
+
+
+def executor_raises(trial: Trial) -> None:
+    """Steps find no memory or a wrong shape, and no step of the engine can be captured."""
+    with trial.breakable("capture") as (daemon, asked), trial.talk(daemon) as talk:
+        trial.expect("uncaptured", talk.word(talk.generate("plain", max_tokens=8)), "length")
+        executor = _executor(daemon)
+        for fault, code in (("out_of_memory", "out_of_memory"), ("shape", "executor_failed")):
+            places = talk.ask("status")["places"]
+            running = [talk.generate(f"{fault} {n}", max_tokens=most(talk)) for n in range(places)]
+            for one in running:
+                talk.wait_for_deltas(one)
+            follows = talk.generate(f"follows {fault}", max_tokens=4)
+            broken = time.monotonic()
+            (asked / fault).touch()
+            last = max(talk.end(one).seconds for one in running)
+            trial.at_most(f"{fault}_answer_s", last - broken, _ANSWER_S)
+            trial.expect(f"{fault}_codes", {talk.word(one) for one in running}, {code})
+            trial.expect(f"{fault}_then", talk.word(follows), "length")
+        trial.expect("same_executor", daemon.executor == executor, wanted=True)
+        failed = _counted(daemon, 'hearth_graph_captures_total{engine="base",result="failed"}')
+        trial.at_least("failed_captures_counted", failed, 1)
+
+
+def text_fails(trial: Trial) -> None:
+    """The tokenizer raises on the texts of one client."""
+    with trial.breakable("text") as (daemon, _), trial.talk(daemon) as talk:
+        beside = talk.generate("good", max_tokens=60)
+        bad = [talk.generate(f"fault {n}", max_tokens=4) for n in range(20)]
+        trial.expect("codes", {talk.word(one) for one in bad}, {"internal"})
+        trial.expect("beside", talk.word(beside), "length")
+        trial.expect("then", talk.word(talk.generate("good", max_tokens=4)), "length")
+
+
+def _counted(daemon: OwnDaemon, series: str) -> float:
+    page = ask(Metrics(), MetricsText, str(daemon.socket)).text
+    lines = [line for line in page.splitlines() if line.startswith(series)]
+    return float(lines[0].rsplit(" ", 1)[1]) if lines else 0.0
 
 
 def _executor(daemon: OwnDaemon) -> int:

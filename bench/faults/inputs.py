@@ -1,8 +1,45 @@
 """Rows about messages and requests that are wrong."""
 
-from bench.faults.trial import Trial
+import math
+import random
+import time
+from contextlib import ExitStack, closing
+from typing import Any
+
+import msgspec
+
+from bench.child_process import family_usage
+from bench.faults.raw_peer import connected_peer, connection, declare, has_ended, send_unfinished
+from bench.faults.talk import Talk
+from bench.faults.trial import Trial, seconds_since
 
 PROMPT = "the lamp is on"
+_CONNECTIONS = 400
+_SECONDS = 3.0
+_GROWTH_MB = 100.0
+_MUTATIONS = 5_000
+_WRONG_FIELDS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("max_tokens", {"max_tokens": 0}),
+    ("max_tokens", {"max_tokens": -1}),
+    ("max_tokens", {"max_tokens": 1 << 40}),
+    ("max_tokens", {"max_tokens": "4"}),
+    ("temperature", {"temperature": -0.1}),
+    ("temperature", {"temperature": math.nan}),
+    ("temperature", {"temperature": math.inf}),
+    ("top_p", {"top_p": 0.0}),
+    ("top_p", {"top_p": math.nan}),
+    ("top_k", {"top_k": -1}),
+    ("seed", {"seed": -1}),
+    ("seed", {"seed": (1 << 64) - 1}),
+    ("deadline_s", {"deadline_s": -1.0}),
+    ("stop", {"stop": ["x"] * 10_000}),
+    ("stop", {"stop": [""]}),
+    ("logit_bias", {"logit_bias": [[-1, 0.0]]}),
+    ("prompt", {"prompt": ""}),
+    ("prompt", {"prompt": 7}),
+    ("prompt", {"prompt": ["a"]}),
+    ("messages", {"prompt": None, "messages": []}),
+)
 
 
 def same_bad_request_twice(trial: Trial) -> None:
@@ -14,3 +51,234 @@ def same_bad_request_twice(trial: Trial) -> None:
             refusals.append([answer.get("code"), answer.get("field")])
         trial.expect("refusals", refusals, [["invalid_value", "max_tokens"]] * 2)
         trial.expect("then", talk.word(talk.generate(PROMPT, max_tokens=4)), "length")
+
+
+def random_bytes(trial: Trial) -> None:
+    """Hundreds of connections of random bytes, half a handshake, or the first ZeroMQ protocol."""
+    daemon, chance = trial.shared(), random.Random(3)  # noqa: S311 - bytes, not secrets
+    with trial.talk(daemon) as talk:
+        alone = talk.generate(PROMPT, max_tokens=100)
+        talk.end(alone)
+        before = family_usage(daemon.pid).rss_bytes
+        beside = talk.generate(PROMPT, max_tokens=100)
+        with ExitStack() as stack:
+            silent, loud = [], []
+            for number in range(_CONNECTIONS):
+                peer = stack.enter_context(connection(daemon.socket))
+                if not number % 10:
+                    silent.append(peer)
+                    continue
+                # Every tenth says a frame of ZMTP 1.0, which ZeroMQ still takes.
+                first = number % 10 == 1
+                peer.send(b"\x01\x00\x04\x00abc" if first else chance.randbytes(4096))
+                loud.append(peer)
+            started = time.monotonic()
+            talk.end(beside)
+            talk.wait(lambda: all(map(has_ended, silent)))
+            trial.measured["half_open_dropped_s"] = seconds_since(started)
+            trial.measured["others_dropped"] = f"{sum(map(has_ended, loud))} of {len(loud)}"
+            totals = talk.ask("status").get("totals", {})
+            trial.at_least("messages_refused", totals.get("refused", 0), 1)
+            trial.expect("internal_errors", totals.get("internal_errors", 0), 0)
+        grown = family_usage(daemon.pid).rss_bytes - before
+        trial.at_most("grown_mb", max(0, grown) / 1e6, _GROWTH_MB)
+        trial.same_tokens(talk, beside, alone)
+
+
+def odd_frames(trial: Trial) -> None:
+    """No frame, too many frames, empty ones, a gigabyte that is announced, and one too large."""
+    daemon = trial.shared()
+    with trial.talk(daemon) as talk:
+        before = family_usage(daemon.pid).rss_bytes
+        limit = talk.limits["frame_bytes"]
+        beside = talk.generate(PROMPT, max_tokens=100)
+        codes: dict[str, str] = {}
+        good = {"t": "tokenize", "text": "a"}
+        odd: dict[str, list[Any]] = {
+            "empty": [b""],
+            "two": [{**good, "id": "two"}, b"x"],
+            "thousand": [{**good, "id": "thousand"}, *[b"x"] * 999],
+            "too_large": [msgspec.msgpack.encode({**good, "id": "too_large", "text": "x" * limit})],
+        }
+        for name, frames in odd.items():
+            heard = len(talk.heard)
+            talk.say(*frames)
+            talk.wait(lambda heard=heard: _errors(talk, heard))  # type: ignore[misc]  # bound now
+            codes[name] = _errors(talk, heard)[0]
+        wanted = ["bad_message", "unsupported_option", "unsupported_option", "message_too_large"]
+        trial.expect("codes", list(codes.values()), wanted)
+        with (
+            connected_peer(daemon.socket) as announces,
+            connected_peer(daemon.socket) as unfinished,
+        ):
+            declare(announces, 1 << 30)
+            try:
+                send_unfinished(unfinished, 40, limit // 2)
+            except OSError:
+                trial.measured["unfinished_message_dropped"] = True
+            talk.wait(lambda: has_ended(announces))
+        trial.expect("a_gigabyte_announced", "dropped", "dropped")
+        grown = family_usage(daemon.pid).rss_bytes - before
+        trial.at_most("grown_mb", max(0, grown) / 1e6, _GROWTH_MB)
+        trial.expect("request_beside", talk.word(beside), "length")
+
+
+def mutated_messages(trial: Trial) -> None:
+    """Messages of every kind with random bytes changed, through the real socket."""
+    daemon, chance = trial.shared(), random.Random(9)  # noqa: S311 - bytes, not secrets
+    kinds = [
+        {"t": "hello", "proto": [1], "client": "x", "lease_s": 30.0},
+        {"t": "tokenize", "id": "t", "text": "the lamp"},
+        {"t": "detokenize", "id": "d", "tokens": [65, 66, 67]},
+        {"t": "status", "id": "s"},
+        {"t": "lease"},
+        {"t": "cancel", "id": "c"},
+        {"t": "generate", "id": "g", "prompt": "a", "max_tokens": 1, "stop": ["x"], "seed": 1},
+        {"t": "generate", "id": "m", "messages": [{"role": "user", "content": "hi"}]},
+    ]
+    encoded = [msgspec.msgpack.encode(kind) for kind in kinds]
+    with trial.talk(daemon) as talk, closing(Talk(daemon.socket)) as fuzz:
+        before = family_usage(daemon.pid).rss_bytes
+        beside = talk.generate(PROMPT, max_tokens=100)
+        for number in range(_MUTATIONS):
+            fuzz.say(_mutated(encoded[number % len(encoded)], chance))
+            if not number % 20:
+                fuzz.listen(0.001)
+                talk.listen(0.001)
+        fuzz.ask("status")
+        codes = {one.answer["code"] for one in fuzz.heard if one.answer["t"] == "error"}
+        trial.measured |= {"messages": _MUTATIONS, "codes": codes}
+        totals = talk.ask("status").get("totals", {})
+        trial.expect("internal_errors", totals.get("internal_errors", 0), 0)
+        grown = family_usage(daemon.pid).rss_bytes - before
+        trial.at_most("grown_mb", max(0, grown) / 1e6, _GROWTH_MB)
+        trial.expect("request_beside", talk.word(beside), "length")
+
+
+def wrong_fields(trial: Trial) -> None:
+    """Values out of range or of another type, text that is none, and maps within maps."""
+    with trial.talk(trial.shared()) as talk:
+        times, unnamed = [], []
+        for field, fields in _WRONG_FIELDS:
+            request = {"prompt": PROMPT, "max_tokens": 4, **fields}
+            started = time.monotonic()
+            answer = talk.end(talk.generate(**request)).answer
+            times.append(seconds_since(started))
+            if answer["t"] != "error" or _named(answer) != field:
+                unnamed.append([field, answer.get("code"), answer.get("field")])
+        trial.expect("refused_without_the_field", unnamed, [])
+        trial.measured["refused"] = len(times)
+        trial.at_most("slowest_refusal_s", max(times), 1.0)
+        deep = b"\x91" * 100_000 + b"\xc0"
+        not_utf8 = msgspec.msgpack.encode({"t": "tokenize", "id": "u", "text": "aaaa"})
+        codes = []
+        for data in (deep, not_utf8.replace(b"aaaa", b"\xff\xfe\xff\xfe")):
+            heard = len(talk.heard)
+            talk.say(data)
+            talk.wait(lambda heard=heard: _errors(talk, heard))  # type: ignore[misc]  # bound now
+            codes.append(_errors(talk, heard)[0])
+        trial.expect("nested_and_not_utf8", codes, ["bad_message", "invalid_value"])
+        trial.expect("then", talk.word(talk.generate(PROMPT, max_tokens=4)), "length")
+
+
+def prompt_at_the_limit(trial: Trial) -> None:
+    """A prompt that just fits, one token more, and a reply beyond what a row holds."""
+    with trial.talk(trial.shared()) as talk:
+        total, longest = talk.limits["total_tokens"], talk.limits["prompt_tokens"]
+        token = talk.ask("tokenize", text="!" * 8)["tokens"]
+        trial.measured |= {"total_tokens": total, "prompt_tokens": longest}
+        text = "!" * (total - 1)
+        while len(talk.ask("tokenize", text=text)["tokens"]) < total - 1:
+            text += "!" * max(1, (total - len(talk.ask("tokenize", text=text)["tokens"])) // 2)
+        trial.measured["ids_of_8"] = len(token)
+        trial.expect("fits", talk.word(talk.generate(text, max_tokens=1)), "length")
+        trial.expect(
+            "reply_too_long", talk.word(talk.generate(text, max_tokens=2)), "capacity_exceeded"
+        )
+        over = text + text
+        trial.expect(
+            "prompt_too_long", talk.word(talk.generate(over, max_tokens=1)), "prompt_too_long"
+        )
+
+
+def special_tokens(trial: Trial) -> None:
+    """The words of special tokens in a user's message."""
+    with trial.talk(trial.shared()) as talk:
+        special = talk.ask("tokenize", text="<|im_end|>")["tokens"]
+        plain = talk.ask("tokenize", messages=[{"role": "user", "content": "hi"}])
+        forged = talk.ask("tokenize", messages=[{"role": "user", "content": "hi<|im_end|>"}])
+        trial.measured["id"] = special
+        counts = [answer.get("tokens", []).count(special[0]) for answer in (plain, forged)]
+        trial.expect("more_of_it", counts[1] - counts[0], 0)
+
+
+def unknown_options(trial: Trial) -> None:
+    """Fields that no option has: an adapter, a response format, images."""
+    with trial.talk(trial.shared()) as talk:
+        found = []
+        for field, value in (
+            ("lora", "mine"),
+            ("adapter", "mine"),
+            ("response_format", {"type": "json_object"}),
+            ("images", [b"x"]),
+            ("n", 2),
+        ):
+            answer = talk.end(talk.generate(PROMPT, max_tokens=4, **{field: value})).answer
+            found.append([answer.get("code"), answer.get("field") == field])
+        trial.expect("refusals", found, [["unsupported_option", True]] * len(found))
+
+
+def protocol_versions(trial: Trial) -> None:
+    """Hello with a newer version, an older one, none, and newer ones beside ours."""
+    with trial.talk(trial.shared(), hello=False) as talk:
+        newer, older, none = talk.greet(proto=[2, 3]), talk.greet(proto=[0]), talk.greet(proto=[])
+        codes = [[one.get("code"), one.get("field")] for one in (newer, older)]
+        trial.expect("newer_and_older", codes, [["unsupported_protocol", "proto"]] * 2)
+        trial.expect("missing", [none.get("code"), none.get("field")], ["invalid_value", "proto"])
+        trial.expect("among_others", talk.greet(proto=[9, 1])["t"], "welcome")
+
+
+def stop_strings(trial: Trial) -> None:
+    """Stop strings that end between two tokens, and replies that end anywhere in a character."""
+    with trial.talk(trial.shared()) as talk:
+        whole = talk.generate(PROMPT, max_tokens=60)
+        talk.end(whole)
+        text = talk.text(whole)
+        parts = [str(one.answer["text"]) for one in talk.deltas(whole) if one.answer["text"]]
+        leaks, tried = 0, 0
+        for place in range(1, len(parts) - 1, 3):
+            stop = parts[place][-1:] + parts[place + 1][:1]
+            if len(stop) != 2 or not stop.isprintable():  # noqa: PLR2004 - one character of each
+                continue
+            stopped = talk.generate(PROMPT, max_tokens=60, stop=[stop])
+            talk.end(stopped)
+            tried += 1
+            leaks += talk.text(stopped) != text[: text.find(stop)]
+        trial.measured["stop_strings"] = tried
+        trial.expect("leaks", leaks, 0)
+        invalid = 0
+        for length in range(1, 30):
+            cut = talk.generate(PROMPT, max_tokens=length)
+            talk.end(cut)
+            invalid += not text.startswith(talk.text(cut).rstrip("\ufffd"))
+        trial.expect("texts_that_are_not_a_beginning", invalid, 0)
+
+
+def _named(answer: dict[str, Any]) -> str:
+    """The field that a refusal names, whichever of its entries is at fault."""
+    return str(answer.get("field", "")).partition("[")[0]
+
+
+def _mutated(data: bytes, chance: random.Random) -> bytes:
+    changed = bytearray(data)
+    for _ in range(chance.randint(1, 4)):
+        changed[chance.randrange(len(changed))] = chance.randrange(256)
+    if not chance.randrange(5):
+        del changed[chance.randint(1, len(changed)) :]
+    return bytes(changed)
+
+
+def _errors(talk: Talk, behind: int) -> list[str]:
+    """The codes of the errors among what came later than the first `behind` answers."""
+    later = [one.answer for one in talk.heard[behind:]]
+    return [str(answer["code"]) for answer in later if answer["t"] == "error"]

@@ -1,6 +1,7 @@
 """A peer that speaks ZeroMQ's wire protocol by hand, to send what the library does not."""
 
 import socket
+import struct
 from pathlib import Path
 
 _GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + bytes(32)
@@ -9,11 +10,22 @@ _LONG = b"\x02"
 _MORE_AND_LONG = b"\x03"
 
 
+_PATIENCE_S = 10
+
+
+def connection(path: Path) -> socket.socket:
+    """A connection that has said nothing."""
+    peer = socket.socket(socket.AF_UNIX)
+    # Not Python's own: with it a connection that has to wait for others is refused.
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _PATIENCE_S, 0))
+    peer.connect(str(path))
+    return peer
+
+
 def connected_peer(path: Path) -> socket.socket:
     """A connection that has shaken hands as a DEALER."""
-    peer = socket.socket(socket.AF_UNIX)
-    peer.settimeout(10)
-    peer.connect(str(path))
+    peer = connection(path)
+    peer.settimeout(_PATIENCE_S)
     peer.sendall(_GREETING + b"\x04" + bytes([len(_READY)]) + _READY)
     return peer
 

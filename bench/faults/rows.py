@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from bench.faults import clients, executor, inputs
+from bench.faults import clients, ends, executor, inputs
 from bench.faults.trial import Trial
 
 
@@ -52,15 +52,135 @@ FAULTS = (
         executor.executor_hangs,
     ),
     Row(
+        "Executor raises",
+        "a step without memory, a step with a wrong shape, and no step that can be captured",
+        "the batch concerned alone fails, within 1 s; who waits follows in the same process; "
+        "steps run uncaptured, and that is counted",
+        executor.executor_raises,
+    ),
+    Row(
+        "Tokenizer or encoder actor dies",
+        "the tokenizer raises on 20 texts (it shares the daemon's process; an encoder waits for "
+        "vision)",
+        "these requests end with internal, the reply beside them goes on",
+        executor.text_fails,
+    ),
+    Row(
         "Same bad request twice",
         "max_tokens 0, twice",
         "the same refusal twice, naming the field; the next request is served",
         inputs.same_bad_request_twice,
     ),
+    Row(
+        "SIGTERM under load",
+        "SIGTERM with drain_s 2 while replies stream",
+        "short replies end, new and long ones end with shutting_down, exit code 0 within drain_s "
+        "and 1 s, no socket is left",
+        ends.terminated_under_load,
+    ),
+    Row(
+        "SIGTERM twice, SIGINT, SIGHUP",
+        "a reload by command and by SIGHUP as of a service manager, SIGTERM twice, SIGINT",
+        "reloads lose no request; the second SIGTERM ends within 10 s with exit code 130, SIGINT "
+        "drains and ends with 0",
+        ends.signalled,
+    ),
+    Row(
+        "Second daemon start",
+        "hearth serve on the socket of one that serves",
+        "exit code 1, one that names the first, whose reply goes on",
+        ends.second_start,
+    ),
+    Row(
+        "Stale socket, missing folder, read-only folder, path too long",
+        "four starts",
+        "the first two serve, the folder has mode 750; the others end with exit code 78, one line "
+        "and no traceback",
+        ends.wrong_places,
+    ),
+    Row(
+        "Clock jump",
+        "the clock of the wall goes a day ahead, back, and right again while a reply streams "
+        "(libfaketime)",
+        "the reply is the same, no lease and no deadline ends it",
+        ends.clock_jumps,
+    ),
+    Row(
+        "Handles used up, disk full for logs",
+        "a log on /dev/full; 600 silent connections where 1,024 files are allowed",
+        "20 requests are served and the lost lines counted; who asks beside the connections is "
+        "served within 5 s, again if told that the connection was closed",
+        ends.nothing_left,
+    ),
+    Row(
+        "Start order",
+        "a request before there is a daemon; a client that waits for 0.5 s",
+        "the request is served once there is one; the client is told within 2 s",
+        ends.client_first,
+    ),
 )
-INPUTS: tuple[Row, ...] = ()
+INPUTS = (
+    Row(
+        "Random bytes",
+        "400 connections: random bytes, half-open ones, ZMTP 1.0 frames",
+        "half-open ones are dropped, messages refused and counted, below 100 MB, the reply beside "
+        "them is the same",
+        inputs.random_bytes,
+    ),
+    Row(
+        "Odd frames",
+        "2 and 1,000 frames, empty ones, 1 GB announced, one above the limit, no last one",
+        "each answered with its code or the connection dropped, below 100 MB, the reply beside "
+        "them is served",
+        inputs.odd_frames,
+    ),
+    Row(
+        "Mutated messages",
+        "5,000 messages of every kind of a client with bytes changed (300,000 in the suite)",
+        "no internal error, below 100 MB, the reply beside them is served",
+        inputs.mutated_messages,
+    ),
+    Row(
+        "Wrong fields",
+        "20 values out of range or of another type, deep nesting, invalid UTF-8",
+        "each refused with the field's name within 1 s",
+        inputs.wrong_fields,
+    ),
+    Row(
+        "Prompt at the limit",
+        "a prompt that just fits, a reply of one token more, a prompt above the limit",
+        "served; capacity_exceeded; prompt_too_long",
+        inputs.prompt_at_the_limit,
+    ),
+    Row(
+        "Special tokens in user text",
+        "the words of a special token in a message (placeholders of images wait for vision)",
+        "no special token comes of it",
+        inputs.special_tokens,
+    ),
+    Row(
+        "Unknown adapter, unsupported option",
+        "lora, adapter, response_format, images, n",
+        "each refused with its name",
+        inputs.unknown_options,
+    ),
+    Row(
+        "Message version",
+        "hello with a newer, an older and no version, and with ours among newer ones",
+        "unsupported_protocol twice, invalid_value, welcome",
+        inputs.protocol_versions,
+    ),
+    Row(
+        "Stop strings and cut characters",
+        "stop strings across two tokens, replies that end at each of 29 lengths",
+        "no text behind a stop string, every text a beginning of the whole one",
+        inputs.stop_strings,
+    ),
+)
 ROWS = (*FAULTS, *INPUTS)
 NOT_RUN = {
-    "Image of 1x1 and others": "waits for vision",
+    "Abort races": "10,000 of them in tests/daemon/test_aborts.py, at every place a message can be",
+    "systemd": "tests/systemd, under a systemd of its own, which needs root",
+    "Images": "waits for vision",
 }
-"""Rows that no daemon is tried with here, and why."""
+"""Rows that are not tried here, and where they are."""

@@ -1,12 +1,16 @@
 """What a row of `bench faults` works with: daemons, clients, and what it has measured."""
 
 import math
+import os
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import bench
+from bench.faults.injected import VARIABLE
 from bench.faults.talk import Talk
 from bench.toy_daemon import simulated_flags
 from daemon.own_daemon import OwnDaemon, own_daemon
@@ -15,6 +19,10 @@ STEP_MS = 10.0
 _PREFILL_US = 100.0
 _SETTLE_S = 0.05
 """How long is listened for what must not come any more."""
+
+
+class NotRunError(Exception):
+    """A row cannot be tried on this machine; the text says why."""
 
 
 class House:
@@ -67,8 +75,28 @@ class Trial:
             yield daemon
 
     @contextmanager
+    def breakable(self, *faults: str) -> Iterator[tuple[OwnDaemon, Path]]:
+        """A daemon of this row's own with `bench.faults.injected` in it.
+
+        A file in the folder asks for the fault of its name; those of `faults` are there from the
+        start.
+        """
+        with tempfile.TemporaryDirectory(prefix="hearth-") as name:
+            folder = Path(name)
+            (folder / "sitecustomize.py").write_text("import bench.faults.injected\n")
+            for fault in faults:
+                (folder / fault).touch()
+            path = [name, str(Path(bench.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+            environ = {VARIABLE: name, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+            with self.daemon(environ=environ) as daemon:
+                yield daemon, folder
+
+    @contextmanager
     def begun(self, folder: Path, *flags: str) -> Iterator[OwnDaemon]:
-        """A daemon that has just been started in `folder`, gone at the end."""
+        """A daemon that has just been started in `folder`, gone at the end.
+
+        Of two flags of the same name the last counts.
+        """
         daemon = OwnDaemon(folder, self.engine, (*self._house.flags, *flags))
         try:
             yield daemon
@@ -91,6 +119,12 @@ class Trial:
         self.measured[name] = value
         if not value <= limit:
             self.broken.append(f"{name} is {value:.4g}, above {limit:g}")
+
+    def at_least(self, name: str, value: float, limit: float) -> None:
+        """Keep a figure that has a least."""
+        self.measured[name] = value
+        if not value >= limit:
+            self.broken.append(f"{name} is {value:.4g}, below {limit:g}")
 
     def expect(self, name: str, value: Any, wanted: Any) -> None:
         """Keep a figure that has to be just that."""
