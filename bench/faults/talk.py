@@ -152,6 +152,11 @@ class Talk:
                 found.append(RowToken(0, token_id, one["logprob"], top))
         return found
 
+    def whole_text(self, request_id: str) -> str:
+        """Wait for the end of a generation; its text."""
+        self.end(request_id)
+        return self.text(request_id)
+
     def text(self, request_id: str) -> str:
         """The text of a generation so far."""
         return "".join(one.answer["text"] for one in self.deltas(request_id))
