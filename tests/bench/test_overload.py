@@ -63,7 +63,7 @@ def test_nothing_is_lost_where_three_times_as_much_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEARTH_CACHE", str(tmp_path))
-    _, figures = run("overload", "--seconds", "0.5", "--step-ms", "5", "--row", "overload")
+    _, figures = run("overload", "--seconds", "1.5", "--step-ms", "5", "--row", "overload")
     found = figures["overload"]
     assert found["refused"] == found["hinted"] > 0
     assert found["requests"] == found["served"] + found["refused"]
