@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from daemon.configuration.settings import Settings
 from daemon.control.messages import Reload, Reloaded, control_path
 from daemon.control.server import ControlServer
 from daemon.door.front_door import FrontDoor
+from daemon.door.keys import Keys, keys_folder, read_keys
 from daemon.door.settings import DoorFacts
 from daemon.exit_codes import FORCED, STOPPED, exit_code, reason_of
 from daemon.life import Life
@@ -123,6 +125,7 @@ class Service:
         self._was_ready = False
         self._to_scheduler_control: Sender[SchedulerControl] = self._sender(SCHEDULER_CONTROL)
         self._scheduler: SchedulerActor | None = None
+        self._keys = _keys_of(settings)
         self._door = self._make_door()
         opened.callback(self._door.close)
         self._supervisor = self._make_supervisor()
@@ -198,6 +201,7 @@ class Service:
             dtype=config.dtype,
             batch=config.max_supported_batch_size,
             capacity=config.max_kv_cache_capacity,
+            **({"tcp": f"127.0.0.1:{self._door.tcp_port}"} if self._door.tcp_port else {}),
             **({"chosen": ready.facts["chosen"]} if "chosen" in ready.facts else {}),
         )
 
@@ -222,6 +226,7 @@ class Service:
             facts=self._facts(),
             listeners=self._observers.listeners,
             on_step=self._observers.on_step,
+            keys=self._keys,
         )
 
     def _facts(self) -> DoorFacts:
@@ -247,11 +252,19 @@ class Service:
                 read = self._read()
                 # What a start would refuse.
                 wiring.runtime_options(read)
+                keys = _keys_of(self._settings)
             except HearthError as error:
                 _log.error("not reloaded", reason=error.message, code=error.code, field=error.field)
                 raise
             self._settings, changed, needs_restart = change_to(self._settings, read)
             self._adopt(self._settings)
+            if self._keys is not None and keys is not None:
+                if keys.clients != self._keys.clients:
+                    changed.append("keys")
+                if keys.secret != self._keys.secret and "keys" not in needs_restart:
+                    needs_restart.append("keys")
+                self._keys = replace(self._keys, clients=keys.clients)
+                self._door.allow(keys.clients)
             _log.info("reloaded", changed=changed, needs_restart=needs_restart)
             return Reloaded(changed, needs_restart)
 
@@ -287,6 +300,16 @@ class Service:
         limit = CONTROL_LIMIT if endpoint == SCHEDULER_CONTROL else WORK_LIMIT
         sender: Sender[Any] = Sender(self._context, endpoint, limit)
         return self._opened.enter_context(sender)
+
+
+def _keys_of(settings: Settings) -> Keys | None:
+    """The keys of the TCP socket, where there is one; raises `invalid_value`."""
+    if not settings.tcp_port:
+        return None
+    keys = read_keys(keys_folder(settings.keys, os.environ))
+    if not keys.clients:
+        _log.warning("no client's key is listed: `hearth keys add NAME`, then `hearth reload`")
+    return keys
 
 
 async def _lose_patience(stop: Awaitable[signal.Signals], patience: anyio.CancelScope) -> None:

@@ -65,6 +65,7 @@ def door_settings(settings: Settings) -> DoorSettings:
     """The front door's limits."""
     return DoorSettings(
         socket=settings.socket,
+        tcp_port=settings.tcp_port,
         clients=settings.clients,
         requests_per_client=settings.requests_per_client,
         lease_s=settings.lease_s,

@@ -34,6 +34,7 @@ Code = Literal[
     "unknown_message",
     "hello_required",
     "unsupported_protocol",
+    "not_allowed",
     "too_many_clients",
     "too_many_requests",
     "duplicate_id",

@@ -17,7 +17,7 @@ from daemon.cli.clients import connected
 from daemon.cli.console import err, out, printable
 from daemon.cli.conversation import Conversation
 from daemon.cli.errors import FAILED, Failure, wrong_usage
-from daemon.cli.options import socket_option, speculation_option
+from daemon.cli.options import key_option, socket_option, speculation_option
 from daemon.example_home import EXAMPLE_HOME
 from runtime.request import RequestOptions, check_options
 
@@ -30,13 +30,16 @@ _PROMPT = "\001\033[36m\002you>\001\033[0m\002 "
 
 @click.command()
 @socket_option
+@key_option
 @click.option("--system", metavar="TEXT", help="The system message.")
 @click.option("--example", is_flag=True, help="Take an example home as the system message.")
 @click.option("--max-tokens", type=click.IntRange(1, 1 << 20), help="Default: what fits.")
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--seed", type=int, help="Same seed, same text.")
 @speculation_option
-def chat(socket: str | None, *, system: str | None, example: bool, **options: Any) -> int:
+def chat(
+    socket: str | None, key: str | None, *, system: str | None, example: bool, **options: Any
+) -> int:
     """Talk to a running daemon.
 
     Ctrl-C cancels a reply, Ctrl-D leaves, /help lists the commands. Nothing that is said is kept
@@ -49,7 +52,7 @@ def chat(socket: str | None, *, system: str | None, example: bool, **options: An
         check_options(RequestOptions(**options))
     conversation = Conversation(EXAMPLE_HOME if example else system)
     typed = sys.stdin.isatty()
-    with connected(socket) as client:
+    with connected(socket, key) as client:
         if typed:
             readline.parse_and_bind("set enable-bracketed-paste on")
             _greet(client, example=example)

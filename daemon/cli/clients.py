@@ -24,16 +24,20 @@ def daemon_address(socket: str | None) -> str | None:
 
 
 @contextmanager
-def connected(socket: str | None, *, status_only: bool = False) -> Iterator[Client]:
+def connected(
+    socket: str | None, key: str | None = None, *, status_only: bool = False
+) -> Iterator[Client]:
     """A client of the daemon; failures become one line that says what to do."""
     with explained():
         address = resolve_address(daemon_address(socket))
-        _probe(address.removeprefix(_SCHEME))
-        client = Client(address, status_only=status_only)
+        local = address.startswith(_SCHEME)
+        if local:
+            _probe(address.removeprefix(_SCHEME))
+        client = Client(address, status_only=status_only, client_key=key)
         try:
             client.connect()
         except ConnectionTimeout:
-            if status_only:
+            if status_only or not local:
                 raise
             # A service manager listens also for a daemon that it only starts now.
             click.echo("no answer yet: waiting for the daemon to start", err=True)

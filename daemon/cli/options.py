@@ -24,6 +24,11 @@ socket_option = click.option(
     metavar="PATH",
     help="Socket of the daemon; default $HEARTH_SOCKET, or where hearth serve puts it.",
 )
+key_option = click.option(
+    "--key",
+    metavar="FILE",
+    help="Keys for a daemon at tcp://, from hearth keys add; default $HEARTH_KEY.",
+)
 
 
 class NumberRange(click.FloatRange):

@@ -8,6 +8,7 @@ from daemon.cli.console import progress_bar
 from daemon.cli.errors import report
 from daemon.cli.options import settings_from, settings_options
 from daemon.configuration.settings import Settings
+from daemon.door.keys import keys_folder, read_keys
 from daemon.door.listener import check_place
 from daemon.exit_codes import exit_code
 from daemon.life import Life
@@ -60,4 +61,6 @@ def _read(config: Path | None, flags: dict[str, Any]) -> Settings:
     settings = settings_from(config, flags)
     check_place(settings.socket, os.environ)
     make_room(settings.clients)
+    if settings.tcp_port:
+        read_keys(keys_folder(settings.keys, os.environ))
     return settings

@@ -5,16 +5,17 @@ from hearth_client.protocol import StatusReport
 from daemon.cli.clients import connected
 from daemon.cli.console import out, table
 from daemon.cli.executor_rows import executor_rows
-from daemon.cli.options import json_option, socket_option
+from daemon.cli.options import json_option, key_option, socket_option
 from daemon.life import words
 
 
 @click.command()
 @socket_option
+@key_option
 @json_option
-def status(socket: str | None, *, as_json: bool) -> None:
+def status(socket: str | None, key: str | None, *, as_json: bool) -> None:
     """Show what the running daemon serves and does."""
-    with connected(socket, status_only=True) as client:
+    with connected(socket, key, status_only=True) as client:
         report = client.status()
     if as_json:
         fields = msgspec.to_builtins(report)

@@ -54,6 +54,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "$XDG_RUNTIME_DIR/hearth/hearth.sock, else /run/hearth/hearth.sock."
         ),
     ] = ""
+    tcp_port: Annotated[
+        int,
+        Meta(ge=0, le=65535),
+        Meta(
+            description="Port of 127.0.0.1 that serves clients whose keys are listed, by CURVE; 0 "
+            "for none."
+        ),
+    ] = 0
+    keys: Annotated[
+        str,
+        Meta(
+            description="Folder of the keys for it, which `hearth keys` keeps; empty for "
+            "$STATE_DIRECTORY/keys, else $XDG_CONFIG_HOME/hearth/keys, else ~/.config/hearth/keys."
+        ),
+    ] = ""
     threads: Annotated[
         int, Meta(ge=0, le=1024, description="Threads of the engine; 0 for all physical cores.")
     ] = 0

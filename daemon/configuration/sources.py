@@ -17,8 +17,9 @@ else:
     import tomli as tomllib
 
 ENVIRONMENT_PREFIX = "HEARTH_"
-# Variables that are not settings: the settings file itself and the folder of built engines.
-_OTHER_VARIABLES = frozenset({"HEARTH_CONFIG", "HEARTH_CACHE"})
+# Variables that are not settings: the settings file itself, the folder of built engines, and what
+# clients show on TCP.
+_OTHER_VARIABLES = frozenset({"HEARTH_CONFIG", "HEARTH_CACHE", "HEARTH_KEY", "HEARTH_SERVER_KEY"})
 
 # What Kubernetes tells every container of a namespace about a service whose name begins with
 # "hearth". A plain HEARTH_PORT=8080 is somebody's wish, and refused.

@@ -56,6 +56,8 @@ def _path_of(socket: str | None) -> Path:
         address = resolve_address(socket)
     except HearthClientError as error:
         raise _unreachable(str(error)) from error
+    if not address.startswith("ipc://"):
+        raise _unreachable(f"the owner's socket is beside the local one: {address} has none")
     return control_path(Path(address.removeprefix("ipc://")))
 
 

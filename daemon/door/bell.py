@@ -14,13 +14,15 @@ class Bell:
     def __init__(self) -> None:
         self._rung = anyio.Event()
 
-    def watch(self, descriptor: int) -> None:
-        """Ring while `descriptor` is readable."""
-        asyncio.get_running_loop().add_reader(descriptor, self.ring)
+    def watch(self, *descriptors: int) -> None:
+        """Ring while one of them is readable."""
+        for descriptor in descriptors:
+            asyncio.get_running_loop().add_reader(descriptor, self.ring)
 
-    def unwatch(self, descriptor: int) -> None:
-        """Ring no more for `descriptor`, which is about to be closed."""
-        asyncio.get_running_loop().remove_reader(descriptor)
+    def unwatch(self, *descriptors: int) -> None:
+        """Ring no more for these, which are about to be closed."""
+        for descriptor in descriptors:
+            asyncio.get_running_loop().remove_reader(descriptor)
 
     def ring(self) -> None:
         """End the wait that goes on, or the next one."""

@@ -6,7 +6,7 @@ from hearth_client.running_clock import RunningClock
 
 from daemon.door.sessions import OpenRequest, Session
 from daemon.door.settings import DoorSettings
-from daemon.door.socket import DoorSocket
+from daemon.door.sockets import DoorSockets
 
 _OUTBOX_ANSWERS = 1024
 """Answers that may wait for one client; more, and its session ends."""
@@ -17,7 +17,7 @@ _OUTBOX_BYTES = 16 << 20
 class Delivery:
     """Sends answers in order; notes whose clients are gone or do not read at all."""
 
-    def __init__(self, socket: DoorSocket, settings: DoorSettings, clock: RunningClock) -> None:
+    def __init__(self, socket: DoorSockets, settings: DoorSettings, clock: RunningClock) -> None:
         self._socket = socket
         self._settings = settings
         self._clock = clock

@@ -15,7 +15,7 @@ from daemon.door.delivery import Delivery
 from daemon.door.finished import FinishedRequest, Listener, finished, log_finished, milliseconds
 from daemon.door.sessions import OpenRequest, Session, Sessions
 from daemon.door.settings import DoorSettings
-from daemon.door.socket import DoorSocket
+from daemon.door.sockets import DoorSockets
 from daemon.door.state import DoorState
 from runtime.drafting.metrics import accept_length
 from runtime.errors import HearthError
@@ -37,7 +37,7 @@ class Dispatch:
         self,
         settings: DoorSettings,
         state: DoorState,
-        socket: DoorSocket,
+        socket: DoorSockets,
         *,
         to_tokenizer: Sender[TokenizerMessage],
         to_scheduler: Sender[SchedulerMessage],

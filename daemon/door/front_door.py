@@ -24,6 +24,7 @@ from actors.supervisor_messages import ExecutorMetrics
 from daemon.door.bell import Bell
 from daemon.door.dispatch import Dispatch
 from daemon.door.finished import Listener
+from daemon.door.keys import Keys
 from daemon.door.listener import open_listener
 from daemon.door.overview import generations
 from daemon.door.process_bounds import ProcessBounds
@@ -31,10 +32,11 @@ from daemon.door.replies import Replies
 from daemon.door.requests import Requests
 from daemon.door.sessions import Session, Sessions
 from daemon.door.settings import DoorFacts, DoorSettings
-from daemon.door.socket import DoorSocket, Received
+from daemon.door.socket import Received
+from daemon.door.sockets import open_sockets
 from daemon.door.state import DoorState
 from daemon.life import Life
-from runtime.errors import HearthError
+from runtime.errors import Code, HearthError
 
 _log = structlog.get_logger("hearth.door")
 _BURST = 64
@@ -48,9 +50,9 @@ _BEHIND_S = 0.01
 
 
 class FrontDoor:
-    """Serves clients on one socket; see docs/architecture.md for its place.
+    """Serves clients on a local socket, with `keys` on TCP too; docs/architecture.md has its place.
 
-    The socket is opened by the constructor: `already_running` or `socket_unusable` is raised
+    The sockets are opened by the constructor: `already_running` or `socket_unusable` is raised
     there. `environ` tells of socket activation and of the agreed place. `listeners` hear of every
     generation that has ended, `on_step` of every step that gave tokens. `ended` is set when `run`
     is over.
@@ -68,12 +70,13 @@ class FrontDoor:
         environ: Mapping[str, str] | None = None,
         listeners: Sequence[Listener] = (),
         on_step: Callable[[Deltas], None] = lambda _step: None,
+        keys: Keys | None = None,
     ) -> None:
         self.settings = settings
         self._inbox = inbox
         listener = open_listener(settings.socket, os.environ if environ is None else environ)
         self.path = listener.path
-        self._socket = DoorSocket(listener, settings)
+        self._socket = open_sockets(listener, settings, keys)
         self._state = DoorState(facts)
         self._dispatch = Dispatch(
             settings,
@@ -100,6 +103,15 @@ class FrontDoor:
         self._dispatch.adopt(settings)
         self._bounds.limit(settings.memory_bytes, _open_files(settings))
 
+    def allow(self, clients: Mapping[str, str]) -> None:
+        """Let those in on TCP from now on, names by public keys; sessions of others end."""
+        if self._socket.tcp is not None:
+            self._socket.tcp.allow(clients)
+        for session in self._dispatch.sessions.all():
+            if session.key and session.key not in clients:
+                _log.info("a client is not allowed any more", client=session.client)
+                self._end(session, "not_allowed", "the key of this client is not listed any more")
+
     def tell(
         self,
         life: Life | None = None,
@@ -118,6 +130,11 @@ class FrontDoor:
             self._state.facts = facts
         if metrics is not None:
             self._state.metrics = metrics
+
+    @property
+    def tcp_port(self) -> int:
+        """The port on which clients with keys are served, 0 for none."""
+        return 0 if self._socket.tcp is None else self._socket.tcp.port
 
     @property
     def epoch(self) -> str:
@@ -169,13 +186,11 @@ class FrontDoor:
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serve until `stop` or cancellation; every open request then gets `shutting_down`."""
         try:
-            self._bell.watch(self._inbox.descriptor)
-            self._bell.watch(self._socket.descriptor)
+            self._bell.watch(self._inbox.descriptor, *self._socket.descriptors)
             task_status.started()
             await self._serve()
         finally:
-            self._bell.unwatch(self._inbox.descriptor)
-            self._bell.unwatch(self._socket.descriptor)
+            self._bell.unwatch(self._inbox.descriptor, *self._socket.descriptors)
             self.close()
             self.ended.set()
 
@@ -262,30 +277,49 @@ class FrontDoor:
             self._dispatch.stop(request, "deadline_exceeded", "the time for this request ran out")
         for session in self._dispatch.delivery.behind:
             self._dispatch.stop_if_slow(session)
+        self._count_tcp()
         if self._bounds.exceeded():
             self._close_connections()
         self._dispatch.abandon_lost()
 
     def _expire(self, session: Session) -> None:
         text = f"nothing was heard of this client for {session.lease_s:g} s"
+        self._end(session, "lease_expired", text)
+
+    def _end(self, session: Session, code: Code, text: str) -> None:
         for request in list(session.open.values()):
-            self._dispatch.stop(request, "lease_expired", text)
-        self._dispatch.delivery.send(session, Error(code="lease_expired", message=text))
-        self._dispatch.abandon(session, "lease_expired")
+            self._dispatch.stop(request, code, text)
+        self._dispatch.delivery.send(session, Error(code=code, message=text))
+        self._dispatch.abandon(session, code)
 
     def _close_connections(self) -> None:
-        """Give back what ZeroMQ holds of all connections, of which it tells nothing."""
-        clients = len(self._dispatch.sessions)
-        for session in self._dispatch.sessions.all():
-            self._dispatch.abandon(session, "connection_closed")
-        self._bell.unwatch(self._socket.descriptor)
-        self._socket.reopen()
-        self._bell.watch(self._socket.descriptor)
+        """Give back what ZeroMQ holds of all connections, of which it tells nothing.
+
+        Those over TCP go first, which anybody on this machine may open, and alone if that will do.
+        """
+        for number in reversed(range(len(self._socket))):
+            sessions = [one for one in self.sessions.all() if one.identity[0] == number]
+            for session in sessions:
+                self._dispatch.abandon(session, "connection_closed")
+            self._bell.unwatch(*self._socket.descriptors)
+            self._socket.reopen(number)
+            self._bell.watch(*self._socket.descriptors)
+            self._state.totals["connections_closed"] += 1
+            _log.warning(
+                "clients took too much memory or files: all connections were closed",
+                clients=len(sessions),
+                socket="tcp" if number else "local",
+            )
+            if not self._bounds.exceeded():
+                break
         self._bounds.forgive()
-        self._state.totals["connections_closed"] += 1
-        _log.warning(
-            "clients took too much memory or files: all connections were closed", clients=clients
-        )
+
+    def _count_tcp(self) -> None:
+        if self._socket.tcp is not None:
+            connections, handshakes, refused = self._socket.tcp.take_counts()
+            self._state.totals["tcp_connections"] += connections
+            self._state.totals["tcp_handshakes"] += handshakes
+            self._state.refusals["not_allowed"] += refused
 
 
 def _open_files(settings: DoorSettings) -> int:

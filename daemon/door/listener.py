@@ -25,6 +25,7 @@ class Listener:
 
     def __init__(self, path: Path, listening: socket.socket, lock: int | None) -> None:
         self.path = path
+        self.endpoint = f"ipc://{path}"
         self._listening = listening
         self._lock = lock
 
@@ -70,6 +71,8 @@ def check_place(setting: str, environ: Mapping[str, str]) -> None:
 
 
 def _path_of(setting: str, environ: Mapping[str, str], passed: socket.socket | None) -> Path:
+    if "://" in setting.removeprefix("ipc://"):
+        raise _unusable(f"{setting} is no path: the setting for clients on TCP is tcp_port")
     path = Path(setting.removeprefix("ipc://")) if setting else _own_path(environ)
     if passed is not None:
         given = Path(passed.getsockname())

@@ -121,10 +121,12 @@ class Requests:
         try:
             session = self._sessions.greet(
                 received.identity,
-                message.client,
+                # Who has shown a key goes by its name, whatever it says.
+                received.name or message.client,
                 lease_s,
                 self._state.clock.now(),
                 status_only=message.status_only,
+                key=received.key,
             )
         except HearthError as error:
             raise MessageError(error, "") from None

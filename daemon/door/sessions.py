@@ -57,9 +57,10 @@ class Session:
     """One connection that has said hello; `delimited` ones get an empty frame before answers.
 
     `number` tells sessions apart as long as the daemon lives. `status_only` ones may ask for
-    nothing but `status`: one of them has a place beyond the limit. `tokens` are those of its
-    replies that have ended. `expires` is by the door's
-    running clock, as all times of leases are. `generations` counts those among the open ones.
+    nothing but `status`: one of them has a place beyond the limit. `key` is what its connection has
+    shown on TCP, '' on the local socket. `tokens` are those of its replies that have ended.
+    `expires` is by the door's running clock, as all times of leases are. `generations` counts those
+    among the open ones.
     """
 
     identity: bytes
@@ -73,6 +74,7 @@ class Session:
     tokens: int = 0
     open: dict[str, OpenRequest] = field(default_factory=dict)
     generations: int = 0
+    key: str = ""
 
 
 class Sessions:
@@ -116,7 +118,14 @@ class Sessions:
         return len(self._by_identity) >= self._clients
 
     def greet(
-        self, identity: bytes, client: str, lease_s: float, now: float, *, status_only: bool = False
+        self,
+        identity: bytes,
+        client: str,
+        lease_s: float,
+        now: float,
+        *,
+        status_only: bool = False,
+        key: str = "",
     ) -> Session:
         """Open a session, or renew it with a new lease; raises HearthError where it cannot."""
         session = self._by_identity.get(identity)
@@ -134,6 +143,7 @@ class Sessions:
                 now + lease_s,
                 Outbox(),
                 status_only=status_only,
+                key=key,
             )
             self._by_identity[identity] = session
         elif session.status_only != status_only:

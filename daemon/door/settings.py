@@ -7,15 +7,17 @@ from hearth_client.protocol import MAX_FRAME_BYTES
 class DoorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of the front door; sizes in bytes, times in seconds.
 
-    `socket` empty means the agreed place. A client does not read once `slow_bytes` of answers wait
-    for it, or nothing could be sent to it for `slow_s`, or more than `unread_bytes` wait for all
-    clients and the most of it for this one; `send_mark` answers lie with ZeroMQ, beside
-    these. `answer_s` bounds the wait for other actors where a request sets no deadline of its own.
-    All connections are closed when the process has grown by more than `memory_bytes` (0 for any) or
-    has more than `open_files` (0 for a quarter of what it may have).
+    `socket` empty means the agreed place; `tcp_port` counts where there are keys. A client does not
+    read once `slow_bytes` of answers wait for it, or nothing could be sent to it for `slow_s`, or
+    more than `unread_bytes` wait for all clients and the most of it for this one; `send_mark`
+    answers lie with ZeroMQ, beside these. `answer_s` bounds the wait for other actors where a
+    request sets no deadline of its own. All connections are closed when the process has grown by
+    more than `memory_bytes` (0 for any) or has more than `open_files` (0 for a quarter of what it
+    may have).
     """
 
     socket: str = ""
+    tcp_port: int = 0
     clients: int = 64
     requests_per_client: int = 64
     lease_s: float = 30.0

@@ -1,10 +1,9 @@
-"""The one ROUTER that clients talk to: bounded receives, sends that never wait."""
+"""A ROUTER that clients talk to: bounded receives, sends that never wait."""
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import zmq
 
-from daemon.door.listener import Listener
 from daemon.door.settings import DoorSettings
 
 Sent = Literal["sent", "full", "gone"]
@@ -16,32 +15,46 @@ _FLUSH_MS = 500
 class Received(NamedTuple):
     """One message: who sent it, whether an empty delimiter came first, its first frame.
 
-    `frames` counts all frames after identity and delimiter; only the first is kept.
+    `frames` counts all frames after identity and delimiter; only the first is kept. `key` is the
+    public key that the connection has shown, and `name` that of its owner; '' on a local socket.
     """
 
     identity: bytes
     delimited: bool
     data: bytes
     frames: int
+    key: str = ""
+    name: str = ""
+
+
+class Listening(Protocol):
+    """Where a socket listens, and its end."""
+
+    endpoint: str
+
+    def duplicate(self) -> int:
+        """Another descriptor of the listening socket, for an owner who closes it."""
+
+    def close(self) -> None:
+        """Listen no more."""
 
 
 class DoorSocket:
     """A ROUTER in mandatory mode on a listener, which it owns; owned by one thread."""
 
-    def __init__(self, listener: Listener, settings: DoorSettings) -> None:
+    def __init__(self, listener: Listening, settings: DoorSettings) -> None:
         self._listener = listener
         self._options = _options(settings)
         self._open()
 
     @property
-    def descriptor(self) -> int:
-        """Tells of changes: drain `receive` before a wait for it, and after every `send`."""
-        return self._socket.FD
+    def descriptors(self) -> list[int]:
+        """Tell of changes: drain `receive` before a wait for them, and after every `send`."""
+        return [self._socket.FD]
 
     def reopen(self) -> None:
         """Close all connections and listen anew; what ZeroMQ held for them is free afterwards."""
-        self._socket.close(linger=0)
-        self._context.term()
+        self._shut(0)
         self._open()
 
     def receive(self) -> Received | None:
@@ -67,10 +80,9 @@ class DoorSocket:
         return "sent"
 
     def close(self) -> None:
-        """Stop listening, remove the socket file, and let the last answers leave."""
-        self._socket.close(linger=_FLUSH_MS)
+        """Stop listening, and let the last answers leave."""
         self._listener.close()
-        self._context.term()
+        self._shut(_FLUSH_MS)
 
     def _open(self) -> None:
         # A context of its own: its end waits until all memory of the connections is free.
@@ -78,9 +90,17 @@ class DoorSocket:
         self._socket = self._context.socket(zmq.ROUTER)
         for option, value in self._options.items():
             self._socket.setsockopt(option, value)
+        self._prepare()
         # ZeroMQ neither makes nor removes the file of a descriptor that it was given.
         self._socket.setsockopt(zmq.USE_FD, self._listener.duplicate())
-        self._socket.bind(f"ipc://{self._listener.path}")
+        self._socket.bind(self._listener.endpoint)
+
+    def _prepare(self) -> None:
+        """Set what else the socket needs before it listens."""
+
+    def _shut(self, linger_ms: int) -> None:
+        self._socket.close(linger=linger_ms)
+        self._context.term()
 
     def _rest(self) -> tuple[bytes, int, bool]:
         """First frame, count of frames, and whether a delimiter came before them."""

@@ -1,6 +1,5 @@
 """`GET /metrics` over HTTP, on a loopback port or a local socket, for Prometheus."""
 
-import os
 import socket
 import time
 from collections.abc import Awaitable, Callable
@@ -10,18 +9,16 @@ from typing import Final, Literal, NamedTuple
 import anyio
 import structlog
 
-from daemon.connections import accept, send_all
+from daemon.connections import LOOPBACK, accept, listen_on_port, send_all
 from daemon.door.listener import bind_file
 from runtime.errors import HearthError
 
-LOOPBACK = "127.0.0.1"
 OPENMETRICS: Final = "application/openmetrics-text"
 CONNECTIONS = 8
 """Connections that may be open at once; more are closed."""
 HEAD_BYTES = 8192
 """The longest head of a request that is read."""
 _UMASK = 0o117
-_BACKLOG = 16
 _FRESH_S = 0.25
 _READ_S = 5.0
 _WRITE_S = 5.0
@@ -135,7 +132,7 @@ def refusal_of(head: bytes, *, by_port: bool) -> str | None:
 
 def open_endpoints(port: int, path: str, expose: Expose) -> list[Endpoint]:
     """Those that are asked for: 0 and '' are none. Raises `socket_unusable`."""
-    listening = [listen_on_port(port)] if port else []
+    listening = [listen_on_port(port, "metrics_port")] if port else []
     try:
         listening += [listen_at(path)] if path else []
     except HearthError:
@@ -143,21 +140,6 @@ def open_endpoints(port: int, path: str, expose: Expose) -> list[Endpoint]:
             one.close()
         raise
     return [Endpoint(one, expose) for one in listening]
-
-
-def listen_on_port(port: int) -> socket.socket:
-    """Listen at this machine's own address alone; raises `socket_unusable`."""
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((LOOPBACK, port))
-        listening.listen(_BACKLOG)
-    except OSError as error:
-        listening.close()
-        reason = os.strerror(error.errno or 0)
-        text = f"cannot serve metrics on port {port} ({reason}): choose another, or 0 for none"
-        raise HearthError("socket_unusable", text, "metrics_port") from error
-    return listening
 
 
 def listen_at(path: str) -> socket.socket:

@@ -69,6 +69,20 @@ def test_the_system_limit_is_checked_in_bytes() -> None:
         resolve_address("/" + "x" * 105 + "é")
 
 
-def test_other_transports_are_refused() -> None:
-    with pytest.raises(ConnectionFailed, match="not the path of a socket"):
-        resolve_address("tcp://localhost:1")
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ("inproc://hearth", "not the path of a socket"),
+        ("tcp://localhost", "no host and port"),
+        ("tcp://localhost:1/x", "no host and port"),
+    ],
+)
+def test_other_transports_are_refused(given: str, why: str) -> None:
+    with pytest.raises(ConnectionFailed, match=why):
+        resolve_address(given)
+
+
+def test_tcp_stays_what_it_is() -> None:
+    place = "tcp://127.0.0.1:7700"
+    assert resolve_address(place) == place
+    assert resolve_address(None, {"HEARTH_SOCKET": place}) == place

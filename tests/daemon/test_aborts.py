@@ -39,7 +39,8 @@ from daemon.door.dispatch import Dispatch
 from daemon.door.replies import Replies
 from daemon.door.requests import Requests
 from daemon.door.settings import DoorFacts, DoorSettings
-from daemon.door.socket import DoorSocket, Received
+from daemon.door.socket import Received
+from daemon.door.sockets import DoorSockets
 from daemon.door.state import DoorState
 from daemon.life import Life
 from runtime.text import Tokenizer
@@ -112,7 +113,7 @@ class World:
         self.dispatch = Dispatch(
             settings,
             state,
-            cast("DoorSocket", self),
+            cast("DoorSockets", self),
             to_tokenizer=cast("Sender[Any]", self.to_tokenizer),
             to_scheduler=cast("Sender[Any]", self.to_scheduler),
             to_scheduler_control=cast("Sender[Any]", self.to_control),

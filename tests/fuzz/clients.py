@@ -21,6 +21,8 @@ from tests.fuzz.mail import Inbox, Outbox, RouterSocket
 
 ENDS = (protocol.Done, protocol.Tokens, protocol.Detokenized, protocol.StatusReport)
 CLIENTS = (b"plain", b"delimited", b"status")
+LOCAL = b"\x00"
+"""Before identities, in the door: they came by the local socket."""
 _SETTINGS: dict[str, Any] = {"clients": 6, "requests_per_client": 4, "frame_bytes": 4096}
 _KEPT_OPEN = 6
 
@@ -46,9 +48,9 @@ class Clients:
             listeners=listeners,
         )
         self.door.tell(Life("ready"))
-        real = self.door._socket._socket
-        real.close(linger=0)
-        self.door._socket._socket = self.router  # type: ignore[assignment] # of a socket, what is used
+        local = self.door._socket._all[0]
+        local._socket.close(linger=0)
+        local._socket = self.router  # type: ignore[assignment] # of a socket, what is used
         self.open: dict[int, tuple[bytes, str]] = {}
         """By number, the requests that nobody has answered."""
         self._known = msgspec.msgpack.Decoder(ClientMessage)
@@ -67,7 +69,7 @@ class Clients:
         self.door._requests.handle(received)
         self.door._dispatch.abandon_lost()
         self._note_opened()
-        answers = self._heard(received.identity)
+        answers = self._heard(frames[0])
         assert len(answers) <= 1
         if not self._decodes(received.data) or received.frames != 1:
             assert [type(one) for one in answers] == [protocol.Error], frames
@@ -85,10 +87,10 @@ class Clients:
     def greet(self) -> None:
         """Let the clients that there always are say hello, if they have to, and all others go."""
         for session in self.door.sessions.all():
-            if session.identity not in CLIENTS:
+            if session.identity[1:] not in CLIENTS:
                 self.door._dispatch.abandon(session, "left")
         for identity in CLIENTS:
-            if self.door.sessions.get(identity) is None:
+            if self.door.sessions.get(LOCAL + identity) is None:
                 status_only = identity == b"status"
                 hello = protocol.Hello(proto=[1], status_only=status_only)
                 assert isinstance(self.say(identity, hello)[0], protocol.Welcome)
@@ -164,7 +166,7 @@ class Clients:
                 request = self.door.sessions.find(message.rid)
                 assert request is not None
                 assert message.rid not in self.open
-                self.open[message.rid] = request.session.identity, request.id
+                self.open[message.rid] = request.session.identity[1:], request.id
         self.control.take()
 
     def _heard(self, identity: bytes | None) -> list[Any]:

@@ -2,6 +2,7 @@
 
 import grp
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +12,9 @@ from hearth_client.errors import ConnectionFailed, NotAllowed
 MAX_PATH_BYTES = 107
 """What the system allows in the path of a local socket."""
 SYSTEM_PATH = Path("/run/hearth/hearth.sock")
+TCP = "tcp://"
 _SCHEME = "ipc://"
+_PLACE = re.compile(r"tcp://[^\s/]+:[0-9]{1,5}")
 
 
 def socket_path(environ: Mapping[str, str] | None = None) -> Path:
@@ -35,11 +38,22 @@ def agreed_path(environ: Mapping[str, str]) -> Path:
 def resolve_address(
     address: str | os.PathLike[str] | None = None, environ: Mapping[str, str] | None = None
 ) -> str:
-    """The `ipc://` address of a path, else of the agreed place; raises ConnectionFailed."""
+    """The `ipc://` address of a path, else of the agreed place; raises ConnectionFailed.
+
+    `tcp://HOST:PORT` stays what it is, also in `$HEARTH_SOCKET`.
+    """
+    environ = os.environ if environ is None else environ
+    named = os.fspath(address) if address else environ.get("HEARTH_SOCKET", "")
+    if named.startswith(TCP):
+        if not _PLACE.fullmatch(named):
+            raise ConnectionFailed(f"{named} has no host and port: give tcp://127.0.0.1:PORT")
+        return named
     text = os.fspath(address) if address else os.fspath(socket_path(environ))
     path = text.removeprefix(_SCHEME)
     if "://" in path:
-        raise ConnectionFailed(f"{text} is not the path of a socket: give a path, or ipc://PATH")
+        raise ConnectionFailed(
+            f"{text} is not the path of a socket: give a path, ipc://PATH or tcp://HOST:PORT"
+        )
     size = len(os.fsencode(path))
     if size > MAX_PATH_BYTES:
         raise ConnectionFailed(
@@ -52,7 +66,7 @@ def resolve_address(
 def check_access(address: str) -> None:
     """Raise NotAllowed for a socket that this user may not open; ZeroMQ would try for ever."""
     path = Path(address.removeprefix(_SCHEME))
-    if _may_exist(path) and not os.access(path, os.W_OK):
+    if address.startswith(_SCHEME) and _may_exist(path) and not os.access(path, os.W_OK):
         raise NotAllowed(f"not allowed to use {path}: join the group {_group_of(path)}")
 
 

@@ -6,10 +6,10 @@ import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING
 
-from hearth_client.address import resolve_address
 from hearth_client.async_session import AsyncSession
 from hearth_client.connection import Connection, ReplyT, reply_of
 from hearth_client.generation import Collected
+from hearth_client.keys import resolve_with_keys
 from hearth_client.options import GenerateOptions, Turns, as_messages, generate_request
 from hearth_client.protocol import (
     Delta,
@@ -72,10 +72,12 @@ class AsyncClient:
         lease_s: float | None = None,
         name: str = "hearth-client-python",
         status_only: bool = False,
+        client_key: str | os.PathLike[str] | None = None,
+        server_key: str | None = None,
     ) -> None:
-        self.address = resolve_address(address)
+        self.address, keys = resolve_with_keys(address, client_key, server_key)
         connection = Connection(name, lease_s, silence_s, status_only=status_only)
-        self._session = AsyncSession(self.address, connection, timeout, silence_s)
+        self._session = AsyncSession(self.address, keys, connection, timeout, silence_s)
 
     async def connect(self) -> Welcome:
         """Open the session unless it is open; raises ConnectionTimeout when nobody answers."""

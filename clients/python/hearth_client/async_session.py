@@ -6,6 +6,7 @@ from collections.abc import Callable
 from hearth_client.channel import Channel
 from hearth_client.connection import Connection, Exchange
 from hearth_client.errors import ClientClosed, ConnectionLost, HearthClientError
+from hearth_client.keys import ClientKeys
 from hearth_client.protocol import Request, Welcome
 from hearth_client.session import Session
 
@@ -20,9 +21,14 @@ class AsyncSession(Session):
     """
 
     def __init__(
-        self, address: str, connection: Connection, timeout: float, silence_s: float
+        self,
+        address: str,
+        keys: ClientKeys | None,
+        connection: Connection,
+        timeout: float,
+        silence_s: float,
     ) -> None:
-        super().__init__(address, connection, timeout, silence_s)
+        super().__init__(address, keys, connection, timeout, silence_s)
         self._opening = asyncio.Lock()
         self._waiters: dict[str, asyncio.Future[None]] = {}
         self._welcomed: asyncio.Future[None] | None = None
@@ -67,7 +73,7 @@ class AsyncSession(Session):
     async def _handshake(self) -> None:
         loop = asyncio.get_running_loop()
         self._welcomed = loop.create_future()
-        self._channel = Channel(self._address)
+        self._channel = Channel(self._address, self._keys)
         for descriptor in self._channel.descriptors:
             loop.add_reader(descriptor, self._readable)
         self.send(self._connection.hello())

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from hearth_client.channel import Channel
 from hearth_client.connection import Connection, Exchange
 from hearth_client.errors import ClientClosed, ClientShared, ConnectionLost
+from hearth_client.keys import ClientKeys
 from hearth_client.protocol import Request, Welcome
 from hearth_client.session import Session
 
@@ -16,9 +17,14 @@ class BlockingSession(Session):
     """One session at a time with the daemon at `address`; a lost one is opened anew on demand."""
 
     def __init__(
-        self, address: str, connection: Connection, timeout: float, silence_s: float
+        self,
+        address: str,
+        keys: ClientKeys | None,
+        connection: Connection,
+        timeout: float,
+        silence_s: float,
     ) -> None:
-        super().__init__(address, connection, timeout, silence_s)
+        super().__init__(address, keys, connection, timeout, silence_s)
         self._process = os.getpid()
         self._user = threading.RLock()
 
@@ -90,7 +96,7 @@ class BlockingSession(Session):
     def _handshake(self) -> None:
         limit = self._clock.now() + self._timeout
         self._process = os.getpid()
-        self._channel = Channel(self._address)
+        self._channel = Channel(self._address, self._keys)
         self._channel.send(self._connection.hello())
         try:
             self._await_welcome(limit)

@@ -5,9 +5,11 @@ import weakref
 from contextlib import suppress
 
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
 from hearth_client.address import check_access
 from hearth_client.errors import ConnectionTimeout
+from hearth_client.keys import ClientKeys, secure
 
 _RECONNECT_MS = 20
 _RECONNECT_MAX_MS = 200
@@ -21,14 +23,19 @@ class Channel:
     would take the context before its sockets, and ZeroMQ wait for them for ever.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, keys: ClientKeys | None = None) -> None:
         check_access(address)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        if keys is not None:
+            secure(self._socket, keys)
+        self.refused = False
+        self._monitor = self._socket.get_monitor_socket(
+            zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+        )
         self._monitor.setsockopt(zmq.LINGER, 0)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
@@ -61,14 +68,18 @@ class Channel:
         return data
 
     def disconnected(self) -> bool:
-        """Whether the connection broke since the last call; drain `receive` before asking."""
+        """Whether the connection broke since the last call; drain `receive` before asking.
+
+        `refused` is set for good once the other side has refused the key: ZeroMQ then gives up.
+        """
         broke = False
         while True:
             try:
-                self._monitor.recv_multipart(zmq.NOBLOCK)
+                event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))["event"]
             except zmq.Again:
                 return broke
             broke = True
+            self.refused = self.refused or event == zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
     def wait(self, seconds: float) -> None:
         """Block until something comes, for `seconds` at most."""

@@ -6,10 +6,10 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from hearth_client.address import resolve_address
 from hearth_client.blocking_session import BlockingSession
 from hearth_client.connection import Connection, ReplyT, reply_of
 from hearth_client.generation import Collected
+from hearth_client.keys import resolve_with_keys
 from hearth_client.options import GenerateOptions, Turns, as_messages, generate_request
 from hearth_client.protocol import (
     Delta,
@@ -65,6 +65,10 @@ class Client:
     must ask for more by `lease_s`. A lost session is opened anew by the next request. One that is
     `status_only` can do nothing else, and has a place where no other client finds one.
 
+    An address `tcp://127.0.0.1:PORT` needs `client_key`, the file that `hearth keys add` wrote
+    (or a secret key itself, with the daemon's public one as `server_key`); else `$HEARTH_KEY` and
+    `$HEARTH_SERVER_KEY` tell them.
+
     Not for several threads at once and, once it is connected, not across a fork: each thread and
     process makes its own. ClientShared is raised otherwise.
     """
@@ -78,10 +82,12 @@ class Client:
         lease_s: float | None = None,
         name: str = "hearth-client-python",
         status_only: bool = False,
+        client_key: str | os.PathLike[str] | None = None,
+        server_key: str | None = None,
     ) -> None:
-        self.address = resolve_address(address)
+        self.address, keys = resolve_with_keys(address, client_key, server_key)
         connection = Connection(name, lease_s, silence_s, status_only=status_only)
-        self._session = BlockingSession(self.address, connection, timeout, silence_s)
+        self._session = BlockingSession(self.address, keys, connection, timeout, silence_s)
 
     def connect(self) -> Welcome:
         """Open the session unless it is open; raises ConnectionTimeout when nobody answers."""

@@ -192,7 +192,7 @@ class ConnectionTimeout(ConnectionFailed):
 
 
 class NotAllowed(ConnectionFailed):
-    """The daemon's socket belongs to a group of which this user is no member."""
+    """The daemon's socket is for others: for members of its group, on TCP for keys it lists."""
 
     code = "not_allowed"
 
@@ -225,6 +225,7 @@ _SENT: list[type[HearthClientError]] = [
     *RequestRefused.__subclasses__(),
     *ServiceFailed.__subclasses__(),
     UnsupportedProtocol,
+    NotAllowed,
 ]
 _BY_CODE = {kind.code: kind for kind in _SENT}
 # The server no longer knows this connection: it was restarted, or it ended the session.

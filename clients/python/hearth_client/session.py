@@ -2,7 +2,14 @@
 
 from hearth_client.channel import Channel
 from hearth_client.connection import RENEWALS, Connection, Exchange
-from hearth_client.errors import ClientClosed, ConnectionLost, ConnectionTimeout, HearthClientError
+from hearth_client.errors import (
+    ClientClosed,
+    ConnectionLost,
+    ConnectionTimeout,
+    HearthClientError,
+    NotAllowed,
+)
+from hearth_client.keys import ClientKeys
 from hearth_client.protocol import Welcome
 from hearth_client.running_clock import RunningClock
 
@@ -11,9 +18,15 @@ class Session:
     """One session at a time with the daemon at `address`; a lost one is opened anew on demand."""
 
     def __init__(
-        self, address: str, connection: Connection, timeout: float, silence_s: float
+        self,
+        address: str,
+        keys: ClientKeys | None,
+        connection: Connection,
+        timeout: float,
+        silence_s: float,
     ) -> None:
         self._address = address
+        self._keys = keys
         self._connection = connection
         self._timeout = timeout
         self._silence_s = silence_s
@@ -59,7 +72,10 @@ class Session:
             return True
         if not self._channel.disconnected():
             return False
-        if self._connection.welcome is None:
+        if self._channel.refused:
+            text = f"the daemon at {self._address} does not list this key: its owner says"
+            self._lose(NotAllowed(f"{text} `hearth keys add`, and `hearth reload`"))
+        elif self._connection.welcome is None:
             # Whoever listened is gone and cannot have kept the first hello.
             self._channel.send(self._connection.hello())
         else:
@@ -72,6 +88,11 @@ class Session:
             self._lose(self._connection.failure)
 
     def _no_answer(self) -> ConnectionTimeout:
+        if self._keys is not None:
+            return ConnectionTimeout(
+                f"no answer from a daemon at {self._address}: does `hearth serve` run there with "
+                "tcp_port, and is server_key its public key?"
+            )
         return ConnectionTimeout(
             f"no answer from a daemon at {self._address}: is `hearth serve` running?"
         )

@@ -89,7 +89,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
     fake = FakeClient()
 
     @contextmanager
-    def connected(_socket: str | None) -> Iterator[FakeClient]:
+    def connected(_socket: str | None, _key: str | None) -> Iterator[FakeClient]:
         yield fake
 
     monkeypatch.setattr(module, "connected", connected)

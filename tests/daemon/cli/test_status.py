@@ -34,7 +34,9 @@ class FakeClient:
 @pytest.fixture(autouse=True)
 def _client(monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
-    def connected(_socket: str | None, *, status_only: bool) -> Iterator[FakeClient]:
+    def connected(
+        _socket: str | None, _key: str | None, *, status_only: bool
+    ) -> Iterator[FakeClient]:
         assert status_only
         yield FakeClient()
 

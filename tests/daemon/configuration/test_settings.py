@@ -96,7 +96,7 @@ def test_any_text_is_a_value_or_is_refused_by_name(name: str, value: str) -> Non
             "$HEARTH_THREAD: there is no such setting (nearest: HEARTH_THREADS)",
         ),
         # What all names begin with makes none of them near.
-        ({"HEARTH_PORT": "8080"}, "", "$HEARTH_PORT: there is no such setting"),
+        ({"HEARTH_PROXY": "8080"}, "", "$HEARTH_PROXY: there is no such setting"),
         ({"HEARTH_XYZ": "1"}, "", "$HEARTH_XYZ: there is no such setting"),
     ],
 )

@@ -19,6 +19,7 @@ from actors import messages as m
 from actors.mailbox import Receiver, Sender
 from daemon.door.finished import Listener
 from daemon.door.front_door import FrontDoor
+from daemon.door.keys import Keys
 from daemon.door.settings import DoorFacts, DoorSettings
 from daemon.life import Life
 from runtime.request import FinishReason, RowToken, TopLogprob
@@ -166,6 +167,7 @@ class Harness:
         settings: DoorSettings,
         step_s: float,
         listeners: Sequence[Listener],
+        keys: Keys | None,
         *,
         task_status: anyio.abc.TaskStatus[None],
     ) -> None:
@@ -189,6 +191,7 @@ class Harness:
                 facts=FACTS,
                 environ={},
                 listeners=listeners,
+                keys=keys,
             )
             self.door.tell(Life("ready"))
             async with anyio.create_task_group() as tasks:
@@ -206,6 +209,7 @@ def running_door(
     step_s: float = 0.001,
     path: Path | None = None,
     listeners: Sequence[Listener] = (),
+    keys: Keys | None = None,
     **limits: Any,
 ) -> Iterator[Harness]:
     with (
@@ -214,7 +218,7 @@ def running_door(
     ):
         harness = Harness(portal, path or Path(folder) / "h.sock")
         settings = DoorSettings(socket=str(harness.path), **limits)
-        serving, _ = portal.start_task(_serve(harness, settings, step_s, listeners))
+        serving, _ = portal.start_task(_serve(harness, settings, step_s, listeners, keys))
         try:
             yield harness
         finally:
@@ -223,10 +227,14 @@ def running_door(
 
 
 def _serve(
-    harness: Harness, settings: DoorSettings, step_s: float, listeners: Sequence[Listener]
+    harness: Harness,
+    settings: DoorSettings,
+    step_s: float,
+    listeners: Sequence[Listener],
+    keys: Keys | None,
 ) -> Callable[..., Any]:
     async def serve(*, task_status: anyio.abc.TaskStatus[None]) -> None:
-        await harness.serve(settings, step_s, listeners, task_status=task_status)
+        await harness.serve(settings, step_s, listeners, keys, task_status=task_status)
 
     return serve
 

@@ -12,7 +12,8 @@ from daemon.door.dispatch import Dispatch
 from daemon.door.finished import Listener
 from daemon.door.sessions import Kind, OpenRequest, Session
 from daemon.door.settings import DoorFacts, DoorSettings
-from daemon.door.socket import DoorSocket, Sent
+from daemon.door.socket import Sent
+from daemon.door.sockets import DoorSockets
 from daemon.door.state import DoorState
 
 
@@ -47,7 +48,7 @@ class Desk:
         self.dispatch = Dispatch(
             DoorSettings(**settings),
             self.state,
-            cast("DoorSocket", self.socket),
+            cast("DoorSockets", self.socket),
             to_tokenizer=cast("Sender[Any]", self.tokenizer),
             to_scheduler=cast("Sender[Any]", self.scheduler),
             to_scheduler_control=cast("Sender[Any]", self.control),

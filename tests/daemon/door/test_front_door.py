@@ -243,7 +243,7 @@ def test_a_second_hello_keeps_the_lease_that_was_asked_for(door: Harness) -> Non
 
 
 def test_a_client_that_is_paused_is_not_cut_off_before_its_lease(door: Harness) -> None:
-    assert door.door._socket._socket.getsockopt(zmq.HEARTBEAT_IVL) == 0
+    assert door.door._socket._all[0]._socket.getsockopt(zmq.HEARTBEAT_IVL) == 0
 
 
 def test_a_text_beyond_the_largest_answer_is_refused(

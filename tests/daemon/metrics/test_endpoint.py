@@ -7,6 +7,7 @@ from random import Random
 import anyio
 import pytest
 
+from daemon.connections import listen_on_port
 from daemon.metrics import endpoint as module
 from daemon.metrics.endpoint import (
     CONNECTIONS,
@@ -16,7 +17,6 @@ from daemon.metrics.endpoint import (
     Expose,
     Exposition,
     Form,
-    listen_on_port,
     open_endpoints,
     refusal_of,
 )
@@ -204,7 +204,7 @@ def test_a_path_that_cannot_be_is_refused_and_the_port_given_back(short_folder: 
     with pytest.raises(HearthError, match="not a socket") as caught:
         open_endpoints(port, str(short_folder / "file"), page)
     assert (caught.value.code, caught.value.field) == ("socket_unusable", "metrics_socket")
-    again = listen_on_port(port)
+    again = listen_on_port(port, "metrics_port")
     assert again.getsockname() == ("127.0.0.1", port)
     again.close()
 

@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import random
+import socket as sockets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+from hearth_client import AsyncClient, Client, ConnectionTimeout, NotAllowed
+from hearth_client.keys import read_key_file
+
+from daemon.door.keys import add_client, make_server_keys, read_keys, remove_client
+from daemon.door.process_bounds import use_of_process
+from tests.daemon.door.harness import BACKENDS, Harness, greet, hear, running_door, say, until
+from tests.daemon.door.test_hostile import ended
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The daemon's keys; the file of the client `robot` is beside."""
+    make_server_keys(tmp_path / "keys")
+    add_client(tmp_path / "keys", "robot", hand_over=tmp_path / "robot")
+    return tmp_path / "keys"
+
+
+@pytest.fixture
+def key(folder: Path) -> Path:
+    return folder.parent / "robot"
+
+
+def address_of(door: Harness) -> str:
+    return f"tcp://127.0.0.1:{door.door.tcp_port}"
+
+
+def counts(door: Harness) -> tuple[int, int, int]:
+    """Connections, handshakes that succeeded and refusals on TCP so far."""
+    totals, refused = door.totals(), door.on_loop(lambda: door.door.state.refusals["not_allowed"])
+    return totals.get("tcp_connections", 0), totals.get("tcp_handshakes", 0), refused
+
+
+@contextmanager
+def raw_tcp(door: Harness, key: Path | None) -> Iterator[zmq.Socket[bytes]]:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.RCVTIMEO, 5000)
+        if key is not None:
+            own = read_key_file(key)
+            socket.setsockopt(zmq.CURVE_SERVERKEY, own.server.encode())
+            socket.setsockopt(zmq.CURVE_PUBLICKEY, own.public.encode())
+            socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret.encode())
+        socket.connect(address_of(door))
+        yield socket
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=["asyncio", "uvloop"])
+def test_a_listed_key_is_served_beside_the_local_socket(
+    folder: Path, key: Path, backend: dict[str, bool]
+) -> None:
+    with running_door(backend, keys=read_keys(folder)) as door, Client(door.path) as local:
+        with Client(address_of(door), client_key=key, name="mine") as client:
+            assert client.generate("count", max_tokens=3).text() == "0 1 2 "
+            assert local.generate("count", max_tokens=3).text() == "0 1 2 "
+            names = door.on_loop(lambda: [one.client for one in door.door.sessions.all()])
+            assert sorted(names) == ["hearth-client-python", "robot"]
+        until(lambda: door.sessions() == 1)
+        until(lambda: counts(door)[1] == 1)
+        assert counts(door)[2] == 0
+
+
+@pytest.mark.anyio
+async def test_the_asyncio_client_comes_by_tcp_too(folder: Path, key: Path) -> None:
+    with running_door(keys=read_keys(folder)) as door:
+        async with AsyncClient(address_of(door), client_key=key) as client:
+            assert (await client.status()).clients == 1
+        remove_client(folder, "robot")
+        door.on_loop(lambda: door.door.allow(read_keys(folder).clients))
+        with pytest.raises(NotAllowed, match="does not list this key"):
+            await AsyncClient(address_of(door), client_key=key).connect()
+
+
+def test_one_identity_on_both_sockets_is_two_sessions(folder: Path, key: Path) -> None:
+    with running_door(keys=read_keys(folder)) as door, zmq.Context() as context:
+        own = read_key_file(key)
+        clients = [context.socket(zmq.DEALER) for _ in range(2)]
+        for client in clients:
+            client.setsockopt(zmq.ROUTING_ID, b"same")
+            client.setsockopt(zmq.LINGER, 0)
+            client.setsockopt(zmq.RCVTIMEO, 5000)
+        clients[1].setsockopt(zmq.CURVE_SERVERKEY, own.server.encode())
+        clients[1].setsockopt(zmq.CURVE_PUBLICKEY, own.public.encode())
+        clients[1].setsockopt(zmq.CURVE_SECRETKEY, own.secret.encode())
+        clients[0].connect(f"ipc://{door.path}")
+        clients[1].connect(address_of(door))
+        for number, client in enumerate(clients):
+            assert greet(client)["t"] == "welcome"
+            say(client, {"t": "tokenize", "id": "a", "text": "ab"[number]})
+        assert [hear(client)["tokens"] for client in clients] == [[97], [98]]
+        assert door.sessions() == 2
+        for client in clients:
+            client.close()
+
+
+def test_who_is_not_listed_is_refused_at_once_and_counted(folder: Path, key: Path) -> None:
+    remove_client(folder, "robot")
+    with running_door(keys=read_keys(folder)) as door, Client(door.path) as local:
+        with pytest.raises(NotAllowed, match="does not list this key"):
+            Client(address_of(door), client_key=key, timeout=60.0).connect()
+        until(lambda: counts(door)[2] >= 1)
+        assert counts(door)[1] == 0
+        assert local.tokenize("a") == [97]
+        assert door.sessions() == 1
+
+
+def test_another_server_key_finds_nobody_within_its_time(folder: Path, key: Path) -> None:
+    other = zmq.curve_keypair()[0].decode()
+    with running_door(keys=read_keys(folder)) as door:
+        client = Client(address_of(door), client_key=key, server_key=other, timeout=0.3)
+        with pytest.raises(ConnectionTimeout, match="is server_key its public key"):
+            client.connect()
+        until(lambda: counts(door)[0] >= 1)
+        assert counts(door)[1:] == (0, 0)
+        assert door.sessions() == 0
+
+
+def test_plain_clients_junk_and_half_open_connections_get_nowhere(folder: Path, key: Path) -> None:
+    chance = random.Random(5)
+    with (
+        running_door(keys=read_keys(folder), handshake_s=0.3) as door,
+        raw_tcp(door, None) as plain,
+        Client(door.path) as local,
+        Client(address_of(door), client_key=key) as client,
+    ):
+        with suppress(zmq.Again):  # it gives up where the other side wants keys
+            plain.send(msgspec.msgpack.encode({"t": "hello", "proto": [1]}), zmq.NOBLOCK)
+        junk = [sockets.create_connection(("127.0.0.1", door.door.tcp_port)) for _ in range(30)]
+        for number, connection in enumerate(junk[:20]):
+            # Half of it begins as ZeroMQ's greeting does.
+            connection.send(b"\xff" * (number % 2) + chance.randbytes(1 + chance.randrange(2000)))
+        junk[20].send(b"\x01\x00\x04\x00abc")  # ZMTP 1.0, which knows no keys
+        assert local.generate("count", max_tokens=3).text() == "0 1 2 "
+        assert client.generate("count", max_tokens=3).text() == "0 1 2 "
+        until(lambda: all(over(connection) for connection in junk))
+        for connection in junk:
+            connection.close()
+        assert not plain.poll(0)
+        until(lambda: counts(door)[0] >= 32)
+        assert counts(door)[1:] == (1, 0)
+        assert "internal_errors" not in door.totals()
+
+
+def over(connection: sockets.socket) -> bool:
+    try:
+        return ended(connection)
+    except ConnectionResetError:
+        return True
+
+
+def test_a_key_that_is_taken_off_ends_its_sessions_and_no_others(folder: Path, key: Path) -> None:
+    add_client(folder, "arm", hand_over=folder.parent / "arm")
+    with (
+        running_door(keys=read_keys(folder)) as door,
+        raw_tcp(door, key) as robot,
+        Client(address_of(door), client_key=folder.parent / "arm") as arm,
+        Client(door.path) as local,
+    ):
+        greet(robot)
+        say(robot, {"t": "generate", "id": "r", "prompt": "hang"})
+        assert hear(robot)["t"] == "accepted"
+        running = [one.generate("count", max_tokens=200) for one in (arm, local)]
+        remove_client(folder, "robot")
+        door.on_loop(lambda: door.door.allow(read_keys(folder).clients))
+        assert [(e["id"], e["code"]) for e in [hear(robot)]] == [("r", "not_allowed")]
+        error = hear(robot)
+        assert (error.get("id", ""), error["code"]) == ("", "not_allowed")
+        assert [len(one.text().split()) for one in running] == [200, 200]
+        before = counts(door)[2]
+        say(robot, {"t": "hello", "proto": [1]})  # its connection is still open
+        until(lambda: counts(door)[2] == before + 1)
+        assert not robot.poll(0)
+        until(lambda: len(door.actors.cancelled) == 1)
+
+
+def test_a_key_that_is_added_is_let_in_without_a_new_start(folder: Path) -> None:
+    with running_door(keys=read_keys(folder)) as door:
+        add_client(folder, "arm", hand_over=folder.parent / "arm")
+        door.on_loop(lambda: door.door.allow(read_keys(folder).clients))
+        with Client(address_of(door), client_key=folder.parent / "arm") as client:
+            assert client.tokenize("a") == [97]
+
+
+def test_a_flood_on_tcp_leaves_the_local_socket_its_turns(folder: Path, key: Path) -> None:
+    with (
+        running_door(keys=read_keys(folder)) as door,
+        raw_tcp(door, key) as flood,
+        Client(door.path) as local,
+    ):
+        greet(flood)
+        local.connect()
+        with suppress(zmq.Again):
+            for _ in range(3000):
+                flood.send(b"\xc1", zmq.NOBLOCK)
+        assert local.tokenize("a") == [97]
+        assert door.sessions() == 2
+
+
+def test_connections_on_tcp_are_closed_first_where_they_take_too_many_files(
+    folder: Path, key: Path
+) -> None:
+    allowed = use_of_process().files + 300
+    with (
+        running_door(keys=read_keys(folder), open_files=allowed, handshake_s=60.0) as door,
+        Client(door.path) as local,
+        Client(address_of(door), client_key=key) as client,
+    ):
+        generation = local.generate("hang")
+        assert client.tokenize("a") == [97]
+        port = door.door.tcp_port
+        silent = [sockets.create_connection(("127.0.0.1", port)) for _ in range(200)]
+        until(lambda: all(over(connection) for connection in silent))
+        assert client.tokenize("a") == [97], "it has come again"
+        assert local.tokenize("a") == [97]
+        assert not generation.done, "the local socket went on"
+        for connection in silent:
+            connection.close()
+
+
+def test_only_this_machines_own_address_is_bound(folder: Path) -> None:
+    with running_door(keys=read_keys(folder)) as door:
+        port = f"{door.door.tcp_port:04X}"
+        listening = [
+            line.split()[1]
+            for table in ("tcp", "tcp6")
+            for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+            if line.split()[1].endswith(f":{port}") and line.split()[3] == "0A"
+        ]
+        assert listening == [f"0100007F:{port}"]
