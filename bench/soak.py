@@ -15,10 +15,12 @@ import uvloop
 from hearth_client import AsyncClient, HearthClientError
 
 from bench.child_process import family_usage
-from bench.report import note, print_fields, publish
+from bench.report import Record, note, print_fields, publish, record_option
 from bench.toy_daemon import connected, engine_option, given_or_toy, simulated_flags
 from daemon.cli.errors import FAILED
 from daemon.cli.options import NumberRange, json_option
+from daemon.control.client import ask
+from daemon.control.messages import Top, TopReport
 from daemon.own_daemon import own_daemon
 
 ABORT_SHARE = 0.2
@@ -29,6 +31,7 @@ _LONGEST_PROMPT = 80
 _LONGEST_REPLY = 128
 _FEWEST_SAMPLES = 180
 _PAUSE_S = 0.1
+_TIDY_S = 10.0
 _SAMPLES_PER_NOTE = 6
 _STEP_MS = 1.0
 WARM_UP_SHARE = 0.2
@@ -48,7 +51,10 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class SoakFigures(msgspec.Struct, kw_only=True):
-    """Growth after the warm-up; slopes by least squares, megabytes of 10^6 bytes."""
+    """Growth after the warm-up; slopes by least squares, megabytes of 10^6 bytes.
+
+    `left` counts what the daemon still had open when all its clients had gone.
+    """
 
     requests: int
     aborted: int
@@ -59,34 +65,41 @@ class SoakFigures(msgspec.Struct, kw_only=True):
     mb_per_10000_requests: float
     handles: int
     handles_growth: float
+    left: int
     flat: bool
 
 
 @click.command()
-@click.option("--minutes", type=NumberRange(0.01), default=30.0, show_default=True)
+@click.option("--seconds", type=NumberRange(0.5), default=1800.0, show_default=True, metavar="X")
 @click.option(
     "--step-ms",
     type=NumberRange(0, 60_000),
     help=f"Milliseconds a step of the simulated engine.  [{_STEP_MS:g}]",
 )
 @engine_option("the simulated engine")
+@record_option
 @json_option
-def soak(minutes: float, step_ms: float | None, engine: Path | None, *, as_json: bool) -> int:
+def soak(
+    seconds: float, step_ms: float | None, engine: Path | None, record: Record, *, as_json: bool
+) -> int:
     """Watch the memory of daemon and executor under random requests, a fifth of them cancelled.
 
     Flat means less than 1 MB per 10,000 requests and no more open handles after the first fifth
-    of the run. The exit code is 1 when it is not.
+    of the run, and at its end nothing that the daemon still remembers of a request or a client.
+    The exit code is 1 when it is not.
     """
     if engine and step_ms is not None:
         raise click.UsageError("--step-ms is for the simulated engine alone")
     flags = () if engine else simulated_flags(_STEP_MS if step_ms is None else step_ms)
     with given_or_toy(engine) as folder, own_daemon(folder, flags) as daemon:
-        run = Soak(daemon.socket, daemon.pid, 60 * minutes)
+        run = Soak(daemon.socket, daemon.pid, seconds)
         uvloop.run(run.run())
+        left = remembered(daemon.socket)
         daemon.stop()
-    figures = judge(run.samples, aborted=run.aborted, failed=run.failed)
+    figures = judge(run.samples, aborted=run.aborted, failed=run.failed, left=left)
     title = "Memory of daemon and executor"
     publish(figures, lambda: print_fields(title, figures), as_json=as_json)
+    record.keep({"soak": figures})
     return 0 if figures.flat else FAILED
 
 
@@ -152,7 +165,20 @@ class Soak:
         return time.monotonic() - self._started
 
 
-def judge(samples: Sequence[Sample], *, aborted: int = 0, failed: int = 0) -> SoakFigures:
+def remembered(socket: Path) -> int:
+    """How many clients and requests the daemon has in its tables, once it has had time to tidy."""
+    deadline = time.monotonic() + _TIDY_S
+    while True:
+        top = ask(Top(), TopReport, str(socket))
+        left = len(top.clients) + top.open + top.running + top.queued + top.queued_tokens
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(_PAUSE_S)
+
+
+def judge(
+    samples: Sequence[Sample], *, aborted: int = 0, failed: int = 0, left: int = 0
+) -> SoakFigures:
     """Flat means: no failure, growth below 1 MB per 10,000 requests, no handles left open.
 
     Handles are compared as medians of the first and the last third after the warm-up, with a
@@ -177,7 +203,8 @@ def judge(samples: Sequence[Sample], *, aborted: int = 0, failed: int = 0) -> So
         mb_per_10000_requests=10_000 * per_request,
         handles=last.handles,
         handles_growth=growth,
-        flat=calm and not failed and len(judged) >= _ENOUGH_SAMPLES,
+        left=left,
+        flat=calm and not failed and not left and len(judged) >= _ENOUGH_SAMPLES,
     )
 
 

@@ -29,8 +29,8 @@ def test_every_command_is_where_the_group_looks_for_it() -> None:
         ("overhead", "--step-ms", "nan"),
         ("overhead", "--step-ms", "60001"),
         ("soak", "--step-ms", "inf"),
-        ("soak", "--minutes", "nan"),
-        ("soak", "--minutes", "inf"),
+        ("soak", "--seconds", "nan"),
+        ("soak", "--seconds", "inf"),
         ("spec", "--tree", "4,3,160"),
     ],
 )

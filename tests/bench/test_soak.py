@@ -156,6 +156,7 @@ def test_failures_and_short_runs_are_not_flat() -> None:
     steady = [Sample(seconds=i, requests=i, rss_bytes=1, handles=1) for i in range(20)]
     assert judge(steady).flat
     assert not judge(steady, failed=1).flat
+    assert not judge(steady, left=1).flat
     assert not judge([sample, sample]).flat
 
 
@@ -166,9 +167,10 @@ def test_a_real_engine_has_steps_of_its_own(toy: Path) -> None:
 
 
 def test_the_command_counts_and_judges() -> None:
-    code, figures = run_bench("soak", "--minutes", "0.05", "--step-ms", "0.2")
+    code, figures = run_bench("soak", "--seconds", "3", "--step-ms", "0.2")
     assert figures["failed"] == 0
     assert figures["requests"] > figures["aborted"] > 0
     assert figures["rss_mb"] > 20
     assert figures["handles"] > 10
+    assert figures["left"] == 0
     assert code == (0 if figures["flat"] else 1)
