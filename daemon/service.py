@@ -45,11 +45,12 @@ from daemon.life import Life
 from daemon.notify import notify, reloading, tell_state
 from daemon.observers import Observers
 from daemon.reload import change_to
+from daemon.shipped import engine_folder
 from daemon.signals import Asked
 from daemon.supervision.supervisor import Listeners, Supervisor
 from daemon.watchdog import Watchdog
 from runtime.config import LLMEngineRunnerConfig
-from runtime.decoding.deployment import load_deployment
+from runtime.decoding.deployment import DeploymentConfig, load_deployment
 from runtime.errors import HearthError
 
 if sys.version_info < (3, 11):
@@ -69,9 +70,7 @@ def serve(settings: Settings, engine: Path, read: Callable[[], Settings] | None 
     """
     log = configure_logging(settings.log_level, settings.log_format)
     try:
-        # The executor checks the digests.
-        options = structs.replace(wiring.runtime_options(settings), verify=False)
-        deployment = load_deployment(engine, options)
+        deployment = _deployment(settings, engine)
         read = read or (lambda: settings)
         main = partial(_serve, settings, engine, deployment.base, log=log, read=read)
         return anyio.run(main, backend_options={"use_uvloop": True})
@@ -80,6 +79,11 @@ def serve(settings: Settings, engine: Path, read: Callable[[], Settings] | None 
         tell_state(Life().failed(reason.message))
         _log.error(reason.message, code=reason.code, field=reason.field)
         return exit_code(reason)
+
+
+def _deployment(settings: Settings, engine: Path) -> DeploymentConfig:
+    # The executor checks the digests.
+    return load_deployment(engine, structs.replace(wiring.runtime_options(settings), verify=False))
 
 
 async def _serve(
@@ -250,8 +254,7 @@ class Service:
         with reloading() if self._was_ready else nullcontext():
             try:
                 read = self._read()
-                # What a start would refuse.
-                wiring.runtime_options(read)
+                self._check(read)
                 keys = _keys_of(self._settings)
             except HearthError as error:
                 _log.error("not reloaded", reason=error.message, code=error.code, field=error.field)
@@ -267,6 +270,16 @@ class Service:
                 self._door.allow(keys.clients)
             _log.info("reloaded", changed=changed, needs_restart=needs_restart)
             return Reloaded(changed, needs_restart)
+
+    def _check(self, read: Settings) -> None:
+        """Refuse what a start would, which may come any time from now on."""
+        if read.engine == self._settings.engine:
+            _deployment(read, self._engine)
+        elif read.engine:
+            _deployment(read, engine_folder(read.engine))
+        else:
+            # The shipped model's engine may have to be built first.
+            wiring.runtime_options(read)
 
     def _adopt(self, settings: Settings) -> None:
         set_level(settings.log_level)

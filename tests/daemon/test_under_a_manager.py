@@ -57,8 +57,8 @@ def test_a_service_from_start_to_end_with_reloads_that_lose_no_request(
             reply = client.generate("a", max_tokens=40)
             next(iter(reply))
 
-            file.write_text('requests_per_client = 2\nlog_level = "debug"\nthreads = 3')
-            assert reload(daemon) == Reloaded(["requests_per_client", "log_level"], ["threads"])
+            file.write_text('requests_per_client = 2\nlog_level = "debug"\nmax_batch = 3')
+            assert reload(daemon) == Reloaded(["requests_per_client", "log_level"], ["max_batch"])
             told = manager.until("RELOADING=1")
             assert "READY=1" not in told
             manager.until("READY=1")
@@ -68,6 +68,13 @@ def test_a_service_from_start_to_end_with_reloads_that_lose_no_request(
                 reload(daemon)
             assert refused.value.field == "requests_per_client"
             assert f"{file}, requests_per_client: 0 is not allowed" in refused.value.message
+            manager.until("READY=1")
+
+            # What a start would refuse, as this engine has no threads.
+            file.write_text("threads = 3")
+            with pytest.raises(HearthError) as refused:
+                reload(daemon)
+            assert refused.value.field == "threads"
             manager.until("READY=1")
 
             file.write_text("")
