@@ -17,6 +17,7 @@ FOLDER_MODE = 0o700
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PUBLIC, _SECRET = ".key", ".key_secret"
 _SERVER = f"server{_SECRET}"
+_CLIENTS = "clients"
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,12 @@ def read_keys(folder: Path) -> Keys:
         check_private(folder, folder.stat(), FOLDER_MODE)
         own = read_key_file(folder / _SERVER)
         clients = {}
-        for path in sorted((folder / "clients").glob(f"*{_PUBLIC}")):
-            clients[read_key_file(path).public] = path.stem
+        listed = folder / _CLIENTS
+        if listed.exists():
+            check_private(listed, listed.stat(), FOLDER_MODE)
+            for path in sorted(listed.iterdir()):
+                if path.suffix == _PUBLIC:
+                    clients[read_key_file(path).public] = path.stem
     except FileNotFoundError:
         raise _missing(folder) from None
     except OSError as error:
@@ -117,7 +122,7 @@ def _client_path(folder: Path, name: str) -> Path:
         raise _unusable(
             f"{name[:64]!r} is no name for a client: letters, digits, '.', '_' and '-', at most 64"
         )
-    return folder / "clients" / f"{name}{_PUBLIC}"
+    return folder / _CLIENTS / f"{name}{_PUBLIC}"
 
 
 def _make_folder(folder: Path) -> None:

@@ -2,15 +2,18 @@
 
 import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
+import zmq
 from structlog.testing import capture_logs
 
+from daemon.door.keys import add_client, make_server_keys, read_keys
 from tests.clients.vectors import CLIENTS
-from tests.daemon.door.harness import running_door
+from tests.daemon.door.harness import greet, running_door
 
 
 def program(page: str, number: int) -> str:
@@ -35,10 +38,29 @@ def test_the_client_in_thirty_lines_outlives_its_lease(
     monkeypatch.setitem(sys.modules, "msgpack", msgpack)
     # The door logs to the same standard output, in the middle of what the program prints.
     with capture_logs(), running_door(step_s=0.01, lease_s=1.0) as door:
-        code = program("PROTOCOL.md", 0).replace("/run/hearth/hearth.sock", str(door.path))
+        code = program("PROTOCOL.md", 1).replace("/run/hearth/hearth.sock", str(door.path))
         names: dict[str, Any] = {}
         with pytest.raises(SystemExit) as caught:
             exec(compile(code, "PROTOCOL", "exec"), names)  # noqa: S102 - our own page
         names["context"].destroy()
     assert caught.value.code is None
     assert "254 255 " in capsys.readouterr().out
+
+
+def test_the_lines_for_tcp_reach_the_daemon(tmp_path: Path) -> None:
+    public = make_server_keys(tmp_path / "keys")
+    add_client(tmp_path / "keys", "robot", hand_over=tmp_path / "robot.key_secret")
+    with running_door(keys=read_keys(tmp_path / "keys")) as door:
+        code = program("PROTOCOL.md", 0)
+        for printed, here in (
+            ("the public key that `hearth keys list` shows", public),
+            ("robot.key_secret", str(tmp_path / "robot.key_secret")),
+            ("7700", str(door.door.tcp_port)),
+        ):
+            assert printed in code
+            code = code.replace(printed, here)
+        names: dict[str, Any] = {}
+        exec(compile(code, "PROTOCOL", "exec"), names)  # noqa: S102 - our own page
+        names["socket"].setsockopt(zmq.RCVTIMEO, 5000)
+        assert greet(names["socket"])["t"] == "welcome"
+        names["context"].destroy()

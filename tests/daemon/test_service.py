@@ -5,6 +5,7 @@ import pytest
 import structlog
 
 from daemon.configuration.settings import Settings
+from daemon.door.keys import make_server_keys
 from daemon.service import serve
 
 
@@ -44,4 +45,39 @@ def test_a_port_for_metrics_that_is_taken_ends_before_anything_is_loaded(
     text = capsys.readouterr().err
     assert '"field":"metrics_port"' in text
     assert "actor" not in text
+    assert not (short_folder / "s").exists()
+
+
+def test_tcp_without_keys_ends_with_the_command_that_makes_them(
+    tiny_engine: Path, short_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = short_folder / "keys"
+    settings = Settings(
+        socket=str(short_folder / "s"), tcp_port=1, keys=str(place), log_format="json"
+    )
+    assert serve(settings, tiny_engine) == 78
+    structlog.reset_defaults()
+    text = capsys.readouterr().err
+    assert f"hearth keys init --keys {place}" in text
+    assert "actor" not in text
+    assert not (short_folder / "s").exists()
+
+
+def test_a_port_for_clients_that_is_taken_ends_before_anything_is_loaded(
+    tiny_engine: Path, short_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_server_keys(short_folder / "keys")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        settings = Settings(
+            socket=str(short_folder / "s"),
+            tcp_port=other.getsockname()[1],
+            keys=str(short_folder / "keys"),
+            log_format="json",
+        )
+        assert serve(settings, tiny_engine) == 78
+    structlog.reset_defaults()
+    text = capsys.readouterr().err
+    assert f"cannot listen on port {settings.tcp_port} of 127.0.0.1 (Address already in" in text
+    assert '"field":"tcp_port"' in text
+    assert "no client's key is listed" in text
     assert not (short_folder / "s").exists()

@@ -74,3 +74,16 @@ def test_ready_is_told_whatever_the_log_level_is(tiny_engine: Path) -> None:
     with own_daemon(tiny_engine, ["--log-level", "error"]) as daemon:
         (line,) = daemon.log().splitlines()
     assert '"level":"info","event":"ready"' in line
+
+
+def test_tcp_without_keys_is_refused_before_an_engine_is_built(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], short_folder: Path
+) -> None:
+    monkeypatch.setattr(module, "engine_folder", lambda *_unused: pytest.fail("built an engine"))
+    keys = str(short_folder / "keys")
+    arguments = ["--socket", str(short_folder / "s"), "--tcp-port", "7700", "--keys", keys]
+    assert serve.main(arguments, standalone_mode=False) == CONFIGURATION
+    assert f"make the daemon's by `hearth keys init --keys {keys}`" in capsys.readouterr().err
+    arguments = ["--socket", "tcp://127.0.0.1:7700"]
+    assert serve.main(arguments, standalone_mode=False) == CONFIGURATION
+    assert "the setting for clients on TCP is tcp_port" in capsys.readouterr().err
