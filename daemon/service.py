@@ -35,6 +35,7 @@ from actors.supervisor_messages import ActorReady, SupervisorMessage
 from actors.tokenizer import open_tokenizer
 from daemon import wiring
 from daemon.configuration.settings import Settings
+from daemon.connections import StreamServer
 from daemon.control.messages import Reload, Reloaded, control_path
 from daemon.control.server import ControlServer
 from daemon.door.front_door import FrontDoor
@@ -133,8 +134,10 @@ class Service:
         self._door = self._make_door()
         opened.callback(self._door.close)
         self._supervisor = self._make_supervisor()
-        self._endpoints = self._observers.open(self._door, self._supervisor)
-        self._control = self._open_control()
+        self._servers: list[StreamServer] = [
+            *self._observers.open(self._door, self._supervisor),
+            *self._open_control(),
+        ]
         self._watchdog = Watchdog(
             lambda: self._supervisor.pulse, settings.load_timeout_s, os.environ
         )
@@ -152,10 +155,8 @@ class Service:
                 )
                 for part in (tokenizer, scheduler, self._door, self._supervisor):
                     tasks.start_soon(part.run)
-                for endpoint in self._endpoints:
-                    tasks.start_soon(endpoint.run)
-                if self._control is not None:
-                    tasks.start_soon(self._control.run)
+                for server in self._servers:
+                    tasks.start_soon(server.run)
                 if "NOTIFY_SOCKET" in os.environ:
                     tasks.start_soon(self._watchdog.run)
                 # Wait.
@@ -173,10 +174,8 @@ class Service:
                     self._enter(self._life.draining(f"{number.name}, and a second signal"))
                 # Stop.
                 # Before the door gives up the lock: the next daemon has sockets of these names.
-                for endpoint in self._endpoints:
-                    await endpoint.stop()
-                if self._control is not None:
-                    await self._control.stop()
+                for server in self._servers:
+                    await server.stop()
                 await self._door.stop()
                 await self._supervisor.stop()
                 tasks.cancel_scope.cancel()
@@ -236,15 +235,15 @@ class Service:
     def _facts(self) -> DoorFacts:
         return wiring.door_facts(self._settings, self._engine.name, *self._fitting)
 
-    def _open_control(self) -> ControlServer | None:
+    def _open_control(self) -> list[ControlServer]:
         try:
             path = control_path(self._door.path)
             server = ControlServer(path, {Reload: self._reload, **self._observers.handlers})
         except HearthError as error:
             _log.warning("there is no control socket", reason=error.message)
-            return None
+            return []
         self._opened.callback(server.close)
-        return server
+        return [server]
 
     async def _reload(self, _asked: Reload | None = None) -> Reloaded:
         """Take over what new settings may change, all of it at once, or nothing of it."""

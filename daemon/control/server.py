@@ -11,7 +11,7 @@ import anyio
 import msgspec
 import structlog
 
-from daemon.connections import accept, send_all
+from daemon.connections import StreamServer, send_all
 from daemon.control.messages import LINE_BYTES, ControlAnswer, ControlError, ControlRequest
 from daemon.door.listener import bind_file
 from runtime.errors import HearthError
@@ -39,7 +39,7 @@ class _Kind(msgspec.Struct, frozen=True):
     t: str
 
 
-class ControlServer:
+class ControlServer(StreamServer):
     """Answers the requests that have a handler; the socket is opened by the constructor.
 
     Whoever constructs it holds the lock of the clients' socket, so that one process at a time has
@@ -47,44 +47,11 @@ class ControlServer:
     """
 
     def __init__(self, path: Path, handlers: Mapping[type[ControlRequest], Handler]) -> None:
-        self.path = path
         self._known = {
             str(kind.__struct_config__.tag): _Known(msgspec.json.Decoder(kind), handler)
             for kind, handler in handlers.items()
         }
-        self._listening = bind_file(path, _UMASK)
-        self._listening.setblocking(False)
-        self._open = 0
-        self._closed = False
-        self._scope = anyio.CancelScope()
-        self._ended = anyio.Event()
-
-    async def run(self) -> None:
-        """Serve until `stop` or cancellation."""
-        try:
-            with self._scope:
-                async with anyio.create_task_group() as tasks:
-                    while True:
-                        connection = await accept(self._listening)
-                        if self._admits(connection):
-                            tasks.start_soon(self._serve, connection)
-                        else:
-                            connection.close()
-        finally:
-            self.close()
-            self._ended.set()
-
-    async def stop(self) -> None:
-        """End `run`, and wait until the socket is closed and its file is gone."""
-        self._scope.cancel()
-        await self._ended.wait()
-
-    def close(self) -> None:
-        """Close the socket and remove its file; a second time does nothing."""
-        if not self._closed:
-            self._closed = True
-            self._listening.close()
-            self.path.unlink(missing_ok=True)
+        super().__init__(bind_file(path, _UMASK), path)
 
     def _admits(self, connection: socket.socket) -> bool:
         peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -93,17 +60,6 @@ class ControlServer:
             _log.warning("a stranger was turned away", user=user, process=process)
             return False
         return True
-
-    async def _serve(self, connection: socket.socket) -> None:
-        self._open += 1
-        try:
-            with connection:
-                await self._converse(connection)
-        except OSError as error:
-            # Of the peer, or a deadline.
-            _log.debug("a connection has ended", reason=str(error))
-        finally:
-            self._open -= 1
 
     async def _converse(self, connection: socket.socket) -> None:
         if self._open > CONNECTIONS:

@@ -9,7 +9,7 @@ from typing import Final, Literal, NamedTuple
 import anyio
 import structlog
 
-from daemon.connections import LOOPBACK, accept, listen_on_port, send_all
+from daemon.connections import LOOPBACK, StreamServer, listen_on_port, send_all
 from daemon.door.listener import bind_file
 from runtime.errors import HearthError
 
@@ -39,62 +39,25 @@ Expose = Callable[[Form], Awaitable[Exposition]]
 """Makes a page in a form: Prometheus's own, or OpenMetrics."""
 
 
-class Endpoint:
-    """Answers one request a connection; owns `listening`, and the file of its socket.
+class Endpoint(StreamServer):
+    """Answers one request a connection.
 
     However often it is asked, no page is made within `_FRESH_S` of another in the same form.
     """
 
     def __init__(self, listening: socket.socket, expose: Expose) -> None:
-        listening.setblocking(False)
         self._by_port = listening.family != socket.AF_UNIX
-        self._file = None if self._by_port else Path(listening.getsockname())
-        self._listening = listening
+        super().__init__(listening, None if self._by_port else Path(listening.getsockname()))
         self._expose = expose
         self._making = anyio.Lock()
         self._made: dict[Form, tuple[float, Exposition]] = {}
-        self._open = 0
-        self._scope = anyio.CancelScope()
-        self._ended = anyio.Event()
 
-    async def run(self) -> None:
-        """Serve until `stop` or cancellation."""
-        try:
-            with self._scope:
-                async with anyio.create_task_group() as tasks:
-                    while True:
-                        connection = await accept(self._listening)
-                        if self._open < CONNECTIONS:
-                            self._open += 1
-                            tasks.start_soon(self._serve, connection)
-                        else:
-                            connection.close()
-        finally:
-            self.close()
-            self._ended.set()
+    def _admits(self, _connection: socket.socket) -> bool:
+        return self._open < CONNECTIONS
 
-    async def stop(self) -> None:
-        """End `run`, and wait until port or file are free."""
-        self._scope.cancel()
-        await self._ended.wait()
-
-    def close(self) -> None:
-        """Close the socket and remove its file; a second time does nothing."""
-        self._listening.close()
-        file, self._file = self._file, None
-        if file is not None:
-            file.unlink(missing_ok=True)
-
-    async def _serve(self, connection: socket.socket) -> None:
-        try:
-            with connection:
-                head = await _read_head(connection)
-                await send_all(connection, await self._answer(head), _WRITE_S)
-        except OSError as error:
-            # Of the peer, or a deadline.
-            _log.debug("a connection has ended", reason=str(error))
-        finally:
-            self._open -= 1
+    async def _converse(self, connection: socket.socket) -> None:
+        head = await _read_head(connection)
+        await send_all(connection, await self._answer(head), _WRITE_S)
 
     async def _answer(self, head: bytes) -> bytes:
         refusal = refusal_of(head, by_port=self._by_port)

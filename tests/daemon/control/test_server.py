@@ -24,6 +24,8 @@ from runtime.errors import HearthError
 
 pytestmark = pytest.mark.anyio
 
+NAME = "h.sock.ctl"
+
 
 class Echo(ControlRequest, tag="echo", frozen=True):
     text: str
@@ -72,7 +74,7 @@ class Peer:
 
 @asynccontextmanager
 async def serving(folder: Path) -> AsyncIterator[ControlServer]:
-    server = ControlServer(folder / "h.sock.ctl", {Reload: _reload, Echo: _echo})
+    server = ControlServer(folder / NAME, {Reload: _reload, Echo: _echo})
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(server.run)
         yield server
@@ -80,8 +82,8 @@ async def serving(folder: Path) -> AsyncIterator[ControlServer]:
 
 
 @asynccontextmanager
-async def peer_of(server: ControlServer) -> AsyncIterator[Peer]:
-    async with await anyio.connect_unix(server.path) as stream:
+async def peer_in(folder: Path) -> AsyncIterator[Peer]:
+    async with await anyio.connect_unix(folder / NAME) as stream:
         yield Peer(stream)
 
 
@@ -94,13 +96,14 @@ def umask() -> Iterator[None]:
 
 @pytest.mark.usefixtures("umask")
 async def test_the_socket_is_its_owner_s_and_goes_with_the_server(short_folder: Path) -> None:
-    async with serving(short_folder) as server:
-        assert stat.S_IMODE(server.path.stat().st_mode) == 0o600
-    assert not server.path.exists()
+    path = short_folder / NAME
+    async with serving(short_folder):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert not path.exists()
 
 
 async def test_two_connections_are_answered_each_for_itself(short_folder: Path) -> None:
-    async with serving(short_folder) as server, peer_of(server) as one, peer_of(server) as two:
+    async with serving(short_folder), peer_in(short_folder) as one, peer_in(short_folder) as two:
         await one.send(b'{"t":"echo","te')
         await two.send(b'{"t":"echo","text":"two"}\n{"t":"echo","text":"three"}\n')
         assert await two.answer() == {"t": "echoed", "text": "two"}
@@ -110,7 +113,7 @@ async def test_two_connections_are_answered_each_for_itself(short_folder: Path) 
 
 
 async def test_what_a_handler_refuses_is_answered_with_code_and_field(short_folder: Path) -> None:
-    async with serving(short_folder) as server, peer_of(server) as peer:
+    async with serving(short_folder), peer_in(short_folder) as peer:
         await peer.send(b'{"t":"reload"}\n')
         answer = {"code": "invalid_value", "message": "the file is wrong", "field": "clients"}
         assert await peer.answer() == {"t": "error"} | answer
@@ -133,14 +136,14 @@ async def test_what_a_handler_refuses_is_answered_with_code_and_field(short_fold
 async def test_a_line_that_is_no_request_is_refused_and_the_next_one_answered(
     short_folder: Path, line: bytes, code: str
 ) -> None:
-    async with serving(short_folder) as server, peer_of(server) as peer:
+    async with serving(short_folder), peer_in(short_folder) as peer:
         await peer.send(line + b"\n" + b'{"t":"echo","text":"on"}\n')
         assert (await peer.answer())["code"] == code
         assert (await peer.answer())["text"] == "on"
 
 
 async def test_a_line_has_a_bound(short_folder: Path) -> None:
-    async with serving(short_folder) as server, peer_of(server) as peer:
+    async with serving(short_folder), peer_in(short_folder) as peer:
         head, tail = b'{"t":"echo","text":"', b'"}\n'
         text = b"a" * (LINE_BYTES - len(head) - len(tail))
         await peer.send(head + text + tail)
@@ -152,7 +155,7 @@ async def test_a_line_has_a_bound(short_folder: Path) -> None:
 
 async def test_a_fault_of_a_handler_is_told_and_logged(short_folder: Path) -> None:
     with structlog.testing.capture_logs() as logs:
-        async with serving(short_folder) as server, peer_of(server) as peer:
+        async with serving(short_folder), peer_in(short_folder) as peer:
             await peer.send(b'{"t":"echo","text":"fault"}\n{"t":"echo","text":"on"}\n')
             assert (await peer.answer())["code"] == "internal"
             assert (await peer.answer())["text"] == "on"
@@ -170,12 +173,12 @@ async def test_only_the_daemon_s_user_and_root_are_heard(
         return credentials if asked else peer_credentials(one, level, name, *size)
 
     with structlog.testing.capture_logs() as logs:
-        async with serving(short_folder) as server:
+        async with serving(short_folder):
             with monkeypatch.context() as patch:
                 patch.setattr(socket.socket, "getsockopt", getsockopt)
-                async with peer_of(server) as peer:
+                async with peer_in(short_folder) as peer:
                     assert await peer.ended()
-            async with peer_of(server) as peer:
+            async with peer_in(short_folder) as peer:
                 await peer.send(b'{"t":"echo","text":"own"}\n')
                 assert (await peer.answer())["text"] == "own"
     assert [(entry["user"], entry["process"]) for entry in logs] == [(os.geteuid() + 4711, 7)]
@@ -186,10 +189,10 @@ async def test_who_asks_nothing_or_reads_nothing_is_let_go(
 ) -> None:
     monkeypatch.setattr(module, "_READ_S", 0.05)
     monkeypatch.setattr(module, "_WRITE_S", 0.05)
-    async with serving(short_folder) as server:
-        async with peer_of(server) as silent:
+    async with serving(short_folder):
+        async with peer_in(short_folder) as silent:
             assert await silent.ended()
-        async with peer_of(server) as deaf:
+        async with peer_in(short_folder) as deaf:
             with anyio.fail_after(20), pytest.raises(anyio.BrokenResourceError):
                 await deaf.ask_for_ever()
 
@@ -201,7 +204,7 @@ async def test_connections_are_bounded_and_a_place_is_free_again(short_folder: P
 
         async def hold() -> None:
             nonlocal waiting
-            async with peer_of(server) as peer:
+            async with peer_in(short_folder) as peer:
                 await peer.send(b'{"t":"echo","text":""}\n')
                 await peer.answer()
                 waiting += 1
@@ -212,23 +215,22 @@ async def test_connections_are_bounded_and_a_place_is_free_again(short_folder: P
         for _ in range(CONNECTIONS):
             tasks.start_soon(hold)
         await full.wait()
-        async with peer_of(server) as late:
+        async with peer_in(short_folder) as late:
             assert (await late.answer())["code"] == "too_many_clients"
             assert await late.ended()
         leave.set()
         while server._open:  # noqa: ASYNC110 - it tells nobody when a connection has ended
             await anyio.sleep(0.01)
-        async with peer_of(server) as peer:
+        async with peer_in(short_folder) as peer:
             await peer.send(b'{"t":"echo","text":"in"}\n')
             assert (await peer.answer())["text"] == "in"
 
 
 async def test_a_leftover_is_replaced_and_a_listener_is_not(short_folder: Path) -> None:
-    path = short_folder / "h.sock.ctl"
+    path = short_folder / NAME
     with socket.socket(socket.AF_UNIX) as leftover:
         leftover.bind(str(path))
-    async with serving(short_folder) as server:
-        assert server.path == path
+    async with serving(short_folder):
         with pytest.raises(HearthError) as refused:
             ControlServer(path, {})
         assert refused.value.code == "already_running"
