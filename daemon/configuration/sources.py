@@ -1,5 +1,6 @@
 """Where settings come from; each source says in a message how its user named the setting."""
 
+import os
 import re
 import sys
 from collections.abc import Collection, Mapping
@@ -55,12 +56,17 @@ def file_source(path: Path | None) -> Source:
     if path is None:
         return Source("file", {})
     try:
+        if path.is_fifo() or (path.is_char_device() and not path.samefile(os.devnull)):
+            # It may never end, and a daemon that reads its settings again would wait for it.
+            text = f"the settings file {path} is a pipe or a device: give a file"
+            raise HearthError("invalid_value", text, "config")
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise HearthError(
             "invalid_value", f"the settings file {path} cannot be read: {error.strerror}", "config"
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
+        # Also a number of thousands of digits, and brackets that are nested as deep.
         place = _place_of(error)
         raise HearthError(
             "invalid_value", f"the settings file {path} is not valid TOML{place}", "config"

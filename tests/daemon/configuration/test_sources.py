@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,34 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         file_source(tmp_path / "none.toml")
 
 
-@pytest.mark.parametrize("data", [b"threads = ", b"\xff\xfe", b"a = 1\na = 2"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"threads = ",
+        b"\xff\xfe",
+        b"a = 1\na = 2",
+        pytest.param(b"a = " + b"[" * 100_000, id="nested too deep"),
+        pytest.param(b"a = " + b"9" * 10_000, id="a number of too many digits"),
+    ],
+)
 def test_a_file_that_is_not_toml_is_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "bad.toml"
     path.write_bytes(data)
     with pytest.raises(HearthError, match=r"bad\.toml is not valid TOML") as caught:
         file_source(path)
     assert caught.value.field == "config"
+
+
+def test_a_pipe_that_may_never_end_is_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "pipe.toml"
+    os.mkfifo(path)
+    for never_ends in (path, Path("/dev/zero")):
+        with pytest.raises(HearthError, match="is a pipe or a device: give a file"):
+            file_source(never_ends)
+
+
+def test_no_settings_at_all_may_be_asked_for() -> None:
+    assert file_source(Path(os.devnull)).values == {}
 
 
 def test_the_place_of_a_syntax_error_is_told(tmp_path: Path) -> None:
