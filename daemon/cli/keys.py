@@ -5,11 +5,11 @@ from typing import Any, TypeVar
 
 import click
 
-from daemon.cli.console import out, table
 from daemon.cli.options import settings_from, settings_options
 from daemon.door import keys as store
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+_COLUMN = 16
 
 
 def _in_folder(command: Command) -> Command:
@@ -73,7 +73,8 @@ def list_(config: Path | None, keys: str | None) -> None:
     """Show the daemon's public key and those of the clients."""
     known = store.read_keys(_folder(config, keys))
     clients = sorted((name, public) for public, name in known.clients.items())
-    out().print(table([("(daemon)", known.public), *clients]))
+    for name, public in [("(daemon)", known.public), *clients]:
+        click.echo(f"{name:<{_COLUMN}}  {public}")
 
 
 @keys.command()

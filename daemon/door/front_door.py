@@ -45,6 +45,8 @@ _TICK_S = 0.1
 _REPORT_S = 1.0
 _OTHER_FILES = 128
 """About what the daemon has open without any client."""
+_REFUSED_S = 60.0
+"""Between two lines of the log about those who are refused."""
 _BEHIND_S = 0.01
 """Between two looks whether a client reads again, of which ZeroMQ does not always tell."""
 
@@ -91,6 +93,8 @@ class FrontDoor:
         self._replies = Replies(self._state, self._dispatch, on_step)
         self._bounds = ProcessBounds(settings.memory_bytes, _open_files(settings))
         self._bell = Bell()
+        self._refused = 0
+        self._tell_refused = 0.0
         self._closed = False
         self._drained = anyio.Event()
         self._stopping = False
@@ -277,7 +281,7 @@ class FrontDoor:
             self._dispatch.stop(request, "deadline_exceeded", "the time for this request ran out")
         for session in self._dispatch.delivery.behind:
             self._dispatch.stop_if_slow(session)
-        self._count_tcp()
+        self._count_tcp(now)
         if self._bounds.exceeded():
             self._close_connections()
         self._dispatch.abandon_lost()
@@ -314,12 +318,16 @@ class FrontDoor:
                 break
         self._bounds.forgive()
 
-    def _count_tcp(self) -> None:
+    def _count_tcp(self, now: float) -> None:
         if self._socket.tcp is not None:
             connections, handshakes, refused = self._socket.tcp.take_counts()
             self._state.totals["tcp_connections"] += connections
             self._state.totals["tcp_handshakes"] += handshakes
             self._state.refusals["not_allowed"] += refused
+            self._refused += refused
+            if self._refused and now >= self._tell_refused:
+                _log.warning("refused by TCP: keys that are not listed", times=self._refused)
+                self._refused, self._tell_refused = 0, now + _REFUSED_S
 
 
 def _open_files(settings: DoorSettings) -> int:

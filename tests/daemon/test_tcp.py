@@ -82,3 +82,4 @@ def test_keys_are_added_and_removed_while_a_daemon_serves(
         log = daemon.log()
     assert f'"tcp":"127.0.0.1:{port}"' in log
     assert '"client":"arm"' in log
+    assert "refused by TCP: keys that are not listed" in log
