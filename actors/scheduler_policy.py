@@ -31,6 +31,7 @@ from actors.messages import (
     SchedulerReport,
     Submit,
 )
+from actors.releases import Releases
 from actors.suspects import Suspects
 from actors.waiting_queue import Entry, WaitingQueue
 
@@ -69,6 +70,7 @@ class SchedulerPolicy:
         # Rows that a dead executor was offered; the tokenizer will say whether it had begun them.
         self._limbo: dict[int, HeldRow] = {}
         self._suspects = Suspects()
+        self._releases = Releases(self._house, self._queue, self._suspects)
         self._fill_wait = FillWait(settings.fill_wait_s, settings.hold_s)
         self._limits: ExecutorLimits | None = None
         self._incarnation = 0
@@ -219,17 +221,19 @@ class SchedulerPolicy:
         """Act on the clock: expire, offer who is next, release who has had its place for long."""
         self._suspects.forget(now)
         self._ticked = now
-        expired, claim = self._expire(now), self._claim()
+        decisions, claim = self._expire(now), self._claim()
         if claim is None or claim.due > now:
-            return [*expired, *self._offer(now), *self._release(now)]
-        self._house.claimant = claim.entry
-        return [*expired, *self._offer(now), *self._first_places.admit(claim), *self._release(now)]
+            decisions += self._offer(now)
+        else:
+            self._house.claimant = claim.entry
+            decisions += [*self._offer(now), *self._first_places.admit(claim)]
+        return [*decisions, *self._releases.due(now, synchronous=self._synchronous)]
 
     def next_wake(self) -> float | None:
         """When `tick` has something to do next, if nothing happens before."""
         times = [self._queue.next_deadline, self._start_time()]
         times += [row.deadline for row in self._house if row.asked != "cancel"]
-        times += [time for time, _ in (*self._clearing_times(), *self._yielding_times())]
+        times += self._releases.times(synchronous=self._synchronous)
         # One that is due already waits for word of the executor.
         if (claim := self._claim()) is not None and claim.due > self._ticked:
             times.append(claim.due)
@@ -351,39 +355,11 @@ class SchedulerPolicy:
         offered = [Offered(row.rid, row.entry.to_row(), row.order) for row in rows]
         return [*self._revoke(revoked), *([Offer(offered)] if offered else [])]
 
-    def _release(self, now: float) -> list[Decision]:
-        due = [row for time, row in self._clearing_times() if time <= now]
-        for row in due:
-            row.asked = "release"
-        # One after the other: the next one gives way to the next that waits.
-        while ready := [row for time, row in self._yielding_times() if time <= now]:
-            # Who has not paid stays until it has, so it would give way for nobody yet.
-            row = min(ready, key=lambda one: (max(one.paid, now), one.priority, one.placed or 0.0))
-            row.asked = "release"
-            due.append(row)
-        return [Release([row.rid for row in due])] if due else []
-
     def _claim(self) -> Claim | None:
         if self._house.closed or not self._present:
             return None
         claim = self._first_places.next(synchronous=self._synchronous)
         return None if claim is None or self._suspects.runs_alone(claim.entry) else claim
-
-    def _clearing_times(self) -> list[tuple[float, HeldRow]]:
-        """From when on rows leave so that the house empties: for a suspect, or the next batch."""
-        first, house = self._queue.first, self._house
-        if first is None:
-            return []
-        if self._synchronous:
-            return house.batch_release_times(self._queue.order)
-        if house.closed or self._suspects.runs_alone(first):
-            return house.release_times(self._queue.order, first.priority)
-        return []
-
-    def _yielding_times(self) -> list[tuple[float, HeldRow]]:
-        """From when on a row gives way to the first that waits, where the house is full."""
-        first = None if self._synchronous else self._house.next_in()
-        return [] if first is None else self._house.release_times(first.arrival, first.priority)
 
     def _expire(self, now: float) -> list[Decision]:
         running = [row.rid for row in self._house if row.asked != "cancel" and row.is_due(now)]
