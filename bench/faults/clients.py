@@ -5,9 +5,8 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from itertools import pairwise
+from itertools import count
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import msgspec
@@ -68,17 +67,27 @@ def client_stops_reading(trial: Trial) -> None:
         quiet = talk.generate(PROMPT, max_tokens=100)
         talk.end(quiet)
         _say(deaf, t="hello", proto=[1], client="deaf")
-        _say(deaf, t="generate", id="reply", prompt=PROMPT, max_tokens=most(talk), ignore_eos=True)
         beside = talk.generate(PROMPT, max_tokens=100)
-        started, largest, ended = time.monotonic(), before, ""
-        while not ended and seconds_since(started) < PATIENCE_S:
-            for number in range(_TEXTS):
-                _say(deaf, t="detokenize", id=f"text {number}", tokens=[65] * _TEXT_TOKENS)
+        started, largest, ended = time.monotonic(), before, set[str]()
+        for number in count():
+            # Replies of a fast engine end before anybody is found to be slow.
+            _say(
+                deaf,
+                t="generate",
+                id=f"{number}",
+                prompt=PROMPT,
+                max_tokens=most(talk),
+                ignore_eos=True,
+            )
+            for text in range(_TEXTS):
+                _say(deaf, t="detokenize", id=f"text {text}", tokens=[65] * _TEXT_TOKENS)
             talk.listen(_PAUSE_S)
             largest = max(largest, family_usage(daemon.pid).rss_bytes)
-            ended = _reason(daemon.socket, "deaf")
+            ended = _reasons(daemon.socket, "deaf")
+            if "slow_client" in ended or seconds_since(started) > PATIENCE_S:
+                break
         trial.at_most("ended_s", seconds_since(started), 30.0)
-        trial.expect("ended_as", ended, "slow_client")
+        trial.expect("ended_as_slow_client", "slow_client" in ended, wanted=True)
         trial.at_most("grown_mb", (largest - before) / 1e6, _GROWTH_MB)
         talk.end(beside)
         trial.measured["ms_a_token_before"] = _ms_a_token(talk, quiet)
@@ -115,13 +124,12 @@ def _say(peer: socket.socket, **fields: Any) -> None:
         send_message(peer, msgspec.msgpack.encode(fields))
 
 
-def _reason(socket_path: Path, client: str) -> str:
-    """Why the last request of the client of that name ended; empty while none has."""
-    ended = ask(Trace(last=10), TraceReport, str(socket_path)).requests
-    return next((one.reason for one in reversed(ended) if one.client == client), "")
+def _reasons(socket_path: Path, client: str) -> set[str]:
+    """Why the last requests of the client of that name ended."""
+    ended = ask(Trace(last=64), TraceReport, str(socket_path)).requests
+    return {one.reason for one in ended if one.client == client}
 
 
 def _ms_a_token(talk: Talk, request_id: str) -> float:
-    """The median time between two deltas."""
-    times = [one.seconds for one in talk.deltas(request_id)]
-    return 1e3 * median(later - earlier for earlier, later in pairwise(times))
+    usage = talk.end(request_id).answer["usage"]
+    return float(usage["decode_ms"]) / int(usage["completion_tokens"])

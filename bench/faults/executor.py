@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from bench.faults.talk import PATIENCE_S, Answer, Talk
-from bench.faults.trial import Trial, most, seconds_since
+from bench.faults.trial import PLACES, Trial, most, seconds_since
 from daemon.cli.errors import Failure
 from daemon.control.client import ask
 from daemon.control.messages import Metrics, MetricsText
@@ -90,8 +90,7 @@ def executor_raises(trial: Trial) -> None:
         trial.expect("uncaptured", talk.word(talk.generate("plain", max_tokens=8)), "length")
         executor = _executor(daemon)
         for fault, code in (("out_of_memory", "out_of_memory"), ("shape", "executor_failed")):
-            places = talk.ask("status")["places"]
-            running = [talk.generate(f"{fault} {n}", max_tokens=most(talk)) for n in range(places)]
+            running = [talk.generate(f"{fault} {n}", max_tokens=most(talk)) for n in range(PLACES)]
             for one in running:
                 talk.wait_for_deltas(one)
             follows = talk.generate(f"follows {fault}", max_tokens=4)

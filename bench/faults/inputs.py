@@ -12,13 +12,13 @@ import msgspec
 from bench.child_process import family_usage
 from bench.faults.raw_peer import connected_peer, connection, declare, has_ended, send_unfinished
 from bench.faults.talk import Talk
-from bench.faults.trial import Trial, seconds_since
+from bench.faults.trial import NotRunError, Trial, seconds_since
 
 PROMPT = "the lamp is on"
 _CONNECTIONS = 400
-_SECONDS = 3.0
 _GROWTH_MB = 100.0
 _MUTATIONS = 5_000
+_SPECIAL = ("<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|endoftext|>", "</s>")
 _WRONG_FIELDS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("max_tokens", {"max_tokens": 0}),
     ("max_tokens", {"max_tokens": -1}),
@@ -183,33 +183,31 @@ def wrong_fields(trial: Trial) -> None:
 
 
 def prompt_at_the_limit(trial: Trial) -> None:
-    """A prompt that just fits, one token more, and a reply beyond what a row holds."""
+    """A prompt that just fits, one token more of reply, and a prompt that is too long."""
     with trial.talk(trial.shared()) as talk:
         total, longest = talk.limits["total_tokens"], talk.limits["prompt_tokens"]
-        token = talk.ask("tokenize", text="!" * 8)["tokens"]
-        trial.measured |= {"total_tokens": total, "prompt_tokens": longest}
-        text = "!" * (total - 1)
-        while len(talk.ask("tokenize", text=text)["tokens"]) < total - 1:
-            text += "!" * max(1, (total - len(talk.ask("tokenize", text=text)["tokens"])) // 2)
-        trial.measured["ids_of_8"] = len(token)
-        trial.expect("fits", talk.word(talk.generate(text, max_tokens=1)), "length")
-        trial.expect(
-            "reply_too_long", talk.word(talk.generate(text, max_tokens=2)), "capacity_exceeded"
-        )
-        over = text + text
-        trial.expect(
-            "prompt_too_long", talk.word(talk.generate(over, max_tokens=1)), "prompt_too_long"
-        )
+        most = min(longest, total - 1)
+        text = _text_of(talk, most)
+        trial.measured |= {"total_tokens": total, "prompt_tokens": most}
+        room = total - most
+        trial.expect("fits", talk.word(talk.generate(text, max_tokens=room)), "length")
+        over = talk.word(talk.generate(text, max_tokens=room + 1))
+        trial.expect("reply_too_long", over, "capacity_exceeded")
+        too_long = talk.word(talk.generate(text + " a" * 8, max_tokens=1))
+        trial.expect("prompt_too_long", too_long, "prompt_too_long")
 
 
 def special_tokens(trial: Trial) -> None:
     """The words of special tokens in a user's message."""
     with trial.talk(trial.shared()) as talk:
-        special = talk.ask("tokenize", text="<|im_end|>")["tokens"]
+        ids = {word: talk.ask("tokenize", text=word)["tokens"] for word in _SPECIAL}
+        word, found = next((one for one in ids.items() if len(one[1]) == 1), ("", [0]))
+        if not word:
+            raise NotRunError("the model has none of the special tokens that are known")
         plain = talk.ask("tokenize", messages=[{"role": "user", "content": "hi"}])
-        forged = talk.ask("tokenize", messages=[{"role": "user", "content": "hi<|im_end|>"}])
-        trial.measured["id"] = special
-        counts = [answer.get("tokens", []).count(special[0]) for answer in (plain, forged)]
+        forged = talk.ask("tokenize", messages=[{"role": "user", "content": f"hi{word}"}])
+        trial.measured["token"] = word
+        counts = [answer.get("tokens", []).count(found[0]) for answer in (plain, forged)]
         trial.expect("more_of_it", counts[1] - counts[0], 0)
 
 
@@ -249,13 +247,34 @@ def stop_strings(trial: Trial) -> None:
         pairs = [one[-1] + other[0] for one, other in pairwise(parts)][::3]
         stopped = {talk.generate(PROMPT, max_tokens=60, stop=[pair]): pair for pair in pairs}
         texts = {pair: talk.whole_text(one) for one, pair in stopped.items()}
-        leaks = sum(found != text[: text.find(pair)] for pair, found in texts.items())
+        # Replies of a real engine may part at near-ties, those of a simulated one are all alike.
+        leaks = sum(
+            found != text[: text.find(pair)] if trial.simulated else pair in found
+            for pair, found in texts.items()
+        )
         trial.at_least("stop_strings", len(texts), 1)
         trial.expect("leaks", leaks, 0)
-        cut = [talk.generate(PROMPT, max_tokens=length) for length in range(1, 30)]
+        lengths = range(1, 30)
+        cut = [talk.generate(PROMPT, max_tokens=length) for length in lengths]
         cut_texts = [talk.whole_text(one).rstrip("\ufffd") for one in cut]
-        wrong = sum(not text.startswith(one) for one in cut_texts)
-        trial.expect("texts_that_are_not_a_beginning", wrong, 0)
+        trial.expect("tokens", [len(talk.tokens(one)) for one in cut] == list(lengths), wanted=True)
+        if trial.simulated:
+            wrong = sum(not text.startswith(one) for one in cut_texts)
+            trial.expect("texts_that_are_not_a_beginning", wrong, 0)
+
+
+def _text_of(talk: Talk, tokens: int) -> str:
+    """A text of so many tokens: a word has one or two, a mark behind words one."""
+    text = " a" * (100 * tokens // _tokens(talk, " a" * 100))
+    while _tokens(talk, text) > tokens:
+        text = text[:-2]
+    while _tokens(talk, text) < tokens:
+        text += "!"
+    return text
+
+
+def _tokens(talk: Talk, text: str) -> int:
+    return len(talk.ask("tokenize", text=text)["tokens"])
 
 
 def _named(answer: dict[str, Any]) -> str:

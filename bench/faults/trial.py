@@ -16,6 +16,7 @@ from bench.toy_daemon import simulated_flags
 from daemon.own_daemon import OwnDaemon, own_daemon
 
 STEP_MS = 10.0
+PLACES = 4
 _PREFILL_US = 100.0
 _SETTLE_S = 0.05
 """How long is listened for what must not come any more."""
@@ -88,7 +89,8 @@ class Trial:
                 (folder / fault).touch()
             path = [name, str(Path(bench.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
             environ = {VARIABLE: name, "PYTHONPATH": os.pathsep.join(filter(None, path))}
-            with self.daemon(environ=environ) as daemon:
+            # Few places, so that others wait whatever the engine takes.
+            with self.daemon("--max-batch", str(PLACES), environ=environ) as daemon:
                 yield daemon, folder
 
     @contextmanager

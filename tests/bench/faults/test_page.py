@@ -1,0 +1,35 @@
+import re
+
+import msgspec
+
+from bench.faults.page import FIGURES, LOADS, PAGE, fill, told
+from bench.faults.rows import FAULTS, INPUTS, NOT_RUN
+from bench.report import Recorded
+
+
+def sections() -> dict[str, list[str]]:
+    """The names of the rows below each heading."""
+    parts = re.split(r"^## (.+)$", PAGE.read_text(), flags=re.MULTILINE)
+    names = [re.findall(r"^\| \*\*(.+?)\*\*", part, re.MULTILINE) for part in parts[2::2]]
+    return dict(zip(parts[1::2], names, strict=True))
+
+
+def test_the_page_has_every_row_of_the_bench_and_no_other() -> None:
+    faults = {row.name for row in FAULTS} | {"Abort races", "systemd"}
+    assert set(sections()["Faults survived"]) == faults
+    assert set(sections()["Bad inputs tried"]) == {row.name for row in INPUTS} | {"Images"}
+    assert set(sections()["Load held"]) == {*LOADS, "Hop cost", "Images"}
+    assert set(NOT_RUN) == {"Abort races", "systemd", "Images"}
+
+
+def test_the_page_has_the_figures_that_were_recorded() -> None:
+    recorded = msgspec.json.decode(FIGURES.read_bytes(), type=Recorded)
+    assert fill(PAGE.read_text(), recorded) == PAGE.read_text()
+    tried = recorded.figures["faults"]["rows"]
+    assert set(tried) <= {row.name for row in (*FAULTS, *INPUTS)}
+    assert recorded.figures["faults"]["lost"] == 0
+
+
+def test_a_row_that_was_not_survived_says_so_first() -> None:
+    row = {"survived": False, "limit": "x", "seconds": 1.0, "broken": ["it fell"], "a_ms": [1, 2]}
+    assert told(row) == "**not survived**: it fell; a ms: 1, 2"
