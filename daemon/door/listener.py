@@ -149,7 +149,10 @@ def bind_file(path: Path, umask: int) -> socket.socket:
     Raises `socket_unusable`, or `already_running` where somebody listens.
     """
     _check_length(path)
-    _remove_leftover(path)
+    try:
+        _remove_leftover(path)
+    except OSError as error:
+        raise _unusable(f"cannot listen at {path} ({os.strerror(error.errno or 0)})") from error
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     # The mode must be right from the first moment: a change after bind leaves a gap.
     before = os.umask(umask)
@@ -181,6 +184,8 @@ def _remove_leftover(path: Path) -> None:
 
 
 def _listening_process(path: Path) -> int | None:
+    if len(os.fsencode(path)) > MAX_PATH_BYTES:
+        return None
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         if probe.connect_ex(os.fspath(path)) != 0:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.door.listener import check_place, open_listener
+from daemon.door.listener import bind_file, check_place, open_listener
 from runtime.errors import HearthError
 
 
@@ -53,6 +53,25 @@ def test_a_leftover_is_removed_only_when_nobody_holds_the_path(folder: Path) -> 
     assert f"process {os.getpid()} already serves {path}" in error.message
     assert path.exists()
     listener.close()
+
+
+def test_a_leftover_beside_which_no_control_socket_can_be_is_removed(folder: Path) -> None:
+    path = folder / ("s" * (105 - len(str(folder)) - 1))
+    with socket.socket(socket.AF_UNIX) as leftover:
+        leftover.bind(str(path))
+    open_listener(str(path), {}).close()
+
+
+def test_a_folder_that_lets_nobody_look_is_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(_path: Path) -> None:
+        raise PermissionError(errno.EACCES, "said in words of the system")
+
+    monkeypatch.setattr(Path, "lstat", closed)
+    with pytest.raises(HearthError, match="Permission denied") as caught:
+        bind_file(folder / "h.sock.ctl", 0o177)
+    assert caught.value.code == "socket_unusable"
 
 
 def test_a_listening_socket_without_lock_is_left_alone(folder: Path) -> None:
