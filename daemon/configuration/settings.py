@@ -285,7 +285,11 @@ def _file_of(config: Path | None, environ: Mapping[str, str], system_file: Path)
         return config
     if environ.get("HEARTH_CONFIG"):
         return Path(environ["HEARTH_CONFIG"])
-    return system_file if system_file.is_file() else None
+    try:
+        return system_file if system_file.is_file() else None
+    except OSError:
+        # It is in a folder that is closed to us: who reads it says so.
+        return system_file
 
 
 def _checked(source: Source) -> dict[str, Any]:

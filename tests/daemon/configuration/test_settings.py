@@ -1,4 +1,6 @@
+import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -42,6 +44,21 @@ def test_the_file_is_the_flag_s_then_the_variable_s_then_the_system_s(tmp_path: 
     assert load_settings(environ={}, system_file=system).threads == 1
     assert load_settings(environ=environ, system_file=system).threads == 2
     assert load_settings(given_file, environ, system_file=system).threads == 3
+
+
+def test_a_system_s_file_that_may_not_be_read_is_told_and_not_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system = tmp_path / "hearth.toml"
+
+    def closed(path: Path, *_: Any, **__: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    # Whatever user runs this: its folder is closed.
+    monkeypatch.setattr(Path, "is_file", closed)
+    monkeypatch.setattr(Path, "read_text", closed)
+    with pytest.raises(HearthError, match=r"hearth\.toml cannot be read: Permission denied"):
+        load_settings(environ={}, system_file=system)
 
 
 @pytest.mark.parametrize(
