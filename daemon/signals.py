@@ -2,9 +2,12 @@
 
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import suppress
+
+import structlog
 
 from runtime.errors import HearthError
+
+_log = structlog.get_logger("hearth")
 
 
 class Asked:
@@ -27,15 +30,15 @@ class Asked:
     ) -> signal.Signals:
         """Wait for the signal that asks for a stop.
 
-        One that asks for a reload calls `reload`, whose HearthError says the log.
+        One that asks for a reload calls `reload`, whose HearthError says the log; no failure of it
+        is a stop.
         """
         while True:
             number = await anext(received)
             if number is not signal.SIGHUP or not self._reloads:
                 return number
             if reload is not None:
-                with suppress(HearthError):
-                    await reload()
+                await _survived(reload)
 
     def nothing_to_reload(self) -> None:
         """Let SIGHUP be until there is something, where it would ask for a reload."""
@@ -46,3 +49,12 @@ class Asked:
         """Let all of them be from here on."""
         for number in self.signals:
             signal.signal(number, signal.SIG_IGN)
+
+
+async def _survived(reload: Callable[[], Awaitable[object]]) -> None:
+    try:
+        await reload()
+    except HearthError:
+        return
+    except Exception:  # noqa: BLE001 - the settings that run are as good as before
+        _log.exception("a reload failed")

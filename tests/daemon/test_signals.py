@@ -2,6 +2,7 @@ import signal
 from collections.abc import AsyncIterator
 
 import pytest
+import structlog
 
 from daemon.signals import Asked
 from runtime.errors import HearthError
@@ -59,3 +60,14 @@ async def test_under_a_manager_a_hangup_reloads_and_is_no_stop() -> None:
     assert await asked.stop(signals, refused) is signal.SIGTERM
     assert len(calls) == 2
     assert await asked.stop(signals) is signal.SIGINT
+
+
+@pytest.mark.anyio
+async def test_a_fault_in_a_reload_ends_nothing() -> None:
+    async def faulty() -> None:
+        raise OSError("the disk is gone")
+
+    with structlog.testing.capture_logs() as logs:
+        stopped = await Asked(MANAGED).stop(received(signal.SIGHUP, signal.SIGTERM), faulty)
+    assert stopped is signal.SIGTERM
+    assert [line["event"] for line in logs] == ["a reload failed"]
