@@ -1,6 +1,7 @@
 """How long replies wait from one token to the next, reckoned once a step for all of them."""
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator
 from itertools import accumulate
 
@@ -10,32 +11,39 @@ from prometheus_client.registry import Collector
 from actors.messages import Deltas
 from daemon.metrics.requests import TOKEN_SECONDS
 
+_MOST_ROWS = 1024
+"""The largest `max_batch`."""
+
 
 class TokenGaps(Collector):
     """A histogram of the times between two steps that gave a reply tokens; each reply counts.
 
     A decode step gives tokens to all replies that have begun: to those of the decode step before,
-    and to those whose first token came since, in the steps with `placed`.
+    and to those whose first token came since, in the steps with `placed`. Of the latter as many
+    are remembered as can run at once: others were ended before they went on.
     """
 
     def __init__(self) -> None:
         self._counts = [0] * (len(TOKEN_SECONDS) + 1)
         self._sum = 0.0
         self._decoded = 0.0
-        self._begun: list[tuple[float, int]] = []
+        self._begun: dict[int, float] = {}
 
     def step(self, message: Deltas) -> None:
         """Count a step."""
         if message.placed:
-            going_on = sum(row.finish is None for row in message.rows)
-            self._begun.append((message.ended, going_on))
+            self._begun |= {row.rid: message.ended for row in message.rows if row.finish is None}
+            while len(self._begun) > _MOST_ROWS:
+                del self._begun[next(iter(self._begun))]
             return
         left = len(message.rows)
-        for ended, rows in self._begun:
-            self._count(message.ended - ended, min(rows, left))
-            left -= min(rows, left)
+        if self._begun:
+            first = Counter(self._begun[row.rid] for row in message.rows if row.rid in self._begun)
+            for ended, rows in first.items():
+                self._count(message.ended - ended, rows)
+            left -= first.total()
+            self._begun.clear()
         self._count(message.ended - self._decoded, left)
-        self._begun.clear()
         self._decoded = message.ended
 
     def collect(self) -> Iterator[Metric]:

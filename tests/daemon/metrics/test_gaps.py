@@ -54,6 +54,21 @@ def test_a_pause_with_no_reply_is_no_gap() -> None:
     assert round(total(*steps), 3) == 0.2
 
 
+def test_one_that_was_ended_behind_its_first_token_lends_its_wait_to_nobody() -> None:
+    steps = prefill(1.0, 1), prefill(99.0, 2), Deltas(rows(2), 99.1)
+    assert round(total(*steps), 3) == 0.1
+
+
+def test_what_never_goes_on_is_not_remembered_for_ever() -> None:
+    counted = TokenGaps()
+    for rid in range(3000):
+        counted.step(prefill(float(rid), rid))
+    assert len(vars(counted)["_begun"]) == 1024
+    for rid in range(3000):
+        counted.step(prefill(float(rid), rid, ending=rid))
+    assert len(vars(counted)["_begun"]) == 1024
+
+
 def test_one_that_ends_with_its_first_token_has_no_gap() -> None:
     steps = (
         prefill(1.0, 1),
