@@ -88,7 +88,8 @@ def is_foreign(path: Path) -> bool:
 
 
 def _write(path: Path, text: str) -> bool:
-    if path.is_file() and path.read_text(encoding="utf-8") == text:
+    data = text.encode()
+    if path.is_file() and path.read_bytes() == data:
         return False
     # The service reads it, whatever the umask of who installs is.
     for folder in reversed(path.parents):
@@ -96,7 +97,10 @@ def _write(path: Path, text: str) -> bool:
             folder.mkdir()
             folder.chmod(0o755)
     fresh = path.with_name(f".{path.name}.new")
-    fresh.write_text(text, encoding="utf-8")
-    fresh.chmod(0o644)
+    # In an image a link of that name may lead out of it.
+    fresh.unlink(missing_ok=True)
+    with fresh.open("xb") as file:
+        file.write(data)
+        os.fchmod(file.fileno(), 0o644)
     fresh.replace(path)
     return True

@@ -162,6 +162,26 @@ def test_no_link_leads_out_of_an_image(image: Place, tmp_path: Path, short_folde
     assert not list(short_folder.iterdir())
 
 
+def test_what_a_link_of_an_unfinished_install_leads_to_stays_as_it_is(
+    image: Place, tmp_path: Path, short_folder: Path
+) -> None:
+    (short_folder / "shadow").write_text("of the machine")
+    (tmp_path / UNIT).parent.mkdir(parents=True)
+    (tmp_path / UNIT).with_name(".hearth.service.new").symlink_to(short_folder / "shadow")
+    install(image, HEARTH, jetson=None)
+    assert (short_folder / "shadow").read_text() == "of the machine"
+    assert MARK in (tmp_path / UNIT).read_text()
+
+
+def test_a_unit_of_ours_that_is_no_text_any_more_is_written_anew(
+    image: Place, tmp_path: Path
+) -> None:
+    install(image, HEARTH, jetson=None)
+    with (tmp_path / UNIT).open("ab") as unit:
+        unit.write(b"# caf\xe9\n")
+    assert install(image, HEARTH, jetson=None).written == [tmp_path / UNIT]
+
+
 def test_an_image_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(HearthError, match="there is no folder"):
         install(Place(tmp_path, {}, root=tmp_path / "none"), HEARTH, jetson=False)
