@@ -85,9 +85,15 @@ def journal_entry(_logger: object, _name: str, event: Mapping[str, Any]) -> byte
     return b"".join(_field(name, text) for name, text in fields)
 
 
+def shaped(text: str) -> str:
+    """`text` without what has no shape of its own, and could steer a terminal; line ends stay."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+
+
 def _for_people(event: Mapping[str, Any]) -> str:
     apart = ("event", "level", "exception")
-    words = [f"{key}={_text(value)}" for key, value in event.items() if key not in apart]
+    # journalctl shows no line that has control characters.
+    words = [f"{key}={shaped(_text(value))}" for key, value in event.items() if key not in apart]
     line = " ".join([str(event["event"]), *words])
     return f"{line}\n{event['exception']}" if "exception" in event else line
 

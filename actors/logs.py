@@ -16,7 +16,7 @@ import msgspec
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from actors.journal import PLACE, PRIORITIES, Journal, journal_entry, leads_to_journald
+from actors.journal import PLACE, PRIORITIES, Journal, journal_entry, leads_to_journald, shaped
 
 Level = Literal["debug", "info", "warning", "error"]
 Format = Literal["auto", "console", "json"]
@@ -158,6 +158,7 @@ def _console(stream: TextIO, environ: Mapping[str, str]) -> list[Processor]:
     colours = stream.isatty() and not environ.get("NO_COLOR")
     # Plain tracebacks: the renderer's default prints local variables, and with them user text.
     return [
+        _shape_text,
         _round_numbers,
         structlog.dev.ConsoleRenderer(
             colors=colours,
@@ -176,6 +177,11 @@ def _name_request(_logger: WrappedLogger, _name: str, event: EventDict) -> Event
     if epoch and "rids" in event:
         event["requests"] = [request_id(epoch, rid) for rid in event.pop("rids")]
     return event
+
+
+def _shape_text(_logger: WrappedLogger, _name: str, event: EventDict) -> EventDict:
+    """What a client has written is in some fields."""
+    return {key: shaped(value) if isinstance(value, str) else value for key, value in event.items()}
 
 
 def _round_numbers(_logger: WrappedLogger, _name: str, event: EventDict) -> EventDict:

@@ -137,6 +137,15 @@ def test_text_of_a_client_begins_no_field(
     assert "REQUEST_ID" not in entry
 
 
+def test_text_of_a_client_hides_no_line_from_journalctl(
+    journald: FakeJournald, log: structlog.typing.FilteringBoundLogger
+) -> None:
+    log.info("request", client="a\x1b[2J\x9bb")
+    (entry,) = journald.read()
+    assert entry["MESSAGE"] == "request client=a\ufffd[2J\ufffdb"
+    assert entry["HEARTH_CLIENT"] == "a\x1b[2J\x9bb"
+
+
 def test_a_traceback_follows_the_line(
     journald: FakeJournald, log: structlog.typing.FilteringBoundLogger
 ) -> None:

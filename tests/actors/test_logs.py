@@ -67,6 +67,14 @@ def test_a_terminal_gets_coloured_text_unless_no_color_is_set() -> None:
     assert "socket=/x" in plain.getvalue()
 
 
+def test_what_a_client_has_written_steers_no_terminal() -> None:
+    stream = io.StringIO()
+    configure_logging("info", "console", stream=stream, environ={})
+    structlog.get_logger().info("request", client="a\x1b]0;title\x07b\u009b2J\u202ec", text="ü")
+    assert "client=a\ufffd]0;title\ufffdb\ufffd2J\ufffdc" in stream.getvalue()
+    assert "text=ü" in stream.getvalue()
+
+
 def test_numbers_are_rounded_for_people_and_whole_for_programs() -> None:
     numbers = {"seconds": 0.45583012, "error": 1.3371e-05, "total": 12345.678, "off": -0.50049}
     console, programs = io.StringIO(), io.StringIO()
