@@ -35,6 +35,11 @@ def printable(text: str) -> str:
     return "".join(c if c in "\n\t" or category(c) != "Cc" else "\ufffd" for c in text)
 
 
+def printable_name(text: str) -> str:
+    """`text` on one line, without anything that has no shape of its own."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in text)
+
+
 def size(count: float) -> str:
     """Bytes in words: `12.3 MiB`."""
     for unit in ("B", "KiB", "MiB"):

@@ -5,7 +5,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from daemon.cli.console import printable, table
+from daemon.cli.console import printable_name, table
 from daemon.door.finished import FinishedRequest
 from daemon.tracing.stages import Stage, stages
 from runtime.drafting.metrics import accept_length
@@ -48,7 +48,7 @@ def _rows(ended: FinishedRequest) -> list[tuple[str, str]]:
     tokens = f"{ended.prompt_tokens} of prompt, {ended.completion_tokens} of reply"
     rows = [
         ("request", ended.request),
-        ("client", ended.client),
+        ("client", printable_name(ended.client)),
         ("reason", ended.reason),
         ("tokens", tokens),
     ]
@@ -83,7 +83,7 @@ def listing(requests: list[FinishedRequest], now: float, width: int) -> Renderab
             milliseconds(one.total_s),
             *((first, tokens) if width >= _ROOMY else ()),
             Text(one.reason, style="red" if one.failed else ""),
-            Text(printable(one.client)),
+            Text(printable_name(one.client)),
         )
     return grid
 

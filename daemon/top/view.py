@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from daemon.cli.console import printable, size
+from daemon.cli.console import printable_name, size
 from daemon.control.messages import TopReport
 from daemon.door.overview import OpenClient, RunningRequest
 from daemon.life import words
@@ -79,7 +79,7 @@ def _head(report: TopReport, speed: Rates | None) -> list[Text]:
     lines = [
         Text.assemble(
             (f"{report.server}  {report.model}  ", "bold"),
-            (printable(state), _COLOURS.get(report.state, "yellow")),
+            (printable_name(state), _COLOURS.get(report.state, "yellow")),
             f"  up {_duration(report.uptime_s)}   restarts {report.restarts}",
         ),
         Text.assemble(
@@ -111,7 +111,7 @@ def _requests(
         grid.add_row(
             one.request,
             one.state,
-            Text(printable(one.client)),
+            Text(printable_name(one.client)),
             str(one.prompt_tokens),
             str(one.tokens),
             f"{one.age_s:.1f} s",
@@ -130,7 +130,7 @@ def _around(rows: Sequence[RunningRequest], chosen: str, room: int) -> Sequence[
 def _clients(clients: Sequence[OpenClient], count: int) -> RenderableType:
     grid = _table(client=f"client ({count})", right=("open", "tokens"))
     for one in clients:
-        grid.add_row(Text(printable(one.name) or "-"), str(one.open), str(one.tokens))
+        grid.add_row(Text(printable_name(one.name) or "-"), str(one.open), str(one.tokens))
     return grid
 
 
@@ -141,7 +141,7 @@ def _errors(report: TopReport, count: int) -> RenderableType:
         grid.add_row(
             Text(one.reason, style="red"),
             one.request,
-            Text(printable(one.client)),
+            Text(printable_name(one.client)),
             _duration(ago),
         )
     return grid
@@ -160,9 +160,9 @@ def _table(*names: str, client: str, right: Sequence[str]) -> Table:
 
 def _last_line(report: TopReport, board: Board) -> Text:
     if not board.asking:
-        return _one_line(Text(printable(board.said) or KEYS, style="dim"))
+        return _one_line(Text(printable_name(board.said) or KEYS, style="dim"))
     client = next((one.client for one in report.requests if one.request == board.chosen), "")
-    asked = f"end {board.chosen} of {printable(client)}? its client gets an error: y/n"
+    asked = f"end {board.chosen} of {printable_name(client)}? its client gets an error: y/n"
     return _one_line(Text(asked, style="bold yellow"))
 
 

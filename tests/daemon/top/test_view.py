@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from daemon.control.messages import TopReport
+from daemon.door.overview import OpenClient
 from daemon.top.board import Board
 from daemon.top.view import KEYS, Rates, rates, view
 from tests.daemon.top.reports import report, running
@@ -91,6 +92,16 @@ def test_names_of_clients_steer_no_terminal() -> None:
     found = lines(report(requests=[running(1, client=wicked)]), Board("age", "b09922ff-1", True))
     assert sum("a\ufffd[2J[red]" in line for line in found) == 2
     assert not any("\x1b" in line for line in found)
+
+
+def test_a_name_of_many_lines_takes_one() -> None:
+    wicked = "\n".join("abcdefgh") + "\u2028\u202eevil"
+    several = report(requests=[running(1, client=wicked)], clients=[OpenClient(wicked, 1, 9)])
+    board = Board(chosen="b09922ff-1", asking=True)
+    told = lines(several, board)
+    assert len(told) == len(lines(report(requests=[running(1)], clients=[OpenClient("a", 1, 9)])))
+    assert sum("a\ufffdb\ufffdc" in line for line in told) == 3
+    assert not any("\u202e" in line for line in told)
 
 
 def test_rates_are_those_between_two_reports() -> None:
