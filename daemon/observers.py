@@ -40,11 +40,7 @@ class Observers:
         self._log = log
         self._opened = opened
         self._history = History()
-        self._metrics = DaemonMetrics(
-            wiring.metrics_info(model, config),
-            look=self._look,
-            executor=lambda: self._supervisor.pid,
-        )
+        self._metrics = DaemonMetrics(wiring.metrics_info(model, config), self._look)
         self.on_step = self._metrics.gaps.step
         self.listeners: list[Listener] = [self._metrics.requests.record, self._history.add]
         self._spans = open_spans(model) if settings.traces == "otlp" else None
@@ -55,9 +51,7 @@ class Observers:
     @property
     def handlers(self) -> dict[type[ControlRequest], Handler]:
         """What the owner may ask them, once they are open."""
-        overview = Overview(
-            self._door, self._history, look=self._look, executor=lambda: self._supervisor.pid
-        )
+        overview = Overview(self._door, self._history, self._look)
         return {
             Metrics: self._tell_metrics,
             Trace: self._history.answer,
@@ -89,6 +83,7 @@ class Observers:
             refusals=door.state.refusals,
             load=await door.load(),
             executor=door.state.metrics,
+            executor_pid=self._supervisor.pid,
             silent_s=self._supervisor.silent_s,
             restarts=self._supervisor.restarts,
             lost_lines=self._log.all_lost,

@@ -23,8 +23,9 @@ from runtime.executor.graph_cache import GraphCounters
 class Look(NamedTuple):
     """The daemon at one moment; None for what is not known then.
 
-    `settings`, `totals` and `refusals`, by code, are those of the front door. `silent_s` is how
-    long the executor has told nothing, `free` are bytes that the machine could hand out.
+    `settings`, `totals` and `refusals`, by code, are those of the front door. `executor` is what
+    the executor has told, `silent_s` how long it has told nothing, `free` are bytes that the
+    machine could hand out.
     """
 
     state: str
@@ -34,6 +35,7 @@ class Look(NamedTuple):
     refusals: Mapping[str, int]
     load: SchedulerReport | None
     executor: ExecutorMetrics | None
+    executor_pid: int | None
     silent_s: float | None
     restarts: int
     lost_lines: int

@@ -12,18 +12,9 @@ from daemon.metrics.requests import RequestMetrics
 
 
 class DaemonMetrics:
-    """What is counted, and its page; `look` is asked for the daemon's state whenever one is wanted.
+    """What is counted, and its page; `look` is asked for the daemon's state for each page."""
 
-    `executor` gives the process of the executor, None while there is none.
-    """
-
-    def __init__(
-        self,
-        info: Mapping[str, str],
-        *,
-        look: Callable[[], Awaitable[Look]],
-        executor: Callable[[], int | None],
-    ) -> None:
+    def __init__(self, info: Mapping[str, str], look: Callable[[], Awaitable[Look]]) -> None:
         # The time at which each series began would double their number.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
@@ -34,11 +25,15 @@ class DaemonMetrics:
         self._collector = DaemonCollector(info)
         self.registry.register(self._collector)
         ProcessCollector(registry=self.registry)
-        # No process has the number 0.
-        ProcessCollector("hearth_executor", lambda: executor() or 0, registry=self.registry)
+        ProcessCollector("hearth_executor", self._executor_pid, registry=self.registry)
 
     async def expose(self, form: Form = "text/plain") -> Exposition:
         """The page as it is now."""
         self._collector.look = await self._look()
         encode, content_type = choose_encoder(form)
         return Exposition(content_type, encode(self.registry))
+
+    def _executor_pid(self) -> int:
+        """No process has the number 0, which the library leaves out."""
+        look = self._collector.look
+        return (look.executor_pid if look else None) or 0

@@ -16,20 +16,14 @@ _ERRORS = 8
 
 
 class Overview:
-    """Answers `Top` and `CancelRequest`; `executor` gives the process of the executor, if any."""
+    """Answers `Top` and `CancelRequest`."""
 
     def __init__(
-        self,
-        door: FrontDoor,
-        history: History,
-        *,
-        look: Callable[[], Awaitable[Look]],
-        executor: Callable[[], int | None],
+        self, door: FrontDoor, history: History, look: Callable[[], Awaitable[Look]]
     ) -> None:
         self._door = door
         self._history = history
         self._look = look
-        self._executor = executor
 
     async def answer(self, _asked: Top) -> TopReport:
         """The report of this moment."""
@@ -55,7 +49,7 @@ class Overview:
             restarts=look.restarts,
             totals=dict(look.totals),
             refusals=dict(look.refusals),
-            memory=self._memory(look),
+            memory=_memory(look),
             clients=open_clients(sessions),
             requests=[running_request(one, state, now) for one in running[:MOST_REQUESTS]],
             errors=self._history.failures(_ERRORS),
@@ -66,14 +60,14 @@ class Overview:
         self._door.cancel(asked.request)
         return Cancelled(asked.request)
 
-    def _memory(self, look: Look) -> dict[str, int]:
-        found = {"daemon": _resident(os.getpid()), "free": look.free}
-        executor = self._executor()
-        if executor is not None:
-            found["executor"] = _resident(executor)
-        if look.executor is not None and look.executor.device_free is not None:
-            found["device free"] = look.executor.device_free
-        return found
+
+def _memory(look: Look) -> dict[str, int]:
+    found = {"daemon": _resident(os.getpid()), "free": look.free}
+    if look.executor_pid is not None:
+        found["executor"] = _resident(look.executor_pid)
+    if look.executor is not None and look.executor.device_free is not None:
+        found["device free"] = look.executor.device_free
+    return found
 
 
 def _resident(pid: int) -> int:

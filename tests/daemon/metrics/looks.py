@@ -32,6 +32,7 @@ LOOK = Look(
     refusals={"queue_full": 3},
     load=SchedulerReport(0, 1, 8, 2, 30, 5, 6, 7),
     executor=EXECUTOR,
+    executor_pid=1,
     silent_s=0.5,
     restarts=1,
     lost_lines=4,
@@ -44,11 +45,7 @@ def metrics(look: Look = LOOK) -> DaemonMetrics:
     async def looked() -> Look:
         return look
 
-    return DaemonMetrics(
-        wiring.metrics_info("toy", simulated_config()),
-        look=looked,
-        executor=lambda: 1,
-    )
+    return DaemonMetrics(wiring.metrics_info("toy", simulated_config()), looked)
 
 
 def ended(reason: str = "length", **fields: Any) -> FinishedRequest:
