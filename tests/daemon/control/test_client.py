@@ -89,3 +89,8 @@ def test_who_may_not_is_told_as_whom(short_folder: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(socket.socket, "connect", connect)
     assert "the daemon's user or root" in refused(str(short_folder / "h.sock")).message
+
+
+def test_the_owner_s_socket_is_no_matter_of_tcp() -> None:
+    with pytest.raises(HearthError, match="beside the local one: tcp:"):
+        ask(Reload(), Reloaded, "tcp://127.0.0.1:7700")
