@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -27,15 +26,6 @@ def jump(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FAKETIME_NO_CACHE", "1")
     monkeypatch.setenv("FAKETIME_DONT_FAKE_MONOTONIC", "1")
     return file
-
-
-@pytest.fixture
-def manager(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
-    made = Manager(short_folder)
-    monkeypatch.setenv("NOTIFY_SOCKET", made.address)
-    monkeypatch.setenv("WATCHDOG_USEC", "3000000")
-    yield made
-    made.close()
 
 
 def test_leases_deadlines_and_the_watchdog_go_by_a_clock_that_does_not_jump(

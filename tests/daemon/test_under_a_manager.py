@@ -21,16 +21,6 @@ from tests.daemon.manager import Manager
 SIMULATED = ("--engine-kind", "simulated", "--step-ms", "20")
 
 
-@pytest.fixture
-def manager(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
-    made = Manager(short_folder)
-    monkeypatch.setenv("NOTIFY_SOCKET", made.address)
-    monkeypatch.setenv("WATCHDOG_USEC", "3000000")
-    yield made
-    if not made.closed:
-        made.close()
-
-
 @contextmanager
 def daemon_with(engine: Path, settings: Path) -> Iterator[OwnDaemon]:
     with own_daemon(engine, [*SIMULATED, "--config", str(settings)]) as daemon:

@@ -6,43 +6,30 @@ import pytest
 from msgspec import structs
 from numpy.typing import NDArray
 
-from runtime.config import LLMEngineRunnerConfig, load_config
+from runtime.config import load_config
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.errors import HearthError
-from runtime.executor.engine import EngineOptions
-from runtime.executor.engine_executor import EngineExecutor
 from runtime.executor.simulated_engine import simulated_config
 from runtime.steps.engine_runner import LLMEngineRunner
-from runtime.steps.pipeline_io import PipelineIO
-from runtime.steps.shared_resources import SharedResources
 from runtime.tensors.dims import InferenceDims
 from runtime.tensors.tensor_map import TensorMap
 from tests.references import NAMES, ReferenceRow, reference_logits
 from tests.runtime.arrangements import keep
 from tests.runtime.conftest import EngineFolders
+from tests.runtime.steps.runners import open_runner
 
 TOLERANCE = 1e-4
 Floats = NDArray[np.float32]
 
 
 def _runner(folder: Path, chunk: int = 256) -> LLMEngineRunner:
-    return _build(folder, structs.replace(load_config(folder), prefill_chunk=chunk))
-
-
-def _build(folder: Path, config: LLMEngineRunnerConfig) -> LLMEngineRunner:
-    device = CpuDevice()
-    resources = SharedResources.create_for_llm(config, folder, device)
-    return LLMEngineRunner(
-        config,
-        EngineExecutor.create_for_llm(folder, config, EngineOptions(threads=1), device),
-        PipelineIO.create_for_llm(config, resources, device),
-        resources,
-        device,
+    return open_runner(
+        folder, structs.replace(load_config(folder), prefill_chunk=chunk), CpuDevice()
     )
 
 
 def _simulated() -> LLMEngineRunner:
-    return _build(Path(), simulated_config(layers=1, max_batch=2))
+    return open_runner(Path(), simulated_config(layers=1, max_batch=2), CpuDevice())
 
 
 def _decode(runner: LLMEngineRunner, tokens: Sequence[int]) -> Floats:

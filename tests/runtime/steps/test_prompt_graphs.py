@@ -14,19 +14,15 @@ from runtime.arrangement import Arrangement, RowMove
 from runtime.config import LLMEngineRunnerConfig, load_config
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
-from runtime.device.device import Device
 from runtime.errors import HearthError
-from runtime.executor.engine import EngineOptions
-from runtime.executor.engine_executor import EngineExecutor
 from runtime.executor.simulated_engine import simulated_config
 from runtime.export import ExportOptions, export_model
 from runtime.onnx_runtime import CUDA_PROVIDER
 from runtime.steps.engine_runner import LLMEngineRunner, PromptGraphs
-from runtime.steps.pipeline_io import PipelineIO
-from runtime.steps.shared_resources import SharedResources
 from runtime.tensors.tensor import Tensor
 from tests.references import reference_folder
 from tests.runtime.conftest import EngineFolders
+from tests.runtime.steps.runners import open_runner
 
 WIDTHS = (32, 256)
 PLACES = (0, 3)
@@ -38,19 +34,8 @@ SIMULATED = structs.replace(
 )
 
 
-def _build(folder: Path, config: LLMEngineRunnerConfig, device: Device) -> LLMEngineRunner:
-    resources = SharedResources.create_for_llm(config, folder, device)
-    return LLMEngineRunner(
-        config,
-        EngineExecutor.create_for_llm(folder, config, EngineOptions(threads=1), device),
-        PipelineIO.create_for_llm(config, resources, device),
-        resources,
-        device,
-    )
-
-
 def _simulated(config: LLMEngineRunnerConfig = SIMULATED) -> LLMEngineRunner:
-    return _build(Path(), config, CpuDevice())
+    return open_runner(Path(), config, CpuDevice())
 
 
 def _chunk(runner: LLMEngineRunner, width: int, first: int, seed: int) -> None:
@@ -107,7 +92,7 @@ def test_captured_chunks_on_the_cpu_are_those_of_ordinary_runs(
     config = structs.replace(
         load_config(folder), operators="contrib", max_supported_batch_size=4, prefill_chunk=256
     )
-    runner = _build(folder, config, CpuDevice())
+    runner = open_runner(folder, config, CpuDevice())
     runner.get_kv_cache().kv.buckets = (CAPACITY,)
     _assert_captured_chunks_are_the_same(runner, lambda tensor: tensor.array.copy(), 1e-5)
     runner.close()
@@ -135,7 +120,7 @@ def test_captured_chunks_on_a_gpu_are_those_of_ordinary_runs(
     export_model(reference_folder("qwen3"), tmp_path / "engine", options)
     config = structs.replace(load_config(tmp_path / "engine"), max_supported_batch_size=4)
     with ExitStack() as closing:
-        runner = _build(tmp_path / "engine", config, gpu)
+        runner = open_runner(tmp_path / "engine", config, gpu)
         closing.callback(runner.executor.close)
         runner.warm_prefill()
         _assert_captured_chunks_are_the_same(runner, gpu.read, 0.02)
