@@ -61,11 +61,6 @@ class PrefillBudget:
             self._computed = _KEPT * self._computed + computed
 
     @property
-    def decode_s(self) -> float:
-        """Seconds of a decode step, 0 before the first."""
-        return self._decode_s
-
-    @property
     def tokens(self) -> int:
         """How many tokens a chunk may compute while rows decode."""
         if not self._computed:

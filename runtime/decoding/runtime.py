@@ -15,6 +15,7 @@ from runtime.decoding.deployment import DeploymentConfig, load_engines, resolve_
 from runtime.decoding.limits import check_row
 from runtime.decoding.metrics import StageMetrics
 from runtime.decoding.prefill_budget import PrefillBudget, Prompt
+from runtime.decoding.queue_time import QueueTime
 from runtime.decoding.speculative import PendingRound, SpeculativeStrategy
 from runtime.decoding.vanilla import PendingStep, VanillaStrategy
 from runtime.device.device import BatchSampler, Device
@@ -33,9 +34,6 @@ from runtime.steps.engine_runner import LLMEngineRunner, PromptGraphs
 from runtime.tensors.profiles import captured_widths, decode_batches
 from runtime.text import Tokenizer
 from runtime.undo import undoing
-
-_QUEUEING_S = 0.0005
-"""Before the end of a step in which the next one has to be queued: some times what that takes."""
 
 
 class LLMInferenceRuntime:
@@ -84,6 +82,7 @@ class LLMInferenceRuntime:
             captured_widths(config),
             1 if config.prefills_apart else None,
         )
+        self._queue_time = QueueTime()
         self._queued: deque[PendingStep] = deque()
         self._decode_next = False
         self._collected = 0.0
@@ -147,7 +146,7 @@ class LLMInferenceRuntime:
         """
         if not self._queued or self._context.joiners:
             return 0.0
-        return self._collected + self._budget.decode_s - _QUEUEING_S
+        return self._collected + self._queue_time.behind(self._queued[-1].host_s)
 
     @property
     def counters(self) -> GraphCounters:
@@ -361,6 +360,8 @@ class LLMInferenceRuntime:
             self._budget.record_prefill(step.computed, seconds)
         else:
             self._budget.record_decode(seconds)
+            if step.kind == "decode":
+                self._queue_time.record(seconds)
         if self._speculation is not None and step.kind == "decode":
             self._speculation.record_step(len(step.rows), seconds)
         return StepResult(step.kind, tokens, started, self._collected, step.rounds)
