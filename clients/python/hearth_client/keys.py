@@ -12,7 +12,6 @@ import zmq
 from hearth_client.address import TCP, resolve_address
 from hearth_client.errors import ConnectionFailed
 
-KEY_CHARACTERS = 40
 _MOST_BYTES = 64 << 10
 _KEY = re.compile(r"[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}")
 _LINE = re.compile(r"""^\s*(public|secret|server)-key\s*=\s*["']?([^"'\s]+)""", re.MULTILINE)
