@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import select
+import stat
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -26,6 +27,8 @@ _WHOLE_FROM = 1000
 _EPOCH_DIGITS = 8
 _PATIENCE_MS = 200
 """How long a line may wait for a reader of the log that is behind."""
+_PIPE_PIECE = select.PIPE_BUF // 6
+"""Characters that a pipe takes at once, of six bytes at most where they are no text."""
 
 
 def request_id(epoch: str, rid: int) -> str:
@@ -44,6 +47,8 @@ class LossyStream:
     def __init__(self, stream: TextIO, loss: str) -> None:
         self._loss = loss
         self._poll, self._stream = _unbuffered(stream)
+        self._by_pipe = self._poll is not None and _is_pipe(stream)
+        self._torn = False
         self._lost = self.all_lost = 0
 
     def write(self, line: str) -> None:
@@ -59,15 +64,28 @@ class LossyStream:
         """Nothing: a line has left, or it is lost."""
 
     def _try(self, text: str) -> bool:
-        # One wait for all lines that find the reader behind, not one for each of them.
-        if self._poll is not None and not self._poll.poll(0 if self._lost else _PATIENCE_MS):
-            return False
-        try:
-            self._stream.write(text)
-            self._stream.flush()
-        except OSError:
-            return False
+        for piece in self._pieces(f"\n{text}" if self._torn else text):
+            # One wait for all lines that find the reader behind, not one for each of them.
+            if self._poll is not None and not self._poll.poll(0 if self._lost else _PATIENCE_MS):
+                return False
+            try:
+                self._stream.write(piece)
+                self._stream.flush()
+            except OSError:
+                return False
+            self._torn = True
+        self._torn = False
         return True
+
+    def _pieces(self, text: str) -> list[str]:
+        """Where a pipe says that it has room, that is for so much; for more a write may hang."""
+        if not self._by_pipe or len(text.encode("utf-8", "backslashreplace")) <= select.PIPE_BUF:
+            return [text]
+        return [text[i : i + _PIPE_PIECE] for i in range(0, len(text), _PIPE_PIECE)]
+
+
+def _is_pipe(stream: TextIO) -> bool:
+    return stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode)
 
 
 def _unbuffered(stream: TextIO) -> tuple[select.poll | None, TextIO]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from actors.logs import Level, certain_log, configure_logging, request_id
+from actors.logs import Level, LossyStream, certain_log, configure_logging, request_id
 
 FULL = Path("/dev/full")
 
@@ -120,6 +120,32 @@ def test_a_full_disk_harms_nobody() -> None:
     with FULL.open("w") as stream:
         configure_logging("info", "json", stream=stream, environ={})
         structlog.get_logger().info("this fits nowhere")
+
+
+def test_a_long_line_for_a_reader_that_is_behind_is_cut_short_and_begins_no_other() -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb", buffering=0) as read, os.fdopen(writer, "w") as stream:
+        os.set_blocking(reader, False)
+        log = LossyStream(stream, "lost {}\n")
+        for _ in range(60):
+            log.write("x" * 999 + "\n")
+        log.write("y" * 20_000 + "\n")
+        log.write("z\n")
+        text = b""
+        while chunk := read.read(65536):
+            text += chunk
+        log.write("back\n")
+        assert b"yyy" in text
+        assert text[-1:] == b"y"
+        assert read.read(65536) == b"\nlost 2\nback\n"
+
+
+def test_a_long_line_comes_whole_through_a_pipe_that_has_room() -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb", buffering=0) as read, os.fdopen(writer, "w") as stream:
+        line = "ä" * 20_000 + "\n"
+        LossyStream(stream, "").write(line)
+        assert read.read(65536).decode() == line
 
 
 def test_a_reader_that_is_behind_loses_lines_and_is_told_how_many() -> None:
