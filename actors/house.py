@@ -122,10 +122,10 @@ class House:
         """
         lined_up: dict[int, list[HeldRow]] = {}
         for row in self.offered:
-            lined_up.setdefault(row.entry.request.client, []).append(row)
+            lined_up.setdefault(row.client, []).append(row)
         ranked = []
         for place, (arrival, entry) in enumerate(heads):
-            own = lined_up.get(entry.request.client, [])
+            own = lined_up.get(entry.client, [])
             ahead = [row.order for row in own if row.arrival <= arrival]
             order = max([arrival + len(ahead) * self._ageing_s, *ahead])
             if entry is self.claimant:

@@ -88,6 +88,10 @@ def _is_pipe(stream: TextIO) -> bool:
     return stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode)
 
 
+Log = LossyStream | Journal
+"""Where lines go that nobody waits for; it counts those that are lost."""
+
+
 def _unbuffered(stream: TextIO) -> tuple[select.poll | None, TextIO]:
     """The stream without a buffer, which would keep what failed, and a poll for its room."""
     try:
@@ -108,7 +112,7 @@ def configure_logging(
     stream: TextIO | None = None,
     environ: Mapping[str, str] | None = None,
     journal: str = PLACE,
-) -> LossyStream | Journal:
+) -> Log:
     """Send all log events of `level` and above to `stream` (standard error by default).
 
     `auto` is coloured text on a terminal, fields for `journal` where the stream leads to journald,

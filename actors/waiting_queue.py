@@ -148,7 +148,7 @@ class WaitingQueue:
     def take(self, now: float, entry: Entry | None = None) -> Entry:
         """Take out the first of a client, by default who is next: the turn goes to another."""
         entry = entry or self._entries[self._heads[0][2]]
-        line = self._lines[entry.request.client]
+        line = self._lines[entry.client]
         entry.since = max(entry.queued, line.last)
         self._turns += 1
         line.last, line.turn = now, self._turns
@@ -159,10 +159,10 @@ class WaitingQueue:
         """Take one request out; None when it does not wait."""
         entry = self._entries.get(rid)
         if entry is not None:
-            line = self._lines[entry.request.client]
+            line = self._lines[entry.client]
             del line.order[bisect_left(line.order, self._place(entry))]
             line.prompt_tokens -= entry.prompt_tokens
-            self._settle(entry.request.client, line)
+            self._settle(entry.client, line)
             del self._entries[rid]
             self._deadlines.pop(rid, None)
             self.prompt_tokens -= entry.prompt_tokens
@@ -174,12 +174,12 @@ class WaitingQueue:
         return [entry for rid in expired if (entry := self.remove(rid)) is not None]
 
     def _line(self, entry: Entry, last: float) -> _Line:
-        return self._lines.setdefault(entry.request.client, _Line(last))
+        return self._lines.setdefault(entry.client, _Line(last))
 
     def _push(self, entry: Entry, line: _Line) -> None:
         self._entries[entry.rid] = entry
         insort(line.order, self._place(entry))
-        self._settle(entry.request.client, line)
+        self._settle(entry.client, line)
         self.prompt_tokens += entry.prompt_tokens
         line.prompt_tokens += entry.prompt_tokens
         if entry.request.deadline is not None:

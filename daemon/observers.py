@@ -2,8 +2,7 @@
 
 from contextlib import ExitStack
 
-from actors.journal import Journal
-from actors.logs import LossyStream
+from actors.logs import Log
 from daemon import wiring
 from daemon.configuration.settings import Settings
 from daemon.control.messages import CancelRequest, ControlRequest, Metrics, MetricsText, Top, Trace
@@ -33,7 +32,7 @@ class Observers:
         model: str,
         config: LLMEngineRunnerConfig,
         *,
-        log: LossyStream | Journal,
+        log: Log,
         opened: ExitStack,
     ) -> None:
         self._settings = settings

@@ -25,8 +25,7 @@ from actors.addresses import (
     Addresses,
     SocketFolder,
 )
-from actors.journal import Journal
-from actors.logs import LossyStream, certain_log, configure_logging, set_level
+from actors.logs import Log, certain_log, configure_logging, set_level
 from actors.mailbox import Receiver, Sender, ZmqContext
 from actors.messages import DoorMessage, ExecutorLost, SchedulerControl
 from actors.private_folder import private_folder
@@ -92,7 +91,7 @@ async def _serve(
     engine: Path,
     config: LLMEngineRunnerConfig,
     *,
-    log: LossyStream | Journal,
+    log: Log,
     read: Callable[[], Settings],
 ) -> int:
     with ExitStack() as opened:
@@ -112,7 +111,7 @@ class Service:
         engine: Path,
         config: LLMEngineRunnerConfig,
         *,
-        log: LossyStream | Journal,
+        log: Log,
         read: Callable[[], Settings],
         opened: ExitStack,
     ) -> None:
