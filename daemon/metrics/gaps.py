@@ -36,6 +36,9 @@ class TokenGaps(Collector):
             while len(self._begun) > _MOST_ROWS:
                 del self._begun[next(iter(self._begun))]
             return
+        if not any(row.tokens for row in message.rows):
+            # Replies that were cut off, by no step.
+            return
         left = len(message.rows)
         if self._begun:
             first = Counter(self._begun[row.rid] for row in message.rows if row.rid in self._begun)

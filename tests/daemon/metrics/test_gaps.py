@@ -59,6 +59,11 @@ def test_one_that_was_ended_behind_its_first_token_lends_its_wait_to_nobody() ->
     assert round(total(*steps), 3) == 0.1
 
 
+def test_one_that_is_cut_off_gets_no_token() -> None:
+    cut = Deltas([RowDelta(1, "", [], finish="length")], 9.0)
+    assert round(total(prefill(1.0, 1), Deltas(rows(1), 1.1), cut), 3) == 0.1
+
+
 def test_what_never_goes_on_is_not_remembered_for_ever() -> None:
     counted = TokenGaps()
     for rid in range(3000):
