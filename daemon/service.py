@@ -286,6 +286,7 @@ class Service:
         if self._scheduler is not None:
             self._scheduler.adopt(wiring.policy_settings(settings))
         self._supervisor.adopt(wiring.executor_plan(settings, self._engine, self._door.epoch))
+        self._watchdog.adopt(settings.load_timeout_s)
 
     def _make_supervisor(self) -> Supervisor:
         plan = wiring.executor_plan(self._settings, self._engine, self._door.epoch)

@@ -59,6 +59,11 @@ class Watchdog:
         """The start is over."""
         self._until = None
 
+    def adopt(self, load_s: float) -> None:
+        """A start that goes on may take up to `load_s` of the supervisor's clock."""
+        if self._until is not None:
+            self._until = load_s
+
     def stops(self, within_s: float) -> None:
         """A stop has begun that takes at most `within_s`."""
         self._until = self._pulse().now + within_s

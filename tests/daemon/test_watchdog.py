@@ -87,6 +87,17 @@ def test_a_start_is_extended_piece_by_piece_up_to_its_limit() -> None:
     assert ready.words() == []
 
 
+def test_a_start_that_goes_on_takes_another_limit_and_one_that_is_over_none() -> None:
+    supervisor = Supervisor()
+    dog = Watchdog(supervisor, 20, WATCHED)
+    supervisor.turn(19)
+    dog.adopt(100)
+    assert dog.words() == ["WATCHDOG=1", "EXTEND_TIMEOUT_USEC=15000000"]
+    dog.serves()
+    dog.adopt(300)
+    assert dog.words() == ["WATCHDOG=1"]
+
+
 def test_a_stop_is_extended_by_what_it_may_take() -> None:
     supervisor = Supervisor()
     dog = Watchdog(supervisor, 20, WATCHED)
