@@ -86,9 +86,9 @@ def _assert_captured_chunks_are_the_same(
 
 
 def test_captured_chunks_on_the_cpu_are_those_of_ordinary_runs(
-    engine_folders: EngineFolders,
+    engine_folders: EngineFolders, dialect: str
 ) -> None:
-    folder = engine_folders("qwen3", "native")
+    folder = engine_folders("qwen3", dialect)
     config = structs.replace(
         load_config(folder), operators="contrib", max_supported_batch_size=4, prefill_chunk=256
     )
