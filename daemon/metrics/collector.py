@@ -104,7 +104,7 @@ def _door(look: Look) -> Iterator[Metric]:
 
 _TOTALS = {
     "internal_errors": "Faults of the daemon itself that it survived; its log has them.",
-    "connections_closed": "Times that all connections were closed: clients took too much.",
+    "connections_closed": "Times that a socket lost all connections: its clients took too much.",
     "tcp_connections": "Connections that came over TCP.",
     "tcp_handshakes": "Those of them that showed a key which is listed; the others are closed.",
 }
