@@ -45,7 +45,7 @@ def ask(
         raise _unreachable(f"the daemon at {path} did not answer in {timeout_s:g} s") from error
     except OSError as error:
         raise _unreachable(
-            f"no daemon can be asked at {path} ({os.strerror(error.errno or 0)}): start one with "
+            f"no daemon can be asked at {path} ({error.strerror or error}): start one with "
             "hearth serve, or name the socket of its clients with --socket"
         ) from error
     return _decode(line, kind, path)

@@ -75,6 +75,11 @@ def test_where_no_daemon_is_one_is_to_be_started(short_folder: Path) -> None:
     assert "hearth serve" in error.message
 
 
+def test_a_socket_whose_name_leaves_no_room_for_another_is_told(short_folder: Path) -> None:
+    path = short_folder / ("s" * (106 - len(str(short_folder)) - 1))
+    assert "too long" in refused(str(path)).message
+
+
 def test_a_daemon_that_does_not_answer_is_told(short_folder: Path) -> None:
     path = short_folder / "h.sock"
     with socket.socket(socket.AF_UNIX) as listening:
