@@ -76,7 +76,8 @@ def _read_line(connection: sockets.socket, deadline: float) -> bytes:
 def _decode(line: bytes, kind: type[Answer], path: Path) -> Answer:
     if not line:
         raise _unreachable(
-            f"the daemon at {path} closed the connection: run it as the daemon's user or root"
+            f"the daemon at {path} closed the connection without an answer: it stops, or you are "
+            "neither the daemon's user nor root"
         )
     try:
         answer: Answer | ControlError = msgspec.json.decode(line, type=kind | ControlError)

@@ -64,9 +64,9 @@ def test_other_answers_are_told(short_folder: Path, answer: bytes) -> None:
         assert refused(path).code == "bad_message"
 
 
-def test_a_connection_that_is_closed_tells_who_may_ask(short_folder: Path) -> None:
+def test_a_connection_that_is_closed_tells_why_that_may_be(short_folder: Path) -> None:
     with answering(short_folder, b"") as path:
-        assert "the daemon's user or root" in refused(path).message
+        assert "it stops, or you are neither the daemon's user nor root" in refused(path).message
 
 
 def test_where_no_daemon_is_one_is_to_be_started(short_folder: Path) -> None:
