@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import random
 import socket as sockets
 from collections.abc import Iterator
@@ -111,13 +112,15 @@ def test_one_unfinished_message_does_not_take_the_memory() -> None:
 
 
 def test_connections_without_hello_do_not_take_all_files() -> None:
+    # Files that earlier tests left for the collector may not be given back meanwhile.
+    gc.collect()
     allowed = use_of_process().files + 300
     with running_door(open_files=allowed, handshake_s=60.0) as door, Client(door.path) as client:
         client.connect()
         silent = [sockets.socket(sockets.AF_UNIX) for _ in range(200)]
         for connection in silent:
             connection.connect(str(door.path))
-        until(lambda: all(ended(connection) for connection in silent))
+        until(lambda: any(ended(connection) for connection in silent))
         assert door.totals()["connections_closed"] >= 1
         assert client.status().state == "ready"
         for connection in silent:
