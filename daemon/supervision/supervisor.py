@@ -235,10 +235,11 @@ class Supervisor:
         self._name = f"{self._plan.role}-{incarnation}"
         self._addresses = self._sockets.addresses(self._plan.role, incarnation)
         self._told_failure = anyio.Event()
+        config = self._config()
         try:
             # A process that nobody knows of would be left by a cancelled start.
             with anyio.CancelScope(shield=True):
-                process = self._process = await ActorProcess.start(self._config())
+                process = self._process = await ActorProcess.start(config)
         except OSError as error:
             how = f"its process could not be started ({error.strerror or error})"
             _log.error("actor not started", actor=self._name, reason=how)
@@ -246,6 +247,9 @@ class Supervisor:
             return
         _log.debug("actor started", actor=self._name)
         self._control = Sender(self._context, self._addresses.control, CONTROL_LIMIT)
+        if self._plan.log_level != config.log_level:
+            # Another plan has come while it was started.
+            self._tell_actor(SetLogLevel(self._plan.log_level))
         if self._tasks is not None:
             self._tasks.start_soon(self._watch, process)
 

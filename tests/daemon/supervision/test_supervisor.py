@@ -12,6 +12,8 @@ import anyio.lowlevel
 import pytest
 import structlog
 
+from actors.mailbox import Receiver
+from actors.messages import ExecutorControl, SetLogLevel
 from actors.roles import HostConfig
 from daemon.configuration.settings import Settings
 from daemon.supervision.actor_process import ActorProcess
@@ -206,6 +208,36 @@ async def test_a_process_that_cannot_be_killed_is_given_up(
         await made.end_scheduler()
     made.close()
     assert caught.value.code == "executor_stuck"
+
+
+async def test_a_plan_that_comes_while_the_process_starts_is_told(
+    short_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def start(config: HostConfig) -> FakeProcess:
+        assert config.log_level == "error"
+        made.supervisor.adopt(made.supervisor._plan._replace(log_level="debug"))
+        endpoints.append(config.addresses.control)
+        started.set()
+        return FakeProcess()
+
+    async def hear() -> None:
+        await started.wait()
+        control: Receiver[ExecutorControl] = Receiver(made.context, endpoints, ExecutorControl, 10)
+        with control:
+            heard.append(await control.receive())
+        scope.cancel()
+
+    started, endpoints, heard = anyio.Event(), list[str](), list[ExecutorControl]()
+    monkeypatch.setattr(ActorProcess, "start", start)
+    made = House(short_folder, SETTINGS, Deadlines(kill_s=0.1))
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(hear)
+            with pytest.raises(HearthError), anyio.CancelScope() as scope:
+                await made.supervisor.run()
+        await made.end_scheduler()
+    made.close()
+    assert heard == [SetLogLevel("debug")]
 
 
 async def test_a_stop_does_not_wait_for_a_process_that_cannot_be_killed(
