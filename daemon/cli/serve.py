@@ -13,7 +13,7 @@ from daemon.door.listener import check_place
 from daemon.exit_codes import exit_code
 from daemon.life import Life
 from daemon.notify import tell_state
-from daemon.open_files import make_room
+from daemon.open_files import fill_standard_files, make_room
 from daemon.shipped import Progress, engine_folder
 from daemon.signals import Asked
 from runtime.errors import HearthError
@@ -28,6 +28,7 @@ def serve(config: Path | None, **flags: Any) -> int:
     Every option is also a setting of the file and a variable HEARTH_NAME; a flag wins over the
     variable, the variable over the file.
     """
+    fill_standard_files()
     Asked(os.environ).nothing_to_reload()
     try:
         settings = _read(config, flags)

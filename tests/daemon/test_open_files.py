@@ -1,4 +1,8 @@
+import os
 import resource
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -46,3 +50,15 @@ def test_a_system_without_a_limit_takes_all(limits: list[Limits]) -> None:
     limits.append((1024, resource.RLIM_INFINITY))
     open_files.make_room(4096)
     assert limits[-1] == (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+
+
+def test_files_that_the_caller_closed_are_no_place_for_others(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from daemon.open_files import fill_standard_files as fill; fill(); "
+        "sys.stderr.write('nowhere'); sys.stderr.flush(); "
+        "open(sys.argv[1], 'w').write(os.readlink('/proc/self/fd/0') * (os.pipe()[0] > 2))"
+    )
+    told = tmp_path / "told"
+    closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
+    ended = subprocess.run([*closed, sys.executable, "-c", code, str(told)], check=False)
+    assert (ended.returncode, told.read_text()) == (0, os.devnull)
