@@ -49,6 +49,8 @@ _REFUSED_S = 60.0
 """Between two lines of the log about those who are refused."""
 _BEHIND_S = 0.01
 """Between two looks whether a client reads again, of which ZeroMQ does not always tell."""
+_FAREWELLS = 100
+"""How often a stop looks, that far apart, whether all have taken their last answers."""
 
 
 class FrontDoor:
@@ -193,6 +195,7 @@ class FrontDoor:
             self._bell.watch(self._inbox.descriptor, *self._socket.descriptors)
             task_status.started()
             await self._serve()
+            await self._farewell()
         finally:
             self._bell.unwatch(self._inbox.descriptor, *self._socket.descriptors)
             self.close()
@@ -214,11 +217,28 @@ class FrontDoor:
         if self._closed:
             return
         self._closed = True
+        self._end_open()
+        self._flush()
+        self._socket.close()
+
+    async def _farewell(self) -> None:
+        """End what is open, and let clients that are behind take their last answers."""
+        self._end_open()
+        for _ in range(_FAREWELLS):
+            if not self._flush():
+                return
+            await anyio.sleep(_BEHIND_S)
+
+    def _end_open(self) -> None:
         for request in self._dispatch.sessions.open_requests:
             self._dispatch.stop(request, "shutting_down", "the daemon stops: try again later")
+
+    def _flush(self) -> bool:
+        """Send what waits; whether some of it still does."""
         for session in self._dispatch.delivery.behind:
             self._dispatch.delivery.flush(session)
-        self._socket.close()
+        self._dispatch.abandon_lost()
+        return bool(self._dispatch.delivery.behind)
 
     async def _serve(self) -> None:
         """The one loop: whatever is due, then one turn for either side, then a wait."""
@@ -228,14 +248,12 @@ class FrontDoor:
             if now >= due:
                 self._tick(now)
                 due = now + _TICK_S
-            for session in self._dispatch.delivery.behind:
-                self._dispatch.delivery.flush(session)
+            behind = self._flush()
             # Clients come last: a send takes the wake-up of what has arrived meanwhile.
             answers = self._take_answers()
             if self._take_requests() or answers:
                 await anyio.lowlevel.checkpoint()
             else:
-                behind = bool(self._dispatch.delivery.behind)
                 await self._bell.wait(_BEHIND_S if behind else due - time.monotonic())
 
     def _take_answers(self) -> bool:
