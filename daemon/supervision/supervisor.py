@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, cast
@@ -132,7 +133,9 @@ class Supervisor:
         now = self._clock.now()
         if self._ends_by is not None:
             return Pulse(now, now, self._ends_by)
-        return Pulse(now, self._turned, self._policy.next_wake())
+        due = self._policy.next_wake()
+        # The first start is due from ever on, and so not late.
+        return Pulse(now, self._turned, None if due == -math.inf else due)
 
     async def run(self) -> None:
         """Keep the actor until `stop` or cancellation, then end it.

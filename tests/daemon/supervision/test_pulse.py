@@ -16,7 +16,7 @@ from actors.roles import HostConfig
 from actors.supervisor_messages import ActorHello, ActorReady, SupervisorMessage
 from daemon.supervision import supervisor as module
 from daemon.watchdog import is_well
-from tests.daemon.supervision.house import DEADLINES, House, house
+from tests.daemon.supervision.house import DEADLINES, SETTINGS, House, house
 
 pytestmark = pytest.mark.anyio
 READY = ActorReady("executor-1", 1, limits=ExecutorLimits(1, 63, 64))
@@ -132,3 +132,12 @@ async def test_a_supervisor_that_waits_for_ever_is_not_well(
             pulse = made.supervisor.pulse
         assert not is_well(pulse)
         made.supervisor._wake.set()
+
+
+async def test_one_that_is_about_to_start_is_well(short_folder: Path) -> None:
+    made = House(short_folder, SETTINGS, DEADLINES)
+    assert is_well(made.supervisor.pulse)
+    # Nobody has run it.
+    made.supervisor._inbox.close()
+    await made.end_scheduler()
+    made.close()
