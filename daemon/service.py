@@ -62,17 +62,23 @@ _END_S = 15.0
 _log = structlog.get_logger("hearth")
 
 
-def serve(settings: Settings, engine: Path, read: Callable[[], Settings] | None = None) -> int:
+def serve(
+    settings: Settings,
+    engine: Path,
+    read: Callable[[], Settings] | None = None,
+    send_again: Callable[[], None] = lambda: None,
+) -> int:
     """Serve the engine folder until told to stop; the exit code, as docs/operations.md has them.
 
     A failure is logged. `read` gives the settings as they are to be after a reload, or raises
-    HearthError; without it they stay.
+    HearthError; without it they stay. `send_again` sends the signals that were held until now,
+    when there is somebody to hear them.
     """
     log = configure_logging(settings.log_level, settings.log_format)
     try:
         deployment = _deployment(settings, engine)
         read = read or (lambda: settings)
-        main = partial(_serve, settings, engine, deployment.base, log=log, read=read)
+        main = partial(_serve, settings, engine, deployment.base, send_again, log=log, read=read)
         return anyio.run(main, backend_options={"use_uvloop": True})
     except (HearthError, BaseExceptionGroup) as error:
         reason = reason_of(error)
@@ -90,13 +96,14 @@ async def _serve(
     settings: Settings,
     engine: Path,
     config: LLMEngineRunnerConfig,
+    send_again: Callable[[], None],
     *,
     log: Log,
     read: Callable[[], Settings],
 ) -> int:
     with ExitStack() as opened:
         service = Service(settings, engine, config, log=log, read=read, opened=opened)
-        return await service.run()
+        return await service.run(send_again)
 
 
 class Service:
@@ -141,11 +148,15 @@ class Service:
             lambda: self._supervisor.pulse, settings.load_timeout_s, os.environ
         )
 
-    async def run(self) -> int:
-        """Serve until a signal; raises what a part of it cannot go on for, alone or in a group."""
+    async def run(self, send_again: Callable[[], None] = lambda: None) -> int:
+        """Serve until a signal; raises what a part of it cannot go on for, alone or in a group.
+
+        `send_again` is called once signals are heard.
+        """
         structlog.contextvars.bind_contextvars(epoch=self._door.epoch)
         wishes = Asked(os.environ)
         with anyio.open_signal_receiver(*wishes.signals) as signals:
+            send_again()
             async with anyio.create_task_group() as tasks:
                 # Start.
                 tokenizer = open_tokenizer(self._context, self._engine, self._sockets.tokenizer)

@@ -1,7 +1,8 @@
 """Which signal asks the daemon for what."""
 
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import structlog
 
@@ -49,6 +50,33 @@ class Asked:
         """Let all of them be from here on."""
         for number in self.signals:
             signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def held_signals() -> Iterator[Callable[[], None]]:
+    """Keep signals that ask for a stop until somebody hears them; gives what sends them again.
+
+    What a handler raises is lost where an import or a destructor clears exceptions, and with it
+    that a stop was asked for.
+    """
+    came: list[int] = []
+
+    def hold(number: int, _frame: object) -> None:
+        came.append(number)
+
+    def send_again() -> None:
+        while came:
+            signal.raise_signal(came.pop(0))
+
+    before = {number: signal.signal(number, hold) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield send_again
+    finally:
+        # Who has heard them meanwhile has said what further ones are to do.
+        for number, handler in before.items():
+            if signal.getsignal(number) is hold:
+                signal.signal(number, handler)
+        send_again()
 
 
 async def _survived(reload: Callable[[], Awaitable[object]]) -> None:

@@ -15,7 +15,7 @@ from daemon.life import Life
 from daemon.notify import tell_state
 from daemon.open_files import fill_standard_files, make_room
 from daemon.shipped import Progress, engine_folder
-from daemon.signals import Asked
+from daemon.signals import Asked, held_signals
 from runtime.errors import HearthError
 
 
@@ -38,9 +38,10 @@ def serve(config: Path | None, **flags: Any) -> int:
         report(error)
         tell_state(Life().failed(error.message))
         return exit_code(error)
-    from daemon.service import serve as run  # noqa: PLC0415 - the help must not wait for it
+    with held_signals() as send_again:
+        from daemon.service import serve as run  # noqa: PLC0415 - the help must not wait for it
 
-    return run(settings, folder, lambda: _read(config, flags))
+        return run(settings, folder, lambda: _read(config, flags), send_again)
 
 
 def _told_to_the_manager(progress: Progress) -> Progress:

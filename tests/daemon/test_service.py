@@ -1,6 +1,8 @@
 """Starts that end by themselves; test_ends.py has what fails later."""
 
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ import structlog
 
 from daemon.configuration.settings import Settings
 from daemon.door.keys import make_server_keys
-from daemon.exit_codes import CONFIGURATION
+from daemon.exit_codes import CONFIGURATION, STOPPED
 from daemon.service import serve
 
 
@@ -62,3 +64,25 @@ def test_a_port_that_is_taken_ends_before_anything_is_loaded(
     assert f'"field":"{setting}"' in text
     assert ("no client's key is listed" in text) == (setting == "tcp_port")
     assert not place.exists()
+
+
+ASKED_EARLY = """
+import signal, sys
+from pathlib import Path
+from daemon.configuration.settings import Settings
+from daemon.signals import held_signals
+with held_signals() as send_again:
+    signal.raise_signal(signal.SIGTERM)
+    from daemon.service import serve
+    settings = Settings(socket=sys.argv[1], engine_kind="simulated", log_format="json")
+    sys.exit(serve(settings, Path(sys.argv[2]), send_again=send_again))
+"""
+
+
+def test_a_stop_that_is_asked_for_while_a_daemon_begins_is_heard(
+    tiny_engine: Path, short_folder: Path
+) -> None:
+    command = [sys.executable, "-c", ASKED_EARLY, str(short_folder / "s"), str(tiny_engine)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == STOPPED, ended.stderr
+    assert '"event":"stopping","signal":"SIGTERM"' in ended.stderr

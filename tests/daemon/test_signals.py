@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 import pytest
 import structlog
 
-from daemon.signals import Asked
+from daemon.signals import Asked, held_signals
 from runtime.errors import HearthError
 
 MANAGED = {"NOTIFY_SOCKET": "/run/systemd/notify"}
@@ -71,3 +71,22 @@ async def test_a_fault_in_a_reload_ends_nothing() -> None:
         stopped = await Asked(MANAGED).stop(received(signal.SIGHUP, signal.SIGTERM), faulty)
     assert stopped is signal.SIGTERM
     assert [line["event"] for line in logs] == ["a reload failed"]
+
+
+def test_signals_are_held_until_they_are_sent_again() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("it is held"))
+    try:
+        with held_signals() as send_again:
+            signal.raise_signal(signal.SIGTERM)
+            signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+            assert heard == []
+            send_again()
+            send_again()
+        assert heard == [signal.SIGTERM]
+        with held_signals():
+            signal.raise_signal(signal.SIGTERM)
+            assert len(heard) == 1
+        assert len(heard) == 2, "who was there before hears it at the end"
+    finally:
+        signal.signal(signal.SIGTERM, before)
