@@ -1,14 +1,7 @@
 from __future__ import annotations
 
-from actors.messages import (
-    ExecutorGone,
-    FromExecutor,
-    RowsEnded,
-    RowsFailed,
-    RowsPlaced,
-    RowsReturned,
-    Step,
-)
+from actors.actor_message import FromExecutor
+from actors.messages import ExecutorGone, RowsEnded, RowsFailed, RowsPlaced, RowsReturned, Step
 from runtime.request import RowToken
 
 Told = RowsPlaced | RowsEnded | RowsFailed | RowsReturned

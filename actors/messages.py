@@ -10,12 +10,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from actors.actor_message import ActorMessage, FromExecutor
+from actors.image_work import PromptImage, Visual
 from actors.logs import Level
 from runtime.request import FinishReason, RequestOptions, RowRequest, RowToken
-
-
-class ActorMessage(msgspec.Struct, tag_field="t", array_like=True, omit_defaults=True):
-    """A message between actors: positional, because both ends are always of one version."""
 
 
 class ChatTurn(msgspec.Struct, frozen=True, array_like=True):
@@ -59,6 +57,7 @@ class Prepare(ActorMessage, tag="prepare"):
     request: Request
     turns: list[ChatTurn] | None
     prompt: str | None
+    visuals: list[Visual] = []
 
     @property
     def rid(self) -> int:
@@ -73,6 +72,7 @@ class Convert(ActorMessage, tag="convert"):
     text: str | None = None
     turns: list[ChatTurn] | None = None
     tokens: list[int] | None = None
+    visuals: list[Visual] = []
 
 
 class Cancel(ActorMessage, tag="cancel"):
@@ -87,16 +87,6 @@ class RequestRound(msgspec.Struct, frozen=True, array_like=True):
     rid: int
     drafted: int
     accepted: int
-
-
-class FromExecutor(ActorMessage):
-    """What one incarnation of an executor tells of rows, in order; the tokenizer hears it first.
-
-    It passes on what the scheduler has to know, behind the tokens that came before: who hears of it
-    may take these as delivered, even if the executor dies now.
-    """
-
-    incarnation: int
 
 
 class RowsPlaced(FromExecutor, tag="rows_placed"):
@@ -197,11 +187,15 @@ TokenizerMessage = (
 
 
 class Submit(ActorMessage, tag="submit"):
-    """A tokenized request asks for a place in the queue; its ids were there at `encoded`."""
+    """A tokenized request asks for a place in the queue; its ids were there at `encoded`.
+
+    Once it is admitted its images are encoded.
+    """
 
     request: Request
     token_ids: list[int]
     encoded: float = 0.0
+    images: list[PromptImage] = []
 
 
 class ExecutorReady(ActorMessage, tag="executor_ready"):

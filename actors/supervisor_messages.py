@@ -2,7 +2,8 @@
 
 import msgspec
 
-from actors.messages import ActorMessage, ExecutorLimits
+from actors.actor_message import ActorMessage
+from actors.messages import ExecutorLimits
 from runtime.decoding.metrics import StageMetrics
 from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.executor.graph_cache import GraphCounters

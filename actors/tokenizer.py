@@ -11,6 +11,7 @@ import anyio.lowlevel
 import anyio.to_thread
 import structlog
 
+from actors.actor_message import FromExecutor
 from actors.addresses import (
     CONTROL_LIMIT,
     DOOR,
@@ -30,7 +31,6 @@ from actors.messages import (
     DoorMessage,
     ExecutorGone,
     Failed,
-    FromExecutor,
     Prepare,
     RowDelta,
     RowsCut,

@@ -8,6 +8,7 @@ from msgspec import Meta
 from msgspec.inspect import FloatType, IntType, Type, UnionType, type_info
 
 from runtime.errors import HearthError
+from runtime.images import EmbeddedImage
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -106,12 +107,14 @@ class RowRequest(msgspec.Struct, kw_only=True, array_like=True):
     """One row: token ids so far, how many of them are prompt, and what it asks.
 
     `token_ids` may already hold generated tokens (a row that was put back at the hold limit);
-    sampling depends on the position alone, so it continues as if it had never paused.
+    sampling depends on the position alone, so it continues as if it had never paused. `images`
+    stand in the prompt, in its order: the ids at their places count for nothing.
     """
 
     token_ids: list[int]
     prompt_length: int
     options: RequestOptions = RequestOptions()
+    images: list[EmbeddedImage] = []
 
 
 class TopLogprob(msgspec.Struct, frozen=True, array_like=True):

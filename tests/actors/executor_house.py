@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 
 import zmq
 
+from actors.actor_message import FromExecutor
 from actors.executor import ExecutorActor
 from actors.mailbox import MailboxFull, Receiver, Sender
 from actors.messages import (
     ExecutorControl,
     ExecutorMessage,
-    FromExecutor,
     Offer,
     Offered,
     RowsEnded,

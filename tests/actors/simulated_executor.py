@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from actors.actor_message import FromExecutor
 from actors.messages import (
     Cancel,
     Continuation,
-    FromExecutor,
     Offer,
     Offered,
     Release,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from actors.actor_message import FromExecutor
 from actors.admission import PolicySettings
 from actors.executor_word import ExecutorWord, Told
 from actors.messages import (
@@ -13,7 +14,6 @@ from actors.messages import (
     ExecutorGone,
     ExecutorLimits,
     ExecutorReady,
-    FromExecutor,
     Offer,
     Request,
     RowsCut,

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import zmq
 
+from actors.actor_message import FromExecutor
 from actors.addresses import DOOR, SCHEDULER, SCHEDULER_CONTROL, TOKENIZER
 from actors.admission import PolicySettings
 from actors.executor import ExecutorActor
@@ -23,7 +24,6 @@ from actors.messages import (
     ExecutorLimits,
     ExecutorMessage,
     ExecutorReady,
-    FromExecutor,
     Request,
     SchedulerReport,
     Shutdown,

@@ -8,13 +8,13 @@ from unittest.mock import AsyncMock
 import anyio
 import pytest
 
+from actors.actor_message import FromExecutor
 from actors.mailbox import MailboxFull
 from actors.messages import (
     Continuation,
     Deltas,
     ExecutorGone,
     Failed,
-    FromExecutor,
     RowsEnded,
     RowsFailed,
     RowsPlaced,

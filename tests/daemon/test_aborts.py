@@ -15,6 +15,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from actors.actor_message import FromExecutor
 from actors.admission import PolicySettings
 from actors.mailbox import Receiver, Sender
 from actors.messages import (
@@ -23,7 +24,6 @@ from actors.messages import (
     ExecutorGone,
     ExecutorLimits,
     ExecutorReady,
-    FromExecutor,
     Offer,
     RowsEnded,
     RowsFailed,

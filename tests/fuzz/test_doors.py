@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from actors.messages import ActorMessage, FromExecutor
+from actors.actor_message import ActorMessage, FromExecutor
 from tests.fuzz.doors import ALL, AT_LEAST, DOORS, PER_TYPE, TYPES
 
 HERE = Path(__file__).parent

@@ -13,6 +13,7 @@ import anyio.abc
 import anyio.lowlevel
 import zmq
 
+from actors.actor_message import FromExecutor
 from actors.addresses import DOOR, SCHEDULER, SCHEDULER_CONTROL, TOKENIZER, Addresses, SocketFolder
 from actors.executor_word import ExecutorWord, Told
 from actors.mailbox import Receiver, Sender
@@ -20,7 +21,6 @@ from actors.messages import (
     DoorMessage,
     ExecutorGone,
     ExecutorLost,
-    FromExecutor,
     Request,
     RowsFailed,
     SchedulerControl,

@@ -1,0 +1,92 @@
+"""What is said to and of the encoder, and to an executor that runs the vision tower."""
+
+from actors.actor_message import ActorMessage, FromExecutor
+from actors.image_work import ImageTimes, ImageWork
+from runtime.images import ImageLayout, Slot
+
+# --- to the encoder ---
+
+
+class Encode(ActorMessage, tag="encode"):
+    """Make patches of a visual in `patches` and, where the tower runs here, embeddings in `target`.
+
+    It is answered once, by `Patched`, `Encoded` or `EncodeFailed`.
+    """
+
+    number: int
+    work: ImageWork
+    patches: Slot
+    target: Slot
+
+
+class DropWork(ActorMessage, tag="drop_work"):
+    """Nobody waits for these any more: what has not begun fails with `cancelled`."""
+
+    numbers: list[int]
+
+
+# --- to the scheduler ---
+
+
+class Patched(ActorMessage, tag="patched"):
+    """The patches of a piece of work are in their slot: an executor is to run the tower on them."""
+
+    number: int
+    times: ImageTimes
+
+
+class Encoded(ActorMessage, tag="encoded"):
+    """The embeddings of a piece of work are in their slot."""
+
+    number: int
+    times: ImageTimes
+
+
+class EncodeFailed(ActorMessage, tag="encode_failed"):
+    """A piece of work ended in a failure, of its own if `code` is one of an image."""
+
+    number: int
+    code: str
+    message: str
+    field: str | None = None
+
+
+class EncoderReady(ActorMessage, tag="encoder_ready"):
+    """An encoder listens at `work` and `control`; any earlier one is gone."""
+
+    incarnation: int
+    work: str
+    control: str
+
+
+class EncoderLost(ActorMessage, tag="encoder_lost"):
+    """The encoder died, and what it was at has failed."""
+
+    reason: str
+
+
+class TowerRan(FromExecutor, tag="tower_ran"):
+    """The embeddings of these pieces of work are in their slots, after `engine_s` in all."""
+
+    numbers: list[int]
+    engine_s: float
+
+
+class TowerFailed(FromExecutor, tag="tower_failed"):
+    """These pieces of work have no embeddings."""
+
+    numbers: list[int]
+    code: str
+    message: str
+
+
+# --- to an executor ---
+
+
+class RunTower(ActorMessage, tag="run_tower"):
+    """Make embeddings of patches, between two steps; `TowerRan` or `TowerFailed` answers."""
+
+    number: int
+    layout: ImageLayout
+    patches: Slot
+    target: Slot
