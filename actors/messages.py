@@ -5,22 +5,30 @@ Times are seconds of the system-wide monotonic clock, so they compare across pro
 Control messages travel on a socket of their own and never wait behind work.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from actors.actor_message import ActorMessage, FromExecutor
-from actors.image_work import PromptImage, Visual
+from actors.image_work import ImageTimes, PromptImage, Visual
 from actors.logs import Level
 from runtime.request import FinishReason, RequestOptions, RowRequest, RowToken
 
 
-class ChatTurn(msgspec.Struct, frozen=True, array_like=True):
-    """One turn of a conversation."""
+class TurnPart(msgspec.Struct, frozen=True, array_like=True):
+    """A piece of text, or the place of the next visual of its request."""
+
+    kind: Literal["text", "image", "video"]
+    text: str = ""
+
+
+class ChatTurn(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """One turn of a conversation: text, or in its place parts where visuals are among it."""
 
     role: str
     content: str
+    parts: list[TurnPart] = []
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
@@ -282,6 +290,18 @@ class Accepted(ActorMessage, tag="accepted"):
     encoded: float = 0.0
 
 
+class Embedded(ActorMessage, tag="embedded"):
+    """The embeddings of all visuals of a request are there; its row is offered behind this word.
+
+    They are `tokens`; `cached` of the visuals were there before, the others took `times` in all.
+    """
+
+    rid: int
+    tokens: int
+    cached: int
+    times: ImageTimes
+
+
 class RowDelta(msgspec.Struct, array_like=True, omit_defaults=True):
     """New text and tokens of one request; `finish` ends it."""
 
@@ -339,4 +359,4 @@ class SchedulerReport(ActorMessage, tag="scheduler_report"):
     refused: int
 
 
-DoorMessage = Accepted | Deltas | Failed | Converted | SchedulerReport
+DoorMessage = Accepted | Embedded | Deltas | Failed | Converted | SchedulerReport

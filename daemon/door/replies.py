@@ -11,6 +11,7 @@ from actors.messages import (
     Converted,
     Deltas,
     DoorMessage,
+    Embedded,
     Failed,
     RequestRound,
     RowDelta,
@@ -61,10 +62,12 @@ class Replies:
     def _answer(
         self,
         request: sessions.OpenRequest,
-        message: Accepted | Failed | Converted | SchedulerReport,
+        message: Accepted | Embedded | Failed | Converted | SchedulerReport,
     ) -> None:
         if isinstance(message, Accepted):
             self._accepted(request, message)
+        elif isinstance(message, Embedded):
+            request.embedded = message
         elif isinstance(message, Failed):
             # Codes are counted, and clients know the documented ones alone.
             code = message.code if message.code in CODES else "internal"

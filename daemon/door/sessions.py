@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Literal
 
-from actors.messages import RowDelta
+from actors.messages import Embedded, RowDelta
 from daemon.door.outbox import Outbox
 from runtime.errors import HearthError
 from runtime.request import RequestOptions
@@ -50,6 +50,7 @@ class OpenRequest:
     chat: bool = False
     traceparent: str | None = None
     options: RequestOptions | None = None
+    embedded: Embedded | None = None
 
 
 @dataclass(slots=True, eq=False)
