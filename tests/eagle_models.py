@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 from runtime.config import RopeConfig
 from runtime.export.draft_config import load_draft_config
 from runtime.export.model_config import ModelConfig, load_model_config
-from runtime.export.rope import rope_tables
+from runtime.rope import rope_tables
 
 Array = NDArray[Any]
 Form = Literal["none", "offset", "direct"]

@@ -21,12 +21,12 @@ from runtime.export.model_config import ModelConfig
 from runtime.export.onnx_files import Build, write_onnx
 from runtime.export.options import ExportOptions
 from runtime.export.progress import Meter, Progress
-from runtime.export.rope import rope_tables
 from runtime.export.tensorrt.options import PlanOptions
 from runtime.export.tensorrt.plan import build_or_fall_back
 from runtime.export.weights import Weights, row_pieces
 from runtime.export.writer import TensorPieces, write_safetensors
 from runtime.memory.sizes import projection_bytes, projection_elements
+from runtime.rope import rope_tables
 from runtime.tensors.dtypes import numpy_dtype
 
 

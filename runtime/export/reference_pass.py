@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from runtime.export.layout import EMBEDDING, HEAD
 from runtime.export.model_config import ModelConfig
-from runtime.export.rope import rope_tables
 from runtime.export.rounded_weights import RoundedWeights
+from runtime.rope import rope_tables
 
 Array = NDArray[np.float32]
 
@@ -76,7 +76,7 @@ def rotate(heads: Array, cos: Array, sin: Array) -> Array:
     """Turn pairs of elements of each head [..., heads, T, D] by the angles of its position.
 
     `cos` and `sin` [T, R / 2] turn the first R elements, element i with element i + R / 2; the
-    others stay. Su et al., RoFormer, 2021; the scalings of its angles are in `runtime.export.rope`.
+    others stay. Su et al., RoFormer, 2021; the scalings of its angles are in `runtime.rope`.
     """
     half = cos.shape[1]
     one, other, rest = np.split(heads, [half, 2 * half], axis=-1)

@@ -18,7 +18,7 @@ from runtime.engine_folder import (
 from runtime.errors import HearthError
 from runtime.export import ExportOptions, export_model
 from runtime.export import export as export_module
-from runtime.export.rope import rope_tables
+from runtime.rope import rope_tables
 from tests.references import reference_folder
 from tests.runtime.export.hugging_face import copy_model
 

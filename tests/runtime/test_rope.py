@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.config import RopeConfig
-from runtime.export.rope import rope_frequencies, rope_tables
+from runtime.rope import rope_frequencies, rope_tables
 
 LLAMA3 = RopeConfig(
     type="llama3",
