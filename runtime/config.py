@@ -20,11 +20,16 @@ CONFIG_FILES = (CONFIG_FILE, BASE_CONFIG_FILE, DRAFT_CONFIG_FILE)
 """A folder holds one of them."""
 DRAFT_ARCHITECTURE = "eagle3"
 MOST_TREE_NODES = 128
+_AXES = 3
 ENGINE_FORMAT = 1
 
 
 class RopeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Rotary embedding: base frequency, scaling kind and that kind's parameters."""
+    """Rotary embedding: base frequency, scaling kind and that kind's parameters.
+
+    Of type `mrope` positions are in time, height and width: `mrope_section` counts the rotated
+    pairs that go by each, which lie one behind the other, or take turns if `mrope_interleaved`.
+    """
 
     type: RopeType = "default"
     theta: float = 10_000.0
@@ -33,6 +38,7 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int = 0
     mrope_section: tuple[int, ...] = ()
+    mrope_interleaved: bool = False
 
 
 class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,6 +83,10 @@ class LLMEngineRunnerConfig(
     `max_draft_tree_size` slots, and its `output_vocab_size` may be smaller than `vocab_size`.
     `static_drafting` are the tokens after a node and the levels of a plan's proposals; empty where
     any serve.
+
+    A model that takes images has an `image_token_id`, in whose place their embeddings stand, and
+    adds `num_deepstack_features` of each behind as many first layers. With
+    `use_context_dependent_rope` every row has rotary tables of its own, indexed by slot.
     """
 
     engine_format: int = ENGINE_FORMAT
@@ -195,14 +205,13 @@ _POSITIVE = [
 ]
 # Fields that other kinds of engine use; an engine that needs them is refused, never half served.
 _NOT_SERVED = (
-    "use_context_dependent_rope reduced_vocab_size max_supported_lora_rank num_deepstack_features "
-    "audio_token_id image_token_id num_mamba_layers mamba_num_heads mamba_head_dim ssm_state_size "
-    "conv_dim conv_kernel"
+    "reduced_vocab_size max_supported_lora_rank audio_token_id num_mamba_layers mamba_num_heads "
+    "mamba_head_dim ssm_state_size conv_dim conv_kernel"
 )
 
 
 def _check_sizes(config: LLMEngineRunnerConfig) -> None:
-    faults = (_size_faults, _base_faults, _draft_faults)
+    faults = (_size_faults, _image_faults, _base_faults, _draft_faults)
     for wrong, name, what in chain.from_iterable(find(config) for find in faults):
         if wrong:
             raise HearthError("engine_corrupt", f"{name} {what}", name)
@@ -232,6 +241,23 @@ def _size_faults(config: LLMEngineRunnerConfig) -> Iterator[tuple[bool, str, str
     yield config.device != runs_on, "device", f"must be {runs_on}"
     wrong = not ends or not all(0 <= end < config.vocab_size for end in ends)
     yield wrong, "eos_token_ids", "must be tokens, one at least"
+
+
+def _image_faults(config: LLMEngineRunnerConfig) -> Iterator[tuple[bool, str, str]]:
+    rope, features = config.rope_config, config.num_deepstack_features
+    sections, pairs = rope.mrope_section, config.rotary_dim // 2
+    fits = len(sections) == _AXES and min(sections) > 0 and sum(sections) == pairs
+    wrong = fits != (rope.type == "mrope") or bool(sections) != fits
+    yield wrong, "rope_config", f"must have an mrope_section of {pairs} pairs with type mrope"
+    wrong = config.use_context_dependent_rope != (rope.type == "mrope")
+    yield wrong, "use_context_dependent_rope", "must come with rope type mrope"
+    wrong = not 0 <= config.image_token_id < config.vocab_size
+    yield wrong, "image_token_id", "must be a token"
+    taking = (
+        config.num_decoder_layers if config.image_token_id and not config.base_hidden_dim else 0
+    )
+    wrong = not 0 <= features <= taking
+    yield wrong, "num_deepstack_features", "must be those of layers of a model that takes images"
 
 
 def _base_faults(config: LLMEngineRunnerConfig) -> Iterator[tuple[bool, str, str]]:
@@ -280,5 +306,3 @@ def _check_served(config: LLMEngineRunnerConfig) -> None:
     for name in _NOT_SERVED.split():
         if getattr(config, name):
             raise HearthError("engine_incompatible", f"{name} is not served yet", name)
-    if config.rope_config.type == "mrope" or config.rope_config.mrope_section:
-        raise HearthError("engine_incompatible", "rope type mrope is not served yet", "rope_config")

@@ -14,7 +14,8 @@ class Decoder:
 
     `table` is where the embedding table lies if the head reads it, None for a head of its own.
     With `taps` the graph outputs, of every token, the residual stream that enters each of these
-    layers; the number of layers stands for what leaves the last. `trees` adds a tree mask.
+    layers; the number of layers stands for what leaves the last. `trees` adds a tree mask,
+    `deepstack` as many inputs that are added behind the first layers.
     """
 
     layer_names = "model.layers.{}"
@@ -29,6 +30,7 @@ class Decoder:
         taps: Sequence[int] = (),
         *,
         trees: bool = False,
+        deepstack: int = 0,
     ) -> None:
         self._graph = graph
         self._spelling = spelling
@@ -37,6 +39,7 @@ class Decoder:
         self._table = table
         self._taps = taps
         self._trees = trees
+        self._deepstack = deepstack
         self._entering: list[ir.Value] = []
 
     def build(self) -> None:
@@ -50,6 +53,8 @@ class Decoder:
         for layer, cache in enumerate(caches):
             with graph.scope(f"layers.{layer}"):
                 x, addend = self._layer(layer, (x, addend), cache)
+                if layer < self._deepstack:
+                    addend = graph.op("Add", addend, inputs.deepstack[layer])
         with graph.scope(f"layers.{len(caches) - 1}"):
             x = graph.op("Add", x, addend)
         self._entering.append(x)
@@ -67,19 +72,22 @@ class Decoder:
 
     def _declare_inputs(self) -> StepInputs:
         graph, index, table = self._graph, self._spelling.index_type, ir.DataType.FLOAT
-        half = self._model.rotary_dim // 2
+        rotary: tuple[int | str, ...] = (self._spelling.positions, self._model.rotary_dim // 2)
+        if self._model.rope_per_row:
+            rotary = (BATCH, *rotary)
+        dtype, embeds = self._spelling.dtype, (BATCH, STEP, self._model.hidden_size)
+        names = (f"deepstack_embeds_{feature}" for feature in range(self._deepstack))
         return StepInputs(
-            embeds=graph.input(
-                "inputs_embeds", self._spelling.dtype, (BATCH, STEP, self._model.hidden_size)
-            ),
+            embeds=graph.input("inputs_embeds", dtype, embeds),
             start=graph.input("kvcache_start_index", index, (BATCH,)),
             positions=graph.input("attention_pos_id", index, (BATCH, STEP)),
             last=graph.input("last_token_ids", index, (BATCH, SELECTED)),
-            cos=graph.input("rope_cos", table, (self._spelling.positions, half)),
-            sin=graph.input("rope_sin", table, (self._spelling.positions, half)),
+            cos=graph.input("rope_cos", table, rotary),
+            sin=graph.input("rope_sin", table, rotary),
             mask=graph.input("tree_mask", ir.DataType.BOOL, (BATCH, STEP, STEP))
             if self._trees
             else None,
+            deepstack=tuple(graph.input(name, dtype, embeds) for name in names),
         )
 
     def _declare_cache(self, layer: int) -> KeyValue:

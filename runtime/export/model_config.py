@@ -40,6 +40,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     bos_token_id: int | None
 
     @property
+    def rope_per_row(self) -> bool:
+        """Whether each row of a batch has rotary tables of its own."""
+        return self.rope.type == "mrope"
+
+    @property
     def query_size(self) -> int:
         """Elements of all query heads of one token."""
         return self.num_attention_heads * self.head_dim

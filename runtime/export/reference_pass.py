@@ -6,6 +6,8 @@ length go through the layers at once. T is that length, H the hidden size, D tha
 dots are the sequences, which do not hear of each other.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -20,13 +22,29 @@ Array = NDArray[np.float32]
 def reference_logits(model: ModelConfig, weights: RoundedWeights, token_ids: ArrayLike) -> Array:
     """The logits [..., T, V] that rank the successors of tokens [..., T], computed in float32."""
     rotary = rope_tables(model.rope, model.rotary_dim, np.shape(token_ids)[-1])
-    x = weights.embed(EMBEDDING, token_ids)
+    return decode(model, weights, weights.embed(EMBEDDING, token_ids), rotary)
+
+
+def decode(
+    model: ModelConfig,
+    weights: RoundedWeights,
+    x: Array,
+    rotary: tuple[Array, Array],
+    deepstack: Sequence[Array] = (),
+) -> Array:
+    """The logits [..., T, V] of embedded tokens x [..., T, H], some of them perhaps of images.
+
+    `rotary` are cosines and sines as `rotate` takes them; `deepstack` [..., T, H] each is what is
+    added behind the first layers (Meng et al., DeepStack, 2024).
+    """
     for layer in range(model.num_layers):
         name = f"model.layers.{layer}"
         normal = normalise(x, weights.vector(f"{name}.input_layernorm.weight"), model)
         x = x + attention(normal, model, weights, f"{name}.self_attn", rotary)
         normal = normalise(x, weights.vector(f"{name}.post_attention_layernorm.weight"), model)
         x = x + gated_mlp(normal, weights, f"{name}.mlp")
+        if layer < len(deepstack):
+            x = x + deepstack[layer]
     x = normalise(x, weights.vector("model.norm.weight"), model)
     # A tied head is the embedding table, read the other way.
     return weights.project(x, EMBEDDING if model.tied_head else HEAD)
@@ -75,10 +93,11 @@ def heads(x: Array, model: ModelConfig, weights: RoundedWeights, name: str) -> A
 def rotate(heads: Array, cos: Array, sin: Array) -> Array:
     """Turn pairs of elements of each head [..., heads, T, D] by the angles of its position.
 
-    `cos` and `sin` [T, R / 2] turn the first R elements, element i with element i + R / 2; the
-    others stay. Su et al., RoFormer, 2021; the scalings of its angles are in `runtime.rope`.
+    `cos` and `sin` [T, R / 2], or [..., 1, T, R / 2] where each sequence has its own, turn the
+    first R elements, element i with element i + R / 2; the others stay. Su et al., RoFormer, 2021;
+    the scalings of its angles are in `runtime.rope`.
     """
-    half = cos.shape[1]
+    half = cos.shape[-1]
     one, other, rest = np.split(heads, [half, 2 * half], axis=-1)
     return np.concatenate((one * cos - other * sin, other * cos + one * sin, rest), axis=-1)
 

@@ -27,6 +27,8 @@ class StepInputs(NamedTuple):
     sin: ir.Value
     mask: ir.Value | None = None
     """[B, S, S] bool: which tokens of the step each of them sees; None where it is causal."""
+    deepstack: tuple[ir.Value, ...] = ()
+    """[B, S, H] each: what is added to the residual stream behind the first layers."""
 
 
 class KeyValue(NamedTuple):
@@ -118,8 +120,14 @@ class Spelling(ABC):
 
     def rotary_rows(self, inputs: StepInputs) -> tuple[ir.Value, ir.Value]:
         """Cosine and sine of each token of the step [B, S, rotary / 2], in the graph's type."""
-        tables = (inputs.cos, inputs.sin)
-        rows = [self.graph.op("Gather", table, inputs.positions) for table in tables]
+        graph, positions, kind = self.graph, inputs.positions, "Gather"
+        own: dict[str, int] = {}
+        if self.model.rope_per_row:
+            kind, own = "GatherND", {"batch_dims": 1}
+            if self.index_type != ir.DataType.INT64:
+                positions = self.cast(positions, ir.DataType.INT64)
+            positions = graph.op("Unsqueeze", positions, graph.ints(-1))
+        rows = [graph.op(kind, table, positions, **own) for table in (inputs.cos, inputs.sin)]
         if self.dtype != ir.DataType.FLOAT:
             rows = [self.cast(row, self.dtype) for row in rows]
         return rows[0], rows[1]

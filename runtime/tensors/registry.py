@@ -74,7 +74,7 @@ def index_dtype(config: LLMEngineRunnerConfig) -> np.dtype[Any]:
 def build_registry_for_llm(config: LLMEngineRunnerConfig) -> TensorRegistry:
     """The bindings of a decoder engine, as docs/architecture.md lists them.
 
-    The rotary tables are not among them: their shape is the table's and follows no step.
+    Rotary tables that all rows share are not among them: their shape follows no step.
     """
     registry = TensorRegistry()
     _add_step(registry, config)
@@ -118,6 +118,14 @@ def _add_step(registry: TensorRegistry, config: LLMEngineRunnerConfig) -> None:
     if config.takes_tree_mask:
         shape = ("batch", "seq_len", "attn_mask_seq_len")
         registry.add(TensorSpec("tree_mask", "input", np.dtype(np.bool_), shape))
+    embeds = TensorSpec(
+        "deepstack_embeds_{i}", "input", data, ("batch", "seq_len", config.hidden_size)
+    )
+    registry.add(embeds, config.num_deepstack_features)
+    if config.use_context_dependent_rope:
+        table = ("batch", config.max_kv_cache_capacity, config.rotary_dim // 2)
+        for name in ("rope_cos", "rope_sin"):
+            registry.add(TensorSpec(name, "input", np.dtype(np.float32), table))
     slots = ("batch", config.num_kv_heads, "kv_len", config.head_dim)
     fresh = ("batch", config.num_kv_heads, "seq_len", config.head_dim)
     present = slots if config.dialect == "native" else fresh

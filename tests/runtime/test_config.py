@@ -108,12 +108,10 @@ def test_sizes_that_do_not_fit_are_refused_by_name(changes: dict[str, Any], fiel
     [
         ("engine_format", 2),
         ("max_supported_lora_rank", 8),
-        ("image_token_id", 5),
+        ("audio_token_id", 5),
         ("mamba_num_heads", 4),
         ("ssm_state_size", 16),
         ("conv_kernel", 4),
-        ("rope_config", {"type": "mrope"}),
-        ("rope_config", {"mrope_section": [1, 1, 2]}),
     ],
 )
 def test_an_engine_of_another_kind_is_refused_by_name(name: str, value: Any) -> None:
@@ -124,6 +122,49 @@ def test_an_engine_of_another_kind_is_refused_by_name(name: str, value: Any) -> 
 def test_recurrent_layers_are_refused_by_name() -> None:
     error = fault(num_mamba_layers=1, num_attention_layers=1)
     assert (error.code, error.field) == ("engine_incompatible", "num_mamba_layers")
+
+
+MROPE = {"type": "mrope", "mrope_section": [2, 1, 1]}
+IMAGES = {
+    "image_token_id": 5,
+    "num_deepstack_features": 2,
+    "use_context_dependent_rope": True,
+    "rope_config": MROPE,
+}
+
+
+def test_a_model_that_takes_images() -> None:
+    config = parse_config(msgspec.json.encode(fields() | IMAGES))
+    assert config.rope_config.mrope_section == (2, 1, 1)
+    assert not config.rope_config.mrope_interleaved
+    plain = parse_config(msgspec.json.encode(fields() | {"image_token_id": 5}))
+    assert not plain.use_context_dependent_rope
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"image_token_id": 100}, "image_token_id"),
+        ({"image_token_id": -1}, "image_token_id"),
+        ({"image_token_id": 0}, "num_deepstack_features"),
+        ({"num_deepstack_features": 3}, "num_deepstack_features"),
+        ({"num_deepstack_features": -1}, "num_deepstack_features"),
+        ({"use_context_dependent_rope": False}, "use_context_dependent_rope"),
+        ({"rope_config": {}}, "use_context_dependent_rope"),
+        ({"rope_config": {"type": "mrope"}}, "rope_config"),
+        ({"rope_config": MROPE | {"type": "linear"}}, "rope_config"),
+        ({"rope_config": MROPE | {"mrope_section": [2, 2]}}, "rope_config"),
+        ({"rope_config": MROPE | {"mrope_section": [4, 0, 0]}}, "rope_config"),
+        ({"rope_config": MROPE | {"mrope_section": [2, 1, 2]}}, "rope_config"),
+        ({"rotary_dim": 6}, "rope_config"),
+    ],
+    ids=str,
+)
+def test_a_model_of_images_that_does_not_fit_is_refused_by_name(
+    changes: dict[str, Any], field: str
+) -> None:
+    error = fault(**IMAGES | changes)
+    assert (error.code, error.field) == ("engine_corrupt", field)
 
 
 EAGLE = {

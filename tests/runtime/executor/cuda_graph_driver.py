@@ -82,7 +82,7 @@ class CudaGraphDriver(GraphDriver):
         self.engine.close()
 
     def _shape(self, io: IOTensor, sizes: dict[str, int]) -> tuple[int, ...]:
-        fixed = {"capacity": self._capacity, "positions": len(self._rope["rope_cos"])}
+        fixed = {"capacity": self._capacity, "positions": len(self.rope["rope_cos"])}
         return tuple(
             size if isinstance(size, int) else (sizes | fixed)[str(size)] for size in io.shape
         )
@@ -92,8 +92,8 @@ class CudaGraphDriver(GraphDriver):
         if name not in self._tensors:
             most = {"batch": self._batch, "step": LONGEST_STEP, "selected": LONGEST_STEP}
             self._tensors[name] = self._device.zeros(name, self._shape(io, most), io.dtype)
-            if name in self._rope:
-                self._upload({name: self._rope[name]})
+            if name in self.rope:
+                self._upload({name: self.rope[name]})
         return self._tensors[name]
 
     def _upload(self, arrays: dict[str, Array]) -> None:

@@ -28,6 +28,7 @@ class GraphDriver:
     """Runs steps over a batch; `filled` holds the slots in use of each row.
 
     `aliased` binds native output caches to the memory of their inputs, as they are meant to be.
+    `rope` are the rotary tables; where each row has its own they begin as those of text.
     """
 
     def __init__(self, folder: Path, batch: int, capacity: int) -> None:
@@ -40,7 +41,9 @@ class GraphDriver:
         self.table = load_file(base / EMBEDDING_FILE)["embedding"]
         self.outputs: dict[str, Array] = {}
         rope = load_file(folder / ROPE_FILE)
-        self._rope = {"rope_cos": rope["cos"], "rope_sin": rope["sin"]}
+        self.rope = {"rope_cos": rope["cos"], "rope_sin": rope["sin"]}
+        if self.config.use_context_dependent_rope:
+            self.rope = {name: np.stack([table] * batch) for name, table in self.rope.items()}
         shape = (batch, self.config.num_kv_heads, capacity, self.config.head_dim)
         self.caches = {
             f"{kind}_cache_{layer}": np.zeros(shape, self.config.kv_cache_dtype)
@@ -83,8 +86,14 @@ class GraphDriver:
             "kvcache_start_index": self.filled.astype(index),
             "attention_pos_id": positions.astype(index),
             "last_token_ids": selected.astype(index),
+            **{
+                f"deepstack_embeds_{feature}": np.zeros(
+                    (*ids.shape, self.config.hidden_size), self.config.dtype
+                )
+                for feature in range(self.config.num_deepstack_features)
+            },
             **{name: array.astype(self.config.dtype) for name, array in more.items()},
-            **self._rope,
+            **self.rope,
         }
         if self.config.takes_tree_mask:
             causal = np.tile(np.tri(ids.shape[1], dtype=np.bool_), (len(ids), 1, 1))
@@ -101,6 +110,8 @@ class GraphDriver:
         """Evict all rows but these, whose caches move to the front."""
         self.filled = self.filled[list(rows)]
         self.caches = {name: cache[list(rows)].copy() for name, cache in self.caches.items()}
+        if self.config.use_context_dependent_rope:
+            self.rope = {name: table[list(rows)].copy() for name, table in self.rope.items()}
 
     def _open(self, folder: Path) -> Any:
         return open_session(folder)

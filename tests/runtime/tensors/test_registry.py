@@ -67,3 +67,21 @@ def test_a_classic_decoder_gives_new_rows_and_takes_short_integers() -> None:
     assert present.resolve(DIMS) == (2, 1, 5, 2)
     assert (start.dtype, start.resolve(DIMS)) == (np.dtype(np.int32), (2,))
     assert index_dtype(simulated_config()) == np.dtype(np.int64)
+
+
+def test_rows_with_tables_of_their_own_and_features_behind_layers() -> None:
+    config = structs.replace(
+        simulated_config(layers=2), use_context_dependent_rope=True, num_deepstack_features=2
+    )
+    registry = build_registry_for_llm(config)
+    hidden, table = config.hidden_size, (config.max_kv_cache_capacity, config.rotary_dim // 2)
+    for name, shape in (
+        ("deepstack_embeds_0", (2, 5, hidden)),
+        ("deepstack_embeds_1", (2, 5, hidden)),
+        ("rope_cos", (2, *table)),
+        ("rope_sin", (2, *table)),
+    ):
+        spec = registry.get(name)
+        assert spec is not None
+        assert (spec.dtype, spec.resolve(DIMS)) == (FLOAT, shape)
+    assert registry.get("deepstack_embeds_2") is None
