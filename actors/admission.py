@@ -48,6 +48,9 @@ GUILTY = Refusal(
     "the executor failed each time that this request ran: change it, or try again in ten minutes",
     None,
 )
+TEXT_ONLY = Refusal(
+    "unsupported_option", "this model reads text alone: leave the images out", "messages"
+)
 
 
 def within_share(own: int, more: int, waiting: int, limit: int, share: float) -> bool:

@@ -6,6 +6,7 @@ from operator import attrgetter
 
 import structlog
 
+from actors.encoder_messages import RunTower, TowerFailed
 from actors.logs import set_level
 from actors.mailbox import MailboxFull, Receiver, Sender, wait_any
 from actors.messages import (
@@ -134,6 +135,9 @@ class ExecutorActor:
 
     def _read_offers(self) -> None:
         while (message := self._inbox.receive_nowait()) is not None:
+            if isinstance(message, RunTower):
+                self._refuse_tower(message)
+                continue
             for one in message.rows:
                 if one.rid in self._rows or any(one.rid == it.rid for it in self._offered):
                     # Two of one number cannot be told apart: the first gets the answers.
@@ -145,6 +149,10 @@ class ExecutorActor:
                     self._tell(RowsEnded(self._incarnation, [one.rid]))
                 else:
                     self._tell(RowsReturned(self._incarnation, unplaced=[one.rid]))
+
+    def _refuse_tower(self, message: RunTower) -> None:
+        told = "this executor has no vision tower"
+        self._tell(TowerFailed(self._incarnation, [message.number], "internal", told))
 
     def _cancel(self, message: Cancel) -> None:
         number = self._rows.remove(message.rid)

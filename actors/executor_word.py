@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 from actors.actor_message import FromExecutor
+from actors.encoder_messages import TowerFailed, TowerRan
 from actors.messages import ExecutorGone, RowsEnded, RowsFailed, RowsPlaced, RowsReturned, Step
 from runtime.request import RowToken
 
-Told = RowsPlaced | RowsEnded | RowsFailed | RowsReturned
-"""What the scheduler has to hear of rows."""
+Told = RowsPlaced | RowsEnded | RowsFailed | RowsReturned | TowerRan | TowerFailed
+"""What the scheduler has to hear of rows, and of the tower."""
 
 
 class ExecutorWord:
@@ -43,7 +44,7 @@ class ExecutorWord:
             case RowsReturned():
                 self._placed.difference_update(row.rid for row in message.released)
                 return message
-        return None
+        return message if isinstance(message, TowerRan | TowerFailed) else None
 
     def bury(self, message: ExecutorGone) -> list[RowsFailed | RowsReturned]:
         """What became of the rows that an executor was offered before it died."""

@@ -28,10 +28,11 @@ class ImageWork(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PromptImage(msgspec.Struct, frozen=True, array_like=True):
-    """A visual of a prompt, and where its embeddings go there."""
+    """A visual of a prompt, where its embeddings go there, and what errors call it."""
 
     work: ImageWork
     spans: tuple[ImageSpan, ...]
+    field: str = "messages"
 
 
 class ImageTimes(msgspec.Struct, frozen=True, array_like=True):

@@ -11,6 +11,18 @@ import msgspec
 from msgspec import Meta
 
 from actors.actor_message import ActorMessage, FromExecutor
+from actors.encoder_messages import (
+    DropWork,
+    Encode,
+    Encoded,
+    EncodeFailed,
+    EncoderLost,
+    EncoderReady,
+    Patched,
+    RunTower,
+    TowerFailed,
+    TowerRan,
+)
 from actors.image_work import ImageTimes, PromptImage, Visual
 from actors.logs import Level
 from runtime.request import FinishReason, RequestOptions, RowRequest, RowToken
@@ -189,6 +201,8 @@ TokenizerMessage = (
     | RowsReturned
     | RowsCut
     | ExecutorGone
+    | TowerRan
+    | TowerFailed
 )
 
 # --- to the scheduler ---------------------------------------------------------------------
@@ -227,8 +241,21 @@ class AskReport(ActorMessage, tag="ask_report"):
     rid: int
 
 
-SchedulerMessage = Submit | Cancel | RowsPlaced | RowsEnded | RowsFailed | RowsReturned | AskReport
-SchedulerControl = Cancel | ExecutorReady | ExecutorLost
+SchedulerMessage = (
+    Submit
+    | Cancel
+    | RowsPlaced
+    | RowsEnded
+    | RowsFailed
+    | RowsReturned
+    | AskReport
+    | Patched
+    | Encoded
+    | EncodeFailed
+    | TowerRan
+    | TowerFailed
+)
+SchedulerControl = Cancel | ExecutorReady | ExecutorLost | EncoderReady | EncoderLost
 
 # --- to the executor ----------------------------------------------------------------------
 
@@ -276,8 +303,13 @@ class Shutdown(ActorMessage, tag="shutdown"):
     """End after the current step; running rows fail with `shutting_down`."""
 
 
-ExecutorMessage = Offer
+ExecutorMessage = Offer | RunTower
 ExecutorControl = Cancel | Revoke | Release | SetLogLevel | Shutdown
+
+# --- to the encoder -----------------------------------------------------------------------
+
+EncoderMessage = Encode | DropWork
+EncoderControl = SetLogLevel | Shutdown
 
 # --- to the front door --------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from actors.admission import (
     EXPIRED,
     GUILTY,
+    TEXT_ONLY,
     PolicySettings,
     Refusal,
     queue_refusal,
@@ -98,6 +99,8 @@ class SchedulerPolicy:
             return []
         entry = Entry(request, message.token_ids, encoded=message.encoded, queued=now)
         refusal = size_refusal(entry, self._settings, self._limits)
+        if message.images:
+            refusal = refusal or TEXT_ONLY
         if refusal is None and request.deadline is not None and request.deadline <= now:
             refusal = EXPIRED
         self._suspects.forget(now)

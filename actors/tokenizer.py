@@ -220,7 +220,7 @@ class TokenizerActor:
             return await _run(
                 lambda: self._tokenizer.encode(text, field), long=len(text) >= _LONG_TEXT
             )
-        pairs = [(turn.role, turn.content) for turn in turns or ()]
+        pairs = [(turn.role, _text_of(turn)) for turn in turns or ()]
         size = sum(len(content) for _, content in pairs)
         return await _run(lambda: self._tokenizer.encode_chat(pairs), long=size >= _LONG_TEXT)
 
@@ -311,6 +311,14 @@ def _size(message: Prepare | Convert) -> int:
     if text is not None:
         return len(text)
     return sum(len(turn.content) for turn in message.turns or ())
+
+
+def _text_of(turn: ChatTurn) -> str:
+    if any(part.kind != "text" for part in turn.parts):
+        raise HearthError(
+            "unsupported_option", "this model reads text alone: leave the images out", "messages"
+        )
+    return turn.content or "".join(part.text for part in turn.parts)
 
 
 async def _run(work: Callable[[], T], *, long: bool) -> T:

@@ -100,7 +100,8 @@ async def house(settings: PolicySettings = DEFAULTS, limit: int = 100) -> AsyncI
         context.term()
 
 
-def rids(offer: Offer) -> list[int]:
+def rids(offer: ExecutorMessage) -> list[int]:
+    assert isinstance(offer, Offer)
     return [one.rid for one in offer.rows]
 
 
@@ -120,6 +121,7 @@ async def test_a_request_is_accepted_and_offered() -> None:
         assert await made.door.receive() == Accepted(1, 3)
         offer = await made.work.receive()
         assert time.monotonic() - sent > 0.004
+        assert isinstance(offer, Offer)
         assert rids(offer) == [1]
         assert offer.rows[0].row.token_ids == [1, 1, 1]
 
@@ -161,7 +163,9 @@ async def test_the_clock_alone_releases_a_row_when_somebody_waits() -> None:
         assert await made.executor_control.receive() == Release([1])
         made.submit.post(RowsReturned(1, [Continuation(1, [9])]))
         made.submit.post(RowsPlaced(1, [2]))
-        (again,) = (await made.work.receive()).rows
+        offer = await made.work.receive()
+        assert isinstance(offer, Offer)
+        (again,) = offer.rows
         assert (again.rid, again.row.token_ids[-1]) == (1, 9)
 
 

@@ -29,6 +29,7 @@ class Values:
             inspect.IntType: self._int,
             inspect.FloatType: self._float,
             inspect.StrType: lambda kind: random.choice(TEXTS[bool(kind.min_length) :]),
+            inspect.BytesType: lambda _: random.choice(TEXTS).encode(),
             inspect.BoolType: lambda _: random.random() < 0.5,
             inspect.LiteralType: lambda kind: random.choice(kind.values),
             inspect.ListType: self._items,

@@ -1,0 +1,173 @@
+"""Memory that processes share by a descriptor, and which of it is given out."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import struct
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from runtime.errors import HearthError
+from runtime.images import Slot
+
+HEAD_BYTES = 64
+"""Of a slot: a line of a CPU's cache, of which all offsets and lengths are multiples."""
+_GENERATION = struct.Struct("<Q")
+_FREE = 0
+# Else a process that shortens the file would end all others with SIGBUS.
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+class SharedArena(msgspec.Struct, frozen=True):
+    """An arena as a process is told of it: the descriptor that it inherits, and the bytes."""
+
+    descriptor: int
+    size: int
+
+
+class Arena:
+    """A memory file; what of it is given out is for `ArenaSlots` in the daemon's process to say.
+
+    A slot's generation lies in a head before its data. Who reads asks for a `view`, and behind it
+    by `check` whether the slot has been the same all the time.
+    """
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        self.descriptor, self.size = descriptor, size
+        self._map = mmap.mmap(descriptor, size)
+        self._bytes = memoryview(self._map)
+
+    @classmethod
+    def create(cls, name: str, size: int) -> Arena:
+        """A new one of `size` bytes, which take memory as they are used.
+
+        Raises `out_of_memory` where the system gives none.
+        """
+        try:
+            descriptor = os.memfd_create(f"hearth-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.ftruncate(descriptor, size)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+            return cls(descriptor, size)
+        except OSError as error:
+            raise HearthError(
+                "out_of_memory",
+                f"the system gives no {size} bytes of shared memory for {name} "
+                f"({os.strerror(error.errno or 0)})",
+            ) from error
+
+    @classmethod
+    def open(cls, descriptor: int, size: int) -> Arena:
+        """One that this process has inherited; raises `internal` where it is not there."""
+        try:
+            return cls(descriptor, size)
+        except (OSError, ValueError) as error:
+            raise HearthError(
+                "internal", f"descriptor {descriptor} is no memory of {size} bytes"
+            ) from error
+
+    @property
+    def shared(self) -> SharedArena:
+        """What a process that inherits it is told."""
+        return SharedArena(self.descriptor, self.size)
+
+    def slots(self) -> ArenaSlots:
+        """Who gives it out; there is one, in the process that made it."""
+        return ArenaSlots(self.size, self._mark)
+
+    def view(self, slot: Slot) -> memoryview:
+        """The slot's bytes, to be read or written; raises `internal` if it is another's now."""
+        self.check(slot)
+        start = slot.offset + HEAD_BYTES
+        return self._bytes[start : start + slot.size]
+
+    def check(self, slot: Slot) -> None:
+        """Raise `internal` unless the slot is still the one that it was."""
+        start, end = slot.offset, slot.offset + HEAD_BYTES + slot.size
+        inside = start >= 0 and slot.size >= 0 and end <= self.size
+        if not inside or _GENERATION.unpack_from(self._bytes, start) != (slot.generation,):
+            raise HearthError("internal", "a piece of shared memory has been given to another")
+
+    def close(self) -> None:
+        """Let go of it; what still looks at it keeps the memory."""
+        self._bytes.release()
+        try:
+            self._map.close()
+        except BufferError:
+            # The mapping goes with the last view of it.
+            return
+        finally:
+            os.close(self.descriptor)
+
+    def _mark(self, offset: int, generation: int) -> None:
+        _GENERATION.pack_into(self._bytes, offset, generation)
+
+
+class _Piece(NamedTuple):
+    offset: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.length
+
+
+class ArenaSlots:
+    """Which parts of an arena are taken; no I/O but `mark`, which writes a slot's generation.
+
+    The first piece that is large enough is given, so what is seldom used stays at the end, where
+    it takes no memory. A generation is never given twice.
+    """
+
+    def __init__(self, size: int, mark: Callable[[int, int], None] = lambda *_: None) -> None:
+        self.size = size
+        self.used = 0
+        self._mark = mark
+        self._generation = _FREE
+        self._free = [_Piece(0, size - size % HEAD_BYTES)]
+        self._taken: dict[int, _Piece] = {}
+
+    def __len__(self) -> int:
+        return len(self._taken)
+
+    def holds(self, size: int) -> bool:
+        """Whether so many bytes fit where nothing else is."""
+        return _length(size) <= self.size
+
+    def take(self, size: int) -> Slot | None:
+        """A slot of `size` bytes; None where no piece is large enough now."""
+        length = _length(size)
+        for index, piece in enumerate(self._free):
+            if piece.length < length:
+                continue
+            rest = _Piece(piece.offset + length, piece.length - length)
+            self._free[index : index + 1] = [rest] if rest.length else []
+            self._generation += 1
+            self._taken[self._generation] = _Piece(piece.offset, length)
+            self.used += length
+            self._mark(piece.offset, self._generation)
+            return Slot(piece.offset, size, self._generation)
+        return None
+
+    def free(self, slot: Slot) -> None:
+        """Take a slot back; a second time does nothing."""
+        piece = self._taken.pop(slot.generation, None)
+        if piece is None:
+            return
+        self._mark(piece.offset, _FREE)
+        self.used -= piece.length
+        at = bisect_left(self._free, piece)
+        if at < len(self._free) and self._free[at].offset == piece.end:
+            piece = _Piece(piece.offset, piece.length + self._free.pop(at).length)
+        if at and self._free[at - 1].end == piece.offset:
+            at -= 1
+            piece = _Piece(self._free[at].offset, self._free.pop(at).length + piece.length)
+        self._free.insert(at, piece)
+
+
+def _length(size: int) -> int:
+    return HEAD_BYTES + -(-size // HEAD_BYTES) * HEAD_BYTES
