@@ -4,9 +4,14 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 import numpy as np
 
+from runtime.config import LLMEngineRunnerConfig
 from runtime.device.stream import Stream
 from runtime.tensors.registry import Direction
 from runtime.tensors.tensor import Tensor
+from runtime.vision_config import VisionConfig
+
+EngineConfig = LLMEngineRunnerConfig | VisionConfig
+"""The configuration of a decoder, a draft or a vision tower."""
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):

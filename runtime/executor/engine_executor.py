@@ -9,13 +9,13 @@ from runtime.config import LLMEngineRunnerConfig
 from runtime.device.device import Device
 from runtime.device.stream import Stream
 from runtime.errors import HearthError
-from runtime.executor.engine import Binding, Engine, EngineOptions, IOTensor
+from runtime.executor.engine import Binding, Engine, EngineConfig, EngineOptions, IOTensor
 from runtime.executor.graph_cache import GraphCache, GraphCounters
 from runtime.executor.introspection import check_bindings
 from runtime.executor.simulated_engine import SimulatedEngine
 from runtime.executor.snapshot import BindingSnapshot
 from runtime.onnx_runtime import load_onnx_runtime
-from runtime.tensors.dims import InferenceDims
+from runtime.tensors.dims import StepDims
 from runtime.tensors.profiles import Profile, Selector, build_profiles
 from runtime.tensors.registry import (
     TensorRegistry,
@@ -24,7 +24,9 @@ from runtime.tensors.registry import (
 )
 from runtime.tensors.tensor import Tensor
 from runtime.tensors.tensor_map import TensorMap
+from runtime.tensors.tower import build_registry_for_tower, build_tower_profiles
 from runtime.undo import undoing
+from runtime.vision_config import VisionConfig
 
 _PREPARED_LIMIT = 256
 """Prepared steps kept; prefill chunks have many lengths, and each step holds a view a binding."""
@@ -78,6 +80,17 @@ class EngineExecutor:
         return cls._create(folder, config, options, device, registry)
 
     @classmethod
+    def create_for_tower(
+        cls, folder: Path, config: VisionConfig, options: EngineOptions, device: Device
+    ) -> "EngineExecutor":
+        """Load the vision tower of a folder, as `create_for_llm` does a decoder."""
+        registry = build_registry_for_tower(config)
+        with undoing() as undo:
+            engine = _open_engine(folder, config, options, device, registry)
+            undo.callback(engine.close)
+            return cls(engine, registry, build_tower_profiles(config))
+
+    @classmethod
     def _create(
         cls,
         folder: Path,
@@ -93,9 +106,7 @@ class EngineExecutor:
             undo.callback(engine.close)
             return cls(engine, registry, build_profiles(config), address_sets)
 
-    def prepare(
-        self, profile: int, dims: InferenceDims, tensors: TensorMap, stream: Stream
-    ) -> None:
+    def prepare(self, profile: int, dims: StepDims, tensors: TensorMap, stream: Stream) -> None:
         """Resolve every binding's address and shape for a step of `dims`.
 
         Raises `invalid_value` for a size out of the profile and `engine_incompatible` naming a
@@ -233,11 +244,11 @@ class EngineExecutor:
             raise HearthError("internal", "prepare a step before it is run")
         return self._current
 
-    def _bind(self, profile: int, dims: InferenceDims, tensors: TensorMap) -> tuple[Binding, ...]:
+    def _bind(self, profile: int, dims: StepDims, tensors: TensorMap) -> tuple[Binding, ...]:
         self._profile(profile).check(dims)
         return tuple(self._resolve(io, dims, tensors) for io in self._engine.io_tensors)
 
-    def _resolve(self, io: IOTensor, dims: InferenceDims, tensors: TensorMap) -> Binding:
+    def _resolve(self, io: IOTensor, dims: StepDims, tensors: TensorMap) -> Binding:
         tensor = tensors.get(io.name)
         if tensor.dtype != io.dtype:
             raise HearthError(
@@ -253,7 +264,7 @@ class EngineExecutor:
 
 def _open_engine(
     folder: Path,
-    config: LLMEngineRunnerConfig,
+    config: EngineConfig,
     options: EngineOptions,
     device: Device,
     registry: TensorRegistry,

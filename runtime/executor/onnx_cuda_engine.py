@@ -11,7 +11,14 @@ from runtime.config import LLMEngineRunnerConfig
 from runtime.device.cuda.cuda_device import CudaDevice
 from runtime.device.stream import Stream
 from runtime.errors import HearthError
-from runtime.executor.engine import Binding, CapturedRun, EngineOptions, IOTensor, SelfContained
+from runtime.executor.engine import (
+    Binding,
+    CapturedRun,
+    EngineConfig,
+    EngineOptions,
+    IOTensor,
+    SelfContained,
+)
 from runtime.executor.onnx_cuda_capture import capture_run
 from runtime.executor.onnx_cuda_session import DTYPES, ELEMENT_TYPES, open_session, step_error
 from runtime.executor.onnx_engine import describe
@@ -45,7 +52,7 @@ class OnnxCudaEngine(SelfContained):
 
     @classmethod
     def open(
-        cls, folder: Path, config: LLMEngineRunnerConfig, options: EngineOptions, device: CudaDevice
+        cls, folder: Path, config: EngineConfig, options: EngineOptions, device: CudaDevice
     ) -> "OnnxCudaEngine":
         """Load `model.onnx` onto the device, with its stream for all work.
 
@@ -53,7 +60,8 @@ class OnnxCudaEngine(SelfContained):
         whole, `engine_corrupt` or `out_of_memory`.
         """
         session = open_session(folder, config, options, device)
-        return cls(session, device, fused=config.operators == "contrib")
+        fused = isinstance(config, LLMEngineRunnerConfig) and config.operators == "contrib"
+        return cls(session, device, fused=fused)
 
     def run(self, bindings: Sequence[Binding], stream: Stream, /) -> None:
         """Queue one step; raises `executor_failed`, `out_of_memory` or `device_lost`.

@@ -8,16 +8,23 @@ import ml_dtypes
 import numpy as np
 import onnxruntime as ort
 
-from runtime.config import LLMEngineRunnerConfig
 from runtime.device.cuda.cuda_device import CudaDevice
 from runtime.device.stream import Stream
 from runtime.engine_folder import MODEL_FILE
 from runtime.errors import HearthError
 from runtime.executor import onnx_engine
-from runtime.executor.engine import EngineOptions
+from runtime.executor.engine import EngineConfig, EngineOptions
 from runtime.onnx_runtime import CUDA_PROVIDER, check_provider, check_version
 
-ELEMENT_TYPES = {"float32": 1, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "bfloat16": 16}
+ELEMENT_TYPES = {
+    "float32": 1,
+    "uint8": 2,
+    "int32": 6,
+    "int64": 7,
+    "bool": 9,
+    "float16": 10,
+    "bfloat16": 16,
+}
 """ONNX's numbers for the types of our buffers, by their NumPy names."""
 
 DTYPES = {**onnx_engine.DTYPES, "tensor(bfloat16)": np.dtype(ml_dtypes.bfloat16)}
@@ -26,7 +33,7 @@ ON_THE_HOST = frozenset({"Shape", "Squeeze", "Unsqueeze", "Cast", "Sub", "Concat
 
 
 def open_session(
-    folder: Path, config: LLMEngineRunnerConfig, options: EngineOptions, device: CudaDevice
+    folder: Path, config: EngineConfig, options: EngineOptions, device: CudaDevice
 ) -> ort.InferenceSession:
     """A session whose work goes to the device's stream; raises what `OnnxCudaEngine.open` does."""
     check_version(config.dialect, "cuda", ort.__version__)

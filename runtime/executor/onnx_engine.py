@@ -6,11 +6,10 @@ import numpy as np
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
-from runtime.config import LLMEngineRunnerConfig
 from runtime.device.stream import Stream
 from runtime.engine_folder import MODEL_FILE
 from runtime.errors import HearthError
-from runtime.executor.engine import Binding, EngineOptions, IOTensor, SelfContained
+from runtime.executor.engine import Binding, EngineConfig, EngineOptions, IOTensor, SelfContained
 from runtime.executor.threads import physical_cores
 from runtime.memory.system import release_free_memory
 from runtime.onnx_runtime import check_version
@@ -46,6 +45,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "tensor(int64)": np.dtype(np.int64),
     "tensor(int32)": np.dtype(np.int32),
     "tensor(bool)": np.dtype(np.bool_),
+    "tensor(uint8)": np.dtype(np.uint8),
 }
 
 
@@ -57,9 +57,7 @@ class OnnxEngine(SelfContained):
         self.io_tensors = describe(session, DTYPES)
 
     @classmethod
-    def open(
-        cls, folder: Path, config: LLMEngineRunnerConfig, options: EngineOptions
-    ) -> "OnnxEngine":
+    def open(cls, folder: Path, config: EngineConfig, options: EngineOptions) -> "OnnxEngine":
         """Load `model.onnx`; raises `engine_incompatible`, `engine_corrupt` or `out_of_memory`."""
         check_version(config.dialect, "cpu", ort.__version__)
         path = folder / MODEL_FILE

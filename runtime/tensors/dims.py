@@ -55,3 +55,14 @@ class InferenceDims(NamedTuple):
             attn_mask_seq_len=seq_len,
             start_index_len=batch,
         )
+
+
+class TowerDims(NamedTuple):
+    """The sizes of a call of a vision tower: patches, and the tokens that they become."""
+
+    patches: int
+    tokens: int
+
+
+StepDims = InferenceDims | TowerDims
+"""The sizes of a run of any engine."""

@@ -4,7 +4,7 @@ from typing import Literal, NamedTuple
 from runtime.config import DRAFT_ARCHITECTURE, LLMEngineRunnerConfig
 from runtime.errors import HearthError
 from runtime.tensors.buckets import bucket_sizes
-from runtime.tensors.dims import PROFILE_GENERATION, InferenceDims
+from runtime.tensors.dims import PROFILE_GENERATION, InferenceDims, StepDims
 
 PROMPT_GRAPHS = 32
 """The most prefill steps that are captured."""
@@ -16,17 +16,17 @@ Selector = Literal["min", "opt", "max"]
 class Profile(NamedTuple):
     """The smallest, the typical and the largest dims of one kind of step."""
 
-    minimum: InferenceDims
-    optimum: InferenceDims
-    maximum: InferenceDims
+    minimum: StepDims
+    optimum: StepDims
+    maximum: StepDims
 
-    def select(self, selector: Selector) -> InferenceDims:
+    def select(self, selector: Selector) -> StepDims:
         """The dims that `selector` names."""
         return {"min": self.minimum, "opt": self.optimum, "max": self.maximum}[selector]
 
-    def check(self, dims: InferenceDims) -> None:
+    def check(self, dims: StepDims) -> None:
         """Raise `invalid_value` naming the first member of `dims` outside this profile."""
-        limits = zip(InferenceDims._fields, self.minimum, dims, self.maximum, strict=True)
+        limits = zip(dims._fields, self.minimum, dims, self.maximum, strict=True)
         for member, low, size, high in limits:
             if not low <= size <= high:
                 raise HearthError(

@@ -5,14 +5,14 @@ import numpy as np
 
 from runtime.config import LLMEngineRunnerConfig
 from runtime.errors import HearthError
-from runtime.tensors.dims import InferenceDims
+from runtime.tensors.dims import StepDims
 from runtime.tensors.dtypes import numpy_dtype
 
 Direction = Literal["input", "output"]
 
 
 class TensorSpec(NamedTuple):
-    """One binding: its shape holds sizes and names of `InferenceDims` members.
+    """One binding: its shape holds sizes and names of members of its engine's dims.
 
     `{i}` or `%d` in the name stands for a layer's index among the layers of its kind.
     """
@@ -22,7 +22,7 @@ class TensorSpec(NamedTuple):
     dtype: np.dtype[Any]
     shape: tuple[int | str, ...]
 
-    def resolve(self, dims: InferenceDims) -> tuple[int, ...]:
+    def resolve(self, dims: StepDims) -> tuple[int, ...]:
         """The shape at `dims`; raises `invalid_value` naming a member that is not positive."""
         sizes = []
         for size in self.shape:
@@ -38,7 +38,7 @@ class TensorSpec(NamedTuple):
 
 
 class TensorRegistry:
-    """What an engine's bindings are called and how their shapes follow from `InferenceDims`."""
+    """What an engine's bindings are called and how their shapes follow from dims."""
 
     def __init__(self) -> None:
         self._specs: dict[str, TensorSpec] = {}

@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from runtime.cache_folder import cache_folder
-from runtime.config import LLMEngineRunnerConfig, PlanRecord
+from runtime.config import PlanRecord
 from runtime.device.cuda.context import CudaContext
 from runtime.device.cuda.graph import GraphCapture
 from runtime.device.cuda.stream import CudaStream
 from runtime.device.stream import Stream
 from runtime.engine_folder import PLAN_FILE
 from runtime.errors import HearthError
-from runtime.executor.engine import Binding, CapturedRun, IOTensor
+from runtime.executor.engine import Binding, CapturedRun, EngineConfig, IOTensor
 from runtime.executor.tensorrt.library import (
     context_bytes,
     give_memory,
@@ -62,9 +62,7 @@ class TensorRTEngine:
         self.required_context_memory = context_bytes(engine, old_api=self._old_api)
 
     @classmethod
-    def open(
-        cls, folder: Path, config: LLMEngineRunnerConfig, context: CudaContext
-    ) -> "TensorRTEngine":
+    def open(cls, folder: Path, config: EngineConfig, context: CudaContext) -> "TensorRTEngine":
         """Load `model.plan` into a CUDA context, which must be current.
 
         Raises `engine_incompatible`, `engine_corrupt` or `out_of_memory`.
@@ -138,7 +136,7 @@ def record_graph(context: CudaContext, stream: Stream, work: Callable[[], None])
     return capture.graph
 
 
-def load_plan(library: Any, log: Any, folder: Path, config: LLMEngineRunnerConfig) -> Any:
+def load_plan(library: Any, log: Any, folder: Path, config: EngineConfig) -> Any:
     """Deserialise `model.plan`; raises `engine_corrupt` or `out_of_memory`."""
     path = folder / PLAN_FILE
     record = config.files.get(PLAN_FILE)

@@ -1,7 +1,8 @@
 """Whether a plan fits the library and the GPU that it is to run on, by the record beside it."""
 
-from runtime.config import LLMEngineRunnerConfig, PlanRecord
+from runtime.config import PlanRecord
 from runtime.errors import HearthError
+from runtime.executor.engine import EngineConfig
 from runtime.version import version_numbers
 
 # TensorRT 11 reads version-compatible plans from 10 on, 10 those of 8.6.
@@ -10,7 +11,7 @@ _NAMES = {"tensorrt": "TensorRT", "tensorrt_rtx": "TensorRT-RTX"}
 
 
 def check_plan(
-    config: LLMEngineRunnerConfig, version: str, gpu_name: str, compute_capability: tuple[int, int]
+    config: EngineConfig, version: str, gpu_name: str, compute_capability: tuple[int, int]
 ) -> PlanRecord:
     """The record of the plan, when TensorRT `version` on this GPU can run it.
 
@@ -50,7 +51,7 @@ def _readable(plan: PlanRecord, version: str) -> bool:
     return have > built and (have[0] <= _OLDEST_READ_BY_11 or built[0] >= _OLDEST_READ_BY_11)
 
 
-def _rebuild(config: LLMEngineRunnerConfig, what: str, field: str) -> HearthError:
+def _rebuild(config: EngineConfig, what: str, field: str) -> HearthError:
     return HearthError(
         "engine_incompatible",
         f"the plan of Hearth {config.hearth_version} {what}: export the model again with "

@@ -64,7 +64,7 @@ def test_a_step_outside_is_refused_by_member(dims: InferenceDims, member: str) -
 def test_static_batches_have_a_profile_each() -> None:
     config = structs.replace(CONFIG, device="cuda", static_decode_batches=(1, 2, 4))
     context, *generation = build_profiles(config)
-    assert context.minimum.kv_len == 1000
+    assert context.minimum == InferenceDims.prefill(1, 1, 1000)
     assert [set(profile) for profile in generation] == [
         {InferenceDims.decode(rows, 1000)} for rows in (1, 2, 4)
     ]

@@ -9,37 +9,17 @@ import pytest
 
 from runtime.images import ImageLayout
 from runtime.vision.tower_inputs import Segment, segments_of, tower_inputs
-from runtime.vision_config import Family, ImageRules, VisionConfig, VisionTokens
+from tests.runtime.vision.tower_config import config_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from runtime.vision_config import VisionConfig
 
 torch = pytest.importorskip("torch")
 vision = pytest.importorskip("transformers.vision_utils")
 
 GRIDS = [(1, 4, 6), (2, 10, 4), (1, 22, 14), (3, 6, 18)]
-
-
-def config_of(family: Family, **fields: Any) -> VisionConfig:
-    known: dict[str, Any] = {
-        "hearth_version": "0",
-        "backend": "onnxruntime",
-        "dialect": "classic",
-        "family": family,
-        "dtype": "float32",
-        "num_layers": 2,
-        "num_heads": 2,
-        "head_dim": 16,
-        "hidden_size": 32,
-        "output_size": 48,
-        "patch_size": 14,
-        "temporal_patch_size": 2,
-        "merge_size": 2,
-        "max_patches": 4096,
-        "rules": ImageRules(resample="bicubic", mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)),
-        "tokens": VisionTokens(image=1),
-    }
-    return VisionConfig(**known | fields)
 
 
 def given(config: VisionConfig, grids: list[tuple[int, int, int]]) -> dict[str, NDArray[Any]]:
