@@ -1,0 +1,72 @@
+"""Where the tokens of a prompt with images stand in time, height and width.
+
+Source: Qwen2-VL, Wang et al. 2024 (multimodal rotary embedding), as transformers 5.23 counts.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.images import ImageSpan
+
+_AXES = 3
+
+
+class RowPositions(NamedTuple):
+    """The positions of a row: those of its prompt [3, length], and `delta`.
+
+    A token behind the prompt stands at its slot plus `delta`, on all three axes.
+    """
+
+    prompt: NDArray[np.int32]
+    delta: int
+
+
+PLAIN = RowPositions(np.zeros((_AXES, 0), np.int32), 0)
+"""Those of text: every token stands at its slot."""
+
+
+def row_positions(length: int, spans: Sequence[ImageSpan]) -> RowPositions:
+    """The positions of a prompt of `length` tokens, whose images stand at `spans`, in order.
+
+    Text counts on all axes alike. An image begins where text would go on, counts its grid from
+    there, and moves the text behind it on by its longer side. Spans without a grid are text.
+    """
+    positions = np.empty((_AXES, length), np.int32)
+    done = position = 0
+    for span in spans:
+        if not any(span.grid):
+            continue
+        ahead = span.start - done
+        positions[:, done : span.start] = position + np.arange(ahead)
+        position += ahead
+        done = span.start + span.length
+        positions[:, span.start : done] = position + _grid(span)
+        position += max(span.grid[1:])
+    if not done:
+        return PLAIN
+    positions[:, done:] = position + np.arange(length - done)
+    return RowPositions(positions, int(positions.max()) + 1 - length)
+
+
+def pair_axes(sections: Sequence[int], *, interleaved: bool) -> NDArray[np.int32]:
+    """The axis whose position each rotated pair goes by; `sections` counts the pairs of each.
+
+    They lie one behind the other, or take turns until height and width have had theirs.
+    """
+    if not interleaved:
+        return np.repeat(np.arange(_AXES, dtype=np.int32), sections)
+    axes = np.zeros(sum(sections), np.int32)
+    for axis in (1, 2):
+        axes[axis : sections[axis] * _AXES : _AXES] = axis
+    return axes
+
+
+def _grid(span: ImageSpan) -> NDArray[np.int64]:
+    """Positions [3, length] within a span, from 0 on."""
+    time, height, width = np.indices(span.grid).reshape(_AXES, -1)
+    # In float32, as the reference does: a product just below a whole number is cut.
+    time = (time.astype(np.float32) * np.float32(span.interval)).astype(np.int64)
+    return np.stack((time, height, width))
