@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.arrangement import RowMove
+from runtime.pictures.positions import RowPositions
 
 Array = NDArray[Any]
 
@@ -32,6 +33,23 @@ def fill_positions(positions: Array, start: Array, lengths: Array) -> None:
     steps = np.arange(positions.shape[1], dtype=positions.dtype)
     np.add(start[:, None], steps, out=positions)
     positions[steps >= lengths[:, None]] = 0
+
+
+def splice_rows(buffer: Array, place: int, rows: Array) -> None:
+    """Write `rows` [n, H] over those from `place` on of `buffer` [.., H], read flat."""
+    buffer.reshape(-1, buffer.shape[-1])[place : place + len(rows)] = rows
+
+
+def fill_rotary(out: Array, table: Array, axes: Array, positions: RowPositions) -> None:
+    """Fill `out` [slots, R]: pair j of a slot is that of its position on axis `axes[j]`.
+
+    `table` [positions, R] serves positions from 0 on; its last one stands for those beyond.
+    """
+    prompt, delta = positions
+    length = prompt.shape[1]
+    inside = np.minimum(prompt[axes].T, len(table) - 1)
+    out[:length] = table[inside, np.arange(len(axes))]
+    np.take(table, np.arange(length, len(out)) + delta, axis=0, out=out[length:], mode="clip")
 
 
 def slot_index(start: Array, heads: int, length: int) -> tuple[Any, ...]:

@@ -5,11 +5,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.config import DeviceKind
+from runtime.device.cpu.image_ops import CpuImageOps
 from runtime.device.cpu.ops import CpuStepOps
 from runtime.device.cpu.sampler import CpuBatchSampler
 from runtime.device.cpu.storage import CpuCacheStorage
 from runtime.device.cpu.tree_ops import CpuTreeOps
-from runtime.device.device import SamplerBuffers, StepOps, TreeOps
+from runtime.device.device import ImageOps, SamplerBuffers, StepOps, TreeOps
 from runtime.device.stream import HostStream, Stream
 from runtime.errors import HearthError
 from runtime.tensors.tensor import Tensor
@@ -25,6 +26,7 @@ class CpuDevice:
         self.stream: Stream = HostStream()
         self.ops: StepOps = CpuStepOps()
         self.tree_ops: TreeOps = CpuTreeOps()
+        self.image_ops: ImageOps = CpuImageOps()
 
     def zeros(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tensor:
         """Zeroed memory, committed when it is first written; raises `out_of_memory`."""

@@ -1,5 +1,6 @@
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from runtime.config import DeviceKind
 from runtime.device.cuda.compiler import KernelCompiler, load_compiler_api
 from runtime.device.cuda.context import CudaContext, DeviceProperties, open_context
 from runtime.device.cuda.graph import GraphCapture
+from runtime.device.cuda.image_ops import CudaImageOps
 from runtime.device.cuda.launch import KernelLibrary
 from runtime.device.cuda.memory import CudaMemory
 from runtime.device.cuda.ops import CudaStepOps
@@ -51,6 +53,11 @@ class CudaDevice:
         self._closing = undo
         self.ops = CudaStepOps(self.library, self.memory, self.ring)
         self.tree_ops = CudaTreeOps(self.library, self.memory, self.ring)
+
+    @cached_property
+    def image_ops(self) -> CudaImageOps:
+        """What images need, made when it is first asked for: it takes pinned memory."""
+        return CudaImageOps(self.library, self.memory, self.ring)
 
     @property
     def properties(self) -> DeviceProperties:

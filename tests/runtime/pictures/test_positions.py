@@ -69,7 +69,11 @@ def reference(module: str, name: str, blocks: list[Block], per_second: float) ->
     if per_second:
         named["second_per_grid_ts"] = [seconds for kind, _, seconds in blocks if kind == 2]
     positions, delta = model.get_rope_index(
-        place, torch.zeros((1, len(kinds)), dtype=torch.long), torch.tensor([kinds]), *tables, **named
+        place,
+        torch.zeros((1, len(kinds)), dtype=torch.long),
+        torch.tensor([kinds]),
+        *tables,
+        **named,
     )
     return positions[:, 0].numpy(), int(delta[0, 0])
 

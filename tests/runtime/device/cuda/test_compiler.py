@@ -27,6 +27,7 @@ KERNELS = [
     ("tree", ("-DUNIT=uint4", "-DEACH=1")),
     ("tree", ("-DUNIT=unsigned short", "-DEACH=19")),
     ("gather", ("-DUNIT=uint4",)),
+    ("rotary", ()),
     ("tree_feed", ("-DINDEX=int", "-DUNIT=uint4")),
     ("tree_feed", ("-DINDEX=long long", "-DCONVERT", "-DTABLE=half_bits", "-DOUT=float")),
 ]

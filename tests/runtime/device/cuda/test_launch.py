@@ -8,6 +8,7 @@ from runtime.arrangement import RowMove
 from runtime.device.cuda.context import CudaContext
 from runtime.device.cuda.driver import CudaDriver
 from runtime.device.cuda.element_types import copy_unit, float_type, index_type
+from runtime.device.cuda.image_ops import RotaryArguments
 from runtime.device.cuda.launch import KernelLaunch, pack_arguments
 from runtime.device.cuda.ops import FeedArguments, LengthsArguments
 from runtime.device.cuda.path_commit import PathArguments
@@ -55,6 +56,7 @@ def test_structures_have_the_sizes_of_the_kernels() -> None:
     assert sizes == [96, 24, 88]
     kinds = (NodesArguments, ProposalArguments, FinishArguments, PathArguments, WalkArguments)
     assert [ctypes.sizeof(kind) for kind in kinds] == [48, 128, 56, 16, 56]
+    assert ctypes.sizeof(RotaryArguments) == 64
     assert ctypes.sizeof(LengthsArguments) == 8 + 4 * 256
     assert ctypes.sizeof(Moves) == 4 + 3 * 4 * MOVES
     assert (ROW.itemsize, RESULT.itemsize) == (48, 184)
