@@ -21,8 +21,7 @@ class TreeSpelling(ContribSpelling):
     def prepare(self, inputs: StepInputs, cache: ir.Value) -> None:
         """Where the new rows go [B, S, Hkv, 3], the mask [B, 1, G * S, C], rotary tables."""
         graph = self.graph
-        self._positions = inputs.positions
-        self._cos, self._sin = (self.cast(table, self.dtype) for table in (inputs.cos, inputs.sin))
+        self.prepare_rotation(inputs)
         step = self.range(self.length(inputs.embeds, 1))
         slots = graph.op("Add", graph.op("Unsqueeze", inputs.start, graph.ints(1)), step)
         row = graph.op("Unsqueeze", self.range(self.length(inputs.embeds, 0)), graph.ints(1))
@@ -35,13 +34,9 @@ class TreeSpelling(ContribSpelling):
     ) -> ir.Value:
         """Queries, keys and values come apart; caches are written in place."""
         graph, model = self.graph, self.model
-        q, k, v = qkv
-        heads = (model.num_attention_heads, model.num_kv_heads)
-        if norms:
-            q, k = (self._normed(*one) for one in zip((q, k), norms, heads, strict=True))
-        q, k = (self._turned(x, count) for x, count in zip((q, k), heads, strict=True))
+        q, k = self.turned_heads(qkv, norms)
         keys = self._write(f"present_k_cache_{layer}", cache.k, k)
-        values = self._write(f"present_v_cache_{layer}", cache.v, v)
+        values = self._write(f"present_v_cache_{layer}", cache.v, qkv[2])
         scale = model.head_dim**-0.5
         scores = graph.op(f"{CONTRIB}::FusedMatMul", self._rows(q), keys, transB=1, alpha=scale)
         shares = graph.op("Softmax", graph.op("Add", scores, self._mask), axis=-1)
@@ -80,18 +75,6 @@ class TreeSpelling(ContribSpelling):
     def _joined(self, indices: Sequence[ir.Value], axis: int) -> ir.Value:
         last = (self.graph.op("Unsqueeze", one, self.graph.ints(axis)) for one in indices)
         return self.graph.op("Concat", *last, axis=axis)
-
-    def _normed(self, x: ir.Value, weight: ir.Value, heads: int) -> ir.Value:
-        graph = self.graph
-        apart = graph.op("Reshape", x, graph.ints(0, 0, heads, self.model.head_dim))
-        return graph.op("Reshape", self.normalise(apart, weight), graph.ints(0, 0, -1))
-
-    def _turned(self, x: ir.Value, heads: int) -> ir.Value:
-        model, partial = self.model, {}
-        if model.rotary_dim != model.head_dim:
-            partial = {"num_heads": heads, "rotary_embedding_dim": model.rotary_dim}
-        tables = (self._positions, self._cos, self._sin)
-        return self.graph.op(f"{CONTRIB}::RotaryEmbedding", x, *tables, **partial)
 
     def _write(self, name: str, cache: ir.Value, rows: ir.Value) -> ir.Value:
         graph, model = self.graph, self.model
