@@ -23,13 +23,15 @@ SCHEDULER_CONTROL = "inproc://scheduler-control"
 class Addresses(msgspec.Struct, frozen=True, kw_only=True):
     """The endpoints of one incarnation of an actor that has a process of its own.
 
-    It listens at `work` and `control`, answers to `tokenizer` and reports to `supervisor`.
+    It listens at `work` and `control`, answers to `tokenizer`, an encoder to `scheduler`, and
+    reports to `supervisor`.
     """
 
     incarnation: int
     work: str
     control: str
     tokenizer: str
+    scheduler: str
     supervisor: str
 
 
@@ -44,6 +46,11 @@ class SocketFolder:
         """Where the tokenizer listens to other processes."""
         return self._endpoint("tokenizer")
 
+    @property
+    def scheduler(self) -> str:
+        """Where the scheduler listens to other processes, if it does."""
+        return self._endpoint("scheduler")
+
     def supervisor(self, actor: str) -> str:
         """Where the supervisor of `actor` listens."""
         return self._endpoint(f"{actor}-supervisor")
@@ -55,6 +62,7 @@ class SocketFolder:
             work=self._endpoint(f"{actor}-{incarnation}"),
             control=self._endpoint(f"{actor}-{incarnation}-control"),
             tokenizer=self.tokenizer,
+            scheduler=self.scheduler,
             supervisor=self.supervisor(actor),
         )
 

@@ -16,7 +16,7 @@ import zmq
 from actors.addresses import CONTROL_LIMIT
 from actors.logs import configure_logging
 from actors.mailbox import Sender, ZmqContext
-from actors.roles import ExecutorSettings, Host, HostConfig, ReadyActor, Role
+from actors.roles import EncoderSettings, ExecutorSettings, Host, HostConfig, ReadyActor, Role
 from actors.supervisor_messages import ActorFailed, ActorHello, ActorReady, SupervisorMessage
 from runtime.errors import HearthError
 
@@ -32,7 +32,16 @@ def _executor(host: Host, settings: ExecutorSettings) -> ReadyActor:
     return open_executor(host, settings)
 
 
-ROLES: dict[str, Role] = {"executor": Role(ExecutorSettings, _executor)}
+def _encoder(host: Host, settings: EncoderSettings) -> ReadyActor:
+    from actors.encoder import open_encoder  # noqa: PLC0415 - see Role
+
+    return open_encoder(host, settings)
+
+
+ROLES: dict[str, Role] = {
+    "executor": Role(ExecutorSettings, _executor),
+    "encoder": Role(EncoderSettings, _encoder),
+}
 """Everything that can have a process of its own."""
 
 

@@ -28,11 +28,10 @@ class ImageWork(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PromptImage(msgspec.Struct, frozen=True, array_like=True):
-    """A visual of a prompt, where its embeddings go there, and what errors call it."""
+    """A visual of a prompt, and where its embeddings go there."""
 
     work: ImageWork
     spans: tuple[ImageSpan, ...]
-    field: str = "messages"
 
 
 class ImageTimes(msgspec.Struct, frozen=True, array_like=True):

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from actors.addresses import Addresses
+from actors.arena import SharedArena
 from actors.logs import Format, Level
 from actors.mailbox import Sender, ZmqContext
 from actors.messages import ExecutorLimits
@@ -19,7 +20,7 @@ from runtime.options import RuntimeOptions
 class HostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The one argument of an actor's process; `role` says as what its `settings` are read.
 
-    By `epoch` the log calls requests as the daemon does.
+    By `epoch` the log calls requests as the daemon does. The process inherits `descriptors`.
     """
 
     name: str
@@ -30,13 +31,36 @@ class HostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     log_level: Level = "info"
     log_format: Format = "auto"
     epoch: str = ""
+    descriptors: tuple[int, ...] = ()
 
 
 class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an executor needs: the engine folder's absolute path, and how to run it."""
+    """What an executor needs: the engine folder's absolute path, and how to run it.
+
+    With a model that sees it reads `embeddings`, and where it runs the tower `patches`.
+    """
 
     engine: str
     options: RuntimeOptions
+    patches: SharedArena | None = None
+    embeddings: SharedArena | None = None
+
+
+class EncoderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an encoder needs: the engine folder's absolute path, the arenas, and how to work.
+
+    `options.threads` are those of its tower. Its process runs at niceness `nice`; one that decodes
+    pictures may take `decode_timeout_s` for one, and has `decode_memory` bytes of addresses.
+    """
+
+    engine: str
+    options: RuntimeOptions
+    pictures: SharedArena
+    patches: SharedArena
+    embeddings: SharedArena
+    nice: int = 0
+    decode_timeout_s: float = 10.0
+    decode_memory: int = 1 << 30
 
 
 class ReadyActor(NamedTuple):

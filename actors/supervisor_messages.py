@@ -46,10 +46,13 @@ class ExecutorMetrics(msgspec.Struct, array_like=True):
 
 
 class ActorProgress(ActorMessage, tag="actor_progress"):
-    """The actor's loop has turned: sent at most once a second, while it works or waits."""
+    """The actor's loop has turned: sent at most once a second, while it works or waits.
+
+    An executor tells its metrics.
+    """
 
     name: str
-    metrics: ExecutorMetrics
+    metrics: ExecutorMetrics | None = None
 
 
 class ActorFailed(ActorMessage, tag="actor_failed"):

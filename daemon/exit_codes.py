@@ -19,6 +19,7 @@ FORCED = 130
 # Numbers as in sysexits.h, which service managers show by name.
 _CODES = {
     "executor_failed": EXECUTOR_FAILED,
+    "encoder_failed": EXECUTOR_FAILED,
     "executor_stuck": EXECUTOR_STUCK,
     "invalid_value": CONFIGURATION,
     "unsupported_option": CONFIGURATION,

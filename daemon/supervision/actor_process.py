@@ -45,6 +45,7 @@ class ActorProcess:
             stdout=None,
             stderr=None,
             cwd=_SOURCE,
+            pass_fds=config.descriptors,
         )
         return cls(process)
 

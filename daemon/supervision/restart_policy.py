@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from runtime.errors import HearthError
+from runtime.errors import Code, HearthError
 
 
 class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,9 +193,8 @@ class Supervision:
         if self._error and not self.was_ready:
             return self._error
         times = f", {self._restarts} restarts did not help" if self._restarts else ""
-        return HearthError(
-            "executor_failed", f"the {self._name} was lost{times}: {reason}", self._name
-        )
+        code: Code = "encoder_failed" if self._name == "encoder" else "executor_failed"
+        return HearthError(code, f"the {self._name} was lost{times}: {reason}", self._name)
 
 
 def stuck(name: str, reason: str) -> HearthError:

@@ -53,7 +53,10 @@ _MOST_S = 1.5
 
 
 class ActorPlan(NamedTuple):
-    """An actor to keep: its role, as the host knows it, the settings of that, and how it logs."""
+    """An actor to keep: its role, as the host knows it, the settings of that, and how it logs.
+
+    Its process inherits `descriptors`.
+    """
 
     role: str
     settings: msgspec.Struct
@@ -63,6 +66,7 @@ class ActorPlan(NamedTuple):
     log_level: Level = "info"
     log_format: Format = "auto"
     epoch: str = ""
+    descriptors: tuple[int, ...] = ()
 
 
 class Listeners(NamedTuple):
@@ -204,7 +208,8 @@ class Supervisor:
             case ActorProgress():
                 self._heard = now
                 self._policy.progress(now)
-                self._tell.metrics(message.metrics)
+                if message.metrics is not None:
+                    self._tell.metrics(message.metrics)
             case ActorFailed(_, code, text, field):
                 known = cast("Code", code) if code in CODES else "internal"
                 self._policy.failed(HearthError(known, text, field))
@@ -266,6 +271,7 @@ class Supervisor:
             log_level=self._plan.log_level,
             log_format=self._plan.log_format,
             epoch=self._plan.epoch,
+            descriptors=self._plan.descriptors,
         )
 
     async def _watch(self, process: ActorProcess) -> None:

@@ -289,7 +289,7 @@ def test_progress_is_told_while_idle_and_busy(
     told = []
     while (message := house.supervisor.receive_nowait()) is not None:
         told.append(message)
-    metrics = [message.metrics for message in told if isinstance(message, ActorProgress)]
+    metrics = [one.metrics for one in told if isinstance(one, ActorProgress) and one.metrics]
     steps = [one.generation.steps for one in metrics]
     assert 3 <= len(set(steps)) <= 14
     assert steps == sorted(steps)

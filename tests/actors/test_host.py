@@ -210,25 +210,25 @@ def test_an_unexpected_failure_is_told_in_our_words(
     assert "library" not in failed.message
 
 
-class EncoderSettings(msgspec.Struct, forbid_unknown_fields=True):
+class CounterSettings(msgspec.Struct, forbid_unknown_fields=True):
     size: int
 
 
 def test_a_further_role_is_one_entry(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     worked: list[str] = []
 
-    def prepare(host: Host, settings: EncoderSettings) -> ReadyActor:
+    def prepare(host: Host, settings: CounterSettings) -> ReadyActor:
         return ReadyActor(lambda: worked.append(host.name), {"size": settings.size})
 
-    monkeypatch.setitem(ROLES, "encoder", Role(EncoderSettings, prepare))
+    monkeypatch.setitem(ROLES, "counter", Role(CounterSettings, prepare))
     config = structs.replace(
-        house.config, name="encoder-1", role="encoder", settings=raw(EncoderSettings(7))
+        house.config, name="counter-1", role="counter", settings=raw(CounterSettings(7))
     )
     run_actor(config, house.context)
-    assert worked == ["encoder-1"]
+    assert worked == ["counter-1"]
     assert [house.next_word() for _ in range(2)] == [
-        ActorHello("encoder-1", os.getpid()),
-        ActorReady("encoder-1", os.getpid(), {"size": 7}),
+        ActorHello("counter-1", os.getpid()),
+        ActorReady("counter-1", os.getpid(), {"size": 7}),
     ]
 
 

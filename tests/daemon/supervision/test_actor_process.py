@@ -8,8 +8,15 @@ import msgspec
 import pytest
 
 from actors.addresses import SocketFolder
+from actors.arena import Arena
 from actors.roles import HostConfig
 from daemon.supervision.actor_process import ActorProcess
+
+COUNT_ARENAS = """
+import os, pathlib, sys
+found = [one for one in pathlib.Path("/proc/self/fd").iterdir() if os.path.islink(one)]
+sys.exit(40 + sum("hearth-" in os.readlink(one) for one in found))
+"""
 
 
 async def ended(code: str) -> str:
@@ -52,3 +59,27 @@ async def test_a_process_starts_from_our_code_wherever_the_daemon_was_started(
             (tmp_path / "gone").rmdir()
             process = await ActorProcess.start(config)
             assert await process.wait() == "it ended with status 1"
+
+
+async def test_a_process_inherits_what_its_configuration_names_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "actors").mkdir()
+    (tmp_path / "actors" / "__init__.py").touch()
+    host = tmp_path / "actors" / "host.py"
+    host.write_text(COUNT_ARENAS)
+    monkeypatch.setattr("daemon.supervision.actor_process._SOURCE", tmp_path)
+    one, other = Arena.create("one", 64), Arena.create("other", 64)
+    config = HostConfig(
+        name="encoder-1",
+        role="encoder",
+        settings=msgspec.Raw(b"{}"),
+        addresses=SocketFolder(tmp_path).addresses("encoder", 1),
+        parent=os.getpid(),
+        descriptors=(one.descriptor,),
+    )
+    with anyio.fail_after(30):
+        process = await ActorProcess.start(config)
+        assert await process.wait() == "it ended with status 41"
+    for arena in (one, other):
+        arena.close()

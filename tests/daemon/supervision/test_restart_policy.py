@@ -216,3 +216,12 @@ def test_another_restart_limit_counts_from_the_next_loss() -> None:
     made.adopt(DEADLINES, 0)
     _, give_up = made.ended("it crashed", 1.0)
     assert isinstance(give_up, GiveUp)
+
+
+def test_a_lost_encoder_is_told_by_a_code_of_its_own() -> None:
+    made = Supervision("encoder", DEADLINES, 0)
+    made.tick(0.0)
+    *_, give_up = made.ended("it crashed", 1.0)
+    assert isinstance(give_up, GiveUp)
+    assert give_up.error.code == "encoder_failed"
+    assert give_up.error.message == "the encoder was lost: it crashed"
