@@ -6,7 +6,8 @@ part that fails. Nothing is taken from the decoder's words, which change from ve
 
 from collections.abc import Iterable
 from functools import cache
-from typing import Annotated, Any, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import msgspec
 from hearth_client.protocol import ClientMessage, Id
@@ -58,7 +59,7 @@ def explain(fields: dict[str, Raw]) -> HearthError:
             "unknown_message", f"there is no message {_short(tag)!r}: t is one of {names}", "t"
         )
     try:
-        _check_fields(_TYPES[tag], {name: raw for name, raw in fields.items() if name != "t"}, "")
+        _check_fields(_TYPES[tag], fields, "")
     except HearthError as error:
         return error
     return HearthError("bad_message", "the message cannot be decoded")
@@ -67,7 +68,8 @@ def explain(fields: dict[str, Raw]) -> HearthError:
 def _check_fields(kind: type[msgspec.Struct], fields: dict[str, Raw], path: str) -> None:
     """Raise HearthError for the first fault among a struct's fields; `path` is before theirs."""
     known = {field.name: field for field in msgspec.structs.fields(kind)}
-    unknown = next((name for name in fields if name not in known), None)
+    tag = kind.__struct_config__.tag_field
+    unknown = next((name for name in fields if name not in known and name != tag), None)
     if unknown is not None:
         at = path + _short(unknown)
         raise HearthError("unsupported_option", f"{at} is no field here: leave it out", at)
@@ -83,7 +85,7 @@ def _check(kind: Any, raw: Raw, path: str) -> None:
     try:
         _decoder(kind).decode(raw)
     except DECODE_ERRORS as error:
-        plain = _plain(kind)
+        plain = _plain(_meant(kind, raw, path))
         if isinstance(plain, type) and issubclass(plain, msgspec.Struct):
             fields = fields_of(raw)
             if fields:
@@ -114,9 +116,32 @@ def _wrong_items(kind: Any, raw: Raw) -> Iterable[tuple[int, Any, Raw]]:
     return [(low, kinds[0], items[low])] if items else ()
 
 
+def _meant(kind: Any, raw: Raw, path: str) -> Any:
+    """Of several types the one that `raw` was meant to be: by its tag, or for being a list.
+
+    Raises HearthError for a tag that none of them has.
+    """
+    kinds: list[Any] = [one for one in get_args(kind) if one is not type(None)]
+    if get_origin(kind) not in {Union, UnionType}:
+        return kind
+    if len(kinds) == 1:
+        return kinds[0]
+    tagged = {
+        str(one.__struct_config__.tag): one for one in kinds if hasattr(one, "__struct_config__")
+    }
+    fields = fields_of(raw) if tagged else {}
+    if fields:
+        tag = _decoded(str, fields.get("type"))
+        if tag not in tagged:
+            text = f"{path}.type must be one of {', '.join(sorted(tagged))}"
+            raise HearthError("invalid_value", text, f"{path}.type")
+        return tagged[tag]
+    is_list = _decoded(_RAW_LIST, raw) is not None
+    return next((one for one in kinds if is_list and get_origin(_plain(one)) is list), kind)
+
+
 def _plain(kind: Any) -> Any:
-    """A type without nil and without its bounds."""
-    kind = next((one for one in get_args(kind) if type(None) in get_args(kind)), kind)
+    """A type without its bounds."""
     return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 
@@ -136,15 +161,16 @@ def _decoder(kind: Any) -> Decoder[Any]:
 def describe(kind: inspect.Type) -> str:
     """What a value of this type is, in words."""
     if isinstance(kind, inspect.UnionType):
-        kind = next(one for one in kind.types if not isinstance(one, inspect.NoneType))
+        kinds = [one for one in kind.types if not isinstance(one, inspect.NoneType)]
+        return " or ".join(dict.fromkeys(map(describe, kinds)))
     if isinstance(kind, (inspect.IntType, inspect.FloatType)):
         return _number(kind)
     if isinstance(kind, inspect.LiteralType):
         return f"one of {', '.join(map(str, kind.values))}"
-    if isinstance(kind, inspect.StrType):
-        return f"text of {kind.min_length or 0} to {kind.max_length} characters"
-    if isinstance(kind, inspect.ListType):
-        return f"a list of {kind.min_length or 0} to {kind.max_length} items"
+    if isinstance(kind, (inspect.StrType, inspect.ListType)):
+        is_text = isinstance(kind, inspect.StrType)
+        what, of = ("text", "characters") if is_text else ("a list", "items")
+        return f"{what} of {kind.min_length or 0} to {kind.max_length} {of}"
     if isinstance(kind, inspect.TupleType):
         return f"a list of {len(kind.item_types)} items"
     return "true or false" if isinstance(kind, inspect.BoolType) else "a map of its fields"

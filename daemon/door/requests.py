@@ -26,7 +26,7 @@ from daemon.door.sessions import Session
 from daemon.door.settings import DoorSettings
 from daemon.door.socket import Received
 from daemon.door.state import DoorState
-from daemon.door.wire import MessageError, convert, decode, prepare
+from daemon.door.wire import MessageError, convert, decode, prepare, visuals_of
 from runtime.errors import HearthError
 
 FEATURES = (
@@ -175,6 +175,7 @@ class Requests:
     def _open(self, session: Session, message: Generate | Tokenize | Detokenize | Status) -> None:
         now = time.monotonic()
         try:
+            _check_seen(message)
             if not self._state.life.serves and not isinstance(message, Status):
                 raise HearthError(  # noqa: TRY301 - refused in one place with the other reasons
                     "shutting_down", "the daemon is about to stop: try again after its restart"
@@ -228,6 +229,11 @@ class Requests:
         else:
             request = self._sessions.admit(session, message.id, "convert", now, deadline)
             self._dispatch.ask_tokenizer(request, convert(message, request.rid))
+
+
+def _check_seen(message: Generate | Tokenize | Detokenize | Status) -> None:
+    for field, _ in visuals_of(getattr(message, "messages", None)):
+        raise HearthError("unsupported_option", f"{field} is a picture: the model sees none", field)
 
 
 def _greeting_missing(message: ClientMessage) -> MessageError:

@@ -1,6 +1,7 @@
 """Bytes of a client to a checked message, and checked messages to what actors are asked."""
 
 import re
+from collections.abc import Sequence
 
 import msgspec
 from hearth_client.protocol import (
@@ -9,11 +10,16 @@ from hearth_client.protocol import (
     Detokenize,
     Generate,
     Hello,
+    ImagePart,
     Message,
+    Picture,
+    TextPart,
     Tokenize,
+    VideoPart,
 )
 
-from actors.messages import ChatTurn, Convert, Prepare, Request
+from actors.image_work import Visual
+from actors.messages import ChatTurn, Convert, Prepare, Request, TurnPart
 from daemon.door.faults import DECODE_ERRORS, explain, fields_of, id_of
 from runtime.errors import HearthError
 from runtime.request import RequestOptions, check_options, seeded
@@ -49,17 +55,35 @@ def decode(data: bytes) -> ClientMessage:
     return message
 
 
-def prepare(message: Generate, rid: int, deadline: float | None, client: int) -> Prepare:
+def prepare(
+    message: Generate,
+    rid: int,
+    deadline: float | None,
+    client: int,
+    visuals: Sequence[Visual] = (),
+) -> Prepare:
     """What the tokenizer is asked for a generation."""
     request = Request(rid, seeded(_options(message)), message.priority, deadline, client)
-    return Prepare(request, _turns(message.messages), message.prompt)
+    return Prepare(request, _turns(message.messages), message.prompt, list(visuals))
 
 
-def convert(message: Tokenize | Detokenize, rid: int) -> Convert:
+def convert(message: Tokenize | Detokenize, rid: int, visuals: Sequence[Visual] = ()) -> Convert:
     """What the tokenizer is asked outside any generation."""
     if isinstance(message, Detokenize):
         return Convert(rid, tokens=message.tokens)
-    return Convert(rid, text=message.text, turns=_turns(message.messages))
+    turns = _turns(message.messages)
+    return Convert(rid, text=message.text, turns=turns, visuals=list(visuals))
+
+
+def visuals_of(messages: Sequence[Message] | None) -> list[tuple[str, ImagePart | VideoPart]]:
+    """Images and videos in their order, each with its field."""
+    return [
+        (f"messages[{index}].content[{place}]", part)
+        for index, turn in enumerate(messages or ())
+        if not isinstance(turn.content, str)
+        for place, part in enumerate(turn.content)
+        if not isinstance(part, TextPart)
+    ]
 
 
 def _options(message: Generate) -> RequestOptions:
@@ -70,7 +94,22 @@ def _options(message: Generate) -> RequestOptions:
 def _turns(messages: list[Message] | None) -> list[ChatTurn] | None:
     if messages is None:
         return None
-    return [ChatTurn(turn.role, turn.content) for turn in messages]
+    return [_turn(turn) for turn in messages]
+
+
+def _turn(turn: Message) -> ChatTurn:
+    if isinstance(turn.content, str):
+        return ChatTurn(turn.role, turn.content)
+    parts = [_part(part) for part in turn.content]
+    if all(part.kind == "text" for part in parts):
+        return ChatTurn(turn.role, "".join(part.text for part in parts))
+    return ChatTurn(turn.role, "", parts)
+
+
+def _part(part: TextPart | ImagePart | VideoPart) -> TurnPart:
+    if isinstance(part, TextPart):
+        return TurnPart("text", part.text)
+    return TurnPart("video" if isinstance(part, VideoPart) else "image")
 
 
 def _check(message: ClientMessage) -> None:
@@ -116,8 +155,42 @@ def _check_source(messages: list[Message] | None, text: str | None, name: str) -
     if text is not None:
         raise HearthError("invalid_value", f"give either messages or {name}, not both", name)
     for index, turn in enumerate(messages):
-        if not turn.content:
-            field = f"messages[{index}].content"
-            raise HearthError(
-                "prompt_empty", f"{field} is empty: give it text or leave it out", field
-            )
+        field = f"messages[{index}].content"
+        if isinstance(turn.content, str):
+            _check_text(turn.content, field)
+            continue
+        for place, part in enumerate(turn.content):
+            _check_part(part, f"{field}[{place}]")
+
+
+def _check_text(text: str, field: str) -> None:
+    if not text:
+        raise HearthError("prompt_empty", f"{field} is empty: give it text or leave it out", field)
+
+
+def _check_part(part: TextPart | ImagePart | VideoPart, field: str) -> None:
+    if isinstance(part, TextPart):
+        _check_text(part.text, f"{field}.text")
+    elif isinstance(part, ImagePart):
+        _check_picture(part, field)
+    else:
+        for index, frame in enumerate(part.frames):
+            _check_picture(frame, f"{field}.frames[{index}]")
+            if index and frame.time_s < part.frames[index - 1].time_s:
+                at = f"{field}.frames[{index}].time_s"
+                raise HearthError("invalid_value", f"{at} is before that of the last frame", at)
+
+
+def _check_picture(picture: Picture, field: str) -> None:
+    """A file has a format, raw pixels have an encoding and a size, and neither has both."""
+    if (picture.format is None) == (picture.encoding is None):
+        text = f"{field} must have either format, of a file, or encoding, of raw pixels"
+        raise HearthError("invalid_value", text, f"{field}.format")
+    for name in ("width", "height", "step"):
+        value = getattr(picture, name)
+        if picture.format is not None and value is not None:
+            text = f"{field}.{name} goes with raw pixels: a file says it itself"
+            raise HearthError("unsupported_option", text, f"{field}.{name}")
+        if picture.encoding is not None and value is None and name != "step":
+            text = f"{field}.{name} is missing: raw pixels do not say it"
+            raise HearthError("invalid_value", text, f"{field}.{name}")

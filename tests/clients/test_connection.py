@@ -7,11 +7,14 @@ from hearth_client.connection import Connection, Exchange, reply_of
 from hearth_client.errors import (
     ConnectionLost,
     HearthClientError,
+    ImageTooLarge,
     InvalidValue,
     LeaseExpired,
     MessageTooLarge,
     ProtocolViolation,
     QueueFull,
+    RequestRefused,
+    UnsupportedOption,
 )
 from hearth_client.protocol import (
     Accepted,
@@ -29,6 +32,7 @@ from hearth_client.protocol import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 encode = msgspec.msgpack.encode
 LIMITS = Limits(
@@ -214,3 +218,24 @@ def test_a_message_above_the_limit_opens_nothing_and_disturbs_nobody() -> None:
     connection.receive(done(other), 0.0)
     assert other.ended
     assert other.error is None
+
+
+def test_pictures_that_the_server_does_not_take_are_not_sent() -> None:
+    connection = opened()
+    frames = [b"12345678"]
+
+    def refused() -> type[Exception]:
+        with pytest.raises(RequestRefused) as caught:
+            connection.request(lambda i: Generate(id=i, prompt="x"), 0.0, frames)
+        assert connection.open == 0
+        return caught.type
+
+    assert refused() is UnsupportedOption
+    sees = structs.replace(LIMITS, images=2, image_bytes=8)
+    connection.receive(encode(Welcome(proto=1, server="x", limits=sees)), 0.0)
+    connection.request(lambda i: Generate(id=i, prompt="x"), 0.0, frames * 2)
+    connection.lose(ConnectionLost("x"))
+    frames = [b"12345678"] * 3
+    assert refused() is InvalidValue
+    frames = [b"123456789"]
+    assert refused() is ImageTooLarge

@@ -23,7 +23,7 @@ def test_every_field_of_generate_is_an_option() -> None:
 
 def test_messages_may_be_structs_or_mappings() -> None:
     turn = Message(role="user", content="hi")
-    assert as_messages([turn, {"role": "user", "content": "hi"}]) == [turn, turn]
+    assert as_messages([turn, {"role": "user", "content": "hi"}]) == ([turn, turn], [])
     with pytest.raises(InvalidValue) as caught:
         as_messages([turn, {"role": "user"}])
     assert caught.value.field == "messages[1]"

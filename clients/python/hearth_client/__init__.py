@@ -16,8 +16,12 @@ from hearth_client.errors import ConnectionLost as ConnectionLost
 from hearth_client.errors import ConnectionTimeout as ConnectionTimeout
 from hearth_client.errors import DeadlineExceeded as DeadlineExceeded
 from hearth_client.errors import DuplicateId as DuplicateId
+from hearth_client.errors import EncoderFailed as EncoderFailed
 from hearth_client.errors import ExecutorFailed as ExecutorFailed
 from hearth_client.errors import HearthClientError as HearthClientError
+from hearth_client.errors import ImageInvalid as ImageInvalid
+from hearth_client.errors import ImageTimeout as ImageTimeout
+from hearth_client.errors import ImageTooLarge as ImageTooLarge
 from hearth_client.errors import InvalidValue as InvalidValue
 from hearth_client.errors import LeaseExpired as LeaseExpired
 from hearth_client.errors import MessageTooLarge as MessageTooLarge
@@ -39,9 +43,12 @@ from hearth_client.errors import TooManyRequests as TooManyRequests
 from hearth_client.errors import UnknownMessage as UnknownMessage
 from hearth_client.errors import UnsupportedOption as UnsupportedOption
 from hearth_client.errors import UnsupportedProtocol as UnsupportedProtocol
+from hearth_client.pictures import Image as Image
+from hearth_client.pictures import Video as Video
 from hearth_client.protocol import Delta as Delta
 from hearth_client.protocol import Done as Done
 from hearth_client.protocol import ExecutorReport as ExecutorReport
+from hearth_client.protocol import ImageUsage as ImageUsage
 from hearth_client.protocol import Message as Message
 from hearth_client.protocol import Speculation as Speculation
 from hearth_client.protocol import SpeculationReport as SpeculationReport

@@ -11,6 +11,7 @@ from hearth_client.connection import Connection, ReplyT, reply_of
 from hearth_client.generation import Collected
 from hearth_client.keys import resolve_with_keys
 from hearth_client.options import GenerateOptions, Turns, as_messages, generate_request
+from hearth_client.pictures import Frame
 from hearth_client.protocol import (
     Delta,
     Detokenize,
@@ -91,8 +92,9 @@ class AsyncClient:
         **options: Unpack[GenerateOptions],
     ) -> AsyncGeneration:
         """Start a generation from a raw `prompt` or from `messages`, exactly one of them."""
+        turns, frames = as_messages(messages)
         exchange = await self._session.request(
-            lambda i: generate_request(i, prompt, messages, options)
+            lambda i: generate_request(i, prompt, turns, options), frames
         )
         return AsyncGeneration(self._session, exchange)
 
@@ -104,8 +106,8 @@ class AsyncClient:
         self, text: str | None = None, *, messages: Turns | None = None
     ) -> list[int]:
         """Token ids of `text`, or of `messages` with the chat template applied."""
-        turns = None if messages is None else as_messages(messages)
-        reply = await self._ask(lambda i: Tokenize(id=i, text=text, messages=turns), Tokens)
+        turns, frames = as_messages(messages)
+        reply = await self._ask(lambda i: Tokenize(id=i, text=text, messages=turns), Tokens, frames)
         return reply.tokens
 
     async def detokenize(self, tokens: Sequence[int]) -> str:
@@ -128,7 +130,9 @@ class AsyncClient:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _ask(self, build: Callable[[str], Request], kind: type[ReplyT]) -> ReplyT:
-        exchange = await self._session.request(build)
+    async def _ask(
+        self, build: Callable[[str], Request], kind: type[ReplyT], frames: Sequence[Frame] = ()
+    ) -> ReplyT:
+        exchange = await self._session.request(build, frames)
         await self._session.wait_for(exchange)
         return reply_of(exchange, kind)

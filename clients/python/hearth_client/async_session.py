@@ -1,12 +1,13 @@
 """The asyncio side of a session: the loop reads for it, tasks wait for their requests."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from hearth_client.channel import Channel
 from hearth_client.connection import Connection, Exchange
 from hearth_client.errors import ClientClosed, ConnectionLost, HearthClientError
 from hearth_client.keys import ClientKeys
+from hearth_client.pictures import Frame
 from hearth_client.protocol import Request, Welcome
 from hearth_client.session import Session
 
@@ -42,16 +43,18 @@ class AsyncSession(Session):
                 await self._handshake()
         return self._opened()
 
-    async def request(self, build: Callable[[str], Request]) -> Exchange:
-        """Open the session if need be and send a request."""
+    async def request(
+        self, build: Callable[[str], Request], frames: Sequence[Frame] = ()
+    ) -> Exchange:
+        """Open the session if need be and send a request with the frames of its pictures."""
         await self.open()
-        exchange, data = self._connection.request(build, self._clock.now())
-        self.send(data)
+        exchange, data = self._connection.request(build, self._clock.now(), frames)
+        self.send(data, frames)
         return exchange
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes, frames: Sequence[Frame] = ()) -> None:
         """Send on the open session; does nothing when it is lost, as its requests have ended."""
-        self._post(data)
+        self._post(data, frames)
         # A send takes the wake-up of messages that came meanwhile.
         self._readable()
 

@@ -2,13 +2,14 @@
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from hearth_client.channel import Channel
 from hearth_client.connection import Connection, Exchange
 from hearth_client.errors import ClientClosed, ClientShared, ConnectionLost
 from hearth_client.keys import ClientKeys
+from hearth_client.pictures import Frame
 from hearth_client.protocol import Request, Welcome
 from hearth_client.session import Session
 
@@ -38,18 +39,18 @@ class BlockingSession(Session):
                 self._handshake()
         return self._opened()
 
-    def request(self, build: Callable[[str], Request]) -> Exchange:
-        """Open the session if need be and send a request."""
+    def request(self, build: Callable[[str], Request], frames: Sequence[Frame] = ()) -> Exchange:
+        """Open the session if need be and send a request with the frames of its pictures."""
         with self._alone():
             self.open()
-            exchange, data = self._connection.request(build, self._clock.now())
-            self.send(data)
+            exchange, data = self._connection.request(build, self._clock.now(), frames)
+            self.send(data, frames)
         return exchange
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes, frames: Sequence[Frame] = ()) -> None:
         """Send on the open session; does nothing when it is lost, as its requests have ended."""
         with self._alone():
-            self._post(data)
+            self._post(data, frames)
 
     def wait_for(self, exchange: Exchange) -> None:
         """Block until `exchange` has a delta or has ended."""

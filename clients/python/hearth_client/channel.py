@@ -2,6 +2,7 @@
 
 import warnings
 import weakref
+from collections.abc import Sequence
 from contextlib import suppress
 
 import zmq
@@ -10,6 +11,7 @@ from zmq.utils.monitor import parse_monitor_message
 from hearth_client.address import check_access
 from hearth_client.errors import ConnectionTimeout
 from hearth_client.keys import ClientKeys, secure
+from hearth_client.pictures import Frame
 
 _RECONNECT_MS = 20
 _RECONNECT_MAX_MS = 200
@@ -50,10 +52,10 @@ class Channel:
         """Edge-triggered descriptors of socket and monitor: drain both whenever one is readable."""
         return self._socket.FD, self._monitor.FD
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes, frames: Sequence[Frame] = ()) -> None:
         """Queue one message; raises ConnectionTimeout when the daemon has stopped reading."""
         try:
-            self._socket.send(data, zmq.NOBLOCK)
+            self._socket.send_multipart((data, *frames), zmq.NOBLOCK)
         except zmq.Again:
             raise ConnectionTimeout("the daemon does not take messages any more") from None
 

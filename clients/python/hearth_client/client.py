@@ -11,6 +11,7 @@ from hearth_client.connection import Connection, ReplyT, reply_of
 from hearth_client.generation import Collected
 from hearth_client.keys import resolve_with_keys
 from hearth_client.options import GenerateOptions, Turns, as_messages, generate_request
+from hearth_client.pictures import Frame
 from hearth_client.protocol import (
     Delta,
     Detokenize,
@@ -101,7 +102,10 @@ class Client:
         **options: Unpack[GenerateOptions],
     ) -> Generation:
         """Start a generation from a raw `prompt` or from `messages`, exactly one of them."""
-        exchange = self._session.request(lambda i: generate_request(i, prompt, messages, options))
+        turns, frames = as_messages(messages)
+        exchange = self._session.request(
+            lambda i: generate_request(i, prompt, turns, options), frames
+        )
         return Generation(self._session, exchange)
 
     def cancel(self, generation: Generation) -> None:
@@ -110,8 +114,9 @@ class Client:
 
     def tokenize(self, text: str | None = None, *, messages: Turns | None = None) -> list[int]:
         """Token ids of `text`, or of `messages` with the chat template applied."""
-        turns = None if messages is None else as_messages(messages)
-        return self._ask(lambda i: Tokenize(id=i, text=text, messages=turns), Tokens).tokens
+        turns, frames = as_messages(messages)
+        reply = self._ask(lambda i: Tokenize(id=i, text=text, messages=turns), Tokens, frames)
+        return reply.tokens
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """Text of token ids."""
@@ -132,7 +137,9 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _ask(self, build: Callable[[str], Request], kind: type[ReplyT]) -> ReplyT:
-        exchange = self._session.request(build)
+    def _ask(
+        self, build: Callable[[str], Request], kind: type[ReplyT], frames: Sequence[Frame] = ()
+    ) -> ReplyT:
+        exchange = self._session.request(build, frames)
         self._session.wait_for(exchange)
         return reply_of(exchange, kind)

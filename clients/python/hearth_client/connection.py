@@ -1,7 +1,7 @@
 """The conversation with a daemon, apart from any I/O: bytes in, answered requests out."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import TypeVar, get_args
 
@@ -10,11 +10,14 @@ import msgspec
 from hearth_client.errors import (
     ConnectionLost,
     HearthClientError,
+    ImageTooLarge,
     InvalidValue,
     MessageTooLarge,
     ProtocolViolation,
+    UnsupportedOption,
     error_for,
 )
+from hearth_client.pictures import Frame
 from hearth_client.protocol import (
     PROTOCOL,
     Accepted,
@@ -113,14 +116,18 @@ class Connection:
         self.welcome = self.failure = None
         return self._encoder.encode(self._hello)
 
-    def request(self, build: Callable[[str], Request], now: float) -> tuple[Exchange, bytes]:
-        """Open a request: `build` gets its id; the bytes are to be sent.
+    def request(
+        self, build: Callable[[str], Request], now: float, frames: Sequence[Frame] = ()
+    ) -> tuple[Exchange, bytes]:
+        """Open a request: `build` gets its id; the bytes are to be sent, and `frames` behind them.
 
-        Raises InvalidValue or MessageTooLarge for a request that is not to be sent.
+        Raises RequestRefused for a request that is not to be sent.
         """
         exchange = Exchange(str(next(self._numbers)))
         data = self._encode(build(exchange.id))
         self._check_size(data)
+        if frames:
+            self._check_frames(frames)
         self._open[exchange.id] = exchange
         self._renewed(now)
         return exchange, data
@@ -185,6 +192,21 @@ class Connection:
         if self.welcome is not None and len(data) > self.welcome.limits.frame_bytes:
             limit = self.welcome.limits.frame_bytes
             raise MessageTooLarge(f"the message has {len(data)} bytes, the limit is {limit}")
+
+    def _check_frames(self, frames: Sequence[Frame]) -> None:
+        # A frame that the server does not expect may cost the connection, with all that is open.
+        if self.welcome is None:
+            return
+        limits = self.welcome.limits
+        if not limits.images:
+            raise UnsupportedOption("the server's model sees no pictures", "messages")
+        if len(frames) > limits.images:
+            text = f"the request has {len(frames)} pictures, the limit is {limits.images}"
+            raise InvalidValue(text, "messages")
+        largest = max(map(len, frames))
+        if largest > limits.image_bytes:
+            text = f"a picture has {largest} bytes, the limit is {limits.image_bytes}"
+            raise ImageTooLarge(text, "messages")
 
     def _can_encode(self, value: object) -> bool:
         try:

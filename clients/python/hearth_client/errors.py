@@ -107,6 +107,24 @@ class RepeatedFailure(RequestRefused):
     code = "repeated_failure"
 
 
+class ImageInvalid(RequestRefused):
+    """A picture cannot be read, or is not what the message says of it."""
+
+    code = "image_invalid"
+
+
+class ImageTooLarge(RequestRefused):
+    """A picture has too many bytes or pixels."""
+
+    code = "image_too_large"
+
+
+class ImageTimeout(RequestRefused):
+    """A picture took too long to decode."""
+
+    code = "image_timeout"
+
+
 # --- the service could not take or finish it ------------------------------------------------
 
 
@@ -144,6 +162,12 @@ class ExecutorFailed(ServiceFailed):
     """The process that runs the engine died; the daemon restarts it."""
 
     code = "executor_failed"
+
+
+class EncoderFailed(ServiceFailed):
+    """The process that looks at pictures died; the daemon restarts it."""
+
+    code = "encoder_failed"
 
 
 class CancelledByOperator(ServiceFailed):

@@ -1,13 +1,26 @@
-"""The options of a generation, as keywords of `generate`."""
+"""What `generate` is given: options as keywords, and a conversation with its pictures."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict, cast
+from typing import Any, TypeAlias, TypedDict, cast
 
 from hearth_client.errors import InvalidValue, UnsupportedOption
-from hearth_client.protocol import Generate, Message, Role
+from hearth_client.pictures import Frame, Image, Video
+from hearth_client.protocol import (
+    Generate,
+    ImagePart,
+    Message,
+    Role,
+    TextPart,
+    VideoFrame,
+    VideoPart,
+)
 
-Turns = Sequence[Message | Mapping[str, str]]
-"""A conversation: `Message` structs, or mappings with `role` and `content`."""
+Content: TypeAlias = str | Sequence[str | Image | Video]
+Turns: TypeAlias = Sequence[Message | Mapping[str, Content]]
+"""A conversation: `Message` structs, or mappings with `role` and `content`.
+
+Content is text, or a list of texts, images and videos in their order.
+"""
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -34,26 +47,51 @@ class GenerateOptions(TypedDict, total=False):
 
 
 def generate_request(
-    request_id: str, prompt: str | None, messages: Turns | None, options: Mapping[str, Any]
+    request_id: str, prompt: str | None, messages: list[Message] | None, options: Mapping[str, Any]
 ) -> Generate:
     """Build the message; values are checked by the server, which names the field at fault."""
     for name in options:
         if name not in GenerateOptions.__annotations__:
             raise UnsupportedOption(f"{name} is not an option of generate", name)
-    turns = None if messages is None else as_messages(messages)
-    return Generate(id=request_id, prompt=prompt, messages=turns, **options)
+    return Generate(id=request_id, prompt=prompt, messages=messages, **options)
 
 
-def as_messages(turns: Turns) -> list[Message]:
-    """Messages from structs or mappings; raises InvalidValue for a mapping of another shape."""
-    return [
-        turn if isinstance(turn, Message) else _message(turn, index)
-        for index, turn in enumerate(turns)
-    ]
+def as_messages(turns: Turns | None) -> tuple[list[Message] | None, list[Frame]]:
+    """Messages, and the frames of their pictures; raises InvalidValue for another shape."""
+    frames: list[Frame] = []
+    if turns is None:
+        return None, frames
+    return [_message(turn, index, frames) for index, turn in enumerate(turns)], frames
 
 
-def _message(turn: Mapping[str, str], index: int) -> Message:
+def _message(turn: Message | Mapping[str, Content], index: int, frames: list[Frame]) -> Message:
+    if isinstance(turn, Message):
+        return turn
+    field = f"messages[{index}]"
     if set(turn) != {"role", "content"}:
-        field = f"messages[{index}]"
         raise InvalidValue(f"{field} must have role and content and nothing else", field)
-    return Message(role=cast("Role", turn["role"]), content=turn["content"])
+    role, content = cast("Role", turn["role"]), turn["content"]
+    if isinstance(content, (list, tuple)):
+        return Message(role=role, content=[_part(one, field, frames) for one in content])
+    # What is no text the server refuses by name.
+    return Message(role=role, content=cast("str", content))
+
+
+def _part(part: object, field: str, frames: list[Frame]) -> TextPart | ImagePart | VideoPart:
+    if isinstance(part, str):
+        return TextPart(text=part)
+    if isinstance(part, Image):
+        return ImagePart(frame=_number(part, frames), **part.says)
+    if isinstance(part, Video):
+        shown = [
+            VideoFrame(frame=_number(one, frames), time_s=time_s, **one.says)
+            for one, time_s in zip(part.images, part.times, strict=True)
+        ]
+        return VideoPart(frames=shown)
+    field = f"{field}.content"
+    raise InvalidValue(f"{field} must be text, or a list of str, Image and Video", field)
+
+
+def _number(image: Image, frames: list[Frame]) -> int:
+    frames.append(image.frame)
+    return len(frames)

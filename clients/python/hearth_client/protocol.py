@@ -20,6 +20,9 @@ Reason = Literal["stop", "length", "cancelled"]
 Text = Annotated[str, Meta(max_length=1 << 20)]
 TokenId = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+FileFormat = Literal["jpeg", "png", "webp", "gif"]
+RawEncoding = Literal["rgb8", "bgr8", "rgba8", "bgra8", "mono8", "yuv422_yuy2", "nv12"]
+Side = Annotated[int, Meta(ge=1, le=65535)]
 
 
 class Request(
@@ -41,11 +44,54 @@ class Hello(Request, tag="hello"):
     status_only: bool = False
 
 
+class Part(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A piece of a turn."""
+
+
+class TextPart(Part, tag_field="type", tag="text"):
+    """Text among pictures."""
+
+    text: Text
+
+
+class Picture(Part):
+    """A picture in a further frame of the message, counted from 1: a file or raw pixels.
+
+    A file has a `format`. Raw pixels have an `encoding`, `width`, `height`, and as `step` the bytes
+    from one row to the next, by default without any between them.
+    """
+
+    frame: Annotated[int, Meta(ge=1, le=4096)]
+    format: FileFormat | None = None
+    encoding: RawEncoding | None = None
+    width: Side | None = None
+    height: Side | None = None
+    step: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
+
+
+class ImagePart(Picture, tag_field="type", tag="image"):
+    """A picture in a turn."""
+
+
+class VideoFrame(Picture, kw_only=True):
+    """A picture of a video, and its time in seconds."""
+
+    time_s: Annotated[float, Meta(ge=0.0, le=1e6)]
+
+
+class VideoPart(Part, tag_field="type", tag="video"):
+    """A video in a turn: its pictures in order."""
+
+    frames: Annotated[list[VideoFrame], Meta(min_length=1, max_length=4096)]
+
+
 class Message(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One turn of a conversation."""
+    """One turn of a conversation: text, or parts in their order."""
 
     role: Role
-    content: Text
+    content: (
+        Text | Annotated[list[TextPart | ImagePart | VideoPart], Meta(min_length=1, max_length=256)]
+    )
 
 
 class Generate(Request, tag="generate"):
@@ -116,8 +162,12 @@ class Bye(Request, tag="bye"):
 ClientMessage = Hello | Generate | Cancel | Tokenize | Detokenize | Status | Lease | Bye
 
 
-class Limits(msgspec.Struct, kw_only=True):
-    """What the server accepts; sizes in bytes, lengths in tokens, times in seconds."""
+class Limits(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What the server accepts; sizes in bytes, lengths in tokens, times in seconds.
+
+    `images` counts the pictures of one request, those of videos among them; 0 where the model sees
+    none. `image_tokens` is what one becomes at most: larger ones are made smaller.
+    """
 
     frame_bytes: int
     frames: int
@@ -127,6 +177,9 @@ class Limits(msgspec.Struct, kw_only=True):
     queued_requests: int
     queued_tokens: int
     lease_s: float
+    images: int = 0
+    image_bytes: int = 0
+    image_tokens: int = 0
 
 
 class Welcome(Answer, tag="welcome"):
@@ -204,9 +257,24 @@ class Speculation(msgspec.Struct, kw_only=True):
     accept_length: float
 
 
+class ImageUsage(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A request's images and videos, and the prompt's tokens that they are; times in milliseconds.
+
+    `cached` of them were there from before, the others took the times by stage.
+    """
+
+    count: int
+    tokens: int
+    cached: int = 0
+    decode_ms: float = 0.0
+    resize_ms: float = 0.0
+    engine_ms: float = 0.0
+
+
 class Done(Answer, tag="done"):
     """The request ended as asked; `speculation` tells of a reply that took part in rounds.
 
+    `images` is told where there were some, unless the request ended before they were seen.
     `reason` is one of Reason, or the word of a newer server.
     """
 
@@ -214,6 +282,7 @@ class Done(Answer, tag="done"):
     reason: str
     usage: Usage
     speculation: Speculation | None = None
+    images: ImageUsage | None = None
 
 
 class Error(Answer, tag="error"):

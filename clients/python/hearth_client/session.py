@@ -1,5 +1,7 @@
 """What blocking and asyncio sessions have in common: taking in messages, noticing loss."""
 
+from collections.abc import Sequence
+
 from hearth_client.channel import Channel
 from hearth_client.connection import RENEWALS, Connection, Exchange
 from hearth_client.errors import (
@@ -10,6 +12,7 @@ from hearth_client.errors import (
     NotAllowed,
 )
 from hearth_client.keys import ClientKeys
+from hearth_client.pictures import Frame
 from hearth_client.protocol import Welcome
 from hearth_client.running_clock import RunningClock
 
@@ -35,7 +38,7 @@ class Session:
         self._heard = 0.0
         self._closed = False
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes, frames: Sequence[Frame] = ()) -> None:
         """Send on the open session; does nothing when it is lost, as its requests have ended."""
         raise NotImplementedError
 
@@ -54,10 +57,10 @@ class Session:
             raise ConnectionLost("the session was lost while it was opened")
         return self._connection.welcome
 
-    def _post(self, data: bytes) -> None:
+    def _post(self, data: bytes, frames: Sequence[Frame]) -> None:
         try:
             if self._channel is not None:
-                self._channel.send(data)
+                self._channel.send(data, frames)
         except ConnectionTimeout as error:
             self._lose(error)
 

@@ -7,10 +7,10 @@ from hearth_client.protocol import ClientMessage, Detokenize, Generate, Message,
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.messages import ChatTurn, Convert, Prepare, Request
+from actors.messages import ChatTurn, Convert, Prepare, Request, TurnPart
 from daemon.door import faults
 from daemon.door.faults import explain, fields_of
-from daemon.door.wire import MessageError, convert, decode, prepare
+from daemon.door.wire import MessageError, convert, decode, prepare, visuals_of
 from runtime.errors import CODES, HearthError
 from runtime.request import RequestOptions
 from tests.clients.vectors import load
@@ -240,3 +240,20 @@ def test_a_place_in_a_trace_has_the_form_of_w3c(text: str) -> None:
 def test_any_other_form_is_refused_by_name(text: str) -> None:
     error = refusal({**GENERATE, "traceparent": text}).error
     assert (error.code, error.field) == ("invalid_value", "traceparent")
+
+
+def test_turns_of_parts_keep_their_order_and_text_alone_is_joined() -> None:
+    text, image = {"type": "text", "text": "a"}, {"type": "image", "frame": 1, "format": "png"}
+    video = {"type": "video", "frames": [{"frame": 1, "format": "gif", "time_s": 0}]}
+    turns = [
+        {"role": "system", "content": [text, text]},
+        {"role": "user", "content": [text, video, image]},
+    ]
+    message = decode(encode({"t": "tokenize", "id": "a", "messages": turns}))
+    assert isinstance(message, Tokenize)
+    parts = [TurnPart("text", "a"), TurnPart("video"), TurnPart("image")]
+    assert convert(message, 1).turns == [ChatTurn("system", "aa"), ChatTurn("user", "", parts)]
+    assert [field for field, _ in visuals_of(message.messages)] == [
+        "messages[1].content[1]",
+        "messages[1].content[2]",
+    ]
