@@ -298,6 +298,16 @@ class BatchSampler(Protocol):
         """
 
 
+class Mark(Protocol):
+    """A point in the stream."""
+
+    def query(self) -> bool:
+        """Whether all that was queued before it has ended; raises what that raised."""
+
+    def wait(self) -> None:
+        """Return when all that was queued before it has ended; raises what that raised."""
+
+
 class SamplerBuffers(NamedTuple):
     """What a sampler reads and writes."""
 
@@ -349,6 +359,15 @@ class Device(Protocol):
 
     def batch_sampler(self, buffers: SamplerBuffers) -> BatchSampler:
         """A sampler over these buffers."""
+
+    def mark(self) -> Mark:
+        """A point behind all that has been queued."""
+
+    def fetch(self, source: Tensor, out: NDArray[Any]) -> None:
+        """Copy the beginning of a buffer, whose work has ended, into a dense host array.
+
+        It does not wait for what was queued since.
+        """
 
     def free_memory(self) -> int | None:
         """Bytes that are free in memory of the device's own; None where it shares the host's."""

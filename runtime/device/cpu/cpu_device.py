@@ -16,6 +16,17 @@ from runtime.errors import HearthError
 from runtime.tensors.tensor import Tensor
 
 
+class HostMark:
+    """A point that has been reached."""
+
+    def query(self) -> bool:
+        """It has."""
+        return True
+
+    def wait(self) -> None:
+        """Nothing is waited for."""
+
+
 class CpuDevice:
     """Host memory and NumPy; a step has ended when the call that started it returns."""
 
@@ -50,6 +61,14 @@ class CpuDevice:
     def batch_sampler(self, buffers: SamplerBuffers) -> CpuBatchSampler:
         """A sampler over these buffers."""
         return CpuBatchSampler(buffers)
+
+    def mark(self) -> "HostMark":
+        """All that was queued has ended."""
+        return HostMark()
+
+    def fetch(self, source: Tensor, out: NDArray[Any]) -> None:
+        """Copy the beginning of a buffer."""
+        out[...] = source.view(out.shape)
 
     def free_memory(self) -> int | None:
         """There is the host's alone."""

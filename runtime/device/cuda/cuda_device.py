@@ -18,7 +18,7 @@ from runtime.device.cuda.memory import CudaMemory
 from runtime.device.cuda.ops import CudaStepOps
 from runtime.device.cuda.sampler import CudaBatchSampler
 from runtime.device.cuda.storage import CudaCacheStorage
-from runtime.device.cuda.stream import CudaStream
+from runtime.device.cuda.stream import CudaEvent, CudaStream
 from runtime.device.cuda.tree_ops import CudaTreeOps
 from runtime.device.cuda.upload import UploadRing
 from runtime.device.device import SamplerBuffers
@@ -44,6 +44,8 @@ class CudaDevice:
             undo.callback(context.close)
             self.stream = CudaStream(context)
             undo.callback(self.stream.close)
+            self._copies = CudaStream(context)
+            undo.callback(self._copies.close)
             self.memory = CudaMemory(context, reserve)
             undo.callback(self.memory.close)
             undo.callback(context.close_events)
@@ -81,6 +83,19 @@ class CudaDevice:
         self.stream.copy_out(array.ctypes.data, tensor.address, tensor.nbytes)
         self.stream.synchronize()
         return array
+
+    def mark(self) -> CudaEvent:
+        """A point behind all that has been queued."""
+        event = CudaEvent(self.context)
+        event.record(self.stream)
+        return event
+
+    def fetch(self, source: Tensor, out: NDArray[Any]) -> None:
+        """Copy the beginning of a buffer on a stream of its own, past what the first one holds."""
+        if not out.flags.c_contiguous:
+            raise HearthError("internal", f"{source.name} is to be copied into pieces", source.name)
+        self._copies.copy_out(out.ctypes.data, source.address, out.nbytes)
+        self._copies.synchronize()
 
     def capture(self) -> GraphCapture:
         """A context manager that captures what is queued on the stream meanwhile."""

@@ -1,0 +1,103 @@
+"""Fills and runs a vision tower."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.device.device import Device
+from runtime.errors import HearthError
+from runtime.executor.engine import EngineOptions
+from runtime.executor.engine_executor import EngineExecutor
+from runtime.images import ImageLayout
+from runtime.tensors.tensor_map import TensorMap
+from runtime.tensors.tower import (
+    build_registry_for_tower,
+    build_tower_profiles,
+    tower_dims,
+    tower_outputs,
+)
+from runtime.undo import undoing
+from runtime.vision.calls import Call, plan_calls
+from runtime.vision.tower_inputs import tower_inputs
+from runtime.vision_config import VisionConfig
+
+Patches = NDArray[np.uint8]
+
+
+class VisionRunner:
+    """Runs the tower of an engine folder over the patches of pictures; one call at a time.
+
+    It owns `executor`. Inputs and outputs have buffers of the largest call on the device.
+    """
+
+    def __init__(self, executor: EngineExecutor, config: VisionConfig, device: Device) -> None:
+        self.config = config
+        self.executor = executor
+        self._device = device
+        (profile,) = build_tower_profiles(config)
+        self._tensors = TensorMap()
+        for spec in build_registry_for_tower(config).specs:
+            shape = spec.resolve(profile.maximum)
+            self._tensors.set(spec.name, device.zeros(spec.name, shape, spec.dtype))
+
+    @classmethod
+    def open(
+        cls, folder: Path, config: VisionConfig, options: EngineOptions, device: Device
+    ) -> "VisionRunner":
+        """Load the tower of `folder`, which was checked before; raises `engine_*`, `out_of_memory`.
+
+        An engine that wants context memory gets it from whoever opens it.
+        """
+        with undoing() as undo:
+            executor = EngineExecutor.create_for_tower(folder, config, options, device)
+            undo.callback(executor.close)
+            return cls(executor, config, device)
+
+    def encode(
+        self, images: Sequence[tuple[Patches, ImageLayout]], out: Sequence[NDArray[Any]]
+    ) -> None:
+        """Embeddings of pictures: [1 + deepstack features, tokens, output_size] each, into `out`.
+
+        `images` are patches [T, patch_bytes] and what they are of. Raises `image_too_large`,
+        `executor_failed`, `out_of_memory`, and `non_finite` where an embedding is no number.
+        """
+        patches = [one for one, _ in images]
+        for call in plan_calls([layout for _, layout in images], self.config):
+            self.queue(call, patches)
+            self._device.mark().wait()
+            self.collect(call, out)
+
+    def queue(self, call: Call, images: Sequence[Patches]) -> None:
+        """Run a call on the device's stream; what was queued before must have been collected."""
+        given = tower_inputs([one for piece in call.pieces for one in piece.segments], self.config)
+        for name, array in given.items():
+            tensor, rows = self._tensors.get(name), np.atleast_2d(array)
+            target = tensor.part(name, 0, rows.shape)
+            self._device.image_ops.splice(target, 0, rows.astype(tensor.dtype, copy=False))
+        done = 0
+        for piece in call.pieces:
+            rows = images[piece.image][piece.patch : piece.patch + piece.patches]
+            self._device.image_ops.splice(self._tensors.get("patches"), done, rows)
+            done += piece.patches
+        dims, stream = tower_dims(self.config, call.patches), self._device.stream
+        self.executor.prepare(0, dims, self._tensors, stream)
+        self.executor.execute(stream)
+
+    def collect(self, call: Call, out: Sequence[NDArray[Any]]) -> None:
+        """Copy the embeddings of a call that has ended to where they belong."""
+        for feature, name in enumerate(tower_outputs(self.config)):
+            tensor, first = self._tensors.get(name), 0
+            for piece in call.pieces:
+                tokens = piece.patches // self.config.merge_size**2
+                target = out[piece.image][feature, piece.token : piece.token + tokens]
+                self._device.fetch(tensor.part(name, first, target.shape), target)
+                first += target.size
+                if not np.isfinite(target).all():
+                    raise HearthError("non_finite", "the vision tower gave no finite numbers")
+
+    def close(self) -> None:
+        """Free the engine; the buffers go with the device."""
+        self.executor.close()
