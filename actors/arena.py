@@ -134,13 +134,9 @@ class ArenaSlots:
     def __len__(self) -> int:
         return len(self._taken)
 
-    def holds(self, size: int) -> bool:
-        """Whether so many bytes fit where nothing else is."""
-        return _length(size) <= self.size
-
     def take(self, size: int) -> Slot | None:
         """A slot of `size` bytes; None where no piece is large enough now."""
-        length = _length(size)
+        length = slot_bytes(size)
         for index, piece in enumerate(self._free):
             if piece.length < length:
                 continue
@@ -169,5 +165,6 @@ class ArenaSlots:
         self._free.insert(at, piece)
 
 
-def _length(size: int) -> int:
+def slot_bytes(size: int) -> int:
+    """What a slot of `size` bytes takes of its arena."""
     return HEAD_BYTES + -(-size // HEAD_BYTES) * HEAD_BYTES
