@@ -1,0 +1,71 @@
+"""Files of pictures into pixels, by Pillow."""
+
+import warnings
+from io import BytesIO
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import GifImagePlugin, Image, ImageFile, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
+
+from runtime.errors import HearthError
+from runtime.images import Picture
+from runtime.pictures.headers import Header, parse_header
+from runtime.pictures.raw_frames import to_rgb
+
+# Named one by one: Pillow would try dozens of formats, and for WebP load all of them.
+_READERS: dict[str, type[ImageFile.ImageFile]] = {
+    "jpeg": JpegImagePlugin.JpegImageFile,
+    "png": PngImagePlugin.PngImageFile,
+    "webp": WebPImagePlugin.WebPImageFile,
+    "gif": GifImagePlugin.GifImageFile,
+}
+# By EXIF's orientation from 2 on.
+_TURNS = (
+    Image.Transpose.FLIP_LEFT_RIGHT,
+    Image.Transpose.ROTATE_180,
+    Image.Transpose.FLIP_TOP_BOTTOM,
+    Image.Transpose.TRANSPOSE,
+    Image.Transpose.ROTATE_270,
+    Image.Transpose.TRANSVERSE,
+    Image.Transpose.ROTATE_90,
+)
+
+
+def decode(data: memoryview, picture: Picture) -> NDArray[np.uint8]:
+    """The upright colours [height, width, 3] of a file, or of raw pixels, that `picture` describes.
+
+    A file is treated as by the processors of transformers: turned by its orientation, then made
+    RGB by Pillow, which drops alpha; a GIF is its first frame. Raises `image_invalid` for what
+    cannot be decoded or is not what its header says, `image_too_large` where memory does not do.
+    """
+    if picture.kind not in _READERS:
+        return to_rgb(data, picture)
+    header = parse_header(data)
+    if header.upright != picture:
+        raise HearthError("image_invalid", "the picture is not what was announced")
+    try:
+        # What Pillow says of odd files would go to the log once for each.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return _upright(_READERS[header.kind](BytesIO(data)), header)
+    except HearthError:
+        raise
+    except MemoryError as error:
+        raise HearthError(
+            "image_too_large", "the picture needs more memory than decoding may take"
+        ) from error
+    except Exception as error:  # a decoder may raise anything for what is not a picture
+        raise HearthError("image_invalid", "the picture is broken or cut off") from error
+
+
+def _upright(image: Image.Image, header: Header) -> NDArray[np.uint8]:
+    if image.size != (header.width, header.height):
+        raise HearthError("image_invalid", "the picture is not of the size in its header")
+    image.load()
+    # A palette's transparency is dropped either way; Pillow warns of it.
+    image.info.pop("transparency", None)
+    if image.mode != "RGB":
+        image = image.convert("RGB")
+    if header.orientation > 1:
+        image = image.transpose(_TURNS[header.orientation - 2])
+    return np.asarray(image)

@@ -1,0 +1,74 @@
+"""Pixels into the patches that a vision tower takes."""
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from runtime.images import ImageLayout
+from runtime.pictures.sizes import first_longest, longest_size
+from runtime.vision_config import VisionConfig
+
+_FILTERS = {
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+    "bilinear": Image.Resampling.BILINEAR,
+}
+
+
+def patch(
+    pixels: NDArray[np.uint8],
+    layout: ImageLayout,
+    config: VisionConfig,
+    out: NDArray[np.uint8],
+    *,
+    frame: int = 0,
+) -> None:
+    """Resize a picture [height, width, 3] and write its patches to `out` [patches, patch_bytes].
+
+    `out` is contiguous. Pixels are resized as Pillow does it, each step rounded to 8 bits. The
+    order is that of the model's processor: Qwen's patches come by the tokens that they merge into,
+    Idefics3's by tiles. Of a video this is used frame number `frame`, and `out` is the whole's.
+    """
+    image = Image.fromarray(pixels)
+    resample = _FILTERS[config.rules.resample]
+    side = config.patch_size
+    time, rows, columns = layout.grid
+    if config.family != "idefics3":
+        image = _resized(image, layout.width, layout.height, resample)
+        step, half = divmod(frame, config.temporal_patch_size)
+        parts = out.reshape(time, rows * columns, 3, config.temporal_patch_size, side, side)
+        # A picture, or the last of an odd number of frames, fills its patches by itself.
+        last = frame + 1 >= len(layout.frames)
+        halves = slice(half, None if last else half + 1)
+        _cut(np.asarray(image), config.merge_size, config.merge_size, parts[step, :, :, halves])
+        return
+    height, width = longest_size(image.height, image.width, first_longest(layout, config))
+    image = _resized(image, width, height, resample)
+    parts = out.reshape(layout.segments, rows * columns, 3, 1, side, side)
+    if layout.rows:
+        image = _resized(image, layout.width, layout.height, resample)
+        _cut(np.asarray(image), rows, columns, parts[:-1].reshape(-1, *parts.shape[2:]))
+        frame = -1
+    image = _resized(image, config.rules.tile_size, config.rules.tile_size, resample)
+    _cut(np.asarray(image), rows, columns, parts[frame])
+
+
+def _resized(
+    image: Image.Image, width: int, height: int, resample: Image.Resampling
+) -> Image.Image:
+    return image if image.size == (width, height) else image.resize((width, height), resample)
+
+
+def _cut(pixels: NDArray[np.uint8], rows: int, columns: int, out: NDArray[np.uint8]) -> None:
+    """Patches of [H, W, 3] by blocks of `rows` x `columns`: [patches, 3, times, side, side].
+
+    Every time gets the same.
+    """
+    side = out.shape[-1]
+    height, width, _ = pixels.shape
+    blocks = pixels.reshape(
+        height // side // rows, rows, side, width // side // columns, columns, side, 3
+    ).transpose(0, 3, 1, 4, 6, 2, 5)
+    target = out.reshape(*blocks.shape[:5], *out.shape[2:])
+    for time in range(out.shape[2]):
+        target[..., time, :, :] = blocks

@@ -1,0 +1,76 @@
+"""Raw pixels under ROS's names for their layouts (sensor_msgs/image_encodings)."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.errors import HearthError
+from runtime.images import Picture
+from runtime.pictures.headers import check_size
+
+_BYTES = {"rgb8": 3, "bgr8": 3, "rgba8": 4, "bgra8": 4, "mono8": 1, "yuv422_yuy2": 2, "nv12": 1}
+# OpenCV's integers for BT.601 with 16 to 235 for luma (color_yuv.simd.hpp), of 20 bits.
+_SHIFT = 20
+_LUMA = 1220542
+_RED_V, _GREEN_V, _GREEN_U, _BLUE_U = 1673527, -852492, -409993, 2116026
+
+
+def raw_size(picture: Picture) -> int:
+    """How many bytes a raw picture has.
+
+    Raises `image_invalid` for a row step that its pixels do not fit and for odd sizes of layouts
+    whose pixels share colours, `image_too_large` for too many pixels.
+    """
+    check_size(picture.width, picture.height)
+    if picture.step < picture.width * _BYTES[picture.kind]:
+        raise HearthError(
+            "image_invalid",
+            f"a row of {picture.width} pixels of {picture.kind} does not fit {picture.step} bytes",
+        )
+    halved = picture.kind == "nv12"
+    if (halved or picture.kind == "yuv422_yuy2") and picture.width % 2:
+        raise HearthError("image_invalid", f"{picture.kind} needs an even width")
+    if halved and picture.height % 2:
+        raise HearthError("image_invalid", f"{picture.kind} needs an even height")
+    return picture.step * (picture.height + (picture.height // 2 if halved else 0))
+
+
+def to_rgb(data: memoryview, picture: Picture) -> NDArray[np.uint8]:
+    """The colours [height, width, 3] of a raw picture; a view of `data` where they lie there so.
+
+    nv12 has the plane of colours behind that of luma, with the same row step. YUV is turned into
+    RGB as OpenCV does, by BT.601. Raises `image_invalid` when the size does not fit `picture`.
+    """
+    size = raw_size(picture)
+    if len(data) != size:
+        raise HearthError("image_invalid", f"the picture has {len(data)} bytes instead of {size}")
+    height, width = picture.height, picture.width
+    rows = np.frombuffer(data, np.uint8).reshape(-1, picture.step)
+    pixels = rows[:height, : width * _BYTES[picture.kind]].reshape(height, width, -1)
+    match picture.kind:
+        case "mono8":
+            return pixels.repeat(3, axis=2)
+        case "bgr8" | "bgra8":
+            return pixels[:, :, 2::-1]
+        case "yuv422_yuy2":
+            pairs = pixels.reshape(height, width // 2, 4)
+            u, v = (pairs[:, :, place].repeat(2, axis=1) for place in (1, 3))
+            return _bt601(pixels[:, :, 0], u, v)
+        case "nv12":
+            shared = rows[height:, :width].reshape(height // 2, width // 2, 2)
+            u, v = (shared[:, :, place].repeat(2, 0).repeat(2, 1) for place in (0, 1))
+            return _bt601(pixels[:, :, 0], u, v)
+        case _:
+            return pixels[:, :, :3]
+
+
+def _bt601(
+    luma: NDArray[np.uint8], u: NDArray[np.uint8], v: NDArray[np.uint8]
+) -> NDArray[np.uint8]:
+    light = _LUMA * np.maximum(luma.astype(np.int32) - 16, 0) + (1 << _SHIFT - 1)
+    blue, red = u.astype(np.int32) - 128, v.astype(np.int32) - 128
+    colors = (
+        light + _RED_V * red,
+        light + _GREEN_V * red + _GREEN_U * blue,
+        light + _BLUE_U * blue,
+    )
+    return np.stack([np.clip(c >> _SHIFT, 0, 255).astype(np.uint8) for c in colors], axis=2)
