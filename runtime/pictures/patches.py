@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from runtime.images import ImageLayout
-from runtime.pictures.sizes import first_longest, longest_size
+from runtime.pictures.sizes import first_size
 from runtime.vision_config import VisionConfig
 
 _FILTERS = {
@@ -42,7 +42,7 @@ def patch(
         halves = slice(half, None if last else half + 1)
         _cut(np.asarray(image), config.merge_size, config.merge_size, parts[step, :, :, halves])
         return
-    height, width = longest_size(image.height, image.width, first_longest(layout, config))
+    height, width = first_size(image.height, image.width, layout, config)
     image = _resized(image, width, height, resample)
     parts = out.reshape(layout.segments, rows * columns, 3, 1, side, side)
     if layout.rows:

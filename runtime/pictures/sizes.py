@@ -47,29 +47,34 @@ def video_layout(
     return _merged(frames[0], config, most_tokens, used)
 
 
-def longest_size(height: int, width: int, longest: int) -> tuple[int, int]:
-    """Height and width of what Idefics3 first resizes a picture to: its longer edge is `longest`.
+def first_size(
+    height: int, width: int, layout: ImageLayout, config: VisionConfig
+) -> tuple[int, int]:
+    """Height and width to which Idefics3 resizes a picture before it makes whole tiles of it."""
+    rules = config.rules
+    size = _longest_size(height, width, rules.longest_edge)
+    tiles = layout.rows or 1, layout.columns or 1
+    if rules.splits and not layout.frames and _tiles(*size, rules.tile_size) != tiles:
+        # A limit has made the layout smaller than the rule has it.
+        return _longest_size(height, width, max(layout.height, layout.width))
+    return size
 
-    The shorter one becomes even.
-    """
+
+def _longest_size(height: int, width: int, longest: int) -> tuple[int, int]:
+    """The longer edge becomes `longest`, the other even; then neither is above `_LONGEST`."""
     aspect = width / height
     if width >= height:
-        width = longest
-        height = int(width / aspect)
-        height += height % 2
+        shorter = int(longest / aspect)
+        height, width = max(1, shorter + shorter % 2), longest
     else:
-        height = longest
-        width = int(height * aspect)
-        width += width % 2
-    return max(height, 1), max(width, 1)
-
-
-def first_longest(layout: ImageLayout, config: VisionConfig) -> int:
-    """The longer edge in pixels of a picture before it is resized to whole tiles."""
-    longest = min(config.rules.longest_edge, _LONGEST)
-    if not config.rules.splits or layout.frames:
-        return longest
-    return min(longest, max(layout.height, layout.width))
+        shorter = int(longest * aspect)
+        height, width = longest, max(1, shorter + shorter % 2)
+    aspect = width / height
+    if width >= height and width > _LONGEST:
+        return max(1, int(_LONGEST / aspect)), _LONGEST
+    if height > width and height > _LONGEST:
+        return _LONGEST, max(1, int(_LONGEST * aspect))
+    return height, width
 
 
 def _check_aspect(picture: Picture) -> None:
@@ -142,9 +147,9 @@ def _tiled(picture: Picture, config: VisionConfig, most_tokens: int) -> ImageLay
     if not config.rules.splits:
         return one
     tile = config.rules.tile_size
-    longest = min(config.rules.longest_edge, _LONGEST)
+    longest = config.rules.longest_edge
     while longest > 0:
-        rows, columns = _tiles(*longest_size(picture.height, picture.width, longest), tile)
+        rows, columns = _tiles(*_longest_size(picture.height, picture.width, longest), tile)
         segments = rows * columns + 1
         if rows * columns == 1:
             return one
@@ -158,7 +163,7 @@ def _tiled(picture: Picture, config: VisionConfig, most_tokens: int) -> ImageLay
                 rows,
                 columns,
             )
-        longest = (longest - 1) // tile * tile
+        longest = (min(longest, _LONGEST) - 1) // tile * tile
     return one
 
 
