@@ -15,8 +15,10 @@ class ImageRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """How the model's processor turns pictures into pixels; lengths in pixels.
 
     The Qwen families resize to multiples of a merged patch with between `min_pixels` and
-    `max_pixels` (`video_*`: of all frames together). Idefics3 resizes to a longest edge of
-    `longest_edge` and cuts tiles of `tile_size`, if it `splits`; 0 where a family has no such rule.
+    `max_pixels` (`video_*`: of a frame of Qwen2.5-VL, of all frames of Qwen3-VL). Idefics3 resizes
+    to a longest edge of `longest_edge` and cuts tiles of `tile_size`, if it `splits`; a frame of a
+    video is resized to `video_longest_edge` first, and then to one tile. 0 where a family has no
+    such rule.
     """
 
     resample: Literal["bicubic", "lanczos", "bilinear"]
@@ -28,6 +30,7 @@ class ImageRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     video_min_pixels: int = 0
     video_max_pixels: int = 0
     longest_edge: int = 0
+    video_longest_edge: int = 0
     tile_size: int = 0
     splits: bool = False
     fps: float = 0.0
@@ -85,6 +88,16 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     rules: ImageRules
     tokens: VisionTokens
     files: dict[str, FileRecord] = {}
+
+    @property
+    def weight_quantization(self) -> Literal["none"]:
+        """The weights of towers stay as they are."""
+        return "none"
+
+    @property
+    def weight_block_size(self) -> int:
+        """None share a scale."""
+        return 0
 
     @property
     def patch_bytes(self) -> int:

@@ -102,7 +102,10 @@ class Checkpoint:
         return self._read(name, slice(None))
 
     def matrix(self, name: str, rows: slice, columns: slice) -> Array:
-        """Some rows and columns of a matrix."""
+        """Some rows and columns of a matrix; a convolution's axes but the first are columns."""
+        if len(self._spec(name).shape) > 2:  # noqa: PLR2004 - more than a matrix has
+            kernels = self._read(name, rows)
+            return kernels.reshape(len(kernels), -1)[:, columns]
         return self._read(name, (rows, columns))
 
     def _read(self, name: str, part: slice | tuple[slice, ...]) -> Array:

@@ -2,14 +2,12 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 import onnx_ir as ir
 
 from runtime.export.spelling import BATCH, STEP, KeyValue, Spelling, StepInputs
 
 OPSET = 17
 QUANTIZED_OPSET = 21  # the first with blocked DequantizeLinear
-_AXES_AS_INPUT = 18
 
 
 class ClassicSpelling(Spelling):
@@ -47,18 +45,7 @@ class ClassicSpelling(Spelling):
 
     def normalise(self, x: ir.Value, weight: ir.Value) -> ir.Value:
         """Root mean square in float32, whatever the graph's type."""
-        graph = self.graph
-        wide = x if self.dtype == ir.DataType.FLOAT else self.cast(x, ir.DataType.FLOAT)
-        epsilon = graph.constant(np.array(self.model.rms_norm_eps, np.float32))
-        root = graph.op("Sqrt", graph.op("Add", self._mean(self.square(wide)), epsilon))
-        normal = graph.op("Div", wide, root)
-        if self.dtype != ir.DataType.FLOAT:
-            normal = self.cast(normal, self.dtype)
-        return graph.op("Mul", normal, weight)
-
-    def square(self, x: ir.Value) -> ir.Value:
-        """The square of each element."""
-        return self.graph.op("Pow", x, self.graph.constant(np.array(2, np.float32)))
+        return self.normalise_root(x, weight, self.model.rms_norm_eps)
 
     def halves(self, heads: ir.Value) -> Sequence[ir.Value]:
         """The two rotated halves of each head, and what is left of it if there is more."""
@@ -100,11 +87,6 @@ class ClassicSpelling(Spelling):
             scores.append(graph.op("Add", graph.op("MatMul", q, columns), mask))
         shares = graph.op("Softmax", graph.op("Concat", *scores, axis=-1), axis=-1)
         return graph.ops("Split", 2, shares, self._parts, axis=-1)
-
-    def _mean(self, x: ir.Value) -> ir.Value:
-        if self.graph.opset < _AXES_AS_INPUT:
-            return self.graph.op("ReduceMean", x, axes=[-1], keepdims=1)
-        return self.graph.op("ReduceMean", x, self.graph.ints(-1), keepdims=1)
 
     def _rotary_factors(self, cos: ir.Value, sin: ir.Value) -> tuple[ir.Value, ir.Value]:
         # Elements that are not rotated get the factors 1 and 0.

@@ -121,7 +121,7 @@ class GraphBuilder:
         tensor = ir.ExternalTensor(*location, dtype, shape=ir.Shape(shape), name=name)
         return self._add(tensor, name)
 
-    def save(self, path: Path, ir_version: int) -> None:
+    def save(self, path: Path, ir_version: int, name: str = "decoder") -> None:
         """Write the graph; the data file must be complete."""
         graph = ir.Graph(
             self._inputs,
@@ -129,7 +129,7 @@ class GraphBuilder:
             nodes=self._nodes,
             initializers=list(self._initializers.values()),
             opset_imports={"": self.opset, **self._domains},
-            name="decoder",
+            name=name,
         )
         ir.save(ir.Model(graph, ir_version=ir_version, producer_name="hearth"), path)
 

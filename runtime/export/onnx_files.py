@@ -23,8 +23,8 @@ from runtime.tensors.dtypes import numpy_dtype
 
 Build = Callable[[GraphBuilder, Spelling, Weights], None]
 """Appends a model to a graph."""
-_IR_VERSION = 8
-_IR_VERSION_INT4 = 10  # also what opset 21 and later ask for
+IR_VERSION = 8
+IR_VERSION_NATIVE = 10  # also what opset 21 and later ask for
 
 
 def write_onnx(
@@ -55,7 +55,7 @@ def write_onnx(
             longest = max(config.max_kv_cache_capacity, config.max_supported_batch_size)
             chosen.longest_range = longest
         build(graph, chosen, weights)
-    ir_version = _IR_VERSION if opset == CLASSIC_OPSET else _IR_VERSION_INT4
+    ir_version = IR_VERSION if opset == CLASSIC_OPSET else IR_VERSION_NATIVE
     graph.save(folder / MODEL_FILE, ir_version)
 
 

@@ -11,6 +11,7 @@ from runtime.export.checkpoint import Checkpoint
 from runtime.export.quantize import quantize_rows
 from runtime.export.weights import TILE_BYTES, cast
 from runtime.tensors.dtypes import numpy_dtype
+from runtime.vision_config import VisionConfig
 
 Array = NDArray[np.float32]
 _WIDE = np.dtype(np.float32)
@@ -25,7 +26,7 @@ class RoundedWeights:
     def __init__(
         self,
         checkpoint: Checkpoint,
-        config: LLMEngineRunnerConfig,
+        config: LLMEngineRunnerConfig | VisionConfig,
         read: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._checkpoint = checkpoint

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
 from runtime.export.graph import GraphBuilder
 from runtime.export.model_config import ModelConfig
+from runtime.export.operators import Operators
 
 # Symbolic dimensions: rows, tokens of a step, tokens with logits, cache slots, rotary positions.
 BATCH, STEP, SELECTED, CAPACITY, POSITIONS = "batch", "step", "selected", "capacity", "positions"
@@ -38,7 +38,7 @@ class KeyValue(NamedTuple):
     v: ir.Value
 
 
-class Spelling(ABC):
+class Spelling(Operators, ABC):
     """How one dialect writes normalisation, rotation and attention.
 
     Activations are [B, S, H], heads [B, heads, S, D] and caches [B, Hkv, C, D]. The G query heads
@@ -58,10 +58,9 @@ class Spelling(ABC):
     """The longest range that can be asked for, where the graph is to be captured (`range`)."""
 
     def __init__(self, graph: GraphBuilder, model: ModelConfig, dtype: np.dtype[Any]) -> None:
-        self.graph = graph
+        super().__init__(graph, dtype)
         self.model = model
-        self.numpy_type = dtype
-        self.dtype = self.cache_dtype = ir.DataType.from_numpy(dtype)
+        self.cache_dtype = self.dtype
 
     @abstractmethod
     def prepare(self, inputs: StepInputs, cache: ir.Value) -> None:
@@ -85,11 +84,6 @@ class Spelling(ABC):
         """The sum, and the sum normalised."""
         total = self.graph.op("Add", x, addend)
         return total, self.normalise(total, weight)
-
-    def gated(self, gate: ir.Value, up: ir.Value) -> ir.Value:
-        """SiLU of the gate, times what it gates."""
-        gate = self.graph.op("Mul", gate, self.graph.op("Sigmoid", gate))
-        return self.graph.op("Mul", gate, up)
 
     def self_attention(
         self, layer: int, qkv: Sequence[ir.Value], norms: Sequence[ir.Value], cache: KeyValue
@@ -149,23 +143,6 @@ class Spelling(ABC):
         if self.group_size == 1:
             return x
         return self.graph.op("Reshape", x, self.graph.ints(0, heads, -1, self.model.head_dim))
-
-    def additive(self, visible: ir.Value) -> ir.Value:
-        """What to add to scores: 0 where `visible`, `lowest` elsewhere."""
-        return self.graph.op("Where", visible, self.number(0.0), self.number(self.lowest))
-
-    @property
-    def lowest(self) -> float:
-        """What hides a score: half the smallest number, so that adding a score cannot overflow."""
-        return float(ml_dtypes.finfo(self.numpy_type).min) / 2
-
-    def number(self, value: float) -> ir.Value:
-        """A scalar constant in the graph's type."""
-        return self.graph.constant(np.array(value, self.numpy_type))
-
-    def cast(self, x: ir.Value, dtype: ir.DataType) -> ir.Value:
-        """Convert to another type."""
-        return self.graph.op("Cast", x, to=int(dtype))
 
     @cached_property
     def every_slot(self) -> ir.Value:

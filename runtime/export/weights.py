@@ -13,6 +13,7 @@ from runtime.export.checkpoint import Checkpoint
 from runtime.export.graph import GraphBuilder
 from runtime.export.quantize import pack_int4, quantize_rows
 from runtime.tensors.dtypes import numpy_dtype
+from runtime.vision_config import VisionConfig
 
 Array = NDArray[Any]
 SLAB_BYTES = 32 << 20
@@ -31,7 +32,9 @@ class Projection(NamedTuple):
 class Weights:
     """Puts the projections and vectors of a checkpoint into a graph, one slab in memory."""
 
-    def __init__(self, checkpoint: Checkpoint, config: LLMEngineRunnerConfig) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, config: LLMEngineRunnerConfig | VisionConfig
+    ) -> None:
         self._checkpoint = checkpoint
         self._quantization = config.weight_quantization
         self._block_size = config.weight_block_size

@@ -1,0 +1,1 @@
+"""The vision tower of a model: from a checkpoint into the folder `visual`."""

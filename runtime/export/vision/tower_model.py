@@ -1,0 +1,186 @@
+"""The vision part of a model's config.json, as published and as transformers 5 saves it."""
+
+from math import isqrt
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from runtime.errors import HearthError
+from runtime.export.config_fields import refuse_unserved
+from runtime.export.json_file import Fields, read_json
+from runtime.export.model_config import CONFIG_FILE
+from runtime.export.options import ExportOptions, resolve_dialect
+from runtime.export.vision.processor import read_rules
+from runtime.export.vision.special_tokens import read_tokens
+from runtime.version import VERSION
+from runtime.vision_config import Family, VisionConfig
+
+Activation = Literal["gelu", "gelu_tanh", "silu"]
+MOST_PATCHES = 4096
+"""The largest call of a tower where nobody asks for another: scores grow with its square."""
+_FAMILIES: dict[str, Family] = {
+    "qwen3_vl": "qwen3_vl",
+    "qwen2_5_vl": "qwen2_5_vl",
+    "idefics3": "idefics3",
+    "smolvlm": "idefics3",
+}
+_GELU: dict[str, Activation] = {"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
+_ACTIVATIONS: dict[Family, dict[str, Activation]] = {
+    "qwen3_vl": _GELU,
+    "qwen2_5_vl": {"silu": "silu"},
+    "idefics3": _GELU,
+}
+# Beside those that text has too; the last two say again what the processor's own files say.
+_READ = (
+    "deepstack_visual_indexes depth fullatt_block_indexes hidden_act image_size in_channels "
+    "in_chans layer_norm_eps num_channels num_heads num_position_embeddings out_hidden_size "
+    "patch_size spatial_merge_size spatial_patch_size temporal_patch_size tokens_per_second "
+    "window_size max_image_size size"
+)
+_COLOURS, _THETA = 3, 10_000.0
+_SMALLEST_HEAD, _HEAD_STEP = 16, 8
+
+
+class TowerModel(NamedTuple):
+    """A tower's configuration, and what its graph alone has to know."""
+
+    config: VisionConfig
+    intermediate_size: int
+    norm_eps: float
+    activation: Activation
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether it is built as Qwen2.5-VL is: a gated MLP, and norms of the mean square."""
+        return self.config.family == "qwen2_5_vl"
+
+    @property
+    def merged_size(self) -> int:
+        """Elements of the patches of one token side by side."""
+        return self.config.hidden_size * self.config.merge_size**2
+
+
+def load_tower(folder: Path, options: ExportOptions) -> TowerModel | None:
+    """Read the vision part of a model; None for a model without one.
+
+    Raises `model_invalid` or `model_unsupported` naming the field, and `tokenizer_mismatch`.
+    """
+    fields = Fields(read_json(folder / CONFIG_FILE), CONFIG_FILE)
+    vision = fields.table("vision_config")
+    if vision is None:
+        return None
+    family = _FAMILIES.get(fields.text("model_type"))
+    if family is None:
+        raise _unsupported(
+            "model_type", f"of a model that sees must be one of {', '.join(_FAMILIES)}"
+        )
+    refuse_unserved(vision, _READ.split())
+    sizes = _idefics(fields, vision) if family == "idefics3" else _qwen(vision, family)
+    plan = options.plan
+    config = VisionConfig(
+        hearth_version=VERSION,
+        backend="onnxruntime" if plan is None else "tensorrt",
+        device=options.device if plan is None else "cuda",
+        dialect=resolve_dialect(options),
+        family=family,
+        dtype=options.dtype,
+        head_dim=sizes["hidden_size"] // sizes["num_heads"],
+        max_patches=MOST_PATCHES,
+        rules=read_rules(folder, family, sizes),
+        tokens=read_tokens(folder, family, fields),
+        **sizes,
+    )
+    _check(config, fields, vision)
+    return TowerModel(
+        config,
+        vision.size("intermediate_size", 3072 if family == "idefics3" else None),
+        vision.number("layer_norm_eps", 1e-6),
+        _activation(vision, family),
+    )
+
+
+def _qwen(vision: Fields, family: Family) -> dict[str, Any]:
+    depth = vision.size("depth")
+    sizes: dict[str, Any] = {
+        "num_layers": depth,
+        "num_heads": vision.size("num_heads"),
+        "hidden_size": vision.size("hidden_size"),
+        "output_size": vision.size("out_hidden_size"),
+        "patch_size": vision.size("patch_size"),
+        "temporal_patch_size": vision.size("temporal_patch_size", 2),
+        "merge_size": vision.size("spatial_merge_size", 2),
+    }
+    if family == "qwen3_vl":
+        positions = vision.size("num_position_embeddings")
+        if isqrt(positions) ** 2 != positions:
+            raise _invalid("num_position_embeddings", "must be a square")
+        layers = _layers(vision, "deepstack_visual_indexes", depth)
+        return {**sizes, "position_side": isqrt(positions), "deepstack_layers": layers}
+    return {
+        **sizes,
+        "window_size": vision.size("window_size"),
+        "full_attention_layers": _layers(vision, "fullatt_block_indexes", depth),
+        "tokens_per_second": vision.number("tokens_per_second", 4.0),
+    }
+
+
+def _idefics(fields: Fields, vision: Fields) -> dict[str, Any]:
+    image, patch = vision.size("image_size", 224), vision.size("patch_size", 32)
+    return {
+        "num_layers": vision.size("num_hidden_layers", 12),
+        "num_heads": vision.size("num_attention_heads", 16),
+        "hidden_size": vision.size("hidden_size", 1152),
+        "output_size": _text_size(fields),
+        "patch_size": patch,
+        "merge_size": fields.size("scale_factor", 2),
+        "position_side": image // patch,
+    }
+
+
+def _text_size(fields: Fields) -> int:
+    """The decoder's hidden size; as published, Qwen2.5-VL has its text's fields at the top."""
+    return (fields.table("text_config") or fields).size("hidden_size")
+
+
+def _layers(vision: Fields, name: str, depth: int) -> tuple[int, ...]:
+    layers = vision.data.get(name)
+    if not isinstance(layers, list) or not all(type(layer) is int for layer in layers):
+        raise _invalid(name, "must be a list of layers")
+    if layers != sorted({*layers}) or not all(0 <= layer < depth for layer in layers):
+        raise _invalid(name, f"must ascend, from 0 to {depth - 1}")
+    return tuple(layers)
+
+
+def _activation(vision: Fields, family: Family) -> Activation:
+    known = _ACTIVATIONS[family]
+    name = vision.text("hidden_act", next(iter(known)))
+    if name not in known:
+        raise _unsupported("hidden_act", f"must be {' or '.join(known)}")
+    return known[name]
+
+
+def _check(config: VisionConfig, fields: Fields, vision: Fields) -> None:
+    if config.hidden_size % config.num_heads:
+        raise _invalid("hidden_size", "must be a multiple of the number of heads")
+    if config.head_dim < _SMALLEST_HEAD or config.head_dim % _HEAD_STEP:
+        raise _unsupported("hidden_size", "must make heads of a multiple of 8 elements, from 16 on")
+    for name in ("in_channels", "in_chans", "num_channels"):
+        if vision.size(name, _COLOURS) != _COLOURS:
+            raise _unsupported(name, f"must be {_COLOURS}")
+    rope = vision.table("rope_parameters")
+    if rope is not None and rope.number("rope_theta", _THETA) != _THETA:
+        raise _unsupported("rope_parameters", f"must have a rope_theta of {_THETA:g}")
+    if config.output_size != _text_size(fields):
+        raise _invalid("out_hidden_size", "must be the hidden_size of the text part")
+    block = config.patch_size * config.merge_size
+    if config.window_size % block:
+        raise _unsupported("window_size", f"must be a multiple of {block} pixels")
+    if config.rules.tile_size % block:
+        raise _unsupported("max_image_size", f"must be a multiple of {block} pixels")
+
+
+def _invalid(name: str, what: str) -> HearthError:
+    return HearthError("model_invalid", f"{CONFIG_FILE}: {name} {what}", name)
+
+
+def _unsupported(name: str, what: str) -> HearthError:
+    return HearthError("model_unsupported", f"{CONFIG_FILE}: {name} {what}", name)

@@ -1,0 +1,37 @@
+"""The smallest loop that can run a tower's graph."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from runtime.engine_folder import MODEL_FILE
+from runtime.vision.tower_inputs import Segment, tower_inputs
+from runtime.vision_config import VisionConfig
+
+Array = NDArray[Any]
+
+
+def random_patches(config: VisionConfig, segments: Sequence[Segment], seed: int = 0) -> Array:
+    """Patches [T, patch bytes] of noise for all segments."""
+    count = sum(segment.patches for segment in segments)
+    random = np.random.default_rng(seed)
+    return random.integers(0, 256, (count, config.patch_bytes), np.uint8)
+
+
+def run_tower(
+    folder: Path, config: VisionConfig, segments: Sequence[Segment], patches: Array
+) -> dict[str, Array]:
+    """All outputs of the graph in a folder `visual`, by name."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(folder / MODEL_FILE, options, providers=["CPUExecutionProvider"])
+    inputs = {
+        name: array.astype(np.int32) if array.dtype == np.int64 else array
+        for name, array in tower_inputs(segments, config).items()
+    }
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, {"patches": patches, **inputs}), strict=True))
