@@ -70,4 +70,5 @@ def _transformers(
 def _tile(patches: Array) -> Array:
     """A tile [3, 32, 32] of its 16 patches, which come in blocks of 2 x 2."""
     blocks = patches.reshape(2, 2, 2, 2, 3, 8, 8)
-    return blocks.transpose(4, 0, 2, 5, 1, 3, 6).reshape(3, 32, 32)
+    tile: Array = blocks.transpose(4, 0, 2, 5, 1, 3, 6).reshape(3, 32, 32)
+    return tile
