@@ -50,7 +50,7 @@ class EncoderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """What an encoder needs: the engine folder's absolute path, the arenas, and how to work.
 
     `options.threads` are those of its tower. Its process runs at niceness `nice`; one that decodes
-    pictures may take `decode_timeout_s` for one, and has `decode_memory` bytes of addresses.
+    pictures may take `decode_timeout_s` for one, and `decode_memory_bytes` beside the arenas.
     """
 
     engine: str
@@ -60,7 +60,7 @@ class EncoderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     embeddings: SharedArena
     nice: int = 0
     decode_timeout_s: float = 10.0
-    decode_memory: int = 1 << 30
+    decode_memory_bytes: int = 1 << 30
 
 
 class ReadyActor(NamedTuple):

@@ -206,6 +206,51 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "connections are closed and clients say hello again."
         ),
     ] = 512
+    image_tokens: Annotated[
+        int,
+        Meta(ge=0, le=1 << 20),
+        Meta(
+            description="Tokens that one picture becomes at most: a larger one is made smaller. 0 "
+            "for half of the longest prompt."
+        ),
+    ] = 0
+    image_bytes: Annotated[
+        int,
+        Meta(ge=1 << 16, le=1 << 30),
+        Meta(description="Bytes of one picture as a client sends it; larger ones are refused."),
+    ] = 32 << 20
+    images_in_flight_bytes: Annotated[
+        int,
+        Meta(ge=1 << 20, le=1 << 36),
+        Meta(description="Bytes of the pictures of all open requests; more are refused."),
+    ] = 128 << 20
+    image_cache_bytes: Annotated[
+        int,
+        Meta(ge=1 << 20, le=1 << 36),
+        Meta(
+            description="Bytes of embeddings that are kept in case their picture comes again; "
+            "those of open requests stay, and what finds no room beside them is refused."
+        ),
+    ] = 256 << 20
+    encoder_nice: Annotated[
+        int,
+        Meta(ge=0, le=19),
+        Meta(description="By how much the encoder's processes give way to text (nice(2))."),
+    ] = 10
+    encoder_threads: Annotated[
+        int,
+        Meta(ge=0, le=1024),
+        Meta(description="Threads of a vision tower on the CPU; 0 for all physical cores."),
+    ] = 0
+    decode_timeout_s: Annotated[
+        float,
+        Meta(gt=0, le=3600, description="How long one picture may take to be decoded."),
+    ] = 10.0
+    decode_memory_bytes: Annotated[
+        int,
+        Meta(ge=1 << 26, le=1 << 36),
+        Meta(description="Bytes of memory that the process which decodes pictures may take."),
+    ] = 1 << 30
     drain_s: Annotated[
         float,
         Meta(ge=0, le=3600, description="How long running requests may finish after a stop."),
