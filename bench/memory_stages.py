@@ -59,7 +59,7 @@ def build_in_stages(folder: Path, built: Callable[[str], None]) -> None:
         # The library is part of the process, and not of its first engine.
         load_onnx_runtime()
     built("context")
-    parts = assemble(deployment, folder, EngineOptions(), device, built)
+    parts = assemble(deployment, folder, EngineOptions(), device, built=built)
     runtime = LLMInferenceRuntime(*parts)
     runtime.capture(range(1, runtime.max_batch + 1))
     longest = min(runtime.config.max_supported_input_length, runtime.capacity - 1)

@@ -34,7 +34,7 @@ class KVCacheManager:
         shape = (self._rows, config.num_kv_heads, self.capacity, config.head_dim)
         dtype = numpy_dtype(config.kv_cache_dtype)
         if config.device == "cuda" and self._rows > 1:
-            _check_alignment(self.capacity, config.num_kv_heads * config.head_dim * dtype.itemsize)
+            check_alignment(self.capacity, config.num_kv_heads * config.head_dim * dtype.itemsize)
         layers = range(config.num_attention_layers)
         self.keys = tuple(device.zeros(f"k_cache_{i}", shape, dtype) for i in layers)
         self.values = tuple(device.zeros(f"v_cache_{i}", shape, dtype) for i in layers)
@@ -120,7 +120,8 @@ class KVCacheManager:
             raise HearthError("internal", f"row {row} has no {length} slots in the cache", "row")
 
 
-def _check_alignment(capacity: int, slot_bytes: int) -> None:
+def check_alignment(capacity: int, slot_bytes: int) -> None:
+    """Raise `invalid_value` where rows of so many slots cannot be bound from any row on."""
     if capacity * slot_bytes % _ALIGNMENT:
         raise HearthError(
             "invalid_value",

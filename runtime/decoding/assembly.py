@@ -17,7 +17,9 @@ from runtime.drafting.proposer import Proposer
 from runtime.engine_folder import DRAFT_FOLDER
 from runtime.executor.engine import EngineOptions
 from runtime.executor.engine_executor import EngineExecutor
+from runtime.images import EmbeddingStore
 from runtime.memory.sizes import projection_bytes
+from runtime.pictures.local_embeddings import LocalEmbeddings
 from runtime.steps.engine_runner import LLMEngineRunner
 from runtime.steps.pipeline_io import PipelineIO
 from runtime.steps.shared_resources import SharedResources
@@ -41,12 +43,14 @@ def assemble(
     folder: Path,
     options: EngineOptions,
     device: Device,
+    *,
     built: Callable[[str], None] = lambda _: None,
+    embeddings: EmbeddingStore | None = None,
 ) -> RuntimeParts:
     """Caches and buffers first, then the engines, of a folder that was checked before.
 
-    `built` hears of each stage. Raises `engine_*`, `out_of_memory` or `invalid_value`; engines
-    that were opened by then are closed.
+    `built` hears of each stage; `embeddings` are where those of images lie. Raises `engine_*`,
+    `out_of_memory` or `invalid_value`; engines that were opened by then are closed.
     """
     config, draft = deployment.base, deployment.draft
     resources = SharedResources.create_for_llm(config, folder, device)
@@ -65,12 +69,15 @@ def assemble(
             SamplerBuffers(io.step.logits, inputs.lengths, inputs.next_tokens, trees)
         )
         built("sampler")
-        runner = LLMEngineRunner(config, base, io, resources, device)
+        store = (embeddings or LocalEmbeddings()) if config.image_token_id else None
+        runner = LLMEngineRunner(config, base, io, resources, device, embeddings=store)
         executors, drafter = [base], None
         if draft is not None:
             executors.append(_draft_executor(folder / DRAFT_FOLDER, draft, options, device))
             undo.callback(executors[-1].close)
-            drafter = EagleDraftRunner(draft, deployment.drafting, executors[-1], resources, device)
+            drafter = EagleDraftRunner(
+                draft, deployment.drafting, executors[-1], resources, device, embeddings=store
+            )
         built("draft")
         share_context_memory(executors, device)
         if not speculates:

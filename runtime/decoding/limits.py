@@ -1,5 +1,8 @@
+from math import prod
+
 from runtime.config import LLMEngineRunnerConfig
 from runtime.errors import HearthError
+from runtime.pictures.positions import row_positions
 from runtime.request import RowRequest
 from runtime.rows import tokens_to_generate
 
@@ -10,6 +13,8 @@ def check_row(config: LLMEngineRunnerConfig, row: RowRequest, capacity: int) -> 
     `capacity` counts the tokens that a row holds.
     """
     _check_prompt(config, row)
+    if row.images:
+        _check_images(config, row)
     generated = len(row.token_ids) - row.prompt_length
     wanted = tokens_to_generate(row, capacity)
     if row.prompt_length >= capacity:
@@ -32,6 +37,7 @@ def check_row(config: LLMEngineRunnerConfig, row: RowRequest, capacity: int) -> 
             f"prompt and max_tokens need {needed} tokens, a row holds {capacity}: ask for fewer",
             "max_tokens",
         )
+    _check_positions(config, row, needed)
 
 
 def _check_prompt(config: LLMEngineRunnerConfig, row: RowRequest) -> None:
@@ -56,4 +62,40 @@ def _check_prompt(config: LLMEngineRunnerConfig, row: RowRequest) -> None:
             "invalid_value",
             f"token {low if low < 0 else high} is not in the vocabulary of {config.vocab_size}",
             "token_ids",
+        )
+
+
+def _check_images(config: LLMEngineRunnerConfig, row: RowRequest) -> None:
+    if not config.image_token_id:
+        raise HearthError("unsupported_option", "this model takes no images", "images")
+    end = 0
+    for index, image in enumerate(row.images):
+        for span in image.spans:
+            within = end <= span.start and span.start + span.length <= row.prompt_length
+            there = span.first >= 0 and span.first + span.length <= image.tokens
+            grid = (prod(span.grid) == span.length and min(span.grid) > 0) or not any(span.grid)
+            apart = 0.0 <= span.interval <= config.max_kv_cache_capacity
+            if not (span.length > 0 and within and there and grid and apart):
+                raise HearthError(
+                    "invalid_value",
+                    f"images[{index}] stands at tokens {span.start} to "
+                    f"{span.start + span.length - 1}, which is not in order, not in the prompt "
+                    f"of {row.prompt_length} or not what it has",
+                    f"images[{index}]",
+                )
+            end = span.start + span.length
+
+
+def _check_positions(config: LLMEngineRunnerConfig, row: RowRequest, needed: int) -> None:
+    """A video may count faster in time than it has tokens."""
+    if not (row.images and config.use_context_dependent_rope):
+        return
+    spans = [span for image in row.images for span in image.spans]
+    positions = needed + row_positions(row.prompt_length, spans).delta
+    if positions > config.max_kv_cache_capacity:
+        raise HearthError(
+            "capacity_exceeded",
+            f"images put tokens at positions up to {positions}, this engine has "
+            f"{config.max_kv_cache_capacity}: take fewer frames of a video",
+            "images",
         )

@@ -24,6 +24,7 @@ from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.errors import HearthError
 from runtime.executor.engine import EngineOptions
 from runtime.executor.graph_cache import GraphCounters
+from runtime.images import EmbeddingStore
 from runtime.known_answer import KnownAnswer
 from runtime.loading import Told, nobody
 from runtime.memory.system import available_memory
@@ -58,7 +59,7 @@ class LLMInferenceRuntime:
         self.prefill_metrics = StageMetrics()
         self.generation_metrics = StageMetrics()
         self.speculation_metrics = EagleGenerationMetrics()
-        self._owners: list[RowOwner] = [runner.get_kv_cache(), sampler]
+        self._owners: list[RowOwner] = [*runner.row_owners, sampler]
         room = 1
         if speculation is not None:
             self.speculation_metrics = speculation.metrics
@@ -89,11 +90,16 @@ class LLMInferenceRuntime:
 
     @classmethod
     def open(
-        cls, folder: Path, options: RuntimeOptions | None = None, told: Told = nobody
+        cls,
+        folder: Path,
+        options: RuntimeOptions | None = None,
+        told: Told = nobody,
+        embeddings: EmbeddingStore | None = None,
     ) -> "LLMInferenceRuntime":
         """Open an engine folder, with as many rows and as much capacity as fit where none is asked.
 
-        Raises `engine_*`, `out_of_memory` or `invalid_value`.
+        Embeddings of images that rows name are read from `embeddings`. Raises `engine_*`,
+        `out_of_memory` or `invalid_value`.
         """
         options = options or RuntimeOptions()
         engine = EngineOptions(threads=options.threads, spin=options.spin)
@@ -105,7 +111,7 @@ class LLMInferenceRuntime:
         with undoing() as undo:
             undo.callback(device.close)
             deployment = fit_deployment(engines, options, host, device.free_memory())
-        return cls.create(deployment, folder, engine, device)
+        return cls.create(deployment, folder, engine, device, embeddings)
 
     @classmethod
     def create(
@@ -114,6 +120,7 @@ class LLMInferenceRuntime:
         folder: Path,
         options: EngineOptions,
         device: Device | None = None,
+        embeddings: EmbeddingStore | None = None,
     ) -> "LLMInferenceRuntime":
         """Build a runtime over a folder that was checked before.
 
@@ -123,7 +130,7 @@ class LLMInferenceRuntime:
         device = open_device(config.device) if device is None else device
         with undoing() as undo:
             undo.callback(device.close)
-            parts = assemble(deployment, folder, options, device)
+            parts = assemble(deployment, folder, options, device, embeddings=embeddings)
             runtime = cls(*parts, prefill_budget=deployment.prefill_budget)
         runtime.chosen, runtime.memory = deployment.chosen, predicted_parts(deployment)
         return runtime

@@ -11,6 +11,7 @@ from runtime.device.device import BatchSampler, PendingSamples
 from runtime.request import RowRound, RowToken
 from runtime.rows import DecodingInferenceContext, DecodingRow
 from runtime.steps.engine_runner import LLMEngineRunner
+from runtime.steps.image_merge import ImagePiece, image_pieces
 from runtime.tensors.profiles import prefill_width
 
 
@@ -79,7 +80,11 @@ class VanillaStrategy:
         room = self._config.max_kv_cache_capacity - max(row.filled for row in rows)
         width = prefill_width(self._config, chunk.width, room)
         token_ids, lengths = _pieces(rows, chunk.width, width)
-        self._runner.execute_prefill_step(token_ids, lengths, first)
+        images: list[ImagePiece] = []
+        if self._config.image_token_id:
+            filled = [row.filled for row in rows]
+            images = image_pieces([row.request.images for row in rows], filled, lengths, width)
+        self._runner.execute_prefill_step(token_ids, lengths, first, images)
         picked = context.prefilled(lengths)
         samples = self._sampler.sample(len(rows), first, picked)
         host_s = time.monotonic() - started

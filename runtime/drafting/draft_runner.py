@@ -9,8 +9,10 @@ from runtime.config import LLMEngineRunnerConfig
 from runtime.device.device import Device, StepBuffers, TreeBuffers
 from runtime.drafting.growth import DraftSteps, choose_growth
 from runtime.executor.engine_executor import EngineExecutor
+from runtime.images import EmbeddingStore
 from runtime.options import EagleDraftingConfig
 from runtime.steps.bindings import StepBindings
+from runtime.steps.image_merge import ImageMerge, ImagePiece
 from runtime.steps.pipeline_io import DraftIO
 from runtime.steps.shared_resources import SharedResources
 from runtime.tensors.dims import PROFILE_CONTEXT, InferenceDims
@@ -24,13 +26,15 @@ class DraftEntries(NamedTuple):
     """New entries of the draft's cache, of rows that lie together, padded at the right.
 
     `token_ids` [rows, S]; `lengths` and `first` positions, one a row; `hidden` [rows, S] says
-    where each entry's hidden state lies in the base's `hidden_states`, -1 for padding.
+    where each entry's hidden state lies in the base's `hidden_states`, -1 for padding. `images`
+    are what stands in place of tokens of a prompt.
     """
 
     token_ids: NDArray[np.int64]
     lengths: list[int]
     first: list[int]
     hidden: NDArray[np.int32]
+    images: Sequence[ImagePiece] = ()
 
 
 class EagleDraftRunner:
@@ -46,6 +50,8 @@ class EagleDraftRunner:
         executor: EngineExecutor,
         resources: SharedResources,
         device: Device,
+        *,
+        embeddings: EmbeddingStore | None = None,
     ) -> None:
         self.executor = executor
         """For counters and introspection."""
@@ -56,6 +62,9 @@ class EagleDraftRunner:
         io = DraftIO.create_for_spec_decode_draft(config, drafting, resources, device)
         self._inputs, self._hidden = io.entries.inputs, io.hidden_states_input
         self._prompt = io.prompt
+        self._images: ImageMerge | None = None
+        if embeddings is not None:
+            self._images = ImageMerge(embeddings, device, self._prompt.inputs.inputs_embeds, ())
         self._steps, growing = (
             StepBindings(
                 config, executor, step, resources, device, prompt=prompt, cache_index=_CACHES
@@ -85,6 +94,8 @@ class EagleDraftRunner:
         rows, width = entries.token_ids.shape
         self._steps.begin_prompt(first, rows, width)
         self._fill(self._prompt.inputs, entries, source)
+        if self._images is not None:
+            self._images.merge(entries.images)
         dims = InferenceDims.prefill(rows, width, self.caches.kv.bucket)
         self._steps.prepare(PROFILE_CONTEXT, dims, first)
         self._steps.executor.execute(self._steps.stream)

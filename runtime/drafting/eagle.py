@@ -8,6 +8,7 @@ from runtime.drafting.draft_runner import DraftEntries, EagleDraftRunner
 from runtime.executor.graph_cache import GraphCounters
 from runtime.options import EagleDraftingConfig
 from runtime.rows import DecodingRow
+from runtime.steps.image_merge import image_pieces
 from runtime.steps.pipeline_io import PipelineIO
 
 _MISSES = 8
@@ -64,9 +65,11 @@ class EagleProposer:
             for place in range(first, first + len(rows)):
                 self._draft.caches.zero_behind(place)
             return
-        entries = _table(
-            len(rows), self._draft.prompt_width(max(counts), max(begins)), counts, begins
-        )
+        wide = self._draft.prompt_width(max(counts), max(begins))
+        # Each entry is of the token behind its own.
+        images = [row.request.images for row in rows]
+        pieces = image_pieces(images, [begin + 1 for begin in begins], counts, wide)
+        entries = _table(len(rows), wide, counts, begins)._replace(images=pieces)
         for place, (row, count, begin) in enumerate(zip(rows, counts, begins, strict=True)):
             entries.token_ids[place, :count] = row.initial[begin + 1 : begin + 1 + count]
             entries.hidden[place, :count] = place * width + np.arange(count)

@@ -7,13 +7,16 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.arrangement import RowOwner
 from runtime.caches.hybrid_cache_manager import HybridCacheManager
 from runtime.config import LLMEngineRunnerConfig
 from runtime.device.device import Device
 from runtime.executor.engine_executor import EngineExecutor
+from runtime.images import EmbeddingStore
 from runtime.memory.sizes import prompt_graph_bytes
 from runtime.memory.system import available_memory
 from runtime.steps.bindings import StepBindings
+from runtime.steps.image_merge import ImageMerge, ImagePiece
 from runtime.steps.pipeline_io import PipelineIO
 from runtime.steps.shared_resources import SharedResources
 from runtime.tensors.dims import PROFILE_CONTEXT, InferenceDims
@@ -51,6 +54,8 @@ class LLMEngineRunner:
         io: PipelineIO,
         resources: SharedResources,
         device: Device,
+        *,
+        embeddings: EmbeddingStore | None = None,
     ) -> None:
         self.executor = executor
         """For counters and introspection."""
@@ -63,6 +68,12 @@ class LLMEngineRunner:
         self._inputs, self._logits, self._trees = io.step.inputs, io.step.logits, io.trees
         self._prompt = io.prompt
         self._steps = StepBindings(config, executor, io.step, resources, device, prompt=io.prompt)
+        self._images: ImageMerge | None = None
+        if embeddings is not None:
+            prompt = io.prompt
+            self._images = ImageMerge(
+                embeddings, device, prompt.inputs.inputs_embeds, prompt.deepstack
+            )
 
     def get_engine_config(self) -> LLMEngineRunnerConfig:
         """The configuration that the engine runs with."""
@@ -76,21 +87,35 @@ class LLMEngineRunner:
         """The rotary tables as bound; none for an engine that has none."""
         return self._resources.rope
 
+    @property
+    def row_owners(self) -> list[RowOwner]:
+        """What keeps state of rows here: the caches, and rotary tables of every row."""
+        return [self._caches, *self._resources.rotary_rows]
+
     def reset(self, batch: int) -> None:
         """Begin a batch of `batch` empty rows."""
         self._caches.reset(batch)
+        for rows in self._resources.rotary_rows:
+            rows.reset(batch)
 
     def execute_prefill_step(
-        self, token_ids: NDArray[np.int64], lengths: Sequence[int], first: int = 0
+        self,
+        token_ids: NDArray[np.int64],
+        lengths: Sequence[int],
+        first: int = 0,
+        images: Sequence[ImagePiece] = (),
     ) -> Tensor:
         """Run the next chunk of the prompts from place `first` on; the last tokens' logits.
 
         `token_ids` [rows, S] is padded at the right to the longest chunk; `lengths` counts the
-        tokens of each row. Logits and hidden states of place `first` are row 0 of theirs. Raises
-        `capacity_exceeded`, before anything runs, where a row's start and S exceed the capacity.
+        tokens of each row. Embeddings of `images` take the place of those of their tokens. Logits
+        and hidden states of place `first` are row 0 of theirs. Raises `capacity_exceeded`, before
+        anything runs, where a row's start and S exceed the capacity.
         """
         rows, width = token_ids.shape
         self._prepare_prefill(token_ids, lengths, first)
+        if self._images is not None:
+            self._images.merge(images)
         if self._steps.executor.execute(self._steps.stream):
             self.prompt_graphs.hits += 1
         else:

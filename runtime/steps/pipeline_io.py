@@ -1,3 +1,4 @@
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,6 +40,8 @@ class StepIO(NamedTuple):
     """As `new_keys`."""
     hidden: tuple[Tensor, ...] = ()
     """What passes from a base to its draft and from one step of the draft to the next."""
+    deepstack: tuple[Tensor, ...] = ()
+    """[max batch, S, H] for each deepstack feature; in decode and verify steps zeros for all."""
 
 
 class PipelineIO(NamedTuple):
@@ -72,6 +75,8 @@ class PipelineIO(NamedTuple):
         sizes = StepSizes(max(config.prefill_chunk, nodes), nodes)
         step = allocate_basic_io(config, resources, device, sizes)
         prompt = own_start(step, device)
+        if config.num_deepstack_features:
+            step, prompt = _deepstack(config, step, prompt, device)
         if config.enable_eagle_spec_decode:
             step, prompt = (
                 one._replace(hidden=(_hidden_states(config, device, places),))
@@ -201,8 +206,8 @@ def build_tensor_map(
     """Name every buffer as the engine binds it.
 
     `cache_index` 0 means the base engine's caches and rotary tables, 1 the draft's. In the native
-    dialect an output cache is the input cache itself. With `first` caches begin at that row, in
-    the bucket in use.
+    dialect an output cache is the input cache itself. With `first` caches, and rotary tables of
+    every row, begin at that row; caches in the bucket in use.
     """
     caches, inputs = resources.cache_managers[cache_index], step.inputs
     for tensor in (
@@ -213,9 +218,11 @@ def build_tensor_map(
         *([] if inputs.tree_mask is None else [inputs.tree_mask]),
         step.logits,
         *step.hidden,
-        *resources.rope_tables[cache_index],
+        *(_from_row(table, first or 0) for table in resources.rope_tables[cache_index]),
     ):
         tensors.set(tensor.name, tensor)
+    for feature, embeds in enumerate(step.deepstack):
+        tensors.set(f"deepstack_embeds_{feature}", embeds)
     for layer in range(len(caches.kv.keys)):
         keys, values = caches.attention_layer(layer)
         if first is not None:
@@ -226,6 +233,31 @@ def build_tensor_map(
         tensors.set(
             f"present_v_cache_{layer}", step.new_values[layer] if step.new_values else values
         )
+
+
+def _deepstack(
+    config: LLMEngineRunnerConfig, step: StepIO, prompt: StepIO, device: Device
+) -> tuple[StepIO, StepIO]:
+    """Both with their deepstack features: images stand in prompts alone."""
+    features = range(config.num_deepstack_features)
+    zeros, *embeds = (
+        device.zeros(name, shape, numpy_dtype(config.dtype))
+        for name, shape in (
+            ("deepstack_zeros", (*step.inputs.last_token_ids.shape, config.hidden_size)),
+            *((f"deepstack_embeds_{one}", step.inputs.inputs_embeds.shape) for one in features),
+        )
+    )
+    return step._replace(deepstack=(zeros,) * len(features)), prompt._replace(
+        deepstack=tuple(embeds)
+    )
+
+
+def _from_row(table: Tensor, first: int) -> Tensor:
+    """A rotary table as a step of the rows from `first` on binds it: one of all rows stays."""
+    rows, *shape = table.shape
+    if not first or len(shape) == 1:
+        return table
+    return table.part(table.name, first * prod(shape), (rows - first, *shape))
 
 
 def _hidden_states(config: LLMEngineRunnerConfig, device: Device, places: int) -> Tensor:

@@ -5,6 +5,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.caches.hybrid_cache_manager import HybridCacheManager
+from runtime.caches.rotary_rows import RotaryRows
 from runtime.config import LLMEngineRunnerConfig
 from runtime.device.device import Device
 from runtime.device.mapped_tensors import map_tensor
@@ -19,15 +20,15 @@ class SharedResources:
     Created before any engine, from the engine folder's files alone. Caches and rotary tables are
     one entry per engine; index 0 is the base engine, 1 the draft. `embedding` [V, H] holds the
     embedded form of every token. `full_ids` [draft vocabulary] int32 gives the token of each draft
-    id, None where they are the same.
+    id, None where they are the same. `rotary_rows` keep the tables of engines with some of every
+    row.
     """
 
-    def __init__(
-        self, cache_managers: list[HybridCacheManager], embedding: Tensor, rope: tuple[Tensor, ...]
-    ) -> None:
+    def __init__(self, cache_managers: list[HybridCacheManager], embedding: Tensor) -> None:
         self.cache_managers = cache_managers
         self.embedding = embedding
-        self.rope_tables = [rope]
+        self.rope_tables: list[tuple[Tensor, ...]] = []
+        self.rotary_rows: list[RotaryRows] = []
         self.full_ids: Tensor | None = None
 
     @classmethod
@@ -41,16 +42,19 @@ class SharedResources:
         """
         simulated = config.backend == "simulated"
         table = _simulated_table(config) if simulated else _load_embedding(config, folder)
-        rope = () if simulated else _rope_tensors(config, folder, device)
-        caches = [_create_caches(config, device)]
-        return cls(caches, device.constant("embedding", table), rope)
+        resources = cls([_create_caches(config, device)], device.constant("embedding", table))
+        if simulated:
+            resources.rope_tables.append(())
+        else:
+            resources.add_rope(config, folder, device)
+        return resources
 
     def add_draft(self, config: LLMEngineRunnerConfig, folder: Path, device: Device) -> None:
         """Add caches, rotary tables and vocabulary of a draft engine; raises as `create_for_llm`.
 
         `folder` is the draft's own.
         """
-        self.rope_tables.append(_rope_tensors(config, folder, device))
+        self.add_rope(config, folder, device)
         self.cache_managers.append(_create_caches(config, device))
         if VOCABULARY_FILE in config.files:
             self.full_ids = device.constant("full_ids", _load_full_ids(config, folder))
@@ -59,6 +63,16 @@ class SharedResources:
     def rope(self) -> tuple[Tensor, ...]:
         """The rotary tables of the base engine."""
         return self.rope_tables[0]
+
+    def add_rope(self, config: LLMEngineRunnerConfig, folder: Path, device: Device) -> None:
+        """Add the rotary tables of an engine; raises as `create_for_llm`."""
+        tables = _load_rope(config, folder)
+        if config.use_context_dependent_rope:
+            self.rotary_rows.append(RotaryRows(config, tables, device))
+            self.rope_tables.append(self.rotary_rows[-1].tensors)
+        else:
+            constants = (device.constant(f"rope_{name}", table) for name, table in tables.items())
+            self.rope_tables.append(tuple(constants))
 
 
 def _create_caches(config: LLMEngineRunnerConfig, device: Device) -> HybridCacheManager:
@@ -90,13 +104,6 @@ def _load_embedding(config: LLMEngineRunnerConfig, folder: Path) -> NDArray[Any]
             EMBEDDING_FILE,
         )
     return table
-
-
-def _rope_tensors(
-    config: LLMEngineRunnerConfig, folder: Path, device: Device
-) -> tuple[Tensor, ...]:
-    tables = _load_rope(config, folder)
-    return tuple(device.constant(f"rope_{name}", table) for name, table in tables.items())
 
 
 def _load_full_ids(config: LLMEngineRunnerConfig, folder: Path) -> NDArray[np.int32]:

@@ -41,7 +41,9 @@ CONFIGS = [
 def shared(config: LLMEngineRunnerConfig) -> SharedResources:
     """Caches and tables, which no step buffer is part of, for a base or for a draft."""
     caches = HybridCacheManager(config, CpuDevice())
-    return SharedResources([caches, caches], EMBEDDING, ())
+    resources = SharedResources([caches, caches], EMBEDDING)
+    resources.rope_tables = [(), ()]
+    return resources
 
 
 def tensors(part: Any) -> Iterator[Tensor]:

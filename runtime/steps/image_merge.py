@@ -1,0 +1,67 @@
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from runtime.device.device import Device
+from runtime.images import EmbeddedImage, EmbeddingStore
+from runtime.tensors.tensor import Tensor
+
+
+class ImagePiece(NamedTuple):
+    """Embeddings `first` to `first + tokens - 1` of an image, for the places from `place` on.
+
+    Places count the tokens of a step, all rows with their padding.
+    """
+
+    place: int
+    image: EmbeddedImage
+    first: int
+    tokens: int
+
+
+def image_pieces(
+    rows: Sequence[Sequence[EmbeddedImage]],
+    begins: Sequence[int],
+    counts: Sequence[int],
+    width: int,
+) -> list[ImagePiece]:
+    """What of each row's images falls into its tokens `begins` to `begins + counts - 1`."""
+    pieces = []
+    for row, (images, begin, count) in enumerate(zip(rows, begins, counts, strict=True)):
+        for image in images:
+            for span in image.spans:
+                start = max(begin, span.start)
+                fallen = min(begin + count, span.start + span.length) - start
+                if fallen > 0:
+                    place = row * width + start - begin
+                    pieces.append(ImagePiece(place, image, span.first + start - span.start, fallen))
+    return pieces
+
+
+class ImageMerge:
+    """Puts the embeddings of images into the inputs of prompt chunks, over those of placeholders.
+
+    Deepstack features go into buffers of their own, which hold zeros where no image stands.
+    """
+
+    def __init__(
+        self, store: EmbeddingStore, device: Device, embeds: Tensor, deepstack: Sequence[Tensor]
+    ) -> None:
+        self._store, self._ops = store, device.image_ops
+        self._embeds, self._deepstack = embeds, deepstack
+        self._clear = True
+
+    def merge(self, pieces: Sequence[ImagePiece]) -> None:
+        """Do so for the chunk whose tokens have just been embedded.
+
+        Raises `internal` where embeddings are not there any more, or do not fit.
+        """
+        if not self._clear:
+            for features in self._deepstack:
+                self._ops.clear(features)
+        self._clear = not pieces
+        for place, image, first, tokens in pieces:
+            found = self._store.read(image)
+            for target, rows in zip((self._embeds, *self._deepstack), found, strict=False):
+                self._ops.splice(target, place, rows[first : first + tokens])
+            # What was read is what was meant only if it still lies there.
+            self._store.read(image)
