@@ -16,6 +16,7 @@ from runtime.request import RequestOptions, RowRequest
 from runtime.rows import DecodingInferenceContext, RowState
 from runtime.sampling import RowSampler, Sample, sample_rows
 from runtime.steps.engine_runner import LLMEngineRunner
+from runtime.steps.image_merge import ImagePiece
 from runtime.steps.pipeline_io import PipelineIO
 from runtime.steps.shared_resources import SharedResources
 from runtime.tensors.tensor import Tensor
@@ -46,11 +47,15 @@ class _Steps(LLMEngineRunner):
         self.bad_rows: list[int] = []
 
     def execute_prefill_step(
-        self, token_ids: np.ndarray, lengths: Sequence[int], first: int = 0
+        self,
+        token_ids: np.ndarray,
+        lengths: Sequence[int],
+        first: int = 0,
+        images: Sequence[ImagePiece] = (),
     ) -> Tensor:
         rows = zip(token_ids.tolist(), lengths, strict=True)
         self.chunks.append([row[:length] for row, length in rows])
-        return self._spoil(super().execute_prefill_step(token_ids, lengths, first))
+        return self._spoil(super().execute_prefill_step(token_ids, lengths, first, images))
 
     def execute_vanilla_decoding_step(self, rows: int) -> Tensor:
         self.chunks.append([self.io.step.inputs.next_tokens.array[:rows].tolist()])
