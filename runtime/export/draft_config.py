@@ -44,7 +44,8 @@ def load_draft_config(folder: Path, base: ModelConfig) -> DraftConfig:
     fields = Fields(read_json(folder / CONFIG_FILE), f"the draft's {CONFIG_FILE}")
     _check_architecture(fields)
     refuse_unserved(fields, _READ)
-    model = read_sizes(fields, "llama", base.eos_token_ids)
+    mrope = None if base.images is None else base.images.mrope
+    model = read_sizes(fields, "llama", base.eos_token_ids, mrope)
     _check_sizes(fields, model, base)
     vocabulary = fields.size("draft_vocab_size", model.vocab_size)
     if vocabulary > base.vocab_size:

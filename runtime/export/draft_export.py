@@ -89,6 +89,8 @@ class DraftExport:
             operators=resolve_operators(options, model, trees=not chains),
             chains_only=chains,
             rope_config=model.rope,
+            use_context_dependent_rope=model.rope_per_row,
+            num_deepstack_features=0,
             enable_eagle_spec_decode=False,
             eagle_layers=(),
             output_hidden_dim=0,

@@ -35,7 +35,7 @@ def engine_config(model: ModelConfig, options: ExportOptions) -> LLMEngineRunner
         if plan is None
         else resolve_decode_batches(plan, options.max_batch),
         dialect=dialect,
-        architecture=model.architecture,
+        architecture=model.architecture if model.images is None else model.images.name,
         dtype=options.dtype,
         kv_cache_dtype=options.dtype
         if plan is None or plan.kv_cache_dtype == "auto"
@@ -43,6 +43,7 @@ def engine_config(model: ModelConfig, options: ExportOptions) -> LLMEngineRunner
         weight_quantization=options.quantization,
         weight_block_size=resolve_block_size(options, inputs),
         rope_config=model.rope,
+        use_context_dependent_rope=model.rope_per_row,
         use_trt_native_ops=dialect == "native",
         num_decoder_layers=model.num_layers,
         num_attention_heads=model.num_attention_heads,
@@ -60,4 +61,6 @@ def engine_config(model: ModelConfig, options: ExportOptions) -> LLMEngineRunner
         num_attention_layers=model.num_layers,
         eos_token_ids=model.eos_token_ids,
         bos_token_id=model.bos_token_id,
+        num_deepstack_features=model.num_deepstack_features,
+        image_token_id=model.image_token_id,
     )

@@ -20,6 +20,7 @@ from runtime.export.engine_files import (
     write_rope,
 )
 from runtime.export.graph import GraphBuilder
+from runtime.export.image_families import text_name
 from runtime.export.layout import check_tensors
 from runtime.export.model_config import load_model_config
 from runtime.export.options import ExportOptions, check_options
@@ -42,7 +43,7 @@ def export_model(
     check_options(options)
     options = settle_options(options)
     model = load_model_config(source)
-    checkpoint = Checkpoint(source)
+    checkpoint = Checkpoint(source, str if model.images is None else text_name)
     check_tensors(checkpoint, model)
     config = engine_config(model, options)
     draft = DraftExport.open(model, options)
@@ -55,7 +56,8 @@ def export_model(
 
         def build(graph: GraphBuilder, spelling: Spelling, weights: Weights) -> None:
             taps, trees = config.eagle_layers, config.takes_tree_mask
-            Decoder(graph, spelling, weights, table, taps, trees=trees).build()
+            features = config.num_deepstack_features
+            Decoder(graph, spelling, weights, table, taps, trees=trees, deepstack=features).build()
 
         shared = 0 if table is None else table.length
         parts = EngineParts(model, checkpoint, build, shared)

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 
 from runtime.export.checkpoint import Checkpoint
+from runtime.export.image_families import is_vision_tensor
 from runtime.export.model_config import ModelConfig
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -27,9 +28,12 @@ def check_tensors(checkpoint: Checkpoint, model: ModelConfig) -> None:
     """Raise `model_invalid` or `model_unsupported` naming the first tensor that does not fit."""
     # A tied head may have been stored all the same.
     head = HEAD if model.tied_head else None
+    images = model.images is not None
     checkpoint.check_all(
         expected_tensors(model),
-        lambda name: name == head or _DERIVED.fullmatch(name),
+        lambda name: (
+            name == head or _DERIVED.fullmatch(name) or (images and is_vision_tensor(name))
+        ),
         f"a {model.architecture} model",
     )
 

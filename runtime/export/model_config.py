@@ -1,17 +1,21 @@
 """The config.json of a Hugging Face folder, in the spellings of transformers 4 and 5."""
 
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from runtime.config import RopeConfig
 from runtime.errors import HearthError
 from runtime.export.config_fields import refuse_unserved
+from runtime.export.image_families import (
+    IMAGE_FAMILIES,
+    ImageFamily,
+    MRopeLayout,
+    TextArchitecture,
+)
 from runtime.export.json_file import Fields, read_json
 from runtime.export.rope_config import read_rope
 
-Architecture = Literal["llama", "qwen2", "qwen3"]
 CONFIG_FILE = "config.json"
 
 
@@ -19,9 +23,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The shape of a decoder: sizes in elements, `max_position_embeddings` in tokens.
 
     `attention_bias` is a bias on q, k and v alone; `qk_norm` an RMS norm over each head of q and k.
+    `images` is the family of a model that takes images: `image_token_id` stands in their place, and
+    `num_deepstack_features` of each are added behind as many first layers.
     """
 
-    architecture: Architecture
+    architecture: TextArchitecture
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -38,6 +44,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     rope: RopeConfig
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
+    images: ImageFamily | None = None
+    image_token_id: int = 0
+    num_deepstack_features: int = 0
 
     @property
     def rope_per_row(self) -> bool:
@@ -55,7 +64,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.num_kv_heads * self.head_dim
 
 
-ARCHITECTURES: dict[Architecture, str] = {
+ARCHITECTURES: dict[TextArchitecture, str] = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
@@ -69,16 +78,41 @@ def load_model_config(folder: Path) -> ModelConfig:
     field, for anything that would change what the model computes and is not served.
     """
     fields = Fields(read_json(folder / CONFIG_FILE), CONFIG_FILE)
+    family = IMAGE_FAMILIES.get(fields.text("model_type"))
+    if family is not None:
+        return _read_image_model(folder, fields, family)
     architecture = _read_architecture(fields)
     refuse_unserved(fields)
     return read_sizes(fields, architecture, read_end_tokens(folder, fields))
 
 
-def read_end_tokens(folder: Path, fields: Fields) -> tuple[int, ...]:
+def _read_image_model(folder: Path, fields: Fields, family: ImageFamily) -> ModelConfig:
+    text = family.text_fields(fields)
+    text.number("rms_norm_eps")  # The families differ in what it is where nothing states it.
+    ends = read_end_tokens(folder, text, fields)
+    model = read_sizes(text, family.decoder, ends, family.mrope)
+    if model.rope_per_row != (family.mrope is not None):
+        raise HearthError("model_invalid", "config.json lacks mrope_section", "mrope_section")
+    features = family.deepstack_features(fields)
+    if features > model.num_layers:
+        raise HearthError(
+            "model_invalid",
+            f"{features} deepstack features do not fit {model.num_layers} layers of text",
+            "deepstack_visual_indexes",
+        )
+    return msgspec.structs.replace(
+        model,
+        images=family,
+        image_token_id=family.image_token(fields, model.vocab_size),
+        num_deepstack_features=features,
+    )
+
+
+def read_end_tokens(folder: Path, *fields: Fields) -> tuple[int, ...]:
     """End tokens of generation_config.json, else of config.json; `model_invalid` if none."""
     path = folder / "generation_config.json"
     places = [Fields(read_json(path), path.name)] if path.exists() else []
-    for place in (*places, fields):
+    for place in (*places, *fields):
         ids = place.token_ids("eos_token_id")
         if ids:
             return ids
@@ -88,7 +122,7 @@ def read_end_tokens(folder: Path, fields: Fields) -> tuple[int, ...]:
     )  # fmt: skip
 
 
-def _read_architecture(fields: Fields) -> Architecture:
+def _read_architecture(fields: Fields) -> TextArchitecture:
     model_type = fields.text("model_type")
     for architecture, class_name in ARCHITECTURES.items():
         if model_type == architecture:
@@ -98,15 +132,20 @@ def _read_architecture(fields: Fields) -> Architecture:
             raise HearthError(
                 "model_unsupported", f"only {class_name} is served of {model_type}", "architectures"
             )
-    raise HearthError(
-        "model_unsupported", f"model_type must be one of {', '.join(ARCHITECTURES)}", "model_type"
-    )
+    served = ", ".join((*ARCHITECTURES, *IMAGE_FAMILIES))
+    raise HearthError("model_unsupported", f"model_type must be one of {served}", "model_type")
 
 
 def read_sizes(
-    fields: Fields, architecture: Architecture, end_tokens: tuple[int, ...]
+    fields: Fields,
+    architecture: TextArchitecture,
+    end_tokens: tuple[int, ...],
+    mrope: MRopeLayout | None = None,
 ) -> ModelConfig:
-    """The sizes in a configuration; raises `model_invalid` or `model_unsupported`."""
+    """The sizes in a configuration; raises `model_invalid` or `model_unsupported`.
+
+    `mrope` is the layout of sections, where the family has them.
+    """
     heads = fields.size("num_attention_heads")
     hidden = fields.size("hidden_size")
     config = ModelConfig(
@@ -128,13 +167,13 @@ def read_sizes(
         eos_token_ids=end_tokens,
         bos_token_id=next(iter(fields.token_ids("bos_token_id")), None),
     )
-    rope, rotary_dim = read_rope(fields, config.head_dim)
+    rope, rotary_dim = read_rope(fields, config.head_dim, mrope)
     config = msgspec.structs.replace(config, rope=rope, rotary_dim=rotary_dim)
     _check_sizes(config)
     return config
 
 
-def _read_head_dim(fields: Fields, architecture: Architecture, hidden: int, heads: int) -> int:
+def _read_head_dim(fields: Fields, architecture: TextArchitecture, hidden: int, heads: int) -> int:
     # Qwen3 states it; the others may leave it to be what divides the hidden size.
     if architecture == "qwen3" or fields.data.get("head_dim") is not None:
         return fields.size("head_dim")

@@ -1,7 +1,10 @@
 """Rotary settings in both spellings: rope_theta and rope_scaling, or rope_parameters."""
 
+from msgspec import structs
+
 from runtime.config import RopeConfig
 from runtime.errors import HearthError
+from runtime.export.image_families import MRopeLayout
 from runtime.export.json_file import Fields
 
 _DEFAULT_THETA = 10_000.0
@@ -10,21 +13,59 @@ _LINEAR = frozenset({"factor"})
 _LLAMA3 = frozenset(
     {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
 )
+_MROPE = frozenset({"mrope_section", "mrope_interleaved"})
+_AXES = 3
 _SERVED = {"default": frozenset[str](), "linear": _LINEAR, "llama3": _LLAMA3}
 
 
-def read_rope(fields: Fields, head_dim: int) -> tuple[RopeConfig, int]:
+def read_rope(
+    fields: Fields, head_dim: int, mrope: MRopeLayout | None = None
+) -> tuple[RopeConfig, int]:
     """The rotary settings and how many leading elements of a head are rotated.
 
-    Raises `model_unsupported` naming the rope type or the parameter that is not served.
+    `mrope` is how a family lays out the axes of its positions. Raises `model_unsupported` naming
+    the rope type or the parameter that is not served, `model_invalid` for sections that do not fit.
     """
     new = fields.table("rope_parameters")
     scaling = new or fields.table("rope_scaling") or Fields({}, "rope_scaling")
     top = new if new is not None and "rope_theta" in new.data else fields
-    theta = top.number("rope_theta", _DEFAULT_THETA)
-    rope = _read_scaling(scaling, theta)
+    theta = top.number("rope_theta", _DEFAULT_THETA if mrope is None else None)
     place = scaling if "partial_rotary_factor" in scaling.data else fields
-    return rope, _rotary_dim(place.number("partial_rotary_factor", 1.0), head_dim)
+    rotary_dim = _rotary_dim(place.number("partial_rotary_factor", 1.0), head_dim)
+    if mrope is not None and "mrope_section" in scaling.data:
+        return _read_mrope(scaling, theta, mrope, rotary_dim), rotary_dim
+    return _read_scaling(scaling, theta), rotary_dim
+
+
+def _read_mrope(scaling: Fields, theta: float, layout: MRopeLayout, rotary_dim: int) -> RopeConfig:
+    sections = scaling.data["mrope_section"]
+    whole = isinstance(sections, list) and all(type(one) is int and one > 0 for one in sections)
+    if not whole or len(sections) != _AXES or sum(sections) != rotary_dim // 2:
+        raise HearthError(
+            "model_invalid",
+            f"mrope_section must share {rotary_dim // 2} pairs among time, height and width",
+            "mrope_section",
+        )
+    interleaved = layout == "interleaved"
+    if scaling.flag("mrope_interleaved", default=interleaved) != interleaved:
+        raise HearthError(
+            "model_unsupported", "mrope_interleaved is not that of the family", "mrope_interleaved"
+        )
+    plain = {name: value for name, value in scaling.data.items() if name not in _MROPE}
+    if plain.get("type") == "mrope":
+        plain["type"] = "default"
+    if plain.get("rope_type") == "mrope":
+        plain["rope_type"] = "default"
+    base = _read_scaling(Fields(plain, "rope_scaling"), theta)
+    if base.type != "default":
+        raise HearthError(
+            "model_unsupported",
+            f"rope type {base.type} with mrope_section is not served",
+            "rope_type",
+        )
+    return structs.replace(
+        base, type="mrope", mrope_section=tuple(sections), mrope_interleaved=interleaved
+    )
 
 
 def _read_scaling(scaling: Fields, theta: float) -> RopeConfig:

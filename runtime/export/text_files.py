@@ -11,7 +11,8 @@ from runtime.errors import HearthError
 from runtime.export.json_file import read_json
 from runtime.export.model_config import ModelConfig
 
-_SETTINGS_FILE = "tokenizer_config.json"
+# Both hold a template under the same name; a processor's comes first, as it has the images.
+_SETTINGS_FILES = ("chat_template.json", "tokenizer_config.json")
 
 
 def copy_text_files(source: Path, target: Path, model: ModelConfig) -> None:
@@ -38,9 +39,14 @@ def check_tokenizer(path: Path, model: ModelConfig) -> None:
     largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
     if largest >= model.vocab_size:
         raise _mismatch(path, f"has token {largest}, the model has {model.vocab_size} tokens")
-    for token in model.eos_token_ids:
-        if tokenizer.id_to_token(token) is None:
-            raise _mismatch(path, f"lacks the model's end token {token}")
+    named = {
+        "end": model.eos_token_ids,
+        "image": () if model.images is None else (model.image_token_id,),
+    }
+    for what, tokens in named.items():
+        for token in tokens:
+            if tokenizer.id_to_token(token) is None:
+                raise _mismatch(path, f"lacks the model's {what} token {token}")
 
 
 def _mismatch(path: Path, what: str) -> HearthError:
@@ -50,15 +56,19 @@ def _mismatch(path: Path, what: str) -> HearthError:
 
 
 def read_template(source: Path) -> str | None:
-    """The chat template: a file of its own, else the setting in tokenizer_config.json."""
+    """The chat template: a file of its own, else the setting of the processor or the tokenizer."""
     path = source / TEMPLATE_FILE
     try:
         if path.exists():
             return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise HearthError("model_invalid", f"{path.name} cannot be read", path.name) from error
-    settings = source / _SETTINGS_FILE
-    return _from_setting(read_json(settings).get("chat_template")) if settings.exists() else None
+    for settings in (source / name for name in _SETTINGS_FILES):
+        if settings.exists():
+            template = _from_setting(read_json(settings).get("chat_template"))
+            if template is not None:
+                return template
+    return None
 
 
 def _from_setting(value: Any) -> str | None:
