@@ -1,0 +1,266 @@
+"""The text of models that take images: their folders, and logits against transformers."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec import structs
+
+from runtime.config import RopeConfig, load_config
+from runtime.errors import HearthError
+from runtime.export import ExportOptions, export_model
+from runtime.export.checkpoint import Checkpoint
+from runtime.export.image_families import is_vision_tensor, text_name
+from runtime.export.layout import EMBEDDING, check_tensors
+from runtime.export.model_config import load_model_config
+from runtime.export.options import Dialect, Quantization
+from runtime.export.reference_pass import decode
+from runtime.export.rounded_weights import RoundedWeights
+from tests.references.images import image_rows, live_logits, rotary_rows, stored_logits
+from tests.runtime.export.graph_driver import Array, GraphDriver
+from tests.vision_models import FAMILIES, SPELLINGS, Family, write_vision_model
+
+TOLERANCE = 1e-4
+
+
+def export(source: Path, target: Path, dialect: str, quantization: Quantization = "none") -> Path:
+    chosen: Dialect = "native" if dialect == "native" else "classic"
+    export_model(source, target, ExportOptions(dialect=chosen, quantization=quantization))
+    return target
+
+
+def logits_of(folder: Path, family: Family, chunk: int) -> list[Array]:
+    """Those of all rows in one batch, by chunks; a row that is through is fed on all the same."""
+    rows = image_rows(family)
+    driver = GraphDriver(folder, len(rows), capacity=64)
+    longest = max(len(row.token_ids) for row in rows)
+    if driver.config.use_context_dependent_rope:
+        for place, row in enumerate(rows):
+            tables = rotary_rows(driver.config.rope_config, row.positions)
+            for table, values in zip(driver.rope.values(), tables, strict=True):
+                table[place, : len(values)] = values
+    pad = partial(_padded, length=longest)
+    ids = np.stack([pad(row.token_ids) for row in rows])
+    seen = np.stack([pad(row.seen) for row in rows])
+    embeds = np.where(
+        seen[..., None],
+        np.stack([pad(row.embeds) for row in rows]),
+        driver.table[ids].astype(np.float32),
+    )
+    features = np.stack([pad(row.features.swapaxes(0, 1)) for row in rows])
+    parts = []
+    for begin in range(0, longest, chunk):
+        piece = slice(begin, begin + chunk)
+        steps = np.tile(np.arange(ids[0, piece].size), (len(rows), 1))
+        more = {f"deepstack_embeds_{k}": features[:, piece, k] for k in range(features.shape[2])}
+        driver.outputs = driver.run(
+            ids[:, piece], steps + begin, steps, inputs_embeds=embeds[:, piece], **more
+        )
+        driver.commit([steps.shape[1]] * len(rows))
+        parts.append(driver.outputs["logits"])
+    logits = np.concatenate(parts, axis=1)
+    return [logits[place, : len(row.token_ids)] for place, row in enumerate(rows)]
+
+
+def _padded(values: Array, *, length: int) -> Array:
+    return np.pad(values, [(0, length - len(values)), *[(0, 0)] * (values.ndim - 1)])
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 12])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_of_rows_with_and_without_an_image_agree(
+    tmp_path: Path, dialect: str, family: Family, chunk: int
+) -> None:
+    model = write_vision_model(tmp_path / "m", family)
+    seen = logits_of(export(model, tmp_path / "engine", dialect), family, chunk)
+    for logits, expected in zip(seen, stored_logits(family), strict=True):
+        np.testing.assert_allclose(logits, expected, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_stored_logits_are_those_of_transformers(tmp_path: Path, family: Family) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    live = live_logits(family, write_vision_model(tmp_path / "m", family))
+    for logits, expected in zip(live, stored_logits(family), strict=True):
+        np.testing.assert_allclose(logits, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_quantised_text_computes_what_its_integers_say(
+    tmp_path: Path, dialect: str, quantization: Quantization
+) -> None:
+    source = write_vision_model(tmp_path / "m", "qwen3_vl")
+    folder = export(source, tmp_path / "engine", dialect, quantization)
+    config, model = load_config(folder), load_model_config(source)
+    weights = RoundedWeights(Checkpoint(source, text_name), config)
+    seen = logits_of(folder, "qwen3_vl", 12)
+    for row, logits, exact in zip(
+        image_rows("qwen3_vl"), seen, stored_logits("qwen3_vl"), strict=True
+    ):
+        embeds = weights.embed(EMBEDDING, row.token_ids)
+        embeds[row.seen] = row.embeds[row.seen]
+        rotary = rotary_rows(config.rope_config, row.positions)
+        expected = decode(model, weights, embeds, rotary, list(row.features))
+        np.testing.assert_allclose(logits, expected, atol=TOLERANCE, rtol=0)
+        assert np.abs(expected - exact).max() > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_both_spellings_are_one_model(tmp_path: Path, family: Family) -> None:
+    models, names = [], []
+    for spelling in SPELLINGS:
+        folder = write_vision_model(tmp_path / spelling, family, spelling)
+        model = load_model_config(folder)
+        checkpoint = Checkpoint(folder, text_name)
+        check_tensors(checkpoint, model)
+        models.append(structs.replace(model, images=None))
+        names.append({name for name in checkpoint.names if not is_vision_tensor(name)})
+        assert model.images is not None
+        assert model.images.name == family
+    assert models[0] == models[1]
+    assert names[0] == names[1]
+
+
+def test_what_the_engine_is_told(tmp_path: Path) -> None:
+    folder = export(write_vision_model(tmp_path / "m", "qwen3_vl"), tmp_path / "e", "classic")
+    config = load_config(folder)
+    assert (config.architecture, config.image_token_id) == ("qwen3_vl", 5)
+    assert (config.num_deepstack_features, config.use_context_dependent_rope) == (2, True)
+    assert config.rope_config == RopeConfig(
+        type="mrope", mrope_section=(4, 2, 2), mrope_interleaved=True
+    )
+    assert "vision_start" in (folder / "chat_template.jinja").read_text()
+
+
+def test_images_may_be_counted_as_text_is(tmp_path: Path) -> None:
+    model = load_model_config(write_vision_model(tmp_path / "m", "idefics3"))
+    assert (model.architecture, model.rope.type, model.image_token_id) == ("llama", "default", 4)
+    assert not model.rope_per_row
+
+
+def change(folder: Path, part: str | None, **fields: Any) -> Path:
+    """Change fields of config.json, or of a part of it; None removes one."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    place = config[part] if part else config
+    place |= fields
+    for name in [name for name, value in place.items() if value is None]:
+        del place[name]
+    path.write_text(json.dumps(config))
+    return folder
+
+
+# What SmolVLM and Qwen2.5-VL say beside what is read, as published.
+@pytest.mark.parametrize(
+    ("family", "part", "fields"),
+    [
+        (
+            "idefics3",
+            "text_config",
+            {
+                "_flash_attn_2_enabled": True,
+                "architectures": ["VLlama3ForCausalLM"],
+                "is_llama_config": True,
+                "neftune_noise_alpha": 0.0,
+                "perceiver_config": {"model_type": "vllama3", "resampler_depth": 6},
+                "pixel_shuffle_factor": 2,
+                "qk_layer_norms": False,
+                "rope_interleaved": False,
+                "use_resampler": False,
+            },
+        ),
+        (
+            "idefics3",
+            None,
+            {"image_seq_len": 81, "transformers.js_config": {"dtype": "q4"}, "use_cache": True},
+        ),
+        (
+            "qwen2_5_vl",
+            None,
+            {"sliding_window": 32768, "use_sliding_window": False, "max_window_layers": 70},
+        ),
+    ],
+)
+def test_what_published_configurations_also_say(
+    tmp_path: Path, family: Family, part: str | None, fields: dict[str, Any]
+) -> None:
+    folder = write_vision_model(tmp_path / "m", family)
+    plain = load_model_config(folder)
+    assert load_model_config(change(folder, part, **fields)) == plain
+
+
+def test_the_outer_word_on_a_tied_head_counts(tmp_path: Path) -> None:
+    folder = write_vision_model(tmp_path / "m", "qwen3_vl")
+    assert load_model_config(folder).tied_head
+    change(folder, "text_config", tie_word_embeddings=True)
+    assert not load_model_config(change(folder, None, tie_word_embeddings=False)).tied_head
+    assert load_model_config(change(folder, None, tie_word_embeddings=None)).tied_head
+
+
+ROPE = {"rope_type": "default", "mrope_section": [4, 2, 2]}
+
+
+@pytest.mark.parametrize(
+    ("code", "field", "part", "fields"),
+    [
+        ("model_unsupported", "architectures", None, {"architectures": ["Qwen3VLModel"]}),
+        ("model_unsupported", "logits_scaling", "text_config", {"logits_scaling": 2.0}),
+        ("model_unsupported", "use_resampler", None, {"use_resampler": True}),
+        ("model_invalid", "image_token_id", None, {"image_token_id": None}),
+        ("model_invalid", "image_token_id", None, {"image_token_id": 320}),
+        ("model_invalid", "vision_config", None, {"vision_config": None}),
+        ("model_invalid", "rms_norm_eps", "text_config", {"rms_norm_eps": None}),
+        ("model_invalid", "rope_theta", "text_config", {"rope_theta": None}),
+        ("model_invalid", "mrope_section", "text_config", {"rope_scaling": None}),
+        (
+            "model_invalid",
+            "mrope_section",
+            "text_config",
+            {"rope_scaling": {**ROPE, "mrope_section": [4, 4]}},
+        ),
+        (
+            "model_invalid",
+            "mrope_section",
+            "text_config",
+            {"rope_scaling": {**ROPE, "mrope_section": [4, 2, 3]}},
+        ),
+        (
+            "model_unsupported",
+            "mrope_interleaved",
+            "text_config",
+            {"rope_scaling": {**ROPE, "mrope_interleaved": False}},
+        ),
+        (
+            "model_unsupported",
+            "rope_type",
+            "text_config",
+            {"rope_scaling": {**ROPE, "rope_type": "linear", "factor": 2.0}},
+        ),
+        (
+            "model_invalid",
+            "deepstack_visual_indexes",
+            "vision_config",
+            {"deepstack_visual_indexes": [0, 1, 2, 3]},
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(
+    tmp_path: Path, code: str, field: str, part: str | None, fields: dict[str, Any]
+) -> None:
+    folder = write_vision_model(tmp_path / "m", "qwen3_vl")
+    with pytest.raises(HearthError) as caught:
+        load_model_config(change(folder, part, **fields))
+    assert (caught.value.code, caught.value.field) == (code, field)
+
+
+def test_a_tokenizer_must_have_the_image_token(tmp_path: Path) -> None:
+    folder = write_vision_model(tmp_path / "m", "idefics3", text={"vocab_size": 400})
+    change(folder, None, image_token_id=399)
+    with pytest.raises(HearthError, match="lacks the model's image token 399") as caught:
+        export(folder, tmp_path / "engine", "classic")
+    assert caught.value.code == "tokenizer_mismatch"
