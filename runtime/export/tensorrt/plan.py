@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
@@ -14,9 +14,16 @@ from runtime.export.options import ExportOptions
 from runtime.export.progress import Progress
 from runtime.export.tensorrt.options import Feature, PlanOptions, has_feature
 from runtime.export.tensorrt.subprocess_builder import NoAttentionKernelError, run_builder
-from runtime.tensors.profiles import Selector, build_profiles
-from runtime.tensors.registry import build_registry_for_llm, build_registry_for_spec_decode_draft
+from runtime.tensors.profiles import Profile, Selector, build_profiles
+from runtime.tensors.registry import (
+    TensorRegistry,
+    build_registry_for_llm,
+    build_registry_for_spec_decode_draft,
+)
+from runtime.tensors.tower import build_registry_for_tower, build_tower_profiles
+from runtime.vision_config import VisionConfig
 
+Config = TypeVar("Config", LLMEngineRunnerConfig, VisionConfig)
 _PIECE = 1 << 20
 
 
@@ -48,11 +55,11 @@ def settle_options(options: ExportOptions) -> ExportOptions:
 
 def build_or_fall_back(
     folder: Path,
-    config: LLMEngineRunnerConfig,
+    config: Config,
     options: PlanOptions,
-    write_graph: Callable[[LLMEngineRunnerConfig], None],
+    write_graph: Callable[[Config], None],
     progress: Progress | None = None,
-) -> LLMEngineRunnerConfig:
+) -> Config:
     """Build the plan; without a fused attention, build it of the classic dialect.
 
     `write_graph` writes the graph of a configuration into the folder. The dialect of the returned
@@ -63,7 +70,9 @@ def build_or_fall_back(
     except NoAttentionKernelError:
         if config.dialect == "classic":
             raise
-    config = msgspec.structs.replace(config, dialect="classic", use_trt_native_ops=False)
+    decoder = isinstance(config, LLMEngineRunnerConfig)
+    also = {"use_trt_native_ops": False} if decoder else {}
+    config = msgspec.structs.replace(config, dialect="classic", **also)
     write_graph(config)
     return build_plan(folder, config, options, progress)
 
@@ -98,10 +107,10 @@ def _check_builder(options: ExportOptions, plan: PlanOptions, version: str) -> N
 
 def build_plan(
     folder: Path,
-    config: LLMEngineRunnerConfig,
+    config: Config,
     options: PlanOptions,
     progress: Progress | None = None,
-) -> LLMEngineRunnerConfig:
+) -> Config:
     """Build `model.plan`, drop the graph, and return the configuration with the plan's record.
 
     Raises what `run_builder` raises; the graph then stays.
@@ -136,7 +145,9 @@ def _scratch_bytes(folder: Path, options: PlanOptions) -> int | None:
     return None
 
 
-def plan_job(folder: Path, config: LLMEngineRunnerConfig, options: PlanOptions) -> dict[str, Any]:
+def plan_job(
+    folder: Path, config: LLMEngineRunnerConfig | VisionConfig, options: PlanOptions
+) -> dict[str, Any]:
     """What the builder process is told."""
     cache = options.timing_cache
     return {
@@ -144,7 +155,7 @@ def plan_job(folder: Path, config: LLMEngineRunnerConfig, options: PlanOptions) 
         "graph": str(folder / MODEL_FILE),
         "output": str(folder / PLAN_FILE),
         "timing_cache": None if cache is None else str(cache),
-        "profiles": _profile_table(config),
+        "profiles": _profile_table(*_shapes(config)),
         "precision": config.dtype,
         "version_compatible": options.version_compatible,
         "workspace_bytes": options.workspace_bytes,
@@ -152,20 +163,30 @@ def plan_job(folder: Path, config: LLMEngineRunnerConfig, options: PlanOptions) 
     }
 
 
-def _profile_table(config: LLMEngineRunnerConfig) -> list[dict[str, list[list[int]]]]:
-    """For each profile, by input: the smallest, typical and largest shape, by the registry.
-
-    The rotary tables are absent: their shape is fixed in the graph.
-    """
+def _shapes(
+    config: LLMEngineRunnerConfig | VisionConfig,
+) -> tuple[TensorRegistry, tuple[Profile, ...]]:
+    if isinstance(config, VisionConfig):
+        return build_registry_for_tower(config), build_tower_profiles(config)
     is_draft = config.architecture == DRAFT_ARCHITECTURE
     build = build_registry_for_spec_decode_draft if is_draft else build_registry_for_llm
-    inputs = [one for one in build(config).specs if one.direction == "input"]
+    return build(config), build_profiles(config)
+
+
+def _profile_table(
+    registry: TensorRegistry, profiles: tuple[Profile, ...]
+) -> list[dict[str, list[list[int]]]]:
+    """For each profile, by input: the smallest, typical and largest shape, by the registry.
+
+    The rotary tables of a decoder are absent: their shape is fixed in the graph.
+    """
+    inputs = [one for one in registry.specs if one.direction == "input"]
     return [
         {
             spec.name: [list(spec.resolve(profile.select(one))) for one in get_args(Selector)]
             for spec in inputs
         }
-        for profile in build_profiles(config)
+        for profile in profiles
     ]
 
 

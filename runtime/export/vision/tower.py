@@ -32,15 +32,17 @@ class Tower:
         self._tower = spelling.tower
         self._config = spelling.tower.config
         self._names = tower_names(spelling.tower)
+        native = self._config.dialect == "native"
+        self._index = ir.DataType.INT64 if native else ir.DataType.INT32
 
     def build(self) -> None:
         """Append everything; weights are written to the data file on the way."""
         graph, config = self._graph, self._config
         x = self._embed()
-        segments = self._input("segment_ids", ir.DataType.INT32)
+        segments = self._input("segment_ids", self._index)
         masks = [self._spelling.see(segments)] * config.num_layers
         if config.window_size:
-            window = self._spelling.see(self._input("window_ids", ir.DataType.INT32))
+            window = self._spelling.see(self._input("window_ids", self._index))
             for layer in {*range(config.num_layers)} - {*config.full_attention_layers}:
                 masks[layer] = window
         self._spelling.prepare(self._rotary())
@@ -80,7 +82,7 @@ class Tower:
         pieces = row_pieces(self._checkpoint, name, shape, self._weights.dtype)
         table = graph.weight("positions", dtype, shape, pieces)
         count = 4 if config.family == "qwen3_vl" else 1
-        ids = graph.input("position_ids", ir.DataType.INT32, (count, PATCHES))
+        ids = graph.input("position_ids", self._index, (count, PATCHES))
         rows = graph.op("Gather", table, ids)
         if count > 1:
             shares = graph.input("position_weights", ir.DataType.FLOAT, (count, PATCHES))

@@ -9,6 +9,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from runtime.engine_folder import MODEL_FILE
+from runtime.tensors.tower import build_registry_for_tower
 from runtime.vision.tower_inputs import Segment, tower_inputs
 from runtime.vision_config import VisionConfig
 
@@ -29,9 +30,11 @@ def run_tower(
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     session = ort.InferenceSession(folder / MODEL_FILE, options, providers=["CPUExecutionProvider"])
+    registry = build_registry_for_tower(config)
     inputs = {
-        name: array.astype(np.int32) if array.dtype == np.int64 else array
-        for name, array in tower_inputs(segments, config).items()
+        spec.name: tower_inputs(segments, config)[spec.name].astype(spec.dtype)
+        for spec in registry.specs
+        if spec.direction == "input" and spec.name != "patches"
     }
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, {"patches": patches, **inputs}), strict=True))
