@@ -28,6 +28,7 @@ from runtime.export.progress import Progress
 from runtime.export.spelling import Spelling
 from runtime.export.tensorrt.plan import settle_options
 from runtime.export.text_files import copy_text_files
+from runtime.export.vision.write import write_vision
 from runtime.export.weights import Weights
 
 
@@ -36,9 +37,10 @@ def export_model(
 ) -> LLMEngineRunnerConfig:
     """Write an engine folder at `target`, which must not exist yet or be empty.
 
-    With a draft its engine lies in a folder of its own inside. `progress` hears a stage, the bytes
-    done and the bytes to do. Raises `model_unsupported`, `model_invalid`, `tokenizer_mismatch` or
-    `invalid_value`, naming the file, tensor, field or option at fault; nothing is left behind then.
+    With a draft its engine lies in a folder of its own inside, and so does the vision tower of a
+    model that takes images. `progress` hears a stage, the bytes done and the bytes to do. Raises
+    `model_unsupported`, `model_invalid`, `tokenizer_mismatch` or `invalid_value`, naming the file,
+    tensor, field or option at fault; nothing is left behind then.
     """
     check_options(options)
     options = settle_options(options)
@@ -51,6 +53,7 @@ def export_model(
         config = draft.adapt_base(config)
     with fresh_folder(target) as folder:
         copy_text_files(source, folder, model)
+        write_vision(source, folder, options)
         write_rope(folder, model, config.max_kv_cache_capacity)
         table = write_embedding(folder, model, checkpoint, options, progress)
 

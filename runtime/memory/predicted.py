@@ -53,7 +53,7 @@ def predict_memory(
     parts = {
         "embedding": sizes.embedding_bytes(config),
         "kv_cache": sizes.kv_cache_bytes(config, max_batch, capacity),
-        "rope": sizes.rope_bytes(config, capacity),
+        "rope": sizes.rope_bytes(config, max_batch, capacity),
         "step_buffers": sizes.step_buffer_bytes(config, max_batch),
     }
     tokens = sizes.longest_step(config)
@@ -100,7 +100,7 @@ def predict_draft_memory(
     return parts | {
         "draft_weights": weights,
         "draft_kv_cache": sizes.kv_cache_bytes(config, max_batch, capacity),
-        "draft_rope": sizes.rope_bytes(config, capacity),
+        "draft_rope": sizes.rope_bytes(config, max_batch, capacity),
         "draft_buffers": sizes.draft_buffer_bytes(config, drafting, max_batch),
         "draft_scratch": scratch,
     }

@@ -48,9 +48,10 @@ def kv_cache_bytes(config: LLMEngineRunnerConfig, max_batch: int, capacity: int)
     return max_batch * capacity * slot * ITEM_BYTES[config.kv_cache_dtype]
 
 
-def rope_bytes(config: LLMEngineRunnerConfig, capacity: int) -> int:
-    """Both rotary tables, float32."""
-    return capacity * config.rotary_dim * 4
+def rope_bytes(config: LLMEngineRunnerConfig, max_batch: int, capacity: int) -> int:
+    """Both rotary tables, float32: those of all rows, which those of each are filled from."""
+    tables = 1 + max_batch if config.use_context_dependent_rope else 1
+    return tables * capacity * config.rotary_dim * 4
 
 
 def step_buffer_bytes(config: LLMEngineRunnerConfig, max_batch: int) -> int:
@@ -59,6 +60,9 @@ def step_buffer_bytes(config: LLMEngineRunnerConfig, max_batch: int) -> int:
     tokens = longest_step(config)
     size = _basic_bytes(config, max_batch, tokens, nodes)
     size += max_batch * nodes * (2 + -(-nodes // 32)) * 4
+    if config.num_deepstack_features:
+        places = max_batch * (config.num_deepstack_features * tokens + nodes)
+        size += places * config.hidden_size * ITEM_BYTES[config.dtype]
     if config.enable_eagle_spec_decode:
         places = max_batch * (config.prefill_chunk + nodes + 1)
         size += places * config.output_hidden_dim * ITEM_BYTES[config.dtype]

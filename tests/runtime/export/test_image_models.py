@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from msgspec import structs
@@ -19,6 +20,7 @@ from runtime.export.model_config import load_model_config
 from runtime.export.options import Dialect, Quantization
 from runtime.export.reference_pass import decode
 from runtime.export.rounded_weights import RoundedWeights
+from runtime.vision_config import VISION_CONFIG_FILE, VISION_FOLDER, VisionConfig
 from tests.references.images import image_rows, live_logits, rotary_rows, stored_logits
 from tests.runtime.export.graph_driver import Array, GraphDriver
 from tests.vision_models import FAMILIES, SPELLINGS, Family, write_vision_model
@@ -135,6 +137,10 @@ def test_what_the_engine_is_told(tmp_path: Path) -> None:
         type="mrope", mrope_section=(4, 2, 2), mrope_interleaved=True
     )
     assert "vision_start" in (folder / "chat_template.jinja").read_text()
+    data = (folder / VISION_FOLDER / VISION_CONFIG_FILE).read_bytes()
+    vision = msgspec.json.decode(data, type=VisionConfig)
+    assert vision.tokens.image == config.image_token_id
+    assert vision.num_deepstack_features == config.num_deepstack_features
 
 
 def test_images_may_be_counted_as_text_is(tmp_path: Path) -> None:

@@ -20,7 +20,9 @@ def test_caches_and_tables_grow_with_their_slots() -> None:
     config = small_config()
     assert kv_cache_bytes(config, 1, 1) == 2 * 2 * 1 * 8 * 4
     assert kv_cache_bytes(config, 3, 16) == 48 * kv_cache_bytes(config, 1, 1)
-    assert rope_bytes(config, 64) == 2 * 64 * 4 * 4
+    assert rope_bytes(config, 4, 64) == 2 * 64 * 4 * 4
+    of_rows = structs.replace(config, use_context_dependent_rope=True)
+    assert rope_bytes(of_rows, 4, 64) == 5 * rope_bytes(config, 4, 64)
 
 
 NATIVE = small_config()
@@ -34,6 +36,7 @@ CONFIGS = [
     structs.replace(NATIVE, dialect="classic"),
     structs.replace(NATIVE, max_verify_tree_size=5),
     TREES,
+    structs.replace(TREES, image_token_id=5, num_deepstack_features=2),
     structs.replace(TREES, dialect="classic", **HALF),
 ]
 
