@@ -15,6 +15,7 @@ _MOST_PARTS = 1 << 16
 _FIRST_TURNED = 5
 _BYTE = 0xFF
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_JPEG_HUFFMAN = {0xC0, 0xC1, 0xC2}
 _JPEG_BARE = frozenset({0x01, *range(0xD0, 0xD9)})
 _JPEG_SCAN = 0xDA
 _JPEG_APP1 = 0xE1
@@ -90,6 +91,9 @@ def _jpeg(data: memoryview) -> Header:
             bits, height, width, colors = struct.unpack_from(">BHHB", part)
             if bits != _JPEG_BITS or colors not in _JPEG_COLORS:
                 raise HearthError("image_invalid", "the picture is a JPEG of a rare kind")
+            # Huffman codes have a bit at the least, and so has each block of 8 x 8.
+            if marker in _JPEG_HUFFMAN and len(data) * 8 < -(-width // 8) * -(-height // 8):
+                raise HearthError("image_invalid", "the picture is cut off or not of its size")
             size = width, height
         elif marker == _JPEG_APP1 and bytes(part[:6]) == b"Exif\0\0":
             exif += bytes(part[6:])

@@ -22,7 +22,10 @@ def rate_of(times: Sequence[float]) -> float:
         raise HearthError("image_invalid", "each frame of a video needs its time in seconds")
     if any(later <= sooner for sooner, later in pairwise(times)):
         raise HearthError("image_invalid", "the times of a video's frames must ascend")
-    return (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else _RATE
+    if len(times) == 1:
+        return _RATE
+    # Whole rates shall stay whole in spite of how times are rounded: samples are cut to integers.
+    return round((len(times) - 1) / (times[-1] - times[0]), 6)
 
 
 def frames_of(times: Sequence[float], config: VisionConfig) -> tuple[int, ...]:

@@ -1,0 +1,150 @@
+from contextlib import nullcontext
+from io import BytesIO
+from struct import pack
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from runtime.errors import HearthError
+from runtime.images import Picture
+from runtime.pictures import decoding
+from runtime.pictures.decoding import decode
+from runtime.pictures.headers import read_header
+from tests.runtime.pictures.photographs import draw, file_of
+
+PHOTO = Image.fromarray(draw(45, 30))
+ALPHA = PHOTO.copy()
+ALPHA.putalpha(PHOTO.getchannel("G"))
+PALETTE = PHOTO.quantize(17)
+DEEP = Image.fromarray(np.arange(45 * 30, dtype=np.uint16).reshape(30, 45) * 48)
+
+
+def seen(data: bytes) -> NDArray[np.uint8]:
+    view = memoryview(data)
+    return decode(view, read_header(view))
+
+
+def as_loaded(data: bytes) -> NDArray[np.uint8]:
+    """As `transformers.image_utils.load_image` has it."""
+    image: Image.Image = Image.open(BytesIO(data))
+    image = ImageOps.exif_transpose(image)
+    return np.asarray(image.convert("RGB"))
+
+
+def refusal(data: bytes, picture: Picture | None = None) -> str:
+    with pytest.raises(HearthError) as caught:
+        decode(memoryview(data), picture or read_header(memoryview(data)))
+    return caught.value.code
+
+
+@pytest.mark.parametrize(
+    ("image", "kind", "options"),
+    [
+        (PHOTO, "jpeg", {"quality": 90}),
+        (PHOTO, "jpeg", {"progressive": True, "subsampling": 0}),
+        (PHOTO.convert("L"), "jpeg", {}),
+        (PHOTO.convert("CMYK"), "jpeg", {}),
+        (PHOTO, "png", {}),
+        (PHOTO.convert("1"), "png", {}),
+        (PHOTO.convert("L"), "png", {"transparency": 3}),
+        (PHOTO.convert("LA"), "png", {}),
+        (PHOTO, "png", {"transparency": (1, 2, 3)}),
+        (ALPHA, "png", {}),
+        (PALETTE, "png", {"transparency": 4}),
+        (PALETTE, "png", {"transparency": bytes(range(17))}),
+        (PALETTE, "png", {"bits": 8}),
+        (DEEP, "png", {}),
+        (PHOTO, "webp", {}),
+        (ALPHA, "webp", {"lossless": True}),
+        (PHOTO, "webp", {"save_all": True, "append_images": [PHOTO.rotate(9)]}),
+        (PALETTE, "gif", {}),
+        (PALETTE, "gif", {"transparency": 2}),
+        (ALPHA, "gif", {"save_all": True, "append_images": [PALETTE.rotate(9)], "interlace": 1}),
+    ],
+    ids=lambda value: getattr(value, "mode", None),
+)
+def test_every_kind_is_seen_as_the_processors_see_it(image: Any, kind: str, options: Any) -> None:
+    data = file_of(image, kind, **options)
+    found = seen(data)
+    assert found.shape == (30, 45, 3)
+    with pytest.warns() if isinstance(options.get("transparency"), bytes) else no_warning():
+        np.testing.assert_array_equal(found, as_loaded(data))
+
+
+def no_warning() -> Any:
+    return nullcontext()
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "png", "webp"])
+@pytest.mark.parametrize("orientation", range(10))
+def test_pictures_are_turned_upright(kind: str, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = file_of(PHOTO, kind, exif=exif)
+    np.testing.assert_array_equal(seen(data), as_loaded(data))
+
+
+def test_xmp_turns_as_well() -> None:
+    data = file_of(PHOTO, "jpeg", xmp=b"<tiff:Orientation>8</tiff:Orientation>")
+    assert seen(data).shape == (45, 30, 3)
+    np.testing.assert_array_equal(seen(data), as_loaded(data))
+
+
+def test_a_small_first_frame_is_seen_on_its_screen() -> None:
+    data = bytearray(file_of(PALETTE, "gif"))
+    data[6:10] = pack("<HH", 50, 28)
+    assert seen(bytes(data)).shape == (30, 50, 3)
+    np.testing.assert_array_equal(seen(bytes(data)), as_loaded(bytes(data)))
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "png", "webp", "gif"])
+def test_what_is_cut_off_is_refused(kind: str) -> None:
+    data = file_of(PHOTO, kind)
+    for share in (0.5, 0.8, 0.95):
+        assert refusal(data[: int(len(data) * share)]) == "image_invalid", share
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "png", "webp", "gif"])
+def test_what_is_not_as_announced_is_refused(kind: Any) -> None:
+    data = file_of(PHOTO, kind)
+    assert refusal(data, Picture(kind, 45, 31)) == "image_invalid"
+    assert refusal(data, Picture("png" if kind != "png" else "gif", 45, 30)) == "image_invalid"
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}])
+def test_a_size_that_its_bytes_cannot_have_is_refused(options: Any) -> None:
+    data = bytearray(file_of(PHOTO, "jpeg", **options))
+    place = data.index(b"\xff\xc2" if options else b"\xff\xc0") + 5
+    assert data[place : place + 4] == pack(">HH", 30, 45)
+    data[place : place + 4] = pack(">HH", 3000, 4500)
+    with pytest.raises(HearthError) as caught:
+        read_header(memoryview(data))
+    assert caught.value.code == "image_invalid"
+
+
+def test_an_empty_picture_has_bytes_enough() -> None:
+    for options in ({}, {"progressive": True}, {"optimize": True}):
+        assert seen(file_of(Image.new("L", (1500, 1001)), "jpeg", **options)).shape[0] == 1001
+
+
+def test_a_picture_of_one_pixel_is_one() -> None:
+    for kind in ("jpeg", "png", "webp", "gif"):
+        assert seen(file_of(np.zeros((1, 1, 3), np.uint8), kind)).shape == (1, 1, 3)
+
+
+def test_too_little_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setitem(decoding._READERS, "png", full)
+    assert refusal(file_of(PHOTO, "png")) == "image_too_large"
+
+
+def test_no_text_of_the_decoder_comes_out() -> None:
+    data = file_of(PHOTO, "png")
+    with pytest.raises(HearthError) as caught:
+        decode(memoryview(data[:-30]), read_header(memoryview(data)))
+    assert caught.value.message == "the picture is broken or cut off"
