@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import sys
-from contextlib import suppress
-from pathlib import Path
 
 import msgspec
 import structlog
@@ -16,13 +12,12 @@ import zmq
 from actors.addresses import CONTROL_LIMIT
 from actors.logs import configure_logging
 from actors.mailbox import Sender, ZmqContext
+from actors.own_process import die_first, die_with, ignore_signals
 from actors.roles import EncoderSettings, ExecutorSettings, Host, HostConfig, ReadyActor, Role
 from actors.supervisor_messages import ActorFailed, ActorHello, ActorReady, SupervisorMessage
 from runtime.errors import HearthError
 
 _FLUSH_S = 2.0
-_PR_SET_PDEATHSIG = 1  # prctl(2)
-_OOM_SCORE_ADJ = 500  # proc(5): of a thousand, what a process counts for beside its memory
 _log = structlog.get_logger("host")
 
 
@@ -74,12 +69,10 @@ def main(arguments: list[str]) -> int:
     except (IndexError, msgspec.MsgspecError):
         sys.stderr.write("actors.host takes one HostConfig as JSON: it is started by the daemon\n")
         return 2
-    # Ctrl-C, the end of a terminal and a service manager's stop reach every process of the group;
-    # the daemon decides when its actors end, by their control inbox or by force.
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    _die_with(config.parent)
-    _die_first()
+    # The daemon decides when its actors end, by their control inbox or by force.
+    ignore_signals()
+    die_with(config.parent)
+    die_first()
     configure_logging(config.log_level, config.log_format)
     structlog.contextvars.bind_contextvars(epoch=config.epoch)
     try:
@@ -93,21 +86,6 @@ def main(arguments: list[str]) -> int:
         _log.exception("actor failed", actor=config.name)
         return 1
     return 0
-
-
-def _die_with(parent: int) -> None:
-    """Be killed when the daemon dies, so that no actor keeps the device after it."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        raise SystemExit(1)
-
-
-def _die_first() -> None:
-    """Be the one that goes where memory ends: the daemon answers for us and starts another."""
-    path = Path("/proc/self/oom_score_adj")
-    # Raising it needs no privilege; a system without the file has nothing to choose by.
-    with suppress(OSError):
-        path.write_text(str(max(_OOM_SCORE_ADJ, int(path.read_text()))))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,46 @@
+"""What an encoder and the process that decodes for it say to one another."""
+
+from __future__ import annotations
+
+import msgspec
+
+from actors.arena import SharedArena
+from actors.image_work import Visual
+from runtime.images import ImageLayout, Slot
+from runtime.vision_config import VisionConfig
+
+PACKET_BYTES = 128 << 10
+"""The longest message; one of them is one packet."""
+
+
+class DecoderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The one argument of the process: its end of the channel, what it shares, and its limits.
+
+    It may take `memory` bytes of addresses beside those that it has when it is ready.
+    """
+
+    channel: int
+    parent: int
+    pictures: SharedArena
+    patches: SharedArena
+    config: VisionConfig
+    memory: int
+
+
+class DecoderJob(msgspec.Struct, frozen=True, array_like=True):
+    """Make patches of a visual; answered by one `DecoderWord`, in order."""
+
+    number: int
+    visual: Visual
+    layout: ImageLayout
+    patches: Slot
+
+
+class DecoderWord(msgspec.Struct, frozen=True, array_like=True):
+    """What became of a job: patches, or `code` and `message`. The first word is of no job."""
+
+    number: int | None = None
+    decode_s: float = 0.0
+    resize_s: float = 0.0
+    code: str = ""
+    message: str = ""

@@ -1,0 +1,54 @@
+"""The process that decodes pictures for an encoder: `python -m actors.decoder_process SETTINGS`."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import numpy as np
+
+from actors.arena import Arena
+from actors.decoder_jobs import DecoderJob, DecoderSettings, DecoderWord
+from actors.decoder_loop import serve, settle
+from runtime.pictures.decoding import decode
+from runtime.pictures.patches import patch
+
+
+class PatchMaker:
+    """Reads pictures from one arena and writes their patches into another."""
+
+    def __init__(self, settings: DecoderSettings) -> None:
+        self._config = settings.config
+        self._pictures = Arena.open(settings.pictures.descriptor, settings.pictures.size)
+        self._patches = Arena.open(settings.patches.descriptor, settings.patches.size)
+
+    def __call__(self, job: DecoderJob) -> DecoderWord:
+        """Decode, turn upright, resize and cut each picture of a visual that is used.
+
+        Raises `image_*`, and `internal` where a slot is another's meanwhile.
+        """
+        layout, frames = job.layout, job.visual.frames
+        decode_s = resize_s = 0.0
+        out = np.frombuffer(self._patches.view(job.patches), np.uint8)
+        out = out.reshape(layout.patches, self._config.patch_bytes)
+        for place, number in enumerate(layout.frames or (0,)):
+            began = time.monotonic()
+            one = frames[number]
+            pixels = decode(self._pictures.view(one.slot), one.picture)
+            decoded = time.monotonic()
+            patch(pixels, layout, self._config, out, frame=place)
+            self._pictures.check(one.slot)
+            decode_s += decoded - began
+            resize_s += time.monotonic() - decoded
+        self._patches.check(job.patches)
+        return DecoderWord(job.number, decode_s, resize_s)
+
+
+def main() -> None:
+    """Decode until the encoder ends."""
+    settings = settle(sys.argv[1])
+    serve(settings, PatchMaker(settings))
+
+
+if __name__ == "__main__":
+    main()

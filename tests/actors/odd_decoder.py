@@ -1,0 +1,37 @@
+"""A process that decodes nothing: what it does with a job follows from the job's height."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+
+from actors.decoder_jobs import DecoderJob, DecoderWord
+from actors.decoder_loop import serve, settle
+from runtime.errors import HearthError
+
+FINE, DIES, HANGS, GRABS, REFUSES, FAILS, DIES_LATER = range(7)
+_jobs: list[int] = []
+
+
+def work(job: DecoderJob) -> DecoderWord:
+    _jobs.append(job.number)
+    kind = job.layout.height
+    if kind == DIES or (kind == DIES_LATER and len(_jobs) > 1):
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if kind == HANGS:
+        time.sleep(3600)
+    if kind == GRABS:
+        np.ones(1 << 28, np.uint8)
+    if kind == REFUSES:
+        raise HearthError("image_invalid", "as asked")
+    if kind == FAILS:
+        raise KeyError
+    return DecoderWord(job.number, decode_s=float(os.getpid()))
+
+
+if __name__ == "__main__":
+    serve(settle(sys.argv[1]), work)
