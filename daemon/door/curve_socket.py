@@ -80,11 +80,11 @@ class CurveSocket(DoorSocket):
                 frame = self._socket.recv(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return None
-            data, frames, delimited = self._rest()
+            rest = self._rest()
             key = str(frame.get("User-Id"))
             name = self._clients.get(key)
             if name is not None:
-                return Received(frame.bytes, delimited, data, frames, key, name)
+                return Received(frame.bytes, *rest, key, name)
             self._refused += 1
         return None
 

@@ -12,7 +12,14 @@ from actors.mailbox import Sender
 from actors.messages import AskReport, Cancel, SchedulerControl, SchedulerMessage, TokenizerMessage
 from daemon.door.come_again import ComeAgain
 from daemon.door.delivery import Delivery
-from daemon.door.finished import FinishedRequest, Listener, finished, log_finished, milliseconds
+from daemon.door.finished import (
+    FinishedRequest,
+    Listener,
+    finished,
+    images_of,
+    log_finished,
+    milliseconds,
+)
 from daemon.door.sessions import OpenRequest, Session, Sessions
 from daemon.door.settings import DoorSettings
 from daemon.door.sockets import DoorSockets
@@ -45,7 +52,9 @@ class Dispatch:
         listeners: Sequence[Listener] = (),
     ) -> None:
         self.sessions = Sessions(
-            clients=settings.clients, requests_per_client=settings.requests_per_client
+            clients=settings.clients,
+            requests_per_client=settings.requests_per_client,
+            release=state.pictures.free if state.pictures is not None else None,
         )
         self.delivery = Delivery(socket, settings, state.clock)
         self.come_again = ComeAgain(settings.queued_requests, time.monotonic())
@@ -99,6 +108,7 @@ class Dispatch:
                 reason=reason,
                 usage=usage_of(request),
                 speculation=speculation_of(request),
+                images=images_of(request),
             )
             self.delivery.send(request.session, done)
             self._record(request, reason, "cancelled" if reason == "cancelled" else "completed")

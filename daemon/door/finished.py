@@ -5,7 +5,9 @@ from collections.abc import Callable
 
 import msgspec
 import structlog
+from hearth_client.protocol import ImageUsage
 
+from actors.image_work import ImageTimes
 from daemon.door.sessions import OpenRequest
 from runtime.request import RequestOptions
 
@@ -15,13 +17,15 @@ _log = structlog.get_logger("hearth.door")
 class FinishedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A generation that has ended; times in seconds, `opened` by the monotonic clock.
 
-    Four stages follow one another from `opened` on: `tokenize_s` until the prompt's ids were there,
-    `queue_s` until it got a place, `prefill_s` until its first token, `decode_s` until its last;
-    each is 0 where it was not ended. `detokenize_s` lies within and behind decoding: how long its
-    tokens took to become text. `ttft_s` is when its first token left for the client, after
-    `opened`. `client` is the client's own text. `reason` is that of `done`, the code of an error,
-    or why its session ended; `failed` is true for all but the first. `chat` tells a conversation
-    from a prompt. `options` hold text of the client, `stop`: who keeps records leaves them out.
+    Five stages follow one another from `opened` on: `tokenize_s` until the prompt's ids were there,
+    `images_s` until the embeddings of its images were, `queue_s` until it got a place, `prefill_s`
+    until its first token, `decode_s` until its last; each is 0 where it was not ended.
+    `detokenize_s` lies within and behind decoding: how long its tokens took to become text.
+    `ttft_s` is when its first token left for the client, after `opened`. `client` is the client's
+    own text. `reason` is that of `done`, the code of an error, or why its session ended; `failed`
+    is true for all but the first. `chat` tells a conversation from a prompt. `images` is what
+    `done` tells of them. `options` hold text of the client, `stop`: who keeps records leaves them
+    out.
     """
 
     request: str
@@ -44,6 +48,8 @@ class FinishedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     chat: bool = False
     traceparent: str | None = None
     options: RequestOptions | None = None
+    images_s: float = 0.0
+    images: ImageUsage | None = None
 
 
 Listener = Callable[[FinishedRequest], None]
@@ -61,7 +67,7 @@ def finished(request: OpenRequest, name: str, reason: str, *, failed: bool) -> F
         prompt_tokens=request.prompt_tokens,
         completion_tokens=request.completion_tokens,
         tokenize_s=request.tokenize_s,
-        queue_s=max(0.0, request.queued_s - request.tokenize_s),
+        queue_s=max(0.0, request.queued_s - request.tokenize_s - request.images_s),
         prefill_s=request.prefill_s,
         decode_s=request.last_token - request.first_token,
         detokenize_s=request.detokenize_s,
@@ -73,6 +79,25 @@ def finished(request: OpenRequest, name: str, reason: str, *, failed: bool) -> F
         chat=request.chat,
         traceparent=request.traceparent,
         options=request.options,
+        images_s=request.images_s,
+        images=images_of(request),
+    )
+
+
+def images_of(request: OpenRequest) -> ImageUsage | None:
+    """What is known of a request's images; None where it has none."""
+    if not request.images:
+        return None
+    embedded, times = request.embedded, ImageTimes()
+    if embedded is not None:
+        times = embedded.times
+    return ImageUsage(
+        count=request.images,
+        tokens=embedded.tokens if embedded else 0,
+        cached=embedded.cached if embedded else 0,
+        decode_ms=milliseconds(times.decode_s),
+        resize_ms=milliseconds(times.resize_s),
+        engine_ms=milliseconds(times.engine_s),
     )
 
 
@@ -86,6 +111,7 @@ def log_finished(ended: FinishedRequest) -> None:
         prompt_tokens=ended.prompt_tokens,
         completion_tokens=ended.completion_tokens,
         tokenize_ms=milliseconds(ended.tokenize_s),
+        **_told_of_images(ended),
         queue_ms=milliseconds(ended.queue_s),
         prefill_ms=milliseconds(ended.prefill_s),
         decode_ms=milliseconds(ended.decode_s),
@@ -93,6 +119,18 @@ def log_finished(ended: FinishedRequest) -> None:
         total_ms=milliseconds(ended.total_s),
         **({"traceparent": ended.traceparent} if ended.traceparent else {}),
     )
+
+
+def _told_of_images(ended: FinishedRequest) -> dict[str, float]:
+    if ended.images is None:
+        return {}
+    images = ended.images
+    return {
+        "images": images.count,
+        "image_tokens": images.tokens,
+        "images_cached": images.cached,
+        "images_ms": milliseconds(ended.images_s),
+    }
 
 
 def milliseconds(seconds: float) -> float:

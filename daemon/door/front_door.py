@@ -11,6 +11,7 @@ import structlog
 from anyio.abc import TaskStatus
 from hearth_client.protocol import Error
 
+from actors.arena import Arena
 from actors.mailbox import Receiver, Sender
 from actors.messages import (
     Deltas,
@@ -27,6 +28,7 @@ from daemon.door.finished import Listener
 from daemon.door.keys import Keys
 from daemon.door.listener import open_listener
 from daemon.door.overview import generations
+from daemon.door.pictures import Pictures
 from daemon.door.process_bounds import ProcessBounds
 from daemon.door.replies import Replies
 from daemon.door.requests import Requests
@@ -58,8 +60,8 @@ class FrontDoor:
 
     The sockets are opened by the constructor: `already_running` or `socket_unusable` is raised
     there. `environ` tells of socket activation and of the agreed place. `listeners` hear of every
-    generation that has ended, `on_step` of every step that gave tokens. `ended` is set when `run`
-    is over.
+    generation that has ended, `on_step` of every step that gave tokens. The bytes of clients'
+    pictures go into the arena `pictures`, where the model sees. `ended` is set when `run` is over.
     """
 
     def __init__(
@@ -75,13 +77,14 @@ class FrontDoor:
         listeners: Sequence[Listener] = (),
         on_step: Callable[[Deltas], None] = lambda _step: None,
         keys: Keys | None = None,
+        pictures: Arena | None = None,
     ) -> None:
         self.settings = settings
         self._inbox = inbox
         listener = open_listener(settings.socket, os.environ if environ is None else environ)
         self.path = listener.path
         self._socket = open_sockets(listener, settings, keys)
-        self._state = DoorState(facts)
+        self._state = DoorState(facts, None if pictures is None else Pictures(pictures))
         self._dispatch = Dispatch(
             settings,
             self._state,

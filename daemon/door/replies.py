@@ -68,6 +68,8 @@ class Replies:
             self._accepted(request, message)
         elif isinstance(message, Embedded):
             request.embedded = message
+            request.images_s = time.monotonic() - request.opened - request.tokenize_s
+            self._replay(request)
         elif isinstance(message, Failed):
             # Codes are counted, and clients know the documented ones alone.
             code = message.code if message.code in CODES else "internal"
@@ -89,6 +91,9 @@ class Replies:
             request=self._state.request_id(request.rid),
         )
         self._dispatch.delivery.send(request.session, answer)
+        self._replay(request)
+
+    def _replay(self, request: sessions.OpenRequest) -> None:
         early, request.early = request.early, []
         for row in early:
             self._row_arrived(row)
@@ -123,8 +128,8 @@ class Replies:
         request = self._find(row.rid)
         if request is None:
             return
-        if not request.accepted:
-            # Two actors write to the door's inbox: tokens may overtake the scheduler's word.
+        if not request.accepted or (request.images and request.embedded is None):
+            # Two actors write to the door's inbox: tokens may overtake the scheduler's words.
             request.early.append(arrived)
             return
         if row.tokens or row.text:

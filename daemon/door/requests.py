@@ -1,6 +1,7 @@
 """What clients send: checked, admitted or refused, and passed on as work."""
 
 import time
+from collections.abc import Sequence
 
 from hearth_client.protocol import (
     PROTOCOL,
@@ -13,16 +14,19 @@ from hearth_client.protocol import (
     Hello,
     Leased,
     Limits,
+    Message,
     Status,
     Tokenize,
     Welcome,
 )
 
 from actors.admission import within_share
+from actors.image_work import Visual
 from actors.messages import AskReport
 from daemon.door.dispatch import Dispatch
 from daemon.door.faults import fields_of, id_of
-from daemon.door.sessions import Session
+from daemon.door.pictures import check_frames
+from daemon.door.sessions import OpenRequest, Session
 from daemon.door.settings import DoorSettings
 from daemon.door.socket import Received
 from daemon.door.state import DoorState
@@ -67,7 +71,7 @@ class Requests:
             elif session is None:
                 raise _greeting_missing(message)
             else:
-                self._act(session, message)
+                self._act(session, message, received.pictures)
         except MessageError as error:
             self._refuse(received, error)
 
@@ -87,12 +91,17 @@ class Requests:
             text = f"the message has {len(received.data)} bytes, more than the limit of "
             error = HearthError("message_too_large", f"{text}{self._settings.frame_bytes}")
             raise MessageError(error, id_of(fields_of(received.data)))
-        if received.frames > 1:
-            error = HearthError(
-                "unsupported_option", "this server takes no payload frames: send one", "frames"
-            )
-            raise MessageError(error, id_of(fields_of(received.data)))
-        return decode(received.data)
+        message = decode(received.data)
+        try:
+            check_frames(message, received.frames, self._images)
+        except HearthError as error:
+            raise MessageError(error, getattr(message, "id", "")) from None
+        return message
+
+    @property
+    def _images(self) -> int:
+        """How many pictures a request may have."""
+        return self._settings.images if self._state.pictures is not None else 0
 
     def _refuse(self, received: Received, reason: MessageError) -> None:
         self._state.totals["refused"] += 1
@@ -137,7 +146,7 @@ class Requests:
         facts, settings = self._state.facts, self._settings
         limits = Limits(
             frame_bytes=settings.frame_bytes,
-            frames=1,
+            frames=1 + self._images,
             requests_per_client=settings.requests_per_client,
             prompt_tokens=facts.prompt_tokens,
             total_tokens=facts.total_tokens,
@@ -145,23 +154,30 @@ class Requests:
             queued_tokens=settings.queued_tokens,
             lease_s=lease_s,
         )
+        features = list(FEATURES)
+        if self._images:
+            features.append("images")
+            limits.images, limits.image_bytes = self._images, settings.image_bytes
+            limits.image_tokens = settings.image_tokens
         return Welcome(
             proto=PROTOCOL,
             server=facts.server,
             limits=limits,
-            features=list(FEATURES),
+            features=sorted(features),
             model=facts.model,
             epoch=self._state.epoch,
         )
 
-    def _act(self, session: Session, message: ClientMessage) -> None:
+    def _act(
+        self, session: Session, message: ClientMessage, pictures: Sequence[memoryview]
+    ) -> None:
         if isinstance(message, Cancel):
             self._cancel(session, message)
         elif session.status_only and isinstance(message, (Generate, Tokenize, Detokenize)):
             text = "this session said status_only in hello: it may ask for status alone"
             raise MessageError(HearthError("unsupported_option", text, "t"), message.id)
         elif isinstance(message, (Generate, Tokenize, Detokenize, Status)):
-            self._open(session, message)
+            self._open(session, message, pictures)
         elif isinstance(message, Bye):
             self._dispatch.abandon(session, "left")
         else:
@@ -172,30 +188,37 @@ class Requests:
         if request is not None and request.kind == "generate":
             self._dispatch.cancel(request)
 
-    def _open(self, session: Session, message: Generate | Tokenize | Detokenize | Status) -> None:
+    def _open(
+        self,
+        session: Session,
+        message: Generate | Tokenize | Detokenize | Status,
+        pictures: Sequence[memoryview],
+    ) -> None:
         now = time.monotonic()
         try:
-            _check_seen(message)
             if not self._state.life.serves and not isinstance(message, Status):
                 raise HearthError(  # noqa: TRY301 - refused in one place with the other reasons
                     "shutting_down", "the daemon is about to stop: try again after its restart"
                 )
             if isinstance(message, Generate):
-                self._generate(session, message, now)
+                self._generate(session, message, pictures, now)
             else:
-                self._ask(session, message, now)
+                self._ask(session, message, pictures, now)
         except HearthError as error:
             raise MessageError(error, message.id) from None
 
-    def _generate(self, session: Session, message: Generate, now: float) -> None:
+    def _generate(
+        self, session: Session, message: Generate, pictures: Sequence[memoryview], now: float
+    ) -> None:
         deadline = None if message.deadline_s is None else now + message.deadline_s
         self._check_room(session, now)
         request = self._sessions.admit(session, message.id, "generate", now, deadline)
+        visuals = self._take(request, message.messages, pictures)
         self._dispatch.come_again.works(now, working=True)
         request.timestamps, request.traceparent = message.timestamps, message.traceparent
         request.chat = message.messages is not None
         self._state.totals["requests"] += 1
-        asked = prepare(message, request.rid, deadline, session.number)
+        asked = prepare(message, request.rid, deadline, session.number, visuals)
         request.options = asked.request.options
         self._dispatch.ask_tokenizer(request, asked)
 
@@ -221,19 +244,42 @@ class Requests:
                 "client_queue_share",
             )
 
-    def _ask(self, session: Session, message: Tokenize | Detokenize | Status, now: float) -> None:
+    def _take(
+        self,
+        request: OpenRequest,
+        messages: Sequence[Message] | None,
+        frames: Sequence[memoryview],
+    ) -> list[Visual]:
+        """The request's images, copied into the arena; what cannot be taken ends it unanswered."""
+        if not frames or self._state.pictures is None:
+            return []
+        own = sum(slot.size for one in request.session.open.values() for slot in one.slots)
+        try:
+            visuals, request.slots = self._state.pictures.take(
+                visuals_of(messages), frames, self._settings, own
+            )
+        except HearthError:
+            self._sessions.close(request)
+            raise
+        request.images = len(visuals)
+        return visuals
+
+    def _ask(
+        self,
+        session: Session,
+        message: Tokenize | Detokenize | Status,
+        pictures: Sequence[memoryview],
+        now: float,
+    ) -> None:
         deadline = now + self._settings.answer_s
         if isinstance(message, Status):
             request = self._sessions.admit(session, message.id, "status", now, deadline)
             self._dispatch.ask_scheduler(request, AskReport(request.rid))
         else:
             request = self._sessions.admit(session, message.id, "convert", now, deadline)
-            self._dispatch.ask_tokenizer(request, convert(message, request.rid))
-
-
-def _check_seen(message: Generate | Tokenize | Detokenize | Status) -> None:
-    for field, _ in visuals_of(getattr(message, "messages", None)):
-        raise HearthError("unsupported_option", f"{field} is a picture: the model sees none", field)
+            turns = message.messages if isinstance(message, Tokenize) else None
+            visuals = self._take(request, turns, pictures)
+            self._dispatch.ask_tokenizer(request, convert(message, request.rid, visuals))
 
 
 def _greeting_missing(message: ClientMessage) -> MessageError:

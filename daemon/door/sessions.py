@@ -1,5 +1,6 @@
 """Sessions, their leases and the one table of open requests; pure bookkeeping, no I/O."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Literal
@@ -7,6 +8,7 @@ from typing import Literal
 from actors.messages import Embedded, RowDelta
 from daemon.door.outbox import Outbox
 from runtime.errors import HearthError
+from runtime.images import Slot
 from runtime.request import RequestOptions
 
 Kind = Literal["generate", "convert", "status"]
@@ -23,7 +25,10 @@ class StepRow:
 
 @dataclass(slots=True)
 class OpenRequest:
-    """A request without a terminal answer; times in seconds of the monotonic clock."""
+    """A request without a terminal answer; times in seconds of the monotonic clock.
+
+    The bytes of its pictures are in `slots`; `images` counts them, a video as one.
+    """
 
     rid: int
     id: str
@@ -50,6 +55,9 @@ class OpenRequest:
     chat: bool = False
     traceparent: str | None = None
     options: RequestOptions | None = None
+    slots: Sequence[Slot] = ()
+    images: int = 0
+    images_s: float = 0.0
     embedded: Embedded | None = None
 
 
@@ -82,9 +90,17 @@ class Sessions:
     """All sessions and open requests; request ids are per session, `rid` counts them all.
 
     Whoever gets a request back from `close` owns its terminal answer, so there is exactly one.
+    `release` is told which slots a request that was closed had.
     """
 
-    def __init__(self, *, clients: int, requests_per_client: int) -> None:
+    def __init__(
+        self,
+        *,
+        clients: int,
+        requests_per_client: int,
+        release: Callable[[Sequence[Slot]], None] | None = None,
+    ) -> None:
+        self._release = release
         self._clients = clients
         self._requests_per_client = requests_per_client
         self._by_identity: dict[bytes, Session] = {}
@@ -190,6 +206,8 @@ class Sessions:
             return False
         del request.session.open[request.id]
         self._count(request, -1)
+        if request.slots and self._release is not None:
+            self._release(request.slots)
         return True
 
     def drop(self, session: Session) -> list[OpenRequest]:

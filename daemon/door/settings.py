@@ -13,7 +13,8 @@ class DoorSettings(msgspec.Struct, frozen=True, kw_only=True):
     answers lie with ZeroMQ, beside these. `answer_s` bounds the wait for other actors where a
     request sets no deadline of its own. All connections are closed when the process has grown by
     more than `memory_bytes` (0 for any) or has more than `open_files` (0 for a quarter of what it
-    may have).
+    may have). A request may have `images` pictures of `image_bytes` each, none where the model
+    sees nothing; `image_tokens` is what one becomes at most.
     """
 
     socket: str = ""
@@ -34,6 +35,9 @@ class DoorSettings(msgspec.Struct, frozen=True, kw_only=True):
     handshake_s: float = 2.0
     memory_bytes: int = 512 << 20
     open_files: int = 0
+    images: int = 0
+    image_bytes: int = 0
+    image_tokens: int = 0
 
 
 class DoorFacts(msgspec.Struct, frozen=True, kw_only=True):

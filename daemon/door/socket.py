@@ -1,5 +1,6 @@
 """A ROUTER that clients talk to: bounded receives, sends that never wait."""
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol
 
 import zmq
@@ -15,14 +16,16 @@ _FLUSH_MS = 500
 class Received(NamedTuple):
     """One message: who sent it, whether an empty delimiter came first, its first frame.
 
-    `frames` counts all frames after identity and delimiter; only the first is kept. `key` is the
-    public key that the connection has shown, and `name` that of its owner; '' on a local socket.
+    `frames` counts all frames after identity and delimiter. Those behind the first are `pictures`,
+    as ZeroMQ has received them, and as many as one message may have. `key` is the public key that
+    the connection has shown, and `name` that of its owner; '' on a local socket.
     """
 
     identity: bytes
     delimited: bool
     data: bytes
     frames: int
+    pictures: Sequence[memoryview] = ()
     key: str = ""
     name: str = ""
 
@@ -45,6 +48,7 @@ class DoorSocket:
     def __init__(self, listener: Listening, settings: DoorSettings) -> None:
         self._listener = listener
         self._options = _options(settings)
+        self._pictures = settings.images
         self._open()
 
     @property
@@ -63,8 +67,7 @@ class DoorSocket:
             identity = self._socket.recv(zmq.NOBLOCK)
         except zmq.Again:
             return None
-        data, frames, delimited = self._rest()
-        return Received(identity, delimited, data, frames)
+        return Received(identity, *self._rest())
 
     def send(self, identity: bytes, data: bytes, *, delimited: bool) -> Sent:
         """Send one frame to a connection without waiting: it may be full, or gone."""
@@ -102,24 +105,31 @@ class DoorSocket:
         self._socket.close(linger=linger_ms)
         self._context.term()
 
-    def _rest(self) -> tuple[bytes, int, bool]:
-        """First frame, count of frames, and whether a delimiter came before them."""
-        first, frames, delimited = b"", 0, False
+    def _rest(self) -> tuple[bool, bytes, int, Sequence[memoryview]]:
+        """Whether a delimiter came, the first frame, the count of frames, and those of pictures."""
+        more = self._socket.getsockopt(zmq.RCVMORE)
+        first = self._socket.recv(zmq.NOBLOCK) if more else b""
+        frames = int(bool(more))
+        more = self._socket.getsockopt(zmq.RCVMORE)
+        delimited = bool(more) and not first
+        if delimited:
+            first = self._socket.recv(zmq.NOBLOCK)
+            more = self._socket.getsockopt(zmq.RCVMORE)
+        if not more:
+            return delimited, first, frames, ()
+        pictures = []
         while self._socket.getsockopt(zmq.RCVMORE):
-            frame = self._socket.recv(zmq.NOBLOCK)
-            if frames == 0 and not delimited and not frame and self._socket.getsockopt(zmq.RCVMORE):
-                delimited = True
-                continue
-            if frames == 0:
-                first = frame
+            picture = self._socket.recv(zmq.NOBLOCK, copy=False)
+            if frames <= self._pictures:
+                pictures.append(picture.buffer)
             frames += 1
-        return first, frames, delimited
+        return delimited, first, frames, pictures
 
 
 def _options(settings: DoorSettings) -> dict[int, int]:
     return {
         zmq.ROUTER_MANDATORY: 1,
-        zmq.MAXMSGSIZE: _ANSWERED_SIZE * settings.frame_bytes,
+        zmq.MAXMSGSIZE: _ANSWERED_SIZE * max(settings.frame_bytes, settings.image_bytes),
         zmq.SNDHWM: settings.send_mark,
         zmq.RCVHWM: settings.receive_mark,
         zmq.HANDSHAKE_IVL: round(settings.handshake_s * 1000),

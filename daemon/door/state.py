@@ -10,6 +10,7 @@ from hearth_client.running_clock import RunningClock
 from actors.logs import request_id
 from actors.messages import SchedulerReport
 from actors.supervisor_messages import ExecutorMetrics
+from daemon.door.pictures import Pictures
 from daemon.door.settings import DoorFacts
 from daemon.life import Life
 
@@ -26,12 +27,13 @@ class DoorState:
     `reported` is set by the next one.
 
     `clock` is for how long clients neither speak nor read. Deadlines of requests are promises to
-    the world outside and go by the monotonic clock.
+    the world outside and go by the monotonic clock. `pictures` is None where the model sees none.
     """
 
-    def __init__(self, facts: DoorFacts) -> None:
+    def __init__(self, facts: DoorFacts, pictures: Pictures | None = None) -> None:
         self.life = Life()
         self.facts = facts
+        self.pictures = pictures
         self.metrics: ExecutorMetrics | None = None
         self.clock = RunningClock(_MOST_S)
         self.totals: Counter[str] = Counter()

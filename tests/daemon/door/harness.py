@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +17,8 @@ from anyio.abc import TaskGroup
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from actors import messages as m
+from actors.arena import Arena
+from actors.image_work import ImageTimes
 from actors.mailbox import Receiver, Sender
 from daemon.door.finished import Listener
 from daemon.door.front_door import FrontDoor
@@ -38,7 +41,8 @@ class FakeActors:
     count: `max_tokens` tokens "0 ", "1 ", ... at `step_s`; hang: accepted and no more; silent:
     nothing at all; fail: accepted, one token, then a failure; early: tokens before `accepted`;
     flood: as count without pauses and 1,000 characters a token; logprobs: one token with them;
-    speculate: two rounds of three and one token before `accepted`, and one after it.
+    speculate: two rounds of three and one token before `accepted`, and one after it. What has
+    images is embedded once the first token has been told.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], step_s: float) -> None:
@@ -94,7 +98,8 @@ class FakeActors:
             await self._send(m.Converted(message.rid, tokens=[ord(c) for c in text]))
 
     async def _play(self, message: m.Prepare) -> None:
-        text = message.prompt or (message.turns or [m.ChatTurn("user", "")])[-1].content
+        turn = (message.turns or [m.ChatTurn("user", "")])[-1]
+        text = message.prompt or turn.content or "".join(part.text for part in turn.parts)
         word, rid = text.split()[0], message.rid
         self.heard[rid] = time.monotonic()
         accepted = m.Accepted(rid, len(text), self.heard[rid])
@@ -126,6 +131,9 @@ class FakeActors:
             await anyio.sleep(0 if flood else self.step_s)
             last = index == limit - 1
             await self._send(self._row(message.rid, index, last=last, width=1000 * flood))
+            if message.visuals and index == first:
+                times = ImageTimes(0.001, 0.002, 0.003)
+                await self._send(m.Embedded(message.rid, 12, 1, times))
 
     def _row(self, rid: int, index: int, *, last: bool = False, width: int = 0) -> m.Deltas:
         row = m.RowDelta(
@@ -168,6 +176,7 @@ class Harness:
         step_s: float,
         listeners: Sequence[Listener],
         keys: Keys | None,
+        arena: Arena | None,
         *,
         task_status: anyio.abc.TaskStatus[None],
     ) -> None:
@@ -192,6 +201,7 @@ class Harness:
                 environ={},
                 listeners=listeners,
                 keys=keys,
+                pictures=arena,
             )
             self.door.tell(Life("ready"))
             async with anyio.create_task_group() as tasks:
@@ -210,6 +220,7 @@ def running_door(
     path: Path | None = None,
     listeners: Sequence[Listener] = (),
     keys: Keys | None = None,
+    arena: Arena | None = None,
     **limits: Any,
 ) -> Iterator[Harness]:
     with (
@@ -218,25 +229,13 @@ def running_door(
     ):
         harness = Harness(portal, path or Path(folder) / "h.sock")
         settings = DoorSettings(socket=str(harness.path), **limits)
-        serving, _ = portal.start_task(_serve(harness, settings, step_s, listeners, keys))
+        serve = partial(harness.serve, settings, step_s, listeners, keys, arena)
+        serving, _ = portal.start_task(serve)
         try:
             yield harness
         finally:
             portal.call(harness.door.stop)
             serving.result(10)
-
-
-def _serve(
-    harness: Harness,
-    settings: DoorSettings,
-    step_s: float,
-    listeners: Sequence[Listener],
-    keys: Keys | None,
-) -> Callable[..., Any]:
-    async def serve(*, task_status: anyio.abc.TaskStatus[None]) -> None:
-        await harness.serve(settings, step_s, listeners, keys, task_status=task_status)
-
-    return serve
 
 
 @contextmanager

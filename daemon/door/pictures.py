@@ -1,0 +1,157 @@
+"""Pictures of clients: what is wrong with them, and their bytes on the way into the arena."""
+
+from collections.abc import Iterator, Sequence
+
+from hearth_client import protocol
+
+from actors.admission import within_share
+from actors.arena import HEAD_BYTES, Arena
+from actors.image_work import ImageInput, Visual
+from daemon.door.settings import DoorSettings
+from daemon.door.wire import visuals_of
+from runtime.errors import HearthError
+from runtime.images import Picture, Slot
+from runtime.pictures.headers import read_header
+from runtime.pictures.raw_frames import PIXEL_BYTES, raw_size
+
+Shown = tuple[str, protocol.ImagePart | protocol.VideoPart]
+"""An image or a video of a message, and its field."""
+
+
+def check_frames(message: protocol.ClientMessage, frames: int, most: int) -> None:
+    """Raise HearthError unless the message names all of its `frames`, the first of which it is.
+
+    `most` is how many pictures it may have.
+    """
+    named = set()
+    for index, (field, picture) in enumerate(_pictures(visuals_of(_messages_of(message)))):
+        if not most:
+            text = f"{field} is a picture: the model sees none"
+            raise HearthError("unsupported_option", text, field)
+        if index >= most:
+            text = f"{field} is one picture too many: a request may have {most}"
+            raise HearthError("invalid_value", text, field)
+        if picture.frame >= frames:
+            at = f"{field}.frame"
+            text = f"{at} is {picture.frame}: {frames - 1} frames came behind the message"
+            raise HearthError("invalid_value", text, at)
+        named.add(picture.frame)
+    if len(named) != max(frames - 1, 0):
+        text = f"{frames - 1} frames came behind the message, which names {len(named)}"
+        raise HearthError("unsupported_option", text, "frames")
+
+
+class Pictures:
+    """The arena of pictures, and what of it is given out."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._slots = arena.slots()
+
+    @property
+    def bytes(self) -> int:
+        """What pictures take of the arena now."""
+        return self._slots.used
+
+    def take(
+        self,
+        shown: Sequence[Shown],
+        frames: Sequence[memoryview],
+        settings: DoorSettings,
+        own: int,
+    ) -> tuple[list[Visual], list[Slot]]:
+        """Images and videos whose `frames` have been copied into slots, each once.
+
+        `own` bytes are taken by the same client. Nothing is taken where HearthError is raised, for
+        a picture that is none or too large, or `queue_full` and `too_many_requests` for want of
+        room.
+        """
+        headers = [
+            _header(field, picture, frames[picture.frame - 1], settings.image_bytes)
+            for field, picture in _pictures(shown)
+        ]
+        self._check_room(sum(map(len, frames)), len(frames), settings, own)
+        slots: list[Slot] = []
+        for frame in frames:
+            slot = self._slots.take(len(frame))
+            if slot is None:
+                self.free(slots)
+                raise self._full()
+            slots.append(slot)
+        for slot, frame in zip(slots, frames, strict=True):
+            self._arena.view(slot)[:] = frame
+        found = iter(headers)
+        return [_visual(part, slots, found) for _, part in shown], slots
+
+    def free(self, slots: Sequence[Slot]) -> None:
+        """Give back what a request had that has ended."""
+        for slot in slots:
+            self._slots.free(slot)
+
+    def _check_room(self, size: int, frames: int, settings: DoorSettings, own: int) -> None:
+        most = self._slots.size
+        if not self._slots.holds(size + 2 * HEAD_BYTES * frames):
+            text = f"the pictures of this request have {size} bytes: the daemon holds {most} in all"
+            raise HearthError("image_too_large", text, "images_in_flight_bytes")
+        if self._slots.used + size > most:
+            raise self._full()
+        if not within_share(own, size, self._slots.used, most, settings.client_queue_share):
+            text = f"pictures of {own} bytes of this client are held, its share: wait for an end"
+            raise HearthError("too_many_requests", text, "client_queue_share")
+
+    def _full(self) -> HearthError:
+        text = f"{self.bytes} bytes of pictures are held already: try again later"
+        return HearthError("queue_full", text, "images_in_flight_bytes")
+
+
+def _messages_of(message: protocol.ClientMessage) -> list[protocol.Message] | None:
+    kinds = (protocol.Generate, protocol.Tokenize)
+    return message.messages if isinstance(message, kinds) else None
+
+
+def _pictures(shown: Sequence[Shown]) -> Iterator[tuple[str, protocol.Picture]]:
+    """Each picture, and its field."""
+    for field, part in shown:
+        if isinstance(part, protocol.ImagePart):
+            yield field, part
+        else:
+            for index, frame in enumerate(part.frames):
+                yield f"{field}.frames[{index}]", frame
+
+
+def _visual(
+    part: protocol.ImagePart | protocol.VideoPart, slots: Sequence[Slot], found: Iterator[Picture]
+) -> Visual:
+    if isinstance(part, protocol.ImagePart):
+        return Visual([ImageInput(next(found), slots[part.frame - 1])])
+    frames = [ImageInput(next(found), slots[frame.frame - 1]) for frame in part.frames]
+    return Visual(frames, [frame.time_s for frame in part.frames])
+
+
+def _header(field: str, picture: protocol.Picture, frame: memoryview, most: int) -> Picture:
+    """What a picture is, by its first bytes or as the client says; nothing is decoded."""
+    if len(frame) > most:
+        text = f"{field} has {len(frame)} bytes: the limit is {most}"
+        raise HearthError("image_too_large", text, field)
+    try:
+        return _file(picture, frame) if picture.format is not None else _raw(picture, frame)
+    except HearthError as error:
+        raise HearthError(error.code, f"{field}: {error.message}", field) from None
+
+
+def _file(picture: protocol.Picture, frame: memoryview) -> Picture:
+    header = read_header(frame)
+    if header.kind != picture.format:
+        text = f"this is a file of {header.kind}, and its format is given as {picture.format}"
+        raise HearthError("image_invalid", text)
+    return header
+
+
+def _raw(picture: protocol.Picture, frame: memoryview) -> Picture:
+    encoding = picture.encoding or "rgb8"
+    width, height = picture.width or 0, picture.height or 0
+    raw = Picture(encoding, width, height, picture.step or width * PIXEL_BYTES[encoding])
+    if len(frame) != raw_size(raw):
+        text = f"these are {len(frame)} bytes, and by size and step it has {raw_size(raw)}"
+        raise HearthError("image_invalid", text)
+    return raw

@@ -1,0 +1,202 @@
+"""A front door before a model that sees: frames of clients, until their request has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import zmq
+from hearth_client import Client, Image, ImageTooLarge, InvalidValue, UnsupportedOption
+
+from actors.arena import Arena
+from actors.messages import TurnPart
+from daemon.door.finished import FinishedRequest
+from tests.daemon.door.harness import Harness, greet, hear, raw_client, running_door, say, until
+
+SIZE = 1 << 20
+LIMITS: dict[str, Any] = {"images": 3, "image_bytes": 1 << 16, "image_tokens": 64}
+
+
+@pytest.fixture(scope="module")
+def arena() -> Iterator[Arena]:
+    made = Arena.create("test", SIZE)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def ended() -> list[FinishedRequest]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def door(arena: Arena, ended: list[FinishedRequest]) -> Iterator[Harness]:
+    with running_door(arena=arena, listeners=[ended.append], **LIMITS) as harness:
+        yield harness
+
+
+def turns(word: str, *frames: int) -> list[dict[str, Any]]:
+    parts = [
+        {"type": "image", "frame": frame, "encoding": "mono8", "width": 10, "height": 10}
+        for frame in frames
+    ]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": word}]}]
+
+
+def asked(word: str, *frames: int, **more: Any) -> dict[str, Any]:
+    return {"t": "generate", "id": "g", "messages": turns(word, *frames), **more}
+
+
+def held(door: Harness) -> int:
+    pictures = door.door.state.pictures
+    assert pictures is not None
+    return door.on_loop(lambda: pictures.bytes)
+
+
+def test_the_welcome_says_what_may_be_sent(door: Harness) -> None:
+    with raw_client(door.path) as client:
+        welcome = greet(client)
+    limits = welcome["limits"]
+    assert "images" in welcome["features"]
+    assert welcome["features"] == sorted(welcome["features"])
+    assert {name: limits[name] for name in LIMITS} == LIMITS
+    assert limits["frames"] == 4
+
+
+def test_pictures_lie_in_the_arena_until_their_request_has_ended(
+    door: Harness, ended: list[FinishedRequest]
+) -> None:
+    frames = [bytes([7]) * 100, bytes([8]) * 100]
+    with Client(door.path) as client:
+        images = [Image(memoryview(one).cast("B", (10, 10)), "mono8") for one in frames]
+        turn: Any = {"role": "user", "content": [images[0], "count", images[1]]}
+        running = client.generate(messages=[turn], max_tokens=3)
+        next(running)
+        (prepared,) = [one for one in door.actors.prepared if one.visuals]
+        assert prepared.turns is not None
+        parts = [TurnPart("image"), TurnPart("text", "count"), TurnPart("image")]
+        assert prepared.turns[0].parts == parts
+        slots = [visual.frames[0].slot for visual in prepared.visuals]
+        assert running.text() == "0 1 2 "
+    assert [slot.size for slot in slots] == [100, 100]
+    until(lambda: held(door) == 0)
+    done = running.done
+    assert done is not None
+    assert done.images is not None
+    told = done.images
+    assert (told.count, told.tokens, told.cached) == (2, 12, 1)
+    assert (told.decode_ms, told.resize_ms, told.engine_ms) == (1.0, 2.0, 3.0)
+    until(lambda: ended)
+    assert ended[-1].images == told
+    assert ended[-1].images_s > 0
+
+
+@pytest.mark.parametrize("end", ["cancel", "bye", "deadline", "fail"])
+def test_whatever_ends_a_request_frees_its_pictures(end: str, door: Harness) -> None:
+    word = "fail" if end == "fail" else "hang"
+    with raw_client(door.path) as client:
+        greet(client)
+        more = {"deadline_s": 0.3} if end == "deadline" else {}
+        say(client, asked(word, 1, **more), bytes(100))
+        assert hear(client)["t"] == "accepted"
+        if end == "cancel":
+            assert held(door) > 0
+            say(client, {"t": "cancel", "id": "g"})
+        if end == "bye":
+            say(client, {"t": "bye"})
+        else:
+            assert hear(client)["t"] in {"done", "error"}
+        until(lambda: held(door) == 0)
+
+
+def test_what_is_refused_holds_nothing(door: Harness) -> None:
+    with raw_client(door.path) as client:
+        greet(client)
+        say(client, asked("hang", 1), bytes(100))
+        assert hear(client)["t"] == "accepted"
+        before = held(door)
+        say(client, asked("count", 1), bytes(100))
+        assert hear(client)["code"] == "duplicate_id"
+        say(client, {**asked("count", 1), "id": "h"}, bytes(99))
+        error = hear(client)
+        assert (error["id"], error["code"]) == ("h", "image_invalid")
+        assert error["field"] == "messages[0].content[0]"
+        say(client, {**asked("count", 1), "id": "h"}, bytes(100), b"one more")
+        error = hear(client)
+        assert (error["id"], error["code"], error["field"]) == ("h", "unsupported_option", "frames")
+        assert held(door) == before
+        say(client, {"t": "bye"})
+        until(lambda: held(door) == 0)
+
+
+def test_tokens_of_pictures_can_be_asked_for(door: Harness) -> None:
+    with Client(door.path) as client:
+        picture = Image(memoryview(bytes(100)).cast("B", (10, 10)), "mono8")
+        client.tokenize(messages=[{"role": "user", "content": ["Hi", picture]}])
+    until(lambda: held(door) == 0)
+
+
+def test_a_frame_that_is_too_large_is_answered_and_a_huge_one_costs_the_connection(
+    door: Harness,
+) -> None:
+    with raw_client(door.path) as client:
+        greet(client)
+        say(client, asked("count", 1), bytes(LIMITS["image_bytes"] + 1))
+        assert hear(client)["code"] == "image_too_large"
+        say(client, asked("count", 1), bytes(3 << 20))
+        client.setsockopt(zmq.RCVTIMEO, 300)
+        with pytest.raises(zmq.Again):
+            client.recv()
+
+
+def test_the_client_does_not_send_what_costs_the_connection(door: Harness) -> None:
+    image = Image(memoryview(bytes(1 << 17)).cast("B", (1 << 10, 1 << 7)), "mono8")
+    with Client(door.path) as client:
+        for content, error in (([image], ImageTooLarge), ([image] * 4, InvalidValue)):
+            with pytest.raises(error):
+                client.generate(messages=[{"role": "user", "content": content}])
+        assert client.status().clients > 0
+
+
+def test_a_model_that_sees_nothing_says_so() -> None:
+    with running_door() as door, raw_client(door.path) as client:
+        welcome = greet(client)
+        assert "images" not in welcome["features"]
+        assert "images" not in welcome["limits"]
+        assert welcome["limits"]["frames"] == 1
+        say(client, asked("count", 1), bytes(100))
+        error = hear(client)
+        assert (error["code"], error["field"]) == ("unsupported_option", "messages[0].content[0]")
+        image = Image(memoryview(b"1").cast("B", (1, 1)), "mono8")
+        with Client(door.path) as other, pytest.raises(UnsupportedOption):
+            other.generate(messages=[{"role": "user", "content": [image]}])
+
+
+class Counting:
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.received: list[bool] = []
+
+    def recv(self, flags: int, copy: bool = True) -> Any:  # noqa: FBT001, FBT002 # as ZeroMQ has it
+        frame = self.inner.recv(flags, copy=copy)
+        self.received.append(copy)
+        return frame
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def test_text_has_no_more_frames_or_copies_and_pictures_no_copy(door: Harness) -> None:
+    def count(*frames: Any) -> list[bool]:
+        socket = door.door._socket._all[0]
+        counting: Any = Counting(socket._socket)
+        door.on_loop(lambda: setattr(socket, "_socket", counting))
+        with raw_client(door.path) as client:
+            say(client, *frames)
+            hear(client)
+        door.on_loop(lambda: setattr(socket, "_socket", counting.inner))
+        return list(counting.received)
+
+    assert count({"t": "generate", "id": "a", "prompt": "x"}) == [True, True]
+    assert count(asked("x", 1, 2), bytes(100), bytes(100)) == [True, True, False, False]
