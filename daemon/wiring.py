@@ -74,6 +74,9 @@ def door_settings(settings: Settings) -> DoorSettings:
         client_queue_share=settings.client_queue_share,
         memory_bytes=settings.client_memory_mb << 20,
         unread_bytes=settings.client_memory_mb << 18,
+        images=settings.images,
+        image_bytes=settings.image_bytes,
+        image_tokens=settings.image_tokens,
     )
 
 

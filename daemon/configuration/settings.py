@@ -206,6 +206,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "connections are closed and clients say hello again."
         ),
     ] = 512
+    images: Annotated[
+        int,
+        Meta(ge=1, le=4096),
+        Meta(description="Pictures of one request, those of videos among them; more are refused."),
+    ] = 64
     image_tokens: Annotated[
         int,
         Meta(ge=0, le=1 << 20),

@@ -10,6 +10,7 @@ import anyio.lowlevel
 import structlog
 from anyio.abc import TaskStatus
 from hearth_client.protocol import Error
+from msgspec import structs
 
 from actors.arena import Arena
 from actors.mailbox import Receiver, Sender
@@ -79,7 +80,8 @@ class FrontDoor:
         keys: Keys | None = None,
         pictures: Arena | None = None,
     ) -> None:
-        self.settings = settings
+        self._sees = pictures is not None
+        self.settings = settings = self._as_seen(settings)
         self._inbox = inbox
         listener = open_listener(settings.socket, os.environ if environ is None else environ)
         self.path = listener.path
@@ -107,7 +109,7 @@ class FrontDoor:
 
     def adopt(self, settings: DoorSettings) -> None:
         """Serve by other limits from now on; the socket, and what is open, stay as they are."""
-        self.settings = settings
+        self.settings = settings = self._as_seen(settings)
         self._requests.adopt(settings)
         self._dispatch.adopt(settings)
         self._bounds.limit(settings.memory_bytes, _open_files(settings))
@@ -223,6 +225,10 @@ class FrontDoor:
         self._end_open()
         self._flush()
         self._socket.close()
+
+    def _as_seen(self, settings: DoorSettings) -> DoorSettings:
+        # No frame may be larger than those of text where the model sees nothing.
+        return settings if self._sees else structs.replace(settings, images=0, image_bytes=0)
 
     async def _farewell(self) -> None:
         """End what is open, and let clients that are behind take their last answers."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from hearth_client import protocol
 
 from actors.admission import within_share
-from actors.arena import HEAD_BYTES, Arena
+from actors.arena import Arena, slot_bytes
 from actors.image_work import ImageInput, Visual
 from daemon.door.settings import DoorSettings
 from daemon.door.wire import visuals_of
@@ -70,7 +70,7 @@ class Pictures:
             _header(field, picture, frames[picture.frame - 1], settings.image_bytes)
             for field, picture in _pictures(shown)
         ]
-        self._check_room(sum(map(len, frames)), len(frames), settings, own)
+        self._check_room(sum(slot_bytes(len(frame)) for frame in frames), settings, own)
         slots: list[Slot] = []
         for frame in frames:
             slot = self._slots.take(len(frame))
@@ -88,9 +88,9 @@ class Pictures:
         for slot in slots:
             self._slots.free(slot)
 
-    def _check_room(self, size: int, frames: int, settings: DoorSettings, own: int) -> None:
+    def _check_room(self, size: int, settings: DoorSettings, own: int) -> None:
         most = self._slots.size
-        if not self._slots.holds(size + 2 * HEAD_BYTES * frames):
+        if size > most:
             text = f"the pictures of this request have {size} bytes: the daemon holds {most} in all"
             raise HearthError("image_too_large", text, "images_in_flight_bytes")
         if self._slots.used + size > most:

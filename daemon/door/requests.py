@@ -93,15 +93,10 @@ class Requests:
             raise MessageError(error, id_of(fields_of(received.data)))
         message = decode(received.data)
         try:
-            check_frames(message, received.frames, self._images)
+            check_frames(message, received.frames, self._settings.images)
         except HearthError as error:
             raise MessageError(error, getattr(message, "id", "")) from None
         return message
-
-    @property
-    def _images(self) -> int:
-        """How many pictures a request may have."""
-        return self._settings.images if self._state.pictures is not None else 0
 
     def _refuse(self, received: Received, reason: MessageError) -> None:
         self._state.totals["refused"] += 1
@@ -146,7 +141,7 @@ class Requests:
         facts, settings = self._state.facts, self._settings
         limits = Limits(
             frame_bytes=settings.frame_bytes,
-            frames=1 + self._images,
+            frames=1 + settings.images,
             requests_per_client=settings.requests_per_client,
             prompt_tokens=facts.prompt_tokens,
             total_tokens=facts.total_tokens,
@@ -155,10 +150,10 @@ class Requests:
             lease_s=lease_s,
         )
         features = list(FEATURES)
-        if self._images:
+        if settings.images:
             features.append("images")
-            limits.images, limits.image_bytes = self._images, settings.image_bytes
-            limits.image_tokens = settings.image_tokens
+            limits.images, limits.image_bytes = settings.images, settings.image_bytes
+            limits.image_tokens = settings.image_tokens or facts.prompt_tokens // 2
         return Welcome(
             proto=PROTOCOL,
             server=facts.server,

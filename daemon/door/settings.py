@@ -13,8 +13,8 @@ class DoorSettings(msgspec.Struct, frozen=True, kw_only=True):
     answers lie with ZeroMQ, beside these. `answer_s` bounds the wait for other actors where a
     request sets no deadline of its own. All connections are closed when the process has grown by
     more than `memory_bytes` (0 for any) or has more than `open_files` (0 for a quarter of what it
-    may have). A request may have `images` pictures of `image_bytes` each, none where the model
-    sees nothing; `image_tokens` is what one becomes at most.
+    may have). A request may have `images` pictures of `image_bytes` each where the model sees;
+    `image_tokens` is what one becomes at most, 0 for half of the longest prompt.
     """
 
     socket: str = ""

@@ -11,7 +11,7 @@ from runtime.pictures.orientation import orientation_of
 MOST_PIXELS = 1 << 26
 """The most pixels of a picture: beyond what cameras deliver, a file is a bomb."""
 # How many pieces of a file are looked through; each takes about a microsecond.
-_MOST_PARTS = 1 << 16
+_MOST_PARTS = 1 << 13
 _FIRST_TURNED = 5
 _BYTE = 0xFF
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}

@@ -7,7 +7,16 @@ from runtime.errors import HearthError
 from runtime.images import Picture
 from runtime.pictures.headers import check_size
 
-_BYTES = {"rgb8": 3, "bgr8": 3, "rgba8": 4, "bgra8": 4, "mono8": 1, "yuv422_yuy2": 2, "nv12": 1}
+PIXEL_BYTES = {
+    "rgb8": 3,
+    "bgr8": 3,
+    "rgba8": 4,
+    "bgra8": 4,
+    "mono8": 1,
+    "yuv422_yuy2": 2,
+    "nv12": 1,
+}
+"""Bytes of a pixel in a row; the plane of colours of nv12 comes behind all rows."""
 # OpenCV's integers for BT.601 with 16 to 235 for luma (color_yuv.simd.hpp), of 20 bits.
 _SHIFT = 20
 _LUMA = 1220542
@@ -21,7 +30,7 @@ def raw_size(picture: Picture) -> int:
     whose pixels share colours, `image_too_large` for too many pixels.
     """
     check_size(picture.width, picture.height)
-    if picture.step < picture.width * _BYTES[picture.kind]:
+    if picture.step < picture.width * PIXEL_BYTES[picture.kind]:
         raise HearthError(
             "image_invalid",
             f"a row of {picture.width} pixels of {picture.kind} does not fit {picture.step} bytes",
@@ -45,7 +54,7 @@ def to_rgb(data: memoryview, picture: Picture) -> NDArray[np.uint8]:
         raise HearthError("image_invalid", f"the picture has {len(data)} bytes instead of {size}")
     height, width = picture.height, picture.width
     rows = np.frombuffer(data, np.uint8).reshape(-1, picture.step)
-    pixels = rows[:height, : width * _BYTES[picture.kind]].reshape(height, width, -1)
+    pixels = rows[:height, : width * PIXEL_BYTES[picture.kind]].reshape(height, width, -1)
     match picture.kind:
         case "mono8":
             return pixels.repeat(3, axis=2)

@@ -12,6 +12,7 @@ from hearth_client import protocol
 from hearth_client.protocol import ClientMessage, ServerMessage
 
 from actors import messages as m
+from actors.arena import Arena
 from daemon.door.finished import Listener
 from daemon.door.front_door import FrontDoor
 from daemon.door.settings import DoorFacts, DoorSettings
@@ -23,7 +24,13 @@ ENDS = (protocol.Done, protocol.Tokens, protocol.Detokenized, protocol.StatusRep
 CLIENTS = (b"plain", b"delimited", b"status")
 LOCAL = b"\x00"
 """Before identities, in the door: they came by the local socket."""
-_SETTINGS: dict[str, Any] = {"clients": 6, "requests_per_client": 4, "frame_bytes": 4096}
+_SETTINGS: dict[str, Any] = {
+    "clients": 6,
+    "requests_per_client": 4,
+    "frame_bytes": 4096,
+    "images": 2,
+    "image_bytes": 1024,
+}
 _KEPT_OPEN = 6
 
 
@@ -37,6 +44,7 @@ class Clients:
         self.tokenizer = Outbox(m.TokenizerMessage)
         self.scheduler = Outbox(m.SchedulerMessage)
         self.control = Outbox(m.SchedulerControl)
+        self.arena = Arena.create("fuzz", 4096)
         self.door = FrontDoor(
             DoorSettings(socket=str(folder / "f.sock"), **_SETTINGS),
             inbox=self.inbox,
@@ -46,6 +54,7 @@ class Clients:
             facts=DoorFacts(server="hearth fuzz", places=2),
             environ={},
             listeners=listeners,
+            pictures=self.arena,
         )
         self.door.tell(Life("ready"))
         local = self.door._socket._all[0]
@@ -53,8 +62,16 @@ class Clients:
         local._socket = self.router  # type: ignore[assignment] # of a socket, what is used
         self.open: dict[int, tuple[bytes, str]] = {}
         """By number, the requests that nobody has answered."""
+        self.held_once = False
         self._known = msgspec.msgpack.Decoder(ClientMessage)
         self._answers = msgspec.msgpack.Decoder(ServerMessage)
+
+    @property
+    def held(self) -> int:
+        """Bytes that pictures take."""
+        pictures = self.door.state.pictures
+        assert pictures is not None
+        return pictures.bytes
 
     def say(self, identity: bytes, message: Any, *more: bytes) -> list[Any]:
         """Let a client say a good message; what it hears."""
@@ -69,9 +86,10 @@ class Clients:
         self.door._requests.handle(received)
         self.door._dispatch.abandon_lost()
         self._note_opened()
+        self.held_once = self.held_once or self.held > 0
         answers = self._heard(frames[0])
         assert len(answers) <= 1
-        if not self._decodes(received.data) or received.frames != 1:
+        if not self._decodes(received.data):
             assert [type(one) for one in answers] == [protocol.Error], frames
         return answers
 

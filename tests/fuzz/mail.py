@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -100,10 +101,11 @@ class RouterSocket:
         """Let these frames of one message arrive."""
         self._frames.extend(frames)
 
-    def recv(self, _flags: int) -> bytes:
+    def recv(self, _flags: int, *, copy: bool = True) -> Any:
         if not self._frames:
             raise zmq.Again
-        return self._frames.popleft()
+        frame = self._frames.popleft()
+        return frame if copy else SimpleNamespace(buffer=memoryview(frame))
 
     def getsockopt(self, option: int) -> int:
         assert option == zmq.RCVMORE

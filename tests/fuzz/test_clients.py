@@ -19,6 +19,10 @@ GIVEN = {
     "traceparent": [f"00-{'1' * 32}-{'2' * 16}-01", "00"],
     "stop": [[], ["\n"]],
     "seed": [None, 1],
+    "content": [
+        "hi",
+        [{"type": "image", "encoding": "mono8", "frame": 1, "width": 1, "height": 1}],
+    ],
 }
 ENCODE = msgspec.msgpack.encode
 
@@ -29,6 +33,8 @@ def clients(short_folder: Path) -> Iterator[Clients]:
     yield made
     made.works()
     made.door.close()
+    assert made.held == 0
+    made.arena.close()
 
 
 def framed(data: bytes, random: Random) -> list[bytes]:
@@ -42,7 +48,7 @@ def framed(data: bytes, random: Random) -> list[bytes]:
         return [identity] + [b""] * random.randrange(4)
     if chance < 0.02:
         data += b"\0" * 5000
-    more = [data] * random.choice((1, 2, 30)) if chance > 0.95 else []
+    more = [random.choice((data, b"1"))] * random.choice((1, 2, 30)) if chance > 0.9 else []
     return [identity, *([b""] if delimited else []), data, *more]
 
 
@@ -55,6 +61,7 @@ def test_every_message_of_clients_is_answered_or_refused_by_name(clients: Client
             clients.greet()
             clients.answer_some()
     assert clients.door.state.totals["refused"] < sent
+    assert clients.held_once
 
 
 def test_every_message_of_actors_to_the_door_is_answered_once_at_most(clients: Clients) -> None:
