@@ -38,14 +38,18 @@ def write_draft(
         tensors |= _vocabulary(model.vocab_size, own, form, random)
     target.mkdir(parents=True)
     save_file(tensors, target / "model.safetensors")
-    config = _config(json.loads((base / "config.json").read_text()))
+    given = json.loads((base / "config.json").read_text())
+    config = _config(given.get("text_config", given))
     config |= {"draft_vocab_size": own} | fields
     (target / "config.json").write_text(json.dumps(config))
     return target
 
 
 class DraftReference:
-    """A draft's forward pass in float64, without a cache: every token is given every time."""
+    """A draft's forward pass in float64, without a cache: every token is given every time.
+
+    `rope` are cosine and sine by position, those of text to begin with.
+    """
 
     def __init__(self, draft: Path, base: Path) -> None:
         self._config = load_draft_config(draft, load_model_config(base))
@@ -53,7 +57,7 @@ class DraftReference:
             name.removesuffix(".weight"): np.asarray(value, np.float64)
             for name, value in load_file(draft / "model.safetensors").items()
         }
-        self._rope = self._tables(self._config.model.rope)
+        self.rope = self._tables(self._config.model.rope)
 
     def forward(
         self, embeds: Array, base_hidden: Array, draft_hidden: Array, positions: Array, mask: Array
@@ -93,7 +97,7 @@ class DraftReference:
         return np.asarray(projected.reshape(len(x), count, -1).transpose(1, 0, 2))
 
     def _turn(self, heads: Array, positions: Array) -> Array:
-        cos, sin = (table[positions] for table in self._rope)
+        cos, sin = (table[positions] for table in self.rope)
         half = cos.shape[1]
         first, second, rest = np.split(heads, [half, 2 * half], -1)
         turned = (first * cos - second * sin, second * cos + first * sin, rest)

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 
 from tests.eagle_models import DraftReference
-from tests.references import reference_folder
 from tests.runtime.export.graph_driver import GraphDriver
 from tests.runtime.export.trees import Array, random_trees
 
@@ -26,12 +25,17 @@ class Given:
         self.tree_hidden = random.standard_normal((3, NODES, hidden)) * 2
 
 
-def compare_draft(folder: Path, name: str, tolerance: float) -> None:
+def compare_draft(folder: Path, base: Path, tolerance: float) -> None:
     """Compare a ragged batch's committed tokens and a tree behind them.
 
-    `folder` is the base's, beside which lies `draft_model`, the draft of a reference model.
+    `folder` is the base's, beside which lies `draft_model`, the draft of the model `base`. Rows
+    that have rotary tables of their own get random ones.
     """
     driver = GraphDriver(folder / "draft", 3, capacity=CAPACITY)
+    turns = np.random.default_rng(2).uniform(0, 9, driver.rope["rope_cos"].shape)
+    if driver.config.use_context_dependent_rope:
+        tables = {"rope_cos": np.cos(turns), "rope_sin": np.sin(turns)}
+        driver.rope = {name: table.astype(np.float32) for name, table in tables.items()}
     given = Given(driver.config.vocab_size, driver.config.hidden_size, 3)
     _commit(driver, given, [slice(0, 5), slice(5, WIDTH)])
     newest = np.tile(np.arange(NODES - NEWEST, NODES), (3, 1))
@@ -45,8 +49,10 @@ def compare_draft(folder: Path, name: str, tolerance: float) -> None:
     )
     assert outputs["logits"].shape == (3, NEWEST, driver.config.output_vocab_size)
     assert outputs["logits"].dtype == np.float32
-    reference = DraftReference(folder.parent / "draft_model", reference_folder(name))
+    reference = DraftReference(folder.parent / "draft_model", base)
     for row, length in enumerate(LENGTHS):
+        if driver.config.use_context_dependent_rope:
+            reference.rope = np.cos(turns[row]), np.sin(turns[row])
         logits, hidden = _expected(reference, driver.table, given, row, length)
         np.testing.assert_allclose(outputs["logits"][row], logits[-NEWEST:], atol=tolerance)
         np.testing.assert_allclose(outputs["hidden_states"][row], hidden[-NEWEST:], atol=tolerance)

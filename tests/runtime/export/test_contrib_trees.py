@@ -11,10 +11,12 @@ from runtime.config import load_config
 from runtime.engine_folder import DRAFT_FOLDER, MODEL_FILE
 from runtime.export import ExportOptions
 from runtime.export.options import resolve_dialect
-from tests.references import NAMES, reference_logits
+from tests.references import NAMES, reference_folder, reference_logits
 from tests.runtime.export.drafts import compare_draft
 from tests.runtime.export.graph_driver import GraphDriver, run_rows
+from tests.runtime.export.image_rows import compare_images
 from tests.runtime.export.trees import export_with_draft, random_trees
+from tests.vision_models import FAMILIES, Family, write_vision_model
 
 pytestmark = pytest.mark.skipif(
     resolve_dialect(ExportOptions()) != "native", reason="this ONNX Runtime reads opset 23 at most"
@@ -67,7 +69,15 @@ def test_trees_and_hidden_states_are_those_of_the_standard_operators(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_drafts_agree(tmp_path: Path, name: str) -> None:
-    compare_draft(_folder(name, tmp_path), name, TOLERANCE)
+    compare_draft(_folder(name, tmp_path), reference_folder(name), TOLERANCE)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_models_that_take_images_agree(tmp_path: Path, family: Family) -> None:
+    model = write_vision_model(tmp_path / "m", family)
+    folder = _folder(model, tmp_path)
+    compare_images(folder, family, 5, TOLERANCE)
+    compare_draft(folder, model, TOLERANCE)
 
 
 def test_the_nodes_of_a_layer(tmp_path: Path) -> None:
@@ -85,6 +95,6 @@ def test_nothing_is_parted_unequally_or_ranged(tmp_path: Path, part: str) -> Non
     assert not kinds & {"Range", "Split", "Pad", "TensorScatter", "Attention"}
 
 
-def _folder(name: str, target: Path) -> Path:
+def _folder(model: str | Path, target: Path) -> Path:
     """In float32, as the CPU has kernels for all of it."""
-    return export_with_draft(name, target, device="cuda", operators="contrib")
+    return export_with_draft(model, target, device="cuda", operators="contrib")

@@ -1,7 +1,6 @@
 """The text of models that take images: their folders, and logits against transformers."""
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,8 @@ from runtime.export.reference_pass import decode
 from runtime.export.rounded_weights import RoundedWeights
 from runtime.vision_config import VISION_CONFIG_FILE, VISION_FOLDER, VisionConfig
 from tests.references.images import image_rows, live_logits, rotary_rows, stored_logits
-from tests.runtime.export.graph_driver import Array, GraphDriver
+from tests.runtime.export.image_rows import compare_images, logits_of
+from tests.runtime.export.trees import export_with_draft
 from tests.vision_models import FAMILIES, SPELLINGS, Family, write_vision_model
 
 TOLERANCE = 1e-4
@@ -34,52 +34,24 @@ def export(source: Path, target: Path, dialect: str, quantization: Quantization 
     return target
 
 
-def logits_of(folder: Path, family: Family, chunk: int) -> list[Array]:
-    """Those of all rows in one batch, by chunks; a row that is through is fed on all the same."""
-    rows = image_rows(family)
-    driver = GraphDriver(folder, len(rows), capacity=64)
-    longest = max(len(row.token_ids) for row in rows)
-    if driver.config.use_context_dependent_rope:
-        for place, row in enumerate(rows):
-            tables = rotary_rows(driver.config.rope_config, row.positions)
-            for table, values in zip(driver.rope.values(), tables, strict=True):
-                table[place, : len(values)] = values
-    pad = partial(_padded, length=longest)
-    ids = np.stack([pad(row.token_ids) for row in rows])
-    seen = np.stack([pad(row.seen) for row in rows])
-    embeds = np.where(
-        seen[..., None],
-        np.stack([pad(row.embeds) for row in rows]),
-        driver.table[ids].astype(np.float32),
-    )
-    features = np.stack([pad(row.features.swapaxes(0, 1)) for row in rows])
-    parts = []
-    for begin in range(0, longest, chunk):
-        piece = slice(begin, begin + chunk)
-        steps = np.tile(np.arange(ids[0, piece].size), (len(rows), 1))
-        more = {f"deepstack_embeds_{k}": features[:, piece, k] for k in range(features.shape[2])}
-        driver.outputs = driver.run(
-            ids[:, piece], steps + begin, steps, inputs_embeds=embeds[:, piece], **more
-        )
-        driver.commit([steps.shape[1]] * len(rows))
-        parts.append(driver.outputs["logits"])
-    logits = np.concatenate(parts, axis=1)
-    return [logits[place, : len(row.token_ids)] for place, row in enumerate(rows)]
-
-
-def _padded(values: Array, *, length: int) -> Array:
-    return np.pad(values, [(0, length - len(values)), *[(0, 0)] * (values.ndim - 1)])
-
-
 @pytest.mark.parametrize("chunk", [1, 5, 12])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_of_rows_with_and_without_an_image_agree(
     tmp_path: Path, dialect: str, family: Family, chunk: int
 ) -> None:
     model = write_vision_model(tmp_path / "m", family)
-    seen = logits_of(export(model, tmp_path / "engine", dialect), family, chunk)
-    for logits, expected in zip(seen, stored_logits(family), strict=True):
-        np.testing.assert_allclose(logits, expected, atol=TOLERANCE, rtol=0)
+    compare_images(export(model, tmp_path / "engine", dialect), family, chunk, TOLERANCE)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_of_a_base_for_speculation_agree(
+    tmp_path: Path, dialect: str, family: Family
+) -> None:
+    folder = export_with_draft(
+        write_vision_model(tmp_path / "m", family), tmp_path, dialect=dialect
+    )
+    assert load_config(folder).takes_tree_mask
+    compare_images(folder, family, 5, TOLERANCE)
 
 
 @pytest.mark.reference

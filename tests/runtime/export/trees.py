@@ -44,10 +44,10 @@ def random_trees(rows: int, nodes: int, vocabulary: int, seed: int = 0) -> Trees
 
 
 def export_with_draft(
-    name: str, target: Path, *, verify: Literal["trees", "chains"] = "trees", **options: Any
+    model: str | Path, target: Path, *, verify: Literal["trees", "chains"] = "trees", **options: Any
 ) -> Path:
-    """An engine folder of a reference model with a draft that has its own vocabulary."""
-    base = reference_folder(name)
+    """An engine folder of a reference model, or one in a folder, with a draft of 96 tokens."""
+    base = model if isinstance(model, Path) else reference_folder(model)
     draft = write_draft(base, target / "draft_model", form="offset", vocabulary=VOCABULARY)
     chosen = DraftOptions(folder=draft, eagle_layers=TAPS, verify=verify)
     export_model(base, target / "engine", ExportOptions(draft=chosen, **options))

@@ -16,7 +16,7 @@ WIDE = PlanOptions(builder="tensorrt_rtx", kv_cache_dtype="float32")
 
 
 def export_graph(
-    name: str,
+    model: str | Path,
     target: Path,
     dialect: Dialect,
     dtype: TargetType,
@@ -24,7 +24,7 @@ def export_graph(
     *,
     plan: PlanOptions = PLAN,
 ) -> None:
-    """Write everything of a TensorRT engine folder of a reference model but the plan."""
+    """Write everything of a TensorRT engine folder of a model but the plan."""
 
     def keep_graph(_folder: Path, config: LLMEngineRunnerConfig, *_: object) -> object:
         return config
@@ -34,14 +34,12 @@ def export_graph(
         patch.object(export, "settle_options", lambda options: options),
     ):
         options = graph_options(dialect, dtype, draft, plan=plan)
-        export_model(reference_folder(name), target, options)
+        export_model(_folder(model), target, options)
 
 
-def small_draft(name: str, folder: Path) -> DraftOptions:
-    """A draft of a reference model, with small trees."""
-    draft = write_draft(
-        reference_folder(name), folder / "draft_model", form="offset", vocabulary=60
-    )
+def small_draft(model: str | Path, folder: Path) -> DraftOptions:
+    """A draft of a model, with small trees."""
+    draft = write_draft(_folder(model), folder / "draft_model", form="offset", vocabulary=60)
     return DraftOptions(folder=draft, max_verify_tree_size=9, drafting_top_k=2, drafting_step=3)
 
 
@@ -62,3 +60,8 @@ def graph_options(
         plan=plan,
         draft=draft,
     )
+
+
+def _folder(model: str | Path) -> Path:
+    """That of a reference model, if it is a name."""
+    return model if isinstance(model, Path) else reference_folder(model)

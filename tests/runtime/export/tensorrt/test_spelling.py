@@ -7,9 +7,10 @@ import onnx_ir as ir
 import pytest
 
 from runtime.engine_folder import MODEL_FILE
-from tests.references import NAMES, reference_logits
+from tests.references import NAMES, reference_folder, reference_logits
 from tests.runtime.export.drafts import compare_draft
 from tests.runtime.export.graph_driver import GraphDriver, run_rows
+from tests.runtime.export.image_rows import compare_images
 from tests.runtime.export.tensorrt.graphs import (
     CAPACITY,
     CHUNK,
@@ -18,6 +19,7 @@ from tests.runtime.export.tensorrt.graphs import (
     export_graph,
     small_draft,
 )
+from tests.vision_models import FAMILIES, Family, write_vision_model
 
 LAYERS = 3
 
@@ -30,6 +32,17 @@ def test_the_primitive_graph_gives_the_reference_logits(tmp_path: Path, name: st
     for row, logits in zip(rows, run_rows(driver, rows, CHUNK), strict=True):
         np.testing.assert_allclose(logits, row.logits, atol=2e-4)
         assert logits.argmax(-1).tolist() == row.logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_primitive_graphs_of_models_that_take_images_agree(
+    tmp_path: Path, family: Family
+) -> None:
+    model, target = write_vision_model(tmp_path / "m", family), tmp_path / "engine"
+    export_graph(model, target, "classic", "float32", small_draft(model, tmp_path))
+    compare_images(target, family, CHUNK, 2e-4)
+    compare_draft(target, model, 2e-4)
+    onnx.checker.check_model(target / MODEL_FILE, full_check=True)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -64,7 +77,7 @@ def test_the_primitive_graphs_of_speculation_take_trees(tmp_path: Path, name: st
     driver = GraphDriver(target, len(rows), CAPACITY)
     for row, logits in zip(rows, run_rows(driver, rows, CHUNK), strict=True):
         np.testing.assert_allclose(logits, row.logits, atol=2e-4)
-    compare_draft(target, name, 2e-4)
+    compare_draft(target, reference_folder(name), 2e-4)
     for folder in (target, target / "draft"):
         onnx.checker.check_model(folder / MODEL_FILE, full_check=True)
 
