@@ -90,6 +90,11 @@ class StoredEmbeddings:
                 kept.requests.discard(rid)
                 self._settle(key, kept)
 
+    def is_named(self, key: bytes) -> bool:
+        """Whether a request names the key."""
+        kept = self._kept.get(key)
+        return kept is not None and bool(kept.requests)
+
     def filling(self, key: bytes) -> Filling:
         """How far the embeddings of a key are, which is here."""
         return self._kept[key].filling

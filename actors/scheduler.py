@@ -7,6 +7,7 @@ from typing import Any
 import anyio
 import structlog
 
+from actors import encodings
 from actors.addresses import (
     CONTROL_LIMIT,
     DOOR,
@@ -16,12 +17,21 @@ from actors.addresses import (
     WORK_LIMIT,
 )
 from actors.admission import PolicySettings
+from actors.encoder_messages import (
+    DropWork,
+    Encode,
+    EncoderLost,
+    EncoderReady,
+    RunTower,
+)
 from actors.mailbox import MailboxFull, Receiver, Sender, ZmqContext
 from actors.messages import (
     Accepted,
     AskReport,
     Cancel,
     DoorMessage,
+    Embedded,
+    EncoderMessage,
     ExecutorControl,
     ExecutorGone,
     ExecutorLost,
@@ -47,14 +57,14 @@ SEND_TIMEOUT_S = 10.0
 _log = structlog.get_logger("scheduler")
 
 Connect = Callable[[str], Sender[Any]]
-"""Opens a sending end to an executor's endpoint."""
+"""Opens a sending end to an endpoint of an executor or encoder."""
 
 
 class SchedulerActor:
     """The loop around the policy: inboxes and clock in, decisions to the other actors.
 
-    It owns the mailboxes that it is given and the ends to the executor, which it opens with
-    `connect` whenever an executor is ready.
+    It owns the mailboxes that it is given and the ends to executor and encoder, which it opens
+    with `connect` whenever one is ready.
     """
 
     def __init__(
@@ -77,6 +87,7 @@ class SchedulerActor:
         self._clock = clock
         self._work: Sender[ExecutorMessage] | None = None
         self._executor_control: Sender[ExecutorControl] | None = None
+        self._encoder: Sender[EncoderMessage] | None = None
         self._decisions: list[Decision] = []
         self._wake = anyio.Event()
 
@@ -90,6 +101,7 @@ class SchedulerActor:
                     tasks.start_soon(self._act)
             finally:
                 self._disconnect()
+                self._disconnect_encoder()
 
     def adopt(self, settings: PolicySettings) -> None:
         """Decide by other settings from now on; see the policy. It is called on its event loop."""
@@ -136,6 +148,8 @@ class SchedulerActor:
             case ExecutorLost(reason):
                 self._disconnect()
                 self._decisions += self._policy.executor_lost(reason, now)
+            case _:
+                self._decisions += self._policy.images_told(self._heard(message))
 
     def _take_over(self, message: ExecutorReady, now: float) -> list[Decision]:
         self._disconnect()
@@ -149,16 +163,31 @@ class SchedulerActor:
             return self._policy.executor_lost(error.message, now)
         return self._policy.executor_ready(message, now)
 
+    def _heard(self, message: encodings.Told) -> encodings.Told:
+        """What is heard of images; where it is of the encoder, that one alone is connected."""
+        if isinstance(message, EncoderReady | EncoderLost):
+            self._disconnect_encoder()
+        if isinstance(message, EncoderReady):
+            try:
+                self._encoder = self._connect(message.work)
+            except HearthError as error:
+                # Its requests wait for the next one.
+                _log.error("the encoder cannot be reached", reason=error.message)
+                return EncoderLost(error.message)
+        return message
+
     async def _carry_out(self, decision: Decision) -> None:
         match decision:
             case RowsFailed() | RowsCut() | ExecutorGone():
                 await self._to_tokenizer.send(decision, SEND_TIMEOUT_S)
-            case Offer():
-                _tell_executor(self._work, decision)
-            case Accepted() | SchedulerReport():
+            case Offer() | RunTower():
+                _tell(self._work, decision)
+            case Encode() | DropWork():
+                _tell(self._encoder, decision)
+            case Accepted() | Embedded() | SchedulerReport():
                 await self._to_door.send(decision, SEND_TIMEOUT_S)
             case _:
-                _tell_executor(self._executor_control, decision)
+                _tell(self._executor_control, decision)
 
     def _disconnect(self) -> None:
         for mailbox in (self._work, self._executor_control):
@@ -166,28 +195,43 @@ class SchedulerActor:
                 mailbox.close()
         self._work = self._executor_control = None
 
+    def _disconnect_encoder(self) -> None:
+        if self._encoder is not None:
+            self._encoder.close()
+        self._encoder = None
 
-def open_scheduler(context: ZmqContext, settings: PolicySettings) -> SchedulerActor:
-    """A scheduler with its mailboxes open, in the daemon's process."""
+
+def open_scheduler(
+    context: ZmqContext,
+    settings: PolicySettings,
+    arenas: encodings.ImageArenas | None = None,
+    socket: str | None = None,
+) -> SchedulerActor:
+    """A scheduler with its mailboxes open, in the daemon's process.
+
+    For a model that sees it gives out the memory of `arenas`, and the encoder reaches it at
+    `socket`.
+    """
+    endpoints = [SCHEDULER] if socket is None else [SCHEDULER, socket]
 
     def connect(endpoint: str) -> Sender[Any]:
         return Sender(context, endpoint, CONTROL_LIMIT)
 
     return SchedulerActor(
-        inbox=Receiver(context, [SCHEDULER], SchedulerMessage, WORK_LIMIT),
+        inbox=Receiver(context, endpoints, SchedulerMessage, WORK_LIMIT),
         control=Receiver(context, [SCHEDULER_CONTROL], SchedulerControl, CONTROL_LIMIT),
         to_tokenizer=Sender(context, TOKENIZER, WORK_LIMIT),
         to_door=Sender(context, DOOR, WORK_LIMIT),
         connect=connect,
-        policy=SchedulerPolicy(settings),
+        policy=SchedulerPolicy(settings, arenas),
     )
 
 
-def _tell_executor(mailbox: Sender[Any] | None, message: Decision) -> None:
-    # Without an executor, or with one that hangs, the supervisor acts: its rows fail then.
+def _tell(mailbox: Sender[Any] | None, message: Decision) -> None:
+    # Without who is told, or where it hangs, its supervisor acts: what it had fails then.
     if mailbox is None:
         return
     try:
         mailbox.post(message)
     except MailboxFull:
-        _log.warning("the executor takes no mail", dropped=type(message).__name__)
+        _log.warning("an actor takes no mail", dropped=type(message).__name__)

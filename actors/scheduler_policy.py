@@ -2,15 +2,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from actors import encodings
 from actors.admission import (
     EXPIRED,
     GUILTY,
-    TEXT_ONLY,
     PolicySettings,
     Refusal,
     queue_refusal,
     size_refusal,
 )
+from actors.encodings import Encodings, ImageArenas
 from actors.fill_wait import FillWait
 from actors.first_places import Claim, FirstPlaces
 from actors.house import HeldRow, House
@@ -34,7 +35,8 @@ from actors.messages import (
 )
 from actors.releases import Releases
 from actors.suspects import Suspects
-from actors.waiting_queue import Entry, WaitingQueue
+from actors.waiting_queue import Entry
+from actors.waiting_room import WaitingRoom
 
 Decision = (
     Accepted
@@ -46,9 +48,11 @@ Decision = (
     | Release
     | Cancel
     | SchedulerReport
+    | encodings.Sent
 )
-"""What is to be sent: Accepted and SchedulerReport to the front door, RowsFailed, RowsCut and
-ExecutorGone to the tokenizer, the others to the executor."""
+"""What is to be sent: Accepted, Embedded and SchedulerReport to the front door, RowsFailed, RowsCut
+and ExecutorGone to the tokenizer, Encode and DropWork to the encoder, the others to the executor.
+"""
 
 
 class SchedulerPolicy:
@@ -62,10 +66,12 @@ class SchedulerPolicy:
     row is held, and all of them give way together.
     """
 
-    def __init__(self, settings: PolicySettings) -> None:
+    def __init__(self, settings: PolicySettings, arenas: ImageArenas | None = None) -> None:
         self._settings = settings
         self._synchronous = settings.batching == "synchronous"
-        self._queue = WaitingQueue(settings.ageing_s)
+        self._room = WaitingRoom(settings.ageing_s)
+        self._queue = self._room.queue
+        self._images = Encodings(self._room, arenas)
         self._house = House(ageing_s=settings.ageing_s, hold_s=settings.hold_s)
         self._first_places = FirstPlaces(self._house, self._queue)
         # Rows that a dead executor was offered; the tokenizer will say whether it had begun them.
@@ -95,12 +101,10 @@ class SchedulerPolicy:
     def submit(self, message: Submit, now: float) -> list[Decision]:
         """Admit a request or refuse it; of two with one number the first alone is heard."""
         request = message.request
-        if request.rid in self._queue or request.rid in self._limbo or self._house.get(request.rid):
+        if self._is_open(request.rid):
             return []
-        entry = Entry(request, message.token_ids, encoded=message.encoded, queued=now)
+        entry = Entry(request, message.token_ids, message.encoded, now, images=message.images)
         refusal = size_refusal(entry, self._settings, self._limits)
-        if message.images:
-            refusal = refusal or TEXT_ONLY
         if refusal is None and request.deadline is not None and request.deadline <= now:
             refusal = EXPIRED
         self._suspects.forget(now)
@@ -108,16 +112,17 @@ class SchedulerPolicy:
             refusal = GUILTY
         own = self._tokens_of(request.client)
         refusal = refusal or queue_refusal(entry, *self._waiting(), own, self._settings)
+        refusal = refusal or self._images.admit(entry, self._is_open)
         if refusal is not None:
             self._refused += 1
             return [_failed([request.rid], refusal)]
         self._fill_wait.arrived(now)
-        self._queue.push(entry)
+        self._room.push(entry)
         return self._accept(entry) if self._limits else []
 
     def cancel(self, rid: int) -> list[Decision]:
         """Forget a request; one that the executor holds is cancelled there too."""
-        if self._queue.remove(rid) is not None or self._limbo.pop(rid, None) is not None:
+        if self._room.remove(rid) is not None or self._limbo.pop(rid, None) is not None:
             return []
         row = self._house.get(rid)
         if row is None or row.asked == "cancel":
@@ -189,12 +194,13 @@ class SchedulerPolicy:
         self._limits = limits = message.limits
         self._house.places, self._incarnation = limits.max_batch, message.incarnation
         self._present, self._fill_from = True, now
-        for entry in list(self._queue):
+        self._images.executor_ready()
+        for entry in list(self._room):
             refusal = size_refusal(entry, self._settings, limits)
             if refusal is None:
                 decisions += self._accept(entry)
                 continue
-            self._queue.remove(entry.rid)
+            self._room.remove(entry.rid)
             if entry.generated:
                 # The executor before could hold more, and what its client has stays good.
                 decisions.append(RowsCut([entry.rid]))
@@ -207,24 +213,29 @@ class SchedulerPolicy:
         """Fail all that was running; what waits goes on waiting, and so does what had not begun."""
         self._present = False
         self._begun = None
+        decisions: list[Decision] = list(self._images.executor_lost(reason))
         lost = self._house.clear()
         if not lost:
-            return []
+            return decisions
         message = f"the executor was lost ({reason}): send the request again"
         running = [row.rid for row in lost if row.placed is not None and row.asked != "cancel"]
         unknown = {row.rid: row for row in lost if row.placed is None and row.asked != "cancel"}
         self._limbo |= unknown
-        decisions: list[Decision] = []
         if running:
             decisions.append(RowsFailed(0, running, "executor_failed", message))
         decisions.append(ExecutorGone(self._incarnation, list(unknown), message))
         return decisions + self._note_failure([row.entry for row in lost], now)
 
+    def images_told(self, message: encodings.Told) -> list[Decision]:
+        """Encoder or executor have said what became of images."""
+        return list(self._images.hear(message))
+
     def tick(self, now: float) -> list[Decision]:
         """Act on the clock: expire, offer who is next, release who has had its place for long."""
         self._suspects.forget(now)
         self._ticked = now
-        decisions, claim = self._expire(now), self._claim()
+        decisions = [*self._expire(now), *self._images.act(self._is_open)]
+        claim = self._claim()
         if claim is None or claim.due > now:
             decisions += self._offer(now)
         else:
@@ -234,7 +245,7 @@ class SchedulerPolicy:
 
     def next_wake(self) -> float | None:
         """When `tick` has something to do next, if nothing happens before."""
-        times = [self._queue.next_deadline, self._start_time()]
+        times = [self._room.next_deadline, self._start_time()]
         times += [row.deadline for row in self._house if row.asked != "cancel"]
         times += self._releases.times(synchronous=self._synchronous)
         # One that is due already waits for word of the executor.
@@ -259,13 +270,16 @@ class SchedulerPolicy:
     def _waiting(self) -> tuple[int, int]:
         """How many requests wait, and their prompt tokens."""
         behind = self._house.waiting
-        tokens = self._queue.prompt_tokens + sum(row.entry.prompt_tokens for row in behind)
-        return len(self._queue) + len(behind), tokens
+        tokens = self._room.prompt_tokens + sum(row.entry.prompt_tokens for row in behind)
+        return len(self._room) + len(behind), tokens
 
     def _tokens_of(self, client: int) -> int:
         """The prompt tokens that a client has waiting."""
         behind = [row.entry for row in self._house.waiting if row.client == client]
-        return self._queue.tokens_of(client) + sum(one.prompt_tokens for one in behind)
+        return self._room.tokens_of(client) + sum(one.prompt_tokens for one in behind)
+
+    def _is_open(self, rid: int) -> bool:
+        return rid in self._room or rid in self._limbo or self._house.get(rid) is not None
 
     def _accept(self, entry: Entry) -> list[Decision]:
         if entry.accepted:
@@ -292,9 +306,9 @@ class SchedulerPolicy:
 
     def _note_failure(self, entries: Iterable[Entry], now: float) -> list[Decision]:
         self._suspects.failed(entries, now)
-        guilty = [entry.rid for entry in self._queue if self._suspects.is_guilty(entry)]
+        guilty = [entry.rid for entry in self._room if self._suspects.is_guilty(entry)]
         for rid in guilty:
-            self._queue.remove(rid)
+            self._room.remove(rid)
         # Twins of what failed run alone, or not at all.
         twins = [row for row in self._house.offered if self._suspects.runs_alone(row.entry)]
         return [*self._refuse_guilty(guilty), *self._revoke(twins)]
@@ -369,7 +383,7 @@ class SchedulerPolicy:
         decisions: list[Decision] = []
         for rid in running:
             decisions += self.cancel(rid)
-        expired = running + [entry.rid for entry in self._queue.take_expired(now)]
+        expired = running + [entry.rid for entry in self._room.take_expired(now)]
         if expired:
             decisions.append(_failed(expired, EXPIRED))
         return decisions

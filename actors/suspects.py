@@ -19,7 +19,7 @@ class Suspects:
 
     Any of them may be the cause, so each runs alone when it is sent again, and is cleared when it
     ends. One that fails again has failed alone: it is guilty. They are told by a digest of their
-    tokens and options, but for the seed, which the front door chooses where none is given.
+    tokens, images and options, but for the seed, which the front door chooses where none is given.
     """
 
     def __init__(self) -> None:
@@ -62,6 +62,7 @@ class Suspects:
 def _digest(entry: Entry) -> bytes:
     if not entry.digest:
         options = msgspec.structs.replace(entry.request.options, seed=None)
-        asked = msgspec.msgpack.encode((entry.token_ids, options))
+        images = [image.work.key for image in entry.images]
+        asked = msgspec.msgpack.encode((entry.token_ids, options, images))
         entry.digest = hashlib.blake2b(asked, digest_size=16).digest()
     return entry.digest

@@ -5,7 +5,9 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from actors.image_work import PromptImage
 from actors.messages import Request
+from runtime.images import EmbeddedImage
 from runtime.request import RowRequest
 
 
@@ -15,7 +17,7 @@ class Entry:
 
     Its ids were there at `encoded`, it came to the queue at `queued`, and `since` is the moment
     from which it counts as waiting, once it has been taken. It `gave_way` where it lost a place
-    that it had not paid for.
+    that it had not paid for. Its images wait in `embedded` once their embeddings are there.
     """
 
     request: Request
@@ -27,6 +29,8 @@ class Entry:
     digest: bytes = b""
     since: float = 0.0
     gave_way: bool = False
+    images: list[PromptImage] = field(default_factory=list)
+    embedded: list[EmbeddedImage] = field(default_factory=list)
 
     @property
     def rid(self) -> int:
@@ -54,6 +58,7 @@ class Entry:
             token_ids=self.token_ids + self.generated,
             prompt_length=self.prompt_tokens,
             options=self.request.options,
+            images=self.embedded,
         )
 
 

@@ -13,6 +13,17 @@ import structlog
 import zmq
 
 from actors.admission import PolicySettings
+from actors.encoder_messages import (
+    DropWork,
+    Encode,
+    EncoderLost,
+    EncoderReady,
+    Patched,
+    RunTower,
+    TowerRan,
+)
+from actors.encodings import ImageArenas
+from actors.image_work import ImageTimes
 from actors.mailbox import MailboxFull, Receiver, Sender
 from actors.messages import (
     Accepted,
@@ -20,6 +31,7 @@ from actors.messages import (
     Cancel,
     Continuation,
     DoorMessage,
+    EncoderMessage,
     ExecutorControl,
     ExecutorGone,
     ExecutorLost,
@@ -39,6 +51,7 @@ from actors.messages import (
 )
 from actors.scheduler import SchedulerActor
 from actors.scheduler_policy import SchedulerPolicy
+from tests.actors.image_requests import arenas, submit_images
 from tests.actors.simulation import LIMITS, submit
 
 DEFAULTS = PolicySettings()
@@ -61,7 +74,9 @@ class House:
 
 
 @asynccontextmanager
-async def house(settings: PolicySettings = DEFAULTS, limit: int = 100) -> AsyncIterator[House]:
+async def house(
+    settings: PolicySettings = DEFAULTS, limit: int = 100, images: ImageArenas | None = None
+) -> AsyncIterator[House]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 
     def connect(endpoint: str) -> Sender[Any]:
@@ -83,7 +98,7 @@ async def house(settings: PolicySettings = DEFAULTS, limit: int = 100) -> AsyncI
             to_tokenizer=connect("inproc://t"),
             to_door=connect("inproc://d"),
             connect=connect,
-            policy=SchedulerPolicy(settings),
+            policy=SchedulerPolicy(settings, images),
         ),
     )
     try:
@@ -270,3 +285,32 @@ async def test_without_an_executor_its_mail_goes_nowhere(message: Any) -> None:
         await made.scheduler._carry_out(message)
         made.submit.post(AskReport(1))
         assert isinstance(await made.door.receive(), SchedulerReport)
+
+
+async def test_an_encoder_is_connected_when_it_is_ready_and_left_when_it_is_lost() -> None:
+    async with house(images=arenas()) as made:
+        kind = EncoderMessage
+        first: Receiver[EncoderMessage] = Receiver(made.context, ["inproc://e1"], kind, 10)
+        second: Receiver[EncoderMessage] = Receiver(made.context, ["inproc://e2"], kind, 10)
+        with first, second:
+            made.control.post(READY)
+            made.control.post(EncoderReady(1, "inproc://e1", ""))
+            made.submit.post(submit_images(1, "cat"))
+            work = await first.receive()
+            assert isinstance(work, Encode)
+            made.submit.post(Patched(work.number, ImageTimes()))
+            run = await made.work.receive()
+            assert isinstance(run, RunTower)
+            made.submit.post(TowerRan(1, [run.number], 0.5))
+            assert rids(await made.work.receive()) == [1]
+            made.submit.post(submit_images(2, "dog"))
+            await first.receive()
+            made.control.post(EncoderLost("killed"))
+            failed = await made.tokenizer.receive()
+            assert isinstance(failed, RowsFailed)
+            assert (failed.rids, failed.code) == ([2], "encoder_failed")
+            made.submit.post(submit_images(3, "dog"))
+            made.control.post(EncoderReady(2, "inproc://e2", ""))
+            assert isinstance(await second.receive(), Encode)
+            made.control.post(Cancel(3))
+            assert isinstance(await second.receive(), DropWork)

@@ -13,9 +13,12 @@ import zmq
 
 from actors import messages as m
 from actors.admission import PolicySettings
+from actors.encoder_messages import Encode, Encoded, EncoderReady
+from actors.image_work import ImageTimes
 from actors.mailbox import Sender
 from actors.scheduler import SchedulerActor
 from actors.scheduler_policy import SchedulerPolicy
+from tests.actors.image_requests import arenas, submit_images
 from tests.fuzz.flat import all_mutations
 from tests.fuzz.mail import Inbox, Outbox
 
@@ -43,7 +46,7 @@ class House:
             to_tokenizer=self.tokenizer,
             to_door=self.door,
             connect=self.connect,
-            policy=SchedulerPolicy(SETTINGS),
+            policy=SchedulerPolicy(SETTINGS, arenas(patches=4, embeddings=4)),
             clock=lambda: self.now,
         )
         self.submitted: Counter[int] = Counter()
@@ -53,7 +56,8 @@ class House:
     def connect(self, endpoint: str) -> Sender[Any]:
         """What can be connected is played."""
         Sender[Any](self.context, endpoint, 1).close()
-        self.executor = [*self.executor[-1:], Outbox(m.ExecutorMessage | m.ExecutorControl)]
+        kinds = m.ExecutorMessage | m.ExecutorControl | m.EncoderMessage
+        self.executor = [*self.executor[-2:], Outbox(kinds)]
         return self.executor[-1]
 
     async def tell(self, inbox: Inbox, data: bytes) -> list[Any]:
@@ -105,6 +109,20 @@ class House:
         await self.play_executor(heard)
         kinds = {type(one) for one in heard}
         assert {m.Accepted, m.Offer} <= kinds, heard
+        await self.sees()
+
+    async def sees(self) -> None:
+        """With a new encoder, a new picture becomes embeddings, whatever was told before."""
+        heard = await self.tell_good(self.control, EncoderReady(1, "ipc:///nowhere/e", ""))
+        self._next += 1
+        rid = self._next + (1 << 20)
+        heard += await self.tell_good(self.inbox, submit_images(rid, str(rid)))
+        while works := [one.number for one in heard if isinstance(one, Encode)]:
+            heard = []
+            for number in works:
+                heard += await self.tell_good(self.inbox, Encoded(number, ImageTimes()))
+        assert rid in [one.rid for one in heard if isinstance(one, m.Embedded)]
+        await self.play_executor(heard)
 
     def _failed(self, message: m.RowsFailed) -> None:
         assert len(set(message.rids)) == len(message.rids)

@@ -1,0 +1,49 @@
+"""Requests with images, and the memory that these take."""
+
+from __future__ import annotations
+
+import hashlib
+
+from actors.arena import ArenaSlots, slot_bytes
+from actors.encodings import ImageArenas
+from actors.image_work import ImageInput, ImageWork, PromptImage, Visual
+from actors.messages import Request, Submit
+from runtime.images import ImageLayout, ImageSpan, Picture, Slot
+from runtime.request import RequestOptions
+
+TOKENS, PATCHES = 4, 16
+TOKEN_BYTES, PATCH_BYTES = 64, 48
+LAYOUT = ImageLayout(64, 64, (1, 4, 4), TOKENS)
+
+
+def arenas(*, patches: int = 100, embeddings: int = 100) -> ImageArenas:
+    """With room for the patches and embeddings of so many images."""
+    return ImageArenas(
+        patches=ArenaSlots(patches * slot_bytes(PATCHES * PATCH_BYTES)),
+        embeddings=ArenaSlots(embeddings * slot_bytes(TOKENS * TOKEN_BYTES)),
+        patch_bytes=PATCH_BYTES,
+        token_bytes=TOKEN_BYTES,
+    )
+
+
+def work(name: str, sender: int = 0, layout: ImageLayout = LAYOUT) -> ImageWork:
+    """The picture `name`, as the request `sender` has sent it."""
+    sent = ImageInput(Picture("rgb8", 64, 64, 192), Slot(0, 12288, sender))
+    return ImageWork(hashlib.sha256(name.encode()).digest(), Visual([sent]), layout)
+
+
+def submit_images(
+    rid: int,
+    *names: str,
+    client: int = 0,
+    priority: int = 0,
+    deadline: float | None = None,
+    layout: ImageLayout = LAYOUT,
+) -> Submit:
+    """A request of a word before and one behind each of its images."""
+    images = [
+        PromptImage(work(name, rid, layout), (ImageSpan(1 + place * (TOKENS + 1), TOKENS),))
+        for place, name in enumerate(names)
+    ]
+    request = Request(rid, RequestOptions(max_tokens=8), priority, deadline, client)
+    return Submit(request, [1] * (1 + len(names) * (TOKENS + 1)), images=images)
