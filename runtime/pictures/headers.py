@@ -23,6 +23,7 @@ _JPEG_COLORS = {1, 3, 4}
 _JPEG_BITS = 8
 _GIF_EXTENSION = 0x21
 _GIF_FRAME = 0x2C
+_GIF_END = 0x3B
 _WEBP_SIDE = (1 << 14) - 1
 
 
@@ -108,11 +109,9 @@ def _jpeg_parts(data: memoryview) -> Iterator[tuple[int, memoryview]]:
     """Markers and what belongs to them, up to the first scan (ITU T.81, B.1.1)."""
     place = 2
     for _ in range(_MOST_PARTS):
-        if data[place] != _BYTE:
-            raise ValueError
         marker = data[place + 1]
-        if marker == _BYTE:
-            place += 1
+        if data[place] != _BYTE or marker == _BYTE:
+            place += 1  # filled up, or with something between that decoders pass over
         elif marker in _JPEG_BARE:
             place += 2
         elif marker == _JPEG_SCAN:
@@ -182,11 +181,12 @@ def _gif(data: memoryview) -> Header:
             # The screen is widened for a frame that goes beyond it.
             x, y, columns, rows = struct.unpack_from("<HHHH", data, place + 1)
             return Header("gif", max(width, x + columns), max(height, y + rows))
-        if data[place] != _GIF_EXTENSION:
-            raise ValueError
-        place += 2
-        while data[place]:
-            place += 1 + data[place]
+        if data[place] == _GIF_END:
+            break
+        if data[place] == _GIF_EXTENSION:
+            place += 2
+            while data[place]:
+                place += 1 + data[place]
         place += 1
     raise ValueError
 

@@ -28,11 +28,13 @@ def orientation_of(exif: bytes, xmp: bytes = b"") -> int:
 
 
 def _exif(tiff: bytes) -> int | None:
-    order = {b"II": "<", b"MM": ">"}[tiff[:2]]
+    order = {b"II*\0": "<", b"MM\0*": ">"}[tiff[:4]]
     (start,) = struct.unpack_from(f"{order}I", tiff, 4)
     (entries,) = struct.unpack_from(f"{order}H", tiff, start)
     found = None
-    for place in range(start + 2, start + 2 + entries * _ENTRY, _ENTRY):
+    # Of a list that is cut off, what is there counts.
+    end = min(start + 2 + entries * _ENTRY, len(tiff) - _ENTRY + 1)
+    for place in range(start + 2, end, _ENTRY):
         tag, kind, count = struct.unpack_from(f"{order}HHI", tiff, place)
         if tag == _TAG and count == 1 and kind in _WHOLE:
             (found,) = struct.unpack_from(f"{order}{_WHOLE[kind]}", tiff, place + 8)
