@@ -22,6 +22,8 @@ from runtime.tensors.registry import (
 from tests.references import reference_folder
 from tests.runtime.export.hugging_face import shallow_model
 from tests.runtime.export.tensorrt.graphs import WIDE, graph_options, small_draft
+from tests.vision_models import FAMILIES as FAMILIES_OF_IMAGES
+from tests.vision_models import Family, write_vision_model
 
 rtx = pytest.importorskip("tensorrt_rtx_bindings", reason="TensorRT-RTX is not installed")
 pytestmark = [
@@ -55,6 +57,42 @@ def test_the_builder_takes_the_graph_and_its_profiles(
     assert (target / PLAN_FILE).stat().st_size > 10_000
     assert not (target / MODEL_FILE).exists()
     verify_folder(target, load_config(target), digests=True)
+
+
+@pytest.mark.parametrize(("dialect", "dtype"), [("native", "float16"), ("classic", "float32")])
+@pytest.mark.parametrize("family", FAMILIES_OF_IMAGES)
+def test_the_text_of_models_that_take_images_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: Family, dialect: Dialect,
+    dtype: TargetType,
+) -> None:  # fmt: skip
+    """Their towers are built elsewhere."""
+    monkeypatch.setattr("runtime.export.export.write_vision", lambda *_: None)
+    size: dict[str, Any] = {"num_hidden_layers": 2}
+    source, target = write_vision_model(tmp_path / "m", family, text=size), tmp_path / "engine"
+    config = export_model(source, target, graph_options(dialect, dtype))
+    assert (config.dialect, config.dtype, config.image_token_id > 0) == (dialect, dtype, True)
+    assert config.plan is not None
+    assert not (target / MODEL_FILE).exists()
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_profiles_have_tables_and_features_of_every_row(
+    tmp_path: Path, dialect: Dialect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr("runtime.export.export.write_vision", lambda *_: None)
+    monkeypatch.setattr("runtime.export.tensorrt.plan.run_builder",
+                        lambda _python, job, _progress=None: _inspect(job, seen))  # fmt: skip
+    source, target = write_vision_model(tmp_path / "m", "qwen3_vl"), tmp_path / "engine"
+    draft = small_draft(source, tmp_path)
+    base = export_model(source, target, graph_options(dialect, "float16", draft))
+    made = load_config(target / DRAFT_FOLDER)
+    _compare_bindings(seen[0], base, build_registry_for_llm(base))
+    _compare_bindings(seen[1], made, build_registry_for_spec_decode_draft(made))
+    slots, pairs = base.max_kv_cache_capacity, base.rotary_dim // 2
+    decode = seen[0]["profiles"][2]
+    assert decode["rope_cos"] == [[2, slots, pairs]] * 3
+    assert decode["deepstack_embeds_1"] == [[2, 1, base.hidden_size]] * 3
 
 
 def test_timings_go_from_build_to_build(tmp_path: Path) -> None:
