@@ -46,6 +46,10 @@ class RoundedWeights:
         rows = [self._checkpoint.matrix(name, slice(i, i + 1), slice(None)) for i in ids.flat]
         return self._rounded(np.concatenate(rows), name).reshape(*ids.shape, -1)
 
+    def table(self, name: str) -> Array:
+        """A whole matrix, as that of learned positions is."""
+        return self._rounded(self._checkpoint.matrix(name, slice(None), slice(None)), name)
+
     def project(self, x: Array, name: str) -> Array:
         """The product of x [..., in] and a projection's matrix [out, in]: [..., out]."""
         rows, columns = self._checkpoint.shape(name)[0], x.shape[-1]

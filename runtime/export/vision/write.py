@@ -5,10 +5,11 @@ from pathlib import Path
 
 import msgspec
 
-from runtime.engine_folder import DATA_FILE, MODEL_FILE, record_files
+from runtime.engine_folder import ANSWER_FILE, DATA_FILE, MODEL_FILE, record_files
 from runtime.export.checkpoint import Checkpoint
 from runtime.export.classic import OPSET as CLASSIC_OPSET
 from runtime.export.graph import GraphBuilder
+from runtime.export.known_answer import Rehearsal
 from runtime.export.native import OPSET as NATIVE_OPSET
 from runtime.export.onnx_files import IR_VERSION, IR_VERSION_NATIVE
 from runtime.export.options import ExportOptions
@@ -18,6 +19,7 @@ from runtime.export.tensorrt.plan import build_or_fall_back
 from runtime.export.vision.layout import check_tower, expected_tensors, without_model
 from runtime.export.vision.spelling import ClassicTower, NativeTower
 from runtime.export.vision.tower import Tower
+from runtime.export.vision.tower_answer import tower_answer
 from runtime.export.vision.tower_model import TowerModel, load_tower
 from runtime.export.weights import Weights
 from runtime.export.writer import DataFile
@@ -41,6 +43,7 @@ def write_vision(
     target = folder / VISION_FOLDER
     target.mkdir()
     config = _write_engine(target, tower, checkpoint, options.plan, progress)
+    _write_answer(target, tower._replace(config=config), checkpoint, progress)
     config = msgspec.structs.replace(config, files=record_files(target))
     _write_config(target, config)
     return config
@@ -69,8 +72,7 @@ def _write_graph(
 ) -> None:
     native = tower.config.dialect == "native"
     size = numpy_dtype(tower.config.dtype).itemsize
-    elements = sum(math.prod(shape) for _, shape in expected_tensors(tower))
-    meter = Meter(progress, "vision weights", elements * size)
+    meter = Meter(progress, "vision weights", size * _elements(tower))
     spelling = NativeTower if native else ClassicTower
     weights = Weights(checkpoint, tower.config)
     with (folder / DATA_FILE).open("wb") as file:
@@ -79,6 +81,19 @@ def _write_graph(
         Tower(graph, spelling(graph, tower, weights.dtype), checkpoint, weights).build()
     graph.save(folder / MODEL_FILE, IR_VERSION_NATIVE if native else IR_VERSION, "tower")
     meter.finish()
+
+
+def _write_answer(
+    folder: Path, tower: TowerModel, checkpoint: Checkpoint, progress: Progress | None
+) -> None:
+    meter = Meter(progress, "vision answer", 4 * _elements(tower))
+    answer = tower_answer(tower, Rehearsal(checkpoint, tower.config, meter.add))
+    (folder / ANSWER_FILE).write_bytes(msgspec.json.encode(answer))
+    meter.finish()
+
+
+def _elements(tower: TowerModel) -> int:
+    return sum(math.prod(shape) for _, shape in expected_tensors(tower))
 
 
 def _write_config(folder: Path, config: VisionConfig) -> None:

@@ -1,0 +1,127 @@
+"""The reference of a tower, and the known answer that is made of it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec import json, structs
+from numpy.typing import NDArray
+
+from runtime.engine_folder import ANSWER_FILE
+from runtime.errors import HearthError
+from runtime.export.checkpoint import Checkpoint
+from runtime.export.options import ExportOptions, TargetType
+from runtime.export.rounded_weights import RoundedWeights
+from runtime.export.vision.layout import without_model
+from runtime.export.vision.reference_tower import reference_outputs
+from runtime.export.vision.tower_model import load_tower
+from runtime.export.vision.write import write_vision
+from runtime.tensors.tower import tower_outputs
+from runtime.tower_answer import (
+    MIXES,
+    TowerAnswer,
+    answer_pictures,
+    load_tower_answer,
+    mixed,
+)
+from runtime.vision.tower_inputs import Segment, segments_of
+from runtime.vision_config import VISION_FOLDER, VisionConfig
+from tests.runtime.export.hugging_face import change_tensors
+from tests.runtime.export.vision.tower_driver import random_patches, run_tower
+from tests.vision_models import FAMILIES, Family, write_vision_model
+
+Array = NDArray[Any]
+SEGMENTS = [Segment(4, 6), Segment(10, 6), Segment(2, 2)]
+
+
+def exported(
+    source: Path, folder: Path, dtype: TargetType = "float32"
+) -> tuple[Path, VisionConfig, TowerAnswer]:
+    folder.mkdir()
+    config = write_vision(source, folder, ExportOptions(dialect="classic", dtype=dtype))
+    assert config is not None
+    folder /= VISION_FOLDER
+    return folder, config, load_tower_answer(folder, config)
+
+
+def answered(folder: Path, config: VisionConfig) -> list[Array]:
+    """What the graph makes of each picture."""
+    out = []
+    for patches, layout in answer_pictures(config):
+        given = run_tower(folder, config, segments_of(layout), patches)
+        out.append(np.stack([given[name] for name in tower_outputs(config)]))
+    return out
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_reference_computes_what_the_graph_computes(tmp_path: Path, family: Family) -> None:
+    source = write_vision_model(tmp_path / "m", family, "saved")
+    folder, config, _ = exported(source, tmp_path / "engine")
+    tower = load_tower(source, ExportOptions(dialect="classic"))
+    assert tower is not None
+    patches = random_patches(config, SEGMENTS)
+    weights = RoundedWeights(Checkpoint(source, without_model), config)
+    wanted = reference_outputs(tower, weights, patches, SEGMENTS)
+    given = run_tower(folder, config, SEGMENTS, patches)
+    assert len(wanted) == len(given) == 1 + config.num_deepstack_features
+    for name, values in zip(tower_outputs(config), wanted, strict=True):
+        np.testing.assert_allclose(given[name], values, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_engine_gives_the_answer_and_a_changed_one_does_not(
+    tmp_path: Path, family: Family, dtype: TargetType
+) -> None:
+    source = write_vision_model(tmp_path / "m", family, vision={"hidden_act": _plain(family)})
+    folder, config, answer = exported(source, tmp_path / "engine", dtype)
+    assert ANSWER_FILE in config.files
+    report = answer.compare(answered(folder, config))
+    tokens = sum(layout.tokens for _, layout in answer_pictures(config))
+    assert report.compared == (1 + config.num_deepstack_features) * tokens * MIXES
+    assert report.error < 0.5
+    change_tensors(source, _swap_patch_colours)
+    changed, config, _ = exported(source, tmp_path / "changed", dtype)
+    with pytest.raises(HearthError) as error:
+        answer.compare(answered(changed, config))
+    assert error.value.code == "wrong_answer"
+
+
+def _plain(family: Family) -> str:
+    return "silu" if family == "qwen2_5_vl" else "gelu"
+
+
+def _swap_patch_colours(tensors: dict[str, Array]) -> None:
+    (name,) = (name for name in tensors if "patch_embed" in name and name.endswith("weight"))
+    tensors[name] = tensors[name][:, ::-1].copy()
+
+
+def test_numbers_that_are_not_finite_are_wrong() -> None:
+    answer = TowerAnswer(mixes=(((0.0,) * MIXES,),), tolerances=(1.0,))
+    with pytest.raises(HearthError, match="embeddings"):
+        answer.compare([np.full((1, 1, 4), np.nan, np.float32)])
+
+
+def test_mixes_tell_embeddings_apart() -> None:
+    random = np.random.default_rng(0)
+    embeddings = random.standard_normal((100, 64)).astype(np.float32)
+    sums = mixed(embeddings)
+    assert sums.shape == (100, MIXES)
+    assert 0.8 < sums.std() < 1.2
+    assert np.abs(np.corrcoef(sums.T) - np.eye(MIXES)).max() < 0.5
+
+
+@pytest.mark.parametrize("change", ["mixes", "tolerances", "text"])
+def test_a_damaged_answer_is_refused(tmp_path: Path, change: str) -> None:
+    source = write_vision_model(tmp_path / "m", "qwen3_vl")
+    folder, config, answer = exported(source, tmp_path / "engine")
+    damaged = {
+        "mixes": json.encode(structs.replace(answer, mixes=answer.mixes[:1])),
+        "tolerances": json.encode(structs.replace(answer, tolerances=(0.0, 1.0, 1.0))),
+        "text": b"{}",
+    }
+    (folder / ANSWER_FILE).write_bytes(damaged[change])
+    with pytest.raises(HearthError) as error:
+        load_tower_answer(folder, config)
+    assert (error.value.code, error.value.field) == ("engine_corrupt", f"visual/{ANSWER_FILE}")
