@@ -16,6 +16,7 @@ from runtime.config import (
     config_file,
 )
 from runtime.errors import HearthError
+from runtime.vision_config import VISION_CONFIG_FILE, VISION_FOLDER, VisionConfig
 
 MODEL_FILE = "model.onnx"
 DATA_FILE = "model.onnx.data"
@@ -57,7 +58,7 @@ def write_config(folder: Path, config: LLMEngineRunnerConfig) -> None:
 
 def verify_folder(
     folder: Path,
-    config: LLMEngineRunnerConfig,
+    config: LLMEngineRunnerConfig | VisionConfig,
     *,
     digests: bool,
     read: Callable[[int], None] | None = None,
@@ -71,7 +72,7 @@ def verify_folder(
     """
     for name in _required(config):
         if name not in config.files:
-            raise _corrupt(name, f"is not recorded in {config_file(config)}")
+            raise _corrupt(name, f"is not recorded in {_file_of(config)}")
     for name, record in config.files.items():
         path = folder / name
         if path.name != name:
@@ -98,7 +99,17 @@ def _compare(
         raise _corrupt(path.name, "was changed after the export")
 
 
-def _required(config: LLMEngineRunnerConfig) -> Iterator[str]:
+def _file_of(config: LLMEngineRunnerConfig | VisionConfig) -> str:
+    if isinstance(config, VisionConfig):
+        return f"{VISION_FOLDER}/{VISION_CONFIG_FILE}"
+    return config_file(config)
+
+
+def _required(config: LLMEngineRunnerConfig | VisionConfig) -> Iterator[str]:
+    if isinstance(config, VisionConfig):
+        yield from (PLAN_FILE,) if config.backend == "tensorrt" else (MODEL_FILE, DATA_FILE)
+        yield ANSWER_FILE
+        return
     is_draft = config.architecture == DRAFT_ARCHITECTURE
     for name in _REQUIRED_BY[config.backend]:
         if not is_draft or name not in _NOT_OF_A_DRAFT:

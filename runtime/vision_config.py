@@ -1,10 +1,13 @@
 """The configuration of a vision tower (`visual/config.json`): every field, read strictly."""
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from runtime.config import ENGINE_FORMAT, DeviceKind, DType, FileRecord, PlanRecord
+from runtime.errors import HearthError
 
 Family = Literal["qwen3_vl", "qwen2_5_vl", "idefics3"]
 VISION_FOLDER = "visual"
@@ -108,3 +111,74 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def num_deepstack_features(self) -> int:
         """Outputs of the tower beside the merged embeddings."""
         return len(self.deepstack_layers)
+
+
+def load_vision_config(engine: Path) -> VisionConfig | None:
+    """The configuration of the tower of an engine folder; None for one of a text model.
+
+    Raises `engine_corrupt`, `engine_incompatible`, and `engine_missing` for what may not be read.
+    """
+    path = engine / VISION_FOLDER / VISION_CONFIG_FILE
+    try:
+        data = path.read_bytes() if path.parent.is_dir() else None
+    except OSError as error:
+        what = f"{path} cannot be read ({error.strerror})"
+        raise HearthError("engine_missing", what, VISION_FOLDER) from error
+    return None if data is None else parse_vision_config(data, str(path))
+
+
+def parse_vision_config(data: bytes, source: str = VISION_CONFIG_FILE) -> VisionConfig:
+    """Read a tower's `config.json`; raises as `load_vision_config` does."""
+    try:
+        config = msgspec.json.decode(data, type=VisionConfig)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        what = f"{source} cannot be read: {error}"
+        raise HearthError("engine_corrupt", what, VISION_FOLDER) from error
+    if config.engine_format != ENGINE_FORMAT:
+        raise HearthError(
+            "engine_incompatible",
+            f"{source} has engine format {config.engine_format}, this Hearth reads "
+            f"{ENGINE_FORMAT}: export the model again",
+            "engine_format",
+        )
+    for wrong, name, what in _faults(config):
+        if wrong:
+            raise HearthError("engine_corrupt", f"{name} {what}", name)
+    return config
+
+
+_POSITIVE = [
+    field.name
+    for field in msgspec.structs.fields(VisionConfig)
+    if field.type is int and (field.required or field.default > 0)
+]
+
+
+def _faults(config: VisionConfig) -> Iterator[tuple[bool, str, str]]:
+    """Whether a field is wrong, its name, and what it must be."""
+    for name in _POSITIVE:
+        yield getattr(config, name) < 1, name, "must be at least 1"
+    yield (
+        config.num_heads * config.head_dim != config.hidden_size,
+        "head_dim",
+        "must be hidden_size / num_heads",
+    )
+    block, rules = config.patch_size * config.merge_size, config.rules
+    yield config.max_patches % config.merge_size**2 > 0, "max_patches", "must be whole tokens"
+    learned = config.family != "qwen2_5_vl"
+    yield learned != (config.position_side > 0), "position_side", "must be that of the family"
+    windows = config.family == "qwen2_5_vl"
+    wrong = windows != (config.window_size > 0) or config.window_size % block > 0
+    yield wrong, "window_size", "must be that of the family, and whole tokens"
+    for name in ("deepstack_layers", "full_attention_layers"):
+        layers = getattr(config, name)
+        ascends = layers == tuple(sorted({*layers}))
+        within = all(0 <= layer < config.num_layers for layer in layers)
+        yield not (ascends and within), name, "must be layers, and ascend"
+    tiles = config.family == "idefics3"
+    wrong = tiles != (rules.tile_size > 0) or rules.tile_size % block > 0
+    yield wrong, "rules", "must have tiles of whole tokens in their family"
+    wrong = not tiles and not 0 < rules.min_pixels <= rules.max_pixels
+    yield wrong, "rules", "must have pixels, the least and the most"
+    yield min(rules.std) <= 0 or rules.scale <= 0, "rules", "must scale by positive numbers"
+    yield config.tokens.image < 0, "tokens", "must have one in place of images"

@@ -19,7 +19,13 @@ def config_of(family: Family, **fields: Any) -> VisionConfig:
         "temporal_patch_size": 2,
         "merge_size": 2,
         "max_patches": 4096,
-        "rules": ImageRules(resample="bicubic", mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)),
+        "rules": ImageRules(
+            resample="bicubic",
+            mean=(0.5, 0.5, 0.5),
+            std=(0.5, 0.5, 0.5),
+            min_pixels=3136,
+            max_pixels=1 << 20,
+        ),
         "tokens": VisionTokens(image=1),
     }
     return VisionConfig(**known | fields)

@@ -1,0 +1,151 @@
+"""The folder `visual`: what is in it, what it is checked for, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from runtime.engine_folder import ANSWER_FILE, DATA_FILE, MODEL_FILE, verify_folder
+from runtime.errors import HearthError
+from runtime.executor.engine import EngineOptions
+from runtime.executor.introspection import check_bindings
+from runtime.executor.onnx_engine import OnnxEngine
+from runtime.export.options import Dialect, ExportOptions
+from runtime.export.vision.write import write_vision
+from runtime.tensors.tower import build_registry_for_tower
+from runtime.vision_config import VISION_FOLDER, load_vision_config
+from tests.references import reference_folder
+from tests.runtime.export.hugging_face import change_tensors
+from tests.vision_models import FAMILIES, Family, write_vision_model
+
+CLASSIC = ExportOptions(dialect="classic")
+
+
+def test_a_text_model_has_no_tower(tmp_path: Path) -> None:
+    assert write_vision(reference_folder("qwen3"), tmp_path, CLASSIC) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_folder_has_bindings_of_the_registry_and_digests(
+    tmp_path: Path, family: Family, dialect: Dialect
+) -> None:
+    source = write_vision_model(tmp_path / "m", family)
+    config = write_vision(source, tmp_path, ExportOptions(dialect=dialect))
+    assert config is not None
+    assert load_vision_config(tmp_path) == config
+    assert (config.family, config.dialect, config.head_dim) == (family, dialect, 16)
+    assert set(config.files) == {MODEL_FILE, DATA_FILE, ANSWER_FILE}
+    folder = tmp_path / VISION_FOLDER
+    verify_folder(folder, config, digests=True)
+    engine = OnnxEngine.open(folder, config, EngineOptions(threads=1))
+    registry = build_registry_for_tower(config)
+    assert {tensor.name for tensor in engine.io_tensors} == {spec.name for spec in registry.specs}
+    check_bindings(engine.io_tensors, registry)
+    engine.close()
+    data = folder / DATA_FILE
+    content = data.read_bytes()
+    data.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(HearthError, match="changed after the export") as error:
+        verify_folder(folder, config, digests=True)
+    assert (error.value.code, error.value.field) == ("engine_corrupt", DATA_FILE)
+
+
+def test_tokens_and_rotation_follow_from_the_model(tmp_path: Path) -> None:
+    known = {
+        family: write_vision(
+            write_vision_model(tmp_path / family, family), tmp_path / family, CLASSIC
+        )
+        for family in FAMILIES
+    }
+    for config in known.values():
+        assert config is not None
+    qwen, older, idefics = known.values()
+    assert qwen is not None
+    assert older is not None
+    assert idefics is not None
+    for tokens in (qwen.tokens, older.tokens):
+        assert (tokens.vision_start, tokens.vision_end, tokens.image, tokens.video) == (3, 4, 5, 6)
+    assert idefics.tokens.image == 4
+    assert (idefics.tokens.fake_around, idefics.tokens.global_image) == (3, 5)
+    assert (qwen.position_side, qwen.deepstack_layers) == (6, (0, 2))
+    assert (older.window_size, older.full_attention_layers) == (32, (1, 3))
+    assert older.tokens_per_second == 2
+    assert (idefics.position_side, idefics.merge_size, idefics.temporal_patch_size) == (4, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "code", "field"),
+    [
+        ("qwen3_vl", {"hidden_size": 24}, "model_unsupported", "hidden_size"),
+        ("qwen3_vl", {"hidden_size": 40}, "model_unsupported", "hidden_size"),
+        ("qwen3_vl", {"hidden_size": 33}, "model_invalid", "hidden_size"),
+        ("qwen3_vl", {"hidden_act": "relu"}, "model_unsupported", "hidden_act"),
+        ("qwen3_vl", {"num_position_embeddings": 35}, "model_invalid", "num_position_embeddings"),
+        ("qwen3_vl", {"deepstack_visual_indexes": [2, 0]}, "model_invalid",
+         "deepstack_visual_indexes"),
+        ("qwen3_vl", {"out_hidden_size": 32}, "model_invalid", "out_hidden_size"),
+        ("qwen3_vl", {"in_channels": 1}, "model_unsupported", "in_channels"),
+        ("qwen3_vl", {"use_head": True}, "model_unsupported", "use_head"),
+        ("qwen3_vl", {"rope_parameters": {"rope_theta": 5}}, "model_unsupported",
+         "rope_parameters"),
+        ("qwen2_5_vl", {"window_size": 40}, "model_unsupported", "window_size"),
+        ("qwen2_5_vl", {"fullatt_block_indexes": "all"}, "model_invalid",
+         "fullatt_block_indexes"),
+        ("idefics3", {"layer_norm_eps": 0}, "model_invalid", "layer_norm_eps"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_refused(
+    tmp_path: Path, family: Family, change: dict[str, Any], code: str, field: str
+) -> None:
+    source = write_vision_model(tmp_path / "m", family)
+    path = source / "config.json"
+    config = json.loads(path.read_text())
+    config["vision_config"] |= change
+    path.write_text(json.dumps(config))
+    with pytest.raises(HearthError) as error:
+        write_vision(source, tmp_path, CLASSIC)
+    assert (error.value.code, error.value.field) == (code, field)
+
+
+def test_another_family_is_refused(tmp_path: Path) -> None:
+    source = write_vision_model(tmp_path / "m", "qwen3_vl")
+    path = source / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": "llava"}))
+    with pytest.raises(HearthError, match="qwen2_5_vl") as error:
+        write_vision(source, tmp_path, CLASSIC)
+    assert (error.value.code, error.value.field) == ("model_unsupported", "model_type")
+
+
+@pytest.mark.parametrize("kind", ["missing", "spare", "shape"])
+def test_tensors_that_do_not_fit_are_named(tmp_path: Path, kind: str) -> None:
+    source = write_vision_model(tmp_path / "m", "idefics3")
+    name = "model.vision_model.post_layernorm.bias"
+
+    def change(tensors: dict[str, NDArray[Any]]) -> None:
+        if kind == "missing":
+            del tensors[name]
+        elif kind == "shape":
+            tensors[name] = np.zeros(31, np.float32)
+        else:
+            tensors["model.vision_model.head.weight"] = np.zeros((2, 2), np.float32)
+
+    change_tensors(source, change)
+    with pytest.raises(HearthError) as error:
+        write_vision(source, tmp_path, CLASSIC)
+    wanted = "vision_model.head.weight" if kind == "spare" else name.removeprefix("model.")
+    assert error.value.field == wanted
+    assert error.value.code == ("model_unsupported" if kind == "spare" else "model_invalid")
+
+
+def test_a_tokenizer_without_the_tokens_is_refused(tmp_path: Path) -> None:
+    source = write_vision_model(tmp_path / "m", "idefics3")
+    path = source / "tokenizer.json"
+    path.write_text(path.read_text().replace("<global-img>", "<global_img>"))
+    with pytest.raises(HearthError, match="<global-img>") as error:
+        write_vision(source, tmp_path, CLASSIC)
+    assert error.value.code == "tokenizer_mismatch"
