@@ -15,7 +15,7 @@ _AXES = 3
 
 
 class RowPositions(NamedTuple):
-    """The positions of a row: those of its prompt [3, length], and `delta`.
+    """The positions of a row: those of its prompt [3, length], none if it is text, and `delta`.
 
     A token behind the prompt stands at its slot plus `delta`, on all three axes.
     """

@@ -43,10 +43,7 @@ class SharedResources:
         simulated = config.backend == "simulated"
         table = _simulated_table(config) if simulated else _load_embedding(config, folder)
         resources = cls([_create_caches(config, device)], device.constant("embedding", table))
-        if simulated:
-            resources.rope_tables.append(())
-        else:
-            resources.add_rope(config, folder, device)
+        resources.add_rope(config, folder, device)
         return resources
 
     def add_draft(self, config: LLMEngineRunnerConfig, folder: Path, device: Device) -> None:
@@ -66,7 +63,8 @@ class SharedResources:
 
     def add_rope(self, config: LLMEngineRunnerConfig, folder: Path, device: Device) -> None:
         """Add the rotary tables of an engine; raises as `create_for_llm`."""
-        tables = _load_rope(config, folder)
+        simulated = config.backend == "simulated"
+        tables = _simulated_rope(config) if simulated else _load_rope(config, folder)
         if config.use_context_dependent_rope:
             self.rotary_rows.append(RotaryRows(config, tables, device))
             self.rope_tables.append(self.rotary_rows[-1].tensors)
@@ -92,6 +90,15 @@ def _create_caches(config: LLMEngineRunnerConfig, device: Device) -> HybridCache
 def _simulated_table(config: LLMEngineRunnerConfig) -> NDArray[Any]:
     """Each token's embedding is its own number: the simulated engine reads tokens back."""
     return np.arange(config.vocab_size, dtype=np.float32)[:, None]
+
+
+def _simulated_rope(config: LLMEngineRunnerConfig) -> dict[str, NDArray[np.float32]]:
+    """None, unless rows have tables of their own: then each position is its own number."""
+    if not config.use_context_dependent_rope:
+        return {}
+    pairs = np.ones(config.rotary_dim // 2, np.float32)
+    table = np.arange(config.max_kv_cache_capacity, dtype=np.float32)[:, None] * pairs
+    return {"cos": table, "sin": table}
 
 
 def _load_embedding(config: LLMEngineRunnerConfig, folder: Path) -> NDArray[Any]:

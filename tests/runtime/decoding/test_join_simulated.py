@@ -28,8 +28,11 @@ from tests.runtime.decoding.schedules.remembering import (
     CONFIG,
     POISON,
     ROWS,
+    SEES,
     SLOTS,
+    STORE,
     RememberingEngine,
+    pictured_voices,
     text_of,
     voices,
 )
@@ -38,9 +41,11 @@ from tests.runtime.decoding.schedules.shadow import Shadow, watching
 from tests.runtime.decoding.schedules.trial import Trial
 
 SCHEDULES = 10_000
-VOICES = voices()
+OF_TEXT = voices()
+VOICES = [*OF_TEXT, *pictured_voices()]
 TEXTS = [text_of(voice) for voice in VOICES]
-BOUNDS = Bounds(voices=len(VOICES), rows=7, tokens=7, borders=4)
+BOUNDS = Bounds(voices=len(OF_TEXT), rows=7, tokens=7, borders=4)
+SEEING_BOUNDS = BOUNDS._replace(voices=len(VOICES))
 KNOWN = {voice.prompt: text for voice, text in zip(VOICES, TEXTS, strict=True)}
 CHAIN = 4
 
@@ -49,14 +54,19 @@ class Kind(NamedTuple):
     """How the runtime runs: like a CPU, whose buckets grow, or like a GPU.
 
     The latter pads its steps, has one bucket, queues a step before it reads the one before, and
-    has graphs of its steps, those of prompts too.
+    has graphs of its steps, those of prompts too. One that sees has rows with images among others.
     """
 
     gpu: bool
     chains: bool
+    sees: bool = False
 
 
-KINDS = tuple(Kind(gpu, chains) for gpu in (False, True) for chains in (False, True))
+KINDS = (
+    *(Kind(gpu, chains) for gpu in (False, True) for chains in (False, True)),
+    Kind(gpu=False, chains=True, sees=True),
+    Kind(gpu=True, chains=False, sees=True),
+)
 
 
 def chain(row: DecodingRow) -> list[int]:
@@ -106,7 +116,7 @@ class House:
     def trial(self, data: bytes) -> None:
         """Run the schedule that these bytes make."""
         choices = Choices(data)
-        schedule = draw_schedule(choices, BOUNDS)
+        schedule = draw_schedule(choices, SEEING_BOUNDS if self._kind.sees else BOUNDS)
         runtime, self._opened = self._opened or self._open(), None
         rows = 1 if self._kind.gpu else None
         runtime._budget = FixedBudget(CHUNK, SLOTS, 1.0, most_rows=rows)
@@ -130,7 +140,7 @@ class House:
     def _open(self) -> LLMInferenceRuntime:
         device = CpuDevice()
         device.steps_ahead = int(self._kind.gpu)
-        config = CONFIG
+        config = SEES if self._kind.sees else CONFIG
         if self._kind.gpu:
             config = structs.replace(config, operators="contrib")
         deployment = DeploymentConfig(config)
@@ -150,7 +160,7 @@ class House:
                 values["tensors.buckets.SMALLEST_BUCKET"] = SLOTS // 4
             for name, value in values.items():
                 patches.enter_context(patch(f"runtime.{name}", value))
-            runtime = LLMInferenceRuntime.create(deployment, Path(), EngineOptions(), device)
+            runtime = LLMInferenceRuntime.create(deployment, Path(), EngineOptions(), device, STORE)
             if self._kind.gpu:
                 assert runtime.capture(range(1, ROWS + 1)) == []
                 assert runtime.prompt_graphs.captures == ROWS

@@ -8,6 +8,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
+from runtime.images import EmbeddedImage
 from runtime.request import RequestOptions, RowRequest, RowToken
 from runtime.sampling import RowSampler
 from tests.runtime.decoding.schedules.schedule import PlannedRow
@@ -22,10 +23,11 @@ _DEVIATION = 10
 
 
 class Voice(msgspec.Struct, frozen=True):
-    """What a row's text depends on: its prompt and how its tokens are picked."""
+    """What a row's text depends on: its prompt with its images, how its tokens are picked."""
 
     prompt: tuple[int, ...]
     options: RequestOptions
+    images: tuple[EmbeddedImage, ...] = ()
 
     def row(self, plan: PlannedRow) -> RowRequest:
         """The request of a planned row."""
@@ -36,7 +38,12 @@ class Voice(msgspec.Struct, frozen=True):
             speculation=plan.speculation,
         )
         prompt = list(self.prompt)
-        return RowRequest(token_ids=prompt, prompt_length=len(prompt), options=options)
+        return RowRequest(
+            token_ids=prompt,
+            prompt_length=len(prompt),
+            options=options,
+            images=list(self.images),
+        )
 
 
 class Alone(NamedTuple):

@@ -3,19 +3,26 @@
 The key of a token is a number of token and position; the state at a token is the sum of the keys
 that it sees, each by the weight of its slot, and logits follow from the state alone. So a wrong
 slot, row, length or token changes all that follows, and one number in a row's slots that is not
-finite, seen or not, spoils the whole row, as nothing times infinity is not a number.
+finite, seen or not, spoils the whole row, as nothing times infinity is not a number. Where it sees
+images, positions come from the row's rotary tables, and deepstack features are part of a key.
 """
 
 from collections.abc import Sequence
+from math import prod
 from random import Random
+from typing import Any
 
 import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
+from runtime.config import RopeConfig
 from runtime.device.stream import Stream
 from runtime.executor.engine import Binding
 from runtime.executor.simulated_engine import SimulatedEngine, simulated_config
+from runtime.images import EmbeddedImage, ImageSpan
+from runtime.pictures.local_embeddings import LocalEmbeddings
+from runtime.pictures.positions import row_positions
 from runtime.request import RequestOptions, RowToken
 from runtime.sampling import sample_rows
 from runtime.sampling.row_sampler import RowSampler
@@ -32,6 +39,18 @@ CONFIG = simulated_config(
     prefill_chunk=CHUNK,
     eos_token_ids=(END,),
 )
+SEES = structs.replace(
+    CONFIG,
+    head_dim=6,
+    rotary_dim=6,
+    rope_config=RopeConfig(type="mrope", mrope_section=(1, 1, 1)),
+    use_context_dependent_rope=True,
+    image_token_id=9,
+    num_deepstack_features=2,
+)
+STORE = LocalEmbeddings()
+# A token of text stands at its slot on each axis, and so it does in their sum.
+_AXES = np.array([2, 3, -4], np.float32)
 _NUMBERS = np.random.default_rng(3)
 _SLOT_WEIGHTS = _NUMBERS.integers(1, 4000, 2 * SLOTS).astype(np.float64)
 _PLACES, _STEPS = np.arange(ROWS)[:, None], np.arange(SLOTS)
@@ -48,7 +67,7 @@ def logits_of(states: Floats) -> NDArray[np.float32]:
     return np.where(healthy[..., None], found, np.float32(np.nan))
 
 
-def key_of(tokens: NDArray[np.float32], positions: NDArray[np.int64]) -> NDArray[np.float32]:
+def key_of(tokens: NDArray[np.float32], positions: NDArray[Any]) -> NDArray[np.float32]:
     """The keys of tokens at positions; not a number for the poisoned token."""
     keys = (tokens + 1) * 64 + positions
     return np.where(tokens == POISON, np.float32(np.nan), keys).astype(np.float32)
@@ -81,7 +100,12 @@ class RememberingEngine(SimulatedEngine):
         """Write keys and logits."""
         arrays = {one.name: one.tensor.view(one.shape) for one in bindings}
         start, cache = arrays["kvcache_start_index"], arrays["k_cache_0"][:, 0]
-        keys = key_of(arrays["inputs_embeds"][..., 0], arrays["attention_pos_id"])
+        places = arrays["attention_pos_id"]
+        if "rope_cos" in arrays:
+            places = np.take_along_axis(arrays["rope_cos"], places[..., None], axis=1) @ _AXES
+        keys = key_of(arrays["inputs_embeds"][..., 0], places)
+        for feature in range(SEES.num_deepstack_features if "rope_cos" in arrays else 0):
+            keys += (feature + 2) * arrays[f"deepstack_embeds_{feature}"][..., 0]
         rows, width = keys.shape
         room = cache.shape[1]
         # Padding at the end of a cache is written behind it, where nobody looks.
@@ -107,9 +131,8 @@ def text_of(voice: Voice) -> Reply:
     options = structs.replace(voice.options, logprobs=20)
     reply, sampler = Reply(), RowSampler(options, tokens, len(tokens), VOCAB)
     while len(tokens) < SLOTS and not reply.end:
-        held = np.array(tokens)
-        keys = key_of(held.astype(np.float32), np.arange(len(held)))
-        logits = logits_of((keys * _SLOT_WEIGHTS[: len(held)]).sum(keepdims=True))
+        keys = _keys(voice, tokens)
+        logits = logits_of((keys * _SLOT_WEIGHTS[: len(tokens)]).sum(keepdims=True))
         (sample,) = sample_rows(logits, [sampler], [len(tokens)])
         if sample is None:
             reply.end = "non_finite"
@@ -121,6 +144,46 @@ def text_of(voice: Voice) -> Reply:
         reply.tokens.append(RowToken(0, sample.token_id, sample.logprob, sample.top))
     reply.end = reply.end or "length"
     return reply
+
+
+def _keys(voice: Voice, tokens: Sequence[int]) -> NDArray[np.float32]:
+    """The keys of all tokens of a row, with those of its images."""
+    embeds = np.zeros((1 + SEES.num_deepstack_features, len(tokens)), np.float32)
+    embeds[0] = tokens
+    places = np.arange(len(tokens), dtype=np.float32)
+    if voice.images:
+        spans = [span for image in voice.images for span in image.spans]
+        prompt, delta = row_positions(len(voice.prompt), spans)
+        places += delta
+        places[: prompt.shape[1]] = prompt.T @ _AXES
+    for image in voice.images:
+        for start, length, first, *_ in map(structs.astuple, image.spans):
+            found = STORE.read(image)[:, first : first + length, 0]
+            embeds[:, start : start + length] = found
+    keys = key_of(embeds[0], places)
+    return keys + np.arange(2, 1 + len(embeds), dtype=np.float32) @ embeds[1:]
+
+
+def pictured_voices() -> list[Voice]:
+    """Prompts with images, and with ids of text in their places, which count for nothing."""
+    random, found = Random(6), []
+    healthy = [token for token in range(1, VOCAB) if token != POISON]
+    for number in range(32):
+        prompt, images = random.choices(healthy, k=random.randrange(4)), []
+        for _ in range(1 + number % 2):
+            grids = [(1, 2, 3), (1, 3, 1), (1, 1, 1), (2, 1, 2), (1, 4, 4), (0, 0, 0)]
+            grid = random.choice(grids)
+            length = prod(grid) or 5
+            values = np.random.default_rng(len(found)).integers(41, 90, (3, length + 2, 1))
+            values[:, [0, -1]] = POISON  # Nothing but a span of it is read.
+            slot = STORE.put(values.astype(np.float32))
+            span = ImageSpan(len(prompt), length, 1, grid)
+            images.append(EmbeddedImage(slot, length + 2, (span,)))
+            prompt += random.choices(range(1, VOCAB), k=length)
+            prompt += random.choices(healthy, k=random.randrange(1, 6))
+        options = RequestOptions(seed=number, ignore_eos=number % 3 == 0, temperature=number % 2)
+        found.append(Voice(tuple(prompt), options, tuple(images)))
+    return found
 
 
 def voices() -> list[Voice]:

@@ -127,9 +127,9 @@ def watching(runtime: LLMInferenceRuntime, shadow: Shadow) -> Iterator[None]:
     prefill, decode = runner.execute_prefill_step, runner.execute_vanilla_decoding_step
     verify, commit = runner.execute_eagle_base_tree_decoding_step, runner.commit_path
 
-    def prefilling(token_ids: Any, lengths: Any, first: int = 0) -> Any:
+    def prefilling(token_ids: Any, lengths: Any, first: int = 0, images: Any = ()) -> Any:
         shadow.prefill(token_ids, lengths, first)
-        return prefill(token_ids, lengths, first)
+        return prefill(token_ids, lengths, first, images)
 
     def decoding(rows: int) -> Any:
         shadow.decode(rows)
