@@ -69,8 +69,8 @@ def logits_of(states: Floats) -> NDArray[np.float32]:
 
 def key_of(tokens: NDArray[np.float32], positions: NDArray[Any]) -> NDArray[np.float32]:
     """The keys of tokens at positions; not a number for the poisoned token."""
-    keys = (tokens + 1) * 64 + positions
-    return np.where(tokens == POISON, np.float32(np.nan), keys).astype(np.float32)
+    keys = ((tokens + 1) * 64 + positions).astype(np.float32)
+    return np.where(tokens == POISON, np.float32(np.nan), keys)
 
 
 class RememberingRun:
@@ -166,7 +166,8 @@ def _keys(voice: Voice, tokens: Sequence[int]) -> NDArray[np.float32]:
 
 def pictured_voices() -> list[Voice]:
     """Prompts with images, and with ids of text in their places, which count for nothing."""
-    random, found = Random(6), []
+    random = Random(6)
+    found: list[Voice] = []
     healthy = [token for token in range(1, VOCAB) if token != POISON]
     for number in range(32):
         prompt, images = random.choices(healthy, k=random.randrange(4)), []
