@@ -69,8 +69,9 @@ def logits_of(states: Floats) -> NDArray[np.float32]:
 
 def key_of(tokens: NDArray[np.float32], positions: NDArray[Any]) -> NDArray[np.float32]:
     """The keys of tokens at positions; not a number for the poisoned token."""
-    keys = ((tokens + 1) * 64 + positions).astype(np.float32)
-    return np.where(tokens == POISON, np.float32(np.nan), keys)
+    keys: NDArray[np.float32] = ((tokens + 1) * 64 + positions).astype(np.float32)
+    keys[tokens == POISON] = np.nan
+    return keys
 
 
 class RememberingRun:
