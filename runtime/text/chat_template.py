@@ -12,6 +12,7 @@ from runtime.engine_folder import TEMPLATE_FILE
 from runtime.errors import HearthError
 
 _MAX_REASON = 200
+_PROBE = "x7q"
 
 
 class ChatTemplate:
@@ -40,11 +41,26 @@ class ChatTemplate:
                 TEMPLATE_FILE,
             ) from error
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        self._wants_parts = not self._shows(_PROBE) and self._shows(_as_parts(_PROBE))
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The text of a conversation up to the start of the model's turn.
 
-        Raises `invalid_value` for `messages` that the template refuses or cannot render.
+        Content is text, or parts as Hugging Face has them: maps of `type` (`text`, `image`,
+        `video`) and `text`. Raises `invalid_value` for `messages` that the template refuses or
+        cannot render.
         """
+        if self._wants_parts:
+            messages = [{**one, "content": _as_parts(one["content"])} for one in messages]
+        return self._render(messages)
+
+    def _shows(self, content: Any) -> bool:
+        try:
+            return _PROBE in self._render([{"role": "user", "content": content}])
+        except HearthError:
+            return True
+
+    def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         try:
             return self._template.render(
                 messages=messages,
@@ -84,6 +100,10 @@ class _GenerationBlock(Extension):
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.Scope(body).set_lineno(line)
+
+
+def _as_parts(content: Any) -> Any:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def _refuse(reason: object) -> None:

@@ -1,13 +1,16 @@
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from runtime.config import load_config
 from runtime.errors import HearthError
 from runtime.text.chat_template import ChatTemplate
+from runtime.text.disguise import Disguise
 from runtime.text.special_tokens import SpecialTokens
 from runtime.text.text_files import TokenizerFile, check_fit, open_template
 
+Content = str | Sequence[Mapping[str, str]]
+"""Of a turn: text, or parts as a chat template has them, maps of `type` and, of text, `text`."""
 _ROLES = frozenset({"system", "user", "assistant"})
 # Decoding in a batch lets other threads run; below this many tokens that costs more than it is.
 _SHORT = 64
@@ -45,14 +48,18 @@ class Tokenizer:
 
         Raises `invalid_value` naming `field` for text that is not valid Unicode.
         """
-        return self._encode(_valid(text, field), special=True)
+        return self._encode(_valid(text, field), special=True, add=True)
 
-    def encode_chat(self, turns: Sequence[tuple[str, str]]) -> list[int]:
+    def encode_piece(self, text: str) -> list[int]:
+        """Ids of a piece of a prompt: special tokens are recognised, and none are added."""
+        return self._encode(text, special=True, add=False)
+
+    def encode_chat(self, turns: Sequence[tuple[str, Content]]) -> list[int]:
         """Ids of a conversation of (role, content), ready for the model's answer.
 
-        Special tokens come from the template alone; what the turns spell stays text. Raises
-        `unsupported_option` when the model has no chat template, `invalid_value` when the turns
-        do not fit it.
+        Special tokens come from the template alone, which puts one for each part that is no text;
+        what the turns spell stays text. Raises `unsupported_option` when the model has no chat
+        template, `invalid_value` when the turns do not fit it.
         """
         if self._template is None:
             raise HearthError(
@@ -63,13 +70,13 @@ class Tokenizer:
         disguise = self._special.disguise()
         rendered = self._template.render(
             [
-                {"role": _known_role(role), "content": disguise.hide(_valid(content, "messages"))}
+                {"role": _known_role(role), "content": _hidden(content, disguise)}
                 for role, content in turns
             ]
         )
         for torn in (False, True):
             spelled = self._special.spell(rendered, disguise, torn=torn)
-            ids = self._special.real_ids(self._encode(spelled, special=False))
+            ids = self._special.real_ids(self._encode(spelled, special=False, add=False))
             if ids is not None:
                 return ids
         raise HearthError(
@@ -96,13 +103,24 @@ class Tokenizer:
         """Whether an id shows in text: it is not special, and the tokenizer knows it."""
         return token_id < self._size and token_id not in self._special.ids
 
-    def _encode(self, text: str, *, special: bool) -> list[int]:
+    def _encode(self, text: str, *, special: bool, add: bool) -> list[int]:
         # The recognition of special tokens is a switch of the whole library object. A batch of
         # one lets other threads run meanwhile, which `encode` does not.
         with self._encoding:
             self._library.encode_special_tokens = not special
-            (encoding,) = self._library.encode_batch_fast([text], add_special_tokens=special)
+            (encoding,) = self._library.encode_batch_fast([text], add_special_tokens=add)
         return encoding.ids
+
+
+def _hidden(content: Content, disguise: Disguise) -> str | list[dict[str, str]]:
+    if isinstance(content, str):
+        return disguise.hide(_valid(content, "messages"))
+    return [
+        {**part, "text": disguise.hide(_valid(part["text"], "messages"))}
+        if "text" in part
+        else dict(part)
+        for part in content
+    ]
 
 
 def _known_role(role: str) -> str:

@@ -1,0 +1,58 @@
+"""A conversation with pictures as token ids."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from runtime.images import ImageLayout, ImageSpan, Picture
+from runtime.pictures.placeholders import expand, video_parts
+from runtime.pictures.sizes import layout_of, video_layout
+from runtime.text.tokenizer import Content, Tokenizer
+from runtime.vision_config import VisionConfig
+
+Turn = tuple[str, Content]
+
+
+class Shown(NamedTuple):
+    """A picture, or those of a video with the time of each in seconds, before it is laid out."""
+
+    pictures: Sequence[Picture]
+    times: Sequence[float] = ()
+
+    def layout(self, config: VisionConfig, most_tokens: int = 0) -> ImageLayout:
+        """What becomes of it, with `most_tokens` embeddings at the most; raises as `layout_of`."""
+        if not self.times:
+            return layout_of(self.pictures[0], config, most_tokens)
+        return video_layout(self.pictures, self.times, config, most_tokens)
+
+
+def encode_turns(
+    tokenizer: Tokenizer,
+    turns: Sequence[Turn],
+    shown: Sequence[Shown],
+    layouts: Sequence[ImageLayout],
+    config: VisionConfig,
+) -> tuple[list[int], list[tuple[ImageSpan, ...]]]:
+    """Ids of a conversation whose parts of type `image` and `video` are `shown`, in that order.
+
+    Each of `layouts`, of what is shown, has spans where its embeddings go. Raises as
+    `Tokenizer.encode_chat` and `expand`.
+    """
+    if config.family == "idefics3":
+        waiting = iter(zip(shown, layouts, strict=True))
+        turns = [(role, _without_videos(content, waiting)) for role, content in turns]
+    times = [one.times for one in shown]
+    return expand(tokenizer.encode_chat(turns), layouts, config, tokenizer.encode_piece, times)
+
+
+def _without_videos(content: Content, waiting: Iterator[tuple[Shown, ImageLayout]]) -> Content:
+    """The content with the pictures of its videos in their place."""
+    if isinstance(content, str):
+        return content
+    found: list[Mapping[str, str]] = []
+    for part in content:
+        if part["type"] == "text":
+            found.append(part)
+            continue
+        shown, layout = next(waiting)
+        found += video_parts(layout, shown.times) if part["type"] == "video" else [part]
+    return found
