@@ -26,8 +26,8 @@ def patch(
     """Resize a picture [height, width, 3] and write its patches to `out` [patches, patch_bytes].
 
     `out` is contiguous. Pixels are resized as Pillow does it, each step rounded to 8 bits. The
-    order is that of the model's processor: Qwen's patches come by the tokens that they merge into,
-    Idefics3's by tiles. Of a video this is used frame number `frame`, and `out` is the whole's.
+    order is by segments, and in each by the tokens that patches merge into. Of a video this is used
+    frame number `frame`, and `out` is the whole's.
     """
     image = Image.fromarray(pixels)
     resample = _FILTERS[config.rules.resample]
@@ -40,17 +40,23 @@ def patch(
         # A picture, or the last of an odd number of frames, fills its patches by itself.
         last = frame + 1 >= len(layout.frames)
         halves = slice(half, None if last else half + 1)
-        _cut(np.asarray(image), config.merge_size, config.merge_size, parts[step, :, :, halves])
+        _cut(np.asarray(image), config.merge_size, parts[step, :, :, halves])
         return
     height, width = first_size(image.height, image.width, layout, config)
     image = _resized(image, width, height, resample)
     parts = out.reshape(layout.segments, rows * columns, 3, 1, side, side)
     if layout.rows:
         image = _resized(image, layout.width, layout.height, resample)
-        _cut(np.asarray(image), rows, columns, parts[:-1].reshape(-1, *parts.shape[2:]))
+        tiles = (
+            np.asarray(image)
+            .reshape(layout.rows, rows * side, layout.columns, columns * side, 3)
+            .swapaxes(1, 2)
+        )
+        for place in range(layout.segments - 1):
+            _cut(tiles[divmod(place, layout.columns)], config.merge_size, parts[place])
         frame = -1
     image = _resized(image, config.rules.tile_size, config.rules.tile_size, resample)
-    _cut(np.asarray(image), rows, columns, parts[frame])
+    _cut(np.asarray(image), config.merge_size, parts[frame])
 
 
 def _resized(
@@ -59,15 +65,15 @@ def _resized(
     return image if image.size == (width, height) else image.resize((width, height), resample)
 
 
-def _cut(pixels: NDArray[np.uint8], rows: int, columns: int, out: NDArray[np.uint8]) -> None:
-    """Patches of [H, W, 3] by blocks of `rows` x `columns`: [patches, 3, times, side, side].
+def _cut(pixels: NDArray[np.uint8], merge: int, out: NDArray[np.uint8]) -> None:
+    """Patches of [H, W, 3] by blocks of `merge` x `merge`: [patches, 3, times, side, side].
 
     Every time gets the same.
     """
     side = out.shape[-1]
     height, width, _ = pixels.shape
     blocks = pixels.reshape(
-        height // side // rows, rows, side, width // side // columns, columns, side, 3
+        height // side // merge, merge, side, width // side // merge, merge, side, 3
     ).transpose(0, 3, 1, 4, 6, 2, 5)
     target = out.reshape(*blocks.shape[:5], *out.shape[2:])
     for time in range(out.shape[2]):

@@ -84,8 +84,10 @@ def check_tiles(pixels: NDArray[np.uint8], config: VisionConfig) -> None:
     layout = layout_of(photo(*pixels.shape[1::-1]), config)
     assert (theirs["rows"], theirs["cols"]) == ([[layout.rows]], [[layout.columns]])
     side = rules.tile_size // 14
-    tiles = levels(theirs["pixel_values"][0]).reshape(-1, 3, side, 14, side, 14)
-    rows = tiles.transpose(0, 2, 4, 1, 3, 5).reshape(-1, config.patch_bytes)
+    merge, blocks = config.merge_size, side // config.merge_size
+    tiles = levels(theirs["pixel_values"][0])
+    tiles = tiles.reshape(-1, 3, blocks, merge, 14, blocks, merge, 14)
+    rows = tiles.transpose(0, 2, 5, 3, 6, 1, 4, 7).reshape(-1, config.patch_bytes)
     assert_close(patches_of(pixels, config), rows)
 
 
