@@ -51,6 +51,9 @@ class PlanDriver:
             for spec in registry.specs
         }
         for name, table in load_file(folder / ROPE_FILE).items():
+            if self.config.use_context_dependent_rope:
+                self.put(f"rope_{name}", np.stack([table] * largest.batch))
+                continue
             self.tensors[f"rope_{name}"] = self._memory.zeros(
                 f"rope_{name}", table.shape, table.dtype
             )

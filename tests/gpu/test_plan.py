@@ -71,6 +71,37 @@ def test_greedy_rows_equal_those_of_onnx_runtime(
     assert all(gap < SMALL_GAP for gap in gaps)
 
 
+def test_rows_have_tables_and_features_of_their_own(
+    driver: PlanDriver, reference: GraphDriver
+) -> None:
+    config, random = driver.config, np.random.default_rng(1)
+    if not config.use_context_dependent_rope:
+        pytest.skip("the plan's model takes no images")
+    driver.filled[:] = reference.filled[:] = 0
+    batch, width = len(PROMPTS), len(PROMPTS[0])
+    kept = reference.rope
+    angles = random.uniform(0, 9, kept["rope_cos"].shape).astype(np.float32)
+    reference.rope = {"rope_cos": np.cos(angles), "rope_sin": np.sin(angles)}
+    ids = random.integers(3, 90, (batch, width))
+    features = {
+        f"deepstack_embeds_{k}": random.normal(0, 1, (batch, width, config.hidden_size))
+        for k in range(config.num_deepstack_features)
+    }
+    every = np.tile(np.arange(width), (batch, 1))
+    want = reference.run(ids, every, every[:, -1:], **features)["logits"][:, 0]
+    dims = driver.feed(ids.tolist())
+    for name, array in (reference.rope | features).items():
+        driver.put(name, array)
+    driver.engine.run(driver.bindings(dims), driver.stream)
+    have = driver.finish(ids.tolist(), dims)
+    for name, table in kept.items():
+        driver.put(name, table)
+    for name, array in features.items():
+        driver.put(name, np.zeros_like(array))
+    reference.rope = kept
+    assert np.abs(have - want).max() / np.abs(want).max() < 2e-2
+
+
 def test_the_record_says_what_its_steps_take(driver: PlanDriver) -> None:
     plan = driver.config.plan
     assert plan is not None

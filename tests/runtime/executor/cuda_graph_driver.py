@@ -82,7 +82,7 @@ class CudaGraphDriver(GraphDriver):
         self.engine.close()
 
     def _shape(self, io: IOTensor, sizes: dict[str, int]) -> tuple[int, ...]:
-        fixed = {"capacity": self._capacity, "positions": len(self.rope["rope_cos"])}
+        fixed = {"capacity": self._capacity, "positions": self.rope["rope_cos"].shape[-2]}
         return tuple(
             size if isinstance(size, int) else (sizes | fixed)[str(size)] for size in io.shape
         )

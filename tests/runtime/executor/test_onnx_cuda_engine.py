@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import onnxruntime as ort
@@ -16,10 +17,14 @@ from runtime.executor.engine import EngineOptions
 from runtime.executor.onnx_cuda_capture import host_nodes
 from runtime.executor.onnx_cuda_session import provider_options, session_options
 from runtime.export import ExportOptions, export_model
+from runtime.export.options import TargetType
 from runtime.onnx_runtime import CUDA_PROVIDER
 from tests.references import NAMES, reference_folder, reference_logits
+from tests.references.images import stored_logits
 from tests.runtime.executor.cuda_graph_driver import CudaGraphDriver
 from tests.runtime.export.graph_driver import GraphDriver, run_rows
+from tests.runtime.export.image_rows import CAPACITY, ROWS, logits_of
+from tests.vision_models import FAMILIES, Family, write_vision_model
 
 gpu_test = [
     pytest.mark.gpu,
@@ -68,6 +73,28 @@ class TestOnTheGpu:
         for row, logits in zip(rows, run_rows(driver, rows, 5), strict=True):
             np.testing.assert_allclose(logits, row.logits, atol=TOLERANCES[dtype], rtol=0)
         driver.close()
+
+    @pytest.mark.parametrize("family", FAMILIES)
+    @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+    def test_rows_with_and_without_an_image_agree(
+        self, device: CudaDevice, tmp_path: Path, family: Family, dtype: TargetType
+    ) -> None:
+        operators: Literal["standard", "contrib"]
+        operators = "standard" if dtype == "float32" else "contrib"
+        options = structs.replace(CUDA, dtype=dtype, operators=operators)
+        export_model(write_vision_model(tmp_path / "m", family), tmp_path / "engine", options)
+        for chunk in (1, 5):
+            driver = CudaGraphDriver(tmp_path / "engine", ROWS, CAPACITY, device)
+            seen = logits_of(driver, family, chunk)
+            for logits, expected in zip(seen, stored_logits(family), strict=True):
+                tolerance = TOLERANCES[dtype] * max(1, expected.std() / 1.5)
+                np.testing.assert_allclose(logits, expected, atol=tolerance, rtol=0)
+            if operators == "contrib":
+                step = driver.bindings(ROWS, 1, 1)
+                graph = driver.engine.capture(step, device.stream)
+                assert host_nodes(device.context, graph) == 0  # type: ignore[arg-type] # a captured graph
+                graph.close()
+            driver.close()
 
     @pytest.mark.parametrize("operators", ["contrib", "standard"])
     @pytest.mark.parametrize("batch", [1, 2, 8])

@@ -10,20 +10,21 @@ from tests.runtime.export.graph_driver import Array, GraphDriver
 from tests.vision_models import Family
 
 CAPACITY = 48
+ROWS = 2
 
 
 def compare_images(folder: Path, family: Family, chunk: int, tolerance: float) -> None:
     """Compare the logits of the engine of `write_vision_model(..., family)` in `folder`."""
+    driver = GraphDriver(folder, ROWS, capacity=CAPACITY)
     for logits, expected in zip(
-        logits_of(folder, family, chunk), stored_logits(family), strict=True
+        logits_of(driver, family, chunk), stored_logits(family), strict=True
     ):
         np.testing.assert_allclose(logits, expected, atol=tolerance, rtol=0)
 
 
-def logits_of(folder: Path, family: Family, chunk: int) -> list[Array]:
-    """Those of all rows in one batch, by chunks; a row that is through is fed on all the same."""
+def logits_of(driver: GraphDriver, family: Family, chunk: int) -> list[Array]:
+    """Those of all `ROWS` in one batch, by chunks; a row that is through is fed on all the same."""
     rows = image_rows(family)
-    driver = GraphDriver(folder, len(rows), capacity=CAPACITY)
     longest = max(len(row.token_ids) for row in rows)
     if driver.config.use_context_dependent_rope:
         for place, row in enumerate(rows):

@@ -21,7 +21,8 @@ from runtime.export.reference_pass import decode
 from runtime.export.rounded_weights import RoundedWeights
 from runtime.vision_config import VISION_CONFIG_FILE, VISION_FOLDER, VisionConfig
 from tests.references.images import image_rows, live_logits, rotary_rows, stored_logits
-from tests.runtime.export.image_rows import compare_images, logits_of
+from tests.runtime.export.graph_driver import GraphDriver
+from tests.runtime.export.image_rows import CAPACITY, ROWS, compare_images, logits_of
 from tests.runtime.export.trees import export_with_draft
 from tests.vision_models import FAMILIES, SPELLINGS, Family, write_vision_model
 
@@ -72,7 +73,7 @@ def test_quantised_text_computes_what_its_integers_say(
     folder = export(source, tmp_path / "engine", dialect, quantization)
     config, model = load_config(folder), load_model_config(source)
     weights = RoundedWeights(Checkpoint(source, text_name), config)
-    seen = logits_of(folder, "qwen3_vl", 12)
+    seen = logits_of(GraphDriver(folder, ROWS, CAPACITY), "qwen3_vl", 12)
     for row, logits, exact in zip(
         image_rows("qwen3_vl"), seen, stored_logits("qwen3_vl"), strict=True
     ):
