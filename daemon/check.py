@@ -13,15 +13,34 @@ from daemon.gpu_facts import GPUFacts, check_gpu, gpu_facts, serving_library
 from daemon.wiring import runtime_options
 from runtime.config import PlanRecord
 from runtime.decoding.answer_check import AnswerReport
+from runtime.decoding.assembly import share_context_memory
 from runtime.decoding.budget import Budget, budgets_of, fit_deployment
 from runtime.decoding.deployment import DeploymentConfig, load_engines, resolve_deployment
 from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.device.open import open_device
 from runtime.errors import HearthError
+from runtime.executor.engine import EngineOptions
 from runtime.executor.threads import physical_cores
 from runtime.known_answer import load_answer
 from runtime.memory.system import available_memory
+from runtime.tower_answer import TowerReport, load_tower_answer
+from runtime.vision.answer_check import check_tower_answer
+from runtime.vision.vision_runner import VisionRunner
+from runtime.vision_config import VISION_FOLDER, Family, VisionConfig, load_vision_config
 
 T = TypeVar("T")
+
+
+class Tower(msgspec.Struct, frozen=True, kw_only=True):
+    """The vision tower of a model that sees; `image_tokens` are the most that a picture becomes."""
+
+    family: Family
+    layers: int
+    dialect: str
+    dtype: str
+    plan: PlanRecord | None
+    image_tokens: int
+    answer: TowerReport | None = None
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +82,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     host_memory_available: int
     answer: Literal["not compared", "none", "right", "wrong"] = "not compared"
     answer_report: AnswerReport | None = None
+    tower: Tower | None = None
 
 
 def inspect_engine(settings: Settings, folder: Path) -> Report:
@@ -112,6 +132,20 @@ def inspect_engine(settings: Settings, folder: Path) -> Report:
         host_memory=beside.parts,
         host_memory_needed=beside.needed,
         host_memory_available=beside.available,
+        tower=_tower(load_vision_config(folder)),
+    )
+
+
+def _tower(config: VisionConfig | None) -> Tower | None:
+    if config is None:
+        return None
+    return Tower(
+        family=config.family,
+        layers=config.num_layers,
+        dialect=config.dialect,
+        dtype=config.dtype,
+        plan=config.plan,
+        image_tokens=config.max_patches // config.merge_size**2,
     )
 
 
@@ -126,11 +160,27 @@ def with_answer(report: Report, settings: Settings, folder: Path) -> Report:
                 return msgspec.structs.replace(report, answer="none")
             runtime.capture([1, runtime.max_batch])
             given = runtime.check_answer(answer)
+        tower = _with_tower_answer(report, settings, folder)
     except HearthError as error:
         found = "wrong" if error.code == "wrong_answer" else report.answer
         why = {"reason": error.message, "code": error.code, "field": error.field}
         return msgspec.structs.replace(report, ok=False, answer=found, **why)
-    return msgspec.structs.replace(report, answer="right", answer_report=given)
+    return msgspec.structs.replace(report, answer="right", answer_report=given, tower=tower)
+
+
+def _with_tower_answer(report: Report, settings: Settings, folder: Path) -> Tower | None:
+    config = load_vision_config(folder)
+    if report.tower is None or config is None:
+        return None
+    folder /= VISION_FOLDER
+    options = EngineOptions(threads=settings.threads, spin=settings.spin)
+    with (
+        closing(open_device("cuda" if report.device == "cuda" else "cpu")) as device,
+        closing(VisionRunner.open(folder, config, options, device)) as runner,
+    ):
+        share_context_memory([runner.executor], device)
+        given = check_tower_answer(runner, load_tower_answer(folder, config))
+    return msgspec.structs.replace(report.tower, answer=given)
 
 
 def _tried(refusals: list[HearthError], look: Callable[[], T]) -> T | None:

@@ -4,7 +4,7 @@ from typing import Any
 import click
 import msgspec
 
-from daemon.check import Report, inspect_engine, with_answer
+from daemon.check import Report, Tower, inspect_engine, with_answer
 from daemon.cli.console import out, progress_bar, size, table
 from daemon.cli.errors import FAILED, Failure
 from daemon.cli.options import json_option, settings_from, settings_options
@@ -85,6 +85,22 @@ def _rows(report: Report) -> list[tuple[str, str]]:
         ("memory free", size(report.memory_available)),
         *_host_rows(report),
         ("known answer", _answer(report)),
+        *_tower_rows(report.tower),
+    ]
+
+
+def _tower_rows(tower: Tower | None) -> list[tuple[str, str]]:
+    if tower is None:
+        return []
+    shape = f"{tower.family}, {tower.layers} layers, {tower.dtype}, {tower.dialect} dialect"
+    given, answer = tower.answer, "not compared"
+    if given is not None:
+        allowed = f"none off by more than {given.error:.2g} of what is allowed"
+        answer = f"right: {given.compared} sums, {allowed}"
+    return [
+        ("vision tower", shape),
+        ("images", f"up to {tower.image_tokens} tokens each"),
+        ("its answer", answer),
     ]
 
 

@@ -14,6 +14,7 @@ from runtime.options import (
     SpeculationOptions,
     check_speculation,
 )
+from runtime.vision_config import VISION_FOLDER, VisionConfig, load_vision_config
 
 Method = Literal["off", "lookup", "eagle"]
 Asked = Method | Literal["auto"]
@@ -71,9 +72,12 @@ def load_deployment(folder: Path, options: RuntimeOptions) -> DeploymentConfig:
 
 def load_engines(folder: Path, options: RuntimeOptions, told: Told = nobody) -> StoredEngines:
     """Read an engine folder and check its files, telling the share of bytes; raises `engine_*`."""
-    stored = load_config(folder)
-    configs = {folder: stored}
+    stored, tower = load_config(folder), load_vision_config(folder)
+    configs: dict[Path, LLMEngineRunnerConfig | VisionConfig] = {folder: stored}
     draft = None
+    if tower is not None:
+        _check_tower(stored, tower)
+        configs[folder / VISION_FOLDER] = tower
     if stored.enable_eagle_spec_decode:
         configs[folder / DRAFT_FOLDER] = draft = load_config(folder / DRAFT_FOLDER)
     total = sum(one.bytes for config in configs.values() for one in config.files.values())
@@ -87,6 +91,23 @@ def load_engines(folder: Path, options: RuntimeOptions, told: Told = nobody) -> 
     for place, config in configs.items():
         verify_folder(place, config, digests=options.verify, read=read)
     return StoredEngines(stored, draft)
+
+
+def _check_tower(base: LLMEngineRunnerConfig, tower: VisionConfig) -> None:
+    """Raise `engine_corrupt` unless the decoder takes what the tower gives."""
+    both = {
+        "output_size": (tower.output_size, base.hidden_size),
+        "deepstack_layers": (tower.num_deepstack_features, base.num_deepstack_features),
+        "tokens": (tower.tokens.image, base.image_token_id),
+        "dtype": (tower.dtype, base.dtype),
+    }
+    for name, (gives, takes) in both.items():
+        if gives != takes:
+            raise HearthError(
+                "engine_corrupt",
+                f"the vision tower is of another model, by its {name}: export the model again",
+                name,
+            )
 
 
 def resolve_deployment(
