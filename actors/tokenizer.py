@@ -3,6 +3,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,11 +21,12 @@ from actors.addresses import (
     TOKENIZER,
     WORK_LIMIT,
 )
+from actors.admission import TEXT_ONLY
 from actors.executor_word import ExecutorWord, Told, is_last
+from actors.image_work import PromptImage
 from actors.mailbox import MailboxFull, Receiver, Sender, ZmqContext
 from actors.messages import (
     Cancel,
-    ChatTurn,
     Convert,
     Converted,
     Deltas,
@@ -41,6 +43,7 @@ from actors.messages import (
     Submit,
     TokenizerMessage,
 )
+from actors.prompt_images import PromptImages
 from actors.text_streams import TextStreams, failed_with, joined
 from runtime.errors import HearthError
 from runtime.request import RowToken
@@ -56,6 +59,8 @@ _BULK = 16384
 # From so many characters or ids on, a worker thread's 0.2 ms cost less than a stalled loop.
 _LONG_TEXT = 512
 _LONG_IDS = 4096
+# Bytes of a picture that are digested in about the time that a character takes.
+_HASHED = 64
 _log = structlog.get_logger("tokenizer")
 T = TypeVar("T")
 DoorAnswer = Deltas | Failed | Converted
@@ -81,7 +86,7 @@ class TokenizerActor:
     Steps never wait for an encoding, and nobody waits for the very long texts of others. A request
     that is cancelled before it has been submitted never is. What the executor tells of rows is
     passed on behind their tokens, until the scheduler says that it has gone. It owns the mailboxes
-    that it is given.
+    that it is given. What visuals become is for `images` to say, where the model sees.
     """
 
     def __init__(
@@ -92,12 +97,14 @@ class TokenizerActor:
         to_scheduler_control: Sender[SchedulerControl],
         to_door: Sender[DoorMessage],
         tokenizer: Tokenizer,
+        images: PromptImages | None = None,
     ) -> None:
         self._inbox = inbox
         self._to_scheduler = to_scheduler
         self._to_scheduler_control = to_scheduler_control
         self._to_door = to_door
         self._tokenizer = tokenizer
+        self._images = images
         self._streams = TextStreams(tokenizer)
         self._intake = _Lane(INTAKE_LIMIT)
         self._bulk = _Lane(BULK_LIMIT)
@@ -189,7 +196,7 @@ class TokenizerActor:
             await self._answer(_as_failed(message.rid, error))
 
     async def _submit(self, message: Prepare, lane: _Lane) -> None:
-        ids = await self._encode(message.prompt, message.turns, "prompt")
+        ids, images = await self._read(message)
         # From here on a cancel goes behind it.
         if lane.waiting.pop(message.rid, None) is None:
             return
@@ -199,13 +206,13 @@ class TokenizerActor:
         # Opened before the scheduler knows of it, so that no token can come too early.
         self._streams.open(message.request)
         await self._to_scheduler.send(
-            Submit(message.request, ids, time.monotonic()), SEND_TIMEOUT_S
+            Submit(message.request, ids, time.monotonic(), images), SEND_TIMEOUT_S
         )
 
     async def _convert(self, request: Convert) -> None:
         ids = request.tokens
         if ids is None:
-            found = await self._encode(request.text, request.turns, "text")
+            found, _ = await self._read(request)
             await self._answer(Converted(request.rid, tokens=found))
             return
         text = await _run(
@@ -213,16 +220,24 @@ class TokenizerActor:
         )
         await self._answer(Converted(request.rid, text=text))
 
-    async def _encode(
-        self, text: str | None, turns: list[ChatTurn] | None, field: str
-    ) -> list[int]:
+    async def _read(self, message: Prepare | Convert) -> tuple[list[int], list[PromptImage]]:
+        """The ids of what is asked, and its images if it is to be submitted."""
+        text = message.prompt if isinstance(message, Prepare) else message.text
         if text is not None:
-            return await _run(
-                lambda: self._tokenizer.encode(text, field), long=len(text) >= _LONG_TEXT
-            )
-        pairs = [(turn.role, _text_of(turn)) for turn in turns or ()]
-        size = sum(len(content) for _, content in pairs)
-        return await _run(lambda: self._tokenizer.encode_chat(pairs), long=size >= _LONG_TEXT)
+            field = "prompt" if isinstance(message, Prepare) else "text"
+            encode = partial(self._tokenizer.encode, text, field)
+            return await _run(encode, long=len(text) >= _LONG_TEXT), []
+        turns, visuals = message.turns or [], message.visuals
+        long = _size(message) >= _LONG_TEXT
+        if not visuals and not any(turn.parts for turn in turns):
+            pairs = [(turn.role, turn.content) for turn in turns]
+            return await _run(lambda: self._tokenizer.encode_chat(pairs), long=long), []
+        if (images := self._images) is None:
+            raise HearthError(TEXT_ONLY.code, TEXT_ONLY.message, TEXT_ONLY.field)
+        prompt = await _run(lambda: images.encode(turns, visuals), long=long)
+        if isinstance(message, Convert):
+            return prompt.ids, []
+        return prompt.ids, await _run(lambda: images.works(prompt, visuals), long=long)
 
     async def _step(self, step: Step) -> None:
         began = time.monotonic()
@@ -288,10 +303,16 @@ class TokenizerActor:
             await self._leave(rid)
 
 
-def open_tokenizer(context: ZmqContext, engine: Path, socket: str) -> TokenizerActor:
+def open_tokenizer(
+    context: ZmqContext,
+    engine: Path,
+    socket: str,
+    see: Callable[[Tokenizer], PromptImages] | None = None,
+) -> TokenizerActor:
     """The tokenizer of an engine folder with its mailboxes open, in the daemon's process.
 
-    Other processes reach it at `socket`. Raises HearthError for a folder that cannot be read.
+    Other processes reach it at `socket`; `see` is for a model that sees. Raises HearthError for a
+    folder that cannot be read.
     """
     tokenizer = Tokenizer.open(engine)
     return TokenizerActor(
@@ -300,25 +321,24 @@ def open_tokenizer(context: ZmqContext, engine: Path, socket: str) -> TokenizerA
         to_scheduler_control=Sender(context, SCHEDULER_CONTROL, CONTROL_LIMIT),
         to_door=Sender(context, DOOR, WORK_LIMIT),
         tokenizer=tokenizer,
+        images=see and see(tokenizer),
     )
 
 
 def _size(message: Prepare | Convert) -> int:
-    """How many characters or ids there are to work through."""
+    """How many characters or ids there are to work through, or so many times as long it takes."""
     if isinstance(message, Convert) and message.tokens is not None:
         return len(message.tokens)
     text = message.prompt if isinstance(message, Prepare) else message.text
     if text is not None:
         return len(text)
-    return sum(len(turn.content) for turn in message.turns or ())
-
-
-def _text_of(turn: ChatTurn) -> str:
-    if any(part.kind != "text" for part in turn.parts):
-        raise HearthError(
-            "unsupported_option", "this model reads text alone: leave the images out", "messages"
-        )
-    return turn.content or "".join(part.text for part in turn.parts)
+    turns = message.turns or ()
+    size = sum(len(turn.content) + sum(len(part.text) for part in turn.parts) for turn in turns)
+    if isinstance(message, Prepare):
+        # A digest of their bytes is made.
+        frames = (frame for visual in message.visuals for frame in visual.frames)
+        size += sum(frame.slot.size for frame in frames) // _HASHED
+    return size
 
 
 async def _run(work: Callable[[], T], *, long: bool) -> T:

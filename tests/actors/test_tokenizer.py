@@ -35,6 +35,7 @@ from actors.messages import (
     Submit,
     TokenizerMessage,
 )
+from actors.prompt_images import PromptImages
 from actors.tokenizer import TokenizerActor
 from runtime.request import RequestOptions, RowToken
 from runtime.text import Tokenizer
@@ -62,7 +63,9 @@ class House:
 
 
 @asynccontextmanager
-async def house(tokenizer: Any, *, gate: bool = False) -> AsyncIterator[House]:
+async def house(
+    tokenizer: Any, *, gate: bool = False, images: PromptImages | None = None
+) -> AsyncIterator[House]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 
     def connect(endpoint: str) -> Sender[Any]:
@@ -79,6 +82,7 @@ async def house(tokenizer: Any, *, gate: bool = False) -> AsyncIterator[House]:
         to_scheduler_control=connect("inproc://c"),
         to_door=to_door,
         tokenizer=tokenizer,
+        images=images,
     )
     made = House(connect("inproc://t"), scheduler, control, door, actor)
     try:

@@ -11,9 +11,9 @@ import msgspec
 from actors import messages as m
 from actors.tokenizer import TokenizerActor
 from runtime.request import RowToken
+from tests.actors.seeing import IMAGE, Eyes, turn
 from tests.fuzz.flat import all_mutations
 from tests.fuzz.mail import Inbox, Outbox
-from tests.runtime.text.folders import byte_level, open_tokenizer
 
 ENCODE = msgspec.msgpack.encode
 GIVEN = {"rid": [1, 2, 3, 4], "incarnation": [0, 1, 2], "rids": [[1], [1, 2]], "stop": [[], ["a"]]}
@@ -28,12 +28,15 @@ class House:
         self.scheduler = Outbox(m.SchedulerMessage)
         self.control = Outbox(m.SchedulerControl)
         self.door = Outbox(m.DoorMessage)
+        eyes = Eyes(folder)
+        self.picture = eyes.send()
         self.actor = TokenizerActor(
             inbox=self.inbox,
             to_scheduler=self.scheduler,
             to_scheduler_control=self.control,
             to_door=self.door,
-            tokenizer=open_tokenizer(folder, byte_level()),
+            tokenizer=eyes.tokenizer,
+            images=eyes.images,
         )
         self._known = msgspec.msgpack.Decoder(m.TokenizerMessage)
         self.opened: list[int] = []
@@ -77,6 +80,10 @@ class House:
         heard = await self.tell(ENCODE(m.Step(0, [77], [token], 1.0)))
         (deltas,) = [one for one in heard if isinstance(one, m.Deltas)]
         assert (deltas.rows[0].text, deltas.rows[0].finish) == ("a", "length")
+        asked = m.Prepare(m.Request(78), [turn(IMAGE)], None, [self.picture])
+        (submit,) = await self.tell(ENCODE(asked))
+        assert isinstance(submit, m.Submit)
+        assert len(submit.images) == 1
 
 
 def answer_of(message: m.DoorMessage | m.SchedulerMessage) -> int:

@@ -1,0 +1,57 @@
+"""The tokenizer of a model that sees, and pictures on their way to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from msgspec import structs
+
+from actors.arena import Arena
+from actors.image_work import ImageInput, Visual
+from actors.messages import ChatTurn, TurnPart
+from actors.prompt_images import PromptImages
+from runtime.engine_folder import write_config
+from runtime.images import Picture
+from runtime.text import Tokenizer
+from runtime.vision_config import VisionConfig
+from tests.runtime.pictures.photographs import config_like
+from tests.runtime.text.folders import make_config, write_folder
+from tests.vision_models import VOCABULARY, Family, make_tokenizer
+from tests.vision_processors import TEMPLATES
+
+RULES: dict[str, dict[str, Any]] = {
+    "idefics3": {"tile_size": 56, "longest_edge": 112},
+    "qwen3_vl": {"min_pixels": 1, "video_min_pixels": 1},
+    "qwen2_5_vl": {"min_pixels": 1, "video_min_pixels": 1},
+}
+IMAGE = TurnPart("image")
+
+
+class Eyes:
+    """What a tokenizer needs to see, and `send`, which puts a picture into its arena."""
+
+    def __init__(self, folder: Path, family: Family = "qwen3_vl", most_tokens: int = 0) -> None:
+        self.config: VisionConfig = config_like(family, **RULES[family])
+        write_folder(folder, make_tokenizer(family), TEMPLATES[family], vocab_size=VOCABULARY)
+        sees = structs.replace(make_config(VOCABULARY), image_token_id=self.config.tokens.image)
+        write_config(folder, sees)
+        self.tokenizer = Tokenizer.open(folder)
+        self.arena = Arena.create("pictures", 1 << 20)
+        self.slots = self.arena.slots()
+        self.images = PromptImages(self.config, self.tokenizer, self.arena, most_tokens)
+
+    def send(self, data: bytes = b"pixels", width: int = 64, height: int = 64) -> Visual:
+        slot = self.slots.take(len(data))
+        assert slot is not None
+        self.arena.view(slot)[:] = data
+        return Visual([ImageInput(Picture("jpeg", width, height), slot)])
+
+    def video(self, *times: float) -> Visual:
+        frames = [frame for _ in times for frame in self.send().frames]
+        return Visual(frames, list(times))
+
+
+def turn(*parts: str | TurnPart, role: str = "user") -> ChatTurn:
+    found = [part if isinstance(part, TurnPart) else TurnPart("text", part) for part in parts]
+    return ChatTurn(role, "", found)
