@@ -40,23 +40,20 @@ def patch(
         # A picture, or the last of an odd number of frames, fills its patches by itself.
         last = frame + 1 >= len(layout.frames)
         halves = slice(half, None if last else half + 1)
-        _cut(np.asarray(image), config.merge_size, parts[step, :, :, halves])
+        _cut(image, config.merge_size, parts[step, :, :, halves])
         return
     height, width = first_size(image.height, image.width, layout, config)
     image = _resized(image, width, height, resample)
     parts = out.reshape(layout.segments, rows * columns, 3, 1, side, side)
+    tile = config.rules.tile_size
     if layout.rows:
         image = _resized(image, layout.width, layout.height, resample)
-        tiles = (
-            np.asarray(image)
-            .reshape(layout.rows, rows * side, layout.columns, columns * side, 3)
-            .swapaxes(1, 2)
-        )
         for place in range(layout.segments - 1):
-            _cut(tiles[divmod(place, layout.columns)], config.merge_size, parts[place])
+            top, left = (tile * number for number in divmod(place, layout.columns))
+            one = image.crop((left, top, left + tile, top + tile))
+            _cut(one, config.merge_size, parts[place])
         frame = -1
-    image = _resized(image, config.rules.tile_size, config.rules.tile_size, resample)
-    _cut(np.asarray(image), config.merge_size, parts[frame])
+    _cut(_resized(image, tile, tile, resample), config.merge_size, parts[frame])
 
 
 def _resized(
@@ -65,16 +62,16 @@ def _resized(
     return image if image.size == (width, height) else image.resize((width, height), resample)
 
 
-def _cut(pixels: NDArray[np.uint8], merge: int, out: NDArray[np.uint8]) -> None:
-    """Patches of [H, W, 3] by blocks of `merge` x `merge`: [patches, 3, times, side, side].
+def _cut(image: Image.Image, merge: int, out: NDArray[np.uint8]) -> None:
+    """Patches by blocks of `merge` x `merge`, into [patches, 3, times, side, side].
 
-    Every time gets the same.
+    Every time gets the same. What is moved is a patch's row of one colour at a time.
     """
     side = out.shape[-1]
-    height, width, _ = pixels.shape
-    blocks = pixels.reshape(
-        height // side // merge, merge, side, width // side // merge, merge, side, 3
-    ).transpose(0, 3, 1, 4, 6, 2, 5)
-    target = out.reshape(*blocks.shape[:5], *out.shape[2:])
-    for time in range(out.shape[2]):
-        target[..., time, :, :] = blocks
+    run = np.dtype((np.void, side))
+    across, down = image.width // side // merge, image.height // side // merge
+    target = out.view(run).reshape(down, across, merge, merge, *out.shape[1:-1])
+    for color, plane in enumerate(image.split()):
+        runs = np.asarray(plane).view(run).reshape(down, merge, side, across, merge)
+        for time in range(out.shape[2]):
+            target[..., color, time, :] = runs.transpose(0, 3, 1, 4, 2)
