@@ -52,9 +52,11 @@ def first_size(
 ) -> tuple[int, int]:
     """Height and width to which Idefics3 resizes a picture before it makes whole tiles of it."""
     rules = config.rules
+    if layout.frames:
+        return _longest_size(height, width, min(rules.video_longest_edge, _LONGEST))
     size = _longest_size(height, width, rules.longest_edge)
     tiles = layout.rows or 1, layout.columns or 1
-    if rules.splits and not layout.frames and _tiles(*size, rules.tile_size) != tiles:
+    if rules.splits and _tiles(*size, rules.tile_size) != tiles:
         # A limit has made the layout smaller than the rule has it.
         return _longest_size(height, width, max(layout.height, layout.width))
     return size

@@ -50,6 +50,7 @@ def config_like(family: Family, **rules: Any) -> VisionConfig:
         known: dict[str, Any] = {
             "resample": "lanczos",
             "longest_edge": 1456,
+            "video_longest_edge": 500,
             "tile_size": 364,
             "splits": True,
         }

@@ -103,7 +103,8 @@ def test_each_patch_is_a_square_by_colour() -> None:
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "idefics3"])
 def test_the_frames_of_a_video_go_where_they_belong(family: Any, count: int) -> None:
-    config = config_like(family, splits=False)
+    # Here a frame and a picture are resized alike.
+    config = config_like(family, splits=False, longest_edge=500)
     frames = [draw(96, 64, seed) for seed in range(count)]
     layout = video_layout([photo(96, 64)] * count, [0.0, 1.0, 2.0][:count], config)
     out = np.zeros((layout.patches, config.patch_bytes), np.uint8)

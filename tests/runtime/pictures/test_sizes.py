@@ -5,7 +5,7 @@ import pytest
 
 from runtime.errors import HearthError
 from runtime.images import ImageLayout
-from runtime.pictures.sizes import layout_of, video_layout
+from runtime.pictures.sizes import first_size, layout_of, video_layout
 from tests.runtime.pictures.photographs import config_like, photo
 
 QWEN3, QWEN2_5, IDEFICS = (config_like(name) for name in ("qwen3_vl", "qwen2_5_vl", "idefics3"))
@@ -136,6 +136,20 @@ def test_videos_are_sized_as_by_the_processors() -> None:
             times = [float(second) for second in range(count)]
             layout = video_layout([photo(width, height)] * count, times, QWEN3)
             assert (layout.height, layout.width) == expected, (width, height, count)
+
+
+@pytest.mark.reference
+def test_frames_of_smolvlm_are_sized_as_by_its_processor() -> None:
+    module = pytest.importorskip("transformers.models.smolvlm.video_processing_smolvlm")
+    torch = pytest.importorskip("torch")
+    times = [0.0, 1.0]
+    for longest in (500, 9000):
+        config = config_like("idefics3", video_longest_edge=longest)
+        for width, height in [*SIZES, *some_sizes()]:
+            layout = video_layout([photo(width, height)] * 2, times, config)
+            video = torch.empty((1, height, width), device="meta")
+            expected = module.get_resize_output_image_size(video, longest)
+            assert first_size(height, width, layout, config) == expected, (width, height)
 
 
 def some_sizes() -> list[tuple[int, int]]:
