@@ -29,6 +29,8 @@ _OUTER = frozenset(
 _INNER = _OUTER | {"is_llama_config", "perceiver_config", "pixel_shuffle_factor"}
 # As published, as transformers 5 saves them, and as transformers 4 did for a while.
 _TEXT = re.compile(r"(?:model\.(?:language_model|text_model)|language_model\.model)\.")
+_FILE = "config.json"
+_TIED = "tie_word_embeddings"
 _LANGUAGE_HEAD = "language_model.lm_head."
 _VISION = re.compile(r"(model\.)?(visual|vision_model|connector)\.")
 
@@ -37,12 +39,14 @@ class ImageFamily(NamedTuple):
     """A family: its class in transformers, and what its text is.
 
     `mrope` says how the pairs of a head are shared among the three axes of a position, None where
-    images are counted as text is.
+    images are counted as text is. `defaults` are what transformers leaves out when it saves a text
+    part that has them.
     """
 
     name: str
     class_name: str
     decoder: TextArchitecture
+    defaults: Mapping[str, Any]
     mrope: MRopeLayout | None = None
 
     def text_fields(self, fields: Fields) -> Fields:
@@ -60,13 +64,11 @@ class ImageFamily(NamedTuple):
         refuse_unserved(fields, _OUTER)
         text = fields.table("text_config")
         if text is None:
-            return fields
+            return Fields(dict(self.defaults) | _stated(fields), _FILE)
         refuse_unserved(text, _INNER)
         # The head is tied where the whole model says so.
-        tied = _stated(fields.data, "tie_word_embeddings") or _stated(
-            text.data, "tie_word_embeddings"
-        )
-        return Fields({**text.data, **tied}, "config.json: text_config")
+        outer = {name: one for name, one in _stated(fields).items() if name == _TIED}
+        return Fields(dict(self.defaults) | _stated(text) | outer, f"{_FILE}: text_config")
 
     def image_token(self, fields: Fields, vocab_size: int) -> int:
         """The id in whose place embeddings stand; raises `model_invalid` unless it is a token."""
@@ -92,13 +94,45 @@ class ImageFamily(NamedTuple):
         return len(layers)
 
 
+_LLAMA: dict[str, Any] = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+}
+_QWEN2: dict[str, Any] = {
+    "vocab_size": 152064,
+    "hidden_size": 8192,
+    "intermediate_size": 29568,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-5,
+}
+_QWEN3: dict[str, Any] = {
+    "vocab_size": 151936,
+    "hidden_size": 4096,
+    "intermediate_size": 22016,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "head_dim": 128,
+    "max_position_embeddings": 128000,
+    "rms_norm_eps": 1e-6,
+}
 IMAGE_FAMILIES: Mapping[str, ImageFamily] = {
-    "qwen3_vl": ImageFamily("qwen3_vl", "Qwen3VLForConditionalGeneration", "qwen3", "interleaved"),
-    "qwen2_5_vl": ImageFamily(
-        "qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", "qwen2", "sections"
+    "qwen3_vl": ImageFamily(
+        "qwen3_vl", "Qwen3VLForConditionalGeneration", "qwen3", _QWEN3, "interleaved"
     ),
-    "idefics3": ImageFamily("idefics3", "Idefics3ForConditionalGeneration", "llama"),
-    "smolvlm": ImageFamily("idefics3", "SmolVLMForConditionalGeneration", "llama"),
+    "qwen2_5_vl": ImageFamily(
+        "qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", "qwen2", _QWEN2, "sections"
+    ),
+    "idefics3": ImageFamily("idefics3", "Idefics3ForConditionalGeneration", "llama", _LLAMA),
+    "smolvlm": ImageFamily("idefics3", "SmolVLMForConditionalGeneration", "llama", _LLAMA),
 }
 """By `model_type`."""
 
@@ -116,5 +150,5 @@ def is_vision_tensor(name: str) -> bool:
     return _VISION.match(name) is not None
 
 
-def _stated(data: Mapping[str, Any], name: str) -> dict[str, Any]:
-    return {} if data.get(name) is None else {name: data[name]}
+def _stated(fields: Fields) -> dict[str, Any]:
+    return {name: value for name, value in fields.data.items() if value is not None}

@@ -88,7 +88,6 @@ def load_model_config(folder: Path) -> ModelConfig:
 
 def _read_image_model(folder: Path, fields: Fields, family: ImageFamily) -> ModelConfig:
     text = family.text_fields(fields)
-    text.number("rms_norm_eps")  # The families differ in what it is where nothing states it.
     ends = read_end_tokens(folder, text, fields)
     model = read_sizes(text, family.decoder, ends, family.mrope)
     if model.rope_per_row != (family.mrope is not None):

@@ -13,7 +13,7 @@ from runtime.config import RopeConfig, load_config
 from runtime.errors import HearthError
 from runtime.export import ExportOptions, export_model
 from runtime.export.checkpoint import Checkpoint
-from runtime.export.image_families import is_vision_tensor, text_name
+from runtime.export.image_families import IMAGE_FAMILIES, is_vision_tensor, text_name
 from runtime.export.layout import EMBEDDING, check_tensors
 from runtime.export.model_config import load_model_config
 from runtime.export.options import Dialect, Quantization
@@ -71,6 +71,7 @@ def test_quantised_text_computes_what_its_integers_say(
 ) -> None:
     source = write_vision_model(tmp_path / "m", "qwen3_vl")
     folder = export(source, tmp_path / "engine", dialect, quantization)
+    assert (folder / VISION_FOLDER).is_dir()
     config, model = load_config(folder), load_model_config(source)
     weights = RoundedWeights(Checkpoint(source, text_name), config)
     seen = logits_of(GraphDriver(folder, ROWS, CAPACITY), "qwen3_vl", 12)
@@ -181,6 +182,16 @@ def test_the_outer_word_on_a_tied_head_counts(tmp_path: Path) -> None:
     assert load_model_config(change(folder, None, tie_word_embeddings=None)).tied_head
 
 
+@pytest.mark.reference
+@pytest.mark.parametrize("model_type", IMAGE_FAMILIES)
+def test_what_is_left_out_is_what_transformers_takes(model_type: str) -> None:
+    transformers: Any = pytest.importorskip("transformers")
+    text = {"idefics3": "llama", "smolvlm": "llama"}.get(model_type, f"{model_type}_text")
+    model = transformers.AutoConfig.for_model(model_type, text_config={"model_type": text})
+    for name, value in IMAGE_FAMILIES[model_type].defaults.items():
+        assert getattr(model.text_config, name) == value
+
+
 ROPE = {"rope_type": "default", "mrope_section": [4, 2, 2]}
 
 
@@ -193,7 +204,6 @@ ROPE = {"rope_type": "default", "mrope_section": [4, 2, 2]}
         ("model_invalid", "image_token_id", None, {"image_token_id": None}),
         ("model_invalid", "image_token_id", None, {"image_token_id": 320}),
         ("model_invalid", "vision_config", None, {"vision_config": None}),
-        ("model_invalid", "rms_norm_eps", "text_config", {"rms_norm_eps": None}),
         ("model_invalid", "rope_theta", "text_config", {"rope_theta": None}),
         ("model_invalid", "mrope_section", "text_config", {"rope_scaling": None}),
         (
