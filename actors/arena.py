@@ -8,9 +8,12 @@ import os
 import struct
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import NamedTuple
+from math import prod
+from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from runtime.errors import HearthError
 from runtime.images import Slot
@@ -84,6 +87,13 @@ class Arena:
         self.check(slot)
         start = slot.offset + HEAD_BYTES
         return self._bytes[start : start + slot.size]
+
+    def array(self, slot: Slot, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """The slot's bytes as an array; raises `internal` as `view` does, and for another size."""
+        view = self.view(slot)
+        if len(view) != prod(shape) * dtype.itemsize:
+            raise HearthError("internal", f"{len(view)} bytes are no {dtype} {shape}")
+        return np.frombuffer(view, dtype).reshape(shape)
 
     def check(self, slot: Slot) -> None:
         """Raise `internal` unless the slot is still the one that it was."""

@@ -11,6 +11,7 @@ from runtime.vision_config import VisionConfig
 
 PACKET_BYTES = 128 << 10
 """The longest message; one of them is one packet."""
+NO_JOB = -1
 
 
 class DecoderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,7 +40,7 @@ class DecoderJob(msgspec.Struct, frozen=True, array_like=True):
 class DecoderWord(msgspec.Struct, frozen=True, array_like=True):
     """What became of a job: patches, or `code` and `message`. The first word is of no job."""
 
-    number: int | None = None
+    number: int = NO_JOB
     decode_s: float = 0.0
     resize_s: float = 0.0
     code: str = ""

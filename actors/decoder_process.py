@@ -29,8 +29,8 @@ class PatchMaker:
         """
         layout, frames = job.layout, job.visual.frames
         decode_s = resize_s = 0.0
-        out = np.frombuffer(self._patches.view(job.patches), np.uint8)
-        out = out.reshape(layout.patches, self._config.patch_bytes)
+        shape = (layout.patches, self._config.patch_bytes)
+        out = self._patches.array(job.patches, shape, np.dtype(np.uint8))
         for place, number in enumerate(layout.frames or (0,)):
             began = time.monotonic()
             one = frames[number]

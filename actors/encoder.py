@@ -1,33 +1,57 @@
-"""The encoder: pictures in shared memory become embeddings there."""
+"""The encoder: pictures in shared memory become patches there, and embeddings."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any, NamedTuple
 
+import numpy as np
 import structlog
 
-from actors.addresses import CONTROL_LIMIT, WORK_LIMIT
-from actors.encoder_messages import DropWork, Encode, EncodeFailed
+from actors.arena import Arena
+from actors.decoder_jobs import DecoderJob, DecoderWord
+from actors.encoder_messages import DropWork, Encode, Encoded, EncodeFailed, Patched
+from actors.image_work import ImageTimes
 from actors.logs import set_level
 from actors.mailbox import MailboxFull, Receiver, Sender, wait_any
 from actors.messages import EncoderControl, EncoderMessage, SchedulerMessage, SetLogLevel, Shutdown
-from actors.roles import EncoderSettings, Host, ReadyActor
+from actors.picture_decoder import PictureDecoder
 from actors.supervisor_messages import ActorProgress, SupervisorMessage
+from runtime.errors import HearthError
+from runtime.vision.calls import plan_calls, sharing
+from runtime.vision.vision_runner import Patches, VisionRunner
 
 SEND_TIMEOUT_S = 10.0
 """How long the scheduler may be behind before the encoder gives up."""
 PROGRESS_S = 1.0
 """Seconds between two signs of progress, while working and while waiting."""
-_FLUSH_S = 2.0
+FAILURE_LIMIT = 3
+"""Pictures in a row that the tower failed at, before the encoder asks to be replaced by ending."""
+_BYTE = np.dtype(np.uint8)
 _log = structlog.get_logger("encoder")
 
 
-class EncoderActor:
-    """Answers every piece of work once, in order, on one thread.
+class Tower(NamedTuple):
+    """A tower that runs here, the memory for its embeddings, and the type that they have there."""
 
-    It owns the mailboxes that it is given, except `to_supervisor`.
+    runner: VisionRunner
+    embeddings: Arena
+    dtype: np.dtype[Any]
+
+
+class _Patched(NamedTuple):
+    work: Encode
+    times: ImageTimes
+
+
+class EncoderActor:
+    """Answers every piece of work once, on one thread; pictures are decoded meanwhile.
+
+    It owns what it is given, except `to_supervisor`. Where it has no tower an executor has it, and
+    patches are all that it makes.
     """
 
     def __init__(
@@ -38,28 +62,43 @@ class EncoderActor:
         control: Receiver[EncoderControl],
         to_scheduler: Sender[SchedulerMessage],
         to_supervisor: Sender[SupervisorMessage],
+        decoder: PictureDecoder,
+        patches: Arena,
+        tower: Tower | None,
     ) -> None:
         self._name = name
         self._inbox = inbox
         self._control = control
         self._to_scheduler = to_scheduler
         self._to_supervisor = to_supervisor
-        self._waiting: deque[Encode] = deque()
+        self._decoder = decoder
+        self._patches = patches
+        self._tower = tower
+        self._undecoded: dict[int, Encode] = {}
+        self._patched: deque[_Patched] = deque()
+        self._failures = 0
         self._stopping = False
         self._reported = float("-inf")
 
     def run(self) -> None:
-        """Work until told to stop."""
+        """Work until told to stop; raises HearthError when going on makes no sense."""
         with self._inbox, self._control, self._to_scheduler:
-            while not self._stopping:
-                self._report()
-                self._read()
-                if self._waiting:
-                    self._encode(self._waiting.popleft())
-                else:
-                    wait_any([self._inbox, self._control], PROGRESS_S)
+            try:
+                while not self._stopping:
+                    self._turn()
+                    if self._patched and self._tower is not None:
+                        self._embed(self._tower, self._next_batch(self._tower))
+                    else:
+                        descriptors = [self._decoder.descriptor]
+                        wait_any([self._inbox, self._control], PROGRESS_S, descriptors)
+            finally:
+                self._decoder.close()
+                if self._tower is not None:
+                    self._tower.runner.close()
 
-    def _read(self) -> None:
+    def _turn(self) -> None:
+        """Read what has come, and say that it goes on."""
+        self._report()
         while (told := self._control.receive_nowait()) is not None:
             match told:
                 case SetLogLevel(level):
@@ -68,22 +107,91 @@ class EncoderActor:
                     self._stopping = True
         while (message := self._inbox.receive_nowait()) is not None:
             match message:
-                case Encode():
-                    self._waiting.append(message)
+                case Encode(number, work, patches):
+                    self._undecoded[number] = message
+                    self._decoder.give(DecoderJob(number, work.visual, work.layout, patches))
                 case DropWork(numbers):
                     self._drop(frozenset(numbers))
+        for word in self._decoder.poll():
+            self._decoded(self._undecoded.pop(word.number), word)
 
     def _drop(self, numbers: frozenset[int]) -> None:
-        dropped = [work for work in self._waiting if work.number in numbers]
-        self._waiting = deque(work for work in self._waiting if work.number not in numbers)
+        dropped = [self._undecoded.pop(number) for number in self._decoder.drop(numbers)]
+        dropped += [one.work for one in self._patched if one.work.number in numbers]
+        self._patched = deque(one for one in self._patched if one.work.number not in numbers)
         for work in dropped:
-            self._fail(work, "cancelled", "nobody waits for it any more")
+            self._tell(EncodeFailed(work.number, "cancelled", "nobody waits for it any more"))
 
-    def _encode(self, work: Encode) -> None:
-        self._fail(work, "encoder_failed", "this encoder has no tower")
+    def _decoded(self, work: Encode, word: DecoderWord) -> None:
+        times = ImageTimes(word.decode_s, word.resize_s)
+        if word.code:
+            _log.info("a picture failed", number=work.number, code=word.code, reason=word.message)
+            self._tell(EncodeFailed(work.number, word.code, word.message))
+        elif self._tower is None:
+            self._tell(Patched(work.number, times))
+        else:
+            self._patched.append(_Patched(work, times))
 
-    def _fail(self, work: Encode, code: str, message: str) -> None:
+    def _next_batch(self, tower: Tower) -> list[_Patched]:
+        layouts = [one.work.work.layout for one in self._patched]
+        count = sharing(layouts, tower.runner.config)
+        batch = list(islice(self._patched, count))
+        for _ in batch:
+            self._patched.popleft()
+        return batch
+
+    def _embed(self, tower: Tower, batch: Sequence[_Patched]) -> None:
+        """Run the tower over pictures; where it fails at several, over each of them alone."""
+        began = time.monotonic()
+        try:
+            self._run(tower, [one.work for one in batch])
+        except Exception as error:  # noqa: BLE001 - their requests are answered
+            if len(batch) == 1:
+                self._fail(batch[0].work, error)
+            else:
+                _log.warning("pictures failed together", exc_info=error)
+                for one in batch:
+                    self._embed(tower, [one])
+            return
+        self._failures = 0
+        seconds = time.monotonic() - began
+        patches = sum(one.work.work.layout.patches for one in batch)
+        for work, times in batch:
+            engine_s = seconds * work.work.layout.patches / patches
+            self._tell(Encoded(work.number, ImageTimes(times.decode_s, times.resize_s, engine_s)))
+
+    def _run(self, tower: Tower, works: Sequence[Encode]) -> None:
+        config = tower.runner.config
+        layouts = [work.work.layout for work in works]
+        images: list[Patches] = [
+            self._patches.array(work.patches, (layout.patches, config.patch_bytes), _BYTE)
+            for work, layout in zip(works, layouts, strict=True)
+        ]
+        outputs, width = 1 + config.num_deepstack_features, config.output_size
+        out = [
+            tower.embeddings.array(work.target, (outputs, layout.tokens, width), tower.dtype)
+            for work, layout in zip(works, layouts, strict=True)
+        ]
+        for call in plan_calls(layouts, config):
+            tower.runner.run(call, images, out)
+            self._report()
+        for work in works:
+            self._patches.check(work.patches)
+            tower.embeddings.check(work.target)
+
+    def _fail(self, work: Encode, error: Exception) -> None:
+        """Answer for a picture that the tower failed at; raises after a few in a row."""
+        _log.error("the vision tower failed", number=work.number, exc_info=error)
+        if isinstance(error, HearthError):
+            code, message = str(error.code), error.message
+        else:
+            code, message = "encoder_failed", "the encoder failed: send the request again"
         self._tell(EncodeFailed(work.number, code, message))
+        self._failures += 1
+        if self._failures >= FAILURE_LIMIT:
+            raise HearthError(
+                "encoder_failed", f"the encoder failed {self._failures} times in a row: it ends"
+            ) from error
 
     def _tell(self, message: SchedulerMessage) -> None:
         self._to_scheduler.send_blocking(message, SEND_TIMEOUT_S)
@@ -98,18 +206,3 @@ class EncoderActor:
         except MailboxFull:
             # A supervisor that is behind has unread signs of progress enough.
             _log.debug("the supervisor is behind")
-
-
-def open_encoder(host: Host, settings: EncoderSettings) -> ReadyActor:
-    """An encoder with its mailboxes open; raises HearthError."""
-    started = time.monotonic()
-    os.nice(settings.nice)
-    addresses, context = host.addresses, host.context
-    actor = EncoderActor(
-        name=host.name,
-        inbox=Receiver(context, [addresses.work], EncoderMessage, WORK_LIMIT),
-        control=Receiver(context, [addresses.control], EncoderControl, CONTROL_LIMIT),
-        to_scheduler=Sender(context, addresses.scheduler, WORK_LIMIT, _FLUSH_S),
-        to_supervisor=host.to_supervisor,
-    )
-    return ReadyActor(actor.run, {"load_s": round(time.monotonic() - started, 3)})

@@ -28,7 +28,7 @@ def _executor(host: Host, settings: ExecutorSettings) -> ReadyActor:
 
 
 def _encoder(host: Host, settings: EncoderSettings) -> ReadyActor:
-    from actors.encoder import open_encoder  # noqa: PLC0415 - see Role
+    from actors.open_encoder import open_encoder  # noqa: PLC0415 - see Role
 
     return open_encoder(host, settings)
 

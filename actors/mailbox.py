@@ -216,11 +216,15 @@ class Sender(_End, Generic[T]):
         return True
 
 
-def wait_any(receivers: Sequence[Receiver[Any]], timeout_s: float) -> None:
-    """Block the thread until one of these has mail, `timeout_s` seconds at most."""
+def wait_any(
+    receivers: Sequence[Receiver[Any]], timeout_s: float, descriptors: Sequence[int] = ()
+) -> None:
+    """Block the thread until one of these has mail or is readable, `timeout_s` seconds at most."""
     poller = zmq.Poller()
     for receiver in receivers:
         poller.register(receiver._socket, zmq.POLLIN)  # noqa: SLF001 - same module
+    for descriptor in descriptors:
+        poller.register(descriptor, zmq.POLLIN)
     poller.poll(_milliseconds(timeout_s))
 
 

@@ -17,7 +17,7 @@ import msgspec
 
 import actors
 from actors.arena import SharedArena
-from actors.decoder_jobs import PACKET_BYTES, DecoderJob, DecoderSettings, DecoderWord
+from actors.decoder_jobs import NO_JOB, PACKET_BYTES, DecoderJob, DecoderSettings, DecoderWord
 from runtime.errors import HearthError
 from runtime.vision_config import VisionConfig
 
@@ -163,7 +163,7 @@ class PictureDecoder:
             if not data:
                 return words, False
             word = self._decoder.decode(data)
-            if word.number is None:
+            if word.number == NO_JOB:
                 self._ready = True
                 continue
             self._given.popleft()

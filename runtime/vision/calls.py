@@ -36,12 +36,22 @@ class Call(NamedTuple):
     patches: int
 
 
+def sharing(layouts: Sequence[ImageLayout], config: VisionConfig) -> int:
+    """How many pictures, the first ones, go into one call; a large one goes alone."""
+    room = _shared_patches(config)
+    for count, layout in enumerate(layouts):
+        room -= layout.patches
+        if room < 0:
+            return max(1, count)
+    return len(layouts)
+
+
 def plan_calls(layouts: Sequence[ImageLayout], config: VisionConfig) -> list[Call]:
     """Calls that bring all segments of pictures through a tower, in order, as few as pay.
 
     Raises `image_too_large` for a segment that no call takes, as it cannot be divided.
     """
-    shared = min(config.max_patches, _SHARED_WIDTHS * config.hidden_size)
+    shared = _shared_patches(config)
     calls: list[Call] = []
     for image, layout in enumerate(layouts):
         patch = 0
@@ -62,3 +72,7 @@ def plan_calls(layouts: Sequence[ImageLayout], config: VisionConfig) -> list[Cal
             calls[-1] = Call(pieces, patches + segment.patches)
             patch += segment.patches
     return calls
+
+
+def _shared_patches(config: VisionConfig) -> int:
+    return min(config.max_patches, _SHARED_WIDTHS * config.hidden_size)

@@ -66,9 +66,13 @@ class VisionRunner:
         """
         patches = [one for one, _ in images]
         for call in plan_calls([layout for _, layout in images], self.config):
-            self.queue(call, patches)
-            self._device.mark().wait()
-            self.collect(call, out)
+            self.run(call, patches, out)
+
+    def run(self, call: Call, images: Sequence[Patches], out: Sequence[NDArray[Any]]) -> None:
+        """Do one call of `plan_calls` and wait for it; raises as `encode` does."""
+        self.queue(call, images)
+        self._device.mark().wait()
+        self.collect(call, out)
 
     def queue(self, call: Call, images: Sequence[Patches]) -> None:
         """Run a call on the device's stream; what was queued before must have been collected."""
@@ -93,7 +97,12 @@ class VisionRunner:
             for piece in call.pieces:
                 tokens = piece.patches // self.config.merge_size**2
                 target = out[piece.image][feature, piece.token : piece.token + tokens]
-                self._device.fetch(tensor.part(name, first, target.shape), target)
+                part = tensor.part(name, first, target.shape)
+                # Text may be of another type than its tower.
+                given = target if target.dtype == part.dtype else np.empty(part.shape, part.dtype)
+                self._device.fetch(part, given)
+                if given is not target:
+                    target[...] = given
                 first += target.size
                 if not np.isfinite(target).all():
                     raise HearthError("non_finite", "the vision tower gave no finite numbers")

@@ -50,7 +50,7 @@ class Decoding:
             layout = ImageLayout(height=kind, width=0, grid=(1, 2, 2), tokens=1)
             self.decoder.give(DecoderJob(number, Visual([]), layout, Slot(0, 0, 1)))
 
-    def hear(self, count: int) -> dict[int | None, DecoderWord]:
+    def hear(self, count: int) -> dict[int, DecoderWord]:
         """The next words, by number; each came once."""
         heard: list[DecoderWord] = []
         deadline = time.monotonic() + PATIENCE_S

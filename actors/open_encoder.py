@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import structlog
+from msgspec import structs
+
+from actors.addresses import CONTROL_LIMIT, WORK_LIMIT
+from actors.arena import Arena
+from actors.encoder import EncoderActor, Tower
+from actors.mailbox import Receiver, Sender
+from actors.messages import EncoderControl, EncoderMessage
+from actors.picture_decoder import PictureDecoder
+from actors.roles import EncoderSettings, Host, ReadyActor
+from runtime.config import load_config
+from runtime.device.cpu.cpu_device import CpuDevice
+from runtime.engine_folder import verify_folder
+from runtime.errors import HearthError
+from runtime.executor.engine import EngineOptions
+from runtime.tensors.dtypes import numpy_dtype
+from runtime.tower_answer import load_tower_answer
+from runtime.undo import undoing
+from runtime.vision.answer_check import check_tower_answer
+from runtime.vision.vision_runner import VisionRunner
+from runtime.vision_config import VISION_FOLDER, VisionConfig, load_vision_config
+
+_FLUSH_S = 2.0
+_log = structlog.get_logger("encoder")
+
+
+def open_encoder(host: Host, settings: EncoderSettings) -> ReadyActor:
+    """Start the decoder's process, open the tower where it runs here; raises HearthError."""
+    started = time.monotonic()
+    # Also that of the decoder's process.
+    os.nice(settings.nice)
+    config = load_vision_config(Path(settings.engine))
+    if config is None:
+        raise HearthError("engine_missing", f"{settings.engine} has no vision tower", "engine")
+    pictures, patches = settings.pictures, settings.patches
+    with undoing() as undo:
+        decoder = PictureDecoder(
+            config,
+            pictures,
+            patches,
+            timeout_s=settings.decode_timeout_s,
+            memory=settings.decode_memory_bytes,
+        )
+        undo.callback(decoder.close)
+        tower = None
+        if (settings.options.device or config.device) == "cpu":
+            tower = _open_tower(settings, config)
+            undo.callback(tower.runner.close)
+        decoder.wait_ready()
+    addresses, context = host.addresses, host.context
+    actor = EncoderActor(
+        name=host.name,
+        inbox=Receiver(context, [addresses.work], EncoderMessage, WORK_LIMIT),
+        control=Receiver(context, [addresses.control], EncoderControl, CONTROL_LIMIT),
+        to_scheduler=Sender(context, addresses.scheduler, WORK_LIMIT, _FLUSH_S),
+        to_supervisor=host.to_supervisor,
+        decoder=decoder,
+        patches=Arena.open(patches.descriptor, patches.size),
+        tower=tower,
+    )
+    return ReadyActor(actor.run, {"load_s": round(time.monotonic() - started, 3)})
+
+
+def _open_tower(settings: EncoderSettings, config: VisionConfig) -> Tower:
+    """The tower of the engine folder, which has given its known answer."""
+    engine, options = Path(settings.engine), settings.options
+    folder = engine / VISION_FOLDER
+    verify_folder(folder, config, digests=options.verify)
+    threads = EngineOptions(threads=options.threads, spin=options.spin)
+    with undoing() as undo:
+        runner = VisionRunner.open(folder, config, threads, CpuDevice())
+        undo.callback(runner.close)
+        if options.verify:
+            report = check_tower_answer(runner, load_tower_answer(folder, config))
+            _log.info("the vision tower's known answer is right", **structs.asdict(report))
+        else:
+            _log.warning("the vision tower's known answer is not compared", reason="verify is off")
+        shared = settings.embeddings
+        arena = Arena.open(shared.descriptor, shared.size)
+        return Tower(runner, arena, numpy_dtype(load_config(engine).dtype))
