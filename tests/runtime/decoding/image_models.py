@@ -100,7 +100,7 @@ def reference_logits(source: Path, folder: Path, row: RowRequest) -> NDArray[np.
     rope = config.rope_config
     if not rope.mrope_section:
         rope = structs.replace(rope, mrope_section=(config.rotary_dim // 2, 0, 0))
-    logits: Any = decode(model, weights, values[0], rotary_rows(rope, positions), values[1:])
+    logits: Any = decode(model, weights, values[0], rotary_rows(rope, positions), [*values[1:]])
     return np.asarray(logits, np.float32)
 
 

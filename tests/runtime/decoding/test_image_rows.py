@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -35,10 +35,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     def made(family: Family, dialect: str = "classic", *, draft: bool = False) -> tuple[Path, Path]:
         place = tmp_path_factory.mktemp(f"{family}-{dialect}")
         source = write_vision_model(place / "model", family)
-        options = {"dialect": dialect, "prefill_chunk": CHUNK, "max_batch": ROWS, "capacity": 256}
+        options: dict[str, Any] = {
+            "dialect": dialect,
+            "prefill_chunk": CHUNK,
+            "max_batch": ROWS,
+            "capacity": 256,
+        }
         if draft:
             return source, export_with_draft(source, place, **options)
-        export_model(source, place / "engine", ExportOptions(**options))  # type: ignore[arg-type] # by name
+        export_model(source, place / "engine", ExportOptions(**options))
         return source, place / "engine"
 
     return made
