@@ -68,8 +68,9 @@ def _converse(client: Client, conversation: Conversation, options: dict[str, Any
         action, text = conversation.command(line)
         if action == "leave":
             break
-        if action == "show":
-            err().print(text, style="dim", markup=False)
+        if action in {"show", "refuse"}:
+            err().print(text, style="dim" if action == "show" else "red", markup=False)
+            answered = answered and action == "show"
         elif text.strip():
             answered = _answer(client, conversation, text, options) and answered
     return answered
@@ -196,4 +197,6 @@ def _figures(generation: Generation, began: float, first: float) -> str:
         figures += f", {speed:.0f} tokens/s"
     if done.speculation is not None:
         figures += f", {done.speculation.accept_length:.1f} tokens a round"
+    if done.images is not None:
+        figures += f", {done.images.tokens} tokens of pictures"
     return figures

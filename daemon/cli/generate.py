@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 import click
@@ -11,7 +12,9 @@ from daemon.cli.options import json_option, speculation_option
 from daemon.cli.prompts import encode_prompt, parse_ids, read_prompts
 from daemon.shipped import engine_folder
 from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.images import EmbeddedImage
 from runtime.options import RuntimeOptions, SpeculationOptions
+from runtime.pictures.local_embeddings import LocalEmbeddings
 from runtime.request import (
     GeneratedRow,
     GenerationRequest,
@@ -51,6 +54,14 @@ def _sampling_options(command: Command) -> Command:
 @click.option("--file", type=click.File(), help="Prompts, one per line; - for standard input.")
 @click.option("--chat", is_flag=True, help="Apply the chat template: prompts are user messages.")
 @click.option("--system", metavar="TEXT", help="The system message; needs --chat.")
+@click.option(
+    "--image",
+    "files",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="A picture before each prompt; repeatable, needs --chat.",
+)
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Default 256, or what fits.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; repeatable.")
 @click.option("--ignore-eos", is_flag=True, help="Go on after an end token.")
@@ -67,6 +78,7 @@ def generate(
     file: TextIO | None,
     chat: bool,
     system: str | None,
+    files: tuple[Path, ...],
     threads: int,
     max_batch: int,
     speculation: bool | None,
@@ -81,6 +93,8 @@ def generate(
     """
     if system is not None and not chat:
         raise click.UsageError("--system needs --chat")
+    if files and not chat:
+        raise click.UsageError("--image needs --chat")
     if ids and chat:
         raise click.UsageError("--ids are no message: leave --chat out")
     asked = RequestOptions(speculation=speculation, **options)
@@ -90,27 +104,42 @@ def generate(
     with progress_bar() as progress:
         folder = engine_folder(engine, progress)
     method = SpeculationOptions(method="off" if speculation is False else "auto")
-    runtime = LLMInferenceRuntime.open(
-        folder, RuntimeOptions(threads=threads, max_batch=max_batch, speculation=method)
-    )
+    runtime_options = RuntimeOptions(threads=threads, max_batch=max_batch, speculation=method)
+    store = LocalEmbeddings()
+    images = None
+    if files:
+        # Whoever asks by text does without what decodes pictures.
+        from daemon.cli.seen import see  # noqa: PLC0415 - see above
+
+        images = see(folder, files, store, threads)
+    runtime = LLMInferenceRuntime.open(folder, runtime_options, embeddings=store)
     try:
         if runtime.chosen:
             err().print(runtime.chosen, style="dim", markup=False)
         tokenizer = Tokenizer.open(folder)
-        token_ids = [encode_prompt(p, tokenizer, chat=chat, system=system) for p in prompts]
+        encoded = [
+            (encode_prompt(p, tokenizer, chat=chat, system=system), [])
+            if images is None
+            else images.encode(tokenizer, str(p), system)
+            for p in prompts
+        ]
         show = _print_json if as_json else _print_text
-        rows = _rows(token_ids, asked, runtime.capacity)
+        rows = _rows(encoded, asked, runtime.capacity)
         return _run(runtime, tokenizer, rows, show)
     finally:
         runtime.close()
 
 
-def _rows(prompts: list[list[int]], asked: RequestOptions, capacity: int) -> list[RowRequest]:
+def _rows(
+    prompts: list[tuple[list[int], list[EmbeddedImage]]], asked: RequestOptions, capacity: int
+) -> list[RowRequest]:
     rows = []
-    for ids in prompts:
+    for ids, images in prompts:
         most = asked.max_tokens or max(1, min(_MAX_TOKENS, capacity - len(ids)))
         fitting = structs.replace(asked, max_tokens=most)
-        rows.append(RowRequest(token_ids=ids, prompt_length=len(ids), options=fitting))
+        rows.append(
+            RowRequest(token_ids=ids, prompt_length=len(ids), options=fitting, images=images)
+        )
     return rows
 
 

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from daemon.cli.conversation import HELP, Conversation
@@ -74,3 +76,36 @@ def test_an_unknown_command_is_not_sent_to_the_model() -> None:
     action, text = Conversation().command("/rest")
     assert action == "show"
     assert "/help" in text
+
+
+def test_pictures_go_with_the_next_message_and_stay_in_the_conversation(tmp_path: Path) -> None:
+    path = tmp_path / "a picture.png"
+    path.write_bytes(b"\x89PNG\r\n\x1a\n")
+    conversation = Conversation()
+    assert conversation.command(f"/image {path}") == ("show", "the next message has 1 pictures")
+    for _ in range(2):
+        image, text = conversation.messages("see")[0]["content"]
+        assert (image.frame, text) == (path.read_bytes(), "see")
+    conversation.add("see", "yes")
+    first, _, third = conversation.messages("bye")
+    assert (first["content"], third["content"]) == ([image, "see"], "bye")
+    conversation.command(f"/image {path}")
+    assert conversation.command("/image -") == ("show", "the next message has no pictures")
+    assert conversation.messages("bye")[-1]["content"] == "bye"
+
+
+def test_a_picture_that_is_none_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "note.txt"
+    assert conversation_refuses(f"/image {path}").endswith(
+        "cannot be read: No such file or directory"
+    )
+    path.write_text("no picture")
+    assert conversation_refuses(f"/image {path}").startswith(f"{path}: this is no JPEG")
+
+
+def conversation_refuses(line: str) -> str:
+    conversation = Conversation()
+    action, text = conversation.command(line)
+    assert action == "refuse"
+    assert conversation.messages("x")[-1]["content"] == "x"
+    return text

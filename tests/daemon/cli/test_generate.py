@@ -62,8 +62,8 @@ def test_what_was_chosen_for_memory_is_told(
 ) -> None:
     opened = LLMInferenceRuntime.open
 
-    def squeezed(*arguments: Any) -> LLMInferenceRuntime:
-        runtime = opened(*arguments)
+    def squeezed(*arguments: Any, **named: Any) -> LLMInferenceRuntime:
+        runtime = opened(*arguments, **named)
         runtime.chosen = "1 row of 96 tokens"
         return runtime
 

@@ -1,0 +1,109 @@
+"""Pictures for an engine in this process: read, decoded and brought through its vision tower."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.config import load_config
+from runtime.device.open import open_device
+from runtime.engine_folder import verify_folder
+from runtime.errors import HearthError
+from runtime.executor.engine import EngineOptions
+from runtime.images import EmbeddedImage, ImageLayout, Slot
+from runtime.pictures.decoding import decode
+from runtime.pictures.headers import read_header
+from runtime.pictures.local_embeddings import LocalEmbeddings
+from runtime.pictures.patches import patch
+from runtime.tensors.dtypes import numpy_dtype
+from runtime.tensors.tower import tower_outputs
+from runtime.text import Tokenizer
+from runtime.vision.prompt import Shown, Turn, encode_turns
+from runtime.vision.vision_runner import Patches, VisionRunner
+from runtime.vision_config import VISION_FOLDER, VisionConfig, load_vision_config
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Images whose embeddings lie in `slots`."""
+
+    config: VisionConfig
+    shown: Sequence[Shown]
+    layouts: Sequence[ImageLayout]
+    slots: Sequence[Slot]
+
+    def encode(
+        self, tokenizer: Tokenizer, text: str, system: str | None
+    ) -> tuple[list[int], list[EmbeddedImage]]:
+        """Ids of a user's message of all images and `text`, and where the images are."""
+        asked = [*({"type": "image"} for _ in self.shown), {"type": "text", "text": text}]
+        turns: list[Turn] = [("user", asked)]
+        if system is not None:
+            turns.insert(0, ("system", system))
+        ids, spans = encode_turns(tokenizer, turns, self.shown, self.layouts, self.config)
+        found = zip(self.slots, self.layouts, spans, strict=True)
+        return ids, [EmbeddedImage(slot, layout.tokens, own) for slot, layout, own in found]
+
+
+def see(engine: Path, files: Sequence[Path], store: LocalEmbeddings, threads: int) -> Seen:
+    """Put the embeddings of files into `store`.
+
+    No image becomes more tokens than half of the longest prompt. Raises `unsupported_option` for a
+    model without a tower, `image_*` naming the file, `engine_*`, `out_of_memory`.
+    """
+    config = load_vision_config(engine)
+    if config is None:
+        raise HearthError("unsupported_option", "this model sees no pictures", "image")
+    text = load_config(engine)
+    verify_folder(engine / VISION_FOLDER, config, digests=True)
+    most = text.max_supported_input_length // 2
+    shown, patches = [], []
+    for file in files:
+        with _named(file):
+            data = memoryview(file.read_bytes())
+            one = Shown([read_header(data)])
+            layout = one.layout(config, most)
+            cut = np.empty((layout.patches, config.patch_bytes), np.uint8)
+            patch(decode(data, one.pictures[0]), layout, config, cut)
+        shown.append(one)
+        patches.append((cut, layout))
+    kept = [
+        one.astype(numpy_dtype(text.dtype)) for one in _embedded(engine, config, patches, threads)
+    ]
+    return Seen(config, shown, [layout for _, layout in patches], [store.put(one) for one in kept])
+
+
+def _embedded(
+    engine: Path, config: VisionConfig, patches: Sequence[tuple[Patches, ImageLayout]], threads: int
+) -> list[NDArray[Any]]:
+    """[1 + deepstack features, tokens, output_size] of each picture, in the tower's type."""
+    width, dtype = len(tower_outputs(config)), numpy_dtype(config.dtype)
+    out = [np.empty((width, layout.tokens, config.output_size), dtype) for _, layout in patches]
+    with ExitStack() as opened:
+        device = open_device(config.device)
+        opened.callback(device.close)
+        options = EngineOptions(threads=threads)
+        runner = VisionRunner.open(engine / VISION_FOLDER, config, options, device)
+        opened.callback(runner.close)
+        needed = runner.executor.required_context_memory()
+        if needed:
+            memory = device.zeros("vision context memory", (needed,), np.dtype(np.uint8))
+            runner.executor.set_context_memory(memory)
+        runner.encode(patches, out)
+    return out
+
+
+@contextmanager
+def _named(file: Path) -> Iterator[None]:
+    """What is raised names the file."""
+    try:
+        yield
+    except OSError as error:
+        text = f"{file} cannot be read ({error.strerror})"
+        raise HearthError("image_invalid", text, "image") from error
+    except HearthError as error:
+        raise HearthError(error.code, f"{file}: {error.message}", "image") from error
