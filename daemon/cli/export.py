@@ -50,6 +50,10 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
         click.IntRange(min=0),
         "Longest piece of a prompt in one step; 0 for 256, or the capacity if less.  [0]",
     ),
+    "max_patches": (
+        click.IntRange(min=0),
+        "Largest picture of a model that sees, in patches of its tower; 0 for 4096.  [0]",
+    ),
 }
 
 

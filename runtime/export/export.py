@@ -53,7 +53,7 @@ def export_model(
         config = draft.adapt_base(config)
     with fresh_folder(target) as folder:
         copy_text_files(source, folder, model)
-        write_vision(source, folder, options)
+        write_vision(source, folder, options, progress)
         write_rope(folder, model, config.max_kv_cache_capacity)
         table = write_embedding(folder, model, checkpoint, options, progress)
 

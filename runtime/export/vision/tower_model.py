@@ -4,6 +4,8 @@ from math import isqrt
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import msgspec
+
 from runtime.errors import HearthError
 from runtime.export.config_fields import refuse_unserved
 from runtime.export.json_file import Fields, read_json
@@ -90,12 +92,25 @@ def load_tower(folder: Path, options: ExportOptions) -> TowerModel | None:
         **sizes,
     )
     _check(config, fields, vision)
+    config = msgspec.structs.replace(config, max_patches=_largest_call(config, options))
     return TowerModel(
         config,
         vision.size("intermediate_size", 3072 if family == "idefics3" else None),
         vision.number("layer_norm_eps", 1e-6),
         _activation(vision, family),
     )
+
+
+def _largest_call(config: VisionConfig, options: ExportOptions) -> int:
+    """Patches of whole tokens, as many as the smallest picture at least has."""
+    rules = config.rules
+    least = max(rules.tile_size**2, rules.min_pixels) // config.patch_size**2
+    if 0 < options.max_patches < least:
+        raise HearthError(
+            "invalid_value", f"max_patches must be at least {least} for this model", "max_patches"
+        )
+    wanted = options.max_patches or max(MOST_PATCHES, least)
+    return -(-wanted // config.merge_size**2) * config.merge_size**2
 
 
 def _qwen(vision: Fields, family: Family) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 
 from runtime.engine_folder import ANSWER_FILE, DATA_FILE, MODEL_FILE, record_files
+from runtime.errors import HearthError
 from runtime.export.checkpoint import Checkpoint
 from runtime.export.classic import OPSET as CLASSIC_OPSET
 from runtime.export.graph import GraphBuilder
@@ -32,11 +33,15 @@ def write_vision(
 ) -> VisionConfig | None:
     """Write the tower of the model in `source` into `folder`/visual; None for a text model.
 
-    Raises `model_unsupported`, `model_invalid` or `tokenizer_mismatch`, naming the file, tensor or
-    field at fault.
+    Raises `model_unsupported`, `model_invalid`, `tokenizer_mismatch` or an error of an option,
+    naming the file, tensor or field at fault.
     """
     tower = load_tower(source, options)
     if tower is None:
+        if options.max_patches:
+            raise HearthError(
+                "unsupported_option", "the model has no vision tower: leave it out", "max_patches"
+            )
         return None
     checkpoint = Checkpoint(source, without_model)
     check_tower(checkpoint, tower)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from runtime.engine_folder import ANSWER_FILE, DATA_FILE, MODEL_FILE, verify_folder
@@ -14,6 +15,7 @@ from runtime.executor.engine import EngineOptions
 from runtime.executor.introspection import check_bindings
 from runtime.executor.onnx_engine import OnnxEngine
 from runtime.export.options import Dialect, ExportOptions
+from runtime.export.vision.tower_model import load_tower
 from runtime.export.vision.write import write_vision
 from runtime.tensors.tower import build_registry_for_tower
 from runtime.vision_config import VISION_FOLDER, load_vision_config
@@ -27,6 +29,20 @@ CLASSIC = ExportOptions(dialect="classic")
 def test_a_text_model_has_no_tower(tmp_path: Path) -> None:
     assert write_vision(reference_folder("qwen3"), tmp_path, CLASSIC) is None
     assert list(tmp_path.iterdir()) == []
+    with pytest.raises(HearthError, match="no vision tower") as error:
+        write_vision(reference_folder("qwen3"), tmp_path, replace(CLASSIC, max_patches=64))
+    assert (error.value.code, error.value.field) == ("unsupported_option", "max_patches")
+
+
+def test_the_largest_call_is_of_whole_tokens_and_of_any_picture(tmp_path: Path) -> None:
+    source = write_vision_model(tmp_path / "m", "idefics3")
+    for asked, made in ((0, 4096), (16, 16), (17, 20)):
+        tower = load_tower(source, replace(CLASSIC, max_patches=asked))
+        assert tower is not None
+        assert tower.config.max_patches == made
+    with pytest.raises(HearthError, match="at least 16") as error:
+        load_tower(source, replace(CLASSIC, max_patches=15))
+    assert (error.value.code, error.value.field) == ("invalid_value", "max_patches")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
