@@ -11,6 +11,7 @@ from runtime.export.json_file import Fields, read_json
 from runtime.export.model_config import CONFIG_FILE, ModelConfig, read_sizes
 
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaForCausalLM")
+# The last six tell others of the base and its images.
 _READ = (
     "draft_vocab_size",
     "eagle_aux_hidden_state_layer_ids",
@@ -18,6 +19,12 @@ _READ = (
     "num_target_layers",
     "target_hidden_size",
     "target_layer_ids",
+    "target_model_type",
+    "modal_type",
+    "image_token_id",
+    "video_token_id",
+    "vision_end_token_id",
+    "vision_start_token_id",
 )
 _USES_TAPS = "use_aux_hidden_state"
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
@@ -46,8 +53,11 @@ def load_draft_config(folder: Path, base: ModelConfig) -> DraftConfig:
     refuse_unserved(fields, _READ)
     mrope = None if base.images is None else base.images.mrope
     model = read_sizes(fields, "llama", base.eos_token_ids, mrope)
-    _check_sizes(fields, model, base)
     vocabulary = fields.size("draft_vocab_size", model.vocab_size)
+    if vocabulary != model.vocab_size:
+        # Some say that it is tied, as their base's is: it cannot be.
+        model = msgspec.structs.replace(model, tied_head=False)
+    _check_sizes(fields, model, base)
     if vocabulary > base.vocab_size:
         raise _misfit("draft_vocab_size", vocabulary, base.vocab_size)
     model = msgspec.structs.replace(model, bos_token_id=base.bos_token_id)

@@ -10,6 +10,8 @@ WEIGHT_BITS = {"int8": 8, "int4": 4}
 # What a captured graph takes for each of its kernels, and how many of these a step has.
 _KERNEL_BYTES = 3300
 _LAYER_KERNELS = 14
+# More where rows have rotary tables of their own: products, norms and turns stand apart.
+_APART_KERNELS = 6
 _OTHER_KERNELS = 8
 
 
@@ -87,7 +89,8 @@ def draft_buffer_bytes(
 
 def prompt_graph_bytes(config: LLMEngineRunnerConfig) -> int:
     """Those of the prefill steps that are captured."""
-    kernels = _LAYER_KERNELS * config.num_decoder_layers + _OTHER_KERNELS
+    layer = _LAYER_KERNELS + (_APART_KERNELS if config.use_context_dependent_rope else 0)
+    kernels = layer * config.num_decoder_layers + _OTHER_KERNELS
     return len(captured_prompts(config)) * kernels * _KERNEL_BYTES
 
 

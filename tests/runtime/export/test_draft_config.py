@@ -16,6 +16,7 @@ from runtime.export.json_file import Fields
 from runtime.export.model_config import load_model_config
 from tests.eagle_models import write_draft
 from tests.references import reference_folder
+from tests.vision_models import Family, write_vision_model
 
 BASE = load_model_config(reference_folder("llama"))
 
@@ -35,6 +36,39 @@ def test_the_sizes_are_read(tmp_path: Path) -> None:
 
 def test_without_a_size_the_vocabulary_is_the_base_models(tmp_path: Path) -> None:
     assert load(tmp_path, draft_vocab_size=None).vocab_size == BASE.vocab_size
+
+
+@pytest.mark.parametrize(
+    ("family", "rope"),
+    [
+        ("qwen3_vl", {"type": "default", "rope_type": "default", "mrope_interleaved": True}),
+        ("qwen3_vl", {"rope_type": "default"}),
+        ("qwen2_5_vl", {"type": "mrope"}),
+    ],
+)
+def test_drafts_of_models_that_take_images_as_they_are_published(
+    tmp_path: Path, family: Family, rope: dict[str, Any]
+) -> None:
+    base = write_vision_model(tmp_path / "base", family)
+    draft = write_draft(
+        base,
+        tmp_path / "draft",
+        form="offset",
+        vocabulary=60,
+        rope_scaling={**rope, "mrope_section": [4, 2, 2]},
+        target_model_type=family,
+        modal_type="VLM",
+        image_token_id=5,
+        video_token_id=6,
+        vision_end_token_id=4,
+        vision_start_token_id=3,
+        tie_word_embeddings=True,
+    )
+    model = load_draft_config(draft, load_model_config(base)).model
+    assert model.rope_per_row
+    assert model.rope.mrope_interleaved == (family == "qwen3_vl")
+    assert not model.tied_head
+    assert (model.images, model.image_token_id, model.num_deepstack_features) == (None, 0, 0)
 
 
 @pytest.mark.parametrize(
