@@ -88,4 +88,5 @@ class Observers:
             lost_lines=self._log.all_lost,
             lost_spans=self._spans.lost if self._spans else 0,
             free=available_memory(),
+            pictures=None if door.state.pictures is None else door.state.pictures.bytes,
         )

@@ -12,6 +12,7 @@ from runtime.drafting.metrics import accept_length
 
 _COLOURS = {
     "tokenize": "blue",
+    "images": "bright_blue",
     "queue": "yellow",
     "prefill": "magenta",
     "decode": "green",
@@ -56,6 +57,11 @@ def _rows(ended: FinishedRequest) -> list[tuple[str, str]]:
         length = accept_length(ended.rounds, ended.accepted_tokens)
         drafted = f"{ended.rounds}, {ended.drafted} tokens drafted, {ended.accepted_tokens} came"
         rows.append(("rounds", f"{drafted} of them, accept length {length:.2f}"))
+    if ended.images is not None:
+        one = ended.images
+        stages_ms = f"{one.decode_ms:g} + {one.resize_ms:g} + {one.engine_ms:g} ms"
+        seen = f"{one.count}, {one.tokens} tokens, {one.cached} known before"
+        rows.append(("images", f"{seen}; decode + resize + engine {stages_ms}"))
     if ended.ttft_s is not None:
         rows.append(("first token", f"after {milliseconds(ended.ttft_s)}"))
     if ended.traceparent is not None:

@@ -139,6 +139,9 @@ class ComeAgain:
                 seconds = self._clients.seconds(now)
             case "executor_failed":
                 seconds = self._until_ready(now)
+            case "encoder_failed":
+                # It has less to load.
+                seconds = self._load_s
             case "shutting_down":
                 seconds = max((self._stops_at or now) - now, 0.0) + self._load_s
             case _:

@@ -239,6 +239,10 @@ class Dispatch:
         request.session.tokens += request.completion_tokens
         name = self._state.request_id(request.rid)
         ended = finished(request, name, reason, failed=total == "failed")
+        if ended.images is not None:
+            self._state.totals["images"] += ended.images.count
+            self._state.totals["images_cached"] += ended.images.cached
+            self._state.totals["image_tokens"] += ended.images.tokens
         for listener in self._listeners:
             self._tell(listener, ended)
 

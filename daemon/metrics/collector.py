@@ -25,7 +25,7 @@ class Look(NamedTuple):
 
     `settings`, `totals` and `refusals`, by code, are those of the front door. `executor` is what
     the executor has told, `silent_s` how long it has told nothing, `free` are bytes that the
-    machine could hand out.
+    machine could hand out, `pictures` those of clients' pictures, where the model sees.
     """
 
     state: str
@@ -41,6 +41,7 @@ class Look(NamedTuple):
     lost_lines: int
     lost_spans: int
     free: int
+    pictures: int | None = None
 
 
 class DaemonCollector(Collector):
@@ -96,6 +97,8 @@ def _door(look: Look) -> Iterator[Metric]:
     )
     for name, text in _TOTALS.items():
         yield _counter(name, text, look.totals.get(name, 0))
+    if look.pictures is not None:
+        yield _gauge("pictures_bytes", "What pictures of open requests take.", look.pictures)
     limits = look.settings
     yield _gauge("clients_limit", "The setting `clients`.", limits.clients)
     yield _gauge("queue_requests_limit", "The setting `queue_requests`.", limits.queued_requests)

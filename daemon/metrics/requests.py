@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from hearth_client.protocol import ImageUsage
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from daemon.door.finished import FinishedRequest
@@ -84,7 +85,26 @@ class RequestMetrics:
             "From a request's arrival until its prompt was tokens.",
         )
         self._queue = histogram(
-            "request_queue_time_seconds", "From a prompt in tokens until a place."
+            "request_queue_time_seconds", "From a prompt in tokens, and images seen, until a place."
+        )
+        self._images = counters(
+            "request_images_total",
+            "Images and videos of generations, by whether their embeddings were there from before.",
+            "result",
+            ("encoded", "cached"),
+        )
+        self._image_tokens = counter(
+            "image_tokens_total", "Prompt tokens that images of generations were."
+        )
+        self._image_stages = counters(
+            "image_seconds_total",
+            "Time that images took which were encoded, by stage.",
+            "stage",
+            ("decode", "resize", "engine"),
+        )
+        self._images_time = histogram(
+            "request_images_time_seconds",
+            "From a prompt in tokens until the embeddings of all its images were there.",
         )
         self._prefill = histogram(
             "request_prefill_time_seconds", "From a place until the first token."
@@ -106,6 +126,8 @@ class RequestMetrics:
         if ended.prompt_tokens:
             self._prompt_sizes.observe(ended.prompt_tokens)
             self._tokenize.observe(ended.tokenize_s)
+        if ended.images is not None and ended.images.tokens:
+            self._count_images(ended.images, ended.images_s)
         if ended.prefill_s:
             self._queue.observe(ended.queue_s)
             self._prefill.observe(ended.prefill_s)
@@ -118,6 +140,14 @@ class RequestMetrics:
             self._sizes.observe(ended.completion_tokens)
             self._decode.observe(ended.decode_s)
             self._detokenize.observe(ended.detokenize_s)
+
+    def _count_images(self, images: ImageUsage, seconds: float) -> None:
+        self._images.labels("cached").inc(images.cached)
+        self._images.labels("encoded").inc(images.count - images.cached)
+        self._image_tokens.inc(images.tokens)
+        self._images_time.observe(seconds)
+        for stage in ("decode", "resize", "engine"):
+            self._image_stages.labels(stage).inc(getattr(images, f"{stage}_ms") / 1000)
 
     def _count_outcome(self, ended: FinishedRequest) -> None:
         if not ended.failed or ended.reason == "left":

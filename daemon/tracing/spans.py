@@ -18,7 +18,7 @@ from runtime.version import VERSION
 
 _QUEUE = 2048
 """Spans that may wait for the collector."""
-_OF_A_REQUEST = 6
+_OF_A_REQUEST = 7
 _TELL_S = 60.0
 _CLOSE_S = 2.0
 _OPTIONS = (
@@ -138,6 +138,12 @@ class Spans:
                 "hearth.speculation.rounds": ended.rounds,
                 "hearth.speculation.drafted": ended.drafted,
                 "hearth.speculation.accepted": ended.accepted_tokens,
+            }
+        if ended.images is not None:
+            told |= {
+                "hearth.images.count": ended.images.count,
+                "hearth.images.tokens": ended.images.tokens,
+                "hearth.images.cached": ended.images.cached,
             }
         return {**asked, **told}
 

@@ -24,11 +24,13 @@ def stages(ended: FinishedRequest) -> list[Stage]:
     Detokenizing happens in pieces, beside decoding and behind it: it is told as one stage that
     begins with the first token.
     """
-    queue = ended.tokenize_s
+    images = ended.tokenize_s
+    queue = images + ended.images_s
     prefill = queue + ended.queue_s
     decode = prefill + ended.prefill_s
     found = [
         Stage("tokenize", 0.0, ended.tokenize_s),
+        Stage("images", images, ended.images_s),
         Stage("queue", queue, ended.queue_s),
         Stage("prefill", prefill, ended.prefill_s),
         Stage("decode", decode, ended.decode_s),

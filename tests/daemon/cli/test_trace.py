@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from hearth_client.protocol import ImageUsage
 from rich.console import Console, RenderableType
 
 from daemon.cli import trace as module
@@ -46,6 +47,16 @@ def test_rounds_and_the_parent_of_a_trace_are_named() -> None:
     text = "\n".join(drawn(waterfall(ended), 80))
     assert "rounds       7, 35 tokens drafted, 14 came of them, accept length 2.00" in text
     assert "traceparent  00-1-2-01" in text
+
+
+def test_images_are_told_and_have_a_stage() -> None:
+    images = ImageUsage(count=2, tokens=98, cached=1, decode_ms=1.5, resize_ms=0.5, engine_ms=12.0)
+    text = drawn(waterfall(record(images=images, images_s=0.002)), 90)
+    (told,) = (line for line in text if line.startswith("images  ") and "tokens" in line)
+    assert "2, 98 tokens, 1 known before; decode + resize + engine 1.5 + 0.5 + 12 ms" in told
+    stages = [line.split()[0] for line in text if line.endswith(" ms")]
+    assert stages.index("images") < stages.index("queue")
+    assert any("2.00 ms" in line for line in text)
 
 
 def test_a_request_that_never_ran_shows_what_is_known() -> None:

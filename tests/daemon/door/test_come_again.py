@@ -141,6 +141,7 @@ def test_while_no_executor_works_it_is_as_long_as_the_last_one_took_to_load() ->
     hints = ComeAgain(16, 100.0)
     hints.executor(120.0, ready=True, working=False)
     assert hints.after("executor_failed", 1, 125.0) == LEAST_S
+    assert hints.after("encoder_failed", 1, 125.0) == 20.0
     hints.executor(130.0, ready=False, working=True)
     assert hints.after("executor_failed", 1, 130.0) == 20.0
     assert hints.after("executor_failed", 1, 145.0) == 5.0

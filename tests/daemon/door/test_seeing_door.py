@@ -90,6 +90,9 @@ def test_pictures_lie_in_the_arena_until_their_request_has_ended(
     until(lambda: ended)
     assert ended[-1].images == told
     assert ended[-1].images_s > 0
+    totals = door.totals()
+    names = ("images", "images_cached", "image_tokens")
+    assert tuple(totals[name] for name in names) == (2, 1, 12)
 
 
 @pytest.mark.parametrize("end", ["cancel", "bye", "deadline", "fail"])

@@ -38,6 +38,7 @@ LOOK = Look(
     lost_lines=4,
     lost_spans=6,
     free=5000,
+    pictures=700,
 )
 
 

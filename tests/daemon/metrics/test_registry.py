@@ -44,6 +44,7 @@ async def test_a_page_tells_what_the_parts_hold_and_have_done() -> None:
     assert families["hearth_speculation_accepted_tokens"] == {(): 9}
     assert families["hearth_memory_bytes"] == {("weights",): 1000, ("kv_cache",): 2000}
     assert families["hearth_memory_free_bytes"] == {("host",): 5000, ("device",): 600}
+    assert families["hearth_pictures_bytes"] == {(): 700}
     assert families["hearth_executor_process_resident_memory_bytes"][()] > 0
 
 
@@ -67,6 +68,7 @@ async def test_no_label_holds_what_is_not_in_a_closed_list() -> None:
         *("stop", "length", "cancelled", "refused", "failed"),
         *("connection_closed", "gone", "other", "host", "device", "base", "draft", "hit", "miss"),
         *("fallback", "captured", "prefill", "generation", "draft", "verify", "commit"),
+        *("encoded", "cached", "decode", "resize", "engine"),
         *EXECUTOR.memory,
     }
     counted = await told()

@@ -1,4 +1,5 @@
 import pytest
+from hearth_client.protocol import ImageUsage
 
 from daemon.metrics.registry import DaemonMetrics
 from daemon.metrics.requests import SECONDS, TOKEN_SECONDS
@@ -34,6 +35,22 @@ def test_a_reply_is_counted_once_with_its_times() -> None:
     }.items():
         assert value(counted, f"{name}_count") == 1, name
         assert value(counted, f"{name}_sum") == pytest.approx(seconds), name
+
+
+def test_images_are_counted_with_what_they_took() -> None:
+    counted = metrics()
+    images = ImageUsage(count=3, tokens=30, cached=1, decode_ms=4.0, resize_ms=2.0, engine_ms=8.0)
+    counted.requests.record(ended(images=images, images_s=0.25))
+    counted.requests.record(ended(images=ImageUsage(count=1, tokens=0), failed=True))
+    assert value(counted, "request_images_total", result="cached") == 1
+    assert value(counted, "request_images_total", result="encoded") == 2
+    assert value(counted, "image_tokens_total") == 30
+    assert value(counted, "request_images_time_seconds_sum") == 0.25
+    assert value(counted, "request_images_time_seconds_count") == 1
+    seconds = {
+        one: value(counted, "image_seconds_total", stage=one) for one in ("decode", "engine")
+    }
+    assert seconds == {"decode": 0.004, "engine": 0.008}
 
 
 @pytest.mark.parametrize(

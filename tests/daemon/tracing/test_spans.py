@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
+from hearth_client.protocol import ImageUsage
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
@@ -84,6 +85,16 @@ def test_a_request_has_the_attributes_of_the_conventions() -> None:
     assert told["hearth.speculation.accepted"] == 14
     assert "what a client wrote" not in str(told)
     assert request.resource.attributes["service.name"] == "hearth"
+
+
+def test_images_are_a_stage_between_tokens_and_queue() -> None:
+    images = ImageUsage(count=2, tokens=98, cached=1)
+    request, *stages = made(images=images, images_s=0.002)
+    began = request.start_time or 0
+    begins = {stage.name: ((stage.start_time or 0) - began) / 1e6 for stage in stages}
+    assert [begins["images"], begins["queue"]] == pytest.approx([1, 3], abs=0.001)
+    told = dict(request.attributes or {})
+    assert (told["hearth.images.count"], told["hearth.images.tokens"]) == (2, 98)
 
 
 def test_a_failure_is_an_error() -> None:
