@@ -24,10 +24,17 @@ class Operators:
         gate = self.graph.op("Mul", gate, self.graph.op("Sigmoid", gate))
         return self.graph.op("Mul", gate, up)
 
-    def normalise_root(self, x: ir.Value, weight: ir.Value, epsilon: float) -> ir.Value:
-        """Divide by the root mean square over the last axis, in float32, and multiply."""
+    def normalise_root(
+        self, x: ir.Value, weight: ir.Value, epsilon: float, *, center: bool = False
+    ) -> ir.Value:
+        """Divide by the root mean square over the last axis, in float32, and multiply.
+
+        With `center` the mean is taken off before.
+        """
         graph = self.graph
         wide = x if self.dtype == ir.DataType.FLOAT else self.cast(x, ir.DataType.FLOAT)
+        if center:
+            wide = graph.op("Sub", wide, self._mean(wide))
         least = graph.constant(np.array(epsilon, np.float32))
         root = graph.op("Sqrt", graph.op("Add", self._mean(self.square(wide)), least))
         normal = graph.op("Div", wide, root)

@@ -158,3 +158,17 @@ class ClassicTower(TowerSpelling):
         graph = self.graph
         share = graph.op("Add", graph.op("Mul", spread, self.number(0.5)), self.number(0.5))
         return graph.op("Mul", x, share)
+
+
+class PrimitiveTower(ClassicTower):
+    """The classic dialect for TensorRT: 8.6 has no kernel for some LayerNormalizations."""
+
+    def normalise(self, x: ir.Value, weight: ir.Value, bias: ir.Value | None) -> ir.Value:
+        """By means in float32."""
+        centred = bias is not None
+        normal = self.normalise_root(x, weight, self.tower.norm_eps, center=centred)
+        return normal if bias is None else self.graph.op("Add", normal, bias)
+
+    def square(self, x: ir.Value) -> ir.Value:
+        """By a product."""
+        return self.graph.op("Mul", x, x)

@@ -18,7 +18,7 @@ from runtime.export.progress import Meter, Progress
 from runtime.export.tensorrt.options import PlanOptions
 from runtime.export.tensorrt.plan import build_or_fall_back
 from runtime.export.vision.layout import check_tower, expected_tensors, without_model
-from runtime.export.vision.spelling import ClassicTower, NativeTower
+from runtime.export.vision.spelling import ClassicTower, NativeTower, PrimitiveTower, TowerSpelling
 from runtime.export.vision.tower import Tower
 from runtime.export.vision.tower_answer import tower_answer
 from runtime.export.vision.tower_model import TowerModel, load_tower
@@ -78,7 +78,9 @@ def _write_graph(
     native = tower.config.dialect == "native"
     size = numpy_dtype(tower.config.dtype).itemsize
     meter = Meter(progress, "vision weights", size * _elements(tower))
-    spelling = NativeTower if native else ClassicTower
+    spelling: type[TowerSpelling] = NativeTower if native else ClassicTower
+    if not native and tower.config.backend == "tensorrt":
+        spelling = PrimitiveTower
     weights = Weights(checkpoint, tower.config)
     with (folder / DATA_FILE).open("wb") as file:
         data = DataFile(file, meter.add)

@@ -8,11 +8,13 @@ import pytest
 from msgspec import json, structs
 from numpy.typing import NDArray
 
-from runtime.engine_folder import ANSWER_FILE
+from runtime.engine_folder import ANSWER_FILE, MODEL_FILE
 from runtime.errors import HearthError
 from runtime.export.checkpoint import Checkpoint
 from runtime.export.options import ExportOptions, TargetType
 from runtime.export.rounded_weights import RoundedWeights
+from runtime.export.tensorrt.options import PlanOptions
+from runtime.export.vision import write
 from runtime.export.vision.layout import without_model
 from runtime.export.vision.reference_tower import reference_outputs
 from runtime.export.vision.tower_model import load_tower
@@ -86,6 +88,21 @@ def test_an_engine_gives_the_answer_and_a_changed_one_does_not(
     with pytest.raises(HearthError) as error:
         answer.compare(answered(changed, config))
     assert error.value.code == "wrong_answer"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_graph_that_a_plan_is_made_of_gives_the_answer(
+    tmp_path: Path, family: Family, dtype: TargetType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write, "build_or_fall_back", lambda _folder, config, *_: config)
+    source = write_vision_model(tmp_path / "m", family)
+    options = ExportOptions(dialect="classic", dtype=dtype, plan=PlanOptions())
+    config = write_vision(source, tmp_path, options)
+    assert config is not None
+    folder = tmp_path / VISION_FOLDER
+    assert b"LayerNormalization" not in (folder / MODEL_FILE).read_bytes()
+    assert load_tower_answer(folder, config).compare(answered(folder, config)).error < 0.5
 
 
 def _plain(family: Family) -> str:
