@@ -67,12 +67,13 @@ def test_the_text_of_models_that_take_images_is_built(
 ) -> None:  # fmt: skip
     """Their towers are built elsewhere."""
     monkeypatch.setattr("runtime.export.export.write_vision", lambda *_: None)
-    size: dict[str, Any] = {"num_hidden_layers": 2}
-    source, target = write_vision_model(tmp_path / "m", family, text=size), tmp_path / "engine"
-    config = export_model(source, target, graph_options(dialect, dtype))
+    source, target = write_vision_model(tmp_path / "m", family), tmp_path / "engine"
+    draft = small_draft(source, tmp_path) if family == "qwen3_vl" else None
+    config = export_model(source, target, graph_options(dialect, dtype, draft))
     assert (config.dialect, config.dtype, config.image_token_id > 0) == (dialect, dtype, True)
-    assert config.plan is not None
-    assert not (target / MODEL_FILE).exists()
+    for folder in (target, *([target / DRAFT_FOLDER] if draft else [])):
+        assert load_config(folder).plan is not None
+        assert not (folder / MODEL_FILE).exists()
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
