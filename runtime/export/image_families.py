@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 from runtime.errors import HearthError
 from runtime.export.config_fields import refuse_unserved
 from runtime.export.json_file import Fields
+from runtime.vision_config import Family
 
 MRopeLayout = Literal["sections", "interleaved"]
 TextArchitecture = Literal["llama", "qwen2", "qwen3"]
@@ -43,7 +44,7 @@ class ImageFamily(NamedTuple):
     part that has them.
     """
 
-    name: str
+    name: Family
     class_name: str
     decoder: TextArchitecture
     defaults: Mapping[str, Any]

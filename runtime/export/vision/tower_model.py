@@ -8,6 +8,7 @@ import msgspec
 
 from runtime.errors import HearthError
 from runtime.export.config_fields import refuse_unserved
+from runtime.export.image_families import IMAGE_FAMILIES
 from runtime.export.json_file import Fields, read_json
 from runtime.export.model_config import CONFIG_FILE
 from runtime.export.options import ExportOptions, resolve_dialect
@@ -19,12 +20,6 @@ from runtime.vision_config import Family, VisionConfig
 Activation = Literal["gelu", "gelu_tanh", "silu"]
 MOST_PATCHES = 4096
 """The largest call of a tower where nobody asks for another: scores grow with its square."""
-_FAMILIES: dict[str, Family] = {
-    "qwen3_vl": "qwen3_vl",
-    "qwen2_5_vl": "qwen2_5_vl",
-    "idefics3": "idefics3",
-    "smolvlm": "idefics3",
-}
 _GELU: dict[str, Activation] = {"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 _ACTIVATIONS: dict[Family, dict[str, Activation]] = {
     "qwen3_vl": _GELU,
@@ -70,11 +65,12 @@ def load_tower(folder: Path, options: ExportOptions) -> TowerModel | None:
     vision = fields.table("vision_config")
     if vision is None:
         return None
-    family = _FAMILIES.get(fields.text("model_type"))
-    if family is None:
+    known = IMAGE_FAMILIES.get(fields.text("model_type"))
+    if known is None:
         raise _unsupported(
-            "model_type", f"of a model that sees must be one of {', '.join(_FAMILIES)}"
+            "model_type", f"of a model that sees must be one of {', '.join(IMAGE_FAMILIES)}"
         )
+    family = known.name
     refuse_unserved(vision, _READ.split())
     sizes = _idefics(fields, vision) if family == "idefics3" else _qwen(vision, family)
     plan = options.plan
