@@ -9,11 +9,14 @@ import structlog
 from msgspec import structs
 
 from actors.addresses import CONTROL_LIMIT, WORK_LIMIT
+from actors.arena import Arena
+from actors.arena_embeddings import ArenaEmbeddings
 from actors.executor import ExecutorActor
 from actors.mailbox import MailboxFull, Receiver, Sender
 from actors.messages import ExecutorControl, ExecutorLimits, ExecutorMessage
 from actors.roles import ExecutorSettings, Host, ReadyActor
 from actors.supervisor_messages import ActorLoading
+from runtime.config import load_config
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.errors import HearthError
 from runtime.known_answer import load_answer
@@ -72,7 +75,9 @@ class _LoadingReport:
 
 def open_runtime(settings: ExecutorSettings, told: Told = nobody) -> LLMInferenceRuntime:
     """A runtime whose steps are captured and have worked; raises HearthError."""
-    runtime = LLMInferenceRuntime.open(Path(settings.engine), settings.options, told)
+    runtime = LLMInferenceRuntime.open(
+        Path(settings.engine), settings.options, told, _embeddings(settings)
+    )
     with undoing() as undo:
         undo.callback(runtime.close)
         for reason in runtime.capture(range(1, runtime.max_batch + 1), told):
@@ -81,6 +86,13 @@ def open_runtime(settings: ExecutorSettings, told: Told = nobody) -> LLMInferenc
         _warm_up(runtime)
         _check_answer(runtime, settings)
     return runtime
+
+
+def _embeddings(settings: ExecutorSettings) -> ArenaEmbeddings | None:
+    if (shared := settings.embeddings) is None:
+        return None
+    arena = Arena.open(shared.descriptor, shared.size)
+    return ArenaEmbeddings(arena, load_config(Path(settings.engine)))
 
 
 def _warm_up(runtime: LLMInferenceRuntime) -> None:

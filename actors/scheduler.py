@@ -205,14 +205,14 @@ def open_scheduler(
     context: ZmqContext,
     settings: PolicySettings,
     arenas: encodings.ImageArenas | None = None,
-    socket: str | None = None,
+    socket: str = "",
 ) -> SchedulerActor:
     """A scheduler with its mailboxes open, in the daemon's process.
 
     For a model that sees it gives out the memory of `arenas`, and the encoder reaches it at
     `socket`.
     """
-    endpoints = [SCHEDULER] if socket is None else [SCHEDULER, socket]
+    endpoints = [SCHEDULER] if arenas is None else [SCHEDULER, socket]
 
     def connect(endpoint: str) -> Sender[Any]:
         return Sender(context, endpoint, CONTROL_LIMIT)

@@ -112,6 +112,11 @@ class TokenizerActor:
         self._word = ExecutorWord()
         self.lost = 0
 
+    def limit_images(self, most_tokens: int) -> None:
+        """Let an image have so many tokens at the most from now on."""
+        if self._images is not None:
+            self._images.most_tokens = most_tokens
+
     async def run(self) -> None:
         """Work until cancelled; raises MailboxFull when the scheduler is far behind."""
         with self._inbox, self._to_scheduler, self._to_scheduler_control, self._to_door:

@@ -1,5 +1,6 @@
 """Who hears of every request that has ended, and what is told of the daemon: metrics, traces."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 from actors.logs import Log
@@ -58,9 +59,10 @@ class Observers:
             CancelRequest: overview.cancel,
         }
 
-    def open(self, door: FrontDoor, supervisor: Supervisor) -> list[Endpoint]:
+    def open(self, door: FrontDoor, supervisors: Sequence[Supervisor]) -> list[Endpoint]:
         """Look at these parts from now on; where metrics are served. Raises `socket_unusable`."""
-        self._door, self._supervisor = door, supervisor
+        self._door, (self._executor, *others) = door, supervisors
+        self._encoder = next(iter(others), None)
         endpoints = open_endpoints(
             self._settings.metrics_port, self._settings.metrics_socket, self._metrics.expose
         )
@@ -82,9 +84,10 @@ class Observers:
             refusals=door.state.refusals,
             load=await door.load(),
             executor=door.state.metrics,
-            executor_pid=self._supervisor.pid,
-            silent_s=self._supervisor.silent_s,
-            restarts=self._supervisor.restarts,
+            executor_pid=self._executor.pid,
+            silent_s=self._executor.silent_s,
+            restarts=self._executor.restarts,
+            encoder_restarts=None if self._encoder is None else self._encoder.restarts,
             lost_lines=self._log.all_lost,
             lost_spans=self._spans.lost if self._spans else 0,
             free=available_memory(),

@@ -25,13 +25,14 @@ from actors.addresses import (
     Addresses,
     SocketFolder,
 )
+from actors.encoder_messages import EncoderLost, EncoderReady
 from actors.logs import Log, certain_log, configure_logging, set_level
 from actors.mailbox import Receiver, Sender, ZmqContext
 from actors.messages import DoorMessage, ExecutorLost, SchedulerControl
 from actors.private_folder import private_folder
 from actors.scheduler import SchedulerActor, open_scheduler
 from actors.supervisor_messages import ActorReady, SupervisorMessage
-from actors.tokenizer import open_tokenizer
+from actors.tokenizer import TokenizerActor, open_tokenizer
 from daemon import wiring
 from daemon.configuration.settings import Settings
 from daemon.connections import StreamServer
@@ -46,9 +47,10 @@ from daemon.notify import notify, reloading, tell_state
 from daemon.observers import Observers
 from daemon.reload import change_to
 from daemon.shipped import engine_folder
+from daemon.sight import most_tokens, open_sight
 from daemon.signals import Asked
-from daemon.supervision.supervisor import Listeners, Supervisor
-from daemon.watchdog import Watchdog
+from daemon.supervision.supervisor import ActorPlan, Listeners, Supervisor
+from daemon.watchdog import Watchdog, worst
 from runtime.config import LLMEngineRunnerConfig
 from runtime.decoding.deployment import DeploymentConfig, load_deployment
 from runtime.errors import HearthError
@@ -134,18 +136,35 @@ class Service:
         # What fits into the memory that was free is for an executor to know, and its other facts.
         self._fitting = config, dict[str, str | int | float]()
         self._was_ready = False
+        self._sight = open_sight(settings, engine, config, opened)
+        # Who has to be ready before the daemon is, the encoder at the start alone.
+        self._awaited = {"executor", "encoder"} if self._sight else {"executor"}
         self._to_scheduler_control: Sender[SchedulerControl] = self._sender(SCHEDULER_CONTROL)
         self._scheduler: SchedulerActor | None = None
+        self._tokenizer: TokenizerActor | None = None
         self._keys = _keys_of(settings)
         self._door = self._make_door()
         opened.callback(self._door.close)
-        self._supervisor = self._make_supervisor()
+        # Of the executor and, where the model sees, of the encoder.
+        listeners = (
+            Listeners(
+                loading=lambda stage, share: self._enter(self._life.loading(stage, share)),
+                ready=self._executor_ready,
+                lost=self._executor_lost,
+                restarting=lambda reason: self._enter(self._life.lost(reason)),
+                metrics=lambda metrics: self._door.tell(metrics=metrics),
+            ),
+            Listeners(ready=self._encoder_ready, lost=self._encoder_lost),
+        )
+        self._supervisors = [*map(self._supervise, self._plans(settings), listeners)]
         self._servers: list[StreamServer] = [
-            *self._observers.open(self._door, self._supervisor),
+            *self._observers.open(self._door, self._supervisors),
             *self._open_control(),
         ]
         self._watchdog = Watchdog(
-            lambda: self._supervisor.pulse, settings.load_timeout_s, os.environ
+            lambda: worst(one.pulse for one in self._supervisors),
+            settings.load_timeout_s,
+            os.environ,
         )
 
     async def run(self, send_again: Callable[[], None] = lambda: None) -> int:
@@ -159,12 +178,10 @@ class Service:
             send_again()
             async with anyio.create_task_group() as tasks:
                 # Start.
-                tokenizer = open_tokenizer(self._context, self._engine, self._sockets.tokenizer)
-                self._scheduler = scheduler = open_scheduler(
-                    self._context, wiring.policy_settings(self._settings)
-                )
-                for part in (tokenizer, scheduler, self._door, self._supervisor):
+                for part in (*self._open_actors(), self._door):
                     tasks.start_soon(part.run)
+                for supervisor in self._supervisors:
+                    tasks.start_soon(supervisor.run)
                 for server in self._servers:
                     tasks.start_soon(server.run)
                 if "NOTIFY_SOCKET" in os.environ:
@@ -187,7 +204,8 @@ class Service:
                 for server in self._servers:
                     await server.stop()
                 await self._door.stop()
-                await self._supervisor.stop()
+                for supervisor in self._supervisors:
+                    await supervisor.stop()
                 tasks.cancel_scope.cancel()
         # What is still asked for is under way, and no reason for another exit code.
         wishes.ignore()
@@ -195,17 +213,40 @@ class Service:
         _log.info("stopped", reason=self._life.reason, unfinished=unfinished)
         return FORCED if patience.cancelled_caught else STOPPED
 
+    def _open_actors(self) -> tuple[TokenizerActor, SchedulerActor]:
+        sight, sockets, context = self._sight, self._sockets, self._context
+        self._tokenizer = open_tokenizer(
+            context, self._engine, sockets.tokenizer, sight and sight.prompt_images
+        )
+        policy, arenas = wiring.policy_settings(self._settings), sight and sight.arenas()
+        self._scheduler = open_scheduler(context, policy, arenas, sockets.scheduler)
+        return self._tokenizer, self._scheduler
+
     async def _executor_ready(self, ready: ActorReady, addresses: Addresses) -> None:
         told = wiring.executor_ready(ready, addresses)
         await self._to_scheduler_control.send(told, _SEND_TIMEOUT_S)
         if not self._life.serves:
             return
-        self._fitting = config, _ = wiring.within(self._config, told.limits), ready.facts
+        self._fitting = wiring.within(self._config, told.limits), ready.facts
         self._door.tell(facts=self._facts())
+        self._limit_images()
+        self._came("executor")
+
+    async def _encoder_ready(self, _ready: ActorReady, addresses: Addresses) -> None:
+        told = EncoderReady(addresses.incarnation, addresses.work, addresses.control)
+        await self._to_scheduler_control.send(told, _SEND_TIMEOUT_S)
+        self._came("encoder")
+
+    def _came(self, role: str) -> None:
+        """Serve once all are there."""
+        self._awaited.discard(role)
+        if self._awaited or not self._life.serves or self._life.state == "ready":
+            return
         self._enter(self._life.ready())
         notify("READY=1")
         self._was_ready = True
         self._watchdog.serves()
+        config, facts = self._fitting
         certain_log("hearth").info(
             "ready",
             socket=str(self._door.path),
@@ -215,12 +256,20 @@ class Service:
             batch=config.max_supported_batch_size,
             capacity=config.max_kv_cache_capacity,
             **({"tcp": f"127.0.0.1:{self._door.tcp_port}"} if self._door.tcp_port else {}),
-            **({"chosen": ready.facts["chosen"]} if "chosen" in ready.facts else {}),
+            **({"chosen": facts["chosen"]} if "chosen" in facts else {}),
         )
 
     async def _executor_lost(self, reason: str) -> None:
         await self._to_scheduler_control.send(ExecutorLost(reason), _SEND_TIMEOUT_S)
+        self._awaited.add("executor")
         self._enter(self._life.lost(reason))
+
+    async def _encoder_lost(self, reason: str) -> None:
+        await self._to_scheduler_control.send(EncoderLost(reason), _SEND_TIMEOUT_S)
+
+    def _limit_images(self) -> None:
+        if self._tokenizer is not None:
+            self._tokenizer.limit_images(most_tokens(self._settings, self._fitting[0]))
 
     def _enter(self, life: Life) -> None:
         if life != self._life:
@@ -240,6 +289,7 @@ class Service:
             listeners=self._observers.listeners,
             on_step=self._observers.on_step,
             keys=self._keys,
+            pictures=self._sight and self._sight.pictures,
         )
 
     def _facts(self) -> DoorFacts:
@@ -296,11 +346,19 @@ class Service:
         self._door.tell(facts=self._facts())
         if self._scheduler is not None:
             self._scheduler.adopt(wiring.policy_settings(settings))
-        self._supervisor.adopt(wiring.executor_plan(settings, self._engine, self._door.epoch))
+        self._limit_images()
+        for supervisor, plan in zip(self._supervisors, self._plans(settings), strict=True):
+            supervisor.adopt(plan)
         self._watchdog.adopt(settings.load_timeout_s)
 
-    def _make_supervisor(self) -> Supervisor:
-        plan = wiring.executor_plan(self._settings, self._engine, self._door.epoch)
+    def _plans(self, settings: Settings) -> list[ActorPlan]:
+        engine, epoch, sight = self._engine, self._door.epoch, self._sight
+        executor = wiring.executor_plan(settings, engine, epoch, sight)
+        return (
+            [executor, wiring.encoder_plan(settings, engine, epoch, sight)] if sight else [executor]
+        )
+
+    def _supervise(self, plan: ActorPlan, listeners: Listeners) -> Supervisor:
         endpoint = self._sockets.supervisor(plan.role)
         inbox: Receiver[SupervisorMessage] = Receiver(
             self._context, [endpoint], SupervisorMessage, CONTROL_LIMIT
@@ -310,13 +368,7 @@ class Service:
             context=self._context,
             sockets=self._sockets,
             inbox=self._opened.enter_context(inbox),
-            listeners=Listeners(
-                loading=lambda stage, share: self._enter(self._life.loading(stage, share)),
-                ready=self._executor_ready,
-                lost=self._executor_lost,
-                restarting=lambda reason: self._enter(self._life.lost(reason)),
-                metrics=lambda metrics: self._door.tell(metrics=metrics),
-            ),
+            listeners=listeners,
         )
 
     def _sender(self, endpoint: str) -> Sender[Any]:

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import anyio
@@ -31,6 +31,12 @@ def is_well(pulse: Pulse) -> bool:
     """Whether the supervisor turns and none of its deadlines is overdue."""
     overdue = pulse.due is not None and pulse.now > pulse.due + _SLACK_S
     return pulse.now - pulse.turned <= _SLACK_S and not overdue
+
+
+def worst(pulses: Iterable[Pulse]) -> Pulse:
+    """The first that is not well, else the first."""
+    found = list(pulses)
+    return next((pulse for pulse in found if not is_well(pulse)), found[0])
 
 
 def watched_s(environ: Mapping[str, str]) -> float | None:

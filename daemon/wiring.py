@@ -2,21 +2,26 @@
 
 from pathlib import Path
 
+import msgspec
 from msgspec import structs
 
 from actors.addresses import Addresses
 from actors.admission import PolicySettings
 from actors.messages import ExecutorLimits, ExecutorReady
-from actors.roles import ExecutorSettings
+from actors.roles import EncoderSettings, ExecutorSettings
 from actors.supervisor_messages import ActorReady
 from daemon.configuration.settings import Settings
 from daemon.door.settings import DoorFacts, DoorSettings
+from daemon.sight import Sight
 from daemon.supervision.restart_policy import Deadlines
 from daemon.supervision.supervisor import ActorPlan
 from runtime.config import LLMEngineRunnerConfig
 from runtime.errors import HearthError
 from runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
 from runtime.version import VERSION
+
+_ALWAYS = 1000
+"""Restarts in a row: with the pauses between them they take eight hours."""
 
 
 def runtime_options(settings: Settings) -> RuntimeOptions:
@@ -121,16 +126,46 @@ def policy_settings(settings: Settings) -> PolicySettings:
     )
 
 
-def executor_plan(settings: Settings, engine: Path, epoch: str = "") -> ActorPlan:
+def executor_plan(
+    settings: Settings, engine: Path, epoch: str = "", sight: Sight | None = None
+) -> ActorPlan:
     """The executor as its supervisor keeps it; its paths do not depend on the working folder."""
+    given = ExecutorSettings(
+        engine=str(engine.absolute()),
+        options=runtime_options(settings),
+        patches=sight and sight.patches.shared,
+        embeddings=sight and sight.embeddings.shared,
+    )
+    return _plan("executor", given, settings, epoch, sight)
+
+
+def encoder_plan(settings: Settings, engine: Path, epoch: str, sight: Sight) -> ActorPlan:
+    """The encoder likewise; however often it is lost, requests of text alone go on."""
+    given = EncoderSettings(
+        engine=str(engine.absolute()),
+        options=structs.replace(runtime_options(settings), threads=settings.encoder_threads),
+        pictures=sight.pictures.shared,
+        patches=sight.patches.shared,
+        embeddings=sight.embeddings.shared,
+        nice=settings.encoder_nice,
+        decode_timeout_s=settings.decode_timeout_s,
+        decode_memory_bytes=settings.decode_memory_bytes,
+    )
+    return _plan("encoder", given, settings, epoch, sight)._replace(restart_limit=_ALWAYS)
+
+
+def _plan(
+    role: str, given: msgspec.Struct, settings: Settings, epoch: str, sight: Sight | None
+) -> ActorPlan:
     return ActorPlan(
-        "executor",
-        ExecutorSettings(engine=str(engine.absolute()), options=runtime_options(settings)),
+        role,
+        given,
         Deadlines(load_s=settings.load_timeout_s, progress_s=settings.progress_timeout_s),
         restart_limit=settings.restart_limit,
         log_level=settings.log_level,
         log_format=settings.log_format,
         epoch=epoch,
+        descriptors=sight.descriptors if sight else (),
     )
 
 

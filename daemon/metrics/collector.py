@@ -25,7 +25,8 @@ class Look(NamedTuple):
 
     `settings`, `totals` and `refusals`, by code, are those of the front door. `executor` is what
     the executor has told, `silent_s` how long it has told nothing, `free` are bytes that the
-    machine could hand out, `pictures` those of clients' pictures, where the model sees.
+    machine could hand out. Where the model sees there are `pictures`, the bytes of those of
+    clients, and `encoder_restarts`.
     """
 
     state: str
@@ -42,6 +43,7 @@ class Look(NamedTuple):
     lost_spans: int
     free: int
     pictures: int | None = None
+    encoder_restarts: int | None = None
 
 
 class DaemonCollector(Collector):
@@ -71,6 +73,12 @@ def _daemon(look: Look) -> Iterator[Metric]:
     yield _counter(
         "executor_restarts", "Starts of the executor's process behind the first.", look.restarts
     )
+    if look.encoder_restarts is not None:
+        yield _counter(
+            "encoder_restarts",
+            "Starts of the encoder's process behind the first.",
+            look.encoder_restarts,
+        )
     if look.silent_s is not None:
         yield _gauge(
             "executor_silent_seconds",

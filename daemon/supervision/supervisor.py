@@ -72,15 +72,15 @@ class ActorPlan(NamedTuple):
 class Listeners(NamedTuple):
     """Whom to tell of the actor.
 
-    How far it has come on its way to work, that it can, that all is lost which it held, why it is
-    started again, and what it has done.
+    That it can work, that all is lost which it held, how far it has come on its way to work, why it
+    is started again, and what it has done.
     """
 
-    loading: Callable[[Stage, float | None], None]
     ready: Callable[[ActorReady, Addresses], Awaitable[None]]
     lost: Callable[[str], Awaitable[None]]
-    restarting: Callable[[str], None]
-    metrics: Callable[[ExecutorMetrics], None]
+    loading: Callable[[Stage, float | None], None] = lambda _stage, _share: None
+    restarting: Callable[[str], None] = lambda _reason: None
+    metrics: Callable[[ExecutorMetrics], None] = lambda _metrics: None
 
 
 class Supervisor:

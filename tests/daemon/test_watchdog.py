@@ -4,7 +4,7 @@ import anyio
 import pytest
 
 from daemon import watchdog as module
-from daemon.watchdog import Pulse, Watchdog, is_well, watched_s
+from daemon.watchdog import Pulse, Watchdog, is_well, watched_s, worst
 
 WATCHED = {"WATCHDOG_USEC": "3000000"}
 
@@ -48,6 +48,12 @@ def test_a_supervisor_is_well_while_it_turns_and_acts_in_time() -> None:
     assert is_well(Pulse(now=100, turned=99, due=99)), "it is about to act"
     assert not is_well(Pulse(now=100, turned=80, due=160)), "it does not turn"
     assert not is_well(Pulse(now=100, turned=99, due=80)), "it turns, and does not act"
+
+
+def test_of_several_supervisors_one_that_is_not_well_is_told_of() -> None:
+    well, hangs = Pulse(now=100, turned=99, due=None), Pulse(now=100, turned=80, due=None)
+    assert worst(iter([well, hangs])) is hangs
+    assert worst([well, Pulse(now=7, turned=7, due=None)]) is well
 
 
 def test_the_manager_hears_nothing_of_a_supervisor_that_hangs() -> None:

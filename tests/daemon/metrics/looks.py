@@ -39,6 +39,7 @@ LOOK = Look(
     lost_spans=6,
     free=5000,
     pictures=700,
+    encoder_restarts=2,
 )
 
 

@@ -55,8 +55,10 @@ async def test_both_forms_tell_the_same() -> None:
 
 async def test_what_is_not_known_is_left_out() -> None:
     known = await told()
-    unknown = await told(look=LOOK._replace(load=None, executor=None, silent_s=None))
-    assert {"hearth_places", "hearth_engine_steps", "hearth_executor_silent_seconds"} <= (
+    look = LOOK._replace(load=None, executor=None, silent_s=None, encoder_restarts=None)
+    unknown = await told(look=look)
+    silent, restarts = "hearth_executor_silent_seconds", "hearth_encoder_restarts"
+    assert {"hearth_places", "hearth_engine_steps", silent, restarts} <= (
         known.keys() - unknown.keys()
     )
     assert "hearth_clients" in unknown

@@ -1,0 +1,83 @@
+"""What a daemon has whose model sees: the tower's configuration, and the memory of pictures."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+from actors.arena import Arena, slot_bytes
+from actors.encodings import IN_FLIGHT, ImageArenas
+from actors.prompt_images import PromptImages
+from daemon.configuration.settings import Settings
+from runtime.config import LLMEngineRunnerConfig
+from runtime.tensors.dtypes import numpy_dtype
+from runtime.text import Tokenizer
+from runtime.vision_config import VisionConfig, load_vision_config
+
+
+class Sight(NamedTuple):
+    """The memory that front door, encoder and executor share, and how a tower fills it."""
+
+    config: VisionConfig
+    pictures: Arena
+    patches: Arena
+    embeddings: Arena
+    token_bytes: int
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """What the processes of encoder and executor inherit."""
+        return self.pictures.descriptor, self.patches.descriptor, self.embeddings.descriptor
+
+    def arenas(self) -> ImageArenas:
+        """What the scheduler gives out."""
+        return ImageArenas(
+            patches=self.patches.slots(),
+            embeddings=self.embeddings.slots(),
+            patch_bytes=self.config.patch_bytes,
+            token_bytes=self.token_bytes,
+        )
+
+    def prompt_images(self, tokenizer: Tokenizer) -> PromptImages:
+        """What the tokenizer knows of pictures."""
+        return PromptImages(self.config, tokenizer, self.pictures)
+
+
+def open_sight(
+    settings: Settings, engine: Path, config: LLMEngineRunnerConfig, opened: ExitStack
+) -> Sight | None:
+    """None for a model of text alone; its memory is given back at the end of `opened`.
+
+    Raises `engine_*` for a tower's configuration that cannot be read, and `out_of_memory`.
+    """
+    vision = load_vision_config(engine)
+    if vision is None:
+        return None
+
+    def arena(name: str, size: int) -> Arena:
+        made = Arena.create(name, size)
+        opened.callback(made.close)
+        return made
+
+    features = 1 + config.num_deepstack_features
+    token_bytes = features * config.hidden_size * numpy_dtype(config.dtype).itemsize
+    return Sight(
+        config=vision,
+        pictures=arena("pictures", settings.images_in_flight_bytes),
+        patches=arena("patches", _patches_size(vision, most_tokens(settings, config))),
+        embeddings=arena("embeddings", settings.image_cache_bytes),
+        token_bytes=token_bytes,
+    )
+
+
+def most_tokens(settings: Settings, config: LLMEngineRunnerConfig) -> int:
+    """How many tokens one picture, or video, becomes at the most."""
+    longest = min(config.max_supported_input_length, config.max_kv_cache_capacity - 1)
+    return settings.image_tokens or max(1, min(longest, settings.queue_tokens) // 2)
+
+
+def _patches_size(vision: VisionConfig, tokens: int) -> int:
+    """Room for the largest video, or for the largest calls of a tower that are under way."""
+    largest = max(tokens * vision.merge_size**2, IN_FLIGHT * vision.max_patches)
+    return slot_bytes(largest * vision.patch_bytes)

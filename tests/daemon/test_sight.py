@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+import pytest
+from msgspec import structs
+
+from daemon import wiring
+from daemon.configuration.settings import Settings
+from daemon.sight import most_tokens, open_sight
+from runtime.errors import HearthError
+from runtime.executor.simulated_engine import simulated_config
+from runtime.vision_config import VISION_CONFIG_FILE, VISION_FOLDER
+from tests.runtime.pictures.photographs import config_like
+
+SETTINGS = Settings(
+    images_in_flight_bytes=1 << 20,
+    image_cache_bytes=1 << 21,
+    encoder_nice=5,
+    encoder_threads=6,
+    threads=7,
+    decode_timeout_s=8,
+    decode_memory_bytes=1 << 27,
+    restart_limit=2,
+)
+CONFIG = structs.replace(simulated_config(capacity=400), num_deepstack_features=2)
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Path:
+    vision = structs.replace(config_like("qwen3_vl"), max_patches=64, position_side=4)
+    (tmp_path / VISION_FOLDER).mkdir()
+    (tmp_path / VISION_FOLDER / VISION_CONFIG_FILE).write_bytes(msgspec.json.encode(vision))
+    return tmp_path
+
+
+def test_a_model_of_text_alone_has_no_memory_for_pictures(tmp_path: Path) -> None:
+    with ExitStack() as opened:
+        assert open_sight(SETTINGS, tmp_path, CONFIG, opened) is None
+    plan = wiring.executor_plan(SETTINGS, tmp_path)
+    assert plan.descriptors == ()
+
+
+def test_the_memory_is_that_of_the_settings_and_of_the_tower(engine: Path) -> None:
+    with ExitStack() as opened:
+        sight = open_sight(SETTINGS, engine, CONFIG, opened)
+        assert sight is not None
+        assert (sight.pictures.size, sight.embeddings.size) == (1 << 20, 1 << 21)
+        assert sight.token_bytes == 3 * CONFIG.hidden_size * 4
+        arenas = sight.arenas()
+        largest = most_tokens(SETTINGS, CONFIG) * sight.config.merge_size**2
+        assert arenas.patches.take(largest * arenas.patch_bytes) is not None
+
+
+def test_each_setting_reaches_the_encoder_and_both_processes_inherit_the_memory(
+    engine: Path,
+) -> None:
+    with ExitStack() as opened:
+        sight = open_sight(SETTINGS, engine, CONFIG, opened)
+        assert sight is not None
+        plan = wiring.encoder_plan(SETTINGS, engine, "ab", sight)
+        executor = wiring.executor_plan(SETTINGS, engine, "ab", sight)
+        told = msgspec.to_builtins(plan.settings)
+        assert (told["nice"], told["options"]["threads"]) == (5, 6)
+        assert (told["decode_timeout_s"], told["decode_memory_bytes"]) == (8, 1 << 27)
+        assert plan.descriptors == executor.descriptors == sight.descriptors
+        assert (plan.role, plan.epoch, executor.restart_limit) == ("encoder", "ab", 2)
+        assert plan.restart_limit > 100, "text goes on however often it is lost"
+        for name in ("patches", "embeddings"):
+            shared = msgspec.to_builtins(getattr(sight, name).shared)
+            assert told[name] == msgspec.to_builtins(executor.settings)[name] == shared
+        assert told["pictures"] == msgspec.to_builtins(sight.pictures.shared)
+
+
+def test_an_image_has_half_of_the_longest_prompt_unless_a_setting_says_otherwise() -> None:
+    assert most_tokens(Settings(), CONFIG) == 199
+    assert most_tokens(Settings(queue_tokens=100), CONFIG) == 50
+    assert most_tokens(Settings(image_tokens=16), CONFIG) == 16
+
+
+def test_a_broken_configuration_of_a_tower_ends_a_start(engine: Path) -> None:
+    (engine / VISION_FOLDER / VISION_CONFIG_FILE).write_text("{}")
+    with ExitStack() as opened, pytest.raises(HearthError) as caught:
+        open_sight(SETTINGS, engine, CONFIG, opened)
+    assert caught.value.code == "engine_corrupt"
