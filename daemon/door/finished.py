@@ -92,7 +92,7 @@ def images_of(request: OpenRequest) -> ImageUsage | None:
     if embedded is not None:
         times = embedded.times
     return ImageUsage(
-        count=request.images,
+        count=len(request.images),
         tokens=embedded.tokens if embedded else 0,
         cached=embedded.cached if embedded else 0,
         decode_ms=milliseconds(times.decode_s),

@@ -73,7 +73,8 @@ class Replies:
         elif isinstance(message, Failed):
             # Codes are counted, and clients know the documented ones alone.
             code = message.code if message.code in CODES else "internal"
-            self._dispatch.fail(request, code, message.message, message.field, message.ahead)
+            field = _field_of(request, message.field)
+            self._dispatch.fail(request, code, message.message, field, message.ahead)
         elif isinstance(message, Converted):
             self._converted(request, message)
         else:
@@ -174,6 +175,12 @@ class Replies:
             engine=facts.engine,
             executor=None if metrics is None else executor_report(metrics),
         )
+
+
+def _field_of(request: sessions.OpenRequest, field: str | None) -> str | None:
+    """What the client calls the image that actors call `images[k]`."""
+    known = {f"images[{number}]": name for number, name in enumerate(request.images)}
+    return known.get(field or "", field)
 
 
 def _count(request: sessions.OpenRequest, arrived: sessions.StepRow) -> None:

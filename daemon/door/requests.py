@@ -248,15 +248,14 @@ class Requests:
         """The request's images, copied into the arena; what cannot be taken ends it unanswered."""
         if not frames or self._state.pictures is None:
             return []
+        shown = visuals_of(messages)
         own = sum(slot.size for one in request.session.open.values() for slot in one.slots)
         try:
-            visuals, request.slots = self._state.pictures.take(
-                visuals_of(messages), frames, self._settings, own
-            )
+            visuals, request.slots = self._state.pictures.take(shown, frames, self._settings, own)
         except HearthError:
             self._sessions.close(request)
             raise
-        request.images = len(visuals)
+        request.images = [field for field, _ in shown]
         return visuals
 
     def _ask(

@@ -27,7 +27,7 @@ class StepRow:
 class OpenRequest:
     """A request without a terminal answer; times in seconds of the monotonic clock.
 
-    The bytes of its pictures are in `slots`; `images` counts them, a video as one.
+    The bytes of its pictures are in `slots`; `images` are the fields of its images and videos.
     """
 
     rid: int
@@ -56,7 +56,7 @@ class OpenRequest:
     traceparent: str | None = None
     options: RequestOptions | None = None
     slots: Sequence[Slot] = ()
-    images: int = 0
+    images: Sequence[str] = ()
     images_s: float = 0.0
     embedded: Embedded | None = None
 

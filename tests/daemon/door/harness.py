@@ -39,10 +39,10 @@ class FakeActors:
     """Tokenizer, scheduler and executor in one; what to do is the first word of the prompt.
 
     count: `max_tokens` tokens "0 ", "1 ", ... at `step_s`; hang: accepted and no more; silent:
-    nothing at all; fail: accepted, one token, then a failure; early: tokens before `accepted`;
-    flood: as count without pauses and 1,000 characters a token; logprobs: one token with them;
-    speculate: two rounds of three and one token before `accepted`, and one after it. What has
-    images is embedded once the first token has been told.
+    nothing at all; fail: accepted, one token, then a failure; blind: accepted, then image 1 is
+    broken; early: tokens before `accepted`; flood: as count without pauses and 1,000 characters a
+    token; logprobs: one token with them; speculate: two rounds of three and one token before
+    `accepted`, and one after it. What has images is embedded once the first token has been told.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], step_s: float) -> None:
@@ -114,6 +114,8 @@ class FakeActors:
         if word == "fail":
             await self._send(self._row(rid, 0))
             await self._send(m.Failed(rid, "executor_failed", "the executor died", "device"))
+        elif word == "blind":
+            await self._send(m.Failed(rid, "image_invalid", "it is broken", "images[1]"))
         elif word == "speculate":
             await self._send(self._round(rid, 2, finish="stop"))
         elif word == "logprobs":

@@ -113,6 +113,15 @@ def test_whatever_ends_a_request_frees_its_pictures(end: str, door: Harness) -> 
         until(lambda: held(door) == 0)
 
 
+def test_an_image_that_fails_later_is_named_as_the_client_has_it(door: Harness) -> None:
+    with raw_client(door.path) as client:
+        greet(client)
+        say(client, asked("blind", 2, 1), bytes(100), bytes(100))
+        assert hear(client)["t"] == "accepted"
+        error = hear(client)
+        assert (error["code"], error["field"]) == ("image_invalid", "messages[0].content[1]")
+
+
 def test_what_is_refused_holds_nothing(door: Harness) -> None:
     with raw_client(door.path) as client:
         greet(client)
