@@ -24,6 +24,7 @@ _JPEG_BITS = 8
 _GIF_EXTENSION = 0x21
 _GIF_FRAME = 0x2C
 _GIF_END = 0x3B
+_WEBP_LOSSLESS = 0x2F
 _WEBP_SIDE = (1 << 14) - 1
 
 
@@ -128,7 +129,7 @@ def _png(data: memoryview) -> Header:
     if bytes(data[12:16]) != b"IHDR":
         raise ValueError
     exif, xmp = b"", b""
-    for name, part in _chunks(data, 8, ">I4s", crc=4):
+    for name, part in _chunks(data, 8, png=True):
         if name == b"eXIf":
             exif = bytes(part)
         elif name == b"iTXt" and bytes(part[:20]) == b"XML:com.adobe.xmp\0\0\0":
@@ -141,7 +142,7 @@ def _png(data: memoryview) -> Header:
 def _webp(data: memoryview) -> Header:
     (size,) = struct.unpack_from("<I", data, 4)
     parts: dict[bytes, memoryview] = {}
-    for name, part in _chunks(data[: 8 + size], 12, "<4sI", crc=0):
+    for name, part in _chunks(data[: 8 + size], 12, png=False):
         parts.setdefault(name, part)
     kind = next(iter(parts), b"")
     first = parts.get(kind, data[:0])
@@ -149,7 +150,7 @@ def _webp(data: memoryview) -> Header:
         width, height = (1 + int.from_bytes(_piece(first, at, 3), "little") for at in (4, 7))
         meta = (bytes(parts.get(name, b"")) for name in (b"EXIF", b"XMP "))
         return Header("webp", width, height, orientation_of(*meta))
-    if kind == b"VP8L" and first[0] == 0x2F:  # noqa: PLR2004 # its signature
+    if kind == b"VP8L" and first[0] == _WEBP_LOSSLESS:
         (bits,) = struct.unpack_from("<I", first, 1)
         return Header("webp", 1 + (bits & _WEBP_SIDE), 1 + (bits >> 14 & _WEBP_SIDE))
     if kind == b"VP8 " and bytes(first[3:6]) == b"\x9d\x01\x2a":
@@ -158,18 +159,21 @@ def _webp(data: memoryview) -> Header:
     raise ValueError
 
 
-def _chunks(
-    data: memoryview, place: int, head: str, *, crc: int
-) -> Iterator[tuple[bytes, memoryview]]:
-    """Names and contents of chunks; the last may be cut off, which the decoder will find."""
+def _chunks(data: memoryview, place: int, *, png: bool) -> Iterator[tuple[bytes, memoryview]]:
+    """Names and contents of chunks; the last may be cut off, which the decoder will find.
+
+    A PNG has length and name before each and a checksum behind it, a RIFF name and length, and
+    fills up to an even place.
+    """
     for _ in range(_MOST_PARTS):
         if place + 8 > len(data):
             return
-        length, name = struct.unpack_from(head, data, place)
-        if isinstance(length, bytes):
-            length, name = name, length
+        name, size = bytes(data[place : place + 4]), data[place + 4 : place + 8]
+        if png:
+            name, size = bytes(size), data[place : place + 4]
+        length = int.from_bytes(size, "big" if png else "little")
         yield name, data[place + 8 : place + 8 + length]
-        place += 8 + length + (crc or length % 2)
+        place += 8 + length + (4 if png else length % 2)
     raise ValueError
 
 
