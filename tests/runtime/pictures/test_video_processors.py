@@ -1,0 +1,113 @@
+"""Videos beside the processors of transformers, which need torchvision; skipped without."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.images import ImageLayout
+from runtime.pictures.patches import patch
+from runtime.pictures.placeholders import expand
+from runtime.pictures.sizes import video_layout
+from runtime.vision_config import VisionConfig
+from tests.runtime.pictures.photographs import config_like, draw, photo
+
+pytestmark = pytest.mark.reference
+HALF = [0.5, 0.5, 0.5]
+SIZES = [(160, 120), (100, 170), (57, 40)]
+
+
+@pytest.fixture(scope="module")
+def torch() -> Any:
+    """Torch, with the operators that torchvision's own library has for other builds of it."""
+    torch = pytest.importorskip("torch")
+    operators = torch.library.Library("torchvision", "FRAGMENT")
+    pair = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+    area = "(Tensor input, Tensor rois, float scale, int h, int w, int ratio, bool aligned)"
+    for operator in (f"nms{pair}", f"qnms{pair}", f"roi_align{area} -> Tensor"):
+        operators.define(operator)
+    pytest.importorskip("torchvision", exc_type=ImportError)
+    yield torch
+    operators._destroy()
+
+
+def processed(
+    torch: Any, processor: Any, frames: list[Any], rate: float, *, sample: bool
+) -> tuple[Any, Any]:
+    """What a processor makes of a video, and what it notes of its frames."""
+    utils = pytest.importorskip("transformers.video_utils")
+    count = len(frames)
+    found = processor(
+        torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2),
+        video_metadata=utils.VideoMetadata(count, rate, duration=count / rate),
+        do_sample_frames=sample,
+        return_tensors="pt",
+        return_metadata=True,
+    )
+    return found, found["video_metadata"][0]
+
+
+def patches_of(frames: list[Any], layout: ImageLayout, config: VisionConfig) -> Any:
+    out = np.zeros((layout.patches, config.patch_bytes), np.uint8)
+    for place, number in enumerate(layout.frames):
+        patch(frames[number], layout, config, out, frame=place)
+    return out
+
+
+def assert_close(ours: Any, theirs: Any, *, near: int, most: int) -> None:
+    off = np.abs(ours - np.rint((theirs * 0.5 + 0.5) * 255).astype(np.int64))
+    assert off.max() <= most
+    assert (off <= near).mean() >= 0.999
+
+
+@pytest.mark.parametrize("sample", [False, True])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
+def test_videos_of_qwen(torch: Any, family: Any, size: tuple[int, int], sample: bool) -> None:  # noqa: FBT001 - a parameter
+    models = pytest.importorskip("transformers.models")
+    kind = (
+        models.qwen3_vl.Qwen3VLVideoProcessor
+        if family == "qwen3_vl"
+        else models.qwen2_vl.Qwen2VLVideoProcessor
+    )
+    sampling = {"fps": 2.0, "min_frames": 4, "max_frames": 768} if sample else {}
+    config = config_like(family, **sampling)
+    rules, rate = config.rules, 5.0
+    frames = [draw(*size, seed) for seed in range(11 if sample else 5)]
+    processor = kind(
+        image_mean=HALF,
+        image_std=HALF,
+        fps=2.0,
+        cap_pixels_per_frame=False,
+        size={"shortest_edge": rules.video_min_pixels, "longest_edge": rules.video_max_pixels},
+    )
+    found, noted = processed(torch, processor, frames, rate, sample=sample)
+    times = [number / rate for number in range(len(frames))]
+    layout = video_layout([photo(*size)] * len(frames), times, config)
+    assert found["video_grid_thw"].tolist() == [list(layout.grid)]
+    if sample:
+        assert tuple(noted.frames_indices.tolist()) == layout.frames
+    theirs = found["pixel_values_videos"].numpy()
+    assert_close(patches_of(frames, layout, config), theirs, near=1, most=2)
+    if family == "qwen2_5_vl":
+        _, ((span,),) = expand([6], [layout], config, lambda _: [], [times])
+        seconds = 2 / noted.sampled_fps if sample else 2 / rate
+        assert span.interval == pytest.approx(seconds * config.tokens_per_second)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_videos_of_smolvlm(torch: Any, size: tuple[int, int]) -> None:
+    models = pytest.importorskip("transformers.models")
+    processor = models.smolvlm.SmolVLMVideoProcessor(
+        size={"longest_edge": 500}, num_frames=4, fps=1
+    )
+    config = config_like("idefics3", fps=1.0, max_frames=4)
+    frames = [draw(*size, seed) for seed in range(6)]
+    found, noted = processed(torch, processor, frames, 2.0, sample=True)
+    times = [number / 2.0 for number in range(6)]
+    layout = video_layout([photo(*size)] * 6, times, config)
+    assert tuple(noted.frames_indices.tolist()) == layout.frames
+    tiles = found["pixel_values"][0].numpy().reshape(-1, 3, 13, 2, 14, 13, 2, 14)
+    theirs = tiles.transpose(0, 2, 5, 3, 6, 1, 4, 7).reshape(-1, config.patch_bytes)
+    # Resized twice, and by a Lanczos that rounds otherwise than Pillow's.
+    assert_close(patches_of(frames, layout, config), theirs, near=2, most=8)
