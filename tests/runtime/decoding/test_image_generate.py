@@ -92,7 +92,7 @@ def test_greedy_text_is_that_of_transformers(tmp_path: Path, family: Family) -> 
         for array, span in zip(arrays, spans, strict=True)
     ]
     export_model(source, tmp_path / "engine", ExportOptions(prefill_chunk=9))
-    options = RequestOptions(max_tokens=TOKENS, ignore_eos=True)
+    options = RequestOptions(max_tokens=TOKENS, ignore_eos=True, logprobs=0)
     row = RowRequest(token_ids=ids, prompt_length=len(ids), options=options, images=images)
     runtime = LLMInferenceRuntime.open(
         tmp_path / "engine", RuntimeOptions(threads=1), embeddings=store
@@ -100,7 +100,8 @@ def test_greedy_text_is_that_of_transformers(tmp_path: Path, family: Family) -> 
     with closing(runtime):
         (answer,) = runtime.handle_request(GenerationRequest(rows=[row])).rows
     for place, (token, wanted) in enumerate(zip(answer.token_ids, expected, strict=True)):
+        chances = out.logits[place][0].log_softmax(dim=-1)
+        assert abs(chances[token] - answer.logprobs[place]) < NEAR_TIE
         if token != wanted:
-            logits = out.logits[place][0]
-            assert logits[wanted] - logits[token] < NEAR_TIE
+            assert chances[wanted] - chances[token] < NEAR_TIE
             break
