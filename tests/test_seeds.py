@@ -104,6 +104,7 @@ BINDINGS = {
     "hidden_states_from_draft",
     "hidden_states_input",
     "attention_pos_id",
+    "deepstack_embeds_{k}",
     "last_token_ids",
     "rope_cos",
     "rope_sin",

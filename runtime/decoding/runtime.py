@@ -32,6 +32,7 @@ from runtime.options import RuntimeOptions
 from runtime.request import GenerationRequest, GenerationResponse, RowRequest, check_options
 from runtime.rows import DecodingInferenceContext, DecodingRow, RowState
 from runtime.steps.engine_runner import LLMEngineRunner, PromptGraphs
+from runtime.steps.image_merge import MultimodalMetrics
 from runtime.tensors.profiles import captured_widths, decode_batches
 from runtime.text import Tokenizer
 from runtime.undo import undoing
@@ -176,6 +177,10 @@ class LLMInferenceRuntime:
     def prompt_graphs(self) -> PromptGraphs:
         """Those of prefill steps, which `counters` counts too."""
         return self._runner.prompt_graphs
+
+    def get_multimodal_metrics(self) -> MultimodalMetrics:
+        """What images took so far; all zero for an engine that takes none."""
+        return self._runner.multimodal_metrics
 
     def check(self, row: RowRequest) -> None:
         """Refuse a row that `admit` would refuse; the error names the field."""

@@ -37,6 +37,8 @@ _GPU_SCORE_COPIES = {"native": 2.0, "classic": 3.0}
 # Interpreter and the libraries of CUDA on the host.
 _HOST_BYTES = 900 * _MIB
 _PINNED_BYTES = 2 * _MIB
+# Embeddings on their way into a step.
+_IMAGE_PINNED_BYTES = 8 * _MIB
 
 
 def predict_memory(
@@ -141,7 +143,7 @@ def predict_cuda_host_memory(config: LLMEngineRunnerConfig) -> dict[str, int]:
     return {
         "process": _HOST_BYTES,
         "weights_while_loading": 0 if simulated else cuda_weight_bytes(config),
-        "pinned": _PINNED_BYTES,
+        "pinned": _PINNED_BYTES + (_IMAGE_PINNED_BYTES if config.image_token_id else 0),
     }
 
 

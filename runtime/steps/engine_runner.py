@@ -16,7 +16,7 @@ from runtime.images import EmbeddingStore
 from runtime.memory.sizes import prompt_graph_bytes
 from runtime.memory.system import available_memory
 from runtime.steps.bindings import StepBindings
-from runtime.steps.image_merge import ImageMerge, ImagePiece
+from runtime.steps.image_merge import ImageMerge, ImagePiece, MultimodalMetrics
 from runtime.steps.pipeline_io import PipelineIO
 from runtime.steps.shared_resources import SharedResources
 from runtime.tensors.dims import PROFILE_CONTEXT, InferenceDims
@@ -69,11 +69,14 @@ class LLMEngineRunner:
         self._prompt = io.prompt
         self._steps = StepBindings(config, executor, io.step, resources, device, prompt=io.prompt)
         self._images: ImageMerge | None = None
+        self.multimodal_metrics = MultimodalMetrics()
+        """Those of images in prompts."""
         if embeddings is not None:
             prompt = io.prompt
             self._images = ImageMerge(
                 embeddings, device, prompt.inputs.inputs_embeds, prompt.deepstack
             )
+            self.multimodal_metrics = self._images.metrics
 
     def get_engine_config(self) -> LLMEngineRunnerConfig:
         """The configuration that the engine runs with."""

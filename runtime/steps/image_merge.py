@@ -1,9 +1,27 @@
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
+
+import msgspec
 
 from runtime.device.device import Device
 from runtime.images import EmbeddedImage, EmbeddingStore
 from runtime.tensors.tensor import Tensor
+
+
+class MultimodalMetrics(msgspec.Struct):
+    """What images have taken since the start: all zero where none came.
+
+    `images` and `tokens` were merged into prompts, those of a row that was put back once more;
+    `merge_seconds` are what queueing that took. `encoded` images went through a tower of this
+    runtime.
+    """
+
+    images: int = 0
+    tokens: int = 0
+    merge_seconds: float = 0.0
+    encoded: int = 0
+    encode_seconds: float = 0.0
 
 
 class ImagePiece(NamedTuple):
@@ -48,6 +66,7 @@ class ImageMerge:
     ) -> None:
         self._store, self._ops = store, device.image_ops
         self._embeds, self._deepstack = embeds, deepstack
+        self.metrics = MultimodalMetrics()
         self._clear = True
 
     def merge(self, pieces: Sequence[ImagePiece]) -> None:
@@ -59,9 +78,15 @@ class ImageMerge:
             for features in self._deepstack:
                 self._ops.clear(features)
         self._clear = not pieces
+        if self._clear:
+            return
+        began = time.monotonic()
         for place, image, first, tokens in pieces:
             found = self._store.read(image)
             for target, rows in zip((self._embeds, *self._deepstack), found, strict=False):
                 self._ops.splice(target, place, rows[first : first + tokens])
             # What was read is what was meant only if it still lies there.
             self._store.read(image)
+            self.metrics.images += first == 0
+            self.metrics.tokens += tokens
+        self.metrics.merge_seconds += time.monotonic() - began

@@ -91,6 +91,13 @@ def test_text_behind_images_is_that_of_the_specification(
             for row, tokens in zip(rows, arriving(runtime, rows, apart), strict=True):
                 assert len(tokens) == row.options.max_tokens
                 check_text(source, folder, row, tokens)
+        metrics, images = (
+            runtime.get_multimodal_metrics(),
+            [one for row in rows for one in row.images],
+        )
+        merged = 2 * len(images), 2 * sum(image.tokens for image in images)
+        assert (metrics.images, metrics.tokens) == merged
+        assert metrics.merge_seconds > 0
 
 
 @pytest.mark.parametrize("method", ["lookup", "eagle"])

@@ -71,6 +71,7 @@ def test_every_feature_goes_into_its_buffer_and_zeros_come_back_behind_it() -> N
         assert np.flatnonzero(flat.any(axis=1)).tolist() == [6, 7, 8]
     merge.merge([])
     assert not any(buffer.array.any() for buffer in deepstack)
+    assert (merge.metrics.images, merge.metrics.tokens) == (0, 3)
 
 
 def test_embeddings_that_are_gone_leave_no_features_behind() -> None:
