@@ -40,6 +40,11 @@ _STEPS: dict[str, Any] = {
 }
 
 
+def colours_of(family: str) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation of each colour."""
+    return (_CLIP_MEAN, _CLIP_STD) if family == "qwen2_5_vl" else (_HALF, _HALF)
+
+
 def processor_files(family: str, spelling: str, vision: dict[str, Any]) -> dict[str, Any]:
     """The files that say how pictures are prepared, by name.
 
@@ -49,8 +54,8 @@ def processor_files(family: str, spelling: str, vision: dict[str, Any]) -> dict[
         return _idefics_files(spelling, vision)
     name = "Qwen3VL" if family == "qwen3_vl" else "Qwen2_5_VL"
     sizes = {"patch_size": vision["patch_size"], "temporal_patch_size": 2, "merge_size": 2}
-    colours = (_HALF, _HALF) if family == "qwen3_vl" else (_CLIP_MEAN, _CLIP_STD)
-    both = {**sizes, "image_mean": colours[0], "image_std": colours[1]}
+    mean, std = colours_of(family)
+    both = {**sizes, "image_mean": mean, "image_std": std}
     image = {**both, "image_processor_type": "Qwen2VLImageProcessor"}
     videos = "Qwen3VL" if family == "qwen3_vl" else "Qwen2VL"
     video = {**both, "video_processor_type": f"{videos}VideoProcessor"}
