@@ -9,7 +9,8 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from runtime.config import load_config
+from runtime.config import DType, load_config
+from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.export.checkpoint import Checkpoint
 from runtime.export.image_families import text_name
 from runtime.export.layout import EMBEDDING
@@ -20,8 +21,9 @@ from runtime.images import EmbeddedImage, ImageSpan
 from runtime.pictures.local_embeddings import LocalEmbeddings
 from runtime.pictures.positions import row_positions
 from runtime.request import RequestOptions, RowRequest, RowToken
+from runtime.tensors.dtypes import numpy_dtype
 from tests.references.images import rotary_rows
-from tests.vision_models import TEXT
+from tests.vision_models import TEXT, Family
 
 TOLERANCE = 2e-3
 STORE = LocalEmbeddings()
@@ -34,12 +36,12 @@ GRIDS: list[list[tuple[int, int, int]]] = [
     [(1, 3, 5)],
     [],
 ]
-SPLIT = 4
-"""Embeddings from which an image that counts as text is shown in two runs, as tiles are."""
+FEATURES = {"qwen3_vl": 2, "qwen2_5_vl": 0, "idefics3": 0}
 
 
-def image_rows(features: int, *, counted: bool, tokens: int = 8) -> list[RowRequest]:
-    """Greedy rows of text around images; `counted` images have a grid of positions."""
+def image_rows(family: Family, dtype: DType = "float32", tokens: int = 8) -> list[RowRequest]:
+    """Greedy rows of text around images, whose embeddings are of the engine's type."""
+    features, counted = FEATURES[family], family != "idefics3"
     random = np.random.default_rng(11)
     rows = []
     for number, grids in enumerate(GRIDS):
@@ -47,7 +49,7 @@ def image_rows(features: int, *, counted: bool, tokens: int = 8) -> list[RowRequ
         images = []
         for grid in grids:
             count, hidden = int(np.prod(grid)), TEXT["hidden_size"]
-            array = random.normal(0, 0.7, (1 + features, count, hidden)).astype(np.float32)
+            array = random.normal(0, 0.7, (1 + features, count, hidden)).astype(numpy_dtype(dtype))
             spans = [ImageSpan(len(ids), count, 0, grid)]
             ids += [5] * count + _text(random, 3)
             if not counted:
@@ -105,20 +107,47 @@ def reference_logits(source: Path, folder: Path, row: RowRequest) -> NDArray[np.
 
 
 def check_text(
-    source: Path, folder: Path, row: RowRequest, tokens: Sequence[RowToken], *, free: bool = True
+    models: tuple[Path, Path],
+    row: RowRequest,
+    tokens: Sequence[RowToken],
+    *,
+    free: bool = True,
+    tolerance: float = TOLERANCE,
 ) -> None:
     """Each token has the likelihood of the specification, and is the likeliest or as good.
 
-    Tokens that were not `free` were forced.
+    `models` are the folders of the model and of its engine. Tokens that were not `free` were
+    forced.
     """
     ids = [token.token_id for token in tokens]
     whole = structs.replace(row, token_ids=row.token_ids + ids)
-    logits = reference_logits(source, folder, whole)[row.prompt_length - 1 : -1]
+    logits = reference_logits(*models, whole)[row.prompt_length - 1 : -1]
     logits = logits[len(logits) - len(tokens) :]
     top = logits.max(axis=-1)
     chances = logits - (top + np.log(np.exp(logits - top[:, None]).sum(axis=-1)))[:, None]
     assert len(tokens) == len(chances) > 0
     for token, own in zip(tokens, chances, strict=True):
         assert token.logprob is not None
-        assert abs(token.logprob - own[token.token_id]) < TOLERANCE
-        assert not free or own.max() - own[token.token_id] < TOLERANCE
+        assert abs(token.logprob - own[token.token_id]) < tolerance
+        assert not free or own.max() - own[token.token_id] < tolerance
+
+
+def arriving(
+    runtime: LLMInferenceRuntime, rows: Sequence[RowRequest], apart: int
+) -> list[list[RowToken]]:
+    """The tokens of rows that come so many steps apart, as there is room."""
+    found: list[list[RowToken]] = [[] for _ in rows]
+    numbers: dict[int, int] = {}
+    due, step = list(enumerate(rows)), 0
+    while due or runtime.active:
+        while due and runtime.free and step >= due[0][0] * apart:
+            place, row = due.pop(0)
+            if not runtime.active:
+                numbers = {}
+            numbers[runtime.admit([row])[0]] = place
+        if runtime.active:
+            for token in runtime.step().tokens:
+                assert token.error is None
+                found[numbers[token.row]].append(token)
+        step += 1
+    return found

@@ -1,6 +1,6 @@
 """Whole generations with images by real engines, against the specification."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import cache
 from pathlib import Path
@@ -16,14 +16,13 @@ from runtime.errors import HearthError
 from runtime.export import ExportOptions, export_model
 from runtime.images import EmbeddedImage, ImageSpan, Slot
 from runtime.options import RuntimeOptions, SpeculationOptions
-from runtime.request import RowRequest, RowToken
-from tests.runtime.decoding.image_models import STORE, check_text, image_rows
+from runtime.request import RowToken
+from tests.runtime.decoding.image_models import STORE, arriving, check_text, image_rows
 from tests.runtime.export.trees import export_with_draft
 from tests.vision_models import FAMILIES, Family, write_vision_model
 
 Method = Literal["off", "lookup", "eagle"]
 Folders = Callable[..., tuple[Path, Path]]
-FEATURES = {"qwen3_vl": 2, "qwen2_5_vl": 0, "idefics3": 0}
 CHUNK, ROWS = 7, 3
 
 
@@ -55,42 +54,17 @@ def opened(folder: Path, method: Method = "off") -> LLMInferenceRuntime:
     return LLMInferenceRuntime.open(folder, options, embeddings=STORE)
 
 
-def rows_of(family: Family) -> list[RowRequest]:
-    return image_rows(FEATURES[family], counted=family != "idefics3")
-
-
-def arriving(
-    runtime: LLMInferenceRuntime, rows: Sequence[RowRequest], apart: int
-) -> list[list[RowToken]]:
-    """The tokens of rows that come so many steps apart, as there is room."""
-    found: list[list[RowToken]] = [[] for _ in rows]
-    numbers: dict[int, int] = {}
-    due, step = list(enumerate(rows)), 0
-    while due or runtime.active:
-        while due and runtime.free and step >= due[0][0] * apart:
-            place, row = due.pop(0)
-            if not runtime.active:
-                numbers = {}
-            numbers[runtime.admit([row])[0]] = place
-        if runtime.active:
-            for token in runtime.step().tokens:
-                assert token.error is None
-                found[numbers[token.row]].append(token)
-        step += 1
-    return found
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_text_behind_images_is_that_of_the_specification(
     folders: Folders, dialect: str, family: Family
 ) -> None:
-    source, folder = folders(family, dialect)
-    rows = rows_of(family)
-    with closing(opened(folder)) as runtime:
+    models = folders(family, dialect)
+    rows = image_rows(family)
+    with closing(opened(models[1])) as runtime:
         for apart in (0, 4):
             for row, tokens in zip(rows, arriving(runtime, rows, apart), strict=True):
                 assert len(tokens) == row.options.max_tokens
-                check_text(source, folder, row, tokens)
+                check_text(models, row, tokens)
         metrics, images = (
             runtime.get_multimodal_metrics(),
             [one for row in rows for one in row.images],
@@ -103,24 +77,24 @@ def test_text_behind_images_is_that_of_the_specification(
 @pytest.mark.parametrize("method", ["lookup", "eagle"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_speculation_leaves_it_as_it_is(folders: Folders, family: Family, method: Method) -> None:
-    source, folder = folders(family, draft=True)
-    rows = rows_of(family)
+    models = folders(family, draft=True)
+    rows = image_rows(family)
     # What a lookup finds are tokens that are said again and again.
     rows.append(structs.replace(rows[2], options=structs.replace(
         rows[2].options, max_tokens=20, logit_bias=((30, 100.0),))))  # fmt: skip
-    with closing(opened(folder, method)) as runtime:
+    with closing(opened(models[1], method)) as runtime:
         runtime.capture([1, 2, 3])
         for row, tokens in zip(rows, arriving(runtime, rows, 3), strict=True):
-            check_text(source, folder, row, tokens, free=not row.options.logit_bias)
+            check_text(models, row, tokens, free=not row.options.logit_bias)
         assert runtime.speculation_metrics.rounds > 0
         assert runtime.speculation_metrics.accepted > 0
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
 def test_rows_that_were_put_back_go_on_with_their_images(folders: Folders, family: Family) -> None:
-    source, folder = folders(family)
-    rows = rows_of(family)[2:5]
-    with closing(opened(folder)) as runtime:
+    models = folders(family)
+    rows = image_rows(family)[2:5]
+    with closing(opened(models[1])) as runtime:
         before: list[list[RowToken]] = [[] for _ in rows]
         numbers = runtime.admit(rows)
         while min(map(len, before)) < 3:
@@ -134,34 +108,34 @@ def test_rows_that_were_put_back_go_on_with_their_images(folders: Folders, famil
         after = arriving(runtime, again, 2)
         for row, first, rest in zip(rows, before, after, strict=True):
             assert len(first) + len(rest) == row.options.max_tokens
-            check_text(source, folder, row, [*first, *rest])
+            check_text(models, row, [*first, *rest])
 
 
 def test_an_image_token_that_the_model_says_is_text(folders: Folders) -> None:
-    source, folder = folders("qwen3_vl")
-    with closing(opened(folder)) as runtime:
+    models = folders("qwen3_vl")
+    with closing(opened(models[1])) as runtime:
         image_id = runtime.config.image_token_id
-        row = rows_of("qwen3_vl")[0]
+        row = image_rows("qwen3_vl")[0]
         forced = structs.replace(row.options, logit_bias=((image_id, 100.0),), max_tokens=4)
         (said,) = arriving(runtime, [structs.replace(row, options=forced)], 0)
         assert [token.token_id for token in said] == [image_id] * 4
-        check_text(source, folder, row, said, free=False)
+        check_text(models, row, said, free=False)
         grown = structs.replace(row, token_ids=row.token_ids + [image_id] * 4)
         (rest,) = arriving(runtime, [grown], 0)
-        check_text(source, folder, row, [*said, *rest], free=False)
+        check_text(models, row, [*said, *rest], free=False)
         # In a prompt too: what no span names is text, whatever its id.
         plain = structs.replace(row, images=[])
-        check_text(source, folder, plain, arriving(runtime, [plain], 0)[0])
+        check_text(models, plain, arriving(runtime, [plain], 0)[0])
 
 
 def test_ids_in_the_place_of_images_count_for_nothing(folders: Folders) -> None:
-    _, folder = folders("qwen2_5_vl")
-    row = rows_of("qwen2_5_vl")[2]
+    models = folders("qwen2_5_vl")
+    row = image_rows("qwen2_5_vl")[2]
     other = list(row.token_ids)
     for image in row.images:
         for span in image.spans:
             other[span.start : span.start + span.length] = [77] * span.length
-    with closing(opened(folder)) as runtime:
+    with closing(opened(models[1])) as runtime:
         found = [
             arriving(runtime, [structs.replace(row, token_ids=ids)], 0)[0]
             for ids in (row.token_ids, other)
@@ -170,10 +144,10 @@ def test_ids_in_the_place_of_images_count_for_nothing(folders: Folders) -> None:
 
 
 def test_embeddings_that_are_gone_end_their_row_alone(folders: Folders) -> None:
-    source, folder = folders("qwen3_vl")
-    kept, text = rows_of("qwen3_vl")[:2]
+    models = folders("qwen3_vl")
+    kept, text = image_rows("qwen3_vl")[:2]
     gone = EmbeddedImage(Slot(0, 1, 10**9), 6, (ImageSpan(2, 6, 0, (1, 2, 3)),))
-    with closing(opened(folder)) as runtime:
+    with closing(opened(models[1])) as runtime:
         runtime.admit([text])
         tokens = list(runtime.step().tokens)
         (number,) = runtime.admit([structs.replace(kept, images=[gone])])
@@ -186,15 +160,15 @@ def test_embeddings_that_are_gone_end_their_row_alone(folders: Folders) -> None:
             tokens += [token for token in result.tokens if token.row == 0]
         assert errors == ["internal"]
         assert [failure.field for failure in failures] == ["images"]
-        check_text(source, folder, text, tokens)
+        check_text(models, text, tokens)
         # What it left in the buffers of the step goes nowhere.
-        check_text(source, folder, kept, arriving(runtime, [kept], 0)[0])
+        check_text(models, kept, arriving(runtime, [kept], 0)[0])
 
 
 @pytest.fixture
 def drafted(folders: Folders) -> Iterator[LLMInferenceRuntime]:
-    _, folder = folders("qwen3_vl", draft=True)
-    with closing(opened(folder, "eagle")) as runtime:
+    models = folders("qwen3_vl", draft=True)
+    with closing(opened(models[1], "eagle")) as runtime:
         yield runtime
 
 
@@ -205,7 +179,7 @@ def test_a_draft_reads_the_embeddings_of_the_tokens_behind_its_entries(
     proposer = drafted._speculation.proposer
     assert isinstance(proposer, EagleProposer)
     draft, table = proposer._draft, drafted._runner._resources.embedding.array
-    row = rows_of("qwen3_vl")[2]
+    row = image_rows("qwen3_vl")[2]
     merged = table[row.token_ids].astype(np.float32)
     for image in row.images:
         for span in image.spans:

@@ -1,0 +1,61 @@
+"""Text behind images on a GPU: small models of each family against the specification."""
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.config import load_config
+from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.export import DraftOptions, ExportOptions, export_model
+from runtime.options import RuntimeOptions, SpeculationOptions
+from tests.eagle_models import write_draft
+from tests.runtime.decoding.image_models import STORE, arriving, check_text, image_rows
+from tests.vision_models import FAMILIES, Family, write_vision_model
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+TOLERANCE = 0.05
+"""In log probability; half precision is the coarsest here."""
+SIZES: dict[str, Any] = {"device": "cuda", "capacity": 256, "prefill_chunk": 16, "max_batch": 3}
+ENGINES: dict[str, dict[str, Any]] = {
+    "standard-fp32": {"operators": "standard"},
+    "classic-fp16": {"dialect": "classic", "operators": "standard", "dtype": "float16"},
+    "contrib-fp16": {"operators": "contrib", "dtype": "float16"},
+}
+
+
+def check(models: tuple[Path, Path], family: Family, method: Any) -> None:
+    """Rows that come together and one by one, with every step captured that can be."""
+    rows = image_rows(family, load_config(models[1]).dtype)
+    options = RuntimeOptions(speculation=SpeculationOptions(method=method, adaptive=False))
+    runtime = LLMInferenceRuntime.open(models[1], options, embeddings=STORE)
+    with closing(runtime):
+        runtime.capture(range(1, runtime.max_batch + 1))
+        assert runtime.counters.failed_captures == 0, runtime.counters.failure
+        for apart in (0, 1, 4):
+            for row, tokens in zip(rows, arriving(runtime, rows, apart), strict=True):
+                assert len(tokens) == row.options.max_tokens
+                check_text(models, row, tokens, tolerance=TOLERANCE)
+        assert runtime.counters.hits > 0
+        assert method == "off" or runtime.speculation_metrics.rounds > 0
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_text_behind_images_is_that_of_the_specification(
+    tmp_path: Path, family: Family, engine: str
+) -> None:
+    models = write_vision_model(tmp_path / "model", family), tmp_path / "engine"
+    export_model(*models, ExportOptions(**SIZES, **ENGINES[engine]))
+    check(models, family, "off")
+
+
+@pytest.mark.parametrize("verify", ["trees", "chains"])
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
+def test_speculation_leaves_it_as_it_is(tmp_path: Path, family: Family, verify: Any) -> None:
+    models = write_vision_model(tmp_path / "model", family), tmp_path / "engine"
+    draft = write_draft(models[0], tmp_path / "draft", form="offset", vocabulary=96)
+    chosen = DraftOptions(folder=draft, eagle_layers=(0, 2, 3), verify=verify)
+    export_model(*models, ExportOptions(**SIZES, dtype="float16", draft=chosen))
+    check(models, family, "eagle")
