@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import structlog
@@ -21,6 +21,7 @@ from actors.messages import EncoderControl, EncoderMessage, SchedulerMessage, Se
 from actors.picture_decoder import PictureDecoder
 from actors.supervisor_messages import ActorProgress, SupervisorMessage
 from runtime.errors import HearthError
+from runtime.tensors.dtypes import numpy_dtype
 from runtime.vision.calls import plan_calls, sharing
 from runtime.vision.vision_runner import Patches, VisionRunner
 
@@ -35,11 +36,10 @@ _log = structlog.get_logger("encoder")
 
 
 class Tower(NamedTuple):
-    """A tower that runs here, the memory for its embeddings, and the type that they have there."""
+    """A tower that runs here, and the memory for its embeddings."""
 
     runner: VisionRunner
     embeddings: Arena
-    dtype: np.dtype[Any]
 
 
 class _Patched(NamedTuple):
@@ -168,8 +168,9 @@ class EncoderActor:
             for work, layout in zip(works, layouts, strict=True)
         ]
         outputs, width = 1 + config.num_deepstack_features, config.output_size
+        dtype = numpy_dtype(config.dtype)
         out = [
-            tower.embeddings.array(work.target, (outputs, layout.tokens, width), tower.dtype)
+            tower.embeddings.array(work.target, (outputs, layout.tokens, width), dtype)
             for work, layout in zip(works, layouts, strict=True)
         ]
         for call in plan_calls(layouts, config):

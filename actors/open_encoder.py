@@ -14,12 +14,10 @@ from actors.mailbox import Receiver, Sender
 from actors.messages import EncoderControl, EncoderMessage
 from actors.picture_decoder import PictureDecoder
 from actors.roles import EncoderSettings, Host, ReadyActor
-from runtime.config import load_config
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.engine_folder import verify_folder
 from runtime.errors import HearthError
 from runtime.executor.engine import EngineOptions
-from runtime.tensors.dtypes import numpy_dtype
 from runtime.tower_answer import load_tower_answer
 from runtime.undo import undoing
 from runtime.vision.answer_check import check_tower_answer
@@ -69,8 +67,7 @@ def open_encoder(host: Host, settings: EncoderSettings) -> ReadyActor:
 
 def _open_tower(settings: EncoderSettings, config: VisionConfig) -> Tower:
     """The tower of the engine folder, which has given its known answer."""
-    engine, options = Path(settings.engine), settings.options
-    folder = engine / VISION_FOLDER
+    options, folder = settings.options, Path(settings.engine) / VISION_FOLDER
     verify_folder(folder, config, digests=options.verify)
     threads = EngineOptions(threads=options.threads, spin=options.spin)
     with undoing() as undo:
@@ -83,4 +80,4 @@ def _open_tower(settings: EncoderSettings, config: VisionConfig) -> Tower:
             _log.warning("the vision tower's known answer is not compared", reason="verify is off")
         shared = settings.embeddings
         arena = Arena.open(shared.descriptor, shared.size)
-        return Tower(runner, arena, numpy_dtype(load_config(engine).dtype))
+        return Tower(runner, arena)

@@ -22,7 +22,7 @@ def rows_of(prompts: Sequence[list[int]], options: RequestOptions) -> list[RowRe
 class TimedStep(NamedTuple):
     """A step, its seconds, and the rows that were live in it."""
 
-    kind: Literal["prefill", "decode", "verify"]
+    kind: Literal["prefill", "decode", "verify", "tower"]
     seconds: float
     rows: int
 

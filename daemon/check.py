@@ -15,7 +15,7 @@ from runtime.config import PlanRecord
 from runtime.decoding.answer_check import AnswerReport
 from runtime.decoding.assembly import share_context_memory
 from runtime.decoding.budget import Budget, budgets_of, fit_deployment
-from runtime.decoding.deployment import DeploymentConfig, load_engines, resolve_deployment
+from runtime.decoding.deployment import DeploymentConfig, load_engines
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.device.open import open_device
 from runtime.errors import HearthError
@@ -89,7 +89,7 @@ def inspect_engine(settings: Settings, folder: Path) -> Report:
     """Check folder, versions and memory; raises HearthError where nothing can be reported."""
     options = runtime_options(settings)
     engines = load_engines(folder, options)
-    deployment = resolve_deployment(*engines, options)
+    deployment = engines.resolve(options)
     config, host, refusals = deployment.base, available_memory(), list[HearthError]()
     # A missing library does not keep the GPU from being shown, nor the other way round.
     library = _tried(refusals, partial(serving_library, config)) or ""

@@ -24,6 +24,8 @@ from runtime.steps.engine_runner import LLMEngineRunner
 from runtime.steps.pipeline_io import PipelineIO
 from runtime.steps.shared_resources import SharedResources
 from runtime.undo import undoing
+from runtime.vision.vision_runner import VisionRunner
+from runtime.vision_config import VISION_FOLDER
 
 _WORTH_THREADS = 16 << 20
 """Bytes of weights from which a draft's step gains by more than one thread."""
@@ -36,6 +38,7 @@ class RuntimeParts(NamedTuple):
     device: Device
     sampler: BatchSampler
     speculation: SpeculativeStrategy | None
+    tower: VisionRunner | None = None
 
 
 def assemble(
@@ -79,16 +82,22 @@ def assemble(
                 draft, deployment.drafting, executors[-1], resources, device, embeddings=store
             )
         built("draft")
+        tower = None
+        if deployment.tower is not None and device.kind == "cuda":
+            tower = VisionRunner.open(folder / VISION_FOLDER, deployment.tower, options, device)
+            undo.callback(tower.close)
+            executors.append(tower.executor)
+        built("tower")
         share_context_memory(executors, device)
         if not speculates:
-            return RuntimeParts(runner, device, sampler, None)
+            return RuntimeParts(runner, device, sampler, None, tower)
         proposer: Proposer = _lookup_proposer(deployment, device)
         if drafter is not None:
             proposer = EagleProposer(drafter, io, deployment.drafting)
         adaptive = deployment.speculation.adaptive
         policy = SpeculationPolicy(config.max_supported_batch_size) if adaptive else None
         speculation = SpeculativeStrategy(runner, sampler, io.trees, proposer, policy)
-        return RuntimeParts(runner, device, sampler, speculation)
+        return RuntimeParts(runner, device, sampler, speculation, tower)
 
 
 def share_context_memory(executors: Sequence[EngineExecutor], device: Device) -> None:

@@ -1,28 +1,33 @@
+import time
 from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
 import msgspec
 
 from runtime.decoding.metrics import StageMetrics
+from runtime.decoding.tower_turns import TowerResult, TowerWork
 from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.errors import HearthError
 from runtime.executor.graph_cache import GraphCounters
 from runtime.request import RowRequest, RowRound, RowToken
+from runtime.rows import DecodingRow, RowState
 
 
 class StepResult(msgspec.Struct):
     """What one step gave; times in seconds of the monotonic clock.
 
     A row may have several tokens, in their order. `rounds` are the rows that speculated. `failure`
-    is why a prefill failed: its rows end with that error, and the others go on.
+    is why a prefill failed: its rows end with that error, and the others go on. `pictures` are
+    those that a vision tower is done with.
     """
 
-    kind: Literal["prefill", "decode", "verify"]
+    kind: Literal["prefill", "decode", "verify", "tower"]
     tokens: list[RowToken]
     started: float
     ended: float
     rounds: list[RowRound] = []
     failure: HearthError | None = None
+    pictures: list[TowerResult] = []
 
 
 class BatchRuntime(Protocol):
@@ -48,7 +53,7 @@ class BatchRuntime(Protocol):
 
     @property
     def active(self) -> bool:
-        """Whether a row goes on."""
+        """Whether a row goes on, or a picture waits for the vision tower."""
 
     @property
     def free(self) -> int:
@@ -67,11 +72,31 @@ class BatchRuntime(Protocol):
     def admit(self, rows: Sequence[RowRequest]) -> list[int]:
         """Take rows, all or none, and give their numbers; raises naming the field at fault."""
 
+    def run_tower(self, work: TowerWork) -> None:
+        """Let a vision tower encode a picture between steps, whose results tell of it.
+
+        Raises `image_too_large`, and `internal` where there is no tower.
+        """
+
     def step(self) -> StepResult:
-        """Run one prefill chunk, one decode step or one round of speculation."""
+        """Run one prefill chunk, one decode step, one round of speculation or a call of a tower."""
 
     def leave(self, row: int) -> None:
         """Let a row leave before the next step; nothing more is reported for it."""
 
     def release(self, row: int) -> list[int] | None:
         """Let a row leave that would go on: its tokens beyond the prompt; None if it has ended."""
+
+
+def failed_chunk(
+    rows: Sequence[DecodingRow], started: float, error: HearthError | MemoryError
+) -> StepResult:
+    """What a chunk reports that failed, for its rows alone; raises `device_lost` again."""
+    if isinstance(error, MemoryError):
+        error = HearthError(
+            "out_of_memory", "no memory for a chunk of prompts: lower capacity or max_batch"
+        )
+    if error.code == "device_lost":
+        raise error
+    tokens = [row.fail(error.code) for row in rows if row.state is RowState.LIVE]
+    return StepResult("prefill", tokens, started, time.monotonic(), failure=error)

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import structs
 
 from runtime.config import LLMEngineRunnerConfig
-from runtime.decoding.deployment import DeploymentConfig, StoredEngines, resolve_deployment
+from runtime.decoding.deployment import DeploymentConfig, StoredEngines
 from runtime.errors import HearthError
 from runtime.memory.predicted import (
     cuda_weight_bytes,
@@ -93,13 +93,13 @@ def fit_deployment(
     request can wait for a row, and then less capacity, without which it is refused. Raises
     `out_of_memory`, and what `resolve_deployment` does.
     """
-    choices = _choices(resolve_deployment(*engines, options).base, options)
+    choices = _choices(engines.resolve(options).base, options)
     margin = len(choices) > 1
     first = ""
     lacking: list[Budget] = []
     for rows, capacity in choices:
         asked = structs.replace(options, max_batch=rows, capacity=capacity)
-        deployment = resolve_deployment(*engines, asked)
+        deployment = engines.resolve(asked)
         lacking = [one for one in budgets_of(deployment, host, gpu) if not one.fits(margin=margin)]
         if not lacking:
             return deployment._replace(chosen=first and f"{_named(rows, capacity)}: {first}")

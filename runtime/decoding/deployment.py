@@ -30,7 +30,8 @@ class DeploymentConfig(NamedTuple):
 
     Both engines have the smaller of their batches and capacities. The base's
     `max_verify_tree_size` is the size of the trees that are in use. `chosen` says why batch and
-    capacity are smaller than exported, where nobody asked for that.
+    capacity are smaller than exported, where nobody asked for that. On a GPU the `tower` runs in
+    the same process, on the CPU in the encoder's.
     """
 
     base: LLMEngineRunnerConfig
@@ -39,6 +40,7 @@ class DeploymentConfig(NamedTuple):
     draft: LLMEngineRunnerConfig | None = None
     chosen: str = ""
     prefill_budget: float = 1.0
+    tower: VisionConfig | None = None
 
     @property
     def capacity(self) -> int:
@@ -63,11 +65,17 @@ class StoredEngines(NamedTuple):
 
     base: LLMEngineRunnerConfig
     draft: LLMEngineRunnerConfig | None = None
+    tower: VisionConfig | None = None
+
+    def resolve(self, options: RuntimeOptions) -> "DeploymentConfig":
+        """Those that run with these options; raises as `resolve_deployment` does."""
+        found = resolve_deployment(self.base, self.draft, options)
+        return found._replace(tower=self.tower)
 
 
 def load_deployment(folder: Path, options: RuntimeOptions) -> DeploymentConfig:
     """Read and check an engine folder; raises `engine_*`, `invalid_value`, `unsupported_option`."""
-    return resolve_deployment(*load_engines(folder, options), options)
+    return load_engines(folder, options).resolve(options)
 
 
 def load_engines(folder: Path, options: RuntimeOptions, told: Told = nobody) -> StoredEngines:
@@ -90,7 +98,7 @@ def load_engines(folder: Path, options: RuntimeOptions, told: Told = nobody) -> 
 
     for place, config in configs.items():
         verify_folder(place, config, digests=options.verify, read=read)
-    return StoredEngines(stored, draft)
+    return StoredEngines(stored, draft, tower)
 
 
 def _check_tower(base: LLMEngineRunnerConfig, tower: VisionConfig) -> None:

@@ -1,22 +1,23 @@
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from itertools import product
 from pathlib import Path
 
 from runtime.arrangement import RowOwner
 from runtime.decoding.answer_check import AnswerCheck, AnswerReport
 from runtime.decoding.assembly import assemble
-from runtime.decoding.batch_runtime import StepResult
+from runtime.decoding.batch_runtime import StepResult, failed_chunk
 from runtime.decoding.budget import fit_deployment, predicted_parts
+from runtime.decoding.capture import capture_steps
 from runtime.decoding.completion import complete
-from runtime.decoding.deployment import DeploymentConfig, load_engines, resolve_deployment
+from runtime.decoding.deployment import DeploymentConfig, load_engines
 from runtime.decoding.limits import check_row
 from runtime.decoding.metrics import StageMetrics
 from runtime.decoding.prefill_budget import PrefillBudget, Prompt
 from runtime.decoding.queue_time import QueueTime
 from runtime.decoding.speculative import PendingRound, SpeculativeStrategy
+from runtime.decoding.tower_turns import PendingTower, TowerTurns, TowerWork
 from runtime.decoding.vanilla import PendingStep, VanillaStrategy
 from runtime.device.device import BatchSampler, Device
 from runtime.device.open import open_device
@@ -30,12 +31,13 @@ from runtime.loading import Told, nobody
 from runtime.memory.system import available_memory
 from runtime.options import RuntimeOptions
 from runtime.request import GenerationRequest, GenerationResponse, RowRequest, check_options
-from runtime.rows import DecodingInferenceContext, DecodingRow, RowState
+from runtime.rows import DecodingInferenceContext, RowState
 from runtime.steps.engine_runner import LLMEngineRunner, PromptGraphs
 from runtime.steps.image_merge import MultimodalMetrics
-from runtime.tensors.profiles import captured_widths, decode_batches
+from runtime.tensors.profiles import captured_widths
 from runtime.text import Tokenizer
 from runtime.undo import undoing
+from runtime.vision.vision_runner import VisionRunner
 
 
 class LLMInferenceRuntime:
@@ -53,6 +55,8 @@ class LLMInferenceRuntime:
         device: Device,
         sampler: BatchSampler,
         speculation: SpeculativeStrategy | None = None,
+        *,
+        tower: VisionRunner | None = None,
         prefill_budget: float = 1.0,
     ) -> None:
         self.config = config = runner.get_engine_config()
@@ -73,6 +77,9 @@ class LLMInferenceRuntime:
         self._device = device
         self._sampler = sampler
         self._strategy = VanillaStrategy(runner, sampler)
+        self.tower = tower
+        """The vision tower, on a GPU; on the CPU whoever wants one opens it."""
+        self._turns = TowerTurns(tower, device, prefill_budget, runner.multimodal_metrics)
         self._speculation = speculation
         self._context = DecodingInferenceContext(config, room)
         self.capacity = self._context.capacity
@@ -85,7 +92,7 @@ class LLMInferenceRuntime:
             1 if config.prefills_apart else None,
         )
         self._queue_time = QueueTime()
-        self._queued: deque[PendingStep] = deque()
+        self._queued: deque[PendingStep | PendingTower] = deque()
         self._decode_next = False
         self._collected = 0.0
 
@@ -108,7 +115,7 @@ class LLMInferenceRuntime:
         told("opening", None)
         # A context of a GPU that shares this memory is among what is predicted.
         host = available_memory()
-        device = open_device(resolve_deployment(*engines, options).base.device)
+        device = open_device(engines.resolve(options).base.device)
         with undoing() as undo:
             undo.callback(device.close)
             deployment = fit_deployment(engines, options, host, device.free_memory())
@@ -123,23 +130,21 @@ class LLMInferenceRuntime:
         device: Device | None = None,
         embeddings: EmbeddingStore | None = None,
     ) -> "LLMInferenceRuntime":
-        """Build a runtime over a folder that was checked before.
-
-        It owns `device`, which is opened when none is given.
-        """
+        """Build a runtime over a checked folder; it owns `device`, opened when none is given."""
         config = deployment.base
         device = open_device(config.device) if device is None else device
         with undoing() as undo:
             undo.callback(device.close)
             parts = assemble(deployment, folder, options, device, embeddings=embeddings)
-            runtime = cls(*parts, prefill_budget=deployment.prefill_budget)
+            budget = deployment.prefill_budget
+            runtime = cls(*parts[:4], tower=parts.tower, prefill_budget=budget)
         runtime.chosen, runtime.memory = deployment.chosen, predicted_parts(deployment)
         return runtime
 
     @property
     def active(self) -> bool:
-        """Whether a row goes on."""
-        return self._context.any_live
+        """Whether a row goes on, or a picture waits for the tower."""
+        return self._context.any_live or self._turns.waits
 
     @property
     def free(self) -> int:
@@ -150,9 +155,9 @@ class LLMInferenceRuntime:
     def queue_by(self) -> float:
         """When the next step is to be queued so that the device does not wait for it.
 
-        That is at once where no step is queued, or where a prompt goes on.
+        That is at once where no step is queued, or where a prompt or a picture goes on.
         """
-        if not self._queued or self._context.joiners:
+        if not self._queued or self._context.joiners or self._turns.waits:
             return 0.0
         return self._collected + self._queue_time.behind(self._queued[-1].host_s)
 
@@ -206,40 +211,34 @@ class LLMInferenceRuntime:
             self.check(row)
         return self._context.admit(rows)
 
+    def run_tower(self, work: TowerWork) -> None:
+        """Take a picture for the tower, within the budget of prefill where rows decode.
+
+        Raises `image_too_large`, and `internal` without a tower.
+        """
+        self._turns.add(work)
+
     def step(self) -> StepResult:
-        """Give the result of the next prefill chunk, decode step or round.
+        """Give the result of the next prefill chunk, decode step, round or call of the tower.
 
         Rows that ended have left, and new ones have their places, before a step is queued. A chunk
         that fails ends its own rows, which the result tells. Raises `executor_failed` or
         `device_lost` when the engine fails otherwise; all rows are lost then.
         """
-        context, speculation, queued = self._context, self._speculation, self._queued
-        if not context.any_live:
+        if not self.active:
             raise HearthError("internal", "no row is active: admit rows before a step")
+        queued = self._queued
         try:
-            while len(queued) <= self._device.steps_ahead and self._arrange():
-                if context.joiners and not (context.decoding and self._decode_next):
-                    failed = self._prefill()
-                    if failed is not None:
-                        return failed
-                elif speculation is not None and speculation.wanted(context):
-                    # A round needs every token to be known to the host: the queue runs empty first.
-                    if queued:
-                        break
-                    self._decode_next = False
-                    return self._collect(speculation.round(context))
-                else:
-                    self._decode_next = False
-                    queued.append(self._strategy.decode_step(context))
-                    if speculation is not None:
-                        speculation.follow(queued[-1])
+            if (result := self._queue_steps()) is not None:
+                return result
             step = queued.popleft()
-            while queued and all(row.state is not RowState.LIVE for row in step.rows):
+            while queued and step.rows and all(row.state is not RowState.LIVE for row in step.rows):
                 step = queued.popleft()
             return self._collect(step)
         except BaseException:
             queued.clear()
-            context.fail_all()
+            self._context.fail_all()
+            self._turns.drop_all()
             raise
 
     def leave(self, row: int) -> None:
@@ -259,29 +258,7 @@ class LLMInferenceRuntime:
         No row is active. Tells what makes steps slower than they could be.
         """
         self._clear("capture")
-        if not all(1 <= size <= self.max_batch for size in batch_sizes):
-            raise HearthError(
-                "invalid_value", f"a batch has 1 to {self.max_batch} rows", "batch_sizes"
-            )
-        told("capturing", 0.0)
-        self._runner.warm_prefill()
-        kinds: list[Callable[[Sequence[int]], None]] = [self._runner.capture_vanilla_decoding_graph]
-        counters = [self.counters]
-        if self._speculation is not None:
-            kinds.append(self._speculation.capture)
-            counters.append(self._speculation.proposer.counters)
-        batches = decode_batches(self.config)
-        sizes = sorted({next(one for one in batches if one >= size) for size in batch_sizes})
-        for done, (capture, size) in enumerate(product(kinds, sizes), 1):
-            capture([size])
-            told("capturing", done / (len(kinds) * len(sizes) + 1))
-        self._runner.capture_prefill_graphs()
-        told("capturing", 1.0)
-        slower = [
-            f"{one.failed_captures} steps are not captured: {one.failure}"
-            for one in counters
-            if one.failed_captures
-        ]
+        slower = capture_steps(self._runner, self._speculation, batch_sizes, told)
         # The next prefill of TensorRT would undo it.
         if self.config.backend != "tensorrt" and not self._device.settle():
             slower.append("the GPU takes no second context")
@@ -316,6 +293,8 @@ class LLMInferenceRuntime:
                 closing.callback(self._runner.close)
                 if self._speculation is not None:
                     closing.callback(self._speculation.proposer.close)
+                if self.tower is not None:
+                    closing.callback(self.tower.close)
         except HearthError as error:
             if error.code != "device_lost":
                 raise
@@ -339,6 +318,32 @@ class LLMInferenceRuntime:
                 owner.rearrange(arrangement)
         return bool(self._context.rows)
 
+    def _queue_steps(self) -> StepResult | None:
+        """Queue what the device runs ahead; a chunk that fails and a round are results at once."""
+        context, speculation = self._context, self._speculation
+        while len(self._queued) <= self._device.steps_ahead:
+            goes_on = self._arrange()
+            if self._queue_tower():
+                continue
+            if not goes_on:
+                break
+            if context.joiners and not (context.decoding and self._decode_next):
+                if (failed := self._prefill()) is not None:
+                    return failed
+                continue
+            rounds = speculation is not None and speculation.wanted(context)
+            # A round needs every token to be known to the host: the queue runs empty first.
+            if rounds and self._queued:
+                break
+            self._decode_next = False
+            if speculation is not None and rounds:
+                return self._collect(speculation.round(context))
+            step = self._strategy.decode_step(context)
+            self._queued.append(step)
+            if speculation is not None:
+                speculation.follow(step)
+        return None
+
     def _prefill(self) -> StepResult | None:
         """Queue the next chunk; where that fails, what it reports for its rows."""
         context, joiners, started = self._context, self._context.joiners, time.monotonic()
@@ -350,18 +355,33 @@ class LLMInferenceRuntime:
             if self._speculation is not None:
                 self._speculation.follow(pending)
         except (HearthError, MemoryError) as error:
-            return _failed(joiners[: chunk.rows], started, error)
+            return failed_chunk(joiners[: chunk.rows], started, error)
         self._queued.append(pending)
         return None
 
-    def _collect(self, step: PendingStep | PendingRound) -> StepResult:
+    def _queue_tower(self) -> bool:
+        """Queue a call of the tower if it is its turn; tells whether it was."""
+        decoding, joining = self._context.decoding > 0, bool(self._context.joiners)
+        if decoding and self._decode_next:
+            return False
+        if due := self._turns.due(decoding=decoding, joining=joining):
+            self._decode_next = True
+            self._queued.append(self._turns.queue(decoding=decoding))
+        return due
+
+    def _collect(self, step: PendingStep | PendingRound | PendingTower) -> StepResult:
         """Wait for a step and take note of its time."""
+        if isinstance(step, PendingTower):
+            started = max(step.started, self._collected)
+            pictures = self._turns.collect(step, started)
+            self._collected = time.monotonic()
+            return StepResult("tower", [], started, self._collected, pictures=pictures)
         try:
             tokens = step.collect()
         except HearthError as error:
             if step.kind != "prefill":
                 raise
-            return _failed(step.rows, step.started, error)
+            return failed_chunk(step.rows, step.started, error)
         # A step that waited behind another began when that one ended.
         started = max(step.started, self._collected)
         self._collected = time.monotonic()
@@ -372,22 +392,9 @@ class LLMInferenceRuntime:
             self._budget.record_prefill(step.computed, seconds)
         else:
             self._budget.record_decode(seconds)
+            self._turns.record_decode(seconds)
             if step.kind == "decode":
                 self._queue_time.record(seconds)
         if self._speculation is not None and step.kind == "decode":
             self._speculation.record_step(len(step.rows), seconds)
         return StepResult(step.kind, tokens, started, self._collected, step.rounds)
-
-
-def _failed(
-    rows: Sequence[DecodingRow], started: float, error: HearthError | MemoryError
-) -> StepResult:
-    """What a chunk reports that failed, for its rows alone; raises `device_lost` again."""
-    if isinstance(error, MemoryError):
-        error = HearthError(
-            "out_of_memory", "no memory for a chunk of prompts: lower capacity or max_batch"
-        )
-    if error.code == "device_lost":
-        raise error
-    tokens = [row.fail(error.code) for row in rows if row.state is RowState.LIVE]
-    return StepResult("prefill", tokens, started, time.monotonic(), failure=error)

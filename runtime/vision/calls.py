@@ -1,5 +1,6 @@
 """Which patches go into one call of a vision tower; no engine."""
 
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -16,29 +17,64 @@ What attention then computes for nothing is at most a third of the layers' other
 
 
 class Piece(NamedTuple):
-    """Segments of a picture, and where their patches and tokens begin among those of all."""
+    """A segment of a picture, and where its patches begin among those of the picture."""
 
     image: int
-    segments: list[Segment]
-    patch: int
-    token: int
-
-    @property
-    def patches(self) -> int:
-        """Patches of these segments."""
-        return sum(segment.patches for segment in self.segments)
+    segment: Segment
+    first: int
 
 
 class Call(NamedTuple):
-    """Pieces whose patches, `patches` in all, go into the tower one behind the other."""
+    """Pieces whose patches go into the tower one behind the other."""
 
     pieces: list[Piece]
-    patches: int
+
+    @property
+    def patches(self) -> int:
+        """Patches of all pieces."""
+        return sum(piece.segment.patches for piece in self.pieces)
+
+
+def pieces_of(image: int, layout: ImageLayout, config: VisionConfig) -> list[Piece]:
+    """The pieces of a picture that is called `image`.
+
+    Raises `image_too_large` for a segment that no call takes, as it cannot be divided.
+    """
+    pieces, first = [], 0
+    for segment in segments_of(layout):
+        if segment.patches > config.max_patches:
+            raise HearthError(
+                "image_too_large",
+                f"a picture of {segment.patches} patches is too large for this model's vision "
+                f"tower, which takes {config.max_patches}: send a smaller one",
+            )
+        pieces.append(Piece(image, segment, first))
+        first += segment.patches
+    return pieces
+
+
+def take_call(pieces: deque[Piece], most: int) -> Call:
+    """Take the first pieces, of `most` patches in all, or one that is larger."""
+    taken = [pieces.popleft()]
+    room = most - taken[0].segment.patches
+    while pieces and (room := room - pieces[0].segment.patches) >= 0:
+        taken.append(pieces.popleft())
+    return Call(taken)
+
+
+def plan_calls(layouts: Sequence[ImageLayout], config: VisionConfig) -> list[Call]:
+    """Calls that bring pictures through a tower, in order, as few as pay; raises as `pieces_of`."""
+    listed = (pieces_of(image, layout, config) for image, layout in enumerate(layouts))
+    pieces = deque(piece for image in listed for piece in image)
+    calls = []
+    while pieces:
+        calls.append(take_call(pieces, shared_patches(config)))
+    return calls
 
 
 def sharing(layouts: Sequence[ImageLayout], config: VisionConfig) -> int:
     """How many pictures, the first ones, go into one call; a large one goes alone."""
-    room = _shared_patches(config)
+    room = shared_patches(config)
     for count, layout in enumerate(layouts):
         room -= layout.patches
         if room < 0:
@@ -46,33 +82,6 @@ def sharing(layouts: Sequence[ImageLayout], config: VisionConfig) -> int:
     return len(layouts)
 
 
-def plan_calls(layouts: Sequence[ImageLayout], config: VisionConfig) -> list[Call]:
-    """Calls that bring all segments of pictures through a tower, in order, as few as pay.
-
-    Raises `image_too_large` for a segment that no call takes, as it cannot be divided.
-    """
-    shared = _shared_patches(config)
-    calls: list[Call] = []
-    for image, layout in enumerate(layouts):
-        patch = 0
-        for segment in segments_of(layout):
-            if segment.patches > config.max_patches:
-                raise HearthError(
-                    "image_too_large",
-                    f"a picture of {segment.patches} patches is too large for this model's vision "
-                    f"tower, which takes {config.max_patches}: send a smaller one",
-                    "content",
-                )
-            if not calls or calls[-1].patches + segment.patches > shared:
-                calls.append(Call([], 0))
-            pieces, patches = calls[-1]
-            if not pieces or pieces[-1].image != image:
-                pieces.append(Piece(image, [], patch, patch // config.merge_size**2))
-            pieces[-1].segments.append(segment)
-            calls[-1] = Call(pieces, patches + segment.patches)
-            patch += segment.patches
-    return calls
-
-
-def _shared_patches(config: VisionConfig) -> int:
+def shared_patches(config: VisionConfig) -> int:
+    """The most patches of a call that is not of one segment alone."""
     return min(config.max_patches, _SHARED_WIDTHS * config.hidden_size)

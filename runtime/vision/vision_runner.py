@@ -1,6 +1,6 @@
 """Fills and runs a vision tower."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from runtime.vision.tower_inputs import tower_inputs
 from runtime.vision_config import VisionConfig
 
 Patches = NDArray[np.uint8]
+Images = Sequence[NDArray[Any]] | Mapping[int, NDArray[Any]]
+"""An array for each picture of a call, by what its pieces call it."""
 
 
 class VisionRunner:
@@ -68,42 +70,40 @@ class VisionRunner:
         for call in plan_calls([layout for _, layout in images], self.config):
             self.run(call, patches, out)
 
-    def run(self, call: Call, images: Sequence[Patches], out: Sequence[NDArray[Any]]) -> None:
+    def run(self, call: Call, images: Images, out: Images) -> None:
         """Do one call of `plan_calls` and wait for it; raises as `encode` does."""
         self.queue(call, images)
         self._device.mark().wait()
         self.collect(call, out)
 
-    def queue(self, call: Call, images: Sequence[Patches]) -> None:
+    def queue(self, call: Call, images: Images) -> None:
         """Run a call on the device's stream; what was queued before must have been collected."""
-        given = tower_inputs([one for piece in call.pieces for one in piece.segments], self.config)
+        given = tower_inputs([piece.segment for piece in call.pieces], self.config)
+        splice, done = self._device.image_ops.splice, 0
         for name, array in given.items():
             tensor, rows = self._tensors.get(name), np.atleast_2d(array)
-            target = tensor.part(name, 0, rows.shape)
-            self._device.image_ops.splice(target, 0, rows.astype(tensor.dtype, copy=False))
-        done = 0
-        for piece in call.pieces:
-            rows = images[piece.image][piece.patch : piece.patch + piece.patches]
-            self._device.image_ops.splice(self._tensors.get("patches"), done, rows)
-            done += piece.patches
+            splice(tensor.part(name, 0, rows.shape), 0, rows.astype(tensor.dtype, copy=False))
+        for image, segment, first in call.pieces:
+            rows = images[image][first : first + segment.patches]
+            splice(self._tensors.get("patches"), done, rows)
+            done += segment.patches
         dims, stream = tower_dims(self.config, call.patches), self._device.stream
         self.executor.prepare(0, dims, self._tensors, stream)
         self.executor.execute(stream)
 
-    def collect(self, call: Call, out: Sequence[NDArray[Any]]) -> None:
-        """Copy the embeddings of a call that has ended to where they belong."""
+    def collect(self, call: Call, out: Images) -> None:
+        """Copy the embeddings of a call that has ended to where they belong.
+
+        Raises `non_finite` where one is no number.
+        """
+        merged = self.config.merge_size**2
         for feature, name in enumerate(tower_outputs(self.config)):
-            tensor, first = self._tensors.get(name), 0
-            for piece in call.pieces:
-                tokens = piece.patches // self.config.merge_size**2
-                target = out[piece.image][feature, piece.token : piece.token + tokens]
-                part = tensor.part(name, first, target.shape)
-                # Text may be of another type than its tower.
-                given = target if target.dtype == part.dtype else np.empty(part.shape, part.dtype)
-                self._device.fetch(part, given)
-                if given is not target:
-                    target[...] = given
-                first += target.size
+            tensor, done = self._tensors.get(name), 0
+            for image, segment, first in call.pieces:
+                begin, tokens = first // merged, segment.patches // merged
+                target = out[image][feature, begin : begin + tokens]
+                self._device.fetch(tensor.part(name, done, target.shape), target)
+                done += target.size
                 if not np.isfinite(target).all():
                     raise HearthError("non_finite", "the vision tower gave no finite numbers")
 

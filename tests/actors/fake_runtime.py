@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from runtime.decoding.batch_runtime import StepResult
 from runtime.decoding.metrics import StageMetrics
+from runtime.decoding.tower_turns import TowerResult, TowerWork
 from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.errors import HearthError
 from runtime.executor.graph_cache import GraphCounters
@@ -38,12 +39,13 @@ class FakeRuntime:
         self.graphs: dict[str, GraphCounters] = {}
         self.device_free: int | None = None
         self.queue_by = 0.0
+        self.pictures: list[TowerWork] = []
         self._joining: list[int] = []
         self._numbers = 0
 
     @property
     def active(self) -> bool:
-        return bool(self.rows)
+        return bool(self.rows or self.pictures)
 
     @property
     def free(self) -> int:
@@ -67,9 +69,22 @@ class FakeRuntime:
         self._joining += numbers
         return numbers
 
+    def run_tower(self, work: TowerWork) -> None:
+        self.pictures.append(work)
+
+    def _tower(self, work: TowerWork, started: float) -> StepResult:
+        """Every embedding of a picture is its number; one without a patch that is not 0 fails."""
+        error = None if work.patches.any() else HearthError("non_finite", "no numbers")
+        work.out[...] = work.number
+        results = [TowerResult(work.number, 0.25, error)]
+        return StepResult("tower", [], started, time.monotonic(), pictures=results)
+
     def step(self) -> StepResult:
         started = time.monotonic()
         self.steps += 1
+        if self.pictures:
+            self.before_step(self.steps)
+            return self._tower(self.pictures.pop(0), started)
         try:
             self.before_step(self.steps)
         except Exception:

@@ -22,9 +22,7 @@ from actors.messages import EncoderControl, EncoderMessage, SchedulerMessage, Sh
 from actors.roles import EncoderSettings, HostConfig
 from actors.supervisor_messages import ActorHello, ActorProgress, ActorReady, SupervisorMessage
 from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.engine_folder import write_config
 from runtime.executor.engine import EngineOptions
-from runtime.executor.simulated_engine import simulated_config
 from runtime.export.options import ExportOptions
 from runtime.export.vision.write import write_vision
 from runtime.images import FileFormat, Picture, Slot
@@ -43,11 +41,10 @@ GONE = Slot(0, 48, 999)
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tower, whose text wants embeddings in 16 bits."""
+    """A folder with a tower, and no more of the text than its configuration."""
     folder = tmp_path_factory.mktemp("engine")
     source = write_vision_model(folder / "model", "qwen3_vl")
     assert write_vision(source, folder, ExportOptions(dialect="classic")) is not None
-    write_config(folder, msgspec.structs.replace(simulated_config(), dtype="float16"))
     return folder
 
 
@@ -100,7 +97,7 @@ class House:
                                   self.config)  # fmt: skip
         outputs = 1 + self.config.num_deepstack_features
         patches = self.patches.take(layout.patches * self.config.patch_bytes)
-        target = self.embeddings.take(2 * outputs * layout.tokens * self.config.output_size)
+        target = self.embeddings.take(4 * outputs * layout.tokens * self.config.output_size)
         assert patches is not None
         assert target is not None
         return Encode(number, ImageWork(b"key", Visual(list(frames)), layout), patches, target)
@@ -119,7 +116,7 @@ class House:
     def embedded(self, work: Encode) -> NDArray[Any]:
         config, layout = self.config, work.work.layout
         shape = (1 + config.num_deepstack_features, layout.tokens, config.output_size)
-        return self.arenas[2].array(work.target, shape, np.dtype(np.float16))
+        return self.arenas[2].array(work.target, shape, np.dtype(np.float32))
 
     def expected(self, work: Encode, *frames: NDArray[np.uint8]) -> NDArray[Any]:
         """What the tower makes of pixels, without an actor."""
@@ -173,8 +170,8 @@ def test_pictures_of_several_requests_get_their_embeddings(house: House) -> None
         word = words[work.number]
         assert isinstance(word, Encoded)
         assert min(word.times.decode_s, word.times.resize_s, word.times.engine_s) > 0
-        given = house.embedded(work).astype(np.float32)
-        np.testing.assert_allclose(given, house.expected(work, *frames), atol=2e-2)
+        expected = house.expected(work, *frames)
+        np.testing.assert_allclose(house.embedded(work), expected, atol=1e-5)
 
 
 def test_what_is_no_picture_fails_alone(house: House) -> None:

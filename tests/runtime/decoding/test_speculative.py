@@ -90,7 +90,7 @@ def make(
     device = CpuDevice()
     device.steps_ahead = steps_ahead
     parts = assemble(DeploymentConfig(config, "lookup"), Path(), EngineOptions(), device)
-    runner, _, sampler, built = parts
+    runner, _, sampler, built, _ = parts
     assert built is not None
     trees: TreeBuffers = built._trees
     proposer = OracleProposer(device.tree_ops, hits)

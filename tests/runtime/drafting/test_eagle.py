@@ -74,7 +74,7 @@ def _watched(
         return sizes
 
     proposer.propose = watch  # type: ignore[method-assign] # a spy
-    return LLMInferenceRuntime(*parts), planted
+    return LLMInferenceRuntime(*parts[:4]), planted
 
 
 def _paths(ids: Sequence[int], parents: Sequence[int]) -> set[Path_]:
