@@ -82,7 +82,7 @@ class Conversation:
                 return "refuse", f"{path} cannot be read: {error.strerror}"
             except HearthClientError as error:
                 return "refuse", f"{path}: {error.message}"
-        return "show", f"the next message has {len(self._images) or 'no'} pictures"
+        return "show", f"pictures for the next message: {len(self._images)}"
 
 
 def _turn(role: str, content: str) -> Turn:

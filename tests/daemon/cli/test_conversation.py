@@ -82,7 +82,7 @@ def test_pictures_go_with_the_next_message_and_stay_in_the_conversation(tmp_path
     path = tmp_path / "a picture.png"
     path.write_bytes(b"\x89PNG\r\n\x1a\n")
     conversation = Conversation()
-    assert conversation.command(f"/image {path}") == ("show", "the next message has 1 pictures")
+    assert conversation.command(f"/image {path}") == ("show", "pictures for the next message: 1")
     for _ in range(2):
         image, text = conversation.messages("see")[0]["content"]
         assert (image.frame, text) == (path.read_bytes(), "see")
@@ -90,7 +90,7 @@ def test_pictures_go_with_the_next_message_and_stay_in_the_conversation(tmp_path
     first, _, third = conversation.messages("bye")
     assert (first["content"], third["content"]) == ([image, "see"], "bye")
     conversation.command(f"/image {path}")
-    assert conversation.command("/image -") == ("show", "the next message has no pictures")
+    assert conversation.command("/image -") == ("show", "pictures for the next message: 0")
     assert conversation.messages("bye")[-1]["content"] == "bye"
 
 
