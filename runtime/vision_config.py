@@ -176,7 +176,8 @@ def _faults(config: VisionConfig) -> Iterator[tuple[bool, str, str]]:
         within = all(0 <= layer < config.num_layers for layer in layers)
         yield not (ascends and within), name, "must be layers, and ascend"
     tiles = config.family == "idefics3"
-    wrong = tiles != (rules.tile_size > 0) or rules.tile_size % block > 0
+    across = rules.tile_size // config.patch_size
+    wrong = tiles != (across > 0) or across % config.merge_size > 0
     yield wrong, "rules", "must have tiles of whole tokens in their family"
     wrong = not tiles and not 0 < rules.min_pixels <= rules.max_pixels
     yield wrong, "rules", "must have pixels, the least and the most"

@@ -70,6 +70,10 @@ def _cut(image: Image.Image, merge: int, out: NDArray[np.uint8]) -> None:
     side = out.shape[-1]
     run = np.dtype((np.void, side))
     across, down = image.width // side // merge, image.height // side // merge
+    # A tile of SmolVLM2 is no multiple of its patches: what is left over is not seen.
+    seen = (across * merge * side, down * merge * side)
+    if image.size != seen:
+        image = image.crop((0, 0, *seen))
     target = out.view(run).reshape(down, across, merge, merge, *out.shape[1:-1])
     for color, plane in enumerate(image.split()):
         runs = np.asarray(plane).view(run).reshape(down, merge, side, across, merge)

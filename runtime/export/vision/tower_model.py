@@ -100,7 +100,9 @@ def load_tower(folder: Path, options: ExportOptions) -> TowerModel | None:
 def _largest_call(config: VisionConfig, options: ExportOptions) -> int:
     """Patches of whole tokens, as many as the smallest picture at least has."""
     rules = config.rules
-    least = max(rules.tile_size**2, rules.min_pixels) // config.patch_size**2
+    least = max(
+        (rules.tile_size // config.patch_size) ** 2, rules.min_pixels // config.patch_size**2
+    )
     if 0 < options.max_patches < least:
         raise HearthError(
             "invalid_value", f"max_patches must be at least {least} for this model", "max_patches"
@@ -185,8 +187,9 @@ def _check(config: VisionConfig, fields: Fields, vision: Fields) -> None:
     block = config.patch_size * config.merge_size
     if config.window_size % block:
         raise _unsupported("window_size", f"must be a multiple of {block} pixels")
-    if config.rules.tile_size % block:
-        raise _unsupported("max_image_size", f"must be a multiple of {block} pixels")
+    # What is left over of a tile behind its last whole patch is not seen.
+    if config.rules.tile_size // config.patch_size % config.merge_size:
+        raise _unsupported("max_image_size", "must be whole tokens")
 
 
 def _invalid(name: str, what: str) -> HearthError:

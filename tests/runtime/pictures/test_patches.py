@@ -72,6 +72,13 @@ def test_there_is_a_longest_edge_for_all_models() -> None:
     check_tiles(draw(7, 130), config_like("idefics3", longest_edge=5000))
 
 
+@pytest.mark.reference
+@pytest.mark.parametrize("size", [(224, 224), (333, 60)], ids=str)
+def test_what_is_left_of_a_tile_is_not_seen(size: tuple[int, int]) -> None:
+    # As with SmolVLM2 of 2.2B: tiles of 384 pixels, patches of 14.
+    check_tiles(draw(*size), config_like("idefics3", tile_size=65, longest_edge=260))
+
+
 def check_tiles(pixels: NDArray[np.uint8], config: VisionConfig) -> None:
     module = pytest.importorskip("transformers.models.smolvlm.image_processing_pil_smolvlm")
     rules = config.rules
@@ -85,7 +92,7 @@ def check_tiles(pixels: NDArray[np.uint8], config: VisionConfig) -> None:
     assert (theirs["rows"], theirs["cols"]) == ([[layout.rows]], [[layout.columns]])
     side = rules.tile_size // 14
     merge, blocks = config.merge_size, side // config.merge_size
-    tiles = levels(theirs["pixel_values"][0])
+    tiles = levels(theirs["pixel_values"][0])[..., : 14 * side, : 14 * side]
     tiles = tiles.reshape(-1, 3, blocks, merge, 14, blocks, merge, 14)
     rows = tiles.transpose(0, 2, 5, 3, 6, 1, 4, 7).reshape(-1, config.patch_bytes)
     assert_close(patches_of(pixels, config), rows)

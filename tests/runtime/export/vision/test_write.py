@@ -165,3 +165,11 @@ def test_a_tokenizer_without_the_tokens_is_refused(tmp_path: Path) -> None:
     with pytest.raises(HearthError, match="<global-img>") as error:
         write_vision(source, tmp_path, CLASSIC)
     assert error.value.code == "tokenizer_mismatch"
+
+
+def test_a_tile_may_have_more_pixels_than_its_patches(tmp_path: Path) -> None:
+    source = write_vision_model(tmp_path / "m", "idefics3", vision={"image_size": 37})
+    config = write_vision(source, tmp_path, CLASSIC)
+    assert config is not None
+    assert load_vision_config(tmp_path) == config
+    assert (config.rules.tile_size, config.position_side) == (37, 4)
