@@ -14,7 +14,7 @@ from runtime.pictures import headers
 from runtime.pictures.decoding import decode
 from runtime.pictures.headers import read_header
 from runtime.pictures.raw_frames import raw_size
-from tests.runtime.pictures.photographs import draw, file_of
+from tests.runtime.pictures.photographs import draw, file_of, with_xmp
 
 MUTATIONS = 20_000
 _PHOTO = Image.fromarray(draw(23, 17))
@@ -23,7 +23,9 @@ _TURNED[0x0112] = 6
 _FRAMES: dict[str, Any] = {"save_all": True, "append_images": [_PHOTO.rotate(20)]}
 _FILES = {
     "jpeg": file_of(_PHOTO, "jpeg", exif=_TURNED, comment=b"mind"),
-    "progressive": file_of(_PHOTO, "jpeg", progressive=True, xmp=b'<a tiff:Orientation="8"/>'),
+    "progressive": with_xmp(
+        file_of(_PHOTO, "jpeg", progressive=True), b'<a tiff:Orientation="8"/>'
+    ),
     "cmyk": file_of(_PHOTO.convert("CMYK"), "jpeg"),
     "png": file_of(_PHOTO, "png", exif=_TURNED),
     "palette": file_of(_PHOTO.quantize(9), "png", transparency=b"\0\1\2"),

@@ -1,6 +1,7 @@
 """Photographs that are drawn, and the files of them."""
 
 from io import BytesIO
+from struct import pack
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,11 @@ def file_of(image: Image.Image | NDArray[np.uint8], kind: str, **options: Any) -
     file = BytesIO()
     image.save(file, kind, **options)
     return file.getvalue()
+
+
+def with_xmp(jpeg: bytes, xmp: bytes) -> bytes:
+    part = b"http://ns.adobe.com/xap/1.0/\0" + xmp
+    return jpeg[:2] + b"\xff\xe1" + pack(">H", len(part) + 2) + part + jpeg[2:]
 
 
 def photo(width: int, height: int) -> Picture:

@@ -13,7 +13,7 @@ from runtime.images import Picture
 from runtime.pictures import decoding
 from runtime.pictures.decoding import decode
 from runtime.pictures.headers import read_header
-from tests.runtime.pictures.photographs import draw, file_of
+from tests.runtime.pictures.photographs import draw, file_of, with_xmp
 
 PHOTO = Image.fromarray(draw(45, 30))
 ALPHA = PHOTO.copy()
@@ -88,7 +88,7 @@ def test_pictures_are_turned_upright(kind: str, orientation: int) -> None:
 
 
 def test_xmp_turns_as_well() -> None:
-    data = file_of(PHOTO, "jpeg", xmp=b"<tiff:Orientation>8</tiff:Orientation>")
+    data = with_xmp(file_of(PHOTO, "jpeg"), b"<tiff:Orientation>8</tiff:Orientation>")
     assert seen(data).shape == (45, 30, 3)
     np.testing.assert_array_equal(seen(data), as_loaded(data))
 

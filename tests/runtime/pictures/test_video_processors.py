@@ -14,21 +14,25 @@ from tests.runtime.pictures.photographs import config_like, draw, photo
 
 pytestmark = pytest.mark.reference
 HALF = [0.5, 0.5, 0.5]
+# A library is gone with its object.
+LIBRARY: list[Any] = []
 SIZES = [(160, 120), (100, 170), (57, 40)]
 
 
 @pytest.fixture(scope="module")
 def torch() -> Any:
-    """Torch, with the operators that torchvision's own library has for other builds of it."""
     torch = pytest.importorskip("torch")
-    operators = torch.library.Library("torchvision", "FRAGMENT")
-    pair = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-    area = "(Tensor input, Tensor rois, float scale, int h, int w, int ratio, bool aligned)"
-    for operator in (f"nms{pair}", f"qnms{pair}", f"roi_align{area} -> Tensor"):
-        operators.define(operator)
-    pytest.importorskip("torchvision", exc_type=ImportError)
-    yield torch
-    operators._destroy()
+    try:
+        pytest.importorskip("torchvision")
+    except RuntimeError:
+        # Its own library does not load beside this build of torch, but the names suffice.
+        pair = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+        area = "(Tensor input, Tensor rois, float scale, int h, int w, int ratio, bool aligned)"
+        LIBRARY.append(torch.library.Library("torchvision", "FRAGMENT"))
+        for operator in (f"nms{pair}", f"qnms{pair}", f"roi_align{area} -> Tensor"):
+            LIBRARY[-1].define(operator)
+        pytest.importorskip("torchvision")
+    return torch
 
 
 def processed(
