@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.admission import PolicySettings
+from tests.actors.image_requests import submit_images, work
+from tests.actors.image_simulation import BROKEN, ImageSimulation
+from tests.actors.simulation import LIMITS
+
+NAMES = ["cat", "dog", "owl", "elk", BROKEN]
+REQUESTS = st.lists(
+    st.tuples(
+        st.floats(0, 3),  # arrival
+        st.lists(st.sampled_from(NAMES), max_size=3),  # pictures
+        st.integers(-10, 10),  # priority
+        st.integers(0, 3),  # client
+        st.none() | st.floats(0, 3),  # deadline after arrival
+        st.none() | st.floats(0, 3),  # cancelled after arrival
+    ),
+    max_size=30,
+)
+LOSSES = st.lists(st.floats(0, 4), max_size=2)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    requests=REQUESTS,
+    rows=st.integers(1, 3),
+    encode_s=st.floats(0, 0.5),
+    gpu=st.booleans(),
+    room=st.tuples(st.integers(1, 5), st.integers(1, 6)),
+    losses=LOSSES,
+    encoder_losses=LOSSES,
+    lag_s=st.sampled_from([0.0, 0.03]),
+)
+def test_nothing_is_lost_or_doubled_and_all_memory_comes_back(
+    *,
+    requests: list[tuple[float, list[str], int, int, float | None, float | None]],
+    rows: int,
+    encode_s: float,
+    gpu: bool,
+    room: tuple[int, int],
+    losses: list[float],
+    encoder_losses: list[float],
+    lag_s: float,
+) -> None:
+    """Every request ends exactly once; the simulation looks that no memory has two writers."""
+    simulation = ImageSimulation(
+        PolicySettings(hold_s=0.1, ageing_s=0.5),
+        encode_s=encode_s,
+        gpu=gpu,
+        patches=room[0],
+        embeddings=room[1],
+        broken=frozenset([work(BROKEN).key]),
+        limits=msgspec.structs.replace(LIMITS, max_batch=rows),
+        prefill_s_per_token=0.0005,
+        lag_s=lag_s,
+    )
+    for rid, (arrival, names, priority, client, deadline, gone) in enumerate(requests):
+        due = None if deadline is None else arrival + deadline
+        message = submit_images(rid, *names, client=client, priority=priority, deadline=due)
+        simulation.arrive(arrival, message)
+        if gone is not None:
+            simulation.cancel(arrival + gone, rid)
+    simulation.encoder_ready(0.1)
+    for lost in losses:
+        simulation.lose(lost, lost + 0.3)
+    for lost in encoder_losses:
+        simulation.lose_encoder(lost, lost + 0.2)
+    simulation.run()
+    for rid, (_, names, *_rest) in enumerate(requests):
+        outcome = simulation.outcomes[rid]
+        assert len(outcome.ends) == 1
+        if outcome.placed:
+            assert (rid in simulation.embedded) == bool(names)
+            assert BROKEN not in names
+    images = simulation.policy._images
+    assert not images._jobs
+    assert simulation.arenas.patches.used == 0
+    assert images._store.requests == []
+    # What stays is nobody's, and gives way to whoever comes.
+    assert images._store.pin(-1, {b"all": simulation.arenas.embeddings.size - 64})
