@@ -12,6 +12,8 @@ from runtime.vision_config import Family
 MRopeLayout = Literal["sections", "interleaved"]
 TextArchitecture = Literal["llama", "qwen2", "qwen3"]
 
+_FILE = "config.json"
+_TIED = "tie_word_embeddings"
 # Beside the text's own fields. Idefics3 repeats what belongs to its connector in its text part.
 _OUTER = frozenset(
     {
@@ -30,8 +32,6 @@ _OUTER = frozenset(
 _INNER = _OUTER | {"is_llama_config", "perceiver_config", "pixel_shuffle_factor"}
 # As published, as transformers 5 saves them, and as transformers 4 did for a while.
 _TEXT = re.compile(r"(?:model\.(?:language_model|text_model)|language_model\.model)\.")
-_FILE = "config.json"
-_TIED = "tie_word_embeddings"
 _LANGUAGE_HEAD = "language_model.lm_head."
 _VISION = re.compile(r"(model\.)?(visual|vision_model|connector)\.")
 

@@ -102,6 +102,23 @@ def test_both_spellings_are_one_model(tmp_path: Path, family: Family) -> None:
     assert names[0] == names[1]
 
 
+@pytest.mark.parametrize(
+    ("stored", "name"),
+    [
+        ("model.language_model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.up_proj.weight"),
+        ("language_model.model.embed_tokens.weight", "model.embed_tokens.weight"),
+        ("language_model.lm_head.weight", "lm_head.weight"),
+        ("model.text_model.norm.weight", "model.norm.weight"),
+        ("model.norm.weight", "model.norm.weight"),
+        ("lm_head.weight", "lm_head.weight"),
+        ("model.visual.merger.norm.weight", "model.visual.merger.norm.weight"),
+    ],
+)
+def test_tensors_of_text_in_every_spelling(stored: str, name: str) -> None:
+    assert text_name(stored) == name
+    assert is_vision_tensor(stored) == ("visual" in stored)
+
+
 def test_what_the_engine_is_told(tmp_path: Path) -> None:
     folder = export(write_vision_model(tmp_path / "m", "qwen3_vl"), tmp_path / "e", "classic")
     config = load_config(folder)
