@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from runtime.config import load_config
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.drafting.eagle import EagleProposer
 from runtime.errors import HearthError
 from runtime.export import ExportOptions, export_model
 from runtime.images import EmbeddedImage, ImageSpan, Slot
+from runtime.known_answer import load_answer
 from runtime.options import RuntimeOptions, SpeculationOptions
 from runtime.request import RowToken
 from tests.runtime.decoding.image_models import STORE, arriving, check_text, image_rows
@@ -163,6 +165,21 @@ def test_embeddings_that_are_gone_end_their_row_alone(folders: Folders) -> None:
         check_text(models, text, tokens)
         # What it left in the buffers of the step goes nowhere.
         check_text(models, kept, arriving(runtime, [kept], 0)[0])
+
+
+def test_a_known_answer_is_right_before_and_behind_images(folders: Folders) -> None:
+    models = folders("qwen3_vl")
+    answer = load_answer(models[1], load_config(models[1]))
+    assert answer is not None
+    with closing(opened(models[1])) as runtime:
+        runtime.check_answer(answer)
+        rows = image_rows("qwen3_vl")[:ROWS]
+        runtime.admit(rows)
+        runtime.step()
+        for number in range(ROWS):
+            runtime.leave(number)
+        assert runtime.check_answer(answer).compared > 0
+        check_text(models, rows[0], arriving(runtime, rows[:1], 0)[0])
 
 
 @pytest.fixture
