@@ -12,6 +12,8 @@ MOST_PIXELS = 1 << 26
 """The most pixels of a picture: beyond what cameras deliver, a file is a bomb."""
 # How many pieces of a file are looked through; each takes about a microsecond.
 _MOST_PARTS = 1 << 13
+# Of what is said about orientation, which the first few hundred bytes do.
+_MOST_META = 1 << 18
 _FIRST_TURNED = 5
 _BYTE = 0xFF
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -98,7 +100,7 @@ def _jpeg(data: memoryview) -> Header:
                 raise HearthError("image_invalid", "the picture is cut off or not of its size")
             size = width, height
         elif marker == _JPEG_APP1 and bytes(part[:6]) == b"Exif\0\0":
-            exif += bytes(part[6:])
+            exif += bytes(part[6 : 6 + _MOST_META - len(exif)])
         elif marker == _JPEG_APP1 and bytes(part[:29]) == b"http://ns.adobe.com/xap/1.0/\0":
             xmp = bytes(part[29:])
     if size is None:
@@ -131,9 +133,9 @@ def _png(data: memoryview) -> Header:
     exif, xmp = b"", b""
     for name, part in _chunks(data, 8, png=True):
         if name == b"eXIf":
-            exif = bytes(part)
+            exif = bytes(part[:_MOST_META])
         elif name == b"iTXt" and bytes(part[:20]) == b"XML:com.adobe.xmp\0\0\0":
-            xmp = bytes(part[20:])
+            xmp = bytes(part[20:_MOST_META])
         elif name == b"IEND":
             break
     return Header("png", width, height, orientation_of(exif, xmp))
@@ -148,7 +150,7 @@ def _webp(data: memoryview) -> Header:
     first = parts.get(kind, data[:0])
     if kind == b"VP8X":
         width, height = (1 + int.from_bytes(_piece(first, at, 3), "little") for at in (4, 7))
-        meta = (bytes(parts.get(name, b"")) for name in (b"EXIF", b"XMP "))
+        meta = (bytes(parts.get(name, b"")[:_MOST_META]) for name in (b"EXIF", b"XMP "))
         return Header("webp", width, height, orientation_of(*meta))
     if kind == b"VP8L" and first[0] == _WEBP_LOSSLESS:
         (bits,) = struct.unpack_from("<I", first, 1)
@@ -180,18 +182,21 @@ def _chunks(data: memoryview, place: int, *, png: bool) -> Iterator[tuple[bytes,
 def _gif(data: memoryview) -> Header:
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     place = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
+    inside = False
     for _ in range(_MOST_PARTS):
-        if data[place] == _GIF_FRAME:
+        if inside:
+            # A piece of an extension; an empty one ends it.
+            inside = data[place] > 0
+            place += 1 + data[place]
+        elif data[place] == _GIF_FRAME:
             # The screen is widened for a frame that goes beyond it.
             x, y, columns, rows = struct.unpack_from("<HHHH", data, place + 1)
             return Header("gif", max(width, x + columns), max(height, y + rows))
-        if data[place] == _GIF_END:
+        elif data[place] == _GIF_END:
             break
-        if data[place] == _GIF_EXTENSION:
-            place += 2
-            while data[place]:
-                place += 1 + data[place]
-        place += 1
+        else:
+            inside = data[place] == _GIF_EXTENSION
+            place += 2 if inside else 1
     raise ValueError
 
 

@@ -8,6 +8,7 @@ from PIL import Image
 
 from runtime.errors import HearthError
 from runtime.images import Picture
+from runtime.pictures import headers
 from runtime.pictures.headers import MOST_PIXELS, parse_header, read_header
 from tests.runtime.pictures.photographs import draw, file_of, with_xmp
 
@@ -132,3 +133,22 @@ def test_the_file_is_not_changed_or_kept() -> None:
     data = bytearray(file_of(np.zeros((4, 4, 3), np.uint8), "png"))
     read_header(memoryview(data))
     data.clear()
+
+
+def test_what_is_looked_through_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+
+    def count(exif: bytes, xmp: bytes = b"") -> int:
+        looked.append(len(exif) + len(xmp))
+        return 1
+
+    monkeypatch.setattr(headers, "orientation_of", count)
+    frame = b"\xff\xc0" + pack(">HBHHBBBB", 11, 8, 2, 3, 1, 1, 17, 0) + b"\xff\xda"
+    exif = b"\xff\xe1\xff\xff" + b"Exif\0\0".ljust(65533, b"x")
+    assert read_header(memoryview(b"\xff\xd8" + 20 * exif + frame)) == Picture("jpeg", 3, 2)
+    long = png_chunk(b"eXIf", bytes(1 << 20))
+    png = file_of(PIXELS, "png")
+    read_header(memoryview(png[:33] + long + png[33:]))
+    assert max(looked) == 1 << 18
+    pieces = b"GIF89a" + pack("<HHBBB", 3, 2, 0, 0, 0) + b"!\xfe" + b"\1x" * 10_000 + b"\0"
+    assert refusal(pieces + b"," + pack("<HHHH", 0, 0, 3, 2)) == "image_invalid"
