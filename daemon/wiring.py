@@ -81,6 +81,7 @@ def door_settings(settings: Settings) -> DoorSettings:
         unread_bytes=settings.client_memory_mb << 18,
         images=settings.images,
         image_bytes=settings.image_bytes,
+        request_image_bytes=settings.images_in_flight_bytes,
         image_tokens=settings.image_tokens,
     )
 

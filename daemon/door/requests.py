@@ -153,6 +153,7 @@ class Requests:
         if settings.images:
             features.append("images")
             limits.images, limits.image_bytes = settings.images, settings.image_bytes
+            limits.request_image_bytes = settings.request_image_bytes
             limits.image_tokens = settings.image_tokens or facts.prompt_tokens // 2
         return Welcome(
             proto=PROTOCOL,

@@ -13,7 +13,8 @@ class DoorSettings(msgspec.Struct, frozen=True, kw_only=True):
     answers lie with ZeroMQ, beside these. `answer_s` bounds the wait for other actors where a
     request sets no deadline of its own. All connections are closed when the process has grown by
     more than `memory_bytes` (0 for any) or has more than `open_files` (0 for a quarter of what it
-    may have). A request may have `images` pictures of `image_bytes` each where the model sees;
+    may have). A request may have `images` pictures of `image_bytes` each where the model sees,
+    of `request_image_bytes` in all, which is what the arena of all clients has;
     `image_tokens` is what one becomes at most, 0 for half of the longest prompt.
     """
 
@@ -37,6 +38,7 @@ class DoorSettings(msgspec.Struct, frozen=True, kw_only=True):
     open_files: int = 0
     images: int = 0
     image_bytes: int = 0
+    request_image_bytes: int = 0
     image_tokens: int = 0
 
 

@@ -231,7 +231,7 @@ def test_pictures_that_the_server_does_not_take_are_not_sent() -> None:
         return caught.type
 
     assert refused() is UnsupportedOption
-    sees = structs.replace(LIMITS, images=2, image_bytes=8)
+    sees = structs.replace(LIMITS, images=2, image_bytes=8, request_image_bytes=16)
     connection.receive(encode(Welcome(proto=1, server="x", limits=sees)), 0.0)
     connection.request(lambda i: Generate(id=i, prompt="x"), 0.0, frames * 2)
     connection.lose(ConnectionLost("x"))

@@ -36,6 +36,7 @@ def test_each_setting_reaches_the_part_that_it_is_for() -> None:
         verify=False,
         images=15,
         image_bytes=1 << 16,
+        images_in_flight_bytes=1 << 21,
         image_tokens=17,
     )
     door = wiring.door_settings(settings)
@@ -43,6 +44,7 @@ def test_each_setting_reaches_the_part_that_it_is_for() -> None:
     assert (door.lease_s, door.queued_requests, door.queued_tokens) == (5, 6, 7)
     assert door.memory_bytes == 100 << 20
     assert (door.images, door.image_bytes, door.image_tokens) == (15, 1 << 16, 17)
+    assert door.request_image_bytes == 1 << 21
     policy = wiring.policy_settings(settings)
     assert (policy.fill_wait_s, policy.hold_s, policy.ageing_s) == (0.008, 9, 10)
     assert (policy.queue_requests, policy.queue_tokens) == (6, 7)

@@ -203,9 +203,13 @@ class Connection:
         if len(frames) > limits.images:
             text = f"the request has {len(frames)} pictures, the limit is {limits.images}"
             raise InvalidValue(text, "messages")
-        largest = max(map(len, frames))
-        if largest > limits.image_bytes:
-            text = f"a picture has {largest} bytes, the limit is {limits.image_bytes}"
+        sizes = [len(frame) for frame in frames]
+        if max(sizes) > limits.image_bytes:
+            text = f"a picture has {max(sizes)} bytes, the limit is {limits.image_bytes}"
+            raise ImageTooLarge(text, "messages")
+        if sum(sizes) > limits.request_image_bytes:
+            most = limits.request_image_bytes
+            text = f"the pictures have {sum(sizes)} bytes together, the limit is {most}"
             raise ImageTooLarge(text, "messages")
 
     def _can_encode(self, value: object) -> bool:

@@ -166,7 +166,8 @@ class Limits(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What the server accepts; sizes in bytes, lengths in tokens, times in seconds.
 
     `images` counts the pictures of one request, those of videos among them; 0 where the model sees
-    none. `image_tokens` is what one becomes at most: larger ones are made smaller.
+    none. Each has `image_bytes` at most, all of them `request_image_bytes`. `image_tokens` is what
+    one becomes at most: larger ones are made smaller.
     """
 
     frame_bytes: int
@@ -179,6 +180,7 @@ class Limits(msgspec.Struct, kw_only=True, omit_defaults=True):
     lease_s: float
     images: int = 0
     image_bytes: int = 0
+    request_image_bytes: int = 0
     image_tokens: int = 0
 
 

@@ -16,6 +16,7 @@ from tests.daemon.door.harness import Harness, greet, hear, raw_client, running_
 
 SIZE = 1 << 20
 LIMITS: dict[str, Any] = {"images": 3, "image_bytes": 1 << 16, "image_tokens": 64}
+LIMITS["request_image_bytes"] = 100_000
 
 
 @pytest.fixture(scope="module")
@@ -163,9 +164,13 @@ def test_a_frame_that_is_too_large_is_answered_and_a_huge_one_costs_the_connecti
 
 
 def test_the_client_does_not_send_what_costs_the_connection(door: Harness) -> None:
-    image = Image(memoryview(bytes(1 << 17)).cast("B", (1 << 10, 1 << 7)), "mono8")
+    large, half = (
+        Image(memoryview(bytes(size << 7)).cast("B", (size, 1 << 7)), "mono8")
+        for size in (1024, 512)
+    )
+    refused = (([large], ImageTooLarge), ([half] * 4, InvalidValue), ([half] * 2, ImageTooLarge))
     with Client(door.path) as client:
-        for content, error in (([image], ImageTooLarge), ([image] * 4, InvalidValue)):
+        for content, error in refused:
             with pytest.raises(error):
                 client.generate(messages=[{"role": "user", "content": content}])
         assert client.status().clients > 0
