@@ -7,6 +7,7 @@ from operator import attrgetter
 import structlog
 
 from actors.encoder_messages import RunTower, TowerFailed
+from actors.executor_tower import ExecutorTower
 from actors.logs import set_level
 from actors.mailbox import MailboxFull, Receiver, Sender, wait_any
 from actors.messages import (
@@ -61,6 +62,7 @@ class ExecutorActor:
         to_tokenizer: Sender[TokenizerMessage],
         to_supervisor: Sender[SupervisorMessage],
         runtime: BatchRuntime,
+        tower: ExecutorTower | None = None,
     ) -> None:
         self._name = name
         self._incarnation = incarnation
@@ -69,6 +71,7 @@ class ExecutorActor:
         self._to_tokenizer = to_tokenizer
         self._to_supervisor = to_supervisor
         self._runtime = runtime
+        self._tower = tower or ExecutorTower(incarnation)
         self._rows = PlacedRows(incarnation)
         # In the order in which they get places.
         self._offered: list[Offered] = []
@@ -136,7 +139,7 @@ class ExecutorActor:
     def _read_offers(self) -> None:
         while (message := self._inbox.receive_nowait()) is not None:
             if isinstance(message, RunTower):
-                self._refuse_tower(message)
+                self._run_tower(message)
                 continue
             for one in message.rows:
                 if one.rid in self._rows or any(one.rid == it.rid for it in self._offered):
@@ -150,9 +153,12 @@ class ExecutorActor:
                 else:
                     self._tell(RowsReturned(self._incarnation, unplaced=[one.rid]))
 
-    def _refuse_tower(self, message: RunTower) -> None:
-        told = "this executor has no vision tower"
-        self._tell(TowerFailed(self._incarnation, [message.number], "internal", told))
+    def _run_tower(self, message: RunTower) -> None:
+        try:
+            self._tower.begin(message, self._runtime.run_tower)
+        except HearthError as error:
+            told = TowerFailed(self._incarnation, [message.number], error.code, error.message)
+            self._tell(told)
 
     def _cancel(self, message: Cancel) -> None:
         number = self._rows.remove(message.rid)
@@ -230,8 +236,12 @@ class ExecutorActor:
         try:
             result = self._runtime.step()
         except Exception as error:  # noqa: BLE001 - their requests are answered
+            if numbers := self._tower.numbers:
+                self._tell(self._tower.failed(numbers, _as_failure(error)))
             self._fail(list(self._rows), error)
             return
+        for told in self._tower.ended(result.pictures):
+            self._tell(told)
         placed = len(self._rows)
         failed = self._rows.take_failed(result)
         step = self._rows.record(result)

@@ -12,6 +12,7 @@ from actors.addresses import CONTROL_LIMIT, WORK_LIMIT
 from actors.arena import Arena
 from actors.arena_embeddings import ArenaEmbeddings
 from actors.executor import ExecutorActor
+from actors.executor_tower import ExecutorTower, TowerMemory
 from actors.mailbox import MailboxFull, Receiver, Sender
 from actors.messages import ExecutorControl, ExecutorLimits, ExecutorMessage
 from actors.roles import ExecutorSettings, Host, ReadyActor
@@ -22,7 +23,10 @@ from runtime.errors import HearthError
 from runtime.known_answer import load_answer
 from runtime.loading import Stage, Told, nobody
 from runtime.request import RequestOptions, RowRequest
+from runtime.tower_answer import load_tower_answer
 from runtime.undo import undoing
+from runtime.vision.answer_check import check_tower_answer
+from runtime.vision_config import VISION_FOLDER
 
 _FLUSH_S = 2.0
 _TOLD_S = 0.25
@@ -42,6 +46,7 @@ def open_executor(host: Host, settings: ExecutorSettings) -> ReadyActor:
         to_tokenizer=Sender(context, addresses.tokenizer, WORK_LIMIT, _FLUSH_S),
         to_supervisor=host.to_supervisor,
         runtime=runtime,
+        tower=_tower(addresses.incarnation, runtime, settings),
     )
 
     def run() -> None:
@@ -95,6 +100,16 @@ def _embeddings(settings: ExecutorSettings) -> ArenaEmbeddings | None:
     return ArenaEmbeddings(arena, load_config(Path(settings.engine)))
 
 
+def _tower(
+    incarnation: int, runtime: LLMInferenceRuntime, settings: ExecutorSettings
+) -> ExecutorTower | None:
+    patches, embeddings = settings.patches, settings.embeddings
+    if runtime.tower is None or patches is None or embeddings is None:
+        return None
+    arenas = (Arena.open(one.descriptor, one.size) for one in (patches, embeddings))
+    return ExecutorTower(incarnation, TowerMemory(runtime.tower.config, *arenas))
+
+
 def _warm_up(runtime: LLMInferenceRuntime) -> None:
     """Ready means that a prefill and a decode step have worked."""
     options = RequestOptions(max_tokens=2, ignore_eos=True)
@@ -123,6 +138,11 @@ def _check_answer(runtime: LLMInferenceRuntime, settings: ExecutorSettings) -> N
     else:
         report = runtime.check_answer(answer)
         _log.info("the known answer is right", **structs.asdict(report))
+        if runtime.tower is not None:
+            folder = Path(settings.engine) / VISION_FOLDER
+            told = load_tower_answer(folder, runtime.tower.config)
+            given = check_tower_answer(runtime.tower, told)
+            _log.info("the vision tower's known answer is right", **structs.asdict(given))
 
 
 def _limits(runtime: LLMInferenceRuntime) -> ExecutorLimits:

@@ -82,7 +82,7 @@ class PlacedRows:
         taken = result.ended - result.started
         if result.kind == "prefill":
             self._prefill_s += taken
-        else:
+        elif result.kind != "tower":
             self._decode_s += taken
         if not result.tokens:
             return None

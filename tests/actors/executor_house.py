@@ -12,6 +12,7 @@ import zmq
 
 from actors.actor_message import FromExecutor
 from actors.executor import ExecutorActor
+from actors.executor_tower import ExecutorTower, TowerMemory
 from actors.mailbox import MailboxFull, Receiver, Sender
 from actors.messages import (
     ExecutorControl,
@@ -119,7 +120,7 @@ class House:
 
 
 @contextmanager
-def open_house(runtime: BatchRuntime) -> Iterator[House]:
+def open_house(runtime: BatchRuntime, tower: TowerMemory | None = None) -> Iterator[House]:
     """An executor of this runtime; it is stopped in the end."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 
@@ -138,6 +139,7 @@ def open_house(runtime: BatchRuntime) -> Iterator[House]:
         to_tokenizer=connect("tokenizer"),
         to_supervisor=to_supervisor,
         runtime=runtime,
+        tower=ExecutorTower(INCARNATION, tower),
     )
     made = House(
         work=connect("work"),

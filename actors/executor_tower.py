@@ -1,0 +1,84 @@
+"""The pictures that an executor's vision tower is at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from actors.arena import Arena
+from actors.encoder_messages import RunTower, TowerFailed, TowerRan
+from runtime.decoding.tower_turns import TowerResult, TowerWork
+from runtime.errors import HearthError
+from runtime.tensors.dtypes import numpy_dtype
+from runtime.vision_config import VisionConfig
+
+
+class TowerMemory(NamedTuple):
+    """What a tower reads and writes, by its configuration."""
+
+    config: VisionConfig
+    patches: Arena
+    embeddings: Arena
+
+
+class ExecutorTower:
+    """Turns slots of shared memory into work for a runtime, and its results into words.
+
+    Without memory there is no tower, and all work is refused. Every piece of work is answered once,
+    under the number of this `incarnation`.
+    """
+
+    def __init__(self, incarnation: int, memory: TowerMemory | None = None) -> None:
+        self._incarnation = incarnation
+        self._given = memory
+        self._open: dict[int, RunTower] = {}
+
+    def begin(self, message: RunTower, run: Callable[[TowerWork], None]) -> None:
+        """Let the runtime `run` it; raises what that does, `internal` where memory is another's."""
+        config, layout = self._memory.config, message.layout
+        outputs = (1 + config.num_deepstack_features, layout.tokens, config.output_size)
+        work = TowerWork(
+            message.number,
+            layout,
+            self._memory.patches.array(
+                message.patches, (layout.patches, config.patch_bytes), np.dtype(np.uint8)
+            ),
+            self._memory.embeddings.array(message.target, outputs, numpy_dtype(config.dtype)),
+        )
+        run(work)
+        self._open[message.number] = message
+
+    def ended(self, results: Iterable[TowerResult]) -> list[TowerRan | TowerFailed]:
+        """What is to be said of pictures that the runtime is done with."""
+        told: list[TowerRan | TowerFailed] = []
+        for number, engine_s, error in results:
+            message = self._open[number]
+            try:
+                if error is not None:
+                    raise error
+                self._memory.patches.check(message.patches)
+                self._memory.embeddings.check(message.target)
+            except HearthError as failure:
+                told.append(self.failed([number], failure))
+            else:
+                del self._open[number]
+                told.append(TowerRan(self._incarnation, [number], engine_s))
+        return told
+
+    def failed(self, numbers: Iterable[int], error: HearthError) -> TowerFailed:
+        """What is to be said of these, which have no embeddings."""
+        numbers = [number for number in numbers if self._open.pop(number, None) is not None]
+        return TowerFailed(self._incarnation, numbers, error.code, error.message)
+
+    @property
+    def _memory(self) -> TowerMemory:
+        if self._given is None:
+            raise HearthError("internal", "this executor has no vision tower")
+        return self._given
+
+    @property
+    def numbers(self) -> list[int]:
+        """Pictures that are not answered for yet."""
+        return list(self._open)
