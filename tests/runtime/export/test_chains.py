@@ -15,8 +15,10 @@ from runtime.export.contrib import resolve_chains, resolve_operators
 from runtime.export.model_config import load_model_config
 from runtime.export.options import resolve_dialect
 from tests.references import reference_folder, reference_logits
+from tests.references.images import image_rows
 from tests.runtime.export.graph_driver import GraphDriver
 from tests.runtime.export.trees import TAPS, export_chains, export_with_draft
+from tests.vision_models import FAMILIES, write_vision_model
 
 TOLERANCE = 1e-4
 DRAFT = DraftOptions(folder=Path("draft"))
@@ -28,28 +30,43 @@ RUNS_NATIVE = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(params=["llama", "llama3_scaled", "llama_linear"])
+@pytest.fixture(params=["llama", "llama3_scaled", "llama_linear", "qwen3_vl", "qwen2_5_vl"])
 def folders(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[str, Path, Path]:
-    """A reference model, and its engines of chains and of trees."""
-    name = request.param
-    trees = export_with_draft(name, tmp_path / "trees")
-    return name, export_chains(name, tmp_path / "chains", monkeypatch), trees
+) -> tuple[list[list[int]], Path, Path]:
+    """Prompts for a model, and its engines of chains and of trees."""
+    model = request.param
+    if model in FAMILIES:
+        prompts = [row.token_ids.tolist() for row in image_rows(model)]
+        model = write_vision_model(tmp_path / "model", model)
+    else:
+        prompts = [row.token_ids[: row.prompt_length] for row in reference_logits(model)]
+    trees = export_with_draft(model, tmp_path / "trees")
+    return prompts, export_chains(model, tmp_path / "chains", monkeypatch), trees
+
+
+def open_driver(folder: Path) -> GraphDriver:
+    """One row, whose rotary tables are random where it has its own."""
+    driver = GraphDriver(folder, 1, capacity=32)
+    if driver.config.use_context_dependent_rope:
+        turns = np.random.default_rng(2).uniform(0, 9, driver.rope["rope_cos"].shape)
+        tables = {"rope_cos": np.cos(turns), "rope_sin": np.sin(turns)}
+        driver.rope = {name: table.astype(np.float32) for name, table in tables.items()}
+    return driver
 
 
 @RUNS_NATIVE
 @pytest.mark.parametrize("width", [1, 2, 7])
 def test_logits_and_hidden_states_are_those_of_the_standard_operators(
-    folders: tuple[str, Path, Path], width: int
+    folders: tuple[list[list[int]], Path, Path], width: int
 ) -> None:
-    name, *engines = folders
+    prompts, *engines = folders
     ids = np.random.default_rng(width).integers(3, 90, (1, width))
-    for row in reference_logits(name):
+    for prompt in prompts:
         answers = []
         for folder in engines:
-            driver = GraphDriver(folder, 1, capacity=32)
-            driver.step([row.token_ids[: row.prompt_length]])
+            driver = open_driver(folder)
+            driver.step([prompt])
             places = np.arange(width)[None]
             answers.append(driver.run(ids, driver.filled[:, None] + places, places))
         hidden = answers[0]["hidden_states"]
@@ -61,11 +78,11 @@ def test_logits_and_hidden_states_are_those_of_the_standard_operators(
 
 
 @RUNS_NATIVE
-def test_drafts_agree(folders: tuple[str, Path, Path]) -> None:
+def test_drafts_agree(folders: tuple[list[list[int]], Path, Path]) -> None:
     """The newest entries of a row, then a proposal of one token more at a time."""
     _, *engines = folders
     random = np.random.default_rng(3)
-    drivers = [GraphDriver(folder / DRAFT_FOLDER, 1, capacity=32) for folder in engines]
+    drivers = [open_driver(folder / DRAFT_FOLDER) for folder in engines]
     config = drivers[0].config
     for entries in (6, 1, 3):
         base = random.standard_normal((1, entries, config.base_hidden_dim))

@@ -54,10 +54,10 @@ def export_with_draft(
     return target / "engine"
 
 
-def export_chains(name: str, target: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def export_chains(model: str | Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The same for chains by fused attention, in float32: CUDA refuses it, the CPU has kernels."""
     for module in ("engine_config", "draft_export"):
         monkeypatch.setattr(
             f"runtime.export.{module}.resolve_operators", lambda *_, **__: "contrib"
         )
-    return export_with_draft(name, target, verify="chains", dialect="native", device="cuda")
+    return export_with_draft(model, target, verify="chains", dialect="native", device="cuda")
