@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hearth_client import Client
@@ -56,8 +56,19 @@ class OwnDaemon:
     @property
     def executor(self) -> int | None:
         """Its executor's process; None while there is none."""
-        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
-        return int(children[0]) if children else None
+        return self._actor("executor")
+
+    @property
+    def encoder(self) -> int | None:
+        """Its encoder's process; None while there is none."""
+        return self._actor("encoder")
+
+    def _actor(self, role: str) -> int | None:
+        for child in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split():
+            with suppress(OSError):
+                if f'"role":"{role}"'.encode() in Path(f"/proc/{child}/cmdline").read_bytes():
+                    return int(child)
+        return None
 
     @property
     def runs(self) -> bool:
