@@ -20,10 +20,10 @@ def rate_of(times: Sequence[float]) -> float:
     """
     if not times or not all(map(math.isfinite, times)):
         raise HearthError("image_invalid", "each frame of a video needs its time in seconds")
-    if any(later <= sooner for sooner, later in pairwise(times)):
-        raise HearthError("image_invalid", "the times of a video's frames must ascend")
     if len(times) == 1:
         return _RATE
+    if times[0] == times[-1] or any(later < sooner for sooner, later in pairwise(times)):
+        raise HearthError("image_invalid", "the times of a video's frames must ascend")
     # Whole rates shall stay whole in spite of how times are rounded: samples are cut to integers.
     return round((len(times) - 1) / (times[-1] - times[0]), 6)
 

@@ -102,6 +102,7 @@ def test_a_video_keeps_its_limit(config: Any) -> None:
         ([photo(9, 9)], []),
         ([photo(9, 9), photo(9, 8)], [0.0, 1.0]),
         ([photo(9, 9), photo(9, 9)], [1.0, 1.0]),
+        ([photo(9, 9), photo(9, 9)], [1.0, 0.5]),
         ([photo(9, 9), photo(9, 9)], [0.0, float("nan")]),
         ([photo(1, 900), photo(1, 900)], [0.0, 1.0]),
         ([photo(9, 9)], [0.0]),

@@ -22,6 +22,7 @@ def test_all_frames_are_used_where_the_model_does_not_sample() -> None:
 def test_the_rate_is_that_of_the_times() -> None:
     assert rate_of([3.0, 3.5, 4.0]) == 2.0
     assert rate_of([7.0]) == 24.0
+    assert rate_of([0.0, 0.0, 1.0]) == 2.0
 
 
 def test_known_samples() -> None:
