@@ -66,8 +66,9 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
 def export(source: Path, target: Path, **options: Any) -> None:
     """Build the engine folder ENGINE_DIR from the Hugging Face folder MODEL_DIR.
 
-    MODEL_DIR holds config.json, safetensors files, tokenizer.json and a chat template. A draft's
-    engine lies in the folder draft inside. A failed export leaves nothing behind.
+    MODEL_DIR holds config.json, safetensors files, tokenizer.json and a chat template, and for a
+    model that takes images its processor's files. A draft's engine lies in the folder draft inside,
+    a vision tower in the folder visual. A failed export leaves nothing behind.
     """
     from runtime.export import ExportOptions, export_model  # noqa: PLC0415 - slow import
     from runtime.export.options import check_options  # noqa: PLC0415 - likewise
