@@ -293,7 +293,9 @@ class Service:
         )
 
     def _facts(self) -> DoorFacts:
-        return wiring.door_facts(self._settings, self._engine.name, *self._fitting)
+        config, facts = self._fitting
+        seen = self._sight.facts if self._sight is not None else {}
+        return wiring.door_facts(self._settings, self._engine.name, config, facts | seen)
 
     def _open_control(self) -> list[ControlServer]:
         try:

@@ -30,6 +30,12 @@ class Sight(NamedTuple):
         """What the processes of encoder and executor inherit."""
         return self.pictures.descriptor, self.patches.descriptor, self.embeddings.descriptor
 
+    @property
+    def facts(self) -> dict[str, str | int | float]:
+        """What clients are told of the tower."""
+        tower = self.config
+        return {"vision": f"{tower.family}, {tower.num_layers} layers, {tower.dtype}"}
+
     def arenas(self) -> ImageArenas:
         """What the scheduler gives out."""
         return ImageArenas(

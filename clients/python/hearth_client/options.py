@@ -1,7 +1,7 @@
 """What `generate` is given: options as keywords, and a conversation with its pictures."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias, TypedDict, cast
+from typing import Any, TypeAlias, TypedDict
 
 from hearth_client.errors import InvalidValue, UnsupportedOption
 from hearth_client.pictures import Frame, Image, Video
@@ -9,14 +9,12 @@ from hearth_client.protocol import (
     Generate,
     ImagePart,
     Message,
-    Role,
     TextPart,
     VideoFrame,
     VideoPart,
 )
 
-Content: TypeAlias = str | Sequence[str | Image | Video]
-Turns: TypeAlias = Sequence[Message | Mapping[str, Content]]
+Turns: TypeAlias = Sequence[Message | Mapping[str, Any]]
 """A conversation: `Message` structs, or mappings with `role` and `content`.
 
 Content is text, or a list of texts, images and videos in their order.
@@ -64,17 +62,17 @@ def as_messages(turns: Turns | None) -> tuple[list[Message] | None, list[Frame]]
     return [_message(turn, index, frames) for index, turn in enumerate(turns)], frames
 
 
-def _message(turn: Message | Mapping[str, Content], index: int, frames: list[Frame]) -> Message:
+def _message(turn: Message | Mapping[str, Any], index: int, frames: list[Frame]) -> Message:
     if isinstance(turn, Message):
         return turn
     field = f"messages[{index}]"
     if set(turn) != {"role", "content"}:
         raise InvalidValue(f"{field} must have role and content and nothing else", field)
-    role, content = cast("Role", turn["role"]), turn["content"]
+    content = turn["content"]
     if isinstance(content, (list, tuple)):
-        return Message(role=role, content=[_part(one, field, frames) for one in content])
-    # What is no text the server refuses by name.
-    return Message(role=role, content=cast("str", content))
+        content = [_part(one, field, frames) for one in content]
+    # What else is no text the server refuses by name.
+    return Message(role=turn["role"], content=content)
 
 
 def _part(part: object, field: str, frames: list[Frame]) -> TextPart | ImagePart | VideoPart:

@@ -150,6 +150,16 @@ def test_tokens_of_pictures_can_be_asked_for(door: Harness) -> None:
     until(lambda: held(door) == 0)
 
 
+def test_a_delimiter_is_no_frame(door: Harness) -> None:
+    with raw_client(door.path, zmq.REQ) as client:
+        greet(client)
+        say(client, {"t": "tokenize", "id": "t", "messages": turns("Hi", 1)}, bytes(100))
+        assert hear(client)["t"] == "tokens"
+        say(client, {"t": "tokenize", "id": "t", "messages": turns("Hi", 2)}, bytes(100))
+        assert hear(client)["field"] == "messages[0].content[0].frame"
+        say(client, {"t": "bye"})
+
+
 def test_a_frame_that_is_too_large_is_answered_and_a_huge_one_costs_the_connection(
     door: Harness,
 ) -> None:

@@ -6,13 +6,15 @@ import socket as sockets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import zmq
-from hearth_client import AsyncClient, Client, ConnectionLost, ConnectionTimeout, NotAllowed
+from hearth_client import AsyncClient, Client, ConnectionLost, ConnectionTimeout, Image, NotAllowed
 from hearth_client.keys import read_key_file
 
+from actors.arena import Arena
 from daemon.door.keys import add_client, make_server_keys, read_keys, remove_client
 from daemon.door.process_bounds import use_of_process
 from tests.daemon.door.harness import BACKENDS, Harness, greet, hear, running_door, say, until
@@ -69,6 +71,22 @@ def test_a_listed_key_is_served_beside_the_local_socket(
         until(lambda: door.sessions() == 1)
         until(lambda: counts(door)[1] == 1)
         assert counts(door)[2] == 0
+
+
+def test_pictures_come_by_tcp_as_well(folder: Path, key: Path) -> None:
+    arena = Arena.create("test", 1 << 18)
+    limits: dict[str, Any] = {"images": 1, "image_bytes": 1 << 17, "request_image_bytes": 1 << 18}
+    frame = bytes(range(250)) * 400
+    with running_door(keys=read_keys(folder), arena=arena, **limits) as door:
+        image = Image(memoryview(frame).cast("B", (250, 400)), "mono8")
+        with Client(address_of(door), client_key=key) as client:
+            turn = {"role": "user", "content": [image, "hang"]}
+            client.generate(messages=[turn])
+            until(lambda: door.actors.prepared)
+            (visual,) = door.actors.prepared[0].visuals
+            assert arena.view(visual.frames[0].slot) == frame
+        until(lambda: door.sessions() == 0)
+    arena.close()
 
 
 @pytest.mark.anyio
