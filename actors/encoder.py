@@ -107,7 +107,7 @@ class EncoderActor:
                     self._stopping = True
         while (message := self._inbox.receive_nowait()) is not None:
             match message:
-                case Encode(number, work, patches):
+                case Encode(number, work, patches) if number not in self._undecoded:
                     self._undecoded[number] = message
                     self._decoder.give(DecoderJob(number, work.visual, work.layout, patches))
                 case DropWork(numbers):
