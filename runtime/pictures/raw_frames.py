@@ -20,6 +20,7 @@ PIXEL_BYTES = {
 # OpenCV's integers for BT.601 with 16 to 235 for luma (color_yuv.simd.hpp), of 20 bits.
 _SHIFT = 20
 _LUMA = 1220542
+_LIGHT = (_LUMA * np.maximum(np.arange(256) - 16, 0) + (1 << _SHIFT - 1)).astype(np.int32)
 _RED_V, _GREEN_V, _GREEN_U, _BLUE_U = 1673527, -852492, -409993, 2116026
 
 
@@ -62,12 +63,10 @@ def to_rgb(data: memoryview, picture: Picture) -> NDArray[np.uint8]:
             return pixels[:, :, 2::-1]
         case "yuv422_yuy2":
             pairs = pixels.reshape(height, width // 2, 4)
-            u, v = (pairs[:, :, place].repeat(2, axis=1) for place in (1, 3))
-            return _bt601(pixels[:, :, 0], u, v)
+            return _bt601(pixels[:, :, 0], pairs[:, :, 1], pairs[:, :, 3])
         case "nv12":
             shared = rows[height:, :width].reshape(height // 2, width // 2, 2)
-            u, v = (shared[:, :, place].repeat(2, 0).repeat(2, 1) for place in (0, 1))
-            return _bt601(pixels[:, :, 0], u, v)
+            return _bt601(pixels[:, :, 0], shared[:, :, 0], shared[:, :, 1])
         case _:
             return pixels[:, :, :3]
 
@@ -75,11 +74,14 @@ def to_rgb(data: memoryview, picture: Picture) -> NDArray[np.uint8]:
 def _bt601(
     luma: NDArray[np.uint8], u: NDArray[np.uint8], v: NDArray[np.uint8]
 ) -> NDArray[np.uint8]:
-    light = _LUMA * np.maximum(luma.astype(np.int32) - 16, 0) + (1 << _SHIFT - 1)
+    """[height, width, 3] of luma [height, width] and colours that two or four pixels share."""
+    down, across = luma.shape[0] // u.shape[0], luma.shape[1] // u.shape[1]
+    light = _LIGHT[luma].reshape(u.shape[0], down, -1)
     blue, red = u.astype(np.int32) - 128, v.astype(np.int32) - 128
-    colors = (
-        light + _RED_V * red,
-        light + _GREEN_V * red + _GREEN_U * blue,
-        light + _BLUE_U * blue,
-    )
-    return np.stack([np.clip(c >> _SHIFT, 0, 255).astype(np.uint8) for c in colors], axis=2)
+    pixels = np.empty((*luma.shape, 3), np.uint8)
+    shares = (_RED_V * red, _GREEN_V * red + _GREEN_U * blue, _BLUE_U * blue)
+    for place, share in enumerate(shares):
+        color = light + share.repeat(across, axis=1)[:, np.newaxis]
+        color >>= _SHIFT
+        pixels[..., place] = color.clip(0, 255, out=color).reshape(luma.shape)
+    return pixels

@@ -82,7 +82,6 @@ def mend_checksums(data: bytearray) -> None:
         place = end + 4
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", _FILES)
 def test_damaged_files_are_pixels_or_a_named_error(
     name: str, monkeypatch: pytest.MonkeyPatch
