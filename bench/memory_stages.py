@@ -30,11 +30,13 @@ STAGES: dict[str, tuple[str, ...]] = {
     "engine": ("weights", "library"),
     "sampler": ("sampler",),
     "draft": ("draft_library", "draft_weights", "draft_buffers"),
+    "tower": ("vision_weights", "vision_buffers"),
     "steps": (
         "engine_scratch",
         "attention_scratch",
         "activations",
         "draft_scratch",
+        "vision_scratch",
         "prompt_graphs",
     ),
 }
@@ -60,7 +62,7 @@ def build_in_stages(folder: Path, built: Callable[[str], None]) -> None:
         load_onnx_runtime()
     built("context")
     parts = assemble(deployment, folder, EngineOptions(), device, built=built)
-    runtime = LLMInferenceRuntime(*parts[:4])
+    runtime = LLMInferenceRuntime(*parts[:4], tower=parts.tower)
     runtime.capture(range(1, runtime.max_batch + 1))
     longest = min(runtime.config.max_supported_input_length, runtime.capacity - 1)
     _run(runtime, longest, 1)

@@ -16,6 +16,7 @@ from runtime.memory.predicted import (
     predict_draft_memory,
     predict_memory,
 )
+from runtime.memory.vision import TOWER_HOST_PARTS, predict_tower_memory
 from runtime.options import RuntimeOptions
 
 LEAST_CAPACITY = 1024
@@ -62,6 +63,11 @@ def predicted_parts(deployment: DeploymentConfig) -> dict[str, int]:
         if config.plan is not None:
             # The steps of both plans share one context memory.
             parts["draft_scratch"] = max(0, parts["draft_scratch"] - parts["engine_scratch"])
+    if deployment.tower is not None:
+        parts |= predict_tower_memory(deployment.tower, deployment.capacity)
+        if config.plan is not None:
+            shared = parts["engine_scratch"] + parts.get("draft_scratch", 0)
+            parts["vision_scratch"] = max(0, parts["vision_scratch"] - shared)
     return parts
 
 
@@ -76,6 +82,8 @@ def budgets_of(deployment: DeploymentConfig, host: int, gpu: int | None) -> list
     beside = predict_cuda_host_memory(deployment.base)
     if deployment.draft is not None:
         beside[f"draft_{_LOADING}"] = cuda_weight_bytes(deployment.draft)
+    if deployment.tower is not None:
+        beside |= TOWER_HOST_PARTS
     if gpu is not None:
         free = gpu + parts["context"]
         return [Budget(parts, free, " on the GPU"), Budget(beside, host, " on the host")]

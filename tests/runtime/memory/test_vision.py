@@ -1,0 +1,89 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from runtime.config import FileRecord, PlanRecord
+from runtime.decoding.budget import budgets_of, predicted_parts
+from runtime.decoding.deployment import DeploymentConfig
+from runtime.export.options import Dialect, ExportOptions
+from runtime.export.vision.write import write_vision
+from runtime.memory.vision import predict_tower_memory
+from tests.runtime.engine_configs import small_config
+from tests.runtime.vision.tower_config import config_of
+from tests.vision_models import write_vision_model
+
+ROOT = Path(__file__).parents[3]
+SIDE = 40
+MEASURE = """
+import sys
+from pathlib import Path
+import numpy as np
+from runtime.device.cpu.cpu_device import CpuDevice
+from runtime.executor.engine import EngineOptions
+from runtime.images import ImageLayout
+from runtime.vision.vision_runner import VisionRunner
+from runtime.vision_config import load_vision_config
+
+def kib(name):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name)) << 10
+
+folder, side = Path(sys.argv[1]), int(sys.argv[2])
+config = load_vision_config(folder)
+runner = VisionRunner.open(folder / "visual", config, EngineOptions(threads=1), CpuDevice())
+layout = ImageLayout(0, 0, (1, side, side), side * side // 4)
+patches = np.zeros((layout.patches, config.patch_bytes), np.uint8)
+shape = (1 + config.num_deepstack_features, layout.tokens, config.output_size)
+out = np.ones(shape, np.float32)
+start = kib("VmRSS")
+runner.encode([(patches, layout)], [out])
+print(kib("VmHWM") - start)
+"""
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
+def test_a_large_picture_takes_what_is_predicted(
+    tmp_path: Path, family: str, dialect: Dialect
+) -> None:
+    vision = {"hidden_size": 128, "num_heads": 4, "intermediate_size": 256}
+    source = write_vision_model(tmp_path / "model", family, vision=vision)  # type: ignore[arg-type]
+    config = write_vision(source, tmp_path, ExportOptions(dialect=dialect))
+    assert config is not None
+    arguments = [sys.executable, "-c", MEASURE, str(tmp_path), str(SIDE)]
+    measured = int(subprocess.check_output(arguments, cwd=ROOT))
+    parts = predict_tower_memory(config, 2 * SIDE * SIDE // 4)
+    predicted = parts["vision_scratch"] + parts["vision_buffers"]
+    assert measured < predicted < 2 * measured
+
+
+def test_a_tower_on_the_cpu_has_processes_of_its_own() -> None:
+    record = FileRecord(1000, "")
+    files = {"model.onnx.data": record}
+    tower = config_of("qwen3_vl", dtype="float16", position_side=4, files=files)
+    parts = predict_tower_memory(tower, 1024)
+    assert parts["vision_processes"] > 0
+    assert parts["vision_weights"] == 2000
+    # Fewer tokens of a row are smaller pictures.
+    assert predict_tower_memory(tower, 256)["vision_scratch"] < parts["vision_scratch"]
+    deployment = DeploymentConfig(small_config(), tower=tower)
+    assert set(parts) <= set(predicted_parts(deployment))
+
+
+def test_on_a_gpu_plans_share_their_scratch_memory() -> None:
+    def plan(scratch: int) -> PlanRecord:
+        return PlanRecord(
+            tensorrt_version="10.0", builder="tensorrt", version_compatible=False, gpu_name="",
+            compute_capability="", graph_sha256="", scratch_bytes=scratch,
+        )  # fmt: skip
+
+    on_gpu = {"backend": "tensorrt", "device": "cuda"}
+    base = structs.replace(small_config(), **on_gpu, plan=plan(5000))
+    tower = config_of("qwen2_5_vl", **on_gpu, window_size=112, plan=plan(7000))
+    deployment = DeploymentConfig(base, tower=tower)
+    assert predicted_parts(deployment)["vision_scratch"] == 2000
+    gpu, host = budgets_of(deployment, 1 << 40, 1 << 40)
+    assert "vision_processes" not in gpu.parts
+    assert host.parts["vision_processes"] > 0
