@@ -226,7 +226,7 @@ def test_a_chunk_that_raises_takes_its_joiners_alone(house: House, *, runs: bool
     runner = house.runtime._runner
     run = runner.execute_prefill_step
 
-    def fails(token_ids: Any, lengths: Sequence[int], first: int = 0) -> None:
+    def fails(token_ids: Any, lengths: Sequence[int], first: int = 0, *_: object) -> None:
         """What the engine wrote before it failed is not finite."""
         if runs:
             run(token_ids, lengths, first)

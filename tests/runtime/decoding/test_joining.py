@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -181,8 +182,8 @@ class Failing:
         self._runner, self._code = runtime._runner, code
         self._execute: Callable[..., object] = self._runner.execute_prefill_step
 
-    def __call__(self, token_ids: np.ndarray, lengths: list[int], first: int = 0) -> object:
-        found = self._execute(token_ids, lengths, first)
+    def __call__(self, token_ids: np.ndarray, *step: Any) -> object:
+        found = self._execute(token_ids, *step)
         if (token_ids == 13).any():
             raise HearthError(self._code, "as asked")
         return found
