@@ -259,8 +259,8 @@ class FrontDoor:
                 due = now + _TICK_S
             behind = self._flush()
             # Clients come last: a send takes the wake-up of what has arrived meanwhile.
-            answers = self._take_answers()
-            if self._take_requests() or answers:
+            busy = self._take_answers() | self._fill_one()
+            if self._take_requests() or busy:
                 await anyio.lowlevel.checkpoint()
             else:
                 await self._bell.wait(_BEHIND_S if behind else due - time.monotonic())
@@ -280,6 +280,16 @@ class FrontDoor:
                 return False
             self._request(received)
         return True
+
+    def _fill_one(self) -> bool:
+        try:
+            filled = self._requests.fill_one()
+        except Exception:  # noqa: BLE001 - a fault in one message must not end the service
+            self._state.totals["internal_errors"] += 1
+            _log.exception("a client's pictures could not be taken")
+            filled = True
+        self._dispatch.abandon_lost()
+        return filled
 
     def _answer(self, message: DoorMessage) -> None:
         try:

@@ -1,6 +1,6 @@
 """Pictures of clients: what is wrong with them, and their bytes on the way into the arena."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 from hearth_client import protocol
 
@@ -14,6 +14,8 @@ from runtime.images import Picture, Slot
 from runtime.pictures.headers import read_header
 from runtime.pictures.raw_frames import PIXEL_BYTES, raw_size
 
+Filling = Generator[None, None, list[Visual]]
+"""Pictures on their way into the arena: one more with each step, at its end all visuals."""
 Shown = tuple[str, protocol.ImagePart | protocol.VideoPart]
 """An image or a video of a message, and its field."""
 
@@ -53,23 +55,12 @@ class Pictures:
         """What pictures take of the arena now."""
         return self._slots.used
 
-    def take(
-        self,
-        shown: Sequence[Shown],
-        frames: Sequence[memoryview],
-        settings: DoorSettings,
-        own: int,
-    ) -> tuple[list[Visual], list[Slot]]:
-        """Images and videos whose `frames` have been copied into slots, each once.
+    def reserve(self, frames: Sequence[memoryview], settings: DoorSettings, own: int) -> list[Slot]:
+        """A slot for each frame; nothing is taken where HearthError is raised.
 
-        `own` bytes are taken by the same client. Nothing is taken where HearthError is raised, for
-        a picture that is none or too large, or `queue_full` and `too_many_requests` for want of
-        room.
+        `own` bytes are taken by the same client. Raises `image_too_large` for what would never
+        fit, `queue_full` and `too_many_requests` for want of room.
         """
-        headers = [
-            _header(field, picture, frames[picture.frame - 1], settings.image_bytes)
-            for field, picture in _pictures(shown)
-        ]
         self._check_room(sum(slot_bytes(len(frame)) for frame in frames), settings, own)
         slots: list[Slot] = []
         for frame in frames:
@@ -78,10 +69,32 @@ class Pictures:
                 self.free(slots)
                 raise self._full()
             slots.append(slot)
-        for slot, frame in zip(slots, frames, strict=True):
-            self._arena.view(slot)[:] = frame
+        return slots
+
+    def fill(
+        self,
+        shown: Sequence[Shown],
+        frames: Sequence[memoryview],
+        slots: Sequence[Slot],
+        most: int,
+    ) -> Filling:
+        """Check pictures of at most `most` bytes, and copy each frame into its slot, once.
+
+        It yields between two pictures and returns the images and videos. Raises HearthError for a
+        picture that is none or too large.
+        """
+        headers: list[Picture] = []
+        copied = set()
+        for field, picture in _pictures(shown):
+            if headers:
+                yield
+            number = picture.frame - 1
+            headers.append(_header(field, picture, frames[number], most))
+            if number not in copied:
+                self._arena.view(slots[number])[:] = frames[number]
+                copied.add(number)
         found = iter(headers)
-        return [_visual(part, slots, found) for _, part in shown], slots
+        return [_visual(part, slots, found) for _, part in shown]
 
     def free(self, slots: Sequence[Slot]) -> None:
         """Give back what a request had that has ended."""

@@ -1,6 +1,7 @@
 """What clients send: checked, admitted or refused, and passed on as work."""
 
 import time
+from collections import deque
 from collections.abc import Sequence
 
 from hearth_client.protocol import (
@@ -19,13 +20,13 @@ from hearth_client.protocol import (
     Tokenize,
     Welcome,
 )
+from msgspec import structs
 
 from actors.admission import within_share
-from actors.image_work import Visual
-from actors.messages import AskReport
+from actors.messages import AskReport, Convert, Prepare
 from daemon.door.dispatch import Dispatch
 from daemon.door.faults import fields_of, id_of
-from daemon.door.pictures import check_frames
+from daemon.door.pictures import Filling, check_frames
 from daemon.door.sessions import OpenRequest, Session
 from daemon.door.settings import DoorSettings
 from daemon.door.socket import Received
@@ -54,6 +55,7 @@ class Requests:
         self._state = state
         self._dispatch = dispatch
         self._sessions = dispatch.sessions
+        self._filling: deque[tuple[OpenRequest, Filling, Prepare | Convert]] = deque()
 
     def adopt(self, settings: DoorSettings) -> None:
         """Check and tell other limits from now on."""
@@ -209,14 +211,13 @@ class Requests:
         deadline = None if message.deadline_s is None else now + message.deadline_s
         self._check_room(session, now)
         request = self._sessions.admit(session, message.id, "generate", now, deadline)
-        visuals = self._take(request, message.messages, pictures)
         self._dispatch.come_again.works(now, working=True)
         request.timestamps, request.traceparent = message.timestamps, message.traceparent
         request.chat = message.messages is not None
         self._state.totals["requests"] += 1
-        asked = prepare(message, request.rid, deadline, session.number, visuals)
+        asked = prepare(message, request.rid, deadline, session.number)
         request.options = asked.request.options
-        self._dispatch.ask_tokenizer(request, asked)
+        self._pass_on(request, message.messages, pictures, asked)
 
     def _check_room(self, session: Session, now: float) -> None:
         """Raise for a generation that the scheduler would refuse, before anything is encoded.
@@ -240,24 +241,51 @@ class Requests:
                 "client_queue_share",
             )
 
-    def _take(
+    def _pass_on(
         self,
         request: OpenRequest,
         messages: Sequence[Message] | None,
         frames: Sequence[memoryview],
-    ) -> list[Visual]:
-        """The request's images, copied into the arena; what cannot be taken ends it unanswered."""
+        asked: Prepare | Convert,
+    ) -> None:
+        """Ask the tokenizer, once pictures are in the arena; no room for them ends the request."""
         if not frames or self._state.pictures is None:
-            return []
-        shown = visuals_of(messages)
+            self._dispatch.ask_tokenizer(request, asked)
+            return
+        settings, shown = self._settings, visuals_of(messages)
+        request.images = [field for field, _ in shown]
         own = sum(slot.size for one in request.session.open.values() for slot in one.slots)
         try:
-            visuals, request.slots = self._state.pictures.take(shown, frames, self._settings, own)
-        except HearthError:
-            self._sessions.close(request)
+            request.slots = self._state.pictures.reserve(frames, settings, own)
+        except HearthError as error:
+            self._dispatch.fail(request, error.code, error.message, error.field)
+            return
+        filling = self._state.pictures.fill(shown, frames, request.slots, settings.image_bytes)
+        self._filling.append((request, filling, asked))
+
+    def fill_one(self) -> bool:
+        """Bring one picture into the arena; False where none waits.
+
+        Others have their turn in between: a request may have many, and each is a copy.
+        """
+        if not self._filling:
+            return False
+        request, filling, asked = self._filling.popleft()
+        # The slots of one that has ended are another's.
+        if self._sessions.find(request.rid) is None:
+            return True
+        try:
+            next(filling)
+        except StopIteration as done:
+            self._dispatch.ask_tokenizer(request, structs.replace(asked, visuals=done.value))
+        except HearthError as error:
+            self._dispatch.fail(request, error.code, error.message, error.field)
+        except Exception:
+            self._dispatch.fail(request, "internal", "the daemon failed on this message")
             raise
-        request.images = [field for field, _ in shown]
-        return visuals
+        else:
+            self._filling.append((request, filling, asked))
+        return True
 
     def _ask(
         self,
@@ -273,8 +301,7 @@ class Requests:
         else:
             request = self._sessions.admit(session, message.id, "convert", now, deadline)
             turns = message.messages if isinstance(message, Tokenize) else None
-            visuals = self._take(request, turns, pictures)
-            self._dispatch.ask_tokenizer(request, convert(message, request.rid, visuals))
+            self._pass_on(request, turns, pictures, convert(message, request.rid))
 
 
 def _greeting_missing(message: ClientMessage) -> MessageError:

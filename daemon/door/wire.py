@@ -18,7 +18,6 @@ from hearth_client.protocol import (
     VideoPart,
 )
 
-from actors.image_work import Visual
 from actors.messages import ChatTurn, Convert, Prepare, Request, TurnPart
 from daemon.door.faults import DECODE_ERRORS, explain, fields_of, id_of
 from runtime.errors import HearthError
@@ -55,24 +54,17 @@ def decode(data: bytes) -> ClientMessage:
     return message
 
 
-def prepare(
-    message: Generate,
-    rid: int,
-    deadline: float | None,
-    client: int,
-    visuals: Sequence[Visual] = (),
-) -> Prepare:
+def prepare(message: Generate, rid: int, deadline: float | None, client: int) -> Prepare:
     """What the tokenizer is asked for a generation."""
     request = Request(rid, seeded(_options(message)), message.priority, deadline, client)
-    return Prepare(request, _turns(message.messages), message.prompt, list(visuals))
+    return Prepare(request, _turns(message.messages), message.prompt)
 
 
-def convert(message: Tokenize | Detokenize, rid: int, visuals: Sequence[Visual] = ()) -> Convert:
+def convert(message: Tokenize | Detokenize, rid: int) -> Convert:
     """What the tokenizer is asked outside any generation."""
     if isinstance(message, Detokenize):
         return Convert(rid, tokens=message.tokens)
-    turns = _turns(message.messages)
-    return Convert(rid, text=message.text, turns=turns, visuals=list(visuals))
+    return Convert(rid, text=message.text, turns=_turns(message.messages))
 
 
 def visuals_of(messages: Sequence[Message] | None) -> list[tuple[str, ImagePart | VideoPart]]:

@@ -84,6 +84,8 @@ class Clients:
         received = self.door._socket.receive()
         assert received is not None
         self.door._requests.handle(received)
+        while self.door._requests.fill_one():
+            pass
         self.door._dispatch.abandon_lost()
         self._note_opened()
         self.held_once = self.held_once or self.held > 0

@@ -51,7 +51,16 @@ def taken(pictures: Pictures, message: Any, *frames: bytes, own: int = 0, **sett
     views = [memoryview(frame) for frame in frames]
     limits = structs.replace(SETTINGS, **settings)
     check_frames(message, 1 + len(views), limits.images)
-    return pictures.take(visuals_of(message.messages), views, limits, own)
+    slots = pictures.reserve(views, limits, own)
+    filling = pictures.fill(visuals_of(message.messages), views, slots, limits.image_bytes)
+    try:
+        while True:
+            next(filling)
+    except StopIteration as done:
+        return done.value, slots
+    except HearthError:
+        pictures.free(slots)
+        raise
 
 
 def refusal(arena: Arena, message: Any, *frames: bytes, **more: Any) -> tuple[str, str | None]:

@@ -1,0 +1,115 @@
+"""Pictures of one request are taken one by one, so that others have their turn in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from actors.arena import Arena
+from actors.mailbox import Sender
+from actors.messages import Prepare
+from daemon.door.dispatch import Dispatch
+from daemon.door.pictures import Pictures
+from daemon.door.requests import Requests
+from daemon.door.settings import DoorFacts, DoorSettings
+from daemon.door.socket import Received
+from daemon.door.sockets import DoorSockets
+from daemon.door.state import DoorState
+from daemon.life import Life
+from tests.daemon.door.test_dispatch import FakeMailbox, FakeSocket
+
+SETTINGS = DoorSettings(images=4, image_bytes=1000)
+
+
+class Counter:
+    """Requests before an arena of 4 KiB, without a loop."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.pictures = Pictures(arena)
+        self.socket = FakeSocket()
+        self.tokenizer = FakeMailbox()
+        state = DoorState(DoorFacts(server="x", places=8), self.pictures)
+        state.life = Life("ready")
+        self.dispatch = Dispatch(
+            SETTINGS,
+            state,
+            cast("DoorSockets", self.socket),
+            to_tokenizer=cast("Sender[Any]", self.tokenizer),
+            to_scheduler=cast("Sender[Any]", FakeMailbox()),
+            to_scheduler_control=cast("Sender[Any]", FakeMailbox()),
+        )
+        self.requests = Requests(SETTINGS, state, self.dispatch)
+        self.dispatch.sessions.greet(b"1", "test", 10.0, state.clock.now())
+
+    def say(self, message: dict[str, Any], *frames: bytes) -> None:
+        data = msgspec.msgpack.encode(message)
+        views = [memoryview(frame) for frame in frames]
+        self.requests.handle(Received(b"1", False, data, 1 + len(views), views))
+
+    def ask(self, request_id: str, *frames: bytes) -> None:
+        parts = [
+            {"type": "image", "frame": n, "encoding": "mono8", "width": 10, "height": 10}
+            for n in range(1, len(frames) + 1)
+        ]
+        parts.append({"type": "text", "text": request_id})
+        turns = [{"role": "user", "content": parts}]
+        self.say({"t": "generate", "id": request_id, "messages": turns}, *frames)
+
+    def asked(self) -> list[int]:
+        """How many images each request has of which the tokenizer knows."""
+        return [len(one.visuals) for one in self.tokenizer.posted if isinstance(one, Prepare)]
+
+
+@pytest.fixture
+def counter() -> Iterator[Counter]:
+    arena = Arena.create("test", 4096)
+    yield Counter(arena)
+    arena.close()
+
+
+def test_each_turn_of_the_loop_takes_one_picture_and_requests_take_turns(counter: Counter) -> None:
+    counter.ask("many", *[bytes(100)] * 4)
+    counter.ask("one", bytes(100))
+    counter.ask("none")
+    assert counter.asked() == [0]
+    seen = []
+    while counter.requests.fill_one():
+        seen.append(counter.asked())
+    assert seen == [[0], [0, 1], [0, 1], [0, 1], [0, 1, 4]]
+    assert counter.socket.sent == []
+
+
+def test_pictures_of_a_request_that_has_ended_are_not_copied_any_more(counter: Counter) -> None:
+    counter.ask("many", *[b"a" * 100] * 4)
+    assert counter.requests.fill_one()
+    counter.say({"t": "cancel", "id": "many"})
+    assert counter.pictures.bytes == 0
+    counter.ask("other", *[b"b" * 100] * 4)
+    while counter.requests.fill_one():
+        pass
+    assert counter.asked() == [4]
+    assert [one["reason"] for one in counter.socket.sent] == ["cancelled"]
+
+
+def test_a_fault_in_a_later_picture_ends_the_request_and_frees_all(counter: Counter) -> None:
+    counter.ask("many", bytes(100), bytes(99), bytes(100))
+    while counter.requests.fill_one():
+        pass
+    (error,) = counter.socket.sent
+    assert (error["id"], error["code"]) == ("many", "image_invalid")
+    assert error["field"] == "messages[0].content[1]"
+    assert counter.pictures.bytes == 0
+    assert counter.asked() == []
+
+
+def test_no_room_is_told_at_once_with_a_time_to_come_again(counter: Counter) -> None:
+    frame = bytes(100)
+    for name in "abcdefg":
+        counter.ask(name, *[frame] * 4)
+    (refused,) = {one["code"] for one in counter.socket.sent}
+    assert refused in {"queue_full", "too_many_requests"}
+    assert all(one["retry_after_s"] > 0 for one in counter.socket.sent)
+    assert counter.dispatch.sessions.generations + len(counter.socket.sent) == 7
