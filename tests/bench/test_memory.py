@@ -26,6 +26,7 @@ USED = {
     "engine": 150 * MB,
     "sampler": 150 * MB,
     "draft": 152 * MB,
+    "tower": 152 * MB,
     "steps": 160 * MB,
 }
 
