@@ -1,16 +1,26 @@
 """Videos beside the processors of transformers, which need torchvision; skipped without."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from runtime.export.vision.processor import read_rules
 from runtime.images import ImageLayout
 from runtime.pictures.patches import patch
 from runtime.pictures.placeholders import expand
 from runtime.pictures.sizes import video_layout
+from runtime.text import Tokenizer
+from runtime.text.chat_template import ChatTemplate
+from runtime.text.text_files import TokenizerFile
+from runtime.vision.prompt import Shown, encode_turns
 from runtime.vision_config import VisionConfig
-from tests.runtime.pictures.photographs import config_like, draw, photo
+from tests.runtime.pictures.photographs import IDEFICS, QWEN, config_like, draw, photo
+from tests.runtime.vision.tower_config import config_of
+from tests.vision_models import FAMILIES, VOCABULARY, Family, make_tokenizer, write_vision_model
+from tests.vision_processors import TEMPLATES
 
 pytestmark = pytest.mark.reference
 HALF = [0.5, 0.5, 0.5]
@@ -115,3 +125,44 @@ def test_videos_of_smolvlm(torch: Any, size: tuple[int, int]) -> None:
     theirs = tiles.transpose(0, 2, 5, 3, 6, 1, 4, 7).reshape(-1, config.patch_bytes)
     # Resized twice, and by a Lanczos that rounds otherwise than Pillow's.
     assert_close(patches_of(frames, layout, config), theirs, near=2, most=8)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prompts_with_videos(
+    torch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: Family
+) -> None:
+    assert torch
+    smolvlm = pytest.importorskip("transformers.models.smolvlm.processing_smolvlm")
+    monkeypatch.setattr(smolvlm, "num2words", {3: "three"}.get)
+    folder = write_vision_model(tmp_path / "model", family, "saved")
+    processor = pytest.importorskip("transformers").AutoProcessor.from_pretrained(folder)
+    sizes = {"patch_size": 8, "merge_size": 2}
+    sizes["temporal_patch_size"] = 1 if family == "idefics3" else 2
+    config = config_of(
+        family,
+        rules=read_rules(folder, family, sizes),
+        tokens=IDEFICS if family == "idefics3" else QWEN,
+        tokens_per_second=2.0,
+        **sizes,
+    )
+    said = [{"type": "text", "text": text} for text in ("Look: ", "\nand ", " what?")]
+    parts = [said[0], {"type": "video"}, said[1], {"type": "image"}, said[2]]
+    text = processor.apply_chat_template(
+        [{"role": "user", "content": parts}], add_generation_prompt=True, tokenize=False
+    )
+    utils = pytest.importorskip("transformers.video_utils")
+    theirs = processor(
+        text=[text],
+        images=[Image.fromarray(draw(90, 50))],
+        videos=[np.stack([draw(60, 44)] * 6)],
+        video_metadata=[utils.VideoMetadata(6, 2.0, duration=3.0)],
+        do_sample_frames=config.rules.fps > 0,
+        return_tensors="np",
+    )["input_ids"][0]
+    shown = [Shown([photo(60, 44)] * 6, [k / 2 for k in range(6)]), Shown([photo(90, 50)])]
+    layouts = [one.layout(config) for one in shown]
+    library = make_tokenizer(family)
+    file = TokenizerFile(library, library.get_vocab_size(), None)
+    tokenizer = Tokenizer(file, ChatTemplate(TEMPLATES[family], {}), VOCABULARY)
+    ids, _ = encode_turns(tokenizer, [("user", parts)], shown, layouts, config)
+    assert ids == np.asarray(theirs).tolist()
