@@ -83,10 +83,14 @@ def _qwen(image: Fields, video: Fields, family: Family, sizes: dict[str, Any]) -
 
 
 def _pixels(fields: Fields, default: tuple[int, int]) -> tuple[int, int]:
-    """Least and most pixels: by their old names, else by those of edges that they never were."""
+    """Least and most pixels: by their own names, else by those of edges that they never were."""
     size = fields.table("size") or Fields({}, "size")
-    least = fields.size("min_pixels", size.size("shortest_edge", default[0]))
-    most = fields.size("max_pixels", size.size("longest_edge", default[1]))
+    least, most = (
+        fields.size(name, size.size(name, size.size(edge, known)))
+        for name, edge, known in zip(
+            ("min_pixels", "max_pixels"), ("shortest_edge", "longest_edge"), default, strict=True
+        )
+    )
     if least > most:
         raise HearthError("model_invalid", "min_pixels must not exceed max_pixels", "min_pixels")
     return least, most

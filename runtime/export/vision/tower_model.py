@@ -15,6 +15,7 @@ from runtime.export.options import ExportOptions, resolve_dialect
 from runtime.export.vision.processor import read_rules
 from runtime.export.vision.special_tokens import read_tokens
 from runtime.version import VERSION
+from runtime.vision.tower_inputs import ROTARY_THETA
 from runtime.vision_config import Family, VisionConfig
 
 Activation = Literal["gelu", "gelu_tanh", "silu"]
@@ -33,7 +34,7 @@ _READ = (
     "patch_size spatial_merge_size spatial_patch_size temporal_patch_size tokens_per_second "
     "window_size max_image_size size"
 )
-_COLOURS, _THETA = 3, 10_000.0
+_COLOURS = 3
 _SMALLEST_HEAD, _HEAD_STEP = 16, 8
 
 
@@ -180,8 +181,8 @@ def _check(config: VisionConfig, fields: Fields, vision: Fields) -> None:
         if vision.size(name, _COLOURS) != _COLOURS:
             raise _unsupported(name, f"must be {_COLOURS}")
     rope = vision.table("rope_parameters")
-    if rope is not None and rope.number("rope_theta", _THETA) != _THETA:
-        raise _unsupported("rope_parameters", f"must have a rope_theta of {_THETA:g}")
+    if rope is not None and rope.number("rope_theta", ROTARY_THETA) != ROTARY_THETA:
+        raise _unsupported("rope_parameters", f"must have a rope_theta of {ROTARY_THETA:g}")
     if config.output_size != _text_size(fields):
         raise _invalid("out_hidden_size", "must be the hidden_size of the text part")
     block = config.patch_size * config.merge_size

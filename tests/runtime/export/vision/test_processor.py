@@ -68,6 +68,22 @@ def test_rules_of_videos(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "change",
+    [
+        {"min_pixels": 3136, "max_pixels": 50_176, "size": {"shortest_edge": 1, "longest_edge": 2}},
+        {"size": {"min_pixels": 3136, "max_pixels": 50_176}},
+        {"size": {"shortest_edge": 3136, "longest_edge": 50_176}},
+    ],
+)
+def test_pixels_go_by_any_name(tmp_path: Path, change: dict[str, Any]) -> None:
+    folder = write_vision_model(tmp_path / "m", "qwen3_vl")
+    path = folder / "preprocessor_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    rules = rules_of(folder)
+    assert (rules.min_pixels, rules.max_pixels) == (3136, 50_176)
+
+
+@pytest.mark.parametrize(
     ("family", "change", "code", "field"),
     [
         ("qwen3_vl", {"do_resize": False}, "model_unsupported", "do_resize"),
