@@ -25,8 +25,10 @@ def check_frames(message: protocol.ClientMessage, frames: int, most: int) -> Non
 
     `most` is how many pictures it may have.
     """
-    named = set()
-    for index, (field, picture) in enumerate(_pictures(visuals_of(_messages_of(message)))):
+    shown, named = visuals_of(_messages_of(message)), set()
+    if not shown and frames <= 1:
+        return
+    for index, (field, picture) in enumerate(_pictures(shown)):
         if not most:
             text = f"{field} is a picture: the model sees none"
             raise HearthError("unsupported_option", text, field)

@@ -262,7 +262,8 @@ class Speculation(msgspec.Struct, kw_only=True):
 class ImageUsage(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A request's images and videos, and the prompt's tokens that they are; times in milliseconds.
 
-    `cached` of them were there from before, the others took the times by stage.
+    `cached` of them were there from before, the others took the times by stage. `tokens` is 0 where
+    the request ended before they were seen.
     """
 
     count: int
@@ -276,7 +277,7 @@ class ImageUsage(msgspec.Struct, kw_only=True, omit_defaults=True):
 class Done(Answer, tag="done"):
     """The request ended as asked; `speculation` tells of a reply that took part in rounds.
 
-    `images` is told where there were some, unless the request ended before they were seen.
+    `images` is told where there were some.
     `reason` is one of Reason, or the word of a newer server.
     """
 

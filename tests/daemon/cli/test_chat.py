@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from select import select
 from threading import Timer
 from typing import Any, cast
@@ -17,6 +18,7 @@ from hearth_client import (
     Delta,
     Done,
     Generation,
+    ImageUsage,
     PromptTooLong,
     Speculation,
     Usage,
@@ -36,6 +38,7 @@ class FakeGeneration:
         self.lost_after: int | None = None
         self.reason: Reason = "stop"
         self.speculation: Speculation | None = None
+        self.images: ImageUsage | None = None
         self._words = words
         self._said: list[str] = []
         self._cancelled = False
@@ -52,7 +55,8 @@ class FakeGeneration:
                 os.kill(os.getpid(), signal.SIGINT)
         reason = "cancelled" if self._cancelled else self.reason
         usage = Usage(prompt_tokens=3, completion_tokens=len(self._said))
-        self.done = Done(id="1", reason=reason, usage=usage, speculation=self.speculation)
+        self.done = Done(id="1", reason=reason, usage=usage)
+        self.done.speculation, self.done.images = self.speculation, self.images
 
     def cancel(self) -> None:
         self._cancelled = True
@@ -70,6 +74,7 @@ class FakeClient:
         self.lost_after: int | None = None
         self.reason: Reason = "stop"
         self.silence_s = 0.0
+        self.images: ImageUsage | None = None
 
     def generate(self, **request: Any) -> FakeGeneration:
         self.asked.append(request)
@@ -78,7 +83,7 @@ class FakeClient:
         time.sleep(self.silence_s)
         generation = FakeGeneration(self.words)
         generation.lost_after, generation.reason = self.lost_after, self.reason
-        generation.interrupt_after = self.interrupt_after
+        generation.interrupt_after, generation.images = self.interrupt_after, self.images
         if request["speculation"]:
             generation.speculation = Speculation(rounds=2, drafted=8, accepted=5, accept_length=2.5)
         return generation
@@ -103,7 +108,7 @@ def chat(text: str, *arguments: str) -> Result:
     return result
 
 
-def said(request: dict[str, Any]) -> list[str]:
+def said(request: dict[str, Any]) -> list[Any]:
     return [turn["content"] for turn in request["messages"]]
 
 
@@ -254,3 +259,20 @@ def test_values_that_no_daemon_takes_are_wrong_usage(
 def test_example_and_system_exclude_each_other() -> None:
     result = CliRunner().invoke(module.chat, ["--example", "--system", "s"])
     assert result.exit_code == 2
+
+
+def test_pictures_go_with_the_next_line_and_a_file_that_is_none_fails(
+    client: FakeClient, tmp_path: Path
+) -> None:
+    picture, note = tmp_path / "a.png", tmp_path / "a.txt"
+    picture.write_bytes(b"\x89PNG\r\n\x1a\n")
+    note.write_text("no picture")
+    client.images = ImageUsage(count=1, tokens=54)
+    result = chat(f"/image {picture}\nwhat is it\n")
+    assert "pictures for the next message: 1" in result.stderr
+    assert "54 tokens of pictures" in result.stderr
+    image, text = said(client.asked[0])[0]
+    assert (image.frame, text, result.return_value) == (picture.read_bytes(), "what is it", 0)
+    result = chat(f"/image {note}\nwhat is it\n")
+    assert "a.txt: this is no JPEG" in result.stderr
+    assert result.return_value == 1
