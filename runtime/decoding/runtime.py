@@ -3,6 +3,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Literal
 
 from runtime.arrangement import RowOwner
 from runtime.decoding.answer_check import AnswerCheck, AnswerReport
@@ -227,17 +228,28 @@ class LLMInferenceRuntime:
         """
         if not self.active:
             raise HearthError("internal", "no row is active: admit rows before a step")
-        queued = self._queued
+        context, speculation, queued = self._context, self._speculation, self._queued
         try:
-            if (result := self._queue_steps()) is not None:
-                return result
+            while len(queued) <= self._device.steps_ahead and (kind := self._next()):
+                self._decode_next = kind in ("prefill", "tower")
+                if kind == "prefill":
+                    if (failed := self._prefill()) is not None:
+                        return failed
+                elif kind == "tower":
+                    queued.append(self._turns.queue(decoding=context.decoding > 0))
+                elif speculation is not None and kind == "round":
+                    return self._collect(speculation.round(context))
+                else:
+                    queued.append(following := self._strategy.decode_step(context))
+                    if speculation is not None:
+                        speculation.follow(following)
             step = queued.popleft()
             while queued and step.rows and all(row.state is not RowState.LIVE for row in step.rows):
                 step = queued.popleft()
             return self._collect(step)
         except BaseException:
             queued.clear()
-            self._context.fail_all()
+            context.fail_all()
             self._turns.drop_all()
             raise
 
@@ -318,36 +330,25 @@ class LLMInferenceRuntime:
                 owner.rearrange(arrangement)
         return bool(self._context.rows)
 
-    def _queue_steps(self) -> StepResult | None:
-        """Queue what the device runs ahead; a chunk that fails and a round are results at once."""
-        context, speculation = self._context, self._speculation
-        while len(self._queued) <= self._device.steps_ahead:
-            goes_on = self._arrange()
-            if self._queue_tower():
-                continue
-            if not goes_on:
-                break
-            if context.joiners and not (context.decoding and self._decode_next):
-                if (failed := self._prefill()) is not None:
-                    return failed
-                continue
-            rounds = speculation is not None and speculation.wanted(context)
+    def _next(self) -> Literal["prefill", "decode", "round", "tower"] | None:
+        """What to queue next, once all rows have their places; None for nothing."""
+        goes_on, context, speculation = self._arrange(), self._context, self._speculation
+        decoding, joining = context.decoding > 0, bool(context.joiners)
+        turn = decoding and self._decode_next
+        if self._turns.waits and not turn and self._turns.due(decoding=decoding, joining=joining):
+            return "tower"
+        if not goes_on:
+            return None
+        if joining and not turn:
+            return "prefill"
+        if speculation is not None and speculation.wanted(context):
             # A round needs every token to be known to the host: the queue runs empty first.
-            if rounds and self._queued:
-                break
-            self._decode_next = False
-            if speculation is not None and rounds:
-                return self._collect(speculation.round(context))
-            step = self._strategy.decode_step(context)
-            self._queued.append(step)
-            if speculation is not None:
-                speculation.follow(step)
-        return None
+            return None if self._queued else "round"
+        return "decode"
 
     def _prefill(self) -> StepResult | None:
         """Queue the next chunk; where that fails, what it reports for its rows."""
         context, joiners, started = self._context, self._context.joiners, time.monotonic()
-        self._decode_next = True
         prompts = [Prompt(row.filled, row.prompt_left) for row in joiners]
         chunk = self._budget.choose(prompts, limited=context.decoding > 0)
         try:
@@ -358,16 +359,6 @@ class LLMInferenceRuntime:
             return failed_chunk(joiners[: chunk.rows], started, error)
         self._queued.append(pending)
         return None
-
-    def _queue_tower(self) -> bool:
-        """Queue a call of the tower if it is its turn; tells whether it was."""
-        decoding, joining = self._context.decoding > 0, bool(self._context.joiners)
-        if decoding and self._decode_next:
-            return False
-        if due := self._turns.due(decoding=decoding, joining=joining):
-            self._decode_next = True
-            self._queued.append(self._turns.queue(decoding=decoding))
-        return due
 
     def _collect(self, step: PendingStep | PendingRound | PendingTower) -> StepResult:
         """Wait for a step and take note of its time."""
