@@ -361,7 +361,7 @@ class Device(Protocol):
         """A sampler over these buffers."""
 
     def mark(self) -> Mark:
-        """A point behind all that has been queued."""
+        """A point behind all that has been queued; the one that was marked before is void."""
 
     def fetch(self, source: Tensor, out: NDArray[Any]) -> None:
         """Copy the beginning of a buffer, whose work has ended, into a dense host array.

@@ -23,6 +23,7 @@ from runtime.executor.onnx_cuda_capture import capture_run
 from runtime.executor.onnx_cuda_session import DTYPES, ELEMENT_TYPES, open_session, step_error
 from runtime.executor.onnx_engine import describe
 from runtime.tensors.tensor import Tensor
+from runtime.vision_config import VisionConfig
 
 
 class OnnxCudaEngine(SelfContained):
@@ -31,19 +32,21 @@ class OnnxCudaEngine(SelfContained):
     A graph of the provider's own operators (`fused`) never waits for the device, and a captured
     step of it is a CUDA graph. Some standard operators take sizes from the host, which a CUDA
     graph would freeze: a captured step of those is the kept I/O binding, and has ended when the
-    launch returns.
+    launch returns. A vision tower is not captured, and only queued (`queues`) as well.
 
     Scratch memory comes from the session's arena, which keeps all that it ever took: what a
     captured graph uses is only handed to later work of the same stream.
     """
 
-    def __init__(self, session: ort.InferenceSession, device: CudaDevice, *, fused: bool) -> None:
+    def __init__(
+        self, session: ort.InferenceSession, device: CudaDevice, *, fused: bool, queues: bool
+    ) -> None:
         self._session = session
         self._device = device
         self._fused = fused
         self._kept: tuple[Sequence[Binding], list[Any]] | None = None
         self._options = ort.RunOptions()
-        if fused:
+        if queues:
             self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
         self.io_tensors: tuple[IOTensor, ...] = describe(session, DTYPES)
         self._batched = {one.name for one in self.io_tensors if one.shape[:1] == ("batch",)}
@@ -61,7 +64,7 @@ class OnnxCudaEngine(SelfContained):
         """
         session = open_session(folder, config, options, device)
         fused = isinstance(config, LLMEngineRunnerConfig) and config.operators == "contrib"
-        return cls(session, device, fused=fused)
+        return cls(session, device, fused=fused, queues=fused or isinstance(config, VisionConfig))
 
     def run(self, bindings: Sequence[Binding], stream: Stream, /) -> None:
         """Queue one step; raises `executor_failed`, `out_of_memory` or `device_lost`.

@@ -46,6 +46,7 @@ class CudaDevice:
             undo.callback(self.stream.close)
             self._copies = CudaStream(context)
             undo.callback(self._copies.close)
+            self._mark = CudaEvent(context)
             self.memory = CudaMemory(context, reserve)
             undo.callback(self.memory.close)
             undo.callback(context.close_events)
@@ -85,10 +86,9 @@ class CudaDevice:
         return array
 
     def mark(self) -> CudaEvent:
-        """A point behind all that has been queued."""
-        event = CudaEvent(self.context)
-        event.record(self.stream)
-        return event
+        """A point behind all that has been queued; the one that was marked before is void."""
+        self._mark.record(self.stream)
+        return self._mark
 
     def fetch(self, source: Tensor, out: NDArray[Any]) -> None:
         """Copy the beginning of a buffer on a stream of its own, past what the first one holds."""

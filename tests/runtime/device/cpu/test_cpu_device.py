@@ -20,6 +20,15 @@ def test_memory_is_zeroed_and_constants_are_not_copied() -> None:
     assert device.constant("table", table).array is table
 
 
+def test_a_mark_is_reached_and_buffers_are_read_from_their_beginning() -> None:
+    device = CpuDevice()
+    assert device.mark().query()
+    device.mark().wait()
+    out = np.zeros((2, 2), np.float32)
+    device.fetch(device.constant("x", np.arange(6, dtype=np.float32)), out)
+    assert out.tolist() == [[0, 1], [2, 3]]
+
+
 def test_memory_that_cannot_be_had_is_named() -> None:
     with pytest.raises(HearthError) as caught:
         CpuDevice().zeros("k_cache_0", (1 << 50,), np.dtype(np.float32))
