@@ -31,13 +31,20 @@ IMAGE = TurnPart("image")
 class Eyes:
     """What a tokenizer needs to see, and `send`, which puts a picture into its arena."""
 
-    def __init__(self, folder: Path, family: Family = "qwen3_vl", most_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        family: Family = "qwen3_vl",
+        most_tokens: int = 0,
+        *,
+        room: int = 1 << 20,
+    ) -> None:
         self.config: VisionConfig = config_like(family, **RULES[family])
         write_folder(folder, make_tokenizer(family), TEMPLATES[family], vocab_size=VOCABULARY)
         sees = structs.replace(make_config(VOCABULARY), image_token_id=self.config.tokens.image)
         write_config(folder, sees)
         self.tokenizer = Tokenizer.open(folder)
-        self.arena = Arena.create("pictures", 1 << 20)
+        self.arena = Arena.create("pictures", room)
         self.slots = self.arena.slots()
         self.images = PromptImages(self.config, self.tokenizer, self.arena, most_tokens)
 

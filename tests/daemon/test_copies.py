@@ -1,0 +1,103 @@
+"""That bytes of a picture, and embeddings, are copied once each behind the socket."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hearth_client import protocol
+from msgspec import structs
+
+from actors.admission import PolicySettings
+from actors.arena import Arena
+from actors.arena_embeddings import ArenaEmbeddings
+from actors.encoder_messages import Encode, Encoded, EncoderReady
+from actors.encodings import ImageArenas
+from actors.image_work import ImageTimes, Visual
+from actors.messages import Offer, Prepare, Request, Submit
+from actors.scheduler_policy import SchedulerPolicy
+from daemon.door.pictures import Pictures, Shown
+from daemon.door.settings import DoorSettings
+from tests.actors.seeing import IMAGE, Eyes, turn
+from tests.actors.simulation import LIMITS, ready
+from tests.runtime.engine_configs import small_config
+
+SIDE = 2048
+FRAME_BYTES = 3 * SIDE**2
+LITTLE = 1 << 20
+"""Bytes: far less than the frame has, and than its embeddings have."""
+
+
+@contextmanager
+def no_copy() -> Iterator[None]:
+    """Whoever copies a frame or embeddings inside needs memory for it."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < LITTLE
+    finally:
+        tracemalloc.stop()
+
+
+def taken(pictures: Pictures, shown: list[Shown], frame: bytes) -> list[Visual]:
+    """As the front door takes one."""
+    settings, views = DoorSettings(image_bytes=len(frame)), [memoryview(frame)]
+    filling = pictures.fill(shown, views, pictures.reserve(views, settings, 0), len(frame))
+    with pytest.raises(StopIteration) as done:
+        next(filling)
+    visuals: list[Visual] = done.value.value
+    return visuals
+
+
+def size(message: Any) -> int:
+    return len(msgspec.msgpack.encode(message))
+
+
+def test_a_picture_is_copied_once_and_its_embeddings_are_read_where_they_were_written(
+    tmp_path: Path,
+) -> None:
+    frame = bytes(range(256)) * (FRAME_BYTES // 256)
+    eyes = Eyes(tmp_path, room=2 * FRAME_BYTES)
+    embeddings, patches = Arena.create("embeddings", 1 << 26), Arena.create("patches", 1 << 25)
+    config = structs.replace(small_config(), hidden_size=1024, num_deepstack_features=3)
+    store = ArenaEmbeddings(embeddings, config)
+    policy = SchedulerPolicy(
+        PolicySettings(fill_wait_s=0.0, queue_tokens=1 << 20),
+        ImageArenas(
+            patches.slots(), embeddings.slots(), eyes.config.patch_bytes, store.token_bytes
+        ),
+    )
+    limits = structs.replace(LIMITS, max_prompt_tokens=1 << 16, max_total_tokens=1 << 17)
+    policy.executor_ready(ready(limits), 0.0)
+    policy.images_told(EncoderReady(1, "w", "c"))
+    part = protocol.ImagePart(frame=1, encoding="rgb8", width=SIDE, height=SIDE)
+
+    with no_copy():
+        # The one copy: into memory that was there before.
+        visuals = taken(Pictures(eyes.arena), [("messages[0].content[0]", part)], frame)
+        prepare = Prepare(Request(1), [turn(IMAGE)], None, visuals)
+        prompt = eyes.images.encode(prepare.turns or [], visuals)
+        works = eyes.images.works(prompt, visuals)
+        policy.submit(Submit(Request(1), prompt.ids, images=works), 0.0)
+        (work,) = [one for one in policy.tick(0.0) if isinstance(one, Encode)]
+    assert bytes(eyes.arena.view(work.work.visual.frames[0].slot)) == frame
+    shape = (4, work.work.layout.tokens, 1024)
+    written = embeddings.array(work.target, shape, np.dtype(np.float32))
+    assert written.nbytes > LITTLE
+    with no_copy():
+        # Here the tower writes.
+        written[:] = 7.0
+        policy.images_told(Encoded(work.number, ImageTimes()))
+        (offer,) = [one for one in policy.tick(0.0) if isinstance(one, Offer)]
+        read = store.read(offer.rows[0].row.images[0])
+    assert np.shares_memory(read, written)
+    assert (read == 7.0).all()
+    # Behind what ids the prompt has, no message is longer for the picture's bytes.
+    ids = size(prompt.ids)
+    assert max(size(prepare), size(work), size(works), size(offer) - ids) < 1000
