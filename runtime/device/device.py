@@ -190,8 +190,8 @@ class ImageOps(Protocol):
         They have been read when this returns. Raises `internal` where they do not fit.
         """
 
-    def clear(self, target: Tensor) -> None:
-        """Zero a buffer."""
+    def clear(self, target: Tensor, places: int) -> None:
+        """Zero the first `places` rows of a buffer [.., H] that is read flat."""
 
     def fill_rotary(self, tables: RotaryTables, row: int, positions: RowPositions) -> None:
         """Fill the tables of a row, whose tokens stand at `positions`, in all of its slots."""

@@ -67,18 +67,18 @@ class ImageMerge:
         self._store, self._ops = store, device.image_ops
         self._embeds, self._deepstack = embeds, deepstack
         self.metrics = MultimodalMetrics()
-        self._clear = True
+        self._dirty = 0
 
     def merge(self, pieces: Sequence[ImagePiece]) -> None:
         """Do so for the chunk whose tokens have just been embedded.
 
         Raises `internal` where embeddings are not there any more, or do not fit.
         """
-        if not self._clear:
+        if self._dirty:
             for features in self._deepstack:
-                self._ops.clear(features)
-        self._clear = not pieces
-        if self._clear:
+                self._ops.clear(features, self._dirty)
+        self._dirty = max((piece.place + piece.tokens for piece in pieces), default=0)
+        if not pieces:
             return
         began = time.monotonic()
         for place, image, first, tokens in pieces:

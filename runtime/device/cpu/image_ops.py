@@ -16,9 +16,9 @@ class CpuImageOps:
         check_splice(target, place, rows)
         splice_rows(target.array, place, rows)
 
-    def clear(self, target: Tensor) -> None:
-        """Zero a buffer."""
-        target.array.fill(0)
+    def clear(self, target: Tensor, places: int) -> None:
+        """Zero the first rows of a buffer."""
+        target.view((places, target.shape[-1])).fill(0)
 
     def fill_rotary(self, tables: RotaryTables, row: int, positions: RowPositions) -> None:
         """Fill cosine and sine of a row."""

@@ -1,4 +1,5 @@
 import ctypes
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -42,9 +43,11 @@ class CudaImageOps:
         check_splice(target, place, rows)
         self._embeddings.upload(target.address + place * rows.strides[0], rows)
 
-    def clear(self, target: Tensor) -> None:
-        """Zero a buffer."""
-        self._stream.zero(target.address, target.nbytes)
+    def clear(self, target: Tensor, places: int) -> None:
+        """Zero the first rows of a buffer."""
+        shape = (places, target.shape[-1])
+        target.check(shape)
+        self._stream.zero(target.address, prod(shape) * target.dtype.itemsize)
 
     def fill_rotary(self, tables: RotaryTables, row: int, positions: RowPositions) -> None:
         """Fill cosine and sine of a row."""

@@ -17,8 +17,8 @@ def test_embeddings_take_the_place_of_others() -> None:
     found = buffer.array.reshape(-1, 3)
     assert found[3:5].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert np.flatnonzero(found.any(axis=1)).tolist() == [3, 4]
-    CpuImageOps().clear(buffer)
-    assert not buffer.array.any()
+    CpuImageOps().clear(buffer, 4)
+    assert np.flatnonzero(buffer.array.reshape(-1, 3).any(axis=1)).tolist() == [4]
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ def test_embeddings_are_copied_to_their_place_by_the_megabyte() -> None:
     queue.counts()
     ops.splice(target, 0, np.zeros((1400, 512), np.float32))
     assert queue.counts() == (0, -(-1400 * 2048 // MEBIBYTE))
-    ops.clear(target)
-    assert ("cuMemsetD8Async", target.address, 0, target.nbytes) == queue.api.calls[-1][:4]
+    ops.clear(target, 70)
+    assert ("cuMemsetD8Async", target.address, 0, 70 * 2048) == queue.api.calls[-1][:4]
     with pytest.raises(HearthError, match="do not fit"):
         ops.splice(target, 0, np.zeros((1, 512), np.float16))
 
