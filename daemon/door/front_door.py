@@ -260,7 +260,7 @@ class FrontDoor:
             behind = self._flush()
             # Clients come last: a send takes the wake-up of what has arrived meanwhile.
             busy = self._take_answers() | self._fill_one()
-            if self._take_requests() or busy:
+            if self._take_requests() or busy or self._requests.filling:
                 await anyio.lowlevel.checkpoint()
             else:
                 await self._bell.wait(_BEHIND_S if behind else due - time.monotonic())

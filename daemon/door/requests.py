@@ -263,6 +263,11 @@ class Requests:
         filling = self._state.pictures.fill(shown, frames, request.slots, settings.image_bytes)
         self._filling.append((request, filling, asked))
 
+    @property
+    def filling(self) -> bool:
+        """Whether pictures wait for their turn to be brought into the arena."""
+        return bool(self._filling)
+
     def fill_one(self) -> bool:
         """Bring one picture into the arena; False where none waits.
 

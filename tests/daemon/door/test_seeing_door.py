@@ -11,8 +11,18 @@ from hearth_client import Client, Image, ImageTooLarge, InvalidValue, Unsupporte
 
 from actors.arena import Arena
 from actors.messages import TurnPart
+from daemon.door import front_door
 from daemon.door.finished import FinishedRequest
-from tests.daemon.door.harness import Harness, greet, hear, raw_client, running_door, say, until
+from tests.daemon.door.harness import (
+    BACKENDS,
+    Harness,
+    greet,
+    hear,
+    raw_client,
+    running_door,
+    say,
+    until,
+)
 
 SIZE = 1 << 20
 LIMITS: dict[str, Any] = {"images": 3, "image_bytes": 1 << 16, "image_tokens": 64}
@@ -112,6 +122,22 @@ def test_whatever_ends_a_request_frees_its_pictures(end: str, door: Harness) -> 
         else:
             assert hear(client)["t"] in {"done", "error"}
         until(lambda: held(door) == 0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=["asyncio", "uvloop"])
+def test_pictures_are_taken_without_a_wait(
+    backend: dict[str, Any], arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(front_door, "_TICK_S", 60.0)
+    with (
+        running_door(backend, arena=arena, **LIMITS) as door,
+        raw_client(door.path) as client,
+    ):
+        greet(client)
+        for frames in ([1], [1, 2, 3]) * 5:
+            asking = {"t": "tokenize", "id": "t", "messages": turns("Hi", *frames)}
+            say(client, asking, *[bytes(100)] * len(frames))
+            assert hear(client)["t"] == "tokens"
 
 
 def test_an_image_that_fails_later_is_named_as_the_client_has_it(door: Harness) -> None:
