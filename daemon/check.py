@@ -10,6 +10,7 @@ import msgspec
 
 from daemon.configuration.settings import Settings
 from daemon.gpu_facts import GPUFacts, check_gpu, gpu_facts, serving_library
+from daemon.sight import most_tokens
 from daemon.wiring import runtime_options
 from runtime.config import PlanRecord
 from runtime.decoding.answer_check import AnswerReport
@@ -21,18 +22,24 @@ from runtime.device.open import open_device
 from runtime.errors import HearthError
 from runtime.executor.engine import EngineOptions
 from runtime.executor.threads import physical_cores
+from runtime.images import Picture
 from runtime.known_answer import load_answer
 from runtime.memory.system import available_memory
+from runtime.pictures.sizes import layout_of
 from runtime.tower_answer import TowerReport, load_tower_answer
 from runtime.vision.answer_check import check_tower_answer
 from runtime.vision.vision_runner import VisionRunner
 from runtime.vision_config import VISION_FOLDER, Family, VisionConfig, load_vision_config
 
 T = TypeVar("T")
+_LARGE = Picture("png", 1 << 14, 1 << 14)
 
 
 class Tower(msgspec.Struct, frozen=True, kw_only=True):
-    """The vision tower of a model that sees; `image_tokens` are the most that a picture becomes."""
+    """The vision tower of a model that sees.
+
+    A large square picture becomes `image_tokens`; 0 where even the smallest is too large.
+    """
 
     family: Family
     layers: int
@@ -132,20 +139,21 @@ def inspect_engine(settings: Settings, folder: Path) -> Report:
         host_memory=beside.parts,
         host_memory_needed=beside.needed,
         host_memory_available=beside.available,
-        tower=_tower(load_vision_config(folder)),
+        tower=_tower(load_vision_config(folder), most_tokens(settings, config)),
     )
 
 
-def _tower(config: VisionConfig | None) -> Tower | None:
+def _tower(config: VisionConfig | None, most: int) -> Tower | None:
     if config is None:
         return None
+    large = _tried([], partial(layout_of, _LARGE, config, most))
     return Tower(
         family=config.family,
         layers=config.num_layers,
         dialect=config.dialect,
         dtype=config.dtype,
         plan=config.plan,
-        image_tokens=config.max_patches // config.merge_size**2,
+        image_tokens=0 if large is None else large.tokens,
     )
 
 

@@ -99,7 +99,7 @@ def _tower_rows(tower: Tower | None) -> list[tuple[str, str]]:
         answer = f"right: {given.compared} sums, {allowed}"
     return [
         ("vision tower", shape),
-        ("images", f"up to {tower.image_tokens} tokens each"),
+        ("images", f"{tower.image_tokens} tokens for a large one"),
         ("its answer", answer),
     ]
 

@@ -40,11 +40,14 @@ def test_the_tower_is_in_the_table_and_in_the_report(seeing: Path) -> None:
     report = inspect_engine(SETTINGS, seeing)
     assert report.tower is not None
     assert (report.tower.family, report.tower.layers, report.tower.image_tokens) == (
-        "qwen3_vl", 4, 1024,
+        "qwen3_vl", 4, 36,
     )  # fmt: skip
+    fewer = inspect_engine(Settings(threads=1, image_tokens=20), seeing).tower
+    assert fewer is not None
+    assert fewer.image_tokens == 16
     result = CliRunner().invoke(check, ["--engine", str(seeing), "--threads", "1", "--answer"])
     assert result.exit_code == 0
-    for words in ("qwen3_vl, 4 layers, float32", "up to 1024 tokens each", "right: "):
+    for words in ("qwen3_vl, 4 layers, float32", "36 tokens for a large one", "right: "):
         assert words in result.output
 
 
