@@ -41,7 +41,8 @@ class CudaImageOps:
     def splice(self, target: Tensor, place: int, rows: NDArray[Any]) -> None:
         """Copy `rows` over those from `place` on."""
         check_splice(target, place, rows)
-        self._embeddings.upload(target.address + place * rows.strides[0], rows)
+        first = place * target.shape[-1] * rows.itemsize
+        self._embeddings.upload(target.address + first, rows)
 
     def clear(self, target: Tensor, places: int) -> None:
         """Zero the first rows of a buffer."""

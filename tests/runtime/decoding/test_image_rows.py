@@ -76,6 +76,15 @@ def test_text_behind_images_is_that_of_the_specification(
         assert metrics.merge_seconds > 0
 
 
+def test_embeddings_may_be_of_16_bits(tmp_path: Path) -> None:
+    models = write_vision_model(tmp_path / "model", "qwen3_vl"), tmp_path / "engine"
+    export_model(*models, ExportOptions(dtype="float16", dialect="classic", prefill_chunk=CHUNK))
+    rows = image_rows("qwen3_vl", "float16")
+    with closing(opened(models[1])) as runtime:
+        for row, tokens in zip(rows, arriving(runtime, rows, 1), strict=True):
+            check_text(models, row, tokens, tolerance=0.05)
+
+
 @pytest.mark.parametrize("method", ["lookup", "eagle"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_speculation_leaves_it_as_it_is(folders: Folders, family: Family, method: Method) -> None:

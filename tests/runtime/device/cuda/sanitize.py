@@ -10,6 +10,7 @@ from runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
 from runtime.device.device import ProposalBuffers, SamplerBuffers, StepBuffers, TreeBuffers
 from runtime.request import RequestOptions, RowRequest
 from tests.runtime.arrangements import keep
+from tests.runtime.device import image_buffers
 from tests.runtime.device.cuda import tree_buffers
 from tests.runtime.device.cuda.tree_buffers import Shape, on_gpu
 
@@ -144,8 +145,18 @@ def run_walks(
     sys.stdout.write(f"{[path.nodes for path in paths if path]}\n")
 
 
+def run_images(gpu: CudaDevice) -> None:
+    target = gpu.zeros("embeds", (2, 5, 33), HALF)
+    gpu.image_ops.splice(target, 7, np.ones((3, 33), HALF))
+    gpu.image_ops.clear(target, 10)
+    tables = image_buffers.rotary_tables(gpu.constant)
+    for row, positions in enumerate(image_buffers.ROW_POSITIONS):
+        gpu.image_ops.fill_rotary(tables, row, positions)
+
+
 def main() -> None:
     gpu = open_cuda_device()
+    run_images(gpu)
     for index in (INT32, INT64):
         for out in (HALF, FLOAT):
             run_steps(gpu, index, out)
