@@ -70,7 +70,9 @@ class StoredEngines(NamedTuple):
     def resolve(self, options: RuntimeOptions) -> "DeploymentConfig":
         """Those that run with these options; raises as `resolve_deployment` does."""
         found = resolve_deployment(self.base, self.draft, options)
-        return found._replace(tower=self.tower)
+        if self.tower is None:
+            return found
+        return found._replace(tower=structs.replace(self.tower, device=found.base.device))
 
 
 def load_deployment(folder: Path, options: RuntimeOptions) -> DeploymentConfig:

@@ -123,6 +123,31 @@ def test_a_broken_picture_fails_alone_and_is_named(client: Client) -> None:
     assert seen(client, "a", Image(picture(3)))[0]
 
 
+def test_files_are_decoded_apart_within_bounds_and_give_way_to_text(
+    daemon: OwnDaemon, client: Client
+) -> None:
+    assert seen(client, Image(picture(20)))[0]
+    assert daemon.encoder is not None
+    (decoder,) = children(daemon.encoder)
+    for process in (daemon.encoder, decoder):
+        niceness = os.getpriority(os.PRIO_PROCESS, process)
+        assert niceness == min(19, os.getpriority(os.PRIO_PROCESS, 0) + 10)
+    proc = Path(f"/proc/{decoder}")
+    limits = (proc / "limits").read_text().splitlines()
+    (addresses,) = [line.split() for line in limits if line.startswith("Max address space")]
+    assert int(addresses[3]) < 3 << 30
+    maps = (proc / "maps").read_text()
+    assert not [library for library in ("onnxruntime", "libcuda", "libzmq") if library in maps]
+    os.kill(decoder, signal.SIGKILL)
+    assert seen(client, Image(picture(21)))[0]
+    assert children(daemon.encoder) != [decoder]
+
+
+def children(process: int) -> list[int]:
+    tasks = Path(f"/proc/{process}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
 def test_text_goes_on_while_the_encoder_stands_still(client: Client, frozen: int) -> None:
     waits = ask(client, Image(picture(4)))
     late = ask(client, Image(picture(5)), deadline_s=0.2)
