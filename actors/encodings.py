@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from actors.admission import TEXT_ONLY, Refusal
+from actors.admission import TEXT_ONLY, Refusal, within_share
 from actors.arena import ArenaSlots, slot_bytes
 from actors.embedding_store import Filling, StoredEmbeddings
 from actors.encoder_messages import (
@@ -76,14 +76,19 @@ class Encodings:
         self._sees = arenas is not None
         self._store = StoredEmbeddings(self._arenas.embeddings)
         self._missing: dict[int, set[bytes]] = {}
+        # Of the requests that have pinned something: whose they are, and how many bytes.
+        self._pinned: dict[int, tuple[int, int]] = {}
         self._numbers = itertools.count(1)
         self._jobs: dict[int, _Job] = {}
         self._orphans: dict[str, list[_Orphan]] = {"encoder": [], "tower": []}
         self._present = {"encoder": False, "tower": False}
         self._stirred = False
 
-    def admit(self, entry: Entry, is_open: IsOpen) -> Refusal | None:
-        """Pin the embeddings of a request's images; why it cannot be done, or None."""
+    def admit(self, entry: Entry, is_open: IsOpen, share: float) -> Refusal | None:
+        """Pin the embeddings of a request's images; why it cannot be done, or None.
+
+        No client may have more than its `share` of them; see `within_share`.
+        """
         if not entry.images:
             return None
         if not self._sees:
@@ -98,6 +103,15 @@ class Encodings:
                 "the images of open requests leave no room for more: try again later",
                 "image_cache_bytes",
                 1,
+            )
+        if not self._within_share(entry, sum(map(slot_bytes, wanted.values())), share):
+            self._store.release(entry.rid)
+            del self._pinned[entry.rid]
+            return Refusal(
+                "too_many_requests",
+                "with this request the embeddings of this client's images would be more than its "
+                "share: wait for a request to end",
+                "client_queue_share",
             )
         ready = Filling.READY
         self._missing[entry.rid] = {k for k in wanted if self._store.filling(k) is not ready}
@@ -161,6 +175,7 @@ class Encodings:
         for rid in [rid for rid in self._store.requests if not is_open(rid)]:
             self._store.release(rid)
             self._missing.pop(rid, None)
+            self._pinned.pop(rid, None)
             self._stirred = True
 
     def _drop(self) -> list[Sent]:
@@ -176,6 +191,12 @@ class Encodings:
                 job.dropped = True
                 dropped.append(number)
         return [DropWork(dropped)] if dropped else []
+
+    def _within_share(self, entry: Entry, more: int, share: float) -> bool:
+        own = sum(size for client, size in self._pinned.values() if client == entry.client)
+        taken = sum(size for _, size in self._pinned.values())
+        self._pinned[entry.rid] = entry.client, more
+        return within_share(own, more, taken, self._arenas.embeddings.size, share)
 
     def _too_large(self, entry: Entry, wanted: dict[bytes, int]) -> Refusal | None:
         for number, image in enumerate(entry.images):

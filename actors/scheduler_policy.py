@@ -112,7 +112,8 @@ class SchedulerPolicy:
             refusal = GUILTY
         own = self._tokens_of(request.client)
         refusal = refusal or queue_refusal(entry, *self._waiting(), own, self._settings)
-        refusal = refusal or self._images.admit(entry, self._is_open)
+        share = self._settings.client_queue_share
+        refusal = refusal or self._images.admit(entry, self._is_open, share)
         if refusal is not None:
             self._refused += 1
             return [_failed([request.rid], refusal)]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -27,6 +27,7 @@ from actors.image_work import PromptImage
 from actors.mailbox import MailboxFull, Receiver, Sender, ZmqContext
 from actors.messages import (
     Cancel,
+    ChatTurn,
     Convert,
     Converted,
     Deltas,
@@ -233,7 +234,7 @@ class TokenizerActor:
             encode = partial(self._tokenizer.encode, text, field)
             return await _run(encode, long=len(text) >= _LONG_TEXT), []
         turns, visuals = message.turns or [], message.visuals
-        long = _size(message) >= _LONG_TEXT
+        long = _letters(turns) >= _LONG_TEXT
         if not visuals and not any(turn.parts for turn in turns):
             pairs = [(turn.role, turn.content) for turn in turns]
             return await _run(lambda: self._tokenizer.encode_chat(pairs), long=long), []
@@ -242,7 +243,9 @@ class TokenizerActor:
         prompt = await _run(lambda: images.encode(turns, visuals), long=long)
         if isinstance(message, Convert):
             return prompt.ids, []
-        return prompt.ids, await _run(lambda: images.works(prompt, visuals), long=long)
+        digested = _size(message) - _letters(turns)
+        works = partial(images.works, prompt, visuals)
+        return prompt.ids, await _run(works, long=digested >= _LONG_TEXT)
 
     async def _step(self, step: Step) -> None:
         began = time.monotonic()
@@ -337,13 +340,16 @@ def _size(message: Prepare | Convert) -> int:
     text = message.prompt if isinstance(message, Prepare) else message.text
     if text is not None:
         return len(text)
-    turns = message.turns or ()
-    size = sum(len(turn.content) + sum(len(part.text) for part in turn.parts) for turn in turns)
+    size = _letters(message.turns or ())
     if isinstance(message, Prepare):
         # A digest of their bytes is made.
         frames = (frame for visual in message.visuals for frame in visual.frames)
         size += sum(frame.slot.size for frame in frames) // _HASHED
     return size
+
+
+def _letters(turns: Sequence[ChatTurn]) -> int:
+    return sum(len(turn.content) + sum(len(part.text) for part in turn.parts) for turn in turns)
 
 
 async def _run(work: Callable[[], T], *, long: bool) -> T:

@@ -35,15 +35,16 @@ def work(name: str, sender: int = 0, layout: ImageLayout = LAYOUT) -> ImageWork:
 def submit_images(
     rid: int,
     *names: str,
-    client: int = 0,
+    client: int | None = None,
     priority: int = 0,
     deadline: float | None = None,
     layout: ImageLayout = LAYOUT,
 ) -> Submit:
-    """A request of a word before and one behind each of its images."""
+    """A request of a word before and one behind each of its images, by a client of its own."""
     images = [
         PromptImage(work(name, rid, layout), (ImageSpan(1 + place * (TOKENS + 1), TOKENS),))
         for place, name in enumerate(names)
     ]
-    request = Request(rid, RequestOptions(max_tokens=8), priority, deadline, client)
+    number = rid if client is None else client
+    request = Request(rid, RequestOptions(max_tokens=8), priority, deadline, number)
     return Submit(request, [1] * (1 + len(names) * (TOKENS + 1)), images=images)

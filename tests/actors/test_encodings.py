@@ -175,6 +175,22 @@ def test_what_fits_never_is_too_large_and_what_does_not_fit_now_is_refused_for_n
     assert house.failed() == []
 
 
+def test_a_client_leaves_room_for_the_images_of_others() -> None:
+    house = House(arenas(embeddings=8))
+    names = [str(number) for number in range(12)]
+    for rid, name in enumerate(names[:8], 1):
+        house.submit(submit_images(rid, name, client=7))
+    assert house.failed() == [
+        ([7], "too_many_requests", "client_queue_share"),
+        ([8], "too_many_requests", "client_queue_share"),
+    ]
+    house.submit(submit_images(9, "of another", client=8))
+    assert house.failed() == []
+    house.cancel(1)
+    house.submit(submit_images(10, "0", client=8))
+    assert house.failed() == []
+
+
 def test_an_image_without_a_size_is_refused() -> None:
     house = House()
     house.submit(submit_images(1, "a", layout=ImageLayout(0, 0, (0, 0, 0), 0)))
