@@ -84,6 +84,11 @@ class Encodings:
         self._present = {"encoder": False, "tower": False}
         self._stirred = False
 
+    @property
+    def used(self) -> int | None:
+        """Bytes of embeddings that are kept; None where the model sees nothing."""
+        return self._store.used if self._sees else None
+
     def admit(self, entry: Entry, is_open: IsOpen, share: float) -> Refusal | None:
         """Pin the embeddings of a request's images; why it cannot be done, or None.
 

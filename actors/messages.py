@@ -379,6 +379,7 @@ class SchedulerReport(ActorMessage, tag="scheduler_report"):
     """What the scheduler holds now and has done since the start.
 
     `running` of `places` rows take part in steps; `rows` counts those that ever got a place.
+    `embeddings` are the bytes that images take, where the model sees.
     """
 
     rid: int
@@ -389,6 +390,7 @@ class SchedulerReport(ActorMessage, tag="scheduler_report"):
     rows: int
     requeued: int
     refused: int
+    embeddings: int | None = None
 
 
 DoorMessage = Accepted | Embedded | Deltas | Failed | Converted | SchedulerReport

@@ -266,6 +266,7 @@ class SchedulerPolicy:
             rows=self._rows,
             requeued=self._requeued,
             refused=self._refused,
+            embeddings=self._images.used,
         )
 
     def _waiting(self) -> tuple[int, int]:

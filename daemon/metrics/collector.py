@@ -126,6 +126,12 @@ def _load(load: SchedulerReport) -> Iterator[Metric]:
     yield _gauge("queue_tokens", "Prompt tokens of the requests that wait now.", load.queued_tokens)
     yield _gauge("places", "Requests that can run at once.", load.places)
     yield _gauge("places_used", "Requests that run now.", load.running)
+    if load.embeddings is not None:
+        yield _gauge(
+            "embeddings_bytes",
+            "What the embeddings of pictures take, of open requests and kept ones.",
+            load.embeddings,
+        )
     yield _counter(
         "requests_placed", "Times that a request got a place, again ones among them.", load.rows
     )

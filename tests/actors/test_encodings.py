@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from actors.admission import PolicySettings
+from actors.arena import slot_bytes
 from actors.encoder_messages import (
     DropWork,
     Encode,
@@ -31,7 +32,7 @@ from actors.messages import (
 )
 from actors.scheduler_policy import SchedulerPolicy
 from runtime.images import ImageLayout
-from tests.actors.image_requests import TOKENS, arenas, submit_images
+from tests.actors.image_requests import TOKEN_BYTES, TOKENS, arenas, submit_images
 from tests.actors.simulation import ready, submit
 
 SETTINGS = PolicySettings(fill_wait_s=0.0, ageing_s=1.0)
@@ -360,3 +361,5 @@ def test_images_count_among_those_that_wait() -> None:
     house.submit(submit_images(1, "cat"))
     report = house.policy.report(0)
     assert (report.queued, report.queued_tokens) == (1, 6)
+    assert report.embeddings == slot_bytes(TOKENS * TOKEN_BYTES)
+    assert SchedulerPolicy(SETTINGS).report(0).embeddings is None

@@ -45,7 +45,7 @@ class Owner:
         self.clients = Clients(folder, 5, observers.listeners)
         # The scheduler would be asked, and is played by nobody.
         self._opened.enter_context(patch.object(self.clients.door, "load", self._load))
-        observers.open(self.clients.door, supervisor)
+        observers.open(self.clients.door, [supervisor])
         handlers: dict[type[ControlRequest], Handler] = {Reload: self._reload, **observers.handlers}
         assert set(handlers) == set(DOORS["ControlRequest"])
         self.server = ControlServer(folder / "f.sock.ctl", handlers)
