@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import zmq
-from hearth_client import Client, Image, ImageTooLarge, InvalidValue, UnsupportedOption
+from hearth_client import (
+    AsyncClient,
+    Client,
+    Image,
+    ImageTooLarge,
+    InvalidValue,
+    UnsupportedOption,
+    Video,
+)
 
 from actors.arena import Arena
 from actors.messages import TurnPart
@@ -174,6 +183,21 @@ def test_tokens_of_pictures_can_be_asked_for(door: Harness) -> None:
         picture = Image(memoryview(bytes(100)).cast("B", (10, 10)), "mono8")
         client.tokenize(messages=[{"role": "user", "content": ["Hi", picture]}])
     until(lambda: held(door) == 0)
+
+
+def test_the_asyncio_client_sends_pictures_too(door: Harness) -> None:
+    async def ask() -> tuple[str, int]:
+        async with AsyncClient(door.path) as client:
+            image = Image(memoryview(bytes(100)).cast("B", (10, 10)), "mono8")
+            turn = {"role": "user", "content": ["count", image, Video([image, image], [0, 0.5])]}
+            await client.tokenize(messages=[turn])
+            running = await client.generate(messages=[turn], max_tokens=2)
+            text = await running.text()
+            assert running.done is not None
+            assert running.done.images is not None
+            return text, running.done.images.count
+
+    assert asyncio.run(ask()) == ("0 1 ", 2)
 
 
 def test_a_delimiter_is_no_frame(door: Harness) -> None:
