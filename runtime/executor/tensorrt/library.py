@@ -25,6 +25,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "INT32": np.dtype(np.int32),
     "INT64": np.dtype(np.int64),
     "INT8": np.dtype(np.int8),
+    "UINT8": np.dtype(np.uint8),
     "BOOL": np.dtype(np.bool_),
 }
 _KEPT_MESSAGES = 4

@@ -6,13 +6,17 @@ from typing import Any
 import pytest
 
 from runtime.engine_folder import MODEL_FILE, PLAN_FILE
+from runtime.executor.engine import IOTensor
+from runtime.executor.introspection import check_bindings
+from runtime.executor.tensorrt.library import numpy_dtype_of
 from runtime.export.options import Dialect, ExportOptions, TargetType
 from runtime.export.tensorrt.options import PlanOptions
 from runtime.export.vision.write import write_vision
+from runtime.tensors.tower import build_registry_for_tower, build_tower_profiles
 from runtime.vision_config import VISION_FOLDER
 from tests.vision_models import FAMILIES, Family, write_vision_model
 
-pytest.importorskip("tensorrt_rtx_bindings", reason="TensorRT-RTX is not installed")
+rtx = pytest.importorskip("tensorrt_rtx_bindings", reason="TensorRT-RTX is not installed")
 pytestmark = [pytest.mark.rtx, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 PLAN = PlanOptions(builder="tensorrt_rtx")
 # Heads of 72 and 80 elements, as those of Qwen3-VL and Qwen2.5-VL.
@@ -39,3 +43,47 @@ def test_the_builder_takes_a_tower(
     folder = tmp_path / VISION_FOLDER
     assert (folder / PLAN_FILE).stat().st_size > 10_000
     assert not (folder / MODEL_FILE).exists()
+
+
+@pytest.mark.parametrize("dialect", ["native", "classic"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bindings_and_profiles_are_those_of_the_registry(
+    tmp_path: Path, family: Family, dialect: Dialect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr("runtime.export.tensorrt.plan.run_builder",
+                        lambda _python, job, _progress=None: _inspect(job, seen))  # fmt: skip
+    source = write_vision_model(tmp_path / "m", family)
+    options = ExportOptions(dialect=dialect, dtype="float16", plan=PLAN)
+    config = write_vision(source, tmp_path, options)
+    assert config is not None
+    (found,) = seen
+    registry, (profile,) = build_registry_for_tower(config), build_tower_profiles(config)
+    assert {one.name for one in found["tensors"]} == {spec.name for spec in registry.specs}
+    check_bindings(found["tensors"], registry)
+    (shapes,) = found["profiles"]
+    for name, sizes in shapes.items():
+        spec = registry.get(name)
+        assert spec is not None
+        assert [tuple(one) for one in sizes] == [spec.resolve(dims) for dims in profile]
+
+
+def _inspect(job: dict[str, Any], seen: list[dict[str, Any]]) -> dict[str, Any]:
+    logger = rtx.Logger()
+    strict = 1 << int(rtx.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+    network = rtx.Builder(logger).create_network(strict)
+    assert rtx.OnnxParser(network, logger).parse_from_file(job["graph"])
+    inputs = [network.get_input(index) for index in range(network.num_inputs)]
+    outputs = [network.get_output(index) for index in range(network.num_outputs)]
+    tensors = tuple(
+        IOTensor(
+            one.name,
+            "input" if one in inputs else "output",
+            numpy_dtype_of(one.name, one.dtype),
+            tuple(None if size < 0 else size for size in one.shape),
+        )
+        for one in (*inputs, *outputs)
+    )
+    seen.append({"tensors": tensors, "profiles": job["profiles"]})
+    Path(job["output"]).write_bytes(b"plan")
+    return {"tensorrt_version": rtx.__version__, "gpu_name": "", "compute_capability": ""}
