@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
+from msgspec import structs
 
 from actors import messages as m
 from actors.executor import ExecutorActor
 from actors.supervisor_messages import SupervisorMessage
+from runtime.config import RopeConfig
 from runtime.decoding.deployment import DeploymentConfig
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.executor.engine import EngineOptions
 from runtime.executor.simulated_engine import simulated_config
+from runtime.pictures.local_embeddings import LocalEmbeddings
 from runtime.request import RequestOptions, RowRequest
 from tests.fuzz.doors import DOORS, PER_TYPE
 from tests.fuzz.flat import Flat
@@ -25,7 +30,15 @@ from tests.fuzz.mail import Inbox, Outbox
 from tests.fuzz.mutations import mutations
 
 ENCODE = msgspec.msgpack.encode
-CONFIG = simulated_config(vocab_size=40, layers=1, max_batch=4, capacity=6, prefill_chunk=4)
+CONFIG = structs.replace(
+    simulated_config(vocab_size=40, layers=1, max_batch=4, capacity=6, prefill_chunk=4),
+    head_dim=6,
+    rotary_dim=6,
+    rope_config=RopeConfig(type="mrope", mrope_section=(1, 1, 1)),
+    use_context_dependent_rope=True,
+    num_deepstack_features=1,
+    image_token_id=5,
+)
 ROW = RowRequest(token_ids=[1, 2], prompt_length=2, options=RequestOptions(ignore_eos=True))
 
 
@@ -35,7 +48,10 @@ class House:
     def __init__(self) -> None:
         device = CpuDevice()
         options = EngineOptions()
-        self.runtime = LLMInferenceRuntime.create(DeploymentConfig(CONFIG), Path(), options, device)
+        self.embeddings = LocalEmbeddings()
+        self.runtime = LLMInferenceRuntime.create(
+            DeploymentConfig(CONFIG), Path(), options, device, self.embeddings
+        )
         self.work = Inbox(m.ExecutorMessage)
         self.control = Inbox(m.ExecutorControl)
         self.tokenizer = Outbox(m.TokenizerMessage)
@@ -101,12 +117,33 @@ class House:
         self.owed.update({one.rid for one in offer.rows})
 
 
+def rows_with_images(store: LocalEmbeddings) -> Iterator[list[Any]]:
+    """Rows whose images lie where they may, and anywhere else."""
+    random = Random(4)
+    slot = structs.astuple(store.put(np.ones((2, 2, 1), np.float32)))
+    numbers = (0, 1, 2, 2, 3, -1, 1 << 31, (1 << 63) - 1)
+    steps = (1.0, 0.0, 2.5, -1.0, 1e300, float("inf"), float("nan"))
+    good: list[Any] = [0, 2, 0, [1, 1, 2], 1.0]
+    yield [[1, 1, 2], 3, {"max_tokens": 2}, [[slot, 2, [good]]]]
+    for _ in range(200):
+        span = [random.choice(numbers) for _ in range(3)]
+        grid = [random.choice(numbers) for _ in range(3)] if random.random() < 0.8 else [0, 0, 0]
+        spans = [[*span, grid, random.choice(steps)], good]
+        image = [
+            random.choice((slot, [0, 0, 0])),
+            random.choice(numbers),
+            spans[: random.choice((1, 2))],
+        ]
+        yield [[1, 1, 2], 3, {"max_tokens": 2}, [image] * random.choice((1, 2))]
+
+
 @pytest.mark.parametrize("which", ["ExecutorMessage", "ExecutorControl"])
 def test_every_message_to_the_executor(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
     house, told = House(), 0
     monkeypatch.setattr("actors.executor.wait_any", house.more)
     inbox = house.work if which == "ExecutorMessage" else house.control
     rows: list[Any] = [[[number], 1, {"max_tokens": 3}] for number in range(1, 5)]
+    rows += rows_with_images(house.embeddings)
     given = {"rid": [1, 2, 3, 4], "rids": [[1], [2, 3]], "row": rows}
     good = ENCODE(m.Offer([m.Offered(rid, ROW, 1.0) for rid in (1, 2)]))
 
@@ -126,5 +163,7 @@ def test_every_message_to_the_executor(which: str, monkeypatch: pytest.MonkeyPat
         house.run(mail(part))
     flat.check(told - before)
     assert told >= PER_TYPE * len(DOORS[which])
+    if inbox is house.work:
+        assert house.runtime.get_multimodal_metrics().images > 0
     house.run(iter([(house.work, ENCODE(m.Offer([m.Offered(1 << 40, ROW, 1.0)])))]))
     house.runtime.close()

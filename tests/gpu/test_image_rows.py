@@ -1,5 +1,9 @@
-"""Text behind images on a GPU: small models of each family against the specification."""
+"""Text behind images on a GPU: small models of each family against the specification.
 
+`HEARTH_TEST_IMAGE_PLANS` names a folder of engine folders by family, whose plans this machine runs.
+"""
+
+import os
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,6 +21,7 @@ from tests.vision_models import FAMILIES, Family, write_vision_model
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 TOLERANCE = 0.05
 """In log probability; half precision is the coarsest here."""
+PLANS = os.environ.get("HEARTH_TEST_IMAGE_PLANS")
 SIZES: dict[str, Any] = {"device": "cuda", "capacity": 256, "prefill_chunk": 16, "max_batch": 3}
 ENGINES: dict[str, dict[str, Any]] = {
     "standard-fp32": {"operators": "standard"},
@@ -49,6 +54,14 @@ def test_text_behind_images_is_that_of_the_specification(
     models = write_vision_model(tmp_path / "model", family), tmp_path / "engine"
     export_model(*models, ExportOptions(**SIZES, **ENGINES[engine]))
     check(models, family, "off")
+
+
+@pytest.mark.skipif(not PLANS, reason="no plans are named by HEARTH_TEST_IMAGE_PLANS")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_plans_say_what_the_specification_does(tmp_path: Path, family: Family) -> None:
+    models = write_vision_model(tmp_path / "model", family), Path(PLANS or "") / family
+    speculates = load_config(models[1]).enable_eagle_spec_decode
+    check(models, family, "eagle" if speculates else "off")
 
 
 @pytest.mark.parametrize("verify", ["trees", "chains"])
