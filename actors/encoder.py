@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -76,6 +76,9 @@ class EncoderActor:
         self._tower = tower
         self._undecoded: dict[int, Encode] = {}
         self._patched: deque[_Patched] = deque()
+        # What the tower is at, and what nobody waits for of this and of what is being decoded.
+        self._embedding: set[int] = set()
+        self._dropped: set[int] = set()
         self._failures = 0
         self._stopping = False
         self._reported = float("-inf")
@@ -119,16 +122,22 @@ class EncoderActor:
         dropped = [self._undecoded.pop(number) for number in self._decoder.drop(numbers)]
         dropped += [one.work for one in self._patched if one.work.number in numbers]
         self._patched = deque(one for one in self._patched if one.work.number not in numbers)
-        for work in dropped:
-            self._tell(EncodeFailed(work.number, "cancelled", "nobody waits for it any more"))
+        self._dropped |= numbers & (self._undecoded.keys() | self._embedding)
+        self._cancel(dropped)
+
+    def _cancel(self, works: Iterable[Encode]) -> None:
+        for work in works:
+            self._answer(EncodeFailed(work.number, "cancelled", "nobody waits for it any more"))
 
     def _decoded(self, work: Encode, word: DecoderWord) -> None:
         times = ImageTimes(word.decode_s, word.resize_s)
-        if word.code:
+        if work.number in self._dropped:
+            self._cancel([work])
+        elif word.code:
             _log.info("a picture failed", number=work.number, code=word.code, reason=word.message)
-            self._tell(EncodeFailed(work.number, word.code, word.message))
+            self._answer(EncodeFailed(work.number, word.code, word.message))
         elif self._tower is None:
-            self._tell(Patched(work.number, times))
+            self._answer(Patched(work.number, times))
         else:
             self._patched.append(_Patched(work, times))
 
@@ -143,8 +152,10 @@ class EncoderActor:
     def _embed(self, tower: Tower, batch: Sequence[_Patched]) -> None:
         """Run the tower over pictures; where it fails at several, over each of them alone."""
         began = time.monotonic()
+        works = [one.work for one in batch]
+        self._embedding = {work.number for work in works}
         try:
-            self._run(tower, [one.work for one in batch])
+            done = self._run(tower, works)
         except Exception as error:  # noqa: BLE001 - their requests are answered
             if len(batch) == 1:
                 self._fail(batch[0].work, error)
@@ -153,14 +164,21 @@ class EncoderActor:
                 for one in batch:
                     self._embed(tower, [one])
             return
+        finally:
+            self._embedding = set()
+        if not done:
+            self._cancel(works)
+            return
         self._failures = 0
         seconds = time.monotonic() - began
         patches = sum(one.work.work.layout.patches for one in batch)
         for work, times in batch:
             engine_s = seconds * work.work.layout.patches / patches
-            self._tell(Encoded(work.number, ImageTimes(times.decode_s, times.resize_s, engine_s)))
+            spent = ImageTimes(times.decode_s, times.resize_s, engine_s)
+            self._answer(Encoded(work.number, spent))
 
-    def _run(self, tower: Tower, works: Sequence[Encode]) -> None:
+    def _run(self, tower: Tower, works: Sequence[Encode]) -> bool:
+        """Whether it was done to the end: not left as nobody waits for any of it, or at a stop."""
         config = tower.runner.config
         layouts = [work.work.layout for work in works]
         images: list[Patches] = [
@@ -174,11 +192,14 @@ class EncoderActor:
             for work, layout in zip(works, layouts, strict=True)
         ]
         for call in plan_calls(layouts, config):
+            if self._stopping or self._embedding <= self._dropped:
+                return False
             tower.runner.run(call, images, out)
-            self._report()
+            self._turn()
         for work in works:
             self._patches.check(work.patches)
             tower.embeddings.check(work.target)
+        return True
 
     def _fail(self, work: Encode, error: Exception) -> None:
         """Answer for a picture that the tower failed at; raises after a few in a row."""
@@ -187,14 +208,15 @@ class EncoderActor:
             code, message = str(error.code), error.message
         else:
             code, message = "encoder_failed", "the encoder failed: send the request again"
-        self._tell(EncodeFailed(work.number, code, message))
+        self._answer(EncodeFailed(work.number, code, message))
         self._failures += 1
         if self._failures >= FAILURE_LIMIT:
             raise HearthError(
                 "encoder_failed", f"the encoder failed {self._failures} times in a row: it ends"
             ) from error
 
-    def _tell(self, message: SchedulerMessage) -> None:
+    def _answer(self, message: Patched | Encoded | EncodeFailed) -> None:
+        self._dropped.discard(message.number)
         self._to_scheduler.send_blocking(message, SEND_TIMEOUT_S)
 
     def _report(self) -> None:
