@@ -4,8 +4,6 @@ from math import isqrt
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import msgspec
-
 from runtime.errors import HearthError
 from runtime.export.config_fields import refuse_unserved
 from runtime.export.image_families import IMAGE_FAMILIES
@@ -16,7 +14,7 @@ from runtime.export.vision.processor import read_rules
 from runtime.export.vision.special_tokens import read_tokens
 from runtime.version import VERSION
 from runtime.vision.tower_inputs import ROTARY_THETA
-from runtime.vision_config import Family, VisionConfig
+from runtime.vision_config import Family, ImageRules, VisionConfig
 
 Activation = Literal["gelu", "gelu_tanh", "silu"]
 MOST_PATCHES = 4096
@@ -74,7 +72,7 @@ def load_tower(folder: Path, options: ExportOptions) -> TowerModel | None:
     family = known.name
     refuse_unserved(vision, _READ.split())
     sizes = _idefics(fields, vision) if family == "idefics3" else _qwen(vision, family)
-    plan = options.plan
+    plan, rules = options.plan, read_rules(folder, family, sizes)
     config = VisionConfig(
         hearth_version=VERSION,
         backend="onnxruntime" if plan is None else "tensorrt",
@@ -83,13 +81,12 @@ def load_tower(folder: Path, options: ExportOptions) -> TowerModel | None:
         family=family,
         dtype=options.dtype,
         head_dim=sizes["hidden_size"] // sizes["num_heads"],
-        max_patches=MOST_PATCHES,
-        rules=read_rules(folder, family, sizes),
+        max_patches=_largest_call(rules, sizes, options),
+        rules=rules,
         tokens=read_tokens(folder, family, fields),
         **sizes,
     )
     _check(config, fields, vision)
-    config = msgspec.structs.replace(config, max_patches=_largest_call(config, options))
     return TowerModel(
         config,
         vision.size("intermediate_size", 3072 if family == "idefics3" else None),
@@ -98,18 +95,16 @@ def load_tower(folder: Path, options: ExportOptions) -> TowerModel | None:
     )
 
 
-def _largest_call(config: VisionConfig, options: ExportOptions) -> int:
-    """Patches of whole tokens, as many as the smallest picture at least has."""
-    rules = config.rules
-    least = max(
-        (rules.tile_size // config.patch_size) ** 2, rules.min_pixels // config.patch_size**2
-    )
+def _largest_call(rules: ImageRules, sizes: dict[str, Any], options: ExportOptions) -> int:
+    """Patches of whole tokens, at least as many as the smallest picture has."""
+    side, merged = int(sizes["patch_size"]), int(sizes["merge_size"]) ** 2
+    least = max((rules.tile_size // side) ** 2, rules.min_pixels // side**2)
     if 0 < options.max_patches < least:
         raise HearthError(
             "invalid_value", f"max_patches must be at least {least} for this model", "max_patches"
         )
     wanted = options.max_patches or max(MOST_PATCHES, least)
-    return -(-wanted // config.merge_size**2) * config.merge_size**2
+    return -(-wanted // merged) * merged
 
 
 def _qwen(vision: Fields, family: Family) -> dict[str, Any]:
