@@ -67,6 +67,8 @@ def _memory(look: Look) -> dict[str, int]:
         found["executor"] = _resident(look.executor_pid)
     if look.executor is not None and look.executor.device_free is not None:
         found["device free"] = look.executor.device_free
+    if look.pictures is not None:
+        found["pictures"] = look.pictures
     return found
 
 

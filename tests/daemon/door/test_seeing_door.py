@@ -223,6 +223,16 @@ def test_a_frame_that_is_too_large_is_answered_and_a_huge_one_costs_the_connecti
             client.recv()
 
 
+def test_a_message_as_large_as_a_picture_is_refused_unread(arena: Arena) -> None:
+    large = {**LIMITS, "image_bytes": 1 << 17, "frame_bytes": 1000}
+    with running_door(arena=arena, **large) as door, raw_client(door.path) as client:
+        greet(client)
+        for size, request_id in ((1500, "t"), (100_000, "")):
+            say(client, {"t": "tokenize", "id": "t", "text": "x" * size})
+            error = hear(client)
+            assert (error["code"], error.get("id", "")) == ("message_too_large", request_id)
+
+
 def test_the_client_does_not_send_what_costs_the_connection(door: Harness) -> None:
     large, half = (
         Image(memoryview(bytes(size << 7)).cast("B", (size, 1 << 7)), "mono8")
