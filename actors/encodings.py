@@ -23,6 +23,7 @@ from actors.encoder_messages import (
 )
 from actors.image_work import ImageTimes, PromptImage
 from actors.messages import Embedded, RowsFailed
+from actors.suspects import Suspects
 from actors.waiting_queue import Entry
 from actors.waiting_room import WaitingRoom
 from runtime.images import EmbeddedImage, ImageLayout, Slot
@@ -66,12 +67,19 @@ class Encodings:
     Requests wait here in the order of the queue until all of their embeddings are there. Each
     piece of work is sent once, whoever waits for it. If it fails those who wait for it do, unless
     who sent it has gone: what it named may have gone as well, and the next one sends its own.
+    Where encoder or executor die with it those who waited are suspects, for somebody to take note
+    of; the pictures of a suspect are sent alone.
     Memory that an encoder or executor may write to is given to others behind its answer, or when
     the next one has come.
     """
 
-    def __init__(self, room: WaitingRoom, arenas: ImageArenas | None = None) -> None:
+    def __init__(
+        self, room: WaitingRoom, suspects: Suspects, arenas: ImageArenas | None = None
+    ) -> None:
         self._waiting, self._queue = room.unready, room.queue
+        self._suspects = suspects
+        self._lost: list[Entry] = []
+        self._alone = False
         self._arenas = arenas or ImageArenas(ArenaSlots(0), ArenaSlots(0), 0, 0)
         self._sees = arenas is not None
         self._store = StoredEmbeddings(self._arenas.embeddings)
@@ -154,6 +162,11 @@ class Encodings:
     def executor_lost(self, reason: str) -> list[Sent]:
         """What the executor's tower had is lost."""
         return self._lose("tower", "executor_failed", reason)
+
+    def take_lost(self) -> list[Entry]:
+        """Who has failed since with an encoder or executor that died."""
+        lost, self._lost = self._lost, []
+        return lost
 
     def act(self, is_open: IsOpen) -> list[Sent]:
         """Queue up those whose embeddings are there, and have others made.
@@ -253,10 +266,14 @@ class Encodings:
             work = image.work
             if self._store.filling(work.key) is not Filling.EMPTY:
                 continue
+            alone = self._suspects.runs_alone(entry)
+            if self._jobs and (alone or self._alone):
+                break
             room = len(self._jobs) < IN_FLIGHT
             patches = self._arenas.patches.take(self._patch_bytes(work.layout)) if room else None
             if patches is None:
                 break
+            self._alone = alone
             number = next(self._numbers)
             self._jobs[number] = _Job(work.key, entry.rid, work.layout, patches)
             sent.append(Encode(number, work, patches, self._store.begin(work.key)))
@@ -282,7 +299,9 @@ class Encodings:
         if job is None:
             return []
         self._store.fail(job.key)
-        return self._refuse(job.key, code, text) if job.sender in self._waiting else []
+        if job.sender not in self._waiting:
+            return []
+        return [failed for _, failed in self._refuse(job.key, code, text)]
 
     def _end(self, number: int) -> _Job | None:
         """Forget a piece of work of which the last has been heard."""
@@ -292,15 +311,15 @@ class Encodings:
             self._stirred = True
         return job
 
-    def _refuse(self, key: bytes, code: str, text: str) -> list[Sent]:
+    def _refuse(self, key: bytes, code: str, text: str) -> list[tuple[Entry, RowsFailed]]:
         """Fail the requests that wait for a key."""
-        failed: list[Sent] = []
+        failed = []
         for entry in list(self._waiting):
             keys = [one.work.key for one in entry.images]
             if key in keys:
                 self._waiting.remove(entry.rid)
                 field = f"images[{keys.index(key)}]"
-                failed.append(RowsFailed(0, [entry.rid], code, text, field))
+                failed.append((entry, RowsFailed(0, [entry.rid], code, text, field)))
         return failed
 
     def _lose(self, where: Literal["encoder", "tower"], code: str, reason: str) -> list[Sent]:
@@ -313,7 +332,9 @@ class Encodings:
         for number, job in lost.items():
             del self._jobs[number]
             self._orphans[where].append(_Orphan(job.patches, self._store.forsake(job.key)))
-            failed += self._refuse(job.key, code, text)
+            for entry, told in self._refuse(job.key, code, text):
+                self._lost.append(entry)
+                failed.append(told)
         self._stirred = True
         return failed
 

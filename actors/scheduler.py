@@ -149,7 +149,7 @@ class SchedulerActor:
                 self._disconnect()
                 self._decisions += self._policy.executor_lost(reason, now)
             case _:
-                self._decisions += self._policy.images_told(self._heard(message))
+                self._decisions += self._policy.images_told(self._heard(message), now)
 
     def _take_over(self, message: ExecutorReady, now: float) -> list[Decision]:
         self._disconnect()

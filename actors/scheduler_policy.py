@@ -71,12 +71,12 @@ class SchedulerPolicy:
         self._synchronous = settings.batching == "synchronous"
         self._room = WaitingRoom(settings.ageing_s)
         self._queue = self._room.queue
-        self._images = Encodings(self._room, arenas)
         self._house = House(ageing_s=settings.ageing_s, hold_s=settings.hold_s)
         self._first_places = FirstPlaces(self._house, self._queue)
         # Rows that a dead executor was offered; the tokenizer will say whether it had begun them.
         self._limbo: dict[int, HeldRow] = {}
         self._suspects = Suspects()
+        self._images = Encodings(self._room, self._suspects, arenas)
         self._releases = Releases(self._house, self._queue, self._suspects)
         self._fill_wait = FillWait(settings.fill_wait_s, settings.hold_s)
         self._limits: ExecutorLimits | None = None
@@ -216,20 +216,21 @@ class SchedulerPolicy:
         self._begun = None
         decisions: list[Decision] = list(self._images.executor_lost(reason))
         lost = self._house.clear()
-        if not lost:
-            return decisions
         message = f"the executor was lost ({reason}): send the request again"
         running = [row.rid for row in lost if row.placed is not None and row.asked != "cancel"]
         unknown = {row.rid: row for row in lost if row.placed is None and row.asked != "cancel"}
         self._limbo |= unknown
         if running:
             decisions.append(RowsFailed(0, running, "executor_failed", message))
-        decisions.append(ExecutorGone(self._incarnation, list(unknown), message))
-        return decisions + self._note_failure([row.entry for row in lost], now)
+        if lost:
+            decisions.append(ExecutorGone(self._incarnation, list(unknown), message))
+        failed = [*(row.entry for row in lost), *self._images.take_lost()]
+        return decisions + self._note_failure(failed, now)
 
-    def images_told(self, message: encodings.Told) -> list[Decision]:
+    def images_told(self, message: encodings.Told, now: float) -> list[Decision]:
         """Encoder or executor have said what became of images."""
-        return list(self._images.hear(message))
+        told = self._images.hear(message)
+        return [*told, *self._note_failure(self._images.take_lost(), now)]
 
     def tick(self, now: float) -> list[Decision]:
         """Act on the clock: expire, offer who is next, release who has had its place for long."""

@@ -65,7 +65,7 @@ class ImageSimulation(Simulation):
             self._give_back([*self._dead, *self._under_way.values()])
             self._dead = []
             self._under_way.clear()
-            self._apply(self.policy.images_told(EncoderReady(self._encoder, "w", "c")))
+            self._apply(self.policy.images_told(EncoderReady(self._encoder, "w", "c"), self.now))
 
         self.at(when, action)
 
@@ -74,7 +74,7 @@ class ImageSimulation(Simulation):
             self._encoder += 1
             self._dead += self._under_way.values()
             self._under_way.clear()
-            self._apply(self.policy.images_told(EncoderLost("killed")))
+            self._apply(self.policy.images_told(EncoderLost("killed"), self.now))
 
         self.at(when, action)
         self.encoder_ready(ready_again)
@@ -141,7 +141,7 @@ class ImageSimulation(Simulation):
             told = Patched(work.number, ImageTimes())
         self._patched[work.number] = work
         self._give_back([work])
-        self._apply(self.policy.images_told(told))
+        self._apply(self.policy.images_told(told, self.now))
         self._work()
 
     def _run_tower(self, number: int) -> None:
@@ -154,7 +154,7 @@ class ImageSimulation(Simulation):
             if executor is self.executor:
                 self._give_back([self._towers.pop(number)])
                 told = TowerRan(executor.incarnation, [number], self._encode_s)
-                self._apply(self.policy.images_told(told))
+                self._apply(self.policy.images_told(told, self.now))
 
         self.at(self.now + self._encode_s, action)
 

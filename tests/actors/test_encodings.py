@@ -59,7 +59,7 @@ class House:
             self.does(self.policy.submit(message, self.now))
 
     def hear(self, message: Any) -> None:
-        self.does(self.policy.images_told(message))
+        self.does(self.policy.images_told(message, self.now))
 
     def encode(self, *numbers: int) -> None:
         for number in numbers:
@@ -272,6 +272,41 @@ def test_a_crash_of_the_encoder_ends_what_it_had_and_nothing_else() -> None:
     house.submit(submit_images(5, "cat"))
     assert house.failed() == []
     assert list(house.offered()) == [3]
+
+
+def test_a_picture_that_kills_each_encoder_is_sent_alone_and_then_refused() -> None:
+    house = House()
+    house.submit(submit_images(1, "poison"), submit_images(2, "dog"))
+    assert house.senders() == [1, 2]
+    house.hear(EncoderLost("killed"))
+    assert len(house.failed()) == 2
+    house.hear(EncoderReady(2, "w", "c"))
+    house.submit(submit_images(3, "cat"), submit_images(4, "poison"), submit_images(5, "dog"))
+    assert house.senders() == [3]
+    house.encode(3)
+    assert house.senders() == [4]
+    house.hear(EncoderLost("killed"))
+    assert house.failed() == [([4], "encoder_failed", "images[0]")]
+    house.hear(EncoderReady(3, "w", "c"))
+    assert house.senders() == [5]
+    house.submit(submit_images(6, "poison"))
+    assert house.failed() == [([6], "repeated_failure", None)]
+    house.encode(5)
+    house.submit(submit_images(7, "owl"), submit_images(8, "elk"))
+    assert house.senders() == [7, 8]
+
+
+def test_a_picture_that_kills_each_executor_is_refused_as_well() -> None:
+    house = House()
+    for rid in (1, 2):
+        house.submit(submit_images(rid, "poison"))
+        house.hear(Patched(rid, TIMES))
+        assert len(house.take(RunTower)) == 1
+        house.does(house.policy.executor_lost("killed", house.now))
+        assert house.failed() == [([rid], "executor_failed", "images[0]")]
+        house.does(house.policy.executor_ready(ready(LIMITS, 1 + rid), house.now))
+    house.submit(submit_images(3, "poison"))
+    assert house.failed() == [([3], "repeated_failure", None)]
 
 
 def test_a_row_that_was_put_back_finds_its_embeddings_still_there() -> None:
