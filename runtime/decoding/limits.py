@@ -91,7 +91,8 @@ def _check_positions(config: LLMEngineRunnerConfig, row: RowRequest, needed: int
     if not (row.images and config.use_context_dependent_rope):
         return
     spans = [span for image in row.images for span in image.spans]
-    positions = needed + row_positions(row.prompt_length, spans).delta
+    prompt, delta = row_positions(row.prompt_length, spans)
+    positions = max(needed + delta, 1 + int(prompt.max(initial=0)))
     if positions > config.max_kv_cache_capacity:
         raise HearthError(
             "capacity_exceeded",

@@ -31,8 +31,9 @@ PLAIN = RowPositions(np.zeros((_AXES, 0), np.int32), 0)
 def row_positions(length: int, spans: Sequence[ImageSpan]) -> RowPositions:
     """The positions of a prompt of `length` tokens, whose images stand at `spans`, in order.
 
-    Text counts on all axes alike. An image begins where text would go on, counts its grid from
-    there, and moves the text behind it on by its longer side. Spans without a grid are text.
+    Text counts on all axes alike, in the prompt and behind it. An image begins where text would
+    go on, counts its grid from there, and moves the text behind it on by its longer side, also
+    where a video counted further in time. Spans without a grid are text.
     """
     positions = np.empty((_AXES, length), np.int32)
     done = position = 0
@@ -48,7 +49,7 @@ def row_positions(length: int, spans: Sequence[ImageSpan]) -> RowPositions:
     if not done:
         return PLAIN
     positions[:, done:] = position + np.arange(length - done)
-    return RowPositions(positions, int(positions.max()) + 1 - length)
+    return RowPositions(positions, position - done)
 
 
 def pair_axes(sections: Sequence[int], *, interleaved: bool) -> NDArray[np.int32]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.export import ExportOptions, export_model
@@ -20,64 +21,109 @@ TOKENS = 16
 NEAR_TIE = 1e-3
 GRIDS = [(1, 4, 6), (1, 2, 8)]
 """Patches of the pictures of a prompt."""
+VIDEO, SECONDS = (3, 4, 4), 1.5
+"""Those of a video, and the seconds from one of its steps in time to the next."""
 MERGE = 2
+PER_SECOND = 2
 
 
-def prompt(family: Family) -> tuple[list[int], list[ImageSpan]]:
-    """Text around the pictures, and where these stand."""
+def visuals(family: Family, *, video: bool) -> list[list[ImageSpan]]:
+    """Where each visual stands, counted from the begin of its spans."""
+    if family == "idefics3":
+        # Pictures of one size, whose tokens are counted as text is.
+        return [[ImageSpan(0, 4)]] * len(GRIDS)
+    merged = [(time, height // MERGE, width // MERGE) for time, height, width in [*GRIDS, VIDEO]]
+    spans = [[ImageSpan(0, int(np.prod(grid)), 0, grid)] for grid in merged]
+    time, height, width = merged[-1]
+    if family == "qwen2_5_vl":
+        spans[-1] = [structs.replace(spans[-1][0], interval=PER_SECOND * SECONDS)]
+    else:
+        # Each frame has text of its own.
+        size = height * width
+        spans[-1] = [
+            ImageSpan(frame * (size + 2), size, frame * size, (1, height, width))
+            for frame in range(time)
+        ]
+    return spans if video else spans[:-1]
+
+
+def prompt(family: Family, *, video: bool) -> tuple[list[int], list[int], list[list[ImageSpan]]]:
+    """Text around the visuals; of each token whether it is of a picture or a video; the spans."""
     random = np.random.default_rng(2)
-    image_id = 4 if family == "idefics3" else 5
     ids: list[int] = random.integers(30, 320, 4).tolist()
-    spans = []
-    for grid in GRIDS:
-        merged = (1, grid[1] // MERGE, grid[2] // MERGE)
-        # Idefics3 has pictures of one size, whose tokens are counted as text is.
-        length = 4 if family == "idefics3" else int(np.prod(merged))
-        spans.append(ImageSpan(len(ids), length, 0, (0, 0, 0) if family == "idefics3" else merged))
-        ids += [image_id] * length + random.integers(30, 320, 3).tolist()
-    return ids, spans
+    kinds, found = [0] * 4, []
+    for number, spans in enumerate(visuals(family, video=video)):
+        kind, begin = 1 + (number == len(GRIDS)), len(ids)
+        found.append([structs.replace(span, start=begin + span.start) for span in spans])
+        for span in found[-1]:
+            ahead = span.start - len(ids)
+            ids += random.integers(30, 320, ahead).tolist()
+            ids += [3 + kind if family == "idefics3" else 4 + kind] * span.length
+            kinds += [0] * ahead + [kind] * span.length
+        ids += random.integers(30, 320, 3).tolist()
+        kinds += [0] * 3
+    return ids, kinds, found
 
 
-def inputs(torch: Any, family: Family, ids: list[int]) -> dict[str, Any]:
-    """What transformers' models are given."""
+def inputs(torch: Any, family: Family, *, video: bool) -> dict[str, Any]:
+    """The pixels that transformers' models are given."""
     random = np.random.default_rng(3)
-    given = {"input_ids": torch.tensor([ids])}
     if family == "idefics3":
         pixels = random.standard_normal((1, len(GRIDS), 3, 32, 32)).astype(np.float32)
-        return {**given, "pixel_values": torch.tensor(pixels)}
+        return {"pixel_values": torch.tensor(pixels)}
     patches = sum(int(np.prod(grid)) for grid in GRIDS)
-    pixels = random.standard_normal((patches, 3 * 2 * 8 * 8)).astype(np.float32)
-    kinds = torch.tensor([[int(token == 5) for token in ids]])
-    return {
-        **given,
-        "pixel_values": torch.tensor(pixels),
-        "image_grid_thw": torch.tensor(GRIDS),
-        "mm_token_type_ids": kinds,
-    }
+    pixels, frames = (
+        torch.tensor(random.standard_normal((count, 3 * 2 * 8 * 8)).astype(np.float32))
+        for count in (patches, int(np.prod(VIDEO)))
+    )
+    given = {"pixel_values": pixels, "image_grid_thw": torch.tensor(GRIDS)}
+    if video:
+        given |= {"pixel_values_videos": frames, "video_grid_thw": torch.tensor([VIDEO])}
+    if video and family == "qwen2_5_vl":
+        given["second_per_grid_ts"] = torch.tensor([SECONDS])
+    return given
 
 
-def embeddings(torch: Any, model: Any, given: dict[str, Any], spans: list[ImageSpan]) -> list[Any]:
-    """[1 + features, tokens, H] of each picture, by transformers' tower."""
-    names = {"pixel_values", "image_grid_thw"} & given.keys()
-    with torch.no_grad():
-        found = model.model.get_image_features(**{name: given[name] for name in names})
-    kinds = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
-    whole = np.stack([torch.cat(tuple(kind)).numpy() for kind in kinds])
-    return np.split(whole, np.cumsum([span.length for span in spans])[:-1], axis=1)
+def embeddings(
+    torch: Any, model: Any, given: dict[str, Any], spans: list[list[ImageSpan]]
+) -> list[Any]:
+    """[1 + features, tokens, H] of each visual, by transformers' tower."""
+    parts = []
+    for kind, names in (
+        ("image", {"pixel_values", "image_grid_thw"}),
+        ("video", {"pixel_values_videos", "video_grid_thw"}),
+    ):
+        taken = {name: given[name] for name in names & given.keys()}
+        if not taken:
+            continue
+        with torch.no_grad():
+            found = getattr(model.model, f"get_{kind}_features")(**taken)
+        kinds = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
+        parts.append(np.stack([torch.cat(tuple(one)).numpy() for one in kinds]))
+    tokens = [sum(span.length for span in one) for one in spans]
+    return np.split(np.concatenate(parts, axis=1), np.cumsum(tokens)[:-1], axis=1)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_text_is_that_of_transformers(tmp_path: Path, family: Family) -> None:
+@pytest.mark.parametrize(
+    ("family", "video"),
+    [*((family, False) for family in FAMILIES), ("qwen3_vl", True), ("qwen2_5_vl", True)],
+)
+def test_greedy_text_is_that_of_transformers(
+    tmp_path: Path, family: Family, *, video: bool
+) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     source = write_vision_model(tmp_path / "m", family, "saved")
     loader: Any = transformers.AutoModelForImageTextToText
     model = loader.from_pretrained(source, dtype=torch.float32).eval()
-    ids, spans = prompt(family)
-    given = inputs(torch, family, ids)
+    ids, kinds, spans = prompt(family, video=video)
+    given = inputs(torch, family, video=video)
+    if family != "idefics3":
+        given["mm_token_type_ids"] = torch.tensor([kinds])
     model.generation_config.eos_token_id = None
     with torch.no_grad():
         out = model.generate(
+            input_ids=torch.tensor([ids]),
             **given,
             max_new_tokens=TOKENS,
             do_sample=False,
@@ -88,8 +134,8 @@ def test_greedy_text_is_that_of_transformers(tmp_path: Path, family: Family) -> 
     store = LocalEmbeddings()
     arrays = embeddings(torch, model, given, spans)
     images = [
-        EmbeddedImage(store.put(array), span.length, (span,))
-        for array, span in zip(arrays, spans, strict=True)
+        EmbeddedImage(store.put(array), array.shape[1], tuple(one))
+        for array, one in zip(arrays, spans, strict=True)
     ]
     export_model(source, tmp_path / "engine", ExportOptions(prefill_chunk=9))
     options = RequestOptions(max_tokens=TOKENS, ignore_eos=True, logprobs=0)

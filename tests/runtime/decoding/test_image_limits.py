@@ -80,10 +80,10 @@ def test_a_model_of_text_takes_no_images() -> None:
 
 
 def test_a_video_that_counts_beyond_the_positions_of_an_engine_is_refused() -> None:
-    # Five steps of ten positions: the last token of the prompt stands at 2 + 40 + 1.
-    video = (ImageSpan(2, 5, 0, (5, 1, 1), 10.0),)
+    # The last of five steps of fifteen positions stands at 2 + 60.
+    video = (ImageSpan(2, 5, 0, (5, 1, 1), 15.0),)
     check_row(SEES, row(video), 64)
-    longer = (ImageSpan(2, 5, 0, (5, 1, 1), 15.0),)
+    longer = (ImageSpan(2, 5, 0, (5, 1, 1), 16.0),)
     with pytest.raises(HearthError, match="fewer frames") as caught:
         check_row(SEES, row(longer), 64)
     assert (caught.value.code, caught.value.field) == ("capacity_exceeded", "images")
