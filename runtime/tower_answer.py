@@ -72,10 +72,10 @@ def answer_pictures(config: VisionConfig) -> list[tuple[NDArray[np.uint8], Image
     The first is larger than a window each way, the second a video where there are such.
     """
     merge = config.merge_size
-    window = config.window_size // config.patch_size // merge or 2
+    beyond = beyond_a_window(config.window_size // config.patch_size // merge)
     frames = 1 if config.temporal_patch_size == 1 else 2
     pictures, begin = [], 0
-    for time, height, width in ((1, window + 2, window + 1), (frames, 1, 2)):
+    for time, height, width in ((1, *beyond), (frames, 1, 2)):
         layout = ImageLayout(
             height=height * merge * config.patch_size,
             width=width * merge * config.patch_size,
@@ -87,6 +87,12 @@ def answer_pictures(config: VisionConfig) -> list[tuple[NDArray[np.uint8], Image
         begin += size
         pictures.append((noise.astype(np.uint8).reshape(layout.patches, -1), layout))
     return pictures
+
+
+def beyond_a_window(window: int) -> tuple[int, int]:
+    """Height and width, in tokens, of the larger picture, where a window is so long; 0 for none."""
+    side = window or 2
+    return side + 2, side + 1
 
 
 def load_tower_answer(folder: Path, config: VisionConfig) -> TowerAnswer:

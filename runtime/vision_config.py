@@ -169,7 +169,8 @@ def _faults(config: VisionConfig) -> Iterator[tuple[bool, str, str]]:
     yield learned != (config.position_side > 0), "position_side", "must be that of the family"
     windows = config.family == "qwen2_5_vl"
     wrong = windows != (config.window_size > 0) or config.window_size % block > 0
-    yield wrong, "window_size", "must be that of the family, and whole tokens"
+    wrong |= (config.window_size // config.patch_size) ** 2 > config.max_patches
+    yield wrong, "window_size", "must be that of the family, whole tokens, and within a call"
     for name in ("deepstack_layers", "full_attention_layers"):
         layers = getattr(config, name)
         ascends = layers == tuple(sorted({*layers}))

@@ -12,6 +12,7 @@ from runtime.export.model_config import CONFIG_FILE
 from runtime.export.options import ExportOptions, resolve_dialect
 from runtime.export.vision.processor import read_rules
 from runtime.export.vision.special_tokens import read_tokens
+from runtime.tower_answer import beyond_a_window
 from runtime.version import VERSION
 from runtime.vision.tower_inputs import ROTARY_THETA
 from runtime.vision_config import Family, ImageRules, VisionConfig
@@ -96,9 +97,13 @@ def load_tower(folder: Path, options: ExportOptions) -> TowerModel | None:
 
 
 def _largest_call(rules: ImageRules, sizes: dict[str, Any], options: ExportOptions) -> int:
-    """Patches of whole tokens, at least as many as the smallest picture has."""
-    side, merged = int(sizes["patch_size"]), int(sizes["merge_size"]) ** 2
-    least = max((rules.tile_size // side) ** 2, rules.min_pixels // side**2)
+    """Patches of whole tokens, as many as the smallest picture and the known answer have."""
+    side, merge = int(sizes["patch_size"]), int(sizes["merge_size"])
+    rows, columns = beyond_a_window(sizes.get("window_size", 0) // side // merge)
+    merged = merge**2
+    least = max(
+        (rules.tile_size // side) ** 2, rules.min_pixels // side**2, rows * columns * merged
+    )
     if 0 < options.max_patches < least:
         raise HearthError(
             "invalid_value", f"max_patches must be at least {least} for this model", "max_patches"
@@ -181,8 +186,9 @@ def _check(config: VisionConfig, fields: Fields, vision: Fields) -> None:
     if config.output_size != _text_size(fields):
         raise _invalid("out_hidden_size", "must be the hidden_size of the text part")
     block = config.patch_size * config.merge_size
-    if config.window_size % block:
-        raise _unsupported("window_size", f"must be a multiple of {block} pixels")
+    if config.window_size % block or (config.window_size // config.patch_size) ** 2 > MOST_PATCHES:
+        what = f"must be a multiple of {block} pixels, of {MOST_PATCHES} patches at most"
+        raise _unsupported("window_size", what)
     # What is left over of a tile behind its last whole patch is not seen.
     if config.rules.tile_size // config.patch_size % config.merge_size:
         raise _unsupported("max_image_size", "must be whole tokens")

@@ -18,6 +18,7 @@ from runtime.export.options import Dialect, ExportOptions
 from runtime.export.vision.tower_model import load_tower
 from runtime.export.vision.write import write_vision
 from runtime.tensors.tower import build_registry_for_tower
+from runtime.tower_answer import answer_pictures
 from runtime.vision_config import VISION_FOLDER, load_vision_config
 from tests.references import reference_folder
 from tests.runtime.export.hugging_face import change_tensors
@@ -36,12 +37,13 @@ def test_a_text_model_has_no_tower(tmp_path: Path) -> None:
 
 def test_the_largest_call_is_of_whole_tokens_and_of_any_picture(tmp_path: Path) -> None:
     source = write_vision_model(tmp_path / "m", "idefics3")
-    for asked, made in ((0, 4096), (16, 16), (17, 20)):
+    for asked, made in ((0, 4096), (48, 48), (49, 52)):
         tower = load_tower(source, replace(CLASSIC, max_patches=asked))
         assert tower is not None
         assert tower.config.max_patches == made
-    with pytest.raises(HearthError, match="at least 16") as error:
-        load_tower(source, replace(CLASSIC, max_patches=15))
+        assert all(layout.patches <= made for _, layout in answer_pictures(tower.config))
+    with pytest.raises(HearthError, match="at least 48") as error:
+        load_tower(source, replace(CLASSIC, max_patches=47))
     assert (error.value.code, error.value.field) == ("invalid_value", "max_patches")
 
 
@@ -109,6 +111,7 @@ def test_tokens_and_rotation_follow_from_the_model(tmp_path: Path) -> None:
         ("qwen3_vl", {"rope_parameters": {"rope_theta": 5}}, "model_unsupported",
          "rope_parameters"),
         ("qwen2_5_vl", {"window_size": 40}, "model_unsupported", "window_size"),
+        ("qwen2_5_vl", {"window_size": 528}, "model_unsupported", "window_size"),
         ("qwen2_5_vl", {"fullatt_block_indexes": "all"}, "model_invalid",
          "fullatt_block_indexes"),
         ("idefics3", {"layer_norm_eps": 0}, "model_invalid", "layer_norm_eps"),
