@@ -16,7 +16,7 @@ from runtime.pictures.local_embeddings import LocalEmbeddings
 from runtime.request import GenerationRequest, RequestOptions, RowRequest
 from tests.vision_models import FAMILIES, Family, write_vision_model
 
-pytestmark = pytest.mark.reference
+pytestmark = [pytest.mark.reference, pytest.mark.slow]
 TOKENS = 16
 NEAR_TIE = 1e-3
 GRIDS = [(1, 4, 6), (1, 2, 8)]

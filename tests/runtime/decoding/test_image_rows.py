@@ -85,6 +85,7 @@ def test_embeddings_may_be_of_16_bits(tmp_path: Path) -> None:
             check_text(models, row, tokens, tolerance=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["lookup", "eagle"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_speculation_leaves_it_as_it_is(folders: Folders, family: Family, method: Method) -> None:

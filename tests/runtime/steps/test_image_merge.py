@@ -99,17 +99,3 @@ def test_a_slot_that_is_given_away_while_it_is_read_is_noticed() -> None:
     image = EmbeddedImage(store.put(features(1, 1)), 1, (ImageSpan(0, 1),))
     with pytest.raises(HearthError, match="are not there"):
         ImageMerge(store, CpuDevice(), embeds, deepstack).merge([ImagePiece(0, image, 0, 1)])
-
-
-def test_what_is_kept_is_what_was_put() -> None:
-    store = LocalEmbeddings()
-    first, second = features(2, 1), features(3, 2)
-    slots = store.put(first), store.put(second)
-    assert store.read(EmbeddedImage(slots[1], 3, ())) is second
-    assert store.read(EmbeddedImage(slots[0], 2, ())) is first
-    with pytest.raises(HearthError):
-        store.read(EmbeddedImage(slots[0], 3, ()))
-    store.drop(slots[0])
-    store.drop(slots[0])
-    with pytest.raises(HearthError):
-        store.read(EmbeddedImage(slots[0], 2, ()))
