@@ -37,6 +37,7 @@ def runtime_options(settings: Settings) -> RuntimeOptions:
         step_ms=settings.step_ms,
         prefill_us=settings.prefill_us,
         prefill_budget=settings.prefill_budget,
+        image_memory=settings.images_in_flight_bytes + settings.image_cache_bytes,
         speculation=speculation_options(settings),
     )
 

@@ -76,7 +76,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True):
     for. `verify` checks the digest of every file, and in the daemon the known answer. What a chunk
     of prompt adds to the wait of rows that decode is at most `prefill_budget` decode steps.
     `speculation` says how several tokens a step are tried; it changes the speed, and the text at
-    near-ties alone.
+    near-ties alone. `image_memory` are bytes that others take for pictures, where the model sees.
     """
 
     threads: int = 0
@@ -89,6 +89,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True):
     step_ms: float = 0.0
     prefill_us: float = 0.0
     prefill_budget: float = 1.0
+    image_memory: int = 0
     speculation: SpeculationOptions = SpeculationOptions()
 
 

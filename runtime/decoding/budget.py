@@ -77,13 +77,14 @@ def budgets_of(deployment: DeploymentConfig, host: int, gpu: int | None) -> list
     `gpu` is what is free beside a context, whose place the engine's takes.
     """
     parts = predicted_parts(deployment)
+    pictures = {"vision_memory": deployment.image_memory} if deployment.image_memory else {}
     if deployment.base.device == "cpu":
-        return [Budget(parts, host)]
+        return [Budget(parts | pictures, host)]
     beside = predict_cuda_host_memory(deployment.base)
     if deployment.draft is not None:
         beside[f"draft_{_LOADING}"] = cuda_weight_bytes(deployment.draft)
     if deployment.tower is not None:
-        beside |= TOWER_HOST_PARTS
+        beside |= TOWER_HOST_PARTS | pictures
     if gpu is not None:
         free = gpu + parts["context"]
         return [Budget(parts, free, " on the GPU"), Budget(beside, host, " on the host")]

@@ -31,7 +31,7 @@ class DeploymentConfig(NamedTuple):
     Both engines have the smaller of their batches and capacities. The base's
     `max_verify_tree_size` is the size of the trees that are in use. `chosen` says why batch and
     capacity are smaller than exported, where nobody asked for that. On a GPU the `tower` runs in
-    the same process, on the CPU in the encoder's.
+    the same process, on the CPU in the encoder's; beside it pictures take `image_memory` bytes.
     """
 
     base: LLMEngineRunnerConfig
@@ -41,6 +41,7 @@ class DeploymentConfig(NamedTuple):
     chosen: str = ""
     prefill_budget: float = 1.0
     tower: VisionConfig | None = None
+    image_memory: int = 0
 
     @property
     def capacity(self) -> int:
@@ -72,7 +73,8 @@ class StoredEngines(NamedTuple):
         found = resolve_deployment(self.base, self.draft, options)
         if self.tower is None:
             return found
-        return found._replace(tower=structs.replace(self.tower, device=found.base.device))
+        tower = structs.replace(self.tower, device=found.base.device)
+        return found._replace(tower=tower, image_memory=options.image_memory)
 
 
 def load_deployment(folder: Path, options: RuntimeOptions) -> DeploymentConfig:

@@ -41,6 +41,7 @@ def test_a_model_of_text_alone_has_no_memory_for_pictures(tmp_path: Path) -> Non
         assert open_sight(SETTINGS, tmp_path, CONFIG, opened) is None
     plan = wiring.executor_plan(SETTINGS, tmp_path)
     assert plan.descriptors == ()
+    assert wiring.runtime_options(SETTINGS).image_memory == 3 << 20, "for one that sees"
 
 
 def test_the_memory_is_that_of_the_settings_and_of_the_tower(engine: Path) -> None:

@@ -85,3 +85,21 @@ def test_on_a_gpu_plans_share_their_scratch_memory() -> None:
     gpu, host = budgets_of(deployment, 1 << 40, 1 << 40)
     assert "vision_processes" not in gpu.parts
     assert host.parts["vision_processes"] > 0
+
+
+def test_what_pictures_may_take_counts_on_the_host() -> None:
+    tower = config_of("qwen3_vl", position_side=4)
+    cpu = DeploymentConfig(small_config(), tower=tower)._replace(image_memory=1 << 28)
+    (budget,) = budgets_of(cpu, 1 << 40, None)
+    assert budget.parts["vision_memory"] == 1 << 28
+    base = structs.replace(small_config(), device="cuda")
+    gpu = DeploymentConfig(base, tower=structs.replace(tower, device="cuda"))._replace(
+        image_memory=1 << 28
+    )
+    on_gpu, host = budgets_of(gpu, 1 << 40, 1 << 40)
+    assert host.parts["vision_memory"] == 1 << 28
+    assert "vision_memory" not in on_gpu.parts
+    (shared,) = budgets_of(gpu, 1 << 40, None)
+    assert shared.parts["host_vision_memory"] == 1 << 28
+    (text,) = budgets_of(DeploymentConfig(small_config()), 1 << 40, None)
+    assert "vision_memory" not in text.parts
