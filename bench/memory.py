@@ -86,7 +86,7 @@ def _print(found: MemoryFigures) -> None:
 def measure_memory(engine: Path, log: Path) -> MemoryFigures:
     """Open `engine` in a process of its own and look after every stage; raises HearthError."""
     deployment = load_deployment(engine, OPTIONS)
-    used_on_gpu = _gpu_meter() if deployment.base.device == "cuda" else None
+    used_on_gpu = gpu_meter() if deployment.base.device == "cuda" else None
     job = MemoryJob(str(engine))
     used: dict[str, int] = {}
     with closing(ChildProcess("bench.memory_stages", job, log)) as process:
@@ -99,7 +99,7 @@ def measure_memory(engine: Path, log: Path) -> MemoryFigures:
     return memory_figures(deployment, used)
 
 
-def _gpu_meter() -> Callable[[], int]:
+def gpu_meter() -> Callable[[], int]:
     """Counts the bytes of the first GPU that are in use, by all: nobody else may work there."""
     # A context of this process, whose own size stays the same.
     context = open_context()

@@ -6,7 +6,10 @@ from click.testing import CliRunner
 
 from bench.commands import _COMMANDS, bench
 
-NAMES = ("decode", "overhead", "load", "overload", "graphs", "memory", "spec", "faults", "soak")
+NAMES = (
+    *("decode", "overhead", "load", "overload", "graphs", "memory", "spec", "vision", "faults"),
+    "soak",
+)
 
 
 def test_the_group_lists_its_commands() -> None:

@@ -1,0 +1,38 @@
+"""Hearth's way from the bytes of a picture to the input of its tower, in this process."""
+
+from pathlib import Path
+
+import numpy as np
+
+from bench.vision.worker import PictureJob, Work
+from runtime.errors import HearthError
+from runtime.pictures.decoding import decode
+from runtime.pictures.headers import read_header
+from runtime.pictures.patches import patch
+from runtime.pictures.sizes import layout_of
+from runtime.vision_config import load_vision_config
+
+
+class HearthPictures:
+    """What the decoder process does with a picture, without its memory files."""
+
+    def __init__(self, job: PictureJob) -> None:
+        config = load_vision_config(Path(job.path))
+        if config is None:
+            raise HearthError("unsupported_option", "this model sees no pictures", "engine")
+        self._config = config
+        self.works: list[Work] = ["patches"]
+
+    def do(self, work: Work, data: bytes, text: str) -> int:  # noqa: ARG002 - as all contenders
+        """Patches of a file."""
+        if work != "patches":
+            raise HearthError("internal", f"Hearth does {work} in its daemon")
+        picture = read_header(memoryview(data))
+        layout = layout_of(picture, self._config)
+        out = np.empty((layout.patches, self._config.patch_bytes), np.uint8)
+        patch(decode(memoryview(data), picture), layout, self._config, out)
+        return 0
+
+    def gpu_bytes(self) -> int:
+        """It needs no GPU for that."""
+        return 0
