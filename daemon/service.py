@@ -218,6 +218,7 @@ class Service:
         self._tokenizer = open_tokenizer(
             context, self._engine, sockets.tokenizer, sight and sight.prompt_images
         )
+        self._limit_images()
         policy, arenas = wiring.policy_settings(self._settings), sight and sight.arenas()
         self._scheduler = open_scheduler(context, policy, arenas, sockets.scheduler)
         return self._tokenizer, self._scheduler
