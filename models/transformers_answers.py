@@ -12,8 +12,10 @@ from models.conversations import Message
 ROWS: Final = 100
 
 
-def answers(folder: Path, chats: Sequence[list[Message]], max_tokens: int) -> list[str]:
-    """Return the answer to each chat, computed in float32."""
+def answers(
+    folder: Path, chats: Sequence[list[Message]], max_tokens: int, rows: int = ROWS
+) -> list[str]:
+    """Return the answer to each chat, computed in float32, so many rows at once."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
@@ -23,8 +25,8 @@ def answers(folder: Path, chats: Sequence[list[Message]], max_tokens: int) -> li
     ]
     order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
     found: dict[int, str] = {}
-    for begin in range(0, len(order), ROWS):
-        part = order[begin : begin + ROWS]
+    for begin in range(0, len(order), rows):
+        part = order[begin : begin + rows]
         inputs = tokenizer([texts[i] for i in part], return_tensors="pt", padding=True).to(device)
         with torch.inference_mode():
             outputs = model.generate(**inputs, max_new_tokens=max_tokens, do_sample=False)

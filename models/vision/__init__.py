@@ -1,0 +1,1 @@
+"""The vision variant of the shipped model: its pictures, its questions and its training."""

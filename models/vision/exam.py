@@ -1,0 +1,168 @@
+"""The held-out questions, and greedy answers to them, whole or with a part of vision missing."""
+
+from collections.abc import Sequence
+from enum import Enum
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import Final, NamedTuple
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+from transformers import AutoModelForImageTextToText, Qwen3VLForConditionalGeneration
+
+from models.evaluate import MAX_TOKENS, Score
+from models.folder import new_model as new_text_model
+from models.folder import write_folder as write_text_folder
+from models.splits import held_out
+from models.tokenizer import END
+from models.transformers_answers import answers as text_answers
+from models.vision.forward import PATCH, Reader, patches
+from models.vision.questions import GROUPS
+from models.vision.rows import IMAGE, Prompt, Row, Shown, Writer, held_out_prompt
+from models.vision.scenes import Scene
+
+SIZE: Final = (224, 224)
+LONGEST: Final = 32  # tokens of an answer
+_GREY: Final = 128
+_SEED: Final = 11
+
+
+class Lack(Enum):
+    """What an answer has to do without."""
+
+    NOTHING = "whole"
+    PICTURE = "blank"
+    DEEPSTACK = "no deepstack"
+    POSITIONS = "shuffled"
+
+
+class Exam(NamedTuple):
+    """Prompts as token rows, padded, and their pictures."""
+
+    prompts: list[Prompt]
+    rows: list[Row]
+    pixels: Tensor
+
+
+def held_out_prompts(each: int) -> list[Prompt]:
+    """Return so many questions of each group about combinations that were held out."""
+    rng = Random(_SEED)
+    return [held_out_prompt(rng, group, SIZE) for group in GROUPS for _ in range(each)]
+
+
+def exam(tokenizer: Tokenizer, prompts: list[Prompt]) -> Exam:
+    """Return the prompts made ready."""
+    writer, rows = Writer(tokenizer), []
+    for prompt in prompts:
+        height, width = prompt.picture.pixels.shape[:2]
+        shown = Shown(Scene("", width, height), prompt.picture, across=False, down=False)
+        rows.append(writer.prompt(shown, prompt.text))
+    pixels = np.stack([prompt.picture.pixels for prompt in prompts])
+    return Exam(prompts, rows, torch.from_numpy(pixels))
+
+
+def score(prompts: Sequence[Prompt], answers: Sequence[str]) -> dict[str, Score]:
+    """Return the exact matches by group, and over all."""
+    right = dict.fromkeys(GROUPS, 0)
+    total = dict.fromkeys(GROUPS, 0)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        right[prompt.group] += answer.strip() == prompt.expected
+        total[prompt.group] += 1
+    scores = {group: Score(right[group], total[group]) for group in GROUPS}
+    return {**scores, "all": Score(sum(right.values()), sum(total.values()))}
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator] # torch has no types here
+def greedy(
+    reader: Reader, tokenizer: Tokenizer, taken: Exam, lack: Lack = Lack.NOTHING
+) -> list[str]:
+    """Return the answers of the model as training runs it, without a cache."""
+    device = next(reader.parameters()).device
+    reader.eager = True
+    end = tokenizer.token_to_id(END)
+    number, longest = len(taken.rows), max(len(row.ids) for row in taken.rows)
+    ids = torch.zeros(number, longest + LONGEST, dtype=torch.long)
+    positions = torch.zeros(3, *ids.shape, dtype=torch.long)
+    generator = torch.Generator().manual_seed(_SEED)
+    for index, row in enumerate(taken.rows):
+        length = len(row.ids)
+        ids[index, :length] = torch.from_numpy(row.ids)
+        place = torch.from_numpy(row.positions)
+        if lack is Lack.POSITIONS:
+            seen = torch.nonzero(ids[index, :length] == tokenizer.token_to_id(IMAGE))[:, 0]
+            place[:, seen] = place[:, seen[torch.randperm(len(seen), generator=generator)]]
+        positions[:, index, :length] = place
+        after = int(place.max()) + 1
+        positions[:, index, length:] = torch.arange(after, after + ids.shape[1] - length)
+    lengths = torch.tensor([len(row.ids) for row in taken.rows], device=device)
+    ids, positions = ids.to(device), positions.to(device)
+    pixels = taken.pixels.to(device)
+    if lack is Lack.PICTURE:
+        pixels = torch.full_like(pixels, _GREY)
+    where = torch.nonzero(ids.flatten() == tokenizer.token_to_id(IMAGE))[:, 0]
+    with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        features = reader.look(pixels)
+        if lack is Lack.DEEPSTACK:
+            features = [features[0], *(torch.zeros_like(deep) for deep in features[1:])]
+        features = [part.flatten(0, -2) for part in features]
+        lines = torch.arange(number, device=device)
+        open_rows = torch.ones(number, dtype=torch.bool, device=device)
+        for step in range(LONGEST):
+            hidden = reader.read(ids, positions, features, where)
+            chosen = reader.logits(hidden[lines, lengths + step - 1]).argmax(-1)
+            ids[lines, lengths + step] = chosen
+            open_rows &= chosen != end
+            if not open_rows.any():
+                break
+    reader.eager = False
+    made = [ids[i, length : length + LONGEST].tolist() for i, length in enumerate(lengths.tolist())]
+    kept = [line[: line.index(end)] if end in line else line for line in made]
+    return [tokenizer.decode(line) for line in kept]
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator] # torch has no types here
+def by_transformers(folder: Path, tokenizer: Tokenizer, taken: Exam, rows: int = 350) -> list[str]:
+    """Return the answers of the folder's model, generated in float32."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).to(device)
+    image, found = tokenizer.token_to_id(IMAGE), []
+    for begin in range(0, len(taken.rows), rows):
+        part = taken.rows[begin : begin + rows]
+        longest = max(len(row.ids) for row in part)
+        ids = torch.zeros(len(part), longest, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for index, row in enumerate(part):
+            ids[index, longest - len(row.ids) :] = torch.from_numpy(row.ids)
+            mask[index, longest - len(row.ids) :] = 1
+        pixels = taken.pixels[begin : begin + rows]
+        flat = patches(pixels).flatten(0, 1).view(-1, 3, 1, PATCH * PATCH)
+        grid = [1, pixels.shape[1] // PATCH, pixels.shape[2] // PATCH]
+        inputs = {
+            "input_ids": ids,
+            "attention_mask": mask,
+            "mm_token_type_ids": (ids == image).int(),
+            "pixel_values": flat.expand(-1, -1, 2, -1).flatten(1),
+            "image_grid_thw": torch.tensor([grid] * len(part)),
+        }
+        inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
+        made = model.generate(**inputs, max_new_tokens=LONGEST, do_sample=False)
+        found += tokenizer.decode_batch(made[:, longest:].tolist())
+    return found
+
+
+def text_score(model: Qwen3VLForConditionalGeneration, tokenizer: Tokenizer, every: int) -> Score:
+    """Return how many of the text model's own held-out prompts are still answered exactly."""
+    inner = new_text_model()
+    weights = model.model.language_model.state_dict()
+    inner.load_state_dict({f"model.{name}": w for name, w in weights.items()}, strict=False)
+    prompts = held_out()[::every]
+    with TemporaryDirectory() as name:
+        write_text_folder(Path(name), inner, tokenizer)
+        found = text_answers(Path(name), [p.messages for p in prompts], MAX_TOKENS, 400)
+    right = sum(a.strip() == p.expected for a, p in zip(found, prompts, strict=True))
+    return Score(right, len(prompts))
+
+

@@ -1,0 +1,142 @@
+"""The forward pass of training: pictures of one size at once, whatever they stand beside.
+
+It computes what transformers' Qwen3-VL does, which takes one picture after the other.
+"""
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from transformers import Qwen3VLForConditionalGeneration
+
+PATCH: Final = 16
+MERGE: Final = 2
+
+_functional = nn.functional
+
+
+def patches(pixels: Tensor) -> Tensor:
+    """Return uint8 pixels [M, H, W, 3] as scaled patches [M, T, 3 * 16 * 16] in merge order."""
+    pictures, height, width, _ = pixels.shape
+    rows, columns = height // PATCH // MERGE, width // PATCH // MERGE
+    cut = pixels.view(pictures, rows, MERGE, PATCH, columns, MERGE, PATCH, 3)
+    cut = cut.permute(0, 1, 4, 2, 5, 7, 3, 6).reshape(pictures, -1, 3 * PATCH * PATCH)
+    return cut.float() / 127.5 - 1
+
+
+def merge_order(rows: int, columns: int) -> Tensor:
+    """Return row and column [T, 2] of every patch in merge order."""
+    place = torch.stack(
+        torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij"), -1
+    )
+    place = place.view(rows // MERGE, MERGE, columns // MERGE, MERGE, 2)
+    return place.permute(0, 2, 1, 3, 4).reshape(-1, 2)
+
+
+class Block(nn.Module):
+    """A block of the tower over pictures of one size: [M, T, H] in and out."""
+
+    def __init__(self, block: Any) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Attend within each picture, and pass through the MLP."""
+        block, attention = self.block, self.block.attn
+        pictures, tokens, width = hidden.shape
+        qkv = attention.qkv(block.norm1(hidden))
+        q, k, v = qkv.view(pictures, tokens, 3, attention.num_heads, -1).permute(2, 0, 3, 1, 4)
+        q, k = _turn(q, cos, sin).to(v.dtype), _turn(k, cos, sin).to(v.dtype)
+        mixed = _functional.scaled_dot_product_attention(q, k, v)
+        hidden = hidden + attention.proj(mixed.transpose(1, 2).reshape(pictures, tokens, width))
+        return hidden + block.mlp(block.norm2(hidden))
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat((-second, first), -1) * sin
+
+
+class Reader(nn.Module):
+    """The model as training runs it."""
+
+    def __init__(self, model: Qwen3VLForConditionalGeneration) -> None:
+        super().__init__()
+        self.model = model
+        self.tower = model.model.visual
+        self.decoder = model.model.language_model
+        self.blocks = nn.ModuleList(Block(block) for block in self.tower.blocks)
+        self._tables: dict[tuple[int, int], tuple[Tensor, ...]] = {}
+        self.eager = False  # an exam has shapes of its own, not worth a graph
+
+    def _run(self, layer: nn.Module, *inputs: Tensor, **names: Any) -> Tensor:
+        found: Tensor = layer.forward(*inputs, **names) if self.eager else layer(*inputs, **names)
+        return found
+
+    def compile_layers(self) -> None:
+        """Compile the layers one by one: they share one graph for each shape."""
+        torch._dynamo.config.recompile_limit = 64  # noqa: SLF001 - the documented name
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        for block in self.blocks:
+            block.compile(dynamic=False)
+        for layer in self.decoder.layers:
+            layer.compile(dynamic=True)
+
+    def _table(self, rows: int, columns: int, device: torch.device) -> tuple[Tensor, ...]:
+        key = (rows, columns)
+        if key not in self._tables:
+            side = self.tower.num_grid_per_side
+            place = merge_order(rows, columns)
+            spots = []
+            for axis, size in enumerate((rows, columns)):
+                line = torch.linspace(0, side - 1, size)[place[:, axis]]
+                low = line.long()
+                spots.append((low, (low + 1).clamp(max=side - 1), line - low))
+            (top, bottom, down), (left, right, across) = spots
+            index = torch.stack([r * side + c for r in (top, bottom) for c in (left, right)], 1)
+            shares = [(1 - down) * (1 - across), (1 - down) * across, down * (1 - across)]
+            weight = torch.stack([*shares, down * across], 1)
+            quarter = self.tower.config.hidden_size // self.tower.config.num_heads // 4
+            inverse = 10000.0 ** (-torch.arange(quarter) / quarter)
+            angles = (place[:, :, None] * inverse).flatten(1).repeat(1, 2)
+            tables = (index, weight, angles.cos(), angles.sin())
+            self._tables[key] = tuple(table.to(device) for table in tables)
+        return self._tables[key]
+
+    def look(self, pixels: Tensor) -> list[Tensor]:
+        """Return merged embeddings and deepstack features, each [M * T / 4, H], of pictures."""
+        tower = self.tower
+        rows, columns = pixels.shape[1] // PATCH, pixels.shape[2] // PATCH
+        index, weight, cos, sin = self._table(rows, columns, pixels.device)
+        projection = tower.patch_embed.proj
+        matrix = projection.weight.sum(2).flatten(1)  # both frames of a picture are the same
+        hidden = _functional.linear(patches(pixels), matrix, projection.bias)
+        hidden = hidden + (tower.pos_embed(index) * weight[:, :, None]).sum(1)
+        found = []
+        for number, block in enumerate(self.blocks):
+            hidden = self._run(block, hidden, cos, sin)
+            if number in tower.deepstack_visual_indexes:
+                found.append(tower.deepstack_merger_list[len(found)](hidden))
+        return [tower.merger(hidden), *found]
+
+    def read(self, ids: Tensor, positions: Tensor, features: list[Tensor], where: Tensor) -> Tensor:
+        """Return hidden states of ids [B, S] at positions [3, B, S], features put in at `where`.
+
+        `where` are the places of image tokens in the flattened ids; empty features are text.
+        """
+        hidden = self.decoder.embed_tokens(ids)
+        shape = hidden.shape
+        if features:
+            merged = features[0].to(hidden.dtype)
+            hidden = hidden.flatten(0, 1).index_copy(0, where, merged).view(shape)
+        rotary = self.decoder.rotary_emb(hidden, positions)
+        for number, layer in enumerate(self.decoder.layers):
+            hidden = self._run(layer, hidden, position_embeddings=rotary, attention_mask=None)
+            if number + 1 < len(features):
+                deep = features[number + 1].to(hidden.dtype)
+                hidden = hidden.flatten(0, 1).index_add(0, where, deep).view(shape)
+        return self.decoder.norm(hidden)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits of hidden states, in float32."""
+        return self.model.lm_head(hidden).float()
