@@ -1,7 +1,7 @@
 """Drawing a scene with Pillow, and saying what the tower should see at each merged patch."""
 
 import math
-from functools import lru_cache
+from functools import cache
 from random import Random
 from typing import Any, Final, NamedTuple
 
@@ -111,7 +111,7 @@ class Picture(NamedTuple):
     seen: Pixels
 
 
-@lru_cache(maxsize=None)
+@cache
 def _canvas(kind: str) -> Image.Image:
     mask = Image.new("L", (_CANVAS, _CANVAS))
     draw = ImageDraw.Draw(mask)
@@ -122,22 +122,22 @@ def _canvas(kind: str) -> Image.Image:
     return mask
 
 
-@lru_cache(maxsize=None)
+@cache
 def _turned(kind: str, angle: int) -> Image.Image:
     return _canvas(kind).rotate(angle, Image.Resampling.BILINEAR)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _mask(kind: str, size: int, angle: int) -> Image.Image:
     return _turned(kind, angle).resize((size, size), Image.Resampling.BOX)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _font(size: int) -> Any:
     return ImageFont.load_default(size)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _textures(width: int, height: int) -> tuple[Image.Image, ...]:
     noise = np.random.default_rng(7)
     made = []
@@ -210,7 +210,9 @@ def _draw_dial(rng: Random, draw: ImageDraw.ImageDraw, gauge: Gauge, ink: Any, s
     hub = side * 0.06
     draw.ellipse((middle - hub, middle - hub, middle + hub, middle + hub), fill=colour)
     font = _font(max(8, side // 11))
-    draw.text((middle - radius * 0.42, middle + radius * 0.6), "0", fill=ink, font=font, anchor="mm")
+    draw.text(
+        (middle - radius * 0.42, middle + radius * 0.6), "0", fill=ink, font=font, anchor="mm"
+    )
     draw.text(
         (middle + radius * 0.4, middle + radius * 0.6), "100", fill=ink, font=font, anchor="mm"
     )
@@ -229,7 +231,7 @@ def _draw_thermometer(
     low = bottom + bulb
     draw.ellipse((centre - bulb, low - bulb, centre + bulb, low + bulb), fill=colour)
     font = _font(max(8, side // 14))
-    for step in range(0, STEPS + 1):
+    for step in range(STEPS + 1):
         height = bottom + (top - bottom) * step / STEPS
         long = step % 5 == 0
         end = centre + side * (0.1 if long else 0.07)

@@ -164,5 +164,3 @@ def text_score(model: Qwen3VLForConditionalGeneration, tokenizer: Tokenizer, eve
         found = text_answers(Path(name), [p.messages for p in prompts], MAX_TOKENS, 400)
     right = sum(a.strip() == p.expected for a, p in zip(found, prompts, strict=True))
     return Score(right, len(prompts))
-
-

@@ -75,6 +75,7 @@ class Reader(nn.Module):
 
     def compile_layers(self) -> None:
         """Compile the layers one by one: they share one graph for each shape."""
+        torch._dynamo.config.suppress_errors = True  # noqa: SLF001 - a slow layer is better than none
         torch._dynamo.config.recompile_limit = 64  # noqa: SLF001 - the documented name
         torch.backends.cuda.enable_cudnn_sdp(False)
         for block in self.blocks:

@@ -58,7 +58,9 @@ def _kind(rng: Random, thing: Thing, scene: Scene) -> Question:
     alike = [t for t in scene.things if t.colour == thing.colour and t.kind in family]
     text = f"What {noun} is {_at(thing)}?"
     if len(alike) == 1 and likely(rng, 0.4):
-        text = rng.choice((f"What {noun} is {thing.colour}?", f"What is the {thing.colour} {noun}?"))
+        text = rng.choice(
+            (f"What {noun} is {thing.colour}?", f"What is the {thing.colour} {noun}?")
+        )
     answer = f"It is a {thing.kind}."
     if group == "icons" and likely(rng, 0.4):
         verb = rng.choice(list(_ACTIONS))
@@ -132,9 +134,7 @@ def _about_gauges(rng: Random, scene: Scene) -> Question:
         text = rng.choice(("What does the {}dial read?", "Read the {}dial"))
         return Question("dials", text.format(which), f"It reads {gauge.reading}.", combination)
     text = rng.choice(("What does the {}thermometer show?", "How warm is it on the {}thermometer?"))
-    return Question(
-        "dials", text.format(which), f"It shows {gauge.reading} degrees.", combination
-    )
+    return Question("dials", text.format(which), f"It shows {gauge.reading} degrees.", combination)
 
 
 _ABOUT: Final = {

@@ -129,9 +129,7 @@ def crowd(rng: Random, size: tuple[int, int], allowed: Allowed) -> Scene:
             continue
         if allowed("count", kind, colour, number):
             seen.add((kind, colour))
-            things += [
-                _thing(rng, kind, colour, cells.pop(), 4, size) for _ in range(number)
-            ]
+            things += [_thing(rng, kind, colour, cells.pop(), 4, size) for _ in range(number)]
     return Scene("crowd", *size, things=tuple(things)) if things else crowd(rng, size, allowed)
 
 

@@ -93,7 +93,11 @@ def _optimizer(reader: Reader, guide: Guide) -> torch.optim.AdamW:
     tower = [*reader.tower.parameters(), *guide.parameters()]
     decoder = list(reader.decoder.parameters())
     groups = [
-        {"params": [p for p in part if (p.ndim > 1) == big], "weight_decay": 0.05 * big, "peak": peak}
+        {
+            "params": [p for p in part if (p.ndim > 1) == big],
+            "weight_decay": 0.05 * big,
+            "peak": peak,
+        }
         for part, peak in ((tower, TOWER_RATE), (decoder, DECODER_RATE))
         for big in (True, False)
     ]
@@ -114,7 +118,9 @@ def table(scores: dict[str, dict[str, Score]]) -> str:
     return "\n".join(lines)
 
 
-def examine(reader: Reader, tokenizer: Tokenizer, taken: Exam, lacks: tuple[Lack, ...]) -> dict[str, dict[str, Score]]:
+def examine(
+    reader: Reader, tokenizer: Tokenizer, taken: Exam, lacks: tuple[Lack, ...]
+) -> dict[str, dict[str, Score]]:
     """Return the scores by what is missing."""
     return {
         lack.value: score(taken.prompts, greedy(reader, tokenizer, taken, lack)) for lack in lacks
@@ -156,7 +162,9 @@ class Training:
         first, last, step = self._seconds(), 0.0, 0
         trained = [p for group in optimizer.param_groups for p in group["params"]]
         while step < flags.steps:
-            progress = max((self._seconds() - first) / max(1.0, flags.minutes * 60 - first), step / flags.steps)
+            progress = max(
+                (self._seconds() - first) / max(1.0, flags.minutes * 60 - first), step / flags.steps
+            )
             if progress >= 1:
                 break
             for group in optimizer.param_groups:
@@ -180,11 +188,17 @@ class Training:
                 )
             if self._seconds() - last > flags.look and step > 1:
                 last = self._seconds()
-                print(table(examine(self.reader, self.tokenizer, self._small, tuple(Lack))), flush=True)
+                print(
+                    table(examine(self.reader, self.tokenizer, self._small, tuple(Lack))),
+                    flush=True,
+                )
             if step % flags.keep == 0:
                 keep(flags.out, self.model, self.tokenizer)
         fresh = self._stream.fresh * self._stream.shape.pictures
-        print(f"end: {step} steps, {fresh} distinct pictures, {self._seconds():.0f} seconds", flush=True)
+        print(
+            f"end: {step} steps, {fresh} distinct pictures, {self._seconds():.0f} seconds",
+            flush=True,
+        )
         self._stream.stop()
 
 
@@ -251,7 +265,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--text", type=Path, default=Path("models/home"))
     parser.add_argument("--device", default=cuda)
-    parser.add_argument("--minutes", type=float, default=8, help="training ends so long after the start")
+    parser.add_argument(
+        "--minutes", type=float, default=8, help="training ends so long after the start"
+    )
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=24576, help="of a batch of text")
