@@ -4,7 +4,7 @@ import json
 from random import Random
 from typing import Final, NamedTuple
 
-from models.chances import likely
+from models.chances import likely, weighted
 from models.vision.scenes import Scene, Sign, Thing
 from models.vision.things import CELLS, DEVICES, SHAPES
 
@@ -16,10 +16,10 @@ _SIDES: Final = {
     "below": (0, 1),
 }
 _HALVES: Final = {
-    "in the left half": (0, 0),
-    "in the right half": (0, 1),
-    "in the top half": (1, 0),
-    "in the bottom half": (1, 1),
+    "in the left half": (0, (0, 1)),
+    "in the right half": (0, (2, 3)),
+    "in the top half": (1, (0, 1)),
+    "in the bottom half": (1, (2, 3)),
 }
 _ACTIONS: Final = {"Turn on": "turn_on", "Turn off": "turn_off"}
 
@@ -88,10 +88,10 @@ def _position(rng: Random, thing: Thing, scene: Scene) -> Question:
 
 def _about_objects(rng: Random, scene: Scene) -> Question:
     thing = rng.choice(scene.things)
-    chance = rng.random()
-    if chance < 0.25:
+    group = weighted(rng, {"colour": 0.25, "kind": 0.35, "position": 0.4})
+    if group == "colour":
         return _colour(rng, thing)
-    return _kind(rng, thing, scene) if chance < 0.6 else _position(rng, thing, scene)
+    return _kind(rng, thing, scene) if group == "kind" else _position(rng, thing, scene)
 
 
 def _number(count: int, thing: Thing) -> str:
@@ -102,14 +102,14 @@ def _number(count: int, thing: Thing) -> str:
 
 
 def _about_crowd(rng: Random, scene: Scene) -> Question:
-    thing = rng.choice(sorted(set(t[:2] for t in scene.things)))
+    thing = rng.choice(sorted({t[:2] for t in scene.things}))
     alike = [t for t in scene.things if t[:2] == thing]
     plural = _number(2, alike[0]).removeprefix("There are 2 ")
     combination = ("count", *thing, len(alike))
     if likely(rng, 0.35):
         where = rng.choice(list(_HALVES))
-        axis, later = _HALVES[where]
-        there = [t for t in alike if ((t.column, t.row)[axis] >= 2) == bool(later)]
+        axis, cells = _HALVES[where]
+        there = [t for t in alike if (t.column, t.row)[axis] in cells]
         text = f"How many {plural} are {where}?"
         return Question("counts", text, f"{_number(len(there), alike[0])} {where}.", combination)
     text = rng.choice((f"How many {plural} are there?", f"How many {plural} can you see?"))

@@ -178,8 +178,7 @@ def _system(rng: Random) -> str:
         return ""
     listed = likely(rng, 0.3)
     home = random_home(rng, rng.randrange(2, 4), mixed_names(rng))
-    text = random_system(rng, Context(home, listed=listed))
-    return text
+    return random_system(rng, Context(home, listed=listed))
 
 
 def held_out_prompt(rng: Random, group: str, size: tuple[int, int]) -> Prompt:

@@ -4,7 +4,7 @@ from hashlib import blake2b
 from random import Random
 from typing import Final
 
-from models.chances import likely
+from models.chances import likely, weighted
 from models.splits import ONE_IN
 from models.vocabulary import ROOMS
 
@@ -36,13 +36,14 @@ GAUGES: Final = {"dial": 5, "thermometer": 2}  # what a step of the scale stands
 STEPS: Final = 20
 _SIGNS: Final = (
     "EXIT OPEN CLOSED PUSH PULL STOP START WAIT GO HOT COLD ON OFF FULL EMPTY MEN WOMEN FIRE GAS "
-    "WATER POWER DANGER KEEP OUT IN UP DOWN LEFT RIGHT FRONT BACK NORTH SOUTH EAST WEST STAIRS LIFT "
-    "LOBBY ROOF ROOM TOILET SHOWER PANTRY STORE SHOP CAFE BAR BANK HOTEL TAXI BUS TRAIN BIKE CAR "
-    "PARK ZOO SCHOOL CLASS LAB MUSIC ART BOOKS TOYS TOOLS PAINT GLASS PAPER METAL BIO WASTE FRAGILE "
-    "HEAVY FOOD MILK SUGAR SALT FLOUR RICE PASTA BEANS COFFEE TEA JAM HONEY SOAP TOWELS SHOES COATS "
-    "HATS KEYS MAIL SALE FREE NEW OLD HELLO WELCOME THANKS SORRY PRIVATE STAFF VISITOR GUEST QUIET "
-    "SILENCE SMILE RESET PAUSE PLAY ALARM BELL RADIO MODEM ROUTER SERVER PUMP VALVE BOILER FILTER "
-    "HEATER COOLER FRIDGE OVEN STOVE SINK WASHER DRYER IRON VACUUM ROBOT DOCK CHARGER CABLE FUSE"
+    "WATER POWER DANGER KEEP OUT IN UP DOWN LEFT RIGHT FRONT BACK NORTH SOUTH EAST WEST STAIRS "
+    "LIFT LOBBY ROOF ROOM TOILET SHOWER PANTRY STORE SHOP CAFE BAR BANK HOTEL TAXI BUS TRAIN BIKE "
+    "CAR PARK ZOO SCHOOL CLASS LAB MUSIC ART BOOKS TOYS TOOLS PAINT GLASS PAPER METAL BIO WASTE "
+    "FRAGILE HEAVY FOOD MILK SUGAR SALT FLOUR RICE PASTA BEANS COFFEE TEA JAM HONEY SOAP TOWELS "
+    "SHOES COATS HATS KEYS MAIL SALE FREE NEW OLD HELLO WELCOME THANKS SORRY PRIVATE STAFF "
+    "VISITOR GUEST QUIET SILENCE SMILE RESET PAUSE PLAY ALARM BELL RADIO MODEM ROUTER SERVER PUMP "
+    "VALVE BOILER FILTER HEATER COOLER FRIDGE OVEN STOVE SINK WASHER DRYER IRON VACUUM ROBOT DOCK "
+    "CHARGER CABLE FUSE "
 )
 SIGNS: Final = tuple(
     dict.fromkeys([*_SIGNS.split(), *(room.upper() for room in ROOMS if " " not in room)])
@@ -59,10 +60,10 @@ def is_held_out(*combination: object) -> bool:
 
 def random_text(rng: Random) -> str:
     """Return what may be printed on a sign: a word, an invented word or a number."""
-    chance = rng.random()
-    if chance < 0.45:
+    what = weighted(rng, {"word": 0.45, "number": 0.15, "invented": 0.4})
+    if what == "word":
         return rng.choice(SIGNS)
-    if chance < 0.6:
+    if what == "number":
         return str(rng.randrange(1, 1000))
     length = rng.randrange(2, 8)
     if likely(rng, 0.5):
