@@ -169,8 +169,8 @@ def _tint(rng: Random, colour: str) -> tuple[int, ...]:
 
 def _draw_thing(rng: Random, image: Image.Image, thing: Thing) -> None:
     mask = _mask(thing.kind, thing.size, rng.randrange(-12, 13, 3))
-    corner = (round(thing.x - thing.size / 2), round(thing.y - thing.size / 2))
-    image.paste(_tint(rng, thing.colour), (*corner, *(c + thing.size for c in corner)), mask)
+    left, top = round(thing.x - thing.size / 2), round(thing.y - thing.size / 2)
+    image.paste(_tint(rng, thing.colour), (left, top, left + thing.size, top + thing.size), mask)
 
 
 def _draw_sign(rng: Random, image: Image.Image, sign: Sign) -> list[tuple[str, float, float]]:
@@ -264,7 +264,8 @@ def _place(seen: Pixels, x: float, y: float) -> Pixels:
     rows, columns = seen.shape[:2]
     row = min(max(int(y // CELL), 0), rows - 1)
     column = min(max(int(x // CELL), 0), columns - 1)
-    return seen[row, column]
+    here: Pixels = seen[row, column]
+    return here
 
 
 def draw_scene(rng: Random, scene: Scene) -> Picture:

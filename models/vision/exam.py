@@ -1,6 +1,6 @@
 """The held-out questions, and greedy answers to them, whole or with a part of vision missing."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from pathlib import Path
 from random import Random
@@ -121,6 +121,24 @@ def greedy(
     made = [ids[i, length : length + LONGEST].tolist() for i, length in enumerate(lengths.tolist())]
     kept = [line[: line.index(end)] if end in line else line for line in made]
     return [tokenizer.decode(line) for line in kept]
+
+
+def examine(
+    reader: Reader, tokenizer: Tokenizer, taken: Exam, lacks: Iterable[Lack]
+) -> dict[str, dict[str, Score]]:
+    """Return the scores by what is missing."""
+    return {
+        lack.value: score(taken.prompts, greedy(reader, tokenizer, taken, lack)) for lack in lacks
+    }
+
+
+def table(scores: dict[str, dict[str, Score]]) -> str:
+    """Return one line for each way of asking, and one column for each group, in per cent."""
+    lines = [" " * 14 + "".join(f"{group:>10}" for group in (*GROUPS, "all"))]
+    for name, found in scores.items():
+        shares = (f"{100 * found[group].share:10.1f}" for group in (*GROUPS, "all"))
+        lines.append(f"{name:14}" + "".join(shares))
+    return "\n".join(lines)
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator] # torch has no types here

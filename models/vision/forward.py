@@ -33,7 +33,7 @@ def merge_order(rows: int, columns: int) -> Tensor:
     return place.permute(0, 2, 1, 3, 4).reshape(-1, 2)
 
 
-class Block(nn.Module):
+class Block(nn.Module):  # type: ignore[misc] # torch has no types here
     """A block of the tower over pictures of one size: [M, T, H] in and out."""
 
     def __init__(self, block: Any) -> None:
@@ -57,7 +57,7 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-second, first), -1) * sin
 
 
-class Reader(nn.Module):
+class Reader(nn.Module):  # type: ignore[misc] # torch has no types here
     """The model as training runs it."""
 
     def __init__(self, model: Qwen3VLForConditionalGeneration) -> None:
@@ -113,7 +113,7 @@ class Reader(nn.Module):
         matrix = projection.weight.sum(2).flatten(1)  # both frames of a picture are the same
         hidden = _functional.linear(patches(pixels), matrix, projection.bias)
         hidden = hidden + (tower.pos_embed(index) * weight[:, :, None]).sum(1)
-        found = []
+        found: list[Tensor] = []
         for number, block in enumerate(self.blocks):
             hidden = self._run(block, hidden, cos, sin)
             if number in tower.deepstack_visual_indexes:

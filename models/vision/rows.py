@@ -96,12 +96,16 @@ class Writer:
     """Writes rows, one after another."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._encode = lambda text: tokenizer.encode(text).ids
-        self._image = tokenizer.token_to_id(IMAGE)
+        self._tokenizer = tokenizer
+        self._image = self._encode(IMAGE)
         self._ids: list[int] = []
         self._answers: list[bool] = []
         self._positions: list[Ints] = []
         self._next = 0
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text).ids
+        return ids
 
     def _add(self, ids: list[int], *, answer: bool = False) -> None:
         self._ids += ids
@@ -113,7 +117,7 @@ class Writer:
     def _add_picture(self, picture: Shown) -> None:
         rows, columns = picture.grid
         self._add(self._encode(VISION_START))
-        self._ids += [self._image] * (rows * columns)
+        self._ids += self._image * (rows * columns)
         self._answers += [False] * (rows * columns)
         down, across = np.divmod(np.arange(rows * columns), columns)
         if picture.down:

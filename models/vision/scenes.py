@@ -88,7 +88,7 @@ def anything(*_: object) -> bool:
 
 
 def _thing(
-    rng: Random, kind: str, colour: str, cell: tuple[int, int], grid: int, size: tuple[int, int]
+    rng: Random, what: tuple[str, str], cell: tuple[int, int], grid: int, size: tuple[int, int]
 ) -> Thing:
     width, height = size[0] / grid, size[1] / grid
     largest = min(width, height)
@@ -96,7 +96,7 @@ def _thing(
     free_x, free_y = (width - pixels) / 2, (height - pixels) / 2
     x = (cell[0] + 0.5) * width + rng.uniform(-0.7, 0.7) * free_x
     y = (cell[1] + 0.5) * height + rng.uniform(-0.7, 0.7) * free_y
-    return Thing(kind, colour, *cell, x, y, pixels)
+    return Thing(*what, *cell, x, y, pixels)
 
 
 def objects(rng: Random, size: tuple[int, int], allowed: Allowed) -> Scene:
@@ -109,7 +109,7 @@ def objects(rng: Random, size: tuple[int, int], allowed: Allowed) -> Scene:
         colour = rng.choice(list(COLOURS))
         while not (allowed(kind, colour) and allowed(kind, colour, *cell)):
             colour = rng.choice(list(COLOURS))
-        things.append(_thing(rng, kind, colour, cell, 3, size))
+        things.append(_thing(rng, (kind, colour), cell, 3, size))
     return Scene("objects", *size, things=tuple(things))
 
 
@@ -129,7 +129,7 @@ def crowd(rng: Random, size: tuple[int, int], allowed: Allowed) -> Scene:
             continue
         if allowed("count", kind, colour, number):
             seen.add((kind, colour))
-            things += [_thing(rng, kind, colour, cells.pop(), 4, size) for _ in range(number)]
+            things += [_thing(rng, (kind, colour), cells.pop(), 4, size) for _ in range(number)]
     return Scene("crowd", *size, things=tuple(things)) if things else crowd(rng, size, allowed)
 
 
