@@ -15,11 +15,10 @@ from models.vision.exam import (
     Lack,
     by_transformers,
     examine,
-    score,
-    table,
     text_score,
 )
 from models.vision.forward import Reader
+from models.vision.prompts import score, table
 
 
 def _generated(archive: Path, tokenizer: Tokenizer, taken: Exam) -> list[str]:

@@ -18,14 +18,12 @@ from models.vision.questions import Question, question
 from models.vision.scenes import (
     Allowed,
     Scene,
-    anything,
     crowd,
     gauges,
     in_training,
     objects,
     signs,
 )
-from models.vision.things import is_held_out
 
 IMAGE: Final = "<|image_pad|>"
 VISION_START: Final = "<|vision_start|>"
@@ -38,7 +36,7 @@ _ROOM: Final = 104  # tokens of a second picture and a question
 _ATTEMPTS: Final = 10
 
 Ints = npt.NDArray[np.int64]
-_MAKERS: Final[dict[str, Callable[[Random, tuple[int, int], Allowed], Scene]]] = {
+MAKERS: Final[dict[str, Callable[[Random, tuple[int, int], Allowed], Scene]]] = {
     "objects": objects,
     "crowd": crowd,
     "signs": signs,
@@ -69,22 +67,13 @@ class Row(NamedTuple):
     shown: tuple[Shown, ...]
 
 
-class Prompt(NamedTuple):
-    """A held-out question about a picture."""
-
-    group: str
-    text: str
-    expected: str
-    picture: Picture
-
-
 def shown(rng: Random, size: tuple[int, int]) -> Shown:
     """Return a picture to train on.
 
     In some the picture is drawn mirrored, things upright, and its positions are mirrored back:
     where a thing is can then be learned from the decoder's positions alone.
     """
-    scene = _MAKERS[weighted(rng, _KINDS)](rng, size, in_training)
+    scene = MAKERS[weighted(rng, _KINDS)](rng, size, in_training)
     across = down = False
     if scene.group == "objects" and likely(rng, _MIRRORED):
         across, down = rng.choice(((True, False), (False, True), (True, True)))
@@ -183,15 +172,3 @@ def _system(rng: Random) -> str:
     listed = likely(rng, 0.3)
     home = random_home(rng, rng.randrange(2, 4), mixed_names(rng))
     return random_system(rng, Context(home, listed=listed))
-
-
-def held_out_prompt(rng: Random, group: str, size: tuple[int, int]) -> Prompt:
-    """Return a question of this group about a combination that training never showed."""
-    kinds = {"counts": "crowd", "dials": "gauges", "words": "signs"}
-    while True:
-        scene = _MAKERS[kinds.get(group, "objects")](rng, size, anything)
-        for _ in range(8):
-            asked = question(rng, scene)
-            if asked.group == group and is_held_out(*asked.combination):
-                picture = draw_scene(rng, scene)
-                return Prompt(group, asked.text, asked.answer, picture)

@@ -13,11 +13,12 @@ import torch
 from torch import nn
 
 from models.vision.batch import Shape
-from models.vision.exam import Lack, exam, examine, held_out_prompts, table
+from models.vision.exam import Lack, exam, examine
 from models.vision.final import ask_everything
 from models.vision.folder import new_model, vision_tokenizer, write_folder
 from models.vision.forward import Reader
 from models.vision.guide import Guide, picture_losses, text_loss
+from models.vision.prompts import held_out_prompts, table
 from models.vision.stream import Stream
 
 TOWER_RATE: Final = 1.5e-3
