@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 from hearth_client import Client, Image
+from hearth_client.options import Content
 
 from models.vision.prompts import Prompt, held_out_prompts, score, table
 
@@ -38,10 +39,10 @@ def through_daemon(prompts: Sequence[Prompt], threads: int, socket: Path | None)
     """Return the daemon's answers, in order, with several questions under way at once."""
 
     def answer(prompt: Prompt) -> str:
-        picture = Image(memoryview(np.ascontiguousarray(prompt.pixels)), "rgb8")
-        turn = {"role": "user", "content": [picture, prompt.text]}
+        picture = Image(memoryview(prompt.pixels), "rgb8")  # type: ignore[arg-type] # before 3.12
+        turns: list[dict[str, Content]] = [{"role": "user", "content": [picture, prompt.text]}]
         with Client(socket) as client:
-            return client.generate(messages=[turn], max_tokens=MAX_TOKENS, temperature=0).text()
+            return client.generate(messages=turns, max_tokens=MAX_TOKENS, temperature=0).text()
 
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(answer, prompts))

@@ -150,10 +150,12 @@ def answers_of(folder: Path, prompts: list[Prompt], lack: Lack) -> list[str]:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     taken = exam(tokenizer, prompts)
     if lack is Lack.NOTHING:
-        return by_transformers(folder, tokenizer, taken)
+        made: list[str] = by_transformers(folder, tokenizer, taken)
+        return made
     model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
     reader = Reader(model.to("cuda" if torch.cuda.is_available() else "cpu"))
-    return greedy(reader, tokenizer, taken, lack)
+    answers: list[str] = greedy(reader, tokenizer, taken, lack)
+    return answers
 
 
 def text_score(model: Qwen3VLForConditionalGeneration, tokenizer: Tokenizer, every: int) -> Score:
