@@ -10,7 +10,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from models.vision.drawing import CELL, CLASSES
-from models.vision.rows import IMAGE, LENGTH, Writer, shown
+from models.vision.rows import IMAGE, LENGTH, Row, Writer, shown
 
 SIZES: Final = ((224, 224), (256, 192), (192, 256))  # width and height
 _SIZE_SHARES: Final = (0.7, 0.15, 0.15)
@@ -81,6 +81,13 @@ class Filler:
         self._rng = Random(seed)
         self._shape = shape
 
+    def _row(self, size: tuple[int, int], number: int) -> Row:
+        while True:
+            pictures = tuple(shown(self._rng, size) for _ in range(number))
+            row = self._writer.conversation(self._rng, pictures)
+            if len(row.ids) <= LENGTH:  # few are longer: two pictures with long words
+                return row
+
     def fill(self, memory: mmap) -> int:
         """Make a batch in this memory, and return which of `SIZES` it has.
 
@@ -94,8 +101,7 @@ class Filler:
         place = 0
         for index in range(self._shape.rows):
             number = 2 if index < self._shape.twice else 1
-            pictures = tuple(shown(self._rng, SIZES[size]) for _ in range(number))
-            row = self._writer.conversation(self._rng, pictures)
+            row = self._row(SIZES[size], number)
             length = len(row.ids)
             arrays["ids"][index, :length] = row.ids
             arrays["answers"][index, :length] = row.answers
@@ -106,3 +112,11 @@ class Filler:
                 place += 1
         arrays["where"][:] = np.flatnonzero(arrays["ids"] == self._image)
         return size
+
+    def _row(self, number: int, size: tuple[int, int]) -> Row:
+        # One in a thousand has questions that are too long for it.
+        while True:
+            pictures = tuple(shown(self._rng, size) for _ in range(number))
+            row = self._writer.conversation(self._rng, pictures)
+            if len(row.ids) <= LENGTH:
+                return row

@@ -143,7 +143,7 @@ class Writer:
         return self._take((picture,))
 
     def conversation(self, rng: Random, pictures: tuple[Shown, ...]) -> Row:
-        """Return a row of at most `LENGTH` tokens: the pictures, each with questions about it."""
+        """Return a row of about `LENGTH` tokens: the pictures, each with questions about it."""
         system = self._encode(f"{START}system\n{_system(rng)}{END}\n")
         if len(system) in _SYSTEM and len(pictures) == 1:
             self._add(system)
