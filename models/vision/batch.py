@@ -112,11 +112,3 @@ class Filler:
                 place += 1
         arrays["where"][:] = np.flatnonzero(arrays["ids"] == self._image)
         return size
-
-    def _row(self, number: int, size: tuple[int, int]) -> Row:
-        # One in a thousand has questions that are too long for it.
-        while True:
-            pictures = tuple(shown(self._rng, size) for _ in range(number))
-            row = self._writer.conversation(self._rng, pictures)
-            if len(row.ids) <= LENGTH:
-                return row
