@@ -20,6 +20,7 @@ from runtime.version import VERSION
 Progress = Callable[[str, int, int], None]
 SOURCE = Path(__file__).parent.parent / "models" / "home"
 DRAFT = SOURCE.with_name("home-draft")
+VISION = SOURCE.with_name("home-vision")
 
 
 def engine_folder(
@@ -36,15 +37,24 @@ def engine_folder(
     return shipped_engine(SOURCE, DRAFT, cache_folder(environ), progress)
 
 
+def vision_engine_folder(progress: Progress | None = None) -> Path:
+    """The engine folder of the shipped model's vision variant, exported on first use.
+
+    Raises `engine_missing` when the variant is absent.
+    """
+    return shipped_engine(VISION, None, cache_folder(None), progress)
+
+
 def shipped_engine(
-    source: Path, draft: Path, cache: Path, progress: Progress | None = None
+    source: Path, draft: Path | None, cache: Path, progress: Progress | None = None
 ) -> Path:
     """The engine folder of `source` and `draft` in `cache`, exported unless it is there and whole.
 
     Its path carries a digest of both and of the versions of Hearth and ONNX Runtime, so a change
     of any of them gives a new folder. Processes that ask at the same time share one export.
     """
-    for folder in (source, draft):
+    sources = [source] if draft is None else [source, draft]
+    for folder in sources:
         if not (folder / CONFIG_FILE).is_file():
             raise HearthError(
                 "engine_missing",
@@ -52,7 +62,7 @@ def shipped_engine(
                 "hearth export",
                 "engine",
             )
-    target = cache / "engines" / _digest(source, draft) / source.name
+    target = cache / "engines" / _digest(*sources) / source.name
     if _fault(target) is None:
         return target
     with _locked(cache):
@@ -74,10 +84,10 @@ def _fault(folder: Path) -> str | None:
     return None
 
 
-def _export(source: Path, draft: Path, target: Path, progress: Progress | None) -> None:
+def _export(source: Path, draft: Path | None, target: Path, progress: Progress | None) -> None:
     from runtime.export import DraftOptions, ExportOptions, export_model  # noqa: PLC0415 - slow import
 
-    options = ExportOptions(draft=DraftOptions(folder=draft))
+    options = ExportOptions(draft=None if draft is None else DraftOptions(folder=draft))
     export_model(source, target, options, progress)
 
 
