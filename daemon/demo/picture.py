@@ -15,7 +15,7 @@ def half_blocks(path: Path, columns: int) -> Text:
     """The picture so many columns wide: upper half blocks over backgrounds in 24 bit colours."""
     with Image.open(path) as image:
         rows = max(1, round(columns * image.height / image.width / 2))
-        small = image.convert("RGB").resize((columns, 2 * rows), Image.Resampling.LANCZOS)
+        small = image.convert("RGB").resize((columns, 2 * rows), Image.Resampling.BOX)
     pixels = small.tobytes()
     width = 3 * columns
     text = Text()

@@ -12,6 +12,7 @@ from daemon.cli import main
 from daemon.cli.errors import Failure
 from daemon.demo import show as demo
 from daemon.own_daemon import own_daemon
+from daemon.shipped import VISION
 from runtime.errors import HearthError
 from runtime.export import ExportOptions, export_model
 from tests.daemon.conftest import REFERENCE
@@ -23,8 +24,27 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "engine"
     export_model(REFERENCE, folder, ExportOptions(capacity=512))
     monkeypatch.setattr(demo, "engine_folder", lambda *_unused: folder)
+    monkeypatch.setattr(demo, "vision_engine_folder", lambda *_unused: folder)
+    monkeypatch.setattr(demo, "ask_about_the_picture", lambda *_unused: None)
     monkeypatch.setattr(demo, "EXAMPLE_HOME", "home")
     return folder
+
+
+@pytest.mark.parametrize("words", ["The blue robot.", '{"action":"turn_on","device":"fan"}'])
+def test_the_vision_variant_sees_what_is_in_the_picture(seen: str, words: str) -> None:
+    assert words in seen
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What the demo prints about its picture, answered by the variant that ships."""
+    folder = tmp_path_factory.mktemp("seeing") / "engine"
+    export_model(VISION, folder, ExportOptions())
+    stream = io.StringIO()
+    with own_daemon(folder) as daemon:
+        demo.ask_about_the_picture(Console(file=stream, width=200), daemon.socket)
+        daemon.stop()
+    return stream.getvalue()
 
 
 @pytest.mark.usefixtures("engine")
