@@ -123,6 +123,11 @@ class Stream:
         ids, answers = self._texts.get()
         return {"ids": ids.astype(np.int64), "answers": answers}, lambda: None
 
+    def check(self) -> None:
+        """Raise RuntimeError where a process has ended: the rest would learn from too little."""
+        if not all(process.is_alive() for process in self._processes):
+            raise RuntimeError("a process that makes batches has ended")
+
     def stop(self) -> None:
         """End the processes."""
         for process in self._processes:

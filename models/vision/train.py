@@ -104,6 +104,7 @@ class Training:
             optimizer.step()
             step += 1
             if step % flags.every == 0:
+                self._stream.check()
                 self._say(step, (seen, guided, said))
             if self._seconds() - last > flags.look:
                 last = self._seconds()
