@@ -17,7 +17,6 @@ LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 CLASSES: Final = (len(KINDS) + 4, len(COLOURS) + 1, *([len(LETTERS) + 1] * 3), STEPS + 2)
 _CANVAS: Final = 256
 _TEXTURES: Final = 48
-_FONT_SIZES: Final = range(10, 34)
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -195,14 +194,14 @@ def _draw_sign(rng: Random, image: Image.Image, sign: Sign) -> list[tuple[str, f
 
 def _draw_dial(rng: Random, draw: ImageDraw.ImageDraw, gauge: Gauge, ink: Any, side: int) -> None:
     middle, radius = side / 2, side * 0.47
-    for step in range(0, STEPS + 1, 2):
+    for step in range(STEPS + 1):
         angle = math.radians(135 + 270 * step / STEPS)
-        inner = radius * (0.78 if step % 10 == 0 else 0.86)
+        inner = radius * (0.78 if step % 5 == 0 else 0.86)
         ends = [
             (middle + r * math.cos(angle), middle + r * math.sin(angle))
             for r in (inner, radius * 0.95)
         ]
-        draw.line(ends, fill=ink, width=max(2, side // (50 if step % 10 == 0 else 80)))
+        draw.line(ends, fill=ink, width=max(2, side // (50 if step % 5 == 0 else 80)))
     angle = math.radians(135 + 270 * gauge.value / STEPS)
     tip = (middle + 0.74 * radius * math.cos(angle), middle + 0.74 * radius * math.sin(angle))
     colour = _tint(rng, gauge.colour)
@@ -236,7 +235,7 @@ def _draw_thermometer(
         long = step % 5 == 0
         end = centre + side * (0.1 if long else 0.07)
         draw.line([(centre + tube * 1.5, height), (end, height)], fill=ink, width=2)
-        if step % 10 == 0:
+        if long:
             text = str(step * GAUGES["thermometer"])
             draw.text((side * 0.25, height), text, fill=ink, font=font, anchor="lm")
 

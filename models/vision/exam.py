@@ -73,7 +73,7 @@ def greedy(
     for index, row in enumerate(taken.rows):
         length = len(row.ids)
         ids[index, :length] = torch.from_numpy(row.ids)
-        place = torch.from_numpy(row.positions)
+        place = torch.tensor(row.positions)
         if lack is Lack.POSITIONS:
             seen = torch.nonzero(ids[index, :length] == tokenizer.token_to_id(IMAGE))[:, 0]
             place[:, seen] = place[:, seen[torch.randperm(len(seen), generator=generator)]]

@@ -127,6 +127,14 @@ def new_model(text: Path, tokenizer: Tokenizer) -> Qwen3VLForConditionalGenerati
     return model
 
 
+def load_weights(model: Qwen3VLForConditionalGeneration, folder: Path) -> None:
+    """Put the weights of a folder into the model."""
+    weights = {n: w.float() for n, w in load_file(folder / "model.safetensors").items()}
+    rest = model.load_state_dict(weights, strict=False)
+    if rest.unexpected_keys or set(rest.missing_keys) - {"lm_head.weight"}:
+        raise ValueError(f"the weights do not fit: {rest}")
+
+
 def _write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 

@@ -125,8 +125,9 @@ class Reader(nn.Module):  # type: ignore[misc] # torch has no types here
 
         `where` are the places of image tokens in the flattened ids; empty features are text.
         """
-        hidden = self.decoder.embed_tokens(ids)
-        shape = hidden.shape
+        shape = (*ids.shape, self.decoder.config.hidden_size)
+        table = self.decoder.embed_tokens.weight  # the gradient of a selection needs no sorting
+        hidden = table.index_select(0, ids.flatten()).view(shape)
         if features:
             merged = features[0].to(hidden.dtype)
             hidden = hidden.flatten(0, 1).index_copy(0, where, merged).view(shape)

@@ -11,6 +11,7 @@ from models.vision.stream import Batch
 
 DROPPED: Final = 0.15  # pictures whose merged embeddings are left out: deepstack has to tell
 NOTHING_SEEN: Final = 0.15  # weight of places where there is nothing
+_UNASKED: Final = -100
 _FIELDS: Final = 2  # the merged embeddings are asked for kind and colour alone
 
 _functional = nn.functional
@@ -25,6 +26,10 @@ class Guide(nn.Module):  # type: ignore[misc] # torch has no types here
             nn.Linear(width, sum(CLASSES if index else CLASSES[:_FIELDS]))
             for index in range(features)
         )
+        for field, number in enumerate(CLASSES):
+            weight = torch.ones(number)
+            weight[0] = NOTHING_SEEN
+            self.register_buffer(f"weight{field}", weight)
 
     def forward(self, features: list[Tensor], seen: Tensor) -> Tensor:
         """Return the mean loss over heads and fields; `seen` [tokens, 6]."""
@@ -32,16 +37,15 @@ class Guide(nn.Module):  # type: ignore[misc] # torch has no types here
         for index, (head, feature) in enumerate(zip(self.heads, features, strict=True)):
             classes = CLASSES if index else CLASSES[:_FIELDS]
             for field, part in enumerate(head(feature).float().split(classes, -1)):
-                weight = torch.ones(part.shape[1], device=part.device)
-                weight[0] = NOTHING_SEEN
+                weight = getattr(self, f"weight{field}")
                 losses.append(_functional.cross_entropy(part, seen[:, field].long(), weight))
         return torch.stack(losses).mean()
 
 
 def _answer_loss(reader: Reader, hidden: Tensor, batch: Batch) -> Tensor:
-    wanted = batch["answers"][:, 1:]
-    logits = reader.logits(hidden[:, :-1][wanted])
-    return _functional.cross_entropy(logits, batch["ids"][:, 1:][wanted])
+    wanted = batch["ids"][:, 1:].masked_fill(~batch["answers"][:, 1:], _UNASKED)
+    logits = reader.logits(hidden[:, :-1]).flatten(0, 1)
+    return _functional.cross_entropy(logits, wanted.flatten(), ignore_index=_UNASKED)
 
 
 def picture_losses(reader: Reader, guide: Guide, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -42,14 +42,15 @@ def _name(thing: Thing) -> str:
 
 
 def _colour(rng: Random, thing: Thing) -> Question:
-    pair = (thing.kind, thing.colour)
     if likely(rng, 0.5):
         noun = "shape" if thing.kind in SHAPES else "device"
         text = rng.choice(("What colour is the {} {}?", "Which colour has the {} {}?"))
-        return Question("colours", text.format(noun, _at(thing)), f"It is {thing.colour}.", pair)
+        return Question(
+            "colours", text.format(noun, _at(thing)), f"It is {thing.colour}.", thing[:4]
+        )
     text = rng.choice(("What colour is the {}?", "Which colour does the {} have?"))
     answer = f"The {thing.kind} is {thing.colour}."
-    return Question("colours", text.format(thing.kind), answer, pair)
+    return Question("colours", text.format(thing.kind), answer, thing[:4])
 
 
 def _kind(rng: Random, thing: Thing, scene: Scene) -> Question:
@@ -67,23 +68,22 @@ def _kind(rng: Random, thing: Thing, scene: Scene) -> Question:
         text = f"{verb} the device {_at(thing)}"
         action = {"action": _ACTIONS[verb], "device": thing.kind}
         answer = json.dumps(action, separators=(",", ":"))
-    return Question(group, text, answer, (thing.kind, thing.colour))
+    return Question(group, text, answer, thing[:4])
 
 
 def _position(rng: Random, thing: Thing, scene: Scene) -> Question:
-    triple = (thing.kind, thing.colour, thing.column, thing.row)
     by_cell = {(t.column, t.row): t for t in scene.things}
     beside = [
         (side, by_cell[thing.column - across, thing.row - down])
         for side, (across, down) in _SIDES.items()
         if (thing.column - across, thing.row - down) in by_cell
     ]
-    if beside and likely(rng, 0.6):
+    if beside and likely(rng, 0.4):
         side, other = rng.choice(beside)
         text = f"What is {side} the {rng.choice((_name(other), other.kind))}?"
-        return Question("positions", text, f"The {_name(thing)}.", triple)
+        return Question("positions", text, f"The {_name(thing)}.", thing[:4])
     text = f"Where is the {rng.choice((_name(thing), thing.kind))}?"
-    return Question("positions", text, f"The {_name(thing)} is {_at(thing)}.", triple)
+    return Question("positions", text, f"The {_name(thing)} is {_at(thing)}.", thing[:4])
 
 
 def _about_objects(rng: Random, scene: Scene) -> Question:

@@ -32,8 +32,8 @@ CELLS: Final = (
     "on the left", "in the middle", "on the right",
     "at the bottom left", "at the bottom", "at the bottom right",
 )  # fmt: skip
-GAUGES: Final = {"dial": 5, "thermometer": 2}  # what a step of the scale stands for
-STEPS: Final = 20
+GAUGES: Final = {"dial": 10, "thermometer": 4}  # what a step of the scale stands for
+STEPS: Final = 10
 _SIGNS: Final = (
     "EXIT OPEN CLOSED PUSH PULL STOP START WAIT GO HOT COLD ON OFF FULL EMPTY MEN WOMEN FIRE GAS "
     "WATER POWER DANGER KEEP OUT IN UP DOWN LEFT RIGHT FRONT BACK NORTH SOUTH EAST WEST STAIRS "
@@ -45,8 +45,10 @@ _SIGNS: Final = (
     "VALVE BOILER FILTER HEATER COOLER FRIDGE OVEN STOVE SINK WASHER DRYER IRON VACUUM ROBOT DOCK "
     "CHARGER CABLE FUSE "
 )
+LONGEST_TEXT: Final = 5
+_WORDS: Final = (*_SIGNS.split(), *(room.upper() for room in ROOMS))
 SIGNS: Final = tuple(
-    dict.fromkeys([*_SIGNS.split(), *(room.upper() for room in ROOMS if " " not in room)])
+    dict.fromkeys(word for word in _WORDS if word.isalpha() and len(word) <= LONGEST_TEXT)
 )
 _CONSONANTS: Final = "BCDFGHJKLMNPQRSTVWXYZ"
 _VOWELS: Final = "AEIOU"
@@ -65,7 +67,7 @@ def random_text(rng: Random) -> str:
         return rng.choice(SIGNS)
     if what == "number":
         return str(rng.randrange(1, 1000))
-    length = rng.randrange(2, 8)
+    length = rng.randrange(2, LONGEST_TEXT + 1)
     if likely(rng, 0.5):
         return "".join(rng.choice(_CONSONANTS + _VOWELS) for _ in range(length))
     start = rng.randrange(2)

@@ -5,6 +5,7 @@ import math
 import os
 import tarfile
 import time
+from mmap import mmap
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -12,17 +13,18 @@ from typing import Final
 import torch
 from torch import nn
 
-from models.vision.batch import Shape
+from models.vision.batch import SIZES, Filler, Shape
 from models.vision.exam import Lack, exam, examine
 from models.vision.final import ask_everything
-from models.vision.folder import new_model, vision_tokenizer, write_folder
+from models.vision.folder import load_weights, new_model, vision_tokenizer, write_folder
 from models.vision.forward import Reader
-from models.vision.guide import Guide, picture_losses, text_loss
-from models.vision.prompts import held_out_prompts, table
-from models.vision.stream import Stream
+from models.vision.guide import Guide, text_loss
+from models.vision.picture_step import PictureStep
+from models.vision.prompts import SIZE, held_out_prompts, table
+from models.vision.stream import Batch, Stream
 
 TOWER_RATE: Final = 1.5e-3
-DECODER_RATE: Final = 8e-4
+DECODER_RATE: Final = 1.2e-3
 TEXT_SHARE: Final = 0.5
 WARMUP: Final = 200  # steps
 ARCHIVE: Final = "home-vision.tar"
@@ -48,6 +50,14 @@ def _rate(progress: float, step: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * progress)) * min(1.0, (step + 1) / WARMUP)
 
 
+def _first_batch(filler: Filler, shape: Shape) -> Batch:
+    memory = mmap(-1, shape.nbytes)
+    size = filler.fill(memory)
+    while SIZES[size] != SIZE:
+        size = filler.fill(memory)
+    return {name: torch.tensor(array) for name, array in shape.views(memory, size).items()}
+
+
 class Training:
     """One run: its model, its stream and its clock."""
 
@@ -58,9 +68,12 @@ class Training:
         torch.manual_seed(flags.seed)
         self.tokenizer = vision_tokenizer(flags.text)
         shape = Shape(flags.rows, flags.rows // 2)
+        self._first = _first_batch(Filler(self.tokenizer, flags.seed, shape), shape)
         text = self.tokenizer.to_str()
         self._stream = Stream(text, shape, flags.tokens, flags.workers, flags.seed)
         self.model = new_model(flags.text, self.tokenizer)
+        if flags.start:
+            load_weights(self.model, flags.start)
         prompts = held_out_prompts(flags.questions)
         self.exam = exam(self.tokenizer, prompts)
         self._few = exam(self.tokenizer, prompts[:: max(1, flags.questions // _FEW)])
@@ -89,17 +102,21 @@ class Training:
         guide = Guide(self.model.config.text_config.hidden_size, features).to(device)
         optimizer = _optimizer(self.reader, guide)
         trained = [p for group in optimizer.param_groups for p in group["params"]]
+        pictures = PictureStep(self.reader, guide, device)
+        if device == "cuda":
+            pictures.capture({name: tensor.cuda() for name, tensor in self._first.items()})
+            print(f"captured after {self._seconds():.0f} seconds", flush=True)
         self._stream.start(device)
         first = last = self._seconds()
         step, span = 0, max(1.0, flags.minutes * 60 - first)
         while (progress := max((self._seconds() - first) / span, step / flags.steps)) < 1:
             for group in optimizer.param_groups:
                 group["lr"] = group["peak"] * _rate(progress, step)
+            guiding = max(0.05, 1 - 1.5 * progress)
+            seen, guided = pictures(self._stream.pictures.take(), guiding)
             with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-                seen, guided = picture_losses(self.reader, guide, self._stream.pictures.take())
                 said = text_loss(self.reader, self._stream.texts.take())
-            optimizer.zero_grad(set_to_none=True)
-            (seen + TEXT_SHARE * said + max(0.05, 1 - 1.5 * progress) * guided).backward()
+            (TEXT_SHARE * said).backward()
             nn.utils.clip_grad_norm_(trained, 1.0)
             optimizer.step()
             step += 1
@@ -130,11 +147,12 @@ def _flags() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--text", type=Path, default=Path("models/home"), help="the text model")
+    parser.add_argument("--start", type=Path, help="a folder of the vision variant to go on from")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--minutes", type=float, default=8, help="from the start to the last step")
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--rows", type=int, default=256)
-    parser.add_argument("--tokens", type=int, default=24576, help="of a batch of text")
+    parser.add_argument("--tokens", type=int, default=16384, help="of a batch of text")
     parser.add_argument("--workers", type=int, default=max(2, (os.cpu_count() or 2) - 1))
     parser.add_argument("--questions", type=int, default=150, help="of each group, held out")
     parser.add_argument("--text-every", type=int, default=1, help="every so-many-th text prompt")
