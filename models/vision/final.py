@@ -10,48 +10,58 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from models.vision.exam import (
-    Exam,
-    Lack,
-    by_transformers,
-    examine,
-    text_score,
-)
+from models.vision.exam import Exam, Lack, by_transformers, examine, text_score
 from models.vision.forward import Reader
 from models.vision.prompts import score, table
 
 
-def _generated(archive: Path, tokenizer: Tokenizer, taken: Exam) -> list[str]:
-    with TemporaryDirectory() as name:
-        with tarfile.open(archive) as file:
-            file.extractall(name, filter="data")
-        answers: list[str] = by_transformers(Path(name) / "home-vision", tokenizer, taken)
-    return answers
+class LastExam:
+    """Its three parts, whose results are written beside the archive, each in a file of its own."""
 
+    def __init__(self, reader: Reader, tokenizer: Tokenizer, taken: Exam, archive: Path) -> None:
+        self._reader, self._tokenizer, self._taken = reader, tokenizer, taken
+        self._archive = archive
+        torch.set_float32_matmul_precision("highest")
+        with torch.no_grad():
+            for parameter in reader.parameters():
+                parameter.copy_(parameter.to(torch.bfloat16))
 
-def ask_everything(
-    reader: Reader, tokenizer: Tokenizer, taken: Exam, archive: Path, text_every: int
-) -> None:
-    """Print all scores and write them beside the archive as results.json, each once it is known."""
-    torch.set_float32_matmul_precision("highest")
-    with torch.no_grad():
-        for parameter in reader.parameters():
-            parameter.copy_(parameter.to(torch.bfloat16))
-    results: dict[str, Any] = {}
-    try:
-        results["scores"] = examine(reader, tokenizer, taken, Lack)
-        print(table(results["scores"]), flush=True)
-        results["text"] = text_score(reader.model, tokenizer, text_every)
-        print(f"text {results['text'].share:.4f}", flush=True)
-        answers = _generated(archive, tokenizer, taken)
-        results["transformers"] = score(taken.prompts, answers)
-        print(table({"transformers": results["transformers"]}), flush=True)
-        results["wrong"] = [
+    def ask(self, text_every: int, rank: int, world: int) -> None:
+        """Take the parts that fall to this one of so many processes."""
+        parts = {
+            "scores": self._scores,
+            "generated": self._generated,
+            "text": lambda: text_score(self._reader.model, self._tokenizer, text_every),
+        }
+        for index, (name, part) in enumerate(parts.items()):
+            if index % world != rank:
+                continue
+            try:
+                found = part()
+            except Exception:  # noqa: BLE001 - the archive is there, and so may be other parts
+                traceback.print_exc()
+                continue
+            path = self._archive.with_name(f"{name}.json")
+            path.write_text(json.dumps(found, indent=1), encoding="utf-8")
+            if name == "text":
+                print(f"text {found}", flush=True)
+
+    def _scores(self) -> Any:
+        found = examine(self._reader, self._tokenizer, self._taken, Lack)
+        print(table(found), flush=True)
+        return found
+
+    def _generated(self) -> Any:
+        with TemporaryDirectory() as name:
+            with tarfile.open(self._archive) as file:
+                file.extractall(name, filter="data")
+            folder = Path(name) / "home-vision"
+            answers = by_transformers(folder, self._tokenizer, self._taken)
+        found = {"transformers": score(self._taken.prompts, answers)}
+        print(table(found), flush=True)
+        wrong = [
             (p.group, p.text, p.expected, answer)
-            for p, answer in zip(taken.prompts, answers, strict=True)
+            for p, answer in zip(self._taken.prompts, answers, strict=True)
             if p.expected != answer.strip()
         ]
-    except Exception:  # noqa: BLE001 - the archive is there; what is known is to be kept as well
-        traceback.print_exc()
-    text = json.dumps(results, indent=1)
-    archive.with_name("results.json").write_text(text, encoding="utf-8")
+        return {**found, "wrong": wrong}

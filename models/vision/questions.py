@@ -120,8 +120,9 @@ def _about_signs(rng: Random, scene: Scene) -> Question:
     index = rng.randrange(len(scene.signs))
     sign: Sign = scene.signs[index]
     which = "" if len(scene.signs) == 1 else ("upper ", "lower ")[index]
+    combination = ("sign", sign.text, sign.dark, len(scene.signs), index)
     text = rng.choice(("What does the {}sign say?", "Read the {}sign", "What is on the {}sign?"))
-    return Question("words", text.format(which), f"It says {sign.text}.", ("sign", sign.text))
+    return Question("words", text.format(which), f"It says {sign.text}.", combination)
 
 
 def _about_gauges(rng: Random, scene: Scene) -> Question:

@@ -132,32 +132,20 @@ def crowd(rng: Random, size: tuple[int, int], allowed: Allowed) -> Scene:
     return Scene("crowd", *size, things=tuple(things)) if things else crowd(rng, size, allowed)
 
 
-def _text(rng: Random, allowed: Allowed) -> str:
-    text = random_text(rng)
-    while not allowed("sign", text):
-        text = random_text(rng)
-    return text
-
-
 def signs(rng: Random, size: tuple[int, int], allowed: Allowed) -> Scene:
-    """Return one sign, or one above another, and at times a thing where there is room."""
+    """Return one sign, or one above another; a text is held out on a plate in one such place."""
     width, height = size
     number = 1 + likely(rng, 0.5)
     made = []
     for index in range(number):
-        text = _text(rng, allowed)
-        pixels = rng.randrange(24, 39)
-        pixels = min(pixels, int(1.25 * (width - 40) / max(3, len(text))))
+        text, dark = random_text(rng), likely(rng, 0.5)
+        while not allowed("sign", text, dark, number, index):
+            text = random_text(rng)
+        pixels = min(rng.randrange(24, 39), int(1.25 * (width - 40) / max(3, len(text))))
         room = height / number
-        made.append(
-            Sign(
-                text,
-                width / 2 + rng.uniform(-0.5, 0.5) * (width - 30 - 0.78 * pixels * len(text)),
-                (index + 0.5) * room + rng.uniform(-0.5, 0.5) * (room - 1.9 * pixels),
-                pixels,
-                likely(rng, 0.5),
-            )
-        )
+        x = width / 2 + rng.uniform(-0.5, 0.5) * (width - 30 - 0.78 * pixels * len(text))
+        y = (index + 0.5) * room + rng.uniform(-0.5, 0.5) * (room - 1.9 * pixels)
+        made.append(Sign(text, x, y, pixels, dark))
     return Scene("signs", width, height, signs=tuple(made))
 
 

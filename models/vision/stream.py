@@ -16,10 +16,11 @@ from tokenizers import Tokenizer
 from models.stream import batches
 from models.vision.batch import Arrays, Filler, Shape
 
+TEXT_WIDTHS: Final = (128, 192, 256, 384, 512)
 _TEXTS_AHEAD: Final = 48
 _PATIENCE: Final = 120  # seconds for a first batch
 _FEWEST: Final = 64  # batches that are kept before one is taken again
-_PICTURE_BYTES: Final = 30 << 30
+_PICTURE_BYTES: Final = 12 << 30
 _TEXTS: Final = 4000
 
 Batch = dict[str, torch.Tensor]
@@ -34,16 +35,26 @@ def _draw(text: str, seed: int, shape: Shape, slots: list[mmap], ends: tuple[Any
         full.put((slot, filler.fill(slots[slot])))
 
 
+def text_shape(width: int, tokens: int) -> tuple[int, int]:
+    """Return rows and width of a batch of text: one of few shapes, but for very long rows."""
+    width = next((known for known in TEXT_WIDTHS if known >= width), width)
+    return max(1, tokens // width), width
+
+
 def _talk(text: str, seed: int, tokens: int, out: Any) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     for batch in batches(Tokenizer.from_str(text), seed, tokens):
-        out.put((batch.ids.astype(np.int16), batch.answers))
+        shape = text_shape(batch.ids.shape[1], tokens)
+        ids, answers = np.zeros(shape, np.int16), np.zeros(shape, np.bool_)
+        rows, width = min(shape[0], len(batch.ids)), batch.ids.shape[1]
+        ids[:rows, :width], answers[:rows, :width] = batch.ids[:rows], batch.answers[:rows]
+        out.put((ids, answers))
 
 
 class Supply:
     """Batches on the device: fresh ones as they come, else one of those that came before."""
 
-    def __init__(self, device: str, most: int, seed: int) -> None:
+    def __init__(self, device: torch.device, most: int, seed: int) -> None:
         self._device, self._most, self._rng = device, most, Random(seed)
         self._ready: queue.Queue[Batch] = queue.Queue(4)
         self._kept: list[Batch] = []
@@ -51,7 +62,7 @@ class Supply:
 
     def feed(self, take: Callable[[], tuple[Arrays, Callable[[], None]]]) -> None:
         """Bring what `take` returns to the device, and call what comes with it, without end."""
-        side = torch.cuda.Stream() if self._device == "cuda" else None
+        side = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         while True:
             arrays, done = take()
             if side is None:
@@ -74,9 +85,9 @@ class Supply:
             self.again += 1
             return self._rng.choice(self._kept)
         self.fresh += 1
-        if self._device == "cuda":  # not to be overwritten before what uses it has run
+        if self._device.type == "cuda":  # not to be overwritten before what uses it has run
             for tensor in batch.values():
-                tensor.record_stream(torch.cuda.current_stream())
+                tensor.record_stream(torch.cuda.current_stream(self._device))
         if len(self._kept) < self._most:
             self._kept.append(batch)
         else:
@@ -108,7 +119,7 @@ class Stream:
         for process in self._processes:
             process.start()
 
-    def start(self, device: str) -> None:
+    def start(self, device: torch.device) -> None:
         """Begin to take batches to the device."""
         self.pictures = Supply(device, _PICTURE_BYTES // self.shape.nbytes, self._seed)
         self.texts = Supply(device, _TEXTS, self._seed)

@@ -62,11 +62,11 @@ def is_held_out(*combination: object) -> bool:
 
 def random_text(rng: Random) -> str:
     """Return what may be printed on a sign: a word, an invented word or a number."""
-    what = weighted(rng, {"word": 0.45, "number": 0.15, "invented": 0.4})
+    what = weighted(rng, {"word": 0.7, "number": 0.2, "invented": 0.1})
     if what == "word":
         return rng.choice(SIGNS)
     if what == "number":
-        return str(rng.randrange(1, 1000))
+        return str(rng.randrange(1, 100))
     length = rng.randrange(2, LONGEST_TEXT + 1)
     if likely(rng, 0.5):
         return "".join(rng.choice(_CONSONANTS + _VOWELS) for _ in range(length))

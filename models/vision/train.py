@@ -3,6 +3,7 @@
 import argparse
 import math
 import os
+import sys
 import tarfile
 import time
 from mmap import mmap
@@ -14,14 +15,15 @@ import torch
 from torch import nn
 
 from models.vision.batch import SIZES, Filler, Shape
+from models.vision.captured import Captured
 from models.vision.exam import Lack, exam, examine
-from models.vision.final import ask_everything
+from models.vision.final import LastExam
 from models.vision.folder import load_weights, new_model, vision_tokenizer, write_folder
 from models.vision.forward import Reader
-from models.vision.guide import Guide, text_loss
-from models.vision.picture_step import PictureStep
-from models.vision.prompts import SIZE, held_out_prompts, table
-from models.vision.stream import Batch, Stream
+from models.vision.guide import Guide, picture_losses, text_loss
+from models.vision.prompts import held_out_prompts, table
+from models.vision.ranks import Ranks, run_ranks
+from models.vision.stream import TEXT_WIDTHS, Batch, Stream, text_shape
 
 TOWER_RATE: Final = 1.5e-3
 DECODER_RATE: Final = 1.2e-3
@@ -29,6 +31,7 @@ TEXT_SHARE: Final = 0.5
 WARMUP: Final = 200  # steps
 ARCHIVE: Final = "home-vision.tar"
 _FEW: Final = 40  # questions of a group while the training runs
+_GLANCE: Final = (Lack.NOTHING, Lack.POSITIONS)
 
 
 def _optimizer(reader: Reader, guide: Guide) -> torch.optim.AdamW:
@@ -50,86 +53,140 @@ def _rate(progress: float, step: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * progress)) * min(1.0, (step + 1) / WARMUP)
 
 
-def _first_batch(filler: Filler, shape: Shape) -> Batch:
-    memory = mmap(-1, shape.nbytes)
-    size = filler.fill(memory)
-    while SIZES[size] != SIZE:
+def _first_batches(filler: Filler, shape: Shape) -> list[Batch]:
+    """Return a batch of pictures of each size."""
+    memory, found = mmap(-1, shape.nbytes), {}
+    while len(found) < len(SIZES):
         size = filler.fill(memory)
-    return {name: torch.tensor(array) for name, array in shape.views(memory, size).items()}
+        arrays = shape.views(memory, size)
+        found[size] = {name: torch.tensor(array) for name, array in arrays.items()}
+    return [found[size] for size in sorted(found)]
+
+
+def _first_text(width: int, tokens: int) -> Batch:
+    rows, width = text_shape(width, tokens)
+    ids = torch.randint(3, 1000, (rows, width))
+    return {"ids": ids, "answers": ids % 4 == 0}
 
 
 class Training:
     """One run: its model, its stream and its clock."""
 
-    def __init__(self, flags: argparse.Namespace) -> None:
+    def __init__(self, flags: argparse.Namespace, ranks: Ranks) -> None:
         """Start the processes first: CUDA must not be up when they fork."""
-        self.flags = flags
         self._began = time.monotonic()
+        self.flags, self.ranks = flags, ranks
+        name = f"cuda:{ranks.rank}" if flags.device == "cuda" else "cpu"
+        self._device = torch.device(name)
         torch.manual_seed(flags.seed)
         self.tokenizer = vision_tokenizer(flags.text)
+        seed = flags.seed + 10 * ranks.rank
         shape = Shape(flags.rows, flags.rows // 2)
-        self._first = _first_batch(Filler(self.tokenizer, flags.seed, shape), shape)
+        self._first = _first_batches(Filler(self.tokenizer, seed, shape), shape)
         text = self.tokenizer.to_str()
-        self._stream = Stream(text, shape, flags.tokens, flags.workers, flags.seed)
+        self._stream = Stream(text, shape, flags.tokens, flags.workers, seed)
+        ranks.join(flags.device)
         self.model = new_model(flags.text, self.tokenizer)
         if flags.start:
             load_weights(self.model, flags.start)
         prompts = held_out_prompts(flags.questions)
         self.exam = exam(self.tokenizer, prompts)
         self._few = exam(self.tokenizer, prompts[:: max(1, flags.questions // _FEW)])
-        self.model.to(flags.device)
+        self.model.to(self._device)
         self.reader = Reader(self.model)
+        features = 1 + len(self.reader.tower.deepstack_visual_indexes)
+        width = self.model.config.text_config.hidden_size
+        self._guide = Guide(width, features).to(self._device)
+        self._optimizer = _optimizer(self.reader, self._guide)
+        self._trained = [p for group in self._optimizer.param_groups for p in group["params"]]
+        for parameter in self._trained:
+            parameter.grad = torch.zeros_like(parameter)
+        ranks.share(self._trained)
+        self._factor = torch.ones((), device=self._device)
+        self._pictures, self._texts = Captured(self._see), Captured(self._say)
         if flags.device == "cuda":
             torch.set_float32_matmul_precision("high")
             self.reader.compile_layers()
+            self._capture()
+
+    def _autocast(self) -> torch.autocast:
+        big = self._device.type == "cuda"
+        return torch.autocast(self._device.type, torch.bfloat16, enabled=big, cache_enabled=False)
+
+    def _see(self, batch: Batch) -> torch.Tensor:
+        with self._autocast():
+            seen, guided = picture_losses(self.reader, self._guide, batch)
+        (seen + self._factor * guided).backward()
+        return torch.stack([seen, guided]).detach()
+
+    def _say(self, batch: Batch) -> torch.Tensor:
+        with self._autocast():
+            said = text_loss(self.reader, batch)
+        (TEXT_SHARE * said).backward()
+        return said.detach()
+
+    def _capture(self) -> None:
+        for batch in self._first:
+            if not self._pictures.capture({n: t.to(self._device) for n, t in batch.items()}):
+                return
+        self._texts.pool = self._pictures.pool
+        for width in TEXT_WIDTHS:
+            batch = _first_text(width, self.flags.tokens)
+            if not self._texts.capture({n: t.to(self._device) for n, t in batch.items()}):
+                return
+        self._tell(f"captured after {self._seconds():.0f} seconds")
 
     def _seconds(self) -> float:
         return time.monotonic() - self._began
 
-    def _say(self, step: int, losses: tuple[torch.Tensor, ...]) -> None:
-        pictures, guide, text = (loss.item() for loss in losses)
-        supply = self._stream.pictures
-        print(
-            f"step {step} pictures {pictures:.4f} guide {guide:.4f} text {text:.4f} "
-            f"fresh {supply.fresh} again {supply.again} seconds {self._seconds():.0f}",
-            flush=True,
-        )
+    def _tell(self, text: str) -> None:
+        if self.ranks.rank == 0:
+            print(text, flush=True)
+
+    def _progress(self, first: float, step: int) -> float:
+        span = max(1.0, self.flags.minutes * 60 - first)
+        own = max((self._seconds() - first) / span, step / self.flags.steps)
+        return self.ranks.same(own)
+
+    def _step(self, step: int, progress: float) -> tuple[torch.Tensor, torch.Tensor]:
+        for group in self._optimizer.param_groups:
+            group["lr"] = group["peak"] * _rate(progress, step)
+        self._factor.fill_(max(0.05, 0.6 - progress))
+        torch._foreach_zero_([p.grad for p in self._trained])
+        seen = self._pictures(self._stream.pictures.take())
+        said = self._texts(self._stream.texts.take())
+        self.ranks.average(self._trained)
+        nn.utils.clip_grad_norm_(self._trained, 1.0)
+        self._optimizer.step()
+        return seen, said
 
     def run(self) -> None:
         """Train until the time is over."""
-        flags, device = self.flags, self.flags.device
-        features = 1 + len(self.reader.tower.deepstack_visual_indexes)
-        guide = Guide(self.model.config.text_config.hidden_size, features).to(device)
-        optimizer = _optimizer(self.reader, guide)
-        trained = [p for group in optimizer.param_groups for p in group["params"]]
-        pictures = PictureStep(self.reader, guide, device)
-        if device == "cuda":
-            pictures.capture({name: tensor.cuda() for name, tensor in self._first.items()})
-            print(f"captured after {self._seconds():.0f} seconds", flush=True)
-        self._stream.start(device)
-        first = last = self._seconds()
-        step, span = 0, max(1.0, flags.minutes * 60 - first)
-        while (progress := max((self._seconds() - first) / span, step / flags.steps)) < 1:
-            for group in optimizer.param_groups:
-                group["lr"] = group["peak"] * _rate(progress, step)
-            guiding = max(0.05, 1 - 1.5 * progress)
-            seen, guided = pictures(self._stream.pictures.take(), guiding)
-            with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-                said = text_loss(self.reader, self._stream.texts.take())
-            (TEXT_SHARE * said).backward()
-            nn.utils.clip_grad_norm_(trained, 1.0)
-            optimizer.step()
+        flags = self.flags
+        self._stream.start(self._device)
+        first = last = kept = self._seconds()
+        step = 0
+        while (progress := self._progress(first, step)) < 1:
+            seen, said = self._step(step, progress)
             step += 1
             if step % flags.every == 0:
                 self._stream.check()
-                self._say(step, (seen, guided, said))
-            if self._seconds() - last > flags.look:
+                pictures, guide = seen.tolist()
+                supply = self._stream.pictures
+                self._tell(
+                    f"step {step} pictures {pictures:.4f} guide {guide:.4f} "
+                    f"text {said.item():.4f} fresh {supply.fresh} again {supply.again} "
+                    f"texts again {self._stream.texts.again} seconds {self._seconds():.0f}"
+                )
+            if self.ranks.rank == 0 and self._seconds() - last > flags.look:
                 last = self._seconds()
-                print(table(examine(self.reader, self.tokenizer, self._few, Lack)), flush=True)
-            if step % flags.keep == 0:
+                few = examine(self.reader, self.tokenizer, self._few, _GLANCE)
+                self._tell(table(few))
+            if self.ranks.rank == 0 and self._seconds() - kept > flags.keep:
+                kept = self._seconds()
                 self.keep()
-        drawn = self._stream.pictures.fresh * self._stream.shape.pictures
-        print(f"end: {step} steps, {drawn} pictures, {self._seconds():.0f} seconds", flush=True)
+        drawn = self._stream.pictures.fresh * self._stream.shape.pictures * self.ranks.world
+        self._tell(f"end: {step} steps, {drawn} pictures, {self._seconds():.0f} seconds")
         self._stream.stop()
 
     def keep(self) -> None:
@@ -151,27 +208,34 @@ def _flags() -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--minutes", type=float, default=8, help="from the start to the last step")
     parser.add_argument("--steps", type=int, default=1_000_000)
-    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--rows", type=int, default=192)
     parser.add_argument("--tokens", type=int, default=16384, help="of a batch of text")
     parser.add_argument("--workers", type=int, default=max(2, (os.cpu_count() or 2) - 1))
     parser.add_argument("--questions", type=int, default=150, help="of each group, held out")
     parser.add_argument("--text-every", type=int, default=1, help="every so-many-th text prompt")
     parser.add_argument("--every", type=int, default=100, help="steps between two lines")
     parser.add_argument("--look", type=float, default=45, help="seconds between two tables")
-    parser.add_argument("--keep", type=int, default=2000, help="steps between two archives")
+    parser.add_argument("--keep", type=float, default=60, help="seconds between two archives")
+    parser.add_argument("--ranks", type=int, default=1, help="GPUs to train on")
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()
+
+
+def _work(flags: argparse.Namespace, ranks: Ranks) -> None:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    training = Training(flags, ranks)
+    training.run()
+    if ranks.rank == 0:
+        training.keep()
+    ranks.same(0.0)
+    last = LastExam(training.reader, training.tokenizer, training.exam, flags.out / ARCHIVE)
+    last.ask(flags.text_every, ranks.rank, ranks.world)
 
 
 def main() -> None:
     """Train, keep the folder, and ask what was held out."""
     flags = _flags()
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    training = Training(flags)
-    training.run()
-    training.keep()
-    archive = flags.out / ARCHIVE
-    ask_everything(training.reader, training.tokenizer, training.exam, archive, flags.text_every)
+    sys.exit(run_ranks(_work, flags, flags.ranks))
 
 
 if __name__ == "__main__":

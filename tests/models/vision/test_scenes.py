@@ -13,10 +13,9 @@ SIZE = (256, 192)
 def _combinations(scene: Scene) -> set[tuple[object, ...]]:
     found: set[tuple[object, ...]] = {("sign", sign.text) for sign in scene.signs}
     found |= {("gauge", g.kind, g.colour, g.value) for g in scene.gauges}
-    kinds = [thing[:2] for thing in scene.things]
-    found |= set(kinds)
     if scene.group == "objects":
-        return found | {thing[:4] for thing in scene.things}
+        return {thing[:4] for thing in scene.things}
+    kinds = [thing[:2] for thing in scene.things]
     return found | {("count", *kind, kinds.count(kind)) for kind in kinds}
 
 
