@@ -3,6 +3,8 @@
 import json
 import tarfile
 import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -28,10 +30,10 @@ class LastExam:
 
     def ask(self, text_every: int, rank: int, world: int) -> None:
         """Take the parts that fall to this one of so many processes."""
-        parts = {
+        parts: dict[str, Callable[[], Any]] = {
             "scores": self._scores,
             "generated": self._generated,
-            "text": lambda: text_score(self._reader.model, self._tokenizer, text_every),
+            "text": partial(text_score, self._reader.model, self._tokenizer, text_every),
         }
         for index, (name, part) in enumerate(parts.items()):
             if index % world != rank:

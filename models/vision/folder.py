@@ -12,10 +12,8 @@ from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 from models.folder import CONFIG as TEXT
 from models.folder import GENERATION, TOKENIZER
 from models.vision.rows import IMAGE, VISION_END, VISION_START
+from models.vision.tokens import TOKENS, VIDEO
 
-VIDEO: Final = "<|video_pad|>"
-# The tokens of vision take the places of bytes that no UTF-8 text has, so that all ids keep theirs.
-TOKENS: Final = {VISION_START: "ü", VISION_END: "ý", IMAGE: "þ", VIDEO: "ÿ"}
 TEMPLATE: Final = """\
 {%- for message in messages -%}
 {{- '<|im_start|>' + message['role'] + '\\n' -}}
@@ -54,19 +52,6 @@ _PROCESSOR: Final[dict[str, Any]] = {
     "image_std": [0.5, 0.5, 0.5],
     "processor_class": "Qwen3VLProcessor",
 }
-
-
-def vision_tokenizer(text: Path) -> Tokenizer:
-    """Return the text model's tokenizer with the four tokens of vision."""
-    tree = json.loads((text / "tokenizer.json").read_text("utf-8"))
-    vocabulary = tree["model"]["vocab"]
-    for token, byte in TOKENS.items():
-        vocabulary[token] = vocabulary.pop(byte)
-        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-        added = {"id": vocabulary[token], "content": token, **flags, "special": True}
-        tree["added_tokens"].append(added)
-    tree["model"]["vocab"] = dict(sorted(vocabulary.items(), key=lambda entry: entry[1]))
-    return Tokenizer.from_str(json.dumps(tree))
 
 
 def config_of(tokenizer: Tokenizer) -> dict[str, Any]:

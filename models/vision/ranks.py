@@ -84,4 +84,5 @@ def run_ranks(work: Callable[[Any, Ranks], None], flags: Any, world: int) -> int
             process.terminate()
             process.join(5)
             process.kill()
-    return max(abs(process.exitcode or 0) for process in processes)
+    codes: list[int] = [abs(process.exitcode or 0) for process in processes]
+    return max(codes)

@@ -18,12 +18,13 @@ from models.vision.batch import SIZES, Filler, Shape
 from models.vision.captured import Captured
 from models.vision.exam import Lack, exam, examine
 from models.vision.final import LastExam
-from models.vision.folder import load_weights, new_model, vision_tokenizer, write_folder
+from models.vision.folder import load_weights, new_model, write_folder
 from models.vision.forward import Reader
 from models.vision.guide import Guide, picture_losses, text_loss
 from models.vision.prompts import held_out_prompts, table
 from models.vision.ranks import Ranks, run_ranks
 from models.vision.stream import TEXT_WIDTHS, Batch, Stream, text_shape
+from models.vision.tokens import vision_tokenizer
 
 TOWER_RATE: Final = 1.5e-3
 DECODER_RATE: Final = 1.2e-3
@@ -55,7 +56,8 @@ def _rate(progress: float, step: int) -> float:
 
 def _first_batches(filler: Filler, shape: Shape) -> list[Batch]:
     """Return a batch of pictures of each size."""
-    memory, found = mmap(-1, shape.nbytes), {}
+    memory = mmap(-1, shape.nbytes)
+    found: dict[int, Batch] = {}
     while len(found) < len(SIZES):
         size = filler.fill(memory)
         arrays = shape.views(memory, size)

@@ -6,6 +6,7 @@ import pytest
 
 from models.vision.batch import SIZES
 from models.vision.rows import IMAGE, Writer, shown
+from models.vision.tokens import vision_tokenizer
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -15,7 +16,7 @@ TEXT = Path(__file__).parents[3] / "models" / "home"
 
 @pytest.mark.parametrize("size", SIZES[:2])
 def test_training_computes_what_transformers_does(size: tuple[int, int]) -> None:
-    from models.vision.folder import new_model, vision_tokenizer  # noqa: PLC0415 - needs torch
+    from models.vision.folder import new_model  # noqa: PLC0415 - needs torch
     from models.vision.forward import Reader, patches  # noqa: PLC0415 - needs torch
 
     torch.manual_seed(0)

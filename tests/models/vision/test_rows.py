@@ -4,15 +4,14 @@ from random import Random
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
 
 from models.vision.batch import SIZES, Filler, Shape
 from models.vision.rows import IMAGE, LENGTH, Writer, shown
+from models.vision.tokens import vision_tokenizer
 from runtime.images import ImageSpan
 from runtime.pictures.positions import row_positions
 
-HOME = Path(__file__).parents[3] / "models" / "home-vision"
-TOKENIZER = Tokenizer.from_file(str(HOME / "tokenizer.json"))
+TOKENIZER = vision_tokenizer(Path(__file__).parents[3] / "models" / "home")
 PAD = TOKENIZER.token_to_id(IMAGE)
 
 
