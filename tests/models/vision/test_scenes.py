@@ -11,7 +11,10 @@ SIZE = (256, 192)
 
 
 def _combinations(scene: Scene) -> set[tuple[object, ...]]:
-    found: set[tuple[object, ...]] = {("sign", sign.text) for sign in scene.signs}
+    signs = enumerate(scene.signs)
+    found: set[tuple[object, ...]] = {
+        ("sign", sign.text, sign.dark, len(scene.signs), index) for index, sign in signs
+    }
     found |= {("gauge", g.kind, g.colour, g.value) for g in scene.gauges}
     if scene.group == "objects":
         return {thing[:4] for thing in scene.things}
