@@ -12,7 +12,6 @@ from typing import Final
 
 import numpy as np
 from hearth_client import Client, Image
-from hearth_client.options import Content
 
 from models.vision.prompts import Prompt, held_out_prompts, score, table
 
@@ -40,7 +39,7 @@ def through_daemon(prompts: Sequence[Prompt], threads: int, socket: Path | None)
 
     def answer(prompt: Prompt) -> str:
         picture = Image(memoryview(prompt.pixels), "rgb8")  # type: ignore[arg-type] # before 3.12
-        turns: list[dict[str, Content]] = [{"role": "user", "content": [picture, prompt.text]}]
+        turns = [{"role": "user", "content": [picture, prompt.text]}]
         with Client(socket) as client:
             return client.generate(messages=turns, max_tokens=MAX_TOKENS, temperature=0).text()
 

@@ -10,7 +10,6 @@ from shutil import which
 import click
 from hearth_client import Client, Image
 from hearth_client.errors import HearthClientError
-from hearth_client.options import Content
 from rich.console import Console
 
 from daemon.cli.console import out, printable, progress_bar
@@ -62,9 +61,7 @@ def ask_about_the_picture(screen: Console, socket: Path) -> None:
     with Client(socket) as client:
         for question in ABOUT_THE_PICTURE:
             began = time.monotonic()
-            turns: list[dict[str, Content]] = [
-                {"role": "user", "content": [Image(PICTURE), question]}
-            ]
+            turns = [{"role": "user", "content": [Image(PICTURE), question]}]
             try:
                 answer = client.generate(messages=turns, max_tokens=_LONGEST).text()
             except HearthClientError as error:
