@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import structlog
+from numpy.typing import NDArray
 
 from actors.arena import Arena
 from actors.decoder_jobs import DecoderJob, DecoderWord
@@ -22,13 +25,15 @@ from actors.picture_decoder import PictureDecoder
 from actors.supervisor_messages import ActorProgress, SupervisorMessage
 from runtime.errors import HearthError
 from runtime.tensors.dtypes import numpy_dtype
-from runtime.vision.calls import plan_calls, sharing
+from runtime.vision.calls import Call, plan_calls, sharing
 from runtime.vision.vision_runner import Patches, VisionRunner
 
 SEND_TIMEOUT_S = 10.0
 """How long the scheduler may be behind before the encoder gives up."""
 PROGRESS_S = 1.0
 """Seconds between two signs of progress, while working and while waiting."""
+CALL_S = 600.0
+"""How long a call of the tower may take until the encoder shows no progress any more."""
 FAILURE_LIMIT = 3
 """Pictures in a row that the tower failed at, before the encoder asks to be replaced by ending."""
 _BYTE = np.dtype(np.uint8)
@@ -48,7 +53,7 @@ class _Patched(NamedTuple):
 
 
 class EncoderActor:
-    """Answers every piece of work once, on one thread; pictures are decoded meanwhile.
+    """Answers every piece of work once, on one thread; another is for the tower alone.
 
     It owns what it is given, except `to_supervisor`. Where it has no tower an executor has it, and
     patches are all that it makes.
@@ -80,8 +85,12 @@ class EncoderActor:
         self._embedding: set[int] = set()
         self._dropped: set[int] = set()
         self._failures = 0
+        self._broken = False
         self._stopping = False
         self._reported = float("-inf")
+        self._silent_from = float("inf")
+        self._thread = ThreadPoolExecutor(1)
+        self._ended = os.eventfd(0)
 
     def run(self) -> None:
         """Work until told to stop; raises HearthError when going on makes no sense."""
@@ -96,6 +105,8 @@ class EncoderActor:
                         wait_any([self._inbox, self._control], PROGRESS_S, descriptors)
             finally:
                 self._decoder.close()
+                self._thread.shutdown()
+                os.close(self._ended)
                 if self._tower is not None:
                     self._tower.runner.close()
 
@@ -156,7 +167,9 @@ class EncoderActor:
         self._embedding = {work.number for work in works}
         try:
             done = self._run(tower, works)
-        except Exception as error:  # noqa: BLE001 - their requests are answered
+        except Exception as error:
+            if self._broken:
+                raise
             if len(batch) == 1:
                 self._fail(batch[0].work, error)
             else:
@@ -194,12 +207,32 @@ class EncoderActor:
         for call in plan_calls(layouts, config):
             if self._stopping or self._embedding <= self._dropped:
                 return False
-            tower.runner.run(call, images, out)
-            self._turn()
+            self._call(tower, call, images, out)
         for work in works:
             self._patches.check(work.patches)
             tower.embeddings.check(work.target)
         return True
+
+    def _call(
+        self, tower: Tower, call: Call, images: Sequence[Patches], out: Sequence[NDArray[Any]]
+    ) -> None:
+        """Run a call of the tower while mail is read and pictures are decoded."""
+        self._silent_from = time.monotonic() + CALL_S
+        running = self._thread.submit(tower.runner.run, call, images, out)
+        running.add_done_callback(lambda _: os.eventfd_write(self._ended, 1))
+        try:
+            while not running.done():
+                descriptors = [self._decoder.descriptor, self._ended]
+                wait_any([self._inbox, self._control], PROGRESS_S, descriptors)
+                self._turn()
+        except BaseException:
+            # That was not the tower.
+            self._broken = True
+            raise
+        finally:
+            os.eventfd_read(self._ended)
+        self._silent_from = float("inf")
+        running.result()
 
     def _fail(self, work: Encode, error: Exception) -> None:
         """Answer for a picture that the tower failed at; raises after a few in a row."""
@@ -221,7 +254,7 @@ class EncoderActor:
 
     def _report(self) -> None:
         now = time.monotonic()
-        if now - self._reported < PROGRESS_S:
+        if now - self._reported < PROGRESS_S or now > self._silent_from:
             return
         self._reported = now
         try:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import zmq
 
+from actors import encoder
 from actors.arena import Arena
 from actors.encoder import EncoderActor, Tower
 from actors.encoder_messages import DropWork, Encode, Encoded, EncodeFailed
@@ -161,6 +162,71 @@ def test_a_video_is_left_in_its_middle_when_nobody_waits_for_it(house: House) ->
     go_on.set()
     assert [house.hear(), house.hear()] == [(1, "cancelled"), (2, "")]
     assert house.engine.calls == [32, 16]
+
+
+def test_mail_is_read_while_the_tower_is_at_a_call(house: House) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait(_: int) -> None:
+        begun.set()
+        assert go_on.wait(PATIENCE_S)
+
+    house.before_call = wait
+    house.encode(1)
+    house.thread.start()
+    assert begun.wait(PATIENCE_S)
+    while next_mail(house.supervisor, 0) is not None:
+        pass
+    house.encode(2)
+    house.work.post(DropWork([2]))
+    assert house.hear() == (2, "cancelled")
+    assert next_mail(house.supervisor, PATIENCE_S) is not None
+    go_on.set()
+    assert house.hear() == (1, "")
+
+
+def test_a_call_that_does_not_end_shows_no_progress(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoder, "CALL_S", -1.0)
+    monkeypatch.setattr(encoder, "PROGRESS_S", 0.01)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait(_: int) -> None:
+        begun.set()
+        assert go_on.wait(PATIENCE_S)
+
+    house.before_call = wait
+    house.encode(1)
+    house.thread.start()
+    assert begun.wait(PATIENCE_S)
+    while next_mail(house.supervisor, 0) is not None:
+        pass
+    assert next_mail(house.supervisor, 0.2) is None
+    go_on.set()
+    assert house.hear() == (1, "")
+    assert next_mail(house.supervisor, PATIENCE_S) is not None
+
+
+def test_an_encoder_without_its_process_ends_also_in_a_call(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised = threading.Event()
+
+    def poll() -> None:
+        raised.set()
+        raise HearthError("encoder_failed", "as asked")
+
+    def wait(_: int) -> None:
+        monkeypatch.setattr(house.actor._decoder, "poll", poll)
+        assert raised.wait(PATIENCE_S)
+
+    house.before_call = wait
+    house.encode(1)
+    house.thread.start()
+    house.thread.join(PATIENCE_S)
+    assert house.failure is not None
+    assert house.failure.message == "as asked"
 
 
 def test_what_is_dropped_while_it_is_decoded_sees_no_tower(house: House) -> None:
