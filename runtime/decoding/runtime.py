@@ -335,7 +335,8 @@ class LLMInferenceRuntime:
         goes_on, context, speculation = self._arrange(), self._context, self._speculation
         decoding, joining = context.decoding > 0, bool(context.joiners)
         turn = decoding and self._decode_next
-        if self._turns.waits and not turn and self._turns.due(decoding=decoding, joining=joining):
+        towers = self.tower is not None and not turn
+        if towers and self._turns.due(decoding=decoding, joining=joining):
             return "tower"
         if not goes_on:
             return None
@@ -383,7 +384,8 @@ class LLMInferenceRuntime:
             self._budget.record_prefill(step.computed, seconds)
         else:
             self._budget.record_decode(seconds)
-            self._turns.record_decode(seconds)
+            if self.tower is not None:
+                self._turns.record_decode(seconds)
             if step.kind == "decode":
                 self._queue_time.record(seconds)
         if self._speculation is not None and step.kind == "decode":
