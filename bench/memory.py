@@ -113,7 +113,10 @@ def gpu_meter() -> Callable[[], int]:
 
 def memory_figures(deployment: DeploymentConfig, used: Mapping[str, int]) -> MemoryFigures:
     """The figures for bytes in use after each stage, the first of them "start"."""
-    predicted, device = predicted_parts(deployment), deployment.base.device
+    device = deployment.base.device
+    # On the CPU a vision tower lies in another process.
+    here = deployment._replace(tower=None) if device == "cpu" else deployment
+    predicted = predicted_parts(here)
     parts: dict[str, PartFigures] = {}
     # The interpreter is part of the memory of a CPU, and not of that of a GPU.
     before = used["start"] if device == "cuda" else 0

@@ -17,9 +17,12 @@ from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.device.open import open_device
 from runtime.errors import HearthError
 from runtime.executor.engine import EngineOptions
+from runtime.images import ImageLayout
 from runtime.onnx_runtime import load_onnx_runtime
 from runtime.options import RuntimeOptions, SpeculationOptions
 from runtime.request import RequestOptions
+from runtime.tensors.dtypes import numpy_dtype
+from runtime.vision.vision_runner import VisionRunner
 
 OPTIONS = RuntimeOptions(verify=False, speculation=SpeculationOptions(method="auto"))
 """As a daemon runs, with the draft if the folder holds one."""
@@ -69,6 +72,8 @@ def build_in_stages(folder: Path, built: Callable[[str], None]) -> None:
     if deployment.draft is not None:
         # Rounds, with the caches nearly full.
         _run(runtime, max(1, longest - _ROUNDS_TOKENS), _ROUNDS_TOKENS)
+    if runtime.tower is not None:
+        _encode_largest(runtime.tower)
     built("steps")
     runtime.close()
 
@@ -77,6 +82,18 @@ def _run(runtime: LLMInferenceRuntime, length: int, tokens: int) -> None:
     ids = np.random.default_rng(0).integers(3, runtime.config.vocab_size, length).tolist()
     options = RequestOptions(max_tokens=tokens, ignore_eos=True)
     run_batch(runtime, rows_of([ids] * runtime.max_batch, options))
+
+
+def _encode_largest(tower: VisionRunner) -> None:
+    """Run the largest call of a vision tower."""
+    config = tower.config
+    tokens = config.max_patches // config.merge_size**2
+    grid = (1, config.merge_size, tokens * config.merge_size)
+    patches = np.zeros((config.max_patches, config.patch_bytes), np.uint8)
+    out = np.zeros(
+        (1 + config.num_deepstack_features, tokens, config.output_size), numpy_dtype(config.dtype)
+    )
+    tower.encode([(patches, ImageLayout(0, 0, grid, tokens))], [out])
 
 
 def main() -> None:

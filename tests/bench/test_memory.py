@@ -16,6 +16,7 @@ from runtime.errors import HearthError
 from runtime.options import EagleDraftingConfig, SpeculationOptions
 from tests.bench.running import run
 from tests.runtime.engine_configs import draft_config, small_config
+from tests.runtime.vision.tower_config import config_of
 
 MB = 10**6
 USED = {
@@ -50,6 +51,18 @@ def test_every_predicted_part_belongs_to_one_stage(device: str) -> None:
     members = [name for names in STAGES.values() for name in names]
     assert len(members) == len(set(members))
     assert set(parts) <= set(members)
+
+
+def test_a_tower_counts_where_its_device_is_the_engines() -> None:
+    tower = config_of("qwen2_5_vl", window_size=112)
+    with_tower = {
+        device: deployment(device)._replace(tower=structs.replace(tower, device=device))
+        for device in ("cpu", "cuda")
+    }
+    assert memory_figures(with_tower["cpu"], USED).parts["tower"].predicted_mb == 0
+    assert memory_figures(with_tower["cuda"], USED).parts["tower"].predicted_mb > 0
+    members = {name for names in STAGES.values() for name in names}
+    assert set(predicted_parts(with_tower["cuda"])) <= members
 
 
 def test_a_part_is_what_its_stage_added() -> None:
