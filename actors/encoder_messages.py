@@ -48,15 +48,12 @@ class EncodeFailed(ActorMessage, tag="encode_failed"):
     number: int
     code: str
     message: str
-    field: str | None = None
 
 
 class EncoderReady(ActorMessage, tag="encoder_ready"):
-    """An encoder listens at `work` and `control`; any earlier one is gone."""
+    """An encoder listens at `work`; any earlier one is gone."""
 
-    incarnation: int
     work: str
-    control: str
 
 
 class EncoderLost(ActorMessage, tag="encoder_lost"):
@@ -66,9 +63,9 @@ class EncoderLost(ActorMessage, tag="encoder_lost"):
 
 
 class TowerRan(FromExecutor, tag="tower_ran"):
-    """The embeddings of these pieces of work are in their slots, after `engine_s` in all."""
+    """The embeddings of a piece of work are in their slot, after `engine_s` of the tower."""
 
-    numbers: list[int]
+    number: int
     engine_s: float
 
 

@@ -142,9 +142,8 @@ class Encodings:
                 self._finish(number, times)
             case EncodeFailed(number, code, text):
                 return self._fail(number, code, text)
-            case TowerRan(_, numbers, engine_s):
-                for number in numbers:
-                    self._finish(number, ImageTimes(engine_s=engine_s / len(numbers)))
+            case TowerRan(_, number, engine_s):
+                self._finish(number, ImageTimes(engine_s=engine_s))
             case TowerFailed(_, numbers, code, text):
                 return [one for number in numbers for one in self._fail(number, code, text)]
             case EncoderReady():

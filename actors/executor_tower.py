@@ -64,7 +64,7 @@ class ExecutorTower:
                 told.append(self.failed([number], failure))
             else:
                 del self._open[number]
-                told.append(TowerRan(self._incarnation, [number], engine_s))
+                told.append(TowerRan(self._incarnation, number, engine_s))
         return told
 
     def failed(self, numbers: Iterable[int], error: HearthError) -> TowerFailed:

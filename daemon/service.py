@@ -234,8 +234,7 @@ class Service:
         self._came("executor")
 
     async def _encoder_ready(self, _ready: ActorReady, addresses: Addresses) -> None:
-        told = EncoderReady(addresses.incarnation, addresses.work, addresses.control)
-        await self._to_scheduler_control.send(told, _SEND_TIMEOUT_S)
+        await self._to_scheduler_control.send(EncoderReady(addresses.work), _SEND_TIMEOUT_S)
         self._came("encoder")
 
     def _came(self, role: str) -> None:

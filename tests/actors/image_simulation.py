@@ -65,7 +65,7 @@ class ImageSimulation(Simulation):
             self._give_back([*self._dead, *self._under_way.values()])
             self._dead = []
             self._under_way.clear()
-            self._apply(self.policy.images_told(EncoderReady(self._encoder, "w", "c"), self.now))
+            self._apply(self.policy.images_told(EncoderReady("w"), self.now))
 
         self.at(when, action)
 
@@ -153,7 +153,7 @@ class ImageSimulation(Simulation):
         def action() -> None:
             if executor is self.executor:
                 self._give_back([self._towers.pop(number)])
-                told = TowerRan(executor.incarnation, [number], self._encode_s)
+                told = TowerRan(executor.incarnation, number, self._encode_s)
                 self._apply(self.policy.images_told(told, self.now))
 
         self.at(self.now + self._encode_s, action)

@@ -48,7 +48,7 @@ class House:
         self.now, self.sent = 0.0, list[Any]()
         self.does(self.policy.executor_ready(ready(LIMITS), 0.0))
         if encoder:
-            self.hear(EncoderReady(1, "w", "c"))
+            self.hear(EncoderReady("w"))
 
     def does(self, decisions: list[Any]) -> None:
         self.now += 0.01
@@ -140,7 +140,7 @@ def test_work_is_sent_in_the_order_of_the_queue_and_by_turns_of_clients() -> Non
         house.submit(submit_images(rid, str(rid), client=1))
     house.submit(submit_images(20, "other", client=2))
     house.submit(submit_images(21, "urgent", client=1, priority=5))
-    house.hear(EncoderReady(1, "w", "c"))
+    house.hear(EncoderReady("w"))
     assert house.senders() == [21, 20, 1, 2, 3, 4, 5, 6][:IN_FLIGHT]
     house.submit(submit_images(22, "late", client=3))
     house.encode(1)
@@ -267,7 +267,7 @@ def test_a_crash_of_the_encoder_ends_what_it_had_and_nothing_else() -> None:
     # The dead one may still write to what it had: nobody gets that yet.
     assert house.failed() == [([4], "queue_full", "image_cache_bytes")]
     house.encode(cat.number)
-    house.hear(EncoderReady(2, "w", "c"))
+    house.hear(EncoderReady("w"))
     assert house.senders() == [2]
     house.submit(submit_images(5, "cat"))
     assert house.failed() == []
@@ -280,14 +280,14 @@ def test_a_picture_that_kills_each_encoder_is_sent_alone_and_then_refused() -> N
     assert house.senders() == [1, 2]
     house.hear(EncoderLost("killed"))
     assert len(house.failed()) == 2
-    house.hear(EncoderReady(2, "w", "c"))
+    house.hear(EncoderReady("w"))
     house.submit(submit_images(3, "cat"), submit_images(4, "poison"), submit_images(5, "dog"))
     assert house.senders() == [3]
     house.encode(3)
     assert house.senders() == [4]
     house.hear(EncoderLost("killed"))
     assert house.failed() == [([4], "encoder_failed", "images[0]")]
-    house.hear(EncoderReady(3, "w", "c"))
+    house.hear(EncoderReady("w"))
     assert house.senders() == [5]
     house.submit(submit_images(6, "poison"))
     assert house.failed() == [([6], "repeated_failure", None)]
@@ -354,7 +354,7 @@ def test_on_a_gpu_the_executor_runs_the_tower() -> None:
     house.hear(Patched(cat.number, ImageTimes(0.1, 0.2)))
     (run,) = house.take(RunTower)
     assert (run.patches, run.target, run.layout) == (cat.patches, cat.target, cat.work.layout)
-    house.hear(TowerRan(1, [run.number], 0.4))
+    house.hear(TowerRan(1, run.number, 0.4))
     assert house.take(Embedded)[0].times == TIMES
     assert list(house.offered()) == [1]
 

@@ -60,7 +60,7 @@ def test_embeddings_come_beside_rows_and_are_told_once(memory: Arenas) -> None:
         house.start()
         house.hear_until(TowerRan, 2)
         house.finish(1)
-        assert [told.numbers for told in house.of(TowerRan)] == [[7], [8]]
+        assert [told.number for told in house.of(TowerRan)] == [7, 8]
         assert all(told.engine_s == 0.25 for told in house.of(TowerRan))
         assert (embedded(memory, first) == 7).all()
         assert (embedded(memory, second) == 8).all()
@@ -106,7 +106,7 @@ def test_a_step_that_fails_takes_the_pictures_along(memory: Arenas) -> None:
         told = house.hear_until(TowerFailed)
         assert (told.numbers, told.code) == ([1, 2], "executor_failed")
         house.work.post(run_tower(memory, 3))
-        assert house.hear_until(TowerRan).numbers == [3]
+        assert house.hear_until(TowerRan).number == 3
 
 
 def test_an_executor_without_a_tower_refuses() -> None:

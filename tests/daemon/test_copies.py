@@ -75,7 +75,7 @@ def test_a_picture_is_copied_once_and_its_embeddings_are_read_where_they_were_wr
     )
     limits = structs.replace(LIMITS, max_prompt_tokens=1 << 16, max_total_tokens=1 << 17)
     policy.executor_ready(ready(limits), 0.0)
-    policy.images_told(EncoderReady(1, "w", "c"), 0.0)
+    policy.images_told(EncoderReady("w"), 0.0)
     part = protocol.ImagePart(frame=1, encoding="rgb8", width=SIDE, height=SIDE)
 
     with no_copy():

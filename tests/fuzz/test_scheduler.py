@@ -113,7 +113,7 @@ class House:
 
     async def sees(self) -> None:
         """With a new encoder, a new picture becomes embeddings, whatever was told before."""
-        heard = await self.tell_good(self.control, EncoderReady(1, "ipc:///nowhere/e", ""))
+        heard = await self.tell_good(self.control, EncoderReady("ipc:///nowhere/e"))
         self._next += 1
         rid = self._next + (1 << 20)
         heard += await self.tell_good(self.inbox, submit_images(rid, str(rid)))
