@@ -17,13 +17,17 @@ from runtime.vision_config import VisionConfig, load_vision_config
 
 
 class Sight(NamedTuple):
-    """The memory that front door, encoder and executor share, and how a tower fills it."""
+    """The memory that front door, encoder and executor share, and how a tower fills it.
+
+    A picture becomes `image_tokens` at the most until an executor has told what fits.
+    """
 
     config: VisionConfig
     pictures: Arena
     patches: Arena
     embeddings: Arena
     token_bytes: int
+    image_tokens: int
 
     @property
     def descriptors(self) -> tuple[int, ...]:
@@ -47,7 +51,7 @@ class Sight(NamedTuple):
 
     def prompt_images(self, tokenizer: Tokenizer) -> PromptImages:
         """What the tokenizer knows of pictures."""
-        return PromptImages(self.config, tokenizer, self.pictures)
+        return PromptImages(self.config, tokenizer, self.pictures, self.image_tokens)
 
 
 def open_sight(
@@ -68,12 +72,14 @@ def open_sight(
 
     features = 1 + config.num_deepstack_features
     token_bytes = features * config.hidden_size * numpy_dtype(config.dtype).itemsize
+    image_tokens = most_tokens(settings, config)
     return Sight(
         config=vision,
         pictures=arena("pictures", settings.images_in_flight_bytes),
-        patches=arena("patches", _patches_size(vision, most_tokens(settings, config))),
+        patches=arena("patches", _patches_size(vision, image_tokens)),
         embeddings=arena("embeddings", settings.image_cache_bytes),
         token_bytes=token_bytes,
+        image_tokens=image_tokens,
     )
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -79,6 +80,14 @@ def test_an_image_has_half_of_the_longest_prompt_unless_a_setting_says_otherwise
     assert most_tokens(Settings(), CONFIG) == 199
     assert most_tokens(Settings(queue_tokens=100), CONFIG) == 50
     assert most_tokens(Settings(image_tokens=16), CONFIG) == 16
+
+
+def test_an_image_has_no_more_before_the_executor_is_there(engine: Path) -> None:
+    settings = structs.replace(SETTINGS, image_tokens=16)
+    with ExitStack() as opened:
+        sight = open_sight(settings, engine, CONFIG, opened)
+        assert sight is not None
+        assert sight.prompt_images(cast("Any", None)).most_tokens == 16
 
 
 def test_a_broken_configuration_of_a_tower_ends_a_start(engine: Path) -> None:
