@@ -298,9 +298,12 @@ class Encodings:
         if job is None:
             return []
         self._store.fail(job.key)
-        if job.sender not in self._waiting:
+        sender = self._waiting.get(job.sender)
+        if sender is None:
             return []
-        return [failed for _, failed in self._refuse(job.key, code, text)]
+        # A fault of ours: the bytes that others have sent may do.
+        entries = [sender] if code == "internal" else list(self._waiting)
+        return [failed for _, failed in self._refuse(entries, job.key, code, text)]
 
     def _end(self, number: int) -> _Job | None:
         """Forget a piece of work of which the last has been heard."""
@@ -310,10 +313,12 @@ class Encodings:
             self._stirred = True
         return job
 
-    def _refuse(self, key: bytes, code: str, text: str) -> list[tuple[Entry, RowsFailed]]:
-        """Fail the requests that wait for a key."""
+    def _refuse(
+        self, entries: Iterable[Entry], key: bytes, code: str, text: str
+    ) -> list[tuple[Entry, RowsFailed]]:
+        """Fail those of the requests that wait for a key."""
         failed = []
-        for entry in list(self._waiting):
+        for entry in entries:
             keys = [one.work.key for one in entry.images]
             if key in keys:
                 self._waiting.remove(entry.rid)
@@ -331,7 +336,7 @@ class Encodings:
         for number, job in lost.items():
             del self._jobs[number]
             self._orphans[where].append(_Orphan(job.patches, self._store.forsake(job.key)))
-            for entry, told in self._refuse(job.key, code, text):
+            for entry, told in self._refuse(list(self._waiting), job.key, code, text):
                 self._lost.append(entry)
                 failed.append(told)
         self._stirred = True

@@ -101,6 +101,10 @@ class WaitingQueue:
     def __contains__(self, rid: int) -> bool:
         return rid in self._entries
 
+    def get(self, rid: int) -> Entry | None:
+        """The request of this number; None where it does not wait."""
+        return self._entries.get(rid)
+
     @property
     def oldest(self) -> float | None:
         """When the request that waits longest came; None when none waits."""

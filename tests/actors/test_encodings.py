@@ -61,9 +61,8 @@ class House:
     def hear(self, message: Any) -> None:
         self.does(self.policy.images_told(message, self.now))
 
-    def encode(self, *numbers: int) -> None:
-        for number in numbers:
-            self.hear(Encoded(number, TIMES))
+    def encode(self, number: int) -> None:
+        self.hear(Encoded(number, TIMES))
 
     def cancel(self, rid: int) -> None:
         self.does(self.policy.cancel(rid))
@@ -220,15 +219,16 @@ def test_a_failure_is_that_of_all_who_wait_for_the_picture_and_of_nobody_else() 
 
 def test_work_whose_sender_has_gone_is_tried_again_for_who_still_waits() -> None:
     house = House()
-    house.submit(submit_images(1, "cat"), submit_images(2, "cat"))
+    house.submit(*(submit_images(rid, "cat") for rid in (1, 2, 3)))
     assert house.senders() == [1]
     house.cancel(1)
-    assert house.take(DropWork) == []
-    house.hear(EncodeFailed(1, "internal", "a piece of shared memory has been given to another"))
+    house.hear(EncodeFailed(1, "image_invalid", "it is no picture"))
     assert house.failed() == []
     assert house.senders() == [2]
+    # Its sender has ended for the front door, and the word of that is still on its way.
     house.hear(EncodeFailed(2, "internal", "a piece of shared memory has been given to another"))
     assert house.failed() == [([2], "internal", "images[0]")]
+    assert house.senders() == [3]
 
 
 def test_a_cancel_reaches_the_encoder_once_nobody_waits() -> None:
