@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 
 from actors.arena import SharedArena
-from actors.image_work import Visual
+from actors.image_work import ImageInput
 from runtime.images import ImageLayout, Slot
 from runtime.vision_config import VisionConfig
 
-PACKET_BYTES = 128 << 10
-"""The longest message; one of them is one packet."""
+PACKET_BYTES = 200 << 10
+"""The longest message, that of a video of 4,096 frames; one is one packet."""
 NO_JOB = -1
 
 
@@ -29,10 +29,10 @@ class DecoderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class DecoderJob(msgspec.Struct, frozen=True, array_like=True):
-    """Make patches of a visual; answered by one `DecoderWord`, in order."""
+    """Make patches of a picture or a video; answered by one `DecoderWord`, in order."""
 
     number: int
-    visual: Visual
+    frames: list[ImageInput]
     layout: ImageLayout
     patches: Slot
 

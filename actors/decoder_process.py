@@ -27,7 +27,7 @@ class PatchMaker:
 
         Raises `image_*`, and `internal` where a slot is another's meanwhile.
         """
-        layout, frames = job.layout, job.visual.frames
+        layout, frames = job.layout, job.frames
         decode_s = resize_s = 0.0
         shape = (layout.patches, self._config.patch_bytes)
         out = self._patches.array(job.patches, shape, np.dtype(np.uint8))

@@ -123,7 +123,7 @@ class EncoderActor:
             match message:
                 case Encode(number, work, patches) if number not in self._undecoded:
                     self._undecoded[number] = message
-                    self._decoder.give(DecoderJob(number, work.visual, work.layout, patches))
+                    self._decoder.give(DecoderJob(number, work.visual.frames, work.layout, patches))
                 case DropWork(numbers):
                     self._drop(frozenset(numbers))
         for word in self._decoder.poll():

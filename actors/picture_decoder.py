@@ -116,6 +116,7 @@ class PictureDecoder:
     def _start(self) -> None:
         self._channel, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel.setblocking(False)
+        self._channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
         settings = DecoderSettings(
             channel=end.fileno(),
             parent=os.getpid(),

@@ -10,10 +10,10 @@ import pytest
 from actors import picture_decoder
 from actors.arena import Arena
 from actors.decoder_jobs import DecoderJob, DecoderWord
-from actors.image_work import Visual
+from actors.image_work import ImageInput
 from actors.picture_decoder import PictureDecoder
 from runtime.errors import HearthError
-from runtime.images import ImageLayout, Slot
+from runtime.images import ImageLayout, Picture, Slot
 from tests.actors.odd_decoder import DIES, DIES_LATER, FAILS, FINE, GRABS, HANGS, REFUSES
 from tests.runtime.vision.tower_config import config_of
 
@@ -48,7 +48,7 @@ class Decoding:
     def give(self, *kinds: int) -> None:
         for number, kind in enumerate(kinds):
             layout = ImageLayout(height=kind, width=0, grid=(1, 2, 2), tokens=1)
-            self.decoder.give(DecoderJob(number, Visual([]), layout, Slot(0, 0, 1)))
+            self.decoder.give(DecoderJob(number, [], layout, Slot(0, 0, 1)))
 
     def hear(self, count: int) -> dict[int, DecoderWord]:
         """The next words, by number; each came once."""
@@ -119,6 +119,15 @@ def test_a_picture_that_takes_too_long_is_given_up_and_its_process_with_it(
     last = decoding.hear(1)[2]
     assert last.code == ""
     assert last.decode_s != first.decode_s
+
+
+def test_long_videos_are_jobs_too(decoding: Decoding) -> None:
+    large = Slot(*[(1 << 32) - 1] * 3)
+    frame = ImageInput(Picture("yuv422_yuy2", 60_000, 60_000, 120_000), large)
+    layout = ImageLayout(FINE, 0, (2048, 2, 2), 2048, frames=tuple(range(4096)))
+    for number in range(3):
+        decoding.decoder.give(DecoderJob(number, [frame] * 4096, layout, large))
+    assert [word.code for word in decoding.hear(3).values()] == [""] * 3
 
 
 def test_jobs_that_have_not_begun_can_be_dropped(decoding: Decoding) -> None:
