@@ -16,6 +16,7 @@ from bench.toy_daemon import engine_option, given_or_toy
 from daemon.cli.console import out
 from daemon.cli.errors import FAILED
 from daemon.cli.options import json_option
+from runtime.vision_config import VISION_FOLDER
 
 _SAID = ("survived", "limit", "broken")
 
@@ -40,16 +41,30 @@ class FaultFigures(msgspec.Struct, kw_only=True):
     help="Only the rows whose names hold this text; may be given more than once.",
 )
 @engine_option("the simulated engine")
+@click.option(
+    "--seeing",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    metavar="DIR",
+    help="An engine folder of a model that sees, for the rows about pictures.  [that of --engine, "
+    "or the shipped model's vision variant]",
+)
 @record_option
 @json_option
-def faults(only: tuple[str, ...], engine: Path | None, record: Record, *, as_json: bool) -> int:
+def faults(
+    only: tuple[str, ...],
+    engine: Path | None,
+    seeing: Path | None,
+    record: Record,
+    *,
+    as_json: bool,
+) -> int:
     """Kill, stop and mislead a daemon, and measure what becomes of its requests.
 
     Every row works with real processes, signals and sockets, and has a limit that it keeps or
     not. The exit code is 1 when one did not, or a request was lost.
     """
     rows = chosen(only)
-    figures = try_rows(rows, engine)
+    figures = try_rows(rows, engine, seeing)
     publish(figures, lambda: show(figures), as_json=as_json)
     record.keep({"faults": figures})
     return 0 if figures.survived == figures.of and not figures.lost else FAILED
@@ -69,14 +84,16 @@ def chosen(only: Sequence[str]) -> list[Row]:
     ]
 
 
-def try_rows(rows: Sequence[Row], engine: Path | None) -> FaultFigures:
+def try_rows(rows: Sequence[Row], engine: Path | None, seeing: Path | None = None) -> FaultFigures:
     """Try one row after the other; a daemon that one has ended is started anew for the next."""
     started = time.monotonic()
     trials = {}
     not_run = dict(NOT_RUN)
     with ExitStack() as stack:
         folder = stack.enter_context(given_or_toy(engine))
-        house = House(folder, stack, simulated=engine is None)
+        if seeing is None and (folder / VISION_FOLDER).is_dir():
+            seeing = folder
+        house = House(folder, stack, simulated=engine is None, seeing=seeing)
         for row in rows:
             tried = _try(row, Trial(house))
             if isinstance(tried, str):

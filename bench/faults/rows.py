@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from bench.faults import clients, ends, executor, inputs
+from bench.faults import bad_pictures, clients, ends, executor, inputs, seeing
 from bench.faults.trial import Trial
 
 
@@ -16,6 +16,15 @@ class Row(NamedTuple):
     run: Callable[[Trial], None]
 
 
+HELD = (
+    Row(
+        "Images under load",
+        "4 clients, 24 pictures of 1 MB at once where 6 MB are held",
+        "text goes on while pictures are encoded; what is above the bytes in flight is refused, "
+        "and each request gets one answer",
+        seeing.images_under_load,
+    ),
+)
 FAULTS = (
     Row(
         "Client killed in mid-stream",
@@ -60,10 +69,28 @@ FAULTS = (
     ),
     Row(
         "Tokenizer or encoder actor dies",
-        "the tokenizer raises on 20 texts (it shares the daemon's process; an encoder waits for "
-        "vision)",
+        "the tokenizer raises on 20 texts (it shares the daemon's process; of the encoder below)",
         "these requests end with internal, the reply beside them goes on",
         executor.text_fails,
+    ),
+    Row(
+        "Encoder killed",
+        "kill -9 of the encoder with 4 pictures under way, beside a text reply",
+        "their requests end with encoder_failed within 1 s, the daemon stays ready, the reply goes "
+        "on; pictures that are kept need no encoder, others are served by the next one",
+        seeing.encoder_killed,
+    ),
+    Row(
+        "Picture decoder killed",
+        "kill -9 of the process that decodes, with 4 pictures in its hands",
+        "one of them fails at most, as image_invalid; the others and a text reply go on",
+        seeing.decoder_killed,
+    ),
+    Row(
+        "Picture decoder hangs",
+        "SIGSTOP of the process that decodes, where a picture may take 2 s",
+        "image_timeout within 2 s and 1 s; who waited behind it is served, a text reply goes on",
+        seeing.decoder_hangs,
     ),
     Row(
         "Same bad request twice",
@@ -154,9 +181,29 @@ INPUTS = (
     ),
     Row(
         "Special tokens in user text",
-        "the words of a special token in a message (placeholders of images wait for vision)",
+        "the words of a special token in a message",
         "no special token comes of it",
         inputs.special_tokens,
+    ),
+    Row(
+        "Images",
+        "1x1, 1x10,000, 100 and 64 megapixels, a bomb in a text chunk, truncated, noise, wrong "
+        "format, another size than declared, raw pixels too few",
+        "refused where they are wrong, with the field and an error text of our own, each within "
+        "10 s and 1 GB; a text reply beside them goes on",
+        bad_pictures.bad_images,
+    ),
+    Row(
+        "Images and their places",
+        "more and fewer frames than parts, frame 0, the words of a placeholder in user text",
+        "refused with the field before anything is decoded; no place comes of words",
+        bad_pictures.pictures_and_places,
+    ),
+    Row(
+        "Image for a text model",
+        "a picture for a model that sees none",
+        "unsupported_option, naming the part",
+        bad_pictures.image_for_a_text_model,
     ),
     Row(
         "Unknown adapter, unsupported option",
@@ -177,10 +224,9 @@ INPUTS = (
         inputs.stop_strings,
     ),
 )
-ROWS = (*FAULTS, *INPUTS)
+ROWS = (*HELD, *FAULTS, *INPUTS)
 NOT_RUN = {
     "Abort races": "10,000 of them in tests/daemon/test_aborts.py, at every place a message can be",
     "systemd": "tests/systemd, under a systemd of its own, which needs root",
-    "Images": "waits for vision",
 }
 """Rows that are not tried here, and where they are."""

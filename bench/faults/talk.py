@@ -1,7 +1,7 @@
 """A client that speaks the protocol by hand, and keeps every answer with the time it came."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,10 +71,24 @@ class Talk:
         )
         return request_id
 
-    def ask(self, kind: str, **fields: Any) -> Answer:
+    def look(self, text: str, picture: bytes, says: Answer | None = None, **options: Any) -> str:
+        """Ask about a picture as `generate` does: a JPEG file, or what is said of it."""
+        image = {"type": "image", "frame": 1, **(says or {"format": "jpeg"})}
+        return self.say_parts([image, {"type": "text", "text": text}], picture, **options)
+
+    def say_parts(self, parts: Sequence[Answer], *frames: bytes, **options: Any) -> str:
+        """Ask with a user's message of these parts as `generate` does; the id."""
+        request_id = self.new_id()
+        self.asked.append(request_id)
+        asked = {"t": "generate", "id": request_id, "ignore_eos": True, **options}
+        turn = {"role": "user", "content": list(parts)}
+        self.say({**asked, "messages": [turn]}, *frames)
+        return request_id
+
+    def ask(self, kind: str, *frames: bytes, **fields: Any) -> Answer:
         """Ask something else; its answer."""
         request_id = self.new_id()
-        self.say({"t": kind, "id": request_id, **fields})
+        self.say({"t": kind, "id": request_id, **fields}, *frames)
         return self.first(request_id)
 
     def cancel(self, request_id: str) -> None:

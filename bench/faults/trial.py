@@ -14,7 +14,10 @@ from bench.faults.injected import VARIABLE
 from bench.faults.talk import Talk
 from bench.toy_daemon import simulated_flags
 from daemon.own_daemon import OwnDaemon, own_daemon
+from daemon.shipped import SOURCE
+from runtime.config import CONFIG_FILE
 
+VISION = SOURCE.with_name("home-vision")
 STEP_MS = 10.0
 PLACES = 4
 _PREFILL_US = 100.0
@@ -29,9 +32,17 @@ class NotRunError(Exception):
 class House:
     """The engine folder of a run, and the daemon that rows share which do it no harm."""
 
-    def __init__(self, engine: Path, stack: ExitStack, *, simulated: bool) -> None:
+    def __init__(
+        self,
+        engine: Path,
+        stack: ExitStack,
+        *,
+        simulated: bool,
+        seeing: Path | None = None,
+    ) -> None:
         self.engine = engine
         self.simulated = simulated
+        self._seeing = seeing
         self._stack = stack
         self._shared: OwnDaemon | None = None
 
@@ -45,6 +56,22 @@ class House:
         if self._shared is None or not self._shared.runs:
             self._shared = self._stack.enter_context(own_daemon(self.engine, self.flags))
         return self._shared
+
+    def seeing(self) -> Path:
+        """An engine folder of a model that sees; raises NotRunError where there is none."""
+        if self._seeing is None:
+            self._seeing = self._export_shipped()
+        return self._seeing
+
+    def _export_shipped(self) -> Path:
+        # Slow to load, and rows without pictures do without.
+        from runtime.export import ExportOptions, export_model  # noqa: PLC0415 - said above
+
+        if not (VISION / CONFIG_FILE).is_file():
+            raise NotRunError("the shipped model has no vision variant here: give --seeing")
+        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="hearth-")))
+        export_model(VISION, folder / "engine", ExportOptions())
+        return folder / "engine"
 
 
 class Trial:
@@ -73,6 +100,12 @@ class Trial:
         """A daemon of this row's own, ready."""
         given = (*self._house.flags, *flags)
         with own_daemon(self.engine, given, environ=environ, log=log) as daemon:
+            yield daemon
+
+    @contextmanager
+    def seeing(self, *flags: str) -> Iterator[OwnDaemon]:
+        """A daemon of this row's own, whose real engine sees; raises NotRunError without one."""
+        with own_daemon(self._house.seeing(), ("--log-level", "warning", *flags)) as daemon:
             yield daemon
 
     @contextmanager
