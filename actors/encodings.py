@@ -84,8 +84,8 @@ class Encodings:
         self._sees = arenas is not None
         self._store = StoredEmbeddings(self._arenas.embeddings)
         self._missing: dict[int, set[bytes]] = {}
-        # Of the requests that have pinned something: whose they are, and how many bytes.
-        self._pinned: dict[int, tuple[int, int]] = {}
+        # Of the requests that have pinned something: whose they are, and bytes by key.
+        self._pinned: dict[int, tuple[int, dict[bytes, int]]] = {}
         self._numbers = itertools.count(1)
         self._jobs: dict[int, _Job] = {}
         self._orphans: dict[str, list[_Orphan]] = {"encoder": [], "tower": []}
@@ -117,7 +117,7 @@ class Encodings:
                 "image_cache_bytes",
                 1,
             )
-        if not self._within_share(entry, sum(map(slot_bytes, wanted.values())), share):
+        if not self._within_share(entry, wanted, share):
             self._store.release(entry.rid)
             del self._pinned[entry.rid]
             return Refusal(
@@ -209,11 +209,16 @@ class Encodings:
                 dropped.append(number)
         return [DropWork(dropped)] if dropped else []
 
-    def _within_share(self, entry: Entry, more: int, share: float) -> bool:
-        own = sum(size for client, size in self._pinned.values() if client == entry.client)
-        taken = sum(size for _, size in self._pinned.values())
-        self._pinned[entry.rid] = entry.client, more
-        return within_share(own, more, taken, self._arenas.embeddings.size, share)
+    def _within_share(self, entry: Entry, wanted: dict[bytes, int], share: float) -> bool:
+        """Whether a client may have these as well; what several requests name counts once."""
+        own, others = dict[bytes, int](), dict[bytes, int]()
+        for client, pinned in self._pinned.values():
+            (own if client == entry.client else others).update(pinned)
+        self._pinned[entry.rid] = entry.client, wanted
+        had, taken = _bytes(own), _bytes(own | others | wanted)
+        more = _bytes(own | wanted) - had
+        limit = self._arenas.embeddings.size
+        return not more or within_share(had, more, taken - more, limit, share)
 
     def _too_large(self, entry: Entry, wanted: dict[bytes, int]) -> Refusal | None:
         for number, image in enumerate(entry.images):
@@ -361,6 +366,10 @@ class _Orphan(NamedTuple):
 
     patches: Slot
     target: Slot
+
+
+def _bytes(sizes: dict[bytes, int]) -> int:
+    return sum(map(slot_bytes, sizes.values()))
 
 
 def _total(times: Iterable[ImageTimes]) -> ImageTimes:
