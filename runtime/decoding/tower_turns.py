@@ -154,10 +154,8 @@ class TowerTurns:
         try:
             self._runner.queue(call, {n: one.work.patches for n, one in self._pictures.items()})
             return PendingTower(call, started, self._device.mark())
-        except HearthError as error:
-            if error.code == "device_lost":
-                raise
-            return PendingTower(call, started, error)
+        except (HearthError, MemoryError) as error:
+            return PendingTower(call, started, _failure(error))
 
     def collect(self, pending: PendingTower, began: float) -> list[TowerResult]:
         """Wait for a call that the device came to at `began`: the pictures that are done with it.
@@ -171,10 +169,8 @@ class TowerTurns:
             pending.ends.wait()
             seconds = time.monotonic() - began
             self._runner.collect(call, {n: one.work.out for n, one in self._pictures.items()})
-        except HearthError as error:
-            if error.code == "device_lost":
-                raise
-            return self._failed(call, error)
+        except (HearthError, MemoryError) as error:
+            return self._failed(call, _failure(error))
         self._budget.record_call(call.patches, seconds)
         self._metrics.encode_seconds += seconds
         done = []
@@ -208,3 +204,12 @@ class TowerTurns:
         del self._pictures[numbers[0]]
         self._pieces = deque(piece for piece in self._pieces if piece.image != numbers[0])
         return [TowerResult(numbers[0], 0.0, error)]
+
+
+def _failure(error: HearthError | MemoryError) -> HearthError:
+    """What pictures failed by; raises `device_lost` again."""
+    if isinstance(error, MemoryError):
+        return HearthError("out_of_memory", "no memory for a picture: send a smaller one")
+    if error.code == "device_lost":
+        raise error
+    return error

@@ -38,8 +38,13 @@ class Call(NamedTuple):
 def pieces_of(image: int, layout: ImageLayout, config: VisionConfig) -> list[Piece]:
     """The pieces of a picture that is called `image`.
 
-    Raises `image_too_large` for a segment that no call takes, as it cannot be divided.
+    Raises `image_too_large` for a segment that no call takes, as it cannot be divided, and
+    `internal` for a layout that is not of this tower.
     """
+    time, height, width = layout.grid
+    merge, least = config.merge_size, min(time, height, width, layout.segments)
+    if least < 1 or height % merge or width % merge or layout.tokens * merge**2 != layout.patches:
+        raise HearthError("internal", f"{layout} is no layout of this vision tower")
     pieces, first = [], 0
     for segment in segments_of(layout):
         if segment.patches > config.max_patches:

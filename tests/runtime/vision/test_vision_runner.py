@@ -79,6 +79,26 @@ def test_a_segment_above_the_largest_call_is_refused_before_anything_runs() -> N
     assert engine.calls == []
 
 
+@pytest.mark.parametrize(
+    ("grid", "tokens", "segments"),
+    [
+        ((1, 3, 4), 3, 1),
+        ((1, 4, 4), 5, 1),
+        ((0, 4, 4), 0, 1),
+        ((1, -4, -4), 4, 1),
+        ((1, 4, 4), 0, 0),
+    ],
+)
+def test_a_layout_of_another_tower_is_an_error(
+    grid: tuple[int, int, int], tokens: int, segments: int
+) -> None:
+    runner, _ = fake_runner(CONFIG)
+    layout = ImageLayout(0, 0, grid, tokens, segments)
+    with pytest.raises(HearthError) as caught:
+        runner.encode([(np.zeros((16, CONFIG.patch_bytes), np.uint8), layout)], [])
+    assert caught.value.code == "internal"
+
+
 def test_embeddings_that_are_no_numbers_are_an_error() -> None:
     runner, engine = fake_runner(CONFIG)
     images = [image(CONFIG, 1, 2, 2)]
