@@ -96,13 +96,14 @@ class EncoderActor:
         """Work until told to stop; raises HearthError when going on makes no sense."""
         with self._inbox, self._control, self._to_scheduler:
             try:
+                self._turn()
                 while not self._stopping:
-                    self._turn()
                     if self._patched and self._tower is not None:
                         self._embed(self._tower, self._next_batch(self._tower))
                     else:
                         descriptors = [self._decoder.descriptor]
                         wait_any([self._inbox, self._control], PROGRESS_S, descriptors)
+                    self._turn()
             finally:
                 self._decoder.close()
                 self._thread.shutdown()

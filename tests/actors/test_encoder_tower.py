@@ -120,6 +120,17 @@ def house() -> Iterator[House]:
     made.close()
 
 
+def test_it_ends_when_told_to_without_another_wait(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[Any] = []
+    monkeypatch.setattr("actors.encoder.wait_any", lambda *given: waits.append(given))
+    house.control.post(Shutdown())
+    house.thread.start()
+    house.thread.join(PATIENCE_S)
+    assert waits == []
+
+
 def test_pictures_that_fail_together_are_tried_one_by_one(house: House) -> None:
     def fail(patches: int) -> None:
         if patches > 16:
