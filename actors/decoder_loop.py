@@ -6,6 +6,7 @@ import resource
 import socket
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -21,7 +22,8 @@ def serve(settings: DecoderSettings, work: Work) -> None:
     """Do one job after the other until the encoder closes the channel."""
     _limit_memory(settings.memory)
     decoder, encode = msgspec.msgpack.Decoder(DecoderJob), msgspec.msgpack.encode
-    with socket.socket(fileno=settings.channel) as channel:
+    # Of an encoder that was killed it hears by an error where something was unread.
+    with suppress(ConnectionError), socket.socket(fileno=settings.channel) as channel:
         channel.send(encode(DecoderWord()))
         while data := channel.recv(PACKET_BYTES):
             job = decoder.decode(data)

@@ -24,6 +24,8 @@ from runtime.vision_config import VisionConfig
 START_S = 60.0
 """How long a process may take until it is ready."""
 PROGRAM = ("-m", "actors.decoder_process")
+STARTS = 3
+"""How many processes in a row may end before they are ready."""
 _AHEAD = 2
 """Jobs that are with the process, so that it need not wait for the next."""
 _MOST_S = 1.0
@@ -62,6 +64,7 @@ class PictureDecoder:
         self._given: deque[DecoderJob] = deque()
         # What the process has spent on its start or its job so far, as of the last look.
         self._spent_s = self._seen = 0.0
+        self._starts = 0
         self._start()
 
     @property
@@ -83,7 +86,7 @@ class PictureDecoder:
     def poll(self) -> list[DecoderWord]:
         """What became of jobs since the last look; at least once a second while there are any.
 
-        Raises `encoder_failed` when no process can be started.
+        Raises `encoder_failed` when none of a few processes has become ready.
         """
         words, alive = self._read()
         now = self._clock()
@@ -135,6 +138,7 @@ class PictureDecoder:
                 env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
             )
         self._ready = False
+        self._starts += 1
         self._done = 0
         self._spent_s = 0.0
         self._seen = self._clock()
@@ -165,7 +169,7 @@ class PictureDecoder:
                 return words, False
             word = self._decoder.decode(data)
             if word.number == NO_JOB:
-                self._ready = True
+                self._ready, self._starts = True, 0
                 continue
             self._given.popleft()
             self._done += 1
@@ -185,7 +189,7 @@ class PictureDecoder:
         return [DecoderWord(job.number, code="image_timeout", message=what)]
 
     def _bury(self) -> list[DecoderWord]:
-        if not self._ready:
+        if not self._ready and self._starts >= STARTS:
             raise _no_start("ended at once")
         blamed = [self._given.popleft()] if self._given and not self._done else []
         self._replace()

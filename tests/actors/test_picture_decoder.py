@@ -151,6 +151,21 @@ def test_a_process_that_does_not_start_is_told(monkeypatch: pytest.MonkeyPatch) 
     decoding.close()
 
 
+def test_a_process_that_is_ended_while_it_starts_is_replaced(tmp_path: Path) -> None:
+    ends_once = (
+        "import pathlib, runpy\n"
+        f"been = pathlib.Path({str(tmp_path / 'been')!r})\n"
+        "if not been.exists():\n"
+        "    been.touch()\n"
+        "    raise SystemExit(3)\n"
+        "runpy.run_module('tests.actors.odd_decoder', run_name='__main__')\n"
+    )
+    decoding = Decoding(("-c", ends_once))
+    decoding.give(FINE, FINE)
+    assert [word.code for word in decoding.hear(2).values()] == ["", ""]
+    decoding.close()
+
+
 def test_the_process_ends_with_the_decoder(decoding: Decoding) -> None:
     decoding.give(FINE)
     pid = int(decoding.hear(1)[0].decode_s)

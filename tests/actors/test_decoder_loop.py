@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import socket
+
+import msgspec
+import pytest
+
+from actors import decoder_loop
+from actors.arena import SharedArena
+from actors.decoder_jobs import DecoderJob, DecoderSettings, DecoderWord
+from runtime.images import ImageLayout, Slot
+from tests.runtime.vision.tower_config import config_of
+
+
+def test_the_end_of_an_encoder_ends_it_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoder_loop, "_limit_memory", lambda _: None)
+    encoder, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    nothing = SharedArena(-1, 0)
+    settings = DecoderSettings(
+        channel=channel.detach(),
+        parent=0,
+        pictures=nothing,
+        patches=nothing,
+        config=config_of("qwen3_vl"),
+        memory=0,
+    )
+    job = DecoderJob(1, [], ImageLayout(height=2, width=2, grid=(1, 2, 2), tokens=1), Slot(0, 0, 1))
+    encoder.send(msgspec.msgpack.encode(job))
+    done: list[int] = []
+
+    def work(job: DecoderJob) -> DecoderWord:
+        # With a word unread, as where it is killed.
+        encoder.close()
+        done.append(job.number)
+        return DecoderWord(job.number)
+
+    decoder_loop.serve(settings, work)
+    assert done == [1]
