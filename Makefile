@@ -20,7 +20,7 @@ env: $(VENV)/.env ## what the daemon needs, in .venv
 dev: $(VENV)/.dev ## also what lint and test need
 bench-env: $(VENV)/.bench ## also the peers that hearth bench decode compares with
 
-demo: $(VENV)/.env ## two questions at the same time to the shipped model
+demo: $(VENV)/.env ## questions about a home and a picture to the shipped models
 	@$(BIN)/hearth demo
 
 # Tests side by side take the cores; threads of a library beside them wait for each other.

@@ -18,7 +18,7 @@ from daemon.demo.picture import show_picture
 from daemon.demo.view import Reply, show
 from daemon.example_home import EXAMPLE_HOME
 from daemon.own_daemon import own_daemon
-from daemon.shipped import VISION, engine_folder, vision_engine_folder
+from daemon.shipped import engine_folder, vision_engine_folder
 
 QUESTIONS = ("good night", "list all devices")
 PICTURE = Path(__file__).with_name("scene.jpg")
@@ -36,10 +36,9 @@ def run_demo(screen: Console) -> None:
     """Build, start, ask, show and stop; raises Failure when a part of it fails."""
     with progress_bar() as progress:
         folder = engine_folder("", progress)
-        seeing = vision_engine_folder(progress) if VISION.is_dir() else None
+        seeing = vision_engine_folder(progress)
     _serve(screen, folder, ask_at_once)
-    if seeing is not None:
-        _serve(screen, seeing, ask_about_the_picture)
+    _serve(screen, seeing, ask_about_the_picture)
     program = "hearth" if which("hearth") else sys.argv[0]
     steps = f"next: {program} serve\n      {program} chat --example   in a second terminal"
     screen.print(steps, style="dim", markup=False)

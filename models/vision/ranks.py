@@ -31,6 +31,12 @@ class Ranks:
             backend, rank=self.rank, world_size=self.world, timeout=_TIMEOUT
         )
 
+    def leave(self) -> None:
+        """Part from the others, once all are done."""
+        if self.world > 1:
+            self.same(0.0)
+            distributed.destroy_process_group()
+
     def average(self, parameters: list[torch.nn.Parameter]) -> None:
         """Replace the gradients by their mean over all."""
         if self.world == 1:

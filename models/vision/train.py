@@ -232,6 +232,7 @@ def _work(flags: argparse.Namespace, ranks: Ranks) -> None:
     ranks.same(0.0)
     last = LastExam(training.reader, training.tokenizer, training.exam, flags.out / ARCHIVE)
     last.ask(flags.text_every, ranks.rank, ranks.world)
+    ranks.leave()
 
 
 def main() -> None:

@@ -3,7 +3,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import pytest
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
@@ -12,8 +11,6 @@ from models.splits import in_training
 
 MODELS = Path(__file__).parents[2] / "models"
 FOLDER = MODELS / "home-vision"
-
-pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="the variant is not trained yet")
 
 
 def _json(name: str) -> dict[str, Any]:

@@ -30,7 +30,6 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.skipif(not VISION.is_dir(), reason="the variant is not trained yet")
 @pytest.mark.parametrize("words", ["The blue robot.", '{"action":"turn_on","device":"fan"}'])
 def test_the_vision_variant_sees_what_is_in_the_picture(seen: str, words: str) -> None:
     assert words in seen
