@@ -5,6 +5,7 @@
 """
 
 import argparse
+import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -62,6 +63,7 @@ def main() -> None:
     parser.add_argument("--each", type=int, default=150, help="questions of each group")
     parser.add_argument("--threads", type=int, default=4)
     parser.add_argument("--wrong", action="store_true", help="print the wrong answers")
+    parser.add_argument("--json", action="store_true", help="print the shares of each group alone")
     parts = (WHOLE, "blank", "no deepstack", "shuffled")
     parser.add_argument("--ask", choices=parts, default=WHOLE, help="the last two need --folder")
     flags = parser.parse_args()
@@ -75,7 +77,9 @@ def main() -> None:
         parser.error(f"--ask {flags.ask!r} needs --folder")
     if flags.wrong:
         print(wrong(prompts, answers))
-    print(table({flags.ask: score(prompts, answers)}))
+    found = score(prompts, answers)
+    shares = {group: one.share for group, one in found.items()}
+    print(json.dumps(shares) if flags.json else table({flags.ask: found}))
 
 
 if __name__ == "__main__":

@@ -14,10 +14,9 @@ from bench.faults.injected import VARIABLE
 from bench.faults.talk import Talk
 from bench.toy_daemon import simulated_flags
 from daemon.own_daemon import OwnDaemon, own_daemon
-from daemon.shipped import SOURCE
-from runtime.config import CONFIG_FILE
+from daemon.shipped import vision_engine_folder
+from runtime.errors import HearthError
 
-VISION = SOURCE.with_name("home-vision")
 STEP_MS = 10.0
 PLACES = 4
 _PREFILL_US = 100.0
@@ -60,18 +59,11 @@ class House:
     def seeing(self) -> Path:
         """An engine folder of a model that sees; raises NotRunError where there is none."""
         if self._seeing is None:
-            self._seeing = self._export_shipped()
+            try:
+                self._seeing = vision_engine_folder()
+            except HearthError as missing:
+                raise NotRunError(f"{missing.message}, as --seeing") from missing
         return self._seeing
-
-    def _export_shipped(self) -> Path:
-        # Slow to load, and rows without pictures do without.
-        from runtime.export import ExportOptions, export_model  # noqa: PLC0415 - said above
-
-        if not (VISION / CONFIG_FILE).is_file():
-            raise NotRunError("the shipped model has no vision variant here: give --seeing")
-        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="hearth-")))
-        export_model(VISION, folder / "engine", ExportOptions())
-        return folder / "engine"
 
 
 class Trial:

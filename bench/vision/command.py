@@ -13,14 +13,14 @@ from bench.vision.session import VisionPlan, VisionSession
 from daemon.cli.console import progress_bar
 from daemon.cli.options import json_option
 from daemon.gpu_facts import gpu_facts
-from daemon.shipped import SOURCE
+from daemon.shipped import VISION
 from runtime.cache_folder import cache_folder
 from runtime.config import CONFIG_FILE
 from runtime.errors import HearthError
 from runtime.export import ExportOptions
 from runtime.export.options import TargetType
 
-SHIPPED = SOURCE.with_name("home-vision")
+_EXAM = 50
 _FIELDS = (
     "tokens decode_ms resize_ms engine_ms hand_over_ms prefill_ms ttft_ms transformers_ttft_ms "
     "ttft_vs_transformers preprocess_vs_transformers"
@@ -53,6 +53,12 @@ _FIELDS = (
     help="Where the engine folder is kept.  [$HEARTH_CACHE/bench]",
 )
 @click.option(
+    "--exam",
+    type=click.IntRange(0, 10_000),
+    help="Questions of each group of the shipped variant's exam, 0 for none.  "
+    f"[{_EXAM}; 0 with --model]",
+)
+@click.option(
     "--quick", is_flag=True, help="A check of the bench in seconds; its figures mean little."
 )
 @record_option
@@ -64,6 +70,7 @@ def vision(
     device: Device,
     dtype: TargetType | None,
     cache: Path | None,
+    exam: int | None,
     quick: bool,
     record: Record,
     as_json: bool,
@@ -75,7 +82,7 @@ def vision(
     """
     if device == "cuda":
         gpu_facts()
-    source = model or SHIPPED
+    source = model or VISION
     if not (source / CONFIG_FILE).is_file():
         raise HearthError("engine_missing", f"there is no model at {source}", "model")
     precision: TargetType = dtype or ("float16" if device == "cuda" else "float32")
@@ -90,6 +97,7 @@ def vision(
         logs=log_folder(folder),
         device=device,
         precision=precision,
+        exam=(0 if model else _EXAM) if exam is None else exam,
     )
     if quick:
         plan = structs.replace(

@@ -1,5 +1,7 @@
 """The measurements of `bench vision`, one after the other, with one daemon and one peer."""
 
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -35,10 +37,12 @@ from bench.vision.worker import PictureJob, PictureWorker
 from daemon.cli.errors import Failure
 from daemon.configuration.settings import Settings
 from daemon.own_daemon import OwnDaemon, own_daemon
+from daemon.shipped import VISION
 from runtime.errors import HearthError
 from runtime.executor.threads import physical_cores
 
 _MIDDLE = SIZES[1]
+_EXAM, _EXAM_S = "models.evaluate_vision", 120.0
 T = TypeVar("T")
 
 
@@ -47,7 +51,8 @@ class VisionPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     Each size is looked at `rounds` times after a first one that does not count. `seconds` are those
     of each load, `kept` how often a picture that is kept comes again, `passes` and `pictures` those
-    of each client of `hidden_share`, whose replies have `tokens` tokens.
+    of each client of `hidden_share`, whose replies have `tokens` tokens. `exam` counts the
+    questions of each group of the shipped variant's exam.
     """
 
     engine: Path
@@ -62,6 +67,7 @@ class VisionPlan(msgspec.Struct, frozen=True, kw_only=True):
     pictures: int = 8
     tokens: int = 48
     row_rounds: int = 8
+    exam: int = 0
 
 
 class VisionSession:
@@ -88,6 +94,7 @@ class VisionSession:
             beside = self._tried("beside", lambda: self._beside(daemon))
             note("four clients, new and kept pictures")
             hidden = self._tried("hidden_share", lambda: self._hidden(daemon, asks))
+            exam = self._tried("accuracy", lambda: self._exam(daemon)) if plan.exam else None
             self._memory["daemon"] = family_usage(daemon.pid).rss_bytes / 1e6
             daemon.stop()
         note("a text row beside images")
@@ -104,6 +111,8 @@ class VisionSession:
             cached_p90_ms=1000 * quantiles(cached, n=10)[-1],
             text_row_loss=rows.loss if rows else None,
             hidden_share=hidden.share if hidden else None,
+            accuracy=exam["all"] if exam else None,
+            accuracy_by_group=exam or {},
             text_rows=rows,
             beside=beside,
             hidden=hidden,
@@ -188,6 +197,19 @@ class VisionSession:
             kept.append(uvloop.run(answers(daemon.socket, files, plan.tokens)))
         encode_s = median(one.encode for one in alone)
         return hidden_figures(new, kept, encode_s, CLIENTS * plan.pictures)
+
+    def _exam(self, daemon: OwnDaemon) -> dict[str, float]:
+        """Shares of right answers by group, by the program that lies beside the shipped model."""
+        note("the exam")
+        given = ("--socket", str(daemon.socket), "--each", str(self._plan.exam), "--json")
+        command, folder = [sys.executable, "-m", _EXAM, *given], VISION.parents[1]
+        try:
+            done = subprocess.run(  # noqa: S603 - fixed
+                command, capture_output=True, check=True, cwd=folder, timeout=_EXAM_S
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise HearthError("invalid_value", f"there was no exam: {error}", "exam") from error
+        return msgspec.json.decode(done.stdout, type=dict[str, float])
 
     def _text_rows(self) -> TextRowFigures:
         plan = self._plan

@@ -5,8 +5,9 @@ For a machine without a network: `--wheel` names wheels, whole or the folder of 
 commands with less than ten minutes together, so that a machine lent for minutes can run them one
 by one: `--part decode-0.6b --part graphs`. What a part leaves in `--work` serves the next.
 
-The figures go to `--record` (docs/figures/h200.json, of the part `spec` h200-spec.json), merged by
-key. The exit code is that of the first command that failed; the parts behind it run all the same.
+The figures go to `--record` (docs/figures/h200.json, of the parts `spec` and `vision`
+h200-spec.json and h200-vision.json), merged by key. The exit code is that of the first command
+that failed; the parts behind it run all the same.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 FIGURES = ROOT / "docs" / "figures" / "h200.json"
 SPEC_FIGURES = FIGURES.with_name("h200-spec.json")
+VISION_FIGURES = FIGURES.with_name("h200-vision.json")
 MODEL, DRAFT = ROOT / "models" / "home", ROOT / "models" / "home-draft"
 PART_LIMIT_S = 570.0
 _SITE, _PIECES = "site", "pieces"
@@ -121,6 +123,13 @@ def _spec(run: Run) -> list[list[str]]:
     ]
 
 
+def _vision(run: Run) -> list[list[str]]:
+    """Pictures by stage, beside transformers."""
+    record = ["--record", str(run.record if run.record != FIGURES else VISION_FIGURES)]
+    cache = ["--cache", str(run.work / "bench")]
+    return [[sys.executable, "-m", "bench", "vision", "--device", "cuda", *cache, *record]]
+
+
 def _export(target: Path, *flags: str) -> list[str]:
     export = [sys.executable, "-m", "daemon.cli", "export", str(MODEL), str(target)]
     return [*export, "--device", "cuda", "--dtype", "float16", "--capacity", "1024", *flags]
@@ -144,6 +153,7 @@ PARTS: dict[str, Commands] = {
     "memory": _memory,
     "arrivals": _arrivals,
     "spec": _spec,
+    "vision": _vision,
 }
 DEFAULT = (
     "tests",
