@@ -3,8 +3,6 @@
 import warnings
 from io import BytesIO
 
-import numpy as np
-from numpy.typing import NDArray
 from PIL import GifImagePlugin, Image, ImageFile, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 
 from runtime.errors import HearthError
@@ -31,15 +29,15 @@ _TURNS = (
 )
 
 
-def decode(data: memoryview, picture: Picture) -> NDArray[np.uint8]:
-    """The upright colours [height, width, 3] of a file, or of raw pixels, that `picture` describes.
+def decode(data: memoryview, picture: Picture) -> Image.Image:
+    """The upright picture in RGB of a file, or of raw pixels, that `picture` describes.
 
     A file is treated as by the processors of transformers: turned by its orientation, then made
     RGB by Pillow, which drops alpha; a GIF is its first frame. Raises `image_invalid` for what
     cannot be decoded or is not what its header says, `image_too_large` where memory does not do.
     """
     if picture.kind not in _READERS:
-        return to_rgb(data, picture)
+        return Image.fromarray(to_rgb(data, picture))
     header = parse_header(data)
     if header.upright != picture:
         raise HearthError("image_invalid", "the picture is not what was announced")
@@ -58,7 +56,7 @@ def decode(data: memoryview, picture: Picture) -> NDArray[np.uint8]:
         raise HearthError("image_invalid", "the picture is broken or cut off") from error
 
 
-def _upright(image: Image.Image, header: Header) -> NDArray[np.uint8]:
+def _upright(image: Image.Image, header: Header) -> Image.Image:
     if image.size != (header.width, header.height):
         raise HearthError("image_invalid", "the picture is not of the size in its header")
     image.load()
@@ -68,4 +66,4 @@ def _upright(image: Image.Image, header: Header) -> NDArray[np.uint8]:
         image = image.convert("RGB")
     if header.orientation > 1:
         image = image.transpose(_TURNS[header.orientation - 2])
-    return np.asarray(image)
+    return image

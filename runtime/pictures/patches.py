@@ -16,20 +16,19 @@ _FILTERS = {
 
 
 def patch(
-    pixels: NDArray[np.uint8],
+    image: Image.Image,
     layout: ImageLayout,
     config: VisionConfig,
     out: NDArray[np.uint8],
     *,
     frame: int = 0,
 ) -> None:
-    """Resize a picture [height, width, 3] and write its patches to `out` [patches, patch_bytes].
+    """Resize a picture in RGB and write its patches to `out` [patches, patch_bytes].
 
     `out` is contiguous. Pixels are resized as Pillow does it, each step rounded to 8 bits. The
     order is by segments, and in each by the tokens that patches merge into. Of a video this is used
     frame number `frame`, and `out` is the whole's.
     """
-    image = Image.fromarray(pixels)
     resample = _FILTERS[config.rules.resample]
     side = config.patch_size
     time, rows, columns = layout.grid

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import zmq
 from numpy.typing import NDArray
+from PIL import Image
 
 from actors.addresses import SocketFolder
 from actors.arena import Arena
@@ -123,7 +124,7 @@ class House:
         config, layout = self.config, work.work.layout
         patches = np.empty((layout.patches, config.patch_bytes), np.uint8)
         for place, pixels in enumerate(frames):
-            patch(pixels, layout, config, patches, frame=place)
+            patch(Image.fromarray(pixels), layout, config, patches, frame=place)
         runner = VisionRunner.open(
             self.engine / VISION_FOLDER, config, EngineOptions(threads=1), CpuDevice()
         )
@@ -216,5 +217,5 @@ def test_where_an_executor_has_the_tower_patches_are_all(house: House) -> None:
     layout, config = work.work.layout, house.config
     shape, patches = (layout.patches, config.patch_bytes), np.dtype(np.uint8)
     expected = np.empty(shape, np.uint8)
-    patch(draw(96, 64), layout, config, expected)
+    patch(Image.fromarray(draw(96, 64)), layout, config, expected)
     assert np.array_equal(house.arenas[1].array(work.patches, shape, patches), expected)

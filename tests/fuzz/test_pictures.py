@@ -93,7 +93,7 @@ def test_damaged_files_are_pixels_or_a_named_error(
         view = memoryview(damaged(_FILES[name], random))
         try:
             picture = read_header(view)
-            assert decode(view, picture).shape == (picture.height, picture.width, 3)
+            assert decode(view, picture).size == (picture.width, picture.height)
         except HearthError as error:
             met[error.code, error.message] += 1
         else:
@@ -115,7 +115,7 @@ def test_odd_raw_pictures_are_pixels_or_a_named_error() -> None:
             size = raw_size(picture)
             if size < 1 << 20:
                 view = memoryview(bytes(max(0, size + random.choice((0, 0, -1, 1)))))
-                assert decode(view, picture).shape == (picture.height, picture.width, 3)
+                assert decode(view, picture).size == (picture.width, picture.height)
         except HearthError as error:
             codes.add(error.code)
     assert codes == _NAMED

@@ -24,7 +24,7 @@ DEEP = Image.fromarray(np.arange(45 * 30, dtype=np.uint16).reshape(30, 45) * 48)
 
 def seen(data: bytes) -> NDArray[np.uint8]:
     view = memoryview(data)
-    return decode(view, read_header(view))
+    return np.asarray(decode(view, read_header(view)))
 
 
 def as_loaded(data: bytes) -> NDArray[np.uint8]:

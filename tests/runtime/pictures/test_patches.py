@@ -19,7 +19,7 @@ def patches_of(pixels: NDArray[np.uint8], config: VisionConfig) -> NDArray[np.ui
     height, width, _ = pixels.shape
     layout = layout_of(photo(width, height), config)
     out = np.full((layout.patches, config.patch_bytes), 7, np.uint8)
-    patch(pixels, layout, config, out)
+    patch(Image.fromarray(pixels), layout, config, out)
     return out
 
 
@@ -116,13 +116,13 @@ def test_the_frames_of_a_video_go_where_they_belong(family: Any, count: int) -> 
     layout = video_layout([photo(96, 64)] * count, [0.0, 1.0, 2.0][:count], config)
     out = np.zeros((layout.patches, config.patch_bytes), np.uint8)
     for number, pixels in enumerate(frames):
-        patch(pixels, layout, config, out, frame=number)
+        patch(Image.fromarray(pixels), layout, config, out, frame=number)
     depth = config.temporal_patch_size
     parts = out.reshape(layout.segments * layout.grid[0], -1, 3, depth, config.patch_size**2)
     still = ImageLayout(layout.height, layout.width, (1, *layout.grid[1:]), 0)
     for place in range(parts.shape[0] * depth):
         alone = np.zeros((still.patches, config.patch_bytes), np.uint8)
-        patch(frames[min(place, count - 1)], still, config, alone)
+        patch(Image.fromarray(frames[min(place, count - 1)]), still, config, alone)
         expected = alone.reshape(-1, 3, depth, config.patch_size**2)[:, :, 0]
         np.testing.assert_array_equal(parts[place // depth, :, :, place % depth], expected)
 

@@ -64,7 +64,7 @@ def processed(
 def patches_of(frames: list[Any], layout: ImageLayout, config: VisionConfig) -> Any:
     out = np.zeros((layout.patches, config.patch_bytes), np.uint8)
     for place, number in enumerate(layout.frames):
-        patch(frames[number], layout, config, out, frame=place)
+        patch(Image.fromarray(frames[number]), layout, config, out, frame=place)
     return out
 
 

@@ -31,7 +31,7 @@ def embed(folder: Path, config: VisionConfig) -> list[NDArray[Any]]:
     for size in SIZES:
         layout = layout_of(photo(*size), config)
         patches = np.empty((layout.patches, config.patch_bytes), np.uint8)
-        patch(draw(*size), layout, config, patches)
+        patch(Image.fromarray(draw(*size)), layout, config, patches)
         images.append((patches, layout))
         shape = (1 + config.num_deepstack_features, layout.tokens, config.output_size)
         out.append(np.full(shape, np.nan, np.float32))
