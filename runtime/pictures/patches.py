@@ -1,5 +1,7 @@
 """Pixels into the patches that a vision tower takes."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
@@ -8,6 +10,9 @@ from runtime.images import ImageLayout
 from runtime.pictures.sizes import first_size
 from runtime.vision_config import VisionConfig
 
+_STRIPS = 4
+# Below so many pixels threads cost more than they save.
+_LARGE = 1 << 19
 _FILTERS = {
     "bicubic": Image.Resampling.BICUBIC,
     "lanczos": Image.Resampling.LANCZOS,
@@ -58,7 +63,27 @@ def patch(
 def _resized(
     image: Image.Image, width: int, height: int, resample: Image.Resampling
 ) -> Image.Image:
-    return image if image.size == (width, height) else image.resize((width, height), resample)
+    """The image in another size; a large one in strips, side by side in as many threads.
+
+    Pillow looks beyond a strip's box where the filter does, so that strips fit without a seam.
+    """
+    if image.size == (width, height):
+        return image
+    count = min(_STRIPS, height) if image.width * image.height >= _LARGE else 1
+    if count == 1:
+        return image.resize((width, height), resample)
+    edges = [height * strip // count for strip in range(count + 1)]
+    scale = image.height / height
+
+    def strip(top: int, bottom: int) -> Image.Image:
+        box = (0, top * scale, image.width, bottom * scale)
+        return image.resize((width, bottom - top), resample, box)
+
+    whole = Image.new(image.mode, (width, height))
+    with ThreadPoolExecutor(count) as threads:
+        for top, part in zip(edges, threads.map(strip, edges, edges[1:]), strict=False):
+            whole.paste(part, (0, top))
+    return whole
 
 
 def _cut(image: Image.Image, merge: int, out: NDArray[np.uint8]) -> None:

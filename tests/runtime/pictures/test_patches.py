@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from runtime.images import ImageLayout
-from runtime.pictures.patches import patch
+from runtime.pictures.patches import _resized, patch
 from runtime.pictures.sizes import layout_of, video_layout
 from runtime.vision_config import VisionConfig
 from tests.runtime.pictures.photographs import config_like, draw, file_of, photo
@@ -143,3 +143,16 @@ def test_a_file_gives_what_its_pixels_give() -> None:
         again = np.asarray(image)
     config = config_like("idefics3")
     np.testing.assert_array_equal(patches_of(again, config), patches_of(draw(60, 40), config))
+
+
+@pytest.mark.parametrize("size", [(1000, 701), (1920, 1080), (333, 4000)], ids=str)
+@pytest.mark.parametrize("resample", [Image.Resampling.BICUBIC, Image.Resampling.LANCZOS], ids=str)
+def test_strips_of_a_large_picture_have_no_seams(
+    size: tuple[int, int], resample: Image.Resampling
+) -> None:
+    image = Image.fromarray(draw(*size))
+    for width, height in ((240, 129), (501, 700)):
+        whole = np.asarray(image.resize((width, height), resample)).astype(int)
+        off = np.abs(np.asarray(_resized(image, width, height, resample)) - whole)
+        assert off.max() <= 1
+        assert (off == 0).mean() > 0.999
