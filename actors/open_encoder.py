@@ -18,7 +18,6 @@ from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.engine_folder import verify_folder
 from runtime.errors import HearthError
 from runtime.executor.engine import EngineOptions
-from runtime.tower_answer import load_tower_answer
 from runtime.undo import undoing
 from runtime.vision.answer_check import check_tower_answer
 from runtime.vision.vision_runner import VisionRunner
@@ -74,7 +73,7 @@ def _open_tower(settings: EncoderSettings, config: VisionConfig) -> Tower:
         runner = VisionRunner.open(folder, config, threads, CpuDevice())
         undo.callback(runner.close)
         if options.verify:
-            report = check_tower_answer(runner, load_tower_answer(folder, config))
+            report = check_tower_answer(runner, folder)
             _log.info("the vision tower's known answer is right", **structs.asdict(report))
         else:
             _log.warning("the vision tower's known answer is not compared", reason="verify is off")

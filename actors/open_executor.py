@@ -23,7 +23,6 @@ from runtime.errors import HearthError
 from runtime.known_answer import load_answer
 from runtime.loading import Stage, Told, nobody
 from runtime.request import RequestOptions, RowRequest
-from runtime.tower_answer import load_tower_answer
 from runtime.undo import undoing
 from runtime.vision.answer_check import check_tower_answer
 from runtime.vision_config import VISION_FOLDER
@@ -139,9 +138,7 @@ def _check_answer(runtime: LLMInferenceRuntime, settings: ExecutorSettings) -> N
         report = runtime.check_answer(answer)
         _log.info("the known answer is right", **structs.asdict(report))
         if runtime.tower is not None:
-            folder = Path(settings.engine) / VISION_FOLDER
-            told = load_tower_answer(folder, runtime.tower.config)
-            given = check_tower_answer(runtime.tower, told)
+            given = check_tower_answer(runtime.tower, Path(settings.engine) / VISION_FOLDER)
             _log.info("the vision tower's known answer is right", **structs.asdict(given))
 
 

@@ -21,7 +21,6 @@ from runtime.images import ImageLayout
 from runtime.onnx_runtime import load_onnx_runtime
 from runtime.options import RuntimeOptions, SpeculationOptions
 from runtime.request import RequestOptions
-from runtime.tensors.dtypes import numpy_dtype
 from runtime.vision.vision_runner import VisionRunner
 
 OPTIONS = RuntimeOptions(verify=False, speculation=SpeculationOptions(method="auto"))
@@ -90,10 +89,7 @@ def _encode_largest(tower: VisionRunner) -> None:
     tokens = config.max_patches // config.merge_size**2
     grid = (1, config.merge_size, tokens * config.merge_size)
     patches = np.zeros((config.max_patches, config.patch_bytes), np.uint8)
-    out = np.zeros(
-        (1 + config.num_deepstack_features, tokens, config.output_size), numpy_dtype(config.dtype)
-    )
-    tower.encode([(patches, ImageLayout(0, 0, grid, tokens))], [out])
+    tower.encode([(patches, ImageLayout(0, 0, grid, tokens))])
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ from runtime.images import Picture
 from runtime.known_answer import load_answer
 from runtime.memory.system import available_memory
 from runtime.pictures.sizes import layout_of
-from runtime.tower_answer import TowerReport, load_tower_answer
+from runtime.tower_answer import TowerReport
 from runtime.vision.answer_check import check_tower_answer
 from runtime.vision.vision_runner import VisionRunner
 from runtime.vision_config import VISION_FOLDER, Family, VisionConfig, load_vision_config
@@ -187,7 +187,7 @@ def _with_tower_answer(report: Report, settings: Settings, folder: Path) -> Towe
         closing(VisionRunner.open(folder, config, options, device)) as runner,
     ):
         share_context_memory([runner.executor], device)
-        given = check_tower_answer(runner, load_tower_answer(folder, config))
+        given = check_tower_answer(runner, folder)
     return msgspec.structs.replace(report.tower, answer=given)
 
 

@@ -1,7 +1,7 @@
 """Pictures for an engine in this process: read, decoded and brought through its vision tower."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.config import load_config
+from runtime.decoding.assembly import share_context_memory
 from runtime.device.open import open_device
 from runtime.engine_folder import verify_folder
 from runtime.errors import HearthError
@@ -19,8 +20,6 @@ from runtime.pictures.decoding import decode
 from runtime.pictures.headers import read_header
 from runtime.pictures.local_embeddings import LocalEmbeddings
 from runtime.pictures.patches import patch
-from runtime.tensors.dtypes import numpy_dtype
-from runtime.tensors.tower import tower_outputs
 from runtime.text import Tokenizer
 from runtime.vision.prompt import Shown, Turn, encode_turns
 from runtime.vision.vision_runner import Patches, VisionRunner
@@ -71,30 +70,20 @@ def see(engine: Path, files: Sequence[Path], store: LocalEmbeddings, threads: in
             patch(decode(data, one.pictures[0]), layout, config, cut)
         shown.append(one)
         patches.append((cut, layout))
-    kept = [
-        one.astype(numpy_dtype(text.dtype)) for one in _embedded(engine, config, patches, threads)
-    ]
-    return Seen(config, shown, [layout for _, layout in patches], [store.put(one) for one in kept])
+    slots = [store.put(one) for one in _embedded(engine, config, patches, threads)]
+    return Seen(config, shown, [layout for _, layout in patches], slots)
 
 
 def _embedded(
     engine: Path, config: VisionConfig, patches: Sequence[tuple[Patches, ImageLayout]], threads: int
 ) -> list[NDArray[Any]]:
-    """[1 + deepstack features, tokens, output_size] of each picture, in the tower's type."""
-    width, dtype = len(tower_outputs(config)), numpy_dtype(config.dtype)
-    out = [np.empty((width, layout.tokens, config.output_size), dtype) for _, layout in patches]
-    with ExitStack() as opened:
-        device = open_device(config.device)
-        opened.callback(device.close)
-        options = EngineOptions(threads=threads)
-        runner = VisionRunner.open(engine / VISION_FOLDER, config, options, device)
-        opened.callback(runner.close)
-        needed = runner.executor.required_context_memory()
-        if needed:
-            memory = device.zeros("vision context memory", (needed,), np.dtype(np.uint8))
-            runner.executor.set_context_memory(memory)
-        runner.encode(patches, out)
-    return out
+    folder, options = engine / VISION_FOLDER, EngineOptions(threads=threads)
+    with (
+        closing(open_device(config.device)) as device,
+        closing(VisionRunner.open(folder, config, options, device)) as runner,
+    ):
+        share_context_memory([runner.executor], device)
+        return runner.encode(patches)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from runtime.errors import HearthError
 from runtime.executor.engine import EngineOptions
 from runtime.executor.engine_executor import EngineExecutor
 from runtime.images import ImageLayout
+from runtime.tensors.dtypes import numpy_dtype
 from runtime.tensors.tensor_map import TensorMap
 from runtime.tensors.tower import (
     build_registry_for_tower,
@@ -58,17 +59,18 @@ class VisionRunner:
             undo.callback(executor.close)
             return cls(executor, config, device)
 
-    def encode(
-        self, images: Sequence[tuple[Patches, ImageLayout]], out: Sequence[NDArray[Any]]
-    ) -> None:
-        """Embeddings of pictures: [1 + deepstack features, tokens, output_size] each, into `out`.
+    def encode(self, images: Sequence[tuple[Patches, ImageLayout]]) -> list[NDArray[Any]]:
+        """Embeddings of pictures: [1 + deepstack features, tokens, output_size] each.
 
         `images` are patches [T, patch_bytes] and what they are of. Raises `image_too_large`,
         `executor_failed`, `out_of_memory`, and `non_finite` where an embedding is no number.
         """
-        patches = [one for one, _ in images]
-        for call in plan_calls([layout for _, layout in images], self.config):
+        config, patches = self.config, [one for one, _ in images]
+        outputs, dtype = len(tower_outputs(config)), numpy_dtype(config.dtype)
+        out = [np.empty((outputs, one.tokens, config.output_size), dtype) for _, one in images]
+        for call in plan_calls([layout for _, layout in images], config):
             self.run(call, patches, out)
+        return out
 
     def run(self, call: Call, images: Images, out: Images) -> None:
         """Do one call of `plan_calls` and wait for it; raises as `encode` does."""

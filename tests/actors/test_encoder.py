@@ -128,8 +128,7 @@ class House:
         runner = VisionRunner.open(
             self.engine / VISION_FOLDER, config, EngineOptions(threads=1), CpuDevice()
         )
-        out = np.empty(self.embedded(work).shape, np.float32)
-        runner.encode([(patches, layout)], [out])
+        (out,) = runner.encode([(patches, layout)])
         runner.close()
         return out
 

@@ -14,7 +14,6 @@ from runtime.executor.engine import EngineOptions
 from runtime.export import ExportOptions
 from runtime.export.options import Dialect, TargetType
 from runtime.export.vision.write import write_vision
-from runtime.tower_answer import load_tower_answer
 from runtime.vision.answer_check import check_tower_answer
 from runtime.vision.vision_runner import VisionRunner
 from runtime.vision_config import VISION_FOLDER, load_vision_config
@@ -36,7 +35,7 @@ def answers_right(engine: Path, device: Device) -> None:
     assert config is not None
     with closing(VisionRunner.open(folder, config, EngineOptions(), device)) as runner:
         share_context_memory([runner.executor], device)
-        report = check_tower_answer(runner, load_tower_answer(folder, config))
+        report = check_tower_answer(runner, folder)
     assert report.error < 1
 
 

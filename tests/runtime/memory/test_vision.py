@@ -35,10 +35,8 @@ config = load_vision_config(folder)
 runner = VisionRunner.open(folder / "visual", config, EngineOptions(threads=1), CpuDevice())
 layout = ImageLayout(0, 0, (1, side, side), side * side // 4)
 patches = np.zeros((layout.patches, config.patch_bytes), np.uint8)
-shape = (1 + config.num_deepstack_features, layout.tokens, config.output_size)
-out = np.ones(shape, np.float32)
 start = kib("VmRSS")
-runner.encode([(patches, layout)], [out])
+runner.encode([(patches, layout)])
 print(kib("VmHWM") - start)
 """
 

@@ -27,16 +27,14 @@ TOLERANCE = 1e-4
 
 def embed(folder: Path, config: VisionConfig) -> list[NDArray[Any]]:
     """All pictures at once: [1 + deepstack features, tokens, output_size] each."""
-    images, out = [], []
+    images = []
     for size in SIZES:
         layout = layout_of(photo(*size), config)
         patches = np.empty((layout.patches, config.patch_bytes), np.uint8)
         patch(Image.fromarray(draw(*size)), layout, config, patches)
         images.append((patches, layout))
-        shape = (1 + config.num_deepstack_features, layout.tokens, config.output_size)
-        out.append(np.full(shape, np.nan, np.float32))
     runner = VisionRunner.open(folder, config, EngineOptions(threads=1), CpuDevice())
-    runner.encode(images, out)
+    out = runner.encode(images)
     runner.close()
     return out
 

@@ -1,5 +1,3 @@
-from typing import Any
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -7,7 +5,7 @@ from numpy.typing import NDArray
 from runtime.errors import HearthError
 from runtime.images import ImageLayout
 from runtime.vision_config import VisionConfig
-from tests.runtime.vision.fake_tower import expected, fake_runner, outputs
+from tests.runtime.vision.fake_tower import expected, fake_runner
 from tests.runtime.vision.tower_config import config_of
 
 Image = tuple[NDArray[np.uint8], ImageLayout]
@@ -39,11 +37,6 @@ def image(config: VisionConfig, *grid: int, segments: int = 1) -> Image:
     return rng.integers(0, 256, (patches, config.patch_bytes), np.uint8), layout
 
 
-def room(config: VisionConfig, images: list[Image]) -> list[NDArray[Any]]:
-    shapes = [(outputs(config), layout.tokens, config.output_size) for _, layout in images]
-    return [np.full(shape, np.nan, np.float32) for shape in shapes]
-
-
 @pytest.mark.parametrize(
     ("config", "images", "calls"),
     [
@@ -62,8 +55,7 @@ def test_pictures_get_their_own_embeddings(
     config: VisionConfig, images: list[Image], calls: list[int]
 ) -> None:
     runner, engine = fake_runner(config)
-    out = room(config, images)
-    runner.encode(images, out)
+    out = runner.encode(images)
     assert engine.calls == calls
     for (patches, layout), embeddings in zip(images, out, strict=True):
         assert np.allclose(embeddings, expected(patches, layout, config))
@@ -73,7 +65,7 @@ def test_a_segment_above_the_largest_call_is_refused_before_anything_runs() -> N
     runner, engine = fake_runner(CONFIG)
     images = [image(CONFIG, 1, 4, 4), image(CONFIG, 1, 10, 10)]
     with pytest.raises(HearthError) as caught:
-        runner.encode(images, room(CONFIG, images))
+        runner.encode(images)
     assert caught.value.code == "image_too_large"
     assert "100 patches" in caught.value.message
     assert engine.calls == []
@@ -95,7 +87,7 @@ def test_a_layout_of_another_tower_is_an_error(
     runner, _ = fake_runner(CONFIG)
     layout = ImageLayout(0, 0, grid, tokens, segments)
     with pytest.raises(HearthError) as caught:
-        runner.encode([(np.zeros((16, CONFIG.patch_bytes), np.uint8), layout)], [])
+        runner.encode([(np.zeros((16, CONFIG.patch_bytes), np.uint8), layout)])
     assert caught.value.code == "internal"
 
 
@@ -104,7 +96,7 @@ def test_embeddings_that_are_no_numbers_are_an_error() -> None:
     images = [image(CONFIG, 1, 2, 2)]
     engine.factor = np.inf
     with pytest.raises(HearthError) as caught:
-        runner.encode(images, room(CONFIG, images))
+        runner.encode(images)
     assert caught.value.code == "non_finite"
 
 
