@@ -3,6 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hearth_client.errors import ImageInvalid, InvalidValue
 from hearth_client.options import as_messages
@@ -94,6 +95,9 @@ def test_an_image_of_pillow_says_what_it_is(mode: str, encoding: str, frame: byt
         (pixels(2, 2, 3), "rgba8", ImageInvalid),
         (pixels(2, 2), "rgb8", ImageInvalid),
         (array.array("f", [0.0]), "mono8", ImageInvalid),
+        (pixels(2, 2, 3).cast("B").cast("b", (2, 2, 3)), "rgb8", ImageInvalid),
+        (pixels(12).cast("?", (2, 2, 3)), "rgb8", ImageInvalid),
+        (np.zeros((0, 2, 3), np.uint8), "rgb8", ImageInvalid),
         (PNG, "rgb8", ImageInvalid),
         (Pillow("RGB"), "rgb8", ImageInvalid),
     ],

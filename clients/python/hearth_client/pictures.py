@@ -96,8 +96,10 @@ def _pixels(array: Any, encoding: RawEncoding | None) -> tuple[Frame, dict[str, 
     channels = _CHANNELS[encoding]
     shape = view.shape or ()
     flat = channels == 1 and len(shape) == 2  # noqa: PLR2004 # height and width
-    if view.itemsize != 1 or not (flat or shape[2:] == (channels,)):
-        raise ImageInvalid(f"{encoding} needs 8 bit values [height, width, {channels}]", "encoding")
+    unsigned = view.format[-1:] in {"B", "c"}
+    if not unsigned or 0 in shape or not (flat or shape[2:] == (channels,)):
+        text = f"{encoding} needs unsigned 8 bit values [height, width, {channels}]"
+        raise ImageInvalid(text, "encoding")
     height, width = shape[:2]
     if encoding == "nv12":
         height = height * 2 // 3
