@@ -45,7 +45,8 @@ EXPIRED = Refusal(
 )
 GUILTY = Refusal(
     "repeated_failure",
-    "the executor failed each time that this request ran: change it, or try again in ten minutes",
+    "the executor or the encoder failed each time that this request was with it: change it, or try "
+    "again in ten minutes",
     None,
 )
 TEXT_ONLY = Refusal(

@@ -102,7 +102,7 @@ class DuplicateId(RequestRefused):
 
 
 class RepeatedFailure(RequestRefused):
-    """The engine's process died each time that this request ran: sending it again is no use."""
+    """A process of the engine died each time that it had this request: do not send it again."""
 
     code = "repeated_failure"
 
