@@ -22,7 +22,6 @@ def test_embeddings_are_read_where_they_lie_in_the_engines_type(dtype: DType) ->
     store, slots = ArenaEmbeddings(arena, config), arena.slots()
     shape = (3, TOKENS, config.hidden_size)
     written = np.arange(np.prod(shape)).reshape(shape).astype(numpy_dtype(dtype))
-    assert store.token_bytes * TOKENS == written.nbytes
     slot = slots.take(written.nbytes)
     assert slot is not None
     arena.view(slot)[:] = written.tobytes()
@@ -32,7 +31,7 @@ def test_embeddings_are_read_where_they_lie_in_the_engines_type(dtype: DType) ->
     assert np.array_equal(read, written)
     arena.view(slot)[0] ^= 1
     assert not np.array_equal(read, written), "it is a view"
-    with pytest.raises(HearthError, match="size"):
+    with pytest.raises(HearthError, match="bytes"):
         store.read(structs.replace(image, tokens=TOKENS + 1))
     slots.free(slot)
     with pytest.raises(HearthError) as caught:

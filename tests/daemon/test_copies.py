@@ -69,9 +69,7 @@ def test_a_picture_is_copied_once_and_its_embeddings_are_read_where_they_were_wr
     store = ArenaEmbeddings(embeddings, config)
     policy = SchedulerPolicy(
         PolicySettings(fill_wait_s=0.0, queue_tokens=1 << 20),
-        ImageArenas(
-            patches.slots(), embeddings.slots(), eyes.config.patch_bytes, store.token_bytes
-        ),
+        ImageArenas(patches.slots(), embeddings.slots(), eyes.config.patch_bytes, 4 * 4 * 1024),
     )
     limits = structs.replace(LIMITS, max_prompt_tokens=1 << 16, max_total_tokens=1 << 17)
     policy.executor_ready(ready(limits), 0.0)
