@@ -41,8 +41,8 @@ def open_encoder(host: Host, settings: EncoderSettings) -> ReadyActor:
             config,
             pictures,
             patches,
-            timeout_s=settings.decode_timeout_s,
-            memory=settings.decode_memory_bytes,
+            timeout_s=settings.image_decode_timeout_s,
+            memory=settings.image_decode_memory_bytes,
         )
         undo.callback(decoder.close)
         tower = None

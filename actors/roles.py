@@ -50,7 +50,8 @@ class EncoderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """What an encoder needs: the engine folder's absolute path, the arenas, and how to work.
 
     `options.threads` are those of its tower. Its process runs at niceness `nice`; one that decodes
-    pictures may take `decode_timeout_s` for one, and `decode_memory_bytes` beside the arenas.
+    pictures may take `image_decode_timeout_s` for one, and `image_decode_memory_bytes` beside the
+    arenas.
     """
 
     engine: str
@@ -59,8 +60,8 @@ class EncoderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     patches: SharedArena
     embeddings: SharedArena
     nice: int = 0
-    decode_timeout_s: float = 10.0
-    decode_memory_bytes: int = 1 << 30
+    image_decode_timeout_s: float = 10.0
+    image_decode_memory_bytes: int = 1 << 30
 
 
 class ReadyActor(NamedTuple):

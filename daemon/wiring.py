@@ -80,7 +80,7 @@ def door_settings(settings: Settings) -> DoorSettings:
         client_queue_share=settings.client_queue_share,
         memory_bytes=settings.client_memory_mb << 20,
         unread_bytes=settings.client_memory_mb << 18,
-        images=settings.images,
+        images=settings.images_per_request,
         image_bytes=settings.image_bytes,
         request_image_bytes=settings.images_in_flight_bytes,
         image_tokens=settings.image_tokens,
@@ -150,8 +150,8 @@ def encoder_plan(settings: Settings, engine: Path, epoch: str, sight: Sight) -> 
         patches=sight.patches.shared,
         embeddings=sight.embeddings.shared,
         nice=settings.encoder_nice,
-        decode_timeout_s=settings.decode_timeout_s,
-        decode_memory_bytes=settings.decode_memory_bytes,
+        image_decode_timeout_s=settings.image_decode_timeout_s,
+        image_decode_memory_bytes=settings.image_decode_memory_bytes,
     )
     return _plan("encoder", given, settings, epoch, sight)._replace(restart_limit=_ALWAYS)
 

@@ -110,7 +110,7 @@ def decoder_killed(trial: Trial) -> None:
 def decoder_hangs(trial: Trial) -> None:
     """The process that decodes stands still for good, beside a text reply."""
     small = photograph(SIZES[0])
-    limit = ("--decode-timeout-s", str(_TIMEOUT_S))
+    limit = ("--image-decode-timeout-s", str(_TIMEOUT_S))
     with trial.seeing(*limit) as daemon, trial.talk(daemon) as talk:
         talk.end(talk.look(QUESTION, small, max_tokens=4))
         with _stopped(_decoder(daemon)):

@@ -206,7 +206,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "connections are closed and clients say hello again."
         ),
     ] = 512
-    images: Annotated[
+    images_per_request: Annotated[
         int,
         Meta(ge=1, le=4096),
         Meta(description="Pictures of one request, those of videos among them; more are refused."),
@@ -247,11 +247,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Meta(ge=0, le=1024),
         Meta(description="Threads of a vision tower on the CPU; 0 for all physical cores."),
     ] = 0
-    decode_timeout_s: Annotated[
+    image_decode_timeout_s: Annotated[
         float,
         Meta(gt=0, le=3600, description="How long one picture may take to be decoded."),
     ] = 10.0
-    decode_memory_bytes: Annotated[
+    image_decode_memory_bytes: Annotated[
         int,
         Meta(ge=1 << 26, le=1 << 36),
         Meta(description="Bytes of memory that the process which decodes pictures may take."),

@@ -22,8 +22,8 @@ SETTINGS = Settings(
     encoder_nice=5,
     encoder_threads=6,
     threads=7,
-    decode_timeout_s=8,
-    decode_memory_bytes=1 << 27,
+    image_decode_timeout_s=8,
+    image_decode_memory_bytes=1 << 27,
     restart_limit=2,
 )
 CONFIG = structs.replace(simulated_config(capacity=400), num_deepstack_features=2)
@@ -66,7 +66,7 @@ def test_each_setting_reaches_the_encoder_and_both_processes_inherit_the_memory(
         executor = wiring.executor_plan(SETTINGS, engine, "ab", sight)
         told = msgspec.to_builtins(plan.settings)
         assert (told["nice"], told["options"]["threads"]) == (5, 6)
-        assert (told["decode_timeout_s"], told["decode_memory_bytes"]) == (8, 1 << 27)
+        assert (told["image_decode_timeout_s"], told["image_decode_memory_bytes"]) == (8, 1 << 27)
         assert plan.descriptors == executor.descriptors == sight.descriptors
         assert (plan.role, plan.epoch, executor.restart_limit) == ("encoder", "ab", 2)
         assert plan.restart_limit > 100, "text goes on however often it is lost"

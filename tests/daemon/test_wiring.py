@@ -34,7 +34,7 @@ def test_each_setting_reaches_the_part_that_it_is_for() -> None:
         threads=13,
         capacity=14,
         verify=False,
-        images=15,
+        images_per_request=15,
         image_bytes=1 << 16,
         images_in_flight_bytes=1 << 21,
         image_tokens=17,
