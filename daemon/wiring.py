@@ -1,5 +1,6 @@
 """From settings to parts: what each actor and the front door is given; no I/O."""
 
+import sys
 from pathlib import Path
 
 import msgspec
@@ -20,8 +21,8 @@ from runtime.errors import HearthError
 from runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
 from runtime.version import VERSION
 
-_ALWAYS = 1000
-"""Restarts in a row: with the pauses between them they take eight hours."""
+_ALWAYS = sys.maxsize
+"""Restarts in a row."""
 
 
 def runtime_options(settings: Settings) -> RuntimeOptions:

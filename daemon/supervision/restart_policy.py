@@ -7,6 +7,9 @@ import msgspec
 
 from runtime.errors import Code, HearthError
 
+_DOUBLINGS = 64
+"""Of a pause: beyond any that is waited for, and not beyond a number."""
+
 
 class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
     """How long an actor may take to say hello, to load, and between two signs of progress.
@@ -179,7 +182,7 @@ class Supervision:
     def _pause(self) -> float:
         if not self._restarts:
             return 0.0
-        doubled = self._deadlines.pause_s * 2.0 ** (self._restarts - 1)
+        doubled = self._deadlines.pause_s * 2.0 ** min(self._restarts - 1, _DOUBLINGS)
         return min(doubled, self._deadlines.most_pause_s)
 
     def _missed(self) -> str:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import sys
+
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
@@ -225,3 +227,12 @@ def test_a_lost_encoder_is_told_by_a_code_of_its_own() -> None:
     assert isinstance(give_up, GiveUp)
     assert give_up.error.code == "encoder_failed"
     assert give_up.error.message == "the encoder was lost: it crashed"
+
+
+def test_what_no_number_of_restarts_ends_goes_on_after_very_many() -> None:
+    made, now = running(restart_limit=sys.maxsize), 0.0
+    for _ in range(1100):
+        lost = made.ended("it crashed", now)
+        assert isinstance(lost[-1], AnnounceRestart)
+        now += DEADLINES.most_pause_s
+        assert isinstance(made.tick(now)[-1], Start)
