@@ -51,7 +51,8 @@ class VisionPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     Each size is looked at `rounds` times after a first one that does not count. `seconds` are those
     of each load, `kept` how often a picture that is kept comes again, `passes` and `pictures` those
-    of each client of `hidden_share`, whose replies have `tokens` tokens. `exam` counts the
+    of each client of `hidden_share`, whose replies have `tokens` tokens. `row_rounds` batches of
+    `row_tokens` tokens show what rows with images cost. `exam` counts the
     questions of each group of the shipped variant's exam.
     """
 
@@ -66,7 +67,8 @@ class VisionPlan(msgspec.Struct, frozen=True, kw_only=True):
     passes: int = 3
     pictures: int = 8
     tokens: int = 48
-    row_rounds: int = 8
+    row_rounds: int = 24
+    row_tokens: int = 24
     exam: int = 0
 
 
@@ -216,7 +218,7 @@ class VisionSession:
         with tempfile.TemporaryDirectory(prefix="hearth-") as folder:
             file = Path(folder) / "picture.jpg"
             file.write_bytes(self._photographs[_MIDDLE])
-            return measure_text_rows(plan.engine, file, plan.row_rounds, plan.tokens)
+            return measure_text_rows(plan.engine, file, plan.row_rounds, plan.row_tokens)
 
     def _new(self, jpeg: bytes) -> bytes:
         """A picture that nobody has seen yet."""

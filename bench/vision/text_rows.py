@@ -51,7 +51,8 @@ def measure_text_rows(engine: Path, picture: Path, rounds: int, tokens: int) -> 
     with closing(LLMInferenceRuntime.open(engine, options, embeddings=store)) as runtime:
         runtime.capture(range(1, runtime.max_batch + 1))
         for turn in range(rounds + 1):
-            for name, rows in (("images", [plain[0], *seeing]), ("text", plain)):
+            order = (("images", [plain[0], *seeing]), ("text", plain))
+            for name, rows in order if turn % 2 else reversed(order):
                 seconds = _steps(runtime, rows)
                 # The first batches find everything cold.
                 beside[name] += seconds if turn else []
