@@ -9,7 +9,7 @@ import msgspec
 
 from bench.batches import rows_of, run_batch
 from bench.vision.asking import QUESTION
-from daemon.cli.seen import see
+from daemon.cli.image_files import encode_files
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.options import RuntimeOptions, SpeculationOptions
 from runtime.pictures.local_embeddings import LocalEmbeddings
@@ -36,7 +36,7 @@ def measure_text_rows(engine: Path, picture: Path, rounds: int, tokens: int) -> 
     """Decode batches of four rows of equal length, with and without images, in turns."""
     store = LocalEmbeddings()
     tokenizer = Tokenizer.open(engine)
-    ids, images = see(engine, [picture], store, 0).encode(tokenizer, QUESTION, None)
+    ids, images = encode_files(engine, [picture], store, 0).prompt(tokenizer, QUESTION, None)
     text = tokenizer.encode_piece(_TEXT)
     text = (text * (len(ids) // len(text) + 1))[: len(ids)]
     asked = RequestOptions(max_tokens=tokens, ignore_eos=True)

@@ -109,9 +109,9 @@ def generate(
     images = None
     if files:
         # Whoever asks by text does without what decodes pictures.
-        from daemon.cli.seen import see  # noqa: PLC0415 - see above
+        from daemon.cli.image_files import encode_files  # noqa: PLC0415 - see above
 
-        images = see(folder, files, store, threads)
+        images = encode_files(folder, files, store, threads)
     runtime = LLMInferenceRuntime.open(folder, runtime_options, embeddings=store)
     try:
         if runtime.chosen:
@@ -120,7 +120,7 @@ def generate(
         encoded = [
             (encode_prompt(p, tokenizer, chat=chat, system=system), [])
             if images is None
-            else images.encode(tokenizer, str(p), system)
+            else images.prompt(tokenizer, str(p), system)
             for p in prompts
         ]
         show = _print_json if as_json else _print_text

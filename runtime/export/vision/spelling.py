@@ -46,7 +46,7 @@ class TowerSpelling(Operators, ABC):
         """One of the activations; SiLU is that of a gate, `gated`."""
         return self.gelu_tanh(x) if kind == "gelu_tanh" else self.gelu(x)
 
-    def see(self, ids: ir.Value) -> ir.Value:
+    def mask(self, ids: ir.Value) -> ir.Value:
         """What to add to scores [1, 1, T, T]: patches with different `ids` [T] stay apart."""
         graph = self.graph
         rows, columns = (graph.op("Unsqueeze", ids, graph.ints(axis)) for axis in (1, 0))

@@ -40,9 +40,9 @@ class Tower:
         graph, config = self._graph, self._config
         x = self._embed()
         segments = self._input("segment_ids", self._index)
-        masks = [self._spelling.see(segments)] * config.num_layers
+        masks = [self._spelling.mask(segments)] * config.num_layers
         if config.window_size:
-            window = self._spelling.see(self._input("window_ids", self._index))
+            window = self._spelling.mask(self._input("window_ids", self._index))
             for layer in {*range(config.num_layers)} - {*config.full_attention_layers}:
                 masks[layer] = window
         self._spelling.prepare(self._rotary())

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from daemon.cli.seen import see
+from daemon.cli.image_files import encode_files
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.export import ExportOptions, export_model
 from runtime.options import RuntimeOptions
@@ -35,7 +35,9 @@ def test_pictures_say_what_they_say_in_transformers(tmp_path: Path, family: Fami
     for picture, file in zip(pictures, files, strict=True):
         picture.save(file)
     store = LocalEmbeddings()
-    ids, images = see(engine, files, store, 1).encode(Tokenizer.open(engine), "the lamp", None)
+    ids, images = encode_files(engine, files, store, 1).prompt(
+        Tokenizer.open(engine), "the lamp", None
+    )
 
     model = transformers.AutoModelForImageTextToText.from_pretrained(source, dtype=torch.float32)
     processor = transformers.AutoImageProcessor.from_pretrained(source, backend="pil")

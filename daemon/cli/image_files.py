@@ -27,7 +27,7 @@ from runtime.vision_config import VISION_FOLDER, VisionConfig, load_vision_confi
 
 
 @dataclass(frozen=True)
-class Seen:
+class EncodedFiles:
     """Images whose embeddings lie in `slots`."""
 
     config: VisionConfig
@@ -35,7 +35,7 @@ class Seen:
     layouts: Sequence[ImageLayout]
     slots: Sequence[Slot]
 
-    def encode(
+    def prompt(
         self, tokenizer: Tokenizer, text: str, system: str | None
     ) -> tuple[list[int], list[EmbeddedImage]]:
         """Ids of a user's message of all images and `text`, and where the images are."""
@@ -48,7 +48,9 @@ class Seen:
         return ids, [EmbeddedImage(slot, layout.tokens, own) for slot, layout, own in found]
 
 
-def see(engine: Path, files: Sequence[Path], store: LocalEmbeddings, threads: int) -> Seen:
+def encode_files(
+    engine: Path, files: Sequence[Path], store: LocalEmbeddings, threads: int
+) -> EncodedFiles:
     """Put the embeddings of files into `store`.
 
     No image becomes more tokens than half of the longest prompt. Raises `unsupported_option` for a
@@ -71,7 +73,7 @@ def see(engine: Path, files: Sequence[Path], store: LocalEmbeddings, threads: in
         shown.append(one)
         patches.append((cut, layout))
     slots = [store.put(one) for one in _embedded(engine, config, patches, threads)]
-    return Seen(config, shown, [layout for _, layout in patches], slots)
+    return EncodedFiles(config, shown, [layout for _, layout in patches], slots)
 
 
 def _embedded(
