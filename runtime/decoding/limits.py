@@ -1,4 +1,4 @@
-from math import prod
+from math import inf, prod
 
 from runtime.config import LLMEngineRunnerConfig
 from runtime.errors import HearthError
@@ -74,7 +74,7 @@ def _check_images(config: LLMEngineRunnerConfig, row: RowRequest) -> None:
             within = end <= span.start and span.start + span.length <= row.prompt_length
             there = span.first >= 0 and span.first + span.length <= image.tokens
             grid = (prod(span.grid) == span.length and min(span.grid) > 0) or not any(span.grid)
-            apart = 0.0 <= span.interval <= config.max_kv_cache_capacity
+            apart = 0.0 <= span.interval < inf
             if not (span.length > 0 and within and there and grid and apart):
                 raise HearthError(
                     "invalid_value",

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from runtime.images import ImageSpan
 
 _AXES = 3
+# Beyond the capacity of any engine, and within 32 bits.
+_FAR = 1 << 30
 
 
 class RowPositions(NamedTuple):
@@ -69,5 +71,6 @@ def _grid(span: ImageSpan) -> NDArray[np.int64]:
     """Positions [3, length] within a span, from 0 on."""
     time, height, width = np.indices(span.grid).reshape(_AXES, -1)
     # In float32, as the reference does: a product just below a whole number is cut.
-    time = (time.astype(np.float32) * np.float32(span.interval)).astype(np.int64)
+    later = time.astype(np.float32) * np.float32(min(span.interval, _FAR))
+    time = np.minimum(later, _FAR).astype(np.int64)
     return np.stack((time, height, width))

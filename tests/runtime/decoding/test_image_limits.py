@@ -88,3 +88,12 @@ def test_a_video_that_counts_beyond_the_positions_of_an_engine_is_refused() -> N
         check_row(SEES, row(longer), 64)
     assert (caught.value.code, caught.value.field) == ("capacity_exceeded", "images")
     check_row(structs.replace(SEES, use_context_dependent_rope=False), row(longer), 64)
+
+
+@pytest.mark.parametrize("interval", [100.0, 1e9, 1e300])
+def test_frames_that_are_far_apart_are_refused_for_that_alone(interval: float) -> None:
+    with pytest.raises(HearthError, match="fewer frames") as caught:
+        check_row(SEES, row((ImageSpan(2, 6, 0, (3, 2, 1), interval),)), 64)
+    assert caught.value.code == "capacity_exceeded"
+    # Of one step it does not matter how far the next would be.
+    check_row(SEES, row((ImageSpan(2, 6, 0, (1, 3, 2), interval),)), 64)
