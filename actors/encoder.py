@@ -10,11 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any, NamedTuple
 
-import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from actors.arena import Arena
 from actors.decoder_jobs import DecoderJob, DecoderWord
 from actors.encoder_messages import DropWork, Encode, Encoded, EncodeFailed, Patched
 from actors.image_work import ImageTimes
@@ -23,8 +21,8 @@ from actors.mailbox import MailboxFull, Receiver, Sender, wait_any
 from actors.messages import EncoderControl, EncoderMessage, SchedulerMessage, SetLogLevel, Shutdown
 from actors.picture_decoder import PictureDecoder
 from actors.supervisor_messages import ActorProgress, SupervisorMessage
+from actors.tower_memory import TowerMemory
 from runtime.errors import HearthError
-from runtime.tensors.dtypes import numpy_dtype
 from runtime.vision.calls import Call, plan_calls, sharing
 from runtime.vision.vision_runner import Patches, VisionRunner
 
@@ -36,15 +34,14 @@ CALL_S = 600.0
 """How long a call of the tower may take until the encoder shows no progress any more."""
 FAILURE_LIMIT = 3
 """Pictures in a row that the tower failed at, before the encoder asks to be replaced by ending."""
-_BYTE = np.dtype(np.uint8)
 _log = structlog.get_logger("encoder")
 
 
 class Tower(NamedTuple):
-    """A tower that runs here, and the memory for its embeddings."""
+    """A tower that runs here, and the memory that it reads and writes."""
 
     runner: VisionRunner
-    embeddings: Arena
+    memory: TowerMemory
 
 
 class _Patched(NamedTuple):
@@ -68,7 +65,6 @@ class EncoderActor:
         to_scheduler: Sender[SchedulerMessage],
         to_supervisor: Sender[SupervisorMessage],
         decoder: PictureDecoder,
-        patches: Arena,
         tower: Tower | None,
     ) -> None:
         self._name = name
@@ -77,7 +73,6 @@ class EncoderActor:
         self._to_scheduler = to_scheduler
         self._to_supervisor = to_supervisor
         self._decoder = decoder
-        self._patches = patches
         self._tower = tower
         self._undecoded: dict[int, Encode] = {}
         self._patched: deque[_Patched] = deque()
@@ -193,25 +188,15 @@ class EncoderActor:
 
     def _run(self, tower: Tower, works: Sequence[Encode]) -> bool:
         """Whether it was done to the end: not left as nobody waits for any of it, or at a stop."""
-        config = tower.runner.config
-        layouts = [work.work.layout for work in works]
-        images: list[Patches] = [
-            self._patches.array(work.patches, (layout.patches, config.patch_bytes), _BYTE)
-            for work, layout in zip(works, layouts, strict=True)
-        ]
-        outputs, width = 1 + config.num_deepstack_features, config.output_size
-        dtype = numpy_dtype(config.dtype)
-        out = [
-            tower.embeddings.array(work.target, (outputs, layout.tokens, width), dtype)
-            for work, layout in zip(works, layouts, strict=True)
-        ]
-        for call in plan_calls(layouts, config):
+        memory, layouts = tower.memory, [work.work.layout for work in works]
+        arrays = [memory.arrays(one.work.layout, one.patches, one.target) for one in works]
+        images, out = [given for given, _ in arrays], [target for _, target in arrays]
+        for call in plan_calls(layouts, memory.config):
             if self._stopping or self._embedding <= self._dropped:
                 return False
             self._call(tower, call, images, out)
         for work in works:
-            self._patches.check(work.patches)
-            tower.embeddings.check(work.target)
+            memory.check(work.patches, work.target)
         return True
 
     def _call(

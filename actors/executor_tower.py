@@ -3,24 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
-import numpy as np
-
-from actors.arena import Arena
 from actors.encoder_messages import RunTower, TowerFailed, TowerRan
+from actors.tower_memory import TowerMemory
 from runtime.decoding.tower_turns import TowerResult, TowerWork
 from runtime.errors import HearthError
-from runtime.tensors.dtypes import numpy_dtype
-from runtime.vision_config import VisionConfig
-
-
-class TowerMemory(NamedTuple):
-    """What a tower reads and writes, by its configuration."""
-
-    config: VisionConfig
-    patches: Arena
-    embeddings: Arena
 
 
 class ExecutorTower:
@@ -37,17 +24,8 @@ class ExecutorTower:
 
     def begin(self, message: RunTower, run: Callable[[TowerWork], None]) -> None:
         """Let the runtime `run` it; raises what that does, `internal` where memory is another's."""
-        config, layout = self._memory.config, message.layout
-        outputs = (1 + config.num_deepstack_features, layout.tokens, config.output_size)
-        work = TowerWork(
-            message.number,
-            layout,
-            self._memory.patches.array(
-                message.patches, (layout.patches, config.patch_bytes), np.dtype(np.uint8)
-            ),
-            self._memory.embeddings.array(message.target, outputs, numpy_dtype(config.dtype)),
-        )
-        run(work)
+        arrays = self._memory.arrays(message.layout, message.patches, message.target)
+        run(TowerWork(message.number, message.layout, *arrays))
         self._open[message.number] = message
 
     def ended(self, results: Iterable[TowerResult]) -> list[TowerRan | TowerFailed]:
@@ -58,8 +36,7 @@ class ExecutorTower:
             try:
                 if error is not None:
                     raise error
-                self._memory.patches.check(message.patches)
-                self._memory.embeddings.check(message.target)
+                self._memory.check(message.patches, message.target)
             except HearthError as failure:
                 told.append(self.failed([number], failure))
             else:

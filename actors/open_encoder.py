@@ -14,6 +14,7 @@ from actors.mailbox import Receiver, Sender
 from actors.messages import EncoderControl, EncoderMessage
 from actors.picture_decoder import PictureDecoder
 from actors.roles import EncoderSettings, Host, ReadyActor
+from actors.tower_memory import TowerMemory
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.engine_folder import verify_folder
 from runtime.errors import HearthError
@@ -35,12 +36,11 @@ def open_encoder(host: Host, settings: EncoderSettings) -> ReadyActor:
     config = load_vision_config(Path(settings.engine))
     if config is None:
         raise HearthError("engine_missing", f"{settings.engine} has no vision tower", "engine")
-    pictures, patches = settings.pictures, settings.patches
     with undoing() as undo:
         decoder = PictureDecoder(
             config,
-            pictures,
-            patches,
+            settings.pictures,
+            settings.patches,
             timeout_s=settings.image_decode_timeout_s,
             memory=settings.image_decode_memory_bytes,
         )
@@ -58,7 +58,6 @@ def open_encoder(host: Host, settings: EncoderSettings) -> ReadyActor:
         to_scheduler=Sender(context, addresses.scheduler, WORK_LIMIT, _FLUSH_S),
         to_supervisor=host.to_supervisor,
         decoder=decoder,
-        patches=Arena.open(patches.descriptor, patches.size),
         tower=tower,
     )
     return ReadyActor(actor.run, {"load_s": round(time.monotonic() - started, 3)})
@@ -77,6 +76,7 @@ def _open_tower(settings: EncoderSettings, config: VisionConfig) -> Tower:
             _log.info("the vision tower's known answer is right", **structs.asdict(report))
         else:
             _log.warning("the vision tower's known answer is not compared", reason="verify is off")
-        shared = settings.embeddings
-        arena = Arena.open(shared.descriptor, shared.size)
-        return Tower(runner, arena)
+        arenas = (
+            Arena.open(one.descriptor, one.size) for one in (settings.patches, settings.embeddings)
+        )
+        return Tower(runner, TowerMemory(config, *arenas))

@@ -12,11 +12,12 @@ from actors.addresses import CONTROL_LIMIT, WORK_LIMIT
 from actors.arena import Arena
 from actors.arena_embeddings import ArenaEmbeddings
 from actors.executor import ExecutorActor
-from actors.executor_tower import ExecutorTower, TowerMemory
+from actors.executor_tower import ExecutorTower
 from actors.mailbox import MailboxFull, Receiver, Sender
 from actors.messages import ExecutorControl, ExecutorLimits, ExecutorMessage
 from actors.roles import ExecutorSettings, Host, ReadyActor
 from actors.supervisor_messages import ActorLoading
+from actors.tower_memory import TowerMemory
 from runtime.config import load_config
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.errors import HearthError

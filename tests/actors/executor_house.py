@@ -12,7 +12,7 @@ import zmq
 
 from actors.actor_message import FromExecutor
 from actors.executor import ExecutorActor
-from actors.executor_tower import ExecutorTower, TowerMemory
+from actors.executor_tower import ExecutorTower
 from actors.mailbox import MailboxFull, Receiver, Sender
 from actors.messages import (
     ExecutorControl,
@@ -28,6 +28,7 @@ from actors.messages import (
     TokenizerMessage,
 )
 from actors.supervisor_messages import SupervisorMessage
+from actors.tower_memory import TowerMemory
 from runtime.decoding.batch_runtime import BatchRuntime
 from runtime.errors import HearthError
 from runtime.request import RowRequest

@@ -20,6 +20,7 @@ from actors.mailbox import MailboxFull, Receiver, Sender
 from actors.messages import EncoderControl, EncoderMessage, SchedulerMessage, Shutdown
 from actors.picture_decoder import PictureDecoder
 from actors.supervisor_messages import SupervisorMessage
+from actors.tower_memory import TowerMemory
 from runtime.errors import HearthError
 from runtime.images import ImageLayout
 from tests.actors.mail import next_mail
@@ -68,8 +69,7 @@ class House:
                 memory=1 << 27,
                 program=("-m", "tests.actors.odd_decoder"),
             ),
-            patches=self.arenas[1],
-            tower=Tower(runner, self.arenas[2]),
+            tower=Tower(runner, TowerMemory(CONFIG, *self.arenas[1:])),
         )
         self.failure: HearthError | None = None
         self.thread = threading.Thread(target=self.run)

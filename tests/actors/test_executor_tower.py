@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from actors.arena import Arena, ArenaSlots
 from actors.encoder_messages import RunTower, TowerFailed, TowerRan
-from actors.executor_tower import TowerMemory
+from actors.tower_memory import TowerMemory
 from runtime.errors import HearthError
 from runtime.images import ImageLayout, Slot
 from runtime.request import RequestOptions, RowRequest

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from actors import messages as m
-from actors.arena import Arena
 from actors.decoder_jobs import DecoderJob, DecoderWord
 from actors.encoder import EncoderActor
 from actors.encoder_messages import DropWork, Encode, EncodeFailed, Patched
@@ -63,7 +62,6 @@ class House:
         self.control = Inbox(m.EncoderControl)
         self.scheduler = Outbox(m.SchedulerMessage)
         self.supervisor = Outbox(SupervisorMessage)
-        self.patches = Arena.create("patches", 4096)
         self.owed: set[int] = set()
         self.answered: Counter[int] = Counter()
         self.told = 0
@@ -84,7 +82,6 @@ class House:
                 to_scheduler=self.scheduler,
                 to_supervisor=self.supervisor,
                 decoder=decoder,
-                patches=self.patches,
                 tower=None,
             ).run()
             self.owed.clear()
@@ -138,7 +135,6 @@ def test_every_message_to_the_encoder(which: str, monkeypatch: pytest.MonkeyPatc
     flat.check(house.told - before)
     assert house.told >= PER_TYPE * len(DOORS[which])
     house.run(iter([(house.work, ENCODE(GOOD))]))
-    house.patches.close()
 
 
 def test_one_number_twice_is_answered_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,4 +143,3 @@ def test_one_number_twice_is_answered_once(monkeypatch: pytest.MonkeyPatch) -> N
     house.work.put(ENCODE(GOOD))
     house.owed.add(GOOD.number)
     house.run(iter([(house.work, ENCODE(GOOD)), (house.work, ENCODE(DropWork([GOOD.number])))]))
-    house.patches.close()
