@@ -94,9 +94,13 @@ def _check_positions(config: LLMEngineRunnerConfig, row: RowRequest, needed: int
     prompt, delta = row_positions(row.prompt_length, spans)
     positions = max(needed + delta, 1 + int(prompt.max(initial=0)))
     if positions > config.max_kv_cache_capacity:
+        ends = [
+            max((prompt[:, one.start : one.start + one.length].max() for one in spans), default=0)
+            for spans in (image.spans for image in row.images)
+        ]
         raise HearthError(
             "capacity_exceeded",
             f"images put tokens at positions up to {positions}, this engine has "
-            f"{config.max_kv_cache_capacity}: take fewer frames of a video",
-            "images",
+            f"{config.max_kv_cache_capacity}: take fewer frames of a video, or closer ones",
+            f"images[{ends.index(max(ends))}]",
         )

@@ -85,8 +85,8 @@ def test_a_video_that_counts_beyond_the_positions_of_an_engine_is_refused() -> N
     check_row(SEES, row(video), 64)
     longer = (ImageSpan(2, 5, 0, (5, 1, 1), 16.0),)
     with pytest.raises(HearthError, match="fewer frames") as caught:
-        check_row(SEES, row(longer), 64)
-    assert (caught.value.code, caught.value.field) == ("capacity_exceeded", "images")
+        check_row(SEES, row((ImageSpan(0, 1, 0, (1, 1, 1)),), longer), 64)
+    assert (caught.value.code, caught.value.field) == ("capacity_exceeded", "images[1]")
     check_row(structs.replace(SEES, use_context_dependent_rope=False), row(longer), 64)
 
 
