@@ -118,6 +118,8 @@ def _answer(client: Client, conversation: Conversation, text: str, options: dict
                 first = _stream(generation, told)
     except HearthClientError as error:
         err().print(str(error), style="red", markup=False)
+        if conversation.images:
+            err().print("[dim]the pictures stay for the next message, /image - forgets them[/]")
         return False
     conversation.add(text, generation.text())
     err().print(f"[dim]{_figures(generation, began, first)}[/]")

@@ -25,6 +25,11 @@ class Conversation:
         self._turns: list[Turn] = []
         self._images: list[Image] = []
 
+    @property
+    def images(self) -> int:
+        """How many pictures go with the next message, also where one has failed."""
+        return len(self._images)
+
     def messages(self, text: str) -> list[Turn]:
         """All turns with `text` as the user's next one."""
         first = [_turn("system", self._system)] if self._system else []
@@ -82,7 +87,7 @@ class Conversation:
                 return "refuse", f"{path} cannot be read: {error.strerror}"
             except HearthClientError as error:
                 return "refuse", f"{path}: {error.message}"
-        return "show", f"pictures for the next message: {len(self._images)}"
+        return "show", f"pictures for the next message: {self.images}"
 
 
 def _turn(role: str, content: str) -> Turn:

@@ -18,6 +18,7 @@ from hearth_client import (
     Delta,
     Done,
     Generation,
+    ImageInvalid,
     ImageUsage,
     PromptTooLong,
     Speculation,
@@ -276,3 +277,14 @@ def test_pictures_go_with_the_next_line_and_a_file_that_is_none_fails(
     result = chat(f"/image {note}\nwhat is it\n")
     assert "a.txt: this is no JPEG" in result.stderr
     assert result.return_value == 1
+
+
+def test_pictures_of_a_message_that_failed_stay_and_can_be_left_out(
+    client: FakeClient, tmp_path: Path
+) -> None:
+    picture = tmp_path / "a.png"
+    picture.write_bytes(b"\x89PNG\r\n\x1a\n")
+    client.error = ImageInvalid("the picture is broken or cut off")
+    result = chat(f"/image {picture}\nwhat is it\nand now\n/image -\nand now\n")
+    assert [type(said(one)[0]) for one in client.asked] == [list, list, str]
+    assert result.stderr.count("/image - forgets them") == 2
