@@ -19,7 +19,7 @@ class HearthPictures:
     def __init__(self, job: PictureJob) -> None:
         config = load_vision_config(Path(job.path))
         if config is None:
-            raise HearthError("unsupported_option", "this model sees no pictures", "engine")
+            raise HearthError("unsupported_option", "this model takes no images", "engine")
         self._config = config
         self.works: list[Work] = ["patches"]
 

@@ -100,7 +100,7 @@ def _tower_rows(tower: Tower | None) -> list[tuple[str, str]]:
     return [
         ("vision tower", shape),
         ("images", f"{tower.image_tokens} tokens for a large one"),
-        ("its answer", answer),
+        ("tower's answer", answer),
     ]
 
 

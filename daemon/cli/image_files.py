@@ -58,7 +58,7 @@ def encode_files(
     """
     config = load_vision_config(engine)
     if config is None:
-        raise HearthError("unsupported_option", "this model sees no pictures", "image")
+        raise HearthError("unsupported_option", "this model takes no images", "image")
     text = load_config(engine)
     verify_folder(engine / VISION_FOLDER, config, digests=True)
     most = text.max_supported_input_length // 2

@@ -30,7 +30,7 @@ def check_frames(message: protocol.ClientMessage, frames: int, most: int) -> Non
         return
     for index, (field, picture) in enumerate(_pictures(shown)):
         if not most:
-            text = f"{field} is a picture: the model sees none"
+            text = f"{field} is a picture: this model takes no images"
             raise HearthError("unsupported_option", text, field)
         if index >= most:
             text = f"{field} is one picture too many: a request may have {most}"

@@ -199,7 +199,7 @@ class Connection:
             return
         limits = self.welcome.limits
         if not limits.images:
-            raise UnsupportedOption("the server's model sees no pictures", "messages")
+            raise UnsupportedOption("the server's model takes no images", "messages")
         if len(frames) > limits.images:
             text = f"the request has {len(frames)} pictures, the limit is {limits.images}"
             raise InvalidValue(text, "messages")
