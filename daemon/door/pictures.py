@@ -16,7 +16,7 @@ from runtime.pictures.raw_frames import PIXEL_BYTES, raw_size
 
 Filling = Generator[None, None, list[Visual]]
 """Pictures on their way into the arena: one more with each step, at its end all visuals."""
-Shown = tuple[str, protocol.ImagePart | protocol.VideoPart]
+VisualPart = tuple[str, protocol.ImagePart | protocol.VideoPart]
 """An image or a video of a message, and its field."""
 
 
@@ -75,7 +75,7 @@ class Pictures:
 
     def fill(
         self,
-        shown: Sequence[Shown],
+        shown: Sequence[VisualPart],
         frames: Sequence[memoryview],
         slots: Sequence[Slot],
         most: int,
@@ -124,7 +124,7 @@ def _messages_of(message: protocol.ClientMessage) -> list[protocol.Message] | No
     return message.messages if isinstance(message, kinds) else None
 
 
-def _pictures(shown: Sequence[Shown]) -> Iterator[tuple[str, protocol.Picture]]:
+def _pictures(shown: Sequence[VisualPart]) -> Iterator[tuple[str, protocol.Picture]]:
     """Each picture, and its field."""
     for field, part in shown:
         if isinstance(part, protocol.ImagePart):

@@ -22,7 +22,7 @@ from actors.encodings import ImageArenas
 from actors.image_work import ImageTimes, Visual
 from actors.messages import Offer, Prepare, Request, Submit
 from actors.scheduler_policy import SchedulerPolicy
-from daemon.door.pictures import Pictures, Shown
+from daemon.door.pictures import Pictures, VisualPart
 from daemon.door.settings import DoorSettings
 from tests.actors.seeing import IMAGE, Eyes, turn
 from tests.actors.simulation import LIMITS, ready
@@ -45,7 +45,7 @@ def no_copy() -> Iterator[None]:
         tracemalloc.stop()
 
 
-def taken(pictures: Pictures, shown: list[Shown], frame: bytes) -> list[Visual]:
+def taken(pictures: Pictures, shown: list[VisualPart], frame: bytes) -> list[Visual]:
     """As the front door takes one."""
     settings, views = DoorSettings(image_bytes=len(frame)), [memoryview(frame)]
     filling = pictures.fill(shown, views, pictures.reserve(views, settings, 0), len(frame))
