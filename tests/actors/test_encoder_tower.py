@@ -168,7 +168,10 @@ def test_a_video_is_left_in_its_middle_when_nobody_waits_for_it(house: House) ->
     house.encode(1, time=20)
     house.thread.start()
     assert begun.wait(PATIENCE_S)
-    house.work.post(DropWork([1]))
+    house.encode(3)
+    house.work.post(DropWork([1, 3]))
+    # Both have been read by then.
+    assert house.hear() == (3, "cancelled")
     house.encode(2)
     go_on.set()
     assert [house.hear(), house.hear()] == [(1, "cancelled"), (2, "")]
