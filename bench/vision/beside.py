@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from time import monotonic
 
@@ -14,6 +15,7 @@ from bench.vision.asking import QUESTION
 CLIENTS = 4
 _PROMPT = "tell me of the lamps in the house"
 _REPLY = 64
+_LONGER = 8
 
 
 class Rates(msgspec.Struct):
@@ -36,11 +38,14 @@ async def rates(
 
 
 async def answers(socket: Path, files: Sequence[Sequence[bytes]], tokens: int) -> float:
-    """Seconds until as many clients as there are lists have answers about all their pictures."""
+    """Seconds until as many clients as there are lists have answers about all their pictures.
+
+    Each client has replies of its own length, from `tokens` on, so that they fall out of step.
+    """
     async with connected(socket, len(files)) as clients:
         started = monotonic()
-        pairs = zip(clients, files, strict=True)
-        await asyncio.gather(*(_ask_all(client, own, tokens) for client, own in pairs))
+        asked = zip(clients, files, count(tokens, _LONGER), strict=False)
+        await asyncio.gather(*(_ask_all(*each) for each in asked))
         return monotonic() - started
 
 

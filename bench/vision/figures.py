@@ -9,6 +9,8 @@ from bench.vision.asking import Asked
 from bench.vision.beside import Rates
 from bench.vision.text_rows import TextRowFigures
 
+Span = tuple[float, float]
+"""Beginning and end, in seconds of one clock."""
 _TOP = "224x224"
 _MIDDLE = "640x480"
 
@@ -53,8 +55,8 @@ class BesideFigures(msgspec.Struct, kw_only=True):
 class HiddenFigures(msgspec.Struct, kw_only=True):
     """Answers for 4 clients about new pictures, and again about the same, which are kept.
 
-    `encode_ms` is what a picture takes from its tokens to its embeddings when nothing else runs;
-    `share` how much of the time of all pictures the clients did not wait for.
+    `share` is that of the time in which some picture was encoded in which a reply streamed.
+    `encode_ms` is what a picture takes from its tokens to its embeddings when nothing else runs.
     """
 
     share: float
@@ -145,17 +147,32 @@ def beside_figures(
 
 
 def hidden_figures(
-    new: Sequence[float], kept: Sequence[float], encode_s: float, images: int
+    encodes: Sequence[Span],
+    replies: Sequence[Span],
+    *,
+    new: Sequence[float],
+    kept: Sequence[float],
+    encode_s: float,
 ) -> HiddenFigures:
-    """How much of the encoder hides; seconds of each pass over so many images."""
-    longer = median(new) - median(kept)
+    """How much of the encoder hides behind replies; seconds of each pass over the pictures."""
+    either = _length([*encodes, *replies])
+    encoding, replying = _length(encodes), _length(replies)
     return HiddenFigures(
-        share=1 - longer / (images * encode_s),
-        images=images,
+        share=(encoding + replying - either) / encoding,
+        images=len(encodes),
         new_s=median(new),
         kept_s=median(kept),
         encode_ms=1000 * encode_s,
     )
+
+
+def _length(spans: Sequence[Span]) -> float:
+    """Seconds that lie in one span at least."""
+    total, end = 0.0, float("-inf")
+    for began, ended in sorted(spans):
+        total += max(0.0, ended - max(began, end))
+        end = max(end, ended)
+    return total
 
 
 def missed_aims(figures: VisionFigures) -> list[str]:

@@ -24,6 +24,7 @@ from bench.vision.figures import (
     BesideFigures,
     HiddenFigures,
     Looks,
+    Span,
     VisionFigures,
     beside_figures,
     hidden_figures,
@@ -36,6 +37,9 @@ from bench.vision.text_rows import TextRowFigures, measure_text_rows
 from bench.vision.worker import PictureJob, PictureWorker
 from daemon.cli.errors import Failure
 from daemon.configuration.settings import Settings
+from daemon.control.client import ask
+from daemon.control.messages import Trace, TraceReport
+from daemon.door.finished import FinishedRequest
 from daemon.own_daemon import OwnDaemon, own_daemon
 from daemon.shipped import VISION
 from runtime.errors import HearthError
@@ -193,12 +197,20 @@ class VisionSession:
         plan, picture = self._plan, self._photographs[_MIDDLE]
         alone = [asks.ask(self._new(picture)) for _ in range(plan.rounds)]
         new, kept = [], []
+        ended: list[FinishedRequest] = []
         for _ in range(plan.passes):
             files = [[self._new(picture) for _ in range(plan.pictures)] for _ in range(CLIENTS)]
             new.append(uvloop.run(answers(daemon.socket, files, plan.tokens)))
+            last = Trace(last=CLIENTS * plan.pictures)
+            ended += ask(last, TraceReport, str(daemon.socket)).requests
             kept.append(uvloop.run(answers(daemon.socket, files, plan.tokens)))
-        encode_s = median(one.encode for one in alone)
-        return hidden_figures(new, kept, encode_s, CLIENTS * plan.pictures)
+        return hidden_figures(
+            [_encoding(one) for one in ended],
+            [_replying(one) for one in ended],
+            new=new,
+            kept=kept,
+            encode_s=median(one.encode for one in alone),
+        )
 
     def _exam(self, daemon: OwnDaemon) -> dict[str, float]:
         """Shares of right answers by group, by the program that lies beside the shipped model."""
@@ -232,3 +244,15 @@ class VisionSession:
             self._notes.append(f"{name}: {error}")
             note(self._notes[-1])
             return None
+
+
+def _encoding(request: FinishedRequest) -> Span:
+    """From a prompt's tokens until the embeddings of its pictures were there."""
+    began = request.opened + request.tokenize_s
+    return began, began + request.images_s
+
+
+def _replying(request: FinishedRequest) -> Span:
+    """From a request's first token to its last."""
+    first = _encoding(request)[1] + request.queue_s + request.prefill_s
+    return first, first + request.decode_s

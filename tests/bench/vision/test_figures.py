@@ -60,10 +60,11 @@ def test_the_smallest_ratio_counts_and_none_without_a_peer() -> None:
     assert ratio_of(sizes, "preprocess_vs_torchvision") is None
 
 
-def test_what_the_clients_did_not_wait_for_is_hidden() -> None:
-    found = hidden_figures([3.0, 2.0, 2.5], [2.0, 1.9, 2.3], 0.05, 40)
-    assert found.share == pytest.approx(1 - 0.5 / 2.0)
-    assert (found.images, found.encode_ms) == (40, 50)
+def test_what_is_encoded_while_a_reply_streams_is_hidden() -> None:
+    encodes, replies = [(0.0, 1.0), (0.5, 2.0), (5.0, 6.0)], [(1.5, 3.0), (2.5, 5.5), (9.0, 9.5)]
+    found = hidden_figures(encodes, replies, new=[3.0, 2.0], kept=[1.0], encode_s=0.05)
+    assert found.share == pytest.approx((0.5 + 0.5) / 3)
+    assert (found.images, found.new_s, found.encode_ms) == (3, 2.5, 50)
 
 
 def test_both_rates_are_told_alone_and_beside_one_another() -> None:
