@@ -34,7 +34,7 @@ def video_layout(
 ) -> ImageLayout:
     """What becomes of the frames of a video, taken at `times` in seconds, as `layout_of` has it.
 
-    Raises `image_invalid` as well for frames of different sizes and for times that do not ascend.
+    Raises `image_invalid` as well for frames of different sizes, and for times as `rate_of` does.
     """
     used = frames_of(times, config)
     if len(frames) != len(times):

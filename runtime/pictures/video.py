@@ -16,14 +16,16 @@ _RATE = 24.0
 def rate_of(times: Sequence[float]) -> float:
     """Frames per second of a video whose frames were taken at `times` in seconds.
 
-    Raises `image_invalid` for no frames and for times that do not ascend.
+    Raises `image_invalid` for no frames, and for times that fall or are all the same.
     """
     if not times or not all(map(math.isfinite, times)):
         raise HearthError("image_invalid", "each frame of a video needs its time in seconds")
     if len(times) == 1:
         return _RATE
     if times[0] == times[-1] or any(later < sooner for sooner, later in pairwise(times)):
-        raise HearthError("image_invalid", "the times of a video's frames must ascend")
+        raise HearthError(
+            "image_invalid", "the times of a video's frames must not fall, nor all be the same"
+        )
     # Whole rates shall stay whole in spite of how times are rounded: samples are cut to integers.
     return round((len(times) - 1) / (times[-1] - times[0]), 6)
 
