@@ -245,7 +245,7 @@ class Encodings:
         self._waiting.remove(entry.rid)
         store, missing = self._store, self._missing.pop(entry.rid)
         entry.embedded = [
-            EmbeddedImage(store.slot(one.work.key), one.work.layout.tokens, one.spans)
+            EmbeddedImage(store.slot(one.work.key), one.work.layout.tokens, one.spans, one.work.key)
             for one in entry.images
         ]
         return Embedded(

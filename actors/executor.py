@@ -7,17 +7,13 @@ from operator import attrgetter
 import structlog
 
 from actors.encoder_messages import RunTower, TowerFailed
+from actors.executor_messages import ExecutorControl, ExecutorMessage, Offered, Release, Revoke
 from actors.executor_tower import ExecutorTower
 from actors.logs import set_level
 from actors.mailbox import MailboxFull, Receiver, Sender, wait_any
 from actors.messages import (
     Cancel,
     Continuation,
-    ExecutorControl,
-    ExecutorMessage,
-    Offered,
-    Release,
-    Revoke,
     RowsEnded,
     RowsFailed,
     RowsPlaced,

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from actors.executor_messages import Release, Revoke
 from actors.house import HeldRow, House
-from actors.messages import Release, Revoke
 from actors.waiting_queue import Entry, WaitingQueue
 
 

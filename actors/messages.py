@@ -19,13 +19,12 @@ from actors.encoder_messages import (
     EncoderLost,
     EncoderReady,
     Patched,
-    RunTower,
     TowerFailed,
     TowerRan,
 )
 from actors.image_work import ImageTimes, PromptImage, Visual
 from actors.logs import Level
-from runtime.request import FinishReason, RequestOptions, RowRequest, RowToken
+from runtime.request import FinishReason, RequestOptions, RowToken
 
 
 class TurnPart(msgspec.Struct, frozen=True, array_like=True):
@@ -257,40 +256,7 @@ SchedulerMessage = (
 )
 SchedulerControl = Cancel | ExecutorReady | ExecutorLost | EncoderReady | EncoderLost
 
-# --- to the executor ----------------------------------------------------------------------
-
-
-class Offered(msgspec.Struct, frozen=True, array_like=True):
-    """A row that may take a place; of several that wait the lowest `order` goes first."""
-
-    rid: int
-    row: RowRequest
-    order: float
-
-
-class Offer(ActorMessage, tag="offer"):
-    """Give these rows places as soon as some are free, but for those that are revoked before.
-
-    Each of them is answered once: by its end, its failure or its return.
-    """
-
-    rows: list[Offered]
-
-
-class Revoke(ActorMessage, tag="revoke"):
-    """Give these rows back unless they have a place."""
-
-    rids: list[int]
-
-
-class Release(ActorMessage, tag="release"):
-    """Others shall have the places of these rows: give them back, with what they have generated.
-
-    A row first decodes for as long as its prefill took, unless it goes `at_once`.
-    """
-
-    rids: list[int]
-    at_once: bool = False
+# --- to a process of its own --------------------------------------------------------------
 
 
 class SetLogLevel(ActorMessage, tag="set_log_level"):
@@ -302,9 +268,6 @@ class SetLogLevel(ActorMessage, tag="set_log_level"):
 class Shutdown(ActorMessage, tag="shutdown"):
     """End after the current step; running rows fail with `shutting_down`."""
 
-
-ExecutorMessage = Offer | RunTower
-ExecutorControl = Cancel | Revoke | Release | SetLogLevel | Shutdown
 
 # --- to the encoder -----------------------------------------------------------------------
 

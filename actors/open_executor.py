@@ -12,9 +12,10 @@ from actors.addresses import CONTROL_LIMIT, WORK_LIMIT
 from actors.arena import Arena
 from actors.arena_embeddings import ArenaEmbeddings
 from actors.executor import ExecutorActor
+from actors.executor_messages import ExecutorControl, ExecutorMessage
 from actors.executor_tower import ExecutorTower
 from actors.mailbox import MailboxFull, Receiver, Sender
-from actors.messages import ExecutorControl, ExecutorLimits, ExecutorMessage
+from actors.messages import ExecutorLimits
 from actors.roles import ExecutorSettings, Host, ReadyActor
 from actors.supervisor_messages import ActorLoading
 from actors.tower_memory import TowerMemory

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+from actors.executor_messages import Release
 from actors.house import HeldRow, House
-from actors.messages import Release
 from actors.suspects import Suspects
 from actors.waiting_queue import WaitingQueue
 

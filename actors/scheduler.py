@@ -24,6 +24,7 @@ from actors.encoder_messages import (
     EncoderReady,
     RunTower,
 )
+from actors.executor_messages import ExecutorControl, ExecutorMessage, Offer
 from actors.mailbox import MailboxFull, Receiver, Sender, ZmqContext
 from actors.messages import (
     Accepted,
@@ -32,12 +33,9 @@ from actors.messages import (
     DoorMessage,
     Embedded,
     EncoderMessage,
-    ExecutorControl,
     ExecutorGone,
     ExecutorLost,
-    ExecutorMessage,
     ExecutorReady,
-    Offer,
     RowsCut,
     RowsEnded,
     RowsFailed,

@@ -12,6 +12,7 @@ from actors.admission import (
     size_refusal,
 )
 from actors.encodings import Encodings, ImageArenas
+from actors.executor_messages import Offer, Offered, Release, Revoke
 from actors.fill_wait import FillWait
 from actors.first_places import Claim, FirstPlaces
 from actors.house import HeldRow, House
@@ -21,10 +22,6 @@ from actors.messages import (
     ExecutorGone,
     ExecutorLimits,
     ExecutorReady,
-    Offer,
-    Offered,
-    Release,
-    Revoke,
     RowsCut,
     RowsEnded,
     RowsFailed,

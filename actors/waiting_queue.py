@@ -59,6 +59,7 @@ class Entry:
             prompt_length=self.prompt_tokens,
             options=self.request.options,
             images=self.embedded,
+            client=self.client,
         )
 
 

@@ -16,10 +16,11 @@ class RowMove(NamedTuple):
 
 
 class Seat(NamedTuple):
-    """A new row takes a place; nothing of it is in a cache yet."""
+    """A new row takes a place; its first `filled` tokens are put there from the prefix cache."""
 
     place: int
     request: RowRequest
+    filled: int = 0
 
 
 class Stale(NamedTuple):
@@ -49,7 +50,7 @@ class Arrangement(NamedTuple):
         """An empty house in which these take the places 0, 1, ..."""
         return cls(len(requests), seats=[Seat(*seat) for seat in enumerate(requests)])
 
-    def settle(self, kept: Sequence[Kept], seat: Callable[[RowRequest], Kept]) -> list[Kept]:
+    def settle(self, kept: Sequence[Kept], seat: Callable[[Seat], Kept]) -> list[Kept]:
         """What an owner keeps of each row, by place, when all have moved and new ones are seated.
 
         Raises `internal` where a row would be lost on its way, or a place have none or two.
@@ -60,11 +61,11 @@ class Arrangement(NamedTuple):
                 raise HearthError("internal", f"rows cannot move so: {list(self.moves)}")
             places[target] = places.pop(source)
             settled.add(target)
-        for place, request in self.seats:
-            if place in settled:
-                raise HearthError("internal", f"place {place} is given to two rows")
-            places[place] = seat(request)
-            settled.add(place)
+        for one in self.seats:
+            if one.place in settled:
+                raise HearthError("internal", f"place {one.place} is given to two rows")
+            places[one.place] = seat(one)
+            settled.add(one.place)
         if not settled.issubset(range(self.rows)) or not places.keys() >= set(range(self.rows)):
             raise HearthError("internal", f"the places of {self.rows} rows are not 0, 1, ...")
         return [places[place] for place in range(self.rows)]

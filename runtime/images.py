@@ -71,11 +71,15 @@ class ImageSpan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EmbeddedImage(msgspec.Struct, frozen=True, array_like=True):
-    """An image of a row: where its embeddings lie, how many, and where they stand in the prompt."""
+    """An image of a row: where its embeddings lie, how many, and where they stand in the prompt.
+
+    `key` is the same for what gives the same embeddings; b"" for what nobody may take for another.
+    """
 
     slot: Slot
     tokens: int
     spans: tuple[ImageSpan, ...]
+    key: bytes = b""
 
 
 class EmbeddingStore(Protocol):

@@ -11,6 +11,8 @@ from runtime.errors import HearthError
 from runtime.images import EmbeddedImage
 
 FinishReason = Literal["stop", "length", "cancelled"]
+CacheUse = Literal["use", "bypass", "pin"]
+"""What a request does with the prefix cache; "pin" also keeps its prompt there."""
 
 
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -20,7 +22,8 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     tokens, those of a row that was put back included. `top_k` 0, `top_p` 1 and `min_p` 0 switch the
     filters off. `logit_bias` has pairs of token and bias. `logprobs` is the number of most likely
     tokens reported beside the chosen one; None reports none at all. `speculation` None leaves it to
-    the runtime's policy; True is refused where none is possible. `seed` None is 0.
+    the runtime's policy; True is refused where none is possible. `seed` None is 0. `adapter` is
+    the name of a LoRA adapter, "" for none.
     """
 
     max_tokens: int | None = None
@@ -37,6 +40,8 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     speculation: bool | None = None
+    adapter: str = ""
+    cache: CacheUse = "use"
 
 
 _BIAS = FloatType(ge=-100.0, le=100.0)
@@ -108,13 +113,15 @@ class RowRequest(msgspec.Struct, kw_only=True, array_like=True):
 
     `token_ids` may already hold generated tokens (a row that was put back at the hold limit);
     sampling depends on the position alone, so it continues as if it had never paused. `images`
-    stand in the prompt, in its order: the ids at their places count for nothing.
+    stand in the prompt, in its order: the ids at their places count for nothing. What the row pins
+    in the prefix cache is pinned for `client`.
     """
 
     token_ids: list[int]
     prompt_length: int
     options: RequestOptions = RequestOptions()
     images: list[EmbeddedImage] = []
+    client: int = 0
 
 
 class TopLogprob(msgspec.Struct, frozen=True, array_like=True):

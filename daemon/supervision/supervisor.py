@@ -14,9 +14,10 @@ import structlog
 from hearth_client.running_clock import RunningClock
 
 from actors.addresses import CONTROL_LIMIT, Addresses, SocketFolder, remove_sockets
+from actors.executor_messages import ExecutorControl
 from actors.logs import Format, Level
 from actors.mailbox import MailboxFull, Receiver, Sender, ZmqContext
-from actors.messages import ExecutorControl, SetLogLevel, Shutdown
+from actors.messages import SetLogLevel, Shutdown
 from actors.roles import HostConfig
 from actors.supervisor_messages import (
     ActorFailed,

@@ -64,7 +64,7 @@ class HybridCacheManager:
 
         Stale slots are zeroed. When the longest row left, the bucket may shrink.
         """
-        lengths = arrangement.settle(self.row_lengths, lambda _: 0)
+        lengths = arrangement.settle(self.row_lengths, lambda seat: seat.filled)
         self.kv.move(
             [
                 RowMove(source, target, self.row_lengths[source])

@@ -3,12 +3,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.arrangement import Arrangement
+from runtime.arrangement import Arrangement, Seat
 from runtime.caches.kv_cache_manager import check_alignment
 from runtime.config import LLMEngineRunnerConfig
 from runtime.device.device import Device, RotaryTables
 from runtime.pictures.positions import PLAIN, RowPositions, pair_axes, row_positions
-from runtime.request import RowRequest
 from runtime.tensors.tensor import Tensor
 
 
@@ -63,6 +62,7 @@ class RotaryRows:
                 self._filled[place] = positions
 
 
-def _positions(row: RowRequest) -> RowPositions:
+def _positions(seat: Seat) -> RowPositions:
+    row = seat.request
     spans = [span for image in row.images for span in image.spans]
     return row_positions(row.prompt_length, spans)

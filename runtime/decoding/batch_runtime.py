@@ -18,7 +18,8 @@ class StepResult(msgspec.Struct):
 
     A row may have several tokens, in their order. `rounds` are the rows that speculated. `failure`
     is why a prefill failed: its rows end with that error, and the others go on. `pictures` are
-    those that a vision tower is done with.
+    those that a vision tower is done with. `cached` tells, with the first token of a row, how many
+    tokens of it came from the prefix cache, where any did.
     """
 
     kind: Literal["prefill", "decode", "verify", "tower"]
@@ -28,6 +29,7 @@ class StepResult(msgspec.Struct):
     rounds: list[RowRound] = []
     failure: HearthError | None = None
     pictures: list[TowerResult] = []
+    cached: dict[int, int] = {}
 
 
 class BatchRuntime(Protocol):

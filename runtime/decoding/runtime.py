@@ -197,6 +197,10 @@ class LLMInferenceRuntime:
                 "this engine runs without speculation: leave it to the daemon",
                 "speculation",
             )
+        if row.options.adapter:
+            raise HearthError("unsupported_option", "this engine takes no adapters", "adapter")
+        if row.options.cache == "pin":
+            raise HearthError("unsupported_option", "there is no prefix cache to pin to", "cache")
         check_options(row.options, self.config.output_vocab_size)
 
     def admit(self, rows: Sequence[RowRequest]) -> list[int]:

@@ -12,13 +12,10 @@ import zmq
 
 from actors.actor_message import FromExecutor
 from actors.executor import ExecutorActor
+from actors.executor_messages import ExecutorControl, ExecutorMessage, Offer, Offered
 from actors.executor_tower import ExecutorTower
 from actors.mailbox import MailboxFull, Receiver, Sender
 from actors.messages import (
-    ExecutorControl,
-    ExecutorMessage,
-    Offer,
-    Offered,
     RowsEnded,
     RowsFailed,
     RowsPlaced,

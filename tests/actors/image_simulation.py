@@ -18,8 +18,9 @@ from actors.encoder_messages import (
     TowerRan,
 )
 from actors.encodings import IN_FLIGHT
+from actors.executor_messages import Offer
 from actors.image_work import ImageTimes
-from actors.messages import Embedded, Offer
+from actors.messages import Embedded
 from actors.scheduler_policy import Decision, SchedulerPolicy
 from tests.actors.image_requests import arenas
 from tests.actors.simulation import Simulation

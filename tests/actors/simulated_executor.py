@@ -6,18 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from actors.actor_message import FromExecutor
-from actors.messages import (
-    Cancel,
-    Continuation,
-    Offer,
-    Offered,
-    Release,
-    Revoke,
-    RowsEnded,
-    RowsPlaced,
-    RowsReturned,
-    Step,
-)
+from actors.executor_messages import Offer, Offered, Release, Revoke
+from actors.messages import Cancel, Continuation, RowsEnded, RowsPlaced, RowsReturned, Step
 from runtime.request import RowToken
 
 Control = Cancel | Revoke | Release

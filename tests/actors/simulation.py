@@ -8,13 +8,13 @@ from typing import Any
 
 from actors.actor_message import FromExecutor
 from actors.admission import PolicySettings
+from actors.executor_messages import Offer
 from actors.executor_word import ExecutorWord, Told
 from actors.messages import (
     Accepted,
     ExecutorGone,
     ExecutorLimits,
     ExecutorReady,
-    Offer,
     Request,
     RowsCut,
     RowsEnded,

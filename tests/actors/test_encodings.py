@@ -17,13 +17,13 @@ from actors.encoder_messages import (
     TowerRan,
 )
 from actors.encodings import IN_FLIGHT, ImageArenas
+from actors.executor_messages import Offer
 from actors.image_work import ImageTimes
 from actors.messages import (
     Accepted,
     Continuation,
     Embedded,
     ExecutorLimits,
-    Offer,
     RowsEnded,
     RowsFailed,
     RowsPlaced,

@@ -8,11 +8,10 @@ import pytest
 import structlog
 
 from actors import executor as executor_module
+from actors.executor_messages import Release, Revoke
 from actors.messages import (
     Cancel,
     Continuation,
-    Release,
-    Revoke,
     RowsEnded,
     RowsFailed,
     RowsPlaced,

@@ -15,14 +15,13 @@ from actors.actor_message import FromExecutor
 from actors.addresses import DOOR, SCHEDULER, SCHEDULER_CONTROL, TOKENIZER
 from actors.admission import PolicySettings
 from actors.executor import ExecutorActor
+from actors.executor_messages import ExecutorControl, ExecutorMessage
 from actors.executor_word import ExecutorWord
 from actors.mailbox import Receiver, Sender, ZmqContext
 from actors.messages import (
     AskReport,
     DoorMessage,
-    ExecutorControl,
     ExecutorLimits,
-    ExecutorMessage,
     ExecutorReady,
     Request,
     SchedulerReport,

@@ -15,19 +15,10 @@ import zmq
 from msgspec import structs
 
 from actors.addresses import SocketFolder
+from actors.executor_messages import ExecutorControl, ExecutorMessage, Offer, Offered
 from actors.host import ROLES, main, run_actor
 from actors.mailbox import Receiver, Sender, ZmqContext
-from actors.messages import (
-    ExecutorControl,
-    ExecutorLimits,
-    ExecutorMessage,
-    Offer,
-    Offered,
-    RowsFailed,
-    Shutdown,
-    Step,
-    TokenizerMessage,
-)
+from actors.messages import ExecutorLimits, RowsFailed, Shutdown, Step, TokenizerMessage
 from actors.roles import ExecutorSettings, Host, HostConfig, ReadyActor, Role
 from actors.supervisor_messages import (
     ActorFailed,

@@ -8,13 +8,13 @@ import pytest
 import zmq
 
 from actors.admission import PolicySettings
+from actors.executor_messages import Offer
 from actors.mailbox import Receiver, Sender
 from actors.messages import (
     Accepted,
     Cancel,
     ExecutorLimits,
     ExecutorReady,
-    Offer,
     Request,
     RowsEnded,
     RowsPlaced,

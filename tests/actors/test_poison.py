@@ -5,14 +5,12 @@ from __future__ import annotations
 from msgspec import structs
 
 from actors.admission import PolicySettings
+from actors.executor_messages import Offer, Release, Revoke
 from actors.messages import (
     Accepted,
     Cancel,
     ExecutorGone,
-    Offer,
-    Release,
     Request,
-    Revoke,
     RowsEnded,
     RowsFailed,
     RowsPlaced,

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from actors.admission import PolicySettings
-from actors.messages import Offer, Release, Revoke, RowsEnded, RowsPlaced, RowsReturned
+from actors.executor_messages import Offer, Release, Revoke
+from actors.messages import RowsEnded, RowsPlaced, RowsReturned
 from actors.scheduler_policy import Decision, SchedulerPolicy
 from tests.actors.simulation import LIMITS, Simulation, ready, submit
 

@@ -23,6 +23,7 @@ from actors.encoder_messages import (
     TowerRan,
 )
 from actors.encodings import ImageArenas
+from actors.executor_messages import ExecutorControl, ExecutorMessage, Offer, Release, Revoke
 from actors.image_work import ImageTimes
 from actors.mailbox import MailboxFull, Receiver, Sender
 from actors.messages import (
@@ -32,14 +33,9 @@ from actors.messages import (
     Continuation,
     DoorMessage,
     EncoderMessage,
-    ExecutorControl,
     ExecutorGone,
     ExecutorLost,
-    ExecutorMessage,
     ExecutorReady,
-    Offer,
-    Release,
-    Revoke,
     RowsEnded,
     RowsFailed,
     RowsPlaced,

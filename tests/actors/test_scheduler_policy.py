@@ -6,16 +6,8 @@ import msgspec
 import pytest
 
 from actors.admission import PolicySettings
-from actors.messages import (
-    Cancel,
-    Continuation,
-    Offer,
-    Release,
-    RowsEnded,
-    RowsFailed,
-    RowsPlaced,
-    RowsReturned,
-)
+from actors.executor_messages import Offer, Release
+from actors.messages import Cancel, Continuation, RowsEnded, RowsFailed, RowsPlaced, RowsReturned
 from actors.scheduler_policy import SchedulerPolicy
 from tests.actors.simulation import LIMITS, Simulation, ready, submit
 

@@ -17,6 +17,7 @@ import pytest
 
 from actors.actor_message import FromExecutor
 from actors.admission import PolicySettings
+from actors.executor_messages import Offer
 from actors.mailbox import Receiver, Sender
 from actors.messages import (
     Accepted,
@@ -24,7 +25,6 @@ from actors.messages import (
     ExecutorGone,
     ExecutorLimits,
     ExecutorReady,
-    Offer,
     RowsEnded,
     RowsFailed,
     RowsPlaced,

@@ -19,8 +19,9 @@ from actors.arena import Arena
 from actors.arena_embeddings import ArenaEmbeddings
 from actors.encoder_messages import Encode, Encoded, EncoderReady
 from actors.encodings import ImageArenas
+from actors.executor_messages import Offer
 from actors.image_work import ImageTimes, Visual
-from actors.messages import Offer, Prepare, Request, Submit
+from actors.messages import Prepare, Request, Submit
 from actors.scheduler_policy import SchedulerPolicy
 from daemon.door.pictures import Pictures, VisualPart
 from daemon.door.settings import DoorSettings

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from hearth_client.protocol import ClientMessage
 
-from actors import messages, supervisor_messages
+from actors import executor_messages, messages, supervisor_messages
 from daemon.control.messages import ControlRequest
 
 ALL = 300_000
@@ -20,10 +20,10 @@ def kinds_of(union: Any) -> tuple[Any, ...]:
 
 def _inboxes() -> Mapping[str, tuple[Any, ...]]:
     """By name, what actors and their supervisor take: unions, and one that is alone."""
-    names = vars(messages) | vars(supervisor_messages)
+    names = vars(messages) | vars(executor_messages) | vars(supervisor_messages)
     unions = {name: one for name, one in names.items() if isinstance(one, UnionType)}
     named = {name: kinds_of(one) for name, one in unions.items()}
-    return named | {"ExecutorMessage": kinds_of(messages.ExecutorMessage)}
+    return named | {"ExecutorMessage": kinds_of(executor_messages.ExecutorMessage)}
 
 
 DOORS: Mapping[str, tuple[Any, ...]] = {

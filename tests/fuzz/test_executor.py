@@ -15,6 +15,7 @@ from msgspec import structs
 
 from actors import messages as m
 from actors.executor import ExecutorActor
+from actors.executor_messages import ExecutorControl, ExecutorMessage, Offer, Offered
 from actors.supervisor_messages import SupervisorMessage
 from runtime.config import RopeConfig
 from runtime.decoding.deployment import DeploymentConfig
@@ -52,13 +53,13 @@ class House:
         self.runtime = LLMInferenceRuntime.create(
             DeploymentConfig(CONFIG), Path(), options, device, self.embeddings
         )
-        self.work = Inbox(m.ExecutorMessage)
-        self.control = Inbox(m.ExecutorControl)
+        self.work = Inbox(ExecutorMessage)
+        self.control = Inbox(ExecutorControl)
         self.tokenizer = Outbox(m.TokenizerMessage)
         self.supervisor = Outbox(SupervisorMessage)
         self.owed: Counter[int] = Counter()
         self.answered: Counter[int] = Counter()
-        self._offers = msgspec.msgpack.Decoder(m.Offer)
+        self._offers = msgspec.msgpack.Decoder(Offer)
         self._mail: Iterator[tuple[Inbox, bytes]] = iter(())
         self.left = False
 
@@ -145,7 +146,7 @@ def test_every_message_to_the_executor(which: str, monkeypatch: pytest.MonkeyPat
     rows: list[Any] = [[[number], 1, {"max_tokens": 3}] for number in range(1, 5)]
     rows += rows_with_images(house.embeddings)
     given = {"rid": [1, 2, 3, 4], "rids": [[1], [2, 3]], "row": rows}
-    good = ENCODE(m.Offer([m.Offered(rid, ROW, 1.0) for rid in (1, 2)]))
+    good = ENCODE(Offer([Offered(rid, ROW, 1.0) for rid in (1, 2)]))
 
     def mail(part: int) -> Iterator[tuple[Inbox, bytes]]:
         nonlocal told
@@ -165,5 +166,5 @@ def test_every_message_to_the_executor(which: str, monkeypatch: pytest.MonkeyPat
     assert told >= PER_TYPE * len(DOORS[which])
     if inbox is house.work:
         assert house.runtime.get_multimodal_metrics().images > 0
-    house.run(iter([(house.work, ENCODE(m.Offer([m.Offered(1 << 40, ROW, 1.0)])))]))
+    house.run(iter([(house.work, ENCODE(Offer([Offered(1 << 40, ROW, 1.0)])))]))
     house.runtime.close()

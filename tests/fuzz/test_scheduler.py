@@ -14,6 +14,7 @@ import zmq
 from actors import messages as m
 from actors.admission import PolicySettings
 from actors.encoder_messages import Encode, Encoded, EncoderReady
+from actors.executor_messages import ExecutorControl, ExecutorMessage, Offer
 from actors.image_work import ImageTimes
 from actors.mailbox import Sender
 from actors.scheduler import SchedulerActor
@@ -56,7 +57,7 @@ class House:
     def connect(self, endpoint: str) -> Sender[Any]:
         """What can be connected is played."""
         Sender[Any](self.context, endpoint, 1).close()
-        kinds = m.ExecutorMessage | m.ExecutorControl | m.EncoderMessage
+        kinds = ExecutorMessage | ExecutorControl | m.EncoderMessage
         self.executor = [*self.executor[-2:], Outbox(kinds)]
         return self.executor[-1]
 
@@ -89,7 +90,7 @@ class House:
         left = deque(heard)
         while left:
             message = left.popleft()
-            if isinstance(message, m.Offer):
+            if isinstance(message, Offer):
                 rids = [one.rid for one in message.rows]
                 left += await self.tell_good(self.inbox, m.RowsPlaced(self.incarnation, rids))
                 left += await self.tell_good(self.inbox, m.RowsEnded(self.incarnation, rids, rids))
@@ -108,7 +109,7 @@ class House:
         heard = await self.submit() + await self.tell_good(self.inbox, m.AskReport(1))
         await self.play_executor(heard)
         kinds = {type(one) for one in heard}
-        assert {m.Accepted, m.Offer} <= kinds, heard
+        assert {m.Accepted, Offer} <= kinds, heard
         await self.sees()
 
     async def sees(self) -> None:

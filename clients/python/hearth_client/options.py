@@ -1,7 +1,7 @@
 """What `generate` is given: options as keywords, and a conversation with its pictures."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict
 
 from hearth_client.errors import InvalidValue, UnsupportedOption
 from hearth_client.pictures import Frame, Image, Video
@@ -41,6 +41,8 @@ class GenerateOptions(TypedDict, total=False):
     deadline_s: float | None
     timestamps: bool
     speculation: bool | None
+    adapter: str
+    cache: Literal["use", "bypass", "pin"]
     traceparent: str | None
 
 

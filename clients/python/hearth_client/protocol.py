@@ -121,6 +121,8 @@ class Generate(Request, tag="generate"):
     deadline_s: Annotated[float, Meta(gt=0.0, le=86400.0)] | None = None
     timestamps: bool = False
     speculation: bool | None = None
+    adapter: Annotated[str, Meta(max_length=64)] = ""
+    cache: Literal["use", "bypass", "pin"] = "use"
     traceparent: Annotated[str, Meta(max_length=256)] | None = None
 
 

@@ -3,11 +3,10 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.arrangement import Arrangement
+from runtime.arrangement import Arrangement, Seat
 from runtime.device.arrays import finite_rows
 from runtime.device.device import AcceptedPath, SamplerBuffers
 from runtime.errors import HearthError
-from runtime.request import RowRequest
 from runtime.sampling import RowSampler, Sample, child_keys, sample_rows, walk_tree
 
 _CHECKED = Sample(-1)
@@ -68,7 +67,8 @@ class CpuBatchSampler:
                 self._buffers.next_tokens.array[row] = path.samples[-1].token_id
         return Ready(paths)
 
-    def _seat(self, row: RowRequest) -> RowSampler:
+    def _seat(self, seat: Seat) -> RowSampler:
+        row = seat.request
         return RowSampler(row.options, row.token_ids, row.prompt_length, self._vocab_size)
 
     def _pick(self, logits: NDArray[np.float32], first: int) -> list[Sample | None]:

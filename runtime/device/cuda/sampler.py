@@ -83,7 +83,7 @@ class CudaBatchSampler:
         """
         if arrangement.rows > self._capacity:
             raise HearthError("internal", f"{arrangement.rows} rows exceed {self._capacity}")
-        settings = arrangement.settle(self._rows, self._settings)
+        settings = arrangement.settle(self._rows, lambda seat: self._settings(seat.request))
         moves = arrangement.moves
         self._tables.move([move[:2] for move in moves if settings[move.target][-1]])
         if moves:
@@ -92,7 +92,7 @@ class CudaBatchSampler:
             for i, (source, target, _) in enumerate(moves):
                 table.source[i], table.target[i] = source, target
             self._move_tokens.launch(1)
-        for place, request in arrangement.seats:
+        for place, request, _ in arrangement.seats:
             flags = settings[place][-1]
             if flags & HISTORY:
                 self._tables.count(place, request)

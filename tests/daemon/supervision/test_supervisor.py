@@ -12,8 +12,9 @@ import anyio.lowlevel
 import pytest
 import structlog
 
+from actors.executor_messages import ExecutorControl
 from actors.mailbox import Receiver
-from actors.messages import ExecutorControl, SetLogLevel
+from actors.messages import SetLogLevel
 from actors.roles import HostConfig
 from daemon.configuration.settings import Settings
 from daemon.supervision.actor_process import ActorProcess

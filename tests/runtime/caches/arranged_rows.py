@@ -55,7 +55,7 @@ class House:
         kept = {place for place in range(len(lengths)) if place < arrangement.rows}
         kept -= {move[0] for move in arrangement.moves} | {seat.place for seat in arrangement.seats}
         kept -= {move[1] for move in arrangement.moves}
-        settled = arrangement.settle(lengths, lambda _: 0)
+        settled = arrangement.settle(lengths, lambda seat: seat.filled)
         bucket, stale = caches.kv.bucket, []
         for place in set(range(len(lengths))) - kept:
             begin, end = lengths[place], min(lengths[place] + SPOILED, bucket)

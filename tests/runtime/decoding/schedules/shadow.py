@@ -58,7 +58,7 @@ class Shadow:
             places[target] = places.pop(source)
             gone.discard(target)
             moved.add(target)
-        for place, request in arrangement.seats:
+        for place, request, _ in arrangement.seats:
             check(place not in moved, "{} is given twice: {}", place, arrangement)
             places[place] = Place(request)
             moved.add(place)

@@ -69,7 +69,7 @@ class Bench:
     def rearrange(self, arrangement: Arrangement) -> None:
         newest = self.gpu.read(self.buffers.next_tokens)
         self.sampler.rearrange(arrangement)
-        self.rows = arrangement.settle(self.rows, lambda row: Reference(row, self.vocab))
+        self.rows = arrangement.settle(self.rows, lambda seat: Reference(seat.request, self.vocab))
         for source, target, _ in arrangement.moves:
             newest[target] = newest[source]
         assert self.gpu.read(self.buffers.next_tokens).tolist() == newest.tolist()
@@ -187,7 +187,7 @@ def test_histories_follow_their_rows_wherever_they_are_placed(
     for _ in range(5):
         arrangement = data.draw(arrangements([0] * len(bench.rows), 8))
         requests = random_rows(rng, vocab, 8)
-        seats = [Seat(place, requests[place]) for place, _ in arrangement.seats]
+        seats = [Seat(place, requests[place]) for place, _, _ in arrangement.seats]
         bench.rearrange(arrangement._replace(seats=seats))
         rows = len(bench.rows)
         decoding = data.draw(st.integers(0, rows))

@@ -1,0 +1,45 @@
+"""What the executor is told; see `actors.messages`."""
+
+import msgspec
+
+from actors.actor_message import ActorMessage
+from actors.encoder_messages import RunTower
+from actors.messages import Cancel, SetLogLevel, Shutdown
+from runtime.request import RowRequest
+
+
+class Offered(msgspec.Struct, frozen=True, array_like=True):
+    """A row that may take a place; of several that wait the lowest `order` goes first."""
+
+    rid: int
+    row: RowRequest
+    order: float
+
+
+class Offer(ActorMessage, tag="offer"):
+    """Give these rows places as soon as some are free, but for those that are revoked before.
+
+    Each of them is answered once: by its end, its failure or its return.
+    """
+
+    rows: list[Offered]
+
+
+class Revoke(ActorMessage, tag="revoke"):
+    """Give these rows back unless they have a place."""
+
+    rids: list[int]
+
+
+class Release(ActorMessage, tag="release"):
+    """Others shall have the places of these rows: give them back, with what they have generated.
+
+    A row first decodes for as long as its prefill took, unless it goes `at_once`.
+    """
+
+    rids: list[int]
+    at_once: bool = False
+
+
+ExecutorMessage = Offer | RunTower
+ExecutorControl = Cancel | Revoke | Release | SetLogLevel | Shutdown
