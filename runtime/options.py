@@ -77,6 +77,8 @@ class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True):
     of prompt adds to the wait of rows that decode is at most `prefill_budget` decode steps.
     `speculation` says how several tokens a step are tried; it changes the speed, and the text at
     near-ties alone. `image_memory` are bytes that others take for pictures, where the model sees.
+    The prefix cache takes `prefix_cache_bytes` of the device's memory, 0 for no such cache, then on
+    a GPU `prefix_host_bytes` of pinned host memory, then `prefix_disk_bytes` in `prefix_folder`.
     """
 
     threads: int = 0
@@ -90,6 +92,10 @@ class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True):
     prefill_us: float = 0.0
     prefill_budget: float = 1.0
     image_memory: int = 0
+    prefix_cache_bytes: int = 0
+    prefix_host_bytes: int = 0
+    prefix_disk_bytes: int = 0
+    prefix_folder: str = ""
     speculation: SpeculationOptions = SpeculationOptions()
 
 
