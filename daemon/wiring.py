@@ -16,6 +16,7 @@ from daemon.door.settings import DoorFacts, DoorSettings
 from daemon.sight import Sight
 from daemon.supervision.restart_policy import Deadlines
 from daemon.supervision.supervisor import ActorPlan
+from runtime.cache_folder import cache_folder
 from runtime.config import LLMEngineRunnerConfig
 from runtime.errors import HearthError
 from runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
@@ -39,8 +40,27 @@ def runtime_options(settings: Settings) -> RuntimeOptions:
         prefill_us=settings.prefill_us,
         prefill_budget=settings.prefill_budget,
         image_memory=settings.images_in_flight_bytes + settings.image_cache_bytes,
+        prefix_cache_bytes=settings.prefix_cache_bytes,
+        prefix_host_bytes=settings.prefix_host_bytes,
+        prefix_disk_bytes=settings.prefix_disk_bytes,
+        prefix_folder=_prefix_folder(settings),
         speculation=speculation_options(settings),
     )
+
+
+def _prefix_folder(settings: Settings) -> str:
+    """Where pages of the prefix cache are spilled to; "" where none are."""
+    for name in ("prefix_host_bytes", "prefix_disk_bytes"):
+        if getattr(settings, name) and not settings.prefix_cache_bytes:
+            raise HearthError(
+                "invalid_value",
+                f"{name} is for what finds no room in prefix_cache_bytes, which is 0",
+                name,
+            )
+    if not settings.prefix_disk_bytes:
+        return ""
+    folder = Path(settings.prefix_folder or cache_folder() / "prefix")
+    return str(folder.absolute())
 
 
 def speculation_options(settings: Settings) -> SpeculationOptions:

@@ -10,7 +10,7 @@ from hearth_client import Client, resolve_address
 from hearth_client.errors import ConnectionTimeout, HearthClientError
 
 from daemon.cli.errors import Failure
-from daemon.configuration.settings import load_settings
+from daemon.configuration.load import load_settings
 
 _SCHEME = "ipc://"
 _PROBE_S = 1.0

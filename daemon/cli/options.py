@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 import click
 
 from daemon.cli.errors import wrong_usage
-from daemon.configuration.settings import FIELDS, Settings, check_flags, load_settings
+from daemon.configuration.load import check_flags, load_settings
+from daemon.configuration.settings import FIELDS, Settings
 from daemon.configuration.words import description, shown
 
 Command = TypeVar("Command", bound=Callable[..., Any])

@@ -1,18 +1,9 @@
-"""The daemon's settings: one struct, read from a TOML file, the environment and flags."""
+"""The daemon's settings: one struct, which `load` reads from file, environment and flags."""
 
-import os
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
-
-from daemon.configuration.sources import Source, environment_source, file_source, flag_source
-from daemon.configuration.words import allowed, nearest
-from runtime.errors import HearthError
-
-SYSTEM_FILE = Path("/etc/hearth/hearth.toml")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -256,6 +247,38 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Meta(ge=1 << 26, le=1 << 36),
         Meta(description="Bytes of memory that the process which decodes pictures may take."),
     ] = 1 << 30
+    prefix_cache_bytes: Annotated[
+        int,
+        Meta(ge=0, le=1 << 40),
+        Meta(
+            description="Bytes of the memory in which the engine works that keep the beginnings of "
+            "prompts, so that what begins alike is computed once; 0 for none."
+        ),
+    ] = 256 << 20
+    prefix_host_bytes: Annotated[
+        int,
+        Meta(ge=0, le=1 << 40),
+        Meta(
+            description="Bytes of the host's memory, pinned, for what finds no room there; on a "
+            "GPU alone."
+        ),
+    ] = 0
+    prefix_disk_bytes: Annotated[
+        int,
+        Meta(ge=0, le=1 << 44),
+        Meta(
+            description="Bytes of `prefix_folder` for what finds no room in memory, which is there "
+            "after a restart as well; 0 for none. They hold what prompts said, readable by the "
+            "daemon's user alone."
+        ),
+    ] = 0
+    prefix_folder: Annotated[
+        str,
+        Meta(
+            description="Folder for it; empty for $HEARTH_CACHE/prefix, else "
+            "$XDG_CACHE_HOME/hearth/prefix, else ~/.cache/hearth/prefix."
+        ),
+    ] = ""
     drain_s: Annotated[
         float,
         Meta(ge=0, le=3600, description="How long running requests may finish after a stop."),
@@ -300,66 +323,3 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 FIELDS: dict[str, msgspec.structs.FieldInfo] = {
     field.name: field for field in msgspec.structs.fields(Settings)
 }
-
-
-def load_settings(
-    config: Path | None = None,
-    environ: Mapping[str, str] | None = None,
-    flags: Mapping[str, Any] | None = None,
-    system_file: Path = SYSTEM_FILE,
-) -> Settings:
-    """Merge defaults, file, environment and flags, later ones winning.
-
-    The file is `config`, else `$HEARTH_CONFIG`, else `system_file` where it exists. `flags` maps
-    field names to values; None means not given. Raises `invalid_value` naming field and source.
-    """
-    environ = os.environ if environ is None else environ
-    sources = [
-        file_source(_file_of(config, environ, system_file)),
-        environment_source(environ, FIELDS),
-        flag_source(flags or {}),
-    ]
-    merged: dict[str, Any] = {}
-    for source in sources:
-        merged.update(_checked(source))
-    return Settings(**merged)
-
-
-def check_flags(flags: Mapping[str, Any]) -> None:
-    """Raise `invalid_value` naming the first of `flags` whose value is not allowed."""
-    _checked(flag_source(flags))
-
-
-def _file_of(config: Path | None, environ: Mapping[str, str], system_file: Path) -> Path | None:
-    if config is not None:
-        return config
-    if environ.get("HEARTH_CONFIG"):
-        return Path(environ["HEARTH_CONFIG"])
-    try:
-        return system_file if system_file.is_file() else None
-    except OSError:
-        # It is in a folder that is closed to us: who reads it says so.
-        return system_file
-
-
-def _checked(source: Source) -> dict[str, Any]:
-    for name in source.values:
-        if name not in FIELDS:
-            raise HearthError(
-                "invalid_value",
-                f"{source.describe(name)}: there is no such setting{nearest(name, FIELDS)}",
-                name,
-            )
-    return {name: _convert(source, name, value) for name, value in source.values.items()}
-
-
-def _convert(source: Source, name: str, value: Any) -> Any:
-    try:
-        return msgspec.convert(value, FIELDS[name].type, strict=source.strict)
-    except msgspec.ValidationError as error:
-        raise HearthError(
-            "invalid_value",
-            f"{source.describe(name)}: {value!r} is not allowed, it must be "
-            f"{allowed(FIELDS[name].type)}",
-            name,
-        ) from error

@@ -74,6 +74,31 @@ def test_speculation_is_set_under_the_same_names() -> None:
     assert (eagle.drafting_top_k, eagle.drafting_step, eagle.verify_tree_size) == (4, 3, 16)
 
 
+def test_the_prefix_cache_is_set_under_the_same_names(tmp_path: Path) -> None:
+    assert wiring.runtime_options(Settings()).prefix_folder == ""
+    settings = Settings(
+        prefix_cache_bytes=1, prefix_host_bytes=2, prefix_disk_bytes=3, prefix_folder=str(tmp_path)
+    )
+    options = wiring.runtime_options(settings)
+    assert (options.prefix_cache_bytes, options.prefix_host_bytes) == (1, 2)
+    assert (options.prefix_disk_bytes, options.prefix_folder) == (3, str(tmp_path))
+
+
+def test_pages_are_spilled_to_the_cache_where_no_folder_is_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEARTH_CACHE", str(tmp_path))
+    options = wiring.runtime_options(Settings(prefix_disk_bytes=1))
+    assert options.prefix_folder == str(tmp_path / "prefix")
+
+
+@pytest.mark.parametrize("name", ["prefix_host_bytes", "prefix_disk_bytes"])
+def test_what_takes_from_a_prefix_cache_is_refused_where_there_is_none(name: str) -> None:
+    with pytest.raises(HearthError, match="prefix_cache_bytes, which is 0") as caught:
+        wiring.runtime_options(structs.replace(Settings(prefix_cache_bytes=0), **{name: 1}))
+    assert (caught.value.code, caught.value.field) == ("invalid_value", name)
+
+
 @pytest.mark.parametrize("missing", ["drafting_top_k", "drafting_step", "verify_tree_size"])
 def test_a_tree_that_is_given_in_part_is_refused(missing: str) -> None:
     whole = Settings(drafting_top_k=4, drafting_step=3, verify_tree_size=16)

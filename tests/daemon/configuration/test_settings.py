@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.configuration.settings import FIELDS, Settings, load_settings
+from daemon.configuration.load import load_settings
+from daemon.configuration.settings import FIELDS, Settings
 from runtime.errors import HearthError
 
 

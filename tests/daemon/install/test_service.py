@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from daemon.configuration.settings import FIELDS, Settings, load_settings
+from daemon.configuration.load import load_settings
+from daemon.configuration.settings import FIELDS, Settings
 from daemon.install import reach
 from daemon.install.files import MARK
 from daemon.install.place import Place
