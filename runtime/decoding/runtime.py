@@ -14,9 +14,7 @@ from runtime.decoding.capture import capture_steps
 from runtime.decoding.completion import complete
 from runtime.decoding.deployment import DeploymentConfig, load_engines
 from runtime.decoding.limits import check_row
-from runtime.decoding.metrics import StageMetrics
-from runtime.decoding.prefill_budget import PrefillBudget, Prompt
-from runtime.decoding.queue_time import QueueTime
+from runtime.decoding.pace import Pace
 from runtime.decoding.speculative import PendingRound, SpeculativeStrategy
 from runtime.decoding.tower_turns import PendingTower, TowerTurns, TowerWork
 from runtime.decoding.vanilla import PendingStep, VanillaStrategy
@@ -35,7 +33,6 @@ from runtime.request import GenerationRequest, GenerationResponse, RowRequest, c
 from runtime.rows import DecodingInferenceContext, RowState
 from runtime.steps.engine_runner import LLMEngineRunner, PromptGraphs
 from runtime.steps.image_merge import MultimodalMetrics
-from runtime.tensors.profiles import captured_widths
 from runtime.text import Tokenizer
 from runtime.undo import undoing
 from runtime.vision.vision_runner import VisionRunner
@@ -62,8 +59,6 @@ class LLMInferenceRuntime:
     ) -> None:
         self.config = config = runner.get_engine_config()
         self.max_batch = config.max_supported_batch_size
-        self.prefill_metrics = StageMetrics()
-        self.generation_metrics = StageMetrics()
         self.speculation_metrics = EagleGenerationMetrics()
         self._owners: list[RowOwner] = [*runner.row_owners, sampler]
         room = 1
@@ -85,17 +80,11 @@ class LLMInferenceRuntime:
         self._context = DecodingInferenceContext(config, room)
         self.capacity = self._context.capacity
         """Tokens that a row holds."""
-        self._budget = PrefillBudget(
-            config.prefill_chunk,
-            config.max_kv_cache_capacity,
-            prefill_budget,
-            captured_widths(config),
-            1 if config.prefills_apart else None,
-        )
-        self._queue_time = QueueTime()
+        self._pace = Pace(config, prefill_budget, speculation, self._turns)
+        self.prefill_metrics = self._pace.prefill_metrics
+        self.generation_metrics = self._pace.generation_metrics
         self._queued: deque[PendingStep | PendingTower] = deque()
         self._decode_next = False
-        self._collected = 0.0
 
     @classmethod
     def open(
@@ -160,7 +149,7 @@ class LLMInferenceRuntime:
         """
         if not self._queued or self._context.joiners or self._turns.waits:
             return 0.0
-        return self._collected + self._queue_time.behind(self._queued[-1].host_s)
+        return self._pace.queue_by(self._queued[-1].host_s)
 
     @property
     def counters(self) -> GraphCounters:
@@ -354,8 +343,7 @@ class LLMInferenceRuntime:
     def _prefill(self) -> StepResult | None:
         """Queue the next chunk; where that fails, what it reports for its rows."""
         context, joiners, started = self._context, self._context.joiners, time.monotonic()
-        prompts = [Prompt(row.filled, row.prompt_left) for row in joiners]
-        chunk = self._budget.choose(prompts, limited=context.decoding > 0)
+        chunk = self._pace.chunk(joiners, limited=context.decoding > 0)
         try:
             pending = self._strategy.prefill_step(context, chunk)
             if self._speculation is not None:
@@ -368,30 +356,13 @@ class LLMInferenceRuntime:
     def _collect(self, step: PendingStep | PendingRound | PendingTower) -> StepResult:
         """Wait for a step and take note of its time."""
         if isinstance(step, PendingTower):
-            started = max(step.started, self._collected)
-            pictures = self._turns.collect(step, started)
-            self._collected = time.monotonic()
-            return StepResult("tower", [], started, self._collected, pictures=pictures)
+            began = self._pace.began(step.started)
+            pictures = self._turns.collect(step, began)
+            return StepResult("tower", [], began, self._pace.ended(), pictures=pictures)
         try:
             tokens = step.collect()
         except HearthError as error:
             if step.kind != "prefill":
                 raise
             return failed_chunk(step.rows, step.started, error)
-        # A step that waited behind another began when that one ended.
-        started = max(step.started, self._collected)
-        self._collected = time.monotonic()
-        seconds = self._collected - started
-        metrics = self.prefill_metrics if step.kind == "prefill" else self.generation_metrics
-        metrics.record(step.filled, seconds, step.host_s)
-        if step.kind == "prefill":
-            self._budget.record_prefill(step.computed, seconds)
-        else:
-            self._budget.record_decode(seconds)
-            if self.tower is not None:
-                self._turns.record_decode(seconds)
-            if step.kind == "decode":
-                self._queue_time.record(seconds)
-        if self._speculation is not None and step.kind == "decode":
-            self._speculation.record_step(len(step.rows), seconds)
-        return StepResult(step.kind, tokens, started, self._collected, step.rounds)
+        return StepResult(step.kind, tokens, *self._pace.record(step), step.rounds)

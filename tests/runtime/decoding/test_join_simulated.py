@@ -119,8 +119,8 @@ class House:
         schedule = draw_schedule(choices, SEEING_BOUNDS if self._kind.sees else BOUNDS)
         runtime, self._opened = self._opened or self._open(), None
         rows = 1 if self._kind.gpu else None
-        runtime._budget = FixedBudget(CHUNK, SLOTS, 1.0, most_rows=rows)
-        runtime._budget.limit = choices.of((CHUNK, 1, 5, 20, 64))
+        runtime._pace._budget = FixedBudget(CHUNK, SLOTS, 1.0, most_rows=rows)
+        runtime._pace._budget.limit = choices.of((CHUNK, 1, 5, 20, 64))
         if runtime._speculation is not None:
             runtime._speculation._policy = Coin()
         plans = schedule.rows

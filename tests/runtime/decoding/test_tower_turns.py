@@ -102,7 +102,7 @@ def test_the_tower_and_chunks_of_prompt_take_turns() -> None:
     runtime.run_tower(work(1, 8, 4, 4))
     prompt = RowRequest(token_ids=[1] * 40, prompt_length=40, options=RequestOptions(max_tokens=1))
     runtime.admit([prompt])
-    runtime._budget._chunk = 10
+    runtime._pace._budget._chunk = 10
     kinds = [step.kind for step in drain(runtime)[0]]
     assert kinds == ["tower", "prefill"] * 4
 
