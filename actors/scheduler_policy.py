@@ -12,8 +12,7 @@ from actors.admission import (
     size_refusal,
 )
 from actors.encodings import Encodings, ImageArenas
-from actors.executor_messages import Offer, Offered, Release, Revoke
-from actors.fill_wait import FillWait
+from actors.executor_messages import Offer, Release, Revoke
 from actors.first_places import Claim, FirstPlaces
 from actors.house import HeldRow, House
 from actors.messages import (
@@ -30,6 +29,7 @@ from actors.messages import (
     SchedulerReport,
     Submit,
 )
+from actors.offers import Offers, revoke
 from actors.releases import Releases
 from actors.suspects import Suspects
 from actors.waiting_queue import Entry
@@ -75,14 +75,11 @@ class SchedulerPolicy:
         self._suspects = Suspects()
         self._images = Encodings(self._room, self._suspects, arenas)
         self._releases = Releases(self._house, self._queue, self._suspects)
-        self._fill_wait = FillWait(settings.fill_wait_s, settings.hold_s)
+        self._offers = Offers(self._house, self._queue, self._suspects, settings)
         self._limits: ExecutorLimits | None = None
         self._incarnation = 0
         self._present = False
-        # Since when an executor works, and since when an idle one could wait for company.
-        self._begun: float | None = None
         self._ticked = 0.0
-        self._fill_from = 0.0
         self._rows = self._requeued = self._refused = 0
 
     def adopt(self, settings: PolicySettings) -> None:
@@ -93,7 +90,7 @@ class SchedulerPolicy:
         self._settings = settings
         self._synchronous = settings.batching == "synchronous"
         self._house.hold_s = settings.hold_s
-        self._fill_wait.adopt(settings.fill_wait_s, settings.hold_s)
+        self._offers.adopt(settings)
 
     def submit(self, message: Submit, now: float) -> list[Decision]:
         """Admit a request or refuse it; of two with one number the first alone is heard."""
@@ -114,7 +111,7 @@ class SchedulerPolicy:
         if refusal is not None:
             self._refused += 1
             return [_failed([request.rid], refusal)]
-        self._fill_wait.arrived(now)
+        self._offers.arrived(now)
         self._room.push(entry)
         return self._accept(entry) if self._limits else []
 
@@ -147,7 +144,7 @@ class SchedulerPolicy:
             row = self._leave(rid, message.incarnation)
             if row is not None and row.placed is not None:
                 self._suspects.ended(row.entry)
-        self._note_idle(now)
+        self._offers.note_idle(now)
 
     def rows_failed(self, message: RowsFailed, now: float) -> list[Decision]:
         """The executor has told the failure of these rows, or who saw it die has."""
@@ -161,7 +158,7 @@ class SchedulerPolicy:
             row = self._leave(rid, message.incarnation)
             if row is not None and not noted:
                 failed.append(row.entry)
-        self._note_idle(now)
+        self._offers.note_idle(now)
         return self._note_failure(failed, now)
 
     def rows_returned(self, message: RowsReturned, now: float) -> list[Decision]:
@@ -183,7 +180,7 @@ class SchedulerPolicy:
             self._queue.push(row.entry)
             self._requeued += 1
         # After a release others have waited long enough: there is nothing to wait for.
-        self._note_idle(now, waited=bool(message.released))
+        self._offers.note_idle(now, waited=bool(message.released))
         return self._refuse_guilty(guilty)
 
     def executor_ready(self, message: ExecutorReady, now: float) -> list[Decision]:
@@ -191,7 +188,8 @@ class SchedulerPolicy:
         decisions = self.executor_lost("another executor has taken over", now)
         self._limits = limits = message.limits
         self._house.places, self._incarnation = limits.max_batch, message.incarnation
-        self._present, self._fill_from = True, now
+        self._present = True
+        self._offers.executor_ready(message.incarnation, now)
         self._images.executor_ready()
         for entry in list(self._room):
             refusal = size_refusal(entry, self._settings, limits)
@@ -210,7 +208,7 @@ class SchedulerPolicy:
     def executor_lost(self, reason: str, now: float) -> list[Decision]:
         """Fail all that was running; what waits goes on waiting, and so does what had not begun."""
         self._present = False
-        self._begun = None
+        self._offers.executor_lost()
         decisions: list[Decision] = list(self._images.executor_lost(reason))
         lost = self._house.clear()
         message = f"the executor was lost ({reason}): send the request again"
@@ -236,15 +234,15 @@ class SchedulerPolicy:
         decisions = [*self._expire(now), *self._images.act(self._is_open)]
         claim = self._claim()
         if claim is None or claim.due > now:
-            decisions += self._offer(now)
+            decisions += self._offers.next(now)
         else:
             self._house.claimant = claim.entry
-            decisions += [*self._offer(now), *self._first_places.admit(claim)]
+            decisions += [*self._offers.next(now), *self._first_places.admit(claim)]
         return [*decisions, *self._releases.due(now, synchronous=self._synchronous)]
 
     def next_wake(self) -> float | None:
         """When `tick` has something to do next, if nothing happens before."""
-        times = [self._room.next_deadline, self._start_time()]
+        times = [self._room.next_deadline, self._offers.start_time()]
         times += [row.deadline for row in self._house if row.asked != "cancel"]
         times += self._releases.times(synchronous=self._synchronous)
         # One that is due already waits for word of the executor.
@@ -298,12 +296,6 @@ class SchedulerPolicy:
             self._house.remove(rid)
         return row
 
-    def _note_idle(self, now: float, *, waited: bool = False) -> None:
-        if self._begun is not None and not self._house:
-            self._fill_wait.ended(now - self._begun)
-            self._begun = None
-            self._fill_from = now - self._settings.fill_wait_s if waited else now
-
     def _note_failure(self, entries: Iterable[Entry], now: float) -> list[Decision]:
         self._suspects.failed(entries, now)
         guilty = [entry.rid for entry in self._room if self._suspects.is_guilty(entry)]
@@ -311,66 +303,11 @@ class SchedulerPolicy:
             self._room.remove(rid)
         # Twins of what failed run alone, or not at all.
         twins = [row for row in self._house.offered if self._suspects.runs_alone(row.entry)]
-        return [*self._refuse_guilty(guilty), *self._revoke(twins)]
+        return [*self._refuse_guilty(guilty), *revoke(twins)]
 
     def _refuse_guilty(self, rids: list[int]) -> list[Decision]:
         self._refused += len(rids)
         return [_failed(rids, GUILTY)] if rids else []
-
-    def _revoke(self, rows: list[HeldRow]) -> list[Decision]:
-        for row in rows:
-            row.asked = "revoke"
-        return [Revoke([row.rid for row in rows])] if rows else []
-
-    def _opened(self) -> float | None:
-        """Since when an idle executor could begin; None while it works, or nobody waits."""
-        if not self._present or self._house or (oldest := self._queue.oldest) is None:
-            return None
-        return max(oldest, self._fill_from)
-
-    def _start_time(self) -> float | None:
-        """When an idle executor is offered rows."""
-        opened, first = self._opened(), self._queue.first
-        if opened is None or first is None:
-            return None
-        full = len(self._queue) >= self._house.places or self._suspects.runs_alone(first)
-        return opened if full else opened + self._fill_wait.wait_s
-
-    def _offer(self, now: float) -> list[Decision]:
-        """Offer the rows that are next, up to as many as there are places beyond those placed.
-
-        At that bound, one that stands before the last of them goes in its place. As many again may
-        be on their way back: a busy executor answers at its next border.
-        """
-        house, queue, opened = self._house, self._queue, self._opened()
-        if opened is None:
-            if not self._present or self._synchronous:
-                return []
-        elif (start := self._start_time()) is None or start > now:
-            return []
-        rows: list[HeldRow] = []
-        revoked: list[HeldRow] = []
-        ahead, room = house.offered, 2 * house.places - house.unplaced
-        while len(rows) < room and not house.closed:
-            if (found := house.next_of(queue.heads)) is None:
-                break
-            order, arrival, first = found
-            alone = self._suspects.runs_alone(first)
-            if alone and house:
-                break
-            if len(ahead) + len(rows) >= house.places:
-                if not ahead or ahead[-1].order <= order:
-                    break
-                revoked.append(ahead.pop())
-                revoked[-1].asked = "revoke"
-            row = HeldRow(queue.take(now, first), self._incarnation, arrival, order, alone)
-            house.add(row)
-            rows.append(row)
-        if opened is not None:
-            self._fill_wait.started(opened, len(rows))
-            self._begun = now
-        offered = [Offered(row.rid, row.entry.to_row(), row.order) for row in rows]
-        return [*self._revoke(revoked), *([Offer(offered)] if offered else [])]
 
     def _claim(self) -> Claim | None:
         if self._house.closed or not self._present:
