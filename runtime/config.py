@@ -19,6 +19,10 @@ DRAFT_CONFIG_FILE = "draft_config.json"
 CONFIG_FILES = (CONFIG_FILE, BASE_CONFIG_FILE, DRAFT_CONFIG_FILE)
 """A folder holds one of them."""
 DRAFT_ARCHITECTURE = "eagle3"
+LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
+"""The projections of a layer that an adapter adds to."""
+LORA_JOINED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
+"""Those that may share one pair of inputs: [K, r] side by side, [r, N] along the diagonal."""
 MOST_TREE_NODES = 128
 _AXES = 3
 ENGINE_FORMAT = 1
@@ -87,6 +91,10 @@ class LLMEngineRunnerConfig(
     A model that takes images has an `image_token_id`, in whose place their embeddings stand, and
     adds `num_deepstack_features` of each behind as many first layers. With
     `use_context_dependent_rope` every row has rotary tables of its own, indexed by slot.
+
+    An engine with `max_supported_lora_rank` takes adapters up to that rank, by a pair of inputs
+    for each of `lora_targets` in each layer (`runtime.tensors.lora`): the projections of
+    `LORA_TARGETS`, or what joins some of them.
     """
 
     engine_format: int = ENGINE_FORMAT
@@ -122,6 +130,7 @@ class LLMEngineRunnerConfig(
     reduced_vocab_size: int = 0
     output_vocab_size: int
     max_supported_lora_rank: int = 0
+    lora_targets: tuple[str, ...] = ()
     output_hidden_dim: int = 0
     max_verify_tree_size: int = 0
     eagle_layers: tuple[int, ...] = ()
@@ -205,13 +214,13 @@ _POSITIVE = [
 ]
 # Fields that other kinds of engine use; an engine that needs them is refused, never half served.
 _NOT_SERVED = (
-    "reduced_vocab_size max_supported_lora_rank audio_token_id num_mamba_layers mamba_num_heads "
-    "mamba_head_dim ssm_state_size conv_dim conv_kernel"
+    "reduced_vocab_size audio_token_id num_mamba_layers mamba_num_heads mamba_head_dim "
+    "ssm_state_size conv_dim conv_kernel"
 )
 
 
 def _check_sizes(config: LLMEngineRunnerConfig) -> None:
-    faults = (_size_faults, _image_faults, _base_faults, _draft_faults)
+    faults = (_size_faults, _image_faults, _base_faults, _draft_faults, _adapter_faults)
     for wrong, name, what in chain.from_iterable(find(config) for find in faults):
         if wrong:
             raise HearthError("engine_corrupt", f"{name} {what}", name)
@@ -290,6 +299,15 @@ def _draft_faults(config: LLMEngineRunnerConfig) -> Iterator[tuple[bool, str, st
     own, full = config.output_vocab_size, config.vocab_size
     wrong = own > full or (own < full and not is_draft)
     yield wrong, "output_vocab_size", "must be vocab_size, or less in a draft"
+
+
+def _adapter_faults(config: LLMEngineRunnerConfig) -> Iterator[tuple[bool, str, str]]:
+    rank, targets = config.max_supported_lora_rank, config.lora_targets
+    wrong = rank < 0 or (rank > 0 and config.architecture == DRAFT_ARCHITECTURE)
+    yield wrong, "max_supported_lora_rank", "must be 0 or more, and 0 in a draft"
+    parts = tuple(chain.from_iterable(LORA_JOINED.get(one, (one,)) for one in targets))
+    wrong = parts != (LORA_TARGETS if rank else ())
+    yield wrong, "lora_targets", "must be every projection once, and come with a rank"
 
 
 def _shape_of_drafting(config: LLMEngineRunnerConfig) -> int | None:

@@ -54,6 +54,10 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
         click.IntRange(min=0),
         "Largest picture of a model that sees, in patches of its tower; 0 for 4096.  [0]",
     ),
+    "max_lora_rank": (
+        click.IntRange(min=0),
+        "Greatest rank of the adapters that the engine takes; 0 for no adapters.  [0]",
+    ),
 }
 
 

@@ -12,7 +12,7 @@ def check_bindings(io_tensors: Sequence[IOTensor], registry: TensorRegistry) -> 
     direction, type, rank or a fixed size.
     """
     known = {tensor.name: tensor for tensor in io_tensors}
-    for spec in registry.specs:
+    for spec in (*registry.specs, *registry.own_specs):
         tensor = known.get(spec.name)
         if tensor is None:
             raise _mismatch(spec.name, "is missing")

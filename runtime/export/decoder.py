@@ -5,8 +5,10 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from runtime.export.graph import GraphBuilder, Location
+from runtime.export.low_rank import LowRank
 from runtime.export.spelling import BATCH, SELECTED, STEP, KeyValue, Spelling, StepInputs
 from runtime.export.weights import Projection, Weights
+from runtime.tensors.lora import LoraInput
 
 
 class Decoder:
@@ -15,7 +17,7 @@ class Decoder:
     `table` is where the embedding table lies if the head reads it, None for a head of its own.
     With `taps` the graph outputs, of every token, the residual stream that enters each of these
     layers; the number of layers stands for what leaves the last. `trees` adds a tree mask,
-    `deepstack` as many inputs that are added behind the first layers.
+    `deepstack` as many inputs that are added behind the first layers, `lora` those of adapters.
     """
 
     layer_names = "model.layers.{}"
@@ -31,6 +33,7 @@ class Decoder:
         *,
         trees: bool = False,
         deepstack: int = 0,
+        lora: Sequence[LoraInput] = (),
     ) -> None:
         self._graph = graph
         self._spelling = spelling
@@ -40,6 +43,7 @@ class Decoder:
         self._taps = taps
         self._trees = trees
         self._deepstack = deepstack
+        self._low_rank = LowRank(graph, spelling.dtype, lora)
         self._entering: list[ir.Value] = []
 
     def build(self) -> None:
@@ -137,15 +141,11 @@ class Decoder:
         prefix = f"{self.layer_names.format(layer)}.self_attn"
         sizes = dict(zip("qkv", (model.query_size, model.kv_size, model.kv_size), strict=True))
         parts = ["qkv"] if self._spelling.joins_qkv else list("qkv")
-        qkv = [
-            self._linear(
-                x,
-                part,
-                [f"{prefix}.{kind}_proj" for kind in part],
-                (width, sum(sizes[kind] for kind in part)),
-            )
-            for part in parts
-        ]
+        qkv = []
+        for part in parts:
+            shape = (width, sum(sizes[kind] for kind in part))
+            product = self._linear(x, part, [f"{prefix}.{kind}_proj" for kind in part], shape)
+            qkv.append(self._low_rank.add(layer, part, x, product))
         names = [f"{prefix}.{kind}_norm" for kind in "qk"] if model.qk_norm else []
         norms = [self._weights.vector(graph, name, [f"{name}.weight"]) for name in names]
         return self._spelling.self_attention(layer, qkv, norms, cache)
@@ -164,23 +164,26 @@ class Decoder:
     def _attention_output(self, layer: int, context: ir.Value) -> ir.Value:
         model = self._model
         sources = [f"{self.layer_names.format(layer)}.self_attn.o_proj"]
-        return self._project(context, "output", sources, model.query_size, model.hidden_size)
+        output = self._project(context, "output", sources, model.query_size, model.hidden_size)
+        return self._low_rank.add(layer, "o", context, output)
 
     def _mlp(self, layer: int, x: ir.Value) -> ir.Value:
         model, prefix = self._model, self.layer_names.format(layer)
-        product = self._spelling.gated(*self._gate_and_up(x, prefix))
-        sources = [f"{prefix}.mlp.down_proj"]
-        return self._project(product, "down", sources, model.intermediate_size, model.hidden_size)
+        product = self._spelling.gated(*self._gate_and_up(layer, x, prefix))
+        sources, inner = [f"{prefix}.mlp.down_proj"], model.intermediate_size
+        output = self._project(product, "down", sources, inner, model.hidden_size)
+        return self._low_rank.add(layer, ["down"], product, output)
 
-    def _gate_and_up(self, x: ir.Value, prefix: str) -> Sequence[ir.Value]:
+    def _gate_and_up(self, layer: int, x: ir.Value, prefix: str) -> Sequence[ir.Value]:
         graph, hidden, size = self._graph, self._model.hidden_size, self._model.intermediate_size
         gate, up = (f"{prefix}.mlp.{kind}_proj" for kind in ("gate", "up"))
         if not self._spelling.joins_gate_and_up:
             return [
-                self._project(x, name, [source], hidden, size)
+                self._low_rank.add(layer, [name], x, self._project(x, name, [source], hidden, size))
                 for name, source in (("gate", gate), ("up", up))
             ]
         both = self._project(x, "gate_up", [gate, up], hidden, 2 * size)
+        both = self._low_rank.add(layer, ["gate", "up"], x, both)
         return graph.ops("Split", 2, both, graph.ints(size, size), axis=-1)
 
     def _select(self, x: ir.Value, last: ir.Value) -> ir.Value:

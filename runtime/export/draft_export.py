@@ -91,6 +91,8 @@ class DraftExport:
             rope_config=model.rope,
             use_context_dependent_rope=model.rope_per_row,
             num_deepstack_features=0,
+            max_supported_lora_rank=0,
+            lora_targets=(),
             enable_eagle_spec_decode=False,
             eagle_layers=(),
             output_hidden_dim=0,

@@ -58,6 +58,7 @@ def engine_config(model: ModelConfig, options: ExportOptions) -> LLMEngineRunner
         prefill_chunk=resolve_chunk(options, capacity),
         vocab_size=model.vocab_size,
         output_vocab_size=model.vocab_size,
+        max_supported_lora_rank=options.max_lora_rank,
         num_attention_layers=model.num_layers,
         eos_token_ids=model.eos_token_ids,
         bos_token_id=model.bos_token_id,

@@ -30,6 +30,7 @@ from runtime.export.tensorrt.plan import settle_options
 from runtime.export.text_files import copy_text_files
 from runtime.export.vision.write import write_vision
 from runtime.export.weights import Weights
+from runtime.tensors.lora import lora_inputs, lora_targets
 
 
 def export_model(
@@ -51,6 +52,7 @@ def export_model(
     draft = DraftExport.open(model, options)
     if draft is not None:
         config = draft.adapt_base(config)
+    config = msgspec.structs.replace(config, lora_targets=lora_targets(config))
     with fresh_folder(target) as folder:
         copy_text_files(source, folder, model)
         write_vision(source, folder, options, progress)
@@ -58,9 +60,16 @@ def export_model(
         table = write_embedding(folder, model, checkpoint, options, progress)
 
         def build(graph: GraphBuilder, spelling: Spelling, weights: Weights) -> None:
-            taps, trees = config.eagle_layers, config.takes_tree_mask
-            features = config.num_deepstack_features
-            Decoder(graph, spelling, weights, table, taps, trees=trees, deepstack=features).build()
+            Decoder(
+                graph,
+                spelling,
+                weights,
+                table,
+                config.eagle_layers,
+                trees=config.takes_tree_mask,
+                deepstack=config.num_deepstack_features,
+                lora=lora_inputs(config),
+            ).build()
 
         shared = 0 if table is None else table.length
         parts = EngineParts(model, checkpoint, build, shared)

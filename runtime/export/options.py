@@ -17,6 +17,7 @@ BLOCK_SIZES = (0, 16, 32, 64, 128, 256)
 # Larger blocks mean fewer scales to read; eight bits lose next to nothing by it, four bits do.
 _BEST_BLOCK = {"int8": 128, "int4": 32}
 _PREFILL_CHUNK = 256
+MAX_LORA_RANK = 512
 SMALLEST_CAPACITY = 2  # a prompt of one token, and one in answer
 
 
@@ -31,7 +32,7 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
     graph; `operators` "contrib" are its own, which "auto" takes on CUDA for 16-bit models of
     common head sizes. With `draft` a draft engine is made beside the model's, which then takes
     token trees and gives hidden states. `max_patches` is the largest call of a vision tower, and so
-    of a picture; 0 takes 4096.
+    of a picture; 0 takes 4096. `max_lora_rank` is the greatest rank of adapters, 0 for none.
     """
 
     dialect: Literal["auto", "native", "classic"] = "auto"
@@ -46,6 +47,7 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
     device: Literal["cpu", "cuda"] = "cpu"
     operators: Literal["auto", "standard", "contrib"] = "auto"
     max_patches: int = 0
+    max_lora_rank: int = 0
 
 
 _CHOICES = {
@@ -58,6 +60,7 @@ _RANGES = (
     ("prefill_chunk", 0, 1 << 20),
     ("capacity", 0, 1 << 20),
     ("max_patches", 0, 1 << 16),
+    ("max_lora_rank", 0, MAX_LORA_RANK),
 )
 """What the settings of a daemon can ask for."""
 

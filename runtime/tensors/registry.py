@@ -7,6 +7,7 @@ from runtime.config import LLMEngineRunnerConfig
 from runtime.errors import HearthError
 from runtime.tensors.dims import StepDims
 from runtime.tensors.dtypes import numpy_dtype
+from runtime.tensors.lora import lora_inputs
 
 Direction = Literal["input", "output"]
 
@@ -42,6 +43,7 @@ class TensorRegistry:
 
     def __init__(self) -> None:
         self._specs: dict[str, TensorSpec] = {}
+        self._own: dict[str, TensorSpec] = {}
 
     def add(self, spec: TensorSpec, layers: int | None = None) -> None:
         """Add one binding, or with `layers` one per layer; raises `internal` for a known name."""
@@ -50,13 +52,22 @@ class TensorRegistry:
                 raise HearthError("internal", f"binding {one.name} is registered twice", one.name)
             self._specs[one.name] = one
 
+    def add_own(self, spec: TensorSpec) -> None:
+        """Add a binding that steps bind in its tensor's own shape, as no dims decide it."""
+        self._own[spec.name] = spec
+
+    @property
+    def own_specs(self) -> tuple[TensorSpec, ...]:
+        """The bindings of `add_own`."""
+        return tuple(self._own.values())
+
     def get(self, name: str) -> TensorSpec | None:
-        """The spec of a binding, if it is registered."""
+        """The spec of a binding whose shape follows from dims, if it is registered."""
         return self._specs.get(name)
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
-        """All bindings, in the order in which they were added."""
+        """All bindings whose shapes follow from dims, in the order in which they were added."""
         return tuple(self._specs.values())
 
 
@@ -74,13 +85,17 @@ def index_dtype(config: LLMEngineRunnerConfig) -> np.dtype[Any]:
 def build_registry_for_llm(config: LLMEngineRunnerConfig) -> TensorRegistry:
     """The bindings of a decoder engine, as docs/architecture.md lists them.
 
-    Rotary tables that all rows share are not among them: their shape follows no step.
+    Rotary tables that all rows share are not among them, as their shape follows no step. That of
+    the inputs of adapters does not either (`own_specs`).
     """
     registry = TensorRegistry()
     _add_step(registry, config)
     if config.enable_eagle_spec_decode:
         data, hidden = numpy_dtype(config.dtype), config.output_hidden_dim
         registry.add(TensorSpec("hidden_states", "output", data, ("batch", "seq_len", hidden)))
+    for pair in lora_inputs(config):
+        for name, shape in ((pair.a, pair.shape_a), (pair.b, pair.shape_b)):
+            registry.add_own(TensorSpec(name, "input", numpy_dtype(config.dtype), shape))
     return registry
 
 

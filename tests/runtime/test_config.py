@@ -95,6 +95,11 @@ def test_a_wrong_type_or_choice_is_refused(changes: dict[str, Any]) -> None:
         ({"weight_quantization": "int8"}, "weight_block_size"),
         ({"weight_quantization": "int4", "weight_block_size": -32}, "weight_block_size"),
         ({"weight_block_size": 32}, "weight_block_size"),
+        ({"max_supported_lora_rank": 8}, "lora_targets"),
+        ({"max_supported_lora_rank": -1}, "max_supported_lora_rank"),
+        ({"lora_targets": ["qkv", "o", "gate_up", "down"]}, "lora_targets"),
+        ({"max_supported_lora_rank": 8, "lora_targets": ["q", "v"]}, "lora_targets"),
+        ({"max_supported_lora_rank": 8, "lora_targets": ["qkv", "o", "x"]}, "lora_targets"),
     ],
     ids=str,
 )
@@ -107,7 +112,6 @@ def test_sizes_that_do_not_fit_are_refused_by_name(changes: dict[str, Any], fiel
     ("name", "value"),
     [
         ("engine_format", 2),
-        ("max_supported_lora_rank", 8),
         ("audio_token_id", 5),
         ("mamba_num_heads", 4),
         ("ssm_state_size", 16),
@@ -117,6 +121,13 @@ def test_sizes_that_do_not_fit_are_refused_by_name(changes: dict[str, Any], fiel
 def test_an_engine_of_another_kind_is_refused_by_name(name: str, value: Any) -> None:
     error = fault(**{name: value})
     assert (error.code, error.field) == ("engine_incompatible", name)
+
+
+@pytest.mark.parametrize("targets", ["q k v o gate up down", "qkv o gate_up down"], ids=str)
+def test_an_engine_that_takes_adapters(targets: str) -> None:
+    names = targets.split()
+    taking = fields() | {"max_supported_lora_rank": 8, "lora_targets": names}
+    assert parse_config(msgspec.json.encode(taking)).lora_targets == tuple(names)
 
 
 def test_recurrent_layers_are_refused_by_name() -> None:
@@ -219,6 +230,7 @@ def test_a_folder_from_before_chains_takes_trees() -> None:
         ),
         ({"max_verify_tree_size": -1}, "max_verify_tree_size"),
         (DRAFT | {"base_hidden_dim": 0}, "base_hidden_dim"),
+        (DRAFT | {"max_supported_lora_rank": 8}, "max_supported_lora_rank"),
         (DRAFT | {"max_draft_tree_size": 0}, "max_draft_tree_size"),
         (DRAFT | {"max_draft_tree_size": 65}, "max_draft_tree_size"),
         (DRAFT | {"num_decoder_layers": 2, "num_attention_layers": 2}, "num_decoder_layers"),

@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 
 from runtime.config import DRAFT_ARCHITECTURE, LLMEngineRunnerConfig, load_config
 from runtime.engine_folder import EMBEDDING_FILE, MODEL_FILE, ROPE_FILE
+from tests.low_rank_models import engine_inputs
 from tests.references import ReferenceRow
 
 Array = NDArray[Any]
@@ -28,7 +29,8 @@ class GraphDriver:
     """Runs steps over a batch; `filled` holds the slots in use of each row.
 
     `aliased` binds native output caches to the memory of their inputs, as they are meant to be.
-    `rope` are the rotary tables; where each row has its own they begin as those of text.
+    `rope` are the rotary tables; where each row has its own they begin as those of text. `adapter`
+    is what the inputs of adapters are bound to, rank 0 to begin with.
     """
 
     def __init__(self, folder: Path, batch: int, capacity: int) -> None:
@@ -44,6 +46,7 @@ class GraphDriver:
         self.rope = {"rope_cos": rope["cos"], "rope_sin": rope["sin"]}
         if self.config.use_context_dependent_rope:
             self.rope = {name: np.stack([table] * batch) for name, table in self.rope.items()}
+        self.adapter = engine_inputs(self.config, {})
         shape = (batch, self.config.num_kv_heads, capacity, self.config.head_dim)
         self.caches = {
             f"{kind}_cache_{layer}": np.zeros(shape, self.config.kv_cache_dtype)
@@ -94,6 +97,7 @@ class GraphDriver:
             },
             **{name: array.astype(self.config.dtype) for name, array in more.items()},
             **self.rope,
+            **self.adapter,
         }
         if self.config.takes_tree_mask:
             causal = np.tile(np.tri(ids.shape[1], dtype=np.bool_), (len(ids), 1, 1))

@@ -1,0 +1,94 @@
+"""The inputs of adapters: what they are called, and their shapes."""
+
+from typing import NamedTuple
+
+from runtime.config import LORA_JOINED, LORA_TARGETS, LLMEngineRunnerConfig
+
+
+class LoraInput(NamedTuple):
+    """A pair of inputs of one layer, in the engine's type: x A B is added to a projection of x.
+
+    A is [K, r] and B [r, N], where r is at most `rank`, the same for both; an engine whose rank is
+    `fixed` takes that one alone, filled up with zeros. Where it joins several `targets`, A has
+    theirs side by side and B has theirs along its diagonal, in that order: the rows of a target's B
+    that belong to its columns of A, in the `columns` of its own.
+    """
+
+    a: str
+    b: str
+    layer: int
+    targets: tuple[str, ...]
+    inputs: int
+    outputs: tuple[int, ...]
+    rank: int
+    fixed: bool
+
+    @property
+    def shape_a(self) -> tuple[int | str, int | str]:
+        """K and r, a symbol where it is not fixed."""
+        return self.inputs, self._rank
+
+    @property
+    def shape_b(self) -> tuple[int | str, int | str]:
+        """The symbol or number r, and N."""
+        return self._rank, sum(self.outputs)
+
+    @property
+    def columns(self) -> tuple[slice, ...]:
+        """Where in N each of `targets` lies."""
+        ends = [sum(self.outputs[: place + 1]) for place in range(len(self.outputs))]
+        return tuple(slice(end - size, end) for end, size in zip(ends, self.outputs, strict=True))
+
+    @property
+    def _rank(self) -> int | str:
+        # A symbol of its own: what shares one may be put into memory of one size.
+        return self.rank if self.fixed else self.a.replace("_a_", "_rank_")
+
+
+def lora_inputs(config: LLMEngineRunnerConfig) -> tuple[LoraInput, ...]:
+    """Every pair of an engine, layer by layer; none of one without adapters.
+
+    They are called `lora_a_{target}_{layer}` and `lora_b_{target}_{layer}`.
+    """
+    hidden, inner = config.hidden_size, config.intermediate_size
+    q, kv = (heads * config.head_dim for heads in (config.num_attention_heads, config.num_kv_heads))
+    sizes = {"q": (hidden, q), "k": (hidden, kv), "v": (hidden, kv), "o": (q, hidden)}
+    sizes |= {"gate": (hidden, inner), "up": (hidden, inner), "down": (inner, hidden)}
+    found = []
+    for layer in range(config.num_decoder_layers):
+        for name in config.lora_targets:
+            targets = LORA_JOINED.get(name, (name,))
+            found.append(
+                LoraInput(
+                    a=f"lora_a_{name}_{layer}",
+                    b=f"lora_b_{name}_{layer}",
+                    layer=layer,
+                    targets=targets,
+                    inputs=sizes[targets[0]][0],
+                    outputs=tuple(sizes[target][1] for target in targets),
+                    rank=len(targets) * config.max_supported_lora_rank,
+                    fixed=has_fixed_rank(config),
+                )
+            )
+    return tuple(found)
+
+
+def has_fixed_rank(config: LLMEngineRunnerConfig) -> bool:
+    """Whether adapters are bound at the greatest rank: in plans, and where steps are captured."""
+    return config.backend == "tensorrt" or config.operators == "contrib"
+
+
+def lora_targets(config: LLMEngineRunnerConfig) -> tuple[str, ...]:
+    """What the graph of such an engine is to have inputs for.
+
+    A GPU pays for every kernel of a step, so projections that are one product share their pair
+    there. A CPU pays for every number: the zeros beside the diagonal cost more than nodes do.
+    """
+    if not config.max_supported_lora_rank:
+        return ()
+    if not has_fixed_rank(config):
+        return LORA_TARGETS
+    contrib = config.operators == "contrib"
+    apart = contrib and (config.takes_tree_mask or config.use_context_dependent_rope)
+    attention = ("q", "k", "v") if apart else ("qkv",)
+    return *attention, "o", *(("gate", "up") if contrib else ("gate_up",)), "down"

@@ -1,0 +1,92 @@
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from runtime.config import LORA_JOINED, LORA_TARGETS, LLMEngineRunnerConfig
+from runtime.errors import HearthError
+from runtime.executor.engine import IOTensor
+from runtime.executor.introspection import check_bindings
+from runtime.tensors.lora import has_fixed_rank, lora_inputs, lora_targets
+from runtime.tensors.registry import TensorRegistry, build_registry_for_llm
+from tests.runtime.engine_configs import small_config
+
+CUDA = {"device": "cuda", "operators": "contrib", "dtype": "float16", "kv_cache_dtype": "float16"}
+PLAN = {"device": "cuda", "backend": "tensorrt", "static_decode_batches": (1, 2)}
+
+
+def _config(**changes: Any) -> LLMEngineRunnerConfig:
+    config = structs.replace(small_config(), max_supported_lora_rank=8, **changes)
+    return structs.replace(config, lora_targets=lora_targets(config))
+
+
+def test_every_projection_has_a_pair_of_any_rank_on_a_cpu() -> None:
+    config = _config()
+    pairs = lora_inputs(config)
+    assert not has_fixed_rank(config)
+    assert [pair.targets for pair in pairs[:7]] == [(target,) for target in LORA_TARGETS]
+    assert len(pairs) == 7 * config.num_decoder_layers
+    first = pairs[0]
+    query = config.num_attention_heads * config.head_dim
+    assert (first.a, first.b, first.layer) == ("lora_a_q_0", "lora_b_q_0", 0)
+    assert first.shape_a == (config.hidden_size, "lora_rank_q_0")
+    assert first.shape_b == ("lora_rank_q_0", query)
+    # One symbol for two pairs would tell ONNX Runtime that they have one rank.
+    assert len({pair.shape_a[1] for pair in pairs}) == len(pairs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "targets"),
+    [
+        (PLAN, "qkv o gate_up down"),
+        (CUDA, "qkv o gate up down"),
+        (CUDA | {"use_context_dependent_rope": True}, "q k v o gate up down"),
+        (CUDA | {"enable_eagle_spec_decode": True}, "q k v o gate up down"),
+    ],
+    ids=str,
+)
+def test_a_gpu_shares_pairs_of_the_greatest_rank(changes: dict[str, Any], targets: str) -> None:
+    config = _config(**changes)
+    assert config.lora_targets == tuple(targets.split())
+    for pair in lora_inputs(config):
+        assert pair.rank == 8 * len(pair.targets)
+        assert pair.shape_a == (pair.inputs, pair.rank)
+        assert pair.shape_b == (pair.rank, sum(pair.outputs))
+
+
+def test_targets_lie_side_by_side() -> None:
+    config = _config(**PLAN)
+    pair = lora_inputs(config)[0]
+    query = config.num_attention_heads * config.head_dim
+    keys = config.num_kv_heads * config.head_dim
+    assert pair.targets == LORA_JOINED["qkv"]
+    assert pair.columns == (
+        slice(0, query),
+        slice(query, query + keys),
+        slice(query + keys, query + 2 * keys),
+    )
+
+
+def test_an_engine_without_adapters_has_no_inputs_for_them() -> None:
+    assert lora_targets(small_config()) == ()
+    assert lora_inputs(small_config()) == ()
+    assert build_registry_for_llm(small_config()).own_specs == ()
+
+
+def _io(registry: TensorRegistry) -> list[IOTensor]:
+    specs = (*registry.specs, *registry.own_specs)
+    return [IOTensor(one.name, one.direction, one.dtype, one.shape) for one in specs]
+
+
+def test_an_engine_is_compared_with_the_inputs_that_it_must_have() -> None:
+    registry = build_registry_for_llm(_config())
+    assert registry.get("lora_a_q_0") is None  # Its tensor's own shape is bound.
+    check_bindings(_io(registry), registry)
+    lacking = [one for one in _io(registry) if one.name != "lora_b_down_1"]
+    with pytest.raises(HearthError) as caught:
+        check_bindings(lacking, registry)
+    assert (caught.value.code, caught.value.field) == ("engine_incompatible", "lora_b_down_1")
+    wide = build_registry_for_llm(_config(intermediate_size=96))
+    with pytest.raises(HearthError) as caught:
+        check_bindings(_io(wide), registry)
+    assert caught.value.field == "lora_b_gate_0"
