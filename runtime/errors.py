@@ -9,6 +9,7 @@ Code = Literal[
     "prompt_empty",
     "prompt_too_long",
     "capacity_exceeded",
+    "cache_full",
     "image_invalid",
     "image_too_large",
     "image_timeout",

@@ -1,0 +1,87 @@
+"""What makes two tokens of two prompts the same for the prefix cache."""
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from runtime.images import EmbeddedImage, ImageSpan
+
+PAGE_TOKENS = 32
+TOKEN_BYTES = 16
+"""What a token's identity takes: its id and zeros, or its place in an image and who that is."""
+NAME_BYTES = 16
+"""Length of the name of a page, of a root and of what either begins with."""
+
+
+class TokenIdentities:
+    """The identities of a row's tokens, behind the name of what computes them.
+
+    Keys and values of a token follow from its identity, from those of all before it, and from
+    `root` (`root_name`). A token of an image is known by the image's key, its span and its place in
+    it, whatever its id. An image without a key is like no other: the identities end before it.
+    """
+
+    def __init__(
+        self, root: bytes, token_ids: Sequence[int], images: Sequence[EmbeddedImage] = ()
+    ) -> None:
+        strange = [span.start for image in images if not image.key for span in image.spans]
+        known = min([len(token_ids), *strange])
+        words = np.zeros((known, TOKEN_BYTES // 4), "<i4")
+        words[:, 0] = token_ids[:known]
+        for image in images:
+            for span in image.spans if image.key else ():
+                rows = words[span.start : span.start + span.length]
+                # Below zero, which no id is.
+                rows[:, 0] = -1 - np.arange(len(rows))
+                rows[:, 1:] = np.frombuffer(_digest_of(image, span), "<i4")
+        self.root = root
+        self._words = words.tobytes()
+
+    def __len__(self) -> int:
+        return len(self._words) // TOKEN_BYTES
+
+    def between(self, begin: int, end: int) -> bytes:
+        """The identities of tokens `begin` to `end` - 1, `TOKEN_BYTES` each."""
+        return self._words[begin * TOKEN_BYTES : end * TOKEN_BYTES]
+
+    def page_names(self, count: int) -> list[bytes]:
+        """The names of the pages that the first `count` tokens fill, in their order."""
+        names = [self.root]
+        for begin in range(0, min(count, len(self)) - PAGE_TOKENS + 1, PAGE_TOKENS):
+            names.append(page_name(names[-1], self.between(begin, begin + PAGE_TOKENS)))
+        return names[1:]
+
+
+def root_name(engine: bytes, adapter: bytes) -> bytes:
+    """The name before the first page of all that this engine computes with this adapter.
+
+    `engine` and `adapter` are digests, of an adapter b"" for none.
+    """
+    return _digest(len(engine).to_bytes(2, "little") + engine + adapter)
+
+
+def page_name(parent: bytes, tokens: bytes) -> bytes:
+    """A page's name: a digest of its tokens and of the name of the page, or root, before it."""
+    return _digest(parent + tokens)
+
+
+def shared_tokens(one: bytes, other: bytes) -> int:
+    """How many tokens two pieces of identities have in common from their beginning."""
+    if other.startswith(one):
+        return len(one) // TOKEN_BYTES
+    most = min(len(one), len(other))
+    for end in range(TOKEN_BYTES, most + 1, TOKEN_BYTES):
+        if one[end - TOKEN_BYTES : end] != other[end - TOKEN_BYTES : end]:
+            return end // TOKEN_BYTES - 1
+    return most // TOKEN_BYTES
+
+
+def _digest_of(image: EmbeddedImage, span: ImageSpan) -> bytes:
+    # The grid and the interval give the positions, of these tokens and of all behind them.
+    said = f"{span.first} {span.grid} {span.interval!r} ".encode() + image.key
+    return hashlib.blake2b(said, digest_size=TOKEN_BYTES - 4).digest()
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=NAME_BYTES).digest()
