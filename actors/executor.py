@@ -7,7 +7,14 @@ from operator import attrgetter
 import structlog
 
 from actors.encoder_messages import RunTower, TowerFailed
-from actors.executor_messages import ExecutorControl, ExecutorMessage, Offered, Release, Revoke
+from actors.executor_messages import (
+    ExecutorControl,
+    ExecutorMessage,
+    Offered,
+    Release,
+    Revoke,
+    Unpin,
+)
 from actors.executor_tower import ExecutorTower
 from actors.logs import set_level
 from actors.mailbox import MailboxFull, Receiver, Sender, wait_any
@@ -127,6 +134,8 @@ class ExecutorActor:
                     self._revoke(message)
                 case Release(rids, at_once):
                     self._released |= dict.fromkeys(rids, at_once)
+                case Unpin(client):
+                    self._runtime.unpin(client)
                 case SetLogLevel(level):
                     set_level(level)
                 case Shutdown():
@@ -286,6 +295,7 @@ class ExecutorActor:
             dict(runtime.graphs),
             runtime.memory,
             runtime.device_free,
+            runtime.prefix_metrics,
         )
         try:
             self._to_supervisor.post(ActorProgress(self._name, metrics))

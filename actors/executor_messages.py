@@ -41,5 +41,14 @@ class Release(ActorMessage, tag="release"):
     at_once: bool = False
 
 
+class Unpin(ActorMessage, tag="unpin"):
+    """Keep no longer what this client's rows have pinned in the prefix cache: it has gone.
+
+    Its rows have ended before, or their cancels were sent before this.
+    """
+
+    client: int
+
+
 ExecutorMessage = Offer | RunTower
-ExecutorControl = Cancel | Revoke | Release | SetLogLevel | Shutdown
+ExecutorControl = Cancel | Revoke | Release | Unpin | SetLogLevel | Shutdown

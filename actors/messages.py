@@ -119,7 +119,7 @@ class Step(FromExecutor, tag="step"):
 
     A round of speculation gives a request several tokens, in order. `ended` is when the step
     ended in the executor; `placed` marks first tokens, with the time at which each row got its
-    place.
+    place, and `cached` has how many tokens of such a row came from the prefix cache.
     """
 
     rids: list[int]
@@ -127,6 +127,7 @@ class Step(FromExecutor, tag="step"):
     ended: float
     placed: dict[int, float] = {}
     rounds: list[RequestRound] = []
+    cached: dict[int, int] = {}
 
     def __post_init__(self) -> None:
         """Refuse, in a decoder too, tokens that are nobody's."""
@@ -189,6 +190,15 @@ class ExecutorGone(ActorMessage, tag="executor_gone"):
     message: str
 
 
+class ClientGone(ActorMessage, tag="client_gone"):
+    """The session of this client has ended: what it has pinned in the prefix cache may go.
+
+    It goes by way of the tokenizer, so that it comes behind all that the client has asked.
+    """
+
+    client: int
+
+
 TokenizerMessage = (
     Prepare
     | Convert
@@ -200,6 +210,7 @@ TokenizerMessage = (
     | RowsReturned
     | RowsCut
     | ExecutorGone
+    | ClientGone
     | TowerRan
     | TowerFailed
 )
@@ -248,6 +259,7 @@ SchedulerMessage = (
     | RowsFailed
     | RowsReturned
     | AskReport
+    | ClientGone
     | Patched
     | Encoded
     | EncodeFailed
@@ -318,6 +330,7 @@ class Deltas(ActorMessage, tag="deltas"):
     placed: dict[int, float] = {}
     rounds: list[RequestRound] = []
     detokenize_s: float = 0.0
+    cached: dict[int, int] = {}
 
 
 class Failed(ActorMessage, tag="failed"):

@@ -92,6 +92,7 @@ class PlacedRows:
             RequestRound(self._by_number[one.row].rid, one.drafted, one.accepted)
             for one in result.rounds
         ]
+        cached = {self._by_number[row].rid: tokens for row, tokens in result.cached.items()}
         placed = {}
         if result.kind == "prefill":
             for row in rows:
@@ -101,4 +102,4 @@ class PlacedRows:
         for rid, token in zip(rids, result.tokens, strict=True):
             if token.finish is not None or token.error is not None:
                 self.remove(rid)
-        return Step(self._incarnation, rids, result.tokens, result.ended, placed, rounds)
+        return Step(self._incarnation, rids, result.tokens, result.ended, placed, rounds, cached)

@@ -24,12 +24,13 @@ from actors.encoder_messages import (
     EncoderReady,
     RunTower,
 )
-from actors.executor_messages import ExecutorControl, ExecutorMessage, Offer
+from actors.executor_messages import ExecutorControl, ExecutorMessage, Offer, Unpin
 from actors.mailbox import MailboxFull, Receiver, Sender, ZmqContext
 from actors.messages import (
     Accepted,
     AskReport,
     Cancel,
+    ClientGone,
     DoorMessage,
     Embedded,
     EncoderMessage,
@@ -131,16 +132,13 @@ class SchedulerActor:
                 self._decisions += self._policy.submit(message, now)
             case Cancel(rid):
                 self._decisions += self._policy.cancel(rid)
-            case RowsPlaced():
-                self._policy.rows_placed(message, now)
-            case RowsEnded():
-                self._policy.rows_ended(message, now)
-            case RowsFailed():
-                self._decisions += self._policy.rows_failed(message, now)
-            case RowsReturned():
-                self._decisions += self._policy.rows_returned(message, now)
+            case RowsPlaced() | RowsEnded() | RowsFailed() | RowsReturned():
+                self._decisions += self._told_of_rows(message, now)
             case AskReport(rid):
                 self._decisions.append(self._policy.report(rid))
+            case ClientGone(client):
+                # An executor that comes later has no pins.
+                self._decisions.append(Unpin(client))
             case ExecutorReady():
                 self._decisions += self._take_over(message, now)
             case ExecutorLost(reason):
@@ -148,6 +146,20 @@ class SchedulerActor:
                 self._decisions += self._policy.executor_lost(reason, now)
             case _:
                 self._decisions += self._policy.images_told(self._heard(message), now)
+
+    def _told_of_rows(
+        self, message: RowsPlaced | RowsEnded | RowsFailed | RowsReturned, now: float
+    ) -> list[Decision]:
+        match message:
+            case RowsPlaced():
+                self._policy.rows_placed(message, now)
+            case RowsEnded():
+                self._policy.rows_ended(message, now)
+            case RowsFailed():
+                return self._policy.rows_failed(message, now)
+            case RowsReturned():
+                return self._policy.rows_returned(message, now)
+        return []
 
     def _take_over(self, message: ExecutorReady, now: float) -> list[Decision]:
         self._disconnect()

@@ -12,7 +12,7 @@ from actors.admission import (
     size_refusal,
 )
 from actors.encodings import Encodings, ImageArenas
-from actors.executor_messages import Offer, Release, Revoke
+from actors.executor_messages import Offer, Release, Revoke, Unpin
 from actors.first_places import Claim, FirstPlaces
 from actors.house import HeldRow, House
 from actors.messages import (
@@ -43,6 +43,7 @@ Decision = (
     | Offer
     | Revoke
     | Release
+    | Unpin
     | Cancel
     | SchedulerReport
     | encodings.Sent

@@ -8,6 +8,7 @@ from runtime.decoding.metrics import StageMetrics
 from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.executor.graph_cache import GraphCounters
 from runtime.loading import Stage
+from runtime.prefix.metrics import PrefixMetrics
 
 
 class ActorHello(ActorMessage, tag="actor_hello"):
@@ -43,6 +44,7 @@ class ExecutorMetrics(msgspec.Struct, array_like=True):
     graphs: dict[str, GraphCounters] = {}
     memory: dict[str, int] = {}
     device_free: int | None = None
+    prefix: PrefixMetrics | None = None
 
 
 class ActorProgress(ActorMessage, tag="actor_progress"):

@@ -28,6 +28,7 @@ from actors.mailbox import MailboxFull, Receiver, Sender, ZmqContext
 from actors.messages import (
     Cancel,
     ChatTurn,
+    ClientGone,
     Convert,
     Converted,
     Deltas,
@@ -138,10 +139,12 @@ class TokenizerActor:
                     for told in self._word.bury(message):
                         await self._hear(told)
                         await self._pass_on(told)
+                case ClientGone():
+                    await self._pass_on(message)
                 case _:
                     await self._hear(message)
 
-    async def _pass_on(self, told: Told | None) -> None:
+    async def _pass_on(self, told: Told | ClientGone | None) -> None:
         # Without it the scheduler waits for ever, so a failure here ends the actor.
         if told is not None:
             await self._to_scheduler.send(told, SEND_TIMEOUT_S)
@@ -261,8 +264,10 @@ class TokenizerActor:
                 await self._leave(rid)
         if rows:
             took = time.monotonic() - began
-            deltas = Deltas(list(rows.values()), step.ended, step.placed, step.rounds, took)
-            await self._answer(deltas)
+            texts = list(rows.values())
+            await self._answer(
+                Deltas(texts, step.ended, step.placed, step.rounds, took, step.cached)
+            )
         # Behind the text that their own requests may have got in the same step.
         for failure in failures:
             await self._answer(failure)

@@ -1,13 +1,17 @@
 """What the executor has done, as rows of a table."""
 
-from hearth_client.protocol import ExecutorReport, SpeculationReport, StageReport
+from hearth_client.protocol import ExecutorReport, PrefixReport, SpeculationReport, StageReport
+
+from daemon.cli.console import size
 
 Row = tuple[str, str]
 
 
 def executor_rows(report: ExecutorReport) -> list[Row]:
-    """Names and values of each stage, and of speculation where there was some."""
+    """Names and values of each stage, and of prefix cache and speculation where there are some."""
     rows = [("prefill", _stage(report.prefill)), ("generation", _stage(report.generation))]
+    if report.prefix is not None:
+        rows.append(("prefix cache", _prefix(report.prefix)))
     if report.speculation is not None:
         rows += _speculation(report.speculation)
     return rows
@@ -16,6 +20,12 @@ def executor_rows(report: ExecutorReport) -> list[Row]:
 def _stage(stage: StageReport) -> str:
     speed = f", {stage.tokens / stage.seconds:.0f} tokens/s" if stage.seconds else ""
     return f"{stage.tokens} tokens in {stage.steps} steps, {stage.seconds:.1f} s{speed}"
+
+
+def _prefix(report: PrefixReport) -> str:
+    share = f" ({report.reused / report.queried:.0%})" if report.queried else ""
+    held = "".join(f", {tier} {size(count)}" for tier, count in report.bytes.items())
+    return f"{report.reused} of {report.queried} tokens reused{share}{held}"
 
 
 def _speculation(report: SpeculationReport) -> list[Row]:

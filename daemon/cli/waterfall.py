@@ -46,7 +46,8 @@ def waterfall(ended: FinishedRequest) -> RenderableType:
 
 
 def _rows(ended: FinishedRequest) -> list[tuple[str, str]]:
-    tokens = f"{ended.prompt_tokens} of prompt, {ended.completion_tokens} of reply"
+    known = f" ({ended.cached_tokens} known before)" if ended.cached_tokens else ""
+    tokens = f"{ended.prompt_tokens} of prompt{known}, {ended.completion_tokens} of reply"
     rows = [
         ("request", ended.request),
         ("client", printable_name(ended.client)),

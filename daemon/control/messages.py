@@ -81,7 +81,7 @@ class TopReport(ControlAnswer, tag="top_report", frozen=True, kw_only=True):
     `tokens` and `totals` count since the start: tokens of replies, and requests by how they ended.
     `refusals` are of messages and requests that were not taken, by code. `memory` is in bytes.
     `requests` are the `MOST_REQUESTS` oldest that are open, `errors` the newest that failed, the
-    newest last.
+    newest last. Of `prefix_queried` tokens of prompts the prefix cache had `prefix_reused`.
     """
 
     server: str
@@ -105,6 +105,8 @@ class TopReport(ControlAnswer, tag="top_report", frozen=True, kw_only=True):
     clients: list[OpenClient]
     requests: list[RunningRequest]
     errors: list[FinishedRequest]
+    prefix_queried: int = 0
+    prefix_reused: int = 0
 
 
 class CancelRequest(ControlRequest, tag="cancel", frozen=True):

@@ -9,7 +9,14 @@ import structlog
 from hearth_client.protocol import Answer, Done, Error, Leased, Reason, Speculation, Usage
 
 from actors.mailbox import Sender
-from actors.messages import AskReport, Cancel, SchedulerControl, SchedulerMessage, TokenizerMessage
+from actors.messages import (
+    AskReport,
+    Cancel,
+    ClientGone,
+    SchedulerControl,
+    SchedulerMessage,
+    TokenizerMessage,
+)
 from daemon.door.come_again import ComeAgain
 from daemon.door.delivery import Delivery
 from daemon.door.finished import (
@@ -65,7 +72,7 @@ class Dispatch:
         self._to_scheduler = to_scheduler
         self._to_scheduler_control = to_scheduler_control
         bound = settings.clients * settings.requests_per_client
-        self._unsent_cancels: deque[tuple[Sender[Any], int]] = deque(maxlen=2 * bound)
+        self._unsent: deque[tuple[Sender[Any], Cancel | ClientGone]] = deque(maxlen=2 * bound)
 
     def adopt(self, settings: DoorSettings) -> None:
         """Admit by other limits from now on; what is open stays."""
@@ -75,8 +82,8 @@ class Dispatch:
         self.come_again.adopt(settings.queued_requests)
         bound = settings.clients * settings.requests_per_client
         # More than that may be open already.
-        most = max(2 * bound, self._unsent_cancels.maxlen or 0)
-        self._unsent_cancels = deque(self._unsent_cancels, maxlen=most)
+        most = max(2 * bound, self._unsent.maxlen or 0)
+        self._unsent = deque(self._unsent, maxlen=most)
 
     def ask_tokenizer(self, request: OpenRequest, message: TokenizerMessage) -> None:
         """Post to the tokenizer; a full mailbox ends the request with `queue_full`."""
@@ -181,6 +188,9 @@ class Dispatch:
         for request in self.sessions.drop(session):
             self._record(request, reason, "failed")
             self._drop_work(request)
+        if session.pins:
+            # Behind the cancels of its requests.
+            self._post_for_sure(self._to_tokenizer, ClientGone(session.number))
 
     def abandon_lost(self) -> None:
         """End the sessions that answers no longer reach."""
@@ -200,10 +210,9 @@ class Dispatch:
         self.abandon_lost()
 
     def retry_cancels(self) -> None:
-        """Post the cancels that found a full mailbox."""
-        for _ in range(len(self._unsent_cancels)):
-            mailbox, rid = self._unsent_cancels.popleft()
-            self._post_cancel(mailbox, rid)
+        """Post the cancels, and word of clients that have gone, that found a full mailbox."""
+        for _ in range(len(self._unsent)):
+            self._post_for_sure(*self._unsent.popleft())
 
     def _post(self, request: OpenRequest, mailbox: Sender[Any], message: Any) -> None:
         try:
@@ -214,15 +223,15 @@ class Dispatch:
     def _drop_work(self, request: OpenRequest) -> None:
         # The tokenizer's comes in order behind its request, the scheduler's comes early.
         if request.kind != "status":
-            self._post_cancel(self._to_tokenizer, request.rid)
+            self._post_for_sure(self._to_tokenizer, Cancel(request.rid))
         if request.kind == "generate":
-            self._post_cancel(self._to_scheduler_control, request.rid)
+            self._post_for_sure(self._to_scheduler_control, Cancel(request.rid))
 
-    def _post_cancel(self, mailbox: Sender[Any], rid: int) -> None:
+    def _post_for_sure(self, mailbox: Sender[Any], message: Cancel | ClientGone) -> None:
         try:
-            mailbox.post(Cancel(rid))
+            mailbox.post(message)
         except HearthError:
-            self._unsent_cancels.append((mailbox, rid))
+            self._unsent.append((mailbox, message))
 
     def _record(self, request: OpenRequest, reason: str, total: str) -> None:
         if request.kind != "generate":
@@ -259,6 +268,7 @@ def usage_of(request: OpenRequest) -> Usage:
     return Usage(
         prompt_tokens=request.prompt_tokens,
         completion_tokens=request.completion_tokens,
+        cached_tokens=request.cached_tokens,
         queue_ms=milliseconds(request.queued_s),
         prefill_ms=milliseconds(request.prefill_s),
         decode_ms=milliseconds(request.last_token - request.first_token),

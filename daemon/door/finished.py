@@ -25,7 +25,7 @@ class FinishedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     own text. `reason` is that of `done`, the code of an error, or why its session ended; `failed`
     is true for all but the first. `chat` tells a conversation from a prompt. `images` is what
     `done` tells of them. `options` hold text of the client, `stop`: who keeps records leaves them
-    out.
+    out. `cached_tokens` of the prompt came from the prefix cache.
     """
 
     request: str
@@ -50,6 +50,7 @@ class FinishedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     options: RequestOptions | None = None
     images_s: float = 0.0
     images: ImageUsage | None = None
+    cached_tokens: int = 0
 
 
 Listener = Callable[[FinishedRequest], None]
@@ -81,6 +82,7 @@ def finished(request: OpenRequest, name: str, reason: str, *, failed: bool) -> F
         options=request.options,
         images_s=request.images_s,
         images=images_of(request),
+        cached_tokens=request.cached_tokens,
     )
 
 
@@ -109,6 +111,7 @@ def log_finished(ended: FinishedRequest) -> None:
         client=ended.client,
         reason=ended.reason,
         prompt_tokens=ended.prompt_tokens,
+        cached_tokens=ended.cached_tokens,
         completion_tokens=ended.completion_tokens,
         tokenize_ms=milliseconds(ended.tokenize_s),
         **_told_of_images(ended),

@@ -45,7 +45,7 @@ class Replies:
     def handle(self, message: DoorMessage) -> None:
         """Answer the clients that `message` concerns."""
         if isinstance(message, Deltas):
-            self._note_placed(message.placed, message.ended)
+            self._note_placed(message)
             self._count_rounds(message.rounds)
             for row in message.rows:
                 self._row_arrived(sessions.StepRow(row, message.ended, message.detokenize_s))
@@ -109,12 +109,13 @@ class Replies:
         else:
             self._dispatch.reply(request, protocol.Detokenized(id=request.id, text=text))
 
-    def _note_placed(self, placed: dict[int, float], ended: float) -> None:
-        for rid, since in placed.items():
+    def _note_placed(self, step: Deltas) -> None:
+        for rid, since in step.placed.items():
             request = self._find(rid)
             # A reply that was put back has had its first token before.
             if request is not None and not request.prefill_s:
-                request.queued_s, request.prefill_s = since - request.opened, ended - since
+                request.queued_s, request.prefill_s = since - request.opened, step.ended - since
+                request.cached_tokens = step.cached.get(rid, 0)
 
     def _count_rounds(self, rounds: list[RequestRound]) -> None:
         for one in rounds:

@@ -35,6 +35,7 @@ from daemon.door.wire import MessageError, convert, decode, prepare, visuals_of
 from runtime.errors import HearthError
 
 FEATURES = (
+    "cache",
     "detokenize",
     "logprobs",
     "priority",
@@ -219,6 +220,7 @@ class Requests:
         self._state.totals["requests"] += 1
         asked = prepare(message, request.rid, deadline, session.number)
         request.options = asked.request.options
+        session.pins |= message.cache == "pin"
         self._pass_on(request, message.messages, pictures, asked)
 
     def _check_room(self, session: Session, now: float) -> None:

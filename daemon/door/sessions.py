@@ -41,6 +41,7 @@ class OpenRequest:
     next_seq: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    cached_tokens: int = 0
     tokenize_s: float = 0.0
     queued_s: float = 0.0
     prefill_s: float = 0.0
@@ -69,7 +70,7 @@ class Session:
     nothing but `status`: one of them has a place beyond the limit. `key` is what its connection has
     shown on TCP, '' on the local socket. `tokens` are those of its replies that have ended.
     `expires` is by the door's running clock, as all times of leases are. `generations` counts those
-    among the open ones.
+    among the open ones. One that `pins` has asked the prefix cache to keep something.
     """
 
     identity: bytes
@@ -84,6 +85,7 @@ class Session:
     open: dict[str, OpenRequest] = field(default_factory=dict)
     generations: int = 0
     key: str = ""
+    pins: bool = False
 
 
 class Sessions:

@@ -18,6 +18,7 @@ from daemon.life import STATES
 from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.errors import CODES
 from runtime.executor.graph_cache import GraphCounters
+from runtime.prefix.metrics import PrefixMetrics
 
 
 class Look(NamedTuple):
@@ -157,6 +158,8 @@ def _executor(metrics: ExecutorMetrics) -> Iterator[Metric]:
     )
     yield from _graphs(metrics.graphs)
     yield from _speculation(metrics.speculation)
+    if metrics.prefix is not None:
+        yield from _prefix(metrics.prefix)
 
 
 def _graphs(graphs: Mapping[str, GraphCounters]) -> Iterator[Metric]:
@@ -190,6 +193,28 @@ def _speculation(done: EagleGenerationMetrics) -> Iterator[Metric]:
         "speculation_accepted_tokens", "Tokens that rounds gave to replies.", done.accepted
     )
     yield _counter("speculation_seconds", "Time that rounds took, by stage.", stage=seconds)
+
+
+def _prefix(cache: PrefixMetrics) -> Iterator[Metric]:
+    yield _counter(
+        "prefix_cache_queries",
+        "Tokens of prompts that the prefix cache was asked for.",
+        cache.queried,
+    )
+    yield _counter(
+        "prefix_cache_hits",
+        "Those of them that it had, so that they were not computed again.",
+        cache.reused,
+    )
+    yield _counter(
+        "prefix_cache_skipped",
+        "Tokens that it had and that were computed, as to load them would have taken longer.",
+        cache.skipped,
+    )
+    lost = {"evicted": cache.evicted, "damaged": cache.damaged}
+    yield _counter("prefix_cache_lost_pages", "Pages that it gave up, by why.", reason=lost)
+    yield _gauge("prefix_cache_bytes", "What it holds, by where.", tier=cache.bytes)
+    yield _gauge("prefix_cache_pinned_bytes", "What clients keep of that.", cache.pinned)
 
 
 def _gauge(

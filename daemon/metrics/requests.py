@@ -58,6 +58,9 @@ class RequestMetrics:
         self._prompt = counter(
             "prompt_tokens_total", "Prompt tokens of the generations that have ended."
         )
+        self._cached = counter(
+            "cached_prompt_tokens_total", "Those of them that came from the prefix cache."
+        )
         self._generated = counter(
             "generation_tokens_total", "Tokens that the generations which have ended gave."
         )
@@ -122,6 +125,7 @@ class RequestMetrics:
         """Count a generation that has ended."""
         self._count_outcome(ended)
         self._prompt.inc(ended.prompt_tokens)
+        self._cached.inc(ended.cached_tokens)
         self._generated.inc(ended.completion_tokens)
         if ended.prompt_tokens:
             self._prompt_sizes.observe(ended.prompt_tokens)

@@ -76,6 +76,8 @@ def _head(report: TopReport, speed: Rates | None) -> list[Text]:
     memory = "   ".join(f"{name} {size(count)}" for name, count in sorted(report.memory.items()))
     refused = ", ".join(f"{code} {count}" for code, count in sorted(report.refusals.items()))
     told = f"{speed.tokens:.0f} tokens/s   {speed.requests:.1f} requests/s" if speed else "-"
+    if report.prefix_queried:
+        told += f"   {report.prefix_reused / report.prefix_queried:.0%} of prompts reused"
     lines = [
         Text.assemble(
             (f"{report.server}  {report.model}  ", "bold"),

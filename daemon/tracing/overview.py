@@ -11,6 +11,7 @@ from daemon.door.front_door import FrontDoor
 from daemon.door.overview import generations, open_clients, running_request, tokens_of_replies
 from daemon.metrics.collector import Look
 from daemon.tracing.history import History
+from runtime.prefix.metrics import PrefixMetrics
 
 _ERRORS = 8
 
@@ -31,6 +32,7 @@ class Overview:
         state, sessions, load = self._door.state, self._door.sessions, look.load
         now = time.monotonic()
         running = generations(sessions)
+        prefix = (look.executor and look.executor.prefix) or PrefixMetrics()
         return TopReport(
             server=state.facts.server,
             model=state.facts.model,
@@ -53,6 +55,8 @@ class Overview:
             clients=open_clients(sessions),
             requests=[running_request(one, state, now) for one in running[:MOST_REQUESTS]],
             errors=self._history.failures(_ERRORS),
+            prefix_queried=prefix.queried,
+            prefix_reused=prefix.reused,
         )
 
     async def cancel(self, asked: CancelRequest) -> Cancelled:

@@ -126,6 +126,7 @@ class Spans:
             "gen_ai.response.id": ended.request,
             "gen_ai.response.model": self._model,
             "gen_ai.usage.input_tokens": ended.prompt_tokens,
+            "gen_ai.usage.cache_read.input_tokens": ended.cached_tokens,
             "gen_ai.usage.output_tokens": ended.completion_tokens,
             "hearth.client": ended.client,
         }

@@ -9,6 +9,7 @@ from runtime.decoding.tower_turns import TowerResult, TowerWork
 from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.errors import HearthError
 from runtime.executor.graph_cache import GraphCounters
+from runtime.prefix.metrics import PrefixMetrics
 from runtime.request import RowRequest, RowRound, RowToken
 from runtime.rows import DecodingRow, RowState
 
@@ -42,6 +43,8 @@ class BatchRuntime(Protocol):
     generation_metrics: StageMetrics
     """Decode steps and rounds of speculation."""
     speculation_metrics: EagleGenerationMetrics
+    prefix_metrics: PrefixMetrics | None
+    """None where there is no prefix cache."""
     memory: dict[str, int]
     """Bytes by part that the engines need with all rows full, as `hearth check` tells them."""
 
@@ -85,6 +88,9 @@ class BatchRuntime(Protocol):
 
     def leave(self, row: int) -> None:
         """Let a row leave before the next step; nothing more is reported for it."""
+
+    def unpin(self, client: int) -> None:
+        """Keep no longer what a client's rows have pinned in the prefix cache."""
 
     def release(self, row: int) -> list[int] | None:
         """Let a row leave that would go on: its tokens beyond the prompt; None if it has ended."""

@@ -5,12 +5,14 @@ class StageMetrics(msgspec.Struct):
     """What one stage (prefill, generation) has done since the start.
 
     `host_seconds` are what queueing the steps took, while the device may be at work on others.
+    `tokens` were computed; of prompts `reused` ones came from the prefix cache in their place.
     """
 
     steps: int = 0
     tokens: int = 0
     seconds: float = 0.0
     host_seconds: float = 0.0
+    reused: int = 0
 
     def record(self, tokens: int, seconds: float, host_seconds: float = 0.0) -> None:
         """Count one step."""

@@ -29,6 +29,7 @@ from runtime.known_answer import KnownAnswer
 from runtime.loading import Told, nobody
 from runtime.memory.system import available_memory
 from runtime.options import RuntimeOptions
+from runtime.prefix.metrics import PrefixMetrics
 from runtime.request import GenerationRequest, GenerationResponse, RowRequest, check_options
 from runtime.rows import DecodingInferenceContext, RowState
 from runtime.steps.engine_runner import LLMEngineRunner, PromptGraphs
@@ -83,6 +84,7 @@ class LLMInferenceRuntime:
         self._pace = Pace(config, prefill_budget, speculation, self._turns)
         self.prefill_metrics = self._pace.prefill_metrics
         self.generation_metrics = self._pace.generation_metrics
+        self.prefix_metrics: PrefixMetrics | None = None
         self._queued: deque[PendingStep | PendingTower] = deque()
         self._decode_next = False
 
@@ -249,6 +251,9 @@ class LLMInferenceRuntime:
     def leave(self, row: int) -> None:
         """Let a row leave before the next step; nothing more is reported for it."""
         self._context.leave(row)
+
+    def unpin(self, client: int) -> None:
+        """Keep no longer what a client's rows have pinned in the prefix cache."""
 
     def release(self, row: int) -> list[int] | None:
         """Let a row leave that would go on: its tokens beyond the prompt; None if it has ended.

@@ -11,11 +11,14 @@ from runtime.decoding.tower_turns import TowerResult, TowerWork
 from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.errors import HearthError
 from runtime.executor.graph_cache import GraphCounters
+from runtime.prefix.metrics import PrefixMetrics
 from runtime.request import RowRequest, RowToken
 
 
 class FakeRuntime:
     """Rows of tokens 100, 101, ...; a prefill step is of all rows that have no token yet.
+
+    Of a row whose first token is in `cached` so many tokens come from the prefix cache.
 
     `before_step` may wait or raise; `before_admit` may raise. Rows whose first token is in
     `spoiled` fail with `spoil` in their prefill.
@@ -31,10 +34,13 @@ class FakeRuntime:
         self.generated: dict[int, list[int]] = {}
         self.begun: list[int] = []
         self.left: list[int] = []
+        self.unpinned: list[int] = []
+        self.cached: dict[int, int] = {}
         self.steps = 0
         self.prefill_metrics = StageMetrics()
         self.generation_metrics = StageMetrics()
         self.speculation_metrics = EagleGenerationMetrics()
+        self.prefix_metrics: PrefixMetrics | None = None
         self.memory: dict[str, int] = {}
         self.graphs: dict[str, GraphCounters] = {}
         self.device_free: int | None = None
@@ -100,6 +106,8 @@ class FakeRuntime:
                 result.tokens.append(RowToken(number, -1, error=self.spoil.code))
                 del self.rows[number]
                 continue
+            if joining and row.token_ids[0] in self.cached:
+                result.cached[number] = self.cached[row.token_ids[0]]
             done = self.generated[number]
             done.append(100 + len(done))
             ends = len(done) == row.options.max_tokens
@@ -112,6 +120,9 @@ class FakeRuntime:
     def leave(self, row: int) -> None:
         self.left.append(row)
         self.rows.pop(row, None)
+
+    def unpin(self, client: int) -> None:
+        self.unpinned.append(client)
 
     def release(self, row: int) -> list[int] | None:
         return None if self.rows.pop(row, None) is None else self.generated[row]

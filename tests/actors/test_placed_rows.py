@@ -33,6 +33,15 @@ def test_tokens_are_told_under_their_requests_first_ones_with_the_time_of_their_
     assert (second.rids, second.placed) == ([20], {})
 
 
+def test_what_came_from_the_prefix_cache_is_told_under_the_request() -> None:
+    rows = placed(30, 10)
+    result = prefill(RowToken(0, 8), RowToken(1, 9))
+    result.cached = {1: 64}
+    told = rows.record(result)
+    assert told is not None
+    assert told.cached == {10: 64}
+
+
 def test_rows_that_end_or_fail_go_on_no_more() -> None:
     rows = placed(1, 2, 3)
     rows.record(decode(RowToken(0, 5, finish="stop"), RowToken(2, -1, error="non_finite")))

@@ -23,13 +23,14 @@ from actors.encoder_messages import (
     TowerRan,
 )
 from actors.encodings import ImageArenas
-from actors.executor_messages import ExecutorControl, ExecutorMessage, Offer, Release, Revoke
+from actors.executor_messages import ExecutorControl, ExecutorMessage, Offer, Release, Revoke, Unpin
 from actors.image_work import ImageTimes
 from actors.mailbox import MailboxFull, Receiver, Sender
 from actors.messages import (
     Accepted,
     AskReport,
     Cancel,
+    ClientGone,
     Continuation,
     DoorMessage,
     EncoderMessage,
@@ -135,6 +136,16 @@ async def test_a_request_is_accepted_and_offered() -> None:
         assert isinstance(offer, Offer)
         assert rids(offer) == [1]
         assert offer.rows[0].row.token_ids == [1, 1, 1]
+
+
+async def test_the_executor_forgets_the_pins_of_a_client_that_has_gone() -> None:
+    async with house() as made:
+        # While there is no executor there are no pins.
+        made.submit.post(ClientGone(6))
+        await report(made)
+        made.control.post(READY)
+        made.submit.post(ClientGone(7))
+        assert await made.executor_control.receive() == Unpin(7)
 
 
 async def test_a_burst_is_offered_together_and_the_rest_ahead() -> None:

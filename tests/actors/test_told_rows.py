@@ -11,6 +11,8 @@ import pytest
 from actors.actor_message import FromExecutor
 from actors.mailbox import MailboxFull
 from actors.messages import (
+    Cancel,
+    ClientGone,
     Continuation,
     Deltas,
     ExecutorGone,
@@ -20,6 +22,7 @@ from actors.messages import (
     RowsPlaced,
     RowsReturned,
     Step,
+    Submit,
 )
 from runtime.request import RowToken
 from runtime.text import Tokenizer
@@ -111,3 +114,25 @@ async def test_a_dead_executor_s_rows_are_settled_and_its_late_mail_is_dropped(
         deltas = await made.door.receive()
         assert isinstance(deltas, Deltas)
         assert ([row.rid for row in deltas.rows], deltas.placed) == ([2], {2: 1.5})
+
+
+async def test_a_client_that_has_gone_is_told_of_behind_all_that_it_asked(
+    tokenizer: Tokenizer,
+) -> None:
+    async with house(tokenizer) as made:
+        made.mail.post(prepare(1))
+        assert isinstance(await made.scheduler.receive(), Submit)
+        for message in (Cancel(1), ClientGone(7)):
+            made.mail.post(message)
+        assert [await made.scheduler.receive() for _ in range(2)] == [Cancel(1), ClientGone(7)]
+
+
+async def test_what_the_prefix_cache_gave_is_told_beside_the_text(tokenizer: Tokenizer) -> None:
+    (a,) = tokenizer.encode("a")
+    async with house(tokenizer) as made:
+        made.mail.post(prepare(1))
+        await made.scheduler.receive()
+        made.mail.post(Step(1, [1], [RowToken(0, a)], 2.0, {1: 1.5}, cached={1: 32}))
+        deltas = await made.door.receive()
+        assert isinstance(deltas, Deltas)
+        assert deltas.cached == {1: 32}

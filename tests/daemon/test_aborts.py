@@ -306,4 +306,4 @@ def check_tables(world: World) -> None:
     assert not sessions.open_requests
     assert sessions.generations == 0
     assert not any(session.open or session.generations for session in sessions.all())
-    assert not world.dispatch._unsent_cancels
+    assert not world.dispatch._unsent

@@ -7,6 +7,7 @@ from hearth_client.async_client import AsyncGeneration as AsyncGeneration
 from hearth_client.client import Client as Client
 from hearth_client.client import Generation as Generation
 from hearth_client.errors import BadMessage as BadMessage
+from hearth_client.errors import CacheFull as CacheFull
 from hearth_client.errors import CancelledByOperator as CancelledByOperator
 from hearth_client.errors import CapacityExceeded as CapacityExceeded
 from hearth_client.errors import ClientClosed as ClientClosed
@@ -50,6 +51,7 @@ from hearth_client.protocol import Done as Done
 from hearth_client.protocol import ExecutorReport as ExecutorReport
 from hearth_client.protocol import ImageUsage as ImageUsage
 from hearth_client.protocol import Message as Message
+from hearth_client.protocol import PrefixReport as PrefixReport
 from hearth_client.protocol import Speculation as Speculation
 from hearth_client.protocol import SpeculationReport as SpeculationReport
 from hearth_client.protocol import StageReport as StageReport

@@ -107,6 +107,12 @@ class RepeatedFailure(RequestRefused):
     code = "repeated_failure"
 
 
+class CacheFull(RequestRefused):
+    """What this client pins would take too much of the prefix cache."""
+
+    code = "cache_full"
+
+
 class ImageInvalid(RequestRefused):
     """A picture cannot be read, or is not what the message says of it."""
 

@@ -240,10 +240,11 @@ class Delta(Answer, tag="delta"):
 
 
 class Usage(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Counts in tokens, times in milliseconds."""
+    """Counts in tokens, times in milliseconds; `cached_tokens` of the prompt were not computed."""
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0
     queue_ms: float = 0.0
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
@@ -325,6 +326,19 @@ class StageReport(msgspec.Struct, kw_only=True):
     seconds: float
 
 
+class PrefixReport(msgspec.Struct, kw_only=True):
+    """What the prefix cache has done: of `rows` that were looked up `hits` found something.
+
+    They had `queried` tokens, of which `reused` were not computed again. `bytes` are by tier.
+    """
+
+    rows: int
+    hits: int
+    queried: int
+    reused: int
+    bytes: dict[str, int] = {}
+
+
 class SpeculationReport(Speculation, kw_only=True):
     """What speculation has done for all replies.
 
@@ -345,6 +359,7 @@ class ExecutorReport(msgspec.Struct, kw_only=True, omit_defaults=True):
     prefill: StageReport
     generation: StageReport
     speculation: SpeculationReport | None = None
+    prefix: PrefixReport | None = None
 
 
 class StatusReport(Answer, tag="status_report"):

@@ -1,4 +1,4 @@
-from hearth_client.protocol import ExecutorReport, SpeculationReport, StageReport
+from hearth_client.protocol import ExecutorReport, PrefixReport, SpeculationReport, StageReport
 
 from daemon.cli.executor_rows import executor_rows
 
@@ -31,3 +31,14 @@ def test_speculation_has_its_length_positions_and_times() -> None:
         ("accepted by position", "100% 75% 50%"),
         ("speculation time", "draft 0.1 s, verify 0.2 s, commit 0.3 s"),
     ]
+
+
+def test_a_prefix_cache_tells_what_it_saved_and_holds() -> None:
+    cache = PrefixReport(rows=4, hits=3, queried=400, reused=300, bytes={"device": 3 << 20})
+    report = ExecutorReport(prefill=PREFILL, generation=PREFILL, prefix=cache)
+    assert executor_rows(report)[2:] == [
+        ("prefix cache", "300 of 400 tokens reused (75%), device 3.0 MiB")
+    ]
+    fresh = PrefixReport(rows=0, hits=0, queried=0, reused=0)
+    report = ExecutorReport(prefill=PREFILL, generation=PREFILL, prefix=fresh)
+    assert executor_rows(report)[2:] == [("prefix cache", "0 of 0 tokens reused")]

@@ -7,7 +7,7 @@ import msgspec
 from hearth_client.protocol import Delta, Detokenized, Tokens
 
 from actors.mailbox import MailboxFull, Sender
-from actors.messages import AskReport, Cancel, Convert
+from actors.messages import AskReport, Cancel, ClientGone, Convert
 from daemon.door.dispatch import Dispatch
 from daemon.door.finished import Listener
 from daemon.door.sessions import Kind, OpenRequest, Session
@@ -117,6 +117,18 @@ def test_the_tokenizer_is_told_of_every_text_that_nobody_waits_for() -> None:
     desk.dispatch.abandon(desk.session, "left")
     assert desk.tokenizer.posted == [Cancel(asked.rid)]
     assert desk.control.posted == []
+
+
+def test_a_client_that_pinned_is_told_of_behind_its_cancels_once_it_is_gone() -> None:
+    desk = Desk()
+    desk.session.pins = True
+    request, number = desk.request(), desk.session.number
+    desk.tokenizer.full = True
+    desk.dispatch.abandon(desk.session, "left")
+    desk.tokenizer.full = False
+    desk.dispatch.retry_cancels()
+    assert desk.tokenizer.posted == [Cancel(request.rid), ClientGone(number)]
+    assert desk.control.posted == [Cancel(request.rid)]
 
 
 def test_a_socket_of_one_answer_a_message_gets_no_other_while_it_waits() -> None:

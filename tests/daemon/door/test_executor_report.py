@@ -2,6 +2,7 @@ from actors.supervisor_messages import ExecutorMetrics
 from daemon.door.executor_report import executor_report
 from runtime.decoding.metrics import StageMetrics
 from runtime.drafting.metrics import EagleGenerationMetrics
+from runtime.prefix.metrics import PrefixMetrics
 from runtime.request import RowRound
 
 
@@ -23,3 +24,13 @@ def test_every_metric_is_reported_under_its_name() -> None:
 def test_an_executor_that_did_not_speculate_says_nothing_of_it() -> None:
     metrics = ExecutorMetrics(StageMetrics(), StageMetrics(), EagleGenerationMetrics())
     assert executor_report(metrics).speculation is None
+
+
+def test_a_prefix_cache_is_told_where_there_is_one() -> None:
+    metrics = ExecutorMetrics(StageMetrics(), StageMetrics(), EagleGenerationMetrics())
+    assert executor_report(metrics).prefix is None
+    metrics.prefix = PrefixMetrics(rows=2, hits=1, queried=90, reused=64, bytes={"device": 5})
+    told = executor_report(metrics).prefix
+    assert told is not None
+    assert (told.rows, told.hits, told.queried, told.reused) == (2, 1, 90, 64)
+    assert told.bytes == {"device": 5}

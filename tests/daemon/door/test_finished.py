@@ -53,6 +53,27 @@ def test_the_stages_follow_one_another(door: Harness, heard: list[FinishedReques
     assert ended.detokenize_s == 4 * 0.25
 
 
+def test_what_the_prefix_cache_gave_is_told_of_the_first_place(
+    door: Harness, heard: list[FinishedRequest]
+) -> None:
+    with Client(door.path) as client:
+        generation = client.generate("count", max_tokens=14)
+        generation.text()
+        assert generation.done is not None
+        assert generation.done.usage.cached_tokens == 3
+    until(lambda: heard)
+    assert heard[0].cached_tokens == 3
+
+
+def test_a_session_that_pins_is_known_for_it(door: Harness) -> None:
+    with Client(door.path) as client:
+        client.generate("count", max_tokens=1, cache="bypass").text()
+        assert not any(one.pins for one in door.door.sessions.all())
+        client.generate("count", max_tokens=1, cache="pin").text()
+        client.generate("count", max_tokens=1).text()
+        assert [one.pins for one in door.door.sessions.all()] == [True]
+
+
 def test_speculation_and_failures_are_told(door: Harness, heard: list[FinishedRequest]) -> None:
     with Client(door.path) as client:
         client.generate("speculate").text()

@@ -15,6 +15,7 @@ from runtime.decoding.metrics import StageMetrics
 from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.executor.graph_cache import GraphCounters
 from runtime.executor.simulated_engine import simulated_config
+from runtime.prefix.metrics import PrefixMetrics
 
 EXECUTOR = ExecutorMetrics(
     StageMetrics(2, 40, 0.5),
@@ -23,6 +24,9 @@ EXECUTOR = ExecutorMetrics(
     {"base": GraphCounters(3, 1, "no room", 7, 2, 1), "draft": GraphCounters(hits=5)},
     {"weights": 1000, "kv_cache": 2000},
     600,
+    PrefixMetrics(
+        rows=4, hits=3, queried=400, reused=300, skipped=8, pinned=64, bytes={"device": 128}
+    ),
 )
 LOOK = Look(
     state="ready",

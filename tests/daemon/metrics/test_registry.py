@@ -42,6 +42,10 @@ async def test_a_page_tells_what_the_parts_hold_and_have_done() -> None:
     assert families["hearth_graph_captures"][("base", "failed")] == 1
     assert families["hearth_engine_tokens"] == {("prefill",): 40, ("generation",): 30}
     assert families["hearth_speculation_accepted_tokens"] == {(): 9}
+    assert families["hearth_prefix_cache_hits"] == {(): 300}
+    assert families["hearth_prefix_cache_queries"] == {(): 400}
+    assert families["hearth_prefix_cache_bytes"] == {("device",): 128}
+    assert families["hearth_prefix_cache_pinned_bytes"] == {(): 64}
     assert families["hearth_memory_bytes"] == {("weights",): 1000, ("kv_cache",): 2000}
     assert families["hearth_memory_free_bytes"] == {("host",): 5000, ("device",): 600}
     assert families["hearth_pictures_bytes"] == {(): 700}
@@ -71,6 +75,7 @@ async def test_no_label_holds_what_is_not_in_a_closed_list() -> None:
         *("connection_closed", "gone", "other", "host", "device", "base", "draft", "hit", "miss"),
         *("fallback", "captured", "prefill", "generation", "draft", "verify", "commit"),
         *("encoded", "cached", "decode", "resize", "engine"),
+        *("evicted", "damaged"),
         *EXECUTOR.memory,
     }
     counted = await told()

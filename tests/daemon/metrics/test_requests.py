@@ -19,8 +19,9 @@ def test_buckets_suit_a_millisecond_to_minutes() -> None:
 
 def test_a_reply_is_counted_once_with_its_times() -> None:
     counted = metrics()
-    counted.requests.record(ended())
+    counted.requests.record(ended(cached_tokens=7))
     assert value(counted, "requests_total", outcome="length") == 1
+    assert value(counted, "cached_prompt_tokens_total") == 7
     assert value(counted, "prompt_tokens_total") == 10
     assert value(counted, "generation_tokens_total") == 5
     for name, seconds in {

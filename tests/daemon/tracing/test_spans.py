@@ -62,7 +62,7 @@ def test_a_request_is_a_span_and_each_stage_a_child() -> None:
 
 def test_a_request_has_the_attributes_of_the_conventions() -> None:
     options = RequestOptions(max_tokens=64, temperature=0.5, stop=("what a client wrote",))
-    (request, *_) = made(options=options, rounds=7, drafted=35, accepted_tokens=14)
+    (request, *_) = made(options=options, rounds=7, drafted=35, accepted_tokens=14, cached_tokens=8)
     told = dict(request.attributes or {})
     assert {name: told[name] for name in told if name.startswith("gen_ai.")} == {
         "gen_ai.operation.name": "text_completion",
@@ -80,6 +80,7 @@ def test_a_request_has_the_attributes_of_the_conventions() -> None:
         "gen_ai.response.model": "home",
         "gen_ai.response.time_to_first_chunk": 0.0155,
         "gen_ai.usage.input_tokens": 12,
+        "gen_ai.usage.cache_read.input_tokens": 8,
         "gen_ai.usage.output_tokens": 21,
     }
     assert told["hearth.speculation.accepted"] == 14
