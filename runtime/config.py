@@ -88,6 +88,9 @@ class LLMEngineRunnerConfig(
     `static_drafting` are the tokens after a node and the levels of a plan's proposals; empty where
     any serve.
 
+    `external_weight_files` names the file of an engine whose graph has no weights, and which so
+    serves every model of its shape.
+
     A model that takes images has an `image_token_id`, in whose place their embeddings stand, and
     adds `num_deepstack_features` of each behind as many first layers. With
     `use_context_dependent_rope` every row has rotary tables of its own, indexed by slot.
@@ -153,6 +156,7 @@ class LLMEngineRunnerConfig(
     bos_token_id: int | None = None
     step_ms: float = 0.0
     prefill_us: float = 0.0
+    external_weight_files: tuple[str, ...] = ()
     files: dict[str, FileRecord] = {}
 
     @property
@@ -207,6 +211,8 @@ def load_config(folder: Path) -> LLMEngineRunnerConfig:
     raise HearthError("engine_missing", what, "engine")
 
 
+WEIGHTS_FILE = "weights.safetensors"
+"""External weights: all of a base engine's, its embedding table too."""
 _POSITIVE = [
     field.name
     for field in msgspec.structs.fields(LLMEngineRunnerConfig)
@@ -250,6 +256,9 @@ def _size_faults(config: LLMEngineRunnerConfig) -> Iterator[tuple[bool, str, str
     yield config.device != runs_on, "device", f"must be {runs_on}"
     wrong = not ends or not all(0 <= end < config.vocab_size for end in ends)
     yield wrong, "eos_token_ids", "must be tokens, one at least"
+    wrong = config.external_weight_files not in ((), (WEIGHTS_FILE,))
+    wrong |= bool(config.external_weight_files) and config.architecture == DRAFT_ARCHITECTURE
+    yield wrong, "external_weight_files", f"must be {WEIGHTS_FILE}, of a base engine"
 
 
 def _image_faults(config: LLMEngineRunnerConfig) -> Iterator[tuple[bool, str, str]]:

@@ -3,7 +3,7 @@
 import errno
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import msgspec
@@ -25,6 +25,8 @@ EMBEDDING_FILE = "embedding.safetensors"
 ROPE_FILE = "rope.safetensors"
 ANSWER_FILE = "answer.json"
 """What the engine has to answer (`runtime.known_answer`); folders of before have none."""
+LAYOUT_FILE = "weights.json"
+"""Which tensors an engine takes from a file of external weights."""
 VOCABULARY_FILE = "vocabulary.safetensors"
 """A draft's own vocabulary: the token of each of its ids."""
 DRAFT_FOLDER = "draft"
@@ -62,8 +64,9 @@ def verify_folder(
     *,
     digests: bool,
     read: Callable[[int], None] | None = None,
+    skip: Collection[str] = (),
 ) -> None:
-    """Compare the files with the records in the configuration.
+    """Compare the files with the records in the configuration, but for those to `skip`.
 
     Checks presence and size, and with `digests` every byte; `read` is told the bytes of each piece
     that has been read. Raises `engine_corrupt` naming the
@@ -77,6 +80,8 @@ def verify_folder(
         path = folder / name
         if path.name != name:
             raise _corrupt(name, "lies outside the engine folder")
+        if name in skip:
+            continue
         try:
             _compare(path, record, digests=digests, read=read)
         except OSError as error:
@@ -111,9 +116,12 @@ def _required(config: LLMEngineRunnerConfig | VisionConfig) -> Iterator[str]:
         yield ANSWER_FILE
         return
     is_draft = config.architecture == DRAFT_ARCHITECTURE
+    outside = (DATA_FILE, EMBEDDING_FILE) if config.external_weight_files else ()
     for name in _REQUIRED_BY[config.backend]:
-        if not is_draft or name not in _NOT_OF_A_DRAFT:
+        if name not in outside and not (is_draft and name in _NOT_OF_A_DRAFT):
             yield name
+    if outside:
+        yield from (LAYOUT_FILE, *config.external_weight_files)
     own = config.output_vocab_size != config.vocab_size and config.backend != "simulated"
     if is_draft and own:
         yield VOCABULARY_FILE

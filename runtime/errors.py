@@ -30,6 +30,7 @@ Code = Literal[
     "engine_missing",
     "engine_corrupt",
     "engine_incompatible",
+    "weights_invalid",
     "wrong_answer",
     "tokenizer_mismatch",
     "out_of_memory",

@@ -50,8 +50,16 @@ def load_answer(folder: Path, config: LLMEngineRunnerConfig) -> KnownAnswer | No
     if config.backend == "simulated" or ANSWER_FILE not in config.files:
         return None
     try:
-        answer = msgspec.json.decode((folder / ANSWER_FILE).read_bytes(), type=KnownAnswer)
-    except (OSError, msgspec.MsgspecError) as error:
+        return parse_answer((folder / ANSWER_FILE).read_bytes(), config)
+    except OSError as error:
+        raise _corrupt() from error
+
+
+def parse_answer(data: bytes | str, config: LLMEngineRunnerConfig) -> KnownAnswer:
+    """The known answer of a model with such a configuration; raises `engine_corrupt`."""
+    try:
+        answer = msgspec.json.decode(data, type=KnownAnswer)
+    except msgspec.MsgspecError as error:
         raise _corrupt() from error
     known = range(config.vocab_size)
     whole = len(answer.token_ids) == len(answer.best) == len(answer.leads) > 0

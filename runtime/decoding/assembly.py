@@ -56,14 +56,16 @@ def assemble(
     `out_of_memory` or `invalid_value`; engines that were opened by then are closed.
     """
     config, draft = deployment.base, deployment.draft
-    resources = SharedResources.create_for_llm(config, folder, device)
+    resources = SharedResources.create_for_llm(config, folder, device, deployment.weights)
     if draft is not None:
         resources.add_draft(draft, folder / DRAFT_FOLDER, device)
     built("tables and caches")
     io = PipelineIO.create_for_llm(config, resources, device)
     built("step buffers")
     with undoing() as undo:
-        base = EngineExecutor.create_for_llm(folder, config, options, device)
+        base = EngineExecutor.create_for_llm(
+            folder, config, options, device, resources.external_weights
+        )
         undo.callback(base.close)
         built("engine")
         inputs, speculates = io.step.inputs, deployment.method != "off"

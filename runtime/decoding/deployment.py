@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -15,6 +16,7 @@ from runtime.options import (
     check_speculation,
 )
 from runtime.vision_config import VISION_FOLDER, VisionConfig, load_vision_config
+from runtime.weights.external_weight_manager import ExternalWeightManager
 
 Method = Literal["off", "lookup", "eagle"]
 Asked = Method | Literal["auto"]
@@ -32,6 +34,7 @@ class DeploymentConfig(NamedTuple):
     `max_verify_tree_size` is the size of the trees that are in use. `chosen` says why batch and
     capacity are smaller than exported, where nobody asked for that. On a GPU the `tower` runs in
     the same process, on the CPU in the encoder's; beside it pictures take `image_memory` bytes.
+    `weights` is a file of external weights in place of the folder's own.
     """
 
     base: LLMEngineRunnerConfig
@@ -42,6 +45,7 @@ class DeploymentConfig(NamedTuple):
     prefill_budget: float = 1.0
     tower: VisionConfig | None = None
     image_memory: int = 0
+    weights: str = ""
 
     @property
     def capacity(self) -> int:
@@ -70,7 +74,7 @@ class StoredEngines(NamedTuple):
 
     def resolve(self, options: RuntimeOptions) -> "DeploymentConfig":
         """Those that run with these options; raises as `resolve_deployment` does."""
-        found = resolve_deployment(self.base, self.draft, options)
+        found = resolve_deployment(self.base, self.draft, options)._replace(weights=options.weights)
         if self.tower is None:
             return found
         tower = structs.replace(self.tower, device=found.base.device)
@@ -101,8 +105,27 @@ def load_engines(folder: Path, options: RuntimeOptions, told: Told = nobody) -> 
         told("verifying", done / total)
 
     for place, config in configs.items():
-        verify_folder(place, config, digests=options.verify, read=read)
-    return StoredEngines(stored, draft, tower)
+        skip = stored.external_weight_files if options.weights else ()
+        verify_folder(place, config, digests=options.verify, read=read, skip=skip)
+    return StoredEngines(_with_weights(stored, folder, options, read), draft, tower)
+
+
+def _with_weights(
+    stored: LLMEngineRunnerConfig,
+    folder: Path,
+    options: RuntimeOptions,
+    read: Callable[[int], None],
+) -> LLMEngineRunnerConfig:
+    """The configuration with the record of the weights that are served."""
+    if not options.weights:
+        return stored
+    weights = ExternalWeightManager.open(folder, stored, options.weights)
+    if weights is None:
+        return stored
+    if options.verify:
+        weights.verify(read)
+    records = dict.fromkeys(stored.external_weight_files, weights.record)
+    return structs.replace(stored, files=stored.files | records)
 
 
 def _check_tower(base: LLMEngineRunnerConfig, tower: VisionConfig) -> None:

@@ -1,4 +1,3 @@
-import struct
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,11 +8,13 @@ from numpy.typing import NDArray
 
 from runtime.errors import HearthError
 
-_DTYPES: dict[str, np.dtype[Any]] = {
+DTYPES: dict[str, np.dtype[Any]] = {
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
     "I32": np.dtype(np.int32),
+    "I8": np.dtype(np.int8),
+    "U8": np.dtype(np.uint8),
 }
 Size = Annotated[int, msgspec.Meta(ge=0)]
 _LENGTH_BYTES = 8
@@ -34,7 +35,7 @@ def map_tensor(path: Path, name: str) -> NDArray[Any]:
     """
     try:
         return _map(path, name)
-    except (OSError, ValueError, KeyError, msgspec.MsgspecError, struct.error) as error:
+    except (OSError, ValueError, KeyError, msgspec.MsgspecError) as error:
         raise HearthError(
             "engine_corrupt",
             f"{path} has no readable tensor {name}: export the model again",
@@ -47,14 +48,23 @@ def _map(path: Path, name: str) -> NDArray[Any]:
     begin, end = entry.data_offsets
     flat = np.memmap(path, np.uint8, "r", offset=start + begin, shape=(end - begin,))
     # Sizes that disagree with the type or the shape fail here.
-    return np.asarray(flat).view(_DTYPES[entry.dtype]).reshape(entry.shape)
+    return np.asarray(flat).view(DTYPES[entry.dtype]).reshape(entry.shape)
 
 
 def _find(path: Path, name: str) -> tuple[_Entry, int]:
     """The header entry of `name` and the offset at which the file's data begin."""
+    header, begin = read_header(path)
+    return msgspec.json.decode(header[name], type=_Entry), begin
+
+
+def read_header(path: Path) -> tuple[dict[str, msgspec.Raw], int]:
+    """The header of a safetensors file, and the offset at which its data begin.
+
+    Raises OSError, ValueError or `msgspec.MsgspecError` for what is none.
+    """
     with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(_LENGTH_BYTES))
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         if length > _HEADER_LIMIT:
             raise ValueError("the header is too long")
         header = msgspec.json.decode(file.read(length), type=dict[str, msgspec.Raw])
-    return msgspec.json.decode(header[name], type=_Entry), _LENGTH_BYTES + length
+    return header, _LENGTH_BYTES + length

@@ -1,4 +1,5 @@
-from collections.abc import Sequence
+import mmap
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -12,6 +13,10 @@ from runtime.vision_config import VisionConfig
 
 EngineConfig = LLMEngineRunnerConfig | VisionConfig
 """The configuration of a decoder, a draft or a vision tower."""
+
+
+Initializers = Mapping[str, mmap.mmap]
+"""Mapped files of weights by the names under which a graph knows them."""
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,14 @@ from runtime.config import LLMEngineRunnerConfig
 from runtime.device.device import Device
 from runtime.device.stream import Stream
 from runtime.errors import HearthError
-from runtime.executor.engine import Binding, Engine, EngineConfig, EngineOptions, IOTensor
+from runtime.executor.engine import (
+    Binding,
+    Engine,
+    EngineConfig,
+    EngineOptions,
+    Initializers,
+    IOTensor,
+)
 from runtime.executor.graph_cache import GraphCache, GraphCounters
 from runtime.executor.introspection import check_bindings
 from runtime.executor.simulated_engine import SimulatedEngine
@@ -27,6 +34,7 @@ from runtime.tensors.tensor_map import TensorMap
 from runtime.tensors.tower import build_registry_for_tower, build_tower_profiles
 from runtime.undo import undoing
 from runtime.vision_config import VisionConfig
+from runtime.weights.external_weight_manager import ExternalWeightManager
 
 _PREPARED_LIMIT = 256
 """Prepared steps kept; prefill chunks have many lengths, and each step holds a view a binding."""
@@ -63,13 +71,23 @@ class EngineExecutor:
 
     @classmethod
     def create_for_llm(
-        cls, folder: Path, config: LLMEngineRunnerConfig, options: EngineOptions, device: Device
+        cls,
+        folder: Path,
+        config: LLMEngineRunnerConfig,
+        options: EngineOptions,
+        device: Device,
+        weights: ExternalWeightManager | None = None,
     ) -> "EngineExecutor":
         """Load the decoder engine of an engine folder with the backend that `config` names.
 
-        It cannot run before it has the context memory that it wants, if any.
+        It takes external `weights` as initializers or as bindings, as its backend can. It cannot
+        run before it has the context memory that it wants, if any.
         """
-        return cls._create(folder, config, options, device, build_registry_for_llm(config))
+        registry = build_registry_for_llm(config)
+        if weights is not None and config.backend == "tensorrt":
+            for spec in weights.specs:
+                registry.add(spec)
+        return cls._create(folder, config, options, device, registry, weights=weights)
 
     @classmethod
     def create_for_spec_decode_draft(
@@ -98,11 +116,14 @@ class EngineExecutor:
         options: EngineOptions,
         device: Device,
         registry: TensorRegistry,
+        *,
+        weights: ExternalWeightManager | None = None,
     ) -> "EngineExecutor":
         # A draft's steps have two, a decoder's decode steps one, and its prefill steps one a place.
         address_sets = 1 + config.max_supported_batch_size
         with undoing() as undo:
-            engine = _open_engine(folder, config, options, device, registry)
+            files = {} if weights is None else weights.initializers
+            engine = _open_engine(folder, config, options, device, registry, files=files)
             undo.callback(engine.close)
             return cls(engine, registry, build_profiles(config), address_sets)
 
@@ -268,6 +289,8 @@ def _open_engine(
     options: EngineOptions,
     device: Device,
     registry: TensorRegistry,
+    *,
+    files: Initializers | None = None,
 ) -> Engine:
     if config.backend == "simulated":
         return SimulatedEngine(config, registry)
@@ -276,7 +299,7 @@ def _open_engine(
         load_onnx_runtime()
         from runtime.executor.onnx_engine import OnnxEngine  # noqa: PLC0415 - see above
 
-        return OnnxEngine.open(folder, config, options)
+        return OnnxEngine.open(folder, config, options, files)
     from runtime.device.cuda.cuda_device import CudaDevice  # noqa: PLC0415 - see above
 
     if not isinstance(device, CudaDevice):
@@ -288,4 +311,4 @@ def _open_engine(
     load_onnx_runtime()
     from runtime.executor.onnx_cuda_engine import OnnxCudaEngine  # noqa: PLC0415 - see above
 
-    return OnnxCudaEngine.open(folder, config, options, device)
+    return OnnxCudaEngine.open(folder, config, options, device, files)

@@ -4,12 +4,15 @@ from runtime.errors import HearthError
 from runtime.executor.engine import IOTensor
 from runtime.tensors.registry import TensorRegistry, TensorSpec
 
+_UNREGISTERED = ("rope_cos", "rope_sin")
+"""Tables that all rows share: their shape follows no step."""
+
 
 def check_bindings(io_tensors: Sequence[IOTensor], registry: TensorRegistry) -> None:
     """Compare an engine with the registry that its configuration gives.
 
-    Raises `engine_incompatible` naming the first binding that is missing or differs in
-    direction, type, rank or a fixed size.
+    Raises `engine_incompatible` naming the first binding that is missing, that differs in
+    direction, type, rank or a fixed size, or that nobody would bind.
     """
     known = {tensor.name: tensor for tensor in io_tensors}
     for spec in (*registry.specs, *registry.own_specs):
@@ -22,6 +25,9 @@ def check_bindings(io_tensors: Sequence[IOTensor], registry: TensorRegistry) -> 
             raise _mismatch(spec.name, f"is {tensor.dtype} instead of {spec.dtype}")
         if not _same_sizes(tensor, spec):
             raise _mismatch(spec.name, f"has shape {tensor.shape} instead of {spec.shape}")
+    for name in known:
+        if registry.get(name) is None and name not in _UNREGISTERED:
+            raise _mismatch(name, "is unknown to this runtime")
 
 
 def _same_sizes(tensor: IOTensor, spec: TensorSpec) -> bool:

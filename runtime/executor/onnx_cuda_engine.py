@@ -16,6 +16,7 @@ from runtime.executor.engine import (
     CapturedRun,
     EngineConfig,
     EngineOptions,
+    Initializers,
     IOTensor,
     SelfContained,
 )
@@ -55,14 +56,21 @@ class OnnxCudaEngine(SelfContained):
 
     @classmethod
     def open(
-        cls, folder: Path, config: EngineConfig, options: EngineOptions, device: CudaDevice
+        cls,
+        folder: Path,
+        config: EngineConfig,
+        options: EngineOptions,
+        device: CudaDevice,
+        files: Initializers | None = None,
     ) -> "OnnxCudaEngine":
         """Load `model.onnx` onto the device, with its stream for all work.
+
+        `files` take the place of those beside it.
 
         Raises `engine_incompatible` without the provider or for a graph that it cannot run
         whole, `engine_corrupt` or `out_of_memory`.
         """
-        session = open_session(folder, config, options, device)
+        session = open_session(folder, config, options, device, files)
         fused = isinstance(config, LLMEngineRunnerConfig) and config.operators == "contrib"
         return cls(session, device, fused=fused, queues=fused or isinstance(config, VisionConfig))
 

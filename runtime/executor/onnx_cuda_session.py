@@ -13,7 +13,7 @@ from runtime.device.stream import Stream
 from runtime.engine_folder import MODEL_FILE
 from runtime.errors import HearthError
 from runtime.executor import onnx_engine
-from runtime.executor.engine import EngineConfig, EngineOptions
+from runtime.executor.engine import EngineConfig, EngineOptions, Initializers
 from runtime.onnx_runtime import CUDA_PROVIDER, check_provider, check_version
 
 ELEMENT_TYPES = {
@@ -33,7 +33,11 @@ ON_THE_HOST = frozenset({"Shape", "Squeeze", "Unsqueeze", "Cast", "Sub", "Concat
 
 
 def open_session(
-    folder: Path, config: EngineConfig, options: EngineOptions, device: CudaDevice
+    folder: Path,
+    config: EngineConfig,
+    options: EngineOptions,
+    device: CudaDevice,
+    files: Initializers | None = None,
 ) -> ort.InferenceSession:
     """A session whose work goes to the device's stream; raises what `OnnxCudaEngine.open` does."""
     check_version(config.dialect, "cuda", ort.__version__)
@@ -43,8 +47,10 @@ def open_session(
         ort.preload_dlls()
     path = folder / MODEL_FILE
     provider = (CUDA_PROVIDER, provider_options(device.stream.handle))
+    made = session_options(options)
+    onnx_engine.add_initializers(made, files)
     try:
-        session = ort.InferenceSession(path, session_options(options), providers=[provider])
+        session = ort.InferenceSession(path, made, providers=[provider])
     except Exception as error:
         raise onnx_engine.load_error(error, path, "onto the GPU") from error
     _check_placement(session)

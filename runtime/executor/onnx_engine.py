@@ -9,7 +9,14 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 from runtime.device.stream import Stream
 from runtime.engine_folder import MODEL_FILE
 from runtime.errors import HearthError
-from runtime.executor.engine import Binding, EngineConfig, EngineOptions, IOTensor, SelfContained
+from runtime.executor.engine import (
+    Binding,
+    EngineConfig,
+    EngineOptions,
+    Initializers,
+    IOTensor,
+    SelfContained,
+)
 from runtime.executor.threads import physical_cores
 from runtime.memory.system import release_free_memory
 from runtime.onnx_runtime import check_version
@@ -50,25 +57,34 @@ DTYPES: dict[str, np.dtype[Any]] = {
 
 
 class OnnxEngine(SelfContained):
-    """An ONNX Runtime session on the CPU."""
+    """An ONNX Runtime session on the CPU, and what it reads of files that are mapped for it."""
 
-    def __init__(self, session: ort.InferenceSession) -> None:
+    def __init__(self, session: ort.InferenceSession, files: Initializers | None = None) -> None:
         self._session = session
+        self._files = files
         self.io_tensors = describe(session, DTYPES)
 
     @classmethod
-    def open(cls, folder: Path, config: EngineConfig, options: EngineOptions) -> "OnnxEngine":
-        """Load `model.onnx`; raises `engine_incompatible`, `engine_corrupt` or `out_of_memory`."""
+    def open(
+        cls,
+        folder: Path,
+        config: EngineConfig,
+        options: EngineOptions,
+        files: Initializers | None = None,
+    ) -> "OnnxEngine":
+        """Load `model.onnx`; raises `engine_incompatible`, `engine_corrupt` or `out_of_memory`.
+
+        `files` take the place of those beside it.
+        """
         check_version(config.dialect, "cpu", ort.__version__)
-        path = folder / MODEL_FILE
+        path, made = folder / MODEL_FILE, session_options(options)
+        add_initializers(made, files)
         try:
-            session = ort.InferenceSession(
-                path, session_options(options), providers=["CPUExecutionProvider"]
-            )
+            session = ort.InferenceSession(path, made, providers=["CPUExecutionProvider"])
         except _RUN_ERRORS as error:
             raise load_error(error, path, "into memory") from error
         release_free_memory()
-        return cls(session)
+        return cls(session, files)
 
     def run(self, bindings: Sequence[Binding], stream: Stream) -> None:
         """Bind everything and run once; raises `executor_failed` or `out_of_memory`."""
@@ -116,6 +132,21 @@ class OnnxRun:
         """Let go of the arrays and the session."""
         self.values = []
         del self._binding, self._session
+
+
+def add_initializers(made: ort.SessionOptions, files: Initializers | None) -> None:
+    """Let a session read mapped files instead of those beside its graph."""
+    if not files:
+        return
+    add = getattr(made, "add_external_initializers_from_files_in_memory", None)
+    if add is None:
+        raise HearthError(
+            "engine_incompatible",
+            f"ONNX Runtime {ort.__version__} serves the engine folder's own weights alone: take a "
+            "newer one, of Python 3.11 or newer",
+            "weights",
+        )
+    add(list(files), list(files.values()), [len(one) for one in files.values()])
 
 
 def step_error(error: Exception, who: str) -> HearthError:

@@ -111,6 +111,7 @@ class DraftExport:
             ),
             static_drafting=drafting,
             plan=None,
+            external_weight_files=(),
             files={},
         )
 

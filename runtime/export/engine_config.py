@@ -1,6 +1,6 @@
 """The configuration of an engine folder, derived from the model and the export options."""
 
-from runtime.config import LLMEngineRunnerConfig
+from runtime.config import WEIGHTS_FILE, LLMEngineRunnerConfig
 from runtime.export.contrib import resolve_chains, resolve_operators
 from runtime.export.model_config import ModelConfig
 from runtime.export.options import (
@@ -64,4 +64,5 @@ def engine_config(model: ModelConfig, options: ExportOptions) -> LLMEngineRunner
         bos_token_id=model.bos_token_id,
         num_deepstack_features=model.num_deepstack_features,
         image_token_id=model.image_token_id,
+        external_weight_files=(WEIGHTS_FILE,) if options.external_weights else (),
     )

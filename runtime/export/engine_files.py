@@ -84,12 +84,15 @@ def write_embedding(
 
 
 class EngineParts(NamedTuple):
-    """What the graph of an engine is made of; `shared_bytes` of its weights lie elsewhere."""
+    """What the graph of an engine is made of.
+
+    `beside` are bytes of weights beside those of all products, negative for those elsewhere.
+    """
 
     model: ModelConfig
     checkpoint: Checkpoint
     build: Build
-    shared_bytes: int = 0
+    beside: int = 0
 
 
 def write_engine(
@@ -101,7 +104,7 @@ def write_engine(
 ) -> LLMEngineRunnerConfig:
     """Write the graph, and of it the plan if one is wanted; the configuration that it has then."""
     stage = "draft weights" if config.architecture == DRAFT_ARCHITECTURE else "weights"
-    meter = Meter(progress, stage, projection_bytes(config) - parts.shared_bytes)
+    meter = Meter(progress, stage, projection_bytes(config) + parts.beside)
 
     def write_graph(config: LLMEngineRunnerConfig) -> None:
         weights = Weights(parts.checkpoint, config)

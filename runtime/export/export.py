@@ -6,8 +6,8 @@ import msgspec
 
 from runtime.config import LLMEngineRunnerConfig
 from runtime.engine_folder import write_config
+from runtime.export.base_graph import base_graph
 from runtime.export.checkpoint import Checkpoint
-from runtime.export.decoder import Decoder
 from runtime.export.draft_export import DraftExport
 from runtime.export.engine_config import engine_config
 from runtime.export.engine_files import (
@@ -19,18 +19,16 @@ from runtime.export.engine_files import (
     write_engine,
     write_rope,
 )
-from runtime.export.graph import GraphBuilder
+from runtime.export.external_weights import seal_own, table_bytes
 from runtime.export.image_families import text_name
 from runtime.export.layout import check_tensors
 from runtime.export.model_config import load_model_config
 from runtime.export.options import ExportOptions, check_options
 from runtime.export.progress import Progress
-from runtime.export.spelling import Spelling
 from runtime.export.tensorrt.plan import settle_options
 from runtime.export.text_files import copy_text_files
 from runtime.export.vision.write import write_vision
-from runtime.export.weights import Weights
-from runtime.tensors.lora import lora_inputs, lora_targets
+from runtime.tensors.lora import lora_targets
 
 
 def export_model(
@@ -57,24 +55,16 @@ def export_model(
         copy_text_files(source, folder, model)
         write_vision(source, folder, options, progress)
         write_rope(folder, model, config.max_kv_cache_capacity)
-        table = write_embedding(folder, model, checkpoint, options, progress)
-
-        def build(graph: GraphBuilder, spelling: Spelling, weights: Weights) -> None:
-            Decoder(
-                graph,
-                spelling,
-                weights,
-                table,
-                config.eagle_layers,
-                trees=config.takes_tree_mask,
-                deepstack=config.num_deepstack_features,
-                lora=lora_inputs(config),
-            ).build()
-
-        shared = 0 if table is None else table.length
-        parts = EngineParts(model, checkpoint, build, shared)
+        if options.external_weights:
+            table, beside = None, table_bytes(model, checkpoint, config)
+        else:
+            table = write_embedding(folder, model, checkpoint, options, progress)
+            beside = 0 if table is None else -table.length
+        parts = EngineParts(model, checkpoint, base_graph(model, checkpoint, config, table), beside)
         config = write_engine(folder, config, parts, options.plan, progress)
         write_answer(folder, config, parts, progress)
+        if options.external_weights:
+            seal_own(folder, source)
         if draft is not None:
             draft.write(folder, config, progress)
         config = msgspec.structs.replace(config, files=record(folder, progress))

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -25,11 +25,31 @@ class Location(NamedTuple):
     length: int
 
 
-class GraphBuilder:
-    """Collects the nodes of one graph; values are named after the scope they were made in."""
+class Stored(NamedTuple):
+    """Type, shape and place of a tensor of the data file."""
 
-    def __init__(self, data: DataFile, data_file: str, opset: int) -> None:
+    dtype: ir.DataType
+    shape: tuple[int, ...]
+    location: Location
+
+
+Weights = Literal["stored", "outside", "bound"]
+"""Where a graph has its model's numbers: in or beside it, beside it alone, or in its inputs."""
+
+
+class GraphBuilder:
+    """Collects the nodes of one graph; values are named after the scope they were made in.
+
+    `written` are the tensors of the data file. Of weights that are `outside` nothing is in the
+    graph itself, and of those that are `bound` not even a reference: they are inputs.
+    """
+
+    def __init__(
+        self, data: DataFile, data_file: str, opset: int, weights: Weights = "stored"
+    ) -> None:
         self.opset = opset
+        self.written: dict[str, Stored] = {}
+        self._weights = weights
         self._data = data
         self._data_file = data_file
         self._inputs: list[ir.Value] = []
@@ -105,19 +125,34 @@ class GraphBuilder:
         self, name: str, dtype: ir.DataType, shape: Sequence[int], pieces: Iterable[NDArray[Any]]
     ) -> ir.Value:
         """A tensor whose pieces are produced, and written to the data file, one at a time."""
-        offset, length = self._data.append(pieces)
-        return self.stored(name, dtype, shape, Location(self._data_file, offset, length))
+        return self.stored(name, dtype, shape, self.write(name, dtype, shape, pieces))
+
+    def write(
+        self, name: str, dtype: ir.DataType, shape: Sequence[int], pieces: Iterable[NDArray[Any]]
+    ) -> Location:
+        """Write a tensor to the data file; the graph does not know of it yet."""
+        location = Location(self._data_file, *self._data.append(pieces))
+        self.written[name] = Stored(dtype, tuple(shape), location)
+        return location
 
     def vector(self, name: str, array: NDArray[Any]) -> ir.Value:
         """A small weight: in the graph itself, or in the data file when it is not so small."""
-        if array.nbytes > INLINE_BYTES:
+        if self._weights != "stored" or array.nbytes > INLINE_BYTES:
             return self.weight(name, ir.DataType.from_numpy(array.dtype), array.shape, [array])
+        return self._add(ir.Tensor(array, name=name), name)
+
+    def table(self, name: str, array: NDArray[Any]) -> ir.Value:
+        """Numbers that follow from sizes alone, whatever the model's weights are."""
+        if self._weights == "stored":
+            return self.vector(name, array)
         return self._add(ir.Tensor(array, name=name), name)
 
     def stored(
         self, name: str, dtype: ir.DataType, shape: Sequence[int], location: Location
     ) -> ir.Value:
         """A tensor that lies in a file beside the model."""
+        if self._weights == "bound":
+            return self.input(name, dtype, shape)
         tensor = ir.ExternalTensor(*location, dtype, shape=ir.Shape(shape), name=name)
         return self._add(tensor, name)
 

@@ -1,16 +1,18 @@
 """The two ONNX files of an engine folder: the graph, and beside it the weights."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import onnx_ir as ir
 
-from runtime.config import LLMEngineRunnerConfig
+from runtime.config import WEIGHTS_FILE, LLMEngineRunnerConfig
 from runtime.engine_folder import DATA_FILE, MODEL_FILE
 from runtime.export.classic import OPSET as CLASSIC_OPSET
 from runtime.export.classic import QUANTIZED_OPSET, ClassicSpelling
 from runtime.export.contrib import ContribSpelling
 from runtime.export.contrib_trees import TreeSpelling
+from runtime.export.external_weights import write_data
 from runtime.export.graph import GraphBuilder
 from runtime.export.model_config import ModelConfig
 from runtime.export.native import OPSET as NATIVE_OPSET
@@ -20,6 +22,7 @@ from runtime.export.tensorrt.spelling import PrimitiveSpelling
 from runtime.export.weights import Weights
 from runtime.export.writer import DataFile
 from runtime.tensors.dtypes import numpy_dtype
+from runtime.weights.layout import WeightLayout, write_layout
 
 Build = Callable[[GraphBuilder, Spelling, Weights], None]
 """Appends a model to a graph."""
@@ -38,25 +41,57 @@ def write_onnx(
 ) -> None:
     """Write `model.onnx` and `model.onnx.data` in the dialect of the configuration.
 
-    `build` appends the model; `written` hears the bytes of every piece of the data file.
+    External weights take the place of the latter. `build` appends the model; `written` hears the
+    bytes of every piece of the data file.
     """
-    spelling = _spelling(config)
-    opset = NATIVE_OPSET
-    if config.dialect == "classic":
-        quantized = config.weight_quantization != "none"
-        opset = QUANTIZED_OPSET if quantized else CLASSIC_OPSET
-    with (folder / DATA_FILE).open("wb") as file:
-        graph = GraphBuilder(DataFile(file, written), DATA_FILE, opset)
-        chosen = spelling(graph, model, weights.dtype)
-        if config.backend == "tensorrt":
-            chosen.capacity = chosen.positions = config.max_kv_cache_capacity
-            chosen.cache_dtype = ir.DataType.from_numpy(numpy_dtype(config.kv_cache_dtype))
-        elif config.device == "cuda":
-            longest = max(config.max_kv_cache_capacity, config.max_supported_batch_size)
-            chosen.longest_range = longest
-        build(graph, chosen, weights)
+    opset, append = _opset(config), partial(_append, model, config, weights, build)
+    if config.external_weight_files:
+        path = folder / WEIGHTS_FILE
+        graph, layout = write_data(path, model, config, opset, build=append, written=written)
+        write_layout(folder, layout)
+    else:
+        with (folder / DATA_FILE).open("wb") as file:
+            graph = GraphBuilder(DataFile(file, written), DATA_FILE, opset)
+            append(graph)
     ir_version = IR_VERSION if opset == CLASSIC_OPSET else IR_VERSION_NATIVE
     graph.save(folder / MODEL_FILE, ir_version)
+
+
+def write_weights(
+    path: Path,
+    model: ModelConfig,
+    config: LLMEngineRunnerConfig,
+    weights: Weights,
+    *,
+    build: Build,
+    written: Callable[[int], None],
+) -> WeightLayout:
+    """Write the weights of another model for such an engine, without their head; their list."""
+    append = partial(_append, model, config, weights, build)
+    return write_data(path, model, config, _opset(config), build=append, written=written)[1]
+
+
+def _append(
+    model: ModelConfig,
+    config: LLMEngineRunnerConfig,
+    weights: Weights,
+    build: Build,
+    graph: GraphBuilder,
+) -> None:
+    chosen = _spelling(config)(graph, model, weights.dtype)
+    if config.backend == "tensorrt":
+        chosen.capacity = chosen.positions = config.max_kv_cache_capacity
+        chosen.cache_dtype = ir.DataType.from_numpy(numpy_dtype(config.kv_cache_dtype))
+    elif config.device == "cuda":
+        longest = max(config.max_kv_cache_capacity, config.max_supported_batch_size)
+        chosen.longest_range = longest
+    build(graph, chosen, weights)
+
+
+def _opset(config: LLMEngineRunnerConfig) -> int:
+    if config.dialect == "native":
+        return NATIVE_OPSET
+    return CLASSIC_OPSET if config.weight_quantization == "none" else QUANTIZED_OPSET
 
 
 def _spelling(config: LLMEngineRunnerConfig) -> type[Spelling]:

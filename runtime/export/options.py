@@ -33,6 +33,8 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
     common head sizes. With `draft` a draft engine is made beside the model's, which then takes
     token trees and gives hidden states. `max_patches` is the largest call of a vision tower, and so
     of a picture; 0 takes 4096. `max_lora_rank` is the greatest rank of adapters, 0 for none.
+    `external_weights` leaves a graph without weights, and beside it a file of them, in whose place
+    others of that shape may be served.
     """
 
     dialect: Literal["auto", "native", "classic"] = "auto"
@@ -48,6 +50,7 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
     operators: Literal["auto", "standard", "contrib"] = "auto"
     max_patches: int = 0
     max_lora_rank: int = 0
+    external_weights: bool = False
 
 
 _CHOICES = {

@@ -147,7 +147,7 @@ class Spelling(Operators, ABC):
     @cached_property
     def every_slot(self) -> ir.Value:
         """0 to `longest_range` less one as int64."""
-        return self.graph.vector("every_slot", np.arange(self.longest_range or 0, dtype=np.int64))
+        return self.graph.table("every_slot", np.arange(self.longest_range or 0, dtype=np.int64))
 
     def length(self, x: ir.Value, axis: int) -> ir.Value:
         """One dimension of a tensor as an int64 scalar."""

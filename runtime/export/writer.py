@@ -16,18 +16,21 @@ _SAFETENSORS_NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "i
 
 
 class DataFile:
-    """A file of tensors, each beginning at a multiple of `ALIGNMENT`.
+    """A file of tensors, each beginning at a multiple of `alignment`.
 
     `written` hears the bytes of every piece.
     """
 
-    def __init__(self, file: BinaryIO, written: Callable[[int], None]) -> None:
+    def __init__(
+        self, file: BinaryIO, written: Callable[[int], None], alignment: int = ALIGNMENT
+    ) -> None:
         self._file = file
         self._written = written
+        self._alignment = alignment
 
     def append(self, pieces: Iterable[Array]) -> tuple[int, int]:
         """Write the pieces of one tensor one after the other; its offset and length in bytes."""
-        offset = -(-self._file.tell() // ALIGNMENT) * ALIGNMENT
+        offset = -(-self._file.tell() // self._alignment) * self._alignment
         self._file.write(bytes(offset - self._file.tell()))
         for piece in pieces:
             self._file.write(_bytes(piece))

@@ -221,6 +221,8 @@ def build_tensor_map(
         *(_from_row(table, first or 0) for table in resources.rope_tables[cache_index]),
     ):
         tensors.set(tensor.name, tensor)
+    if resources.external_weights is not None and cache_index == 0:
+        resources.external_weights.publish(tensors)
     for feature, embeds in enumerate(step.deepstack):
         tensors.set(f"deepstack_embeds_{feature}", embeds)
     for layer in range(len(caches.kv.keys)):

@@ -12,6 +12,7 @@ from runtime.device.mapped_tensors import map_tensor
 from runtime.engine_folder import EMBEDDING_FILE, ROPE_FILE, VOCABULARY_FILE
 from runtime.errors import HearthError
 from runtime.tensors.tensor import Tensor
+from runtime.weights.external_weight_manager import ExternalWeightManager
 
 
 class SharedResources:
@@ -21,28 +22,41 @@ class SharedResources:
     one entry per engine; index 0 is the base engine, 1 the draft. `embedding` [V, H] holds the
     embedded form of every token. `full_ids` [draft vocabulary] int32 gives the token of each draft
     id, None where they are the same. `rotary_rows` keep the tables of engines with some of every
-    row.
+    row. `external_weights` are those of a base engine that has none itself.
     """
 
-    def __init__(self, cache_managers: list[HybridCacheManager], embedding: Tensor) -> None:
+    def __init__(
+        self,
+        cache_managers: list[HybridCacheManager],
+        embedding: Tensor,
+        external_weights: ExternalWeightManager | None = None,
+    ) -> None:
         self.cache_managers = cache_managers
         self.embedding = embedding
+        self.external_weights = external_weights
         self.rope_tables: list[tuple[Tensor, ...]] = []
         self.rotary_rows: list[RotaryRows] = []
         self.full_ids: Tensor | None = None
 
     @classmethod
     def create_for_llm(
-        cls, config: LLMEngineRunnerConfig, folder: Path, device: Device
+        cls, config: LLMEngineRunnerConfig, folder: Path, device: Device, weights: str = ""
     ) -> "SharedResources":
-        """Caches, embedding table and rotary tables of a decoder.
+        """Caches, embedding table and rotary tables of a decoder, and its external weights.
 
-        Raises `engine_corrupt` naming a file that is missing or does not fit the configuration,
+        `weights` is a file of them in place of the folder's own. Raises `engine_corrupt` or
+        `weights_invalid` naming a file that is missing or does not fit the configuration,
         `out_of_memory` when the caches cannot be reserved.
         """
-        simulated = config.backend == "simulated"
-        table = _simulated_table(config) if simulated else _load_embedding(config, folder)
-        resources = cls([_create_caches(config, device)], device.constant("embedding", table))
+        external = ExternalWeightManager.open(folder, config, weights)
+        if config.backend == "simulated":
+            table = _simulated_table(config)
+        else:
+            table = _load_embedding(config, folder) if external is None else external.table
+        embedding = device.constant("embedding", table)
+        if external is not None and config.backend == "tensorrt":
+            external.load(device, embedding)
+        resources = cls([_create_caches(config, device)], embedding, external)
         resources.add_rope(config, folder, device)
         return resources
 

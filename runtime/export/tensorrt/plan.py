@@ -127,7 +127,7 @@ def build_plan(
     )
     # The plan holds the weights; the table that a tied head reads stays for the embedding.
     for name in (MODEL_FILE, DATA_FILE):
-        (folder / name).unlink()
+        (folder / name).unlink(missing_ok=True)
     return msgspec.structs.replace(config, plan=record)
 
 
@@ -191,10 +191,12 @@ def _profile_table(
 
 
 def graph_digest(folder: Path) -> str:
-    """SHA-256 over the graph and, behind it, its data file."""
+    """SHA-256 over the graph and, behind it, its data file; a graph without weights has none."""
     digest = hashlib.sha256()
-    for name in (MODEL_FILE, DATA_FILE):
-        with (folder / name).open("rb", buffering=0) as file:
+    for path in (folder / MODEL_FILE, folder / DATA_FILE):
+        if not path.exists():
+            continue
+        with path.open("rb", buffering=0) as file:
             while piece := file.read(_PIECE):
                 digest.update(piece)
     return digest.hexdigest()

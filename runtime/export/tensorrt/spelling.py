@@ -24,7 +24,7 @@ class PrimitiveSpelling(ClassicSpelling):
             graph.op("Unsqueeze", row, graph.ints(1)) for row in self.rotary_rows(inputs)
         )
         start = graph.op("Unsqueeze", inputs.start, graph.ints(1, 2, 3))
-        numbers = graph.vector("slots", np.arange(slots, dtype=np.int32))
+        numbers = graph.table("slots", np.arange(slots, dtype=np.int32))
         filled = self.additive(graph.op("Less", numbers, start))
         own = self.own_mask(inputs, self.range(self.length(inputs.embeds, 1)))
         rows = graph.op("Shape", inputs.start)
@@ -87,9 +87,14 @@ class PrimitiveSpelling(ClassicSpelling):
 
     def _joined(self, norms: Sequence[ir.Value], counts: tuple[int, int]) -> ir.Value:
         # [queries + keys, 1, D]: each head's own weight.
+        graph, pairs = self.graph, list(zip(norms, counts, strict=True))
+        if any(norm.const_value is None for norm in norms):
+            shapes = (graph.ints(count, 1, self.model.head_dim) for count in counts)
+            parts = map(graph.op, ("Expand", "Expand"), norms, shapes)
+            return graph.op("Concat", *parts, axis=0)
         rows = [
             np.tile(np.asarray(norm.const_value.numpy()), (count, 1, 1))
-            for norm, count in zip(norms, counts, strict=True)
+            for norm, count in pairs
             if norm.const_value is not None
         ]
-        return self.graph.vector(self.graph.scoped("qk_norm"), np.concatenate(rows))
+        return graph.vector(graph.scoped("qk_norm"), np.concatenate(rows))

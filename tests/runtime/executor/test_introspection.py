@@ -34,3 +34,10 @@ def test_a_binding_that_differs_is_named(engine: list[IOTensor], words: str) -> 
     with pytest.raises(HearthError, match=f"binding x {words}") as caught:
         check_bindings(engine, _registry())
     assert (caught.value.code, caught.value.field) == ("engine_incompatible", "x")
+
+
+def test_a_binding_that_nobody_would_bind_is_refused() -> None:
+    other = FITTING._replace(name="layers.0/qkv")
+    with pytest.raises(HearthError, match="is unknown to this runtime") as caught:
+        check_bindings([FITTING, other], _registry())
+    assert (caught.value.code, caught.value.field) == ("engine_incompatible", "layers.0/qkv")

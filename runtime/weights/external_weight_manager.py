@@ -1,0 +1,124 @@
+import mmap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from runtime.config import WEIGHTS_FILE, FileRecord, LLMEngineRunnerConfig
+from runtime.device.device import Device
+from runtime.device.mapped_tensors import DTYPES, map_tensor
+from runtime.errors import HearthError
+from runtime.known_answer import KnownAnswer, load_answer, parse_answer
+from runtime.tensors.registry import TensorSpec
+from runtime.tensors.tensor import Tensor
+from runtime.tensors.tensor_map import TensorMap
+from runtime.weights.layout import EMBEDDING, WeightLayout, load_layout
+from runtime.weights.weights_file import WeightsFile, data_digest, open_weights
+
+
+class ExternalWeightManager:
+    """The weights of a base engine that has none itself, mapped from one file.
+
+    An engine of ONNX Runtime reads them as its initializers, and packs them as it would its own
+    (`initializers`). Any other binds them: each is loaded into the device's memory once, and
+    published once into the base's TensorMaps. `digest` is that of the file's data.
+    """
+
+    def __init__(self, layout: WeightLayout, file: WeightsFile, *, own: bool) -> None:
+        self._layout = layout
+        self._file = file
+        self._own = own
+        self._tensors: dict[str, Tensor] = {}
+        self.digest = file.note.sha256
+
+    @classmethod
+    def open(
+        cls, folder: Path, config: LLMEngineRunnerConfig, path: str = ""
+    ) -> "ExternalWeightManager | None":
+        """The folder's own weights or those of another file; None where the engine has them.
+
+        Raises `weights_invalid` or `engine_corrupt`, naming the file or tensor that does not fit,
+        and `unsupported_option` for another file where the engine takes none.
+        """
+        if not config.external_weight_files or config.backend == "simulated":
+            if path:
+                raise HearthError(
+                    "unsupported_option",
+                    "this engine takes no other weights: export it with --external-weights",
+                    "weights",
+                )
+            return None
+        layout = load_layout(folder)
+        if path:
+            return cls(layout, open_weights(Path(path), layout), own=False)
+        file = open_weights(folder / WEIGHTS_FILE, layout)
+        if file.note.sha256 != layout.own:
+            raise HearthError(
+                "engine_corrupt",
+                f"{WEIGHTS_FILE} holds another model's weights: name such a file as weights, or "
+                "export the model again",
+                WEIGHTS_FILE,
+            )
+        return cls(layout, file, own=True)
+
+    def verify(self, read: Callable[[int], None]) -> None:
+        """Compare every byte of the data with the digest, telling those of each piece."""
+        path = self._file.path
+        if data_digest(path, self._layout.begin, read) != self.digest:
+            raise HearthError(
+                "weights_invalid",
+                f"{path} was changed: write the file again with hearth weights",
+                path.name,
+            )
+
+    @property
+    def record(self) -> FileRecord:
+        """What stands for the file where an engine is told from others by its files."""
+        return FileRecord(self._file.nbytes, self.digest)
+
+    @property
+    def table(self) -> NDArray[Any]:
+        """The embedded form of every token [V, H], mapped."""
+        return map_tensor(self._file.path, EMBEDDING)
+
+    @property
+    def initializers(self) -> dict[str, mmap.mmap]:
+        """The mapped file by the name that the graph knows it by; empty where it lies beside it."""
+        if self._own:
+            return {}
+        with self._file.path.open("rb") as file:
+            return {WEIGHTS_FILE: mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)}
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """The bindings of an engine that takes its weights as inputs."""
+        return tuple(
+            TensorSpec(name, "input", DTYPES[entry.dtype], entry.shape)
+            for name, entry in self._layout.taken.items()
+        )
+
+    def answer(self, config: LLMEngineRunnerConfig) -> KnownAnswer:
+        """What the engine has to answer with these weights; raises `engine_corrupt`."""
+        return parse_answer(self._file.note.answer, config)
+
+    def load(self, device: Device, table: Tensor) -> None:
+        """Load what the engine binds into the device's memory; `table` lies there already."""
+        for name in self._layout.taken:
+            if name not in self._tensors:
+                array = map_tensor(self._file.path, name)
+                self._tensors[name] = table if name == EMBEDDING else device.constant(name, array)
+
+    def publish(self, tensors: TensorMap) -> None:
+        """Let an engine's map mean them; raises `internal` for a binding that it has already."""
+        known = set(tensors)
+        for name, tensor in self._tensors.items():
+            if name in known:
+                raise HearthError("internal", f"the binding {name} is published twice", name)
+            tensors.set(name, tensor)
+
+
+def answer_of(folder: Path, config: LLMEngineRunnerConfig, path: str = "") -> KnownAnswer | None:
+    """What an engine has to answer with its own weights, or with those of another file."""
+    weights = ExternalWeightManager.open(folder, config, path) if path else None
+    return load_answer(folder, config) if weights is None else weights.answer(config)

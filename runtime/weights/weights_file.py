@@ -1,0 +1,116 @@
+"""A file of external weights: tensors in the safetensors format, and whose they are."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from runtime.device.mapped_tensors import read_header
+from runtime.errors import HearthError
+from runtime.weights.layout import WeightLayout
+
+FORMAT = "hearth-weights-1"
+_PIECE = 1 << 20
+
+
+class WeightsNote(msgspec.Struct, frozen=True, kw_only=True):
+    """What the head of the file says: whose weights, the digest of its data, the known answer."""
+
+    format: str
+    source: str
+    sha256: str
+    answer: str
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+class WeightsFile(NamedTuple):
+    """The head of a file that fits an engine."""
+
+    path: Path
+    note: WeightsNote
+    nbytes: int
+
+
+def open_weights(path: Path, layout: WeightLayout) -> WeightsFile:
+    """Compare the head of a file with what the engine takes.
+
+    Raises `weights_invalid` naming the file, or the first tensor that is missing, that nothing
+    would read, or that is of another type, shape or place.
+    """
+    try:
+        header, begin = read_header(path)
+        note = msgspec.json.decode(header.pop("__metadata__"), type=WeightsNote)
+        entries = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in header.items()}
+        size = path.stat().st_size
+    except FileNotFoundError as error:
+        raise _invalid(path.name, f"there is no {path}") from error
+    except (OSError, KeyError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+        raise _invalid(path.name, f"{path} is no file of external weights") from error
+    if note.format != FORMAT:
+        raise _invalid(path.name, f"{path} is of another version of Hearth")
+    for name, wanted in layout.tensors.items():
+        entry = entries.pop(name, None)
+        if entry is None:
+            raise _invalid(name, f"{path.name} lacks the tensor {name}, which the engine takes")
+        if (entry.dtype, entry.shape) != (wanted.dtype, wanted.shape):
+            raise _invalid(
+                name,
+                f"{name} of {path.name} is {entry.dtype} {list(entry.shape)}, the engine takes "
+                f"{wanted.dtype} {list(wanted.shape)}",
+            )
+        if (begin + entry.data_offsets[0], begin + entry.data_offsets[1]) != (
+            wanted.offset,
+            wanted.offset + wanted.nbytes,
+        ):
+            raise _invalid(name, f"{name} of {path.name} does not lie where the engine reads it")
+    for name in entries:
+        raise _invalid(name, f"{path.name} holds a tensor {name}, which the engine does not take")
+    if size != layout.end:
+        raise _invalid(path.name, f"{path} has {size} bytes instead of {layout.end}")
+    return WeightsFile(path, note, size)
+
+
+def write_head(path: Path, layout: WeightLayout, source: str, answer: bytes) -> str:
+    """Write the head of a file whose data are there; gives the digest of the data."""
+    sha256 = data_digest(path, layout.begin)
+    note = WeightsNote(format=FORMAT, source=source, sha256=sha256, answer=answer.decode())
+    header: dict[str, object] = {"__metadata__": msgspec.to_builtins(note)}
+    for name, entry in layout.tensors.items():
+        first = entry.offset - layout.begin
+        header[name] = {
+            "dtype": entry.dtype,
+            "shape": entry.shape,
+            "data_offsets": (first, first + entry.nbytes),
+        }
+    text = json.dumps(header).encode()
+    room = layout.begin - 8
+    if len(text) > room:
+        raise HearthError("internal", f"the head of {path.name} has {len(text)} bytes", path.name)
+    with path.open("r+b") as file:
+        file.write(room.to_bytes(8, "little") + text.ljust(room))
+    return sha256
+
+
+def data_digest(path: Path, begin: int, read: Callable[[int], None] = lambda _: None) -> str:
+    """SHA-256 of what lies behind the head."""
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        file.seek(begin)
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+            read(len(piece))
+    return digest.hexdigest()
+
+
+def _invalid(field: str, what: str) -> HearthError:
+    return HearthError(
+        "weights_invalid", f"{what}: write the file again with hearth weights", field
+    )
