@@ -18,7 +18,7 @@ from runtime.executor.engine import (
     IOTensor,
 )
 from runtime.executor.graph_cache import GraphCache, GraphCounters
-from runtime.executor.introspection import check_bindings
+from runtime.executor.introspection import check_bindings, check_known
 from runtime.executor.simulated_engine import SimulatedEngine
 from runtime.executor.snapshot import BindingSnapshot
 from runtime.onnx_runtime import load_onnx_runtime
@@ -125,6 +125,7 @@ class EngineExecutor:
             files = {} if weights is None else weights.initializers
             engine = _open_engine(folder, config, options, device, registry, files=files)
             undo.callback(engine.close)
+            check_known(engine.io_tensors, registry)
             return cls(engine, registry, build_profiles(config), address_sets)
 
     def prepare(self, profile: int, dims: StepDims, tensors: TensorMap, stream: Stream) -> None:

@@ -12,7 +12,7 @@ def check_bindings(io_tensors: Sequence[IOTensor], registry: TensorRegistry) -> 
     """Compare an engine with the registry that its configuration gives.
 
     Raises `engine_incompatible` naming the first binding that is missing, that differs in
-    direction, type, rank or a fixed size, or that nobody would bind.
+    direction, type, rank or a fixed size.
     """
     known = {tensor.name: tensor for tensor in io_tensors}
     for spec in (*registry.specs, *registry.own_specs):
@@ -25,9 +25,13 @@ def check_bindings(io_tensors: Sequence[IOTensor], registry: TensorRegistry) -> 
             raise _mismatch(spec.name, f"is {tensor.dtype} instead of {spec.dtype}")
         if not _same_sizes(tensor, spec):
             raise _mismatch(spec.name, f"has shape {tensor.shape} instead of {spec.shape}")
-    for name in known:
-        if registry.get(name) is None and name not in _UNREGISTERED:
-            raise _mismatch(name, "is unknown to this runtime")
+
+
+def check_known(io_tensors: Sequence[IOTensor], registry: TensorRegistry) -> None:
+    """Raise `engine_incompatible` naming the first binding that nothing would be bound to."""
+    for tensor in io_tensors:
+        if registry.get(tensor.name) is None and tensor.name not in _UNREGISTERED:
+            raise _mismatch(tensor.name, "is unknown to this runtime")
 
 
 def _same_sizes(tensor: IOTensor, spec: TensorSpec) -> bool:

@@ -292,7 +292,7 @@ def test_an_engine_that_does_not_fit_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = FakeEngine()
-    monkeypatch.setattr(engine_executor, "_open_engine", lambda *_: engine)
+    monkeypatch.setattr(engine_executor, "_open_engine", lambda *_, **__: engine)
     config = simulated_config(layers=1, max_batch=2)
     with pytest.raises(HearthError) as caught:
         EngineExecutor.create_for_llm(tmp_path, config, EngineOptions(), CpuDevice())

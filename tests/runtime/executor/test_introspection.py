@@ -3,7 +3,7 @@ import pytest
 
 from runtime.errors import HearthError
 from runtime.executor.engine import IOTensor
-from runtime.executor.introspection import check_bindings
+from runtime.executor.introspection import check_bindings, check_known
 from runtime.tensors.registry import TensorRegistry, TensorSpec
 
 FLOAT = np.dtype(np.float32)
@@ -37,7 +37,7 @@ def test_a_binding_that_differs_is_named(engine: list[IOTensor], words: str) -> 
 
 
 def test_a_binding_that_nobody_would_bind_is_refused() -> None:
-    other = FITTING._replace(name="layers.0/qkv")
+    rope, other = (FITTING._replace(name=name) for name in ("rope_cos", "layers.0/qkv"))
     with pytest.raises(HearthError, match="is unknown to this runtime") as caught:
-        check_bindings([FITTING, other], _registry())
+        check_known([FITTING, rope, other], _registry())
     assert (caught.value.code, caught.value.field) == ("engine_incompatible", "layers.0/qkv")
