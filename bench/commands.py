@@ -16,6 +16,10 @@ _COMMANDS = {
     "spec": LazyCommand(
         "bench.spec.command:spec", "Speculation beside plain decoding, and its proof."
     ),
+    "prefix": LazyCommand(
+        "bench.prefix.command:prefix",
+        "Prompts that begin alike, with the prefix cache and without.",
+    ),
     "vision": LazyCommand("bench.vision.command:vision", "Pictures by stage, beside transformers."),
     "faults": LazyCommand(
         "bench.faults.command:faults", "What a daemon survives, with the limits it has to keep."

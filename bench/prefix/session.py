@@ -1,0 +1,108 @@
+"""Prompts that begin alike, on a runtime in this process."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from bench.batches import BatchRun, rows_of, run_batch
+from bench.prefix.figures import PrefixFigures, Round, SharedFigures, prefix_figures, shared_figures
+from bench.spec.verify import NEAR_TIE
+from runtime.config import LLMEngineRunnerConfig
+from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.errors import HearthError
+from runtime.prefix.metrics import PrefixMetrics
+from runtime.request import CacheUse, RequestOptions
+
+OWN_TOKENS = 32
+"""What each prompt has behind the shared tokens."""
+REPLY_TOKENS = 16
+_PAGE = 32
+_ALTERNATIVES = 8
+
+Tick = Callable[[int, int], None]
+
+
+def room(shared: int) -> int:
+    """Tokens of capacity that so many shared ones take."""
+    return shared + OWN_TOKENS + REPLY_TOKENS
+
+
+def is_exact(config: LLMEngineRunnerConfig) -> bool:
+    """Whether replies with a prefix cache are those without, bit for bit."""
+    return (config.device, config.dialect, config.dtype) == ("cpu", "native", "float32")
+
+
+class PrefixSession:
+    """Measures a runtime that has a prefix cache, one row at a time.
+
+    `seed` chooses the tokens. Raises `internal` where nothing of a prompt was kept.
+    """
+
+    def __init__(self, runtime: LLMInferenceRuntime, seed: int = 1) -> None:
+        self._runtime = runtime
+        self._random = np.random.default_rng(seed)
+        config = runtime.config
+        self._words = [
+            token for token in range(config.vocab_size) if token not in config.eos_token_ids
+        ]
+        self._exact = is_exact(config)
+
+    def figures(self, shared: Sequence[int], rounds: int, tick: Tick) -> PrefixFigures:
+        """The figures of these numbers of shared tokens."""
+        bytes_per_token = self._bytes_per_token()
+        steps = len(shared) * rounds
+        found: dict[int, SharedFigures] = {}
+        near_tie = None if self._exact else NEAR_TIE[self._runtime.config.dtype]
+        for place, tokens in enumerate(shared):
+            done: list[Round] = []
+            for number in range(rounds):
+                done.append(self._round(tokens))
+                tick(place * rounds + number + 1, steps)
+            found[tokens] = shared_figures(done, near_tie)
+        return prefix_figures(found, bytes_per_token, exact=self._exact)
+
+    def _bytes_per_token(self) -> float:
+        """By a prompt of whole pages, the first that an empty cache sees."""
+        tokens = 8 * _PAGE
+        self._run(self._tokens(tokens), "use", reply=1)
+        # Whoever looks up next sees what has been saved.
+        self._run(self._tokens(_PAGE), "bypass", reply=1)
+        held = sum(self._metrics.bytes.values())
+        if not held:
+            raise HearthError("internal", "the prefix cache has kept nothing of a prompt")
+        return held / tokens
+
+    def _round(self, shared: int) -> Round:
+        """The same work with and without, one after the other."""
+        beginning, own = self._tokens(shared), self._tokens(OWN_TOKENS)
+        fill = self._run([*beginning, *self._tokens(OWN_TOKENS)], "use", reply=1)
+        before = self._metrics.reused
+        given = self._run([*beginning, *own], "use")
+        reused = self._metrics.reused - before
+        without = self._run([*beginning, *own], "bypass")
+        alone = self._run(own, "bypass")
+        return Round(
+            fill_s=fill.prefill_s,
+            with_s=given.prefill_s,
+            without_s=without.prefill_s,
+            own_s=alone.prefill_s,
+            reused=reused,
+            reply=given.rows[0],
+            reference=without.rows[0],
+        )
+
+    @property
+    def _metrics(self) -> PrefixMetrics:
+        if (metrics := self._runtime.prefix_metrics) is None:
+            raise HearthError("internal", "the runtime has no prefix cache")
+        return metrics
+
+    def _run(self, prompt: list[int], cache: CacheUse, reply: int = REPLY_TOKENS) -> BatchRun:
+        options = RequestOptions(
+            max_tokens=reply, ignore_eos=True, logprobs=_ALTERNATIVES, cache=cache
+        )
+        return run_batch(self._runtime, rows_of([prompt], options))
+
+    def _tokens(self, count: int) -> list[int]:
+        places = self._random.integers(0, len(self._words), count)
+        return [self._words[place] for place in places]
