@@ -1,4 +1,4 @@
-"""Random adapters of the reference models: as inputs of an engine, and merged into the weights."""
+"""Random adapters of the reference models: as inputs of an engine, and in the reference pass."""
 
 import json
 from pathlib import Path
@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from runtime.config import LLMEngineRunnerConfig
+from runtime.export.checkpoint import Checkpoint
+from runtime.export.rounded_weights import RoundedWeights
 from runtime.tensors.dtypes import numpy_dtype
 from runtime.tensors.lora import lora_inputs
 
@@ -49,6 +51,27 @@ def merge(model: Path, target: Path, adapter: Adapter) -> Path:
         tensors[name] += (a @ b).T
     save_file(tensors, target / "model.safetensors")
     return target
+
+
+class AdaptedWeights(RoundedWeights):
+    """The weights of an engine, rounded or quantised as it has them, and an adapter beside them."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, config: LLMEngineRunnerConfig, adapter: Adapter
+    ) -> None:
+        super().__init__(checkpoint, config)
+        self._added = {
+            f"model.layers.{layer}.{MODULES[target]}.weight": pair
+            for (layer, target), pair in adapter.items()
+        }
+
+    def project(self, x: Array, name: str) -> Array:
+        """The product, and what the adapter adds to it."""
+        product = super().project(x, name)
+        if name in self._added:
+            a, b = self._added[name]
+            product += x @ a @ b
+        return product
 
 
 def engine_inputs(config: LLMEngineRunnerConfig, adapter: Adapter) -> dict[str, Array]:

@@ -23,6 +23,7 @@ def export_graph(
     draft: DraftOptions | None = None,
     *,
     plan: PlanOptions = PLAN,
+    max_lora_rank: int = 0,
 ) -> None:
     """Write everything of a TensorRT engine folder of a model but the plan."""
 
@@ -33,7 +34,7 @@ def export_graph(
         patch.object(engine_files, "build_or_fall_back", keep_graph),
         patch.object(export, "settle_options", lambda options: options),
     ):
-        options = graph_options(dialect, dtype, draft, plan=plan)
+        options = graph_options(dialect, dtype, draft, plan=plan, max_lora_rank=max_lora_rank)
         export_model(_folder(model), target, options)
 
 
@@ -49,6 +50,7 @@ def graph_options(
     draft: DraftOptions | None = None,
     *,
     plan: PlanOptions = PLAN,
+    max_lora_rank: int = 0,
 ) -> ExportOptions:
     """Options of a small plan."""
     return ExportOptions(
@@ -59,6 +61,7 @@ def graph_options(
         prefill_chunk=CHUNK,
         plan=plan,
         draft=draft,
+        max_lora_rank=max_lora_rank,
     )
 
 

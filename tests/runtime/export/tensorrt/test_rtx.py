@@ -60,16 +60,45 @@ def test_the_builder_takes_the_graph_and_its_profiles(
 
 
 @pytest.mark.parametrize(("dialect", "dtype"), [("native", "float16"), ("classic", "float32")])
+def test_engines_that_take_adapters_are_built(
+    tmp_path: Path, dialect: Dialect, dtype: TargetType
+) -> None:
+    target, model = tmp_path / "engine", shallow_model("qwen3", tmp_path / "model")
+    config = export_model(model, target, graph_options(dialect, dtype, max_lora_rank=8))
+    assert (config.dialect, config.dtype, config.max_supported_lora_rank) == (dialect, dtype, 8)
+    assert not (target / MODEL_FILE).exists()
+    verify_folder(target, load_config(target), digests=True)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_inputs_of_adapters_are_those_of_the_registry(
+    tmp_path: Path, dialect: Dialect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr("runtime.export.tensorrt.plan.run_builder",
+                        lambda _python, job, _progress=None: _inspect(job, seen))  # fmt: skip
+    target, draft = tmp_path / "engine", small_draft("qwen3", tmp_path)
+    options = graph_options(dialect, "float16", draft, max_lora_rank=8)
+    config = export_model(reference_folder("qwen3"), target, options)
+    registry = build_registry_for_llm(config)
+    assert ("lora_a_qkv_0", (32, 24)) in [(one.name, one.shape) for one in registry.own_specs]
+    _compare_bindings(seen[0], config, registry)
+    made = load_config(target / DRAFT_FOLDER)
+    _compare_bindings(seen[1], made, build_registry_for_spec_decode_draft(made))
+
+
+@pytest.mark.parametrize(("dialect", "dtype"), [("native", "float16"), ("classic", "float32")])
 @pytest.mark.parametrize("family", FAMILIES_OF_IMAGES)
 def test_the_text_of_models_that_take_images_is_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: Family, dialect: Dialect,
     dtype: TargetType,
 ) -> None:  # fmt: skip
-    """Their towers are built elsewhere."""
+    """Their towers are built elsewhere; what takes trees and features here takes adapters too."""
     monkeypatch.setattr("runtime.export.export.write_vision", lambda *_: None)
     source, target = write_vision_model(tmp_path / "m", family), tmp_path / "engine"
     draft = small_draft(source, tmp_path) if family == "qwen3_vl" else None
-    config = export_model(source, target, graph_options(dialect, dtype, draft))
+    options = graph_options(dialect, dtype, draft, max_lora_rank=8 if draft else 0)
+    config = export_model(source, target, options)
     assert (config.dialect, config.dtype, config.image_token_id > 0) == (dialect, dtype, True)
     for folder in (target, *([target / DRAFT_FOLDER] if draft else [])):
         assert load_config(folder).plan is not None
@@ -151,7 +180,9 @@ def _compare_bindings(
     network: dict[str, Any], config: LLMEngineRunnerConfig, registry: TensorRegistry
 ) -> None:
     specs = {spec.name: spec for spec in registry.specs}
-    assert set(network["tensors"]) == {*specs, "rope_cos", "rope_sin"}
+    own = {spec.name: spec.shape for spec in registry.own_specs}
+    assert set(network["tensors"]) == {*specs, *own, "rope_cos", "rope_sin"}
+    assert all(network["tensors"][name][2] == shape for name, shape in own.items())
     for name, spec in specs.items():
         direction, dtype, shape = network["tensors"][name]
         assert (direction, dtype) == (spec.direction, TYPES[spec.dtype.name])
