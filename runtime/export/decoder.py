@@ -44,6 +44,7 @@ class Decoder:
         self._trees = trees
         self._deepstack = deepstack
         self._low_rank = LowRank(graph, spelling.dtype, lora)
+        self._adapted = bool(lora)
         self._entering: list[ir.Value] = []
 
     def build(self) -> None:
@@ -177,9 +178,10 @@ class Decoder:
     def _gate_and_up(self, layer: int, x: ir.Value, prefix: str) -> Sequence[ir.Value]:
         graph, hidden, size = self._graph, self._model.hidden_size, self._model.intermediate_size
         gate, up = (f"{prefix}.mlp.{kind}_proj" for kind in ("gate", "up"))
-        if not self._spelling.joins_gate_and_up:
+        # Two adapters would cost more than the kernel that splits their sum.
+        if not (self._spelling.joins_gate_and_up or self._adapted):
             return [
-                self._low_rank.add(layer, [name], x, self._project(x, name, [source], hidden, size))
+                self._project(x, name, [source], hidden, size)
                 for name, source in (("gate", gate), ("up", up))
             ]
         both = self._project(x, "gate_up", [gate, up], hidden, 2 * size)

@@ -88,7 +88,7 @@ def lora_targets(config: LLMEngineRunnerConfig) -> tuple[str, ...]:
         return ()
     if not has_fixed_rank(config):
         return LORA_TARGETS
-    contrib = config.operators == "contrib"
-    apart = contrib and (config.takes_tree_mask or config.use_context_dependent_rope)
-    attention = ("q", "k", "v") if apart else ("qkv",)
-    return *attention, "o", *(("gate", "up") if contrib else ("gate_up",)), "down"
+    apart = config.operators == "contrib" and (
+        config.takes_tree_mask or config.use_context_dependent_rope
+    )
+    return *(("q", "k", "v") if apart else ("qkv",)), "o", "gate_up", "down"

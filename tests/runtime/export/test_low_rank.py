@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -122,7 +123,7 @@ def test_fused_attention_takes_a_joined_pair(
     )
     options = ExportOptions(dialect="native", max_lora_rank=8)
     config = export_model(reference_folder("llama"), tmp_path / "engine", options)
-    assert config.lora_targets == ("qkv", "o", "gate", "up", "down")
+    assert config.lora_targets == ("qkv", "o", "gate_up", "down")
     for targets in ("", "k up"):
         adapter = random_adapter(reference_folder("llama"), 5, targets=targets)
         _compare(tmp_path / "engine", "llama", adapter, rows=1)
@@ -130,8 +131,9 @@ def test_fused_attention_takes_a_joined_pair(
 
 @RUNS_NATIVE
 def test_trees_by_own_operators_take_adapters_and_their_draft_takes_none(tmp_path: Path) -> None:
-    options = {"device": "cuda", "operators": "contrib", "max_lora_rank": 8}
-    folder = export_with_draft("qwen3", tmp_path, **options)
+    folder = export_with_draft(
+        "qwen3", tmp_path, device="cuda", operators="contrib", max_lora_rank=8
+    )
     _compare(folder, "qwen3", random_adapter(reference_folder("qwen3"), 8))
     draft = load_config(folder / DRAFT_FOLDER)
     assert (draft.max_supported_lora_rank, draft.lora_targets) == (0, ())
@@ -156,7 +158,7 @@ def test_models_that_take_images_take_adapters(
         pytest.skip("the classic dialect has standard operators only")
     model = write_vision_model(tmp_path / "model", "qwen3_vl")
     adapter = random_adapter(model, 8)
-    options = {"dialect": dialect, "max_lora_rank": 8}
+    options: dict[str, Any] = {"dialect": dialect, "max_lora_rank": 8}
     if operators == "contrib":
         options |= {"operators": operators, "device": "cuda"}
     given = GraphDriver(export_with_draft(model, tmp_path / "taking", **options), ROWS, CAPACITY)

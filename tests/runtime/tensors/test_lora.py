@@ -39,9 +39,9 @@ def test_every_projection_has_a_pair_of_any_rank_on_a_cpu() -> None:
     ("changes", "targets"),
     [
         (PLAN, "qkv o gate_up down"),
-        (CUDA, "qkv o gate up down"),
-        (CUDA | {"use_context_dependent_rope": True}, "q k v o gate up down"),
-        (CUDA | {"enable_eagle_spec_decode": True}, "q k v o gate up down"),
+        (CUDA, "qkv o gate_up down"),
+        (CUDA | {"use_context_dependent_rope": True}, "q k v o gate_up down"),
+        (CUDA | {"enable_eagle_spec_decode": True}, "q k v o gate_up down"),
     ],
     ids=str,
 )
