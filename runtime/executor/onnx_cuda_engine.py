@@ -1,6 +1,7 @@
 """ONNX Runtime's CUDA provider behind `Engine`: our stream, our memory, our captured graphs."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,14 @@ from runtime.executor.onnx_engine import describe
 from runtime.tensors.tensor import Tensor
 from runtime.vision_config import VisionConfig
 
+_QUEUED_RUNS = 256
+"""Runs after which one waits for the device.
+
+Some operators copy small arrays from pinned memory, which ONNX Runtime frees in the stream's order,
+but hands over only at the end of a run that waits. What is left is handed over when the session
+goes; where the stream comes to it after the session's allocators have gone, the process aborts.
+"""
+
 
 class OnnxCudaEngine(SelfContained):
     """An ONNX Runtime session on a GPU.
@@ -46,9 +55,11 @@ class OnnxCudaEngine(SelfContained):
         self._device = device
         self._fused = fused
         self._kept: tuple[Sequence[Binding], list[Any]] | None = None
-        self._options = ort.RunOptions()
+        self._options, self._waiting = ort.RunOptions(), ort.RunOptions()
         if queues:
             self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        self._queues = queues
+        self._queued = 0
         self.io_tensors: tuple[IOTensor, ...] = describe(session, DTYPES)
         self._batched = {one.name for one in self.io_tensors if one.shape[:1] == ("batch",)}
         # The fused attention takes one row at a time; that of token trees takes all of them.
@@ -81,15 +92,20 @@ class OnnxCudaEngine(SelfContained):
         """
         if stream.handle != self._device.stream.handle:
             raise HearthError("internal", "the engine runs on the stream that it was opened with")
-        self.run_bound(self._bound(bindings), stream)
+        self._queued += 1
+        wait = self._queues and self._queued > _QUEUED_RUNS
+        self.run_bound(self._bound(bindings), stream, wait=wait)
 
-    def run_bound(self, step: Sequence[Any], stream: Stream) -> None:
-        """Queue what `bind` gave; raises what `run` does."""
+    def run_bound(self, step: Sequence[Any], stream: Stream, *, wait: bool = False) -> None:
+        """Queue what `bind` gave, or run it and `wait`; raises what `run` does."""
+        options = self._waiting if wait else self._options
         try:
             for bound in step:
-                self._session.run_with_iobinding(bound, self._options)
+                self._session.run_with_iobinding(bound, options)
         except Exception as error:
             raise step_error(error, stream) from error
+        if wait:
+            self._queued = 0
 
     def bind(self, bindings: Sequence[Binding]) -> list[Any]:
         """The I/O bindings of a step, which hold addresses and not memory."""
@@ -105,11 +121,17 @@ class OnnxCudaEngine(SelfContained):
         self.run(bindings, stream)
         self.run(bindings, stream)
         stream.synchronize()
-        return capture_run(self._device, lambda: self.run(bindings, stream))
+        step = self._bound(bindings)
+        return capture_run(self._device, lambda: self.run_bound(step, stream))
 
     def close(self) -> None:
         """Free the session and all its memory; captured graphs must be closed before."""
-        self._kept = None
+        kept, self._kept = self._kept, None
+        if self._queues and self._queued and kept is not None:
+            # On a device that is lost nothing is left to be handed over.
+            with suppress(HearthError):
+                self.run_bound(kept[1], self._device.stream, wait=True)
+                self._device.stream.synchronize()
         del self._session
 
     def _bound(self, bindings: Sequence[Binding]) -> list[Any]:

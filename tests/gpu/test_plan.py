@@ -118,7 +118,10 @@ def test_every_graph_replays_after_captures_switches_and_prefill(driver: PlanDri
         if name.startswith(("k_cache", "v_cache")):
             shape = spec.resolve(driver.dims(max(batches), 1))
             driver.put(name, random.standard_normal(shape).astype(np.float32))
-    steps = {size: [[int(one)] for one in random.integers(3, 900, size)] for size in batches}
+    steps = {
+        size: [[int(one)] for one in random.integers(3, min(900, driver.config.vocab_size), size)]
+        for size in batches
+    }
     driver.filled[:] = random.integers(4, 60, driver.filled.size)
     expected, graphs = {}, {}
     for size, rows in steps.items():
@@ -212,6 +215,6 @@ def _link(folder: Path, config: LLMEngineRunnerConfig) -> None:
     for path in Path(str(PLAN)).iterdir():
         if path.name == PLAN_FILE:
             (folder / path.name).symlink_to(path.resolve())
-        else:
+        elif path.is_file():
             shutil.copy(path, folder / path.name)
     write_config(folder, config)

@@ -238,6 +238,8 @@ def set_options(trt: Any, config: Any, job: dict[str, Any]) -> None:
         config.builder_optimization_level = job["optimization_level"]
     if job["version_compatible"]:
         config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
+    # Full float32 where the model is float32: TF32, on by default, has 10 bits of it.
+    config.clear_flag(trt.BuilderFlag.TF32)
     if hasattr(trt.BuilderFlag, "REQUIRE_USER_ALLOCATION"):
         # Else TensorRT-RTX may allocate in a step, which a capture forbids.
         config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)

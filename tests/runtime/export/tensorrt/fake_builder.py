@@ -47,7 +47,10 @@ class FakeBuilder:
     __version__ = "8.6.1"
     NetworkDefinitionCreationFlag = Flags
     BuilderFlag = SimpleNamespace(
-        FP16="FP16", OBEY_PRECISION_CONSTRAINTS="OBEY", VERSION_COMPATIBLE="COMPATIBLE"
+        FP16="FP16",
+        OBEY_PRECISION_CONSTRAINTS="OBEY",
+        TF32="TF32",
+        VERSION_COMPATIBLE="COMPATIBLE",
     )
     MemoryPoolType = SimpleNamespace(WORKSPACE="WORKSPACE")
     LayerType = LayerType
@@ -96,6 +99,9 @@ class FakeBuilder:
 
     def set_flag(self, flag: str) -> None:
         self.notes.append(flag)
+
+    def clear_flag(self, flag: str) -> None:
+        self.notes.append(f"no {flag}")
 
     def set_memory_pool_limit(self, pool: str, limit: int) -> None:
         self.notes.append((pool, limit))

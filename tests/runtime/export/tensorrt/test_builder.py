@@ -59,7 +59,7 @@ def test_a_plan_is_written_and_described(
     assert events[-1]["tensorrt_version"] == "8.6.1"
     assert events[-1]["strongly_typed"] is False
     assert (events[-1]["gpu_name"], events[-1]["compute_capability"]) == ("Orin", "8.7")
-    assert {"FP16", "OBEY", "COMPATIBLE", ("WORKSPACE", 99)} <= set(library.notes)
+    assert {"FP16", "OBEY", "no TF32", "COMPATIBLE", ("WORKSPACE", 99)} <= set(library.notes)
     assert ("x", (1,), (2,), (4,)) in library.notes
 
 
