@@ -30,7 +30,7 @@ def check_bindings(io_tensors: Sequence[IOTensor], registry: TensorRegistry) -> 
 def check_known(io_tensors: Sequence[IOTensor], registry: TensorRegistry) -> None:
     """Raise `engine_incompatible` naming the first binding that nothing would be bound to."""
     for tensor in io_tensors:
-        if registry.get(tensor.name) is None and tensor.name not in _UNREGISTERED:
+        if not registry.knows(tensor.name) and tensor.name not in _UNREGISTERED:
             raise _mismatch(tensor.name, "is unknown to this runtime")
 
 

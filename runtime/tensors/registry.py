@@ -56,6 +56,10 @@ class TensorRegistry:
         """Add a binding that steps bind in its tensor's own shape, as no dims decide it."""
         self._own[spec.name] = spec
 
+    def knows(self, name: str) -> bool:
+        """Whether a binding was added, in either way."""
+        return name in self._specs or name in self._own
+
     @property
     def own_specs(self) -> tuple[TensorSpec, ...]:
         """The bindings of `add_own`."""

@@ -6,7 +6,7 @@ from msgspec import structs
 from runtime.config import LORA_JOINED, LORA_TARGETS, LLMEngineRunnerConfig
 from runtime.errors import HearthError
 from runtime.executor.engine import IOTensor
-from runtime.executor.introspection import check_bindings
+from runtime.executor.introspection import check_bindings, check_known
 from runtime.tensors.lora import has_fixed_rank, lora_inputs, lora_targets
 from runtime.tensors.registry import TensorRegistry, build_registry_for_llm
 from tests.runtime.engine_configs import small_config
@@ -82,6 +82,9 @@ def test_an_engine_is_compared_with_the_inputs_that_it_must_have() -> None:
     registry = build_registry_for_llm(_config())
     assert registry.get("lora_a_q_0") is None  # Its tensor's own shape is bound.
     check_bindings(_io(registry), registry)
+    check_known(_io(registry), registry)
+    with pytest.raises(HearthError, match="unknown"):
+        check_known(_io(registry), build_registry_for_llm(small_config()))
     lacking = [one for one in _io(registry) if one.name != "lora_b_down_1"]
     with pytest.raises(HearthError) as caught:
         check_bindings(lacking, registry)
