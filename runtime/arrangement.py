@@ -16,11 +16,15 @@ class RowMove(NamedTuple):
 
 
 class Seat(NamedTuple):
-    """A new row takes a place; its first `filled` tokens are put there from the prefix cache."""
+    """A new row takes a place; its first `filled` tokens are put there from the prefix cache.
+
+    So are the first `drafted` entries of a draft engine.
+    """
 
     place: int
     request: RowRequest
     filled: int = 0
+    drafted: int = 0
 
 
 class Stale(NamedTuple):

@@ -60,9 +60,10 @@ class HybridCacheManager:
             self.kv.reserve(slots, self.row_lengths)
 
     def rearrange(self, arrangement: Arrangement) -> None:
-        """Let rows move with what they have here, which is `row_lengths`; new ones are empty.
+        """Let rows move with what they have here, which is `row_lengths`.
 
-        Stale slots are zeroed. When the longest row left, the bucket may shrink.
+        New ones have as many slots as their seats say, which others fill. Stale slots are zeroed.
+        There is room for the longest row; when it was one that left, the bucket may shrink.
         """
         lengths = arrangement.settle(self.row_lengths, lambda seat: seat.filled)
         self.kv.move(
@@ -73,8 +74,11 @@ class HybridCacheManager:
         )
         for stale in arrangement.stale:
             self.kv.zero(*stale)
+        held = arrangement.settle(self.row_lengths, lambda _: 0)
+        longest = max(lengths, default=0)
+        self.kv.reserve(longest, held)
+        self.kv.shrink(longest, held)
         self._set_lengths(lengths)
-        self.kv.shrink(max(lengths, default=0), lengths)
 
     def commit(self, added: Sequence[int], first: int = 0) -> None:
         """Count `added` new tokens in each of the rows from place `first` on."""

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from runtime.arrangement import RowMove
 from runtime.config import LLMEngineRunnerConfig
+from runtime.device.arrays import PageCopy
 from runtime.device.device import Device
 from runtime.errors import HearthError
 from runtime.tensors.buckets import bucket_for, bucket_sizes
@@ -68,6 +69,14 @@ class KVCacheManager:
     def move(self, moves: Sequence[RowMove]) -> None:
         """Move rows to their new places; only their used slots are copied."""
         self._storage.move(moves, (self.bucket, self.bucket))
+
+    def save(self, pool: Tensor, copies: Sequence[PageCopy]) -> None:
+        """Copy slots of rows into pages of `pool` [pages, buffers, heads, page tokens, D]."""
+        self._storage.save(pool, copies, self.bucket)
+
+    def load(self, pool: Tensor, copies: Sequence[PageCopy]) -> None:
+        """Copy pages into slots of rows."""
+        self._storage.load(pool, copies, self.bucket)
 
     def write(
         self, fresh: Sequence[Tensor], start: Tensor, shape: tuple[int, int], first: int = 0

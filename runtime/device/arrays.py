@@ -5,7 +5,7 @@ K/V storage is one flat array per layer and kind, seen through a dense view
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,16 @@ from runtime.arrangement import RowMove
 from runtime.pictures.positions import RowPositions
 
 Array = NDArray[Any]
+
+
+class PageCopy(NamedTuple):
+    """`tokens` slots of a row from `slot` on, and where a page has them: from `offset` on."""
+
+    page: int
+    offset: int
+    row: int
+    slot: int
+    tokens: int
 
 
 def look_up_embeddings(table: Array, token_ids: Array, out: Array) -> None:
@@ -89,6 +99,20 @@ def move_rows(
     for source, target, used in reversed(blocks) if after > before else blocks:
         if source != target:
             table[target : target + used] = table[source : source + used]
+
+
+def copy_pages(pool: Array, cache: Array, copies: Sequence[PageCopy], *, save: bool) -> None:
+    """Copy slots of `cache` [rows, heads, slots, D] into `pool` [pages, heads, tokens, D].
+
+    Without `save` it is the other way round.
+    """
+    for page, offset, row, slot, tokens in copies:
+        stored = pool[page, :, offset : offset + tokens]
+        own = cache[row, :, slot : slot + tokens]
+        if save:
+            stored[...] = own
+        else:
+            own[...] = stored
 
 
 def finite_rows(logits: Array) -> NDArray[np.bool_]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from runtime.arrangement import Arrangement, RowMove
 from runtime.config import DeviceKind
+from runtime.device.arrays import PageCopy
 from runtime.device.stream import Stream
 from runtime.errors import HearthError
 from runtime.pictures.positions import RowPositions
@@ -239,11 +240,35 @@ class CacheStorage(Protocol):
     def zero(self, row: int, begin: int, end: int, slots: int) -> None:
         """Zero the slots from `begin` to `end` of a row, in every buffer."""
 
+    def save(self, pool: Tensor, copies: Sequence[PageCopy], slots: int) -> None:
+        """Copy slots of rows into pages of `pool` [pages, buffers, heads, tokens of a page, D].
+
+        The pool may be host memory that `Device.host_zeros` gave.
+        """
+
+    def load(self, pool: Tensor, copies: Sequence[PageCopy], slots: int) -> None:
+        """Copy what pages hold into slots of rows; the inverse of `save`."""
+
     def read_row(self, row: int, length: int, slots: int) -> list[NDArray[Any]]:
         """Copies of the first slots of a row, [heads, length, D] a buffer, on the host."""
 
     def write_row(self, row: int, arrays: Sequence[NDArray[Any]], slots: int) -> None:
         """The inverse of `read_row`."""
+
+
+def check_pages(
+    pool: Tensor, buffers: Sequence[Tensor], copies: Sequence[PageCopy], rows: int, slots: int
+) -> None:
+    """Raise `internal` where a pool is of another shape, or a copy lies outside of it or a row."""
+    first = buffers[0]
+    pages, *shape = pool.shape
+    _, heads, _, head_dim = first.shape
+    fits = shape == [len(buffers), heads, shape[2], head_dim] and pool.dtype == first.dtype
+    for page, offset, row, slot, tokens in copies:
+        inside = 0 <= page < pages and 0 <= offset <= offset + tokens <= shape[2]
+        fits = fits and inside and 0 <= row < rows and 0 <= slot <= slot + tokens <= slots
+    if not fits:
+        raise HearthError("internal", f"{pool.name} has no room for {list(copies)}", pool.name)
 
 
 class PendingSamples(Protocol):
@@ -350,6 +375,15 @@ class Device(Protocol):
 
     def zeros(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tensor:
         """Zeroed memory; raises `out_of_memory` naming the tensor."""
+
+    def host_zeros(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tensor:
+        """Zeroed host memory that the device reads and writes by itself; raises as `zeros`."""
+
+    def transfer(self, source: Tensor, target: Tensor) -> None:
+        """Copy a buffer into one of the same size, each in memory of the device or `host_zeros`.
+
+        It is queued on the stream.
+        """
 
     def constant(self, name: str, array: NDArray[Any]) -> Tensor:
         """Memory with the contents of `array`; on the CPU it is `array` itself."""

@@ -46,7 +46,8 @@ class EagleProposer:
         left = {move.source for move in arrangement.moves} | lengths.keys()
         left |= set(range(arrangement.rows, caches.batch))
         stale = [Stale(place, lengths.get(place, 0), caches.kv.capacity) for place in sorted(left)]
-        caches.rearrange(arrangement._replace(stale=stale))
+        seats = [seat._replace(filled=seat.drafted) for seat in arrangement.seats]
+        caches.rearrange(arrangement._replace(seats=seats, stale=stale))
 
     def prefilled(
         self, rows: Sequence[DecodingRow], lengths: Sequence[int], width: int, first: int

@@ -17,8 +17,13 @@ def keep(*places: int) -> Arrangement:
 
 
 @st.composite
-def arrangements(draw: st.DrawFn, lengths: Sequence[int], limit: int) -> Arrangement:
-    """Any arrangement of rows of these lengths in a house of `limit` places."""
+def arrangements(
+    draw: st.DrawFn, lengths: Sequence[int], limit: int, longest: int = 0
+) -> Arrangement:
+    """Any arrangement of rows of these lengths in a house of `limit` places.
+
+    New ones come with a prefix of up to `longest` tokens.
+    """
     staying = [place for place in range(len(lengths)) if draw(st.booleans())]
     taken, moves = set(staying), []
     for source in draw(st.permutations(staying)):
@@ -28,5 +33,9 @@ def arrangements(draw: st.DrawFn, lengths: Sequence[int], limit: int) -> Arrange
             moves.append(RowMove(source, target, lengths[source]))
             taken ^= {source, target}
     rows = draw(st.integers(max(taken, default=-1) + 1, limit))
-    seats = [Seat(place, REQUEST) for place in range(rows) if place not in taken]
+    seats = [
+        Seat(place, REQUEST, draw(st.integers(0, longest)))
+        for place in range(rows)
+        if place not in taken
+    ]
     return Arrangement(rows, moves, seats)

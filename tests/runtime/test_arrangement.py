@@ -16,7 +16,7 @@ def test_rows_that_move_one_by_one_settle_where_the_moves_say(data: st.DataObjec
     board: list[int | None] = [*kept, *[None] * (PLACES - len(kept))]
     for source, target, _ in arrangement.moves:
         board[target] = board[source]
-    for place, _, _ in arrangement.seats:
+    for place, *_ in arrangement.seats:
         board[place] = 0
     assert arrangement.settle(kept, lambda _: 0) == board[: arrangement.rows]
 

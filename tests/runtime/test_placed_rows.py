@@ -48,7 +48,7 @@ class House:
             self.slots[target][:used] = self.slots[source][:used]
             moved = {slot for slot in self.bad[source] if slot < used}
             self.bad[target] = {slot for slot in self.bad[target] if slot >= used} | moved
-        for place, _, _ in arrangement.seats:
+        for place, *_ in arrangement.seats:
             assert place not in taken
             taken.add(place)
         assert taken == set(range(arrangement.rows)) == set(range(len(self.context.rows)))

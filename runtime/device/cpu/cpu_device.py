@@ -48,6 +48,14 @@ class CpuDevice:
                 "out_of_memory", f"no memory for {name} of shape {shape}", name
             ) from error
 
+    def host_zeros(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tensor:
+        """The same: all memory is the host's."""
+        return self.zeros(name, shape, dtype)
+
+    def transfer(self, source: Tensor, target: Tensor) -> None:
+        """Copy a buffer into one of the same size."""
+        target.array[...] = source.view(target.shape)
+
     def constant(self, name: str, array: NDArray[Any]) -> Tensor:
         """The array itself."""
         return Tensor(name, array)

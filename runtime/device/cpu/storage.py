@@ -5,7 +5,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.arrangement import RowMove
-from runtime.device.arrays import move_rows, slot_index, write_rows
+from runtime.device.arrays import PageCopy, copy_pages, move_rows, slot_index, write_rows
+from runtime.device.device import check_pages
 from runtime.device.tree_arrays import commit_path, path_moves
 from runtime.tensors.tensor import Tensor
 
@@ -49,6 +50,14 @@ class CpuCacheStorage:
         for tensor in self._buffers:
             self._view(tensor, row + 1, slots)[row, :, begin:end] = 0
 
+    def save(self, pool: Tensor, copies: Sequence[PageCopy], slots: int) -> None:
+        """Copy slots of rows into pages."""
+        self._copy_pages(pool, copies, slots, save=True)
+
+    def load(self, pool: Tensor, copies: Sequence[PageCopy], slots: int) -> None:
+        """Copy pages into slots of rows."""
+        self._copy_pages(pool, copies, slots, save=False)
+
     def read_row(self, row: int, length: int, slots: int) -> list[NDArray[Any]]:
         """Copies of a row's first slots, [heads, length, D] a buffer."""
         views = (self._view(tensor, row + 1, slots) for tensor in self._buffers)
@@ -58,6 +67,14 @@ class CpuCacheStorage:
         """Write copies back into a row."""
         for tensor, array in zip(self._buffers, arrays, strict=True):
             self._view(tensor, row + 1, slots)[row, :, : array.shape[1]] = array
+
+    def _copy_pages(
+        self, pool: Tensor, copies: Sequence[PageCopy], slots: int, *, save: bool
+    ) -> None:
+        rows = self._buffers[0].shape[0]
+        check_pages(pool, self._buffers, copies, rows, slots)
+        for number, tensor in enumerate(self._buffers):
+            copy_pages(pool.array[:, number], self._view(tensor, rows, slots), copies, save=save)
 
     def _view(self, tensor: Tensor, rows: int, slots: int) -> NDArray[Any]:
         return tensor.view((rows, self._heads, slots, self._head_dim))

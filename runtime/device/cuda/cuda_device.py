@@ -71,6 +71,16 @@ class CudaDevice:
         """Zeroed device memory; raises `out_of_memory` naming the tensor and its bytes."""
         return self.memory.zeros(name, shape, dtype)
 
+    def host_zeros(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tensor:
+        """Zeroed pinned memory; raises as `zeros`."""
+        return self.memory.pinned_zeros(name, shape, dtype)
+
+    def transfer(self, source: Tensor, target: Tensor) -> None:
+        """Queue a copy of a buffer into one of the same size."""
+        if source.nbytes != target.nbytes:
+            raise HearthError("internal", f"{source.name} is to be copied into {target.name}")
+        self.stream.copy(target.address, source.address, source.nbytes)
+
     def constant(self, name: str, array: NDArray[Any]) -> Tensor:
         """A copy of `array` in device memory, which is complete when this returns."""
         tensor = self.memory.zeros(name, array.shape, array.dtype)

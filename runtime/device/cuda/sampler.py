@@ -92,7 +92,7 @@ class CudaBatchSampler:
             for i, (source, target, _) in enumerate(moves):
                 table.source[i], table.target[i] = source, target
             self._move_tokens.launch(1)
-        for place, request, _ in arrangement.seats:
+        for place, request, *_ in arrangement.seats:
             flags = settings[place][-1]
             if flags & HISTORY:
                 self._tables.count(place, request)

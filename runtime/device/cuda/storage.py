@@ -6,12 +6,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.arrangement import RowMove
+from runtime.device.arrays import PageCopy
 from runtime.device.cuda.element_types import copy_unit, index_type
 from runtime.device.cuda.launch import KernelLaunch, KernelLibrary
 from runtime.device.cuda.memory import CudaMemory
+from runtime.device.cuda.page_copies import PageCopies
 from runtime.device.cuda.path_commit import PathCommit, check_path
 from runtime.device.cuda.row_moves import Moves, RowsArguments, prepare_moves, queue_moves
 from runtime.device.cuda.upload import UploadRing
+from runtime.device.device import check_pages
 from runtime.errors import HearthError
 from runtime.tensors.tensor import Tensor
 
@@ -59,6 +62,7 @@ class CudaCacheStorage:
             (self._rows, *(ctypes.c_int32() for _ in range(3))),
         )
         self._path = PathCommit(library, memory, ring, self._unit, self._rows)
+        self._pages = PageCopies(library, self._unit, self._rows)
         self._writes: dict[Tensor, KernelLaunch] = {}
 
     def write(
@@ -109,6 +113,14 @@ class CudaCacheStorage:
         if blocks:
             self._zero.launch(blocks, self._heads, len(self._buffers))
 
+    def save(self, pool: Tensor, copies: Sequence[PageCopy], slots: int) -> None:
+        """Copy slots of rows into pages of device or pinned memory."""
+        self._copy_pages(pool, copies, slots, save=True)
+
+    def load(self, pool: Tensor, copies: Sequence[PageCopy], slots: int) -> None:
+        """Copy pages of device or pinned memory into slots of rows."""
+        self._copy_pages(pool, copies, slots, save=False)
+
     def read_row(self, row: int, length: int, slots: int) -> list[NDArray[Any]]:
         """Copies of a row's first slots, [heads, length, D] a buffer; waits for the device."""
         self._use_slots(slots, row + 1)
@@ -129,6 +141,13 @@ class CudaCacheStorage:
             self._copy(buffer, row, np.ascontiguousarray(array), slots, to_host=False)
             # The array is pageable and may be a temporary copy.
             self._library.stream.synchronize()
+
+    def _copy_pages(
+        self, pool: Tensor, copies: Sequence[PageCopy], slots: int, *, save: bool
+    ) -> None:
+        check_pages(pool, self._buffers, copies, self._buffers[0].shape[0], slots)
+        self._use_slots(slots, max((copy.row for copy in copies), default=-1) + 1)
+        self._pages.queue(pool, copies, save=save)
 
     def _copy(
         self, buffer: Tensor, row: int, array: NDArray[Any], slots: int, *, to_host: bool

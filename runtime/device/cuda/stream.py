@@ -65,6 +65,7 @@ class CudaStream:
         self.handle = int(self.native)
         self._copy_in = self._driver.function("cuMemcpyHtoDAsync")
         self._copy_out = self._driver.function("cuMemcpyDtoHAsync")
+        self._copy = self._driver.function("cuMemcpyAsync")
 
     def synchronize(self) -> None:
         """Return when everything that was queued has ended; raises what it raised."""
@@ -81,6 +82,12 @@ class CudaStream:
         (status,) = self._copy_out(target, source, nbytes, self.native)
         if status:
             raise self._driver.failure("cuMemcpyDtoHAsync", status)
+
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        """Queue a copy between memory of the device or pinned memory, whichever each is."""
+        (status,) = self._copy(target, source, nbytes, self.native)
+        if status:
+            raise self._driver.failure("cuMemcpyAsync", status)
 
     def zero(self, target: int, nbytes: int) -> None:
         """Queue the zeroing of device memory."""

@@ -7,14 +7,16 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from runtime.arrangement import Arrangement, Stale
+from runtime.arrangement import Arrangement, Seat, Stale
 from runtime.caches.hybrid_cache_manager import HybridCacheManager
 from runtime.config import LLMEngineRunnerConfig
+from runtime.device.arrays import PageCopy
 from runtime.device.device import Device
 from runtime.tensors.tensor import Tensor
 from tests.runtime.arrangements import arrangements
 
 Row = list[NDArray[Any]]
+PAGE = 16
 SPOILED = 5
 """Slots behind the filled ones of a row that are not finite when it leaves its place."""
 
@@ -31,6 +33,10 @@ class House:
         self.caches = HybridCacheManager(config, device)
         self.limit = config.max_supported_batch_size
         self._read = read
+        first = self._buffers[0]
+        shape = (2, len(self._buffers), first.shape[1], PAGE, first.shape[3])
+        self._pool = device.zeros("pages", shape, first.dtype)
+        self._page = np.zeros(shape[1:], first.dtype)
         self._rows: list[Row] = []
         self._count = 0
 
@@ -48,6 +54,10 @@ class House:
             row[number] = np.concatenate([known, new], axis=1)
         caches.kv.restore(place, row)
         caches.commit([slots], place)
+        # What a row holds now is what another one comes with.
+        kept = min(PAGE, length)
+        caches.kv.save(self._pool, [PageCopy(0, 0, place, length - kept, kept)])
+        self._page[:, :, :kept] = [one[:, length - kept :] for one in row]
 
     def arrange(self, arrangement: Arrangement) -> None:
         """Let rows move over slots that are not finite behind each that leaves its place."""
@@ -56,18 +66,23 @@ class House:
         kept -= {move[0] for move in arrangement.moves} | {seat.place for seat in arrangement.seats}
         kept -= {move[1] for move in arrangement.moves}
         settled = arrangement.settle(lengths, lambda seat: seat.filled)
+        # A prefix comes into slots that are zeroed: the bucket may grow before it does.
+        moved = arrangement.settle(lengths, lambda _: 0)
         bucket, stale = caches.kv.bucket, []
         for place in set(range(len(lengths))) - kept:
             begin, end = lengths[place], min(lengths[place] + SPOILED, bucket)
             self._spoil(place, end)
-            filled = settled[place] if place < len(settled) else 0
+            filled = moved[place] if place < len(moved) else 0
             stale.append(Stale(place, max(begin, filled), end))
         caches.rearrange(arrangement._replace(stale=stale))
-        self._rows = arrangement.settle(self._rows, lambda _: self._empty())
+        for seat in arrangement.seats:
+            caches.kv.load(self._pool, _pages_of(seat))
+        self._rows = arrangement.settle(self._rows, self._seat)
         assert caches.row_lengths == settled
         longest = max(settled, default=0)
         fitting = [size for size in caches.kv.buckets if 4 * longest <= 3 * size]
-        assert caches.kv.bucket == min([bucket, *fitting])
+        least = min(size for size in caches.kv.buckets if size >= longest)
+        assert caches.kv.bucket == min([max(bucket, least), *fitting])
 
     def check(self) -> None:
         """Every row holds what it should, and no slot of any place is not finite."""
@@ -81,8 +96,9 @@ class House:
             assert all(np.array_equal(*pair) for pair in zip(got, row, strict=True))
         assert all(caches.finite(place) for place in range(self.limit))
 
-    def _empty(self) -> Row:
-        return [np.zeros((t.shape[1], 0, t.shape[3]), t.dtype) for t in self._buffers]
+    def _seat(self, seat: Seat) -> Row:
+        count = -(-seat.filled // PAGE)
+        return [np.tile(one, (1, count, 1))[:, : seat.filled] for one in self._page]
 
     def _spoil(self, place: int, end: int) -> None:
         row = self._rows[place]
@@ -96,11 +112,18 @@ class House:
         return self.caches.kv.keys + self.caches.kv.values
 
 
+def _pages_of(seat: Seat) -> list[PageCopy]:
+    return [
+        PageCopy(0, 0, seat.place, slot, min(PAGE, seat.filled - slot))
+        for slot in range(0, seat.filled, PAGE)
+    ]
+
+
 def live(house: House, data: st.DataObject, longest: int) -> None:
     """A life of a house: at each border rows are arranged anew, then some of them grow."""
     for _ in range(data.draw(st.integers(1, 6))):
         lengths = house.caches.row_lengths
-        house.arrange(data.draw(arrangements(lengths, house.limit)))
+        house.arrange(data.draw(arrangements(lengths, house.limit, longest)))
         house.check()
         for place in range(house.caches.batch):
             slots = data.draw(st.integers(0, longest))

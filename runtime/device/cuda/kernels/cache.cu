@@ -2,6 +2,7 @@
 // table of their addresses. A slot has `width` units of UNIT, at most 16 bytes each.
 
 #define MOVES 64
+#define PAGES 64
 // Moves of which a thread holds the data at the same time.
 #define AHEAD 4
 
@@ -75,6 +76,41 @@ extern "C" __global__ void zero_slots(Rows rows, int row, int begin, int end) {
   unit* base = block_of(rows, row, blockIdx.y) + (long long)begin * rows.width;
   for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < size; i += stride)
     base[i] = unit();
+}
+
+// A pool of pages, dense [pages, buffers, heads, page_tokens, head_dim], and copies between it and
+// rows: `count` slots of a row from `slot` on lie in a page from `offset` on.
+struct Pages {
+  unit* pool;
+  int page_tokens;
+  int save;
+  int page[PAGES];
+  int offset[PAGES];
+  int row[PAGES];
+  int slot[PAGES];
+  int count[PAGES];
+};
+
+// Grid x covers heads * count * width of the largest copy, y the copies, z the buffers. The pool
+// may lie in pinned memory.
+extern "C" __global__ void copy_pages(Rows rows, Pages pages) {
+  int copy = blockIdx.y;
+  int unit_of_slot = (blockIdx.x * blockDim.x + threadIdx.x) % rows.width;
+  int token = (blockIdx.x * blockDim.x + threadIdx.x) / rows.width;
+  int count = pages.count[copy];
+  if (token >= rows.heads * count) return;
+  int head = token / count;
+  token %= count;
+  unit* own = block_of(rows, pages.row[copy], head) +
+              (long long)(pages.slot[copy] + token) * rows.width + unit_of_slot;
+  long long block = ((long long)pages.page[copy] * gridDim.z + blockIdx.z) * rows.heads + head;
+  unit* stored = pages.pool +
+                 (block * pages.page_tokens + pages.offset[copy] + token) * rows.width +
+                 unit_of_slot;
+  if (pages.save)
+    *stored = *own;
+  else
+    *own = *stored;
 }
 
 struct Path {

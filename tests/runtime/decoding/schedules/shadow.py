@@ -58,9 +58,9 @@ class Shadow:
             places[target] = places.pop(source)
             gone.discard(target)
             moved.add(target)
-        for place, request, _ in arrangement.seats:
+        for place, request, filled, _ in arrangement.seats:
             check(place not in moved, "{} is given twice: {}", place, arrangement)
-            places[place] = Place(request)
+            places[place] = Place(request, filled)
             moved.add(place)
         check(set(range(arrangement.rows)) <= set(places), "a place is empty: {}", arrangement)
         check(moved <= set(range(arrangement.rows)), "a place is none: {}", arrangement)

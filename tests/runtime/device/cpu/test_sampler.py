@@ -88,7 +88,7 @@ def test_rows_pick_what_they_pick_alone_wherever_they_are_placed(data: st.DataOb
     for step in range(6):
         arrangement = data.draw(arrangements([0] * len(alone), 3))
         requests = data.draw(st.lists(st.sampled_from(_requests()), min_size=3, max_size=3))
-        seats = [Seat(place, requests[place]) for place, _, _ in arrangement.seats]
+        seats = [Seat(place, requests[place]) for place, *_ in arrangement.seats]
         arrangement = arrangement._replace(seats=seats)
         sampler.rearrange(arrangement)
         alone = arrangement.settle(alone, lambda seat: _sampler_of(seat.request))

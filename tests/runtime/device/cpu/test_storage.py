@@ -2,7 +2,9 @@ import numpy as np
 import pytest
 
 from runtime.arrangement import RowMove
+from runtime.device.arrays import PageCopy
 from runtime.device.cpu.storage import CpuCacheStorage
+from runtime.errors import HearthError
 from runtime.tensors.tensor import Tensor
 
 FLOAT = np.dtype(np.float32)
@@ -90,3 +92,44 @@ def test_a_row_is_copied_out_and_in() -> None:
     for number, tensor in enumerate(buffers):
         assert (tensor.array[0, :, :4] == 10 * number + 3).all()
         assert (tensor.array[0, :, 4:] == 10 * number + 1).all()
+
+
+def test_pages_are_saved_from_a_row_and_loaded_into_another_in_any_bucket() -> None:
+    storage, buffers = _storage()
+    pool = Tensor.zeros("pages", (2, 2, HEADS, 4, DIM), FLOAT)
+    for number, tensor in enumerate(buffers):
+        tensor.array[1] += np.arange(SLOTS, dtype=FLOAT)[:, None] * 100 + number
+    saved = [tensor.array[1].copy() for tensor in buffers]
+    storage.save(pool, [PageCopy(1, 0, 1, 2, 3), PageCopy(0, 2, 1, 1, 2)], SLOTS)
+    assert not pool.array[0, :, :, :2].any()
+    for tensor in buffers:
+        tensor.array[...] = 0
+    storage.load(pool, [PageCopy(1, 1, 2, 0, 2), PageCopy(0, 2, 0, 3, 1)], 4)
+    for tensor, known in zip(buffers, saved, strict=True):
+        view = tensor.view((ROWS, HEADS, 4, DIM))
+        assert np.array_equal(view[2, :, :2], known[:, 3:5])
+        assert np.array_equal(view[0, :, 3], known[:, 1])
+        assert np.count_nonzero(view) == np.count_nonzero(known[:, 3:5]) + known[:, 1].size
+
+
+@pytest.mark.parametrize(
+    ("shape", "copy"),
+    [
+        ((2, 2, HEADS, 4, DIM), PageCopy(2, 0, 0, 0, 1)),
+        ((2, 2, HEADS, 4, DIM), PageCopy(0, 2, 0, 0, 3)),
+        ((2, 2, HEADS, 4, DIM), PageCopy(0, 0, 3, 0, 1)),
+        ((2, 2, HEADS, 4, DIM), PageCopy(0, 0, 0, 4, 3)),
+        ((2, 2, HEADS, 4, DIM), PageCopy(0, 0, 0, -1, 1)),
+        ((2, 3, HEADS, 4, DIM), PageCopy(0, 0, 0, 0, 1)),
+        ((2, 2, HEADS, 4, DIM + 1), PageCopy(0, 0, 0, 0, 1)),
+    ],
+)
+def test_a_copy_beyond_a_page_or_a_row_is_refused(shape: tuple[int, ...], copy: PageCopy) -> None:
+    storage, buffers = _storage()
+    before = [tensor.array.copy() for tensor in buffers]
+    pool = Tensor("pages", np.full(shape, -1, FLOAT))
+    for act in (storage.save, storage.load):
+        with pytest.raises(HearthError, match="has no room"):
+            act(pool, [copy], SLOTS)
+    assert (pool.array == -1).all()
+    assert all(np.array_equal(t.array, b) for t, b in zip(buffers, before, strict=True))

@@ -187,7 +187,7 @@ def test_histories_follow_their_rows_wherever_they_are_placed(
     for _ in range(5):
         arrangement = data.draw(arrangements([0] * len(bench.rows), 8))
         requests = random_rows(rng, vocab, 8)
-        seats = [Seat(place, requests[place]) for place, _, _ in arrangement.seats]
+        seats = [Seat(place, requests[place]) for place, *_ in arrangement.seats]
         bench.rearrange(arrangement._replace(seats=seats))
         rows = len(bench.rows)
         decoding = data.draw(st.integers(0, rows))

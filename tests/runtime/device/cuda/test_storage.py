@@ -6,6 +6,7 @@ import pytest
 from numpy.typing import NDArray
 
 from runtime.arrangement import RowMove
+from runtime.device.arrays import PageCopy
 from runtime.device.cpu.storage import CpuCacheStorage
 from runtime.device.cuda.cuda_device import CudaDevice
 from runtime.device.cuda.storage import CudaCacheStorage
@@ -139,6 +140,41 @@ def test_a_row_is_saved_zeroed_and_restored(
     caches.cpu.write_row(2, saved, SLOTS)
     caches.cuda.write_row(2, saved, SLOTS)
     caches.check()
+
+
+@pytest.mark.parametrize(("dtype", "head_dim"), SHAPES)
+@pytest.mark.parametrize("pinned", [False, True])
+def test_pages_hold_what_rows_held(
+    gpu: CudaDevice, dtype: np.dtype[Any], head_dim: int, *, pinned: bool
+) -> None:
+    caches = Caches(gpu, 6, dtype, head_dim)
+    shape = (90, 2 * LAYERS, HEADS, 8, head_dim)
+    host = Tensor.zeros("pages", shape, dtype)
+    pool = (gpu.host_zeros if pinned else gpu.zeros)("pages", shape, dtype)
+    random = caches.rng.integers
+    saves = [
+        PageCopy(page, offset, int(random(6)), int(random(SLOTS - 7)), 8 - offset)
+        for page, offset in enumerate(random(0, 9, 90).tolist())
+    ]
+    loads = [PageCopy(int(random(90)), 1, row, 9 * half, 7) for row in range(6) for half in (0, 1)]
+    for storage, pages in ((caches.cpu, host), (caches.cuda, pool)):
+        storage.save(pages, saves, SLOTS)
+        storage.load(pages, loads, SLOTS)
+        storage.load(pages, [], SLOTS)
+    caches.check()
+    gpu.stream.synchronize()
+    kept = pool.array if pinned else gpu.read(pool)
+    assert kept.tobytes() == host.array.tobytes()
+
+
+def test_a_page_goes_from_device_memory_to_pinned_memory_and_back(gpu: CudaDevice) -> None:
+    pages = np.arange(24, dtype=np.float32).reshape(2, 12)
+    device, pinned = gpu.constant("pages", pages), gpu.host_zeros("pages", (12,), pages.dtype)
+    gpu.transfer(device.part("page", 12, (12,)), pinned)
+    gpu.transfer(pinned, device.part("page", 0, (12,)))
+    assert gpu.read(device).tolist() == pages[[1, 1]].tolist()
+    with pytest.raises(HearthError, match="is to be copied into"):
+        gpu.transfer(device, pinned)
 
 
 def random_paths(rng: np.random.Generator, rows: int, room: int) -> NDArray[np.int32]:

@@ -9,6 +9,7 @@ from msgspec import structs
 
 from runtime.arrangement import Arrangement, RowMove, Seat, Stale
 from runtime.caches.hybrid_cache_manager import HybridCacheManager
+from runtime.device.arrays import PageCopy
 from runtime.device.cuda.compiler import KernelCompiler
 from runtime.device.cuda.context import CudaContext
 from runtime.device.cuda.cuda_device import CudaDevice
@@ -175,6 +176,19 @@ def test_the_slots_of_all_layers_move_in_one_launch(queue: Queue) -> None:
     assert queue.counts() == (1, 1)
     storage.commit_path(np.array([[0, 1], [0, 1]], np.int32), [5, 7], 64)
     assert queue.counts() == (0, 0)
+
+
+def test_pages_of_all_layers_are_copied_in_few_launches_and_nothing_waits(queue: Queue) -> None:
+    gpu = queue.device
+    caches = [gpu.zeros("cache", (ROWS, 2, 4096, 128), HALF) for _ in range(56)]
+    storage = gpu.cache_storage(caches, 2, 128)
+    pool = gpu.zeros("pages", (80, 56, 2, 32, 128), HALF)
+    copies = [PageCopy(page, 0, 0, 32 * page, 32) for page in range(80)]
+    queue.api.calls.clear()
+    storage.save(pool, copies, 4096)
+    storage.load(pool, copies[:1], 4096)
+    assert queue.grids() == [(4, 64, 56), (4, 16, 56), (4, 1, 56)]
+    assert queue.counts() == (3, 0)
 
 
 def test_rows_are_placed_anew_without_waiting_for_queued_steps(queue: Queue) -> None:
