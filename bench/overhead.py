@@ -14,7 +14,7 @@ from hearth_client import AsyncClient, Client
 
 from bench.batches import rows_of
 from bench.report import note, print_fields, publish
-from bench.toy_daemon import connected, given_or_toy, simulated_flags
+from bench.toy_daemon import NO_REUSE, connected, given_or_toy, simulated_flags
 from daemon.cli.options import NumberRange, json_option
 from daemon.own_daemon import own_daemon
 from runtime.decoding.runtime import LLMInferenceRuntime
@@ -85,7 +85,7 @@ def overhead(step_ms: float, requests: int, rounds: int, max_tokens: int, *, as_
     """
     with given_or_toy() as engine, closing(InProcessLoop(engine, step_ms)) as loop:
         one_row = min(_ONE_ROW_TOKENS, max_tokens)
-        flags = simulated_flags(step_ms)
+        flags = (*simulated_flags(step_ms), *NO_REUSE)
         with own_daemon(engine, (*flags, "--fill-wait-ms", "0")) as daemon:
             note("one row, no wait to fill a batch")
             quick = arrivals(daemon.socket, requests, one_row)

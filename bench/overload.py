@@ -22,7 +22,7 @@ from bench.child_process import family_usage
 from bench.load_clients import simulated_stream
 from bench.overload_rows import ROWS, Rows
 from bench.report import Record, note, print_fields, publish, record_option
-from bench.toy_daemon import given_or_toy, simulated_flags
+from bench.toy_daemon import NO_REUSE, given_or_toy, simulated_flags
 from daemon.cli.errors import FAILED
 from daemon.cli.options import NumberRange, json_option
 from daemon.own_daemon import OwnDaemon, own_daemon
@@ -130,7 +130,7 @@ def overload(
     where a row of the others is not as it has to be.
     """
     wanted = row or ("overload", *ROWS)
-    flags = (*simulated_flags(step_ms), *_FLAGS)
+    flags = (*simulated_flags(step_ms), *NO_REUSE, *_FLAGS)
     figures: dict[str, Any] = {}
     faults: list[str] = []
     with given_or_toy() as engine, own_daemon(engine, flags) as daemon:

@@ -10,6 +10,8 @@ import click
 from hearth_client import AsyncClient
 
 _CAPACITY = 2048
+NO_REUSE = ("--prefix-cache-bytes", "0")
+"""Flags for a bench that times prompts and sends some of them more than once."""
 
 
 def engine_option(stand_in: str) -> Callable[[Any], Any]:

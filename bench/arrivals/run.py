@@ -25,7 +25,7 @@ from bench.arrivals.ideal import first_come, in_turn
 from bench.arrivals.workload import MEAN_REPLY, Workload
 from bench.load_clients import simulated_stream
 from bench.report import Record, note, print_cases, publish
-from bench.toy_daemon import given_or_toy, simulated_flags
+from bench.toy_daemon import NO_REUSE, given_or_toy, simulated_flags
 from daemon.cli.errors import FAILED, Failure
 from daemon.own_daemon import own_daemon
 from runtime.config import load_config
@@ -135,7 +135,7 @@ class ArrivalRun:
 
     def _mode(self, mode: str) -> dict[str, ArrivalFigures]:
         plan, found = self._plan, {}
-        flags = (*_FLAGS, *plan.flags, "--batching", mode)
+        flags = (*_FLAGS, *NO_REUSE, *plan.flags, "--batching", mode)
         with own_daemon(plan.engine, flags) as daemon:
             if not self.full_house_tokens_per_s:
                 self.full_house_tokens_per_s = self._full_house(daemon.socket)

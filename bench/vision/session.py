@@ -18,6 +18,7 @@ from bench.child_process import family_usage
 from bench.contenders.contender import Device
 from bench.memory import gpu_meter
 from bench.report import note
+from bench.toy_daemon import NO_REUSE
 from bench.vision.asking import QUESTION, Asker, asker
 from bench.vision.beside import CLIENTS, answers, rates
 from bench.vision.figures import (
@@ -91,7 +92,9 @@ class VisionSession:
         plan = self._plan
         used = gpu_meter() if plan.device == "cuda" else None
         before = used() if used else 0
-        with own_daemon(plan.engine, ("--log-level", "warning")) as daemon, asker(daemon) as asks:
+        # The same picture is asked about again and again.
+        flags = ("--log-level", "warning", *NO_REUSE)
+        with own_daemon(plan.engine, flags) as daemon, asker(daemon) as asks:
             if used:
                 self._memory["daemon_gpu"] = (used() - before) / 1e6
             looks = self._contest(asks)

@@ -197,6 +197,9 @@ def _figures(generation: Generation, began: float, first: float) -> str:
         figures += f", first after {(first - began) * 1000:.0f} ms"
     if tokens > 1:
         figures += f", {speed:.0f} tokens/s"
+    if done.usage.cached_tokens:
+        prompt = f"{done.usage.cached_tokens} of {done.usage.prompt_tokens}"
+        figures += f", {prompt} prompt tokens known before"
     if done.speculation is not None:
         figures += f", {done.speculation.accept_length:.1f} tokens a round"
     if done.images is not None:

@@ -10,7 +10,7 @@ from daemon.own_daemon import own_daemon
 # Four prompts of 60 tokens take 2 s to read, and 20 steps more until they have paid for that.
 DEAR = (
     *("--engine-kind", "simulated", "--step-ms", "100", "--prefill-us", "8000"),
-    *("--hold-s", "0.3", "--speculation", "off"),
+    *("--hold-s", "0.3", "--speculation", "off", "--prefix-cache-bytes", "0"),
 )
 SLOW = ("--engine-kind", "simulated", "--step-ms", "20", "--hold-s", "60")
 

@@ -40,6 +40,7 @@ class FakeGeneration:
         self.reason: Reason = "stop"
         self.speculation: Speculation | None = None
         self.images: ImageUsage | None = None
+        self.cached = 0
         self._words = words
         self._said: list[str] = []
         self._cancelled = False
@@ -55,7 +56,8 @@ class FakeGeneration:
             if number == self.interrupt_after:
                 os.kill(os.getpid(), signal.SIGINT)
         reason = "cancelled" if self._cancelled else self.reason
-        usage = Usage(prompt_tokens=3, completion_tokens=len(self._said))
+        count = len(self._said)
+        usage = Usage(prompt_tokens=3, completion_tokens=count, cached_tokens=self.cached)
         self.done = Done(id="1", reason=reason, usage=usage)
         self.done.speculation, self.done.images = self.speculation, self.images
 
@@ -75,6 +77,7 @@ class FakeClient:
         self.lost_after: int | None = None
         self.reason: Reason = "stop"
         self.silence_s = 0.0
+        self.cached = 0
         self.images: ImageUsage | None = None
 
     def generate(self, **request: Any) -> FakeGeneration:
@@ -84,6 +87,7 @@ class FakeClient:
         time.sleep(self.silence_s)
         generation = FakeGeneration(self.words)
         generation.lost_after, generation.reason = self.lost_after, self.reason
+        generation.cached = self.cached
         generation.interrupt_after, generation.images = self.interrupt_after, self.images
         if request["speculation"]:
             generation.speculation = Speculation(rounds=2, drafted=8, accepted=5, accept_length=2.5)
@@ -134,6 +138,12 @@ def test_options_reach_the_request(client: FakeClient) -> None:
     request = client.asked[0]
     assert (request["max_tokens"], request["temperature"], request["seed"]) == (9, 0.5, 4)
     assert said(request)[0] == EXAMPLE_HOME
+
+
+def test_what_of_the_prompt_was_known_before_is_told(client: FakeClient) -> None:
+    assert "known before" not in chat("one\n").stderr
+    client.cached = 2
+    assert ", 2 of 3 prompt tokens known before" in chat("one\n").stderr
 
 
 def test_speculation_is_asked_for_declined_or_left_to_the_daemon(client: FakeClient) -> None:
