@@ -22,12 +22,12 @@ from actors.tower_memory import TowerMemory
 from runtime.config import load_config
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.errors import HearthError
-from runtime.known_answer import load_answer
 from runtime.loading import Stage, Told, nobody
 from runtime.request import RequestOptions, RowRequest
 from runtime.undo import undoing
 from runtime.vision.answer_check import check_tower_answer
 from runtime.vision_config import VISION_FOLDER
+from runtime.weights.external_weight_manager import answer_of
 
 _FLUSH_S = 2.0
 _TOLD_S = 0.25
@@ -129,7 +129,7 @@ def _warm_up(runtime: LLMInferenceRuntime) -> None:
 
 def _check_answer(runtime: LLMInferenceRuntime, settings: ExecutorSettings) -> None:
     """Ready also means that the engine computes its model, as far as it has a known answer."""
-    answer = load_answer(Path(settings.engine), runtime.config)
+    answer = answer_of(Path(settings.engine), runtime.config, settings.options.weights)
     if answer is None:
         simulated = runtime.config.backend == "simulated"
         reason = "the engine is simulated" if simulated else "the engine folder has none"

@@ -23,13 +23,13 @@ from runtime.errors import HearthError
 from runtime.executor.engine import EngineOptions
 from runtime.executor.threads import physical_cores
 from runtime.images import Picture
-from runtime.known_answer import load_answer
 from runtime.memory.system import available_memory
 from runtime.pictures.sizes import layout_of
 from runtime.tower_answer import TowerReport
 from runtime.vision.answer_check import check_tower_answer
 from runtime.vision.vision_runner import VisionRunner
 from runtime.vision_config import VISION_FOLDER, Family, VisionConfig, load_vision_config
+from runtime.weights.external_weight_manager import answer_of
 
 T = TypeVar("T")
 _LARGE = Picture("png", 1 << 14, 1 << 14)
@@ -162,8 +162,9 @@ def with_answer(report: Report, settings: Settings, folder: Path) -> Report:
     if not report.ok:
         return report
     try:
-        with closing(LLMInferenceRuntime.open(folder, runtime_options(settings))) as runtime:
-            answer = load_answer(folder, runtime.config)
+        options = runtime_options(settings)
+        with closing(LLMInferenceRuntime.open(folder, options)) as runtime:
+            answer = answer_of(folder, runtime.config, options.weights)
             if answer is None:
                 return msgspec.structs.replace(report, answer="none")
             runtime.capture([1, runtime.max_batch])

@@ -44,6 +44,7 @@ def runtime_options(settings: Settings) -> RuntimeOptions:
         prefix_host_bytes=settings.prefix_host_bytes,
         prefix_disk_bytes=settings.prefix_disk_bytes,
         prefix_folder=_prefix_folder(settings),
+        weights=str(Path(settings.weights).absolute()) if settings.weights else "",
         speculation=speculation_options(settings),
     )
 

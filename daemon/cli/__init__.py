@@ -11,6 +11,7 @@ _COMMANDS = {
     "chat": LazyCommand("daemon.cli.chat:chat", "Talk to a running daemon."),
     "generate": LazyCommand("daemon.cli.generate:generate", "Answer prompts without a daemon."),
     "export": LazyCommand("daemon.cli.export:export", "Build an engine folder from a model."),
+    "weights": LazyCommand("daemon.cli.weights:weights", "Write weights for an engine of others."),
     "check": LazyCommand("daemon.cli.check:check", "Say what would be used, and whether it fits."),
     "status": LazyCommand("daemon.cli.status:status", "Show what a running daemon does."),
     "metrics": LazyCommand("daemon.cli.metrics:metrics", "Print what a running daemon counts."),

@@ -12,6 +12,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     engine: Annotated[
         str, Meta(description="Engine folder to serve; empty for the shipped model.")
     ] = ""
+    weights: Annotated[
+        str,
+        Meta(
+            description="File of external weights, from `hearth weights`, to serve in place of the "
+            "engine folder's own; empty for these."
+        ),
+    ] = ""
     engine_kind: Annotated[
         Literal["auto", "onnxruntime", "simulated", "tensorrt"],
         Meta(

@@ -1,12 +1,18 @@
 """Engines with external weights, and what they generate."""
 
+import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.export import ExportOptions, export_model
 from runtime.options import RuntimeOptions
 from runtime.request import RequestOptions, RowRequest
+from tests.runtime.export.hugging_face import Tensors, change_tensors
 
 Given = list[tuple[int, int, list[float]]]
 
@@ -19,7 +25,7 @@ def export(source: Path, target: Path, **options: Any) -> Path:
 
 def generated(folder: Path, **options: Any) -> Given:
     """Row, token and likeliest logits of each of some steps of three rows."""
-    runtime = LLMInferenceRuntime.open(folder, RuntimeOptions(threads=1, **options))
+    runtime = LLMInferenceRuntime.open(folder, RuntimeOptions(**{"threads": 1, **options}))
     asked = RequestOptions(max_tokens=8, ignore_eos=True, logprobs=3)
     rows = [
         RowRequest(token_ids=[1, 2, 3 + row], prompt_length=3, options=asked) for row in range(3)
@@ -33,3 +39,27 @@ def generated(folder: Path, **options: Any) -> Given:
     finally:
         runtime.close()
     return given
+
+
+def tuned(model: Path, target: Path, seed: int = 1) -> Path:
+    """Another fine-tune of the shape of a model: all of its numbers moved a little."""
+    shutil.copytree(model, target)
+    random = np.random.default_rng(seed)
+
+    def move(tensors: Tensors) -> None:
+        for name, values in tensors.items():
+            noise = 0.05 * random.normal(size=values.shape)
+            tensors[name] = (values + noise).astype(values.dtype)
+
+    change_tensors(target, move)
+    return target
+
+
+def with_header(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the header of a safetensors file, which keeps its length."""
+    data = bytearray(path.read_bytes())
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    change(header)
+    data[8 : 8 + length] = json.dumps(header).encode().ljust(length)
+    path.write_bytes(data)

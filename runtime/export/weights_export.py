@@ -1,0 +1,140 @@
+"""The weights of another model for an engine that was exported with external weights."""
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from runtime.config import LLMEngineRunnerConfig, load_config
+from runtime.engine_folder import LAYOUT_FILE, TOKENIZER_FILE
+from runtime.errors import HearthError
+from runtime.export.base_graph import base_graph
+from runtime.export.checkpoint import Checkpoint
+from runtime.export.external_weights import facts_of, table_bytes
+from runtime.export.image_families import text_name
+from runtime.export.json_file import read_json
+from runtime.export.known_answer import Rehearsal, known_answer
+from runtime.export.layout import check_tensors
+from runtime.export.model_config import ModelConfig, load_model_config
+from runtime.export.onnx_files import write_weights
+from runtime.export.progress import Meter, Progress
+from runtime.export.text_files import check_tokenizer
+from runtime.export.weights import Weights
+from runtime.memory.sizes import projection_bytes, projection_elements
+from runtime.weights.layout import load_layout
+from runtime.weights.weights_file import WeightsFile, open_weights, write_head
+
+
+def export_weights(
+    source: Path, engine: Path, target: Path, progress: Progress | None = None
+) -> WeightsFile:
+    """Write the weights of a Hugging Face folder for an engine folder into the file `target`.
+
+    The engine keeps its tokenizer, chat template, draft and vision tower. Raises what
+    `export_model` does; `model_unsupported` and `tokenizer_mismatch` name in what the model is
+    another than the engine's. Nothing is left behind then.
+    """
+    config = load_config(engine)
+    if not config.external_weight_files:
+        raise HearthError(
+            "unsupported_option",
+            f"{engine} holds its weights itself: export it with --external-weights",
+            "engine",
+        )
+    layout, model = load_layout(engine), load_model_config(source)
+    _check_model(model, config, facts=(msgspec.structs.asdict(layout.model)))
+    _check_tokenizer(source, engine, model)
+    checkpoint = Checkpoint(source, str if model.images is None else text_name)
+    check_tensors(checkpoint, model)
+    weights = Meter(
+        progress, "weights", projection_bytes(config) + table_bytes(model, checkpoint, config)
+    )
+    answering = Meter(progress, "answer", projection_elements(config) * 4)
+    with _fresh_file(target) as path:
+        build = base_graph(model, checkpoint, config)
+        made = Weights(checkpoint, config)
+        written = write_weights(path, model, config, made, build=build, written=weights.add)
+        weights.finish()
+        if (written.begin, written.tensors) != (layout.begin, layout.tensors):
+            raise HearthError(
+                "engine_incompatible",
+                "this version of Hearth lays weights out otherwise than the engine does: export "
+                "the engine again",
+                LAYOUT_FILE,
+            )
+        answer = known_answer(model, Rehearsal(checkpoint, config, answering.add), config)
+        write_head(path, layout, source.resolve().name, msgspec.json.encode(answer))
+        answering.finish()
+        open_weights(path, layout)
+    return open_weights(target, layout)
+
+
+def _check_model(model: ModelConfig, config: LLMEngineRunnerConfig, facts: dict[str, Any]) -> None:
+    """Refuse a model for which the graph, or what the runtime knows of it, would be another."""
+    given = msgspec.structs.asdict(facts_of(model))
+    given |= {
+        "image_token_id": model.image_token_id,
+        "num_deepstack_features": model.num_deepstack_features,
+    }
+    wanted = facts | {name: getattr(config, name) for name in given if name not in facts}
+    for name, value in given.items():
+        if value != wanted[name]:
+            raise HearthError(
+                "model_unsupported",
+                f"{name} of the model is {value}, that of the engine {wanted[name]}: export the "
+                "model as an engine of its own",
+                name,
+            )
+    others = set(model.eos_token_ids) - set(config.eos_token_ids)
+    if others:
+        raise HearthError(
+            "model_unsupported",
+            f"the model ends with the token {min(others)}, at which the engine does not stop: "
+            "export it as an engine of its own",
+            "eos_token_id",
+        )
+
+
+def _check_tokenizer(source: Path, engine: Path, model: ModelConfig) -> None:
+    """The engine's tokenizer has to mean by each id what the model's does."""
+    theirs, ours = source / TOKENIZER_FILE, engine / TOKENIZER_FILE
+    check_tokenizer(theirs, model)
+    if theirs.read_bytes() == ours.read_bytes():
+        return
+    one, other = (_meaning(read_json(path)) for path in (theirs, ours))
+    if one != other:
+        raise HearthError(
+            "tokenizer_mismatch",
+            f"the model's {TOKENIZER_FILE} is not the engine's: export it as an engine of its own",
+            TOKENIZER_FILE,
+        )
+
+
+def _meaning(tokenizer: dict[str, Any]) -> tuple[Any, ...]:
+    added = tokenizer.get("added_tokens") or []
+    tokens = sorted((one.get("id"), one.get("content")) for one in added)
+    parts = (tokenizer.get(name) for name in ("normalizer", "pre_tokenizer", "model"))
+    return (tokens, *parts)
+
+
+@contextmanager
+def _fresh_file(target: Path) -> Iterator[Path]:
+    """A file beside the target that becomes the target, or vanishes when the block fails."""
+    if target.exists():
+        raise HearthError(
+            "invalid_value", f"{target} exists already: remove it or name another", "target"
+        )
+    path = target.parent / f".{target.name}.{secrets.token_hex(4)}"
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        yield path
+        path.replace(target)
+    except OSError as error:
+        raise HearthError(
+            "invalid_value", f"{target} cannot be written: make room or name another", "target"
+        ) from error
+    finally:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,26 @@
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from daemon.cli.export import export
+from daemon.cli.weights import weights
+from runtime.errors import HearthError
+from tests.daemon.conftest import REFERENCE
+
+
+def run(*arguments: object) -> Result:
+    given = [str(one) for one in arguments]
+    return CliRunner().invoke(weights, given, standalone_mode=False, catch_exceptions=False)
+
+
+def test_weights_are_written_for_an_engine(tmp_path: Path) -> None:
+    engine, file = tmp_path / "engine", tmp_path / "new" / "tuned.safetensors"
+    arguments = [str(REFERENCE), str(engine), "--external-weights"]
+    CliRunner().invoke(export, arguments, standalone_mode=False, catch_exceptions=False)
+    result = run(REFERENCE, file, "--engine", engine)
+    assert file.read_bytes() == (engine / "weights.safetensors").read_bytes()
+    assert f"--engine {engine} --weights {file}" in result.stderr.replace("\n", "")
+    with pytest.raises(HearthError) as caught:
+        run(REFERENCE, file, "--engine", tmp_path / "none")
+    assert caught.value.code == "engine_missing"
