@@ -239,7 +239,12 @@ class PageIndex:
             self.release([page])
             if place is None:
                 return None
+            source = page.place
             self._free_place(page)
+            if source is not None and page.draft and not has_draft:
+                page.place = place
+                changes.append(Move(page, source, place))
+                return page
         else:
             shorter = shorter_child(parent, own)
             if shorter is not None and not shorter.holds:

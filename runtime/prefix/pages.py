@@ -35,7 +35,9 @@ class Page:
     holds: int = 0
     children: list["Page"] = field(default_factory=list)
 
-    def __len__(self) -> int:
+    @property
+    def length(self) -> int:
+        """How many tokens it holds."""
         return len(self.tokens) // TOKEN_BYTES
 
     @property

@@ -12,6 +12,8 @@ from runtime.prefix.page_index import PageIndex, Rooms
 from runtime.prefix.pages import Change, Erase, Move, Page, Place, Save, Write
 from tests.runtime.prefix.prompts import Beginning, identities, prompts
 
+PAGE_BYTES = PAGE_TOKENS * TOKEN_BYTES
+
 
 class Memories:
     """Does what the index asks for, and knows what then lies where."""
@@ -24,8 +26,8 @@ class Memories:
         for change in changes:
             match change:
                 case Save(page, place, first, base, draft):
-                    assert prompt is not None
-                    own = (prompt.root, prompt.between(0, first + len(page)))
+                    assert prompt is not None, "only rows bring what is saved"
+                    own = (prompt.root, prompt.between(0, first + page.length))
                     if not base:
                         assert self.slots[place] == (own, False)
                     self.slots[place] = (own, draft)
@@ -90,12 +92,16 @@ class House:
                 (root, text), draft = self.memories.disk[page.name]
             assert root == prompt.root
             assert text.startswith(prompt.between(0, end))
-            assert len(text) == (begin + len(page)) * TOKEN_BYTES
-            assert draft == page.draft or page.place is None
+            assert len(text) == (begin + page.length) * TOKEN_BYTES
+            assert draft == page.draft
             assert draft >= (end <= found.draft)
         for tier in ("device", "host", "disk"):
             assert self.index.held_in(tier) <= getattr(self.rooms, tier)
         assert self.index.held_in("disk") == len(self.memories.disk)
+        stored = {beginning for beginning, _ in self.memories.disk.values()}
+        for root, text in stored:
+            before = text[: (len(text) - 1) // PAGE_BYTES * PAGE_BYTES]
+            assert not before or (root, before) in stored, "it would lead nowhere after a restart"
 
 
 Action = Callable[[House, TokenIdentities, int], None]
