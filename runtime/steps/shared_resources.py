@@ -63,8 +63,10 @@ class SharedResources:
     def add_draft(self, config: LLMEngineRunnerConfig, folder: Path, device: Device) -> None:
         """Add caches, rotary tables and vocabulary of a draft engine; raises as `create_for_llm`.
 
-        `folder` is the draft's own.
+        `folder` is the draft's own. There is one: another one is `internal`.
         """
+        if len(self.cache_managers) > 1:
+            raise HearthError("internal", "the base has a draft already")
         self.add_rope(config, folder, device)
         self.cache_managers.append(_create_caches(config, device))
         if VOCABULARY_FILE in config.files:
