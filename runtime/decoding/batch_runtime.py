@@ -43,14 +43,16 @@ class BatchRuntime(Protocol):
     generation_metrics: StageMetrics
     """Decode steps and rounds of speculation."""
     speculation_metrics: EagleGenerationMetrics
-    prefix_metrics: PrefixMetrics | None
-    """None where there is no prefix cache."""
     memory: dict[str, int]
     """Bytes by part that the engines need with all rows full, as `hearth check` tells them."""
 
     @property
     def graphs(self) -> Mapping[str, GraphCounters]:
         """What became of graphs and steps so far, of the base and of a draft."""
+
+    @property
+    def prefix_metrics(self) -> PrefixMetrics | None:
+        """What the prefix cache has done and holds; None where there is none."""
 
     @property
     def device_free(self) -> int | None:

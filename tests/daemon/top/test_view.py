@@ -30,6 +30,11 @@ def test_the_screen(width: int) -> None:
     assert lines(report(), width=width) == expected.splitlines()
 
 
+def test_how_much_of_all_prompts_was_known_is_told_where_there_was_one() -> None:
+    found = report(prefix_queried=400, prefix_reused=300)
+    assert lines(found)[2] == "speed 412 tokens/s   3.2 requests/s   75% of prompts reused"
+
+
 @pytest.mark.parametrize("width", [1, 30, 80, 200])
 @pytest.mark.parametrize("height", [1, 12, 60])
 def test_nothing_is_wider_or_higher_than_the_terminal(width: int, height: int) -> None:
