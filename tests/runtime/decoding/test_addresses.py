@@ -52,7 +52,7 @@ def test_addresses_outlast_a_join_an_eviction_and_a_growing_bucket(
     runtime: LLMInferenceRuntime,
 ) -> None:
     before = bindings(runtime)
-    long = [7 * n % 280 + 3 for n in range(150)]
+    long = [7 * n % 280 + 3 for n in range(190)]
     runtime.admit([row(long, 60)])
     for _ in range(4):
         runtime.step()
