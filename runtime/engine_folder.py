@@ -49,7 +49,7 @@ def record_files(folder: Path) -> dict[str, FileRecord]:
     paths = sorted(
         path for path in folder.iterdir() if path.is_file() and path.name not in CONFIG_FILES
     )
-    return {path.name: FileRecord(path.stat().st_size, _digest(path)) for path in paths}
+    return {path.name: FileRecord(path.stat().st_size, file_digest(path)) for path in paths}
 
 
 def write_config(folder: Path, config: LLMEngineRunnerConfig) -> None:
@@ -100,7 +100,7 @@ def _compare(
         raise _corrupt(path.name, f"has {size} bytes instead of {record.bytes}")
     if not os.access(path, os.R_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    if digests and _digest(path, read) != record.sha256:
+    if digests and file_digest(path, read) != record.sha256:
         raise _corrupt(path.name, "was changed after the export")
 
 
@@ -131,7 +131,8 @@ def _corrupt(name: str, what: str) -> HearthError:
     return HearthError("engine_corrupt", f"{name} {what}: export the model again", name)
 
 
-def _digest(path: Path, read: Callable[[int], None] | None = None) -> str:
+def file_digest(path: Path, read: Callable[[int], None] | None = None) -> str:
+    """The SHA-256 of a file; `read` is told the bytes of each piece that has been read."""
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         while piece := file.read(_PIECE):

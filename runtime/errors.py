@@ -24,6 +24,9 @@ Code = Literal[
     "device_lost",
     "non_finite",
     "internal",
+    # The adapter is at fault, or there is none of that name.
+    "adapter_invalid",
+    "adapter_unknown",
     # The model, engine folder or device is at fault.
     "model_unsupported",
     "model_invalid",

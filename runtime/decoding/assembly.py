@@ -18,7 +18,7 @@ from runtime.engine_folder import DRAFT_FOLDER
 from runtime.executor.engine import EngineOptions
 from runtime.executor.engine_executor import EngineExecutor
 from runtime.images import EmbeddingStore
-from runtime.memory.sizes import projection_bytes
+from runtime.memory.sizes import draft_zero_bytes, projection_bytes
 from runtime.pictures.local_embeddings import LocalEmbeddings
 from runtime.steps.engine_runner import LLMEngineRunner
 from runtime.steps.pipeline_io import PipelineIO
@@ -56,7 +56,12 @@ def assemble(
     `out_of_memory` or `invalid_value`; engines that were opened by then are closed.
     """
     config, draft = deployment.base, deployment.draft
-    resources = SharedResources.create_for_llm(config, folder, device, deployment.weights)
+    zeros = 0
+    if draft is not None:
+        rows = config.max_supported_batch_size
+        zeros = draft_zero_bytes(draft, deployment.drafting, rows)
+    weights = deployment.weights
+    resources = SharedResources.create_for_llm(config, folder, device, weights, zeros=zeros)
     if draft is not None:
         resources.add_draft(draft, folder / DRAFT_FOLDER, device)
     built("tables and caches")

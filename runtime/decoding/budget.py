@@ -60,6 +60,8 @@ def predicted_parts(deployment: DeploymentConfig) -> dict[str, int]:
     parts = predict_memory(config, **limits)
     if deployment.draft is not None:
         parts |= predict_draft_memory(deployment.draft, deployment.drafting, **limits)
+        # The steps of both read one buffer.
+        parts["draft_zeros"] = max(0, parts["draft_zeros"] - parts["zeros"])
         if config.plan is not None:
             # The steps of both plans share one context memory.
             parts["draft_scratch"] = max(0, parts["draft_scratch"] - parts["engine_scratch"])

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from runtime.arrangement import RowOwner
+from runtime.decoding.adapter_rows import AdapterRows
 from runtime.decoding.answer_check import AnswerCheck, AnswerReport
 from runtime.decoding.assembly import assemble
 from runtime.decoding.batch_runtime import StepResult, failed_chunk
@@ -39,7 +40,7 @@ from runtime.undo import undoing
 from runtime.vision.vision_runner import VisionRunner
 
 
-class LLMInferenceRuntime:
+class LLMInferenceRuntime(AdapterRows):
     """Generates for rows that join and leave between two steps: admit, step while any is active.
 
     It belongs to one thread. Decode steps, or rounds of speculation, are of all rows whose prompts
@@ -188,8 +189,7 @@ class LLMInferenceRuntime:
                 "this engine runs without speculation: leave it to the daemon",
                 "speculation",
             )
-        if row.options.adapter:
-            raise HearthError("unsupported_option", "this engine takes no adapters", "adapter")
+        self._check_adapter(row.options.adapter)
         if row.options.cache == "pin":
             raise HearthError("unsupported_option", "there is no prefix cache to pin to", "cache")
         check_options(row.options, self.config.output_vocab_size)
@@ -205,6 +205,7 @@ class LLMInferenceRuntime:
             )
         for row in rows:
             self.check(row)
+        self._take_adapter({row.options.adapter for row in rows})
         return self._context.admit(rows)
 
     def run_tower(self, work: TowerWork) -> None:
@@ -280,6 +281,7 @@ class LLMInferenceRuntime:
         Raises `wrong_answer` where the engine gives another, and what a step raises.
         """
         self._clear("check the answer")
+        self.switch_adapter("")
         return AnswerCheck(answer, self._runner, self._sampler).run()
 
     def handle_request(

@@ -388,6 +388,12 @@ class Device(Protocol):
     def constant(self, name: str, array: NDArray[Any]) -> Tensor:
         """Memory with the contents of `array`; on the CPU it is `array` itself."""
 
+    def put(self, target: Tensor, array: NDArray[Any]) -> None:
+        """Write a host array, which has been read when this returns, into a buffer of its size."""
+
+    def copy(self, target: Tensor, source: Tensor | None) -> None:
+        """Queue a copy of a buffer, or of zeros, into another of its size."""
+
     def cache_storage(self, buffers: Sequence[Tensor], heads: int, head_dim: int) -> CacheStorage:
         """The moves and writes of these K/V buffers."""
 

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import HearthError
+from runtime.errors import Code, HearthError
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "F32": np.dtype(np.float32),
@@ -19,6 +19,9 @@ DTYPES: dict[str, np.dtype[Any]] = {
 Size = Annotated[int, msgspec.Meta(ge=0)]
 _LENGTH_BYTES = 8
 _HEADER_LIMIT = 1 << 20
+
+MappedTensors = dict[str, NDArray[Any]]
+"""Tensors of a file by name."""
 
 
 class _Entry(msgspec.Struct):
@@ -43,18 +46,45 @@ def map_tensor(path: Path, name: str) -> NDArray[Any]:
         ) from error
 
 
+def map_tensors(path: Path, code: Code) -> MappedTensors:
+    """All tensors of a safetensors file, read-only and mapped into memory.
+
+    Raises an error of `code` that names the file, or the tensor that cannot be read.
+    """
+    try:
+        header, start = read_header(path)
+        entries = {
+            name: msgspec.json.decode(entry, type=_Entry)
+            for name, entry in header.items()
+            if name != "__metadata__"
+        }
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        raise HearthError(code, f"{path} is missing or no safetensors file", path.name) from error
+    return {name: _named(path, name, entry, start, code) for name, entry in entries.items()}
+
+
+def _named(path: Path, name: str, entry: _Entry, start: int, code: Code) -> NDArray[Any]:
+    try:
+        return _mapped(path, entry, start)
+    except KeyError as error:
+        what = f"{name} has type {entry.dtype}, which is not read"
+        raise HearthError(code, what, name) from error
+    except (OSError, ValueError) as error:
+        what = f"{path.name} has no whole tensor {name}: it is damaged or cut short"
+        raise HearthError(code, what, name) from error
+
+
 def _map(path: Path, name: str) -> NDArray[Any]:
-    entry, start = _find(path, name)
+    header, start = read_header(path)
+    return _mapped(path, msgspec.json.decode(header[name], type=_Entry), start)
+
+
+def _mapped(path: Path, entry: _Entry, start: int) -> NDArray[Any]:
     begin, end = entry.data_offsets
+    dtype = DTYPES[entry.dtype]
     flat = np.memmap(path, np.uint8, "r", offset=start + begin, shape=(end - begin,))
     # Sizes that disagree with the type or the shape fail here.
-    return np.asarray(flat).view(DTYPES[entry.dtype]).reshape(entry.shape)
-
-
-def _find(path: Path, name: str) -> tuple[_Entry, int]:
-    """The header entry of `name` and the offset at which the file's data begin."""
-    header, begin = read_header(path)
-    return msgspec.json.decode(header[name], type=_Entry), begin
+    return np.asarray(flat).view(dtype).reshape(entry.shape)
 
 
 def read_header(path: Path) -> tuple[dict[str, msgspec.Raw], int]:

@@ -1,4 +1,5 @@
 from collections import OrderedDict
+from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -193,6 +194,19 @@ class EngineExecutor:
             self.counters.failure = error.message
         else:
             self._graphs.store(step.snapshot, graph)
+
+    def expect_addresses(self, more: int) -> None:
+        """Keep graphs of so many more sets of addresses."""
+        self._graphs.expect(more)
+
+    def forget(self, maps: Collection[TensorMap]) -> None:
+        """Free the graphs of these maps, and the steps that were prepared from them."""
+        if self._current is not None and self._current.key[2] in maps:
+            self._current = None
+        for key in [key for key in self._prepared if key[2] in maps]:
+            del self._prepared[key]
+        for tensors in maps:
+            self._graphs.drop(tuple(tensors.get(io.name).address for io in self._engine.io_tensors))
 
     @property
     def counters(self) -> GraphCounters:

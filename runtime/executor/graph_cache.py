@@ -57,6 +57,20 @@ class GraphCache:
             self._graphs[snapshot.key] = (snapshot, graph)
             self.counters.captures += 1
 
+    def expect(self, more: int) -> None:
+        """Keep graphs of so many more sets of addresses."""
+        sets = (self._addresses.maxlen or 0) + more
+        self._addresses = deque(self._addresses, maxlen=sets)
+
+    def drop(self, addresses: tuple[int, ...]) -> None:
+        """Free all graphs of these addresses."""
+        if addresses in self._addresses:
+            self._addresses.remove(addresses)
+        stale = [key for key, (known, _) in self._graphs.items() if known.addresses == addresses]
+        with ExitStack() as closing:
+            for key in stale:
+                closing.callback(self._graphs.pop(key)[1].close)
+
     def clear(self) -> None:
         """Free all graphs."""
         with ExitStack() as closing:

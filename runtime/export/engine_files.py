@@ -1,10 +1,6 @@
-"""The files of an engine folder, and the folder that appears only when all of them are there."""
+"""The files of an engine folder."""
 
 import math
-import secrets
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +8,6 @@ import msgspec
 
 from runtime.config import DRAFT_ARCHITECTURE, FileRecord, LLMEngineRunnerConfig
 from runtime.engine_folder import ANSWER_FILE, EMBEDDING_FILE, ROPE_FILE, record_files
-from runtime.errors import HearthError
 from runtime.export.checkpoint import Checkpoint
 from runtime.export.graph import Location
 from runtime.export.known_answer import Rehearsal, known_answer
@@ -28,26 +23,6 @@ from runtime.export.writer import TensorPieces, write_safetensors
 from runtime.memory.sizes import projection_bytes, projection_elements
 from runtime.rope import rope_tables
 from runtime.tensors.dtypes import numpy_dtype
-
-
-@contextmanager
-def fresh_folder(target: Path) -> Iterator[Path]:
-    """A folder beside the target that becomes the target, or vanishes when the block fails."""
-    if target.is_file() or (target.is_dir() and any(target.iterdir())):
-        raise HearthError(
-            "invalid_value", f"{target} exists already: remove it or name another", "target"
-        )
-    folder = target.parent / f".{target.name}.{secrets.token_hex(4)}"
-    try:
-        folder.mkdir(parents=True)
-        yield folder
-        folder.rename(target)
-    except OSError as error:
-        raise HearthError(
-            "invalid_value", f"{target} cannot be written: make room or name another", "target"
-        ) from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_rope(folder: Path, model: ModelConfig, positions: int) -> None:

@@ -12,7 +12,6 @@ from runtime.export.draft_export import DraftExport
 from runtime.export.engine_config import engine_config
 from runtime.export.engine_files import (
     EngineParts,
-    fresh_folder,
     record,
     write_answer,
     write_embedding,
@@ -28,6 +27,7 @@ from runtime.export.progress import Progress
 from runtime.export.tensorrt.plan import settle_options
 from runtime.export.text_files import copy_text_files
 from runtime.export.vision.write import write_vision
+from runtime.fresh_folder import fresh_folder
 from runtime.tensors.lora import lora_targets
 
 

@@ -57,6 +57,7 @@ def predict_memory(
         "kv_cache": sizes.kv_cache_bytes(config, max_batch, capacity),
         "rope": sizes.rope_bytes(config, max_batch, capacity),
         "step_buffers": sizes.step_buffer_bytes(config, max_batch),
+        "zeros": sizes.zero_bytes(config, max_batch),
     }
     tokens = sizes.longest_step(config)
     if config.device == "cuda":
@@ -104,6 +105,7 @@ def predict_draft_memory(
         "draft_kv_cache": sizes.kv_cache_bytes(config, max_batch, capacity),
         "draft_rope": sizes.rope_bytes(config, max_batch, capacity),
         "draft_buffers": sizes.draft_buffer_bytes(config, drafting, max_batch),
+        "draft_zeros": sizes.draft_zero_bytes(config, drafting, max_batch),
         "draft_scratch": scratch,
     }
 

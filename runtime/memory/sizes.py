@@ -63,7 +63,7 @@ def step_buffer_bytes(config: LLMEngineRunnerConfig, max_batch: int) -> int:
     size = _basic_bytes(config, max_batch, tokens, nodes)
     size += max_batch * nodes * (2 + -(-nodes // 32)) * 4
     if config.num_deepstack_features:
-        places = max_batch * (config.num_deepstack_features * tokens + nodes)
+        places = max_batch * config.num_deepstack_features * tokens
         size += places * config.hidden_size * ITEM_BYTES[config.dtype]
     if config.enable_eagle_spec_decode:
         places = max_batch * (config.prefill_chunk + nodes + 1)
@@ -77,14 +77,30 @@ def draft_buffer_bytes(
     """Those of `DraftIO.create_for_spec_decode_draft`, and the draft's own vocabulary."""
     tokens = longest_draft_step(config, drafting)
     size = _basic_bytes(config, max_batch, tokens, drafting.drafting_top_k)
-    # Steps of entries and steps of a proposal have their own, half of them always zero.
-    tokens += drafting.proposal_size
-    hidden = (drafting.drafting_top_k + tokens) * config.hidden_size
+    # Steps of entries are given the base's hidden states, those of a proposal the draft's own.
+    hidden = (drafting.drafting_top_k + drafting.proposal_size) * config.hidden_size
     hidden += tokens * config.base_hidden_dim
     numbers = 3 * (drafting.proposal_size + drafting.table_size)
     size += max_batch * (hidden * ITEM_BYTES[config.dtype] + numbers * 4)
     own = config.output_vocab_size != config.vocab_size
     return size + (config.output_vocab_size * 4 if own else 0)
+
+
+def zero_bytes(config: LLMEngineRunnerConfig, max_batch: int) -> int:
+    """What the steps of a decoder bind of the buffer of zeros: deepstack features of no image."""
+    if not config.num_deepstack_features:
+        return 0
+    places = max_batch * max(1, config.max_verify_tree_size)
+    return places * config.hidden_size * ITEM_BYTES[config.dtype]
+
+
+def draft_zero_bytes(
+    config: LLMEngineRunnerConfig, drafting: EagleDraftingConfig, max_batch: int
+) -> int:
+    """What those of a draft do: a step has its own hidden states or the base's, never both."""
+    entries = longest_draft_step(config, drafting) * config.hidden_size
+    largest = max(entries, drafting.proposal_size * config.base_hidden_dim)
+    return max_batch * largest * ITEM_BYTES[config.dtype]
 
 
 def prompt_graph_bytes(config: LLMEngineRunnerConfig) -> int:

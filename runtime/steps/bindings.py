@@ -42,10 +42,10 @@ class StepBindings:
         self._padding = widest if padded else 0
         self._ops = device.ops
         self._prompt = prompt or step
-        self._resources, self._cache_index = resources, cache_index
-        self._tensors = TensorMap()
-        build_tensor_map(self._tensors, step, resources, cache_index)
-        self._views: dict[tuple[int, int], TensorMap] = {}
+        self._step, self._resources, self._cache_index = step, resources, cache_index
+        self._lora = None if cache_index else resources.lora
+        self._tensors: dict[tuple[str, int | None, int], TensorMap] = {}
+        self._captured: dict[tuple[int, InferenceDims], None] = {}
 
     def padded(self, rows: int) -> int:
         """The batch in which a decode, verify or draft step of `rows` rows runs."""
@@ -76,13 +76,30 @@ class StepBindings:
 
     def prepare(self, profile: int, dims: InferenceDims, first: int | None = None) -> None:
         """Bind a step, which `executor.execute(stream)` then runs."""
-        tensors = self._tensors if first is None else self._from(first)
-        self.executor.prepare(profile, dims, tensors, self.stream)
+        adapter = "" if self._lora is None else self._lora.bound
+        self.executor.prepare(profile, dims, self._map(adapter, first), self.stream)
 
     def capture(self, profile: int, dims: InferenceDims) -> None:
-        """Capture a step whose inputs are filled."""
+        """Capture a step whose inputs are filled, for each adapter that has bindings of its own."""
+        self._captured[profile, dims] = None
         self.prepare(profile, dims)
         self.executor.capture_graph(self.stream)
+        if self._lora is not None and self._lora.rebinds:
+            others = {"", *self._lora.available} - {self._lora.bound}
+            for adapter in sorted(others):
+                self._capture_for(adapter, profile, dims)
+
+    def add_adapter(self, adapter: str) -> None:
+        """Capture for a new adapter what has been captured for the others."""
+        self.executor.expect_addresses(1)
+        for profile, dims in self._captured:
+            self._capture_for(adapter, profile, dims)
+
+    def drop_adapter(self, adapter: str) -> None:
+        """Forget all that binds an adapter."""
+        dropped = [key for key in self._tensors if key[0] == adapter]
+        self.executor.forget([self._tensors.pop(key) for key in dropped])
+        self.executor.expect_addresses(-1)
 
     def keep(self, rows: int, tokens: int, first: int | None = None) -> None:
         """Write the new cache rows, of `tokens` tokens each, of a step's first `rows` rows.
@@ -94,10 +111,17 @@ class StepBindings:
         start = self.caches.lengths if first is None else self._prompt.inputs.lengths
         self.caches.kv.write(self._fresh, start, (rows, tokens), first or 0)
 
-    def _from(self, first: int) -> TensorMap:
-        key = (first, self.caches.kv.bucket)
-        tensors = self._views.get(key)
+    def _capture_for(self, adapter: str, profile: int, dims: InferenceDims) -> None:
+        # Where a switch binds anew, on the CPU, a capture runs nothing: rows may be active.
+        self.executor.prepare(profile, dims, self._map(adapter, None), self.stream)
+        self.executor.capture_graph(self.stream)
+
+    def _map(self, adapter: str, first: int | None) -> TensorMap:
+        key = (adapter, first, 0 if first is None else self.caches.kv.bucket)
+        tensors = self._tensors.get(key)
         if tensors is None:
-            tensors = self._views[key] = TensorMap()
-            build_tensor_map(tensors, self._prompt, self._resources, self._cache_index, first)
+            tensors = self._tensors[key] = TensorMap()
+            step = self._step if first is None else self._prompt
+            resources, index = self._resources, self._cache_index
+            build_tensor_map(tensors, step, resources, index, first, adapter=adapter)
         return tensors

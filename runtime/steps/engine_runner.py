@@ -2,15 +2,19 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from itertools import product
+from pathlib import Path
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.adapters.adapter import Adapter, check_rank
+from runtime.adapters.lora_manager import LoRAManager
 from runtime.arrangement import RowOwner
 from runtime.caches.hybrid_cache_manager import HybridCacheManager
 from runtime.config import LLMEngineRunnerConfig
 from runtime.device.device import Device
+from runtime.errors import HearthError
 from runtime.executor.engine_executor import EngineExecutor
 from runtime.images import EmbeddingStore
 from runtime.memory.sizes import prompt_graph_bytes
@@ -62,6 +66,7 @@ class LLMEngineRunner:
         self.prompt_graphs = PromptGraphs()
         self._config = config
         self._resources = resources
+        self._lora = resources.lora
         self._caches = resources.cache_managers[0]
         self._device = device
         self._ops = device.ops
@@ -89,6 +94,49 @@ class LLMEngineRunner:
     def get_rope_cos_sin_tensors(self) -> tuple[Tensor, ...]:
         """The rotary tables as bound; none for an engine that has none."""
         return self._resources.rope
+
+    def get_active_lora_weights_name(self) -> str:
+        """The adapter that the steps run with; "" for none."""
+        return "" if self._lora is None else self._lora.active
+
+    def get_available_lora_weights(self) -> list[str]:
+        """The names of the adapters that are loaded."""
+        return [] if self._lora is None else self._lora.available
+
+    def get_lora_weights_digest(self, name: str) -> str:
+        """A digest of an adapter's numbers, "" for none; raises `adapter_unknown`."""
+        return self._adapters().digest(name) if name else ""
+
+    def switch_lora_weights(self, name: str) -> None:
+        """Let the next steps run with an adapter, or "" none; raises `adapter_unknown`.
+
+        All keys and values of a row have to be of one adapter: call it between batches.
+        """
+        if name != self.get_active_lora_weights_name():
+            self._adapters().switch(name)
+
+    def load_lora_weights(self, name: str, source: Path | Adapter) -> None:
+        """Load an adapter, and capture with it the steps that were captured, at any time.
+
+        Raises `adapter_invalid`, `unsupported_option`, `out_of_memory` and `invalid_value`.
+        """
+        lora = self._adapters()
+        lora.load(name, source)
+        if lora.rebinds:
+            self._steps.add_adapter(name)
+
+    def unload_lora_weights(self, name: str) -> None:
+        """Forget an adapter that is not active; raises `adapter_unknown` and `internal`."""
+        lora = self._adapters()
+        lora.unload(name)
+        if lora.rebinds:
+            self._steps.drop_adapter(name)
+
+    def _adapters(self) -> LoRAManager:
+        if self._lora is None:
+            check_rank(1, self._config)
+            raise HearthError("internal", "these resources have no adapters")
+        return self._lora
 
     @property
     def row_owners(self) -> list[RowOwner]:

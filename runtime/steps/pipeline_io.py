@@ -5,8 +5,9 @@ import numpy as np
 
 from runtime.config import LLMEngineRunnerConfig
 from runtime.device.device import Device, ProposalBuffers, StepBuffers, TreeBuffers
+from runtime.memory.sizes import draft_zero_bytes, zero_bytes
 from runtime.options import EagleDraftingConfig
-from runtime.steps.shared_resources import SharedResources
+from runtime.steps.shared_resources import SharedResources, allocate_zero_buffer
 from runtime.tensors.dtypes import numpy_dtype
 from runtime.tensors.registry import index_dtype
 from runtime.tensors.tensor import Tensor
@@ -76,7 +77,7 @@ class PipelineIO(NamedTuple):
         step = allocate_basic_io(config, resources, device, sizes)
         prompt = own_start(step, device)
         if config.num_deepstack_features:
-            step, prompt = _deepstack(config, step, prompt, device)
+            step, prompt = _deepstack(config, step, prompt, resources, device)
         if config.enable_eagle_spec_decode:
             step, prompt = (
                 one._replace(hidden=(_hidden_states(config, device, places),))
@@ -125,13 +126,16 @@ class DraftIO(NamedTuple):
         def zeros(name: str, *shape: int, dtype: np.dtype[Any] = data) -> Tensor:
             return device.zeros(name, (batch, *shape), dtype)
 
+        allocate_zero_buffer(resources, draft_zero_bytes(config, drafting, batch), device)
         out = zeros("hidden_states", top_k, config.hidden_size)
-        given, own = (
-            (
-                zeros("hidden_states_input", width, config.base_hidden_dim),
-                zeros("hidden_states_from_draft", width, config.hidden_size),
-            )
-            for width in (longest, drafting.proposal_size)
+        wide, hidden = config.base_hidden_dim, config.hidden_size
+        given = (
+            zeros("hidden_states_input", longest, wide),
+            resources.zeros("hidden_states_from_draft", (batch, longest, hidden), data),
+        )
+        own = (
+            resources.zeros("hidden_states_input", (batch, drafting.proposal_size, wide), data),
+            zeros("hidden_states_from_draft", drafting.proposal_size, hidden),
         )
         slots, table = drafting.proposal_size, drafting.table_size
         proposal = ProposalBuffers(
@@ -202,12 +206,15 @@ def build_tensor_map(
     resources: SharedResources,
     cache_index: int = 0,
     first: int | None = None,
+    *,
+    adapter: str = "",
 ) -> None:
     """Name every buffer as the engine binds it.
 
     `cache_index` 0 means the base engine's caches and rotary tables, 1 the draft's. In the native
     dialect an output cache is the input cache itself. With `first` caches, and rotary tables of
-    every row, begin at that row; caches in the bucket in use.
+    every row, begin at that row; caches in the bucket in use. A base that takes adapters binds the
+    inputs of `adapter`.
     """
     caches, inputs = resources.cache_managers[cache_index], step.inputs
     for tensor in (
@@ -225,6 +232,9 @@ def build_tensor_map(
         resources.external_weights.publish(tensors)
     for feature, embeds in enumerate(step.deepstack):
         tensors.set(f"deepstack_embeds_{feature}", embeds)
+    if resources.lora is not None and not cache_index:
+        for name, tensor in resources.lora.bindings(adapter).items():
+            tensors.set(name, tensor)
     for layer in range(len(caches.kv.keys)):
         keys, values = caches.attention_layer(layer)
         if first is not None:
@@ -238,20 +248,22 @@ def build_tensor_map(
 
 
 def _deepstack(
-    config: LLMEngineRunnerConfig, step: StepIO, prompt: StepIO, device: Device
+    config: LLMEngineRunnerConfig,
+    step: StepIO,
+    prompt: StepIO,
+    resources: SharedResources,
+    device: Device,
 ) -> tuple[StepIO, StepIO]:
     """Both with their deepstack features: images stand in prompts alone."""
-    features = range(config.num_deepstack_features)
-    zeros, *embeds = (
-        device.zeros(name, shape, numpy_dtype(config.dtype))
-        for name, shape in (
-            ("deepstack_zeros", (*step.inputs.last_token_ids.shape, config.hidden_size)),
-            *((f"deepstack_embeds_{one}", step.inputs.inputs_embeds.shape) for one in features),
-        )
+    features, data = range(config.num_deepstack_features), numpy_dtype(config.dtype)
+    rows, selected = step.inputs.last_token_ids.shape
+    allocate_zero_buffer(resources, zero_bytes(config, rows), device)
+    zeros = resources.zeros("deepstack_zeros", (rows, selected, config.hidden_size), data)
+    embeds = tuple(
+        device.zeros(f"deepstack_embeds_{one}", step.inputs.inputs_embeds.shape, data)
+        for one in features
     )
-    return step._replace(deepstack=(zeros,) * len(features)), prompt._replace(
-        deepstack=tuple(embeds)
-    )
+    return step._replace(deepstack=(zeros,) * len(features)), prompt._replace(deepstack=embeds)
 
 
 def _from_row(table: Tensor, first: int) -> Tensor:

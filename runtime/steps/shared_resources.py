@@ -4,6 +4,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.adapters.lora_manager import LoRAManager
 from runtime.caches.hybrid_cache_manager import HybridCacheManager
 from runtime.caches.rotary_rows import RotaryRows
 from runtime.config import LLMEngineRunnerConfig
@@ -11,8 +12,13 @@ from runtime.device.device import Device
 from runtime.device.mapped_tensors import map_tensor
 from runtime.engine_folder import EMBEDDING_FILE, ROPE_FILE, VOCABULARY_FILE
 from runtime.errors import HearthError
+from runtime.memory.sizes import zero_bytes
+from runtime.tensors.dtypes import numpy_dtype
 from runtime.tensors.tensor import Tensor
 from runtime.weights.external_weight_manager import ExternalWeightManager
+
+_SMALLEST = 256
+"""Bytes of zeros at whose address inputs of rank 0 lie."""
 
 
 class SharedResources:
@@ -22,7 +28,8 @@ class SharedResources:
     one entry per engine; index 0 is the base engine, 1 the draft. `embedding` [V, H] holds the
     embedded form of every token. `full_ids` [draft vocabulary] int32 gives the token of each draft
     id, None where they are the same. `rotary_rows` keep the tables of engines with some of every
-    row. `external_weights` are those of a base engine that has none itself.
+    row. `external_weights` are those of a base engine that has none itself. `zero_buffer` are bytes
+    that stay zero (`allocate_zero_buffer`). `lora` are the adapters of a base engine that takes any.
     """
 
     def __init__(
@@ -37,14 +44,23 @@ class SharedResources:
         self.rope_tables: list[tuple[Tensor, ...]] = []
         self.rotary_rows: list[RotaryRows] = []
         self.full_ids: Tensor | None = None
+        self.zero_buffer: Tensor | None = None
+        self.lora: LoRAManager | None = None
 
     @classmethod
     def create_for_llm(
-        cls, config: LLMEngineRunnerConfig, folder: Path, device: Device, weights: str = ""
+        cls,
+        config: LLMEngineRunnerConfig,
+        folder: Path,
+        device: Device,
+        weights: str = "",
+        *,
+        zeros: int = 0,
     ) -> "SharedResources":
-        """Caches, embedding table and rotary tables of a decoder, and its external weights.
+        """All that a decoder has in common with its draft, and its own caches and tables.
 
-        `weights` is a file of them in place of the folder's own. Raises `engine_corrupt` or
+        `weights` is a file of external weights in place of the folder's own. Others will read
+        `zeros` bytes of the buffer of zeros. Raises `engine_corrupt` or
         `weights_invalid` naming a file that is missing or does not fit the configuration,
         `out_of_memory` when the caches cannot be reserved.
         """
@@ -58,6 +74,11 @@ class SharedResources:
             external.load(device, embedding)
         resources = cls([_create_caches(config, device)], embedding, external)
         resources.add_rope(config, folder, device)
+        own = zero_bytes(config, config.max_supported_batch_size)
+        allocate_zero_buffer(resources, max(_SMALLEST, own, zeros), device)
+        if config.max_supported_lora_rank:
+            nothing = resources.zeros("no_adapter", (1,), numpy_dtype(config.dtype))
+            resources.lora = LoRAManager(config, device, nothing)
         return resources
 
     def add_draft(self, config: LLMEngineRunnerConfig, folder: Path, device: Device) -> None:
@@ -71,6 +92,12 @@ class SharedResources:
         self.cache_managers.append(_create_caches(config, device))
         if VOCABULARY_FILE in config.files:
             self.full_ids = device.constant("full_ids", _load_full_ids(config, folder))
+
+    def zeros(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tensor:
+        """The beginning of the buffer of zeros; raises `internal` where it is too small."""
+        if self.zero_buffer is None:
+            raise HearthError("internal", "there is no buffer of zeros", name)
+        return self.zero_buffer.beginning(name, shape, dtype)
 
     @property
     def rope(self) -> tuple[Tensor, ...]:
@@ -87,6 +114,18 @@ class SharedResources:
         else:
             constants = (device.constant(f"rope_{name}", table) for name, table in tables.items())
             self.rope_tables.append(tuple(constants))
+
+
+def allocate_zero_buffer(resources: SharedResources, nbytes: int, device: Device) -> None:
+    """Let the one buffer of zeros have so many bytes; whoever reads most of it asks first.
+
+    Everyone who has to bind something that is nothing reads it, and nobody writes to it.
+    """
+    if resources.zero_buffer is not None and resources.zero_buffer.nbytes >= nbytes:
+        return
+    resources.zero_buffer = device.zeros("zeros", (nbytes,), np.dtype(np.uint8))
+    if device.kind == "cpu":
+        resources.zero_buffer.array.flags.writeable = False
 
 
 def _create_caches(config: LLMEngineRunnerConfig, device: Device) -> HybridCacheManager:

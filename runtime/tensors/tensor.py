@@ -55,6 +55,16 @@ class Tensor:
         address = self.address + first * self.dtype.itemsize
         return Tensor.on_device(name, address, shape, self.dtype, self)
 
+    def beginning(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> "Tensor":
+        """The first bytes as a tensor of `shape` and another type; raises `internal` beyond."""
+        nbytes = prod(shape) * dtype.itemsize
+        if nbytes > self.nbytes:
+            raise HearthError("internal", f"{self.name} has no {nbytes} bytes", self.name)
+        if self._array is not None:
+            first = self._array.reshape(-1).view(np.uint8)[:nbytes]
+            return Tensor(name, first.view(dtype).reshape(shape), self)
+        return Tensor.on_device(name, self.address, shape, dtype, self)
+
     @property
     def array(self) -> NDArray[Any]:
         """The whole buffer in the shape of its allocation; raises `internal` off the host."""

@@ -60,6 +60,14 @@ class CpuDevice:
         """The array itself."""
         return Tensor(name, array)
 
+    def put(self, target: Tensor, array: NDArray[Any]) -> None:
+        """Write an array into a buffer."""
+        target.view(array.shape)[...] = array
+
+    def copy(self, target: Tensor, source: Tensor | None) -> None:
+        """Copy a buffer, or zeros."""
+        target.array[...] = 0 if source is None else source.array
+
     def cache_storage(
         self, buffers: Sequence[Tensor], heads: int, head_dim: int
     ) -> CpuCacheStorage:

@@ -88,6 +88,18 @@ class CudaDevice:
         self.stream.synchronize()
         return tensor
 
+    def put(self, target: Tensor, array: NDArray[Any]) -> None:
+        """Write an array into a buffer by way of pinned memory."""
+        target.check(array.shape)
+        self.ring.upload(target.address, array)
+
+    def copy(self, target: Tensor, source: Tensor | None) -> None:
+        """Queue a copy within the device, or zeros."""
+        if source is None:
+            self.stream.zero(target.address, target.nbytes)
+        else:
+            self.stream.copy(target.address, source.address, target.nbytes)
+
     def read(self, tensor: Tensor) -> NDArray[Any]:
         """A copy of a device tensor on the host, after all that was queued; for tests and dumps."""
         array: NDArray[Any] = np.empty(tensor.shape, tensor.dtype)

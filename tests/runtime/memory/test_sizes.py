@@ -8,7 +8,14 @@ from msgspec import structs
 from runtime.caches.hybrid_cache_manager import HybridCacheManager
 from runtime.config import LLMEngineRunnerConfig
 from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.memory.sizes import draft_buffer_bytes, kv_cache_bytes, rope_bytes, step_buffer_bytes
+from runtime.memory.sizes import (
+    draft_buffer_bytes,
+    draft_zero_bytes,
+    kv_cache_bytes,
+    rope_bytes,
+    step_buffer_bytes,
+    zero_bytes,
+)
 from runtime.options import EagleDraftingConfig
 from runtime.steps.pipeline_io import DraftIO, PipelineIO
 from runtime.steps.shared_resources import SharedResources
@@ -59,9 +66,14 @@ def tensors(part: Any) -> Iterator[Tensor]:
 
 
 def allocated(io: PipelineIO | DraftIO, resources: SharedResources) -> int:
-    """Bytes of all buffers, each counted once."""
+    """Bytes of all buffers, each counted once, but for what lies in the buffer of zeros."""
     others = {id(EMBEDDING), id(resources.cache_managers[0].lengths)}
-    found = {id(one): one for one in tensors(io) if id(one) not in others}
+    zeros = resources.zero_buffer
+    found = {
+        id(one): one
+        for one in tensors(io)
+        if id(one) not in others and (zeros is None or one.owner is not zeros)
+    }
     return sum(one.array.nbytes for one in found.values())
 
 
@@ -71,7 +83,10 @@ def test_step_buffers_are_as_large_as_those_that_are_allocated(
 ) -> None:
     resources = shared(config)
     io = PipelineIO.create_for_llm(config, resources, CpuDevice())
-    assert step_buffer_bytes(config, config.max_supported_batch_size) == allocated(io, resources)
+    rows = config.max_supported_batch_size
+    assert step_buffer_bytes(config, rows) == allocated(io, resources)
+    zeros = resources.zero_buffer
+    assert zero_bytes(config, rows) == (0 if zeros is None else zeros.nbytes)
 
 
 @pytest.mark.parametrize("base", [NATIVE, *CONFIGS[-2:]])
@@ -90,5 +105,7 @@ def test_draft_buffers_are_as_large_as_those_that_are_allocated(
         resources = shared(one)
         resources.full_ids = ids
         io = DraftIO.create_for_spec_decode_draft(one, drafting, resources, CpuDevice())
-        predicted = draft_buffer_bytes(one, drafting, one.max_supported_batch_size)
-        assert predicted == allocated(io, resources)
+        rows, zeros = one.max_supported_batch_size, resources.zero_buffer
+        assert draft_buffer_bytes(one, drafting, rows) == allocated(io, resources)
+        assert zeros is not None
+        assert draft_zero_bytes(one, drafting, rows) == zeros.nbytes

@@ -1,0 +1,57 @@
+"""An adapter in host memory, whatever it was read from."""
+
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
+
+from runtime.config import LLMEngineRunnerConfig
+from runtime.errors import HearthError
+from runtime.tensors.lora import lora_inputs
+
+Projection = tuple[int, str]
+"""A layer, and one of `LORA_TARGETS` in it."""
+
+
+class LowRank(NamedTuple):
+    """What is added to one projection of x: x @ a @ b, in the engine's type, the scale in b."""
+
+    a: NDArray[Any]
+    """[K, r]"""
+    b: NDArray[Any]
+    """[r, N]"""
+
+
+class Adapter(NamedTuple):
+    """An adapter that fits an engine; `base` is the name of its model, "" if unknown.
+
+    Projections that it leaves alone are not among its parts.
+    """
+
+    rank: int
+    base: str
+    parts: dict[Projection, LowRank]
+
+
+def projection_shapes(config: LLMEngineRunnerConfig) -> dict[Projection, tuple[int, int]]:
+    """Sizes of what each projection of an engine with adapters reads and writes: [K, N]."""
+    return {
+        (pair.layer, target): (pair.inputs, size)
+        for pair in lora_inputs(config)
+        for target, size in zip(pair.targets, pair.outputs, strict=True)
+    }
+
+
+def invalid(message: str, field: str) -> HearthError:
+    """The error of an adapter that cannot be served."""
+    return HearthError("adapter_invalid", message, field)
+
+
+def check_rank(rank: int, config: LLMEngineRunnerConfig) -> None:
+    """Raise where an engine takes no adapters (`unsupported_option`), or none of this rank."""
+    most = config.max_supported_lora_rank
+    if not most:
+        what = "this engine takes no adapters: export the model with --max-lora-rank"
+        raise HearthError("unsupported_option", what, "adapter")
+    if rank > most:
+        what = f"the adapter is of rank {rank}, this engine takes {most} at most"
+        raise invalid(f"{what}: export the model with --max-lora-rank {rank}", "r")

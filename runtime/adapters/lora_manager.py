@@ -1,0 +1,133 @@
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from runtime.adapters.adapter import Adapter
+from runtime.adapters.block import BlockLayout, no_inputs
+from runtime.adapters.stored import read_adapter
+from runtime.config import LLMEngineRunnerConfig
+from runtime.device.device import Device
+from runtime.errors import HearthError
+from runtime.tensors.dtypes import numpy_dtype
+from runtime.tensors.lora import has_fixed_rank, lora_inputs
+from runtime.tensors.tensor import Tensor
+
+
+class _Loaded(NamedTuple):
+    digest: str
+    block: Tensor
+    bindings: Mapping[str, Tensor]
+
+
+class LoRAManager:
+    """The adapters that are loaded, and what steps bind of the active one; "" is none.
+
+    An adapter is one block of memory. Where a step may have any shapes, a switch lets steps bind
+    another block, and inputs without numbers have rank 0. Where addresses must stay, on a GPU, all
+    inputs lie in slots of the greatest rank, into which a switch copies a block of the same layout
+    on the device's stream; none is zeros.
+
+    `zeros` is the buffer of zeros, at whose address inputs of rank 0 lie.
+    """
+
+    def __init__(self, config: LLMEngineRunnerConfig, device: Device, zeros: Tensor) -> None:
+        self._config, self._device = config, device
+        self._inputs, dtype = lora_inputs(config), numpy_dtype(config.dtype)
+        self._loaded: dict[str, _Loaded] = {}
+        self._active = ""
+        self._slots: Tensor | None = None
+        self._free: list[Tensor] = []
+        """Blocks of adapters that were unloaded: a GPU's memory is given back by no one."""
+        self._layout = BlockLayout(self._inputs, config.max_supported_lora_rank, dtype)
+        if self._inputs and (device.kind == "cuda" or has_fixed_rank(config)):
+            self._slots = self._new_block("adapter_slots")
+            self._none = self._layout.tensors(self._slots)
+        else:
+            self._none = no_inputs(self._inputs, zeros)
+
+    @property
+    def active(self) -> str:
+        """The name of the adapter that steps run with; "" for none."""
+        return self._active
+
+    @property
+    def available(self) -> list[str]:
+        """The names of those that are loaded."""
+        return sorted(self._loaded)
+
+    @property
+    def bound(self) -> str:
+        """Whose tensors steps bind: "" throughout where a switch copies."""
+        return self._active if self.rebinds else ""
+
+    @property
+    def rebinds(self) -> bool:
+        """Whether a switch binds other tensors."""
+        return self._slots is None
+
+    def bindings(self, name: str) -> Mapping[str, Tensor]:
+        """What a step binds with an adapter, by binding; raises `adapter_unknown`."""
+        return self._get(name).bindings if name and self.rebinds else self._none
+
+    def digest(self, name: str) -> str:
+        """A digest of an adapter's numbers, "" for none; raises `adapter_unknown`."""
+        return self._get(name).digest if name else ""
+
+    def load(self, name: str, source: Path | Adapter) -> None:
+        """Load an adapter from a folder, PEFT's or one that Hearth stored, or one that was read.
+
+        Raises `adapter_invalid`, `unsupported_option`, `out_of_memory`, and `invalid_value` for a
+        name that is taken.
+        """
+        if not name or name in self._loaded:
+            raise HearthError("invalid_value", f"there is an adapter {name!r} already", "adapter")
+        adapter = read_adapter(source, self._config) if isinstance(source, Path) else source
+        if self._slots is not None:
+            block = self._free.pop() if self._free else self._new_block(f"adapter {name}")
+            self._device.put(block, self._layout.filled(adapter))
+            self._loaded[name] = _Loaded(_digest(adapter), block, self._none)
+            return
+        dtype = numpy_dtype(self._config.dtype)
+        layout = BlockLayout(self._inputs, adapter.rank, dtype, adapter.parts)
+        block = Tensor(f"adapter {name}", layout.filled(adapter))
+        bindings = {**self._none, **layout.tensors(block)}
+        self._loaded[name] = _Loaded(_digest(adapter), block, bindings)
+
+    def unload(self, name: str) -> None:
+        """Forget an adapter, which is not active; raises `adapter_unknown` and `internal`."""
+        block = self._get(name).block
+        if name == self._active:
+            raise HearthError("internal", f"adapter {name} is active", "adapter")
+        del self._loaded[name]
+        if not self.rebinds:
+            self._free.append(block)
+
+    def switch(self, name: str) -> None:
+        """Let the next steps run with an adapter, or "" none; raises `adapter_unknown`."""
+        block = self._get(name).block if name else None
+        if self._slots is not None and name != self._active:
+            self._device.copy(self._slots, block)
+        self._active = name
+
+    def _get(self, name: str) -> _Loaded:
+        try:
+            return self._loaded[name]
+        except KeyError as error:
+            raise HearthError(
+                "adapter_unknown", f"there is no adapter {name}", "adapter"
+            ) from error
+
+    def _new_block(self, name: str) -> Tensor:
+        return self._device.zeros(name, (self._layout.size,), numpy_dtype(self._config.dtype))
+
+
+def _digest(adapter: Adapter) -> str:
+    digest = hashlib.sha256()
+    for place, part in sorted(adapter.parts.items()):
+        digest.update(repr((place, adapter.rank)).encode())
+        for matrix in part:
+            digest.update(np.ascontiguousarray(matrix).view(np.uint8).data)
+    return digest.hexdigest()

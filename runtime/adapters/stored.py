@@ -1,0 +1,144 @@
+"""An adapter as Hearth keeps it: checked once, in the engine's type, with a digest."""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from safetensors.numpy import save
+
+from runtime.adapters.adapter import (
+    Adapter,
+    LowRank,
+    Projection,
+    check_rank,
+    invalid,
+    projection_shapes,
+)
+from runtime.adapters.peft import read_peft
+from runtime.config import LLMEngineRunnerConfig
+from runtime.device.mapped_tensors import map_tensors
+from runtime.engine_folder import file_digest
+from runtime.errors import HearthError
+from runtime.fresh_folder import fresh_folder
+
+RECORD_FILE = "adapter.json"
+TENSORS_FILE = "adapter.safetensors"
+_RECORD_LIMIT = 1 << 20
+
+
+class AdapterRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is known of a stored adapter: `adapter.json`.
+
+    `base` is the name of the model that it was trained for, `source` the folder that it came from.
+    `shapes` is a digest of the base's projections and the engine's type, `sha256` that of
+    `adapter.safetensors`, which has so many `bytes`.
+    """
+
+    version: Literal[1] = 1
+    rank: int
+    base: str
+    source: str
+    shapes: str
+    bytes: int
+    sha256: str
+
+
+def store_adapter(source: Path, config: LLMEngineRunnerConfig, target: Path) -> AdapterRecord:
+    """Check an adapter of PEFT's for an engine and keep it in `target`, which appears whole.
+
+    The files are the owner's alone. Raises `adapter_invalid` and `unsupported_option` as
+    `read_peft` does, and `invalid_value` where `target` is there already or cannot be written.
+    """
+    adapter = read_peft(source, config)
+    data = save(
+        {
+            name: matrix
+            for place, part in sorted(adapter.parts.items())
+            for name, matrix in zip(_names(place), part, strict=True)
+        }
+    )
+    record = AdapterRecord(
+        rank=adapter.rank,
+        base=adapter.base,
+        source=str(source.resolve()),
+        shapes=_shapes_digest(config),
+        bytes=len(data),
+        sha256=hashlib.sha256(data).hexdigest(),
+    )
+    with fresh_folder(target) as folder:
+        folder.chmod(0o700)
+        _write(folder / TENSORS_FILE, data)
+        _write(folder / RECORD_FILE, msgspec.json.encode(record))
+    return record
+
+
+def read_record(folder: Path) -> AdapterRecord:
+    """What is known of a stored adapter; raises `adapter_invalid`."""
+    path = folder / RECORD_FILE
+    try:
+        with path.open("rb") as file:
+            return msgspec.json.decode(file.read(_RECORD_LIMIT), type=AdapterRecord)
+    except (OSError, UnicodeDecodeError, msgspec.MsgspecError) as error:
+        what = f"{path} is missing or damaged: remove the adapter and add it again"
+        raise invalid(what, RECORD_FILE) from error
+
+
+def read_adapter(folder: Path, config: LLMEngineRunnerConfig) -> Adapter:
+    """Read an adapter, as Hearth stored it or as PEFT saved it, and check that it fits an engine.
+
+    It touches no device, so any thread may. Raises `adapter_invalid` naming the file, field or
+    tensor, and `unsupported_option` where the engine takes none.
+    """
+    if not (folder / RECORD_FILE).exists():
+        return read_peft(folder, config)
+    record = read_record(folder)
+    check_rank(record.rank, config)
+    if record.shapes != _shapes_digest(config):
+        what = "the adapter was stored for an engine of another shape or type: add it again"
+        raise invalid(what, "shapes")
+    _check_file(folder / TENSORS_FILE, record)
+    tensors = map_tensors(folder / TENSORS_FILE, "adapter_invalid")
+    parts = {}
+    for place, (width, size) in projection_shapes(config).items():
+        found = [tensors[name] for name in _names(place) if name in tensors]
+        if found and [one.shape for one in found] != [(width, record.rank), (record.rank, size)]:
+            raise _damaged(folder / TENSORS_FILE)
+        if found:
+            parts[place] = LowRank(*found)
+    if not parts or len(tensors) > 2 * len(parts):
+        raise _damaged(folder / TENSORS_FILE)
+    return Adapter(record.rank, record.base, parts)
+
+
+def _check_file(path: Path, record: AdapterRecord) -> None:
+    try:
+        same = path.stat().st_size == record.bytes and file_digest(path) == record.sha256
+    except OSError:
+        same = False
+    if not same:
+        raise _damaged(path)
+
+
+def _damaged(path: Path) -> HearthError:
+    what = f"{path} is missing or was changed: remove the adapter and add it again"
+    return invalid(what, path.name)
+
+
+def _names(place: Projection) -> tuple[str, str]:
+    layer, target = place
+    return f"lora_a_{target}_{layer}", f"lora_b_{target}_{layer}"
+
+
+def _shapes_digest(config: LLMEngineRunnerConfig) -> str:
+    shapes = (config.dtype, sorted(projection_shapes(config).items()))
+    return hashlib.sha256(repr(shapes).encode()).hexdigest()
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.touch(0o600)
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
