@@ -125,6 +125,7 @@ def test_a_draft_has_parts_of_its_own_and_no_embedding() -> None:
     slots = predict_draft_memory(config, DRAFTING, max_batch=1, capacity=64)
     assert set(small) == {
         "draft_weights",
+        "draft_zeros",
         "draft_kv_cache",
         "draft_rope",
         "draft_buffers",
