@@ -44,7 +44,8 @@ class StepBindings:
         self._prompt = prompt or step
         self._step, self._resources, self._cache_index = step, resources, cache_index
         self._lora = None if cache_index else resources.lora
-        self._tensors: dict[tuple[str, int | None, int], TensorMap] = {}
+        self._maps: dict[tuple[str, int | None, int], TensorMap] = {}
+        self._tensors = self._map("", None)
         self._captured: dict[tuple[int, InferenceDims], None] = {}
 
     def padded(self, rows: int) -> int:
@@ -97,8 +98,8 @@ class StepBindings:
 
     def drop_adapter(self, adapter: str) -> None:
         """Forget all that binds an adapter."""
-        dropped = [key for key in self._tensors if key[0] == adapter]
-        self.executor.forget([self._tensors.pop(key) for key in dropped])
+        dropped = [key for key in self._maps if key[0] == adapter]
+        self.executor.forget([self._maps.pop(key) for key in dropped])
         self.executor.expect_addresses(-1)
 
     def keep(self, rows: int, tokens: int, first: int | None = None) -> None:
@@ -118,9 +119,9 @@ class StepBindings:
 
     def _map(self, adapter: str, first: int | None) -> TensorMap:
         key = (adapter, first, 0 if first is None else self.caches.kv.bucket)
-        tensors = self._tensors.get(key)
+        tensors = self._maps.get(key)
         if tensors is None:
-            tensors = self._tensors[key] = TensorMap()
+            tensors = self._maps[key] = TensorMap()
             step = self._step if first is None else self._prompt
             resources, index = self._resources, self._cache_index
             build_tensor_map(tensors, step, resources, index, first, adapter=adapter)

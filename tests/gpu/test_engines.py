@@ -129,7 +129,7 @@ def test_a_steady_step_waits_for_the_device_once(
 
 
 def test_buffers_never_move(gpu_runtime: LLMInferenceRuntime, prompts: list[list[int]]) -> None:
-    tensors = gpu_runtime._runner._steps._map("", None)
+    tensors = gpu_runtime._runner._steps._tensors
     before = {name: tensors.get(name).address for name in tensors}
     rows = [greedy_row(prompt, 5 + place, ignore_eos=True) for place, prompt in enumerate(prompts)]
     _tokens(gpu_runtime, rows)

@@ -99,7 +99,7 @@ def test_addresses_outlast_batches_evictions_and_growth(
     engine_folders: EngineFolders, dialect: str
 ) -> None:
     runner = _runner(engine_folders("qwen3", dialect))
-    tensors: TensorMap = runner._steps._map("", None)
+    tensors: TensorMap = runner._steps._tensors
     before = {name: tensors.get(name).address for name in tensors}
     _prefill(runner, [list(range(255)), [1, 2]], 64)
     _decode(runner, [1, 2])
