@@ -52,8 +52,8 @@ def test_addresses_outlast_a_join_an_eviction_and_a_growing_bucket(
     runtime: LLMInferenceRuntime,
 ) -> None:
     before = bindings(runtime)
-    long = [7 * n % 280 + 3 for n in range(190)]
-    runtime.admit([row(long, 60)])
+    long = [7 * n % 280 + 3 for n in range(236)]
+    runtime.admit([row(long, 40)])
     for _ in range(4):
         runtime.step()
     runtime.admit([row([5, 6, 7], 4), row([8, 9], 20)])
