@@ -66,7 +66,7 @@ class PageIndex:
         }
         self._pins = Pins(rooms.device)
         self.evicted = 0
-        """Pages that had to leave the memory tiers, whether the disk has them or not."""
+        """Pages that are in no tier any more for lack of room."""
 
     def __len__(self) -> int:
         return len(self._pages)
@@ -274,11 +274,11 @@ class PageIndex:
 
     def _evict(self, page: Page, source: Place, changes: list[Change]) -> None:
         """Move a page to host memory, else to disk, else forget it."""
-        self.evicted += 1
         target = self._take("host", changes) if source.tier == "device" else None
         if target is not None:
             changes.append(Move(page, source, target))
         elif not self._spill(page, MOST_WRITES, changes):
+            self.evicted += 1
             self._forget(page, changes)
             return
         self._free_place(page)
@@ -301,6 +301,7 @@ class PageIndex:
                 oldest = next((old for old in self._idle["disk"] if old not in path), None)
                 if oldest is None:
                     break
+                self.evicted += oldest.place is None
                 self._leave_disk(oldest, changes)
             changes.append(Write(one, place))
             one.draft_on_disk = one.draft

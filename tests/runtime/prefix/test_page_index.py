@@ -208,7 +208,7 @@ def test_what_leaves_memory_is_written_behind_what_is_before_it() -> None:
     assert [type(one) for one in changes] == [Save]
     changes = insert(index, [7])
     assert [type(one) for one in changes] == [Erase, Write, Erase, Write, Erase, Write, Save]
-    assert found(index, [1]) == 0
+    assert [found(index, [1]), index.evicted] == [0, 3]
 
 
 def test_a_page_that_gets_draft_state_is_written_again_when_it_leaves() -> None:
