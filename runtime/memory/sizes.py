@@ -13,6 +13,8 @@ _LAYER_KERNELS = 14
 # More where rows have rotary tables of their own: products, norms and turns stand apart.
 _APART_KERNELS = 6
 _OTHER_KERNELS = 8
+# For each product that adapters add to: two products and a sum.
+_ADAPTER_KERNELS = 3
 
 
 def projection_elements(config: LLMEngineRunnerConfig) -> int:
@@ -105,7 +107,9 @@ def draft_zero_bytes(
 
 def prompt_graph_bytes(config: LLMEngineRunnerConfig) -> int:
     """Those of the prefill steps that are captured."""
-    layer = _LAYER_KERNELS + (_APART_KERNELS if config.use_context_dependent_rope else 0)
+    layer = _LAYER_KERNELS + _ADAPTER_KERNELS * len(config.lora_targets)
+    if config.use_context_dependent_rope:
+        layer += _APART_KERNELS
     kernels = layer * config.num_decoder_layers + _OTHER_KERNELS
     return len(captured_prompts(config)) * kernels * _KERNEL_BYTES
 

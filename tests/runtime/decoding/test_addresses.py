@@ -1,66 +1,113 @@
-"""Buffers stay where they are, whatever rows come and go."""
+"""Buffers stay where they are, whatever rows come and go and whatever adapter they share."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec import structs
 
+from runtime.config import load_config
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.drafting.eagle import EagleProposer
+from runtime.engine_folder import DRAFT_FOLDER, write_config
 from runtime.options import RuntimeOptions, SpeculationOptions
 from runtime.request import RequestOptions, RowRequest
-from runtime.steps.bindings import StepBindings
-from runtime.tensors.tensor_map import TensorMap
-from tests.runtime.conftest import EngineFolders
+from tests.peft_models import write_peft
+from tests.references import reference_folder
+from tests.runtime.export.trees import export_with_draft
+
+Addresses = set[tuple[int, str, int]]
 
 
-@pytest.fixture
-def runtime(engine_and_draft: Path) -> Iterator[LLMInferenceRuntime]:
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Gives the engines of a base that takes adapters and of its draft, exported once."""
+
+    @cache
+    def folder(**options: Any) -> Path:
+        made = export_with_draft(
+            "qwen3", tmp_path_factory.mktemp("addresses"), max_lora_rank=8, **options
+        )
+        for part in (made, made / DRAFT_FOLDER):
+            # The CPU has the kernels of the operators that are meant for a GPU.
+            write_config(part, structs.replace(load_config(part), device="cpu"))
+        return made
+
+    return folder
+
+
+@pytest.fixture(params=["standard", "contrib"])
+def runtime(
+    request: pytest.FixtureRequest, folders: Callable[..., Path], dialect: str
+) -> Iterator[LLMInferenceRuntime]:
+    """One whose inputs of adapters have any rank, and one with slots of the greatest."""
+    operators = {"operators": "contrib", "device": "cuda"}
+    if request.param == "standard":
+        operators = {}
+    elif dialect != "native":
+        pytest.skip("the classic dialect has standard operators only")
     options = RuntimeOptions(
         max_batch=3, speculation=SpeculationOptions(method="eagle", adaptive=False)
     )
-    with closing(LLMInferenceRuntime.open(engine_and_draft, options)) as opened:
+    folder = folders(dialect=dialect, **operators)
+    with closing(LLMInferenceRuntime.open(folder, options)) as opened:
         yield opened
 
 
-@pytest.fixture
-def engine_and_draft(tree_folders: EngineFolders, dialect: str) -> Path:
-    return tree_folders("qwen3", dialect)
-
-
-def bindings(runtime: LLMInferenceRuntime) -> dict[tuple[int, str], int]:
-    """The address of every binding of the steps of base and draft that decode."""
+def addresses(runtime: LLMInferenceRuntime) -> Addresses:
+    """Of every binding of the steps of base and draft that decode, adapters of any rank aside."""
     assert runtime._speculation is not None
     proposer = runtime._speculation.proposer
     assert isinstance(proposer, EagleProposer)
-    steps: list[StepBindings] = [runtime._runner._steps, proposer._draft._steps]
-    maps: list[TensorMap] = [one._tensors for one in steps]
     return {
-        (place, name): tensors.get(name).address
-        for place, tensors in enumerate(maps)
+        (engine, name, tensors.get(name).address)
+        for engine, steps in enumerate((runtime._runner._steps, proposer._draft._steps))
+        for (_, first, _), tensors in steps._maps.items()
         for name in tensors
+        if first is None
+        if runtime.config.operators == "contrib" or not name.startswith("lora_")
     }
 
 
-def row(tokens: list[int], max_tokens: int) -> RowRequest:
-    options = RequestOptions(max_tokens=max_tokens, ignore_eos=True)
+def row(tokens: list[int], max_tokens: int, adapter: str = "") -> RowRequest:
+    options = RequestOptions(max_tokens=max_tokens, ignore_eos=True, adapter=adapter)
     return RowRequest(token_ids=tokens, prompt_length=len(tokens), options=options)
+
+
+def run_out(runtime: LLMInferenceRuntime, before: Addresses) -> set[int]:
+    """Step until no row is left; the buckets that the cache had."""
+    sizes = set()
+    while runtime.active:
+        runtime.step()
+        sizes.add(runtime._runner.get_kv_cache().kv.bucket)
+        assert addresses(runtime) == before
+    return sizes
 
 
 def test_addresses_outlast_a_join_an_eviction_and_a_growing_bucket(
     runtime: LLMInferenceRuntime,
 ) -> None:
-    before = bindings(runtime)
-    long = [7 * n % 280 + 3 for n in range(236)]
-    runtime.admit([row(long, 40)])
+    before = addresses(runtime)
+    runtime.admit([row([7 * n % 280 + 3 for n in range(236)], 40)])
     for _ in range(4):
         runtime.step()
     runtime.admit([row([5, 6, 7], 4), row([8, 9], 20)])
-    assert bindings(runtime) == before
-    sizes = set()
-    while runtime.active:
-        runtime.step()
-        sizes.add(runtime._runner.get_kv_cache().kv.bucket)
-        assert bindings(runtime) == before
-    assert len(sizes) > 1
+    assert addresses(runtime) == before
+    assert len(run_out(runtime, before)) > 1
+
+
+def test_addresses_outlast_a_switch(runtime: LLMInferenceRuntime, tmp_path: Path) -> None:
+    before = addresses(runtime)
+    base = reference_folder("qwen3")
+    for seed, name in enumerate(("first", "second")):
+        write_peft(base, tmp_path / name, rank=8, seed=seed)
+        runtime.load_adapter(name, tmp_path / name)
+    for name in ("first", "", "second", "first", ""):
+        runtime.admit([row([5, 6, 7], 5, name), row([8, 9], 5, name)])
+        assert runtime.adapter == name
+        run_out(runtime, before)
+    runtime.unload_adapter("first")
+    assert addresses(runtime) == before

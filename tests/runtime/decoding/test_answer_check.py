@@ -114,6 +114,16 @@ def test_every_family_gives_its_answer(
     assert report.compared > report.steps
 
 
+def test_an_engine_that_takes_adapters_answers_as_one_without(
+    engine_folders: EngineFolders, tmp_path: Path, dialect: Any
+) -> None:
+    folder = tmp_path / "engine"
+    export_model(reference_folder("qwen3"), folder, ExportOptions(dialect=dialect, max_lora_rank=8))
+    plain = engine_folders("qwen3", dialect)
+    assert answer_of(folder) == answer_of(plain)
+    assert checked(folder).error == checked(plain).error
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("options", COARSE)

@@ -12,6 +12,7 @@ from runtime.memory.sizes import (
     draft_buffer_bytes,
     draft_zero_bytes,
     kv_cache_bytes,
+    prompt_graph_bytes,
     rope_bytes,
     step_buffer_bytes,
     zero_bytes,
@@ -19,6 +20,7 @@ from runtime.memory.sizes import (
 from runtime.options import EagleDraftingConfig
 from runtime.steps.pipeline_io import DraftIO, PipelineIO
 from runtime.steps.shared_resources import SharedResources
+from runtime.tensors.lora import lora_targets
 from runtime.tensors.tensor import Tensor
 from tests.runtime.engine_configs import draft_config, small_config
 
@@ -30,6 +32,15 @@ def test_caches_and_tables_grow_with_their_slots() -> None:
     assert rope_bytes(config, 4, 64) == 2 * 64 * 4 * 4
     of_rows = structs.replace(config, use_context_dependent_rope=True)
     assert rope_bytes(of_rows, 4, 64) == 5 * rope_bytes(config, 4, 64)
+
+
+def test_captured_prompts_have_the_kernels_of_adapters() -> None:
+    plain = structs.replace(small_config(), operators="contrib", device="cuda")
+    taking = structs.replace(plain, max_supported_lora_rank=8)
+    taking = structs.replace(taking, lora_targets=lora_targets(taking))
+    # Twelve beside the fourteen of a layer; eight stand outside of the layers.
+    kernels = [prompt_graph_bytes(one) for one in (plain, taking)]
+    assert kernels[1] * (2 * 14 + 8) == kernels[0] * (2 * 26 + 8)
 
 
 NATIVE = small_config()
