@@ -4,6 +4,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from runtime.config import LLMEngineRunnerConfig
 from runtime.device.stream import Stream
@@ -15,8 +16,17 @@ EngineConfig = LLMEngineRunnerConfig | VisionConfig
 """The configuration of a decoder, a draft or a vision tower."""
 
 
-Initializers = Mapping[str, mmap.mmap]
-"""Mapped files of weights by the names under which a graph knows them."""
+class Initializers:
+    """What a graph reads from outside of it, for as long as its engine lives.
+
+    `files` are mapped, by the names under which the graph knows them; `arrays` take the place of
+    single tensors of these. `held` is what a library made of them, which it does not hold itself.
+    """
+
+    def __init__(self, files: Mapping[str, mmap.mmap], arrays: Mapping[str, NDArray[Any]]) -> None:
+        self.files = files
+        self.arrays = arrays
+        self.held: list[object] = []
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):

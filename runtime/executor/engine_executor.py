@@ -1,6 +1,7 @@
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,6 +70,7 @@ class EngineExecutor:
         self._prepared: OrderedDict[tuple[object, ...], _PreparedStep] = OrderedDict()
         self._current: _PreparedStep | None = None
         self._profile_in_use: int | None = None
+        self._open_engine: Callable[..., Engine] | None = None
 
     @classmethod
     def create_for_llm(
@@ -85,9 +87,8 @@ class EngineExecutor:
         run before it has the context memory that it wants, if any.
         """
         registry = build_registry_for_llm(config)
-        if weights is not None and config.backend == "tensorrt":
-            for spec in weights.specs:
-                registry.add(spec)
+        for spec in () if weights is None else weights.specs:
+            registry.add_own(spec)
         return cls._create(folder, config, options, device, registry, weights=weights)
 
     @classmethod
@@ -123,11 +124,14 @@ class EngineExecutor:
         # A draft's steps have two, a decoder's decode steps one, and its prefill steps one a place.
         address_sets = 1 + config.max_supported_batch_size
         with undoing() as undo:
-            files = {} if weights is None else weights.initializers
-            engine = _open_engine(folder, config, options, device, registry, files=files)
+            open_engine = partial(_open_engine, folder, config, options, device, registry)
+            given = None if weights is None else Initializers(*weights.initializers)
+            engine = open_engine(initializers=given)
             undo.callback(engine.close)
             check_known(engine.io_tensors, registry)
-            return cls(engine, registry, build_profiles(config), address_sets)
+            made = cls(engine, registry, build_profiles(config), address_sets)
+        made._open_engine = open_engine
+        return made
 
     def prepare(self, profile: int, dims: StepDims, tensors: TensorMap, stream: Stream) -> None:
         """Resolve every binding's address and shape for a step of `dims`.
@@ -262,6 +266,16 @@ class EngineExecutor:
             raise HearthError("invalid_value", f"no shape of {name} follows from a profile", name)
         return spec.resolve(self._profile(profile).select(selector))
 
+    def reopen(self, weights: ExternalWeightManager) -> None:
+        """Open the engine again with these weights as initializers, while no step is under way.
+
+        Its captured graphs are void. Raises what opening it raises; the executor is closed then.
+        """
+        if self._open_engine is None or self.required_context_memory():
+            raise HearthError("internal", "this engine is not opened a second time")
+        self.close()
+        self._engine = self._open_engine(initializers=Initializers(*weights.initializers))
+
     def close(self) -> None:
         """Free captured graphs and the engine; the executor cannot be used afterwards."""
         self._current = None
@@ -305,7 +319,7 @@ def _open_engine(
     device: Device,
     registry: TensorRegistry,
     *,
-    files: Initializers | None = None,
+    initializers: Initializers | None = None,
 ) -> Engine:
     if config.backend == "simulated":
         return SimulatedEngine(config, registry)
@@ -314,7 +328,7 @@ def _open_engine(
         load_onnx_runtime()
         from runtime.executor.onnx_engine import OnnxEngine  # noqa: PLC0415 - see above
 
-        return OnnxEngine.open(folder, config, options, files)
+        return OnnxEngine.open(folder, config, options, initializers)
     from runtime.device.cuda.cuda_device import CudaDevice  # noqa: PLC0415 - see above
 
     if not isinstance(device, CudaDevice):
@@ -326,4 +340,4 @@ def _open_engine(
     load_onnx_runtime()
     from runtime.executor.onnx_cuda_engine import OnnxCudaEngine  # noqa: PLC0415 - see above
 
-    return OnnxCudaEngine.open(folder, config, options, device, files)
+    return OnnxCudaEngine.open(folder, config, options, device, initializers)

@@ -72,18 +72,21 @@ class OnnxCudaEngine(SelfContained):
         config: EngineConfig,
         options: EngineOptions,
         device: CudaDevice,
-        files: Initializers | None = None,
+        initializers: Initializers | None = None,
     ) -> "OnnxCudaEngine":
         """Load `model.onnx` onto the device, with its stream for all work.
 
-        `files` take the place of those beside it.
+        `initializers` take the place of what lies beside it.
 
         Raises `engine_incompatible` without the provider or for a graph that it cannot run
         whole, `engine_corrupt` or `out_of_memory`.
         """
-        session = open_session(folder, config, options, device, files)
+        session = open_session(folder, config, options, device, initializers)
         fused = isinstance(config, LLMEngineRunnerConfig) and config.operators == "contrib"
-        return cls(session, device, fused=fused, queues=fused or isinstance(config, VisionConfig))
+        queues = fused or isinstance(config, VisionConfig)
+        engine = cls(session, device, fused=fused, queues=queues)
+        engine._initializers = initializers
+        return engine
 
     def run(self, bindings: Sequence[Binding], stream: Stream, /) -> None:
         """Queue one step; raises `executor_failed`, `out_of_memory` or `device_lost`.

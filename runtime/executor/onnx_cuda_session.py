@@ -37,7 +37,7 @@ def open_session(
     config: EngineConfig,
     options: EngineOptions,
     device: CudaDevice,
-    files: Initializers | None = None,
+    initializers: Initializers | None = None,
 ) -> ort.InferenceSession:
     """A session whose work goes to the device's stream; raises what `OnnxCudaEngine.open` does."""
     check_version(config.dialect, "cuda", ort.__version__)
@@ -48,7 +48,7 @@ def open_session(
     path = folder / MODEL_FILE
     provider = (CUDA_PROVIDER, provider_options(device.stream.handle))
     made = session_options(options)
-    onnx_engine.add_initializers(made, files)
+    onnx_engine.add_initializers(made, initializers)
     try:
         session = ort.InferenceSession(path, made, providers=[provider])
     except Exception as error:

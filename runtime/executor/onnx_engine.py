@@ -2,8 +2,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnxruntime as ort
+from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from runtime.device.stream import Stream
@@ -45,6 +47,8 @@ _LIBRARY_ERRORS: tuple[type[Exception], ...] = (
     ),
 )
 _RUN_ERRORS: tuple[type[Exception], ...] = (*_LIBRARY_ERRORS, MemoryError)
+_BFLOAT16 = 16
+"""ONNX's number for it."""
 _OUT_OF_MEMORY = ("out of memory", "Failed to allocate memory", "bad allocation", "bad_alloc")
 DTYPES: dict[str, np.dtype[Any]] = {
     "tensor(float)": np.dtype(np.float32),
@@ -59,9 +63,11 @@ DTYPES: dict[str, np.dtype[Any]] = {
 class OnnxEngine(SelfContained):
     """An ONNX Runtime session on the CPU, and what it reads of files that are mapped for it."""
 
-    def __init__(self, session: ort.InferenceSession, files: Initializers | None = None) -> None:
+    def __init__(
+        self, session: ort.InferenceSession, initializers: Initializers | None = None
+    ) -> None:
         self._session = session
-        self._files = files
+        self._initializers = initializers
         self.io_tensors = describe(session, DTYPES)
 
     @classmethod
@@ -70,21 +76,21 @@ class OnnxEngine(SelfContained):
         folder: Path,
         config: EngineConfig,
         options: EngineOptions,
-        files: Initializers | None = None,
+        initializers: Initializers | None = None,
     ) -> "OnnxEngine":
         """Load `model.onnx`; raises `engine_incompatible`, `engine_corrupt` or `out_of_memory`.
 
-        `files` take the place of those beside it.
+        `initializers` take the place of what lies beside it.
         """
         check_version(config.dialect, "cpu", ort.__version__)
         path, made = folder / MODEL_FILE, session_options(options)
-        add_initializers(made, files)
+        add_initializers(made, initializers)
         try:
             session = ort.InferenceSession(path, made, providers=["CPUExecutionProvider"])
         except _RUN_ERRORS as error:
             raise load_error(error, path, "into memory") from error
         release_free_memory()
-        return cls(session, files)
+        return cls(session, initializers)
 
     def run(self, bindings: Sequence[Binding], stream: Stream) -> None:
         """Bind everything and run once; raises `executor_failed` or `out_of_memory`."""
@@ -134,19 +140,31 @@ class OnnxRun:
         del self._binding, self._session
 
 
-def add_initializers(made: ort.SessionOptions, files: Initializers | None) -> None:
-    """Let a session read mapped files instead of those beside its graph."""
-    if not files:
+def add_initializers(made: ort.SessionOptions, given: Initializers | None) -> None:
+    """Let a session read these instead of what lies beside its graph; they must outlive it."""
+    if given is None:
         return
-    add = getattr(made, "add_external_initializers_from_files_in_memory", None)
-    if add is None:
-        raise HearthError(
-            "engine_incompatible",
-            f"ONNX Runtime {ort.__version__} serves the engine folder's own weights alone: take a "
-            "newer one, of Python 3.11 or newer",
-            "weights",
-        )
-    add(list(files), list(files.values()), [len(one) for one in files.values()])
+    if given.files:
+        add = getattr(made, "add_external_initializers_from_files_in_memory", None)
+        if add is None:
+            raise HearthError(
+                "engine_incompatible",
+                f"ONNX Runtime {ort.__version__} serves the engine folder's own weights alone: "
+                "take a newer one, of Python 3.11 or newer",
+                "weights",
+            )
+        files = given.files
+        add(list(files), list(files.values()), [len(one) for one in files.values()])
+    for name, array in given.arrays.items():
+        given.held.append(value := _shared(array))
+        made.add_initializer(name, value)
+
+
+def _shared(array: NDArray[Any]) -> ort.OrtValue:
+    """The array itself; NumPy's own types do not have all that a graph may."""
+    if array.dtype == ml_dtypes.bfloat16:
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), _BFLOAT16)
+    return ort.OrtValue.ortvalue_from_numpy(array)
 
 
 def step_error(error: Exception, who: str) -> HearthError:

@@ -80,6 +80,7 @@ def write_data(
         build(graph)
     return graph, WeightLayout(
         begin=begin,
+        bound=kind == "bound",
         head=EMBEDDING if head_reads_table(model, config) else _HEAD,
         tensors={name: _entry(stored) for name, stored in graph.written.items()},
         model=facts_of(model),

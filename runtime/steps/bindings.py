@@ -9,6 +9,7 @@ from runtime.steps.pipeline_io import StepIO, build_tensor_map
 from runtime.steps.shared_resources import SharedResources
 from runtime.tensors.dims import InferenceDims
 from runtime.tensors.profiles import decode_batches
+from runtime.tensors.tensor import Tensor
 from runtime.tensors.tensor_map import TensorMap
 
 
@@ -101,6 +102,11 @@ class StepBindings:
         dropped = [key for key in self._maps if key[0] == adapter]
         self.executor.forget([self._maps.pop(key) for key in dropped])
         self.executor.expect_addresses(-1)
+
+    def set(self, name: str, tensor: Tensor) -> None:
+        """Bind another tensor from the next step on; what was captured with the old one stays."""
+        for tensors in self._maps.values():
+            tensors.set(name, tensor)
 
     def keep(self, rows: int, tokens: int, first: int | None = None) -> None:
         """Write the new cache rows, of `tokens` tokens each, of a step's first `rows` rows.

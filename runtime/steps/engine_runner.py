@@ -138,6 +138,26 @@ class LLMEngineRunner:
             raise HearthError("internal", "these resources have no adapters")
         return self._lora
 
+    def set_lm_head_weights(self, name: str, tensor: Tensor) -> None:
+        """Let other numbers give the logits from the next step on, while none is under way.
+
+        It takes an engine with external weights. One that binds them is bound anew; any other is
+        opened again, and has to be captured again. Raises `unsupported_option` and
+        `invalid_value` as `ExternalWeightManager.set_lm_head_weights` does.
+        """
+        weights = self._resources.external_weights
+        if weights is None:
+            raise HearthError(
+                "unsupported_option",
+                "this engine holds its weights itself: export it with --external-weights",
+                name,
+            )
+        weights.set_lm_head_weights(name, tensor)
+        if weights.bound:
+            self._steps.set(name, tensor)
+        else:
+            self.executor.reopen(weights)
+
     @property
     def row_owners(self) -> list[RowOwner]:
         """What keeps state of rows here: the caches, and rotary tables of every row."""

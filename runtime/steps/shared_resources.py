@@ -70,7 +70,7 @@ class SharedResources:
         else:
             table = _load_embedding(config, folder) if external is None else external.table
         embedding = device.constant("embedding", table)
-        if external is not None and config.backend == "tensorrt":
+        if external is not None:
             external.load(device, embedding)
         resources = cls([_create_caches(config, device)], embedding, external)
         resources.add_rope(config, folder, device)

@@ -13,7 +13,7 @@ from runtime.known_answer import KnownAnswer, load_answer, parse_answer
 from runtime.tensors.registry import TensorSpec
 from runtime.tensors.tensor import Tensor
 from runtime.tensors.tensor_map import TensorMap
-from runtime.weights.layout import EMBEDDING, WeightLayout, load_layout
+from runtime.weights.layout import EMBEDDING, WeightEntry, WeightLayout, load_layout
 from runtime.weights.weights_file import WeightsFile, data_digest, open_weights
 
 
@@ -83,20 +83,41 @@ class ExternalWeightManager:
         return map_tensor(self._file.path, EMBEDDING)
 
     @property
-    def initializers(self) -> dict[str, mmap.mmap]:
-        """The mapped file by the name that the graph knows it by; empty where it lies beside it."""
-        if self._own:
-            return {}
-        with self._file.path.open("rb") as file:
-            return {WEIGHTS_FILE: mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)}
+    def bound(self) -> bool:
+        """Whether the engine binds them, and does not read them when it is opened."""
+        return self._layout.bound
+
+    @property
+    def head(self) -> str:
+        """The tensor that gives the logits."""
+        return self._layout.head
+
+    @property
+    def initializers(self) -> tuple[dict[str, mmap.mmap], dict[str, NDArray[Any]]]:
+        """What an engine reads when it is opened instead of what its graph names.
+
+        The mapped file, unless it is the one that lies beside the graph, and what has been set in
+        place of single tensors.
+        """
+        files: dict[str, mmap.mmap] = {}
+        if self.bound:
+            return files, {}
+        if not self._own:
+            with self._file.path.open("rb") as file:
+                files[WEIGHTS_FILE] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return files, {name: tensor.array for name, tensor in self._tensors.items()}
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
-        """The bindings of an engine that takes its weights as inputs."""
+        """The bindings of an engine that takes its weights as inputs, none of any other."""
         return tuple(
             TensorSpec(name, "input", DTYPES[entry.dtype], entry.shape)
-            for name, entry in self._layout.taken.items()
+            for name, entry in self._bindings.items()
         )
+
+    @property
+    def _bindings(self) -> dict[str, WeightEntry]:
+        return self._layout.taken if self.bound else {}
 
     def answer(self, config: LLMEngineRunnerConfig) -> KnownAnswer:
         """What the engine has to answer with these weights; raises `engine_corrupt`."""
@@ -104,7 +125,7 @@ class ExternalWeightManager:
 
     def load(self, device: Device, table: Tensor) -> None:
         """Load what the engine binds into the device's memory; `table` lies there already."""
-        for name in self._layout.taken:
+        for name in self._bindings:
             if name not in self._tensors:
                 array = map_tensor(self._file.path, name)
                 self._tensors[name] = table if name == EMBEDDING else device.constant(name, array)
@@ -112,10 +133,34 @@ class ExternalWeightManager:
     def publish(self, tensors: TensorMap) -> None:
         """Let an engine's map mean them; raises `internal` for a binding that it has already."""
         known = set(tensors)
-        for name, tensor in self._tensors.items():
+        for name in self._bindings:
             if name in known:
                 raise HearthError("internal", f"the binding {name} is published twice", name)
-            tensors.set(name, tensor)
+            tensors.set(name, self._tensors[name])
+
+    def set_lm_head_weights(self, name: str, tensor: Tensor) -> None:
+        """Let other numbers give the logits, in the type and shape of those of the file.
+
+        An engine that binds them gets them in its TensorMaps, any other when it is opened again:
+        then `tensor` lies in host memory. Raises `invalid_value` for another name, type or shape,
+        and `unsupported_option` where the head is quantised.
+        """
+        head = self._layout.head
+        entry = self._layout.tensors.get(head)
+        if name != head:
+            raise HearthError(
+                "invalid_value", f"the logits of this engine come from {head}, not {name}", name
+            )
+        if entry is None or entry.dtype in ("I8", "U8"):
+            raise HearthError("unsupported_option", "the head of this engine is quantised", name)
+        if (tensor.dtype, tensor.shape) != (DTYPES[entry.dtype], entry.shape):
+            raise HearthError(
+                "invalid_value",
+                f"{name} is {tensor.dtype} {tensor.shape}, the engine takes {entry.dtype} "
+                f"{entry.shape}",
+                name,
+            )
+        self._tensors[name] = tensor
 
 
 def answer_of(folder: Path, config: LLMEngineRunnerConfig, path: str = "") -> KnownAnswer | None:

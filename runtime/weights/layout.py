@@ -45,12 +45,14 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class WeightLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`weights.json`: the tensors of every file that the engine takes.
 
-    `head` is the one that gives the logits: the embedding table, or one of its own. `own` is the
-    digest of the data of the folder's own file.
+    `head` is the one that gives the logits: the embedding table, or one of its own. An engine of
+    which they are `bound` has them as inputs, any other as initializers. `own` is the digest of the
+    data of the folder's own file.
     """
 
     begin: int
     head: str
+    bound: bool
     tensors: dict[str, WeightEntry]
     model: ModelFacts
     own: str = ""

@@ -1,6 +1,7 @@
 """Engine folders whose plan was not built, so that the graph that builders get can be looked at."""
 
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from runtime.config import LLMEngineRunnerConfig
@@ -23,7 +24,7 @@ def export_graph(
     draft: DraftOptions | None = None,
     *,
     plan: PlanOptions = PLAN,
-    max_lora_rank: int = 0,
+    **more: Any,
 ) -> None:
     """Write everything of a TensorRT engine folder of a model but the plan."""
 
@@ -34,7 +35,7 @@ def export_graph(
         patch.object(engine_files, "build_or_fall_back", keep_graph),
         patch.object(export, "settle_options", lambda options: options),
     ):
-        options = graph_options(dialect, dtype, draft, plan=plan, max_lora_rank=max_lora_rank)
+        options = graph_options(dialect, dtype, draft, plan=plan, **more)
         export_model(_folder(model), target, options)
 
 
@@ -50,7 +51,7 @@ def graph_options(
     draft: DraftOptions | None = None,
     *,
     plan: PlanOptions = PLAN,
-    max_lora_rank: int = 0,
+    **more: Any,
 ) -> ExportOptions:
     """Options of a small plan."""
     return ExportOptions(
@@ -61,7 +62,7 @@ def graph_options(
         prefill_chunk=CHUNK,
         plan=plan,
         draft=draft,
-        max_lora_rank=max_lora_rank,
+        **more,
     )
 
 

@@ -19,6 +19,7 @@ from runtime.tensors.registry import (
     build_registry_for_llm,
     build_registry_for_spec_decode_draft,
 )
+from runtime.weights.external_weight_manager import ExternalWeightManager
 from tests.references import reference_folder
 from tests.runtime.export.hugging_face import shallow_model
 from tests.runtime.export.tensorrt.graphs import WIDE, graph_options, small_draft
@@ -85,6 +86,40 @@ def test_inputs_of_adapters_are_those_of_the_registry(
     _compare_bindings(seen[0], config, registry)
     made = load_config(target / DRAFT_FOLDER)
     _compare_bindings(seen[1], made, build_registry_for_spec_decode_draft(made))
+
+
+@pytest.mark.parametrize(
+    ("family", "dialect", "dtype"),
+    [("qwen3", "native", "float16"), ("qwen2", "classic", "float32")],
+)
+def test_engines_that_bind_their_weights_are_built(
+    tmp_path: Path, family: str, dialect: Dialect, dtype: TargetType
+) -> None:
+    """Norms, and biases of qwen2, are bound as well as products: nothing is left in the plan."""
+    target, model = tmp_path / "engine", shallow_model(family, tmp_path / "model")
+    options = graph_options(dialect, dtype, external_weights=True, max_lora_rank=8)
+    config = export_model(model, target, options)
+    assert (config.dialect, config.dtype, config.backend) == (dialect, dtype, "tensorrt")
+    assert not (target / MODEL_FILE).exists()
+    verify_folder(target, load_config(target), digests=True)
+    assert ExternalWeightManager.open(target, config) is not None
+
+
+def test_weights_that_are_bound_are_those_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr("runtime.export.tensorrt.plan.run_builder",
+                        lambda _python, job, _progress=None: _inspect(job, seen))  # fmt: skip
+    target = tmp_path / "engine"
+    options = graph_options("native", "float16", external_weights=True)
+    config = export_model(reference_folder("qwen3_untied"), target, options)
+    weights, registry = ExternalWeightManager.open(target, config), build_registry_for_llm(config)
+    assert weights is not None
+    for spec in weights.specs:
+        registry.add_own(spec)
+    assert ("head", (32, 288)) in [(one.name, one.shape) for one in registry.own_specs]
+    _compare_bindings(seen[0], config, registry)
 
 
 @pytest.mark.parametrize(("dialect", "dtype"), [("native", "float16"), ("classic", "float32")])
