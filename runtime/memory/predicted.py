@@ -152,11 +152,12 @@ def predict_cuda_host_memory(config: LLMEngineRunnerConfig) -> dict[str, int]:
 def cuda_weight_bytes(config: LLMEngineRunnerConfig) -> int:
     """Weights of the matrix products in the engine's type, and the gains of the norms.
 
-    A plan is its weights and its kernels: where it is there, its size is known.
+    A plan is its weights and its kernels: where it is there, its size is known. One that binds
+    its weights has them beside it, and a tied head is the embedding table itself.
     """
     plan = config.files.get(PLAN_FILE)
     if plan is not None:
-        return plan.bytes
+        return plan.bytes + sizes.bound_bytes(config)
     gains = config.num_decoder_layers * (2 * config.hidden_size + 2 * config.head_dim)
     elements = sizes.projection_elements(config) + gains + config.hidden_size
     return elements * ITEM_BYTES[config.dtype]

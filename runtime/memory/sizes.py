@@ -46,6 +46,13 @@ def embedding_bytes(config: LLMEngineRunnerConfig) -> int:
     return table if record is None else record.bytes
 
 
+def bound_bytes(config: LLMEngineRunnerConfig) -> int:
+    """External weights of an engine that binds them, without the embedding table."""
+    records = (config.files.get(name) for name in config.external_weight_files)
+    stored = sum(record.bytes for record in records if record is not None)
+    return max(0, stored - embedding_bytes(config))
+
+
 def kv_cache_bytes(config: LLMEngineRunnerConfig, max_batch: int, capacity: int) -> int:
     """Keys and values of `max_batch` rows of `capacity` slots in all layers."""
     slot = 2 * config.num_attention_layers * config.num_kv_heads * config.head_dim
