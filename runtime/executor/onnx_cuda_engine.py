@@ -55,6 +55,7 @@ class OnnxCudaEngine(SelfContained):
         self._device = device
         self._fused = fused
         self._kept: tuple[Sequence[Binding], list[Any]] | None = None
+        self._initializers: Initializers | None = None
         self._options, self._waiting = ort.RunOptions(), ort.RunOptions()
         if queues:
             self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")

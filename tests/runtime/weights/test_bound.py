@@ -1,11 +1,13 @@
 """Engines that take their weights as inputs, as plans do, here run by ONNX Runtime."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import pytest
 from msgspec import structs
+from numpy.typing import NDArray
 
 from runtime.config import WEIGHTS_FILE, load_config
 from runtime.decoding.runtime import LLMInferenceRuntime
@@ -35,7 +37,7 @@ def as_onnx(folder: Path) -> None:
     """Let the configuration of a plan's folder be that of an engine of ONNX Runtime."""
     config = load_config(folder)
     taken = {"backend": "onnxruntime", "device": "cpu", "static_decode_batches": ()}
-    write_config(folder, structs.replace(config, **taken))  # type: ignore[arg-type] # by name
+    write_config(folder, structs.replace(config, **taken))
 
 
 class Made:
@@ -132,7 +134,7 @@ class HeadOf:
                 given += [top.logprob for top in token.top]
         return given
 
-    def set(self, array: np.ndarray) -> None:  # type: ignore[type-arg] # of any type
+    def set(self, array: NDArray[Any]) -> None:
         self.runner.set_lm_head_weights(self.name, Tensor(self.name, array))
 
 
