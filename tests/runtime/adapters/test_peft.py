@@ -1,0 +1,172 @@
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from runtime.adapters.peft import read_peft
+from runtime.errors import HearthError
+from tests.low_rank_models import Array, random_adapter
+from tests.peft_models import change_fields, change_tensors, write_peft
+from tests.runtime.adapters.adapter_configs import BASE, adapter_config
+
+A = "base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight"
+B = A.replace("lora_A", "lora_B")
+
+
+@pytest.mark.parametrize("fields", [{}, {"use_rslora": True}])
+def test_alpha_and_rank_are_folded_into_b(tmp_path: Path, fields: dict[str, bool]) -> None:
+    folder = write_peft(BASE, tmp_path / "one", rank=4, **fields)
+    found, wanted = read_peft(folder, adapter_config()), random_adapter(BASE, 4)
+    assert (found.rank, found.base, set(found.parts)) == (4, "qwen3", set(wanted))
+    for place, (a, b) in wanted.items():
+        assert np.array_equal(found.parts[place].a, a)
+        assert np.allclose(found.parts[place].b, b, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("engine", ["float32", "float16"])
+def test_other_types_become_the_engines(tmp_path: Path, dtype: type, engine: str) -> None:
+    folder = write_peft(BASE, tmp_path / "one", dtype=dtype, targets="q v")
+    found, wanted = (
+        read_peft(folder, adapter_config(dtype=engine)),
+        random_adapter(BASE, 8, targets="q v"),
+    )
+    assert {target for _, target in found.parts} == {"q", "v"}
+    part = found.parts[1, "q"]
+    assert {one.dtype for one in part} == {np.dtype(engine)}
+    assert np.allclose(part.a, wanted[1, "q"][0].astype(dtype).astype(engine))
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "base_model.model.model.language_model",
+        "base_model.model.language_model.model",
+        "base_model.model.model.text_model",
+    ],
+)
+def test_the_text_of_models_that_see_is_found(tmp_path: Path, prefix: str) -> None:
+    folder = write_peft(BASE, tmp_path / "one", prefix=prefix)
+    assert (0, "down") in read_peft(folder, adapter_config()).parts
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("modules_to_save", ["lm_head"]),
+        ("use_dora", True),
+        ("bias", "lora_only"),
+        ("lora_bias", True),
+        ("rank_pattern", {"q_proj": 4}),
+        ("alpha_pattern", {"q_proj": 4}),
+        ("init_lora_weights", "pissa"),
+        ("fan_in_fan_out", True),
+        ("layer_replication", [[0, 2]]),
+        ("trainable_token_indices", [3]),
+        ("of_a_later_version", "something"),
+        ("peft_type", "IA3"),
+        ("peft_type", None),
+        ("r", 0),
+        ("r", "8"),
+        ("r", 16),
+        ("r", True),
+        ("lora_alpha", "16"),
+        ("lora_alpha", None),
+        ("base_model_name_or_path", ["qwen3"]),
+    ],
+)
+def test_a_field_that_is_not_served_is_refused_by_name(
+    tmp_path: Path, field: str, value: Any
+) -> None:
+    folder = write_peft(BASE, tmp_path / "one")
+    change_fields(folder, **{field: value})
+    refused(folder, field)
+
+
+def moved(tensors: dict[str, Array], source: str, target: str) -> None:
+    tensors[target] = tensors.pop(source)
+
+
+TENSORS: list[tuple[str, Any]] = [
+    (A, lambda t: t.update({A: t[A][:4]})),
+    (B, lambda t: t.update({B: t[B][:-1]})),
+    (A, lambda t: t.update({A: t[A].astype(np.int32)})),
+    (A, lambda t: t.update({A: t[A].astype(np.float64)})),
+    (B, lambda t: t.update({B: np.full_like(t[B], np.inf)})),
+    (B, lambda t: t.pop(A)),
+    ("lm_head.lora_A.weight", lambda t: moved(t, A, "lm_head.lora_A.weight")),
+    (A.replace("q_proj", "x_proj"), lambda t: moved(t, A, A.replace("q_proj", "x_proj"))),
+    (A.replace(".1.", ".9."), lambda t: moved(t, A, A.replace(".1.", ".9."))),
+    (A, lambda t: t.update(
+        {A.replace("A.weight", "A.default.weight"): t[A]}
+    )),
+    (B.replace("lora_B.weight", "lora_magnitude_vector"), lambda t: t.update(
+        {B.replace("lora_B.weight", "lora_magnitude_vector"): t[B]}
+    )),
+    ("adapter_model.safetensors", lambda t: (t.pop(A), t.pop(B))),
+    ("adapter_model.safetensors", lambda t: t.clear()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "change"), TENSORS)
+def test_a_tensor_that_does_not_fit_is_refused_by_name(
+    tmp_path: Path, field: str, change: Any
+) -> None:
+    folder = write_peft(BASE, tmp_path / "one")
+    change_tensors(folder, change)
+    refused(folder, field)
+
+
+def test_numbers_beyond_the_engines_type_are_refused(tmp_path: Path) -> None:
+    folder = write_peft(BASE, tmp_path / "one", alpha=1e9)
+    change_tensors(folder, lambda tensors: tensors.update({B: tensors[B] * 0 + 1e3}))
+    assert read_peft(folder, adapter_config())
+    refused(folder, B, dtype="float16")
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+@pytest.mark.parametrize("content", [None, b"", b"{", b"\xff\xff\xff", b"[]"])
+def test_a_file_that_is_missing_or_damaged_is_refused_by_name(
+    tmp_path: Path, name: str, content: bytes | None
+) -> None:
+    folder = write_peft(BASE, tmp_path / "one")
+    (folder / name).unlink()
+    if content is not None:
+        (folder / name).write_bytes(content)
+    refused(folder, name)
+
+
+def test_a_file_that_is_cut_short_names_a_tensor(tmp_path: Path) -> None:
+    folder = write_peft(BASE, tmp_path / "one")
+    path = folder / "adapter_model.safetensors"
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(HearthError, match="cut short") as caught:
+        read_peft(folder, adapter_config())
+    assert caught.value.code == "adapter_invalid"
+
+
+def test_pickled_tensors_are_not_read(tmp_path: Path) -> None:
+    folder = write_peft(BASE, tmp_path / "one")
+    (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
+    refused(folder, "adapter_model.bin")
+
+
+def test_an_engine_without_adapters_says_how_to_get_one(tmp_path: Path) -> None:
+    folder = write_peft(BASE, tmp_path / "one")
+    with pytest.raises(HearthError, match="--max-lora-rank") as caught:
+        read_peft(folder, adapter_config(0))
+    assert (caught.value.code, caught.value.field) == ("unsupported_option", "adapter")
+
+
+def test_an_adapter_of_some_layers_is_whole(tmp_path: Path) -> None:
+    folder = write_peft(BASE, tmp_path / "one", layers_to_transform=[0])
+    change_tensors(folder, lambda tensors: (tensors.pop(A), tensors.pop(B)))
+    assert (1, "q") not in read_peft(folder, adapter_config()).parts
+
+
+def refused(folder: Path, field: str, **fields: Any) -> None:
+    with pytest.raises(HearthError) as caught:
+        read_peft(folder, adapter_config(**fields))
+    assert (caught.value.code, caught.value.field) == ("adapter_invalid", field)

@@ -1,0 +1,119 @@
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import msgspec
+import numpy as np
+import pytest
+
+from runtime.adapters.peft import read_peft
+from runtime.adapters.stored import AdapterRecord, read_adapter, read_record, store_adapter
+from runtime.errors import HearthError
+from tests.peft_models import change_fields, write_peft
+from tests.runtime.adapters.adapter_configs import BASE, adapter_config
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    store_adapter(write_peft(BASE, tmp_path / "peft"), adapter_config(), tmp_path / "stored")
+    return tmp_path / "stored"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_what_is_stored_comes_back(tmp_path: Path, dtype: str) -> None:
+    config = adapter_config(dtype=dtype)
+    folder = write_peft(BASE, tmp_path / "peft", rank=4, targets="q down")
+    record = store_adapter(folder, config, tmp_path / "stored")
+    assert record == read_record(tmp_path / "stored")
+    assert (record.rank, record.base, record.source) == (4, "qwen3", str(folder))
+    found, wanted = read_adapter(tmp_path / "stored", config), read_peft(folder, config)
+    assert found[:2] == wanted[:2]
+    assert set(found.parts) == set(wanted.parts)
+    own = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    for place, part in wanted.parts.items():
+        for one, other in zip(found.parts[place], part, strict=True):
+            assert one.dtype == own
+            assert np.array_equal(one, other)
+
+
+def test_a_folder_of_peft_is_read_as_well(tmp_path: Path) -> None:
+    folder = write_peft(BASE, tmp_path / "peft")
+    assert read_adapter(folder, adapter_config()).rank == 8
+
+
+def test_files_are_the_owners_alone(stored: Path) -> None:
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (stored, *stored.iterdir())}
+    assert modes == {"stored": 0o700, "adapter.json": 0o600, "adapter.safetensors": 0o600}
+
+
+def test_nothing_is_left_of_what_is_refused(tmp_path: Path, stored: Path) -> None:
+    change_fields(tmp_path / "peft", use_dora=True)
+    with pytest.raises(HearthError, match="use_dora"):
+        store_adapter(tmp_path / "peft", adapter_config(), tmp_path / "other")
+    change_fields(tmp_path / "peft", use_dora=False)
+    with pytest.raises(HearthError, match="exists already"):
+        store_adapter(tmp_path / "peft", adapter_config(), stored)
+    assert {path.name for path in tmp_path.iterdir()} == {"peft", "stored"}
+
+
+@pytest.mark.parametrize("name", ["adapter.json", "adapter.safetensors"])
+@pytest.mark.parametrize("content", [None, b"", b"\xff{"])
+def test_a_damaged_file_is_refused_by_name(stored: Path, name: str, content: bytes | None) -> None:
+    (stored / name).unlink()
+    if content is not None:
+        (stored / name).write_bytes(content)
+    # Without its record it is no stored adapter, and no one of PEFT's.
+    missing = name == "adapter.json" and content is None
+    refused(stored, "adapter_config.json" if missing else name)
+
+
+def test_one_changed_bit_is_noticed(stored: Path) -> None:
+    path = stored / "adapter.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
+    refused(stored, "adapter.safetensors")
+
+
+def test_tensors_of_another_adapter_are_noticed(tmp_path: Path, stored: Path) -> None:
+    other = write_peft(BASE, tmp_path / "other", rank=4)
+    store_adapter(other, adapter_config(), tmp_path / "swapped")
+    (tmp_path / "swapped" / "adapter.safetensors").replace(stored / "adapter.safetensors")
+    refused(stored, "adapter.safetensors")
+    change_record(stored, **read_files(tmp_path / "swapped"))
+    refused(stored, "adapter.safetensors")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"hidden_size": 16}, {"num_decoder_layers": 1}, {"dtype": "float16"}],
+)
+def test_an_engine_of_another_shape_or_type_is_refused(stored: Path, fields: Any) -> None:
+    config = msgspec.structs.replace(adapter_config(), **fields)
+    with pytest.raises(HearthError) as caught:
+        read_adapter(stored, config)
+    assert (caught.value.code, caught.value.field) == ("adapter_invalid", "shapes")
+
+
+def test_an_engine_of_a_smaller_rank_is_refused(stored: Path) -> None:
+    with pytest.raises(HearthError) as caught:
+        read_adapter(stored, adapter_config(4))
+    assert (caught.value.code, caught.value.field) == ("adapter_invalid", "r")
+
+
+def read_files(folder: Path) -> dict[str, Any]:
+    """What the record says of the file, of another adapter."""
+    record = read_record(folder)
+    return {"bytes": record.bytes, "sha256": record.sha256}
+
+
+def change_record(folder: Path, **fields: Any) -> None:
+    path = folder / "adapter.json"
+    record = msgspec.json.decode(path.read_bytes(), type=AdapterRecord)
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(record, **fields)))
+
+
+def refused(folder: Path, field: str) -> None:
+    with pytest.raises(HearthError) as caught:
+        read_adapter(folder, adapter_config())
+    assert (caught.value.code, caught.value.field) == ("adapter_invalid", field)
