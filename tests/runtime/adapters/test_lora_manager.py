@@ -61,10 +61,10 @@ def test_targets_of_one_input_lie_side_by_side() -> None:
     found.switch("second")
     bound = found.bindings("second")
     a, b = bound["lora_a_qkv_1"].array, bound["lora_b_qkv_1"].array
-    x = np.random.default_rng(0).standard_normal(a.shape[0]).astype(np.float32)
+    x = np.random.default_rng(0).standard_normal((1, a.shape[0])).astype(np.float32)
     q, v = (x @ SECOND[1, one][0] @ SECOND[1, one][1] for one in "qv")
     assert a.shape[1] == 3 * JOINED.max_supported_lora_rank
-    assert np.allclose(x @ a @ b, np.concatenate((q, np.zeros_like(v), v)), atol=1e-6)
+    assert np.allclose(x @ a @ b, np.concatenate((q, np.zeros_like(v), v), -1), atol=1e-6)
 
 
 @pytest.mark.parametrize("config", [STATIC, JOINED])

@@ -16,7 +16,7 @@ B = A.replace("lora_A", "lora_B")
 
 
 @pytest.mark.parametrize("fields", [{}, {"use_rslora": True}])
-def test_alpha_and_rank_are_folded_into_b(tmp_path: Path, fields: dict[str, bool]) -> None:
+def test_alpha_and_rank_are_folded_into_b(tmp_path: Path, fields: dict[str, Any]) -> None:
     folder = write_peft(BASE, tmp_path / "one", rank=4, **fields)
     found, wanted = read_peft(folder, adapter_config()), random_adapter(BASE, 4)
     assert (found.rank, found.base, set(found.parts)) == (4, "qwen3", set(wanted))

@@ -9,7 +9,8 @@ import numpy as np
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.options import RuntimeOptions
 from runtime.request import GenerationRequest, RequestOptions, RowRequest
-from tests.peft_models import merge, write_peft
+from tests.low_rank_models import merge, random_adapter
+from tests.peft_models import write_peft
 from tests.references import reference_folder
 from tests.runtime.weights.external_models import export
 
@@ -19,7 +20,7 @@ PROMPT = [3, 14, 15, 92, 6, 5, 35]
 def test_an_adapter_is_added_to_external_weights(tmp_path: Path, dialect: str) -> None:
     base = reference_folder("qwen3")
     write_peft(base, tmp_path / "adapter", rank=8)
-    merge(base, tmp_path / "adapter", tmp_path / "merged")
+    merge(base, tmp_path / "merged", random_adapter(base, 8))
     engine = export(base, tmp_path / "engine", dialect=dialect, max_lora_rank=8)
     plain = export(tmp_path / "merged", tmp_path / "other", dialect=dialect)
     tokens, logprobs = _answer(engine, tmp_path / "adapter")
