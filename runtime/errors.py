@@ -35,6 +35,8 @@ Code = Literal[
     "engine_incompatible",
     "weights_invalid",
     "wrong_answer",
+    "spill_failed",
+    "spill_invalid",
     "tokenizer_mismatch",
     "out_of_memory",
     # The conversation with a client is at fault (daemon; `clients/PROTOCOL.md` has the table).

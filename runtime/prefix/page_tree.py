@@ -50,6 +50,13 @@ def path_to(page: Page) -> list[Page]:
     return path[::-1]
 
 
+def root_of(page: Page) -> Page:
+    """The root of the tree in which a page stands, or stood."""
+    while page.parent is not None:
+        page = page.parent
+    return page
+
+
 def all_behind(page: Page) -> list[Page]:
     """All pages behind this one, each behind its parent."""
     pages = list(page.children)

@@ -1,0 +1,253 @@
+"""Pages of the prefix cache in files that survive a restart."""
+
+import hashlib
+import os
+import tempfile
+import threading
+import time
+from collections import OrderedDict, deque
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from runtime.errors import HearthError
+from runtime.prefix.identities import root_name
+from runtime.prefix.page_tree import root_of
+from runtime.prefix.pages import Page, Stored
+from runtime.prefix.private_files import OtherSpills, make_private, open_private
+from runtime.prefix.spill_file import (
+    HEAD_BYTES,
+    SUFFIX,
+    VERSION,
+    SpillHead,
+    decode_head,
+    encode_head,
+    spill_invalid,
+)
+
+MOST_WAITING = 16
+"""Pages that wait to be written; who would bring another one is refused, or waits."""
+_MOST_FAILURES = 16
+_PARTIAL = ".partial"
+_SETTLED_S = 60.0
+"""A file that is half written and older than this was left by a process that is gone."""
+
+
+class _Waiting(NamedTuple):
+    page: Page
+    head: SpillHead
+    data: bytes
+
+
+class SpillFolder:
+    """Writes pages behind the caller's back, reads them while it waits, and checks what it reads.
+
+    Each engine has a folder of its own in `folder`; what lies in those of others gives way first.
+    Folders and files are the user's alone. A page has `page_bytes`, and there is room for `pages`
+    of them in `most_bytes`; who counts them is the index. Several processes may share a folder: a
+    page that another one has removed is missing, no more.
+
+    Raises `invalid_value` with the field `prefix_folder` for a folder that cannot be had, or that
+    others may write to.
+    """
+
+    def __init__(self, folder: Path, engine: bytes, page_bytes: int, most_bytes: int) -> None:
+        self._engine = root_name(engine, b"")
+        self._folder = folder / f"{self._engine.hex()}.v{VERSION}"
+        self._page_bytes = page_bytes
+        self._most_bytes = most_bytes
+        self.file_bytes = HEAD_BYTES + page_bytes
+        self.pages = most_bytes // self.file_bytes
+        make_private(folder)
+        make_private(self._folder)
+        self._others = OtherSpills(folder, self._folder)
+        self._written: set[bytes] = set()
+        self._turn = threading.Condition()
+        self._waiting: OrderedDict[bytes, _Waiting] = OrderedDict()
+        self._lost: list[Page] = []
+        self._failures: deque[HearthError] = deque(maxlen=_MOST_FAILURES)
+        self._failing = False
+        self._closing = False
+        self._thread = threading.Thread(target=self._write_all, name="spill", daemon=True)
+        self._thread.start()
+
+    def found(self) -> list[Stored]:
+        """The pages that lie here from before, by their heads alone; whatever else is removed.
+
+        It is asked once, before anything is written. What could not be used is a failure.
+        """
+        stored = []
+        for path in self._folder.iterdir():
+            try:
+                used = path.lstat().st_mtime
+                if path.suffix == _PARTIAL:
+                    if time.time() - used > _SETTLED_S:
+                        _remove(path)
+                    continue
+                with open_private(path) as file:
+                    head = self._checked(path, file.read(HEAD_BYTES), os.fstat(file.fileno()))
+            except HearthError as error:
+                self._give_up(path, error)
+            except OSError as error:
+                self._give_up(path, spill_invalid(path.name, f"cannot be read ({error.strerror})"))
+            else:
+                stored.append(Stored(head.root, head.parent, head.tokens, head.draft, used))
+                self._written.add(head.name)
+        self._others.shrink_to(self._most_bytes - len(stored) * self.file_bytes)
+        return stored
+
+    def write(self, page: Page, data: bytes, within_s: float = 0.0) -> bool:
+        """Have a page written, whose bytes nobody changes any more; False where too many wait.
+
+        Then nothing is done, once it has waited so long for others to be written.
+        """
+        root = root_of(page).name
+        parent = root if page.parent is None else page.parent.name
+        head = SpillHead(self._engine, root, parent, page.tokens, page.draft, len(data), b"")
+        with self._turn:
+            room = self._turn.wait_for(lambda: len(self._waiting) < MOST_WAITING, within_s)
+            if not room or self._closing:
+                return False
+            self._waiting[page.name] = _Waiting(page, head, data)
+            self._turn.notify_all()
+        return True
+
+    def read(self, page: Page) -> bytes:
+        """The bytes of a page that was written, or found; its file counts as used now.
+
+        Raises `spill_invalid` naming a file that is missing, damaged, of another version or of
+        another page or engine: it is removed, and the page has to be dropped.
+        """
+        with self._turn:
+            waiting = self._waiting.get(page.name)
+        if waiting is not None:
+            return waiting.data
+        path = self._path(page.name)
+        try:
+            with open_private(path) as file:
+                head = self._checked(path, file.read(HEAD_BYTES), os.fstat(file.fileno()))
+                data = file.read(self._page_bytes)
+                os.utime(file.fileno())
+            if hashlib.sha256(data).digest() != head.digest or page.draft > head.draft:
+                raise spill_invalid(path.name, "is damaged")
+        except OSError as error:
+            self.erase(page.name)
+            raise spill_invalid(path.name, f"cannot be read ({error.strerror})") from error
+        except HearthError:
+            self.erase(page.name)
+            raise
+        return data
+
+    def erase(self, name: bytes) -> None:
+        """Take a page away, whether it is written already or not."""
+        with self._turn:
+            self._waiting.pop(name, None)
+            self._written.discard(name)
+            _remove(self._path(name))
+            self._turn.notify_all()
+
+    def take_lost(self) -> list[Page]:
+        """The pages that could not be written, since this was asked the last time."""
+        with self._turn:
+            lost, self._lost = self._lost, []
+        return lost
+
+    def take_failures(self) -> list[HearthError]:
+        """What there is to say of files since this was asked the last time, the newest of it."""
+        with self._turn:
+            failures = list(self._failures)
+            self._failures.clear()
+        return failures
+
+    def close(self, within_s: float) -> None:
+        """Let what waits be written, for so long at the most."""
+        with self._turn:
+            self._turn.wait_for(lambda: not self._waiting, within_s)
+            self._closing = True
+            self._waiting.clear()
+            self._turn.notify_all()
+        self._thread.join(within_s)
+
+    def _path(self, name: bytes) -> Path:
+        return self._folder / f"{name.hex()}{SUFFIX}"
+
+    def _checked(self, path: Path, data: bytes, facts: os.stat_result) -> SpillHead:
+        """The head of a file that holds a whole page of this engine."""
+        head = decode_head(data, path.name)
+        if head.engine != self._engine:
+            raise spill_invalid(path.name, "belongs to another engine")
+        if path != self._path(head.name):
+            raise spill_invalid(path.name, "has the name of another page")
+        if not head.size == self._page_bytes == facts.st_size - HEAD_BYTES:
+            raise spill_invalid(path.name, f"has {facts.st_size} bytes and not {self.file_bytes}")
+        return head
+
+    def _give_up(self, path: Path, error: HearthError) -> None:
+        _remove(path)
+        self._failures.append(error)
+
+    def _write_all(self) -> None:
+        while True:
+            with self._turn:
+                self._turn.wait_for(lambda: self._waiting or self._closing)
+                if self._closing:
+                    return
+                name, waiting = next(iter(self._waiting.items()))
+                new = name not in self._written
+                own = (len(self._written) + new) * self.file_bytes
+            try:
+                self._others.shrink_to(self._most_bytes - own)
+                self._finish(name, waiting, self._write_partial(waiting))
+            except OSError as error:
+                self._fail(name, waiting, error)
+
+    def _write_partial(self, waiting: _Waiting) -> Path:
+        head = waiting.head._replace(digest=hashlib.sha256(waiting.data).digest())
+        number, partial = tempfile.mkstemp(_PARTIAL, dir=self._folder)
+        try:
+            with os.fdopen(number, "wb", buffering=0) as file:
+                for piece in (encode_head(head), waiting.data):
+                    left = memoryview(piece)
+                    while left:
+                        left = left[file.write(left) :]
+        except OSError:
+            _remove(Path(partial))
+            raise
+        return Path(partial)
+
+    def _finish(self, name: bytes, waiting: _Waiting, partial: Path) -> None:
+        try:
+            with self._turn:
+                # It may have been erased meanwhile, or brought again.
+                if self._waiting.get(name) is waiting:
+                    partial.replace(self._path(name))
+                    del self._waiting[name]
+                    self._written.add(name)
+                    self._failing = False
+                self._turn.notify_all()
+        finally:
+            _remove(partial)
+
+    def _fail(self, name: bytes, waiting: _Waiting, error: OSError) -> None:
+        with self._turn:
+            if self._waiting.get(name) is waiting:
+                del self._waiting[name]
+                self._lost.append(waiting.page)
+            if not self._failing:
+                # Once until something can be written again, else a full disk would say it forever.
+                self._failing = True
+                self._failures.append(
+                    HearthError(
+                        "spill_failed",
+                        f"pages of the prefix cache cannot be written to {self._folder}"
+                        f" ({error.strerror})",
+                        "prefix_folder",
+                    )
+                )
+            self._turn.notify_all()
+
+
+def _remove(path: Path) -> None:
+    # A folder stays where a file should be, and does no harm.
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
