@@ -38,12 +38,16 @@ class DecodingRow:
     `number` is what its tokens are reported by. `filled` counts the tokens that the caches hold
     once all queued steps have ended; `unplanned` the tokens up to its limit that none of these
     steps picks; `passed` the chunks that newcomers had before it since its own last one. `plain`
-    rows take no trees, as their own have failed.
+    rows take no trees, as their own have failed. Of the prompt `reused` tokens were there before,
+    and `drafted` entries of a draft engine. The first `certain` tokens lie where text would have
+    put them; behind those a tree's path had other slots between its nodes.
     """
 
     __slots__ = (
         "_end_tokens",
         "_longest",
+        "certain",
+        "drafted",
         "filled",
         "initial",
         "number",
@@ -52,6 +56,7 @@ class DecodingRow:
         "plain",
         "prompt_length",
         "request",
+        "reused",
         "state",
         "token_ids",
         "unplanned",
@@ -67,7 +72,8 @@ class DecodingRow:
         self.prompt_length = request.prompt_length
         self.options = request.options
         self.plain = False
-        self.filled = self.passed = 0
+        self.filled = self.passed = self.reused = self.drafted = 0
+        self.certain = capacity
         self.state = _LIVE
         self._longest = request.prompt_length + tokens_to_generate(request, capacity)
         self.unplanned = self._longest - len(self.token_ids)
@@ -167,6 +173,16 @@ class DecodingInferenceContext:
         closed = any(row.passed >= PATIENCE and row.runs_on for row in joiners)
         return 0 if closed else self.places
 
+    @property
+    def coming(self) -> list[DecodingRow]:
+        """Rows that take their places by the next `arrange`."""
+        return self._coming
+
+    @property
+    def stays(self) -> bool:
+        """Whether all rows keep their places and nobody comes."""
+        return not (self._coming or self._lost) and all(row.runs_on for row in self.rows)
+
     def admit(self, requests: Iterable[RowRequest]) -> list[int]:
         """Take rows, which get their places by the next `arrange`; gives their numbers.
 
@@ -242,7 +258,7 @@ class DecodingInferenceContext:
         order, and new rows are seated among them.
         """
         before = self.rows
-        if not self._coming and not self._lost and all(row.runs_on for row in before):
+        if self.stays:
             return None
         staying = self.decoders
         place = 0
@@ -276,7 +292,7 @@ class DecodingInferenceContext:
         for target, row in enumerate(self.rows):
             source = before.get(row)
             if source is None:
-                seats.append(Seat(target, row.request))
+                seats.append(Seat(target, row.request, row.filled, row.drafted))
             elif source != target:
                 into = fills if target < self.decoding else downs if target < source else ups
                 into.append(RowMove(source, target, row.filled))

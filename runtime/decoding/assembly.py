@@ -20,6 +20,9 @@ from runtime.executor.engine_executor import EngineExecutor
 from runtime.images import EmbeddingStore
 from runtime.memory.sizes import draft_zero_bytes, projection_bytes
 from runtime.pictures.local_embeddings import LocalEmbeddings
+from runtime.prefix.page_index import PageIndex
+from runtime.prefix.page_pool import PagePool
+from runtime.prefix.prefix_cache import PrefixCache, engine_digest
 from runtime.steps.engine_runner import LLMEngineRunner
 from runtime.steps.pipeline_io import PipelineIO
 from runtime.steps.shared_resources import SharedResources
@@ -39,6 +42,7 @@ class RuntimeParts(NamedTuple):
     sampler: BatchSampler
     speculation: SpeculativeStrategy | None
     tower: VisionRunner | None = None
+    prefix: PrefixCache | None = None
 
 
 def assemble(
@@ -97,14 +101,38 @@ def assemble(
         built("tower")
         share_context_memory(executors, device)
         if not speculates:
-            return RuntimeParts(runner, device, sampler, None, tower)
+            prefix = _prefix_cache(deployment, resources, device, runner, None)
+            return RuntimeParts(runner, device, sampler, None, tower, prefix)
         proposer: Proposer = _lookup_proposer(deployment, device)
         if drafter is not None:
             proposer = EagleProposer(drafter, io, deployment.drafting)
         adaptive = deployment.speculation.adaptive
         policy = SpeculationPolicy(config.max_supported_batch_size) if adaptive else None
         speculation = SpeculativeStrategy(runner, sampler, io.trees, proposer, policy)
-        return RuntimeParts(runner, device, sampler, speculation, tower)
+        prefix = _prefix_cache(deployment, resources, device, runner, proposer)
+        return RuntimeParts(runner, device, sampler, speculation, tower, prefix)
+
+
+def _prefix_cache(
+    deployment: DeploymentConfig,
+    resources: SharedResources,
+    device: Device,
+    runner: LLMEngineRunner,
+    proposer: Proposer | None,
+) -> PrefixCache | None:
+    """The prefix cache, if it has room for a page; raises `out_of_memory`."""
+    config, rooms = deployment.base, deployment.prefix
+    if not rooms.device:
+        return None
+    engines = [config] if deployment.draft is None else [config, deployment.draft]
+    return PrefixCache(
+        PageIndex(rooms),
+        PagePool(device, resources.cache_managers, rooms),
+        engine_digest(engines),
+        exact=config.device == "cpu" and config.dialect == "native",
+        digest_of=runner.get_lora_weights_digest,
+        drafted=None if proposer is None else proposer.drafted,
+    )
 
 
 def share_context_memory(executors: Sequence[EngineExecutor], device: Device) -> None:

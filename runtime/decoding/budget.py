@@ -18,6 +18,7 @@ from runtime.memory.predicted import (
 )
 from runtime.memory.vision import TOWER_HOST_PARTS, predict_tower_memory
 from runtime.options import RuntimeOptions
+from runtime.prefix.rooms import page_bytes
 
 LEAST_CAPACITY = 1024
 """Slots of a row that are not given up for memory."""
@@ -65,6 +66,9 @@ def predicted_parts(deployment: DeploymentConfig) -> dict[str, int]:
         if config.plan is not None:
             # The steps of both plans share one context memory.
             parts["draft_scratch"] = max(0, parts["draft_scratch"] - parts["engine_scratch"])
+    pages = page_bytes(config, deployment.draft)
+    if deployment.prefix.device:
+        parts["prefix_cache"] = deployment.prefix.device * pages
     if deployment.tower is not None:
         parts |= predict_tower_memory(deployment.tower, deployment.capacity)
         if config.plan is not None:
@@ -85,6 +89,9 @@ def budgets_of(deployment: DeploymentConfig, host: int, gpu: int | None) -> list
     beside = predict_cuda_host_memory(deployment.base)
     if deployment.draft is not None:
         beside[f"draft_{_LOADING}"] = cuda_weight_bytes(deployment.draft)
+    if deployment.prefix.host:
+        pages = page_bytes(deployment.base, deployment.draft)
+        beside["prefix_cache"] = deployment.prefix.host * pages
     if deployment.tower is not None:
         beside |= TOWER_HOST_PARTS | pictures
     if gpu is not None:

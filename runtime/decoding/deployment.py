@@ -15,6 +15,8 @@ from runtime.options import (
     SpeculationOptions,
     check_speculation,
 )
+from runtime.prefix.page_index import Rooms
+from runtime.prefix.rooms import prefix_rooms
 from runtime.vision_config import VISION_FOLDER, VisionConfig, load_vision_config
 from runtime.weights.external_weight_manager import ExternalWeightManager
 
@@ -34,7 +36,8 @@ class DeploymentConfig(NamedTuple):
     `max_verify_tree_size` is the size of the trees that are in use. `chosen` says why batch and
     capacity are smaller than exported, where nobody asked for that. On a GPU the `tower` runs in
     the same process, on the CPU in the encoder's; beside it pictures take `image_memory` bytes.
-    `weights` is a file of external weights in place of the folder's own.
+    `weights` is a file of external weights in place of the folder's own. The prefix cache has
+    `prefix` pages in each tier, those on disk in `prefix_folder`.
     """
 
     base: LLMEngineRunnerConfig
@@ -46,6 +49,8 @@ class DeploymentConfig(NamedTuple):
     tower: VisionConfig | None = None
     image_memory: int = 0
     weights: str = ""
+    prefix: Rooms = Rooms(0)
+    prefix_folder: str = ""
 
     @property
     def capacity(self) -> int:
@@ -160,7 +165,10 @@ def resolve_deployment(
             f"{found.base.max_kv_cache_capacity}: raise the capacity, or turn it off",
             "capacity",
         )
-    return found._replace(prefill_budget=options.prefill_budget)
+    rooms = prefix_rooms(found.base, found.draft, options)
+    return found._replace(
+        prefill_budget=options.prefill_budget, prefix=rooms, prefix_folder=options.prefix_folder
+    )
 
 
 def _resolve(

@@ -16,6 +16,7 @@ from runtime.decoding.completion import complete
 from runtime.decoding.deployment import DeploymentConfig, load_engines
 from runtime.decoding.limits import check_row
 from runtime.decoding.pace import Pace
+from runtime.decoding.seating import Seating
 from runtime.decoding.speculative import PendingRound, SpeculativeStrategy
 from runtime.decoding.tower_turns import PendingTower, TowerTurns, TowerWork
 from runtime.decoding.vanilla import PendingStep, VanillaStrategy
@@ -31,6 +32,7 @@ from runtime.loading import Told, nobody
 from runtime.memory.system import available_memory
 from runtime.options import RuntimeOptions
 from runtime.prefix.metrics import PrefixMetrics
+from runtime.prefix.prefix_cache import PrefixCache
 from runtime.request import GenerationRequest, GenerationResponse, RowRequest, check_options
 from runtime.rows import DecodingInferenceContext, RowState
 from runtime.steps.engine_runner import LLMEngineRunner, PromptGraphs
@@ -57,16 +59,17 @@ class LLMInferenceRuntime(AdapterRows):
         speculation: SpeculativeStrategy | None = None,
         *,
         tower: VisionRunner | None = None,
+        prefix: PrefixCache | None = None,
         prefill_budget: float = 1.0,
     ) -> None:
         self.config = config = runner.get_engine_config()
         self.max_batch = config.max_supported_batch_size
         self.speculation_metrics = EagleGenerationMetrics()
-        self._owners: list[RowOwner] = [*runner.row_owners, sampler]
+        owners: list[RowOwner] = [*runner.row_owners, sampler]
         room = 1
         if speculation is not None:
             self.speculation_metrics = speculation.metrics
-            self._owners.append(speculation.proposer)
+            owners.append(speculation.proposer)
             room = speculation.proposer.room
         self.chosen = ""
         """Why batch and capacity are smaller than exported, where nobody asked for that."""
@@ -85,7 +88,8 @@ class LLMInferenceRuntime(AdapterRows):
         self._pace = Pace(config, prefill_budget, speculation, self._turns)
         self.prefill_metrics = self._pace.prefill_metrics
         self.generation_metrics = self._pace.generation_metrics
-        self.prefix_metrics: PrefixMetrics | None = None
+        self._prefix = prefix
+        self._seating = Seating(self._context, owners, prefix, self.prefill_metrics)
         self._queued: deque[PendingStep | PendingTower] = deque()
         self._decode_next = False
 
@@ -130,7 +134,7 @@ class LLMInferenceRuntime(AdapterRows):
             undo.callback(device.close)
             parts = assemble(deployment, folder, options, device, embeddings=embeddings)
             budget = deployment.prefill_budget
-            runtime = cls(*parts[:4], tower=parts.tower, prefill_budget=budget)
+            runtime = cls(*parts[:4], tower=parts.tower, prefix=parts.prefix, prefill_budget=budget)
         runtime.chosen, runtime.memory = deployment.chosen, predicted_parts(deployment)
         return runtime
 
@@ -167,6 +171,11 @@ class LLMInferenceRuntime(AdapterRows):
         return {"base": self.counters, "draft": self._speculation.proposer.counters}
 
     @property
+    def prefix_metrics(self) -> PrefixMetrics | None:
+        """What the prefix cache has done; None where there is none."""
+        return None if self._prefix is None else self._prefix.metrics
+
+    @property
     def device_free(self) -> int | None:
         """Free bytes of the device's own memory; None where it has none of its own."""
         return self._device.free_memory()
@@ -190,14 +199,15 @@ class LLMInferenceRuntime(AdapterRows):
                 "speculation",
             )
         self._check_adapter(row.options.adapter)
-        if row.options.cache == "pin":
+        if row.options.cache == "pin" and self._prefix is None:
             raise HearthError("unsupported_option", "there is no prefix cache to pin to", "cache")
         check_options(row.options, self.config.output_vocab_size)
 
     def admit(self, rows: Sequence[RowRequest]) -> list[int]:
         """Take rows, which get their places before the next step, and give their numbers.
 
-        Refuses all of them, naming the field, where one cannot be served or places are too few.
+        Refuses all of them, naming the field, where one cannot be served or places are too few, or
+        with `cache_full` where it pins more than its client may.
         """
         if not 1 <= len(rows) <= self.free:
             raise HearthError(
@@ -206,6 +216,7 @@ class LLMInferenceRuntime(AdapterRows):
         for row in rows:
             self.check(row)
         self._take_adapter({row.options.adapter for row in rows})
+        self._seating.pin(rows)
         return self._context.admit(rows)
 
     def run_tower(self, work: TowerWork) -> None:
@@ -246,6 +257,7 @@ class LLMInferenceRuntime(AdapterRows):
         except BaseException:
             queued.clear()
             context.fail_all()
+            self._seating.give_up()
             self._turns.drop_all()
             raise
 
@@ -255,6 +267,7 @@ class LLMInferenceRuntime(AdapterRows):
 
     def unpin(self, client: int) -> None:
         """Keep no longer what a client's rows have pinned in the prefix cache."""
+        self._seating.unpin(client)
 
     def release(self, row: int) -> list[int] | None:
         """Let a row leave that would go on: its tokens beyond the prompt; None if it has ended.
@@ -315,24 +328,13 @@ class LLMInferenceRuntime(AdapterRows):
         """Let rows that ended leave their places; raises `internal` where one is active."""
         if self.active:
             raise HearthError("internal", f"{what} while no row is active")
-        self._arrange()
+        self._seating.arrange(self._queued)
         self._queued.clear()
-
-    def _arrange(self) -> bool:
-        """Let rows that ended leave and new ones take their places; whether any go on."""
-        unread = (
-            pair for step in self._queued for pair in zip(step.rows, step.lengths, strict=True)
-        )
-        padding = max((step.padding for step in self._queued), default=0)
-        arrangement = self._context.arrange(unread, padding)
-        if arrangement is not None:
-            for owner in self._owners:
-                owner.rearrange(arrangement)
-        return bool(self._context.rows)
 
     def _next(self) -> Literal["prefill", "decode", "round", "tower"] | None:
         """What to queue next, once all rows have their places; None for nothing."""
-        goes_on, context, speculation = self._arrange(), self._context, self._speculation
+        goes_on, context = self._seating.arrange(self._queued), self._context
+        speculation = self._speculation
         decoding, joining = context.decoding > 0, bool(context.joiners)
         turn = decoding and self._decode_next
         towers = self.tower is not None and not turn
@@ -355,6 +357,7 @@ class LLMInferenceRuntime(AdapterRows):
             pending = self._strategy.prefill_step(context, chunk)
             if self._speculation is not None:
                 self._speculation.follow(pending)
+            self._seating.prefilled(pending)
         except (HearthError, MemoryError) as error:
             return failed_chunk(joiners[: chunk.rows], started, error)
         self._queued.append(pending)
@@ -372,4 +375,5 @@ class LLMInferenceRuntime(AdapterRows):
             if step.kind != "prefill":
                 raise
             return failed_chunk(step.rows, step.started, error)
-        return StepResult(step.kind, tokens, *self._pace.record(step), step.rounds)
+        cached = self._seating.collected(step, tokens)
+        return StepResult(step.kind, tokens, *self._pace.record(step), step.rounds, cached=cached)

@@ -92,10 +92,13 @@ class SpeculativeStrategy:
         nodes = [path.nodes for path in paths]
         self._runner.commit_path(nodes)
         for place, (row, path) in enumerate(zip(plan.rows, nodes, strict=True)):
+            apart = next((index for index, node in enumerate(path) if node != index), None)
+            if apart is not None:
+                row.certain = min(row.certain, row.filled + apart)
             row.filled += len(path)
             if not path:
                 self._runner.get_kv_cache().zero_behind(place)
-                self.proposer.zero_row(place)
+                self.proposer.zero_row(place, row)
         self.proposer.accepted(plan.rows, nodes, plan.width)
         ended = time.monotonic()
         self.metrics.record(

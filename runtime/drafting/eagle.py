@@ -34,6 +34,7 @@ class EagleProposer:
         self._waiting: dict[DecodingRow, list[int]] = {}
         self._asked: Sequence[bool] = ()
         self._misses: dict[DecodingRow, int] = {}
+        self._whole: dict[DecodingRow, int] = {}
 
     def rearrange(self, arrangement: Arrangement) -> None:
         """Let the draft's rows move; what waits lies where the step left it.
@@ -71,6 +72,7 @@ class EagleProposer:
         images = [row.request.images for row in rows]
         pieces = image_pieces(images, [begin + 1 for begin in begins], counts, wide)
         entries = _table(len(rows), wide, counts, begins)._replace(images=pieces)
+        self._count_whole(rows, begins, counts)
         for place, (row, count, begin) in enumerate(zip(rows, counts, begins, strict=True)):
             entries.token_ids[place, :count] = row.initial[begin + 1 : begin + 1 + count]
             entries.hidden[place, :count] = place * width + np.arange(count)
@@ -94,6 +96,7 @@ class EagleProposer:
         first = [row.filled - count for row, count in zip(rows, counts, strict=True)]
         batch, width = self._draft.accept_shape(len(rows), max(counts))
         spare = batch - len(rows)
+        self._count_whole(rows, first, counts)
         entries = _table(batch, width, counts + [1] * spare, first + [0] * spare)
         for place, (row, places) in enumerate(zip(rows, waiting, strict=True)):
             known = len(row.token_ids) - len(places)
@@ -117,9 +120,14 @@ class EagleProposer:
         for place, (row, path) in enumerate(zip(rows, nodes, strict=True)):
             self._count_miss(place, row, missed=self._asked[place] and len(path) == 1)
 
-    def zero_row(self, row: int) -> None:
+    def zero_row(self, place: int, row: DecodingRow) -> None:
         """Zero the draft's cache of a row."""
-        self._draft.caches.zero_row(row)
+        self._draft.caches.zero_row(place)
+        self._whole[row] = -1
+
+    def drafted(self, row: DecodingRow) -> int:
+        """Entries from the first on that lie at the slots of their positions."""
+        return max(0, self._whole.get(row, row.drafted))
 
     def capture(self, batch_sizes: Sequence[int]) -> list[int]:
         """Capture both draft steps."""
@@ -135,6 +143,16 @@ class EagleProposer:
     def close(self) -> None:
         """Free the draft engine."""
         self._draft.close()
+
+    def _count_whole(
+        self, rows: Sequence[DecodingRow], first: Sequence[int], counts: Sequence[int]
+    ) -> None:
+        """Entries are appended; a gap before them ends what is whole."""
+        known = {row: count for row, count in self._whole.items() if row.runs_on}
+        for row, begin, count in zip(rows, first, counts, strict=True):
+            whole = known.get(row, row.drafted)
+            known[row] = begin + count if whole == begin else whole
+        self._whole = known
 
     def _save(self, row: DecodingRow, place: int) -> None:
         """Copy a hidden state of the chunk to where those lie that wait."""
@@ -154,7 +172,7 @@ class EagleProposer:
         if self._misses[row] == _MISSES:
             self._misses[row] = 0
             if not self._draft.caches.finite(place):
-                self.zero_row(place)
+                self.zero_row(place, row)
 
 
 def _table(rows: int, width: int, counts: list[int], first: list[int]) -> DraftEntries:

@@ -83,8 +83,12 @@ class LookupProposer:
     ) -> None:
         """Nothing to keep: the next proposal reads the rows' tokens."""
 
-    def zero_row(self, row: int) -> None:
+    def zero_row(self, _place: int, _row: DecodingRow) -> None:
         """No numbers are kept."""
+
+    def drafted(self, _row: DecodingRow) -> int:
+        """There are no entries."""
+        return 0
 
     def capture(self, _batch_sizes: Sequence[int]) -> list[int]:
         """No steps of its own; on the CPU a chain may have any length."""

@@ -45,8 +45,11 @@ class Proposer(Protocol):
     ) -> None:
         """A round of `width` nodes a row kept these nodes of each."""
 
-    def zero_row(self, row: int) -> None:
+    def zero_row(self, place: int, row: DecodingRow) -> None:
         """A round of the row at this place failed: forget numbers that may not be finite."""
+
+    def drafted(self, row: DecodingRow) -> int:
+        """Entries of the method's own cache for the row's second token on, without a gap."""
 
     def capture(self, batch_sizes: Sequence[int]) -> list[int]:
         """Capture the method's own steps, between batches; gives the tree sizes to capture."""

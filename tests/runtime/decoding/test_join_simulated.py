@@ -19,6 +19,7 @@ from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.drafting.policy import SpeculationPolicy
 from runtime.executor.engine import EngineOptions
 from runtime.options import SpeculationOptions
+from runtime.prefix.page_index import PageIndex, Rooms
 from runtime.rows import DecodingRow
 from runtime.tensors.profiles import captured_widths
 from tests.runtime.decoding.schedules.alone import Alone, judge
@@ -48,6 +49,7 @@ BOUNDS = Bounds(voices=len(OF_TEXT), rows=7, tokens=7, borders=4)
 SEEING_BOUNDS = BOUNDS._replace(voices=len(VOICES))
 KNOWN = {voice.prompt: text for voice, text in zip(VOICES, TEXTS, strict=True)}
 CHAIN = 4
+PAGES = 5
 
 
 class Kind(NamedTuple):
@@ -55,17 +57,20 @@ class Kind(NamedTuple):
 
     The latter pads its steps, has one bucket, queues a step before it reads the one before, and
     has graphs of its steps, those of prompts too. One that sees has rows with images among others.
+    With `prefix` rows begin with what others have left in pages, of which there are few.
     """
 
     gpu: bool
     chains: bool
     sees: bool = False
+    prefix: bool = True
 
 
 KINDS = (
     *(Kind(gpu, chains) for gpu in (False, True) for chains in (False, True)),
     Kind(gpu=False, chains=True, sees=True),
     Kind(gpu=True, chains=False, sees=True),
+    Kind(gpu=True, chains=True, prefix=False),
 )
 
 
@@ -111,7 +116,7 @@ class House:
         self._kind = kind
         self._opened: LLMInferenceRuntime | None = None
         self.ends = Counter[str]()
-        self.together = 0
+        self.together = self.reused = 0
 
     def trial(self, data: bytes) -> None:
         """Run the schedule that these bytes make."""
@@ -127,6 +132,10 @@ class House:
         if not self._kind.chains:
             plans = tuple(structs.replace(plan, speculation=None) for plan in plans)
         requests = [VOICES[plan.voice].row(plan) for plan in plans]
+        seating = runtime._seating
+        if seating._prefix is not None:
+            # A schedule runs the same again.
+            seating._prefix._index = PageIndex(Rooms(PAGES))
         shadow = Shadow(ROWS, CHUNK, SLOTS, captured_widths(runtime.config))
         with failing_steps(runtime, schedule), watching(runtime, shadow):
             replies = Trial(runtime, schedule, requests, int(self._kind.gpu)).run()
@@ -135,6 +144,7 @@ class House:
             judge(reply, request, longest, Alone(TEXTS[plan.voice], []), 0.0)
             self.ends[reply.end] += 1
             self.together += reply.placed > 1
+        self.reused = runtime.prefill_metrics.reused
         self._opened = runtime
 
     def _open(self) -> LLMInferenceRuntime:
@@ -143,11 +153,12 @@ class House:
         config = SEES if self._kind.sees else CONFIG
         if self._kind.gpu:
             config = structs.replace(config, operators="contrib")
-        deployment = DeploymentConfig(config)
+        rooms = Rooms(PAGES if self._kind.prefix else 0)
+        deployment = DeploymentConfig(config, prefix=rooms)
         if self._kind.chains:
             config = structs.replace(config, max_verify_tree_size=CHAIN + 1)
             options = SpeculationOptions(method="lookup", lookup_tokens=CHAIN, adaptive=False)
-            deployment = DeploymentConfig(config, "lookup", options)
+            deployment = DeploymentConfig(config, "lookup", options, prefix=rooms)
         with ExitStack() as patches:
             values: dict[str, object] = {
                 "executor.engine_executor.SimulatedEngine": RememberingEngine,
@@ -180,4 +191,5 @@ def test_every_row_is_as_if_alone(kind: Kind) -> None:
         house.trial(data)
 
     all_schedules()
+    assert (house.reused > 1000) == kind.prefix
     assert {"stop", "length", "cancelled", "non_finite", "executor_failed"} <= set(house.ends)

@@ -22,7 +22,7 @@ from runtime.executor.engine import EngineOptions
 from runtime.executor.simulated_engine import simulated_config, simulated_next_tokens
 from runtime.options import SpeculationOptions
 from runtime.request import RequestOptions, RowRequest, RowRound
-from runtime.rows import DecodingInferenceContext, DecodingRow
+from runtime.rows import DecodingRow
 
 NODES = 5
 VOCABULARY = 97
@@ -90,7 +90,7 @@ def make(
     device = CpuDevice()
     device.steps_ahead = steps_ahead
     parts = assemble(DeploymentConfig(config, "lookup"), Path(), EngineOptions(), device)
-    runner, _, sampler, built, _ = parts
+    runner, _, sampler, built, *_ = parts
     assert built is not None
     trees: TreeBuffers = built._trees
     proposer = OracleProposer(device.tree_ops, hits)
@@ -145,9 +145,7 @@ def test_a_row_gets_no_token_beyond_an_end_token() -> None:
     stream = expected([3], 12)
     runtime, proposer = make(lambda _: 4)
     # The simulated engine never gives its own end token; the runtime is told of another.
-    runtime._context = DecodingInferenceContext(
-        structs.replace(CONFIG, eos_token_ids=(stream[2],)), NODES
-    )
+    runtime._context._end_tokens = frozenset({stream[2]})
     runtime.admit([row([3], 12)])
     tokens, steps = drain(runtime)
     assert tokens[0] == stream[:3]
@@ -243,7 +241,7 @@ def test_a_row_with_broken_numbers_goes_on_without_trees(
 ) -> None:
     runtime, proposer = make(lambda _: 2)
     zeroed: list[int] = []
-    monkeypatch.setattr(proposer, "zero_row", zeroed.append)
+    monkeypatch.setattr(proposer, "zero_row", lambda place, _: zeroed.append(place))
     runtime.admit([row([3], 12), row([4], 12)])
     first = [one.token_id for one in runtime.step().tokens]
     logits = runtime._sampler._buffers.logits.array  # type: ignore[attr-defined] # that of the CPU

@@ -7,6 +7,7 @@ finite, seen or not, spoils the whole row, as nothing times infinity is not a nu
 images, positions come from the row's rotary tables, and deepstack features are part of a key.
 """
 
+import hashlib
 from collections.abc import Sequence
 from math import prod
 from random import Random
@@ -166,7 +167,10 @@ def _keys(voice: Voice, tokens: Sequence[int]) -> NDArray[np.float32]:
 
 
 def pictured_voices() -> list[Voice]:
-    """Prompts with images, and with ids of text in their places, which count for nothing."""
+    """Prompts with images, and with ids of text in their places, which count for nothing.
+
+    Every third one begins as the one before it does, and half of these have another image there.
+    """
     random = Random(6)
     found: list[Voice] = []
     healthy = [token for token in range(1, VOCAB) if token != POISON]
@@ -178,23 +182,41 @@ def pictured_voices() -> list[Voice]:
             length = prod(grid) or 5
             values = np.random.default_rng(len(found)).integers(41, 90, (3, length + 2, 1))
             values[:, [0, -1]] = POISON  # Nothing but a span of it is read.
-            slot = STORE.put(values.astype(np.float32))
             span = ImageSpan(len(prompt), length, 1, grid)
-            images.append(EmbeddedImage(slot, length + 2, (span,)))
+            images.append(_image(values.astype(np.float32), span))
             prompt += random.choices(range(1, VOCAB), k=length)
             prompt += random.choices(healthy, k=random.randrange(1, 6))
         options = RequestOptions(seed=number, ignore_eos=number % 3 == 0, temperature=number % 2)
+        if number % 3 == 2:
+            known = found[-1]
+            prompt = [*known.prompt, *random.choices(healthy, k=random.randrange(1, 9))]
+            images = list(known.images)
+            if number % 2:
+                (span,), other = images[0].spans, np.full((3, images[0].tokens, 1), 42 + number)
+                images[0] = _image(other.astype(np.float32), span)
         found.append(Voice(tuple(prompt), options, tuple(images)))
     return found
 
 
+def _image(values: NDArray[np.float32], span: ImageSpan) -> EmbeddedImage:
+    key = hashlib.blake2b(values.tobytes(), digest_size=16).digest()
+    return EmbeddedImage(STORE.put(values), values.shape[1], (span,), key)
+
+
 def voices() -> list[Voice]:
-    """Prompts up to the chunk and beyond, greedy and sampled, one in eight of them poisoned."""
+    """Prompts up to the chunk and beyond, greedy and sampled, one in eight of them poisoned.
+
+    Half of the longer ones begin alike, some way.
+    """
     random = Random(5)
     found = []
     healthy = [token for token in range(1, VOCAB) if token != POISON]
+    shared = random.choices(healthy, k=40)
     for number in range(64):
         prompt = random.choices(healthy, k=random.choice((1, 3, 9, 15, 16, 17, 24, 40)))
+        if number % 2:
+            alike = random.randrange(len(prompt))
+            prompt[:alike] = shared[:alike]
         if number % 8 == 7:
             prompt[random.randrange(len(prompt))] = POISON
         sampling: dict[str, float] = {"temperature": 0.8} if number % 2 else {}

@@ -1,0 +1,208 @@
+import hashlib
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+
+from runtime.config import LLMEngineRunnerConfig
+from runtime.prefix.identities import PAGE_TOKENS, TokenIdentities, root_name
+from runtime.prefix.metrics import PrefixMetrics
+from runtime.prefix.page_index import PageIndex
+from runtime.prefix.page_pool import PagePool
+from runtime.prefix.pages import Change, Match, Move, Page, Save
+from runtime.request import RowRequest
+from runtime.rows import DecodingRow, RowState
+
+
+def engine_digest(engines: Sequence[LLMEngineRunnerConfig]) -> bytes:
+    """What tells engines apart whose keys and values differ: their files, and what runs them."""
+    found = hashlib.blake2b(digest_size=16)
+    for one in engines:
+        runs = (one.backend, one.device, one.dialect, one.operators, one.kv_cache_dtype)
+        files = sorted((name, record.sha256) for name, record in one.files.items())
+        found.update(repr((runs, files)).encode())
+    return found.digest()
+
+
+class PrefixCache:
+    """What prompts and replies before have left, for rows that begin alike.
+
+    A row is looked up before it is seated, its slots are filled when it has its place, and what it
+    computes is saved behind its chunks and where it leaves. `engine` is the digest of what computes
+    it, `digest_of` that of an adapter by its name. `drafted` counts the entries that the draft's
+    cache holds of a row, from its first token on and without a gap. An `exact` engine gives the
+    same bits in whatever step a token is computed, but for trees with branches: what those leave is
+    not kept then.
+    """
+
+    def __init__(
+        self,
+        index: PageIndex,
+        pool: PagePool,
+        engine: bytes,
+        *,
+        exact: bool,
+        digest_of: Callable[[str], str],
+        drafted: Callable[[DecodingRow], int] | None = None,
+    ) -> None:
+        self._index, self._pool = index, pool
+        self._engine, self._digest_of = engine, digest_of
+        self._exact = exact
+        self._drafted = drafted
+        self._metrics = PrefixMetrics()
+        self._tokens: dict[DecodingRow, TokenIdentities] = {}
+        self._found: dict[DecodingRow, Match] = {}
+        # In the order of the chunks that fill them. Until a chunk's logits have been read its pages
+        # may hold numbers that are not finite, those of tokens before the one at fault too.
+        self._unread = deque[tuple[object, list[Page]]]()
+
+    @property
+    def metrics(self) -> PrefixMetrics:
+        """What it has done, and what it holds now."""
+        found, size = self._metrics, self._pool.page_bytes
+        found.bytes = {"device": self._index.held_in("device") * size}
+        found.evicted, found.pinned = self._index.evicted, self._index.pinned * size
+        return found
+
+    def look_up(self, rows: Iterable[DecodingRow]) -> int:
+        """Tell rows that come how many of their tokens are there, and give the sum.
+
+        They are `filled` from then on, to be loaded when the rows have their places.
+
+        The last token of a prompt is always computed, for its logits. With the draft's state one
+        more is, as the next entry of the draft wants its hidden state.
+        """
+        before = self._metrics.reused
+        for row in rows:
+            if row.options.cache == "bypass" or not row.runs_on:
+                continue
+            tokens = self._identities(row.request)
+            self._tokens[row] = tokens
+            count = len(row.initial)
+            match = self._match(tokens, count if self._pool.has_draft else count - 1)
+            if self._pool.has_draft and match.draft == match.tokens:
+                row.filled = row.drafted = max(0, match.tokens - 1)
+            else:
+                row.filled = min(match.tokens, count - 1)
+                row.drafted = max(0, match.draft - 1)
+            row.reused = row.filled
+            self._metrics.rows += 1
+            self._metrics.queried += count
+            self._metrics.reused += row.filled
+            if row.filled:
+                self._metrics.hits += 1
+                self._index.hold(match.pages)
+                self._found[row] = match
+        return self._metrics.reused - before
+
+    def fill(self, rows: Sequence[DecodingRow]) -> None:
+        """Load what was found of rows that have taken their places."""
+        if not self._found:
+            return
+        for place, row in enumerate(rows):
+            match = self._found.pop(row, None)
+            if match is not None:
+                self._pool.load(match.pages, place, row.filled, row.drafted)
+                self._index.release(match.pages)
+
+    def chunk(self, step: object, rows: Sequence[DecodingRow], first: int) -> None:
+        """Save the pages that a chunk has filled, of the rows from place `first` on.
+
+        Nobody gets them before the step has been `read`.
+        """
+        pages = list[Page]()
+        self._unread.append((step, pages))
+        for place, row in enumerate(rows, first):
+            count = row.filled if not row.prompt_left else row.filled // PAGE_TOKENS * PAGE_TOKENS
+            tokens = self._tokens.get(row)
+            if tokens is not None and count:
+                pages += self._save(tokens, row, place, count)
+
+    def read(self, step: object, *, healthy: bool) -> None:
+        """The logits of a chunk have been read: its pages are fit for others, or are forgotten.
+
+        Those of chunks before it that nobody has read are forgotten as well.
+        """
+        while self._unread:
+            chunk, pages = self._unread.popleft()
+            if chunk is not step or not healthy:
+                self._drop(pages)
+            if chunk is step:
+                return
+
+    def leave(self, rows: Sequence[DecodingRow], unread: Iterable[tuple[DecodingRow, int]]) -> None:
+        """Save prompts and replies of the rows that leave their places.
+
+        Of the tokens that queued steps add, `unread`, nobody knows yet whether they are finite.
+        """
+        queued = Counter[DecodingRow]()
+        for row, added in unread:
+            queued[row] += added
+        for place, row in enumerate(rows):
+            known = None if row.runs_on else self._tokens.pop(row, None)
+            if known is None or row.state is RowState.FAILED:
+                continue
+            count = min(row.filled - queued[row], len(row.token_ids))
+            if self._exact:
+                count = min(count, row.certain)
+            if count > 0:
+                tokens = TokenIdentities(known.root, row.token_ids[:count], row.request.images)
+                self._save(tokens, row, place, count)
+
+    def doubt(self, rows: Iterable[DecodingRow]) -> None:
+        """Forget what rows that failed began with: it may be at fault."""
+        for row in rows:
+            tokens = self._tokens.pop(row, None)
+            if tokens is not None and row.reused:
+                self._drop(self._index.match(tokens, row.reused).pages[:1])
+
+    def give_up(self) -> None:
+        """All rows are lost: forget what was found for them, and what nobody has read."""
+        while self._found:
+            self._index.release(self._found.popitem()[1].pages)
+        while self._unread:
+            self._drop(self._unread.pop()[1])
+
+    def pin(self, row: RowRequest) -> None:
+        """Keep the prompt of a row for its client; raises `cache_full` with the field `cache`."""
+        self._index.pin(row.client, self._identities(row), row.prompt_length)
+
+    def unpin(self, client: int) -> None:
+        """Keep nothing for this client any more."""
+        self._index.unpin(client)
+
+    def _match(self, tokens: TokenIdentities, most: int) -> Match:
+        """What is known of a row and has been read."""
+        match = self._index.match(tokens, most)
+        unread = {page for _, pages in self._unread for page in pages}
+        sure = next((n for n, page in enumerate(match.pages) if page in unread), len(match.pages))
+        return match.cut(sure * PAGE_TOKENS)
+
+    def _drop(self, pages: Iterable[Page]) -> None:
+        for page in pages:
+            self._apply(self._index.drop(page), 0)
+
+    def _save(
+        self, tokens: TokenIdentities, row: DecodingRow, place: int, count: int
+    ) -> list[Page]:
+        """Save what the index has not of a row's first tokens: these pages."""
+        entries = self._drafted(row) if self._drafted and self._pool.has_draft else 0
+        changes = self._index.insert(tokens, count, min(count, entries + 1) if entries else 0)
+        self._apply(changes, place)
+        return [change.page for change in changes if isinstance(change, Save)]
+
+    def _apply(self, changes: Sequence[Change], place: int) -> None:
+        """Do what the index asks for, in its order; saves from the row at `place`."""
+        saves: list[Save] = []
+        for change in changes:
+            if isinstance(change, Save):
+                saves.append(change)
+            elif isinstance(change, Move):
+                self._pool.save(saves, place)
+                saves.clear()
+                self._pool.move(change.source, change.target)
+        self._pool.save(saves, place)
+
+    def _identities(self, request: RowRequest) -> TokenIdentities:
+        return TokenIdentities(self._root(request), request.token_ids, request.images)
+
+    def _root(self, request: RowRequest) -> bytes:
+        return root_name(self._engine, self._digest_of(request.options.adapter).encode())

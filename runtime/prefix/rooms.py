@@ -1,0 +1,42 @@
+from runtime.config import LLMEngineRunnerConfig
+from runtime.errors import HearthError
+from runtime.memory.sizes import kv_cache_bytes
+from runtime.options import RuntimeOptions
+from runtime.prefix.identities import PAGE_TOKENS
+from runtime.prefix.page_index import Rooms
+
+_FIELDS = ("prefix_cache_bytes", "prefix_host_bytes", "prefix_disk_bytes")
+
+
+def page_bytes(base: LLMEngineRunnerConfig, draft: LLMEngineRunnerConfig | None) -> int:
+    """Bytes of a page: keys and values of its tokens, and the entries of a draft."""
+    engines = [base] if draft is None else [base, draft]
+    return sum(kv_cache_bytes(one, 1, PAGE_TOKENS) for one in engines)
+
+
+def prefix_rooms(
+    base: LLMEngineRunnerConfig, draft: LLMEngineRunnerConfig | None, options: RuntimeOptions
+) -> Rooms:
+    """How many pages fit into what a prefix cache may take; no room is no cache.
+
+    Raises `invalid_value` or `unsupported_option` naming the option that cannot be met.
+    """
+    size, counts = page_bytes(base, draft), list[int]()
+    for name in _FIELDS:
+        nbytes = getattr(options, name)
+        if nbytes < 0:
+            raise HearthError("invalid_value", f"{name} must not be negative", name)
+        if 0 < nbytes < size:
+            what = f"{name} is {nbytes}, a page of this model takes {size} bytes: take more, or 0"
+            raise HearthError("invalid_value", what, name)
+        if nbytes and not options.prefix_cache_bytes:
+            what = f"{name} is for what leaves the prefix cache, which prefix_cache_bytes makes"
+            raise HearthError("unsupported_option", what, name)
+        counts.append(nbytes // size)
+    if options.prefix_host_bytes and base.device == "cpu":
+        what = "prefix_host_bytes is for a GPU: on a CPU prefix_cache_bytes are host memory"
+        raise HearthError("unsupported_option", what, "prefix_host_bytes")
+    if options.prefix_disk_bytes and not options.prefix_folder:
+        what = "pages on disk want a folder of their own, prefix_folder"
+        raise HearthError("invalid_value", what, "prefix_folder")
+    return Rooms(*counts)

@@ -1,0 +1,58 @@
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from runtime.errors import HearthError
+from runtime.executor.simulated_engine import simulated_config
+from runtime.options import RuntimeOptions
+from runtime.prefix.page_index import Rooms
+from runtime.prefix.rooms import page_bytes, prefix_rooms
+
+BASE = simulated_config(layers=3)
+DRAFT = structs.replace(BASE, num_attention_layers=1)
+PAGE = 3 * 2 * 32 * BASE.num_kv_heads * BASE.head_dim * 4
+
+
+def test_a_page_holds_its_tokens_in_all_layers_of_base_and_draft() -> None:
+    assert page_bytes(BASE, None) == PAGE
+    assert page_bytes(BASE, DRAFT) == PAGE // 3 * 4
+
+
+def test_a_room_is_as_many_pages_as_fit() -> None:
+    assert prefix_rooms(BASE, None, RuntimeOptions()) == Rooms(0, 0, 0)
+    options = RuntimeOptions(
+        prefix_cache_bytes=5 * PAGE - 1,
+        prefix_host_bytes=2 * PAGE,
+        prefix_disk_bytes=PAGE,
+        prefix_folder="pages",
+    )
+    gpu = structs.replace(BASE, device="cuda")
+    assert prefix_rooms(gpu, None, options) == Rooms(4, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "code", "field"),
+    [
+        ({"prefix_cache_bytes": -1}, "invalid_value", "prefix_cache_bytes"),
+        ({"prefix_cache_bytes": PAGE - 1}, "invalid_value", "prefix_cache_bytes"),
+        ({"prefix_host_bytes": PAGE}, "unsupported_option", "prefix_host_bytes"),
+        ({"prefix_disk_bytes": PAGE}, "unsupported_option", "prefix_disk_bytes"),
+        (
+            {"prefix_cache_bytes": PAGE, "prefix_host_bytes": PAGE},
+            "unsupported_option",
+            "prefix_host_bytes",
+        ),
+        (
+            {"prefix_cache_bytes": PAGE, "prefix_disk_bytes": PAGE},
+            "invalid_value",
+            "prefix_folder",
+        ),
+    ],
+)
+def test_what_cannot_be_met_is_refused_by_name(
+    asked: dict[str, Any], code: str, field: str
+) -> None:
+    with pytest.raises(HearthError) as caught:
+        prefix_rooms(BASE, None, RuntimeOptions(**asked))
+    assert (caught.value.code, caught.value.field) == (code, field)
