@@ -33,6 +33,8 @@ def main() -> None:
     parser.add_argument("--level", type=int)
     parser.add_argument("--timing-cache", type=Path)
     parser.add_argument("--draft", type=Path)
+    parser.add_argument("--max-lora-rank", type=int, default=0)
+    parser.add_argument("--external-weights", action="store_true")
     parser.add_argument("--tree", type=int, nargs=3, default=(4, 3, 16), metavar=("K", "T", "N"))
     chosen = parser.parse_args()
     plan = PlanOptions(
@@ -49,6 +51,8 @@ def main() -> None:
         max_batch=chosen.max_batch,
         plan=plan,
         draft=_draft(chosen.draft, *chosen.tree) if chosen.draft else None,
+        max_lora_rank=chosen.max_lora_rank,
+        external_weights=chosen.external_weights,
     )
     config = export_model(chosen.model, chosen.engine, options)
     packed = chosen.engine.with_name(f"{chosen.engine.name}-{PLAN_FILE}.xz")
