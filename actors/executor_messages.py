@@ -50,5 +50,20 @@ class Unpin(ActorMessage, tag="unpin"):
     client: int
 
 
+class LoadAdapter(ActorMessage, tag="load_adapter"):
+    """Rows may ask for this adapter from now on: it lies in `folder`, an absolute path."""
+
+    name: str
+    folder: str
+
+
+class UnloadAdapter(ActorMessage, tag="unload_adapter"):
+    """Rows may ask for this adapter no longer; those that have fail with `adapter_unknown`."""
+
+    name: str
+
+
 ExecutorMessage = Offer | RunTower
-ExecutorControl = Cancel | Revoke | Release | Unpin | SetLogLevel | Shutdown
+ExecutorControl = (
+    Cancel | Revoke | Release | LoadAdapter | UnloadAdapter | Unpin | SetLogLevel | Shutdown
+)

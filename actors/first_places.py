@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from actors.adapter_turns import AdapterTurns
 from actors.executor_messages import Release, Revoke
 from actors.house import HeldRow, House
 from actors.waiting_queue import Entry, WaitingQueue
@@ -26,11 +27,12 @@ class FirstPlaces:
     that asks for more, whatever that has paid for it and whatever its priority. That client keeps
     another place, or has not given way unpaid with this request before: so it gets further too.
     Requests of a priority below 0 have said that they can wait. A synchronous batch gives way as a
-    whole, once all of it that gave way before have paid.
+    whole, once all of it that gave way before have paid. Who waits for another adapter waits for
+    its turn.
     """
 
-    def __init__(self, house: House, queue: WaitingQueue) -> None:
-        self._house, self._queue = house, queue
+    def __init__(self, house: House, queue: WaitingQueue, turns: AdapterTurns) -> None:
+        self._house, self._queue, self._turns = house, queue, turns
 
     def next(self, *, synchronous: bool) -> Claim | None:
         """The claim that is due first; None while there is none, or one is being answered."""
@@ -99,4 +101,4 @@ class FirstPlaces:
                 seen.add(row.client)
                 if not row.asked:
                     yield row.entry
-        yield from (entry for _, entry in self._queue.heads if entry.client not in seen)
+        yield from (entry for _, entry in self._turns.heads if entry.client not in seen)

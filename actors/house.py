@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from actors.executor_messages import Revoke
 from actors.waiting_queue import Entry
 
 
@@ -187,3 +188,10 @@ class House:
             # A full batch goes on until its lowest row, put back, would stand behind the other.
             due = max(due, order + min(held.priority for held in staying) * self._ageing_s)
         return [(due, held) for held in staying]
+
+
+def revoke(rows: list[HeldRow]) -> list[Revoke]:
+    """Ask for offered rows back."""
+    for row in rows:
+        row.asked = "revoke"
+    return [Revoke([row.rid for row in rows])] if rows else []

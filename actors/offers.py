@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+from actors.adapter_turns import AdapterTurns
 from actors.admission import PolicySettings
 from actors.executor_messages import Offer, Offered, Revoke
 from actors.fill_wait import FillWait
-from actors.house import HeldRow, House
+from actors.house import HeldRow, House, revoke
 from actors.suspects import Suspects
 from actors.waiting_queue import WaitingQueue
 
@@ -12,9 +13,14 @@ class Offers:
     """Which rows an executor is offered, and when an idle one begins; no clock, no I/O."""
 
     def __init__(
-        self, house: House, queue: WaitingQueue, suspects: Suspects, settings: PolicySettings
+        self,
+        house: House,
+        queue: WaitingQueue,
+        suspects: Suspects,
+        turns: AdapterTurns,
+        settings: PolicySettings,
     ) -> None:
-        self._house, self._queue, self._suspects = house, queue, suspects
+        self._house, self._queue, self._suspects, self._turns = house, queue, suspects, turns
         self._fill_wait = FillWait(settings.fill_wait_s, settings.hold_s)
         self.adopt(settings)
         self._incarnation = 0
@@ -36,23 +42,28 @@ class Offers:
         """An executor waits for rows."""
         self._incarnation, self._fill_from = incarnation, now
 
-    def executor_lost(self) -> None:
+    def executor_lost(self, now: float) -> None:
         """There is none until the next one is ready."""
         self._incarnation, self._begun = 0, None
+        self._turns.emptied(now)
 
     def note_idle(self, now: float, *, waited: bool = False) -> None:
         """Rows have left: where none is held any more, wait for company unless some `waited`."""
         if self._begun is not None and not self._house:
             self._fill_wait.ended(now - self._begun)
             self._begun = None
+            # Who waited for their adapter's turn have waited long enough.
+            waited |= self._turns.others_wait
             self._fill_from = now - self._wait_s if waited else now
+            self._turns.emptied(now)
 
     def start_time(self) -> float | None:
         """When an idle executor is offered rows; None while it works, or nobody waits."""
-        opened, first = self._opened(), self._queue.first
+        opened, first = self._opened(), self._turns.next
         if opened is None or first is None:
             return None
-        full = len(self._queue) >= self._house.places or self._suspects.runs_alone(first)
+        company = self._queue.adapters[first.adapter]
+        full = company >= self._house.places or self._suspects.runs_alone(first)
         return opened if full else opened + self._fill_wait.wait_s
 
     def next(self, now: float) -> list[Offer | Revoke]:
@@ -67,11 +78,13 @@ class Offers:
                 return []
         elif (start := self.start_time()) is None or start > now:
             return []
+        else:
+            self._turns.begin()
         rows: list[HeldRow] = []
         revoked: list[HeldRow] = []
         ahead, room = house.offered, 2 * house.places - house.unplaced
         while len(rows) < room and not house.closed:
-            if (found := house.next_of(queue.heads)) is None:
+            if (found := house.next_of(self._turns.heads)) is None:
                 break
             order, arrival, first = found
             alone = self._suspects.runs_alone(first)
@@ -96,10 +109,3 @@ class Offers:
         if not self._incarnation or self._house or (oldest := self._queue.oldest) is None:
             return None
         return max(oldest, self._fill_from)
-
-
-def revoke(rows: list[HeldRow]) -> list[Revoke]:
-    """Ask for offered rows back."""
-    for row in rows:
-        row.asked = "revoke"
-    return [Revoke([row.rid for row in rows])] if rows else []

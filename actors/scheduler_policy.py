@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from actors import encodings
+from actors.adapter_turns import AdapterTurns
 from actors.admission import (
     EXPIRED,
     GUILTY,
@@ -14,7 +16,7 @@ from actors.admission import (
 from actors.encodings import Encodings, ImageArenas
 from actors.executor_messages import Offer, Release, Revoke, Unpin
 from actors.first_places import Claim, FirstPlaces
-from actors.house import HeldRow, House
+from actors.house import HeldRow, House, revoke
 from actors.messages import (
     Accepted,
     Cancel,
@@ -29,7 +31,7 @@ from actors.messages import (
     SchedulerReport,
     Submit,
 )
-from actors.offers import Offers, revoke
+from actors.offers import Offers
 from actors.releases import Releases
 from actors.suspects import Suspects
 from actors.waiting_queue import Entry
@@ -70,13 +72,14 @@ class SchedulerPolicy:
         self._room = WaitingRoom(settings.ageing_s)
         self._queue = self._room.queue
         self._house = House(ageing_s=settings.ageing_s, hold_s=settings.hold_s)
-        self._first_places = FirstPlaces(self._house, self._queue)
+        self._turns = AdapterTurns(self._house, self._queue, settings)
+        self._first_places = FirstPlaces(self._house, self._queue, self._turns)
         # Rows that a dead executor was offered; the tokenizer will say whether it had begun them.
         self._limbo: dict[int, HeldRow] = {}
         self._suspects = Suspects()
         self._images = Encodings(self._room, self._suspects, arenas)
         self._releases = Releases(self._house, self._queue, self._suspects)
-        self._offers = Offers(self._house, self._queue, self._suspects, settings)
+        self._offers = Offers(self._house, self._queue, self._suspects, self._turns, settings)
         self._limits: ExecutorLimits | None = None
         self._incarnation = 0
         self._present = False
@@ -92,6 +95,7 @@ class SchedulerPolicy:
         self._synchronous = settings.batching == "synchronous"
         self._house.hold_s = settings.hold_s
         self._offers.adopt(settings)
+        self._turns.adopt(settings)
 
     def submit(self, message: Submit, now: float) -> list[Decision]:
         """Admit a request or refuse it; of two with one number the first alone is heard."""
@@ -133,6 +137,7 @@ class SchedulerPolicy:
             if row is not None:
                 row.placed = now
                 self._rows += 1
+                self._turns.placed(now)
                 if row.asked == "revoke":
                     row.asked = ""
 
@@ -141,6 +146,7 @@ class SchedulerPolicy:
         for rid in message.begun:
             if (row := self._find(rid, message.incarnation)) is not None:
                 row.begun = now
+                self._turns.begun(now)
         for rid in message.rids:
             row = self._leave(rid, message.incarnation)
             if row is not None and row.placed is not None:
@@ -209,7 +215,7 @@ class SchedulerPolicy:
     def executor_lost(self, reason: str, now: float) -> list[Decision]:
         """Fail all that was running; what waits goes on waiting, and so does what had not begun."""
         self._present = False
-        self._offers.executor_lost()
+        self._offers.executor_lost(now)
         decisions: list[Decision] = list(self._images.executor_lost(reason))
         lost = self._house.clear()
         message = f"the executor was lost ({reason}): send the request again"
@@ -232,7 +238,7 @@ class SchedulerPolicy:
         """Act on the clock: expire, offer who is next, release who has had its place for long."""
         self._suspects.forget(now)
         self._ticked = now
-        decisions = [*self._expire(now), *self._images.act(self._is_open)]
+        decisions = [*self._expire(now), *self._images.act(self._is_open), *self._turns.tick(now)]
         claim = self._claim()
         if claim is None or claim.due > now:
             decisions += self._offers.next(now)
@@ -246,6 +252,8 @@ class SchedulerPolicy:
         times = [self._room.next_deadline, self._offers.start_time()]
         times += [row.deadline for row in self._house if row.asked != "cancel"]
         times += self._releases.times(synchronous=self._synchronous)
+        if (turn := self._turns.due) < math.inf:
+            times.append(turn)
         # One that is due already waits for word of the executor.
         if (claim := self._claim()) is not None and claim.due > self._ticked:
             times.append(claim.due)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -48,6 +49,11 @@ class Entry:
         return self.request.client
 
     @property
+    def adapter(self) -> str:
+        """The name of the adapter that answers, "" for none."""
+        return self.request.options.adapter
+
+    @property
     def prompt_tokens(self) -> int:
         """The length of the prompt in tokens."""
         return len(self.token_ids)
@@ -65,7 +71,7 @@ class Entry:
 
 @dataclass(slots=True)
 class _Line:
-    """What one client has waiting, in order; `last` is when its latest one was taken."""
+    """What one client has waiting for an adapter, in order; `last` is when its latest was taken."""
 
     last: float
     turn: int = 0
@@ -80,18 +86,20 @@ class WaitingQueue:
     A request that waits `ageing_s` seconds counts as one priority higher: the order of two is that
     of their virtual arrivals. Those of one client stand in line by when they queued. Among clients
     only the first of each line counts, and as waiting since it is that: since it queued, or since
-    its client's latest one was taken, whichever is later.
+    its client's latest one was taken, whichever is later. A client has a line for each adapter.
     """
 
     def __init__(self, ageing_s: float) -> None:
         self._ageing_s = ageing_s
         self._entries: dict[int, Entry] = {}
-        self._lines: dict[int, _Line] = {}
+        self._lines: dict[int, dict[str, _Line]] = {}
         # The first of each line by virtual arrival; at the same one who was served longest ago.
         self._heads: list[tuple[float, int, int]] = []
         self._turns = 0
         self._deadlines: dict[int, float] = {}
         self.prompt_tokens = 0
+        self.adapters: Counter[str] = Counter()
+        """How many wait for each adapter, of those for which any do."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -128,13 +136,11 @@ class WaitingQueue:
 
     def tokens_of(self, client: int) -> int:
         """The prompt tokens that a client has waiting."""
-        line = self._lines.get(client)
-        return line.prompt_tokens if line else 0
+        return sum(line.prompt_tokens for line in self._lines.get(client, {}).values())
 
     def count_of(self, client: int) -> int:
         """How many requests a client has waiting."""
-        line = self._lines.get(client)
-        return len(line.order) if line else 0
+        return sum(len(line.order) for line in self._lines.get(client, {}).values())
 
     def virtual_arrival(self, priority: int, since: float) -> float:
         """When a request of priority 0 must have come to stand where this one stands."""
@@ -152,13 +158,13 @@ class WaitingQueue:
 
     @property
     def heads(self) -> list[tuple[float, Entry]]:
-        """The first request of each client with its virtual arrival, in order."""
+        """The first request of each client's lines with its virtual arrival, in order."""
         return [(arrival, self._entries[rid]) for arrival, _, rid in self._heads]
 
     def take(self, now: float, entry: Entry | None = None) -> Entry:
         """Take out the first of a client, by default who is next: the turn goes to another."""
         entry = entry or self._entries[self._heads[0][2]]
-        line = self._lines[entry.client]
+        line = self._lines[entry.client][entry.adapter]
         entry.since = max(entry.queued, line.last)
         self._turns += 1
         line.last, line.turn = now, self._turns
@@ -169,13 +175,16 @@ class WaitingQueue:
         """Take one request out; None when it does not wait."""
         entry = self._entries.get(rid)
         if entry is not None:
-            line = self._lines[entry.client]
+            line = self._lines[entry.client][entry.adapter]
             del line.order[bisect_left(line.order, self._place(entry))]
             line.prompt_tokens -= entry.prompt_tokens
-            self._settle(entry.client, line)
+            self._settle(entry, line)
             del self._entries[rid]
             self._deadlines.pop(rid, None)
             self.prompt_tokens -= entry.prompt_tokens
+            self.adapters[entry.adapter] -= 1
+            if not self.adapters[entry.adapter]:
+                del self.adapters[entry.adapter]
         return entry
 
     def take_expired(self, now: float) -> list[Entry]:
@@ -184,23 +193,28 @@ class WaitingQueue:
         return [entry for rid in expired if (entry := self.remove(rid)) is not None]
 
     def _line(self, entry: Entry, last: float) -> _Line:
-        return self._lines.setdefault(entry.client, _Line(last))
+        own = self._lines.setdefault(entry.client, {})
+        return own.setdefault(entry.adapter, _Line(last))
 
     def _push(self, entry: Entry, line: _Line) -> None:
         self._entries[entry.rid] = entry
         insort(line.order, self._place(entry))
-        self._settle(entry.client, line)
+        self._settle(entry, line)
+        self.adapters[entry.adapter] += 1
         self.prompt_tokens += entry.prompt_tokens
         line.prompt_tokens += entry.prompt_tokens
         if entry.request.deadline is not None:
             self._deadlines[entry.rid] = entry.request.deadline
 
-    def _settle(self, client: int, line: _Line) -> None:
-        """Note who is first of the line now."""
+    def _settle(self, entry: Entry, line: _Line) -> None:
+        """Note who is first of this request's line now."""
         if line.head is not None:
             del self._heads[bisect_left(self._heads, line.head)]
         if not line.order:
-            del self._lines[client]
+            own = self._lines[entry.client]
+            del own[entry.adapter]
+            if not own:
+                del self._lines[entry.client]
             return
         first = self._entries[line.order[0][1]]
         since = max(first.queued, line.last)

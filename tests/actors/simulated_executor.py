@@ -19,6 +19,7 @@ class SimulatedRow:
 
     rid: int
     target: int
+    adapter: str
     generated: list[int]
     prefill_s: float
     left_s: float
@@ -61,6 +62,8 @@ class SimulatedExecutor:
         self.rows: dict[int, SimulatedRow] = {}
         # The requests of each step, oldest first.
         self.steps: list[list[int]] = []
+        # The adapter of each batch.
+        self.adapters: list[str] = []
 
     def border(self) -> float | None:
         """Read mail and place rows; how long the step takes that begins now, if one does."""
@@ -116,14 +119,19 @@ class SimulatedExecutor:
         return {joiners[0].rid: min(joiners[0].left_s, self._chunk_s)}
 
     def _place(self) -> None:
-        """Give free places to the offered rows that are next."""
-        joining = self.offered[: self.places - len(self.rows)]
-        self.offered = self.offered[len(joining) :]
+        """Give free places to the offered rows that are next, of those of the adapter in use."""
+        if not self.rows and self.offered:
+            self.adapters.append(self.offered[0].row.options.adapter)
+        fitting = [one for one in self.offered if one.row.options.adapter == self.adapters[-1]]
+        joining = fitting[: self.places - len(self.rows)]
+        self.offered = [one for one in self.offered if one not in joining]
         for one in joining:
             cost = self._prefill_s * len(one.row.token_ids)
             generated = one.row.token_ids[one.row.prompt_length :]
             target = one.row.options.max_tokens or 0
-            self.rows[one.rid] = SimulatedRow(one.rid, target, generated, cost, cost)
+            adapter = one.row.options.adapter
+            self.rows[one.rid] = SimulatedRow(one.rid, target, adapter, generated, cost, cost)
+        assert len({row.adapter for row in self.rows.values()}) <= 1, "one step has one adapter"
         if joining:
             self._tell(RowsPlaced(self.incarnation, [one.rid for one in joining]))
 

@@ -45,9 +45,11 @@ def submit(
     priority: int = 0,
     deadline: float | None = None,
     client: int = 0,
+    adapter: str = "",
 ) -> Submit:
     """A request of `prompt` tokens that will generate exactly `tokens`."""
-    request = Request(rid, RequestOptions(max_tokens=tokens), priority, deadline, client)
+    options = RequestOptions(max_tokens=tokens, adapter=adapter)
+    request = Request(rid, options, priority, deadline, client)
     return Submit(request, [1] * prompt)
 
 

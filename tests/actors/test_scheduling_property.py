@@ -18,6 +18,7 @@ REQUESTS = st.lists(
         st.integers(0, 3),  # client
         st.none() | st.floats(0, 4),  # deadline after arrival
         st.none() | st.floats(0, 4),  # cancelled after arrival
+        st.sampled_from(["", "", "a", "b"]),  # adapter
     ),
     max_size=60,
 )
@@ -36,7 +37,7 @@ REQUESTS = st.lists(
 )
 def test_nothing_is_lost_or_doubled(
     *,
-    requests: list[tuple[float, int, int, int, int, float | None, float | None]],
+    requests: list[tuple[float, int, int, int, int, float | None, float | None, str]],
     rows: int,
     batching: Literal["joining", "synchronous"],
     hold_s: float,
@@ -60,10 +61,18 @@ def test_nothing_is_lost_or_doubled(
         prefill_s_per_token=0.0005,
         lag_s=lag_s,
     )
-    for rid, (arrival, prompt, tokens, priority, client, deadline, gone) in enumerate(requests):
+    for rid, (arrival, prompt, tokens, priority, client, deadline, gone, adapter) in enumerate(
+        requests
+    ):
         due = None if deadline is None else arrival + deadline
         request = submit(
-            rid, prompt=prompt, tokens=tokens, priority=priority, deadline=due, client=client
+            rid,
+            prompt=prompt,
+            tokens=tokens,
+            priority=priority,
+            deadline=due,
+            client=client,
+            adapter=adapter,
         )
         simulation.arrive(arrival, request)
         if gone is not None:

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from actors.admission import PolicySettings
+from actors.executor_messages import Release, Revoke
+from actors.house import House, revoke
+from actors.waiting_queue import Entry, WaitingQueue
+
+_TIMES_PAID = 4
+"""How long a turn lasts at least, in the time that it took until its first token."""
+
+
+class AdapterTurns:
+    """Whose adapter is served: rows that run together share one; no clock, no I/O.
+
+    All rows of the house are of one adapter. Where requests wait for another, its turn lasts from
+    its first place on for that share of `adapter_turn_s` of which places are taken, so that few
+    rows do not keep many waiting; and for long enough to be worth the prompts that it had to
+    compute again, up to `hold_s`. Then its rows give way as at the hold limit, and the adapter
+    follows whose first request stands first, which counts as waiting since its adapter's last turn
+    at the earliest: so each has its turn however many requests others have. A turn goes on while
+    one of its rows stands before all who wait for others by priority; beyond its time only those
+    join it who stand before them as well. In synchronous batches a turn is a batch.
+    """
+
+    def __init__(self, house: House, queue: WaitingQueue, settings: PolicySettings) -> None:
+        self._house, self._queue = house, queue
+        self._ageing_s = settings.ageing_s
+        self.adopt(settings)
+        self._active = ""
+        # When the turn had its first place and its first token.
+        self._placed = self._begun = math.inf
+        # Whether its time is over, and whether its rows give way.
+        self._late = self._over = False
+        self._ended: dict[str, float] = {}
+
+    def adopt(self, settings: PolicySettings) -> None:
+        """Let turns last for other times."""
+        self._turn_s, self._hold_s = settings.adapter_turn_s, settings.hold_s
+        self._synchronous = settings.batching == "synchronous"
+
+    @property
+    def others_wait(self) -> bool:
+        """Whether requests wait for another adapter than the one that is served."""
+        waiting = self._queue.adapters
+        return len(waiting) > (self._active in waiting)
+
+    @property
+    def heads(self) -> list[tuple[float, Entry]]:
+        """The first request of each client that may join, with its virtual arrival, in order."""
+        if self._over:
+            return []
+        heads = self._queue.heads
+        if not self.others_wait:
+            return heads
+        before = min(order for order, _ in self._rivals()) if self._late else math.inf
+        return [one for one in heads if one[1].adapter == self._active and one[0] <= before]
+
+    @property
+    def next(self) -> Entry | None:
+        """The request whose adapter is served once the house is empty; None where none waits."""
+        if len(self._queue.adapters) <= 1:
+            return self._queue.first
+        return min(self._ranked(), key=lambda one: one[0])[1]
+
+    @property
+    def due(self) -> float:
+        """When the turn is over; infinite while nobody waits for another adapter."""
+        # Whoever was chosen has a place before another is.
+        if self._over or self._placed == math.inf or self._synchronous or not self.others_wait:
+            return math.inf
+        rows = [row for row in self._house if row.asked != "cancel"]
+        if not rows:
+            return math.inf
+        highest, limit = max(row.priority for row in rows), self._limit
+        return min(
+            max(order + highest * self._ageing_s, -math.inf if rival.priority > highest else limit)
+            for order, rival in self._rivals()
+        )
+
+    def begin(self) -> None:
+        """The house is empty, and the next adapter is served."""
+        if (first := self.next) is not None:
+            self._active = first.adapter
+
+    def placed(self, now: float) -> None:
+        """A row has a place."""
+        self._placed = min(self._placed, now)
+
+    def begun(self, now: float) -> None:
+        """A row has its first token."""
+        self._begun = min(self._begun, now)
+
+    def emptied(self, now: float) -> None:
+        """The house is empty."""
+        self._ended[self._active] = now
+        self._placed = self._begun = math.inf
+        self._late = self._over = False
+
+    def tick(self, now: float) -> list[Revoke | Release]:
+        """Let all rows give way whose turn is over."""
+        self._late = not self._synchronous and now >= self._limit
+        if self.due > now:
+            return []
+        self._over = True
+        offered, placed = self._house.offered, self._house.staying
+        for row in placed:
+            row.asked = "release"
+        return [*revoke(offered), *([Release([row.rid for row in placed])] if placed else [])]
+
+    @property
+    def _limit(self) -> float:
+        """How long the turn lasts among equals."""
+        if self._placed == math.inf:
+            return math.inf
+        taken = sum(row.placed is not None for row in self._house) / self._house.places
+        paid = min(_TIMES_PAID * (self._begun - self._placed), self._hold_s)
+        return self._placed + max(taken * self._turn_s, paid)
+
+    def _rivals(self) -> Iterator[tuple[float, Entry]]:
+        """The first requests of clients for other adapters, with what ranks these."""
+        return (one for one in self._ranked() if one[1].adapter != self._active)
+
+    def _ranked(self) -> Iterator[tuple[float, Entry]]:
+        for arrival, entry in self._queue.heads:
+            ahead = entry.priority * self._ageing_s
+            ended = self._ended.get(entry.adapter, -math.inf)
+            yield max(arrival + ahead, ended) - ahead, entry
