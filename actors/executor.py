@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import time
 from bisect import insort
+from contextlib import suppress
 from operator import attrgetter
+from pathlib import Path
 
 import structlog
 
@@ -10,9 +12,11 @@ from actors.encoder_messages import RunTower, TowerFailed
 from actors.executor_messages import (
     ExecutorControl,
     ExecutorMessage,
+    LoadAdapter,
     Offered,
     Release,
     Revoke,
+    UnloadAdapter,
     Unpin,
 )
 from actors.executor_tower import ExecutorTower
@@ -30,7 +34,12 @@ from actors.messages import (
     TokenizerMessage,
 )
 from actors.placed_rows import PlacedRows
-from actors.supervisor_messages import ActorProgress, ExecutorMetrics, SupervisorMessage
+from actors.supervisor_messages import (
+    ActorProgress,
+    AdapterAnswer,
+    ExecutorMetrics,
+    SupervisorMessage,
+)
 from runtime.decoding.batch_runtime import BatchRuntime
 from runtime.errors import HearthError
 
@@ -134,6 +143,10 @@ class ExecutorActor:
                     self._revoke(message)
                 case Release(rids, at_once):
                     self._released |= dict.fromkeys(rids, at_once)
+                case LoadAdapter():
+                    self._load(message)
+                case UnloadAdapter(name):
+                    self._unload(name)
                 case Unpin(client):
                     self._runtime.unpin(client)
                 case SetLogLevel(level):
@@ -216,16 +229,25 @@ class ExecutorActor:
             self._tell(RowsReturned(self._incarnation, given_back))
 
     def _place(self) -> None:
-        """Let offered rows take the free places; what the runtime refuses is answered."""
-        free, chosen = self._runtime.free, list[Offered]()
-        while self._offered and len(chosen) < free:
-            one = self._offered.pop(0)
+        """Let offered rows take the free places; what the runtime refuses is answered.
+
+        Rows that run together share an adapter: others wait until there is no row any more.
+        """
+        free, chosen, behind = self._runtime.free, list[Offered](), list[Offered]()
+        shared = self._runtime.adapter if len(self._rows) else None
+        for one in self._offered:
+            adapter = one.row.options.adapter
+            if len(chosen) == free or (shared is not None and adapter != shared):
+                behind.append(one)
+                continue
             try:
                 self._runtime.check(one.row)
             except HearthError as error:
                 self._tell_failed([one.rid], error)
             else:
+                shared = adapter
                 chosen.append(one)
+        self._offered = behind
         if not chosen:
             return
         rids = [one.rid for one in chosen]
@@ -236,6 +258,30 @@ class ExecutorActor:
         else:
             self._rows.place(rids, numbers, time.monotonic())
             self._tell(RowsPlaced(self._incarnation, rids))
+
+    def _load(self, asked: LoadAdapter) -> None:
+        answer = AdapterAnswer(self._name, asked.name)
+        try:
+            self._runtime.load_adapter(asked.name, Path(asked.folder))
+        except HearthError as error:
+            _log.warning("no such adapter", adapter=asked.name, reason=error.message)
+            answer = AdapterAnswer(self._name, asked.name, error.code, error.message, error.field)
+        self._answer(answer)
+
+    def _unload(self, name: str) -> None:
+        """Forget an adapter; rows that have it end, and so do those that wait for it here."""
+        gone = HearthError("adapter_unknown", f"adapter {name} was removed", "adapter")
+        running = list(self._rows) if self._runtime.adapter == name else []
+        for rid in running:
+            number = self._rows.remove(rid)
+            if number is not None:
+                self._runtime.leave(number)
+        waiting = [one.rid for one in self._offered if one.row.options.adapter == name]
+        self._offered = [one for one in self._offered if one.rid not in waiting]
+        self._tell_failed([*running, *waiting], gone)
+        with suppress(HearthError):
+            self._runtime.unload_adapter(name)
+        self._answer(AdapterAnswer(self._name, name))
 
     def _advance(self) -> None:
         try:
@@ -274,6 +320,11 @@ class ExecutorActor:
                 "executor_failed",
                 f"the executor failed {self._failures} times in a row: it ends",
             ) from error
+
+    def _answer(self, answer: AdapterAnswer) -> None:
+        # Who asked a supervisor that is behind does not wait for ever.
+        with suppress(MailboxFull):
+            self._to_supervisor.post(answer)
 
     def _tell(self, message: TokenizerMessage) -> None:
         self._to_tokenizer.send_blocking(message, SEND_TIMEOUT_S)

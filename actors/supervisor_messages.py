@@ -57,6 +57,16 @@ class ActorProgress(ActorMessage, tag="actor_progress"):
     metrics: ExecutorMetrics | None = None
 
 
+class AdapterAnswer(ActorMessage, tag="adapter_answer"):
+    """The executor has done what it was asked to with this adapter, or says why it could not."""
+
+    name: str
+    adapter: str
+    code: str = ""
+    message: str = ""
+    field: str | None = None
+
+
 class ActorFailed(ActorMessage, tag="actor_failed"):
     """The actor could not start or go on."""
 
@@ -66,4 +76,6 @@ class ActorFailed(ActorMessage, tag="actor_failed"):
     field: str | None = None
 
 
-SupervisorMessage = ActorHello | ActorLoading | ActorReady | ActorProgress | ActorFailed
+SupervisorMessage = (
+    ActorHello | ActorLoading | ActorReady | ActorProgress | AdapterAnswer | ActorFailed
+)

@@ -14,8 +14,10 @@ ROOT = Path(__file__).parent.parent
 MOST_FILES = 3
 # What a request is read from: a name ending like this holds one, or the options of one.
 HOLDERS = ("options", "params", "request", "asked", "message", "row")
-# Fields of other structs that are spelt alike: options of a runtime, of a reply.
+# Fields of other structs that are spelt alike: options of a runtime, of a reply. And the adapter is
+# part of a batch's identity: who knows which there are asks for it, and who forms batches.
 OTHERS = {
+    "adapter": {"actors/executor.py", "actors/waiting_queue.py", "daemon/door/requests.py"},
     "speculation": {"runtime/decoding/deployment.py"},
     "logprobs": {"daemon/door/replies.py"},
 }

@@ -1,5 +1,6 @@
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Literal, Protocol
 
 import msgspec
@@ -45,6 +46,16 @@ class BatchRuntime(Protocol):
     speculation_metrics: EagleGenerationMetrics
     memory: dict[str, int]
     """Bytes by part that the engines need with all rows full, as `hearth check` tells them."""
+
+    @property
+    def adapter(self) -> str:
+        """The adapter that all rows share; "" for none."""
+
+    def load_adapter(self, name: str, source: Path) -> None:
+        """Load an adapter from a folder; raises naming what is at fault."""
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter that no row runs with; raises `adapter_unknown`."""
 
     @property
     def graphs(self) -> Mapping[str, GraphCounters]:

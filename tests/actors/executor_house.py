@@ -24,7 +24,7 @@ from actors.messages import (
     Step,
     TokenizerMessage,
 )
-from actors.supervisor_messages import SupervisorMessage
+from actors.supervisor_messages import AdapterAnswer, SupervisorMessage
 from actors.tower_memory import TowerMemory
 from runtime.decoding.batch_runtime import BatchRuntime
 from runtime.errors import HearthError
@@ -84,6 +84,12 @@ class House:
     def of(self, kind: type[Told]) -> list[Told]:
         """What has been heard of one kind."""
         return [message for message in self.heard if isinstance(message, kind)]
+
+    def adapter_answer(self) -> AdapterAnswer:
+        """The next word to the supervisor of an adapter."""
+        while not isinstance(message := next_mail(self.supervisor, 5), AdapterAnswer):
+            assert message is not None, "no answer was given"
+        return message
 
     def hear_until(self, kind: type[Told], count: int = 1) -> Told:
         """Hear until there are so many messages of one kind; the latest of these."""

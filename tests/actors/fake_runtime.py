@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from runtime.decoding.batch_runtime import StepResult
 from runtime.decoding.metrics import StageMetrics
@@ -35,6 +36,9 @@ class FakeRuntime:
         self.begun: list[int] = []
         self.left: list[int] = []
         self.unpinned: list[int] = []
+        self.adapter = ""
+        self.adapters: dict[str, Path] = {}
+        self.switches: list[str] = []
         self.cached: dict[int, int] = {}
         self.steps = 0
         self.prefill_metrics = StageMetrics()
@@ -60,6 +64,17 @@ class FakeRuntime:
     def check(self, row: RowRequest) -> None:
         if row.token_ids[0] < 0:
             raise HearthError("invalid_value", "token -1 is not in the vocabulary", "token_ids")
+        if row.options.adapter and row.options.adapter not in self.adapters:
+            raise HearthError("adapter_unknown", "there is no such adapter", "adapter")
+
+    def load_adapter(self, name: str, source: Path) -> None:
+        if not source.name:
+            raise HearthError("adapter_invalid", "there is nothing in the folder", "adapter.json")
+        self.adapters[name] = source
+
+    def unload_adapter(self, name: str) -> None:
+        assert self.adapter != name or not self.rows, "rows run with it"
+        del self.adapters[name]
 
     def admit(self, rows: Sequence[RowRequest]) -> list[int]:
         assert len(rows) <= self.free
@@ -67,6 +82,9 @@ class FakeRuntime:
         self.begun.append(len(rows))
         if not self.rows:
             self._numbers = 0
+            self.adapter = rows[0].options.adapter
+            self.switches.append(self.adapter)
+        assert {row.options.adapter for row in rows} == {self.adapter}
         numbers = list(range(self._numbers, self._numbers + len(rows)))
         self._numbers += len(rows)
         for number, row in zip(numbers, rows, strict=True):
