@@ -28,6 +28,11 @@ class Initializers:
         self.arrays = arrays
         self.held: list[object] = []
 
+    def release_pages(self) -> None:
+        """Let go of pages that were read to be packed; what is still read comes back by itself."""
+        for file in self.files.values():
+            file.madvise(mmap.MADV_DONTNEED)
+
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How an engine uses the processor: `threads` 0 means all physical cores."""

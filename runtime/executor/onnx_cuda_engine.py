@@ -86,7 +86,9 @@ class OnnxCudaEngine(SelfContained):
         fused = isinstance(config, LLMEngineRunnerConfig) and config.operators == "contrib"
         queues = fused or isinstance(config, VisionConfig)
         engine = cls(session, device, fused=fused, queues=queues)
-        engine._initializers = initializers
+        if initializers is not None:
+            initializers.release_pages()
+            engine._initializers = initializers
         return engine
 
     def run(self, bindings: Sequence[Binding], stream: Stream, /) -> None:

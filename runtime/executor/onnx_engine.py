@@ -90,6 +90,8 @@ class OnnxEngine(SelfContained):
         except _RUN_ERRORS as error:
             raise load_error(error, path, "into memory") from error
         release_free_memory()
+        if initializers is not None:
+            initializers.release_pages()
         return cls(session, initializers)
 
     def run(self, bindings: Sequence[Binding], stream: Stream) -> None:
