@@ -29,7 +29,7 @@ from runtime.tower_answer import TowerReport
 from runtime.vision.answer_check import check_tower_answer
 from runtime.vision.vision_runner import VisionRunner
 from runtime.vision_config import VISION_FOLDER, Family, VisionConfig, load_vision_config
-from runtime.weights.external_weight_manager import answer_of
+from runtime.weights.external_weight_manager import ExternalWeightManager, answer_of
 
 T = TypeVar("T")
 _LARGE = Picture("png", 1 << 14, 1 << 14)
@@ -53,6 +53,7 @@ class Tower(msgspec.Struct, frozen=True, kw_only=True):
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What would be used; memory in bytes, lengths in tokens.
 
+    `weights` is the model whose external weights would be served, "" where the engine has its own.
     `reason` says why it cannot be, `code` and `field` name that for programs. `memory` is that of
     the engine's device; an engine of a GPU with memory of its own needs `host_memory` beside it.
     `library` is empty where none serves the engine. `speculation` tells how several tokens a step
@@ -75,6 +76,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     kv_cache_dtype: str
     quantization: str
+    weights: str
     max_batch: int
     capacity: int
     chosen: str
@@ -97,6 +99,7 @@ def inspect_engine(settings: Settings, folder: Path) -> Report:
     options = runtime_options(settings)
     engines = load_engines(folder, options)
     deployment = engines.resolve(options)
+    weights = ExternalWeightManager.open(folder, deployment.base, options.weights)
     config, host, refusals = deployment.base, available_memory(), list[HearthError]()
     # A missing library does not keep the GPU from being shown, nor the other way round.
     library = _tried(refusals, partial(serving_library, config)) or ""
@@ -127,6 +130,7 @@ def inspect_engine(settings: Settings, folder: Path) -> Report:
         dtype=config.dtype,
         kv_cache_dtype=config.kv_cache_dtype,
         quantization=config.weight_quantization,
+        weights=weights.source if weights else "",
         max_batch=config.max_supported_batch_size,
         capacity=deployment.capacity,
         chosen=deployment.chosen,

@@ -74,7 +74,7 @@ def _rows(report: Report) -> list[tuple[str, str]]:
         ("device", _device(report)),
         ("runs on", f"{report.library or 'nothing here'}, {report.dialect} dialect"),
         *_plan_rows(report),
-        ("weights", f"{report.dtype}, quantization {report.quantization}"),
+        ("weights", f"{report.dtype}, quantization {report.quantization}{_whose(report)}"),
         ("cache", report.kv_cache_dtype),
         ("speculation", report.speculation),
         ("batch", f"{report.max_batch} rows"),
@@ -87,6 +87,10 @@ def _rows(report: Report) -> list[tuple[str, str]]:
         ("known answer", _answer(report)),
         *_tower_rows(report.tower),
     ]
+
+
+def _whose(report: Report) -> str:
+    return f", those of {report.weights}" if report.weights else ""
 
 
 def _tower_rows(tower: Tower | None) -> list[tuple[str, str]]:

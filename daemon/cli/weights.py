@@ -15,10 +15,9 @@ from daemon.cli.console import err, progress_bar, size
     "--engine",
     required=True,
     metavar="ENGINE_DIR",
-    type=click.Path(path_type=Path),
     help="The engine folder that is to serve them, exported with --external-weights.",
 )
-def weights(source: Path, target: Path, engine: Path) -> None:
+def weights(source: Path, target: Path, engine: str) -> None:
     """Write the weights of the Hugging Face folder MODEL_DIR into FILE, for an engine folder.
 
     The model has the shape and the tokenizer of the engine's: a fine-tune of it, say. The engine
@@ -28,7 +27,7 @@ def weights(source: Path, target: Path, engine: Path) -> None:
 
     began = time.monotonic()
     with progress_bar() as progress:
-        written = export_weights(source, engine, target, progress)
+        written = export_weights(source, Path(engine), target, progress)
     one, other = (escape(shlex.quote(str(path))) for path in (engine, target))
     err().print(
         f"[green]done[/] {size(written.nbytes)} in {time.monotonic() - began:.1f} s\n"

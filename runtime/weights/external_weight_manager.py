@@ -31,6 +31,8 @@ class ExternalWeightManager:
         self._own = own
         self._tensors: dict[str, Tensor] = {}
         self.digest = file.note.sha256
+        self.source = file.note.source
+        """The name of the model's folder."""
 
     @classmethod
     def open(

@@ -3,8 +3,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from daemon.check import inspect_engine, with_answer
 from daemon.cli.export import export
 from daemon.cli.weights import weights
+from daemon.configuration.settings import Settings
 from runtime.errors import HearthError
 from tests.daemon.conftest import REFERENCE
 
@@ -21,6 +23,9 @@ def test_weights_are_written_for_an_engine(tmp_path: Path) -> None:
     result = run(REFERENCE, file, "--engine", engine)
     assert file.read_bytes() == (engine / "weights.safetensors").read_bytes()
     assert f"--engine {engine} --weights {file}" in result.stderr.replace("\n", "")
+    settings = Settings(weights=str(file), threads=1)
+    report = with_answer(inspect_engine(settings, engine), settings, engine)
+    assert (report.weights, report.answer) == (REFERENCE.name, "right")
     with pytest.raises(HearthError) as caught:
         run(REFERENCE, file, "--engine", tmp_path / "none")
     assert caught.value.code == "engine_missing"
