@@ -4,6 +4,9 @@ from typing import NamedTuple
 
 from runtime.config import LORA_JOINED, LORA_TARGETS, LLMEngineRunnerConfig
 
+WIDE = 768
+"""The hidden size from which on a model is called wide."""
+
 
 class LoraInput(NamedTuple):
     """A pair of inputs of one layer, in the engine's type: x A B is added to a projection of x.
@@ -81,12 +84,13 @@ def has_fixed_rank(config: LLMEngineRunnerConfig) -> bool:
 def lora_targets(config: LLMEngineRunnerConfig) -> tuple[str, ...]:
     """What the graph of such an engine is to have inputs for.
 
-    A GPU pays for every kernel of a step, so projections that are one product share their pair
-    there. A CPU pays for every number: the zeros beside the diagonal cost more than nodes do.
+    A GPU, and a CPU in a narrow model, pay for every node of a step, so projections that are one
+    product share their pair there. A CPU pays for every number as well, and in a wide model zeros
+    beside the diagonal cost more than nodes do.
     """
     if not config.max_supported_lora_rank:
         return ()
-    if not has_fixed_rank(config):
+    if config.device == "cpu" and config.hidden_size >= WIDE:
         return LORA_TARGETS
     apart = config.operators == "contrib" and (
         config.takes_tree_mask or config.use_context_dependent_rope

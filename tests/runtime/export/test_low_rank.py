@@ -21,6 +21,7 @@ from runtime.export.model_config import load_model_config
 from runtime.export.options import Dialect, Quantization, resolve_dialect
 from runtime.export.reference_pass import reference_logits
 from runtime.export.rounded_weights import RoundedWeights
+from runtime.tensors import lora
 from tests.low_rank_models import AdaptedWeights, Adapter, engine_inputs, merge, random_adapter
 from tests.references import reference_folder
 from tests.references import reference_logits as stored_rows
@@ -82,10 +83,19 @@ def test_no_adapter_gives_the_bits_of_an_engine_without(
             assert np.array_equal(logits, expected)
 
 
-def test_an_adapter_of_some_projections_and_layers(taking: Taking, dialect: str) -> None:
-    adapter = random_adapter(reference_folder("qwen3"), 8, targets="q v down")
-    del adapter[0, "down"]
-    _compare(taking("qwen3", dialect), "qwen3", adapter)
+@pytest.mark.parametrize("width", [1, 1000])
+def test_an_adapter_of_some_projections_and_layers(
+    tmp_path: Path, dialect: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With pairs that are shared, and with a pair for each projection as in wide models."""
+    monkeypatch.setattr(lora, "WIDE", width)
+    options = ExportOptions(dialect=_choice(dialect), max_lora_rank=8)
+    config = export_model(reference_folder("qwen3"), tmp_path / "engine", options)
+    assert ("v" in config.lora_targets) == (width == 1)
+    for targets in ("", "q v down"):
+        adapter = random_adapter(reference_folder("qwen3"), 8, targets=targets)
+        adapter.pop((0, "down"))
+        _compare(tmp_path / "engine", "qwen3", adapter)
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])

@@ -7,7 +7,7 @@ from runtime.config import LORA_JOINED, LORA_TARGETS, LLMEngineRunnerConfig
 from runtime.errors import HearthError
 from runtime.executor.engine import IOTensor
 from runtime.executor.introspection import check_bindings, check_known
-from runtime.tensors.lora import has_fixed_rank, lora_inputs, lora_targets
+from runtime.tensors.lora import WIDE, has_fixed_rank, lora_inputs, lora_targets
 from runtime.tensors.registry import TensorRegistry, build_registry_for_llm
 from tests.runtime.engine_configs import small_config
 
@@ -20,8 +20,8 @@ def _config(**changes: Any) -> LLMEngineRunnerConfig:
     return structs.replace(config, lora_targets=lora_targets(config))
 
 
-def test_every_projection_has_a_pair_of_any_rank_on_a_cpu() -> None:
-    config = _config()
+def test_every_projection_of_a_wide_model_has_a_pair_of_any_rank_on_a_cpu() -> None:
+    config = _config(hidden_size=WIDE)
     pairs = lora_inputs(config)
     assert not has_fixed_rank(config)
     assert [pair.targets for pair in pairs[:7]] == [(target,) for target in LORA_TARGETS]
@@ -38,6 +38,8 @@ def test_every_projection_has_a_pair_of_any_rank_on_a_cpu() -> None:
 @pytest.mark.parametrize(
     ("changes", "targets"),
     [
+        ({}, "qkv o gate_up down"),
+        ({"device": "cuda", "hidden_size": WIDE}, "qkv o gate_up down"),
         (PLAN, "qkv o gate_up down"),
         (CUDA, "qkv o gate_up down"),
         (CUDA | {"use_context_dependent_rope": True}, "q k v o gate_up down"),
@@ -45,13 +47,14 @@ def test_every_projection_has_a_pair_of_any_rank_on_a_cpu() -> None:
     ],
     ids=str,
 )
-def test_a_gpu_shares_pairs_of_the_greatest_rank(changes: dict[str, Any], targets: str) -> None:
+def test_a_narrow_model_and_a_gpu_share_pairs(changes: dict[str, Any], targets: str) -> None:
     config = _config(**changes)
     assert config.lora_targets == tuple(targets.split())
     for pair in lora_inputs(config):
         assert pair.rank == 8 * len(pair.targets)
-        assert pair.shape_a == (pair.inputs, pair.rank)
-        assert pair.shape_b == (pair.rank, sum(pair.outputs))
+        if has_fixed_rank(config):
+            assert pair.shape_a == (pair.inputs, pair.rank)
+            assert pair.shape_b == (pair.rank, sum(pair.outputs))
 
 
 def test_targets_lie_side_by_side() -> None:
@@ -80,7 +83,7 @@ def _io(registry: TensorRegistry) -> list[IOTensor]:
 
 def test_an_engine_is_compared_with_the_inputs_that_it_must_have() -> None:
     registry = build_registry_for_llm(_config())
-    assert registry.get("lora_a_q_0") is None  # Its tensor's own shape is bound.
+    assert registry.get("lora_a_qkv_0") is None  # Its tensor's own shape is bound.
     check_bindings(_io(registry), registry)
     check_known(_io(registry), registry)
     with pytest.raises(HearthError, match="unknown"):
@@ -92,4 +95,4 @@ def test_an_engine_is_compared_with_the_inputs_that_it_must_have() -> None:
     wide = build_registry_for_llm(_config(intermediate_size=96))
     with pytest.raises(HearthError) as caught:
         check_bindings(_io(wide), registry)
-    assert caught.value.field == "lora_b_gate_0"
+    assert caught.value.field == "lora_b_gate_up_0"
