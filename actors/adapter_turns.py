@@ -71,10 +71,10 @@ class AdapterTurns:
         # Whoever was chosen has a place before another is.
         if self._over or self._placed == math.inf or self._synchronous or not self.others_wait:
             return math.inf
-        rows = [row for row in self._house if row.asked != "cancel"]
-        if not rows:
+        held = [one for one in self._house if one.asked != "cancel"]
+        if not held:
             return math.inf
-        highest, limit = max(row.priority for row in rows), self._limit
+        highest, limit = max(one.priority for one in held), self._limit
         return min(
             max(order + highest * self._ageing_s, -math.inf if rival.priority > highest else limit)
             for order, rival in self._rivals()
