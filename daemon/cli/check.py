@@ -16,6 +16,7 @@ from runtime.errors import HearthError
 @click.command()
 @settings_options(
     "engine",
+    "weights",
     "engine_kind",
     "device",
     "step_ms",
