@@ -74,6 +74,7 @@ class LLMEngineRunnerConfig(
 ):
     """All that the runtime knows of an engine; lengths in tokens, sizes in elements.
 
+    `model_name` is what the folder was called that the engine was exported from.
     `max_kv_cache_capacity` counts cache slots per row; a row may hold that many tokens, prompt
     and generation together. `prefill_chunk` is the longest piece of a prompt in one step.
     `device` is the one that the engine was made for. `operators` "contrib" means that the graph
@@ -102,6 +103,7 @@ class LLMEngineRunnerConfig(
 
     engine_format: int = ENGINE_FORMAT
     hearth_version: str
+    model_name: str = ""
     backend: Literal["onnxruntime", "tensorrt", "simulated"]
     device: DeviceKind = "cpu"
     dialect: Literal["native", "classic"]

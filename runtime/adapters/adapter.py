@@ -55,3 +55,15 @@ def check_rank(rank: int, config: LLMEngineRunnerConfig) -> None:
     if rank > most:
         what = f"the adapter is of rank {rank}, this engine takes {most} at most"
         raise invalid(f"{what}: export the model with --max-lora-rank {rank}", "r")
+
+
+def check_base(base: str, config: LLMEngineRunnerConfig) -> None:
+    """Raise where an adapter was trained for a model of another name than the engine was made of.
+
+    Names are compared by their last part, whatever its case; one that is not known fits all.
+    """
+    trained, served = (name.rstrip("/").rpartition("/")[2] for name in (base, config.model_name))
+    if trained and served and trained.casefold() != served.casefold():
+        what = f"the adapter was trained for {base}, this engine was made of {config.model_name}"
+        how = "if both are one model, let base_model_name_or_path in adapter_config.json say so"
+        raise invalid(f"{what}: {how}", "base_model_name_or_path")

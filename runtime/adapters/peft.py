@@ -18,6 +18,7 @@ from runtime.adapters.adapter import (
     Adapter,
     LowRank,
     Projection,
+    check_base,
     check_rank,
     invalid,
     projection_shapes,
@@ -87,6 +88,7 @@ def read_peft(folder: Path, config: LLMEngineRunnerConfig) -> Adapter:
     fields = _read_config(folder / PEFT_CONFIG)
     rank, scale = _rank_and_scale(fields)
     check_rank(rank, config)
+    check_base(base := fields.get("base_model_name_or_path") or "", config)
     if not (folder / PEFT_TENSORS).is_file() and (folder / _PICKLED).exists():
         what = f"{_PICKLED} holds Python objects: save the adapter as {PEFT_TENSORS}"
         raise invalid(what, _PICKLED)
@@ -98,7 +100,7 @@ def read_peft(folder: Path, config: LLMEngineRunnerConfig) -> Adapter:
         for place, names in _places(tensors, shapes).items()
     }
     _check_targets(fields, shapes, parts)
-    return Adapter(rank, fields.get("base_model_name_or_path") or "", parts)
+    return Adapter(rank, base, parts)
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -50,7 +50,9 @@ def export_model(
     draft = DraftExport.open(model, options)
     if draft is not None:
         config = draft.adapt_base(config)
-    config = msgspec.structs.replace(config, lora_targets=lora_targets(config))
+    config = msgspec.structs.replace(
+        config, lora_targets=lora_targets(config), model_name=model_name(source)
+    )
     with fresh_folder(target) as folder:
         copy_text_files(source, folder, model)
         write_vision(source, folder, options, progress)
@@ -70,3 +72,11 @@ def export_model(
         config = msgspec.structs.replace(config, files=record(folder, progress))
         write_config(folder, config)
     return config
+
+
+def model_name(source: Path) -> str:
+    """What a Hugging Face folder is called, in the library's cache by its repository."""
+    folder = source.resolve()
+    if folder.parent.name == "snapshots":
+        return folder.parent.parent.name.rpartition("--")[2]
+    return folder.name

@@ -160,6 +160,15 @@ def test_an_engine_without_adapters_says_how_to_get_one(tmp_path: Path) -> None:
     assert (caught.value.code, caught.value.field) == ("unsupported_option", "adapter")
 
 
+@pytest.mark.parametrize("base", ["Qwen/Qwen3-0.6B", "/home/someone/qwen3-0.6b/", "", None])
+def test_the_base_is_known_by_the_last_part_of_its_name(tmp_path: Path, base: str | None) -> None:
+    folder = write_peft(BASE, tmp_path / "one", base_model_name_or_path=base)
+    for name in ("Qwen3-0.6B", ""):
+        assert read_peft(folder, adapter_config(model_name=name)).base == (base or "")
+    if base:
+        refused(folder, "base_model_name_or_path", model_name="Qwen3-1.7B")
+
+
 def test_an_adapter_of_some_layers_is_whole(tmp_path: Path) -> None:
     folder = write_peft(BASE, tmp_path / "one", layers_to_transform=[0])
     change_tensors(folder, lambda tensors: (tensors.pop(A), tensors.pop(B)))

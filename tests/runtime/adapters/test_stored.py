@@ -95,6 +95,12 @@ def test_an_engine_of_another_shape_or_type_is_refused(stored: Path, fields: Any
     assert (caught.value.code, caught.value.field) == ("adapter_invalid", "shapes")
 
 
+def test_an_engine_of_another_base_is_refused(stored: Path) -> None:
+    with pytest.raises(HearthError) as caught:
+        read_adapter(stored, adapter_config(model_name="qwen2"))
+    assert (caught.value.code, caught.value.field) == ("adapter_invalid", "base_model_name_or_path")
+
+
 def test_an_engine_of_a_smaller_rank_is_refused(stored: Path) -> None:
     with pytest.raises(HearthError) as caught:
         read_adapter(stored, adapter_config(4))
