@@ -79,7 +79,8 @@ class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True):
     near-ties alone. `image_memory` are bytes that others take for pictures, where the model sees.
     The prefix cache takes `prefix_cache_bytes` of the device's memory, 0 for no such cache, then on
     a GPU `prefix_host_bytes` of pinned host memory, then `prefix_disk_bytes` in `prefix_folder`.
-    `weights` is a file of external weights in place of the engine folder's own.
+    `weights` is a file of external weights in place of the engine folder's own. The folders in the
+    folder `adapters` are adapters, which are loaded by their names.
     """
 
     threads: int = 0
@@ -98,6 +99,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True):
     prefix_disk_bytes: int = 0
     prefix_folder: str = ""
     weights: str = ""
+    adapters: str = ""
     speculation: SpeculationOptions = SpeculationOptions()
 
 

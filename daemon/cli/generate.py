@@ -62,6 +62,12 @@ def _sampling_options(command: Command) -> Command:
     metavar="FILE",
     help="A picture before each prompt; repeatable, needs --chat.",
 )
+@click.option(
+    "--adapter",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="Answer with this adapter, a folder as PEFT saves it.",
+)
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Default 256, or what fits.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; repeatable.")
 @click.option("--ignore-eos", is_flag=True, help="Go on after an end token.")
@@ -79,6 +85,7 @@ def generate(
     chat: bool,
     system: str | None,
     files: tuple[Path, ...],
+    adapter: Path | None,
     threads: int,
     max_batch: int,
     speculation: bool | None,
@@ -97,7 +104,8 @@ def generate(
         raise click.UsageError("--image needs --chat")
     if ids and chat:
         raise click.UsageError("--ids are no message: leave --chat out")
-    asked = RequestOptions(speculation=speculation, **options)
+    name = "" if adapter is None else adapter.resolve().name or "adapter"
+    asked = RequestOptions(speculation=speculation, adapter=name, **options)
     with wrong_usage():
         check_options(asked)
     prompts = read_prompts(texts, ids, file)
@@ -116,6 +124,8 @@ def generate(
     try:
         if runtime.chosen:
             err().print(runtime.chosen, style="dim", markup=False)
+        if adapter is not None:
+            runtime.load_adapter(name, adapter)
         tokenizer = Tokenizer.open(folder)
         encoded = [
             (encode_prompt(p, tokenizer, chat=chat, system=system), [])

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -17,7 +18,7 @@ from runtime.adapters.adapter import (
     invalid,
     projection_shapes,
 )
-from runtime.adapters.peft import read_peft
+from runtime.adapters.peft import PEFT_TENSORS, read_peft
 from runtime.config import LLMEngineRunnerConfig
 from runtime.device.mapped_tensors import map_tensors
 from runtime.engine_folder import file_digest
@@ -112,6 +113,29 @@ def read_adapter(folder: Path, config: LLMEngineRunnerConfig) -> Adapter:
     if not parts or len(tensors) > 2 * len(parts):
         raise _damaged(folder / TENSORS_FILE)
     return Adapter(record.rank, record.base, parts)
+
+
+def adapter_folders(folder: Path) -> dict[str, Path]:
+    """The adapters of a folder by their names; raises `invalid_value` where it cannot be read."""
+    try:
+        return {path.name: path for path in sorted(folder.iterdir()) if _is_adapter(path)}
+    except OSError as error:
+        what = f"{folder} cannot be read ({error.strerror})"
+        raise HearthError("invalid_value", what, "adapters") from error
+
+
+def tensor_bytes(folder: Path) -> int:
+    """Bytes of an adapter's tensors, by its files; 0 for one that will be refused."""
+    sizes = ((folder / name).stat for name in (TENSORS_FILE, PEFT_TENSORS))
+    for size in sizes:
+        with suppress(OSError):
+            return size().st_size
+    return 0
+
+
+def _is_adapter(path: Path) -> bool:
+    # Others are on their way into the folder.
+    return path.is_dir() and not path.name.startswith(".")
 
 
 def _check_file(path: Path, record: AdapterRecord) -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from runtime.adapters.adapter import Adapter
+from runtime.adapters.stored import adapter_folders
 from runtime.errors import HearthError
 from runtime.rows import DecodingInferenceContext
 from runtime.steps.engine_runner import LLMEngineRunner
@@ -41,11 +42,28 @@ class AdapterRows:
         """
         self._runner.load_lora_weights(name, source)
 
+    def load_adapters(self, folder: Path) -> dict[str, HearthError]:
+        """Load all adapters of a folder by their names; those that cannot be served, and why.
+
+        Raises `invalid_value` where the folder cannot be read.
+        """
+        tried = {name: self._try(name, path) for name, path in adapter_folders(folder).items()}
+        return {name: error for name, error in tried.items() if error is not None}
+
     def unload_adapter(self, name: str) -> None:
         """Forget an adapter; raises `adapter_unknown`, and `internal` where rows run with it."""
         if name and name == self.adapter:
             self.switch_adapter("")
         self._runner.unload_lora_weights(name)
+
+    def _try(self, name: str, folder: Path) -> HearthError | None:
+        try:
+            self.load_adapter(name, folder)
+        except HearthError as error:
+            if error.code == "device_lost":
+                raise
+            return error
+        return None
 
     def _check_adapter(self, name: str) -> None:
         """Raise `adapter_unknown`, or `unsupported_option` where the engine takes none."""

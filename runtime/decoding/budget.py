@@ -16,6 +16,7 @@ from runtime.memory.predicted import (
     predict_draft_memory,
     predict_memory,
 )
+from runtime.memory.sizes import adapter_bytes
 from runtime.memory.vision import TOWER_HOST_PARTS, predict_tower_memory
 from runtime.options import RuntimeOptions
 from runtime.prefix.rooms import page_bytes
@@ -69,6 +70,8 @@ def predicted_parts(deployment: DeploymentConfig) -> dict[str, int]:
     pages = page_bytes(config, deployment.draft)
     if deployment.prefix.device:
         parts["prefix_cache"] = deployment.prefix.device * pages
+    if config.max_supported_lora_rank:
+        parts["adapters"] = adapter_bytes(config, deployment.adapters)
     if deployment.tower is not None:
         parts |= predict_tower_memory(deployment.tower, deployment.capacity)
         if config.plan is not None:

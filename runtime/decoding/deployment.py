@@ -4,6 +4,7 @@ from typing import Literal, NamedTuple
 
 from msgspec import structs
 
+from runtime.adapters.stored import adapter_folders, tensor_bytes
 from runtime.config import LLMEngineRunnerConfig, load_config
 from runtime.decoding.effective_config import check_built, effective_config
 from runtime.engine_folder import DRAFT_FOLDER, verify_folder
@@ -38,6 +39,7 @@ class DeploymentConfig(NamedTuple):
     the same process, on the CPU in the encoder's; beside it pictures take `image_memory` bytes.
     `weights` is a file of external weights in place of the folder's own. The prefix cache has
     `prefix` pages in each tier, those on disk in `prefix_folder`.
+    `adapters` are bytes of each adapter that is loaded from the beginning.
     """
 
     base: LLMEngineRunnerConfig
@@ -51,6 +53,7 @@ class DeploymentConfig(NamedTuple):
     weights: str = ""
     prefix: Rooms = Rooms(0)
     prefix_folder: str = ""
+    adapters: tuple[int, ...] = ()
 
     @property
     def capacity(self) -> int:
@@ -71,15 +74,18 @@ class DeploymentConfig(NamedTuple):
 
 
 class StoredEngines(NamedTuple):
-    """The engines of a folder as they were exported."""
+    """The engines of a folder as they were exported, and the bytes of each adapter for them."""
 
     base: LLMEngineRunnerConfig
     draft: LLMEngineRunnerConfig | None = None
     tower: VisionConfig | None = None
+    adapters: tuple[int, ...] = ()
 
     def resolve(self, options: RuntimeOptions) -> "DeploymentConfig":
         """Those that run with these options; raises as `resolve_deployment` does."""
-        found = resolve_deployment(self.base, self.draft, options)._replace(weights=options.weights)
+        found = resolve_deployment(self.base, self.draft, options)._replace(
+            weights=options.weights, adapters=self.adapters
+        )
         if self.tower is None:
             return found
         tower = structs.replace(self.tower, device=found.base.device)
@@ -112,7 +118,9 @@ def load_engines(folder: Path, options: RuntimeOptions, told: Told = nobody) -> 
     for place, config in configs.items():
         skip = stored.external_weight_files if options.weights else ()
         verify_folder(place, config, digests=options.verify, read=read, skip=skip)
-    return StoredEngines(_with_weights(stored, folder, options, read), draft, tower)
+    adapters = adapter_folders(Path(options.adapters)).values() if options.adapters else ()
+    sizes = tuple(tensor_bytes(adapter) for adapter in adapters)
+    return StoredEngines(_with_weights(stored, folder, options, read), draft, tower, sizes)
 
 
 def _with_weights(

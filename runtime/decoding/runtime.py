@@ -65,6 +65,8 @@ class LLMInferenceRuntime(AdapterRows):
         self.config = config = runner.get_engine_config()
         self.max_batch = config.max_supported_batch_size
         self.speculation_metrics = EagleGenerationMetrics()
+        self.refused_adapters: dict[str, HearthError] = {}
+        """Those that could not be loaded with the engine, and why."""
         owners: list[RowOwner] = [*runner.row_owners, sampler]
         room = 1
         if speculation is not None:
@@ -116,7 +118,12 @@ class LLMInferenceRuntime(AdapterRows):
         with undoing() as undo:
             undo.callback(device.close)
             deployment = fit_deployment(engines, options, host, device.free_memory())
-        return cls.create(deployment, folder, engine, device, embeddings)
+        runtime = cls.create(deployment, folder, engine, device, embeddings)
+        if options.adapters:
+            with undoing() as undo:
+                undo.callback(runtime.close)
+                runtime.refused_adapters = runtime.load_adapters(Path(options.adapters))
+        return runtime
 
     @classmethod
     def create(

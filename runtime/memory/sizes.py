@@ -1,8 +1,11 @@
 """Bytes of what every engine holds, from its configuration alone."""
 
+from collections.abc import Sequence
+
 from runtime.config import DType, LLMEngineRunnerConfig
 from runtime.engine_folder import EMBEDDING_FILE
 from runtime.options import EagleDraftingConfig
+from runtime.tensors.lora import lora_inputs
 from runtime.tensors.profiles import captured_prompts
 
 ITEM_BYTES: dict[DType, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -110,6 +113,15 @@ def draft_zero_bytes(
     entries = longest_draft_step(config, drafting) * config.hidden_size
     largest = max(entries, drafting.proposal_size * config.base_hidden_dim)
     return max_batch * largest * ITEM_BYTES[config.dtype]
+
+
+def adapter_bytes(config: LLMEngineRunnerConfig, stored: Sequence[int]) -> int:
+    """Those of adapters with so many bytes each: on a GPU all have the greatest rank, and slots."""
+    if config.device == "cpu":
+        return sum(stored)
+    inputs = lora_inputs(config)
+    slots = sum(one.rank * (one.inputs + sum(one.outputs)) for one in inputs)
+    return (1 + len(stored)) * slots * ITEM_BYTES[config.dtype]
 
 
 def prompt_graph_bytes(config: LLMEngineRunnerConfig) -> int:

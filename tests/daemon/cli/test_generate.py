@@ -8,6 +8,9 @@ from click.testing import CliRunner, Result
 from daemon.cli.generate import generate
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.errors import HearthError
+from runtime.export import ExportOptions, export_model
+from tests.peft_models import change_fields, write_peft
+from tests.references import reference_folder
 
 
 def run(*arguments: str, text: str | None = None) -> Result:
@@ -104,6 +107,18 @@ def test_the_text_is_the_same_with_speculation_and_without(tiny_engine: Path) ->
         assert (found["token_ids"], found["text"]) == (plain["token_ids"], plain["text"])
         # Several tokens a step are summed in another order than one.
         assert found["logprobs"] == pytest.approx(plain["logprobs"], abs=1e-4)
+
+
+def test_an_adapter_answers(tmp_path: Path) -> None:
+    base, engine = reference_folder("qwen3"), tmp_path / "engine"
+    export_model(base, engine, ExportOptions(max_lora_rank=4, capacity=96))
+    adapter = write_peft(base, tmp_path / "adapter", rank=4)
+    asked = (str(engine), "--ids", "1,2,3", "--max-tokens", "6", "--json")
+    (found,) = lines(run(*asked, "--adapter", str(adapter)))
+    assert found["token_ids"] != lines(run(*asked))[0]["token_ids"]
+    change_fields(adapter, use_dora=True)
+    with pytest.raises(HearthError, match="use_dora"):
+        run(*asked, "--adapter", str(adapter))
 
 
 def test_without_json_the_text_is_on_standard_output_and_the_rest_is_not(

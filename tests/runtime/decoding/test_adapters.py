@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from runtime.adapters.stored import store_adapter
+from runtime.config import load_config
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.errors import HearthError
 from runtime.export import ExportOptions, export_model
@@ -145,6 +147,26 @@ def test_rows_that_run_together_share_an_adapter(runtime: LLMInferenceRuntime) -
     runtime.switch_adapter("")
     runtime.unload_adapter("first")
     assert runtime.adapters == []
+
+
+def test_a_folder_of_adapters_is_loaded_with_the_engine(folder: Path, tmp_path: Path) -> None:
+    engine = folder / "engine"
+    for name in ("first", "second"):
+        store_adapter(folder / name, load_config(engine), tmp_path / "kept" / name)
+    (tmp_path / "kept" / ".third.on.its.way").mkdir()
+    (tmp_path / "kept" / "second" / "adapter.json").write_bytes(b"{")
+    options = RuntimeOptions(threads=1, max_batch=1, capacity=64, adapters=str(tmp_path / "kept"))
+    with closing(LLMInferenceRuntime.open(engine, options)) as runtime:
+        assert runtime.adapters == ["first"]
+        (refused,) = runtime.refused_adapters.items()
+        assert (refused[0], refused[1].code) == ("second", "adapter_invalid")
+        first, second = ((tmp_path / "kept" / name) for name in ("first", "second"))
+        stored = [(one / "adapter.safetensors").stat().st_size for one in (first, second)]
+        assert runtime.memory["adapters"] == sum(stored)
+    missing = structs.replace(options, adapters=str(tmp_path / "nowhere"))
+    with pytest.raises(HearthError) as caught:
+        LLMInferenceRuntime.open(engine, missing)
+    assert (caught.value.code, caught.value.field) == ("invalid_value", "adapters")
 
 
 def test_what_is_not_there_or_there_already_is_refused(

@@ -39,7 +39,10 @@ def test_the_same_model_gives_the_same_bytes(tmp_path: Path) -> None:
 
 def test_the_engine_knows_the_name_of_its_model(tmp_path: Path) -> None:
     cached = tmp_path / "models--Qwen--Qwen3-0.6B" / "snapshots" / "c1899de2"
-    assert (export_module.model_name(cached), export_module.model_name(tmp_path / "qwen" / "..")) == ("Qwen3-0.6B", tmp_path.name)
+    assert (
+        export_module.model_name(cached),
+        export_module.model_name(tmp_path / "qwen" / ".."),
+    ) == ("Qwen3-0.6B", tmp_path.name)
     config = export_model(reference_folder("qwen3"), tmp_path / "engine", ExportOptions())
     assert config.model_name == "qwen3"
 

@@ -6,9 +6,10 @@ import pytest
 from msgspec import structs
 
 from runtime.caches.hybrid_cache_manager import HybridCacheManager
-from runtime.config import LLMEngineRunnerConfig
+from runtime.config import LORA_TARGETS, LLMEngineRunnerConfig
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.memory.sizes import (
+    adapter_bytes,
     draft_buffer_bytes,
     draft_zero_bytes,
     kv_cache_bytes,
@@ -86,6 +87,16 @@ def allocated(io: PipelineIO | DraftIO, resources: SharedResources) -> int:
         if id(one) not in others and (zeros is None or one.owner is not zeros)
     }
     return sum(one.array.nbytes for one in found.values())
+
+
+def test_adapters_of_a_gpu_have_the_greatest_rank_and_slots() -> None:
+    config = structs.replace(NATIVE, max_supported_lora_rank=8, lora_targets=LORA_TARGETS)
+    assert adapter_bytes(config, [100, 20]) == 120
+    fixed = structs.replace(config, device="cuda", operators="contrib", dtype="float16")
+    # In two layers: q, k, v, o, gate, up and down of 16, 8 and 32 elements.
+    ends = 32 + 24 + 24 + 32 + 48 + 48 + 48
+    assert adapter_bytes(fixed, []) == 2 * ends * 8 * 2
+    assert adapter_bytes(fixed, [100, 20]) == 3 * adapter_bytes(fixed, [])
 
 
 @pytest.mark.parametrize("config", CONFIGS)
