@@ -53,7 +53,8 @@ class Tower(msgspec.Struct, frozen=True, kw_only=True):
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What would be used; memory in bytes, lengths in tokens.
 
-    `weights` is the model whose external weights would be served, "" where the engine has its own.
+    `weights` is the model whose external weights would be served, "" where the engine has its own;
+    `max_lora_rank` the greatest rank of its adapters, 0 where it takes none.
     `reason` says why it cannot be, `code` and `field` name that for programs. `memory` is that of
     the engine's device; an engine of a GPU with memory of its own needs `host_memory` beside it.
     `library` is empty where none serves the engine. `speculation` tells how several tokens a step
@@ -77,6 +78,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_dtype: str
     quantization: str
     weights: str
+    max_lora_rank: int
     max_batch: int
     capacity: int
     chosen: str
@@ -131,6 +133,7 @@ def inspect_engine(settings: Settings, folder: Path) -> Report:
         kv_cache_dtype=config.kv_cache_dtype,
         quantization=config.weight_quantization,
         weights=weights.source if weights else "",
+        max_lora_rank=config.max_supported_lora_rank,
         max_batch=config.max_supported_batch_size,
         capacity=deployment.capacity,
         chosen=deployment.chosen,

@@ -77,6 +77,7 @@ def _rows(report: Report) -> list[tuple[str, str]]:
         *_plan_rows(report),
         ("weights", f"{report.dtype}, quantization {report.quantization}{_whose(report)}"),
         ("cache", report.kv_cache_dtype),
+        ("adapters", f"up to rank {rank}" if (rank := report.max_lora_rank) else "takes none"),
         ("speculation", report.speculation),
         ("batch", f"{report.max_batch} rows"),
         *([("chosen", report.chosen)] if report.chosen else []),

@@ -12,7 +12,9 @@ from daemon.cli.errors import Failure
 from daemon.configuration.settings import Settings
 from runtime.config import load_config
 from runtime.engine_folder import ANSWER_FILE, record_files, write_config
+from runtime.export import ExportOptions, export_model
 from tests.daemon.test_gpu_facts import GPU, GPU_PLAN
+from tests.references import reference_folder
 
 
 def test_people_get_a_table_and_what_to_do_next(tiny_engine: Path) -> None:
@@ -27,6 +29,15 @@ def test_programs_get_one_object(tiny_engine: Path) -> None:
     report = json.loads(result.output)
     assert report["ok"] is True
     assert report["max_batch"] == 4
+
+
+def test_the_rank_of_adapters_is_told(tmp_path: Path, tiny_engine: Path) -> None:
+    assert "takes none" in CliRunner().invoke(check, ["--engine", str(tiny_engine)]).output
+    export_model(reference_folder("qwen3"), tmp_path / "engine", ExportOptions(max_lora_rank=8))
+    asked = ["--engine", str(tmp_path / "engine")]
+    assert "up to rank 8" in CliRunner().invoke(check, asked).output
+    report = json.loads(CliRunner().invoke(check, [*asked, "--json"]).output)
+    assert report["max_lora_rank"] == 8
 
 
 def test_a_refusal_is_a_failure_with_the_reason(

@@ -50,7 +50,9 @@ def runtime(
     elif dialect != "native":
         pytest.skip("the classic dialect has standard operators only")
     options = RuntimeOptions(
-        max_batch=3, speculation=SpeculationOptions(method="eagle", adaptive=False)
+        max_batch=3,
+        speculation=SpeculationOptions(method="eagle", adaptive=False),
+        prefix_cache_bytes=1 << 20,
     )
     folder = folders(dialect=dialect, **operators)
     with closing(LLMInferenceRuntime.open(folder, options)) as opened:
@@ -111,3 +113,13 @@ def test_addresses_outlast_a_switch(runtime: LLMInferenceRuntime, tmp_path: Path
         run_out(runtime, before)
     runtime.unload_adapter("first")
     assert addresses(runtime) == before
+
+
+def test_addresses_outlast_a_restore(runtime: LLMInferenceRuntime) -> None:
+    before = addresses(runtime)
+    prompt = [7 * n % 280 + 3 for n in range(100)]
+    for tail in ([5, 6], [8, 9], [5, 6]):
+        runtime.admit([row(prompt + tail, 5), row([8, 9], 5)])
+        run_out(runtime, before)
+    # The first is always tried, as nobody knows yet what loading takes.
+    assert runtime.prefill_metrics.reused >= 96
