@@ -248,13 +248,21 @@ class ExecutorActor:
                 shared = adapter
                 chosen.append(one)
         self._offered = behind
-        if not chosen:
-            return
+        # What one may pin depends on what others have pinned: it is refused by itself.
+        groups = [[one] for one in chosen if one.row.options.cache == "pin"]
+        for group in [*groups, [one for one in chosen if one.row.options.cache != "pin"]]:
+            if group:
+                self._admit(group)
+
+    def _admit(self, chosen: list[Offered]) -> None:
         rids = [one.rid for one in chosen]
         try:
             numbers = self._runtime.admit([one.row for one in chosen])
         except Exception as error:  # noqa: BLE001 - their requests are answered
-            self._fail(rids, error)
+            if isinstance(error, HearthError) and error.code == "cache_full":
+                self._tell_failed(rids, error)
+            else:
+                self._fail(rids, error)
         else:
             self._rows.place(rids, numbers, time.monotonic())
             self._tell(RowsPlaced(self._incarnation, rids))

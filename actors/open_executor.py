@@ -113,7 +113,7 @@ def _tower(
 
 def _warm_up(runtime: LLMInferenceRuntime) -> None:
     """Ready means that a prefill and a decode step have worked."""
-    options = RequestOptions(max_tokens=2, ignore_eos=True)
+    options = RequestOptions(max_tokens=2, ignore_eos=True, cache="bypass")
     runtime.admit([RowRequest(token_ids=[0], prompt_length=1, options=options)])
     while runtime.active:
         result = runtime.step()

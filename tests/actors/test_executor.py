@@ -8,7 +8,7 @@ import pytest
 import structlog
 
 from actors import executor as executor_module
-from actors.executor_messages import Release, Revoke, Unpin
+from actors.executor_messages import Release, Revoke
 from actors.messages import (
     Cancel,
     Continuation,
@@ -24,7 +24,6 @@ from actors.supervisor_messages import ActorProgress, ExecutorMetrics
 from runtime.decoding.metrics import StageMetrics
 from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.executor.graph_cache import GraphCounters
-from runtime.prefix.metrics import PrefixMetrics
 from runtime.request import RequestOptions, RowRequest
 from tests.actors.executor_house import INCARNATION, House, open_house
 from tests.actors.fake_runtime import FakeRuntime
@@ -297,31 +296,6 @@ def test_progress_is_told_while_idle_and_busy(
     assert metrics[-1].speculation.rounds == 4
     assert metrics[-1].graphs == {"base": GraphCounters(captures=3, hits=2)}
     assert (metrics[-1].memory, metrics[-1].device_free) == ({"weights": 5}, 6)
-
-
-def test_what_came_from_the_prefix_cache_is_told_with_the_first_token(
-    house: House, runtime: FakeRuntime
-) -> None:
-    runtime.cached[5] = 64
-    runtime.prefix_metrics = PrefixMetrics(queried=100, reused=64)
-    house.offer(row(7, 3), row(8, 3, first=5))
-    house.start()
-    house.finish(7, 8)
-    assert [step.cached for step in house.of(Step)] == [{8: 64}, {}, {}]
-    told = next_mail(house.supervisor, 2)
-    assert isinstance(told, ActorProgress)
-    assert told.metrics
-    assert told.metrics.prefix == PrefixMetrics(queried=100, reused=64)
-
-
-def test_a_client_that_has_gone_keeps_nothing_in_the_prefix_cache(
-    house: House, runtime: FakeRuntime
-) -> None:
-    house.control.post(Unpin(5))
-    house.offer(row(7, 1))
-    house.start()
-    house.finish(7)
-    assert runtime.unpinned == [5]
 
 
 def test_the_log_level_is_taken_over(house: House) -> None:
