@@ -48,4 +48,5 @@ def test_each_row_of_random_schedules_is_as_if_alone(campaign: Campaign, dialect
     assert {"stop", "length", "cancelled", "non_finite", "executor_failed"} == set(figures.ends)
     assert figures.placings > 1.1 * figures.rows
     assert figures.tokens > 10 * figures.schedules
+    assert figures.reused > 10 * figures.rows
     assert (figures.exact > 0.7 * figures.rows) == (dialect == "native")

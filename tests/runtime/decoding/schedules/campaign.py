@@ -23,7 +23,7 @@ from tests.runtime.decoding.schedules.trial import Reply, Trial, ViolationError
 
 A_GROUP = 50
 """Schedules that share their prompts."""
-ALONE = Setting(chunk=256)
+ALONE = Setting(chunk=256, pages=0)
 _BYTES = 400
 _TOKENS = 20
 Folders = Callable[[int], Path]
@@ -42,14 +42,16 @@ class Figures(msgspec.Struct, kw_only=True):
     """What a campaign showed.
 
     `exact` counts the rows whose log probabilities had to be equal to the last bit, `placings` how
-    often rows took places. `parted` counts the rows whose text parted at a near-tie, `largest_gap`
-    is the lead that was lost there, `largest_deviation` that of a log probability before.
+    often rows took places, `reused` the tokens that came from the prefix cache. `parted` counts the
+    rows whose text parted at a near-tie, `largest_gap` is the lead that was lost there,
+    `largest_deviation` that of a log probability before.
     """
 
     schedules: int = 0
     rows: int = 0
     exact: int = 0
     placings: int = 0
+    reused: int = 0
     steps: int = 0
     tokens: int = 0
     near_tie: float = 0.0
@@ -109,8 +111,10 @@ class Campaign:
         # The nodes of a tree lie in other slots than the text would, and sums round differently.
         near_tie = self._near_tie or (1e-4 if setting.tree else 0.0)
         trial = Trial(runtime, schedule, requests, ahead)
+        before = runtime.prefill_metrics.reused
         with failing_steps(runtime, schedule):
             replies = trial.run()
+        self.figures.reused += runtime.prefill_metrics.reused - before
         for plan, request, reply in zip(plans, requests, replies, strict=True):
             longest = plan.tokens or runtime.capacity - request.prompt_length
             alone = self._row_alone(group, plan.voice, longest)

@@ -16,8 +16,10 @@ from daemon.shipped import DRAFT, SOURCE
 from runtime.config import LLMEngineRunnerConfig, load_config
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.device.mapped_tensors import map_tensor
+from runtime.engine_folder import DRAFT_FOLDER
 from runtime.export import DraftOptions, ExportOptions, export_model
 from runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
+from runtime.prefix.rooms import page_bytes
 from runtime.request import RequestOptions
 from runtime.text import Tokenizer
 from tests.runtime.decoding.schedules.alone import Logits, Voice
@@ -45,7 +47,7 @@ class Setting(NamedTuple):
     """How a runtime runs; `budget` is `prefill_budget`.
 
     `gpu` lets a CPU run as a GPU does: in steps of 1, 2, 4 or 8 rows, queued before the tokens of
-    the step before are read, and with one bucket.
+    the step before are read, and with one bucket. The prefix cache has room for so many `pages`.
     """
 
     method: Method = "off"
@@ -54,6 +56,7 @@ class Setting(NamedTuple):
     gpu: bool = False
     adaptive: bool = False
     tree: tuple[int, int, int] | None = None
+    pages: int = 20
 
     @property
     def name(self) -> str:
@@ -61,6 +64,7 @@ class Setting(NamedTuple):
         words = [self.method, f"chunk {self.chunk}", f"budget {self.budget:g}"]
         words += [f"tree {self.tree}"] if self.tree else []
         words += ["adaptive"] if self.adaptive else []
+        words += [f"{self.pages} pages"] if self.pages else []
         return ", ".join([*words, "as a GPU"] if self.gpu else words)
 
 
@@ -69,9 +73,9 @@ SETTINGS = (
     Setting("off", chunk=16, gpu=True),
     Setting("lookup", chunk=32, gpu=True),
     Setting("eagle", chunk=64, gpu=True, tree=(3, 2, 8), budget=0.2),
-    Setting("off", chunk=256, budget=4.0),
+    Setting("off", chunk=256, budget=4.0, pages=300),
     Setting("lookup", chunk=64, budget=0.2, adaptive=True),
-    Setting("eagle", chunk=16, gpu=True, adaptive=True),
+    Setting("eagle", chunk=16, gpu=True, adaptive=True, pages=0),
 )
 """Each has its turn."""
 
@@ -121,6 +125,7 @@ def open_runtime(folder: Path, setting: Setting) -> LLMInferenceRuntime:
         threads=1 if load_config(folder).device == "cpu" else 0,
         verify=False,
         prefill_budget=setting.budget,
+        prefix_cache_bytes=setting.pages * _page_bytes(folder),
         speculation=speculation,
     )
 
@@ -142,6 +147,12 @@ def open_runtime(folder: Path, setting: Setting) -> LLMInferenceRuntime:
     if setting.gpu or runtime.config.device == "cuda":
         runtime.capture(range(1, runtime.max_batch + 1))
     return runtime
+
+
+def _page_bytes(folder: Path) -> int:
+    base = load_config(folder)
+    draft = load_config(folder / DRAFT_FOLDER) if base.enable_eagle_spec_decode else None
+    return page_bytes(base, draft)
 
 
 def newest_logits(runtime: LLMInferenceRuntime) -> Logits:
