@@ -34,9 +34,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     @cache
     def made(name: str) -> Path:
         target = tmp_path_factory.mktemp("prefix") / name
-        dialect = "classic" if name == "classic" else "native"
-        quantization = "int4" if name == "int4" else "none"
-        options = ExportOptions(dialect=dialect, quantization=quantization, prefill_chunk=32)
+        options = ExportOptions(
+            dialect="classic" if name == "classic" else "native",
+            quantization="int4" if name == "int4" else "none",
+            prefill_chunk=32,
+        )
         export_model(reference_folder("qwen3"), target, options)
         return target
 
