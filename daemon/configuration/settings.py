@@ -258,16 +258,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         int,
         Meta(ge=0, le=1 << 40),
         Meta(
-            description="Bytes of the memory in which the engine works that keep the beginnings of "
-            "prompts, so that what begins alike is computed once; 0 for none."
+            description="Bytes at most of the memory in which the engine works that keep the "
+            "beginnings of prompts, so that what begins alike is computed once; 0 for none."
         ),
     ] = 256 << 20
     prefix_host_bytes: Annotated[
         int,
         Meta(ge=0, le=1 << 40),
         Meta(
-            description="Bytes of the host's memory, pinned, for what finds no room there; on a "
-            "GPU alone."
+            description="Bytes at most of the host's memory, pinned, for what finds no room there; "
+            "on a GPU alone."
         ),
     ] = 0
     prefix_disk_bytes: Annotated[

@@ -26,7 +26,8 @@ LEAST_CAPACITY = 1024
 _LOADING = "weights_while_loading"
 _MARGIN = 8
 """One part of so many of the free memory is left to others by what nobody asked for."""
-_OTHERS = ", an eighth of it for others"
+_HALVED = 5
+"""How often what the prefix cache may take is halved before there is none."""
 
 
 class Budget(msgspec.Struct, frozen=True):
@@ -110,23 +111,31 @@ def fit_deployment(
 ) -> DeploymentConfig:
     """The engines within the limits asked for; those that are not are as large as memory allows.
 
-    What is chosen leaves an eighth of the free memory to others. First there are fewer rows, as a
-    request can wait for a row, and then less capacity, without which it is refused. Raises
-    `out_of_memory`, and what `resolve_deployment` does.
+    What is chosen leaves an eighth of the free memory to others. First the prefix cache is smaller,
+    down to none, as what it has not is computed. Then there are fewer rows, as a request can wait
+    for a row, and then less capacity, without which it is refused. Raises `out_of_memory`, and what
+    `resolve_deployment` does.
     """
-    choices = _choices(engines.resolve(options).base, options)
+    largest = engines.resolve(options)
+    choices = _choices(largest.base, options)
     margin = len(choices) > 1
+    others = ", an eighth of it for others" if margin else ""
+    caches = _caches(largest, options)
+    tried = [
+        *((*choices[0], cache) for cache in caches),
+        *((*choice, caches[-1]) for choice in choices[1:]),
+    ]
     first = ""
     lacking: list[Budget] = []
-    for rows, capacity in choices:
-        asked = structs.replace(options, max_batch=rows, capacity=capacity)
+    for rows, capacity, cache in tried:
+        asked = structs.replace(options, max_batch=rows, capacity=capacity, **cache)
         deployment = engines.resolve(asked)
         lacking = [one for one in budgets_of(deployment, host, gpu) if not one.fits(margin=margin)]
         if not lacking:
-            return deployment._replace(chosen=first and f"{_named(rows, capacity)}: {first}")
-        first = first or f"{_named(rows, capacity)} would take {lacking[0]}{_OTHERS}"
+            return deployment._replace(chosen=first and f"{_named(asked, options)}: {first}")
+        first = first or f"{_named(asked, options)} would take {lacking[0]}{others}"
     if margin:
-        what = f"{_named(*choices[-1])} would take {lacking[0]}{_OTHERS}: free some, or"
+        what = f"{_rows(asked)} would take {lacking[0]}{others}: free some, or"
     else:
         what = f"the engine needs {lacking[0]}: lower max_batch or capacity, or"
     raise HearthError("out_of_memory", f"{what} export with int8 or int4", "capacity")
@@ -148,10 +157,37 @@ def _choices(config: LLMEngineRunnerConfig, options: RuntimeOptions) -> list[tup
     ]
 
 
+def _caches(largest: DeploymentConfig, options: RuntimeOptions) -> list[dict[str, int]]:
+    """What the prefix cache may take, all that is asked for first, then less and at last nothing.
+
+    Pages on disk come from memory: where that has none they are left.
+    """
+    nothing = dict.fromkeys(("prefix_cache_bytes", "prefix_host_bytes", "prefix_disk_bytes"), 0)
+    if not largest.prefix.device:
+        return [nothing]
+    page = page_bytes(largest.base, largest.draft)
+    asked = {name: getattr(options, name) for name in nothing}
+    smaller = [
+        {
+            "prefix_cache_bytes": asked["prefix_cache_bytes"] >> halved,
+            "prefix_host_bytes": asked["prefix_host_bytes"] >> halved,
+        }
+        for halved in range(1, _HALVED)
+    ]
+    return [asked, *(one for one in smaller if page <= min(filter(None, one.values()))), nothing]
+
+
 def _powers(least: int, limit: int) -> list[int]:
     """The powers of two from `least`, which is one, to below `limit`."""
     return [1 << n for n in range(least.bit_length() - 1, (limit - 1).bit_length())]
 
 
-def _named(rows: int, capacity: int) -> str:
-    return f"{rows} row{'s' * (rows > 1)} of {capacity} tokens"
+def _named(asked: RuntimeOptions, options: RuntimeOptions) -> str:
+    if not options.prefix_cache_bytes:
+        return _rows(asked)
+    cache = asked.prefix_cache_bytes >> 20
+    return f"{_rows(asked)} and {f'a prefix cache of {cache} MiB' if cache else 'no prefix cache'}"
+
+
+def _rows(asked: RuntimeOptions) -> str:
+    return f"{asked.max_batch} row{'s' * (asked.max_batch > 1)} of {asked.capacity} tokens"

@@ -173,12 +173,15 @@ def test_what_was_chosen_is_told_with_the_reason(
     whole = inspect_engine(Settings(), tiny_engine)
     free = whole.memory_needed
     monkeypatch.setattr(check, "available_memory", lambda: free)
-    few = inspect_engine(Settings(max_batch=1, capacity=96), tiny_engine).memory_needed
+    asked = Settings(max_batch=1, capacity=96, prefix_cache_bytes=0)
+    few = inspect_engine(asked, tiny_engine).memory_needed
     monkeypatch.setattr(check, "available_memory", lambda: few * 8 // 7 + 8)
     report = inspect_engine(Settings(), tiny_engine)
     assert (whole.chosen, report.ok, report.max_batch, report.capacity) == ("", True, 1, 92)
     assert report.memory_needed == few
-    assert report.chosen.startswith("1 row of 96 tokens: 4 rows of 96 tokens would take ")
+    given, first = "no prefix cache", "a prefix cache of 256 MiB"
+    why = f"1 row of 96 tokens and {given}: 4 rows of 96 tokens and {first} would take "
+    assert report.chosen.startswith(why)
 
 
 @pytest.mark.usefixtures("_provider")

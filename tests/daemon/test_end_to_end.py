@@ -376,7 +376,8 @@ def test_many_requests_of_several_threads_end_exactly_once(tiny_engine: Path) ->
 def test_a_machine_with_little_memory_gets_fewer_rows_and_is_told_why(
     tiny_engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    needed = inspect_engine(Settings(max_batch=1, capacity=CAPACITY), tiny_engine).memory_needed
+    asked = Settings(max_batch=1, capacity=CAPACITY, prefix_cache_bytes=0)
+    needed = inspect_engine(asked, tiny_engine).memory_needed
     (tmp_path / "sitecustomize.py").write_text(LITTLE_MEMORY.format(free=needed * 8 // 7 + 8))
     path = [str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
@@ -385,6 +386,7 @@ def test_a_machine_with_little_memory_gets_fewer_rows_and_is_told_why(
         text = client.generate(prompt="hello", max_tokens=4).text()
         log = daemon.log()
     assert (engine["max_batch"], engine["capacity"], bool(text)) == (1, CAPACITY - ROOM, True)
-    why = f"1 row of {CAPACITY} tokens: 4 rows of {CAPACITY} tokens would take "
+    given, first = "no prefix cache", "a prefix cache of 256 MiB"
+    why = f"1 row of {CAPACITY} tokens and {given}: 4 rows of {CAPACITY} tokens and {first} would "
     assert str(engine["chosen"]).startswith(why)
     assert why in log

@@ -7,6 +7,8 @@ from runtime.decoding.deployment import DeploymentConfig, StoredEngines
 from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
 from runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
+from runtime.prefix.page_index import Rooms
+from runtime.prefix.rooms import page_bytes
 from tests.runtime.engine_configs import PLAN, draft_config, small_config
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -234,6 +236,54 @@ def test_an_engine_that_leaves_no_choice_needs_no_margin() -> None:
     assert limits(fit(alone, free)) == (1, 1024)
     with pytest.raises(HearthError, match="the engine needs"):
         fit(alone, free - 1)
+
+
+def with_cache(free: int, most: int, *, rows: int = 0, capacity: int = 0) -> DeploymentConfig:
+    options = RuntimeOptions(max_batch=rows, capacity=capacity, prefix_cache_bytes=most)
+    return fit_deployment(StoredEngines(ON_CPU), options, free, None)
+
+
+def test_the_prefix_cache_gives_way_before_rows_do() -> None:
+    page, largest = page_bytes(ON_CPU, None), needed(ON_CPU, 8, 4096)
+    most = 64 * page
+    found = with_cache(with_margin(largest + most), most)
+    assert (limits(found), found.prefix.device, found.chosen) == ((8, 4096), 64, "")
+    found = with_cache(with_margin(largest + most // 4), most)
+    assert (limits(found), found.prefix.device) == ((8, 4096), 16)
+    cache = f"a prefix cache of {most // 4 >> 20} MiB"
+    assert found.chosen.startswith(f"8 rows of 4096 tokens and {cache}: 8 rows of 4096 tokens and ")
+    found = with_cache(with_margin(largest), most)
+    assert (limits(found), found.prefix.device) == ((8, 4096), 0)
+    assert found.chosen.startswith("8 rows of 4096 tokens and no prefix cache: ")
+    found = with_cache(with_margin(largest) - 1, most)
+    assert (limits(found), found.prefix.device) == ((4, 4096), 0)
+
+
+def test_rows_and_capacity_that_are_asked_for_leave_the_cache_what_is_free() -> None:
+    page, asked = page_bytes(ON_CPU, None), needed(ON_CPU, 2, 2048)
+    found = with_cache(asked + 9 * page, 64 * page, rows=2, capacity=2048)
+    assert (limits(found), found.prefix.device) == ((2, 2048), 8)
+    assert "an eighth" not in found.chosen
+    with pytest.raises(HearthError, match="the engine needs"):
+        with_cache(asked - 1, 64 * page, rows=2, capacity=2048)
+
+
+def test_pages_in_host_memory_and_on_disk_go_with_those_of_the_device() -> None:
+    page = page_bytes(WHOLE, None)
+    options = RuntimeOptions(
+        prefix_cache_bytes=64 * page,
+        prefix_host_bytes=64 * page,
+        prefix_disk_bytes=99 * page,
+        prefix_folder="/x",
+    )
+    gpu = budgets_of(fit(WHOLE, PLENTY, PLENTY), PLENTY, PLENTY)[0]
+
+    def rooms(more: int) -> Rooms:
+        free = with_margin(gpu.needed + more) - gpu.parts["context"]
+        return fit_deployment(StoredEngines(WHOLE), options, PLENTY, free).prefix
+
+    assert rooms(33 * page) == Rooms(32, 32, 99)
+    assert rooms(page) == Rooms(0)
 
 
 def test_a_draft_counts_when_limits_are_chosen() -> None:
