@@ -24,11 +24,13 @@ class LowRank(NamedTuple):
 class Adapter(NamedTuple):
     """An adapter that fits an engine; `base` is the name of its model, "" if unknown.
 
-    Projections that it leaves alone are not among its parts.
+    `digest` tells its numbers from those of all others. Projections that it leaves alone are not
+    among its parts.
     """
 
     rank: int
     base: str
+    digest: str
     parts: dict[Projection, LowRank]
 
 

@@ -1,9 +1,6 @@
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
-
-import numpy as np
 
 from runtime.adapters.adapter import Adapter
 from runtime.adapters.block import BlockLayout, no_inputs
@@ -88,13 +85,13 @@ class LoRAManager:
         if self._slots is not None:
             block = self._free.pop() if self._free else self._new_block(f"adapter {name}")
             self._device.put(block, self._layout.filled(adapter))
-            self._loaded[name] = _Loaded(_digest(adapter), block, self._none)
+            self._loaded[name] = _Loaded(adapter.digest, block, self._none)
             return
         dtype = numpy_dtype(self._config.dtype)
         layout = BlockLayout(self._inputs, adapter.rank, dtype, adapter.parts)
         block = Tensor(f"adapter {name}", layout.filled(adapter))
         bindings = {**self._none, **layout.tensors(block)}
-        self._loaded[name] = _Loaded(_digest(adapter), block, bindings)
+        self._loaded[name] = _Loaded(adapter.digest, block, bindings)
 
     def unload(self, name: str) -> None:
         """Forget an adapter, which is not active; raises `adapter_unknown` and `internal`."""
@@ -122,12 +119,3 @@ class LoRAManager:
 
     def _new_block(self, name: str) -> Tensor:
         return self._device.zeros(name, (self._layout.size,), numpy_dtype(self._config.dtype))
-
-
-def _digest(adapter: Adapter) -> str:
-    digest = hashlib.sha256()
-    for place, part in sorted(adapter.parts.items()):
-        digest.update(repr((place, adapter.rank)).encode())
-        for matrix in part:
-            digest.update(np.ascontiguousarray(matrix).view(np.uint8).data)
-    return digest.hexdigest()

@@ -3,6 +3,7 @@
 Format: https://huggingface.co/docs/peft/developer_guides/checkpoint.
 """
 
+import hashlib
 import re
 from collections.abc import Collection, Iterable
 from math import isfinite
@@ -100,7 +101,16 @@ def read_peft(folder: Path, config: LLMEngineRunnerConfig) -> Adapter:
         for place, names in _places(tensors, shapes).items()
     }
     _check_targets(fields, shapes, parts)
-    return Adapter(rank, base, parts)
+    return Adapter(rank, base, _digest(parts), parts)
+
+
+def _digest(parts: dict[Projection, LowRank]) -> str:
+    digest = hashlib.sha256()
+    for place, part in sorted(parts.items()):
+        digest.update(repr((place, part.a.shape)).encode())
+        for matrix in part:
+            digest.update(matrix.view(np.uint8).data)
+    return digest.hexdigest()
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -112,7 +112,7 @@ def read_adapter(folder: Path, config: LLMEngineRunnerConfig) -> Adapter:
             parts[place] = LowRank(*found)
     if not parts or len(tensors) > 2 * len(parts):
         raise _damaged(folder / TENSORS_FILE)
-    return Adapter(record.rank, record.base, parts)
+    return Adapter(record.rank, record.base, record.sha256, parts)
 
 
 def adapter_folders(folder: Path) -> dict[str, Path]:

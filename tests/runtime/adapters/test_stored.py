@@ -28,6 +28,7 @@ def test_what_is_stored_comes_back(tmp_path: Path, dtype: str) -> None:
     assert (record.rank, record.base, record.source) == (4, "qwen3", str(folder))
     found, wanted = read_adapter(tmp_path / "stored", config), read_peft(folder, config)
     assert found[:2] == wanted[:2]
+    assert found.digest == record.sha256
     assert set(found.parts) == set(wanted.parts)
     own = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
     for place, part in wanted.parts.items():
