@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from runtime.config import load_config
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.errors import HearthError
 from runtime.export import ExportOptions, export_model
+from runtime.known_answer import load_answer
 from runtime.options import RuntimeOptions, SpeculationOptions
 from runtime.request import GenerationRequest, RequestOptions, RowRequest
 from tests.low_rank_models import merge, random_adapter
@@ -221,20 +223,37 @@ def test_text_behind_images_is_that_of_merged_weights(tmp_path: Path) -> None:
     prefix = "base_model.model.model.language_model"
     adapter = write_peft(source, tmp_path / "adapter", targets="q o down", prefix=prefix)
     merge(source, tmp_path / "merged", random_adapter(source, 8, targets="q o down"))
-    options = ExportOptions(prefill_chunk=7, max_batch=3, capacity=256)
-    export_model(source, tmp_path / "engine", structs.replace(options, max_lora_rank=8))
-    export_model(tmp_path / "merged", tmp_path / "merged_engine", options)
+    options: dict[str, Any] = {"prefill_chunk": 7, "max_batch": 3, "capacity": 256}
+    engine = export_with_draft(source, tmp_path / "drafted", max_lora_rank=8, **options)
+    export_model(tmp_path / "merged", tmp_path / "engine", ExportOptions(**options))
     rows = image_rows("qwen3_vl")[:2]
     adapted = [
         structs.replace(one, options=structs.replace(one.options, adapter="one")) for one in rows
     ]
-    with closing(opened(tmp_path / "merged_engine")) as merged:
+    with closing(opened(tmp_path / "engine")) as merged:
         wanted = merged.handle_request(GenerationRequest(rows=rows)).rows
-    with closing(opened(tmp_path / "engine")) as runtime:
+    drafting = SpeculationOptions(method="eagle", adaptive=False)
+    with closing(opened(engine, drafting)) as runtime:
         runtime.load_adapter("one", adapter)
         got = runtime.handle_request(GenerationRequest(rows=adapted)).rows
         other = runtime.handle_request(GenerationRequest(rows=rows)).rows
+        assert runtime.speculation_metrics.rounds > 0
+        zeros = runtime._runner._resources.zero_buffer
+        # Engines could write what NumPy may not.
+        assert zeros is not None
+        assert not zeros.array.any()
     for one, same, base in zip(got, wanted, other, strict=True):
         assert one.token_ids == same.token_ids
         assert np.allclose(one.logprobs, same.logprobs, atol=1e-4)
         assert not np.allclose(one.logprobs, base.logprobs, atol=1e-2)
+
+
+def test_the_known_answer_is_that_of_no_adapter(folder: Path, runtime: LLMInferenceRuntime) -> None:
+    known = load_answer(folder / "engine", runtime.config)
+    assert known is not None
+    answer(runtime, "first")
+    runtime.check_answer(known)
+    assert runtime.adapter == ""
+    with closing(opened(folder / "first_engine")) as merged, pytest.raises(HearthError) as caught:
+        merged.check_answer(known)
+    assert caught.value.code == "wrong_answer"

@@ -32,6 +32,22 @@ def test_the_snapshot_of_the_capture_itself_is_not_compared(
     assert cache.find(snapshot) is graph
 
 
+def test_graphs_of_addresses_are_dropped_and_more_may_be_expected() -> None:
+    cache, graphs = GraphCache(1), [_Graph() for _ in range(4)]
+    cache.expect(1)
+    for graph, address, size in zip(graphs, (1, 1, 2, 3), (2, 3, 2, 2), strict=True):
+        cache.store(BindingSnapshot(((address, (size,)),)), graph)
+        if address == 2:
+            cache.drop((1,))
+    # Addresses that were dropped make room for others.
+    assert [graph.closed for graph in graphs] == [True, True, False, False]
+    cache.expect(-1)
+    cache.store(BindingSnapshot(((3, (5,)),)), _Graph())
+    assert [graph.closed for graph in graphs] == [True, True, True, False]
+    cache.drop((9,))
+    assert len(cache) == 2
+
+
 def test_a_graph_of_the_same_hash_but_another_snapshot_is_not_used() -> None:
     cache = GraphCache()
     cache.store(BindingSnapshot(((1, (2,)),), key=7), _Graph())

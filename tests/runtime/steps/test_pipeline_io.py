@@ -7,10 +7,12 @@ from msgspec import structs
 from runtime.caches.hybrid_cache_manager import HybridCacheManager
 from runtime.config import LLMEngineRunnerConfig
 from runtime.device.cpu.cpu_device import CpuDevice
+from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
+from runtime.memory.sizes import draft_zero_bytes
 from runtime.options import EagleDraftingConfig
 from runtime.steps.pipeline_io import DraftIO, PipelineIO, StepIO, build_tensor_map
-from runtime.steps.shared_resources import SharedResources
+from runtime.steps.shared_resources import SharedResources, allocate_zero_buffer
 from runtime.tensors.registry import (
     TensorRegistry,
     build_registry_for_llm,
@@ -130,6 +132,34 @@ def test_a_draft_engine_has_buffers_for_its_proposal() -> None:
     assert io.growing.hidden[0] is io.entries.hidden[0] is proposal.hidden_states
     assert io.growing.hidden[2] is proposal.hidden_states_from_draft
     assert io.entries.inputs.lengths is resources.cache_managers[1].lengths
+
+
+def test_whoever_binds_nothing_binds_one_buffer_that_nobody_can_write() -> None:
+    drafting = EagleDraftingConfig(drafting_top_k=2, drafting_step=3, verify_tree_size=8)
+    base = structs.replace(BASE, image_token_id=5, num_deepstack_features=2)
+    resources = SharedResources.create_for_llm(
+        base, Path(), DEVICE, zeros=draft_zero_bytes(DRAFT, drafting, 3)
+    )
+    resources.cache_managers.append(HybridCacheManager(DRAFT, DEVICE))
+    resources.rope_tables.append(())
+    buffer = resources.zero_buffer
+    assert buffer is not None
+    assert buffer.nbytes == max(3 * 40 * 4, 3 * 16 * 4, 3 * 6 * 3 * 4)
+    step, prompt, _ = PipelineIO.create_for_llm(base, resources, DEVICE)
+    draft = DraftIO.create_for_spec_decode_draft(DRAFT, drafting, resources, DEVICE)
+    assert resources.zero_buffer is buffer
+    nothing = [*step.deepstack, draft.entries.hidden[2], draft.growing.hidden[1]]
+    assert [one.shape for one in nothing] == [(3, 40, 1), (3, 40, 1), (3, 16, 1), (3, 6, 3)]
+    assert {one.address for one in nothing} == {buffer.address}
+    others = [*prompt.deepstack, draft.entries.hidden[1], draft.growing.hidden[2]]
+    assert buffer.address not in {one.address for one in others}
+    for one in nothing:
+        with pytest.raises(ValueError, match="read-only"):
+            one.view((1, 1, 1))[...] = np.nan
+    allocate_zero_buffer(resources, buffer.nbytes, DEVICE)
+    assert resources.zero_buffer is buffer
+    with pytest.raises(HearthError, match="zeros has no"):
+        resources.zeros("more", (buffer.nbytes + 1,), np.dtype(np.uint8))
 
 
 @pytest.mark.parametrize("chains", [False, True])

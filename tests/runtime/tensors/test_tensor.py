@@ -33,6 +33,19 @@ def test_a_view_beyond_the_buffer_is_refused() -> None:
         Tensor.zeros("x", (4, 4), np.dtype(np.float32)).view((5, 4))
 
 
+def test_the_beginning_of_a_buffer_may_be_of_another_type() -> None:
+    tensor = Tensor("bytes", np.arange(8, dtype=np.uint8))
+    whole = tensor.beginning("x", (2, 1), np.dtype(np.uint32))
+    assert (whole.address, whole.shape, whole.owner) == (tensor.address, (2, 1), tensor)
+    assert whole.array.tolist() == [[0x03020100], [0x07060504]]
+    assert tensor.beginning("none", (5, 0), np.dtype(np.float32)).address == tensor.address
+    with pytest.raises(HearthError, match="bytes has no 12 bytes"):
+        tensor.beginning("more", (3,), np.dtype(np.float32))
+    elsewhere = Tensor.on_device("far", 4096, (8,), np.dtype(np.uint8), tensor)
+    part = elsewhere.beginning("x", (2, 1), np.dtype(np.uint32))
+    assert (part.address, part.nbytes, part.owner) == (4096, 8, elsewhere)
+
+
 def test_a_buffer_with_gaps_is_refused() -> None:
     with pytest.raises(HearthError, match="not contiguous"):
         Tensor("x", np.zeros((4, 4))[:, ::2])
