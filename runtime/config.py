@@ -317,8 +317,8 @@ def _adapter_faults(config: LLMEngineRunnerConfig) -> Iterator[tuple[bool, str, 
     wrong = rank < 0 or (rank > 0 and config.architecture == DRAFT_ARCHITECTURE)
     yield wrong, "max_supported_lora_rank", "must be 0 or more, and 0 in a draft"
     parts = tuple(chain.from_iterable(LORA_JOINED.get(one, (one,)) for one in targets))
-    wrong = parts != (LORA_TARGETS if rank else ())
-    yield wrong, "lora_targets", "must be every projection once, and come with a rank"
+    wrong = parts != tuple(one for one in LORA_TARGETS if one in parts) or bool(parts) != (rank > 0)
+    yield wrong, "lora_targets", "must be projections in order, and come with a rank"
 
 
 def _shape_of_drafting(config: LLMEngineRunnerConfig) -> int | None:

@@ -58,6 +58,10 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
         click.IntRange(min=0),
         "Greatest rank of the adapters that the engine takes; 0 for no adapters.  [0]",
     ),
+    "lora_targets": (
+        lambda text: tuple(text.split(",")),
+        "Projections that adapters may add to, of q,k,v,o,gate,up,down; fewer cost less.  [all]",
+    ),
     "external_weights": (
         bool,
         "Keep the weights beside the graph, which then serves every fine-tune (hearth weights).",

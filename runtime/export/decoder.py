@@ -44,7 +44,6 @@ class Decoder:
         self._trees = trees
         self._deepstack = deepstack
         self._low_rank = LowRank(graph, spelling.dtype, lora)
-        self._adapted = bool(lora)
         self._entering: list[ir.Value] = []
 
     def build(self) -> None:
@@ -179,7 +178,8 @@ class Decoder:
         graph, hidden, size = self._graph, self._model.hidden_size, self._model.intermediate_size
         gate, up = (f"{prefix}.mlp.{kind}_proj" for kind in ("gate", "up"))
         # Two adapters would cost more than the kernel that splits their sum.
-        if not (self._spelling.joins_gate_and_up or self._adapted):
+        adapted = self._low_rank.pairs(layer, ["gate"])
+        if not (self._spelling.joins_gate_and_up or adapted):
             return [
                 self._project(x, name, [source], hidden, size)
                 for name, source in (("gate", gate), ("up", up))

@@ -51,7 +51,9 @@ def export_model(
     if draft is not None:
         config = draft.adapt_base(config)
     config = msgspec.structs.replace(
-        config, lora_targets=lora_targets(config), model_name=model_name(source)
+        config,
+        lora_targets=lora_targets(config, options.lora_targets),
+        model_name=model_name(source),
     )
     with fresh_folder(target) as folder:
         copy_text_files(source, folder, model)

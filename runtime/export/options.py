@@ -5,6 +5,7 @@ from typing import Literal, get_args, get_origin
 
 import msgspec
 
+from runtime.config import LORA_TARGETS
 from runtime.errors import HearthError
 from runtime.export.draft_options import DraftOptions, check_draft_options
 from runtime.export.tensorrt.options import PlanOptions, check_plan_options
@@ -32,7 +33,8 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
     graph; `operators` "contrib" are its own, which "auto" takes on CUDA for 16-bit models of
     common head sizes. With `draft` a draft engine is made beside the model's, which then takes
     token trees and gives hidden states. `max_patches` is the largest call of a vision tower, and so
-    of a picture; 0 takes 4096. `max_lora_rank` is the greatest rank of adapters, 0 for none.
+    of a picture; 0 takes 4096. `max_lora_rank` is the greatest rank of adapters, 0 for none;
+    `lora_targets` are the projections that they may add to, all of them where none is named.
     `external_weights` leaves a graph without weights, and beside it a file of them, in whose place
     others of that shape may be served.
     """
@@ -50,6 +52,7 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
     operators: Literal["auto", "standard", "contrib"] = "auto"
     max_patches: int = 0
     max_lora_rank: int = 0
+    lora_targets: tuple[str, ...] = ()
     external_weights: bool = False
 
 
@@ -83,9 +86,20 @@ def check_options(options: ExportOptions) -> None:
     for name, least, most in _RANGES:
         if not least <= getattr(options, name) <= most:
             raise HearthError("invalid_value", f"{name} must be {least} to {most}", name)
+    _check_adapters(options)
     if options.draft is not None:
         check_draft_options(options.draft, static=options.plan is not None)
     _check_target(options)
+
+
+def _check_adapters(options: ExportOptions) -> None:
+    if not set(options.lora_targets) <= {*LORA_TARGETS}:
+        allowed = ", ".join(LORA_TARGETS)
+        raise HearthError("invalid_value", f"lora_targets must be of {allowed}", "lora_targets")
+    if options.lora_targets and not options.max_lora_rank:
+        raise HearthError(
+            "unsupported_option", "lora_targets needs a max_lora_rank above 0", "lora_targets"
+        )
 
 
 def _check_target(options: ExportOptions) -> None:

@@ -1,5 +1,6 @@
 """The inputs of adapters: what they are called, and their shapes."""
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 from runtime.config import LORA_JOINED, LORA_TARGETS, LLMEngineRunnerConfig
@@ -81,8 +82,8 @@ def has_fixed_rank(config: LLMEngineRunnerConfig) -> bool:
     return config.backend == "tensorrt" or config.operators == "contrib"
 
 
-def lora_targets(config: LLMEngineRunnerConfig) -> tuple[str, ...]:
-    """What the graph of such an engine is to have inputs for.
+def lora_targets(config: LLMEngineRunnerConfig, asked: Collection[str] = ()) -> tuple[str, ...]:
+    """What the graph of such an engine is to have inputs for: what is asked for, or everything.
 
     A GPU, and a CPU in a narrow model, pay for every node of a step, so projections that are one
     product share their pair there. A CPU pays for every number as well, and in a wide model zeros
@@ -90,9 +91,15 @@ def lora_targets(config: LLMEngineRunnerConfig) -> tuple[str, ...]:
     """
     if not config.max_supported_lora_rank:
         return ()
-    if config.device == "cpu" and config.hidden_size >= WIDE:
-        return LORA_TARGETS
     apart = config.operators == "contrib" and (
         config.takes_tree_mask or config.use_context_dependent_rope
     )
-    return *(("q", "k", "v") if apart else ("qkv",)), "o", "gate_up", "down"
+    wide = config.device == "cpu" and config.hidden_size >= WIDE
+    wanted = [one for one in LORA_TARGETS if one in (asked or LORA_TARGETS)]
+    for joined, parts in LORA_JOINED.items():
+        found = [one for one in wanted if one in parts]
+        whole = len(found) == len(parts)
+        if found and not (joined == "qkv" and apart) and not (wide and whole):
+            first = wanted.index(found[0])
+            wanted[first : first + len(found)] = [joined]
+    return tuple(wanted)

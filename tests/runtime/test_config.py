@@ -98,7 +98,8 @@ def test_a_wrong_type_or_choice_is_refused(changes: dict[str, Any]) -> None:
         ({"max_supported_lora_rank": 8}, "lora_targets"),
         ({"max_supported_lora_rank": -1}, "max_supported_lora_rank"),
         ({"lora_targets": ["qkv", "o", "gate_up", "down"]}, "lora_targets"),
-        ({"max_supported_lora_rank": 8, "lora_targets": ["q", "v"]}, "lora_targets"),
+        ({"max_supported_lora_rank": 8, "lora_targets": ["v", "q"]}, "lora_targets"),
+        ({"max_supported_lora_rank": 8, "lora_targets": ["qkv", "v"]}, "lora_targets"),
         ({"max_supported_lora_rank": 8, "lora_targets": ["qkv", "o", "x"]}, "lora_targets"),
     ],
     ids=str,
@@ -123,7 +124,7 @@ def test_an_engine_of_another_kind_is_refused_by_name(name: str, value: Any) -> 
     assert (error.code, error.field) == ("engine_incompatible", name)
 
 
-@pytest.mark.parametrize("targets", ["q k v o gate up down", "qkv o gate_up down"], ids=str)
+@pytest.mark.parametrize("targets", ["q k v o gate up down", "qkv o gate_up down", "v up"])
 def test_an_engine_that_takes_adapters(targets: str) -> None:
     names = targets.split()
     taking = fields() | {"max_supported_lora_rank": 8, "lora_targets": names}

@@ -22,10 +22,10 @@ def test_every_option_reaches_the_engine(tmp_path: Path) -> None:
     result = run(
         *(str(REFERENCE), str(target), "--dialect", "classic", "--capacity", "64"),
         *("--max-batch", "2", "--prefill-chunk", "16", "--quantization", "int8"),
-        *("--max-lora-rank", "8"),
+        *("--max-lora-rank", "8", "--lora-targets", "q,v"),
     )
     config = load_config(target)
-    assert config.max_supported_lora_rank == 8
+    assert (config.max_supported_lora_rank, config.lora_targets) == (8, ("qkv",))
     assert (config.dialect, config.max_kv_cache_capacity) == ("classic", 64)
     assert (config.max_supported_batch_size, config.prefill_chunk) == (2, 16)
     assert (config.weight_quantization, config.weight_block_size) == ("int8", 32)
@@ -83,6 +83,8 @@ def test_any_name_of_a_folder_can_be_copied_from_the_last_line(tmp_path: Path, n
         ("--prefill-chunk", "99999999"),
         ("--capacity", "1"),
         ("--max-lora-rank", "513"),
+        ("--max-lora-rank", "8", "--lora-targets", "q,x"),
+        ("--lora-targets", "q"),
         ("--quantization", "int8", "--dtype", "bfloat16"),
     ],
 )

@@ -98,6 +98,19 @@ def test_an_adapter_of_some_projections_and_layers(
         _compare(tmp_path / "engine", "qwen3", adapter)
 
 
+@pytest.mark.parametrize("width", [1, 1000])
+def test_an_engine_takes_the_targets_that_were_asked_for(
+    tmp_path: Path, dialect: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lora, "WIDE", width)
+    asked = ("v", "q", "up", "gate")
+    options = ExportOptions(dialect=_choice(dialect), max_lora_rank=8, lora_targets=asked)
+    config = export_model(reference_folder("qwen3"), tmp_path / "engine", options)
+    assert config.lora_targets == (("qkv", "gate", "up") if width == 1 else ("qkv", "gate_up"))
+    adapter = random_adapter(reference_folder("qwen3"), 8, targets=" ".join(asked))
+    _compare(tmp_path / "engine", "qwen3", adapter)
+
+
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_quantised_weights_keep_their_kernels(
     tmp_path: Path, dialect: str, quantization: Quantization
@@ -131,12 +144,12 @@ def test_fused_attention_takes_a_joined_pair(
         "runtime.export.export.engine_config",
         lambda *given: structs.replace(engine_config(*given), operators="contrib", device="cuda"),
     )
-    options = ExportOptions(dialect="native", max_lora_rank=8)
-    config = export_model(reference_folder("llama"), tmp_path / "engine", options)
-    assert config.lora_targets == ("qkv", "o", "gate_up", "down")
-    for targets in ("", "k up"):
-        adapter = random_adapter(reference_folder("llama"), 5, targets=targets)
-        _compare(tmp_path / "engine", "llama", adapter, rows=1)
+    for asked, found in (((), "qkv o gate_up down"), (("v", "o"), "qkv o")):
+        options = ExportOptions(dialect="native", max_lora_rank=8, lora_targets=asked)
+        config = export_model(reference_folder("llama"), tmp_path / found, options)
+        assert config.lora_targets == tuple(found.split())
+        adapter = random_adapter(reference_folder("llama"), 5, targets=" ".join(asked))
+        _compare(tmp_path / found, "llama", adapter, rows=1)
 
 
 @RUNS_NATIVE

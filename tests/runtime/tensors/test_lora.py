@@ -57,6 +57,24 @@ def test_a_narrow_model_and_a_gpu_share_pairs(changes: dict[str, Any], targets: 
             assert pair.shape_b == (pair.rank, sum(pair.outputs))
 
 
+@pytest.mark.parametrize(
+    ("changes", "targets"),
+    [
+        ({}, "qkv gate_up"),
+        (PLAN, "qkv gate_up"),
+        (CUDA | {"enable_eagle_spec_decode": True}, "q v gate_up"),
+        # What has one product and not all of its targets shares a pair in a wide model, too.
+        ({"hidden_size": WIDE}, "qkv gate up"),
+    ],
+    ids=str,
+)
+def test_what_nobody_asks_for_has_no_pair(changes: dict[str, Any], targets: str) -> None:
+    config = _config(**changes)
+    assert lora_targets(config, ("up", "q", "gate", "v")) == tuple(targets.split())
+    config = structs.replace(config, lora_targets=lora_targets(config, ["o"]))
+    assert [pair.a for pair in lora_inputs(config)] == ["lora_a_o_0", "lora_a_o_1"]
+
+
 def test_targets_lie_side_by_side() -> None:
     config = _config(**PLAN)
     pair = lora_inputs(config)[0]
