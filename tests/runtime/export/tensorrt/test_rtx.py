@@ -1,5 +1,6 @@
 """Every graph that the exporter makes, parsed and built by a real builder, which needs no GPU."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from runtime.engine_folder import DRAFT_FOLDER, MODEL_FILE, PLAN_FILE, verify_fo
 from runtime.errors import HearthError
 from runtime.export import export_model
 from runtime.export.options import Dialect, TargetType
+from runtime.export.tensorrt import plan
 from runtime.export.tensorrt.subprocess_builder import run_builder
 from runtime.tensors.dtypes import numpy_dtype
 from runtime.tensors.profiles import build_profiles
@@ -33,12 +35,19 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 FAMILIES = ("qwen3", "qwen3_untied", "qwen2", "llama", "llama_partial")
+# Asked once: the version of a builder does not change.
+ONCE = cache(plan.probe_builder)
 TYPES = {"float16": "HALF", "bfloat16": "BF16", "float32": "FLOAT", "int32": "INT32",
          "int64": "INT64", "bool": "BOOL"}  # fmt: skip
 # Their heads are smaller than any that a fused attention serves.
 SMALL_HEADS = ("qwen2",)
 DIALECTS: tuple[Dialect, ...] = ("native", "classic")
 DTYPES: tuple[TargetType, ...] = ("float16", "bfloat16")
+
+
+@pytest.fixture(autouse=True)
+def _probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "probe_builder", ONCE)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -161,12 +170,13 @@ def test_profiles_have_tables_and_features_of_every_row(
 
 
 def test_timings_go_from_build_to_build(tmp_path: Path) -> None:
+    model = shallow_model("qwen3", tmp_path / "model")
     options = graph_options("classic", "float16")
     assert options.plan is not None
     timings = tmp_path / "cache" / "timings"
     options = structs.replace(options, plan=structs.replace(options.plan, timing_cache=timings))
     for name in ("first", "second"):
-        export_model(reference_folder("qwen3"), tmp_path / name, options)
+        export_model(model, tmp_path / name, options)
         assert timings.stat().st_size > 100
         assert (tmp_path / name / PLAN_FILE).is_file()
 
@@ -174,7 +184,8 @@ def test_timings_go_from_build_to_build(tmp_path: Path) -> None:
 def test_without_a_fused_attention_the_classic_dialect_is_built(tmp_path: Path) -> None:
     # There is none for float32.
     options = graph_options("native", "float32")
-    config = export_model(reference_folder("qwen3"), tmp_path / "engine", options)
+    model = shallow_model("qwen3", tmp_path / "model")
+    config = export_model(model, tmp_path / "engine", options)
     assert (config.dialect, config.use_trt_native_ops) == ("classic", False)
 
 
@@ -182,7 +193,8 @@ def test_wide_caches_are_built_and_bound_as_they_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = graph_options("classic", "float16", plan=WIDE)
-    config = export_model(reference_folder("qwen3"), tmp_path / "engine", options)
+    model = shallow_model("qwen3", tmp_path / "model")
+    config = export_model(model, tmp_path / "engine", options)
     assert (config.dtype, config.kv_cache_dtype) == ("float16", "float32")
     assert config.plan is not None
     seen: list[dict[str, Any]] = []

@@ -19,8 +19,12 @@ from tests.vision_models import FAMILIES, Family, write_vision_model
 rtx = pytest.importorskip("tensorrt_rtx_bindings", reason="TensorRT-RTX is not installed")
 pytestmark = [pytest.mark.rtx, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 PLAN = PlanOptions(builder="tensorrt_rtx")
-# Heads of 72 and 80 elements, as those of Qwen3-VL and Qwen2.5-VL.
-HEADS = {"qwen3_vl": 144, "qwen2_5_vl": 160, "idefics3": 32}
+# Heads of 72 and 80 elements, as those of Qwen3-VL and Qwen2.5-VL, and a layer of each sort.
+SIZES: dict[Family, dict[str, Any]] = {
+    "qwen3_vl": {"hidden_size": 144, "depth": 2, "deepstack_visual_indexes": [0]},
+    "qwen2_5_vl": {"hidden_size": 160, "depth": 2, "fullatt_block_indexes": [1]},
+    "idefics3": {"num_hidden_layers": 2},
+}
 
 
 @pytest.mark.parametrize(
@@ -32,8 +36,7 @@ def test_the_builder_takes_a_tower(
     tmp_path: Path, family: Family, dialect: Dialect, dtype: TargetType, served: str
 ) -> None:
     """There is no fused attention for float32, where primitive operators take its place."""
-    vision: dict[str, Any] = {"hidden_size": HEADS[family]}
-    source = write_vision_model(tmp_path / "m", family, vision=vision)
+    source = write_vision_model(tmp_path / "m", family, vision=SIZES[family])
     options = ExportOptions(dialect=dialect, dtype=dtype, plan=PLAN)
     config = write_vision(source, tmp_path, options)
     assert config is not None
