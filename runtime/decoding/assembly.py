@@ -20,9 +20,14 @@ from runtime.executor.engine_executor import EngineExecutor
 from runtime.images import EmbeddingStore
 from runtime.memory.sizes import draft_zero_bytes, projection_bytes
 from runtime.pictures.local_embeddings import LocalEmbeddings
+from runtime.prefix.disk_tier import DiskTier
 from runtime.prefix.page_index import PageIndex
+from runtime.prefix.page_loads import PageLoads
 from runtime.prefix.page_pool import PagePool
 from runtime.prefix.prefix_cache import PrefixCache, engine_digest
+from runtime.prefix.spill_file import HEAD_BYTES
+from runtime.prefix.spill_folder import SpillFolder
+from runtime.prefix.worth import Worth
 from runtime.steps.engine_runner import LLMEngineRunner
 from runtime.steps.pipeline_io import PipelineIO
 from runtime.steps.shared_resources import SharedResources
@@ -120,15 +125,27 @@ def _prefix_cache(
     runner: LLMEngineRunner,
     proposer: Proposer | None,
 ) -> PrefixCache | None:
-    """The prefix cache, if it has room for a page; raises `out_of_memory`."""
+    """The prefix cache, if it has room for a page.
+
+    Raises `out_of_memory`, and `invalid_value` for a folder that cannot be used.
+    """
     config, rooms = deployment.base, deployment.prefix
     if not rooms.device:
         return None
     engines = [config] if deployment.draft is None else [config, deployment.draft]
+    pool = PagePool(device, resources.cache_managers, rooms)
+    engine = engine_digest(engines)
+    disk = None
+    if rooms.disk:
+        most_bytes = rooms.disk * (HEAD_BYTES + pool.page_bytes)
+        folder = Path(deployment.prefix_folder)
+        disk = DiskTier(pool, SpillFolder(folder, engine, pool.page_bytes, most_bytes))
     return PrefixCache(
         PageIndex(rooms),
-        PagePool(device, resources.cache_managers, rooms),
-        engine_digest(engines),
+        pool,
+        engine,
+        loads=PageLoads(pool, disk, Worth(), rooms.device),
+        disk=disk,
         exact=config.device == "cpu" and config.dialect == "native",
         digest_of=runner.get_lora_weights_digest,
         drafted=None if proposer is None else proposer.drafted,

@@ -19,7 +19,7 @@ from runtime.memory.predicted import (
 from runtime.memory.sizes import adapter_bytes
 from runtime.memory.vision import TOWER_HOST_PARTS, predict_tower_memory
 from runtime.options import RuntimeOptions
-from runtime.prefix.rooms import page_bytes
+from runtime.prefix.rooms import page_bytes, pool_pages
 
 LEAST_CAPACITY = 1024
 """Slots of a row that are not given up for memory."""
@@ -69,8 +69,10 @@ def predicted_parts(deployment: DeploymentConfig) -> dict[str, int]:
             # The steps of both plans share one context memory.
             parts["draft_scratch"] = max(0, parts["draft_scratch"] - parts["engine_scratch"])
     pages = page_bytes(config, deployment.draft)
-    if deployment.prefix.device:
-        parts["prefix_cache"] = deployment.prefix.device * pages
+    own, of_the_host = pool_pages(deployment.prefix)
+    if own:
+        # On a CPU both are the same memory.
+        parts["prefix_cache"] = (own + of_the_host * (config.device == "cpu")) * pages
     if config.max_supported_lora_rank:
         parts["adapters"] = adapter_bytes(config, deployment.adapters)
     if deployment.tower is not None:
@@ -93,9 +95,8 @@ def budgets_of(deployment: DeploymentConfig, host: int, gpu: int | None) -> list
     beside = predict_cuda_host_memory(deployment.base)
     if deployment.draft is not None:
         beside[f"draft_{_LOADING}"] = cuda_weight_bytes(deployment.draft)
-    if deployment.prefix.host:
-        pages = page_bytes(deployment.base, deployment.draft)
-        beside["prefix_cache"] = deployment.prefix.host * pages
+    if of_the_host := pool_pages(deployment.prefix)[1]:
+        beside["prefix_cache"] = of_the_host * page_bytes(deployment.base, deployment.draft)
     if deployment.tower is not None:
         beside |= TOWER_HOST_PARTS | pictures
     if gpu is not None:

@@ -182,6 +182,10 @@ class LLMInferenceRuntime(AdapterRows):
         """What the prefix cache has done; None where there is none."""
         return None if self._prefix is None else self._prefix.metrics
 
+    def take_failures(self) -> list[HearthError]:
+        """What went wrong without harm to any row, since this was asked the last time."""
+        return [] if self._prefix is None else self._prefix.take_failures()
+
     @property
     def device_free(self) -> int | None:
         """Free bytes of the device's own memory; None where it has none of its own."""
@@ -327,6 +331,8 @@ class LLMInferenceRuntime(AdapterRows):
                     closing.callback(self._speculation.proposer.close)
                 if self.tower is not None:
                     closing.callback(self.tower.close)
+                # First of all, while the memory is there.
+                closing.callback(self._seating.close)
         except HearthError as error:
             if error.code != "device_lost":
                 raise
@@ -383,4 +389,7 @@ class LLMInferenceRuntime(AdapterRows):
                 raise
             return failed_chunk(step.rows, step.started, error)
         cached = self._seating.collected(step, tokens)
-        return StepResult(step.kind, tokens, *self._pace.record(step), step.rounds, cached=cached)
+        began, ended = self._pace.record(step)
+        if isinstance(step, PendingStep) and step.kind == "prefill":
+            self._seating.computed(step.computed, ended - began)
+        return StepResult(step.kind, tokens, began, ended, step.rounds, cached=cached)

@@ -66,6 +66,7 @@ class Seating:
         """
         if self._prefix is None:
             return {}
+        self._prefix.turn()
         failed = [row for row in step.rows if row.state is RowState.FAILED]
         self._prefix.doubt(failed)
         if step.kind != "prefill":
@@ -73,6 +74,16 @@ class Seating:
         self._prefix.read(step, healthy=not failed)
         begun = {token.row for token in tokens if token.error is None}
         return {row.number: row.reused for row in step.rows if row.reused and row.number in begun}
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        """A prefill step has computed so many tokens, those of padding included."""
+        if self._prefix is not None:
+            self._prefix.computed(tokens, seconds)
+
+    def close(self) -> None:
+        """Let what is worth it go to disk; all rows have left."""
+        if self._prefix is not None:
+            self._prefix.close()
 
     def pin(self, rows: Iterable[RowRequest]) -> None:
         """Keep the prompts of rows that ask for it; raises `cache_full`."""

@@ -333,6 +333,17 @@ class Mark(Protocol):
         """Return when all that was queued before it has ended; raises what that raised."""
 
 
+class Span(Protocol):
+    """What is queued from where it begins to its `end`."""
+
+    def end(self) -> None:
+        """Nothing that is queued from now on belongs to it."""
+
+    @property
+    def seconds(self) -> float | None:
+        """How long the device took for it; None where that has not ended. Raises what it raised."""
+
+
 class SamplerBuffers(NamedTuple):
     """What a sampler reads and writes."""
 
@@ -402,6 +413,9 @@ class Device(Protocol):
 
     def mark(self) -> Mark:
         """A point behind all that has been queued; the one that was marked before is void."""
+
+    def span(self) -> Span:
+        """The beginning of a span; there may be any number of them."""
 
     def fetch(self, source: Tensor, out: NDArray[Any]) -> None:
         """Copy the beginning of a buffer, whose work has ended, into a dense host array.

@@ -158,13 +158,13 @@ class PageIndex:
             self._forget(page, changes)
         return changes
 
-    def not_written(self, page: Page) -> list[Change]:
+    def not_written(self, page: Page) -> list[Erase]:
         """A page could not be written to disk: neither it nor what is behind it lies there."""
         changes: list[Change] = []
         for one in [page, *all_behind(page)][::-1]:
             if one.on_disk:
                 self._leave_disk(one, changes)
-        return changes
+        return [change for change in changes if isinstance(change, Erase)]
 
     def adopt(self, found: Sequence[Stored]) -> list[Change]:
         """Take over the pages that lie on disk from before; erase those that lead nowhere.

@@ -1,12 +1,26 @@
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
 
 from runtime.caches.hybrid_cache_manager import HybridCacheManager
 from runtime.device.arrays import PageCopy
-from runtime.device.device import Device
+from runtime.device.device import Device, Span
 from runtime.prefix.identities import PAGE_TOKENS
 from runtime.prefix.page_index import Rooms
-from runtime.prefix.pages import MemoryTier, Page, Place, Save
+from runtime.prefix.pages import MemoryTier, Page, Place, Save, Tier
+from runtime.prefix.rooms import ARRIVING, STAGED
 from runtime.tensors.tensor import Tensor
+
+
+class Loaded(NamedTuple):
+    """So many tokens that were loaded from a tier, and what that takes."""
+
+    tier: Tier
+    tokens: int
+    span: Span
 
 
 class PagePool:
@@ -22,6 +36,8 @@ class PagePool:
         self._device = device
         self._caches = tuple(caches)
         self._tensors: dict[MemoryTier, list[Tensor]] = {"device": [], "host": []}
+        self._arriving: list[Tensor] = []
+        self._leaving: list[Tensor] = []
         for number, one in enumerate(self._caches):
             first = one.kv.keys[0]
             buffers = len(one.kv.keys) + len(one.kv.values)
@@ -32,6 +48,11 @@ class PagePool:
                 self._tensors["host"].append(
                     device.host_zeros(f"{name}_host", (rooms.host, *shape), first.dtype)
                 )
+            if rooms.disk:
+                arriving = device.zeros(f"{name}_arriving", (ARRIVING, *shape), first.dtype)
+                self._arriving.append(arriving)
+                leaving = device.host_zeros(f"{name}_leaving", (STAGED, *shape), first.dtype)
+                self._leaving.append(leaving)
 
     @property
     def page_bytes(self) -> int:
@@ -55,24 +76,83 @@ class PagePool:
             if copies:
                 self._caches[number].kv.save(self._tensors["device"][number], copies)
 
-    def load(self, pages: Sequence[Page], row: int, filled: int, drafted: int) -> None:
-        """Copy pages that lie in memory into the first slots of a row.
+    def load(
+        self,
+        pages: Sequence[Page],
+        row: int,
+        filled: int,
+        drafted: int,
+        data: Mapping[Page, bytes] = MappingProxyType({}),
+    ) -> list[Loaded]:
+        """Copy pages into the first slots of a row, and give what that takes.
 
-        `filled` are those of the base, `drafted` those of the draft.
+        `filled` are those of the base, `drafted` those of the draft. Of pages that lie on disk
+        alone `data` are the bytes.
         """
+        spans = []
         for tier, tensors in self._tensors.items():
-            base, draft = list[PageCopy](), list[PageCopy]()
-            for first, page in zip(range(0, filled + 1, PAGE_TOKENS), pages, strict=False):
-                if page.place is None or page.place.tier != tier:
-                    continue
-                slot, end = page.place.slot, first + page.length
-                if first < filled:
-                    base.append(PageCopy(slot, 0, row, first, min(end, filled) - first))
-                if first <= drafted:
-                    draft.append(_draft_copy(slot, row, first, min(end, drafted + 1)))
-            for number, copies in enumerate((base, draft)):
-                if copies and number < len(tensors):
-                    self._caches[number].kv.load(tensors[number], copies)
+            own = [
+                (first, page, page.place.slot)
+                for first, page in zip(range(0, filled + 1, PAGE_TOKENS), pages, strict=False)
+                if page.place is not None and page.place.tier == tier
+            ]
+            if own:
+                span = self._device.span()
+                self._load(tensors, own, row, filled, drafted)
+                span.end()
+                spans.append(Loaded(tier, _tokens(own, filled), span))
+        read = [
+            (first, page, 0)
+            for first, page in zip(range(0, filled + 1, PAGE_TOKENS), pages, strict=False)
+            if page in data
+        ]
+        if read:
+            span = self._device.span()
+            for one in read:
+                self._receive(data[one[1]])
+                self._load(self._arriving, [one], row, filled, drafted)
+            span.end()
+            spans.append(Loaded("disk", _tokens(read, filled), span))
+        return spans
+
+    def stage(self, place: Place, number: int) -> Span:
+        """Queue a copy of a slot into host memory, where one of `STAGED` pages may wait."""
+        span = self._device.span()
+        for one, other in zip(self._slot(place), _parts(self._leaving, number), strict=True):
+            self._device.transfer(one, other)
+        span.end()
+        return span
+
+    def staged(self, number: int) -> bytes:
+        """The bytes of a page that `stage` has copied, once its span has ended."""
+        return b"".join(part.array.tobytes() for part in _parts(self._leaving, number))
+
+    def _receive(self, data: bytes) -> None:
+        begin = 0
+        for part in _parts(self._arriving, 0):
+            array = np.frombuffer(data, part.dtype, part.nbytes // part.dtype.itemsize, begin)
+            self._device.put(part, array.reshape(part.shape))
+            begin += part.nbytes
+
+    def _load(
+        self,
+        tensors: Sequence[Tensor],
+        pages: Iterable[tuple[int, Page, int]],
+        row: int,
+        filled: int,
+        drafted: int,
+    ) -> None:
+        """Copy pages, each with its first token and its slot, into the slots of a row."""
+        base, draft = list[PageCopy](), list[PageCopy]()
+        for first, page, slot in pages:
+            end = first + page.length
+            if first < filled:
+                base.append(PageCopy(slot, 0, row, first, min(end, filled) - first))
+            if first <= drafted:
+                draft.append(_draft_copy(slot, row, first, min(end, drafted + 1)))
+        for number, copies in enumerate((base, draft)):
+            if copies and number < len(tensors):
+                self._caches[number].kv.load(tensors[number], copies)
 
     def move(self, source: Place, target: Place) -> None:
         """Copy a slot, of base and draft, from one tier to another."""
@@ -80,12 +160,21 @@ class PagePool:
             self._device.transfer(one, other)
 
     def _slot(self, place: Place) -> list[Tensor]:
-        found = []
-        for tensor in self._tensors[place.tier]:
-            _, *shape = tensor.shape
-            size = tensor.nbytes // tensor.dtype.itemsize // tensor.shape[0]
-            found.append(tensor.part(tensor.name, place.slot * size, tuple(shape)))
-        return found
+        return _parts(self._tensors[place.tier], place.slot)
+
+
+def _parts(tensors: Iterable[Tensor], slot: int) -> list[Tensor]:
+    """One slot of each, with the shape of a page."""
+    found = []
+    for tensor in tensors:
+        _, *shape = tensor.shape
+        found.append(tensor.part(tensor.name, slot * prod(shape), tuple(shape)))
+    return found
+
+
+def _tokens(pages: Iterable[tuple[int, Page, int]], filled: int) -> int:
+    """How many of the first `filled` tokens of a row these pages give it."""
+    return sum(max(1, min(first + page.length, filled) - first) for first, page, _ in pages)
 
 
 def _draft_copy(slot: int, row: int, first: int, end: int) -> PageCopy:

@@ -1,13 +1,17 @@
 import hashlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from typing import get_args
 
 from runtime.config import LLMEngineRunnerConfig
+from runtime.errors import HearthError
+from runtime.prefix.disk_tier import DiskTier
 from runtime.prefix.identities import PAGE_TOKENS, TokenIdentities, root_name
 from runtime.prefix.metrics import PrefixMetrics
 from runtime.prefix.page_index import PageIndex
+from runtime.prefix.page_loads import PageLoads
 from runtime.prefix.page_pool import PagePool
-from runtime.prefix.pages import Change, Match, Move, Page, Save
+from runtime.prefix.pages import Change, Match, Move, Page, Save, Tier, Write
 from runtime.request import RowRequest
 from runtime.rows import DecodingRow, RowState
 
@@ -42,23 +46,30 @@ class PrefixCache:
         exact: bool,
         digest_of: Callable[[str], str],
         drafted: Callable[[DecodingRow], int] | None = None,
+        loads: PageLoads,
+        disk: DiskTier | None = None,
     ) -> None:
         self._index, self._pool = index, pool
         self._engine, self._digest_of = engine, digest_of
         self._exact = exact
         self._drafted = drafted
+        self._loads, self._disk = loads, disk
+        self._failures: list[HearthError] = []
         self._metrics = PrefixMetrics()
         self._tokens: dict[DecodingRow, TokenIdentities] = {}
         self._found: dict[DecodingRow, Match] = {}
         # In the order of the chunks that fill them. Until a chunk's logits have been read its pages
         # may hold numbers that are not finite, those of tokens before the one at fault too.
         self._unread = deque[tuple[object, list[Page]]]()
+        if disk is not None:
+            self._apply(index.adopt(disk.spill.found()), 0)
 
     @property
     def metrics(self) -> PrefixMetrics:
         """What it has done, and what it holds now."""
         found, size = self._metrics, self._pool.page_bytes
-        found.bytes = {"device": self._index.held_in("device") * size}
+        found.bytes = {tier: self._index.held_in(tier) * size for tier in get_args(Tier)}
+        found.skipped = self._loads.skipped
         found.evicted, found.pinned = self._index.evicted, self._index.pinned * size
         return found
 
@@ -78,6 +89,8 @@ class PrefixCache:
             self._tokens[row] = tokens
             count = len(row.initial)
             match = self._match(tokens, count if self._pool.has_draft else count - 1)
+            match = self._loads.take(match)
+            self._give_up_damaged()
             if self._pool.has_draft and match.draft == match.tokens:
                 row.filled = row.drafted = max(0, match.tokens - 1)
             else:
@@ -95,13 +108,12 @@ class PrefixCache:
 
     def fill(self, rows: Sequence[DecodingRow]) -> None:
         """Load what was found of rows that have taken their places."""
-        if not self._found:
-            return
         for place, row in enumerate(rows):
             match = self._found.pop(row, None)
             if match is not None:
-                self._pool.load(match.pages, place, row.filled, row.drafted)
+                self._loads.load(match, place, row.filled, row.drafted)
                 self._index.release(match.pages)
+        self._loads.done()
 
     def chunk(self, step: object, rows: Sequence[DecodingRow], first: int) -> None:
         """Save the pages that a chunk has filled, of the rows from place `first` on.
@@ -158,8 +170,30 @@ class PrefixCache:
         """All rows are lost: forget what was found for them, and what nobody has read."""
         while self._found:
             self._index.release(self._found.popitem()[1].pages)
+        self._loads.done()
         while self._unread:
             self._drop(self._unread.pop()[1])
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        """A prefill step has computed so many tokens, those of padding included."""
+        self._loads.computed(tokens, seconds)
+
+    def turn(self) -> None:
+        """Let pages go on their way to the disk whose copies have ended."""
+        if self._disk is not None:
+            self._disk.turn()
+            self._forget_lost()
+
+    def take_failures(self) -> list[HearthError]:
+        """What there is to say of files since this was asked the last time."""
+        failures, self._failures = self._failures, []
+        return failures if self._disk is None else failures + self._disk.spill.take_failures()
+
+    def close(self) -> None:
+        """Write to disk what was used last, as far as there is time, and end."""
+        self.give_up()
+        if self._disk is not None:
+            self._disk.close(self._index.unwritten(len(self._index)))
 
     def pin(self, row: RowRequest) -> None:
         """Keep the prompt of a row for its client; raises `cache_full` with the field `cache`."""
@@ -195,11 +229,33 @@ class PrefixCache:
         for change in changes:
             if isinstance(change, Save):
                 saves.append(change)
-            elif isinstance(change, Move):
-                self._pool.save(saves, place)
-                saves.clear()
+                continue
+            # Each reads its place before the next one writes there.
+            self._pool.save(saves, place)
+            saves.clear()
+            if isinstance(change, Move):
                 self._pool.move(change.source, change.target)
+            elif self._disk is not None:
+                if isinstance(change, Write):
+                    self._disk.write(change.page, change.source)
+                else:
+                    self._disk.erase(change.name)
         self._pool.save(saves, place)
+        self._forget_lost()
+
+    def _forget_lost(self) -> None:
+        """Pages that could not be written lie on no disk."""
+        while self._disk is not None and (lost := self._disk.take_lost()):
+            for page in lost:
+                for change in self._index.not_written(page):
+                    self._disk.erase(change.name)
+
+    def _give_up_damaged(self) -> None:
+        """Forget pages whose files gave an error, and all behind them."""
+        for page, error in self._loads.take_damaged():
+            self._metrics.damaged += 1
+            self._failures.append(error)
+            self._drop([page])
 
     def _identities(self, request: RowRequest) -> TokenIdentities:
         return TokenIdentities(self._root(request), request.token_ids, request.images)

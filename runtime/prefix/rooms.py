@@ -4,7 +4,12 @@ from runtime.memory.sizes import kv_cache_bytes
 from runtime.options import RuntimeOptions
 from runtime.prefix.identities import PAGE_TOKENS
 from runtime.prefix.page_index import Rooms
+from runtime.prefix.spill_file import HEAD_BYTES
 
+ARRIVING = 1
+"""Pages of the device's memory through which go those that are read from disk."""
+STAGED = 8
+"""Pages of host memory in which wait those that go to disk."""
 _FIELDS = ("prefix_cache_bytes", "prefix_host_bytes", "prefix_disk_bytes")
 
 
@@ -14,6 +19,13 @@ def page_bytes(base: LLMEngineRunnerConfig, draft: LLMEngineRunnerConfig | None)
     return sum(kv_cache_bytes(one, 1, PAGE_TOKENS) for one in engines)
 
 
+def pool_pages(rooms: Rooms) -> tuple[int, int]:
+    """How many pages of memory that takes, of the device's and of the host's."""
+    if not rooms.device or not rooms.disk:
+        return rooms.device, rooms.host
+    return rooms.device + ARRIVING, rooms.host + STAGED
+
+
 def prefix_rooms(
     base: LLMEngineRunnerConfig, draft: LLMEngineRunnerConfig | None, options: RuntimeOptions
 ) -> Rooms:
@@ -21,8 +33,9 @@ def prefix_rooms(
 
     Raises `invalid_value` or `unsupported_option` naming the option that cannot be met.
     """
-    size, counts = page_bytes(base, draft), list[int]()
+    in_memory, counts = page_bytes(base, draft), list[int]()
     for name in _FIELDS:
+        size = in_memory + HEAD_BYTES if name == "prefix_disk_bytes" else in_memory
         nbytes = getattr(options, name)
         if nbytes < 0:
             raise HearthError("invalid_value", f"{name} must not be negative", name)

@@ -69,7 +69,6 @@ class SpillFolder:
         self._failing = False
         self._closing = False
         self._thread = threading.Thread(target=self._write_all, name="spill", daemon=True)
-        self._thread.start()
 
     def found(self) -> list[Stored]:
         """The pages that lie here from before, by their heads alone; whatever else is removed.
@@ -109,6 +108,8 @@ class SpillFolder:
             if not room or self._closing:
                 return False
             self._waiting[page.name] = _Waiting(page, head, data)
+            if not self._thread.is_alive():
+                self._thread.start()
             self._turn.notify_all()
         return True
 
@@ -166,7 +167,8 @@ class SpillFolder:
             self._closing = True
             self._waiting.clear()
             self._turn.notify_all()
-        self._thread.join(within_s)
+        if self._thread.is_alive():
+            self._thread.join(within_s)
 
     def _path(self, name: bytes) -> Path:
         return self._folder / f"{name.hex()}{SUFFIX}"

@@ -8,6 +8,8 @@ from runtime.prefix.pages import Match, Tier
 _KEPT = 8
 _LEAST_KEPT = 64
 _EVERY = 16
+_TRIALS = 3
+"""A single time may be that of a stall."""
 
 
 class _Pace:
@@ -31,7 +33,9 @@ class _Pace:
 
     def seconds(self, tokens: int) -> float:
         """What so many tokens take: nothing as long as it is not known, so that it is tried."""
-        return max(tokens * (self.a_token or 0.0), min(self._in_all, default=0.0))
+        if len(self._in_all) < _TRIALS:
+            return 0.0
+        return max(tokens * min(self._a_token), min(self._in_all))
 
 
 class Worth:

@@ -1,3 +1,4 @@
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +26,18 @@ class HostMark:
 
     def wait(self) -> None:
         """Nothing is waited for."""
+
+
+class HostSpan:
+    """What the calling thread does meanwhile."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self.seconds: float | None = None
+
+    def end(self) -> None:
+        """It has ended."""
+        self.seconds = time.monotonic() - self._began
 
 
 class CpuDevice:
@@ -77,6 +90,10 @@ class CpuDevice:
     def batch_sampler(self, buffers: SamplerBuffers) -> CpuBatchSampler:
         """A sampler over these buffers."""
         return CpuBatchSampler(buffers)
+
+    def span(self) -> HostSpan:
+        """A span that begins now."""
+        return HostSpan()
 
     def mark(self) -> "HostMark":
         """All that was queued has ended."""

@@ -18,7 +18,7 @@ from runtime.device.cuda.memory import CudaMemory
 from runtime.device.cuda.ops import CudaStepOps
 from runtime.device.cuda.sampler import CudaBatchSampler
 from runtime.device.cuda.storage import CudaCacheStorage
-from runtime.device.cuda.stream import CudaEvent, CudaStream
+from runtime.device.cuda.stream import CudaEvent, CudaSpan, CudaStream
 from runtime.device.cuda.tree_ops import CudaTreeOps
 from runtime.device.cuda.upload import UploadRing
 from runtime.device.device import SamplerBuffers
@@ -111,6 +111,10 @@ class CudaDevice:
         """A point behind all that has been queued; the one that was marked before is void."""
         self._mark.record(self.stream)
         return self._mark
+
+    def span(self) -> CudaSpan:
+        """A span that begins behind all that has been queued."""
+        return CudaSpan(self.context, self.stream)
 
     def fetch(self, source: Tensor, out: NDArray[Any]) -> None:
         """Copy the beginning of a buffer on a stream of its own, past what the first one holds."""

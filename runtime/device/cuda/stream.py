@@ -98,3 +98,30 @@ class CudaStream:
         if self.handle:
             self.handle = 0
             self._driver.call("cuStreamDestroy", self.native)
+
+
+class CudaSpan:
+    """What is queued on a stream between two timing events.
+
+    They are given back when its `seconds` are known.
+    """
+
+    def __init__(self, context: CudaContext, stream: CudaStream) -> None:
+        self._stream = stream
+        self._first = CudaEvent(context, timing=True)
+        self._last = CudaEvent(context, timing=True)
+        self._seconds: float | None = None
+        self._first.record(stream)
+
+    def end(self) -> None:
+        """Nothing that is queued from now on belongs to it."""
+        self._last.record(self._stream)
+
+    @property
+    def seconds(self) -> float | None:
+        """How long the GPU took for it; None where that has not ended."""
+        if self._seconds is None and self._last.query():
+            self._seconds = self._last.elapsed_ms(self._first) / 1e3
+            self._first.close()
+            self._last.close()
+        return self._seconds

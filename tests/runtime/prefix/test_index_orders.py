@@ -1,6 +1,6 @@
 """The index and the memories that it speaks of, under all that may be asked in any order."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from hypothesis import given
@@ -22,7 +22,7 @@ class Memories:
         self.slots: dict[Place, tuple[Beginning, bool]] = {}
         self.disk: dict[bytes, tuple[Beginning, bool]] = {}
 
-    def do(self, changes: list[Change], prompt: TokenIdentities | None = None) -> None:
+    def do(self, changes: Sequence[Change], prompt: TokenIdentities | None = None) -> None:
         for change in changes:
             match change:
                 case Save(page, place, first, base, draft):

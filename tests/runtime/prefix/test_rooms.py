@@ -8,6 +8,7 @@ from runtime.executor.simulated_engine import simulated_config
 from runtime.options import RuntimeOptions
 from runtime.prefix.page_index import Rooms
 from runtime.prefix.rooms import page_bytes, prefix_rooms
+from runtime.prefix.spill_file import HEAD_BYTES
 
 BASE = simulated_config(layers=3)
 DRAFT = structs.replace(BASE, num_attention_layers=1)
@@ -24,7 +25,7 @@ def test_a_room_is_as_many_pages_as_fit() -> None:
     options = RuntimeOptions(
         prefix_cache_bytes=5 * PAGE - 1,
         prefix_host_bytes=2 * PAGE,
-        prefix_disk_bytes=PAGE,
+        prefix_disk_bytes=PAGE + HEAD_BYTES,
         prefix_folder="pages",
     )
     gpu = structs.replace(BASE, device="cuda")
@@ -37,14 +38,14 @@ def test_a_room_is_as_many_pages_as_fit() -> None:
         ({"prefix_cache_bytes": -1}, "invalid_value", "prefix_cache_bytes"),
         ({"prefix_cache_bytes": PAGE - 1}, "invalid_value", "prefix_cache_bytes"),
         ({"prefix_host_bytes": PAGE}, "unsupported_option", "prefix_host_bytes"),
-        ({"prefix_disk_bytes": PAGE}, "unsupported_option", "prefix_disk_bytes"),
+        ({"prefix_disk_bytes": 2 * PAGE}, "unsupported_option", "prefix_disk_bytes"),
         (
             {"prefix_cache_bytes": PAGE, "prefix_host_bytes": PAGE},
             "unsupported_option",
             "prefix_host_bytes",
         ),
         (
-            {"prefix_cache_bytes": PAGE, "prefix_disk_bytes": PAGE},
+            {"prefix_cache_bytes": PAGE, "prefix_disk_bytes": 2 * PAGE},
             "invalid_value",
             "prefix_folder",
         ),
