@@ -27,7 +27,16 @@ OPTIONS = RuntimeOptions(verify=False, speculation=SpeculationOptions(method="au
 """As a daemon runs, with the draft if the folder holds one."""
 STAGES: dict[str, tuple[str, ...]] = {
     "context": ("context", "process"),
-    "tables and caches": ("embedding", "rope", "kv_cache", "draft_rope", "draft_kv_cache"),
+    "tables and caches": (
+        "embedding",
+        "rope",
+        "kv_cache",
+        "draft_rope",
+        "draft_kv_cache",
+        "zeros",
+        "draft_zeros",
+        "adapters",
+    ),
     "step buffers": ("step_buffers",),
     "engine": ("weights", "library"),
     "sampler": ("sampler",),

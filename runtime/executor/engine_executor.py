@@ -39,7 +39,10 @@ from runtime.vision_config import VisionConfig
 from runtime.weights.external_weight_manager import ExternalWeightManager
 
 _PREPARED_LIMIT = 256
-"""Prepared steps kept; prefill chunks have many lengths, and each step holds a view a binding."""
+"""Prepared steps kept, and as many more for each further set of addresses.
+
+Prefill chunks have many lengths, and each step holds a view a binding.
+"""
 
 
 class _PreparedStep(NamedTuple):
@@ -67,6 +70,7 @@ class EngineExecutor:
         self._registry = registry
         self._profiles = profiles
         self._graphs = GraphCache(address_sets)
+        self._prepared_limit = _PREPARED_LIMIT
         self._prepared: OrderedDict[tuple[object, ...], _PreparedStep] = OrderedDict()
         self._current: _PreparedStep | None = None
         self._profile_in_use: int | None = None
@@ -148,7 +152,7 @@ class EngineExecutor:
             bindings = self._bind(profile, dims, tensors)
             prepared = _PreparedStep(key, bindings, BindingSnapshot.of(bindings))
             self._prepared[key] = prepared
-            if len(self._prepared) > _PREPARED_LIMIT:
+            if len(self._prepared) > self._prepared_limit:
                 self._prepared.popitem(last=False)
         else:
             self._prepared.move_to_end(key)
@@ -200,8 +204,9 @@ class EngineExecutor:
             self._graphs.store(step.snapshot, graph)
 
     def expect_addresses(self, more: int) -> None:
-        """Keep graphs of so many more sets of addresses."""
+        """Keep graphs and prepared steps of so many more sets of addresses."""
         self._graphs.expect(more)
+        self._prepared_limit += more * _PREPARED_LIMIT
 
     def forget(self, maps: Collection[TensorMap]) -> None:
         """Free the graphs of these maps, and the steps that were prepared from them."""
