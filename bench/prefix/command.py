@@ -56,7 +56,13 @@ _FIELDS = (
     type=click.IntRange(32),
     help=f"Shared tokens; may be given more than once.  [{' '.join(map(str, SHARED))}]",
 )
-@click.option("--rounds", type=click.IntRange(1), default=_ROUNDS, show_default=True)
+@click.option(
+    "--rounds",
+    type=click.IntRange(1),
+    default=_ROUNDS,
+    show_default=True,
+    help="Four times as many below 1,024 tokens.",
+)
 @click.option("--threads", type=click.IntRange(0, 1024), default=0, help="0 for all cores.  [0]")
 @click.option(
     "--cache",

@@ -17,6 +17,7 @@ OWN_TOKENS = 32
 """What each prompt has behind the shared tokens."""
 REPLY_TOKENS = 16
 _PAGE = 32
+_LONG, _MORE = 1024, 4
 _ALTERNATIVES = 8
 
 Tick = Callable[[int, int], None]
@@ -50,15 +51,17 @@ class PrefixSession:
     def figures(self, shared: Sequence[int], rounds: int, tick: Tick) -> PrefixFigures:
         """The figures of these numbers of shared tokens."""
         bytes_per_token = self._bytes_per_token()
-        steps = len(shared) * rounds
         found: dict[int, SharedFigures] = {}
         near_tie = None if self._exact else NEAR_TIE[self._runtime.config.dtype]
-        for place, tokens in enumerate(shared):
-            done: list[Round] = []
-            for number in range(rounds):
-                done.append(self._round(tokens))
-                tick(place * rounds + number + 1, steps)
-            found[tokens] = shared_figures(done, near_tie)
+        # What takes little time is measured more often.
+        repeats = {tokens: rounds * max(1, min(_MORE, _LONG // tokens)) for tokens in shared}
+        done = 0
+        for tokens, count in repeats.items():
+            taken: list[Round] = []
+            for _ in range(count):
+                taken.append(self._round(tokens))
+                tick(done := done + 1, sum(repeats.values()))
+            found[tokens] = shared_figures(taken, near_tie)
         return prefix_figures(found, bytes_per_token, exact=self._exact)
 
     def _bytes_per_token(self) -> float:
