@@ -48,6 +48,12 @@ def invalid(message: str, field: str) -> HearthError:
     return HearthError("adapter_invalid", message, field)
 
 
+def no_place(name: str) -> HearthError:
+    """The error of a tensor that an engine has no input for."""
+    what = f"this engine has no place for tensor {name}"
+    return invalid(f"{what}: export the model with its projection among --lora-targets", name)
+
+
 def check_rank(rank: int, config: LLMEngineRunnerConfig) -> None:
     """Raise where an engine takes no adapters (`unsupported_option`), or none of this rank."""
     most = config.max_supported_lora_rank

@@ -22,9 +22,10 @@ from runtime.adapters.adapter import (
     check_base,
     check_rank,
     invalid,
+    no_place,
     projection_shapes,
 )
-from runtime.config import LLMEngineRunnerConfig
+from runtime.config import LORA_TARGETS, LLMEngineRunnerConfig
 from runtime.device.mapped_tensors import MappedTensors, map_tensors
 from runtime.tensors.dtypes import numpy_dtype
 
@@ -152,8 +153,10 @@ def _places(
     targets, layers = {target for _, target in shapes}, 1 + max(layer for layer, _ in shapes)
     for name in tensors:
         match = _NAME.fullmatch(name)
-        if match is None or match[2] not in targets:
-            raise invalid(f"tensor {name} has no place in this engine", name)
+        if match is None or match[2] not in LORA_TARGETS:
+            raise invalid(f"tensor {name} has no place in an engine", name)
+        if match[2] not in targets:
+            raise no_place(name)
         layer, kind = int(match[1]), match[3]
         if layer >= layers:
             raise invalid(f"{name} is of another base: this model has {layers} layers", name)

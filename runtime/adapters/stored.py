@@ -16,6 +16,7 @@ from runtime.adapters.adapter import (
     check_base,
     check_rank,
     invalid,
+    no_place,
     projection_shapes,
 )
 from runtime.adapters.peft import PEFT_TENSORS, read_peft
@@ -110,8 +111,10 @@ def read_adapter(folder: Path, config: LLMEngineRunnerConfig) -> Adapter:
             raise _damaged(folder / TENSORS_FILE)
         if found:
             parts[place] = LowRank(*found)
-    if not parts or len(tensors) > 2 * len(parts):
-        raise _damaged(folder / TENSORS_FILE)
+    known = {name for place in parts for name in _names(place)}
+    for name in tensors:
+        if name not in known:
+            raise no_place(name)
     return Adapter(record.rank, record.base, record.sha256, parts)
 
 
@@ -158,8 +161,9 @@ def _names(place: Projection) -> tuple[str, str]:
 
 
 def _shapes_digest(config: LLMEngineRunnerConfig) -> str:
-    shapes = (config.dtype, sorted(projection_shapes(config).items()))
-    return hashlib.sha256(repr(shapes).encode()).hexdigest()
+    heads = (config.num_attention_heads, config.num_kv_heads, config.head_dim)
+    sizes = (config.num_decoder_layers, config.hidden_size, config.intermediate_size, *heads)
+    return hashlib.sha256(repr((config.dtype, sizes)).encode()).hexdigest()
 
 
 def _write(path: Path, data: bytes) -> None:

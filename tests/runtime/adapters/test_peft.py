@@ -4,6 +4,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from msgspec import structs
 
 from runtime.adapters.peft import read_peft
 from runtime.errors import HearthError
@@ -167,6 +168,17 @@ def test_the_base_is_known_by_the_last_part_of_its_name(tmp_path: Path, base: st
         assert read_peft(folder, adapter_config(model_name=name)).base == (base or "")
     if base:
         refused(folder, "base_model_name_or_path", model_name="Qwen3-1.7B")
+
+
+def test_an_engine_of_some_projections_takes_adapters_of_these(tmp_path: Path) -> None:
+    both, all_of_them = (
+        write_peft(BASE, tmp_path / f"of {targets}", targets=targets) for targets in ("q v", "")
+    )
+    config = structs.replace(adapter_config(), lora_targets=("q", "v"))
+    assert {target for _, target in read_peft(both, config).parts} == {"q", "v"}
+    with pytest.raises(HearthError, match="--lora-targets") as caught:
+        read_peft(all_of_them, config)
+    assert caught.value.code == "adapter_invalid"
 
 
 def test_an_adapter_of_some_layers_is_whole(tmp_path: Path) -> None:

@@ -96,6 +96,16 @@ def test_an_engine_of_another_shape_or_type_is_refused(stored: Path, fields: Any
     assert (caught.value.code, caught.value.field) == ("adapter_invalid", "shapes")
 
 
+def test_an_engine_of_other_projections_takes_what_it_has_inputs_for(tmp_path: Path) -> None:
+    stored, config = tmp_path / "stored", adapter_config()
+    store_adapter(write_peft(BASE, tmp_path / "peft", targets="q v"), config, stored)
+    some = msgspec.structs.replace(config, lora_targets=("q", "v"))
+    assert len(read_adapter(stored, some).parts) == len(read_adapter(stored, config).parts)
+    with pytest.raises(HearthError, match="no place") as caught:
+        read_adapter(stored, msgspec.structs.replace(config, lora_targets=("q",)))
+    assert (caught.value.code, str(caught.value.field)[:9]) == ("adapter_invalid", "lora_a_v_")
+
+
 def test_an_engine_of_another_base_is_refused(stored: Path) -> None:
     with pytest.raises(HearthError) as caught:
         read_adapter(stored, adapter_config(model_name="qwen2"))
