@@ -35,8 +35,9 @@ class PageCopies:
         pages = self._pages
         _, buffers, heads, tokens, _ = pool.shape
         pages.pool, pages.page_tokens, pages.save = pool.address, tokens, int(save)
-        for first in range(0, len(copies), PAGES):
-            part = copies[first : first + PAGES]
+        needed = [copy for copy in copies if copy.tokens]
+        for first in range(0, len(needed), PAGES):
+            part = needed[first : first + PAGES]
             for name, values in zip(PageCopy._fields, zip(*part, strict=True), strict=True):
                 getattr(pages, name)[: len(part)] = values
             units = heads * max(copy.tokens for copy in part) * self._rows.width

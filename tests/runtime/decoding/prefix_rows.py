@@ -6,11 +6,13 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 
 from runtime.config import load_config
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.engine_folder import DRAFT_FOLDER
 from runtime.images import EmbeddingStore
+from runtime.onnx_runtime import installed_version, reads_native
 from runtime.options import RuntimeOptions, SpeculationOptions
 from runtime.prefix.rooms import page_bytes
 from runtime.request import RequestOptions, RowRequest, RowRound, RowToken
@@ -50,6 +52,11 @@ def open_pages(
         **options,
     )
     return LLMInferenceRuntime.open(folder, chosen, embeddings=embeddings)
+
+
+needs_native = pytest.mark.skipif(
+    not reads_native(installed_version()), reason="this ONNX Runtime reads opset 23 at most"
+)
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:

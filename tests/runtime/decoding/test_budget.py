@@ -301,3 +301,21 @@ def test_a_draft_counts_when_limits_are_chosen() -> None:
     assert found.draft is not None
     assert limits(found) == (4, 4096)
     assert found.draft.max_supported_batch_size == 4
+
+
+def test_the_prefix_cache_is_counted_where_its_pages_lie() -> None:
+    draft = with_draft(gpu_deployment())
+    size = page_bytes(draft.base, draft.draft)
+    plain = budgets_of(draft, GIB, GIB)
+    paged = budgets_of(draft._replace(prefix=Rooms(device=7, host=3, disk=5)), GIB, GIB)
+    added = [one.needed - other.needed for one, other in zip(paged, plain, strict=True)]
+    assert added == [7 * size, 3 * size]
+    cpu = DeploymentConfig(small_config(), prefix=Rooms(4))
+    assert predicted_parts(cpu)["prefix_cache"] == 4 * page_bytes(small_config(), None)
+
+
+def test_who_asks_for_too_large_a_prefix_cache_is_told_of_it() -> None:
+    options = RuntimeOptions(max_batch=1, capacity=64, prefix_cache_bytes=2 * GIB)
+    with pytest.raises(HearthError, match="capacity or prefix_cache_bytes, or export") as caught:
+        fit_deployment(StoredEngines(small_config()), options, 2 * GIB, None)
+    assert caught.value.code == "out_of_memory"

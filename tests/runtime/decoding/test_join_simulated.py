@@ -52,7 +52,6 @@ BOUNDS = Bounds(voices=len(OF_TEXT), rows=7, tokens=7, borders=4)
 SEEING_BOUNDS = BOUNDS._replace(voices=len(VOICES))
 KNOWN = {voice.prompt: text for voice, text in zip(VOICES, TEXTS, strict=True)}
 CHAIN = 4
-PAGES = 5
 
 
 class Kind(NamedTuple):
@@ -117,6 +116,10 @@ class House:
 
     def __init__(self, kind: Kind) -> None:
         self._kind = kind
+        self._rooms = Rooms(0)
+        if kind.prefix:
+            # What leaves the memory of a GPU goes to the host's.
+            self._rooms = Rooms(3, 3) if kind.gpu else Rooms(5)
         self._opened: LLMInferenceRuntime | None = None
         self.ends = Counter[str]()
         self.together = self.reused = 0
@@ -138,7 +141,7 @@ class House:
         seating = runtime._seating
         if seating._prefix is not None:
             # A schedule runs the same again.
-            seating._prefix._index = PageIndex(Rooms(PAGES))
+            seating._prefix._index = PageIndex(self._rooms)
         shadow = Shadow(ROWS, CHUNK, SLOTS, captured_widths(runtime.config))
         with failing_steps(runtime, schedule), watching(runtime, shadow):
             replies = Trial(runtime, schedule, requests, int(self._kind.gpu)).run()
@@ -156,7 +159,7 @@ class House:
         config = SEES if self._kind.sees else CONFIG
         if self._kind.gpu:
             config = structs.replace(config, operators="contrib")
-        rooms = Rooms(PAGES if self._kind.prefix else 0)
+        rooms = self._rooms
         deployment = DeploymentConfig(config, prefix=rooms)
         if self._kind.chains:
             config = structs.replace(config, max_verify_tree_size=CHAIN + 1)

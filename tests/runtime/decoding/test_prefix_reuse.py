@@ -17,12 +17,14 @@ from tests.runtime.decoding.prefix_rows import (
     TOKENS,
     check_equal,
     computed,
+    needs_native,
     open_pages,
     prompt,
     row,
     run,
 )
 
+pytestmark = needs_native
 SHARED = prompt(75)
 Folders = Callable[[str], Path]
 

@@ -16,6 +16,7 @@ from tests.runtime.decoding.prefix_rows import (
     Outcome,
     check_equal,
     computed,
+    needs_native,
     open_pages,
     prompt,
     row,
@@ -91,6 +92,7 @@ def test_the_drafts_entries_come_with_the_pages(tree_folders: EngineFolders, dia
             np.testing.assert_allclose(one, other, rtol=0, atol=2e-5)
 
 
+@needs_native
 def test_a_reply_of_vanilla_steps_has_no_entries_and_is_reused_for_the_base(
     tree_folders: EngineFolders,
 ) -> None:
@@ -109,6 +111,7 @@ def test_a_reply_of_vanilla_steps_has_no_entries_and_is_reused_for_the_base(
         check_equal(third.tokens[0], wanted.tokens[0], exact=True)
 
 
+@needs_native
 def test_a_reply_of_rounds_is_kept_with_its_entries(tree_folders: EngineFolders) -> None:
     with closing(speculating(tree_folders("qwen3", "native"), CHAIN)) as runtime:
         reply = run(runtime, row(SHARED)).reply()
@@ -118,6 +121,7 @@ def test_a_reply_of_rounds_is_kept_with_its_entries(tree_folders: EngineFolders)
         check_same(found, run(runtime, row(asked, cache="bypass")))
 
 
+@needs_native
 def test_what_a_branching_tree_has_put_elsewhere_is_not_kept_where_bits_count(
     tree_folders: EngineFolders,
 ) -> None:

@@ -186,7 +186,8 @@ def test_pages_of_all_layers_are_copied_in_few_launches_and_nothing_waits(queue:
     copies = [PageCopy(page, 0, 0, 32 * page, 32) for page in range(80)]
     queue.api.calls.clear()
     storage.save(pool, copies, 4096)
-    storage.load(pool, copies[:1], 4096)
+    storage.load(pool, [copies[0], PageCopy(1, 0, 0, 0, 0)], 4096)
+    storage.save(pool, [PageCopy(0, 1, 0, 0, 0)], 4096)
     assert queue.grids() == [(4, 64, 56), (4, 16, 56), (4, 1, 56)]
     assert queue.counts() == (3, 0)
 
