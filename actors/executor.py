@@ -347,6 +347,8 @@ class ExecutorActor:
             return
         self._reported = now
         runtime = self._runtime
+        for failure in runtime.take_failures():
+            _log.warning("the prefix cache misses pages", code=failure.code, reason=failure.message)
         metrics = ExecutorMetrics(
             runtime.prefill_metrics,
             runtime.generation_metrics,

@@ -65,6 +65,9 @@ class BatchRuntime(Protocol):
     def prefix_metrics(self) -> PrefixMetrics | None:
         """What the prefix cache has done and holds; None where there is none."""
 
+    def take_failures(self) -> list[HearthError]:
+        """What went wrong without harm to any row, since this was asked the last time."""
+
     @property
     def device_free(self) -> int | None:
         """Free bytes of the device's own memory; None where it has none of its own."""

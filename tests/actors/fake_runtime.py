@@ -45,6 +45,7 @@ class FakeRuntime:
         self.generation_metrics = StageMetrics()
         self.speculation_metrics = EagleGenerationMetrics()
         self.prefix_metrics: PrefixMetrics | None = None
+        self.failures: list[HearthError] = []
         self.memory: dict[str, int] = {}
         self.graphs: dict[str, GraphCounters] = {}
         self.device_free: int | None = None
@@ -138,6 +139,10 @@ class FakeRuntime:
     def leave(self, row: int) -> None:
         self.left.append(row)
         self.rows.pop(row, None)
+
+    def take_failures(self) -> list[HearthError]:
+        failures, self.failures = self.failures, []
+        return failures
 
     def unpin(self, client: int) -> None:
         self.unpinned.append(client)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from msgspec import structs
+from structlog.testing import capture_logs
 
 from actors.executor_messages import Unpin
 from actors.messages import RowsFailed, Step
@@ -43,6 +44,15 @@ def test_what_came_from_the_prefix_cache_is_told_with_the_first_token(
     assert isinstance(told, ActorProgress)
     assert told.metrics
     assert told.metrics.prefix == PrefixMetrics(queried=100, reused=64)
+
+
+def test_files_that_could_not_be_used_are_in_the_log(house: House, runtime: FakeRuntime) -> None:
+    runtime.failures = [HearthError("spill_invalid", "a.page is damaged", "a.page")]
+    with capture_logs() as logs:
+        house.start()
+        next_mail(house.supervisor, 1)
+    (told,) = [one for one in logs if one["log_level"] == "warning"]
+    assert (told["code"], told["reason"]) == ("spill_invalid", "a.page is damaged")
 
 
 def test_a_client_that_has_gone_keeps_nothing_in_the_prefix_cache(

@@ -28,3 +28,18 @@ def test_a_copy_into_pieces_is_refused(gpu: CudaDevice) -> None:
     tensor = gpu.zeros("x", (8,), np.dtype(np.float32))
     with pytest.raises(HearthError):
         gpu.fetch(tensor, np.zeros((4, 4), np.float32)[:, :2])
+
+
+def test_spans_are_measured_beside_each_other(gpu: CudaDevice) -> None:
+    tensor = gpu.zeros("x", (SIZE,), np.dtype(np.float32))
+    spans = []
+    for copies in (1, 50):
+        spans.append(gpu.span())
+        for _ in range(copies):
+            gpu.copy(tensor, None)
+        spans[-1].end()
+    gpu.mark().wait()
+    one, fifty = (span.seconds for span in spans)
+    assert one is not None
+    assert fifty is not None
+    assert 0 < one < fifty

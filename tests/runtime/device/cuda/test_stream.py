@@ -8,7 +8,7 @@ from runtime.device.cuda.context import CudaContext
 from runtime.device.cuda.driver import CudaDriver
 from runtime.device.cuda.graph import GraphCapture
 from runtime.device.cuda.memory import CudaMemory
-from runtime.device.cuda.stream import CudaEvent, CudaStream
+from runtime.device.cuda.stream import CudaEvent, CudaSpan, CudaStream
 from runtime.device.cuda.upload import UploadRing
 from runtime.errors import HearthError
 from tests.runtime.device.cuda.fake_driver import CUresult, FakeDriver
@@ -142,3 +142,18 @@ def test_a_capture_that_fails_is_named_and_ended() -> None:
     with pytest.raises(HearthError, match="nothing was captured"):
         _ = capture.graph
     assert api.names()[-1] == "cuGraphDestroy"
+
+
+def test_a_span_says_what_its_work_took_once_that_has_ended() -> None:
+    api = FakeDriver()
+    api.results["cuEventElapsedTime"] = (2.5,)
+    context = CudaContext(CudaDriver(api))
+    span = CudaSpan(context, CudaStream(context))
+    span.end()
+    api.failing["cuEventQuery"] = CUresult.CUDA_ERROR_NOT_READY
+    assert [span.seconds] == [None]
+    del api.failing["cuEventQuery"]
+    assert span.seconds == 0.0025
+    assert api.names().count("cuEventDestroy") == 2
+    assert span.seconds == 0.0025
+    assert not context.open_events
