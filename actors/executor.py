@@ -15,6 +15,7 @@ from actors.executor_messages import (
     LoadAdapter,
     Offered,
     Release,
+    Retire,
     Revoke,
     UnloadAdapter,
     Unpin,
@@ -92,7 +93,7 @@ class ExecutorActor:
         # Cancelled and revoked rows that are not here, oldest first: their offer may yet come, but
         # most have ended.
         self._early: dict[int, Cancel | Revoke] = {}
-        self._stopping = False
+        self._stopping = self._retiring = False
         self._failures = 0
         self._reported = float("-inf")
 
@@ -111,7 +112,11 @@ class ExecutorActor:
                     break
                 if self._released:
                     self._give_back()
-                if self._offered:
+                if self._retiring:
+                    self._return_offered()
+                    if not self._runtime.active:
+                        return
+                elif self._offered:
                     self._place()
                 if self._runtime.active:
                     self._advance()
@@ -151,8 +156,9 @@ class ExecutorActor:
                     self._runtime.unpin(client)
                 case SetLogLevel(level):
                     set_level(level)
-                case Shutdown():
-                    self._stopping = True
+                case Retire() | Shutdown():
+                    self._retiring = True
+                    self._stopping |= isinstance(message, Shutdown)
 
     def _read_offers(self) -> None:
         while (message := self._inbox.receive_nowait()) is not None:
@@ -196,6 +202,13 @@ class ExecutorActor:
                 self._remember(rid, message)
         if given_back:
             self._tell(RowsReturned(self._incarnation, unplaced=given_back))
+
+    def _return_offered(self) -> None:
+        """Another executor is to have those that have no places here."""
+        if self._offered:
+            unplaced = [one.rid for one in self._offered]
+            self._offered = []
+            self._tell(RowsReturned(self._incarnation, unplaced=unplaced))
 
     def _withdraw(self, rid: int) -> bool:
         """Forget an offered row; whether there was one."""

@@ -63,7 +63,22 @@ class UnloadAdapter(ActorMessage, tag="unload_adapter"):
     name: str
 
 
+class Retire(ActorMessage, tag="retire"):
+    """Another executor takes over: end once the rows that have places have ended.
+
+    No row gets a place any more: those that were offered are given back.
+    """
+
+
 ExecutorMessage = Offer | RunTower
 ExecutorControl = (
-    Cancel | Revoke | Release | LoadAdapter | UnloadAdapter | Unpin | SetLogLevel | Shutdown
+    Cancel
+    | Revoke
+    | Release
+    | LoadAdapter
+    | UnloadAdapter
+    | Unpin
+    | SetLogLevel
+    | Retire
+    | Shutdown
 )

@@ -245,6 +245,10 @@ class ExecutorLost(ActorMessage, tag="executor_lost"):
     reason: str
 
 
+class ExecutorRetires(ActorMessage, tag="executor_retires"):
+    """The executor ends with the rows that it has placed; the next one gets what waits."""
+
+
 class AskReport(ActorMessage, tag="ask_report"):
     """Report the queue to the front door's `rid`."""
 
@@ -266,7 +270,9 @@ SchedulerMessage = (
     | TowerRan
     | TowerFailed
 )
-SchedulerControl = Cancel | ExecutorReady | ExecutorLost | EncoderReady | EncoderLost
+SchedulerControl = (
+    Cancel | ExecutorReady | ExecutorRetires | ExecutorLost | EncoderReady | EncoderLost
+)
 
 # --- to a process of its own --------------------------------------------------------------
 

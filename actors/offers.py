@@ -42,6 +42,10 @@ class Offers:
         """An executor waits for rows."""
         self._incarnation, self._fill_from = incarnation, now
 
+    def executor_retires(self) -> None:
+        """There will be another one, which is to be offered what waits."""
+        self._incarnation = 0
+
     def executor_lost(self, now: float) -> None:
         """There is none until the next one is ready."""
         self._incarnation, self._begun = 0, None

@@ -37,6 +37,7 @@ from actors.messages import (
     ExecutorGone,
     ExecutorLost,
     ExecutorReady,
+    ExecutorRetires,
     RowsCut,
     RowsEnded,
     RowsFailed,
@@ -141,6 +142,8 @@ class SchedulerActor:
                 self._decisions.append(Unpin(client))
             case ExecutorReady():
                 self._decisions += self._take_over(message, now)
+            case ExecutorRetires():
+                self._policy.executor_retires()
             case ExecutorLost(reason):
                 self._disconnect()
                 self._decisions += self._policy.executor_lost(reason, now)

@@ -212,6 +212,11 @@ class SchedulerPolicy:
                 decisions.append(_failed([entry.rid], refusal))
         return decisions
 
+    def executor_retires(self) -> None:
+        """Offer nothing more until the next executor is ready; what was offered comes back."""
+        self._present = False
+        self._offers.executor_retires()
+
     def executor_lost(self, reason: str, now: float) -> list[Decision]:
         """Fail all that was running; what waits goes on waiting, and so does what had not begun."""
         self._present = False

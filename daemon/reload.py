@@ -23,6 +23,7 @@ RELOADABLE = frozenset(
         "queue_tokens",
         "requests_per_client",
         "restart_limit",
+        "weights",
     }
 )
 """Settings that a reload takes over; docs/configuration.md marks them."""

@@ -28,7 +28,7 @@ from actors.addresses import (
 from actors.encoder_messages import EncoderLost, EncoderReady
 from actors.logs import Log, certain_log, configure_logging, set_level
 from actors.mailbox import Receiver, Sender, ZmqContext
-from actors.messages import DoorMessage, ExecutorLost, SchedulerControl
+from actors.messages import DoorMessage, ExecutorLost, ExecutorRetires, SchedulerControl
 from actors.private_folder import private_folder
 from actors.scheduler import SchedulerActor, open_scheduler
 from actors.supervisor_messages import ActorReady, SupervisorMessage
@@ -322,6 +322,8 @@ class Service:
                 raise
             self._settings, changed, needs_restart = change_to(self._settings, read)
             self._adopt(self._settings)
+            if "weights" in changed and self._supervisors[0].renew("it gets other weights"):
+                await self._to_scheduler_control.send(ExecutorRetires(), _SEND_TIMEOUT_S)
             if self._keys is not None and keys is not None:
                 if keys.clients != self._keys.clients:
                     changed.append("keys")

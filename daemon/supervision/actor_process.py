@@ -19,6 +19,10 @@ from actors.roles import HostConfig
 _SOURCE = Path(actors.__file__).resolve().parents[1]
 
 
+ENDED_WELL = "it ended with status 0"
+"""How the end came of one that found nothing wrong."""
+
+
 class ActorProcess:
     """A process of `actors.host`."""
 
@@ -54,7 +58,7 @@ class ActorProcess:
         status = await self._process.wait()
         if status < 0:
             return f"it was ended by {_signal(-status)}"
-        return f"it ended with status {status}"
+        return f"it ended with status {status}" if status else ENDED_WELL
 
     def kill(self) -> None:
         """Send SIGKILL, if the process still runs."""

@@ -95,6 +95,8 @@ class Supervision:
         self.was_ready = self._told_ready = False
         self._reason = ""
         self._error: HearthError | None = None
+        self.renewing = False
+        """Whether the actor has been asked to make room for the next one."""
 
     def adopt(self, deadlines: Deadlines, restart_limit: int) -> None:
         """Go by other deadlines from now on, the one that runs included."""
@@ -127,12 +129,18 @@ class Supervision:
         """The actor has told why it is about to end."""
         self._error = error
 
-    def ended(self, how: str, now: float) -> list[Action]:
-        """The actor is gone: restart it or give up."""
+    def ended(self, how: str, now: float, *, well: bool = False) -> list[Action]:
+        """The actor is gone: restart it or give up; `well` is one that found nothing wrong."""
         if self.phase is Phase.ENDED:
             return []
+        self.renewing = self.renewing and well
+        if not self.renewing and self.phase is not Phase.KILLED:
+            self._reason = ""
         reason = self._reason or (self._error.message if self._error else how)
         actions = self._tell_loss(reason)
+        if self.renewing:
+            self._enter(Phase.PAUSED, now)
+            return [*actions, AnnounceRestart(reason)]
         if self._ready_since is not None and now - self._ready_since >= self._deadlines.stable_s:
             self._restarts = 0
         if self._restarts >= self._restart_limit or (self._error and not self.was_ready):
@@ -141,6 +149,10 @@ class Supervision:
         self._enter(Phase.PAUSED, now + self._pause())
         self._restarts += 1
         return [*actions, AnnounceRestart(reason)]
+
+    def renew(self, reason: str) -> None:
+        """The actor has been asked to make room for the next one: its end is no failure."""
+        self.renewing, self._reason = True, reason
 
     def stop(self) -> None:
         """The actor is to end: whatever happens now needs no action."""
@@ -153,6 +165,7 @@ class Supervision:
         if self.phase is Phase.PAUSED:
             self.incarnation += 1
             self._ready_since, self._reason, self._error = None, "", None
+            self.renewing = False
             self._enter(Phase.STARTING, now + self._deadlines.hello_s)
             return [Start(self.incarnation)]
         if self.phase is Phase.KILLED:

@@ -14,7 +14,7 @@ import structlog
 from hearth_client.running_clock import RunningClock
 
 from actors.addresses import CONTROL_LIMIT, Addresses, SocketFolder, remove_sockets
-from actors.executor_messages import ExecutorControl
+from actors.executor_messages import ExecutorControl, Retire
 from actors.logs import Format, Level
 from actors.mailbox import MailboxFull, Receiver, Sender, ZmqContext
 from actors.messages import SetLogLevel, Shutdown
@@ -28,7 +28,7 @@ from actors.supervisor_messages import (
     ExecutorMetrics,
     SupervisorMessage,
 )
-from daemon.supervision.actor_process import ActorProcess
+from daemon.supervision.actor_process import ENDED_WELL, ActorProcess
 from daemon.supervision.restart_policy import (
     Action,
     AnnounceLost,
@@ -172,6 +172,16 @@ class Supervisor:
         self._plan = plan
         self._wake.set()
 
+    def renew(self, reason: str) -> bool:
+        """Let another one of the plan take over once the actor has ended what it does.
+
+        Tells whether it has been asked to; where there is none the next one is of this plan.
+        """
+        asked = self._process is not None and self._tell_actor(Retire())
+        if asked:
+            self._policy.renew(reason)
+        return asked
+
     async def stop(self) -> None:
         """Let `run` end the actor, and wait until it has."""
         self._policy.stop()
@@ -232,13 +242,18 @@ class Supervisor:
                     _log.info("actor ready", actor=self._name)
                     await self._tell.ready(self._said_ready, self._addresses)
                 case AnnounceLost(reason):
-                    if not self._told_failure.is_set():
-                        _log.error("actor lost", actor=self._name, reason=reason)
+                    self._note_loss(reason)
                     await self._tell.lost(reason)
                 case AnnounceRestart(reason):
                     self._tell.restarting(reason)
                 case GiveUp(error):
                     self._error = error
+
+    def _note_loss(self, reason: str) -> None:
+        if self._policy.renewing:
+            _log.info("actor replaced", actor=self._name, reason=reason)
+        elif not self._told_failure.is_set():
+            _log.error("actor lost", actor=self._name, reason=reason)
 
     async def _start(self, incarnation: int) -> None:
         self._name = f"{self._plan.role}-{incarnation}"
@@ -285,7 +300,7 @@ class Supervisor:
         self._close_control()
         remove_sockets(self._addresses)
         loading = self._policy.phase in (Phase.STARTING, Phase.LOADING)
-        actions = self._policy.ended(how, self._clock.now())
+        actions = self._policy.ended(how, self._clock.now(), well=how == ENDED_WELL)
         goes_on = not any(isinstance(action, GiveUp) for action in actions)
         if loading and goes_on and not self._told_failure.is_set():
             _log.error("actor not started", actor=self._name, reason=how)

@@ -8,7 +8,7 @@ import pytest
 import structlog
 
 from actors import executor as executor_module
-from actors.executor_messages import Release, Revoke
+from actors.executor_messages import Release, Retire, Revoke
 from actors.messages import (
     Cancel,
     Continuation,
@@ -264,6 +264,24 @@ def test_shutdown_fails_what_runs_and_what_waits(house: House, runtime: FakeRunt
     failed = house.hear_until(RowsFailed)
     assert (failed.rids, failed.code) == ([7, 8, 9], "shutting_down")
     assert house.failures == []
+
+
+def test_one_that_retires_ends_with_its_rows_and_gives_the_others_back(
+    house: House, runtime: FakeRuntime
+) -> None:
+    runtime.before_step = lambda _step: time.sleep(0.01)
+    runtime.places = 1
+    house.offer(row(7, 60), row(8))
+    house.start()
+    house.hear_until(Step)
+    house.control.post(Retire())
+    assert house.hear_until(RowsReturned).unplaced == [8]
+    house.offer(row(9))
+    assert house.hear_until(RowsReturned).unplaced == [9]
+    house.finish(7)
+    house.join()
+    assert {rid for step in house.of(Step) for rid in step.rids} == {7}
+    assert house.of(RowsFailed) == house.failures == []
 
 
 def test_progress_is_told_while_idle_and_busy(

@@ -83,6 +83,31 @@ def test_a_lost_executor_is_announced_and_restarted_at_once() -> None:
     assert made.tick(3.0) == [Start(2)]
 
 
+def test_one_that_makes_room_is_replaced_at_once_and_counts_for_nothing() -> None:
+    made = running(restart_limit=0)
+    for turn in range(1, 4):
+        made.renew("other weights")
+        told = made.ended("it ended with status 0", 10.0 * turn, well=True)
+        assert told == [AnnounceLost("other weights"), AnnounceRestart("other weights")]
+        assert made.tick(10.0 * turn) == [Start(turn + 1)]
+        made.hello(10.0 * turn)
+        assert made.ready(10.0 * turn) == [AnnounceReady()]
+    # Nobody has asked this one.
+    assert isinstance(made.ended("it ended with status 0", 50.0, well=True)[-1], GiveUp)
+
+
+def test_one_that_dies_or_hangs_while_it_makes_room_is_lost() -> None:
+    died = running()
+    died.renew("other weights")
+    assert died.ended("it was ended by SIGKILL", 5.0)[0] == AnnounceLost("it was ended by SIGKILL")
+    hung = running()
+    hung.renew("other weights")
+    assert hung.tick(20.0)[-1] == Kill("it made no progress for 20 s")
+    assert hung.ended("it was ended by SIGKILL", 21.0) == [
+        AnnounceRestart("it made no progress for 20 s")
+    ]
+
+
 def test_a_pause_has_a_bound() -> None:
     made = running(restart_limit=100)
     now = 1.0

@@ -14,7 +14,7 @@ import structlog
 
 from actors.executor_messages import ExecutorControl
 from actors.mailbox import Receiver
-from actors.messages import SetLogLevel
+from actors.messages import ExecutorRetires, SetLogLevel
 from actors.roles import HostConfig
 from daemon.configuration.settings import Settings
 from daemon.supervision.actor_process import ActorProcess
@@ -63,6 +63,28 @@ async def test_a_killed_executor_fails_what_it_held_and_comes_back(short_folder:
     assert [line["reason"] for line in logs if line["event"] == "actor lost"] == [
         "it was ended by SIGKILL"
     ]
+
+
+async def test_another_executor_takes_over_once_the_rows_that_run_have_ended(
+    short_folder: Path,
+) -> None:
+    with structlog.testing.capture_logs() as logs:
+        async with house(short_folder) as made:
+            await made.wait_until(ready=True)
+            first = made.pid
+            for rid in range(8):
+                made.submit(rid, 60)
+            await made.until_running(7)
+            assert made.supervisor.renew("other weights are to be served")
+            made.to_control.post(ExecutorRetires())
+            made.submit(100, 5)
+            ends = await made.until_ended(*range(8), 100)
+            assert ends == dict.fromkeys([*range(8), 100], "length")
+            assert made.changes == [True, False, True]
+            assert made.restarts == ["other weights are to be served"]
+            assert made.pid != first
+            assert not is_alive(first)
+    assert [line["event"] for line in logs if line["log_level"] == "error"] == []
 
 
 async def test_a_request_that_kills_the_executor_each_time_is_refused_by_name(
