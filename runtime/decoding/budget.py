@@ -138,8 +138,7 @@ def fit_deployment(
     if margin:
         what = f"{_rows(asked)} would take {lacking[0]}{others}: free some, or"
     else:
-        less = "max_batch, capacity or prefix_cache_bytes" if options.prefix_cache_bytes else ""
-        what = f"the engine needs {lacking[0]}: lower {less or 'max_batch or capacity'}, or"
+        what = f"the engine needs {lacking[0]}: lower max_batch or capacity, or"
     raise HearthError("out_of_memory", f"{what} export with int8 or int4", "capacity")
 
 
