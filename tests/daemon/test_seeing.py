@@ -30,6 +30,7 @@ from runtime.export import ExportOptions, export_model
 from tests.vision_models import write_vision_model
 
 pytestmark = pytest.mark.slow
+PICTURE_TOKENS = 24
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +104,21 @@ def test_a_picture_is_seen_and_kept_for_when_it_comes_again(client: Client) -> N
     assert usage is not None
     assert (usage.count, usage.cached, usage.tokens) == (2, 1, 48)
     assert len(both) == 4
+
+
+def test_a_prompt_is_known_as_far_as_its_pictures_are_the_same(client: Client) -> None:
+    known, replies = [], []
+    for seed in (11, 11, 12, 11):
+        generation = ask(client, "look well: ", Image(picture(seed)), "?")
+        replies.append(generation.text())
+        assert generation.done is not None
+        usage = generation.done.usage
+        known.append(usage.cached_tokens)
+    behind = usage.prompt_tokens - known[2]
+    assert known[1] == known[3] == usage.prompt_tokens - 1
+    # The picture's own tokens, and what follows it.
+    assert behind > PICTURE_TOKENS
+    assert replies[0] == replies[1] == replies[3]
 
 
 def test_a_daemon_says_what_one_process_alone_says(
