@@ -2,6 +2,7 @@
 
 import os
 import signal
+import stat
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -135,6 +136,23 @@ def test_what_is_pinned_stays_until_its_client_leaves(home: Path) -> None:
 def flood(client: Client, first: int) -> None:
     for number in range(first, first + 6):
         client.generate(words(number), max_tokens=1).text()
+
+
+def test_files_are_private_and_serve_after_a_restart(tiny_engine: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "prefix"
+    flags = [
+        *("--engine-kind", "simulated", "--prefix-folder", str(folder)),
+        *("--prefix-disk-bytes", str(64 << 20)),
+    ]
+    with own_daemon(tiny_engine, flags) as daemon:
+        with Client(daemon.socket) as client:
+            assert cached(client.generate(60 * "a", max_tokens=1)) == 0
+        daemon.stop()
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert files
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+    with own_daemon(tiny_engine, flags) as daemon, Client(daemon.socket) as client:
+        assert cached(client.generate(60 * "a" + "b", max_tokens=1)) >= PAGE
 
 
 def test_replies_that_are_put_back_read_their_prompts_no_more(tiny_engine: Path) -> None:
