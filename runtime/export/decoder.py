@@ -145,7 +145,7 @@ class Decoder:
         for part in parts:
             shape = (width, sum(sizes[kind] for kind in part))
             product = self._linear(x, part, [f"{prefix}.{kind}_proj" for kind in part], shape)
-            qkv.append(self._low_rank.add(layer, part, x, product))
+            qkv.append(self._low_rank.add(layer, part[0], x, product))
         names = [f"{prefix}.{kind}_norm" for kind in "qk"] if model.qk_norm else []
         norms = [self._weights.vector(graph, name, [f"{name}.weight"]) for name in names]
         return self._spelling.self_attention(layer, qkv, norms, cache)
@@ -172,20 +172,19 @@ class Decoder:
         product = self._spelling.gated(*self._gate_and_up(layer, x, prefix))
         sources, inner = [f"{prefix}.mlp.down_proj"], model.intermediate_size
         output = self._project(product, "down", sources, inner, model.hidden_size)
-        return self._low_rank.add(layer, ["down"], product, output)
+        return self._low_rank.add(layer, "down", product, output)
 
     def _gate_and_up(self, layer: int, x: ir.Value, prefix: str) -> Sequence[ir.Value]:
         graph, hidden, size = self._graph, self._model.hidden_size, self._model.intermediate_size
         gate, up = (f"{prefix}.mlp.{kind}_proj" for kind in ("gate", "up"))
         # Two adapters would cost more than the kernel that splits their sum.
-        adapted = self._low_rank.pairs(layer, ["gate"])
-        if not (self._spelling.joins_gate_and_up or adapted):
+        if not (self._spelling.joins_gate_and_up or self._low_rank.adapts(layer, "gate")):
             return [
                 self._project(x, name, [source], hidden, size)
                 for name, source in (("gate", gate), ("up", up))
             ]
         both = self._project(x, "gate_up", [gate, up], hidden, 2 * size)
-        both = self._low_rank.add(layer, ["gate", "up"], x, both)
+        both = self._low_rank.add(layer, "gate", x, both)
         return graph.ops("Split", 2, both, graph.ints(size, size), axis=-1)
 
     def _select(self, x: ir.Value, last: ir.Value) -> ir.Value:

@@ -18,22 +18,19 @@ class LowRank:
         self._dtype = dtype
         self._inputs = {(one.layer, target): one for one in inputs for target in one.targets}
 
-    def pairs(self, layer: int, targets: Sequence[str]) -> list[LoraInput]:
-        """The pairs of inputs that these have."""
-        found = (self._inputs.get((layer, target)) for target in targets)
-        return list(dict.fromkeys(pair for pair in found if pair is not None))
+    def adapts(self, layer: int, target: str) -> bool:
+        """Whether there is a pair of inputs for this projection."""
+        return (layer, target) in self._inputs
 
-    def add(self, layer: int, targets: Sequence[str], x: ir.Value, product: ir.Value) -> ir.Value:
-        """`product` [B, S, N] of x and `targets` side by side, and of x and their low ranks.
+    def add(self, layer: int, target: str, x: ir.Value, product: ir.Value) -> ir.Value:
+        """`product` [B, S, N] of x and a projection, or several from it on, and of their low rank.
 
-        Without adapters that is `product` itself.
+        Without a pair for it that is `product` itself.
         """
-        graph, parts = self._graph, []
-        for pair in self.pairs(layer, targets):
-            a = graph.input(pair.a, self._dtype, pair.shape_a)
-            b = graph.input(pair.b, self._dtype, pair.shape_b)
-            parts.append(graph.op("MatMul", graph.op("MatMul", x, a), b))
-        if not parts:
+        pair = self._inputs.get((layer, target))
+        if pair is None:
             return product
-        addend = parts[0] if len(parts) == 1 else graph.op("Concat", *parts, axis=-1)
-        return graph.op("Add", product, addend)
+        a = self._graph.input(pair.a, self._dtype, pair.shape_a)
+        b = self._graph.input(pair.b, self._dtype, pair.shape_b)
+        low = self._graph.op("MatMul", self._graph.op("MatMul", x, a), b)
+        return self._graph.op("Add", product, low)

@@ -5,9 +5,6 @@ from typing import NamedTuple
 
 from runtime.config import LORA_JOINED, LORA_TARGETS, LLMEngineRunnerConfig
 
-WIDE = 768
-"""The hidden size from which on a model is called wide."""
-
 
 class LoraInput(NamedTuple):
     """A pair of inputs of one layer, in the engine's type: x A B is added to a projection of x.
@@ -85,21 +82,18 @@ def has_fixed_rank(config: LLMEngineRunnerConfig) -> bool:
 def lora_targets(config: LLMEngineRunnerConfig, asked: Collection[str] = ()) -> tuple[str, ...]:
     """What the graph of such an engine is to have inputs for: what is asked for, or everything.
 
-    A GPU, and a CPU in a narrow model, pay for every node of a step, so projections that are one
-    product share their pair there. A CPU pays for every number as well, and in a wide model zeros
-    beside the diagonal cost more than nodes do.
+    Projections that are one product share their pair, as nodes cost more than the zeros beside the
+    diagonal do, up to rank 16 on a CPU as well.
     """
     if not config.max_supported_lora_rank:
         return ()
     apart = config.operators == "contrib" and (
         config.takes_tree_mask or config.use_context_dependent_rope
     )
-    wide = config.device == "cpu" and config.hidden_size >= WIDE
     wanted = [one for one in LORA_TARGETS if one in (asked or LORA_TARGETS)]
     for joined, parts in LORA_JOINED.items():
         found = [one for one in wanted if one in parts]
-        whole = len(found) == len(parts)
-        if found and not (joined == "qkv" and apart) and not (wide and whole):
+        if found and not (joined == "qkv" and apart):
             first = wanted.index(found[0])
             wanted[first : first + len(found)] = [joined]
     return tuple(wanted)

@@ -21,7 +21,6 @@ from runtime.export.model_config import load_model_config
 from runtime.export.options import Dialect, Quantization, resolve_dialect
 from runtime.export.reference_pass import reference_logits
 from runtime.export.rounded_weights import RoundedWeights
-from runtime.tensors import lora
 from tests.low_rank_models import AdaptedWeights, Adapter, engine_inputs, merge, random_adapter
 from tests.references import reference_folder
 from tests.references import reference_logits as stored_rows
@@ -83,30 +82,17 @@ def test_no_adapter_gives_the_bits_of_an_engine_without(
             assert np.array_equal(logits, expected)
 
 
-@pytest.mark.parametrize("width", [1, 1000])
-def test_an_adapter_of_some_projections_and_layers(
-    tmp_path: Path, dialect: str, width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With pairs that are shared, and with a pair for each projection as in wide models."""
-    monkeypatch.setattr(lora, "WIDE", width)
-    options = ExportOptions(dialect=_choice(dialect), max_lora_rank=8)
-    config = export_model(reference_folder("qwen3"), tmp_path / "engine", options)
-    assert ("v" in config.lora_targets) == (width == 1)
-    for targets in ("", "q v down"):
-        adapter = random_adapter(reference_folder("qwen3"), 8, targets=targets)
-        adapter.pop((0, "down"))
-        _compare(tmp_path / "engine", "qwen3", adapter)
+def test_an_adapter_of_some_projections_and_layers(taking: Taking, dialect: str) -> None:
+    adapter = random_adapter(reference_folder("qwen3"), 8, targets="q v down")
+    del adapter[0, "down"]
+    _compare(taking("qwen3", dialect), "qwen3", adapter)
 
 
-@pytest.mark.parametrize("width", [1, 1000])
-def test_an_engine_takes_the_targets_that_were_asked_for(
-    tmp_path: Path, dialect: str, width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lora, "WIDE", width)
+def test_an_engine_takes_the_targets_that_were_asked_for(tmp_path: Path, dialect: str) -> None:
     asked = ("v", "q", "up", "gate")
     options = ExportOptions(dialect=_choice(dialect), max_lora_rank=8, lora_targets=asked)
     config = export_model(reference_folder("qwen3"), tmp_path / "engine", options)
-    assert config.lora_targets == (("qkv", "gate", "up") if width == 1 else ("qkv", "gate_up"))
+    assert config.lora_targets == ("qkv", "gate_up")
     adapter = random_adapter(reference_folder("qwen3"), 8, targets=" ".join(asked))
     _compare(tmp_path / "engine", "qwen3", adapter)
 

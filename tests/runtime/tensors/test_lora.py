@@ -3,11 +3,11 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from runtime.config import LORA_JOINED, LORA_TARGETS, LLMEngineRunnerConfig
+from runtime.config import LORA_JOINED, LLMEngineRunnerConfig
 from runtime.errors import HearthError
 from runtime.executor.engine import IOTensor
 from runtime.executor.introspection import check_bindings, check_known
-from runtime.tensors.lora import WIDE, has_fixed_rank, lora_inputs, lora_targets
+from runtime.tensors.lora import has_fixed_rank, lora_inputs, lora_targets
 from runtime.tensors.registry import TensorRegistry, build_registry_for_llm
 from tests.runtime.engine_configs import small_config
 
@@ -20,17 +20,20 @@ def _config(**changes: Any) -> LLMEngineRunnerConfig:
     return structs.replace(config, lora_targets=lora_targets(config))
 
 
-def test_every_projection_of_a_wide_model_has_a_pair_of_any_rank_on_a_cpu() -> None:
-    config = _config(hidden_size=WIDE)
+def test_every_product_has_a_pair_of_any_rank_on_a_cpu() -> None:
+    config = _config()
     pairs = lora_inputs(config)
     assert not has_fixed_rank(config)
-    assert [pair.targets for pair in pairs[:7]] == [(target,) for target in LORA_TARGETS]
-    assert len(pairs) == 7 * config.num_decoder_layers
-    first = pairs[0]
-    query = config.num_attention_heads * config.head_dim
-    assert (first.a, first.b, first.layer) == ("lora_a_q_0", "lora_b_q_0", 0)
-    assert first.shape_a == (config.hidden_size, "lora_rank_q_0")
-    assert first.shape_b == ("lora_rank_q_0", query)
+    assert [pair.a for pair in pairs[:4]] == [
+        "lora_a_qkv_0", "lora_a_o_0", "lora_a_gate_up_0", "lora_a_down_0"
+    ]  # fmt: skip
+    assert len(pairs) == 4 * config.num_decoder_layers
+    first, output = pairs[:2]
+    heads = config.num_attention_heads + 2 * config.num_kv_heads
+    assert (first.b, first.layer, first.targets) == ("lora_b_qkv_0", 0, ("q", "k", "v"))
+    assert first.shape_a == (config.hidden_size, "lora_rank_qkv_0")
+    assert first.shape_b == ("lora_rank_qkv_0", heads * config.head_dim)
+    assert output.shape_b == ("lora_rank_o_0", config.hidden_size)
     # One symbol for two pairs would tell ONNX Runtime that they have one rank.
     assert len({pair.shape_a[1] for pair in pairs}) == len(pairs)
 
@@ -38,8 +41,6 @@ def test_every_projection_of_a_wide_model_has_a_pair_of_any_rank_on_a_cpu() -> N
 @pytest.mark.parametrize(
     ("changes", "targets"),
     [
-        ({}, "qkv o gate_up down"),
-        ({"device": "cuda", "hidden_size": WIDE}, "qkv o gate_up down"),
         (PLAN, "qkv o gate_up down"),
         (CUDA, "qkv o gate_up down"),
         (CUDA | {"use_context_dependent_rope": True}, "q k v o gate_up down"),
@@ -47,14 +48,15 @@ def test_every_projection_of_a_wide_model_has_a_pair_of_any_rank_on_a_cpu() -> N
     ],
     ids=str,
 )
-def test_a_narrow_model_and_a_gpu_share_pairs(changes: dict[str, Any], targets: str) -> None:
+def test_a_captured_step_has_pairs_of_the_greatest_rank(
+    changes: dict[str, Any], targets: str
+) -> None:
     config = _config(**changes)
     assert config.lora_targets == tuple(targets.split())
     for pair in lora_inputs(config):
         assert pair.rank == 8 * len(pair.targets)
-        if has_fixed_rank(config):
-            assert pair.shape_a == (pair.inputs, pair.rank)
-            assert pair.shape_b == (pair.rank, sum(pair.outputs))
+        assert pair.shape_a == (pair.inputs, pair.rank)
+        assert pair.shape_b == (pair.rank, sum(pair.outputs))
 
 
 @pytest.mark.parametrize(
@@ -63,8 +65,6 @@ def test_a_narrow_model_and_a_gpu_share_pairs(changes: dict[str, Any], targets: 
         ({}, "qkv gate_up"),
         (PLAN, "qkv gate_up"),
         (CUDA | {"enable_eagle_spec_decode": True}, "q v gate_up"),
-        # What has one product and not all of its targets shares a pair in a wide model, too.
-        ({"hidden_size": WIDE}, "qkv gate up"),
     ],
     ids=str,
 )
