@@ -27,7 +27,7 @@ from runtime.request import RequestOptions, RowRequest
 from runtime.undo import undoing
 from runtime.vision.answer_check import check_tower_answer
 from runtime.vision_config import VISION_FOLDER
-from runtime.weights.external_weight_manager import answer_of
+from runtime.weights.external_weight_manager import ExternalWeightManager, answer_of
 
 _FLUSH_S = 2.0
 _TOLD_S = 0.25
@@ -56,7 +56,8 @@ def open_executor(host: Host, settings: ExecutorSettings) -> ReadyActor:
         finally:
             runtime.close()
 
-    facts = _facts(runtime) | {"load_s": round(time.monotonic() - started, 3)}
+    facts = _facts(runtime) | _weights(runtime, settings)
+    facts |= {"load_s": round(time.monotonic() - started, 3)}
     return ReadyActor(run, facts, _limits(runtime))
 
 
@@ -148,6 +149,13 @@ def _limits(runtime: LLMInferenceRuntime) -> ExecutorLimits:
     # A row generates one token at least, so the longest prompt leaves room for it.
     longest = min(runtime.config.max_supported_input_length, runtime.capacity - 1)
     return ExecutorLimits(runtime.max_batch, longest, runtime.capacity)
+
+
+def _weights(runtime: LLMInferenceRuntime, settings: ExecutorSettings) -> dict[str, str]:
+    """The model whose external weights are served, where the engine has none itself."""
+    given, folder = settings.options.weights, Path(settings.engine)
+    weights = ExternalWeightManager.open(folder, runtime.config, given)
+    return {} if weights is None else {"weights": weights.source}
 
 
 def _facts(runtime: LLMInferenceRuntime) -> dict[str, str | int | float]:

@@ -75,6 +75,7 @@ def _sampling_options(command: Command) -> Command:
 @speculation_option
 @click.option("--threads", type=click.IntRange(0, 1024), default=0, help="0 for all cores.")
 @click.option("--max-batch", type=click.IntRange(0, 1024), default=0, help="0 for what fits.")
+@click.option("--weights", metavar="FILE", default="", help="Weights from hearth weights.")
 @json_option
 def generate(
     *,
@@ -88,6 +89,7 @@ def generate(
     adapter: Path | None,
     threads: int,
     max_batch: int,
+    weights: str,
     speculation: bool | None,
     as_json: bool,
     **options: Any,
@@ -112,7 +114,9 @@ def generate(
     with progress_bar() as progress:
         folder = engine_folder(engine, progress)
     method = SpeculationOptions(method="off" if speculation is False else "auto")
-    runtime_options = RuntimeOptions(threads=threads, max_batch=max_batch, speculation=method)
+    runtime_options = RuntimeOptions(
+        threads=threads, max_batch=max_batch, weights=weights, speculation=method
+    )
     store = LocalEmbeddings()
     images = None
     if files:

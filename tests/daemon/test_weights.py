@@ -33,9 +33,11 @@ def test_a_fine_tune_is_served_in_mid_service(tmp_path: Path, short_folder: Path
             return ask(Reload(), Reloaded, str(daemon.socket))
 
         first = served()
+        assert client.status().engine["weights"] == REFERENCE.name
         assert reloaded(weights) == Reloaded(["weights"], [])
         other = served()
         assert other != first
+        assert client.status().engine["weights"] == "other"
         # A file that does not fit changes nothing.
         with pytest.raises(HearthError) as caught:
             reloaded(engine / "weights.json")

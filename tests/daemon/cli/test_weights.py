@@ -5,6 +5,7 @@ from click.testing import CliRunner, Result
 
 from daemon.check import inspect_engine, with_answer
 from daemon.cli.export import export
+from daemon.cli.generate import generate
 from daemon.cli.weights import weights
 from daemon.configuration.settings import Settings
 from runtime.errors import HearthError
@@ -26,6 +27,10 @@ def test_weights_are_written_for_an_engine(tmp_path: Path) -> None:
     settings = Settings(weights=str(file), threads=1)
     report = with_answer(inspect_engine(settings, engine), settings, engine)
     assert (report.weights, report.answer) == (REFERENCE.name, "right")
+    asked = [str(engine), "--weights", str(tmp_path / "none"), "--ids", "1,2"]
+    with pytest.raises(HearthError) as caught:
+        CliRunner().invoke(generate, asked, standalone_mode=False, catch_exceptions=False)
+    assert (caught.value.code, caught.value.field) == ("weights_invalid", "none")
     with pytest.raises(HearthError) as caught:
         run(REFERENCE, file, "--engine", tmp_path / "none")
     assert caught.value.code == "engine_missing"

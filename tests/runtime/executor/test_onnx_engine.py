@@ -1,3 +1,4 @@
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,11 +10,12 @@ from msgspec import structs
 
 from runtime.device.stream import HostStream
 from runtime.errors import HearthError
-from runtime.executor.engine import Binding, EngineOptions
+from runtime.executor.engine import Binding, EngineOptions, Initializers
 from runtime.executor.onnx_engine import (
     BOUNDED_SPIN_SINCE,
     SHORT_SPIN_US,
     OnnxEngine,
+    add_initializers,
     session_options,
 )
 from runtime.executor.simulated_engine import simulated_config
@@ -227,3 +229,13 @@ def test_it_allocates_its_own_scratch_memory(tmp_path: Path) -> None:
     engine.set_context_memory(Tensor.zeros("none", (0,), np.dtype(np.float32)))
     engine.use_profile(1, STREAM)
     engine.close()
+
+
+def test_an_onnx_runtime_that_reads_no_other_weights_says_so() -> None:
+    with Path(__file__).open("rb") as opened, mmap(opened.fileno(), 0, access=ACCESS_READ) as file:
+        given = Initializers({"weights.safetensors": file}, {})
+        with pytest.raises(HearthError) as caught:
+            add_initializers(SimpleNamespace(), given)
+        given.release_pages()
+        assert bytes(file) == Path(__file__).read_bytes()
+    assert (caught.value.code, caught.value.field) == ("engine_incompatible", "weights")

@@ -8,11 +8,11 @@ import pytest
 
 from bench.memory import measure_memory
 from daemon.shipped import DRAFT, SOURCE
-from runtime.config import FileRecord
-from runtime.engine_folder import DATA_FILE, EMBEDDING_FILE
+from runtime.config import WEIGHTS_FILE, FileRecord
+from runtime.engine_folder import DATA_FILE, EMBEDDING_FILE, PLAN_FILE
 from runtime.export import DraftOptions, ExportOptions, export_model
 from runtime.export.options import resolve_dialect
-from runtime.memory.predicted import predict_draft_memory, predict_memory
+from runtime.memory.predicted import cuda_weight_bytes, predict_draft_memory, predict_memory
 from runtime.memory.sizes import projection_bytes, projection_elements
 from runtime.options import EagleDraftingConfig
 from tests.references import reference_folder
@@ -81,6 +81,16 @@ def test_the_table_is_as_large_as_its_file() -> None:
     files = {EMBEDDING_FILE: FileRecord(12345, "")}
     config = msgspec.structs.replace(small_config(), files=files)
     assert predict_memory(config, max_batch=1, capacity=8)["embedding"] == 12345
+
+
+def test_weights_that_a_plan_binds_lie_beside_it_and_the_table_once() -> None:
+    files = {PLAN_FILE: FileRecord(1000, ""), WEIGHTS_FILE: FileRecord(90_000, "")}
+    plan = msgspec.structs.replace(small_config(), backend="tensorrt", device="cuda", files=files)
+    bound = msgspec.structs.replace(plan, external_weight_files=(WEIGHTS_FILE,))
+    table = predict_memory(bound, max_batch=1, capacity=8)["embedding"]
+    assert 0 < table < 90_000
+    assert cuda_weight_bytes(plan) == 1000
+    assert cuda_weight_bytes(bound) == 1000 + 90_000 - table
 
 
 def test_a_simulated_engine_has_no_weights() -> None:

@@ -5,17 +5,22 @@ from pathlib import Path
 
 import pytest
 
-from runtime.config import WEIGHTS_FILE
+from runtime.config import WEIGHTS_FILE, load_config
 from runtime.decoding.answer_check import AnswerReport
 from runtime.decoding.deployment import load_engines
 from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.engine_folder import DRAFT_FOLDER
 from runtime.errors import HearthError
+from runtime.export import DraftOptions
 from runtime.export.options import Quantization
 from runtime.export.weights_export import export_weights
-from runtime.options import RuntimeOptions
+from runtime.options import RuntimeOptions, SpeculationOptions
 from runtime.weights.external_weight_manager import answer_of
+from tests.eagle_models import write_draft
+from tests.references import reference_folder
 from tests.runtime.export.hugging_face import copy_model, shallow_model
-from tests.runtime.weights.external_models import export, generated, tuned
+from tests.runtime.weights.external_models import Given, export, generated, tuned
+from tests.vision_models import write_vision_model
 
 
 class Made:
@@ -81,6 +86,35 @@ def test_what_is_told_by_its_files_is_another_with_other_weights(made: Made) -> 
 def test_the_engines_own_file_may_be_given_too(tmp_path: Path, made: Made) -> None:
     copy = Path(shutil.copy(made.engine / WEIGHTS_FILE, tmp_path))
     assert generated(made.engine, weights=str(copy)) == generated(made.engine)
+
+
+def test_a_base_with_a_draft_and_adapters_takes_other_weights(tmp_path: Path) -> None:
+    model = reference_folder("qwen3")
+    other = tuned(model, tmp_path / "other")
+    folder = write_draft(model, tmp_path / "draft")
+    draft = DraftOptions(folder=folder, max_verify_tree_size=4, max_draft_tree_size=4)
+    engine = export(model, tmp_path / "engine", draft=draft, max_lora_rank=4)
+    assert load_config(engine / DRAFT_FOLDER).external_weight_files == ()
+    weights = tmp_path / "weights.safetensors"
+    export_weights(other, engine, weights)
+    drafted = SpeculationOptions(method="eagle", adaptive=False)
+    given = generated(engine, weights=str(weights), speculation=drafted)
+    wanted = generated(export(other, tmp_path / "own", external_weights=False))
+    # What is proposed by a draft of another model is verified by this one.
+    assert by_row(given) == by_row(wanted)
+
+
+def by_row(given: Given) -> list[list[int]]:
+    return [[token for row, token, _ in given if row == number] for number in range(3)]
+
+
+def test_the_text_of_a_model_that_takes_images_takes_other_weights(tmp_path: Path) -> None:
+    model = write_vision_model(tmp_path / "model", "qwen3_vl")
+    other = tuned(model, tmp_path / "other")
+    engine, weights = export(model, tmp_path / "engine"), tmp_path / "weights"
+    export_weights(other, engine, weights)
+    own = export(other, tmp_path / "own", external_weights=False)
+    assert generated(engine, weights=str(weights)) == generated(own)
 
 
 def refusal(made: Made, model: Path, target: Path) -> HearthError:
