@@ -20,6 +20,9 @@ _COMMANDS = {
         "bench.prefix.command:prefix",
         "Prompts that begin alike, with the prefix cache and without.",
     ),
+    "lora": LazyCommand(
+        "bench.lora.command:lora", "Steps with adapters and without, and switches between them."
+    ),
     "vision": LazyCommand("bench.vision.command:vision", "Pictures by stage, beside transformers."),
     "faults": LazyCommand(
         "bench.faults.command:faults", "What a daemon survives, with the limits it has to keep."
