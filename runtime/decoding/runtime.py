@@ -382,13 +382,14 @@ class LLMInferenceRuntime(AdapterRows):
             began = self._pace.began(step.started)
             pictures = self._turns.collect(step, began)
             return StepResult("tower", [], began, self._pace.ended(), pictures=pictures)
+        live = [row for row in step.rows if row.state is RowState.LIVE]
         try:
             tokens = step.collect()
         except HearthError as error:
             if step.kind != "prefill":
                 raise
             return failed_chunk(step.rows, step.started, error)
-        cached = self._seating.collected(step, tokens)
+        cached = self._seating.collected(step, live, tokens)
         began, ended = self._pace.record(step)
         if isinstance(step, PendingStep) and step.kind == "prefill":
             self._seating.computed(step.computed, ended - began)

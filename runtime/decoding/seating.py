@@ -9,7 +9,7 @@ from runtime.decoding.tower_turns import PendingTower
 from runtime.decoding.vanilla import PendingStep
 from runtime.prefix.prefix_cache import PrefixCache
 from runtime.request import RowRequest, RowToken
-from runtime.rows import DecodingInferenceContext, RowState
+from runtime.rows import DecodingInferenceContext, DecodingRow, RowState
 
 
 class Seating:
@@ -58,11 +58,15 @@ class Seating:
             self._prefix.chunk(chunk, chunk.rows, chunk.first)
 
     def collected(
-        self, step: PendingStep | PendingRound, tokens: Iterable[RowToken]
+        self,
+        step: PendingStep | PendingRound,
+        live: Sequence[DecodingRow],
+        tokens: Iterable[RowToken],
     ) -> dict[int, int]:
         """The tokens of a step are known: how many tokens of a row, by its number, were reused.
 
-        That is told with a row's first token. What a row leaves that has failed is not kept.
+        That is told with a row's first token. Of rows that were not `live` any more nobody looks at
+        the numbers: what the step left of them is not kept, nor of a row that has failed.
         """
         if self._prefix is None:
             return {}
@@ -71,7 +75,7 @@ class Seating:
         self._prefix.doubt(failed)
         if step.kind != "prefill":
             return {}
-        self._prefix.read(step, healthy=not failed)
+        self._prefix.read(step, {row for row in live if row.state is not RowState.FAILED})
         begun = {token.row for token in tokens if token.error is None}
         return {row.number: row.reused for row in step.rows if row.reused and row.number in begun}
 

@@ -1,6 +1,6 @@
 import hashlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import get_args
 
 from runtime.config import LLMEngineRunnerConfig
@@ -60,7 +60,7 @@ class PrefixCache:
         self._found: dict[DecodingRow, Match] = {}
         # In the order of the chunks that fill them. Until a chunk's logits have been read its pages
         # may hold numbers that are not finite, those of tokens before the one at fault too.
-        self._unread = deque[tuple[object, list[Page]]]()
+        self._unread = deque[tuple[object, dict[DecodingRow, list[Page]]]]()
         if disk is not None:
             self._apply(index.adopt(disk.spill.found()), 0)
 
@@ -120,23 +120,24 @@ class PrefixCache:
 
         Nobody gets them before the step has been `read`.
         """
-        pages = list[Page]()
+        pages = dict[DecodingRow, list[Page]]()
         self._unread.append((step, pages))
         for place, row in enumerate(rows, first):
             count = row.filled if not row.prompt_left else row.filled // PAGE_TOKENS * PAGE_TOKENS
             tokens = self._tokens.get(row)
             if tokens is not None and count:
-                pages += self._save(tokens, row, place, count)
+                pages[row] = self._save(tokens, row, place, count)
 
-    def read(self, step: object, *, healthy: bool) -> None:
-        """The logits of a chunk have been read: its pages are fit for others, or are forgotten.
+    def read(self, step: object, healthy: Container[DecodingRow]) -> None:
+        """The logits of a chunk have been read: pages of rows that are healthy are fit for others.
 
-        Those of chunks before it that nobody has read are forgotten as well.
+        The others are forgotten, and so are those of chunks before it that nobody has read.
         """
         while self._unread:
             chunk, pages = self._unread.popleft()
-            if chunk is not step or not healthy:
-                self._drop(pages)
+            for row, saved in pages.items():
+                if chunk is not step or row not in healthy:
+                    self._drop(saved)
             if chunk is step:
                 return
 
@@ -172,7 +173,8 @@ class PrefixCache:
             self._index.release(self._found.popitem()[1].pages)
         self._loads.done()
         while self._unread:
-            self._drop(self._unread.pop()[1])
+            for pages in self._unread.pop()[1].values():
+                self._drop(pages)
 
     def computed(self, tokens: int, seconds: float) -> None:
         """A prefill step has computed so many tokens, those of padding included."""
@@ -206,7 +208,7 @@ class PrefixCache:
     def _match(self, tokens: TokenIdentities, most: int) -> Match:
         """What is known of a row and has been read."""
         match = self._index.match(tokens, most)
-        unread = {page for _, pages in self._unread for page in pages}
+        unread = {page for _, rows in self._unread for pages in rows.values() for page in pages}
         sure = next((n for n, page in enumerate(match.pages) if page in unread), len(match.pages))
         return match.cut(sure * PAGE_TOKENS)
 

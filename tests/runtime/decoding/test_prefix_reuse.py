@@ -234,3 +234,20 @@ def test_a_load_that_fails_loses_the_rows_and_nothing_else(
 
 def broken(*_: object) -> None:
     raise HearthError("executor_failed", "the copy failed")
+
+
+def test_of_a_chunk_that_nobody_has_looked_at_no_page_is_kept(
+    runtime: LLMInferenceRuntime,
+) -> None:
+    runtime._device.steps_ahead = 1  # type: ignore[misc] # of the CPU's device
+    assert runtime._seating._prefix is not None
+    (pool,) = runtime._seating._prefix._pool._tensors["device"]
+    (number,) = runtime.admit([row(SHARED)])
+    runtime.step()
+    # A second chunk is queued, whose numbers are not finite; its row leaves before that is known.
+    pool.array[1] = np.nan
+    runtime.leave(number)
+    assert run(runtime, row([*SHARED, 5])).cached == {0: 32}
+    found = run(runtime, row([*SHARED, 6]))
+    wanted = run(runtime, row([*SHARED, 6], cache="bypass"))
+    check_equal(found.tokens[0], wanted.tokens[0], exact=True)
