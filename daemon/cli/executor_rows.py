@@ -24,7 +24,7 @@ def _stage(stage: StageReport) -> str:
 
 def _prefix(report: PrefixReport) -> str:
     share = f" ({report.reused / report.queried:.0%})" if report.queried else ""
-    held = "".join(f", {tier} {size(count)}" for tier, count in report.bytes.items())
+    held = "".join(f", {tier} {size(count)}" for tier, count in report.bytes.items() if count)
     return f"{report.reused} of {report.queried} tokens reused{share}{held}"
 
 

@@ -34,7 +34,8 @@ def test_speculation_has_its_length_positions_and_times() -> None:
 
 
 def test_a_prefix_cache_tells_what_it_saved_and_holds() -> None:
-    cache = PrefixReport(rows=4, hits=3, queried=400, reused=300, bytes={"device": 3 << 20})
+    held = {"device": 3 << 20, "disk": 0}
+    cache = PrefixReport(rows=4, hits=3, queried=400, reused=300, bytes=held)
     report = ExecutorReport(prefill=PREFILL, generation=PREFILL, prefix=cache)
     assert executor_rows(report)[2:] == [
         ("prefix cache", "300 of 400 tokens reused (75%), device 3.0 MiB")
