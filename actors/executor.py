@@ -122,6 +122,7 @@ class ExecutorActor:
                     self._advance()
                 elif not self._offered:
                     wait_any([self._inbox, self._control], PROGRESS_S)
+            self._log_failures()
             # No row goes on elsewhere.
             self._tell_failed([*self._rows, *(one.rid for one in self._offered)], _SHUTTING_DOWN)
 
@@ -354,14 +355,17 @@ class ExecutorActor:
         if rids:
             self._tell(RowsFailed(self._incarnation, rids, error.code, error.message, error.field))
 
+    def _log_failures(self) -> None:
+        for error in self._runtime.take_failures():
+            _log.warning("the prefix cache misses pages", code=error.code, reason=error.message)
+
     def _report(self) -> None:
         now = time.monotonic()
         if now - self._reported < PROGRESS_S:
             return
         self._reported = now
         runtime = self._runtime
-        for failure in runtime.take_failures():
-            _log.warning("the prefix cache misses pages", code=failure.code, reason=failure.message)
+        self._log_failures()
         metrics = ExecutorMetrics(
             runtime.prefill_metrics,
             runtime.generation_metrics,

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from bench.faults import bad_pictures, clients, ends, executor, inputs, seeing
+from bench.faults import bad_pictures, clients, ends, executor, inputs, seeing, spilled
 from bench.faults.trial import Trial
 
 
@@ -210,6 +210,14 @@ INPUTS = (
         "lora, adapter, response_format, images, n",
         "each refused with its name",
         inputs.unknown_options,
+    ),
+    Row(
+        "Pages on disk",
+        "a daemon started anew with files of the prefix cache: whole, damaged, of another model, "
+        "of another version, cut short",
+        "whole ones are reused; of the others none, each is named in the log and removed; the "
+        "reply is always the one without them; mode 600",
+        spilled.pages_on_disk,
     ),
     Row(
         "Message version",

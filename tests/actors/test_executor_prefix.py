@@ -9,7 +9,7 @@ from msgspec import structs
 from structlog.testing import capture_logs
 
 from actors.executor_messages import Unpin
-from actors.messages import RowsFailed, Step
+from actors.messages import RowsFailed, Shutdown, Step
 from actors.supervisor_messages import ActorProgress
 from runtime.errors import HearthError
 from runtime.prefix.metrics import PrefixMetrics
@@ -51,8 +51,14 @@ def test_files_that_could_not_be_used_are_in_the_log(house: House, runtime: Fake
     with capture_logs() as logs:
         house.start()
         next_mail(house.supervisor, 1)
-    (told,) = [one for one in logs if one["log_level"] == "warning"]
-    assert (told["code"], told["reason"]) == ("spill_invalid", "a.page is damaged")
+        runtime.failures = [HearthError("spill_invalid", "b.page is damaged", "b.page")]
+        house.control.post(Shutdown())
+        house.join()
+    told = [(one["code"], one["reason"]) for one in logs if one["log_level"] == "warning"]
+    assert told == [
+        ("spill_invalid", "a.page is damaged"),
+        ("spill_invalid", "b.page is damaged"),
+    ]
 
 
 def test_a_client_that_has_gone_keeps_nothing_in_the_prefix_cache(
