@@ -23,7 +23,7 @@ from tests.runtime.decoding.schedules.trial import Reply, Trial, ViolationError
 
 A_GROUP = 50
 """Schedules that share their prompts."""
-ALONE = Setting(chunk=256, pages=0)
+ALONE = Setting(chunk=256)
 _BYTES = 400
 _TOKENS = 20
 Folders = Callable[[int], Path]

@@ -56,7 +56,7 @@ class Setting(NamedTuple):
     gpu: bool = False
     adaptive: bool = False
     tree: tuple[int, int, int] | None = None
-    pages: int = 20
+    pages: int = 0
 
     @property
     def name(self) -> str:
@@ -69,13 +69,13 @@ class Setting(NamedTuple):
 
 
 SETTINGS = (
-    Setting("eagle"),
-    Setting("off", chunk=16, gpu=True),
-    Setting("lookup", chunk=32, gpu=True),
-    Setting("eagle", chunk=64, gpu=True, tree=(3, 2, 8), budget=0.2),
+    Setting("eagle", pages=20),
+    Setting("off", chunk=16, gpu=True, pages=20),
+    Setting("lookup", chunk=32, gpu=True, pages=20),
+    Setting("eagle", chunk=64, gpu=True, tree=(3, 2, 8), budget=0.2, pages=20),
     Setting("off", chunk=256, budget=4.0, pages=300),
-    Setting("lookup", chunk=64, budget=0.2, adaptive=True),
-    Setting("eagle", chunk=16, gpu=True, adaptive=True, pages=0),
+    Setting("lookup", chunk=64, budget=0.2, adaptive=True, pages=20),
+    Setting("eagle", chunk=16, gpu=True, adaptive=True),
 )
 """Each has its turn."""
 
