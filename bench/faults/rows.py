@@ -235,6 +235,7 @@ INPUTS = (
 ROWS = (*HELD, *FAULTS, *INPUTS)
 NOT_RUN = {
     "Abort races": "10,000 of them in tests/daemon/test_aborts.py, at every place a message can be",
+    "Weights that do not fit": "tests/runtime/weights, before an engine is opened",
     "systemd": "tests/systemd, under a systemd of its own, which needs root",
 }
 """Rows that are not tried here, and where they are."""
