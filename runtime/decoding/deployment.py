@@ -129,7 +129,7 @@ def _with_weights(
     options: RuntimeOptions,
     read: Callable[[int], None],
 ) -> LLMEngineRunnerConfig:
-    """The configuration with the record of the weights that are served."""
+    """The configuration with the record of the weights that are served, and of whose they are."""
     if not options.weights:
         return stored
     weights = ExternalWeightManager.open(folder, stored, options.weights)
@@ -138,7 +138,7 @@ def _with_weights(
     if options.verify:
         weights.verify(read)
     records = dict.fromkeys(stored.external_weight_files, weights.record)
-    return structs.replace(stored, files=stored.files | records)
+    return structs.replace(stored, files=stored.files | records, model_name=weights.source)
 
 
 def _check_tower(base: LLMEngineRunnerConfig, tower: VisionConfig) -> None:

@@ -68,7 +68,7 @@ def export_model(
         config = write_engine(folder, config, parts, options.plan, progress)
         write_answer(folder, config, parts, progress)
         if options.external_weights:
-            seal_own(folder, source)
+            seal_own(folder, config.model_name)
         if draft is not None:
             draft.write(folder, config, progress)
         config = msgspec.structs.replace(config, files=record(folder, progress))

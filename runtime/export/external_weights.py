@@ -13,7 +13,8 @@ from runtime.export.graph import GraphBuilder, Location, Stored, Weights
 from runtime.export.layout import EMBEDDING as EMBEDDING_SOURCE
 from runtime.export.model_config import ModelConfig
 from runtime.export.weights import row_pieces
-from runtime.export.writer import ALIGNMENT, DataFile
+from runtime.export.writer import DataFile
+from runtime.memory.sizes import weights_head_bytes
 from runtime.tensors.dtypes import numpy_dtype
 from runtime.weights.layout import (
     EMBEDDING,
@@ -26,8 +27,6 @@ from runtime.weights.layout import (
 )
 from runtime.weights.weights_file import write_head
 
-# Names, shapes and places of a layer's tensors take less; the known answer is in the rest.
-_HEAD_PAGES = 4
 _STORED: dict[ir.DataType, StoredType] = {
     ir.DataType.FLOAT: "F32",
     ir.DataType.FLOAT16: "F16",
@@ -71,7 +70,7 @@ def write_data(
     written: Callable[[int], None],
 ) -> tuple[GraphBuilder, WeightLayout]:
     """Write a file of weights without its head; the graph that takes them, and its list."""
-    begin = ALIGNMENT * (_HEAD_PAGES + model.num_layers)
+    begin = weights_head_bytes(model.num_layers)
     kind: Weights = "bound" if config.backend == "tensorrt" else "outside"
     with path.open("wb") as file:
         file.seek(begin)
@@ -100,9 +99,12 @@ def facts_of(model: ModelConfig) -> ModelFacts:
     return ModelFacts(**{field.name: getattr(model, field.name) for field in fields})
 
 
-def seal_own(folder: Path, source: Path) -> None:
-    """Finish the weights of a new engine folder, once its known answer is there."""
+def seal_own(folder: Path, source: str) -> None:
+    """Finish the weights of a new engine folder, once its known answer is there.
+
+    `source` is the name of their model.
+    """
     layout = load_layout(folder)
     answer = (folder / ANSWER_FILE).read_bytes()
-    own = write_head(folder / WEIGHTS_FILE, layout, source.name, answer)
+    own = write_head(folder / WEIGHTS_FILE, layout, source, answer)
     write_layout(folder, msgspec.structs.replace(layout, own=own))

@@ -13,6 +13,7 @@ from runtime.engine_folder import LAYOUT_FILE, TOKENIZER_FILE
 from runtime.errors import HearthError
 from runtime.export.base_graph import base_graph
 from runtime.export.checkpoint import Checkpoint
+from runtime.export.export import model_name
 from runtime.export.external_weights import facts_of, table_bytes
 from runtime.export.image_families import text_name
 from runtime.export.json_file import read_json
@@ -66,7 +67,7 @@ def export_weights(
                 LAYOUT_FILE,
             )
         answer = known_answer(model, Rehearsal(checkpoint, config, answering.add), config)
-        write_head(path, layout, source.resolve().name, msgspec.json.encode(answer))
+        write_head(path, layout, model_name(source), msgspec.json.encode(answer))
         answering.finish()
         open_weights(path, layout)
     return open_weights(target, layout)

@@ -43,17 +43,31 @@ def projection_bytes(config: LLMEngineRunnerConfig) -> int:
 
 
 def embedding_bytes(config: LLMEngineRunnerConfig) -> int:
-    """The table of all tokens' embedded forms, as its file has it."""
+    """The table of all tokens' embedded forms, as its file has it.
+
+    Of external weights it is what they have beside the products, unless a head reads it.
+    """
     record = config.files.get(EMBEDDING_FILE)
     table = config.vocab_size * config.hidden_size * ITEM_BYTES[config.dtype]
+    if record is None and (stored := _external_bytes(config)):
+        beside = stored - weights_head_bytes(config.num_decoder_layers) - projection_bytes(config)
+        return min(table, beside) if beside > table // 4 else table
     return table if record is None else record.bytes
 
 
 def bound_bytes(config: LLMEngineRunnerConfig) -> int:
     """External weights of an engine that binds them, without the embedding table."""
+    return max(0, _external_bytes(config) - embedding_bytes(config))
+
+
+def weights_head_bytes(layers: int) -> int:
+    """What comes before the data of a file of external weights: names and known answer fit in."""
+    return 4096 * (4 + layers)
+
+
+def _external_bytes(config: LLMEngineRunnerConfig) -> int:
     records = (config.files.get(name) for name in config.external_weight_files)
-    stored = sum(record.bytes for record in records if record is not None)
-    return max(0, stored - embedding_bytes(config))
+    return sum(record.bytes for record in records if record is not None)
 
 
 def kv_cache_bytes(config: LLMEngineRunnerConfig, max_batch: int, capacity: int) -> int:

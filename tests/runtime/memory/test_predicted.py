@@ -15,6 +15,7 @@ from runtime.export.options import resolve_dialect
 from runtime.memory.predicted import cuda_weight_bytes, predict_draft_memory, predict_memory
 from runtime.memory.sizes import projection_bytes, projection_elements
 from runtime.options import EagleDraftingConfig
+from runtime.weights.layout import load_layout
 from tests.references import reference_folder
 from tests.runtime.engine_configs import draft_config, small_config
 from tests.runtime.export.test_peak_memory import make_model
@@ -91,6 +92,22 @@ def test_weights_that_a_plan_binds_lie_beside_it_and_the_table_once() -> None:
     assert 0 < table < 90_000
     assert cuda_weight_bytes(plan) == 1000
     assert cuda_weight_bytes(bound) == 1000 + 90_000 - table
+
+
+@pytest.mark.parametrize("quantization", ["none", "int4"])
+def test_a_table_among_external_weights_is_as_large_as_it_is(
+    tmp_path: Path, quantization: Literal["none", "int4"]
+) -> None:
+    # The sources of a tied head have 16 bits, which a head that reads the table widens.
+    for name, item in (("qwen3", 4 if quantization == "none" else 2), ("qwen3_untied", 2)):
+        target = tmp_path / name
+        options = ExportOptions(quantization=quantization, external_weights=True)
+        config = export_model(reference_folder(name), target, options)
+        table = load_layout(target).tensors["embedding"].nbytes
+        assert table == item * config.vocab_size * config.hidden_size
+        foretold = predict_memory(config, max_batch=1, capacity=8)["embedding"]
+        # Norms are not told from it.
+        assert table <= foretold <= table + 4096
 
 
 def test_a_simulated_engine_has_no_weights() -> None:

@@ -75,10 +75,12 @@ def test_each_file_knows_what_has_to_be_answered_with_it(made: Made) -> None:
 
 
 def test_what_is_told_by_its_files_is_another_with_other_weights(made: Made) -> None:
-    own, other = (
-        load_engines(made.engine, RuntimeOptions(weights=one)).base.files
+    configs = [
+        load_engines(made.engine, RuntimeOptions(weights=one)).base
         for one in ("", str(made.weights))
-    )
+    ]
+    assert [one.model_name for one in configs] == ["model", "other"]
+    own, other = (one.files for one in configs)
     assert own.keys() == other.keys()
     assert {name for name in own if own[name] != other[name]} == {WEIGHTS_FILE}
 

@@ -6,11 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from runtime.config import WEIGHTS_FILE
 from runtime.engine_folder import LAYOUT_FILE
 from runtime.errors import HearthError
 from runtime.export.weights_export import export_weights
+from runtime.weights.layout import load_layout
+from runtime.weights.weights_file import open_weights
 from tests.runtime.export.hugging_face import shallow_model
 from tests.runtime.weights.external_models import export, generated, tuned, with_header
 
@@ -125,6 +129,31 @@ def test_the_folders_own_file_is_not_taken_for_another(engine: Path, tmp_path: P
     (copy / WEIGHTS_FILE).unlink()
     given = refusal(copy, None)
     assert (given.code, given.field) == ("engine_corrupt", WEIGHTS_FILE)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.one_of(
+        st.binary(max_size=200),
+        st.tuples(st.integers(0, 6000), st.binary(min_size=1, max_size=12)),
+    )
+)
+def test_whatever_the_head_of_a_file_says_it_is_read_or_refused(
+    engine: Path, damage: bytes | tuple[int, bytes]
+) -> None:
+    layout, path = load_layout(engine), engine.parent / "damaged"
+    data = bytearray((engine / WEIGHTS_FILE).read_bytes())
+    if isinstance(damage, bytes):
+        data[8 : 8 + len(damage)] = damage
+    else:
+        data[damage[0] : damage[0] + len(damage[1])] = damage[1]
+    path.write_bytes(data)
+    refused = None
+    try:
+        open_weights(path, layout)
+    except HearthError as error:
+        refused = error
+    assert refused is None or (refused.code == "weights_invalid" and refused.field)
 
 
 def test_a_damaged_list_is_named(engine: Path, weights: Path, tmp_path: Path) -> None:
