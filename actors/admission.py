@@ -51,6 +51,9 @@ GUILTY = Refusal(
     "again in ten minutes",
     None,
 )
+ADAPTER_GONE = Refusal(
+    "adapter_unknown", "the adapter was removed before the request had begun", "adapter"
+)
 TEXT_ONLY = Refusal(
     "unsupported_option", "this model reads text alone: leave the images out", "messages"
 )

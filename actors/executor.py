@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import time
 from bisect import insort
-from contextlib import suppress
 from operator import attrgetter
-from pathlib import Path
 
 import structlog
 
 from actors.encoder_messages import RunTower, TowerFailed
+from actors.executor_adapters import ExecutorAdapters
 from actors.executor_messages import (
     ExecutorControl,
     ExecutorMessage,
@@ -37,7 +36,6 @@ from actors.messages import (
 from actors.placed_rows import PlacedRows
 from actors.supervisor_messages import (
     ActorProgress,
-    AdapterAnswer,
     ExecutorMetrics,
     SupervisorMessage,
 )
@@ -86,6 +84,7 @@ class ExecutorActor:
         self._runtime = runtime
         self._tower = tower or ExecutorTower(incarnation)
         self._rows = PlacedRows(incarnation)
+        self._adapters = ExecutorAdapters(name, runtime, to_supervisor)
         # In the order in which they get places.
         self._offered: list[Offered] = []
         # Placed rows that are to be given back, and whether at once.
@@ -94,7 +93,7 @@ class ExecutorActor:
         # most have ended.
         self._early: dict[int, Cancel | Revoke] = {}
         self._stopping = self._retiring = False
-        self._failures = 0
+        self._failures = self._switches = 0
         self._reported = float("-inf")
 
     def run(self) -> None:
@@ -150,7 +149,7 @@ class ExecutorActor:
                 case Release(rids, at_once):
                     self._released |= dict.fromkeys(rids, at_once)
                 case LoadAdapter():
-                    self._load(message)
+                    self._adapters.load(message)
                 case UnloadAdapter(name):
                     self._unload(name)
                 case Unpin(client):
@@ -269,7 +268,7 @@ class ExecutorActor:
                 self._admit(group)
 
     def _admit(self, chosen: list[Offered]) -> None:
-        rids = [one.rid for one in chosen]
+        rids, before = [one.rid for one in chosen], self._runtime.adapter
         try:
             numbers = self._runtime.admit([one.row for one in chosen])
         except Exception as error:  # noqa: BLE001 - their requests are answered
@@ -279,16 +278,8 @@ class ExecutorActor:
                 self._fail(rids, error)
         else:
             self._rows.place(rids, numbers, time.monotonic())
+            self._switches += self._runtime.adapter != before
             self._tell(RowsPlaced(self._incarnation, rids))
-
-    def _load(self, asked: LoadAdapter) -> None:
-        answer = AdapterAnswer(self._name, asked.name)
-        try:
-            self._runtime.load_adapter(asked.name, Path(asked.folder))
-        except HearthError as error:
-            _log.warning("no such adapter", adapter=asked.name, reason=error.message)
-            answer = AdapterAnswer(self._name, asked.name, error.code, error.message, error.field)
-        self._answer(answer)
 
     def _unload(self, name: str) -> None:
         """Forget an adapter; rows that have it end, and so do those that wait for it here."""
@@ -301,9 +292,7 @@ class ExecutorActor:
         waiting = [one.rid for one in self._offered if one.row.options.adapter == name]
         self._offered = [one for one in self._offered if one.rid not in waiting]
         self._tell_failed([*running, *waiting], gone)
-        with suppress(HearthError):
-            self._runtime.unload_adapter(name)
-        self._answer(AdapterAnswer(self._name, name))
+        self._adapters.unload(name)
 
     def _advance(self) -> None:
         try:
@@ -343,11 +332,6 @@ class ExecutorActor:
                 f"the executor failed {self._failures} times in a row: it ends",
             ) from error
 
-    def _answer(self, answer: AdapterAnswer) -> None:
-        # Who asked a supervisor that is behind does not wait for ever.
-        with suppress(MailboxFull):
-            self._to_supervisor.post(answer)
-
     def _tell(self, message: TokenizerMessage) -> None:
         self._to_tokenizer.send_blocking(message, SEND_TIMEOUT_S)
 
@@ -374,6 +358,8 @@ class ExecutorActor:
             runtime.memory,
             runtime.device_free,
             runtime.prefix_metrics,
+            runtime.adapter,
+            self._switches,
         )
         try:
             self._to_supervisor.post(ActorProgress(self._name, metrics))

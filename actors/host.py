@@ -40,6 +40,10 @@ ROLES: dict[str, Role] = {
 """Everything that can have a process of its own."""
 
 
+def _ready(name: str, ready: ReadyActor) -> ActorReady:
+    return ActorReady(name, os.getpid(), dict(ready.facts), ready.limits, dict(ready.adapters))
+
+
 def run_actor(config: HostConfig, context: ZmqContext) -> None:
     """Say hello, load, say ready, work; a failure is told to the supervisor and raised."""
     name, pid = config.name, os.getpid()
@@ -52,7 +56,7 @@ def run_actor(config: HostConfig, context: ZmqContext) -> None:
             role = ROLES[config.role]
             settings = msgspec.json.decode(config.settings, type=role.settings)
             ready = role.prepare(Host(name, config.addresses, context, to_supervisor), settings)
-            to_supervisor.post(ActorReady(name, pid, dict(ready.facts), ready.limits))
+            to_supervisor.post(_ready(name, ready))
             ready.run()
         except HearthError as error:
             to_supervisor.post(ActorFailed(name, error.code, error.message, error.field))

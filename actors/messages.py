@@ -249,6 +249,12 @@ class ExecutorRetires(ActorMessage, tag="executor_retires"):
     """The executor ends with the rows that it has placed; the next one gets what waits."""
 
 
+class AdapterGone(ActorMessage, tag="adapter_gone"):
+    """The adapter was removed: who waits for it waits in vain."""
+
+    name: str
+
+
 class AskReport(ActorMessage, tag="ask_report"):
     """Report the queue to the front door's `rid`."""
 
@@ -271,7 +277,13 @@ SchedulerMessage = (
     | TowerFailed
 )
 SchedulerControl = (
-    Cancel | ExecutorReady | ExecutorRetires | ExecutorLost | EncoderReady | EncoderLost
+    Cancel
+    | AdapterGone
+    | ExecutorReady
+    | ExecutorRetires
+    | ExecutorLost
+    | EncoderReady
+    | EncoderLost
 )
 
 # --- to a process of its own --------------------------------------------------------------

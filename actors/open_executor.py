@@ -58,7 +58,7 @@ def open_executor(host: Host, settings: ExecutorSettings) -> ReadyActor:
 
     facts = _facts(runtime) | _weights(runtime, settings)
     facts |= {"load_s": round(time.monotonic() - started, 3)}
-    return ReadyActor(run, facts, _limits(runtime))
+    return ReadyActor(run, facts, _limits(runtime), _adapters(runtime))
 
 
 class _LoadingReport:
@@ -143,6 +143,14 @@ def _check_answer(runtime: LLMInferenceRuntime, settings: ExecutorSettings) -> N
         if runtime.tower is not None:
             given = check_tower_answer(runtime.tower, Path(settings.engine) / VISION_FOLDER)
             _log.info("the vision tower's known answer is right", **structs.asdict(given))
+
+
+def _adapters(runtime: LLMInferenceRuntime) -> dict[str, str]:
+    """The adapters that were found, with why one is not served, or ""."""
+    refused = {name: error.message for name, error in runtime.refused_adapters.items()}
+    for name, reason in refused.items():
+        _log.warning("an adapter is not served", adapter=name, reason=reason)
+    return dict.fromkeys(runtime.adapters, "") | refused
 
 
 def _limits(runtime: LLMInferenceRuntime) -> ExecutorLimits:

@@ -70,6 +70,7 @@ class ReadyActor(NamedTuple):
     run: Callable[[], None]
     facts: Mapping[str, str | int | float] = MappingProxyType({})
     limits: ExecutorLimits | None = None
+    adapters: Mapping[str, str] = MappingProxyType({})
 
 
 class Host(NamedTuple):

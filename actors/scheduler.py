@@ -28,6 +28,7 @@ from actors.executor_messages import ExecutorControl, ExecutorMessage, Offer, Un
 from actors.mailbox import MailboxFull, Receiver, Sender, ZmqContext
 from actors.messages import (
     Accepted,
+    AdapterGone,
     AskReport,
     Cancel,
     ClientGone,
@@ -135,6 +136,8 @@ class SchedulerActor:
                 self._decisions += self._policy.cancel(rid)
             case RowsPlaced() | RowsEnded() | RowsFailed() | RowsReturned():
                 self._decisions += self._told_of_rows(message, now)
+            case AdapterGone(name):
+                self._decisions += self._policy.adapter_gone(name)
             case AskReport(rid):
                 self._decisions.append(self._policy.report(rid))
             case ClientGone(client):

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from actors import encodings
 from actors.adapter_turns import AdapterTurns
 from actors.admission import (
+    ADAPTER_GONE,
     EXPIRED,
     GUILTY,
     PolicySettings,
@@ -129,6 +130,13 @@ class SchedulerPolicy:
             return []
         row.asked = "cancel"
         return [Cancel(rid)]
+
+    def adapter_gone(self, name: str) -> list[Decision]:
+        """Fail all that wait for an adapter which was removed; an executor fails what it holds."""
+        rids = [entry.rid for entry in self._room if entry.adapter == name]
+        for rid in rids:
+            self._room.remove(rid)
+        return [_failed(rids, ADAPTER_GONE)] if rids else []
 
     def rows_placed(self, message: RowsPlaced, now: float) -> None:
         """These rows have places."""

@@ -27,16 +27,23 @@ class ActorLoading(ActorMessage, tag="actor_loading"):
 
 
 class ActorReady(ActorMessage, tag="actor_ready"):
-    """An actor can work; `facts` are shown by `status` and `check`. An executor tells limits."""
+    """An actor can work; `facts` are shown by `status` and `check`. An executor tells limits.
+
+    It also tells which adapters it found, and why it does not serve one ("" where it does).
+    """
 
     name: str
     pid: int
     facts: dict[str, str | int | float] = msgspec.field(default_factory=dict)
     limits: ExecutorLimits | None = None
+    adapters: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class ExecutorMetrics(msgspec.Struct, array_like=True):
-    """What an executor has done since it started, and its memory: see `BatchRuntime`."""
+    """What an executor has done since it started, and its memory: see `BatchRuntime`.
+
+    Rows have `adapter`, "" for none, and got another one `switches` times.
+    """
 
     prefill: StageMetrics
     generation: StageMetrics
@@ -45,6 +52,8 @@ class ExecutorMetrics(msgspec.Struct, array_like=True):
     memory: dict[str, int] = {}
     device_free: int | None = None
     prefix: PrefixMetrics | None = None
+    adapter: str = ""
+    switches: int = 0
 
 
 class ActorProgress(ActorMessage, tag="actor_progress"):

@@ -8,6 +8,7 @@ from daemon.configuration.settings import FIELDS, Settings
 
 RELOADABLE = frozenset(
     {
+        "adapter_turn_ms",
         "batching",
         "client_memory_mb",
         "client_queue_share",

@@ -1,9 +1,8 @@
 """The daemon's process: front door, tokenizer, scheduler and supervisor in one event loop."""
 
 import os
-import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -28,18 +27,25 @@ from actors.addresses import (
 from actors.encoder_messages import EncoderLost, EncoderReady
 from actors.logs import Log, certain_log, configure_logging, set_level
 from actors.mailbox import Receiver, Sender, ZmqContext
-from actors.messages import DoorMessage, ExecutorLost, ExecutorRetires, SchedulerControl
+from actors.messages import (
+    AdapterGone,
+    DoorMessage,
+    ExecutorLost,
+    ExecutorRetires,
+    SchedulerControl,
+)
 from actors.private_folder import private_folder
 from actors.scheduler import SchedulerActor, open_scheduler
 from actors.supervisor_messages import ActorReady, SupervisorMessage
 from actors.tokenizer import TokenizerActor, open_tokenizer
 from daemon import wiring
+from daemon.adapters.keeper import open_adapters
 from daemon.configuration.settings import Settings
 from daemon.connections import StreamServer
 from daemon.control.messages import Reload, Reloaded, control_path
 from daemon.control.server import ControlServer
 from daemon.door.front_door import FrontDoor
-from daemon.door.keys import Keys, keys_folder, read_keys
+from daemon.door.keys import keys_of
 from daemon.door.settings import DoorFacts
 from daemon.exit_codes import FORCED, STOPPED, exit_code, reason_of
 from daemon.life import Life
@@ -48,7 +54,7 @@ from daemon.observers import Observers
 from daemon.reload import change_to
 from daemon.shipped import engine_folder
 from daemon.sight import most_tokens, open_sight
-from daemon.signals import Asked
+from daemon.signals import Asked, lose_patience
 from daemon.supervision.supervisor import ActorPlan, Listeners, Supervisor
 from daemon.watchdog import Watchdog, worst
 from runtime.config import LLMEngineRunnerConfig
@@ -142,7 +148,15 @@ class Service:
         self._to_scheduler_control: Sender[SchedulerControl] = self._sender(SCHEDULER_CONTROL)
         self._scheduler: SchedulerActor | None = None
         self._tokenizer: TokenizerActor | None = None
-        self._keys = _keys_of(settings)
+        self._keys = keys_of(settings.tcp_port, settings.keys, os.environ)
+        self._adapters = open_adapters(
+            settings,
+            engine,
+            config,
+            tell=lambda message: self._supervisors[0].tell(message),  # noqa: PLW0108 - not there yet
+            gone=lambda name: self._to_scheduler_control.send(AdapterGone(name), _SEND_TIMEOUT_S),
+            served=lambda: self._door.tell(facts=self._facts()),
+        )
         self._door = self._make_door()
         opened.callback(self._door.close)
         # Of the executor and, where the model sees, of the encoder.
@@ -153,6 +167,7 @@ class Service:
                 lost=self._executor_lost,
                 restarting=lambda reason: self._enter(self._life.lost(reason)),
                 metrics=lambda metrics: self._door.tell(metrics=metrics),
+                adapter=self._adapters.answered,
             ),
             Listeners(ready=self._encoder_ready, lost=self._encoder_lost),
         )
@@ -194,7 +209,7 @@ class Service:
                 self._watchdog.stops(self._settings.drain_s + _END_S)
                 # Drain, unless a second signal comes.
                 with anyio.CancelScope() as patience:
-                    tasks.start_soon(_lose_patience, wishes.stop(signals), patience)
+                    tasks.start_soon(lose_patience, wishes.stop(signals), patience)
                     await self._door.stop(self._settings.drain_s)
                 if patience.cancelled_caught:
                     _log.info("stopping at once")
@@ -229,7 +244,7 @@ class Service:
         if not self._life.serves:
             return
         self._fitting = wiring.within(self._config, told.limits), ready.facts
-        self._door.tell(facts=self._facts())
+        self._adapters.executor_ready(ready.adapters)
         self._limit_images()
         self._came("executor")
 
@@ -260,6 +275,7 @@ class Service:
         )
 
     async def _executor_lost(self, reason: str) -> None:
+        self._adapters.executor_lost()
         await self._to_scheduler_control.send(ExecutorLost(reason), _SEND_TIMEOUT_S)
         self._awaited.add("executor")
         self._enter(self._life.lost(reason))
@@ -295,12 +311,14 @@ class Service:
     def _facts(self) -> DoorFacts:
         config, facts = self._fitting
         seen = self._sight.facts if self._sight is not None else {}
-        return wiring.door_facts(self._settings, self._engine.name, config, facts | seen)
+        told = wiring.door_facts(self._settings, self._engine.name, config, facts | seen)
+        return structs.replace(told, adapters=self._adapters.names)
 
     def _open_control(self) -> list[ControlServer]:
         try:
             path = control_path(self._door.path)
-            server = ControlServer(path, {Reload: self._reload, **self._observers.handlers})
+            handlers = {**self._observers.handlers, **self._adapters.handlers}
+            server = ControlServer(path, {Reload: self._reload, **handlers})
         except HearthError as error:
             _log.warning("there is no control socket", reason=error.message)
             return []
@@ -316,7 +334,7 @@ class Service:
             try:
                 read = self._read()
                 self._check(read)
-                keys = _keys_of(self._settings)
+                keys = keys_of(self._settings.tcp_port, self._settings.keys, os.environ)
             except HearthError as error:
                 _log.error("not reloaded", reason=error.message, code=error.code, field=error.field)
                 raise
@@ -379,18 +397,3 @@ class Service:
         limit = CONTROL_LIMIT if endpoint == SCHEDULER_CONTROL else WORK_LIMIT
         sender: Sender[Any] = Sender(self._context, endpoint, limit)
         return self._opened.enter_context(sender)
-
-
-def _keys_of(settings: Settings) -> Keys | None:
-    """The keys of the TCP socket, where there is one; raises `invalid_value`."""
-    if not settings.tcp_port:
-        return None
-    keys = read_keys(keys_folder(settings.keys, os.environ))
-    if not keys.clients:
-        _log.warning("no client's key is listed: `hearth keys add NAME`, then `hearth reload`")
-    return keys
-
-
-async def _lose_patience(stop: Awaitable[signal.Signals], patience: anyio.CancelScope) -> None:
-    await stop
-    patience.cancel()

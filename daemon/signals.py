@@ -4,6 +4,7 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+import anyio
 import structlog
 
 from runtime.errors import HearthError
@@ -86,3 +87,9 @@ async def _survived(reload: Callable[[], Awaitable[object]]) -> None:
         return
     except Exception:  # noqa: BLE001 - the settings that run are as good as before
         _log.exception("a reload failed")
+
+
+async def lose_patience(stop: Awaitable[signal.Signals], patience: anyio.CancelScope) -> None:
+    """Cancel what is done patiently once another wish to stop comes."""
+    await stop
+    patience.cancel()

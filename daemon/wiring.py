@@ -1,5 +1,6 @@
 """From settings to parts: what each actor and the front door is given; no I/O."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from actors.admission import PolicySettings
 from actors.messages import ExecutorLimits, ExecutorReady
 from actors.roles import EncoderSettings, ExecutorSettings
 from actors.supervisor_messages import ActorReady
+from daemon.configuration.places import adapters_folder
 from daemon.configuration.settings import Settings
 from daemon.door.settings import DoorFacts, DoorSettings
 from daemon.sight import Sight
@@ -44,6 +46,7 @@ def runtime_options(settings: Settings) -> RuntimeOptions:
         prefix_host_bytes=settings.prefix_host_bytes,
         prefix_disk_bytes=settings.prefix_disk_bytes,
         prefix_folder=_prefix_folder(settings),
+        adapters=str(adapters_folder(settings.adapters, os.environ)),
         weights=str(Path(settings.weights).absolute()) if settings.weights else "",
         speculation=speculation_options(settings),
     )
@@ -147,6 +150,7 @@ def policy_settings(settings: Settings) -> PolicySettings:
         queue_tokens=settings.queue_tokens,
         client_queue_share=settings.client_queue_share,
         ageing_s=settings.ageing_s,
+        adapter_turn_s=settings.adapter_turn_ms / 1000,
     )
 
 
@@ -167,7 +171,9 @@ def encoder_plan(settings: Settings, engine: Path, epoch: str, sight: Sight) -> 
     """The encoder likewise; however often it is lost, requests of text alone go on."""
     given = EncoderSettings(
         engine=str(engine.absolute()),
-        options=structs.replace(runtime_options(settings), threads=settings.encoder_threads),
+        options=structs.replace(
+            runtime_options(settings), threads=settings.encoder_threads, adapters=""
+        ),
         pictures=sight.pictures.shared,
         patches=sight.patches.shared,
         embeddings=sight.embeddings.shared,

@@ -1,6 +1,6 @@
 """The one exception family of Hearth: a code for programs, a sentence and a field for people."""
 
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 Code = Literal[
     # The request is at fault.
@@ -59,6 +59,11 @@ Code = Literal[
     "socket_unusable",
 ]
 CODES: frozenset[str] = frozenset(get_args(Code))
+
+
+def known_code(code: str) -> Code:
+    """A code that another process told, `internal` where this one does not know it."""
+    return cast("Code", code) if code in CODES else "internal"
 
 
 class HearthError(Exception):

@@ -20,6 +20,7 @@ _COMMANDS = {
     "install": LazyCommand("daemon.cli.install:install", "Make Hearth a service of systemd."),
     "uninstall": LazyCommand("daemon.cli.install:uninstall", "Take the service away again."),
     "reload": LazyCommand("daemon.cli.reload:reload", "Let a running daemon read its settings."),
+    "adapter": LazyCommand("daemon.cli.adapter:adapter", "Add and remove a daemon's adapters."),
     "keys": LazyCommand("daemon.cli.keys:keys", "Keep the keys of clients that come by TCP."),
     "demo": LazyCommand("daemon.demo.show:demo", "Start, ask two questions at once, stop."),
     "bench": LazyCommand("bench.commands:bench", "Measure speed and memory here."),

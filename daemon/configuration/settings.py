@@ -67,6 +67,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "$STATE_DIRECTORY/keys, else $XDG_CONFIG_HOME/hearth/keys, else ~/.config/hearth/keys."
         ),
     ] = ""
+    adapters: Annotated[
+        str,
+        Meta(
+            description="Folder of the adapters, which `hearth adapter` keeps; empty for "
+            "$STATE_DIRECTORY/adapters, else $XDG_STATE_HOME/hearth/adapters, else "
+            "~/.local/state/hearth/adapters."
+        ),
+    ] = ""
     threads: Annotated[
         int, Meta(ge=0, le=1024, description="Threads of the engine; 0 for all physical cores.")
     ] = 0
@@ -166,6 +174,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "it then pauses and continues later."
         ),
     ] = 2.0
+    adapter_turn_ms: Annotated[
+        float,
+        Meta(gt=0, le=3_600_000),
+        Meta(
+            description="Milliseconds for which the requests of one adapter keep all places while "
+            "others wait for another one, or have none; fewer of them give way earlier."
+        ),
+    ] = 500.0
     ageing_s: Annotated[
         float,
         Meta(gt=0, le=3600),

@@ -4,14 +4,14 @@ import os
 import socket as sockets
 import time
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import msgspec
 from hearth_client.address import resolve_address
 from hearth_client.errors import HearthClientError
 
 from daemon.control.messages import ControlAnswer, ControlError, ControlRequest, control_path
-from runtime.errors import CODES, Code, HearthError
+from runtime.errors import HearthError, known_code
 
 Answer = TypeVar("Answer", bound=ControlAnswer)
 _ANSWER_BYTES = 64 << 20
@@ -84,8 +84,7 @@ def _decode(line: bytes, kind: type[Answer], path: Path) -> Answer:
     except msgspec.MsgspecError as error:
         raise HearthError("bad_message", f"{path} answers otherwise than a daemon does") from error
     if isinstance(answer, ControlError):
-        code = cast("Code", answer.code) if answer.code in CODES else "internal"
-        raise HearthError(code, answer.message, answer.field)
+        raise HearthError(known_code(answer.code), answer.message, answer.field)
     return answer
 
 

@@ -121,6 +121,57 @@ class Cancelled(ControlAnswer, tag="cancelled", frozen=True):
     request: str
 
 
+class AddAdapter(ControlRequest, tag="add_adapter", frozen=True):
+    """Check the adapter in `folder`, an absolute path, and serve it as `name` from now on."""
+
+    name: str
+    folder: str
+
+
+class AdapterAdded(ControlAnswer, tag="adapter_added", frozen=True):
+    """Requests may ask for the adapter; `base` is the model that it was trained for, if known."""
+
+    name: str
+    rank: int
+    base: str
+    bytes: int
+
+
+class RemoveAdapter(ControlRequest, tag="remove_adapter", frozen=True):
+    """Forget an adapter: requests that have it, or wait for it, end with `adapter_unknown`."""
+
+    name: str
+
+
+class AdapterRemoved(ControlAnswer, tag="adapter_removed", frozen=True):
+    """The adapter is gone."""
+
+    name: str
+
+
+class ListAdapters(ControlRequest, tag="list_adapters", frozen=True):
+    """Tell which adapters there are."""
+
+
+class AdapterInfo(msgspec.Struct, frozen=True):
+    """An adapter; `problem` says why it is not served, "" where it is."""
+
+    name: str
+    rank: int = 0
+    base: str = ""
+    source: str = ""
+    bytes: int = 0
+    problem: str = ""
+
+
+class AdapterList(ControlAnswer, tag="adapter_list", frozen=True):
+    """The adapters of a folder; the engine takes them up to `max_rank`, 0 for none at all."""
+
+    folder: str
+    max_rank: int
+    adapters: list[AdapterInfo]
+
+
 def control_path(socket: Path) -> Path:
     """Where the control socket of the daemon lies whose clients use `socket`."""
     return socket.with_name(f"{socket.name}.ctl")

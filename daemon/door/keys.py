@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import structlog
 import zmq
 from hearth_client.errors import HearthClientError
 from hearth_client.keys import check_private, is_key, read_key_file
 
 from runtime.errors import HearthError
 
+_log = structlog.get_logger("hearth")
 FILE_MODE = 0o600
 FOLDER_MODE = 0o700
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -65,6 +67,16 @@ def read_keys(folder: Path) -> Keys:
         missing = f"{folder / _SERVER} has no secret key"
         raise _unusable(f"a file below {folder} has no public key" if own.secret else missing)
     return Keys(zmq.curve_public(own.secret.encode()).decode(), own.secret, clients)
+
+
+def keys_of(tcp_port: int, setting: str, environ: Mapping[str, str]) -> Keys | None:
+    """The keys of the TCP socket, where there is one; raises `invalid_value`."""
+    if not tcp_port:
+        return None
+    keys = read_keys(keys_folder(setting, environ))
+    if not keys.clients:
+        _log.warning("no client's key is listed: `hearth keys add NAME`, then `hearth reload`")
+    return keys
 
 
 def make_server_keys(folder: Path) -> str:

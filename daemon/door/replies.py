@@ -174,6 +174,7 @@ class Replies:
             queued_tokens=load.queued_tokens,
             totals={**self._state.totals, **counted, "refused_by_scheduler": load.refused},
             engine=facts.engine,
+            adapters=facts.adapters,
             executor=None if metrics is None else executor_report(metrics),
         )
 

@@ -35,6 +35,7 @@ from daemon.door.wire import MessageError, convert, decode, prepare, visuals_of
 from runtime.errors import HearthError
 
 FEATURES = (
+    "adapters",
     "cache",
     "detokenize",
     "logprobs",
@@ -167,6 +168,7 @@ class Requests:
             features=sorted(features),
             model=facts.model,
             epoch=self._state.epoch,
+            adapters=facts.adapters,
         )
 
     def _act(
@@ -212,6 +214,8 @@ class Requests:
         self, session: Session, message: Generate, pictures: Sequence[memoryview], now: float
     ) -> None:
         deadline = None if message.deadline_s is None else now + message.deadline_s
+        if message.adapter:
+            self._check_adapter(message.adapter)
         self._check_room(session, now)
         request = self._sessions.admit(session, message.id, "generate", now, deadline)
         self._dispatch.come_again.works(now, working=True)
@@ -222,6 +226,13 @@ class Requests:
         request.options = asked.request.options
         session.pins |= message.cache == "pin"
         self._pass_on(request, message.messages, pictures, asked)
+
+    def _check_adapter(self, name: str) -> None:
+        known = self._state.facts.adapters
+        if name not in known:
+            there = f"there are {', '.join(known)}" if known else "there are none"
+            text = f"there is no adapter {name!r} here: {there}"
+            raise HearthError("adapter_unknown", text, "adapter")
 
     def _check_room(self, session: Session, now: float) -> None:
         """Raise for a generation that the scheduler would refuse, before anything is encoded.

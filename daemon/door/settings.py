@@ -45,7 +45,7 @@ class DoorSettings(msgspec.Struct, frozen=True, kw_only=True):
 class DoorFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What clients are told of the service, and how many generations run together (`places`).
 
-    Lengths are in tokens.
+    Lengths are in tokens. Requests may ask for one of `adapters`.
     """
 
     server: str
@@ -54,3 +54,4 @@ class DoorFacts(msgspec.Struct, frozen=True, kw_only=True):
     total_tokens: int = 0
     places: int = 0
     engine: dict[str, str | int | float] = {}
+    adapters: list[str] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import anyio
 import anyio.abc
@@ -25,6 +25,7 @@ from actors.supervisor_messages import (
     ActorLoading,
     ActorProgress,
     ActorReady,
+    AdapterAnswer,
     ExecutorMetrics,
     SupervisorMessage,
 )
@@ -43,7 +44,7 @@ from daemon.supervision.restart_policy import (
     stuck,
 )
 from daemon.watchdog import Pulse
-from runtime.errors import CODES, Code, HearthError
+from runtime.errors import HearthError, known_code
 from runtime.loading import Stage
 
 _log = structlog.get_logger("hearth.supervisor")
@@ -74,7 +75,7 @@ class Listeners(NamedTuple):
     """Whom to tell of the actor.
 
     That it can work, that all is lost which it held, how far it has come on its way to work, why it
-    is started again, and what it has done.
+    is started again, what it has done, and what it answers about adapters.
     """
 
     ready: Callable[[ActorReady, Addresses], Awaitable[None]]
@@ -82,6 +83,7 @@ class Listeners(NamedTuple):
     loading: Callable[[Stage, float | None], None] = lambda _stage, _share: None
     restarting: Callable[[str], None] = lambda _reason: None
     metrics: Callable[[ExecutorMetrics], None] = lambda _metrics: None
+    adapter: Callable[[AdapterAnswer], None] = lambda _answer: None
 
 
 class Supervisor:
@@ -168,7 +170,7 @@ class Supervisor:
         """Keep the actor by another plan; its settings are for the next one that starts."""
         self._policy.adopt(plan.deadlines, plan.restart_limit)
         if plan.log_level != self._plan.log_level:
-            self._tell_actor(SetLogLevel(plan.log_level))
+            self.tell(SetLogLevel(plan.log_level))
         self._plan = plan
         self._wake.set()
 
@@ -187,6 +189,16 @@ class Supervisor:
         self._policy.stop()
         self._wake.set()
         await self._ended.wait()
+
+    def tell(self, message: ExecutorControl) -> bool:
+        """Post to the actor's control inbox; False where it takes no mail, as one that hangs."""
+        if self._control is None:
+            return False
+        try:
+            self._control.post(message)
+        except MailboxFull:
+            return False
+        return True
 
     async def _keep(self) -> None:
         while self._policy.phase is not Phase.ENDED:
@@ -221,9 +233,10 @@ class Supervisor:
                 self._policy.progress(now)
                 if message.metrics is not None:
                     self._tell.metrics(message.metrics)
+            case AdapterAnswer():
+                self._tell.adapter(message)
             case ActorFailed(_, code, text, field):
-                known = cast("Code", code) if code in CODES else "internal"
-                self._policy.failed(HearthError(known, text, field))
+                self._policy.failed(HearthError(known_code(code), text, field))
                 # One that never worked ends the daemon, whose last line says the same.
                 if self._policy.was_ready:
                     _log.error("actor failed", actor=self._name, code=code, reason=text)
@@ -273,7 +286,7 @@ class Supervisor:
         self._control = Sender(self._context, self._addresses.control, CONTROL_LIMIT)
         if self._plan.log_level != config.log_level:
             # Another plan has come while it was started.
-            self._tell_actor(SetLogLevel(self._plan.log_level))
+            self.tell(SetLogLevel(self._plan.log_level))
         if self._tasks is not None:
             self._tasks.start_soon(self._watch, process)
 
@@ -323,19 +336,9 @@ class Supervisor:
             raise self._error or stuck(self._plan.role, "the daemon stops")
 
     async def _ask_to_end(self, process: ActorProcess) -> None:
-        if self._tell_actor(Shutdown()):
+        if self.tell(Shutdown()):
             with anyio.move_on_after(self._plan.shutdown_s):
                 await process.wait()
-
-    def _tell_actor(self, message: ExecutorControl) -> bool:
-        """Post to the actor's control inbox; False where it takes no mail, as one that hangs."""
-        if self._control is None:
-            return False
-        try:
-            self._control.post(message)
-        except MailboxFull:
-            return False
-        return True
 
     def _close_control(self) -> None:
         if self._control is not None:

@@ -119,9 +119,14 @@ def read_adapter(folder: Path, config: LLMEngineRunnerConfig) -> Adapter:
 
 
 def adapter_folders(folder: Path) -> dict[str, Path]:
-    """The adapters of a folder by their names; raises `invalid_value` where it cannot be read."""
+    """The adapters of a folder by their names, none where there is no folder.
+
+    Raises `invalid_value` where it cannot be read.
+    """
     try:
         return {path.name: path for path in sorted(folder.iterdir()) if _is_adapter(path)}
+    except FileNotFoundError:
+        return {}
     except OSError as error:
         what = f"{folder} cannot be read ({error.strerror})"
         raise HearthError("invalid_value", what, "adapters") from error

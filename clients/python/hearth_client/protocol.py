@@ -189,7 +189,8 @@ class Limits(msgspec.Struct, kw_only=True, omit_defaults=True):
 class Welcome(Answer, tag="welcome"):
     """The answer to `hello`: the protocol chosen, limits and features by name.
 
-    `epoch` names this run of the server: another one means that it was restarted.
+    `epoch` names this run of the server: another one means that it was restarted. `adapters` are
+    the names that a request may give as its adapter.
     """
 
     proto: int
@@ -198,6 +199,7 @@ class Welcome(Answer, tag="welcome"):
     features: list[str] = []
     model: str = ""
     epoch: str = ""
+    adapters: list[str] = []
 
 
 class Leased(Answer, tag="leased"):
@@ -354,12 +356,17 @@ class SpeculationReport(Speculation, kw_only=True):
 
 
 class ExecutorReport(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What the engine's process has done since it started."""
+    """What the engine's process has done since it started.
+
+    The replies that run have `adapter`, "" for none; it was switched `switches` times.
+    """
 
     prefill: StageReport
     generation: StageReport
     speculation: SpeculationReport | None = None
     prefix: PrefixReport | None = None
+    adapter: str = ""
+    switches: int = 0
 
 
 class StatusReport(Answer, tag="status_report"):
@@ -381,6 +388,7 @@ class StatusReport(Answer, tag="status_report"):
     stage: str = ""
     share: float | None = None
     reason: str = ""
+    adapters: list[str] = []
 
 
 ServerMessage = (

@@ -1,0 +1,1 @@
+"""The adapters of the state directory: what an owner adds and removes, and what is served."""

@@ -1,0 +1,167 @@
+"""The adapters that are served: the folder's, as far as an executor takes them."""
+
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import structlog
+
+from actors.executor_messages import ExecutorControl, LoadAdapter, UnloadAdapter
+from actors.supervisor_messages import AdapterAnswer
+from daemon.adapters.folder import AdapterFolder
+from daemon.configuration.places import adapters_folder
+from daemon.configuration.settings import Settings
+from daemon.control.messages import (
+    AdapterAdded,
+    AdapterInfo,
+    AdapterList,
+    AdapterRemoved,
+    AddAdapter,
+    ControlRequest,
+    ListAdapters,
+    RemoveAdapter,
+)
+from daemon.control.server import Handler
+from runtime.config import LLMEngineRunnerConfig, load_config
+from runtime.errors import HearthError, known_code
+
+_ANSWER_S = 45.0
+_log = structlog.get_logger("hearth.adapters")
+
+
+class AdapterKeeper:
+    """Adds and removes adapters while requests run, one at a time, and knows which are served.
+
+    `tell` posts to the executor that works, and says whether there is one; `gone` tells who has
+    requests that wait. `served` is called where `names` are others.
+    """
+
+    def __init__(
+        self,
+        folder: AdapterFolder,
+        config: LLMEngineRunnerConfig,
+        *,
+        tell: Callable[[ExecutorControl], bool],
+        gone: Callable[[str], Awaitable[None]],
+        served: Callable[[], None],
+    ) -> None:
+        self._folder, self._config = folder, config
+        self._tell, self._gone, self._served = tell, gone, served
+        self._lock = anyio.Lock()
+        self._working = False
+        # By name, why it is not served: "" where it is.
+        self._problems: dict[str, str] = dict.fromkeys(self._kept(), "")
+        self._asked = ""
+        self._answer: AdapterAnswer | None = None
+        self._answered = anyio.Event()
+
+    @property
+    def names(self) -> list[str]:
+        """The adapters that clients may ask for."""
+        return [name for name, problem in sorted(self._problems.items()) if not problem]
+
+    @property
+    def handlers(self) -> dict[type[ControlRequest], Handler]:
+        """What the owner may ask."""
+        return {AddAdapter: self._add, RemoveAdapter: self._remove, ListAdapters: self._list}
+
+    def executor_ready(self, adapters: Mapping[str, str]) -> None:
+        """An executor works, and told of all that it found why it does not serve it, or ""."""
+        self._working = True
+        kept = self._kept()
+        # What was added while it was starting it may have missed, and what was removed not.
+        for name in sorted(set(kept) - set(adapters)):
+            self._tell(LoadAdapter(name, str(self._folder.of(name))))
+        for name in sorted(set(adapters) - set(kept)):
+            self._tell(UnloadAdapter(name))
+        self._problems = {name: adapters.get(name, "") for name in kept}
+        self._served()
+
+    def executor_lost(self) -> None:
+        """There is no executor: the next one finds what is kept."""
+        self._working = False
+        self._answered.set()
+
+    def answered(self, answer: AdapterAnswer) -> None:
+        """The executor has done what it was told to, or could not."""
+        if answer.adapter == self._asked:
+            self._answer = answer
+            self._answered.set()
+        elif answer.code and answer.adapter in self._problems:
+            self._problems[answer.adapter] = answer.message
+            self._served()
+
+    async def _add(self, asked: AddAdapter) -> AdapterAdded:
+        async with self._lock:
+            name, folder = asked.name, self._folder
+            record = await anyio.to_thread.run_sync(folder.add, name, asked.folder, self._config)
+            answer = await self._ask(name, LoadAdapter(name, str(folder.of(name))))
+            if answer is not None and answer.code:
+                await anyio.to_thread.run_sync(folder.remove, name)
+                raise HearthError(known_code(answer.code), answer.message, answer.field)
+            self._problems[name] = ""
+            self._served()
+            _log.info("adapter added", adapter=name, rank=record.rank, source=record.source)
+            return AdapterAdded(name, record.rank, record.base, record.bytes)
+
+    async def _remove(self, asked: RemoveAdapter) -> AdapterRemoved:
+        async with self._lock:
+            name = asked.name
+            await anyio.to_thread.run_sync(self._folder.remove, name)
+            # Nobody may ask for it from now on, then all end that wait for it, and all that run.
+            self._problems.pop(name, None)
+            self._served()
+            await self._gone(name)
+            await self._ask(name, UnloadAdapter(name))
+            _log.info("adapter removed", adapter=name)
+            return AdapterRemoved(name)
+
+    async def _list(self, _asked: ListAdapters) -> AdapterList:
+        found = await anyio.to_thread.run_sync(self._look)
+        return AdapterList(str(self._folder.path), self._config.max_supported_lora_rank, found)
+
+    async def _ask(self, name: str, message: ExecutorControl) -> AdapterAnswer | None:
+        """What the executor answers; None where none works, or it dies of something meanwhile."""
+        self._asked, self._answer, self._answered = name, None, anyio.Event()
+        if not self._working or not self._tell(message):
+            return None
+        with anyio.move_on_after(_ANSWER_S):
+            await self._answered.wait()
+        self._asked = ""
+        return self._answer
+
+    def _kept(self) -> list[str]:
+        try:
+            return self._folder.names
+        except HearthError as error:
+            _log.warning("adapters cannot be read", reason=error.message)
+            return []
+
+    def _look(self) -> list[AdapterInfo]:
+        return [self._info(name) for name in self._folder.names]
+
+    def _info(self, name: str) -> AdapterInfo:
+        try:
+            record = self._folder.record(name)
+        except HearthError as error:
+            return AdapterInfo(name, problem=error.message)
+        problem = self._problems.get(name, "")
+        return AdapterInfo(name, record.rank, record.base, record.source, record.bytes, problem)
+
+
+def open_adapters(
+    settings: Settings,
+    engine: Path,
+    config: LLMEngineRunnerConfig,
+    *,
+    tell: Callable[[ExecutorControl], bool],
+    gone: Callable[[str], Awaitable[None]],
+    served: Callable[[], None],
+) -> AdapterKeeper:
+    """Keep the adapters of the state directory for an engine; see `AdapterKeeper`."""
+    # A simulated engine takes what the folder's own does.
+    exported = load_config(engine) if config.backend == "simulated" else config
+    folder = AdapterFolder(adapters_folder(settings.adapters, os.environ))
+    return AdapterKeeper(folder, exported, tell=tell, gone=gone, served=served)

@@ -1,0 +1,75 @@
+from pathlib import Path
+
+import click
+import msgspec
+
+from daemon.cli.clients import daemon_address
+from daemon.cli.console import out, printable_name, size, table
+from daemon.cli.options import json_option, socket_option
+from daemon.control.client import ask
+from daemon.control.messages import (
+    AdapterAdded,
+    AdapterInfo,
+    AdapterList,
+    AdapterRemoved,
+    AddAdapter,
+    ListAdapters,
+    RemoveAdapter,
+)
+
+
+@click.group()
+def adapter() -> None:
+    """Add and remove LoRA adapters of a running daemon.
+
+    It needs the daemon's user or root. The engine has to take adapters (hearth export
+    --max-lora-rank).
+    """
+
+
+@adapter.command()
+@click.argument("name")
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@socket_option
+def add(name: str, folder: Path, socket: str | None) -> None:
+    """Serve the adapter in FOLDER, as PEFT saves it, under NAME.
+
+    It is checked and copied to where the daemon keeps adapters, which reads FOLDER itself. Requests
+    may ask for it at once, and after every restart.
+    """
+    asked = AddAdapter(name, str(folder.absolute()))
+    answer = ask(asked, AdapterAdded, daemon_address(socket))
+    base = f", for {printable_name(answer.base)}" if answer.base else ""
+    click.echo(f"added {answer.name}: rank {answer.rank}, {size(answer.bytes)}{base}")
+
+
+@adapter.command()
+@click.argument("name")
+@socket_option
+def remove(name: str, socket: str | None) -> None:
+    """Serve NAME no longer: what asked for it and has not ended ends with an error."""
+    answer = ask(RemoveAdapter(name), AdapterRemoved, daemon_address(socket))
+    click.echo(f"removed {answer.name}")
+
+
+@adapter.command("list")
+@socket_option
+@json_option
+def list_(socket: str | None, *, as_json: bool) -> None:
+    """Show the adapters that the daemon keeps, and whether it serves them."""
+    answer = ask(ListAdapters(), AdapterList, daemon_address(socket))
+    if as_json:
+        click.echo(msgspec.json.encode(answer))
+    elif not answer.adapters:
+        click.echo(f"there is no adapter in {answer.folder}")
+        if not answer.max_rank:
+            click.echo("the engine takes none: export the model with --max-lora-rank")
+    else:
+        out().print(table([(one.name, _words(one)) for one in answer.adapters]))
+
+
+def _words(one: AdapterInfo) -> str:
+    told = [f"rank {one.rank}", size(one.bytes)] if one.rank else []
+    told += [f"for {printable_name(one.base)}"] if one.base else []
+    told += [f"not served: {one.problem}"] if one.problem else []
+    return ", ".join(told)

@@ -1,0 +1,16 @@
+"""Where the daemon keeps what is to last."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def adapters_folder(setting: str, environ: Mapping[str, str]) -> Path:
+    """Where adapters lie: as set, else with the service's state, else with the user's."""
+    if setting:
+        return Path(setting).absolute()
+    states = environ.get("STATE_DIRECTORY", "")
+    if states:
+        # A service with several has them joined by colons.
+        return Path(states.split(":")[0]) / "adapters"
+    own = environ.get("XDG_STATE_HOME")
+    return (Path(own) if own else Path.home() / ".local" / "state") / "hearth" / "adapters"
