@@ -42,7 +42,8 @@ class OwnDaemon:
         # The settings of the user's own daemon are no concern of this one.
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("HEARTH_")}
         # What it leaves behind when it is killed goes with the folder.
-        own = {**inherited, "TMPDIR": str(folder), **(environ or {})}
+        places = {"TMPDIR": str(folder), "XDG_STATE_HOME": str(folder)}
+        own = {**inherited, **places, **(environ or {})}
         with self._log.open("wb") as file:
             self._process = subprocess.Popen(  # noqa: S603 - our own program and arguments
                 [sys.executable, "-m", "daemon.cli", *arguments], stderr=file, env=own

@@ -17,7 +17,7 @@ from daemon.cli.clients import connected
 from daemon.cli.console import err, out, printable
 from daemon.cli.conversation import Conversation
 from daemon.cli.errors import FAILED, Failure, wrong_usage
-from daemon.cli.options import key_option, socket_option, speculation_option
+from daemon.cli.options import adapter_option, key_option, socket_option, speculation_option
 from daemon.example_home import EXAMPLE_HOME
 from runtime.request import RequestOptions, check_options
 
@@ -37,6 +37,7 @@ _PROMPT = "\001\033[36m\002you>\001\033[0m\002 "
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--seed", type=int, help="Same seed, same text.")
 @speculation_option
+@adapter_option
 def chat(
     socket: str | None, key: str | None, *, system: str | None, example: bool, **options: Any
 ) -> int:

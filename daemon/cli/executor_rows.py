@@ -10,6 +10,8 @@ Row = tuple[str, str]
 def executor_rows(report: ExecutorReport) -> list[Row]:
     """Names and values of each stage, and of prefix cache and speculation where there are some."""
     rows = [("prefill", _stage(report.prefill)), ("generation", _stage(report.generation))]
+    if report.switches:
+        rows.append(("adapter", f"{report.adapter or 'none'}, {report.switches} switches"))
     if report.prefix is not None:
         rows.append(("prefix cache", _prefix(report.prefix)))
     if report.speculation is not None:

@@ -20,6 +20,9 @@ speculation_option = click.option(
     default=None,
     help="Try several tokens a step, or never; by default where it is measured to be faster.",
 )
+adapter_option = click.option(
+    "--adapter", default="", metavar="NAME", help="The adapter that answers; default none."
+)
 socket_option = click.option(
     "--socket",
     metavar="PATH",

@@ -35,6 +35,7 @@ def _rows(report: StatusReport) -> list[tuple[str, str]]:
         ("requests", f"{report.running} running, {report.queued} queued"),
         ("queued tokens", str(report.queued_tokens)),
     ]
+    rows += [("adapters", ", ".join(report.adapters))] if report.adapters else []
     rows += executor_rows(report.executor) if report.executor is not None else []
     rows += [(f"engine {name}", str(value)) for name, value in report.engine.items()]
     rows += [(f"total {name}", str(value)) for name, value in report.totals.items()]

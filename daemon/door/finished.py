@@ -52,6 +52,11 @@ class FinishedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     images: ImageUsage | None = None
     cached_tokens: int = 0
 
+    @property
+    def adapter(self) -> str:
+        """The name of its adapter, "" for none."""
+        return "" if self.options is None else self.options.adapter
+
 
 Listener = Callable[[FinishedRequest], None]
 """Hears of every generation that has ended, on the door's loop: it must not wait."""
@@ -114,6 +119,7 @@ def log_finished(ended: FinishedRequest) -> None:
         cached_tokens=ended.cached_tokens,
         completion_tokens=ended.completion_tokens,
         tokenize_ms=milliseconds(ended.tokenize_s),
+        **({"adapter": ended.adapter} if ended.adapter else {}),
         **_told_of_images(ended),
         queue_ms=milliseconds(ended.queue_s),
         prefill_ms=milliseconds(ended.prefill_s),

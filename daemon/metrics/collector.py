@@ -158,6 +158,7 @@ def _executor(metrics: ExecutorMetrics) -> Iterator[Metric]:
     )
     yield from _graphs(metrics.graphs)
     yield from _speculation(metrics.speculation)
+    yield _counter("adapter_switches", "Times that replies got another adapter.", metrics.switches)
     if metrics.prefix is not None:
         yield from _prefix(metrics.prefix)
 

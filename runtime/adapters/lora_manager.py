@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from runtime.adapters.adapter import Adapter
 from runtime.adapters.block import BlockLayout, no_inputs
+from runtime.adapters.simulated import simulated_adapter
 from runtime.adapters.stored import read_adapter
 from runtime.config import LLMEngineRunnerConfig
 from runtime.device.device import Device
@@ -81,7 +82,7 @@ class LoRAManager:
         """
         if not name or name in self._loaded:
             raise HearthError("invalid_value", f"there is an adapter {name!r} already", "adapter")
-        adapter = read_adapter(source, self._config) if isinstance(source, Path) else source
+        adapter = self._read(name, source) if isinstance(source, Path) else source
         if self._slots is not None:
             block = self._free.pop() if self._free else self._new_block(f"adapter {name}")
             self._device.put(block, self._layout.filled(adapter))
@@ -108,6 +109,11 @@ class LoRAManager:
         if self._slots is not None and name != self._active:
             self._device.copy(self._slots, block)
         self._active = name
+
+    def _read(self, name: str, folder: Path) -> Adapter:
+        if self._config.backend == "simulated" and self._config.max_supported_lora_rank:
+            return simulated_adapter(name, self._config)
+        return read_adapter(folder, self._config)
 
     def _get(self, name: str) -> _Loaded:
         try:

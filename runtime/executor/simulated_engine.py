@@ -10,6 +10,7 @@ from runtime.config import LLMEngineRunnerConfig, RopeConfig
 from runtime.device.stream import Stream
 from runtime.executor.engine import Binding, IOTensor, SelfContained
 from runtime.tensors.dims import PROFILE_CONTEXT
+from runtime.tensors.lora import lora_targets
 from runtime.tensors.registry import TensorRegistry
 from runtime.version import VERSION
 
@@ -22,13 +23,15 @@ def simulated_next_tokens(
     positions: NDArray[np.int64],
     vocab_size: int,
     eos_token_ids: Sequence[int],
+    shift: int = 0,
 ) -> NDArray[np.int64]:
     """The token after `token_ids` [B] at `positions` [B] (counted from 0), never an end token.
 
-    With u tokens that are no end tokens, it is the one of rank (31 id + 17 position + 7) mod u.
+    With u tokens that are no end tokens, it is the one of rank (31 id + 17 position + 7 + shift)
+    mod u.
     """
     ends = sorted({token for token in eos_token_ids if token < vocab_size})
-    chosen = (31 * token_ids + 17 * positions + 7) % (vocab_size - len(ends))
+    chosen = (31 * token_ids + 17 * positions + 7 + shift) % (vocab_size - len(ends))
     for end in ends:
         chosen += chosen >= end
     return chosen
@@ -92,8 +95,10 @@ def as_simulated(
         "eos_token_ids",
         "bos_token_id",
         "files",
+        "max_supported_lora_rank",
     )
-    return structs.replace(made, **{name: getattr(config, name) for name in kept})
+    made = structs.replace(made, **{name: getattr(config, name) for name in kept})
+    return structs.replace(made, lora_targets=lora_targets(made))
 
 
 class SimulatedEngine(SelfContained):
@@ -106,7 +111,8 @@ class SimulatedEngine(SelfContained):
 
     def __init__(self, config: LLMEngineRunnerConfig, registry: TensorRegistry) -> None:
         self.io_tensors = tuple(
-            IOTensor(spec.name, spec.direction, spec.dtype, spec.shape) for spec in registry.specs
+            IOTensor(spec.name, spec.direction, spec.dtype, spec.shape)
+            for spec in (*registry.specs, *registry.own_specs)
         )
         self._config = config
         self._profile = PROFILE_CONTEXT
@@ -143,6 +149,10 @@ class SimulatedRun:
         self._positions = arrays["attention_pos_id"]
         self._last = arrays["last_token_ids"]
         self._logits = arrays["logits"]
+        # See `runtime.adapters.simulated`.
+        self._adapter = arrays.get(
+            f"lora_b_{config.lora_targets[0]}_0" if config.lora_targets else ""
+        )
         self._rows = np.arange(self._last.shape[0])[:, None]
         self._places = np.arange(self._last.shape[1])
 
@@ -155,6 +165,7 @@ class SimulatedRun:
             self._positions[rows, last],
             self._config.vocab_size,
             self._config.eos_token_ids,
+            0 if self._adapter is None or not self._adapter.size else int(self._adapter[0, 0]),
         )
         self._logits.fill(0.0)
         self._logits[rows, self._places, chosen] = HOT_LOGIT

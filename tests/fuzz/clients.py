@@ -51,7 +51,7 @@ class Clients:
             to_tokenizer=self.tokenizer,
             to_scheduler=self.scheduler,
             to_scheduler_control=self.control,
-            facts=DoorFacts(server="hearth fuzz", places=2),
+            facts=DoorFacts(server="hearth fuzz", places=2, adapters=["a"]),
             environ={},
             listeners=listeners,
             pictures=self.arena,

@@ -19,6 +19,7 @@ GIVEN = {
     "traceparent": [f"00-{'1' * 32}-{'2' * 16}-01", "00"],
     "stop": [[], ["\n"]],
     "seed": [None, 1],
+    "adapter": ["", "", "a"],
     "content": [
         "hi",
         [{"type": "image", "encoding": "mono8", "frame": 1, "width": 1, "height": 1}],

@@ -13,6 +13,8 @@ import anyio
 import msgspec
 
 from actors.messages import SchedulerReport
+from daemon.adapters.folder import AdapterFolder
+from daemon.adapters.keeper import AdapterKeeper
 from daemon.configuration.settings import Settings
 from daemon.control.messages import (
     ControlAnswer,
@@ -46,7 +48,18 @@ class Owner:
         # The scheduler would be asked, and is played by nobody.
         self._opened.enter_context(patch.object(self.clients.door, "load", self._load))
         observers.open(self.clients.door, [supervisor])
-        handlers: dict[type[ControlRequest], Handler] = {Reload: self._reload, **observers.handlers}
+        adapters = AdapterKeeper(
+            AdapterFolder(folder / "adapters"),
+            simulated_config(),
+            tell=lambda _message: False,
+            gone=self._gone,
+            served=lambda: None,
+        )
+        handlers: dict[type[ControlRequest], Handler] = {
+            Reload: self._reload,
+            **observers.handlers,
+            **adapters.handlers,
+        }
         assert set(handlers) == set(DOORS["ControlRequest"])
         self.server = ControlServer(folder / "f.sock.ctl", handlers)
         self._theirs, self._ours = socket.socketpair()
@@ -85,6 +98,9 @@ class Owner:
     async def _load(self) -> SchedulerReport:
         return SchedulerReport(0, 1, 2, 3, 4, 5, 6, 7)
 
+    async def _gone(self, _name: str) -> None:
+        pass
+
     async def _reload(self, _asked: Reload) -> Reloaded:
         return Reloaded([], [])
 
@@ -96,9 +112,8 @@ async def test_every_line_to_the_control_socket(short_folder: Path) -> None:
         tasks.start_soon(owner.serve)
         for part in range(4):
             for kind in DOORS["ControlRequest"]:
-                mail = mutations(
-                    kind, f"{kind} {part}", -(-PER_TYPE // 4), ENCODE, {"request": names}
-                )
+                given = {"request": names, "folder": ["/", str(short_folder), "\0", "/\0"]}
+                mail = mutations(kind, f"{kind} {part}", -(-PER_TYPE // 4), ENCODE, given)
                 lines: list[bytes] = []
                 for data in mail:
                     told += 1

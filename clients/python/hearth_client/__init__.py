@@ -6,6 +6,7 @@ from hearth_client.async_client import AsyncClient as AsyncClient
 from hearth_client.async_client import AsyncGeneration as AsyncGeneration
 from hearth_client.client import Client as Client
 from hearth_client.client import Generation as Generation
+from hearth_client.errors import AdapterUnknown as AdapterUnknown
 from hearth_client.errors import BadMessage as BadMessage
 from hearth_client.errors import CacheFull as CacheFull
 from hearth_client.errors import CancelledByOperator as CancelledByOperator

@@ -107,6 +107,12 @@ class RepeatedFailure(RequestRefused):
     code = "repeated_failure"
 
 
+class AdapterUnknown(RequestRefused):
+    """There is no adapter of that name, or it was removed before the request had ended."""
+
+    code = "adapter_unknown"
+
+
 class CacheFull(RequestRefused):
     """What this client pins would take too much of the prefix cache."""
 
