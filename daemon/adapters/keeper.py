@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
@@ -31,6 +32,15 @@ _ANSWER_S = 45.0
 _log = structlog.get_logger("hearth.adapters")
 
 
+@dataclass
+class _Asked:
+    """What an executor was asked to do with an adapter."""
+
+    name: str
+    answer: AdapterAnswer | None = None
+    answered: anyio.Event = field(default_factory=anyio.Event)
+
+
 class AdapterKeeper:
     """Adds and removes adapters while requests run, one at a time, and knows which are served.
 
@@ -53,9 +63,7 @@ class AdapterKeeper:
         self._working = False
         # By name, why it is not served: "" where it is.
         self._problems: dict[str, str] = dict.fromkeys(self._kept(), "")
-        self._asked = ""
-        self._answer: AdapterAnswer | None = None
-        self._answered = anyio.Event()
+        self._asked = _Asked("")
 
     @property
     def names(self) -> list[str]:
@@ -82,13 +90,13 @@ class AdapterKeeper:
     def executor_lost(self) -> None:
         """There is no executor: the next one finds what is kept."""
         self._working = False
-        self._answered.set()
+        self._asked.answered.set()
 
     def answered(self, answer: AdapterAnswer) -> None:
         """The executor has done what it was told to, or could not."""
-        if answer.adapter == self._asked:
-            self._answer = answer
-            self._answered.set()
+        if answer.adapter == self._asked.name:
+            self._asked.answer = answer
+            self._asked.answered.set()
         elif answer.code and answer.adapter in self._problems:
             self._problems[answer.adapter] = answer.message
             self._served()
@@ -123,14 +131,15 @@ class AdapterKeeper:
         return AdapterList(str(self._folder.path), self._config.max_supported_lora_rank, found)
 
     async def _ask(self, name: str, message: ExecutorControl) -> AdapterAnswer | None:
-        """What the executor answers; None where none works, or it dies of something meanwhile."""
-        self._asked, self._answer, self._answered = name, None, anyio.Event()
+        """What the executor answers; None where none works."""
+        asked = self._asked = _Asked(name)
         if not self._working or not self._tell(message):
             return None
         with anyio.move_on_after(_ANSWER_S):
-            await self._answered.wait()
-        self._asked = ""
-        return self._answer
+            await asked.answered.wait()
+        self._asked = _Asked("")
+        # It may have died of it.
+        return asked.answer or _no_answer(name)
 
     def _kept(self) -> list[str]:
         try:
@@ -149,6 +158,11 @@ class AdapterKeeper:
             return AdapterInfo(name, problem=error.message)
         problem = self._problems.get(name, "")
         return AdapterInfo(name, record.rank, record.base, record.source, record.bytes, problem)
+
+
+def _no_answer(name: str) -> AdapterAnswer:
+    text = "the executor was lost before it answered, or has no time for it: try again"
+    return AdapterAnswer("", name, "executor_failed", text)
 
 
 def open_adapters(

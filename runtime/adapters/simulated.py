@@ -19,6 +19,5 @@ def simulated_adapter(name: str, config: LLMEngineRunnerConfig) -> Adapter:
     """What a simulated engine binds in place of any adapter of this name."""
     size = config.num_attention_heads * config.head_dim
     a = np.ones((config.hidden_size, 1), np.float32)
-    return Adapter(
-        1, "", {(0, "q"): LowRank(a, np.full((1, size), simulated_shift(name), a.dtype))}
-    )
+    b = np.full((1, size), simulated_shift(name), a.dtype)
+    return Adapter(1, "", f"simulated {name}", {(0, "q"): LowRank(a, b)})

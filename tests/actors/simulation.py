@@ -133,6 +133,10 @@ class Simulation:
 
         self.at(when, action)
 
+    def gone(self, adapter: str) -> None:
+        """An adapter is removed now."""
+        self._apply(self.policy.adapter_gone(adapter))
+
     def lose(self, when: float, ready_again: float) -> None:
         def action() -> None:
             self.executor = None

@@ -115,6 +115,17 @@ def test_those_of_low_priority_do_not_join_a_turn_that_only_a_high_one_prolongs(
     assert simulation.batches == [[1], [2], [3]]
 
 
+def test_who_waits_for_an_adapter_that_was_removed_ends_and_others_do_not() -> None:
+    simulation = Simulation(SETTINGS, limits=ONE_ROW)
+    for rid, name in enumerate(("a", "b", "b", "a", "")):
+        simulation.arrive(rid / 1000, submit(rid, adapter=name))
+    simulation.at(0.01, lambda: simulation.gone("b"))
+    simulation.run()
+    ends = {rid: outcome.ends for rid, outcome in simulation.outcomes.items()}
+    gone = ["adapter_unknown"]
+    assert ends == {0: ["done"], 1: gone, 2: gone, 3: ["done"], 4: ["done"]}
+
+
 @settings(max_examples=15, deadline=None)
 @given(
     flooding=st.integers(1, 3),

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import pytest
+
+from actors.executor_messages import ExecutorControl, LoadAdapter, UnloadAdapter
+from actors.supervisor_messages import AdapterAnswer
+from daemon.adapters.folder import AdapterFolder
+from daemon.adapters.keeper import AdapterKeeper
+from daemon.control.messages import (
+    AdapterAdded,
+    AdapterList,
+    AdapterRemoved,
+    AddAdapter,
+    ControlAnswer,
+    ControlRequest,
+    ListAdapters,
+    RemoveAdapter,
+)
+from runtime.adapters.stored import AdapterRecord
+from runtime.errors import HearthError
+from runtime.executor.simulated_engine import simulated_config
+
+RECORD = AdapterRecord(rank=4, base="home", source="/s", shapes="", bytes=9, sha256="")
+
+
+class StandIn(AdapterFolder):
+    """A folder in memory."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("/adapters"))
+        self.kept: list[str] = []
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self.kept)
+
+    def add(self, name: str, source: str, config: object) -> AdapterRecord:  # noqa: ARG002 - AdapterFolder's signature
+        self.kept.append(name)
+        return RECORD
+
+    def remove(self, name: str) -> None:
+        self.kept.remove(name)
+
+    def record(self, name: str) -> AdapterRecord:  # noqa: ARG002 - likewise
+        return RECORD
+
+
+class House:
+    """A keeper and its neighbours; `react` is what the executor does with what it is told."""
+
+    def __init__(self, *kept: str) -> None:
+        self.folder = StandIn()
+        self.folder.kept += kept
+        self.told: list[ExecutorControl] = []
+        self.events: list[object] = []
+        self.react: Callable[[ExecutorControl], None] = self.obey
+        self.keeper = AdapterKeeper(
+            self.folder,
+            simulated_config(),
+            tell=self.tell,
+            gone=self.gone,
+            served=lambda: self.events.append(self.keeper.names),
+        )
+
+    def tell(self, message: ExecutorControl) -> bool:
+        self.told.append(message)
+        self.events.append(message)
+        self.react(message)
+        return True
+
+    def obey(self, message: ExecutorControl) -> None:
+        assert isinstance(message, LoadAdapter | UnloadAdapter)
+        self.keeper.answered(AdapterAnswer("executor-1", message.name))
+
+    async def gone(self, name: str) -> None:
+        self.events.append(f"{name} has gone")
+
+    async def ask(self, request: ControlRequest) -> ControlAnswer:
+        with anyio.fail_after(5):
+            return await self.keeper.handlers[type(request)](request)
+
+
+async def test_what_is_added_is_served_once_the_executor_has_it() -> None:
+    house = House()
+    house.keeper.executor_ready({})
+    house.events.clear()
+    assert await house.ask(AddAdapter("a", "/s")) == AdapterAdded("a", 4, "home", 9)
+    assert house.events == [LoadAdapter("a", "/adapters/a"), ["a"]]
+
+
+async def test_what_is_removed_is_asked_for_no_more_before_those_end_who_have() -> None:
+    house = House("a", "b")
+    house.keeper.executor_ready({"a": "", "b": ""})
+    house.events.clear()
+    assert await house.ask(RemoveAdapter("a")) == AdapterRemoved("a")
+    assert house.events == [["b"], "a has gone", UnloadAdapter("a")]
+
+
+async def test_what_the_executor_refuses_is_not_kept() -> None:
+    house = House()
+    house.keeper.executor_ready({})
+    house.react = lambda _: house.keeper.answered(
+        AdapterAnswer("executor-1", "a", "out_of_memory", "no room for it", "adapters")
+    )
+    with pytest.raises(HearthError, match="no room") as caught:
+        await house.ask(AddAdapter("a", "/s"))
+    assert (caught.value.code, caught.value.field) == ("out_of_memory", "adapters")
+    assert house.folder.kept == house.keeper.names == []
+
+
+async def test_what_an_executor_dies_of_is_not_kept() -> None:
+    house = House()
+    house.keeper.executor_ready({})
+    house.react = lambda _: house.keeper.executor_lost()
+    with pytest.raises(HearthError) as caught:
+        await house.ask(AddAdapter("a", "/s"))
+    assert caught.value.code == "executor_failed"
+    assert house.folder.kept == house.keeper.names == []
+
+
+async def test_without_an_executor_the_next_one_finds_what_is_kept() -> None:
+    house = House("a")
+    assert house.keeper.names == ["a"], "requests wait for the first executor"
+    await house.ask(AddAdapter("b", "/s"))
+    await house.ask(RemoveAdapter("a"))
+    assert house.keeper.names == ["b"]
+    assert not house.told
+    # It read the folder before that.
+    house.keeper.executor_ready({"a": ""})
+    assert house.told == [LoadAdapter("b", "/adapters/b"), UnloadAdapter("a")]
+    assert house.keeper.names == ["b"]
+
+
+async def test_one_that_is_not_served_is_listed_with_the_reason() -> None:
+    house = House("a", "b")
+    house.keeper.executor_ready({"a": "", "b": "it was changed"})
+    assert house.keeper.names == ["a"]
+    found = await house.ask(ListAdapters())
+    assert isinstance(found, AdapterList)
+    assert [(one.name, one.problem) for one in found.adapters] == [
+        ("a", ""),
+        ("b", "it was changed"),
+    ]
+    assert found.folder == "/adapters"
+
+
+async def test_a_late_refusal_is_noted() -> None:
+    house = House("a")
+    house.react = lambda _: None
+    house.keeper.executor_ready({})
+    house.keeper.answered(AdapterAnswer("executor-1", "a", "adapter_invalid", "of another base"))
+    assert house.keeper.names == []
+    assert house.events[-1] == []
