@@ -179,7 +179,7 @@ class Supervisor:
 
         Tells whether it has been asked to; where there is none the next one is of this plan.
         """
-        asked = self._process is not None and self._tell_actor(Retire())
+        asked = self._process is not None and self.tell(Retire())
         if asked:
             self._policy.renew(reason)
         return asked
