@@ -64,7 +64,7 @@ def predicted_parts(deployment: DeploymentConfig) -> dict[str, int]:
     if deployment.draft is not None:
         parts |= predict_draft_memory(deployment.draft, deployment.drafting, **limits)
         # The steps of both read one buffer.
-        parts["draft_zeros"] = max(0, parts["draft_zeros"] - parts["zeros"])
+        parts["draft_zeros"] = max(0, parts["draft_zeros"] - parts.get("zeros", 0))
         if config.plan is not None:
             # The steps of both plans share one context memory.
             parts["draft_scratch"] = max(0, parts["draft_scratch"] - parts["engine_scratch"])

@@ -57,8 +57,9 @@ def predict_memory(
         "kv_cache": sizes.kv_cache_bytes(config, max_batch, capacity),
         "rope": sizes.rope_bytes(config, max_batch, capacity),
         "step_buffers": sizes.step_buffer_bytes(config, max_batch),
-        "zeros": sizes.zero_bytes(config, max_batch),
     }
+    if zeros := sizes.zero_bytes(config, max_batch):
+        parts["zeros"] = zeros
     tokens = sizes.longest_step(config)
     if config.device == "cuda":
         scratch = cuda_scratch_bytes(config, max_batch, tokens, capacity)
