@@ -27,10 +27,6 @@ class _Pace:
         self._a_token.append(seconds / tokens)
         self._in_all.append(seconds)
 
-    @property
-    def a_token(self) -> float | None:
-        return min(self._a_token, default=None)
-
     def seconds(self, tokens: int) -> float:
         """What so many tokens take: nothing as long as it is not known, so that it is tried."""
         if len(self._in_all) < _TRIALS:
@@ -42,18 +38,20 @@ class Worth:
     """Compares what was measured of loading, tier by tier, with what was measured of computing.
 
     Computing is taken at its best: a token at what it took in the chunk that took the least for
-    each. Of what is refused one prefix in `_EVERY` is loaded all the same, else it would never be
-    known that loading has become faster.
+    each, which is a wide one. Those of each width are kept apart, as there may be none but narrow
+    ones for long where much is loaded. Of what is refused one prefix in `_EVERY` is loaded all the
+    same, else it would never be known that loading has become faster.
     """
 
     def __init__(self) -> None:
-        self._computed = _Pace()
+        self._computed: dict[int, deque[float]] = {}
         self._loaded: dict[Tier, _Pace] = {"device": _Pace(), "host": _Pace(), "disk": _Pace()}
         self._refused = 0
 
     def record_computed(self, tokens: int, seconds: float) -> None:
         """Take note of a prefill step that computed so many tokens, those of padding included."""
-        self._computed.record(tokens, seconds)
+        kept = self._computed.setdefault(tokens.bit_length(), deque(maxlen=_KEPT))
+        kept.append(seconds / tokens)
 
     def record_loaded(self, tier: Tier, tokens: int, seconds: float) -> None:
         """Take note of so many tokens that were loaded from one tier."""
@@ -61,9 +59,9 @@ class Worth:
 
     def tokens(self, match: Match) -> int:
         """Of how many tokens of a match, from the first on, loading saves time."""
-        a_token = self._computed.a_token
-        if a_token is None:
+        if not self._computed:
             return match.tokens
+        a_token = min(map(min, self._computed.values()))
         best = found = 0
         most = spent = 0.0
         for tier, tokens in _by_tier(match):

@@ -67,7 +67,8 @@ def test_a_token_costs_what_it_does_in_the_widest_chunks() -> None:
     worth = measured(0.05, 0.05)
     assert worth.tokens(match(2)) == 64
     worth.record_computed(1000, 0.4)
-    worth.record_computed(1, 0.2)
+    for _ in range(20):
+        worth.record_computed(1, 0.2)
     assert worth.tokens(match(2)) == 0
 
 
