@@ -47,7 +47,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def daemon(home: Path) -> Iterator[OwnDaemon]:
-    with own_daemon(home) as started:
+    """A daemon whose prefix cache is small."""
+    with own_daemon(home, ("--prefix-cache-bytes", str(SMALL))) as started:
         yield started
 
 
@@ -105,9 +106,10 @@ def test_a_system_prompt_of_one_client_is_there_for_the_next(daemon: OwnDaemon) 
 
 
 def test_an_executor_that_was_lost_took_cache_and_pins_along(daemon: OwnDaemon) -> None:
+    prompt = "the lamp " * 20
     with Client(daemon.socket) as client:
-        assert cached(client.generate(words(2), max_tokens=1, cache="pin")) == 0
-        assert cached(client.generate(words(2) + "x", max_tokens=1, cache="pin")) >= PAGE
+        assert cached(client.generate(prompt, max_tokens=1, cache="pin")) == 0
+        assert cached(client.generate(prompt + "x", max_tokens=1, cache="pin")) >= PAGE
         executor = daemon.executor
         assert executor is not None
         running = client.generate(words(3), max_tokens=1000, ignore_eos=True)
@@ -115,13 +117,12 @@ def test_an_executor_that_was_lost_took_cache_and_pins_along(daemon: OwnDaemon) 
         os.kill(executor, signal.SIGKILL)
         with pytest.raises(ExecutorFailed):
             running.text()
-        assert cached(client.generate(words(2) + "y", max_tokens=1, cache="pin")) == 0
-        assert cached(client.generate(words(2) + "z", max_tokens=1)) >= PAGE
+        assert cached(client.generate(prompt + "y", max_tokens=1, cache="pin")) == 0
+        assert cached(client.generate(prompt + "z", max_tokens=1)) >= PAGE
 
 
-def test_what_is_pinned_stays_until_its_client_leaves(home: Path) -> None:
-    flags = ("--prefix-cache-bytes", str(SMALL))
-    with own_daemon(home, flags) as daemon, Client(daemon.socket) as other:
+def test_what_is_pinned_stays_until_its_client_leaves(daemon: OwnDaemon) -> None:
+    with Client(daemon.socket) as other:
         with Client(daemon.socket) as pinning:
             assert cached(pinning.generate("the hall " * 20, max_tokens=1, cache="pin")) == 0
             flood(other, 100)
