@@ -7,10 +7,10 @@ import numpy as np
 from bench.batches import BatchRun, rows_of, run_batch
 from bench.prefix.figures import PrefixFigures, Round, SharedFigures, prefix_figures, shared_figures
 from bench.spec.verify import NEAR_TIE
-from runtime.config import LLMEngineRunnerConfig
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.errors import HearthError
 from runtime.prefix.metrics import PrefixMetrics
+from runtime.prefix.prefix_cache import is_exact
 from runtime.request import CacheUse, RequestOptions
 
 OWN_TOKENS = 32
@@ -26,11 +26,6 @@ Tick = Callable[[int, int], None]
 def room(shared: int) -> int:
     """Tokens of capacity that so many shared ones take."""
     return shared + OWN_TOKENS + REPLY_TOKENS
-
-
-def is_exact(config: LLMEngineRunnerConfig) -> bool:
-    """Whether replies with a prefix cache are those without, bit for bit."""
-    return (config.device, config.dialect, config.dtype) == ("cpu", "native", "float32")
 
 
 class PrefixSession:

@@ -24,7 +24,7 @@ from runtime.prefix.disk_tier import DiskTier
 from runtime.prefix.page_index import PageIndex
 from runtime.prefix.page_loads import PageLoads
 from runtime.prefix.page_pool import PagePool
-from runtime.prefix.prefix_cache import PrefixCache, engine_digest
+from runtime.prefix.prefix_cache import PrefixCache, engine_digest, is_exact
 from runtime.prefix.spill_file import HEAD_BYTES
 from runtime.prefix.spill_folder import SpillFolder
 from runtime.prefix.worth import Worth
@@ -146,7 +146,7 @@ def _prefix_cache(
         engine,
         loads=PageLoads(pool, disk, Worth(), rooms.device),
         disk=disk,
-        exact=config.device == "cpu" and config.dialect == "native",
+        exact=is_exact(config),
         digest_of=runner.get_lora_weights_digest,
         drafted=None if proposer is None else proposer.drafted,
     )

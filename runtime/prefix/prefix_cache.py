@@ -26,6 +26,16 @@ def engine_digest(engines: Sequence[LLMEngineRunnerConfig]) -> bytes:
     return found.digest()
 
 
+def is_exact(config: LLMEngineRunnerConfig) -> bool:
+    """Whether a token has the same keys and values, bit for bit, in whatever step it is computed.
+
+    Then replies with a prefix cache are those without. Products of int8 weights round a single row
+    differently, and so do those of an adapter, if there is one.
+    """
+    kind = (config.device, config.dialect, config.dtype)
+    return kind == ("cpu", "native", "float32") and config.weight_quantization != "int8"
+
+
 class PrefixCache:
     """What prompts and replies before have left, for rows that begin alike.
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from bench.commands import bench
 from bench.prefix import command
 from bench.prefix.command import runtime_options
-from bench.prefix.session import is_exact, room
+from bench.prefix.session import room
 from runtime.errors import HearthError
 from runtime.memory.sizes import kv_cache_bytes
 from tests.runtime.engine_configs import small_config
@@ -65,7 +65,3 @@ def test_the_cache_holds_the_longest_prompt_twice() -> None:
     options = runtime_options(config, 64)
     assert options.prefix_cache_bytes == 2 * kv_cache_bytes(config, 1, room(64))
     assert (options.max_batch, options.capacity) == (1, config.max_kv_cache_capacity)
-
-
-def test_bits_are_compared_where_the_cache_keeps_them() -> None:
-    assert is_exact(small_config()) == (small_config().dialect == "native")
