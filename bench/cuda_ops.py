@@ -14,11 +14,11 @@ from numpy.typing import DTypeLike, NDArray
 
 from bench.random_model import SHAPE_06B
 from runtime.arrangement import Arrangement, RowMove
+from runtime.device.cache_storage import CacheStorage
 from runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
 from runtime.device.cuda.stream import CudaEvent
 from runtime.device.device import (
     BatchSampler,
-    CacheStorage,
     ProposalBuffers,
     SamplerBuffers,
     StepBuffers,

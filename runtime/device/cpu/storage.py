@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from runtime.arrangement import RowMove
 from runtime.device.arrays import PageCopy, copy_pages, move_rows, slot_index, write_rows
-from runtime.device.device import check_pages
+from runtime.device.cache_storage import check_pages
 from runtime.device.tree_arrays import commit_path, path_moves
 from runtime.tensors.tensor import Tensor
 

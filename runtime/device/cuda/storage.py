@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from runtime.arrangement import RowMove
 from runtime.device.arrays import PageCopy
+from runtime.device.cache_storage import check_pages
 from runtime.device.cuda.element_types import copy_unit, index_type
 from runtime.device.cuda.launch import KernelLaunch, KernelLibrary
 from runtime.device.cuda.memory import CudaMemory
@@ -14,7 +15,6 @@ from runtime.device.cuda.page_copies import PageCopies
 from runtime.device.cuda.path_commit import PathCommit, check_path
 from runtime.device.cuda.row_moves import Moves, RowsArguments, prepare_moves, queue_moves
 from runtime.device.cuda.upload import UploadRing
-from runtime.device.device import check_pages
 from runtime.errors import HearthError
 from runtime.tensors.tensor import Tensor
 

@@ -12,9 +12,9 @@ import numpy as np
 from msgspec import structs
 
 from runtime.arrangement import Arrangement, RowMove
+from runtime.device.cache_storage import CacheStorage
 from runtime.device.device import (
     AcceptedPath,
-    CacheStorage,
     Device,
     SamplerBuffers,
     StepBuffers,
