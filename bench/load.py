@@ -26,6 +26,7 @@ _TIMED = {
     "seconds": 120.0,
     "prefill_us": 0.0,
     "prefill_budget": 1.0,
+    "adapters": 0,
     "engine": None,
 }
 
@@ -77,6 +78,12 @@ class LoadFigures(Tally, kw_only=True, tag=False):
     type=NumberRange(0, 1000, min_open=True),
     metavar="X",
     help="The daemon's setting: by how many steps a piece of prompt may take longer.  [1]",
+)
+@click.option(
+    "--adapters",
+    type=click.IntRange(1, 64),
+    metavar="N",
+    help="Let each request ask for one of so many adapters, beside a run with one.  [none]",
 )
 @engine_option("a simulated one; its tokens are counted, not checked")
 @click.option(

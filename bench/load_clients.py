@@ -17,6 +17,7 @@ from hearth_client import AsyncClient, HearthClientError
 
 from bench.child_process import ParentProcess
 from bench.toy_daemon import connected
+from runtime.adapters.simulated import simulated_shift
 from runtime.config import LLMEngineRunnerConfig, load_config
 from runtime.executor.simulated_engine import simulated_next_tokens
 from runtime.text import Tokenizer
@@ -131,12 +132,15 @@ class LoadClients:
         self.tally.check(expected, received)
 
 
-def simulated_stream(config: LLMEngineRunnerConfig, prompt: list[int], count: int) -> list[int]:
+def simulated_stream(
+    config: LLMEngineRunnerConfig, prompt: list[int], count: int, adapter: str = ""
+) -> list[int]:
     """The `count` tokens that the simulated engine must answer to the prompt's ids."""
+    shift = simulated_shift(adapter)
     stream = prompt[-1:]
     for position in range(len(prompt) - 1, len(prompt) - 1 + count):
         here = np.array(stream[-1:]), np.array([position])
-        after = simulated_next_tokens(*here, config.vocab_size, config.eos_token_ids)
+        after = simulated_next_tokens(*here, config.vocab_size, config.eos_token_ids, shift)
         stream.append(int(after[0]))
     return stream[1:]
 

@@ -34,16 +34,19 @@ def simulated_flags(step_ms: float, prefill_us: float = 0.0) -> tuple[str, ...]:
 
 
 @contextmanager
-def given_or_toy(engine: Path | None = None) -> Iterator[Path]:
-    """The engine folder that was given, or a toy for as long as the context lasts."""
+def given_or_toy(engine: Path | None = None, max_lora_rank: int = 0) -> Iterator[Path]:
+    """The engine folder that was given, or a toy for as long as the context lasts.
+
+    The toy takes adapters up to `max_lora_rank`.
+    """
     if engine is not None:
         yield engine
         return
     with tempfile.TemporaryDirectory(prefix="hearth-bench-") as folder:
-        yield toy_engine(Path(folder))
+        yield toy_engine(Path(folder), max_lora_rank)
 
 
-def toy_engine(folder: Path) -> Path:
+def toy_engine(folder: Path, max_lora_rank: int = 0) -> Path:
     """Make an engine folder in `folder` whose vocabulary and limits a simulated engine takes."""
     # A client process of `bench load` has no use for these, and waits for no import of them.
     from bench.random_model import QUICK_SHAPE, write_random_model  # noqa: PLC0415 - said above
@@ -51,7 +54,8 @@ def toy_engine(folder: Path) -> Path:
 
     source, engine = folder / "toy", folder / "toy-engine"
     write_random_model(source, QUICK_SHAPE)
-    export_model(source, engine, ExportOptions(capacity=_CAPACITY))
+    options = ExportOptions(capacity=_CAPACITY, max_lora_rank=max_lora_rank)
+    export_model(source, engine, options)
     return engine
 
 

@@ -83,7 +83,11 @@ async def watch(client: AsyncClient, ask: Ask, due: float) -> Seen:
     seen, sent = Seen(ask=ask, due=due), monotonic()
     try:
         stream = await client.generate(
-            ask.prompt, max_tokens=ask.tokens, ignore_eos=True, timestamps=True
+            ask.prompt,
+            max_tokens=ask.tokens,
+            ignore_eos=True,
+            timestamps=True,
+            adapter=ask.adapter,
         )
         async for delta in stream:
             if not seen.tokens:

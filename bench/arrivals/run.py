@@ -11,6 +11,7 @@ import uvloop
 from hearth_client import Client
 from hearth_client.protocol import ExecutorReport
 
+from bench.arrivals.adapters import MAX_RANK, add_adapters, spread
 from bench.arrivals.clients import Seen, closed_loop, open_loop
 from bench.arrivals.figures import (
     ArrivalFigures,
@@ -33,6 +34,8 @@ from runtime.text import Tokenizer
 
 PLACES = 8
 SATURATED = "saturated"
+ONE = "/one"
+"""Behind the name of a load: the same with one adapter."""
 LOADS = ("0.5", "0.8", "0.95", SATURATED)
 MODES = ("joining", "synchronous")
 _FIELDS = (
@@ -57,7 +60,8 @@ _FLAGS = (
 class ArrivalPlan(NamedTuple):
     """What is measured on an engine folder, under daemons with `flags`; `seconds` of each load.
 
-    `keep` hears mode, load and figures of each load as soon as they are there.
+    `keep` hears mode, load and figures of each load as soon as they are there. Requests ask for one
+    of so many `adapters`; where these are several each load is repeated with one.
     """
 
     engine: Path
@@ -67,6 +71,7 @@ class ArrivalPlan(NamedTuple):
     loads: Sequence[str]
     seconds: float
     keep: Callable[[str, str, ArrivalFigures], None]
+    adapters: int = 0
 
 
 def run_arrivals(
@@ -86,7 +91,8 @@ def run_arrivals(
         found[f"{mode}/{load}"] = figures
         record.keep({f"{name}/{mode}/{load}": figures})
 
-    with given_or_toy(given) as engine:
+    adapters: int = options["adapters"]
+    with given_or_toy(given, MAX_RANK if adapters else 0) as engine:
         plan = ArrivalPlan(
             engine=engine,
             flags=flags,
@@ -95,18 +101,29 @@ def run_arrivals(
             loads=options["load"],
             seconds=options["seconds"],
             keep=keep,
+            adapters=adapters,
         )
         run = ArrivalRun(plan)
         by_mode = run.run()
     house = run.full_house_tokens_per_s
     title = f"Random arrivals; a full house gives {house:.1f} tokens/s"
+    ratios = {"adapters_ttft_p99_ratio": _ratios(found)} if adapters > 1 else {}
     publish(
-        {**by_mode, "full_house_tokens_per_s": house},
+        {**by_mode, **ratios, "full_house_tokens_per_s": house},
         lambda: print_cases(title, _FIELDS, found),
         as_json=as_json,
     )
     record.keep({f"{name}/full_house_tokens_per_s": house})
     return _judge(found)
+
+
+def _ratios(found: Mapping[str, ArrivalFigures]) -> dict[str, float]:
+    """How much longer first tokens take with several adapters than with one, at the 99th."""
+    return {
+        case: figures.ttft_p99_ms / found[case + ONE].ttft_p99_ms
+        for case, figures in found.items()
+        if case + ONE in found
+    }
 
 
 def _judge(found: Mapping[str, ArrivalFigures]) -> int:
@@ -140,10 +157,13 @@ class ArrivalRun:
             if not self.full_house_tokens_per_s:
                 self.full_house_tokens_per_s = self._full_house(daemon.socket)
                 note(f"a full house gives {self.full_house_tokens_per_s:.1f} tokens/s")
+            names = add_adapters(daemon.socket, self._config, plan.adapters)
             for load in plan.loads:
-                note(f"{mode}, load {load}")
-                found[load] = self._load(daemon.socket, load)
-                plan.keep(mode, load, found[load])
+                for case, asked in ((load, names), (load + ONE, names[:1])):
+                    if case == load or len(names) > 1:
+                        note(f"{mode}, load {case}")
+                        found[case] = self._load(daemon.socket, load, asked)
+                        plan.keep(mode, case, found[case])
             daemon.stop()
         return found
 
@@ -158,16 +178,17 @@ class ArrivalRun:
                 return median(rates)
         raise Failure("eight requests at once were never served together")
 
-    def _load(self, socket: Path, load: str) -> ArrivalFigures:
+    def _load(self, socket: Path, load: str, names: Sequence[str]) -> ArrivalFigures:
         seconds, before = self._plan.seconds, _report(socket)
         rate = self.full_house_tokens_per_s / MEAN_REPLY
         closed = load == SATURATED
         if closed:
             # Half as many again as can be served.
             asks = self._workload.first(_CLOSED_CLIENTS + round(1.5 * rate * seconds))
+            asks = spread(asks, names)
             watched = uvloop.run(closed_loop(socket, asks, _CLOSED_CLIENTS, seconds))
         else:
-            asks = self._workload.poisson(float(load) * rate, seconds)
+            asks = spread(self._workload.poisson(float(load) * rate, seconds), names)
             watched = uvloop.run(open_loop(socket, asks))
         did = _report_since(socket, before)
         calls = calls_of(did, watched.seen)
@@ -185,7 +206,7 @@ class ArrivalRun:
         if not self._plan.simulated:
             return one.tokens
         prompt = self._tokenizer.encode(one.ask.prompt)
-        return simulated_stream(self._config, prompt, one.ask.tokens)
+        return simulated_stream(self._config, prompt, one.ask.tokens, one.ask.adapter)
 
 
 def _report(socket: Path) -> ExecutorReport | None:

@@ -11,12 +11,16 @@ _LETTERS = string.ascii_letters + string.digits + " .,?"
 
 
 class Ask(NamedTuple):
-    """One request: when it comes, in seconds from the begin, its prompt, and the reply's tokens."""
+    """One request: when it comes, in seconds from the begin, its prompt, and the reply's tokens.
+
+    It asks for `adapter`, "" for none.
+    """
 
     at: float
     prompt_tokens: int
     tokens: int
     prompt: str = ""
+    adapter: str = ""
 
 
 class Workload:
