@@ -28,6 +28,7 @@ _CODES = {
     "engine_missing": CONFIGURATION,
     "engine_corrupt": CONFIGURATION,
     "engine_incompatible": CONFIGURATION,
+    "weights_invalid": CONFIGURATION,
     "tokenizer_mismatch": CONFIGURATION,
     "wrong_answer": CONFIGURATION,
     "socket_unusable": CONFIGURATION,

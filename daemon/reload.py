@@ -44,6 +44,8 @@ class Change(NamedTuple):
 def change_to(running: Settings, read: Settings) -> Change:
     """What becomes of the settings that run where others are read."""
     differ = [name for name in FIELDS if getattr(running, name) != getattr(read, name)]
-    changed = [name for name in differ if name in RELOADABLE]
+    # Weights are made for an engine: those of the next one wait for it.
+    at_once = RELOADABLE - {"weights"} if "engine" in differ else RELOADABLE
+    changed = [name for name in differ if name in at_once]
     taken = structs.replace(running, **{name: getattr(read, name) for name in changed})
-    return Change(taken, changed, [name for name in differ if name not in RELOADABLE])
+    return Change(taken, changed, [name for name in differ if name not in at_once])

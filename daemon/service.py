@@ -51,6 +51,7 @@ from daemon.exit_codes import FORCED, STOPPED, exit_code, reason_of
 from daemon.life import Life
 from daemon.notify import notify, reloading, tell_state
 from daemon.observers import Observers
+from daemon.other_weights import verify_weights
 from daemon.reload import change_to
 from daemon.shipped import engine_folder
 from daemon.sight import most_tokens, open_sight
@@ -334,6 +335,7 @@ class Service:
             try:
                 read = self._read()
                 self._check(read)
+                await verify_weights(read, self._settings, self._engine)
                 keys = keys_of(self._settings.tcp_port, self._settings.keys, os.environ)
             except HearthError as error:
                 _log.error("not reloaded", reason=error.message, code=error.code, field=error.field)

@@ -36,6 +36,7 @@ def test_every_exit_code_stands_in_the_table() -> None:
         ("executor_stuck", EXECUTOR_STUCK),
         ("invalid_value", CONFIGURATION),
         ("engine_corrupt", CONFIGURATION),
+        ("weights_invalid", CONFIGURATION),
         ("already_running", FAILED),
         ("internal", FAILED),
     ],

@@ -38,7 +38,17 @@ def test_each_setting_is_on_one_side(names: set[str]) -> None:
     other = structs.replace(Settings(), **{name: object() for name in names})
     change = change_to(Settings(), other)
     assert {*change.changed, *change.needs_restart} == names
-    assert {*change.changed} == names & RELOADABLE
+    waits = {"weights"} if "engine" in names else set()
+    assert {*change.changed} == (names & RELOADABLE) - waits
     for name in FIELDS:
         source = other if name in change.changed else Settings()
         assert getattr(change.settings, name) == getattr(source, name)
+
+
+def test_weights_wait_for_the_engine_that_they_were_made_for() -> None:
+    running = Settings(engine="a")
+    alone = change_to(running, Settings(engine="a", weights="w"))
+    assert (alone.changed, alone.needs_restart) == (["weights"], [])
+    both = change_to(running, Settings(engine="b", weights="w", hold_s=3.0))
+    assert (both.changed, both.needs_restart) == (["hold_s"], ["engine", "weights"])
+    assert both.settings == Settings(engine="a", hold_s=3.0)

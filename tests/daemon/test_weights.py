@@ -38,8 +38,12 @@ def test_a_fine_tune_is_served_in_mid_service(tmp_path: Path, short_folder: Path
         other = served()
         assert other != first
         assert client.status().engine["weights"] == "other"
-        # A file that does not fit changes nothing.
-        with pytest.raises(HearthError) as caught:
-            reloaded(engine / "weights.json")
-        assert caught.value.code == "weights_invalid"
+        # A file that does not fit, or was damaged, changes nothing.
+        damaged = bytearray(weights.read_bytes())
+        damaged[-1] ^= 1
+        (short_folder / "damaged").write_bytes(damaged)
+        for name in ("engine/weights.json", "damaged"):
+            with pytest.raises(HearthError) as caught:
+                reloaded(short_folder / name)
+            assert caught.value.code == "weights_invalid"
         assert served() == other
