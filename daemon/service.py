@@ -377,10 +377,8 @@ class Service:
 
     def _plans(self, settings: Settings) -> list[ActorPlan]:
         engine, epoch, sight = self._engine, self._door.epoch, self._sight
-        executor = wiring.executor_plan(settings, engine, epoch, sight)
-        return (
-            [executor, wiring.encoder_plan(settings, engine, epoch, sight)] if sight else [executor]
-        )
+        plans = [wiring.executor_plan(settings, engine, epoch, sight)]
+        return [*plans, wiring.encoder_plan(settings, engine, epoch, sight)] if sight else plans
 
     def _supervise(self, plan: ActorPlan, listeners: Listeners) -> Supervisor:
         endpoint = self._sockets.supervisor(plan.role)
