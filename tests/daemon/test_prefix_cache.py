@@ -106,7 +106,7 @@ def test_a_system_prompt_of_one_client_is_there_for_the_next(daemon: OwnDaemon) 
 
 
 def test_an_executor_that_was_lost_took_cache_and_pins_along(daemon: OwnDaemon) -> None:
-    prompt = "the lamp " * 20
+    prompt = "lamp and " * 20
     with Client(daemon.socket) as client:
         assert cached(client.generate(prompt, max_tokens=1, cache="pin")) == 0
         assert cached(client.generate(prompt + "x", max_tokens=1, cache="pin")) >= PAGE
