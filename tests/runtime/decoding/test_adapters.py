@@ -16,7 +16,7 @@ from runtime.errors import HearthError
 from runtime.export import ExportOptions, export_model
 from runtime.known_answer import load_answer
 from runtime.options import RuntimeOptions, SpeculationOptions
-from runtime.request import GenerationRequest, RequestOptions, RowRequest
+from runtime.request import CacheUse, GenerationRequest, RequestOptions, RowRequest
 from tests.low_rank_models import merge, random_adapter
 from tests.peft_models import write_peft
 from tests.references import reference_folder
@@ -166,6 +166,9 @@ def test_a_folder_of_adapters_is_loaded_with_the_engine(folder: Path, tmp_path: 
         stored = [(one / "adapter.safetensors").stat().st_size for one in (first, second)]
         assert runtime.memory["adapters"] == sum(stored)
     missing = structs.replace(options, adapters=str(tmp_path / "nowhere"))
+    with closing(LLMInferenceRuntime.open(engine, missing)) as runtime:
+        assert (runtime.adapters, runtime.refused_adapters) == ([], {})
+    (tmp_path / "nowhere").touch()
     with pytest.raises(HearthError) as caught:
         LLMInferenceRuntime.open(engine, missing)
     assert (caught.value.code, caught.value.field) == ("invalid_value", "adapters")
@@ -216,6 +219,34 @@ def test_speculation_leaves_it_as_it_is(
             assert np.allclose(logprobs, wanted[name][1], atol=1e-4)
         assert speculating.counters.misses - misses <= 4 * 2
         assert speculating.speculation_metrics.rounds > 0
+
+
+def test_prompts_are_kept_apart_by_the_numbers_of_their_adapter(folder: Path) -> None:
+    options = RuntimeOptions(threads=1, max_batch=1, capacity=128, prefix_cache_bytes=1 << 20)
+    prompt = [7 * n % 280 + 3 for n in range(70)]
+
+    def ask(
+        made: LLMInferenceRuntime, name: str, cache: CacheUse = "use"
+    ) -> tuple[list[int], list[float], int]:
+        asked = RequestOptions(max_tokens=4, ignore_eos=True, adapter=name, cache=cache)
+        request = RowRequest(token_ids=list(prompt), prompt_length=70, options=asked)
+        before = made.prefill_metrics.reused
+        (found,) = made.handle_request(GenerationRequest(rows=[request])).rows
+        return found.token_ids, found.logprobs, made.prefill_metrics.reused - before
+
+    with closing(LLMInferenceRuntime.open(folder / "engine", options)) as made:
+        for name in ("first", "second"):
+            made.load_adapter(name, folder / name)
+        names = ("", "first", "second")
+        alone = {name: ask(made, name, "bypass") for name in names}
+        assert [ask(made, name) for name in names] == [alone[name] for name in names]
+        for name in names:
+            *text, reused = ask(made, name)
+            assert (*text, 0) == alone[name]
+            assert reused == 69
+        made.unload_adapter("first")
+        made.load_adapter("other name", folder / "first")
+        assert ask(made, "other name")[2] == 69
 
 
 def test_text_behind_images_is_that_of_merged_weights(tmp_path: Path) -> None:
