@@ -241,9 +241,9 @@ def test_prompts_are_kept_apart_by_the_numbers_of_their_adapter(folder: Path) ->
         alone = {name: ask(made, name, "bypass") for name in names}
         assert [ask(made, name) for name in names] == [alone[name] for name in names]
         for name in names:
-            *text, reused = ask(made, name)
-            assert (*text, 0) == alone[name]
-            assert reused == 69
+            tokens, logprobs, reused = ask(made, name)
+            assert (tokens, reused) == (alone[name][0], 69)
+            assert np.allclose(logprobs, alone[name][1], atol=1e-4)
         made.unload_adapter("first")
         made.load_adapter("other name", folder / "first")
         assert ask(made, "other name")[2] == 69
