@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from actors.admission import PolicySettings
 from actors.executor_messages import Release, Revoke
-from actors.house import House, revoke
+from actors.house import HeldRow, House, revoke
 from actors.waiting_queue import Entry, WaitingQueue
 
 _TIMES_PAID = 4
@@ -15,14 +15,15 @@ _TIMES_PAID = 4
 class AdapterTurns:
     """Whose adapter is served: rows that run together share one; no clock, no I/O.
 
-    All rows of the house are of one adapter. Where requests wait for another, its turn lasts from
-    its first place on for that share of `adapter_turn_s` of which places are taken, so that few
-    rows do not keep many waiting; and for long enough to be worth the prompts that it had to
-    compute again, up to `hold_s`. Then its rows give way as at the hold limit, and the adapter
-    follows whose first request stands first, which counts as waiting since its adapter's last turn
-    at the earliest: so each has its turn however many requests others have. A turn goes on while
-    one of its rows stands before all who wait for others by priority; beyond its time only those
-    join it who stand before them as well. In synchronous batches a turn is a batch.
+    Only rows of that adapter are lined up, and of others none stay in the house. Where requests
+    wait for another, its turn lasts from its first place on for that share of `adapter_turn_s` of
+    which places are taken, so that few rows do not keep many waiting; and for long enough to be
+    worth the prompts that it had to compute again, up to `hold_s`. Then its rows give way as at the
+    hold limit, and the adapter follows whose first request stands first, which counts as waiting
+    since its adapter's last turn at the earliest: so each has its turn however many requests others
+    have. A turn goes on while one of its rows stands before all who wait for others by priority;
+    beyond its time only those join it who stand before them as well. In synchronous batches a turn
+    is a batch.
     """
 
     def __init__(self, house: House, queue: WaitingQueue, settings: PolicySettings) -> None:
@@ -32,8 +33,8 @@ class AdapterTurns:
         self._active = ""
         # When the turn had its first place and its first token.
         self._placed = self._begun = math.inf
-        # Whether its time is over, and whether its rows give way.
-        self._late = self._over = False
+        # Whether its time is over, and only priority prolongs it.
+        self._late = False
         self._ended: dict[str, float] = {}
 
     def adopt(self, settings: PolicySettings) -> None:
@@ -50,8 +51,6 @@ class AdapterTurns:
     @property
     def heads(self) -> list[tuple[float, Entry]]:
         """The first request of each client that may join, with its virtual arrival, in order."""
-        if self._over:
-            return []
         heads = self._queue.heads
         if not self.others_wait:
             return heads
@@ -69,9 +68,9 @@ class AdapterTurns:
     def due(self) -> float:
         """When the turn is over; infinite while nobody waits for another adapter."""
         # Whoever was chosen has a place before another is.
-        if self._over or self._placed == math.inf or self._synchronous or not self.others_wait:
+        if self._placed == math.inf or self._synchronous or not self.others_wait:
             return math.inf
-        held = [one for one in self._house if one.asked != "cancel"]
+        held = [one for one in self._own if one.asked != "cancel"]
         if not held:
             return math.inf
         highest, limit = max(one.priority for one in held), self._limit
@@ -85,37 +84,50 @@ class AdapterTurns:
         if (first := self.next) is not None:
             self._active = first.adapter
 
-    def placed(self, now: float) -> None:
+    def placed(self, row: HeldRow, now: float) -> None:
         """A row has a place."""
-        self._placed = min(self._placed, now)
+        if row.entry.adapter == self._active:
+            self._placed = min(self._placed, now)
 
-    def begun(self, now: float) -> None:
+    def begun(self, row: HeldRow, now: float) -> None:
         """A row has its first token."""
-        self._begun = min(self._begun, now)
+        if row.entry.adapter == self._active:
+            self._begun = min(self._begun, now)
 
     def emptied(self, now: float) -> None:
         """The house is empty."""
-        self._ended[self._active] = now
-        self._placed = self._begun = math.inf
-        self._late = self._over = False
+        self._end(now)
 
     def tick(self, now: float) -> list[Revoke | Release]:
-        """Let all rows give way whose turn is over."""
+        """Let all rows give way whose turn is over: those of the next are lined up meanwhile."""
         self._late = not self._synchronous and now >= self._limit
-        if self.due > now:
-            return []
-        self._over = True
-        offered, placed = self._house.offered, self._house.staying
+        if self.due <= now:
+            _, first = min(self._rivals(), key=lambda one: one[0])
+            self._end(now)
+            self._active = first.adapter
+        # One may have got its place just before that.
+        offered = [row for row in self._house.offered if row.entry.adapter != self._active]
+        placed = [row for row in self._house.staying if row.entry.adapter != self._active]
         for row in placed:
             row.asked = "release"
         return [*revoke(offered), *([Release([row.rid for row in placed])] if placed else [])]
+
+    def _end(self, now: float) -> None:
+        self._ended[self._active] = now
+        self._placed = self._begun = math.inf
+        self._late = False
+
+    @property
+    def _own(self) -> list[HeldRow]:
+        """The rows of the house that have the adapter whose turn it is."""
+        return [row for row in self._house if row.entry.adapter == self._active]
 
     @property
     def _limit(self) -> float:
         """How long the turn lasts among equals."""
         if self._placed == math.inf:
             return math.inf
-        taken = sum(row.placed is not None for row in self._house) / self._house.places
+        taken = sum(row.placed is not None for row in self._own) / self._house.places
         paid = min(_TIMES_PAID * (self._begun - self._placed), self._hold_s)
         return self._placed + max(taken * self._turn_s, paid)
 

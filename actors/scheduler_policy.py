@@ -145,7 +145,7 @@ class SchedulerPolicy:
             if row is not None:
                 row.placed = now
                 self._rows += 1
-                self._turns.placed(now)
+                self._turns.placed(row, now)
                 if row.asked == "revoke":
                     row.asked = ""
 
@@ -154,7 +154,7 @@ class SchedulerPolicy:
         for rid in message.begun:
             if (row := self._find(rid, message.incarnation)) is not None:
                 row.begun = now
-                self._turns.begun(now)
+                self._turns.begun(row, now)
         for rid in message.rids:
             row = self._leave(rid, message.incarnation)
             if row is not None and row.placed is not None:
