@@ -17,18 +17,21 @@ from tests.gpu.near_ties import Reference, divergences, greedy_row, references
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 NEAR_TIE = 0.1
 """Lead, in log probability, that rounding to half precision may turn around."""
-BYTES = 64 << 20
+SIZES = {"device": (64 << 20, 0), "host": (1 << 20, 64 << 20)}
+"""Bytes of device and of host memory: in the second case most pages come back from the host's."""
 QUESTIONS = ("hello", "turn on the desk lamp", "list all devices", "good night", "tell me a story")
 DRAFTED = ("ort-eagle-fp16", "ort-chains-fp16", "tensorrt-eagle")
 
 
-@pytest.fixture(scope="module")
-def runtime(gpu_engine: Path) -> Iterator[LLMInferenceRuntime]:
+@pytest.fixture(scope="module", params=SIZES)
+def runtime(gpu_engine: Path, request: pytest.FixtureRequest) -> Iterator[LLMInferenceRuntime]:
     """A runtime with a prefix cache and its decode steps captured."""
+    device, host = SIZES[request.param]
     method = "eagle" if any(gpu_engine.name == one for one in DRAFTED) else "off"
     options = RuntimeOptions(
         max_batch=4,
-        prefix_cache_bytes=BYTES,
+        prefix_cache_bytes=device,
+        prefix_host_bytes=host,
         speculation=SpeculationOptions(method=method, adaptive=False),  # type: ignore[arg-type] # one of both
     )
     opened = LLMInferenceRuntime.open(gpu_engine, options)
