@@ -74,7 +74,8 @@ def _pool(rng: Random, tokenizer: Tokenizer) -> list[Tokens]:
     return sorted((row for row in rows if len(row) <= MAX_TOKENS), key=len)
 
 
-def _batch(rows: list[Tokens], tokenizer: Tokenizer) -> Batch:
+def padded(rows: list[Tokens], tokenizer: Tokenizer) -> Batch:
+    """Return rows, the longest last, as one batch."""
     width = -(-len(rows[-1]) // ROUND) * ROUND
     ids = np.zeros((len(rows), width), dtype=np.int64)
     answers = np.zeros(ids.shape, dtype=np.bool_)
@@ -104,4 +105,4 @@ def batches(tokenizer: Tokenizer, seed: int, budget: int) -> Iterator[Batch]:
         parts = list(_cut(sorted(rows, key=len), budget))
         rng.shuffle(parts)
         for part in parts:
-            yield _batch(part, tokenizer)
+            yield padded(part, tokenizer)
