@@ -131,10 +131,11 @@ def _corrupt(name: str, what: str) -> HearthError:
     return HearthError("engine_corrupt", f"{name} {what}: export the model again", name)
 
 
-def file_digest(path: Path, read: Callable[[int], None] | None = None) -> str:
-    """The SHA-256 of a file; `read` is told the bytes of each piece that has been read."""
+def file_digest(path: Path, read: Callable[[int], None] | None = None, *, begin: int = 0) -> str:
+    """The SHA-256 of a file from `begin` on; `read` is told the bytes of each piece."""
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
+        file.seek(begin)
         while piece := file.read(_PIECE):
             digest.update(piece)
             if read is not None:

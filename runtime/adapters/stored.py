@@ -24,7 +24,7 @@ from runtime.config import LLMEngineRunnerConfig
 from runtime.device.mapped_tensors import map_tensors
 from runtime.engine_folder import file_digest
 from runtime.errors import HearthError
-from runtime.fresh_folder import fresh_folder
+from runtime.fresh_files import fresh_folder
 
 RECORD_FILE = "adapter.json"
 TENSORS_FILE = "adapter.safetensors"

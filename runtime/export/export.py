@@ -27,7 +27,7 @@ from runtime.export.progress import Progress
 from runtime.export.tensorrt.plan import settle_options
 from runtime.export.text_files import copy_text_files
 from runtime.export.vision.write import write_vision
-from runtime.fresh_folder import fresh_folder
+from runtime.fresh_files import fresh_folder
 from runtime.tensors.lora import lora_targets
 
 

@@ -1,8 +1,5 @@
 """The weights of another model for an engine that was exported with external weights."""
 
-import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +21,7 @@ from runtime.export.onnx_files import write_weights
 from runtime.export.progress import Meter, Progress
 from runtime.export.text_files import check_tokenizer
 from runtime.export.weights import Weights
+from runtime.fresh_files import fresh_file
 from runtime.memory.sizes import projection_bytes, projection_elements
 from runtime.weights.layout import load_layout
 from runtime.weights.weights_file import WeightsFile, open_weights, write_head
@@ -54,7 +52,7 @@ def export_weights(
         progress, "weights", projection_bytes(config) + table_bytes(model, checkpoint, config)
     )
     answering = Meter(progress, "answer", projection_elements(config) * 4)
-    with _fresh_file(target) as path:
+    with fresh_file(target) as path:
         build = base_graph(model, checkpoint, config)
         made = Weights(checkpoint, config)
         written = write_weights(path, model, config, made, build=build, written=weights.add)
@@ -119,23 +117,3 @@ def _meaning(tokenizer: dict[str, Any]) -> tuple[Any, ...]:
     tokens = sorted((one.get("id"), one.get("content")) for one in added)
     parts = (tokenizer.get(name) for name in ("normalizer", "pre_tokenizer", "model"))
     return (tokens, *parts)
-
-
-@contextmanager
-def _fresh_file(target: Path) -> Iterator[Path]:
-    """A file beside the target that becomes the target, or vanishes when the block fails."""
-    if target.exists():
-        raise HearthError(
-            "invalid_value", f"{target} exists already: remove it or name another", "target"
-        )
-    path = target.parent / f".{target.name}.{secrets.token_hex(4)}"
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        yield path
-        path.replace(target)
-    except OSError as error:
-        raise HearthError(
-            "invalid_value", f"{target} cannot be written: make room or name another", "target"
-        ) from error
-    finally:
-        path.unlink(missing_ok=True)

@@ -8,13 +8,14 @@ from numpy.typing import NDArray
 from runtime.config import WEIGHTS_FILE, FileRecord, LLMEngineRunnerConfig
 from runtime.device.device import Device
 from runtime.device.mapped_tensors import DTYPES, map_tensor
+from runtime.engine_folder import file_digest
 from runtime.errors import HearthError
 from runtime.known_answer import KnownAnswer, load_answer, parse_answer
 from runtime.tensors.registry import TensorSpec
 from runtime.tensors.tensor import Tensor
 from runtime.tensors.tensor_map import TensorMap
 from runtime.weights.layout import EMBEDDING, WeightEntry, WeightLayout, load_layout
-from runtime.weights.weights_file import WeightsFile, data_digest, open_weights
+from runtime.weights.weights_file import WeightsFile, open_weights
 
 
 class ExternalWeightManager:
@@ -64,10 +65,10 @@ class ExternalWeightManager:
             )
         return cls(layout, file, own=True)
 
-    def verify(self, read: Callable[[int], None] = lambda _: None) -> None:
+    def verify(self, read: Callable[[int], None] | None = None) -> None:
         """Compare every byte of the data with the digest, telling those of each piece."""
         path = self._file.path
-        if data_digest(path, self._layout.begin, read) != self.digest:
+        if file_digest(path, read, begin=self._layout.begin) != self.digest:
             raise HearthError(
                 "weights_invalid",
                 f"{path} was changed: write the file again with hearth weights",

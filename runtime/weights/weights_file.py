@@ -1,19 +1,17 @@
 """A file of external weights: tensors in the safetensors format, and whose they are."""
 
-import hashlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from runtime.device.mapped_tensors import read_header
+from runtime.engine_folder import file_digest
 from runtime.errors import HearthError
 from runtime.weights.layout import WeightLayout
 
 FORMAT = "hearth-weights-1"
-_PIECE = 1 << 20
 
 
 class WeightsNote(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +78,7 @@ def open_weights(path: Path, layout: WeightLayout) -> WeightsFile:
 
 def write_head(path: Path, layout: WeightLayout, source: str, answer: bytes) -> str:
     """Write the head of a file whose data are there; gives the digest of the data."""
-    sha256 = data_digest(path, layout.begin)
+    sha256 = file_digest(path, begin=layout.begin)
     note = WeightsNote(format=FORMAT, source=source, sha256=sha256, answer=answer.decode())
     header: dict[str, object] = {"__metadata__": msgspec.to_builtins(note)}
     for name, entry in layout.tensors.items():
@@ -97,17 +95,6 @@ def write_head(path: Path, layout: WeightLayout, source: str, answer: bytes) -> 
     with path.open("r+b") as file:
         file.write(room.to_bytes(8, "little") + text.ljust(room))
     return sha256
-
-
-def data_digest(path: Path, begin: int, read: Callable[[int], None] = lambda _: None) -> str:
-    """SHA-256 of what lies behind the head."""
-    digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        file.seek(begin)
-        while piece := file.read(_PIECE):
-            digest.update(piece)
-            read(len(piece))
-    return digest.hexdigest()
 
 
 def _invalid(field: str, what: str) -> HearthError:
