@@ -8,7 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.admission import PolicySettings
-from tests.actors.simulation import LIMITS, Simulation, submit
+from actors.executor_messages import Release, Revoke
+from actors.messages import Continuation, RowsEnded, RowsPlaced, RowsReturned
+from actors.scheduler_policy import SchedulerPolicy
+from tests.actors.simulation import LIMITS, Simulation, ready, submit
 
 SETTINGS = PolicySettings(adapter_turn_s=0.5, queue_requests=4096, queue_tokens=1 << 30)
 ONE_ROW = msgspec.structs.replace(LIMITS, max_batch=1)
@@ -103,6 +106,21 @@ def test_a_turn_is_worth_the_prompts_that_it_computes_again() -> None:
         simulation.arrive(0.1, submit(2, adapter="b"))
         simulation.run()
         assert simulation.outcomes[2].placed[0] == pytest.approx(most, abs=0.05)
+
+
+def test_a_row_that_got_its_place_at_the_end_of_a_turn_gives_way_as_the_others() -> None:
+    policy = SchedulerPolicy(msgspec.structs.replace(SETTINGS, fill_wait_s=0.0))
+    policy.executor_ready(ready(ONE_ROW), 0.0)
+    for rid, name in enumerate("aab", 1):
+        policy.submit(submit(rid, adapter=name, client=rid), 0.0)
+    policy.tick(0.0)
+    policy.rows_placed(RowsPlaced(1, [1]), 0.0)
+    policy.tick(0.0)
+    policy.rows_ended(RowsEnded(1, [], begun=[1]), 0.01)
+    assert policy.tick(0.6)[:2] == [Revoke([2]), Release([1])]
+    policy.rows_returned(RowsReturned(1, [Continuation(1, [7])]), 0.6)
+    policy.rows_placed(RowsPlaced(1, [2]), 0.6)
+    assert policy.tick(0.6) == [Release([2])]
 
 
 def test_a_higher_priority_ends_a_turn_and_a_lower_one_waits_for_it() -> None:
