@@ -63,6 +63,8 @@ class AdapterKeeper:
         self._working = False
         # By name, why it is not served: "" where it is.
         self._problems: dict[str, str] = dict.fromkeys(self._kept(), "")
+        # Removed while an executor started, which may have found what was there before.
+        self._stale = set[str]()
         self._asked = _Asked("")
 
     @property
@@ -79,12 +81,14 @@ class AdapterKeeper:
         """An executor works, and told of all that it found why it does not serve it, or ""."""
         self._working = True
         kept = self._kept()
+        found = {name: adapters[name] for name in set(kept) & set(adapters) - self._stale}
+        self._stale.clear()
         # What was added while it was starting it may have missed, and what was removed not.
-        for name in sorted(set(kept) - set(adapters)):
-            self._tell(LoadAdapter(name, str(self._folder.of(name))))
-        for name in sorted(set(adapters) - set(kept)):
+        for name in sorted(set(adapters) - set(found)):
             self._tell(UnloadAdapter(name))
-        self._problems = {name: adapters.get(name, "") for name in kept}
+        for name in sorted(set(kept) - set(found)):
+            self._tell(LoadAdapter(name, str(self._folder.of(name))))
+        self._problems = {name: found.get(name, "") for name in kept}
         self._served()
 
     def executor_lost(self) -> None:
@@ -107,6 +111,8 @@ class AdapterKeeper:
             record = await anyio.to_thread.run_sync(folder.add, name, asked.folder, self._config)
             answer = await self._ask(name, LoadAdapter(name, str(folder.of(name))))
             if answer is not None and answer.code:
+                # It may have it all the same, or take it later.
+                self._tell(UnloadAdapter(name))
                 await anyio.to_thread.run_sync(folder.remove, name)
                 raise HearthError(known_code(answer.code), answer.message, answer.field)
             self._problems[name] = ""
@@ -121,6 +127,8 @@ class AdapterKeeper:
             # Nobody may ask for it from now on, then all end that wait for it, and all that run.
             self._problems.pop(name, None)
             self._served()
+            if not self._working:
+                self._stale.add(name)
             await self._gone(name)
             await self._ask(name, UnloadAdapter(name))
             _log.info("adapter removed", adapter=name)

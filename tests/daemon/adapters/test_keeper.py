@@ -110,6 +110,8 @@ async def test_what_the_executor_refuses_is_not_kept() -> None:
         await house.ask(AddAdapter("a", "/s"))
     assert (caught.value.code, caught.value.field) == ("out_of_memory", "adapters")
     assert house.folder.kept == house.keeper.names == []
+    # It may have taken half of it, or will once it has time.
+    assert house.told[-1] == UnloadAdapter("a")
 
 
 async def test_what_an_executor_dies_of_is_not_kept() -> None:
@@ -131,8 +133,22 @@ async def test_without_an_executor_the_next_one_finds_what_is_kept() -> None:
     assert not house.told
     # It read the folder before that.
     house.keeper.executor_ready({"a": ""})
-    assert house.told == [LoadAdapter("b", "/adapters/b"), UnloadAdapter("a")]
+    assert house.told == [UnloadAdapter("a"), LoadAdapter("b", "/adapters/b")]
     assert house.keeper.names == ["b"]
+
+
+async def test_another_one_of_the_same_name_takes_the_place_of_what_a_starting_executor_found() -> (
+    None
+):
+    house = House("a")
+    await house.ask(RemoveAdapter("a"))
+    await house.ask(AddAdapter("a", "/other"))
+    house.keeper.executor_ready({"a": ""})
+    assert house.told == [UnloadAdapter("a"), LoadAdapter("a", "/adapters/a")]
+    assert house.keeper.names == ["a"]
+    house.told.clear()
+    house.keeper.executor_ready({"a": ""})
+    assert house.told == []
 
 
 async def test_one_that_is_not_served_is_listed_with_the_reason() -> None:
