@@ -21,6 +21,7 @@ class _Leaving:
     page: Page | None
     number: int
     span: Span
+    draft: bool
 
 
 class DiskTier:
@@ -40,16 +41,20 @@ class DiskTier:
             self._lost.append(page)
             return
         number = self._free.pop()
-        self._leaving.append(_Leaving(page, number, self._pool.stage(source, number)))
+        span = self._pool.stage(source, number)
+        # The page may get or lose a draft's state before that has ended.
+        self._leaving.append(_Leaving(page, number, span, page.draft))
         self.turn(within_s)
 
     def turn(self, within_s: float = 0.0) -> None:
         """Hand over what the device has copied meanwhile."""
         while self._leaving and self._leaving[0].span.seconds is not None:
-            page, number = self._leaving[0].page, self._leaving.popleft().number
-            if page is not None and not self.spill.write(page, self._pool.staged(number), within_s):
-                self._lost.append(page)
-            self._free.append(number)
+            one = self._leaving.popleft()
+            if one.page is not None:
+                data = self._pool.staged(one.number)
+                if not self.spill.write(one.page, data, within_s, draft=one.draft):
+                    self._lost.append(one.page)
+            self._free.append(one.number)
 
     def read(self, page: Page) -> bytes | None:
         """The bytes of a page, None while it is on its way there; raises `spill_invalid`."""

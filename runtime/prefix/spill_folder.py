@@ -95,14 +95,18 @@ class SpillFolder:
         self._others.shrink_to(self._most_bytes - len(stored) * self.file_bytes)
         return stored
 
-    def write(self, page: Page, data: bytes, within_s: float = 0.0) -> bool:
+    def write(
+        self, page: Page, data: bytes, within_s: float = 0.0, *, draft: bool | None = None
+    ) -> bool:
         """Have a page written, whose bytes nobody changes any more; False where too many wait.
 
-        Then nothing is done, once it has waited so long for others to be written.
+        Then nothing is done, once it has waited so long for others to be written. `draft` says
+        whether a draft's state is among the bytes, by default what the page says now.
         """
+        draft = page.draft if draft is None else draft
         root = root_of(page).name
         parent = root if page.parent is None else page.parent.name
-        head = SpillHead(self._engine, root, parent, page.tokens, page.draft, len(data), b"")
+        head = SpillHead(self._engine, root, parent, page.tokens, draft, len(data), b"")
         with self._turn:
             room = self._turn.wait_for(lambda: len(self._waiting) < MOST_WAITING, within_s)
             if not room or self._closing:

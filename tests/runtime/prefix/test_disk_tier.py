@@ -91,6 +91,19 @@ def test_a_page_is_handed_over_when_its_copy_has_ended(
     assert [path.stem for path in files(tmp_path)] == [page.name.hex()]
 
 
+@pytest.mark.parametrize("draft", [False, True])
+def test_a_file_says_of_the_draft_what_was_there_when_it_was_copied(
+    device: SlowDevice, disk: DiskTier, pool: PagePool, tmp_path: Path, *, draft: bool
+) -> None:
+    (page,) = pages([1], draft=draft)
+    disk.write(page, Place("device", 0))
+    page.draft = not draft
+    device.go_on()
+    disk.close([])
+    (found,) = open_disk(pool, tmp_path).spill.found()
+    assert found.draft == draft
+
+
 def test_a_page_that_is_erased_on_its_way_is_not_written(
     device: SlowDevice, disk: DiskTier, tmp_path: Path
 ) -> None:
