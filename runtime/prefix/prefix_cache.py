@@ -11,7 +11,7 @@ from runtime.prefix.metrics import PrefixMetrics
 from runtime.prefix.page_index import PageIndex
 from runtime.prefix.page_loads import PageLoads
 from runtime.prefix.page_pool import PagePool
-from runtime.prefix.pages import Change, Match, Move, Page, Save, Tier, Write
+from runtime.prefix.pages import Change, Erase, Match, Move, Page, Save, Tier, Write
 from runtime.request import RowRequest
 from runtime.rows import DecodingRow, RowState
 
@@ -232,7 +232,12 @@ class PrefixCache:
         """Save what the index has not of a row's first tokens: these pages."""
         entries = self._drafted(row) if self._drafted and self._pool.has_draft else 0
         changes = self._index.insert(tokens, count, min(count, entries + 1) if entries else 0)
-        self._apply(changes, place)
+        try:
+            self._apply(changes, place)
+        except BaseException:
+            # Which of them were copied nobody knows.
+            self._drop(change.page for change in changes if not isinstance(change, Erase))
+            raise
         return [change.page for change in changes if isinstance(change, Save)]
 
     def _apply(self, changes: Sequence[Change], place: int) -> None:

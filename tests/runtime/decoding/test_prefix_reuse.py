@@ -232,6 +232,19 @@ def test_a_load_that_fails_loses_the_rows_and_nothing_else(
     check_equal(found.tokens[0], wanted.tokens[0], exact=True)
 
 
+def test_a_page_that_could_not_be_saved_is_not_there(
+    runtime: LLMInferenceRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("runtime.device.cpu.storage.CpuCacheStorage.save", broken)
+        runtime.admit([row(SHARED)])
+        assert runtime.step().failure is not None
+    found = run(runtime, row(SHARED))
+    assert found.cached == {}
+    wanted = run(runtime, row(SHARED, cache="bypass"))
+    check_equal(found.tokens[0], wanted.tokens[0], exact=True)
+
+
 def broken(*_: object) -> None:
     raise HearthError("executor_failed", "the copy failed")
 
