@@ -14,10 +14,17 @@ ROOT = Path(__file__).parent.parent
 MOST_FILES = 3
 # What a request is read from: a name ending like this holds one, or the options of one.
 HOLDERS = ("options", "params", "request", "asked", "message", "row")
-# Fields of other structs that are spelt alike: options of a runtime, of a reply. And the adapter is
-# part of a batch's identity: who knows which there are asks for it, and who forms batches.
+# Fields of other structs that are spelt alike: options of a runtime, of a reply. And what more than
+# the row has to know: the adapter is part of a batch's identity and told with its request, and who
+# pins something in the prefix cache is refused or let go apart from others.
 OTHERS = {
-    "adapter": {"actors/executor.py", "actors/waiting_queue.py", "daemon/door/requests.py"},
+    "adapter": {
+        "actors/executor.py",
+        "actors/waiting_queue.py",
+        "daemon/door/finished.py",
+        "daemon/door/requests.py",
+    },
+    "cache": {"actors/executor.py", "daemon/door/requests.py", "runtime/decoding/seating.py"},
     "speculation": {"runtime/decoding/deployment.py"},
     "logprobs": {"daemon/door/replies.py"},
 }
