@@ -6,8 +6,8 @@ Format: https://huggingface.co/docs/peft/developer_guides/checkpoint.
 import hashlib
 import re
 from collections.abc import Collection, Iterable
-from math import isfinite
 from pathlib import Path
+from sys import float_info
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -88,8 +88,7 @@ def read_peft(folder: Path, config: LLMEngineRunnerConfig) -> Adapter:
     Raises `adapter_invalid` naming the file, the field of adapter_config.json or the tensor.
     """
     fields = _read_config(folder / PEFT_CONFIG)
-    rank, scale = _rank_and_scale(fields)
-    check_rank(rank, config)
+    rank, scale = _rank_and_scale(fields, config)
     check_base(base := fields.get("base_model_name_or_path") or "", config)
     if not (folder / PEFT_TENSORS).is_file() and (folder / _PICKLED).exists():
         what = f"{_PICKLED} holds Python objects: save the adapter as {PEFT_TENSORS}"
@@ -135,14 +134,19 @@ def _read_config(path: Path) -> dict[str, Any]:
     return fields
 
 
-def _rank_and_scale(fields: dict[str, Any]) -> tuple[int, float]:
+def _rank_and_scale(fields: dict[str, Any], config: LLMEngineRunnerConfig) -> tuple[int, float]:
     rank, alpha = fields.get("r"), fields.get("lora_alpha", 8)
     if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
         raise invalid("r must be a whole number from 1 on", "r")
+    check_rank(rank, config)
+    rooted = fields.get("use_rslora")
+    if not isinstance(rooted, bool | None):
+        raise invalid("use_rslora must be true or false", "use_rslora")
     number = isinstance(alpha, int | float) and not isinstance(alpha, bool)
-    if not number or not isfinite(alpha):
+    # Whole numbers of JSON may be larger than any float.
+    if not number or not abs(alpha) <= float_info.max:
         raise invalid("lora_alpha must be a number", "lora_alpha")
-    return rank, alpha / (rank**0.5 if fields.get("use_rslora") else rank)
+    return rank, alpha / (rank**0.5 if rooted else rank)
 
 
 def _places(
@@ -195,7 +199,7 @@ class _Reader(NamedTuple):
         if stored.shape != shape:
             what = f"{name} has shape {list(stored.shape)}, rank and base imply {list(shape)}"
             raise invalid(what, name)
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             scaled = stored.astype(np.float32) * np.float32(scale)
             matrix = np.ascontiguousarray(scaled.T.astype(self.dtype))
         if not np.isfinite(matrix).all():

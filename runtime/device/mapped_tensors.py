@@ -81,6 +81,8 @@ def _map(path: Path, name: str) -> NDArray[Any]:
 
 def _mapped(path: Path, entry: _Entry, start: int) -> NDArray[Any]:
     begin, end = entry.data_offsets
+    if not begin <= end <= path.stat().st_size - start:
+        raise ValueError("the data are not in the file")
     dtype = DTYPES[entry.dtype]
     flat = np.memmap(path, np.uint8, "r", offset=start + begin, shape=(end - begin,))
     # Sizes that disagree with the type or the shape fail here.
@@ -96,5 +98,9 @@ def read_header(path: Path) -> tuple[dict[str, msgspec.Raw], int]:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         if length > _HEADER_LIMIT:
             raise ValueError("the header is too long")
-        header = msgspec.json.decode(file.read(length), type=dict[str, msgspec.Raw])
+        data = file.read(length)
+    try:
+        header = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    except RecursionError as error:
+        raise ValueError("the header is too deep") from error
     return header, _LENGTH_BYTES + length

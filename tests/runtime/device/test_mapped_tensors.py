@@ -58,6 +58,11 @@ def _entry(**changes: Any) -> dict[str, Any]:
         _file(_entry(data_offsets=[-8, 0])),
         _file(_entry(data_offsets=[0, 7])),
         _file(_entry(), body=bytes(4)),
+        _file(_entry(data_offsets=[1 << 63, (1 << 63) + 8])),
+        _file(_entry(data_offsets=[0, 10**30])),
+        _file(_entry(data_offsets=[10**30, 0])),
+        _file(_entry(shape=[10**30])),
+        _file(b'{"embedding":' + b"[" * 100_000),
     ],
 )
 def test_a_broken_file_is_refused_with_its_name(tmp_path: Path, content: bytes) -> None:
