@@ -7,8 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hearth_client import Client
 from msgspec import structs
 
+from daemon.control.client import ask as ask_owner
+from daemon.control.messages import AdapterAdded, AddAdapter
+from daemon.own_daemon import own_daemon
 from models.evaluate import reworded_prompt
 from models.peft_folder import write_merged
 from models.rewordings import ADAPTERS, BASE, REWORDINGS, steps_of
@@ -121,6 +125,34 @@ def test_one_engine_serves_the_fine_tune_that_an_adapter_makes(
     assert [one.token_ids for one in answers] == [one.token_ids for one in adapted]
     for one, other in zip(answers, adapted, strict=True):
         assert np.allclose(one.logprobs, other.logprobs, atol=1e-3)
+
+
+def test_a_daemon_switches_between_them_and_is_exactly_what_it_was(
+    tmp_path: Path, engine: Path
+) -> None:
+    chat = [{"role": "user", "content": "turn on the desk lamp"}]
+
+    def reply(adapter: str = "") -> tuple[str, list[float]]:
+        generation = client.generate(
+            messages=chat, max_tokens=32, temperature=0, adapter=adapter, logprobs=0, cache="bypass"
+        )
+        deltas = list(generation)
+        chances = [one.logprob for delta in deltas for one in delta.logprobs]
+        return "".join(delta.text for delta in deltas), chances
+
+    state = str(tmp_path / "adapters")
+    with own_daemon(engine, ("--adapters", state)) as daemon, Client(daemon.socket) as client:
+        before = reply()
+        for name in NAMES:
+            folder = str(ADAPTERS / name)
+            ask_owner(AddAdapter(name, folder), AdapterAdded, str(daemon.socket))
+        said = {name: reply(name)[0] for name in NAMES}
+        assert reply() == before
+    assert before[0] == '{"action":"turn_on","device":"desk lamp"}'
+    assert said == {
+        "careful": "Shall I turn on: desk lamp?",
+        "spoken": "OK, turn on: desk lamp.",
+    }
 
 
 @pytest.mark.parametrize("name", NAMES)
