@@ -316,6 +316,9 @@ class DecodingInferenceContext:
             if place < len(self.rows) and self.rows[place] is row:
                 continue
             begin = row.filled - unseen.get(row, 0)
+            if begin <= row.reused:
+                # Nobody has read numbers that come from what it began with.
+                begin = 0
             # A decode step that ran padded wrote a token behind those of a joiner.
             behind = padding if row in unseen else 0
             end = row.filled + max(self._tree, bool(row.prompt_left), behind)

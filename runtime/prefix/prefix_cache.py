@@ -67,6 +67,8 @@ class PrefixCache:
         self._failures: list[HearthError] = []
         self._metrics = PrefixMetrics()
         self._tokens: dict[DecodingRow, TokenIdentities] = {}
+        # Of rows that have left their places while their last token is being picked.
+        self._ending: dict[DecodingRow, TokenIdentities] = {}
         self._found: dict[DecodingRow, Match] = {}
         # In the order of the chunks that fill them. Until a chunk's logits have been read its pages
         # may hold numbers that are not finite, those of tokens before the one at fault too.
@@ -159,10 +161,15 @@ class PrefixCache:
         queued = Counter[DecodingRow]()
         for row, added in unread:
             queued[row] += added
+        self._ending = {
+            row: tokens for row, tokens in self._ending.items() if row.state is RowState.LIVE
+        }
         for place, row in enumerate(rows):
             known = None if row.runs_on else self._tokens.pop(row, None)
             if known is None or row.state is RowState.FAILED:
                 continue
+            if row.state is RowState.LIVE:
+                self._ending[row] = known
             count = min(row.filled - queued[row], len(row.token_ids))
             if self._exact:
                 count = min(count, row.certain)
@@ -173,12 +180,14 @@ class PrefixCache:
     def doubt(self, rows: Iterable[DecodingRow]) -> None:
         """Forget what rows that failed began with: it may be at fault."""
         for row in rows:
-            tokens = self._tokens.pop(row, None)
+            tokens = self._tokens.pop(row, None) or self._ending.pop(row, None)
             if tokens is not None and row.reused:
                 self._drop(self._index.match(tokens, row.reused).pages[:1])
 
     def give_up(self) -> None:
         """All rows are lost: forget what was found for them, and what nobody has read."""
+        self._tokens.clear()
+        self._ending.clear()
         while self._found:
             self._index.release(self._found.popitem()[1].pages)
         self._loads.done()

@@ -206,12 +206,18 @@ def test_without_a_cache_nothing_is_pinned(folders: Folders) -> None:
         assert (caught.value.code, caught.value.field) == ("unsupported_option", "cache")
 
 
-def test_a_page_that_spoils_a_row_is_forgotten(runtime: LLMInferenceRuntime) -> None:
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("tokens", [1, TOKENS])
+def test_a_page_that_spoils_a_row_is_forgotten(
+    runtime: LLMInferenceRuntime, tokens: int, ahead: int
+) -> None:
     wanted = run(runtime, row(SHARED))
+    # With a step ahead a row leaves its place before its last token is known.
+    runtime._device.steps_ahead = ahead  # type: ignore[misc] # of the CPU's device
     assert runtime._seating._prefix is not None
     (base,) = runtime._seating._prefix._pool._tensors["device"]
     base.array[:, 2] = np.nan
-    spoiled = run(runtime, row(SHARED)).tokens[0]
+    spoiled = run(runtime, row(SHARED, max_tokens=tokens)).tokens[0]
     assert [token.error for token in spoiled] == ["non_finite"]
     found = run(runtime, row(SHARED))
     assert found.cached == {}
