@@ -109,6 +109,9 @@ class AdapterKeeper:
         async with self._lock:
             name, folder = asked.name, self._folder
             record = await anyio.to_thread.run_sync(folder.add, name, asked.folder, self._config)
+            if name in self._problems:
+                # Its folder was taken away by hand, and it is served still.
+                await self._forget(name)
             answer = await self._ask(name, LoadAdapter(name, str(folder.of(name))))
             if answer is not None and answer.code:
                 # It may have it all the same, or take it later.
@@ -123,16 +126,24 @@ class AdapterKeeper:
     async def _remove(self, asked: RemoveAdapter) -> AdapterRemoved:
         async with self._lock:
             name = asked.name
-            await anyio.to_thread.run_sync(self._folder.remove, name)
-            # Nobody may ask for it from now on, then all end that wait for it, and all that run.
-            self._problems.pop(name, None)
-            self._served()
-            if not self._working:
-                self._stale.add(name)
-            await self._gone(name)
-            await self._ask(name, UnloadAdapter(name))
+            try:
+                await anyio.to_thread.run_sync(self._folder.remove, name)
+            except HearthError as error:
+                # One whose folder was taken away by hand is served still.
+                if error.code != "adapter_unknown" or name not in self._problems:
+                    raise
+            await self._forget(name)
             _log.info("adapter removed", adapter=name)
             return AdapterRemoved(name)
+
+    async def _forget(self, name: str) -> None:
+        # Nobody may ask for it from now on, then all end that wait for it, and all that run.
+        self._problems.pop(name, None)
+        self._served()
+        if not self._working:
+            self._stale.add(name)
+        await self._gone(name)
+        await self._ask(name, UnloadAdapter(name))
 
     async def _list(self, _asked: ListAdapters) -> AdapterList:
         found = await anyio.to_thread.run_sync(self._look)

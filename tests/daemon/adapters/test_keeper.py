@@ -43,6 +43,8 @@ class StandIn(AdapterFolder):
         return RECORD
 
     def remove(self, name: str) -> None:
+        if name not in self.kept:
+            raise HearthError("adapter_unknown", f"there is no adapter {name}", "name")
         self.kept.remove(name)
 
     def record(self, name: str) -> AdapterRecord:  # noqa: ARG002 - likewise
@@ -171,3 +173,20 @@ async def test_a_late_refusal_is_noted() -> None:
     house.keeper.answered(AdapterAnswer("executor-1", "a", "adapter_invalid", "of another base"))
     assert house.keeper.names == []
     assert house.events[-1] == []
+
+
+@pytest.mark.parametrize("asked", [RemoveAdapter("a"), AddAdapter("a", "/s")])
+async def test_one_whose_folder_is_gone_can_be_removed_and_added_again(
+    asked: ControlRequest,
+) -> None:
+    house = House("a")
+    house.keeper.executor_ready({"a": ""})
+    house.folder.kept.clear()
+    house.events.clear()
+    await house.ask(asked)
+    assert house.events[:3] == [[], "a has gone", UnloadAdapter("a")]
+    if isinstance(asked, RemoveAdapter):
+        with pytest.raises(HearthError, match="there is no adapter a"):
+            await house.ask(asked)
+    else:
+        assert house.events[3:] == [LoadAdapter("a", "/adapters/a"), ["a"]]
