@@ -169,16 +169,17 @@ def test_nobody_starves(
     simulation = Simulation(
         SETTINGS,
         limits=msgspec.structs.replace(LIMITS, max_batch=rows),
+        step_s=0.03,
         prefill_s_per_token=prefill_s,
         lag_s=lag_s,
     )
     for rid in range(25 * flooding):
-        request = submit(rid, tokens=30, adapter=str(rid % flooding), client=rid % 7)
+        request = submit(rid, tokens=10, adapter=str(rid % flooding), client=rid % 7)
         simulation.arrive(rid * 0.001, request)
     simulation.arrive(at, submit(9999, adapter="other"))
     simulation.run()
     # A turn ends with a step, and rows leave once they have decoded as long as they were read.
-    turn = SETTINGS.adapter_turn_s + 2 * (0.01 + 0.05 * prefill_s * rows) + 6 * lag_s + 0.05
+    turn = SETTINGS.adapter_turn_s + 2 * (0.03 + 0.05 * prefill_s * rows) + 6 * lag_s + 0.05
     assert simulation.outcomes[9999].wait <= flooding * turn + 0.1
     assert all(outcome.ends == ["done"] for outcome in simulation.outcomes.values())
 
