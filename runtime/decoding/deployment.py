@@ -16,7 +16,7 @@ from runtime.options import (
     SpeculationOptions,
     check_speculation,
 )
-from runtime.prefix.page_index import Rooms
+from runtime.prefix.pages import Rooms
 from runtime.prefix.rooms import prefix_rooms
 from runtime.vision_config import VISION_FOLDER, VisionConfig, load_vision_config
 from runtime.weights.external_weight_manager import ExternalWeightManager

@@ -2,9 +2,8 @@
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
-from runtime.prefix.identities import PAGE_TOKENS, TokenIdentities, page_name, shared_tokens
+from runtime.prefix.identities import PAGE_TOKENS, TOKEN_BYTES, TokenIdentities, page_name
 from runtime.prefix.page_tree import (
     add_child,
     all_behind,
@@ -21,6 +20,7 @@ from runtime.prefix.pages import (
     Move,
     Page,
     Place,
+    Rooms,
     Save,
     Stored,
     Tier,
@@ -30,14 +30,6 @@ from runtime.prefix.pins import Pins
 
 MOST_WRITES = 8
 """How many pages are written to disk at the most so that one may leave memory."""
-
-
-class Rooms(NamedTuple):
-    """How many pages each tier has room for."""
-
-    device: int
-    host: int = 0
-    disk: int = 0
 
 
 class PageIndex:
@@ -198,15 +190,14 @@ class PageIndex:
             self._leave_disk(next(iter(self._idle["disk"])), changes)
         return changes
 
-    def unwritten(self, most: int) -> list[Change]:
-        """Write what memory has and the disk has not, `most` pages of those that were used last.
+    def unwritten(self) -> list[Change]:
+        """Write what memory has and the disk has not, as much as it has room for.
 
-        For the end of a process.
+        Pages that were used last come first in that. For the end of a process.
         """
         changes: list[Change] = []
-        pages = self._by_use()[: min(most, self._rooms.disk)]
-        for page in reversed(pages):
-            self._spill(page, most, changes)
+        for page in reversed(self._by_use()[: self._rooms.disk]):
+            self._spill(page, len(self._pages), changes)
         return changes
 
     def _by_use(self) -> list[Page]:
@@ -224,7 +215,7 @@ class PageIndex:
         self, parent: Page, own: bytes, first: int, draft: int, changes: list[Change]
     ) -> Page | None:
         """The child with these tokens, in device memory; None where there is no room."""
-        has_draft = draft >= first + shared_tokens(own, own)
+        has_draft = draft >= first + len(own) // TOKEN_BYTES
         page = longer_child(parent, own)
         if page is not None:
             if page.tokens != own:

@@ -9,8 +9,7 @@ from runtime.caches.hybrid_cache_manager import HybridCacheManager
 from runtime.device.arrays import PageCopy
 from runtime.device.device import Device, Span
 from runtime.prefix.identities import PAGE_TOKENS
-from runtime.prefix.page_index import Rooms
-from runtime.prefix.pages import MemoryTier, Page, Place, Save, Tier
+from runtime.prefix.pages import MemoryTier, Page, Place, Rooms, Save, Tier
 from runtime.prefix.rooms import ARRIVING, STAGED
 from runtime.tensors.tensor import Tensor
 

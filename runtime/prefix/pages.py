@@ -9,6 +9,14 @@ Tier = Literal["device", "host", "disk"]
 MemoryTier = Literal["device", "host"]
 
 
+class Rooms(NamedTuple):
+    """How many pages each tier has room for."""
+
+    device: int
+    host: int = 0
+    disk: int = 0
+
+
 class Place(NamedTuple):
     """One slot of a tier's memory; it holds one page, base and draft."""
 

@@ -214,7 +214,7 @@ class PrefixCache:
         """Write to disk what was used last, as far as there is time, and end."""
         self.give_up()
         if self._disk is not None:
-            self._disk.close(self._index.unwritten(len(self._index)))
+            self._disk.close(self._index.unwritten())
 
     def pin(self, row: RowRequest) -> None:
         """Keep the prompt of a row for its client; raises `cache_full` with the field `cache`."""

@@ -3,7 +3,7 @@ from runtime.errors import HearthError
 from runtime.memory.sizes import kv_cache_bytes
 from runtime.options import RuntimeOptions
 from runtime.prefix.identities import PAGE_TOKENS
-from runtime.prefix.page_index import Rooms
+from runtime.prefix.pages import Rooms
 from runtime.prefix.spill_file import HEAD_BYTES
 
 ARRIVING = 1

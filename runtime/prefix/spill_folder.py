@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 from runtime.errors import HearthError
 from runtime.prefix.identities import root_name
+from runtime.prefix.other_spills import OtherSpills
 from runtime.prefix.page_tree import root_of
 from runtime.prefix.pages import Page, Stored
-from runtime.prefix.private_files import OtherSpills, make_private, open_private
+from runtime.prefix.private_files import make_private, open_private
 from runtime.prefix.spill_file import (
     HEAD_BYTES,
     SUFFIX,

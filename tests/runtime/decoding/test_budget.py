@@ -7,7 +7,7 @@ from runtime.decoding.deployment import DeploymentConfig, StoredEngines
 from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
 from runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
-from runtime.prefix.page_index import Rooms
+from runtime.prefix.pages import Rooms
 from runtime.prefix.rooms import ARRIVING, STAGED, page_bytes
 from runtime.prefix.spill_file import HEAD_BYTES
 from tests.runtime.engine_configs import PLAN, draft_config, small_config

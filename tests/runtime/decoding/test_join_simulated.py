@@ -20,7 +20,8 @@ from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.drafting.policy import SpeculationPolicy
 from runtime.executor.engine import EngineOptions
 from runtime.options import SpeculationOptions
-from runtime.prefix.page_index import PageIndex, Rooms
+from runtime.prefix.page_index import PageIndex
+from runtime.prefix.pages import Rooms
 from runtime.rows import DecodingRow
 from runtime.tensors.profiles import captured_widths
 from tests.runtime.decoding.schedules.alone import Alone, judge

@@ -8,10 +8,9 @@ from runtime.caches.hybrid_cache_manager import HybridCacheManager
 from runtime.device.cpu.cpu_device import CpuDevice, HostSpan
 from runtime.executor.simulated_engine import simulated_config
 from runtime.prefix.disk_tier import DiskTier
-from runtime.prefix.page_index import Rooms
 from runtime.prefix.page_loads import PageLoads
 from runtime.prefix.page_pool import PagePool
-from runtime.prefix.pages import Match, Place, Save, Write
+from runtime.prefix.pages import Match, Place, Rooms, Save, Write
 from runtime.prefix.rooms import STAGED
 from runtime.prefix.spill_file import HEAD_BYTES
 from runtime.prefix.spill_folder import SpillFolder

@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.prefix.identities import PAGE_TOKENS, TOKEN_BYTES, TokenIdentities
-from runtime.prefix.page_index import PageIndex, Rooms
+from runtime.prefix.page_index import PageIndex
+from runtime.prefix.pages import Rooms
 from tests.runtime.prefix.prompts import Beginning, beginnings, common, prompts
 
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from runtime.errors import HearthError
 from runtime.prefix.identities import PAGE_TOKENS, TOKEN_BYTES, TokenIdentities
-from runtime.prefix.page_index import PageIndex, Rooms
-from runtime.prefix.pages import Change, Erase, Move, Page, Place, Save, Write
+from runtime.prefix.page_index import PageIndex
+from runtime.prefix.pages import Change, Erase, Move, Page, Place, Rooms, Save, Write
 from tests.runtime.prefix.prompts import Beginning, identities, prompts
 
 PAGE_BYTES = PAGE_TOKENS * TOKEN_BYTES
@@ -129,7 +129,7 @@ def test_what_is_found_is_what_was_saved_in_any_order_of_things(
         act(house, prompt, client)
         for _, other, _ in actions:
             house.check(other)
-    house.memories.do(house.index.unwritten(100))
+    house.memories.do(house.index.unwritten())
     house.index.unpin(0)
     house.index.unpin(1)
     while house.held:

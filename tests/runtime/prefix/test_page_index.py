@@ -2,8 +2,8 @@ import pytest
 
 from runtime.errors import HearthError
 from runtime.prefix.identities import PAGE_TOKENS, TokenIdentities
-from runtime.prefix.page_index import MOST_WRITES, PageIndex, Rooms
-from runtime.prefix.pages import Change, Erase, Move, Place, Save, Stored, Write
+from runtime.prefix.page_index import MOST_WRITES, PageIndex
+from runtime.prefix.pages import Change, Erase, Move, Place, Rooms, Save, Stored, Write
 from tests.runtime.prefix.prompts import ROOTS, identities, ids
 
 COMMON = [1, 2]
@@ -214,7 +214,7 @@ def test_what_leaves_memory_is_written_behind_what_is_before_it() -> None:
 def test_a_page_that_gets_draft_state_is_written_again_when_it_leaves() -> None:
     index = PageIndex(Rooms(1, 0, 2))
     insert(index, [1])
-    index.unwritten(9)
+    index.unwritten()
     insert(index, [1], draft=32)
     assert [type(one) for one in insert(index, [2])] == [Write, Save]
     match = index.match(identities([1]), 32)
@@ -246,7 +246,7 @@ def test_at_the_end_what_was_used_last_is_written_and_begins_anew() -> None:
     insert(index, [1, 2])
     insert(index, [1, 3])
     insert(index, [4])
-    changes = index.unwritten(9)
+    changes = index.unwritten()
     written = [one.page for one in changes if isinstance(one, Write)]
     assert [found(index, [1, 3]), len(written)] == [64, 3]
     stored = [

@@ -6,7 +6,7 @@ from msgspec import structs
 from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
 from runtime.options import RuntimeOptions
-from runtime.prefix.page_index import Rooms
+from runtime.prefix.pages import Rooms
 from runtime.prefix.rooms import page_bytes, prefix_rooms
 from runtime.prefix.spill_file import HEAD_BYTES
 

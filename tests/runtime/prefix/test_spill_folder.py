@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from runtime.errors import HearthError
 from runtime.prefix import spill_folder
-from runtime.prefix.page_index import PageIndex, Rooms
-from runtime.prefix.pages import Erase, Page
+from runtime.prefix.page_index import PageIndex
+from runtime.prefix.pages import Erase, Page, Rooms
 from runtime.prefix.spill_file import SpillHead, encode_head
 from runtime.prefix.spill_folder import MOST_WAITING
 from tests.runtime.prefix.prompts import ROOTS, identities

@@ -10,10 +10,9 @@ from runtime.caches.hybrid_cache_manager import HybridCacheManager
 from runtime.device.cuda.cuda_device import CudaDevice
 from runtime.executor.simulated_engine import simulated_config
 from runtime.prefix.disk_tier import DiskTier
-from runtime.prefix.page_index import Rooms
 from runtime.prefix.page_loads import PageLoads
 from runtime.prefix.page_pool import PagePool
-from runtime.prefix.pages import Match, Place, Save
+from runtime.prefix.pages import Match, Place, Rooms, Save
 from runtime.prefix.spill_file import HEAD_BYTES
 from runtime.prefix.spill_folder import SpillFolder
 from runtime.prefix.worth import Worth
