@@ -245,7 +245,7 @@ class Service:
         if not self._life.serves:
             return
         self._fitting = wiring.within(self._config, told.limits), ready.facts
-        self._adapters.executor_ready(ready.adapters)
+        self._adapters.executor_ready(ready.adapters, str(ready.facts.get("weights", "")))
         self._limit_images()
         self._came("executor")
 

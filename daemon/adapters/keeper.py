@@ -8,6 +8,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 import structlog
+from msgspec import structs
 
 from actors.executor_messages import ExecutorControl, LoadAdapter, UnloadAdapter
 from actors.supervisor_messages import AdapterAnswer
@@ -77,9 +78,14 @@ class AdapterKeeper:
         """What the owner may ask."""
         return {AddAdapter: self._add, RemoveAdapter: self._remove, ListAdapters: self._list}
 
-    def executor_ready(self, adapters: Mapping[str, str]) -> None:
-        """An executor works, and told of all that it found why it does not serve it, or ""."""
+    def executor_ready(self, adapters: Mapping[str, str], model: str = "") -> None:
+        """An executor works, and told of all that it found why it does not serve it, or "".
+
+        `model` is whose external weights it has, where the engine has none itself.
+        """
         self._working = True
+        if model:
+            self._config = structs.replace(self._config, model_name=model)
         kept = self._kept()
         found = {name: adapters[name] for name in set(kept) & set(adapters) - self._stale}
         self._stale.clear()

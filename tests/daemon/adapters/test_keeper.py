@@ -21,6 +21,7 @@ from daemon.control.messages import (
     RemoveAdapter,
 )
 from runtime.adapters.stored import AdapterRecord
+from runtime.config import LLMEngineRunnerConfig
 from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
 
@@ -33,13 +34,15 @@ class StandIn(AdapterFolder):
     def __init__(self) -> None:
         super().__init__(Path("/adapters"))
         self.kept: list[str] = []
+        self.models: list[str] = []
 
     @property
     def names(self) -> list[str]:
         return sorted(self.kept)
 
-    def add(self, name: str, source: str, config: object) -> AdapterRecord:  # noqa: ARG002 - AdapterFolder's signature
+    def add(self, name: str, source: str, config: LLMEngineRunnerConfig) -> AdapterRecord:  # noqa: ARG002 - AdapterFolder's signature
         self.kept.append(name)
+        self.models.append(config.model_name)
         return RECORD
 
     def remove(self, name: str) -> None:
@@ -151,6 +154,14 @@ async def test_another_one_of_the_same_name_takes_the_place_of_what_a_starting_e
     house.told.clear()
     house.keeper.executor_ready({"a": ""})
     assert house.told == []
+
+
+async def test_adapters_are_checked_for_the_model_whose_weights_are_served() -> None:
+    house = House()
+    for name, weights in (("a", "first"), ("b", "second")):
+        house.keeper.executor_ready(dict.fromkeys(house.folder.kept, ""), weights)
+        await house.ask(AddAdapter(name, "/s"))
+    assert house.folder.models == ["first", "second"]
 
 
 async def test_one_that_is_not_served_is_listed_with_the_reason() -> None:
