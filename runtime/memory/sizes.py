@@ -130,12 +130,17 @@ def draft_zero_bytes(
 
 
 def adapter_bytes(config: LLMEngineRunnerConfig, stored: Sequence[int]) -> int:
-    """Those of adapters with so many bytes each: on a GPU all have the greatest rank, and slots."""
-    if config.device == "cpu":
-        return sum(stored)
+    """Those of adapters of so many bytes in files; on a GPU all have the greatest rank, and slots.
+
+    Where an input joins projections there are zeros beside the diagonal, which no file has.
+    """
     inputs = lora_inputs(config)
-    slots = sum(one.rank * (one.inputs + sum(one.outputs)) for one in inputs)
-    return (1 + len(stored)) * slots * ITEM_BYTES[config.dtype]
+    joined = sum(one.rank * (one.inputs + sum(one.outputs)) for one in inputs)
+    if config.device == "cuda":
+        return (1 + len(stored)) * joined * ITEM_BYTES[config.dtype]
+    ranks = ((one, one.rank // len(one.targets)) for one in inputs)
+    apart = sum(rank * (len(one.targets) * one.inputs + sum(one.outputs)) for one, rank in ranks)
+    return sum(stored) * joined // max(1, apart)
 
 
 def prompt_graph_bytes(config: LLMEngineRunnerConfig) -> int:
