@@ -82,17 +82,24 @@ class LoRAManager:
         """
         if not name or name in self._loaded:
             raise HearthError("invalid_value", f"there is an adapter {name!r} already", "adapter")
+        try:
+            self._loaded[name] = self._load(name, source)
+        except MemoryError as error:
+            what = f"there is no memory for adapter {name}"
+            raise HearthError("out_of_memory", what, "adapter") from error
+
+    def _load(self, name: str, source: Path | Adapter) -> _Loaded:
         adapter = self._read(name, source) if isinstance(source, Path) else source
         if self._slots is not None:
+            numbers = self._layout.filled(adapter)
             block = self._free.pop() if self._free else self._new_block(f"adapter {name}")
-            self._device.put(block, self._layout.filled(adapter))
-            self._loaded[name] = _Loaded(adapter.digest, block, self._none)
-            return
+            self._device.put(block, numbers)
+            return _Loaded(adapter.digest, block, self._none)
         dtype = numpy_dtype(self._config.dtype)
         layout = BlockLayout(self._inputs, adapter.rank, dtype, adapter.parts)
         block = Tensor(f"adapter {name}", layout.filled(adapter))
         bindings = {**self._none, **layout.tensors(block)}
-        self._loaded[name] = _Loaded(adapter.digest, block, bindings)
+        return _Loaded(adapter.digest, block, bindings)
 
     def unload(self, name: str) -> None:
         """Forget an adapter, which is not active; raises `adapter_unknown` and `internal`."""

@@ -115,3 +115,22 @@ def test_names_are_known_once(config: LLMEngineRunnerConfig) -> None:
     found.switch("second")
     with pytest.raises(HearthError, match="is active"):
         found.unload("second")
+
+
+@pytest.mark.parametrize("config", [REBINDS, STATIC])
+def test_one_that_finds_no_memory_is_refused(
+    config: LLMEngineRunnerConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = manager(config)
+    found.unload("second")
+    left = list(found._free)
+
+    def full(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("runtime.adapters.lora_manager.BlockLayout.filled", full)
+        with pytest.raises(HearthError) as caught:
+            found.load("third", Adapter(8, "", "third", {}))
+    assert (caught.value.code, caught.value.field) == ("out_of_memory", "adapter")
+    assert (found.available, found._free) == (["first"], left)
