@@ -5,7 +5,12 @@ import shutil
 from pathlib import Path
 from tempfile import mkdtemp
 
-from runtime.adapters.stored import AdapterRecord, read_record, store_adapter
+from runtime.adapters.stored import (
+    AdapterRecord,
+    adapter_folders,
+    read_record,
+    store_adapter,
+)
 from runtime.config import LLMEngineRunnerConfig
 from runtime.errors import HearthError
 
@@ -29,12 +34,7 @@ class AdapterFolder:
     @property
     def names(self) -> list[str]:
         """The names of all that are kept; none where there is no folder."""
-        try:
-            return sorted(one.name for one in self.path.iterdir() if _NAME.fullmatch(one.name))
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise self._unusable("read", error) from error
+        return [name for name in adapter_folders(self.path) if _NAME.fullmatch(name)]
 
     def of(self, name: str) -> Path:
         """The folder of an adapter; raises `invalid_value` for what is no name."""

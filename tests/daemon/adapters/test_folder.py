@@ -35,6 +35,7 @@ def test_only_names_are_adapters(tmp_path: Path) -> None:
     assert AdapterFolder(tmp_path / "none").names == []
     for name in ("b", "a-1.x", ".going", "with space", "x" * 65):
         stored(tmp_path, name)
+    (tmp_path / "notes").write_text("no folder")
     assert AdapterFolder(tmp_path).names == ["a-1.x", "b"]
 
 
