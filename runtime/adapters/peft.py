@@ -26,7 +26,7 @@ from runtime.adapters.adapter import (
     projection_shapes,
 )
 from runtime.config import LORA_TARGETS, LLMEngineRunnerConfig
-from runtime.device.mapped_tensors import MappedTensors, map_tensors
+from runtime.device.mapped_tensors import MappedTensors, copy_tensor, map_tensors, open_regular
 from runtime.tensors.dtypes import numpy_dtype
 
 PEFT_CONFIG = "adapter_config.json"
@@ -93,9 +93,10 @@ def read_peft(folder: Path, config: LLMEngineRunnerConfig) -> Adapter:
     if not (folder / PEFT_TENSORS).is_file() and (folder / _PICKLED).exists():
         what = f"{_PICKLED} holds Python objects: save the adapter as {PEFT_TENSORS}"
         raise invalid(what, _PICKLED)
-    tensors = map_tensors(folder / PEFT_TENSORS, "adapter_invalid")
+    path = folder / PEFT_TENSORS
+    tensors = map_tensors(path, "adapter_invalid")
     shapes = projection_shapes(config)
-    reader = _Reader(tensors, rank, scale, numpy_dtype(config.dtype))
+    reader = _Reader(path, tensors, rank, scale, numpy_dtype(config.dtype))
     parts = {
         place: reader.part(names, shapes[place])
         for place, names in _places(tensors, shapes).items()
@@ -115,7 +116,7 @@ def _digest(parts: dict[Projection, LowRank]) -> str:
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             fields = msgspec.json.decode(file.read(_CONFIG_LIMIT), type=dict[str, Any])
     except (OSError, UnicodeDecodeError, msgspec.MsgspecError, RecursionError) as error:
         raise invalid(f"{path} is missing or cannot be read", path.name) from error
@@ -176,6 +177,7 @@ def _places(
 class _Reader(NamedTuple):
     """Turns what is stored into what is multiplied."""
 
+    path: Path
     tensors: MappedTensors
     rank: int
     scale: float
@@ -199,6 +201,7 @@ class _Reader(NamedTuple):
         if stored.shape != shape:
             what = f"{name} has shape {list(stored.shape)}, rank and base imply {list(shape)}"
             raise invalid(what, name)
+        stored = copy_tensor(self.path, name, stored, "adapter_invalid")
         with np.errstate(over="ignore", invalid="ignore"):
             scaled = stored.astype(np.float32) * np.float32(scale)
             matrix = np.ascontiguousarray(scaled.T.astype(self.dtype))

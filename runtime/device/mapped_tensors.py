@@ -1,5 +1,7 @@
+import os
+import stat
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 import ml_dtypes
 import msgspec
@@ -63,6 +65,32 @@ def map_tensors(path: Path, code: Code) -> MappedTensors:
     return {name: _named(path, name, entry, start, code) for name, entry in entries.items()}
 
 
+def copy_tensor(path: Path, name: str, mapped: NDArray[Any], code: Code) -> NDArray[Any]:
+    """What `map_tensors` has mapped, read into memory.
+
+    Of a file that was cut meanwhile this is an error of `code`, naming the tensor, where to touch
+    what is mapped would end the process.
+    """
+    try:
+        header, start = read_header(path)
+        begin, _ = msgspec.json.decode(header[name], type=_Entry).data_offsets
+        with open_regular(path) as file:
+            file.seek(start + begin)
+            data = file.read(mapped.nbytes)
+        return np.frombuffer(data, mapped.dtype).reshape(mapped.shape)
+    except (OSError, ValueError, KeyError, OverflowError, msgspec.MsgspecError) as error:
+        raise HearthError(code, f"{path.name} was changed while {name} was read", name) from error
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file to be read; raises OSError for a pipe or a device, which might never end."""
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(0, "it is no regular file")
+    return os.fdopen(number, "rb")
+
+
 def _named(path: Path, name: str, entry: _Entry, start: int, code: Code) -> NDArray[Any]:
     try:
         return _mapped(path, entry, start)
@@ -94,7 +122,7 @@ def read_header(path: Path) -> tuple[dict[str, msgspec.Raw], int]:
 
     Raises OSError, ValueError or `msgspec.MsgspecError` for what is none.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         if length > _HEADER_LIMIT:
             raise ValueError("the header is too long")

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,8 @@ import pytest
 from msgspec import structs
 
 from runtime.adapters.peft import read_peft
-from runtime.errors import HearthError
+from runtime.device.mapped_tensors import MappedTensors, map_tensors
+from runtime.errors import Code, HearthError
 from tests.low_rank_models import Array, random_adapter
 from tests.peft_models import change_fields, change_tensors, write_peft
 from tests.runtime.adapters.adapter_configs import BASE, adapter_config
@@ -149,6 +151,30 @@ def test_a_file_that_is_cut_short_names_a_tensor(tmp_path: Path) -> None:
     with pytest.raises(HearthError, match="cut short") as caught:
         read_peft(folder, adapter_config())
     assert caught.value.code == "adapter_invalid"
+
+
+def test_a_file_that_is_cut_while_it_is_read_ends_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_peft(BASE, tmp_path / "one")
+
+    def cut(path: Path, code: Code) -> MappedTensors:
+        mapped = map_tensors(path, code)
+        os.truncate(path, 5000)
+        return mapped
+
+    monkeypatch.setattr("runtime.adapters.peft.map_tensors", cut)
+    with pytest.raises(HearthError, match="changed while") as caught:
+        read_peft(folder, adapter_config())
+    assert caught.value.code == "adapter_invalid"
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+def test_a_pipe_holds_nobody_up(tmp_path: Path, name: str) -> None:
+    folder = write_peft(BASE, tmp_path / "one")
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    refused(folder, name)
 
 
 def test_pickled_tensors_are_not_read(tmp_path: Path) -> None:
