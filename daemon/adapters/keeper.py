@@ -118,12 +118,14 @@ class AdapterKeeper:
             if name in self._problems:
                 # Its folder was taken away by hand, and it is served still.
                 await self._forget(name)
-            answer = await self._ask(name, LoadAdapter(name, str(folder.of(name))))
-            if answer is not None and answer.code:
-                # It may have it all the same, or take it later.
+            try:
+                await self._load(name)
+            except BaseException:
+                # It may have it all the same, or take it later, when nobody waits any more.
                 self._tell(UnloadAdapter(name))
-                await anyio.to_thread.run_sync(folder.remove, name)
-                raise HearthError(known_code(answer.code), answer.message, answer.field)
+                with anyio.CancelScope(shield=True):
+                    await anyio.to_thread.run_sync(folder.remove, name)
+                raise
             self._problems[name] = ""
             self._served()
             _log.info("adapter added", adapter=name, rank=record.rank, source=record.source)
@@ -154,6 +156,11 @@ class AdapterKeeper:
     async def _list(self, _asked: ListAdapters) -> AdapterList:
         found = await anyio.to_thread.run_sync(self._look)
         return AdapterList(str(self._folder.path), self._config.max_supported_lora_rank, found)
+
+    async def _load(self, name: str) -> None:
+        answer = await self._ask(name, LoadAdapter(name, str(self._folder.of(name))))
+        if answer is not None and answer.code:
+            raise HearthError(known_code(answer.code), answer.message, answer.field)
 
     async def _ask(self, name: str, message: ExecutorControl) -> AdapterAnswer | None:
         """What the executor answers; None where none works."""
