@@ -210,7 +210,7 @@ class SpillFolder:
 
     def _write_partial(self, waiting: _Waiting) -> Path:
         head = waiting.head._replace(digest=hashlib.sha256(waiting.data).digest())
-        number, partial = tempfile.mkstemp(_PARTIAL, dir=self._folder)
+        number, partial = self._new_partial()
         try:
             with os.fdopen(number, "wb", buffering=0) as file:
                 for piece in (encode_head(head), waiting.data):
@@ -221,6 +221,15 @@ class SpillFolder:
             _remove(Path(partial))
             raise
         return Path(partial)
+
+    def _new_partial(self) -> tuple[int, str]:
+        with suppress(FileNotFoundError):
+            return tempfile.mkstemp(_PARTIAL, dir=self._folder)
+        # Who removes all that is kept, while it is served, does not forbid to keep what comes.
+        with suppress(HearthError):
+            make_private(self._folder.parent)
+            make_private(self._folder)
+        return tempfile.mkstemp(_PARTIAL, dir=self._folder)
 
     def _finish(self, name: bytes, waiting: _Waiting, partial: Path) -> None:
         try:

@@ -1,8 +1,10 @@
 import errno
 import os
+import shutil
 import stat
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -258,6 +260,24 @@ def test_a_page_that_is_gone_or_lacks_the_drafts_state_is_not_served(tmp_path: P
     with pytest.raises(HearthError, match="No such file"):
         spill.read(page)
     spill.close(SOON_S)
+
+
+def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
+    folder = tmp_path / "prefix"
+    first, second = pages([1, 2])
+    spill = open_folder(folder)
+    assert spill.write(first, DATA)
+    until = time.monotonic() + SOON_S
+    while not list(folder.rglob("*.page")):
+        assert time.monotonic() < until
+        time.sleep(0.001)
+    shutil.rmtree(folder)
+    assert spill.write(second, DATA)
+    spill.close(SOON_S)
+    assert spill.take_failures() == []
+    assert len(files(folder)) == 1
+    for path in (folder, *folder.iterdir()):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
 
 
 def test_what_a_killed_process_left_half_written_is_removed_once_it_is_old(tmp_path: Path) -> None:
