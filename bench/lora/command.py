@@ -1,6 +1,5 @@
 """The command `hearth bench lora`."""
 
-import sys
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -12,26 +11,31 @@ from msgspec import structs
 from bench.decode.cases import exported, random_source
 from bench.lora.figures import LoraFigures
 from bench.lora.session import LoraSession, room
+from bench.one_row import (
+    Kind,
+    builder_option,
+    cache_option,
+    choose_kind,
+    device_option,
+    export_options,
+    kind_option,
+    quick_option,
+    threads_option,
+)
 from bench.report import Record, note, print_fields, publish, record_option
 from daemon.cli.console import progress_bar
 from daemon.cli.errors import FAILED
 from daemon.cli.options import json_option
-from daemon.gpu_facts import gpu_facts
 from daemon.shipped import SOURCE
 from runtime.cache_folder import cache_folder
 from runtime.decoding.runtime import LLMInferenceRuntime
-from runtime.export import ExportOptions
-from runtime.export.tensorrt.options import PlanOptions
 from runtime.options import RuntimeOptions
 
-Kind = Literal["fp32", "int8", "int4", "ort-cuda", "tensorrt"]
-_ON_CPU: tuple[Kind, ...] = ("fp32", "int8", "int4")
-_ON_GPU: tuple[Kind, ...] = ("ort-cuda", "tensorrt")
 _CAPACITY = 512
 
 
 @click.command()
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@device_option
 @click.option(
     "--model",
     type=click.Choice(["0.6b", "tiny"]),
@@ -39,11 +43,7 @@ _CAPACITY = 512
     show_default=True,
     help="The shape of Qwen3-0.6B, or the shipped model.",
 )
-@click.option(
-    "--kind",
-    type=click.Choice([*_ON_CPU, *_ON_GPU]),
-    help="What the model is exported as.  [fp32; ort-cuda on a GPU]",
-)
+@kind_option
 @click.option("--rank", type=click.IntRange(1, 512), default=16, show_default=True)
 @click.option("--rounds", type=click.IntRange(1), default=9, show_default=True)
 @click.option(
@@ -54,23 +54,10 @@ _CAPACITY = 512
     help="Decode steps of each turn.",
 )
 @click.option("--switches", type=click.IntRange(1), default=60, show_default=True)
-@click.option("--threads", type=click.IntRange(0, 1024), default=0, help="0 for all cores.  [0]")
-@click.option(
-    "--cache",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Where models are kept between runs (about 8 GB).  [$HEARTH_CACHE/bench]",
-)
-@click.option(
-    "--builder-python",
-    metavar="FILE",
-    help="The interpreter that has TensorRT's builder.  [this one]",
-)
-@click.option(
-    "--quick",
-    is_flag=True,
-    help="A toy in place of the model: a check of the bench, its figures mean nothing.",
-)
+@threads_option
+@cache_option
+@builder_option
+@quick_option
 @record_option
 @json_option
 def lora(
@@ -96,18 +83,10 @@ def lora(
     behind it finds no captured graph, or when a step costs more than 1.1 times that of an engine
     without adapters, or 1.02 times where none is active; of the shipped model 1.5 times.
     """
-    chosen = kind or ("fp32" if device == "cpu" else "ort-cuda")
-    if chosen not in (_ON_CPU if device == "cpu" else _ON_GPU):
-        raise click.BadParameter(f"{chosen} is no kind on {device}", param_hint="--kind")
-    if device == "cuda":
-        if threads:
-            raise click.UsageError("--threads is for the CPU alone")
-        gpu_facts()
-    if builder_python and chosen != "tensorrt":
-        raise click.UsageError("--builder-python is for --kind tensorrt")
     if quick and model != "0.6b":
         raise click.UsageError("--quick is a model of its own")
-    plain = _export_options(chosen, builder_python or sys.executable)
+    chosen = choose_kind(device, kind, threads, builder_python)
+    plain = export_options(chosen, builder_python, _CAPACITY)
     folder = cache or cache_folder() / "bench"
     with progress_bar() as progress:
         shipped = model == "tiny"
@@ -128,16 +107,6 @@ def lora(
     publish(found, lambda: print_fields("Adapters", found), as_json=as_json)
     record.keep({f"lora/{device}/{model}/{chosen}": found})
     return _judge(found, shipped=shipped)
-
-
-def _export_options(kind: Kind, python: str) -> ExportOptions:
-    if kind == "ort-cuda":
-        return ExportOptions(device="cuda", dtype="float16", capacity=_CAPACITY, max_batch=1)
-    if kind == "tensorrt":
-        plan = PlanOptions(python=python, version_compatible=True, decode_batches=(1,))
-        return ExportOptions(dtype="float16", capacity=_CAPACITY, max_batch=1, plan=plan)
-    quantization = "none" if kind == "fp32" else kind
-    return ExportOptions(quantization=quantization, capacity=_CAPACITY, max_batch=1)
 
 
 def _judge(found: LoraFigures, *, shipped: bool) -> int:

@@ -1,33 +1,37 @@
 """The command `hearth bench prefix`."""
 
-import sys
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import click
 
 from bench.decode.cases import exported, random_source
+from bench.one_row import (
+    Kind,
+    builder_option,
+    cache_option,
+    choose_kind,
+    device_option,
+    export_options,
+    kind_option,
+    quick_option,
+    threads_option,
+)
 from bench.prefix.figures import LEAST_SAVED, PrefixFigures
 from bench.prefix.session import PrefixSession, room
 from bench.report import Record, note, print_cases, publish, record_option
 from daemon.cli.console import progress_bar
 from daemon.cli.errors import FAILED
 from daemon.cli.options import json_option
-from daemon.gpu_facts import gpu_facts
 from runtime.cache_folder import cache_folder
 from runtime.config import LLMEngineRunnerConfig, load_config
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.errors import HearthError
 from runtime.export import ExportOptions, Progress
-from runtime.export.tensorrt.options import PlanOptions
 from runtime.memory.sizes import kv_cache_bytes
 from runtime.options import RuntimeOptions
 
-Kind = Literal["fp32", "int8", "int4", "ort-cuda", "tensorrt"]
-_ON_CPU: tuple[Kind, ...] = ("fp32", "int8", "int4")
-_ON_GPU: tuple[Kind, ...] = ("ort-cuda", "tensorrt")
 SHARED = (64, 256, 1024, 4096)
 QUICK = (64, 256)
 _CAPACITY = 4608
@@ -38,12 +42,8 @@ _FIELDS = (
 
 
 @click.command()
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
-@click.option(
-    "--kind",
-    type=click.Choice([*_ON_CPU, *_ON_GPU]),
-    help="What the model's shape is exported as.  [fp32; ort-cuda on a GPU]",
-)
+@device_option
+@kind_option
 @click.option(
     "--engine",
     type=click.Path(path_type=Path, file_okay=False),
@@ -63,23 +63,10 @@ _FIELDS = (
     show_default=True,
     help="Four times as many below 1,024 tokens.",
 )
-@click.option("--threads", type=click.IntRange(0, 1024), default=0, help="0 for all cores.  [0]")
-@click.option(
-    "--cache",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Where models are kept between runs (about 8 GB).  [$HEARTH_CACHE/bench]",
-)
-@click.option(
-    "--builder-python",
-    metavar="FILE",
-    help="The interpreter that has TensorRT's builder.  [this one]",
-)
-@click.option(
-    "--quick",
-    is_flag=True,
-    help="A toy in place of the model: a check of the bench, its figures mean nothing.",
-)
+@threads_option
+@cache_option
+@builder_option
+@quick_option
 @record_option
 @json_option
 def prefix(
@@ -105,18 +92,10 @@ def prefix(
     """
     if engine is not None and (kind or quick):
         raise click.UsageError("--kind and --quick are for the model that this bench makes")
-    if device == "cuda":
-        if threads:
-            raise click.UsageError("--threads is for the CPU alone")
-        gpu_facts()
-    chosen = kind or ("fp32" if device == "cpu" else "ort-cuda")
-    if chosen not in (_ON_CPU if device == "cpu" else _ON_GPU):
-        raise click.BadParameter(f"{chosen} is no kind on {device}", param_hint="--kind")
-    if builder_python and chosen != "tensorrt":
-        raise click.UsageError("--builder-python is for --kind tensorrt")
+    chosen = choose_kind(device, kind, threads, builder_python)
     folder = engine
     if folder is None:
-        options = _export_options(chosen, builder_python or sys.executable)
+        options = export_options(chosen, builder_python, _CAPACITY)
         with progress_bar() as progress:
             kept = cache or cache_folder() / "bench"
             folder = _engine(kept, chosen, options, progress, quick=quick)
@@ -134,16 +113,6 @@ def prefix(
     publish(found, lambda: _print(found), as_json=as_json)
     record.keep({f"prefix/{device}/{chosen if engine is None else engine.name}": found})
     return _judge(found)
-
-
-def _export_options(kind: Kind, python: str) -> ExportOptions:
-    if kind == "ort-cuda":
-        return ExportOptions(device="cuda", dtype="float16", capacity=_CAPACITY, max_batch=1)
-    if kind == "tensorrt":
-        plan = PlanOptions(python=python, version_compatible=True, decode_batches=(1,))
-        return ExportOptions(dtype="float16", capacity=_CAPACITY, max_batch=1, plan=plan)
-    quantization = "none" if kind == "fp32" else kind
-    return ExportOptions(quantization=quantization, capacity=_CAPACITY, max_batch=1)
 
 
 def _engine(

@@ -6,6 +6,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from bench import one_row
 from bench.commands import bench
 from bench.prefix import command
 from bench.prefix.command import runtime_options
@@ -53,7 +54,7 @@ def test_what_cannot_be_measured_is_wrong_usage(flags: tuple[str, ...], words: s
 def test_an_engine_of_another_device_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "gpu_facts", lambda: None)
+    monkeypatch.setattr(one_row, "gpu_facts", lambda: None)
     monkeypatch.setattr(command, "load_config", lambda _folder: small_config())
     with pytest.raises(HearthError, match="for cpu, not cuda") as caught:
         run("--device", "cuda", "--engine", str(tmp_path))
