@@ -13,4 +13,12 @@ def adapters_folder(setting: str, environ: Mapping[str, str]) -> Path:
         # A service with several has them joined by colons.
         return Path(states.split(":")[0]) / "adapters"
     own = environ.get("XDG_STATE_HOME")
-    return (Path(own) if own else Path.home() / ".local" / "state") / "hearth" / "adapters"
+    return (Path(own) if own else _home() / ".local" / "state") / "hearth" / "adapters"
+
+
+def _home() -> Path:
+    """The user's home; for one that has none, as in many a container, where none can be made."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path("/nonexistent")

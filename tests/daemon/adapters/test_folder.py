@@ -24,6 +24,15 @@ def test_where_adapters_lie(setting: str, environ: dict[str, str], place: str) -
     assert adapters_folder(setting, environ) == Path(place)
 
 
+def test_a_user_without_a_home_has_no_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless(_kind: type[Path]) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", classmethod(homeless))
+    assert AdapterFolder(adapters_folder("", {})).names == []
+    assert adapters_folder("", {"XDG_STATE_HOME": "/s"}) == Path("/s/hearth/adapters")
+
+
 def stored(folder: Path, name: str) -> Path:
     made = folder / name
     made.mkdir(parents=True)
