@@ -30,16 +30,15 @@ def make_private(folder: Path) -> None:
 def open_private(path: Path) -> FileIO:
     """A regular file of this user's that nobody else could have written; raises OSError."""
     number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    file = os.fdopen(number, "rb", buffering=0)
-    facts = os.fstat(file.fileno())
+    facts = os.fstat(number)
     if (
         not stat.S_ISREG(facts.st_mode)
         or facts.st_uid != os.geteuid()
         or facts.st_mode & _OF_OTHERS
     ):
-        file.close()
+        os.close(number)
         raise PermissionError(0, "others may have written it")
-    return file
+    return FileIO(number)
 
 
 def _unusable(folder: Path, what: str) -> HearthError:

@@ -262,6 +262,20 @@ def test_a_page_that_is_gone_or_lacks_the_drafts_state_is_not_served(tmp_path: P
     spill.close(SOON_S)
 
 
+def test_a_folder_in_a_pages_place_serves_nothing_and_is_not_held_open(tmp_path: Path) -> None:
+    (page,) = fill(tmp_path, [1])
+    (path,) = files(tmp_path)
+    path.unlink()
+    path.mkdir()
+    spill = open_folder(tmp_path)
+    before = list(Path("/proc/self/fd").iterdir())
+    for _ in range(3):
+        with pytest.raises(HearthError, match="cannot be read"):
+            spill.read(page)
+    assert list(Path("/proc/self/fd").iterdir()) == before
+    spill.close(SOON_S)
+
+
 def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
     folder = tmp_path / "prefix"
     first, second = pages([1, 2])
