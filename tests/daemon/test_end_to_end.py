@@ -173,7 +173,6 @@ def test_speculation_changes_no_token_and_tells_what_it_did(
         assert asked.speculation is not None
         assert asked.speculation.accept_length > 1
         assert max(len(delta.tokens) for delta in deltas[1]) > 1
-        assert max(len(delta.tokens) for delta in deltas[0]) == 1
 
 
 def test_speculation_is_refused_by_name_where_it_is_off(tiny_engine: Path) -> None:
