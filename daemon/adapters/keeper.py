@@ -115,10 +115,10 @@ class AdapterKeeper:
         async with self._lock:
             name, folder = asked.name, self._folder
             record = await anyio.to_thread.run_sync(folder.add, name, asked.folder, self._config)
-            if name in self._problems:
-                # Its folder was taken away by hand, and it is served still.
-                await self._forget(name)
             try:
+                if name in self._problems:
+                    # Its folder was taken away by hand, and it is served still.
+                    await self._forget(name)
                 await self._load(name)
             except BaseException:
                 # It may have it all the same, or take it later, when nobody waits any more.

@@ -129,15 +129,19 @@ async def test_what_an_executor_dies_of_is_not_kept() -> None:
     assert house.folder.kept == house.keeper.names == []
 
 
-async def test_what_nobody_waits_for_any_more_is_not_kept() -> None:
-    house = House()
-    house.keeper.executor_ready({})
+@pytest.mark.parametrize("served", [False, True])
+async def test_what_nobody_waits_for_any_more_is_not_kept(*, served: bool) -> None:
+    house = House(*["a"] * served)
+    house.keeper.executor_ready(dict.fromkeys(house.folder.kept, ""))
+    # Its folder was taken away by hand.
+    house.folder.kept.clear()
     house.react = lambda _: None
     with anyio.move_on_after(0.01) as waited:
         await house.ask(AddAdapter("a", "/s"))
     assert waited.cancelled_caught
     assert house.folder.kept == house.keeper.names == []
-    assert house.told == [LoadAdapter("a", "/adapters/a"), UnloadAdapter("a")]
+    first = UnloadAdapter("a") if served else LoadAdapter("a", "/adapters/a")
+    assert house.told == [first, UnloadAdapter("a")]
 
 
 async def test_without_an_executor_the_next_one_finds_what_is_kept() -> None:
