@@ -90,7 +90,8 @@ async def test_a_request_goes_at_its_time_whether_earlier_ones_have_ended_or_not
     clients = [client for client, _ in daemon.asked]
     assert len(set(clients)) == CONNECTIONS
     assert clients[0] is clients[-1]
-    assert daemon.asked[0][1] == {"max_tokens": 3, "ignore_eos": True, "timestamps": True}
+    asked = {"max_tokens": 3, "ignore_eos": True, "timestamps": True, "adapter": ""}
+    assert daemon.asked[0][1] == asked
 
 
 async def test_clients_of_a_closed_loop_go_on_with_the_next_request(serve: Serve) -> None:

@@ -78,6 +78,7 @@ class Life:
             _options: EngineOptions,
             device: Device,
             registry: TensorRegistry,
+            **_: object,
         ) -> LaunchingEngine:
             return LaunchingEngine(registry, device, api)
 
