@@ -15,13 +15,18 @@ _DIGEST_BYTES = 32
 _HEADER = re.compile(r'^#include "(\w+\.cuh)"\n', re.MULTILINE)
 
 
-def kernel_source(name: str) -> str:
-    """The CUDA C++ source `name` of this package, with the headers of this package put in."""
-    return _HEADER.sub(lambda found: _read(found[1]), _read(f"{name}.cu"))
+def kernel_source(name: str, package: str = _KERNELS) -> str:
+    """The CUDA C++ source `name` of a package, with the headers of that package put in once."""
+    known: set[str] = set()
 
+    def read(file: str) -> str:
+        if file in known:
+            return ""
+        known.add(file)
+        text = resources.files(package).joinpath(file).read_text("utf-8")
+        return _HEADER.sub(lambda found: read(found[1]), text)
 
-def _read(file: str) -> str:
-    return resources.files(_KERNELS).joinpath(file).read_text("utf-8")
+    return read(f"{name}.cu")
 
 
 def load_compiler_api() -> Any:

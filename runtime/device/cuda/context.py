@@ -95,20 +95,22 @@ class CudaContext:
             self._context = None
             self.driver.call("cuDevicePrimaryCtxRelease", self._device)
 
+    def attribute(self, name: str) -> int:
+        """A number that the driver knows of the GPU, `CU_DEVICE_ATTRIBUTE_` left out of `name`."""
+        key = getattr(self.driver.api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(self.driver.call("cuDeviceGetAttribute", key, self._device))
+
     def _properties(self) -> DeviceProperties:
-        names = self.driver.api.CUdevice_attribute
-
-        def attribute(name: str) -> int:
-            key = getattr(names, f"CU_DEVICE_ATTRIBUTE_{name}")
-            return int(self.driver.call("cuDeviceGetAttribute", key, self._device))
-
         name = self.driver.call("cuDeviceGetName", _NAME_BYTES, self._device)
-        capability = (attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR"))
+        capability = (
+            self.attribute("COMPUTE_CAPABILITY_MAJOR"),
+            self.attribute("COMPUTE_CAPABILITY_MINOR"),
+        )
         return DeviceProperties(
             name.split(b"\0")[0].decode(),
             capability,
-            attribute("MULTIPROCESSOR_COUNT"),
-            bool(attribute("INTEGRATED")),
+            self.attribute("MULTIPROCESSOR_COUNT"),
+            bool(self.attribute("INTEGRATED")),
         )
 
 

@@ -56,30 +56,54 @@ def pack_arguments(arguments: Sequence[Any]) -> "ctypes.Array[ctypes.c_void_p]":
     return (ctypes.c_void_p * len(pointers))(*pointers)
 
 
+class Modules:
+    """Compiled code of one package's sources by file and options, loaded when first asked for."""
+
+    def __init__(self, context: CudaContext, compiler: KernelCompiler, *package: str) -> None:
+        self._driver = context.driver
+        self._compiler = compiler
+        self._package = package
+        self._loaded: dict[tuple[str, tuple[str, ...]], Any] = {}
+
+    def compile(self, file: str, options: tuple[str, ...]) -> bytes:
+        """The code of `{file}.cu`; threads may compile different ones at a time."""
+        return self._compiler.compile(file, kernel_source(file, *self._package), options)
+
+    def function(self, file: str, name: str, options: tuple[str, ...]) -> Any:
+        """Kernel `name` of `{file}.cu`, compiled with `options`."""
+        if (file, options) not in self._loaded:
+            self.load(file, options, self.compile(file, options))
+        return self._driver.call("cuModuleGetFunction", self._loaded[file, options], name.encode())
+
+    def load(self, file: str, options: tuple[str, ...], code: bytes) -> None:
+        """Load what `compile` gave, unless it is loaded."""
+        if (file, options) not in self._loaded:
+            self._loaded[file, options] = self._driver.call("cuModuleLoadData", code)
+
+    def close(self) -> None:
+        """Unload all of it."""
+        with ExitStack() as closing:
+            while self._loaded:
+                _, module = self._loaded.popitem()
+                closing.callback(self._driver.call, "cuModuleUnload", module)
+
+
 class KernelLibrary:
     """Kernels of this package by file, options and name, compiled and loaded when first asked."""
 
     def __init__(self, context: CudaContext, stream: CudaStream, compiler: KernelCompiler) -> None:
         self.context = context
         self.stream = stream
-        self._compiler = compiler
-        self._modules: dict[tuple[str, tuple[str, ...]], Any] = {}
+        self.compiler = compiler
+        self._modules = Modules(context, compiler)
 
     def prepare(
         self, file: str, name: str, options: tuple[str, ...], block: int, arguments: Sequence[Any]
     ) -> KernelLaunch:
         """A launch of kernel `name` of `kernels/{file}.cu`, compiled with `options`."""
-        module = self._modules.get((file, options))
-        if module is None:
-            cubin = self._compiler.compile(file, kernel_source(file), options)
-            module = self.context.driver.call("cuModuleLoadData", cubin)
-            self._modules[file, options] = module
-        function = self.context.driver.call("cuModuleGetFunction", module, name.encode())
+        function = self._modules.function(file, name, options)
         return KernelLaunch(self.context, self.stream, function, block, arguments)
 
     def close(self) -> None:
         """Unload all kernels."""
-        with ExitStack() as closing:
-            while self._modules:
-                _, module = self._modules.popitem()
-                closing.callback(self.context.driver.call, "cuModuleUnload", module)
+        self._modules.close()

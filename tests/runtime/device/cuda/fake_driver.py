@@ -38,6 +38,9 @@ class FakeDriver:
         self.CUdevice_attribute = _Names()
         self.CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=1)
         self.CUstreamCaptureMode = _Names()
+        self.CUfunction_attribute = self.CUlaunchAttributeID = _Names()
+        self.CUlaunchConfig = _Config
+        self.CUlaunchAttribute = _Attribute
         self.CUevent_flags = SimpleNamespace(CU_EVENT_BLOCKING_SYNC=1, CU_EVENT_DISABLE_TIMING=2)
 
     def cuGetErrorName(self, status: CUresult) -> tuple[int, bytes]:  # noqa: N802 - the library's name
@@ -56,6 +59,15 @@ class FakeDriver:
 
     def names(self) -> list[str]:
         return [call[0] for call in self.calls]
+
+
+class _Config(SimpleNamespace):
+    """Filled as its users like."""
+
+
+class _Attribute(SimpleNamespace):
+    def __init__(self) -> None:
+        super().__init__(value=SimpleNamespace())
 
 
 class _Names:
