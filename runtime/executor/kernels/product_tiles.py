@@ -1,0 +1,170 @@
+from functools import cache
+from typing import NamedTuple
+
+from runtime.executor.kernels.launch import GpuFacts
+
+COLUMNS = (8, 16, 32, 64)
+"""The numbers of tokens that narrow products are made for."""
+NORMED_TOKENS = 8
+"""Steps of up to so many tokens norm their inputs in the product itself."""
+WARPS = 8
+_EIGHT_BYTES = 1024
+_MOST_HELD = 5
+_MOST_EIGHTS = 6
+_DEEPEST = 8
+_FEW_COLUMNS = 16
+# From here on a thread that norms needs more registers than two blocks leave it.
+_HEAVY_BLOCKS, _HEAVY_EIGHTS = 4, 5
+_LARGE_SHARED = 200 << 10
+_RESERVED = 1024
+_ITEM_BYTES = 16 * 32 * WARPS
+
+
+class NarrowTiles(NamedTuple):
+    """How a narrow product is shared out.
+
+    A block has `eights` times eight rows at a time and `depth` stages of a ring for each warp;
+    `blocks` take `groups` of these in turn. `resident` is what the compiler keeps registers for.
+    """
+
+    eights: int
+    depth: int
+    groups: int
+    blocks: int
+    resident: int
+    shared_bytes: int
+
+
+class WideTiles(NamedTuple):
+    """A block's `eights` of rows and `widths` of tokens, eight each, and what a warp has of it.
+
+    That is `tiles` of sixteen rows by `share` widths.
+    """
+
+    eights: int
+    widths: int
+    tiles: int
+    share: int
+    depth: int
+    resident: int
+
+    @property
+    def shared_bytes(self) -> int:
+        """What the stages take."""
+        return self.depth * (self.eights + self.widths) * _EIGHT_BYTES
+
+    @property
+    def area(self) -> int:
+        """Sums of a block, in units of eight by eight."""
+        return self.eights * self.widths
+
+
+# The larger a tile, the less of it is read again; the last number is what the others cost more.
+_WIDE = (
+    (WideTiles(16, 16, 4, 4, 4, 1), 1.0),
+    (WideTiles(12, 16, 3, 4, 4, 1), 1.05),
+    (WideTiles(16, 8, 2, 4, 4, 2), 1.1),
+    (WideTiles(8, 16, 2, 4, 4, 2), 1.1),
+    (WideTiles(8, 8, 2, 2, 4, 2), 1.25),
+)
+
+
+def most_blocks(inputs: int) -> int:
+    """Blocks of 64 inputs in the longest of the eight segments."""
+    return -(-_blocks(inputs) // WARPS)
+
+
+def norms_itself(inputs: int, tokens: int) -> bool:
+    """Whether a product of so many tokens norms its inputs, rather than a launch before it."""
+    return tokens <= NORMED_TOKENS and most_blocks(inputs) <= _MOST_HELD
+
+
+def columns_for(tokens: int) -> int | None:
+    """The columns of the narrow product for so many tokens; None where a wide one takes them."""
+    return next((columns for columns in COLUMNS if columns >= tokens), None)
+
+
+@cache
+def narrow_tiles(
+    facts: GpuFacts, eights: int, inputs: int, columns: int, *, paired: bool, normed: bool
+) -> NarrowTiles:
+    """Tiles for a product with `eights` times eight rows, of whose tiles `paired` ones have two.
+
+    Each multiprocessor gets its rows in one block where that has room for them. Where blocks come
+    often (dependent launches) a multiprocessor keeps room for those of the next kernel.
+    """
+    step = 2 if paired else 1
+
+    def fits(size: int, depth: int, *, repeated: bool) -> bool:
+        shared = _shared(size, depth, inputs, columns, normed=normed, repeated=repeated)
+        return shared <= _budget(facts, columns)
+
+    size = -(-eights // (facts.multiprocessors * step)) * step
+    resident = 1 if columns > _FEW_COLUMNS else 2
+    present = facts.multiprocessors * (1 if facts.dependent else resident)
+    if size > _MOST_EIGHTS or not fits(size, 2, repeated=False):
+        sizes = [one for one in range(step, _MOST_EIGHTS + 1, step) if fits(one, 2, repeated=True)]
+        size = min(sizes or [step], key=lambda one: _work(eights, one, present))
+    if normed and most_blocks(inputs) >= _HEAVY_BLOCKS and size >= _HEAVY_EIGHTS:
+        resident = 1
+    groups = -(-eights // size)
+    repeated = groups > present
+    depth = _DEEPEST if repeated else min(_DEEPEST, most_blocks(inputs))
+    while depth > 1 and not fits(size, depth, repeated=repeated):
+        depth -= 1
+    shared = _shared(size, depth, inputs, columns, normed=normed, repeated=repeated)
+    return NarrowTiles(size, depth, groups, min(groups, present), resident, shared)
+
+
+@cache
+def wide_tiles(facts: GpuFacts, eights: int, tokens: int) -> WideTiles:
+    """Tiles for a product of many tokens: those that keep all multiprocessors busy the longest."""
+    widths = -(-tokens // 8)
+    served = [
+        (_fitted(facts, tiles), cost)
+        for tiles, cost in _WIDE
+        if 2 * (tiles.eights + tiles.widths) * _EIGHT_BYTES <= facts.shared_per_block
+    ]
+
+    def work(choice: tuple[WideTiles, float]) -> float:
+        tiles, cost = choice
+        blocks = -(-eights // tiles.eights) * -(-widths // tiles.widths)
+        return -(-blocks // facts.multiprocessors) * tiles.area * cost
+
+    return min(served, key=work)[0]
+
+
+def _fitted(facts: GpuFacts, tiles: WideTiles) -> WideTiles:
+    room = min(
+        facts.shared_per_block, facts.shared_per_multiprocessor // tiles.resident - _RESERVED
+    )
+    stage = (tiles.eights + tiles.widths) * _EIGHT_BYTES
+    return tiles._replace(depth=max(2, min(tiles.depth, room // stage)))
+
+
+def _blocks(inputs: int) -> int:
+    return -(-inputs // 64)
+
+
+def _budget(facts: GpuFacts, columns: int) -> int:
+    """Shared memory of a block: about half of a multiprocessor's, all of it for many columns."""
+    if columns > _FEW_COLUMNS:
+        return facts.shared_per_block
+    all_of_it = facts.shared_per_multiprocessor
+    share = all_of_it * 11 // 20 if all_of_it >= _LARGE_SHARED else all_of_it // 2 - _RESERVED
+    return min(facts.shared_per_block, share)
+
+
+def _shared(
+    eights: int, depth: int, inputs: int, columns: int, *, normed: bool, repeated: bool
+) -> int:
+    ring = WARPS * depth * eights * _EIGHT_BYTES
+    parts = (1 + repeated) * -(-eights // 2) * (columns // 8) * _ITEM_BYTES
+    norm = _blocks(inputs) * 128 + 4 * WARPS * 8 if normed else 0
+    return ring + parts + norm
+
+
+def _work(eights: int, size: int, present: int) -> float:
+    """Eights that the busiest of `present` blocks takes, and what a size costs beside."""
+    groups = -(-eights // size)
+    return -(-groups // present) * size * (1 + 0.02 * abs(size - 4))

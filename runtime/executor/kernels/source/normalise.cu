@@ -1,0 +1,64 @@
+#include "numbers.cuh"
+#include "norm.cuh"
+
+// RMS norms of whole rows, a warp a token: lane 4 w + q is lane q of segment w.
+
+struct Arguments {
+  const float* inputs;    // [.., INPUTS]
+  const u16* gain;        // [INPUTS]
+  const long long* last;  // [rows, select_len], which of its row's tokens are taken; or null
+  u16* out;               // element [tokens, stride]
+  int tokens;
+  int stride;
+  int seq_len;
+  int select_len;
+  float eps;
+  int unused;
+};
+
+extern "C" __global__ void __launch_bounds__(128) normalise(const __grid_constant__ Arguments a) {
+  int token = blockIdx.x * 4 + threadIdx.x / 32, lane = threadIdx.x % 32, q = lane % 4;
+  int first = first_block(lane / 4), count = first_block(lane / 4 + 1) - first;
+  wait_for_predecessors();
+  if (token >= a.tokens) return;
+  long long source = token;
+  if (a.last) source = (long long)(token / a.select_len) * a.seq_len + a.last[token];
+  const float* row = a.inputs + source * INPUTS;
+  Eight32 held[MOST <= 5 ? MOST : 1][2];
+  float part = 0;
+#if MOST <= 5
+#pragma unroll
+  for (int j = 0; j < MOST; ++j)
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      held[j][i] = j < count ? read_row(row, first_input(first + j, i, q)) : Eight32{};
+#pragma unroll
+  for (int j = 0; j < MOST; ++j)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) part = add_squares(part, held[j][i]);
+#else
+#pragma unroll 4
+  for (int j = 0; j < count; ++j)
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      part = add_squares(part, read_row(row, first_input(first + j, i, q)));
+#endif
+  part = add_lanes(part);
+  float squares = __shfl_sync(~0u, part, 0);
+#pragma unroll
+  for (int w = 1; w < SEGMENTS; ++w) squares = __fadd_rn(squares, __shfl_sync(~0u, part, w * 4));
+  float scale = norm_scale(squares, a.eps);
+  u16* out = a.out + (long long)token * a.stride;
+#pragma unroll(MOST <= 5 ? MOST : 4)
+  for (int j = 0; j < MOST; ++j)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      int input = first_input(first + j, i, q);
+      if (j >= count || (INPUTS % 64 && input >= INPUTS)) continue;
+#if MOST > 5
+      held[0][i] = read_row(row, input);
+#endif
+      uint4 gains = *(const uint4*)(a.gain + input);
+      *(uint4*)(out + input) = normed_eight(held[MOST <= 5 ? j : 0][i], scale, gains);
+    }
+}

@@ -1,0 +1,101 @@
+// What a product is given, and what becomes of its sums. It comes behind ring.cuh. OUTPUT is
+// NUMBERS, RESIDUAL or GATED; MATRICES lie one below the other.
+
+#define NUMBERS 0
+#define RESIDUAL 1
+#define GATED 2
+
+struct Matrix {
+  const char* values;
+  const char* scale;
+  const char* zero;
+  const u16* bias;
+  int rows;
+  int unused;
+};
+
+struct Arguments {
+  Matrix matrices[3];
+  const void* inputs;     // element [tokens, INPUTS], or float [.., INPUTS] that is normed
+  const u16* gain;        // [INPUTS]
+  const long long* last;  // [rows, select_len], which of its row's tokens are taken; or null
+  void* out;              // float or element [tokens, rows]
+  u16* tap;               // element [tokens, tap_stride]; or null
+  int tokens;
+  int rows;    // of all matrices, or of `gate` alone
+  int groups;  // of as many rows as a block takes at a time
+  int tap_stride;
+  int seq_len;
+  int select_len;
+  float eps;
+  int unused;
+};
+
+// The row of `inputs` of token t.
+__device__ __forceinline__ long long row_of(const Arguments& a, int token) {
+  if (a.last == nullptr) return token;
+  return (long long)(token / a.select_len) * a.seq_len + a.last[token];
+}
+
+// Eight rows of the matrices, counted as tiles have them: a tile's first eight and its last eight
+// are those of gate and up where these are multiplied with one another.
+__device__ __forceinline__ Eight eight_of(const Arguments& a, int index, long long row_bytes) {
+  int row = index * 8;
+#if OUTPUT == GATED
+  int matrix = index % 2;
+  row = index / 2 * 8;
+#elif MATRICES > 1
+  int matrix = 0;
+#pragma unroll
+  for (int i = 0; i + 1 < MATRICES; ++i)
+    if (matrix == i && row >= a.matrices[i].rows) row -= a.matrices[i].rows, matrix = i + 1;
+#endif
+  const Matrix* m = &a.matrices[0];
+#if OUTPUT == GATED || MATRICES > 1
+  if (matrix == 1) m = &a.matrices[1];
+#endif
+#if MATRICES > 2
+  if (matrix == 2) m = &a.matrices[2];
+#endif
+  Eight eight = {m->values, max(0, min(8, m->rows - row))};
+  if (eight.rows) eight.first += row * row_bytes;
+  return eight;
+}
+
+#if BIASED
+__device__ __forceinline__ float bias_of(const Arguments& a, int row) {
+#pragma unroll
+  for (int i = 0; i < MATRICES; ++i) {
+    if (row < a.matrices[i].rows) return a.matrices[i].bias ? number(a.matrices[i].bias[row]) : 0;
+    row -= a.matrices[i].rows;
+  }
+  return 0;
+}
+#endif
+
+// What the residual stream has where the sums of `finish` are added.
+__device__ __forceinline__ float residual_of(const Arguments& a, int row, int token) {
+  if (row >= a.rows || token >= a.tokens) return 0;
+  return ((const float*)a.out)[(long long)token * a.rows + row];
+}
+
+__device__ __forceinline__ void finish_one(const Arguments& a, int row, int token, float sum,
+                                           float before) {
+  if (row >= a.rows || token >= a.tokens) return;
+  float* out = (float*)a.out + (long long)token * a.rows + row;
+#if BIASED
+  sum = __fadd_rn(sum, bias_of(a, row));
+#endif
+#if OUTPUT == RESIDUAL
+  sum = __fadd_rn(before, sum);
+  if (a.tap) a.tap[(long long)token * a.tap_stride + row] = element(sum);
+#endif
+  *out = sum;
+}
+
+__device__ __forceinline__ void finish_gated(const Arguments& a, int row, int token, float gate,
+                                             float up) {
+  if (row >= a.rows || token >= a.tokens) return;
+  float silu = __fdividef(gate, 1.0f + __expf(-gate));
+  ((u16*)a.out)[(long long)token * a.rows + row] = element(__fmul_rn(silu, up));
+}

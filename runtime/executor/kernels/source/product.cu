@@ -1,0 +1,248 @@
+#include "numbers.cuh"
+#include "ring.cuh"
+#include "norm.cuh"
+#include "outputs.cuh"
+
+// Up to COLUMNS tokens by EIGHTS times eight rows of weights a group. Warp w of a block has segment
+// w of the inputs, with a ring of DEPTH stages of its own: there is no barrier before the segments
+// are added. Blocks take group after group, and their rings go on from one to the next.
+// NORMED: the inputs are float32 and normed here; else they are elements.
+
+#define THREADS 256
+#define TILES ((EIGHTS + 1) / 2)
+#define WIDTHS (COLUMNS / 8)
+#define STAGE_BYTES (EIGHTS * EIGHT_BYTES)
+#define RING_BYTES (DEPTH * STAGE_BYTES)
+#define FRAGMENTS (TILES * WIDTHS)
+// Blocks of inputs whose activations are held in registers at a time.
+#define HELD (MOST * WIDTHS <= 8 ? MOST : WIDTHS >= 4 ? 1 : 4 / WIDTHS)
+#define ALL_HELD (HELD == MOST)
+#define ITEMS (FRAGMENTS * 32)
+
+struct Shared {
+  char ring[SEGMENTS][RING_BYTES];
+  float4 parts[REPEATED ? 2 : 1][SEGMENTS][ITEMS];
+#if NORMED
+  uint4 gains[BLOCKS * 8];
+  float squares[SEGMENTS][8];
+#endif
+};
+
+static_assert(sizeof(Shared) == SHARED_BYTES, "what the launch asks for");
+
+struct Ring {
+  const Arguments& a;
+  u32 start;
+  int first, count, lane;
+  int group, block, slot;
+
+  // Ask for the next stage; behind the last one there is nothing to ask for.
+  __device__ __forceinline__ void ask() {
+    if (group < a.groups && count > 0) {
+#pragma unroll
+      for (int i = 0; i < EIGHTS; ++i) {
+        Eight eight = eight_of(a, group * EIGHTS + i, INPUTS * 2ll);
+        copy_eight<INPUTS>(start + slot * STAGE_BYTES + i * EIGHT_BYTES, eight, first + block,
+                           lane);
+      }
+      if (++slot == DEPTH) slot = 0;
+      if (++block == count) block = 0, group += gridDim.x;
+    }
+    end_copies();
+  }
+};
+
+typedef uint4 Activations[WIDTHS][2];
+
+__device__ __forceinline__ void read_activations(const Arguments& a, Activations& x, int width,
+                                                 int block, int lane, bool there) {
+  int token = width * 8 + lane / 4;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    int input = first_input(block, i, lane % 4);
+    x[width][i] = make_uint4(0, 0, 0, 0);
+    if (there && token < a.tokens && (INPUTS % 64 == 0 || input < INPUTS))
+      x[width][i] = *(const uint4*)((const u16*)a.inputs + (long long)token * INPUTS + input);
+  }
+}
+
+#if NORMED
+// The norm of up to eight tokens, each warp with its segment.
+__device__ __forceinline__ void read_normed(const Arguments& a, Shared& shared,
+                                            Activations (&x)[HELD], int first, int count) {
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, token = lane / 4, q = lane % 4;
+  const float* row = (const float*)a.inputs;
+  bool there = token < a.tokens;
+  if (there) row += row_of(a, token) * INPUTS;
+  Eight32 held[MOST][2];
+  float sum = 0;
+#pragma unroll
+  for (int j = 0; j < MOST; ++j)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      held[j][i] = Eight32{};
+      if (there && j < count) held[j][i] = read_row(row, first_input(first + j, i, q));
+    }
+#pragma unroll
+  for (int j = 0; j < MOST; ++j)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) sum = add_squares(sum, held[j][i]);
+  sum = add_lanes(sum);
+  if (q == 0) shared.squares[warp][token] = sum;
+  __syncthreads();
+  float squares = shared.squares[0][token];
+#pragma unroll
+  for (int w = 1; w < SEGMENTS; ++w) squares = __fadd_rn(squares, shared.squares[w][token]);
+  float scale = norm_scale(squares, a.eps);
+#pragma unroll
+  for (int j = 0; j < MOST; ++j)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      uint4 gains = make_uint4(0, 0, 0, 0);
+      if (j < count) gains = shared.gains[first_input(first + j, i, q) / 8];
+      x[j][0][i] = normed_eight(held[j][i], scale, gains);
+    }
+}
+#endif
+
+// The sums of one item, of the segments in ascending order.
+__device__ __forceinline__ float4 add_segments(const float4 (&parts)[SEGMENTS][ITEMS], int item) {
+  float4 sum = parts[0][item];
+#pragma unroll
+  for (int w = 1; w < SEGMENTS; ++w) {
+    float4 part = parts[w][item];
+    sum.x = __fadd_rn(sum.x, part.x);
+    sum.y = __fadd_rn(sum.y, part.y);
+    sum.z = __fadd_rn(sum.z, part.z);
+    sum.w = __fadd_rn(sum.w, part.w);
+  }
+  return sum;
+}
+
+// An item is what a lane has of a fragment: rows g and g + 8 of a tile, tokens 2q and 2q + 1. Of an
+// odd number of eights the last tile has its first eight rows alone.
+__device__ __forceinline__ void place_of(int group, int item, int* row, int* token) {
+  int lane = item % 32, fragment = item / 32, eight = group * EIGHTS + fragment / WIDTHS * 2;
+  *row = (OUTPUT == GATED ? eight / 2 : eight) * 8 + lane / 4;
+  *token = fragment % WIDTHS * 8 + lane % 4 * 2;
+}
+
+__device__ __forceinline__ bool is_whole(int item) {
+  return EIGHTS % 2 == 0 || item / 32 / WIDTHS + 1 < TILES;
+}
+
+__device__ __forceinline__ float4 residuals_of(const Arguments& a, int group, int item) {
+  int row, token;
+  place_of(group, item, &row, &token);
+  float4 x = make_float4(residual_of(a, row, token), residual_of(a, row, token + 1), 0, 0);
+  if (is_whole(item)) {
+    x.z = residual_of(a, row + 8, token);
+    x.w = residual_of(a, row + 8, token + 1);
+  }
+  return x;
+}
+
+__device__ __forceinline__ void finish(const Arguments& a, int group, int item, float4 sum,
+                                       float4 before) {
+  int row, token;
+  place_of(group, item, &row, &token);
+#if OUTPUT == GATED
+  finish_gated(a, row, token, sum.x, sum.z);
+  finish_gated(a, row, token + 1, sum.y, sum.w);
+#else
+  finish_one(a, row, token, sum.x, before.x);
+  finish_one(a, row, token + 1, sum.y, before.y);
+  if (is_whole(item)) {
+    finish_one(a, row + 8, token, sum.z, before.z);
+    finish_one(a, row + 8, token + 1, sum.w, before.w);
+  }
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+    product(const __grid_constant__ Arguments a) {
+  extern __shared__ __align__(128) char memory[];
+  Shared& shared = *(Shared*)memory;
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  int first = first_block(warp), count = first_block(warp + 1) - first;
+#if NORMED
+  for (int i = lane; i < count * 8; i += 32) {
+    bool there = INPUTS % 64 == 0 || (first * 8 + i) * 8 < INPUTS;
+    copy_ahead(shared_address(&shared.gains[first * 8 + i]),
+               a.gain + (there ? (first * 8 + i) * 8 : 0), there);
+  }
+  end_copies();
+#endif
+  Ring ring = {a, shared_address(shared.ring[warp]), first, count, lane, (int)blockIdx.x, 0, 0};
+#pragma unroll
+  for (int i = 0; i < DEPTH; ++i) ring.ask();
+  wait_for_predecessors();
+
+  Activations x[HELD];
+#if NORMED
+  wait_copies<DEPTH>();
+  __syncwarp();
+  read_normed(a, shared, x, first, count);
+#else
+#pragma unroll
+  for (int j = 0; j < HELD; ++j)
+#pragma unroll
+    for (int n = 0; n < WIDTHS; ++n) read_activations(a, x[j], n, first + j, lane, j < count);
+#endif
+  float4 before = {};
+  if (OUTPUT == RESIDUAL && ITEMS <= THREADS && !REPEATED && threadIdx.x < ITEMS)
+    before = residuals_of(a, blockIdx.x, threadIdx.x);
+
+  int slot = 0, parity = 0;
+  for (int group = blockIdx.x; group < a.groups; group += gridDim.x) {
+    float sums[TILES][WIDTHS][4] = {};
+    for (int base = 0; base < MOST; base += HELD) {
+#pragma unroll
+      for (int j = 0; j < HELD; ++j) {
+        if (base + j >= count) continue;
+        wait_copies<DEPTH - 1>();
+        __syncwarp();
+        const char* stage = shared.ring[warp] + slot * STAGE_BYTES;
+        uint4 low[TILES][2], high[TILES][2];
+#pragma unroll
+        for (int t = 0; t < TILES; ++t) {
+          read_eight(stage + 2 * t * EIGHT_BYTES, lane, low[t]);
+          if (2 * t + 1 < EIGHTS)
+            read_eight(stage + (2 * t + 1) * EIGHT_BYTES, lane, high[t]);
+          else
+            high[t][0] = high[t][1] = make_uint4(0, 0, 0, 0);
+        }
+        if (++slot == DEPTH) slot = 0;
+        __syncwarp();
+        ring.ask();
+#pragma unroll
+        for (int n = 0; n < WIDTHS; ++n) {
+#pragma unroll
+          for (int t = 0; t < TILES; ++t) multiply_block(sums[t][n], low[t], high[t], x[j][n]);
+          if (!ALL_HELD) {
+            int next = base + j + HELD;
+            bool again = REPEATED && next >= count;  // the first blocks, for the next group
+            if (again) next = j;
+            read_activations(a, x[j], n, first + next, lane, next < count);
+          }
+        }
+      }
+    }
+    float4(&parts)[SEGMENTS][ITEMS] = shared.parts[parity];
+#pragma unroll
+    for (int t = 0; t < TILES; ++t)
+#pragma unroll
+      for (int n = 0; n < WIDTHS; ++n)
+        parts[warp][(t * WIDTHS + n) * 32 + lane] =
+            make_float4(sums[t][n][0], sums[t][n][1], sums[t][n][2], sums[t][n][3]);
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < (ITEMS + THREADS - 1) / THREADS; ++i) {
+      int item = i * THREADS + threadIdx.x;
+      if (ITEMS % THREADS && item >= ITEMS) break;
+      if (OUTPUT == RESIDUAL && (ITEMS > THREADS || REPEATED)) before = residuals_of(a, group, item);
+      finish(a, group, item, add_segments(parts, item), before);
+    }
+    if (REPEATED) parity ^= 1;
+  }
+}

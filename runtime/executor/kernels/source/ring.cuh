@@ -1,0 +1,64 @@
+// Asynchronous copies into shared memory, and the stages that they fill: eight rows of 64 inputs.
+// It comes behind numbers.cuh. Another form of weights brings another `copy_eight` and
+// `read_eight` for `Eight`s of its own.
+
+#define EIGHT_BYTES 1024
+
+__device__ __forceinline__ u32 shared_address(const void* p) {
+  return (u32)__cvta_generic_to_shared(p);
+}
+
+// Sixteen bytes, or zeros where there are none to copy.
+__device__ __forceinline__ void copy_ahead(u32 to, const void* from, bool there) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(there ? 16 : 0)
+               : "memory");
+}
+
+__device__ __forceinline__ void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// All but the newest LEFT groups of copies of this thread have arrived.
+template <int LEFT>
+__device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+
+// The first of eight rows of a row-major matrix; none where `rows` is 0.
+struct Eight {
+  const char* first;
+  int rows;
+};
+
+// A warp copies 64 inputs of eight rows, 128 bytes a row and 16 a lane. Sixteen bytes of odd rows
+// lie half a row further round, so that the lanes of `read_eight` meet no bank twice.
+template <int INPUTS_OF_ROW>
+__device__ __forceinline__ void copy_eight(u32 stage, Eight eight, int block, int lane) {
+  int chunk = lane % 8, input = block * 64 + chunk * 8;
+  bool inside = INPUTS_OF_ROW % 64 == 0 || input < INPUTS_OF_ROW;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    int row = lane / 8 + 4 * i;
+    bool there = inside && row < eight.rows;
+    const char* from = eight.first + ((long long)row * INPUTS_OF_ROW + input) * 2;
+    copy_ahead(stage + row * 128 + (chunk ^ (row & 1) * 4) * 16, there ? from : eight.first, there);
+  }
+}
+
+// What lane 4 g + q has of row g: inputs 32 i + 8 q to 32 i + 8 q + 7 in halves[i]. Its words x
+// and y serve instruction 2 i of the block, z and w instruction 2 i + 1.
+__device__ __forceinline__ void read_eight(const char* stage, int lane, uint4 (&halves)[2]) {
+  int row = lane / 4, q = lane % 4;
+#pragma unroll
+  for (int i = 0; i < 2; ++i)
+    halves[i] = *(const uint4*)(stage + row * 128 + ((4 * i + q) ^ (row & 1) * 4) * 16);
+}
+
+// The four instructions of a block: sixteen rows of weights and eight tokens.
+__device__ __forceinline__ void multiply_block(float (&c)[4], const uint4 (&low)[2],
+                                               const uint4 (&high)[2], const uint4 (&b)[2]) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    multiply(c, low[i].x, high[i].x, low[i].y, high[i].y, b[i].x, b[i].y);
+    multiply(c, low[i].z, high[i].z, low[i].w, high[i].w, b[i].z, b[i].w);
+  }
+}

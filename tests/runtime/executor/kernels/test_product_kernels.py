@@ -1,0 +1,117 @@
+"""Products are compiled here for GPUs that are not: registers must suffice for the blocks that are
+planned, with nothing spilled; what they take of shared memory is asserted in the source.
+"""
+
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.device.cuda.compiler import kernel_source, load_compiler_api
+from runtime.executor.kernels.launch import SOURCES, GpuFacts, KernelRequest, WantedKernels
+from runtime.executor.kernels.products import Form, Products, Weight
+from tests.runtime.executor.kernels.model_shapes import GPUS, MODELS, ModelShape
+
+pytest.importorskip("cuda.bindings.nvrtc", exc_type=ImportError)
+REGISTERS = 65_536
+FLOAT = Form("float16")
+WIDTHS = (8, 16, 32, 64, 512)
+LARGE, SMALL, BOARD = (GPUS[name] for name in ("H200", "RTX 3090", "Orin"))
+ALL_WIDTHS = {"sm_87": BOARD, "sm_90": LARGE, "sm_120": SMALL._replace(capability=(12, 0))}
+SOME_WIDTHS = {
+    "sm_80": BOARD._replace(capability=(8, 0)),
+    "sm_86": SMALL,
+    "sm_89": SMALL._replace(capability=(8, 9)),
+    "sm_100": LARGE._replace(capability=(10, 0)),
+    "sm_110": LARGE._replace(capability=(11, 0)),
+    "sm_121": SMALL._replace(capability=(12, 1)),
+}
+
+
+def _weight(rows: int) -> Weight:
+    return Weight(0, rows, FLOAT, bias=1)
+
+
+def qkv(products: Products, model: ModelShape, tokens: int) -> None:
+    weights = [_weight(rows) for rows in (model.queries, model.keys, model.keys)]
+    products.normed(0, 1, 0.0, weights, model.hidden, tokens, 0)
+
+
+def down(products: Products, model: ModelShape, tokens: int) -> None:
+    products.residual(0, _weight(model.hidden)._replace(bias=0), model.inner, tokens, 0, tap=(1, 8))
+
+
+def gated(products: Products, model: ModelShape, tokens: int) -> None:
+    one = _weight(model.inner)._replace(bias=0)
+    products.gated(0, 1, 0.0, one, one, model.hidden, tokens, 0)
+
+
+def head(products: Products, model: ModelShape, tokens: int) -> None:
+    weight = _weight(model.vocabulary)._replace(bias=0)
+    products.head(0, 1, 0.0, weight, model.hidden, tokens, 1, 1, 0, 0)
+
+
+KINDS: list[Callable[[Products, ModelShape, int], None]] = [qkv, down, gated, head]
+
+
+@cache
+def known() -> frozenset[str]:
+    _, numbers = load_compiler_api().nvrtcGetSupportedArchs()
+    return frozenset(f"sm_{number}" for number in numbers)
+
+
+def compiled(request: KernelRequest, architecture: str) -> str:
+    """The log of ptxas for a kernel."""
+    api: Any = load_compiler_api()
+    source = kernel_source(request.file, SOURCES).encode()
+    _, program = api.nvrtcCreateProgram(source, b"kernel.cu", 0, [], [])
+    options = ["--std=c++17", "-default-device", f"-arch={architecture}", "--ptxas-options=-v"]
+    arguments = [option.encode() for option in (*options, *request.options)]
+    (failed,) = api.nvrtcCompileProgram(program, len(arguments), arguments)
+    _, size = api.nvrtcGetProgramLogSize(program)
+    log = bytearray(size)
+    api.nvrtcGetProgramLog(program, log)
+    api.nvrtcDestroyProgram(program)
+    text = log.decode(errors="replace")
+    assert not failed, text
+    return text
+
+
+def check(architecture: str, facts: GpuFacts, chosen: list[tuple[int, int, str]]) -> None:
+    """Compile the products of `chosen`, each a place in KINDS, a width and a model."""
+    if architecture not in known():
+        pytest.skip(f"this NVRTC does not know {architecture}")
+    wanted = WantedKernels()
+    products = Products(wanted, facts, np.dtype(np.float16))
+    for kind, width, model in chosen:
+        KINDS[kind % len(KINDS)](products, MODELS[model], width)
+    for request in wanted.requests:
+        log = compiled(request, architecture)
+        options = "\n".join((*request.options, log))
+        (registers,) = re.findall(r"Used (\d+) registers", log)
+        resident = re.search(r"-DRESIDENT=(\d+)", options)
+        threads = 256 * int(resident[1]) if resident else 128
+        assert int(registers) * threads <= REGISTERS, options
+        assert re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill", log) == [("0", "0")]
+
+
+@pytest.mark.parametrize("architecture", ALL_WIDTHS)
+def test_products_of_every_width_compile_for(architecture: str) -> None:
+    turn = list(ALL_WIDTHS).index(architecture)
+    chosen = [(turn + place, width, "0.6B") for place, width in enumerate(WIDTHS)]
+    large = [(turn + 2, 8, "4B"), (turn + 3, 64, "4B")]
+    check(architecture, ALL_WIDTHS[architecture], [*chosen, *large])
+
+
+@pytest.mark.parametrize("architecture", SOME_WIDTHS)
+def test_the_narrowest_and_the_widest_product_compile_for(architecture: str) -> None:
+    turn = list(SOME_WIDTHS).index(architecture)
+    check(architecture, SOME_WIDTHS[architecture], [(turn, 8, "0.6B"), (turn + 1, 512, "4B")])
+
+
+@pytest.mark.parametrize("kind", range(len(KINDS)))
+def test_products_of_odd_sizes_compile(kind: int) -> None:
+    check("sm_86", SMALL, [(kind, width, "toy") for width in (8, 16, 512)])

@@ -1,0 +1,107 @@
+import pytest
+
+from runtime.executor.kernels.launch import GpuFacts
+from runtime.executor.kernels.product_tiles import (
+    COLUMNS,
+    NarrowTiles,
+    columns_for,
+    most_blocks,
+    narrow_tiles,
+    norms_itself,
+    wide_tiles,
+)
+from tests.runtime.executor.kernels.model_shapes import GPUS, MODELS, ModelShape
+
+RESERVED = 1024
+"""Shared memory of a multiprocessor that each block takes beside its own."""
+
+
+def layer(model: ModelShape) -> dict[str, tuple[int, int, bool, bool]]:
+    """Eights of rows, inputs, whether rows are paired and whether inputs are normed."""
+    hidden, queries, keys, inner, vocabulary = model
+    return {
+        "qkv": ((queries + 2 * keys) // 8, hidden, False, True),
+        "output": (hidden // 8, queries, False, False),
+        "gated": (2 * inner // 8, hidden, True, True),
+        "down": (hidden // 8, inner, False, False),
+        "head": (vocabulary // 8, hidden, False, True),
+    }
+
+
+def tiles_of(facts: GpuFacts, model: ModelShape, name: str, columns: int) -> NarrowTiles:
+    eights, inputs, paired, normed = layer(model)[name]
+    normed = normed and columns == COLUMNS[0]
+    return narrow_tiles(facts, eights, inputs, columns, paired=paired, normed=normed)
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("columns", COLUMNS)
+def test_a_narrow_product_has_all_rows_and_room(gpu: str, model: str, columns: int) -> None:
+    facts = GPUS[gpu]
+    for name, (eights, inputs, paired, _) in layer(MODELS[model]).items():
+        tiles = tiles_of(facts, MODELS[model], name, columns)
+        assert tiles.groups == -(-eights // tiles.eights)
+        assert not (paired and tiles.eights % 2)
+        assert 1 <= tiles.blocks <= tiles.groups
+        assert tiles.shared_bytes <= facts.shared_per_block
+        present = -(-tiles.blocks // facts.multiprocessors)
+        assert present <= tiles.resident
+        assert present * (tiles.shared_bytes + RESERVED) <= facts.shared_per_multiprocessor
+        # A ring of one stage is one that nothing is asked for behind it.
+        assert tiles.depth > 1 or (most_blocks(inputs) == 1 and tiles.groups == tiles.blocks)
+
+
+def test_a_layer_of_a_small_model_is_one_block_a_multiprocessor_of_a_large_gpu() -> None:
+    tiles = {
+        name: tiles_of(GPUS["H200"], MODELS["0.6B"], name, 8) for name in layer(MODELS["0.6B"])
+    }
+    assert {name: (one.eights, one.blocks) for name, one in tiles.items()} == {
+        "qkv": (4, 128),
+        "output": (1, 128),
+        "gated": (6, 128),
+        "down": (1, 128),
+        "head": (4, 132),
+    }
+    # The weights of a block are all on their way before it waits for its predecessor.
+    assert [tiles[name].depth for name in ("qkv", "output", "gated", "down")] == [2, 4, 2, 6]
+
+
+@pytest.mark.parametrize("name", ["qkv", "output", "gated", "down", "head"])
+def test_a_block_leaves_room_for_another_on_a_small_gpu(name: str) -> None:
+    for model in MODELS.values():
+        tiles = tiles_of(GPUS["RTX 3090"], model, name, 8)
+        assert tiles.shared_bytes <= 50_176
+
+
+def test_steps_take_the_narrowest_product() -> None:
+    widths = {1: 8, 8: 8, 9: 16, 33: 64, 64: 64, 65: None, 512: None}
+    assert {tokens: columns_for(tokens) for tokens in widths} == widths
+
+
+def test_few_tokens_of_a_model_that_fits_registers_are_normed_in_the_product() -> None:
+    served = {(inputs, tokens) for inputs in (72, 2560, 2568, 4096) for tokens in (1, 8, 9)}
+    assert {one for one in served if norms_itself(*one)} == {(72, 1), (72, 8), (2560, 1), (2560, 8)}
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("tokens", [65, 512, 4096])
+def test_the_warps_of_a_wide_product_share_its_sums(gpu: str, tokens: int) -> None:
+    facts = GPUS[gpu]
+    for model in MODELS.values():
+        for eights, *_ in layer(model).values():
+            tiles = wide_tiles(facts, eights, tokens)
+            assert (tiles.eights // 2 // tiles.tiles) * (tiles.widths // tiles.share) == 8
+            assert tiles.depth >= 2
+            assert tiles.resident * (tiles.shared_bytes + RESERVED) <= (
+                facts.shared_per_multiprocessor
+            )
+
+
+def test_a_wide_product_keeps_the_multiprocessors_of_a_large_gpu_busy() -> None:
+    hidden, queries, keys, inner, _ = MODELS["0.6B"]
+    chosen = [
+        wide_tiles(GPUS["H200"], rows // 8, 512)[:2]
+        for rows in (queries + 2 * keys, hidden, 2 * inner)
+    ]
+    assert chosen == [(16, 16), (8, 8), (12, 16)]

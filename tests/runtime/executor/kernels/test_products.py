@@ -1,0 +1,138 @@
+import ctypes
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from runtime.errors import HearthError
+from runtime.executor.kernels.launch import KernelRequest, Launch, WantedKernels
+from runtime.executor.kernels.products import Form, Products, Weight
+from tests.runtime.executor.kernels.model_shapes import GPUS
+
+FLOAT = Form("float16")
+X, GAIN, OUT, SCRATCH, LAST = (0x1000 * place for place in range(1, 6))
+EPS = 1e-6
+
+
+def weight(rows: int, address: int = 0x100, bias: int = 0) -> Weight:
+    return Weight(address, rows, FLOAT, bias=bias)
+
+
+class Made:
+    """Products on an H200, and what they asked for."""
+
+    def __init__(self, dtype: Any = np.float16) -> None:
+        self.wanted = WantedKernels()
+        self.products = Products(self.wanted, GPUS["H200"], np.dtype(dtype))
+        self.products.use_scratch(SCRATCH)
+
+    @property
+    def requests(self) -> list[KernelRequest]:
+        return list(self.wanted.requests)
+
+
+def macros(request: KernelRequest) -> dict[str, int]:
+    pairs = (option.removeprefix("-D").split("=") for option in request.options)
+    return {name: int(number) for name, number in pairs}
+
+
+def names(launches: tuple[Launch, ...]) -> list[str]:
+    return [launch.name for launch in launches]
+
+
+def test_few_tokens_are_normed_in_the_product() -> None:
+    made = Made(ml_dtypes.bfloat16)
+    weights = [weight(2048, 0x100, bias=0x200), weight(1024), weight(1024)]
+    (launch,) = made.products.normed(X, GAIN, EPS, weights, 1024, 8, OUT)
+    (request,) = made.requests
+    assert (request.file, request.name) == ("product", "product")
+    found = macros(request)
+    assert (
+        found.items()
+        >= {
+            "BFLOAT": 1,
+            "INPUTS": 1024,
+            "COLUMNS": 8,
+            "OUTPUT": 0,
+            "MATRICES": 3,
+            "BIASED": 1,
+            "NORMED": 1,
+            "REPEATED": 0,
+        }.items()
+    )
+    assert launch.shared_bytes == request.shared_bytes == found["SHARED_BYTES"]
+    assert (launch.grid, launch.block) == ((128, 1, 1), 256)
+    a = launch.arguments
+    assert isinstance(a, ctypes.Structure)
+    assert (a.inputs, a.gain, a.out, a.last) == (X, GAIN, OUT, 0)
+    assert (a.tokens, a.rows, a.groups) == (8, 4096, 128)
+    assert [(one.values, one.bias, one.rows) for one in a.matrices] == [
+        (0x100, 0x200, 2048),
+        (0x100, 0, 1024),
+        (0x100, 0, 1024),
+    ]
+    assert ctypes.sizeof(a) == 192
+
+
+@pytest.mark.parametrize(("inputs", "tokens"), [(1024, 9), (1024, 64), (4096, 1), (1024, 512)])
+def test_others_are_normed_before_it(inputs: int, tokens: int) -> None:
+    made = Made()
+    launches = made.products.gated(X, GAIN, EPS, weight(64), weight(64), inputs, tokens, OUT)
+    assert names(launches) == ["normalise", "gated"]
+    norm, product = (launch.arguments for launch in launches)
+    assert (norm.inputs, norm.gain, norm.out, norm.stride) == (X, GAIN, SCRATCH, inputs)
+    assert (product.inputs, product.gain, product.out) == (SCRATCH, 0, OUT)
+    assert product.rows == 64
+    assert made.products.scratch_bytes(inputs, tokens) == inputs * tokens * 2
+    assert launches[0].grid == (-(-tokens // 4), 1, 1)
+
+
+def test_what_norms_itself_needs_no_scratch_memory() -> None:
+    assert Made().products.scratch_bytes(1024, 8) == 0
+
+
+@pytest.mark.parametrize("tokens", [1, 64, 300])
+def test_a_residual_is_added_in_place_and_tapped(tokens: int) -> None:
+    made = Made()
+    launches = made.products.residual(X, weight(1024), 2048, tokens, OUT, tap=(0x9000, 3072))
+    (launch,) = launches
+    (request,) = made.requests
+    assert macros(request)["OUTPUT"] == 1
+    assert request.file == ("wide" if tokens > 64 else "product")
+    a = launch.arguments
+    assert (a.inputs, a.out, a.tap, a.tap_stride) == (X, OUT, 0x9000, 3072)
+
+
+def test_the_head_selects_tokens_where_they_are_normed() -> None:
+    made = Made()
+    (one,) = made.products.head(X, GAIN, EPS, weight(151_936), 1024, 2, 7, 3, LAST, OUT)
+    a = one.arguments
+    assert (a.last, a.seq_len, a.select_len, a.tokens, a.rows) == (LAST, 7, 3, 6, 151_936)
+    assert macros(made.requests[0])["REPEATED"] == 1
+    norm, product = made.products.head(X, GAIN, EPS, weight(264), 1024, 2, 70, 33, LAST, OUT)
+    assert (norm.arguments.last, norm.arguments.seq_len, norm.arguments.select_len) == (
+        LAST,
+        70,
+        33,
+    )
+    assert (product.arguments.last, product.arguments.tokens) == (0, 66)
+
+
+def test_plain_products_take_one_matrix_or_several() -> None:
+    made = Made()
+    (one,) = made.products.plain(X, weight(64), 200, 1, OUT)
+    (both,) = made.products.plain(X, [weight(64), weight(32)], 200, 1, OUT)
+    assert (one.arguments.rows, both.arguments.rows) == (64, 96)
+    assert [macros(request)["MATRICES"] for request in made.requests] == [1, 2]
+
+
+def test_a_norm_by_itself_may_leave_room_between_tokens() -> None:
+    (launch,) = Made().products.normalise(X, GAIN, EPS, 64, 5, OUT, 128)
+    assert (launch.arguments.out, launch.arguments.stride) == (OUT, 128)
+    assert launch.grid == (2, 1, 1)
+
+
+def test_weights_that_no_kernel_reads_are_refused() -> None:
+    with pytest.raises(HearthError, match="no product of int4 weights"):
+        Made().products.plain(X, Weight(1, 8, Form("int4", 32)), 64, 1, OUT)
