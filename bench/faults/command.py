@@ -9,6 +9,7 @@ from typing import Any
 import click
 import msgspec
 
+from bench.arrivals.adapters import MAX_RANK
 from bench.faults.rows import NOT_RUN, ROWS, Row
 from bench.faults.trial import House, NotRunError, Trial, seconds_since
 from bench.report import Record, figure, note, publish, record_option
@@ -90,7 +91,7 @@ def try_rows(rows: Sequence[Row], engine: Path | None, seeing: Path | None = Non
     trials = {}
     not_run = dict(NOT_RUN)
     with ExitStack() as stack:
-        folder = stack.enter_context(given_or_toy(engine))
+        folder = stack.enter_context(given_or_toy(engine, MAX_RANK))
         if seeing is None and (folder / VISION_FOLDER).is_dir():
             seeing = folder
         house = House(folder, stack, simulated=engine is None, seeing=seeing)

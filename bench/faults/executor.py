@@ -29,7 +29,7 @@ def executor_killed(trial: Trial) -> None:
         running = [talk.generate(f"decode {n}", max_tokens=most(talk)) for n in range(4)]
         for one in running:
             talk.wait_for_deltas(one, 2)
-        first = _executor(daemon)
+        first = executor_of(daemon)
         os.kill(first, signal.SIGKILL)
         killed = time.monotonic()
         last = max(talk.end(one).seconds for one in running)
@@ -68,7 +68,7 @@ def executor_hangs(trial: Trial) -> None:
     with trial.daemon(*limit) as daemon, trial.talk(daemon) as talk:
         slow = talk.generate("a pause", max_tokens=most(talk))
         talk.wait_for_deltas(slow, 2)
-        executor = _executor(daemon)
+        executor = executor_of(daemon)
         os.kill(executor, signal.SIGSTOP)
         talk.listen(_PAUSE_S)
         os.kill(executor, signal.SIGCONT)
@@ -88,7 +88,7 @@ def executor_raises(trial: Trial) -> None:
     """Steps find no memory or a wrong shape, and no step of the engine can be captured."""
     with trial.breakable("capture") as (daemon, asked), trial.talk(daemon) as talk:
         trial.expect("uncaptured", talk.word(talk.generate("plain", max_tokens=8)), "length")
-        executor = _executor(daemon)
+        executor = executor_of(daemon)
         for fault, code in (("out_of_memory", "out_of_memory"), ("shape", "executor_failed")):
             running = [talk.generate(f"{fault} {n}", max_tokens=most(talk)) for n in range(PLACES)]
             for one in running:
@@ -121,7 +121,8 @@ def _counted(daemon: OwnDaemon, series: str) -> float:
     return float(lines[0].rsplit(" ", 1)[1]) if lines else 0.0
 
 
-def _executor(daemon: OwnDaemon) -> int:
+def executor_of(daemon: OwnDaemon) -> int:
+    """The process of a daemon's executor; raises Failure where there is none."""
     executor = daemon.executor
     if executor is None:
         raise Failure("the daemon has no executor")
@@ -139,6 +140,6 @@ def _kill_next(
     status = talk.wait_for_status(
         lambda status: daemon.executor not in {None, before} and moment(status)
     )
-    executor = _executor(daemon)
+    executor = executor_of(daemon)
     os.kill(executor, signal.SIGKILL)
     return executor, str(status.get("stage") or status["state"])

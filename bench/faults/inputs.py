@@ -212,19 +212,20 @@ def special_tokens(trial: Trial) -> None:
 
 
 def unknown_options(trial: Trial) -> None:
-    """Fields that no option has: an adapter, a response format, images."""
+    """Fields that no option has, and an adapter that is not there."""
     with trial.talk(trial.shared()) as talk:
-        found = []
-        for field, value in (
-            ("lora", "mine"),
-            ("adapter", "mine"),
-            ("response_format", {"type": "json_object"}),
-            ("images", [b"x"]),
-            ("n", 2),
+        found, wanted = [], []
+        for field, value, code in (
+            ("lora", "mine", "unsupported_option"),
+            ("adapter", "mine", "adapter_unknown"),
+            ("response_format", {"type": "json_object"}, "unsupported_option"),
+            ("images", [b"x"], "unsupported_option"),
+            ("n", 2, "unsupported_option"),
         ):
             answer = talk.end(talk.generate(PROMPT, max_tokens=4, **{field: value})).answer
             found.append([answer.get("code"), answer.get("field") == field])
-        trial.expect("refusals", found, [["unsupported_option", True]] * len(found))
+            wanted.append([code, True])
+        trial.expect("refusals", found, wanted)
 
 
 def protocol_versions(trial: Trial) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from bench.faults import bad_pictures, clients, ends, executor, inputs, seeing, spilled
+from bench.faults import adapters, bad_pictures, clients, ends, executor, inputs, seeing, spilled
 from bench.faults.trial import Trial
 
 
@@ -66,6 +66,15 @@ FAULTS = (
         "the batch concerned alone fails, within 1 s; who waits follows in the same process; "
         "steps run uncaptured, and that is counted",
         executor.executor_raises,
+    ),
+    Row(
+        "Adapter removed, executor killed with one",
+        "an adapter is removed while 4 requests wait for it beside a reply without one; kill -9 of "
+        "the executor while another adapter has all places and two requests wait",
+        "those that waited for it end with adapter_unknown within 1 s, the reply goes on; those "
+        "that ran end with executor_failed within 1 s, those that waited are answered as before, "
+        "with the adapter and without; what was removed stays away",
+        adapters.adapters_and_who_waits,
     ),
     Row(
         "Tokenizer or encoder actor dies",
