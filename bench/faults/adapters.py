@@ -42,7 +42,7 @@ def adapters_and_who_waits(trial: Trial) -> None:
         last = max(talk.end(one).seconds for one in waiting)
         trial.at_most("removed_answer_s", last - began, _ANSWER_S)
         talk.wait_for_deltas(beside, before + 2)
-        trial.expect("beside_goes_on", bool(talk.ends(beside)), wanted=False)
+        trial.expect("beside_goes_on", not talk.ends(beside), wanted=True)
         talk.cancel(beside)
         talk.end(beside)
         # While all places have the other one.
@@ -59,7 +59,7 @@ def adapters_and_who_waits(trial: Trial) -> None:
         last = max(talk.end(one).seconds for one in running)
         trial.at_most("killed_answer_s", last - killed, _ANSWER_S)
         trial.expect("waited_through_it", {talk.word(one) for one in waiting}, {"length"})
-        trial.measured["replaced_s"] = seconds_since(killed)
+        trial.measured["served_again_s"] = seconds_since(killed)
         for found, alone in zip(waiting, (adapted, plain), strict=True):
             trial.same_tokens(talk, found, alone)
         trial.expect("adapters_then", talk.ask("status")["adapters"], [kept])
