@@ -214,8 +214,7 @@ def _steps(gpu: CudaDevice, rows: int, longest: int, selected: int) -> StepBuffe
 
 
 def _trees(gpu: CudaDevice, rows: int) -> TreeBuffers:
-    nodes, words = (rows, NODES), (rows, NODES, -(-NODES // 32))
-    return TreeBuffers(**_zeros(gpu, INT32, ids=nodes, parents=nodes, packed_mask=words))
+    return TreeBuffers(**_zeros(gpu, INT32, ids=(rows, NODES), parents=(rows, NODES)))
 
 
 def _proposal(gpu: CudaDevice, rows: int) -> ProposalBuffers:

@@ -104,7 +104,7 @@ class LLMEngineRunnerConfig(
     engine_format: int = ENGINE_FORMAT
     hearth_version: str
     model_name: str = ""
-    backend: Literal["onnxruntime", "tensorrt", "simulated"]
+    backend: Literal["kernels", "onnxruntime", "tensorrt", "simulated"]
     device: DeviceKind = "cpu"
     dialect: Literal["native", "classic"]
     operators: Literal["standard", "contrib"] = "standard"
@@ -166,6 +166,11 @@ class LLMEngineRunnerConfig(
         """Whether a step says which of its tokens each of them sees."""
         speculates = self.enable_eagle_spec_decode or self.base_hidden_dim > 0
         return speculates and not self.chains_only
+
+    @property
+    def takes_packed_mask(self) -> bool:
+        """Whether it says so in bits, 32 tokens a word: `packed_mask` instead of `tree_mask`."""
+        return self.takes_tree_mask and self.backend == "kernels"
 
     @property
     def prefills_apart(self) -> bool:

@@ -106,6 +106,7 @@ BINDINGS = {
     "attention_pos_id",
     "deepstack_embeds_{k}",
     "last_token_ids",
+    "packed_mask",
     "rope_cos",
     "rope_sin",
     "tree_mask",

@@ -42,7 +42,12 @@ class StepBuffers(NamedTuple):
     lengths: Tensor
     """[max batch] index: filled cache slots of each row; bound as `kvcache_start_index`."""
     tree_mask: Tensor | None = None
-    """[max batch, S, S] bool; None for a causal engine."""
+    """[max batch, S, S] bool: which tokens of the step each sees; None for a causal engine."""
+    packed_mask: Tensor | None = None
+    """[max batch, S, ceil(S / 32)] int32: bit j % 32 of word j // 32: the token sees token j.
+
+    An engine of kernels takes it in place of the bool mask.
+    """
 
 
 class TreeBuffers(NamedTuple):
@@ -52,8 +57,6 @@ class TreeBuffers(NamedTuple):
     """[max batch, N] int32: the token of each node; node 0 is the row's newest token."""
     parents: Tensor
     """[max batch, N] int32: a node before it; -1 for node 0, -2 where there is no node."""
-    packed_mask: Tensor
-    """[max batch, N, ceil(N / 32)] int32: bit j % 32 of word j // 32: the node sees node j."""
 
 
 class ProposalBuffers(NamedTuple):
@@ -138,7 +141,7 @@ class TreeOps(Protocol):
     def feed_verify(self, buffers: StepBuffers, trees: TreeBuffers, rows: int, width: int) -> None:
         """Fill a step of the first `width` nodes of each row; node 0 gets `next_tokens`.
 
-        Packed mask, bool mask (if bound), positions (start + depth, 0 where there is no node),
+        Mask (of the form that is bound), positions (start + depth, 0 where there is no node),
         embeddings, and every node selected.
         """
 

@@ -74,6 +74,12 @@ def fill_causal(mask: NDArray[np.bool_]) -> None:
     mask[...] = np.tri(mask.shape[-1], dtype=np.bool_)
 
 
+def causal_words(width: int) -> NDArray[np.int32]:
+    """The packed mask [width, words] of a causal step: token i sees the tokens 0 to i."""
+    words: NDArray[np.int32] = pack_mask(np.arange(-1, width - 1, dtype=np.int32)[None])[0]
+    return words
+
+
 class Proposal(NamedTuple):
     """A proposal in the making: P slots of the proposal tree and D table entries a row.
 

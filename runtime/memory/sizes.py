@@ -87,7 +87,7 @@ def step_buffer_bytes(config: LLMEngineRunnerConfig, max_batch: int) -> int:
     nodes = max(1, config.max_verify_tree_size)
     tokens = longest_step(config)
     size = _basic_bytes(config, max_batch, tokens, nodes)
-    size += max_batch * nodes * (2 + -(-nodes // 32)) * 4
+    size += max_batch * nodes * 2 * 4
     if config.num_deepstack_features:
         places = max_batch * config.num_deepstack_features * tokens
         size += places * config.hidden_size * ITEM_BYTES[config.dtype]
@@ -168,7 +168,9 @@ def _basic_bytes(config: LLMEngineRunnerConfig, max_batch: int, tokens: int, sel
     row = tokens * config.hidden_size * ITEM_BYTES[config.dtype]
     row += selected * (config.output_vocab_size * 4 + index)
     row += 4 + (1 + tokens) * index
-    if config.takes_tree_mask:
+    if config.takes_packed_mask:
+        row += tokens * -(-tokens // 32) * 4
+    elif config.takes_tree_mask:
         row += tokens * tokens
     if config.dialect == "classic":
         slot = 2 * config.num_attention_layers * config.num_kv_heads * config.head_dim

@@ -5,6 +5,7 @@ import numpy as np
 
 from runtime.config import LLMEngineRunnerConfig
 from runtime.device.device import Device, ProposalBuffers, StepBuffers, TreeBuffers
+from runtime.device.tree_arrays import mask_words
 from runtime.memory.sizes import draft_zero_bytes, zero_bytes
 from runtime.options import EagleDraftingConfig
 from runtime.steps.shared_resources import SharedResources, allocate_zero_buffer
@@ -86,7 +87,6 @@ class PipelineIO(NamedTuple):
         trees = TreeBuffers(
             ids=device.zeros("tree_ids", (batch, nodes), _ID),
             parents=device.zeros("tree_parents", (batch, nodes), _ID),
-            packed_mask=device.zeros("packed_mask", (batch, nodes, -(-nodes // 32)), _ID),
         )
         return cls(step, prompt, trees)
 
@@ -170,8 +170,10 @@ def allocate_basic_io(
     """Allocate what every decoder engine needs."""
     batch, (tokens, selected) = config.max_supported_batch_size, sizes
     data, index = numpy_dtype(config.dtype), index_dtype(config)
-    mask = None
-    if config.takes_tree_mask:
+    mask = packed = None
+    if config.takes_packed_mask:
+        packed = device.zeros("packed_mask", (batch, tokens, mask_words(tokens)), _ID)
+    elif config.takes_tree_mask:
         mask = device.zeros("tree_mask", (batch, tokens, tokens), np.dtype(np.bool_))
     inputs = StepBuffers(
         embedding=resources.embedding,
@@ -181,6 +183,7 @@ def allocate_basic_io(
         last_token_ids=device.zeros("last_token_ids", (batch, selected), index),
         lengths=resources.cache_managers[cache_index].lengths,
         tree_mask=mask,
+        packed_mask=packed,
     )
     logits = device.zeros("logits", (batch, selected, config.output_vocab_size), _SCORE)
     rows = (batch, config.num_kv_heads, tokens, config.head_dim)
@@ -222,7 +225,7 @@ def build_tensor_map(
         inputs.attention_pos_id,
         inputs.last_token_ids,
         inputs.lengths,
-        *([] if inputs.tree_mask is None else [inputs.tree_mask]),
+        *(mask for mask in (inputs.tree_mask, inputs.packed_mask) if mask is not None),
         step.logits,
         *step.hidden,
         *(_from_row(table, first or 0) for table in resources.rope_tables[cache_index]),

@@ -20,6 +20,11 @@ class InferenceDims(NamedTuple):
     attn_mask_seq_len: int
     start_index_len: int
 
+    @property
+    def mask_words(self) -> int:
+        """Words of 32 bits that each token's mask takes."""
+        return -(-self.attn_mask_seq_len // 32)
+
     @classmethod
     def prefill(cls, batch: int, seq_len: int, kv_len: int) -> "InferenceDims":
         """A prompt chunk of `seq_len` tokens a row, logits for the last of them."""

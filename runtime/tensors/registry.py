@@ -134,7 +134,10 @@ def _add_step(registry: TensorRegistry, config: LLMEngineRunnerConfig) -> None:
         TensorSpec("logits", "output", np.dtype(np.float32), logits),
     ):
         registry.add(spec)
-    if config.takes_tree_mask:
+    if config.takes_packed_mask:
+        packed = ("batch", "seq_len", "mask_words")
+        registry.add(TensorSpec("packed_mask", "input", np.dtype(np.int32), packed))
+    elif config.takes_tree_mask:
         shape = ("batch", "seq_len", "attn_mask_seq_len")
         registry.add(TensorSpec("tree_mask", "input", np.dtype(np.bool_), shape))
     embeds = TensorSpec(

@@ -44,4 +44,4 @@ def test_the_buffers_of_trees_are_those_of_the_default_tree() -> None:
     proposal = cuda_ops._proposal(open_device("cpu"), 2)  # type: ignore[arg-type] # in place of a GPU
     assert proposal.ids.shape == (2, cuda_ops.DRAFTING.proposal_size)
     assert proposal.table_scores.shape == (2, cuda_ops.DRAFTING.table_size)
-    assert cuda_ops._trees(open_device("cpu"), 2).packed_mask.shape == (2, 60, 2)  # type: ignore[arg-type] # likewise
+    assert cuda_ops._trees(open_device("cpu"), 2).parents.shape == (2, 60)  # type: ignore[arg-type] # likewise

@@ -203,6 +203,7 @@ def test_engines_for_speculation_take_a_tree_mask_unless_they_are_causal(
     kind: dict[str, Any],
 ) -> None:
     assert parse_config(msgspec.json.encode(fields() | kind)).takes_tree_mask
+    assert not parse_config(msgspec.json.encode(fields() | kind)).takes_packed_mask
     causal = fields() | kind | {"chains_only": True}
     assert not parse_config(msgspec.json.encode(causal)).takes_tree_mask
     assert not parse_config(msgspec.json.encode(fields())).takes_tree_mask

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from runtime.device.arrays import fill_positions, look_up_embeddings
 from runtime.device.device import StepBuffers
-from runtime.device.tree_arrays import fill_causal
+from runtime.device.tree_arrays import causal_words, fill_causal, mask_words
 from runtime.tensors.tensor import Tensor
 
 
@@ -29,6 +29,8 @@ class CpuStepOps:
         np.subtract(counts, 1, out=buffers.last_token_ids.view((rows, 1))[:, 0])
         if buffers.tree_mask is not None:
             fill_causal(buffers.tree_mask.view((rows, width, width)))
+        if buffers.packed_mask is not None:
+            buffers.packed_mask.view((rows, width, mask_words(width)))[...] = causal_words(width)
         embed(buffers, token_ids)
 
     def feed_decode(self, buffers: StepBuffers, rows: int) -> None:
@@ -37,6 +39,8 @@ class CpuStepOps:
         buffers.last_token_ids.view((rows, 1)).fill(0)
         if buffers.tree_mask is not None:
             buffers.tree_mask.view((rows, 1, 1)).fill(1)
+        if buffers.packed_mask is not None:
+            buffers.packed_mask.view((rows, 1, 1)).fill(1)
         embed(buffers, buffers.next_tokens.view((rows,))[:, None])
 
     def set_lengths(self, start: Tensor, lengths: Sequence[int]) -> None:

@@ -23,7 +23,6 @@ class CpuTreeOps:
         ids = trees.ids.view((rows, width))
         ids[:, 0] = buffers.next_tokens.array[:rows]
         packed = tree_arrays.pack_mask(trees.parents.view((rows, width)))
-        trees.packed_mask.view(packed.shape)[...] = packed
         _feed_tree(buffers, ids, packed, buffers.lengths.array[:rows])
         buffers.last_token_ids.view((rows, width))[...] = np.arange(width)
 
@@ -88,6 +87,8 @@ def _feed_tree(
     if buffers.tree_mask is not None:
         mask = buffers.tree_mask.view((rows, width, width))
         mask[...] = tree_arrays.unpack_mask(packed, width)
+    if buffers.packed_mask is not None:
+        buffers.packed_mask.view(packed.shape)[...] = packed
     positions = buffers.attention_pos_id.view((rows, width))
     tree_arrays.fill_tree_positions(positions, start, tree_arrays.node_depths(packed))
     embed(buffers, ids)

@@ -11,6 +11,7 @@ from runtime.device.cuda.launch import KernelLaunch, KernelLibrary, addresses, i
 from runtime.device.cuda.memory import CudaMemory
 from runtime.device.cuda.upload import UploadRing
 from runtime.device.device import StepBuffers
+from runtime.device.tree_arrays import mask_words
 from runtime.errors import HearthError
 from runtime.tensors.tensor import Tensor
 
@@ -23,7 +24,7 @@ class FeedArguments(ctypes.Structure):
     """`Feed` of kernels/steps.cuh."""
 
     _fields_ = (
-        *addresses("table embeds positions select start next_tokens token_ids mask"),
+        *addresses("table embeds positions select start next_tokens token_ids mask packed"),
         ("table_pitch", ctypes.c_int64),
         ("embeds_pitch", ctypes.c_int64),
         *integers("vocab width steps rows"),
@@ -149,6 +150,7 @@ def feed_arguments(buffers: StepBuffers) -> tuple[FeedArguments, tuple[str, ...]
         buffers.next_tokens.address,
         0,
         0 if buffers.tree_mask is None else buffers.tree_mask.address,
+        0 if buffers.packed_mask is None else buffers.packed_mask.address,
         hidden * table.dtype.itemsize,
         hidden * embeds.dtype.itemsize,
         vocab,
@@ -158,9 +160,11 @@ def feed_arguments(buffers: StepBuffers) -> tuple[FeedArguments, tuple[str, ...]
 
 
 def check_mask(buffers: StepBuffers, rows: int, steps: int) -> None:
-    """Raise `internal` where the masks [rows, steps, steps] do not fit."""
+    """Raise `internal` where the masks of [rows, steps] tokens do not fit."""
     if buffers.tree_mask is not None:
         buffers.tree_mask.check((rows, steps, steps))
+    if buffers.packed_mask is not None:
+        buffers.packed_mask.check((rows, steps, mask_words(steps)))
 
 
 def _options(buffers: StepBuffers, hidden: int) -> tuple[tuple[str, ...], int]:

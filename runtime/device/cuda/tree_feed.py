@@ -8,13 +8,12 @@ from runtime.tensors.tensor import Tensor
 
 MOST_NODES = 1024
 _THREADS = 128
-_WORD_BITS = 32
 
 
 class NodesArguments(ctypes.Structure):
     """`Nodes` of kernels/tree_feed.cu."""
 
-    _fields_ = (*addresses("ids parents lengths packed"), *integers("words first selected rooted"))
+    _fields_ = (*addresses("ids parents lengths"), *integers("first selected rooted"))
 
 
 class TreeFeed:
@@ -41,7 +40,6 @@ class TreeFeed:
             trees.ids.address,
             trees.parents.address,
             buffers.lengths.address,
-            trees.packed_mask.address,
             rooted=1,
         )
         return cls(library, buffers, nodes, trees.ids.shape[1])
@@ -76,7 +74,6 @@ class TreeFeed:
         buffers.inputs_embeds.check((rows, width, buffers.inputs_embeds.shape[-1]))
         buffers.last_token_ids.check((rows, len(selected)))
         check_mask(buffers, rows, width)
-        nodes.words = -(-width // _WORD_BITS)
         nodes.first, nodes.selected = selected.start, len(selected)
         self._feed.rows, self._feed.steps = rows, width
         self._shape = rows, width, selected

@@ -107,7 +107,6 @@ class Rounds:
         self.trees = TreeBuffers(
             ids=Tensor.zeros("ids", (rows, size), ID),
             parents=Tensor.zeros("parents", (rows, size), ID),
-            packed_mask=Tensor.zeros("packed_mask", (rows, size, -(-size // 32)), ID),
         )
         newest = np.array([prompt[-1] for prompt in prompts], np.int32)
         self.step = StepBuffers(

@@ -13,6 +13,7 @@ from runtime.memory.sizes import draft_zero_bytes
 from runtime.options import EagleDraftingConfig
 from runtime.steps.pipeline_io import DraftIO, PipelineIO, StepIO, build_tensor_map
 from runtime.steps.shared_resources import SharedResources, allocate_zero_buffer
+from runtime.tensors.dims import InferenceDims
 from runtime.tensors.registry import (
     TensorRegistry,
     build_registry_for_llm,
@@ -75,7 +76,7 @@ def test_buffers_have_their_largest_size() -> None:
 def test_a_buffer_has_one_name() -> None:
     step = _create(BASE).step
     fields = step.inputs._asdict() | {"logits": step.logits, "hidden_states": step.hidden[0]}
-    names = {field: tensor.name for field, tensor in fields.items()}
+    names = {field: tensor.name for field, tensor in fields.items() if tensor is not None}
     # The caches own it and count in it; the binding's name says what the engine does with it.
     assert names.pop("lengths") == "kvcache_start_index"
     assert all(field == name for field, name in names.items())
@@ -100,7 +101,6 @@ def test_a_base_engine_holds_its_largest_tree() -> None:
     assert step.logits.shape == (3, 40, 10)
     assert step.inputs.last_token_ids.shape == (3, 40)
     assert trees.ids.shape == trees.parents.shape == (3, 40)
-    assert trees.packed_mask.shape == (3, 40, 2)
     assert step.inputs.tree_mask is not None
     assert step.inputs.tree_mask.shape == (3, 40, 40)
     # Behind the nodes of all rows is one place a row for what waits.
@@ -162,16 +162,31 @@ def test_whoever_binds_nothing_binds_one_buffer_that_nobody_can_write() -> None:
         resources.zeros("more", (buffer.nbytes + 1,), np.dtype(np.uint8))
 
 
+def test_an_engine_of_kernels_takes_its_mask_in_bits() -> None:
+    base = structs.replace(BASE, backend="kernels", device="cuda")
+    step = PipelineIO.create_for_llm(base, _resources(BASE), DEVICE).step
+    assert step.inputs.tree_mask is None
+    assert step.inputs.packed_mask is not None
+    assert step.inputs.packed_mask.shape == (3, 40, 2)
+    spec = build_registry_for_llm(base).get("packed_mask")
+    assert spec is not None
+    assert spec.resolve(InferenceDims.spec_verify(2, 33, 64)) == (2, 33, 2)
+
+
+@pytest.mark.parametrize("backend", ["simulated", "kernels"])
 @pytest.mark.parametrize("chains", [False, True])
-def test_bindings_of_base_and_draft_have_buffers(*, chains: bool) -> None:
+def test_bindings_of_base_and_draft_have_buffers(backend: str, *, chains: bool) -> None:
     drafting = EagleDraftingConfig(drafting_top_k=1, drafting_step=6, verify_tree_size=7)
-    base, draft = (structs.replace(config, chains_only=chains) for config in (BASE, DRAFT))
-    resources = _resources(base, draft)
+    base, draft = (
+        structs.replace(config, chains_only=chains, backend=backend) for config in (BASE, DRAFT)
+    )
+    resources = _resources(BASE, DRAFT)
     step = PipelineIO.create_for_llm(base, resources, DEVICE).step
     own = DraftIO.create_for_spec_decode_draft(draft, drafting, resources, DEVICE)
     _check_map(_mapped(step, resources), build_registry_for_llm(base))
     for one in (own.entries, own.growing):
-        assert (one.inputs.tree_mask is None) == chains
+        assert (one.inputs.tree_mask is None) == (chains or backend == "kernels")
+        assert (one.inputs.packed_mask is None) == (chains or backend != "kernels")
         _check_map(_mapped(one, resources, 1), build_registry_for_spec_decode_draft(draft))
 
 

@@ -15,6 +15,11 @@ extern "C" __global__ void feed_prefill(Feed feed) {
   if (feed.mask)
     for (int i = threadIdx.x; i < feed.steps; i += blockDim.x)
       feed.mask[(long long)place * feed.steps + i] = i <= step;
+  int words = (feed.steps + 31) / 32;
+  if (feed.packed)
+    for (int i = threadIdx.x; i < words; i += blockDim.x)
+      feed.packed[(long long)place * words + i] =
+          i < step / 32 ? ~0u : i == step / 32 ? (2u << step % 32) - 1 : 0;
   embed(feed, feed.token_ids[place], place);
 }
 
@@ -24,6 +29,7 @@ extern "C" __global__ void feed_decode(Feed feed) {
     feed.positions[row] = feed.start[row];
     feed.select[row] = 0;
     if (feed.mask) feed.mask[row] = 1;
+    if (feed.packed) feed.packed[row] = 1;
   }
   embed(feed, feed.next_tokens[row], row);
 }

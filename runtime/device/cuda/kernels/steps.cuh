@@ -45,6 +45,7 @@ struct Feed {
   // [rows, steps], then the lengths [rows], then the first positions [rows], -1 for the start.
   const long long* token_ids;
   unsigned char* mask;  // [rows, steps, steps], or null
+  unsigned* packed;     // [rows, steps, ceil(steps / 32)], or null
   long long table_pitch;       // bytes of a row of the table
   long long embeds_pitch;
   int vocab;

@@ -8,8 +8,6 @@ struct Nodes {
   int* ids;  // [rows, steps]
   const int* parents;
   const INDEX* lengths;  // the position of a node without ancestors
-  unsigned* packed;      // [rows, steps, words], or null
-  int words;
   int first;     // of the nodes that are selected
   int selected;  // how many they are
   int rooted;    // node 0 takes the row's newest token
@@ -48,9 +46,10 @@ extern "C" __global__ void feed_nodes(Feed feed, Nodes nodes) {
   }
   embed(feed, token, place);
   __syncthreads();
-  if (nodes.packed)
-    for (int i = threadIdx.x; i < nodes.words; i += blockDim.x)
-      nodes.packed[(long long)place * nodes.words + i] = seen[i];
+  int words = (feed.steps + 31) / 32;
+  if (feed.packed)
+    for (int i = threadIdx.x; i < words; i += blockDim.x)
+      feed.packed[(long long)place * words + i] = seen[i];
   if (feed.mask)
     for (int i = threadIdx.x; i < feed.steps; i += blockDim.x)
       feed.mask[(long long)place * feed.steps + i] = seen[i / 32] >> (i % 32) & 1;

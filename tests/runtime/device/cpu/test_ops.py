@@ -6,6 +6,7 @@ import pytest
 from runtime.device.cpu.ops import CpuStepOps
 from runtime.device.device import StepBuffers
 from runtime.tensors.tensor import Tensor
+from tests.runtime.device import tree_reference
 
 OPS = CpuStepOps()
 
@@ -59,6 +60,21 @@ def test_masks_of_prefill_and_decode_are_causal() -> None:
     mask.array[:] = False
     OPS.feed_decode(buffers, 3)
     assert mask.array.reshape(-1).tolist() == [True] * 3 + [False] * 45
+
+
+def test_packed_masks_of_prefill_and_decode_are_causal() -> None:
+    width = 70
+    packed = Tensor("packed_mask", np.full((2, width, 3), 9, np.int32))
+    buffers = _buffers(np.int64)._replace(
+        inputs_embeds=Tensor.zeros("inputs_embeds", (2, width, 2), np.dtype(np.float32)),
+        attention_pos_id=Tensor.zeros("attention_pos_id", (2, width), np.dtype(np.int64)),
+        packed_mask=packed,
+    )
+    OPS.feed_prefill(buffers, np.zeros((2, width), np.int64), [width, 1])
+    causal = tree_reference.packed(list(range(-1, width - 1)))
+    assert packed.array.tolist() == [causal, causal]
+    OPS.feed_decode(buffers, 2)
+    assert packed.array.reshape(-1)[:3].tolist() == [1, 1, causal[0][2]]
 
 
 def test_lengths_are_set_and_advanced() -> None:

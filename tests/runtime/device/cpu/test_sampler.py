@@ -35,14 +35,14 @@ def _requests() -> list[RowRequest]:
 
 
 def _started(width: int = 1) -> tuple[BatchSampler, SamplerBuffers]:
-    ids, parents, packed = (
-        Tensor.zeros(name, (3, width), np.dtype(np.int32)) for name in ("ids", "parents", "mask")
+    ids, parents = (
+        Tensor.zeros(name, (3, width), np.dtype(np.int32)) for name in ("ids", "parents")
     )
     buffers = SamplerBuffers(
         logits=Tensor.zeros("logits", (3, width, VOCAB), np.dtype(np.float32)),
         lengths=Tensor("start", np.array([len(prompt) for prompt in PROMPTS])),
         next_tokens=Tensor.zeros("next_tokens", (3,), np.dtype(np.int32)),
-        trees=TreeBuffers(ids, parents, packed),
+        trees=TreeBuffers(ids, parents),
     )
     sampler = CpuDevice().batch_sampler(buffers)
     sampler.rearrange(Arrangement.fresh(_requests()))

@@ -32,6 +32,7 @@ def _steps(index: type[Any] = np.int64, *, masked: bool = True) -> StepBuffers:
         last_token_ids=_full("last_token_ids", (ROWS, NODES), number),
         lengths=Tensor("kvcache_start_index", np.array([10, 20, 30], index)),
         tree_mask=mask if masked else None,
+        packed_mask=_full("packed_mask", (ROWS, NODES, 2), ID) if masked else None,
     )
 
 
@@ -39,7 +40,6 @@ def _trees() -> TreeBuffers:
     return TreeBuffers(
         ids=_full("ids", (ROWS, NODES), ID),
         parents=_full("parents", (ROWS, NODES), ID),
-        packed_mask=_full("packed_mask", (ROWS, NODES, 2), ID),
     )
 
 
@@ -82,7 +82,8 @@ def test_a_verification_is_fed_from_the_planted_trees(index: type[Any], width: i
         buffers.inputs_embeds.view((ROWS, width, 2))[..., 0].tolist() == (ids.clip(0) * 2).tolist()
     )
     assert buffers.last_token_ids.view((ROWS, width)).tolist() == [list(range(width))] * ROWS
-    words = trees.packed_mask.view((ROWS, width, -(-width // 32)))
+    assert buffers.packed_mask is not None
+    words = buffers.packed_mask.view((ROWS, width, -(-width // 32)))
     assert words.tolist() == [tree_reference.packed(row) for row in parents]
     assert buffers.tree_mask is not None
     mask = buffers.tree_mask.view((ROWS, width, width))
@@ -159,6 +160,9 @@ def test_a_draft_step_is_fed_all_slots_and_selects_the_newest() -> None:
     assert buffers.tree_mask is not None
     mask = buffers.tree_mask.view((2, SLOTS, SLOTS))
     assert mask.tolist() == [tree_reference.mask(row) for row in parents]
+    assert buffers.packed_mask is not None
+    words = buffers.packed_mask.view((2, SLOTS, 1))
+    assert words.tolist() == [tree_reference.packed(row) for row in parents]
 
 
 def test_rows_are_gathered_between_buffers_of_another_width() -> None:

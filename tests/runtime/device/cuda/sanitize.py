@@ -28,6 +28,7 @@ def run_steps(gpu: CudaDevice, index: "np.dtype[np.signedinteger]", out: "np.dty
         last_token_ids=gpu.zeros("select", (ROWS, 1), index),
         lengths=gpu.zeros("start", (ROWS,), index),
         tree_mask=gpu.zeros("mask", (ROWS, 9, 9), np.dtype(np.bool_)),
+        packed_mask=gpu.zeros("packed", (ROWS, 9, 1), INT32),
     )
     gpu.ops.set_lengths(buffers.lengths, [3] * ROWS)
     gpu.ops.feed_prefill(buffers, np.full((ROWS, 9), VOCAB - 1), [9, 8, 3, 2, 1])
@@ -87,7 +88,7 @@ def run_trees(gpu: CudaDevice, index: "np.dtype[np.signedinteger]", shape: Shape
     rows, top_k, levels, vocab = shape
     width = min(33, shape.entries)
     longest = max(width, shape.slots)
-    steps = StepBuffers(*on_gpu(gpu, tree_buffers.step_buffers(longest, index)))
+    steps = StepBuffers(*on_gpu(gpu, tree_buffers.step_buffers(longest, index, packed=True)))
     trees = TreeBuffers(*on_gpu(gpu, tree_buffers.tree_buffers(width)))
     proposal = ProposalBuffers(
         *on_gpu(gpu, tree_buffers.proposal_buffers(shape, HALF, mapped=True))

@@ -31,6 +31,7 @@ def host_buffers(
         last_token_ids=Tensor("select", np.full((ROWS, 1), 9, index)),
         lengths=Tensor("start", np.array([5, 0, 11, 2], index)),
         tree_mask=Tensor("mask", rng.random((ROWS, CHUNK, CHUNK)) < MASKED) if hidden % 2 else None,
+        packed_mask=Tensor("packed", np.full((ROWS, CHUNK, 1), 77, np.int32)),
     )
 
 
@@ -76,6 +77,20 @@ def test_prefill_feeds_ragged_rows(
         CpuStepOps().feed_prefill(host, token_ids, [5, 1, 3], first)
         gpu.ops.feed_prefill(device, token_ids, [5, 1, 3], first)
         assert_equal(gpu, device, host)
+
+
+@pytest.mark.parametrize("width", [1, 31, 32, 33, 64, 1024, 1500])
+def test_the_packed_mask_of_a_chunk_is_causal(gpu: CudaDevice, width: int) -> None:
+    host = host_buffers(8, HALF, HALF, INT64)._replace(
+        inputs_embeds=Tensor.zeros("embeds", (2, width, 8), HALF),
+        attention_pos_id=Tensor.zeros("positions", (2, width), INT64),
+        packed_mask=Tensor("packed", np.full((2, width, -(-width // 32)), 77, np.int32)),
+    )
+    device = on_gpu(gpu, host)
+    token_ids = np.random.default_rng(0).integers(0, VOCAB, (2, width))
+    CpuStepOps().feed_prefill(host, token_ids, [width, 1])
+    gpu.ops.feed_prefill(device, token_ids, [width, 1])
+    assert_equal(gpu, device, host)
 
 
 @pytest.mark.parametrize(("hidden", "table", "out", "index"), TYPES)

@@ -155,7 +155,7 @@ def test_nodes_are_scanned_first_where_multiprocessors_are_enough(
         gpu.zeros("logits", (ROWS, 4, 5000), FLOAT),
         gpu.zeros("start", (ROWS,), INT64),
         gpu.zeros("next", (ROWS,), INT32),
-        TreeBuffers(*(gpu.zeros("tree", (ROWS, 4), INT32) for _ in range(3))),
+        TreeBuffers(*(gpu.zeros("tree", (ROWS, 4), INT32) for _ in range(2))),
     )
     sampler = gpu.batch_sampler(buffers)
     row = RowRequest(token_ids=[1], prompt_length=1, options=structs.replace(params, max_tokens=9))

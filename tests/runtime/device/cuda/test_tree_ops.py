@@ -43,12 +43,13 @@ SHAPES = [
 
 @pytest.mark.parametrize("width", [1, 2, 31, 32, 33, 60, 128])
 @pytest.mark.parametrize("index", [INT32, INT64])
-@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize(("masked", "packed"), [(True, False), (False, True), (False, False)])
 def test_planted_trees_feed_a_verification(
-    gpu: CudaDevice, width: int, index: np.dtype[Any], *, masked: bool
+    gpu: CudaDevice, width: int, index: np.dtype[Any], *, masked: bool, packed: bool
 ) -> None:
     rng = np.random.default_rng(width)
-    host, trees = step_buffers(width, index, masked=masked), tree_buffers(width)
+    host = step_buffers(width, index, masked=masked, packed=packed)
+    trees = tree_buffers(width)
     device, planted = StepBuffers(*on_gpu(gpu, host)), TreeBuffers(*on_gpu(gpu, trees))
     for rows in (1, 3, 8):
         for size in {1, (width + 1) // 2, width}:
@@ -68,7 +69,7 @@ class Proposals:
         self.rng = np.random.default_rng(shape.top_k)
         self.host = proposal_buffers(shape, data, mapped=kind == "ties")
         self.device = ProposalBuffers(*on_gpu(gpu, self.host))
-        self.steps = step_buffers(shape.slots, INT64)
+        self.steps = step_buffers(shape.slots, INT64, packed=kind != "plain")
         self.device_steps = StepBuffers(*on_gpu(gpu, self.steps))
 
     def grow(self) -> None:
@@ -124,7 +125,7 @@ def test_proposals_agree_with_numpy_node_for_node(gpu: CudaDevice, shape: Shape,
 
 def test_a_tree_that_was_never_planted_ends_at_its_root(gpu: CudaDevice) -> None:
     steps = StepBuffers(*on_gpu(gpu, step_buffers(4, INT64)))
-    trees = TreeBuffers(*(gpu.zeros("tree", (ROWS, 4), INT32) for _ in range(3)))
+    trees = TreeBuffers(*(gpu.zeros("tree", (ROWS, 4), INT32) for _ in range(2)))
     gpu.tree_ops.feed_verify(steps, trees, 1, 4)
     start = int(gpu.read(steps.lengths)[0])
     assert gpu.read(steps.attention_pos_id)[0].tolist() == [start] + [start + 1] * 3

@@ -34,7 +34,6 @@ class Bench:
             trees=TreeBuffers(
                 Tensor("ids", np.zeros((count, nodes), np.int32)),
                 Tensor("parents", np.zeros((count, nodes), np.int32)),
-                Tensor("packed", np.zeros((count, nodes, -(-nodes // 32)), np.int32)),
             ),
         )
         self.device, self.sampler = self._sampler(rows)

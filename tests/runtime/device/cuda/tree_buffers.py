@@ -32,7 +32,9 @@ class Shape(NamedTuple):
         return 1 + self.top_k + (self.steps - 1) * self.top_k**2
 
 
-def step_buffers(width: int, index: np.dtype[Any], *, masked: bool = True) -> StepBuffers:
+def step_buffers(
+    width: int, index: np.dtype[Any], *, masked: bool = True, packed: bool = False
+) -> StepBuffers:
     rng = np.random.default_rng(width)
     return StepBuffers(
         embedding=Tensor("table", rng.standard_normal((VOCAB, HIDDEN)).astype(HALF)),
@@ -44,6 +46,9 @@ def step_buffers(width: int, index: np.dtype[Any], *, masked: bool = True) -> St
         tree_mask=Tensor("mask", np.full((ROWS, width, width), fill_value=True))
         if masked
         else None,
+        packed_mask=Tensor("packed", np.full((ROWS, width, -(-width // 32)), -1, INT32))
+        if packed
+        else None,
     )
 
 
@@ -51,7 +56,6 @@ def tree_buffers(width: int) -> TreeBuffers:
     return TreeBuffers(
         Tensor("ids", np.full((ROWS, width), 3, INT32)),
         Tensor("parents", np.full((ROWS, width), -2, INT32)),
-        Tensor("packed", np.full((ROWS, width, -(-width // 32)), -1, INT32)),
     )
 
 
