@@ -87,6 +87,9 @@ def open_runtime(settings: ExecutorSettings, told: Told = nobody) -> LLMInferenc
     )
     with undoing() as undo:
         undo.callback(runtime.close)
+        if (loaded := runtime.loaded_weights) is not None:
+            speed = round(loaded.nbytes / loaded.seconds / 1e9, 2)
+            _log.info("the weights are loaded", bytes=loaded.nbytes, gigabytes_a_second=speed)
         for reason in runtime.capture(range(1, runtime.max_batch + 1), told):
             _log.warning("steps are slower than they could be", reason=reason)
         told("answering", None)

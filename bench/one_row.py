@@ -61,7 +61,9 @@ def choose_kind(device: str, kind: Kind | None, threads: int, builder_python: st
 def export_options(kind: Kind, builder_python: str | None, capacity: int) -> ExportOptions:
     """An engine of this kind for one row of so many tokens."""
     if kind == "ort-cuda":
-        return ExportOptions(device="cuda", dtype="float16", capacity=capacity, max_batch=1)
+        return ExportOptions(
+            backend="onnxruntime", device="cuda", dtype="float16", capacity=capacity, max_batch=1
+        )
     if kind == "tensorrt":
         python = builder_python or sys.executable
         plan = PlanOptions(python=python, version_compatible=True, decode_batches=(1,))

@@ -77,9 +77,10 @@ class LLMEngineRunnerConfig(
     `model_name` is what the folder was called that the engine was exported from.
     `max_kv_cache_capacity` counts cache slots per row; a row may hold that many tokens, prompt
     and generation together. `prefill_chunk` is the longest piece of a prompt in one step.
-    `device` is the one that the engine was made for. `operators` "contrib" means that the graph
-    uses ONNX Runtime's own operators. `static_decode_batches` are the batch sizes of a TensorRT
-    plan's decode profiles, profile 1 on; empty where one profile serves every size.
+    `device` is the one that the engine was made for. `backend` "kernels" are Hearth's own, without
+    a graph. `operators` "contrib" means that the graph uses ONNX Runtime's own operators.
+    `static_decode_batches` are the batch sizes of a TensorRT plan's decode profiles, profile 1 on;
+    empty where one profile serves every size.
 
     `max_verify_tree_size` is the largest token tree of a step, 0 for none. A base engine with
     `enable_eagle_spec_decode` gives `output_hidden_dim` numbers a token: the inputs of the layers
@@ -90,7 +91,7 @@ class LLMEngineRunnerConfig(
     any serve.
 
     `external_weight_files` names the file of an engine whose graph has no weights, and which so
-    serves every model of its shape.
+    serves every model of its shape; an engine of kernels has it always, a draft's too.
 
     A model that takes images has an `image_token_id`, in whose place their embeddings stand, and
     adds `num_deepstack_features` of each behind as many first layers. With
@@ -220,6 +221,10 @@ def load_config(folder: Path) -> LLMEngineRunnerConfig:
 
 WEIGHTS_FILE = "weights.safetensors"
 """External weights: all of a base engine's, its embedding table too."""
+_HEAD_MULTIPLE, _LARGEST_HEAD = 16, 256
+_SIZE_MULTIPLE = 8
+_MOST_SHARING = 16
+"""Elements of a head, sizes, and heads that share keys: what the tiles of kernels are made for."""
 _POSITIVE = [
     field.name
     for field in msgspec.structs.fields(LLMEngineRunnerConfig)
@@ -233,7 +238,9 @@ _NOT_SERVED = (
 
 
 def _check_sizes(config: LLMEngineRunnerConfig) -> None:
-    faults = (_size_faults, _image_faults, _base_faults, _draft_faults, _adapter_faults)
+    faults = [_size_faults, _image_faults, _base_faults, _draft_faults, _adapter_faults]
+    if config.backend == "kernels":
+        faults += [_kernel_faults, kernel_limits]
     for wrong, name, what in chain.from_iterable(find(config) for find in faults):
         if wrong:
             raise HearthError("engine_corrupt", f"{name} {what}", name)
@@ -259,12 +266,15 @@ def _size_faults(config: LLMEngineRunnerConfig) -> Iterator[tuple[bool, str, str
     sizes, ends = config.static_decode_batches, config.eos_token_ids
     wrong = sizes != tuple(sorted({*sizes})) or min(sizes, default=1) < 1
     yield wrong, "static_decode_batches", "must ascend from 1 on"
-    runs_on = {"tensorrt": "cuda", "simulated": "cpu"}.get(config.backend, config.device)
+    runs_on = {"kernels": "cuda", "tensorrt": "cuda", "simulated": "cpu"}.get(
+        config.backend, config.device
+    )
     yield config.device != runs_on, "device", f"must be {runs_on}"
     wrong = not ends or not all(0 <= end < config.vocab_size for end in ends)
     yield wrong, "eos_token_ids", "must be tokens, one at least"
     wrong = config.external_weight_files not in ((), (WEIGHTS_FILE,))
-    wrong |= bool(config.external_weight_files) and config.architecture == DRAFT_ARCHITECTURE
+    of_a_graph = config.backend != "kernels" and config.architecture == DRAFT_ARCHITECTURE
+    wrong |= bool(config.external_weight_files) and of_a_graph
     yield wrong, "external_weight_files", f"must be {WEIGHTS_FILE}, of a base engine"
 
 
@@ -324,6 +334,30 @@ def _adapter_faults(config: LLMEngineRunnerConfig) -> Iterator[tuple[bool, str, 
     parts = tuple(chain.from_iterable(LORA_JOINED.get(one, (one,)) for one in targets))
     wrong = parts != tuple(one for one in LORA_TARGETS if one in parts) or bool(parts) != (rank > 0)
     yield wrong, "lora_targets", "must be projections in order, and come with a rank"
+
+
+def _kernel_faults(config: LLMEngineRunnerConfig) -> Iterator[tuple[bool, str, str]]:
+    """What an engine of kernels has none of, or always."""
+    yield config.dialect != "native", "dialect", "must be native with kernels"
+    yield config.operators != "standard", "operators", "must be standard with kernels"
+    yield config.kv_cache_dtype != config.dtype, "kv_cache_dtype", "must be dtype with kernels"
+    yield config.chains_only, "chains_only", "must not be with kernels, which take trees"
+    yield bool(config.static_decode_batches), "static_decode_batches", "must be empty with kernels"
+    yield config.plan is not None, "plan", "must not come with kernels"
+    wrong = not config.external_weight_files
+    yield wrong, "external_weight_files", f"must be {WEIGHTS_FILE} with kernels"
+
+
+def kernel_limits(config: LLMEngineRunnerConfig) -> Iterator[tuple[bool, str, str]]:
+    """Whether a size or type is none that kernels serve, its name, and what it must be."""
+    yield config.dtype == "float32", "dtype", "must be float16 or bfloat16"
+    wrong = config.head_dim % _HEAD_MULTIPLE > 0 or config.head_dim > _LARGEST_HEAD
+    yield wrong, "head_dim", f"must be a multiple of {_HEAD_MULTIPLE}, up to {_LARGEST_HEAD}"
+    for name in ("hidden_size", "intermediate_size"):
+        wrong = getattr(config, name) % _SIZE_MULTIPLE > 0
+        yield wrong, name, f"must be a multiple of {_SIZE_MULTIPLE}"
+    wrong = config.num_attention_heads > _MOST_SHARING * config.num_kv_heads
+    yield wrong, "num_attention_heads", f"must be at most {_MOST_SHARING} for each of num_kv_heads"
 
 
 def _shape_of_drafting(config: LLMEngineRunnerConfig) -> int | None:

@@ -36,6 +36,7 @@ TEMPLATE_FILE = "chat_template.jinja"
 # A folder without a chat template serves raw prompts alone; all else must be there.
 REQUIRED_FILES = (MODEL_FILE, DATA_FILE, EMBEDDING_FILE, ROPE_FILE, TOKENIZER_FILE)
 _REQUIRED_BY = {
+    "kernels": (ROPE_FILE, TOKENIZER_FILE),
     "onnxruntime": REQUIRED_FILES,
     "tensorrt": (PLAN_FILE, *REQUIRED_FILES[2:]),
     "simulated": (),

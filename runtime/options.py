@@ -88,7 +88,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_batch: int = 0
     capacity: int = 0
     verify: bool = True
-    engine_kind: Literal["", "onnxruntime", "tensorrt", "simulated"] = ""
+    engine_kind: Literal["", "kernels", "onnxruntime", "tensorrt", "simulated"] = ""
     device: Literal["", "cpu", "cuda"] = ""
     step_ms: float = 0.0
     prefill_us: float = 0.0

@@ -144,7 +144,7 @@ def export_options(engine: GPUEngine, dtype: DType, python: str) -> ExportOption
     """
     options = ExportOptions(dtype=dtype, capacity=CAPACITY, max_batch=LARGEST_BATCH)
     if engine == "ort-cuda":
-        return structs.replace(options, device="cuda")
+        return structs.replace(options, backend="onnxruntime", device="cuda")
     # The machine that builds may have another TensorRT than the one that runs the plan.
     batches = tuple(sorted({case.batch for case in GPU_CASES.values()}))
     plan = PlanOptions(python=python, version_compatible=True, decode_batches=batches)

@@ -87,7 +87,7 @@ def vision(
         raise HearthError("engine_missing", f"there is no model at {source}", "model")
     precision: TargetType = dtype or ("float16" if device == "cuda" else "float32")
     folder = cache or cache_folder() / "bench"
-    options = ExportOptions(device=device, dtype=precision)
+    options = ExportOptions(backend="onnxruntime", device=device, dtype=precision)
     with progress_bar() as progress:
         stem = f"{source.name}-{device}-{precision}"
         made = engine or exported(source, folder, stem, options, progress)

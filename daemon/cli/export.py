@@ -17,8 +17,11 @@ from runtime.errors import HearthError
 
 _OPTIONS: dict[str, tuple[Any, str]] = {
     "backend": (
-        click.Choice(["onnxruntime", "tensorrt"]),
-        "What is to run the engine; tensorrt builds a plan for this GPU.  [onnxruntime]",
+        click.Choice(["kernels", "onnxruntime", "tensorrt"]),
+        (
+            "What is to run the engine: Hearth's own kernels for NVIDIA GPUs, ONNX Runtime, or a "
+            "TensorRT plan, built for this GPU.  [onnxruntime]"
+        ),
     ),
     "dialect": (
         click.Choice(["auto", "native", "classic"]),
@@ -28,7 +31,10 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
         click.Choice(["float32", "float16", "bfloat16"]),
         "Type of weights that are not quantised, and of the cache.  [float32; for a GPU float16]",
     ),
-    "device": (click.Choice(["cpu", "cuda"]), "Where ONNX Runtime is to run the engine.  [cpu]"),
+    "device": (
+        click.Choice(["cpu", "cuda"]),
+        "Where the engine is to run.  [cpu; cuda for kernels and plans]",
+    ),
     "operators": (
         click.Choice(["auto", "standard", "contrib"]),
         "contrib are ONNX Runtime's own; auto takes them on cuda where they serve.  [auto]",
@@ -87,6 +93,8 @@ def export(source: Path, target: Path, **options: Any) -> None:
 
     began = time.monotonic()
     options["plan"], options["draft"] = take_plan(options), take_draft(options)
+    if options["device"] is None and options["backend"] == "kernels":
+        options["device"] = "cuda"
     if options["dtype"] is None and (options["plan"] is not None or options["device"] == "cuda"):
         options["dtype"] = "float16"
     asked = ExportOptions(**{name: given for name, given in options.items() if given is not None})
@@ -96,10 +104,11 @@ def export(source: Path, target: Path, **options: Any) -> None:
         config = export_model(source, target, asked, progress)
     total = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
     drafted = ", with draft" if config.enable_eagle_spec_decode else ""
+    form = "kernels" if config.backend == "kernels" else config.dialect
     for warning in _warnings(target):
         err().print(f"[yellow]note[/] {escape(warning)}")
     err().print(
-        f"[green]done[/] {config.architecture}{drafted}, {config.dialect}, {config.dtype}, "
+        f"[green]done[/] {config.architecture}{drafted}, {form}, {config.dtype}, "
         f"{size(total)} in {time.monotonic() - began:.1f} s\n"
         f"[dim]next: hearth serve --engine {escape(shlex.quote(str(target)))}[/]"
     )

@@ -41,14 +41,14 @@ plan_options = with_options(_OPTIONS)
 
 
 def take_plan(options: dict[str, Any]) -> Any:
-    """Remove the plan's options from `options`; the `PlanOptions`, or None for ONNX Runtime.
+    """Remove the plan's options from `options`; the `PlanOptions`, or None without a plan.
 
     Raises `click.UsageError` naming an option that was given without a plan.
     """
     from runtime.export.tensorrt.options import PlanOptions  # noqa: PLC0415 - slow import
 
     given = {name: options.pop(name) for name in _OPTIONS}
-    if options.pop("backend") != "tensorrt":
+    if options["backend"] != "tensorrt":
         refuse_without("--backend tensorrt", given)
         return None
     return PlanOptions(

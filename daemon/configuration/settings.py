@@ -20,7 +20,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ),
     ] = ""
     engine_kind: Annotated[
-        Literal["auto", "onnxruntime", "simulated", "tensorrt"],
+        Literal["auto", "kernels", "onnxruntime", "simulated", "tensorrt"],
         Meta(
             description="What runs the engine; `auto` is what the folder was exported for, "
             "`simulated` is for benches and fault tests only."

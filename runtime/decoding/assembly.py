@@ -34,6 +34,7 @@ from runtime.steps.shared_resources import SharedResources
 from runtime.undo import undoing
 from runtime.vision.vision_runner import VisionRunner
 from runtime.vision_config import VISION_FOLDER
+from runtime.weights.external_weight_manager import ExternalWeightManager
 
 _WORTH_THREADS = 16 << 20
 """Bytes of weights from which a draft's step gains by more than one thread."""
@@ -69,8 +70,8 @@ def assemble(
     if draft is not None:
         rows = config.max_supported_batch_size
         zeros = draft_zero_bytes(draft, deployment.drafting, rows)
-    weights = deployment.weights
-    resources = SharedResources.create_for_llm(config, folder, device, weights, zeros=zeros)
+    given = deployment.weights
+    resources = SharedResources.create_for_llm(config, folder, device, given, zeros=zeros)
     if draft is not None:
         resources.add_draft(draft, folder / DRAFT_FOLDER, device)
     built("tables and caches")
@@ -92,7 +93,10 @@ def assemble(
         runner = LLMEngineRunner(config, base, io, resources, device, embeddings=store)
         executors, drafter = [base], None
         if draft is not None:
-            executors.append(_draft_executor(folder / DRAFT_FOLDER, draft, options, device))
+            weights = resources.draft_weights
+            executors.append(
+                _draft_executor(folder / DRAFT_FOLDER, draft, options, device, weights)
+            )
             undo.callback(executors[-1].close)
             drafter = EagleDraftRunner(
                 draft, deployment.drafting, executors[-1], resources, device, embeddings=store
@@ -176,9 +180,13 @@ def _lookup_proposer(deployment: DeploymentConfig, device: Device) -> LookupProp
 
 
 def _draft_executor(
-    folder: Path, draft: LLMEngineRunnerConfig, options: EngineOptions, device: Device
+    folder: Path,
+    draft: LLMEngineRunnerConfig,
+    options: EngineOptions,
+    device: Device,
+    weights: ExternalWeightManager | None,
 ) -> EngineExecutor:
     """The draft's engine; one of few weights runs on the calling thread: waking others is slow."""
     if projection_bytes(draft) < _WORTH_THREADS:
         options = structs.replace(options, threads=1)
-    return EngineExecutor.create_for_spec_decode_draft(folder, draft, options, device)
+    return EngineExecutor.create_for_spec_decode_draft(folder, draft, options, device, weights)

@@ -76,6 +76,7 @@ class LLMInferenceRuntime(AdapterRows):
         self.chosen = ""
         """Why batch and capacity are smaller than exported, where nobody asked for that."""
         self.memory: dict[str, int] = {}
+        self.loaded_weights = runner.loaded_weights
         self._runner = runner
         self._device = device
         self._sampler = sampler

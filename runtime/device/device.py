@@ -3,7 +3,7 @@
 The NumPy forms in `runtime.device.arrays` and `runtime.sampling` specify every op.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -340,6 +340,9 @@ class Device(Protocol):
 
     def constant(self, name: str, array: NDArray[Any]) -> Tensor:
         """Memory with the contents of `array`; on the CPU it is `array` itself."""
+
+    def constants(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
+        """As `constant` for each of many, by name: as fast as large ones can be copied."""
 
     def put(self, target: Tensor, array: NDArray[Any]) -> None:
         """Write a host array, which has been read when this returns, into a buffer of its size."""

@@ -97,11 +97,18 @@ class EngineExecutor:
 
     @classmethod
     def create_for_spec_decode_draft(
-        cls, folder: Path, config: LLMEngineRunnerConfig, options: EngineOptions, device: Device
+        cls,
+        folder: Path,
+        config: LLMEngineRunnerConfig,
+        options: EngineOptions,
+        device: Device,
+        weights: ExternalWeightManager | None = None,
     ) -> "EngineExecutor":
         """Load the draft engine of a folder, as `create_for_llm` does a decoder's."""
         registry = build_registry_for_spec_decode_draft(config)
-        return cls._create(folder, config, options, device, registry)
+        for spec in () if weights is None else weights.specs:
+            registry.add_own(spec)
+        return cls._create(folder, config, options, device, registry, weights=weights)
 
     @classmethod
     def create_for_tower(

@@ -26,7 +26,7 @@ def resolve_operators(
     `trees` says that the graph takes a tree mask. Raises `unsupported_option` when they are asked
     for and do not serve.
     """
-    if options.operators == "standard" or options.device == "cpu" or options.plan is not None:
+    if options.operators == "standard" or not _runs_on_cuda(options):
         return "standard"
     reason = _why_not(options, model, trees=trees)
     if reason and options.operators == "contrib":
@@ -42,9 +42,14 @@ def resolve_chains(options: ExportOptions, model: ModelConfig) -> bool:
     """
     if options.draft is None or options.draft.verify != "auto":
         return options.draft is not None and options.draft.verify == "chains"
-    if options.device == "cpu" or options.plan is not None or options.operators == "standard":
+    if options.operators == "standard" or not _runs_on_cuda(options):
         return False
     return _why_not(options, model, trees=False) is None
+
+
+def _runs_on_cuda(options: ExportOptions) -> bool:
+    """Whether ONNX Runtime's CUDA provider is to run the graph."""
+    return options.engine == "onnxruntime" and options.device == "cuda"
 
 
 def _why_not(options: ExportOptions, model: ModelConfig, *, trees: bool) -> str | None:

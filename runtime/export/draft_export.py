@@ -16,7 +16,9 @@ from runtime.export.draft_config import DraftConfig, load_draft_config, resolve_
 from runtime.export.draft_options import DraftOptions, resolve_drafting, resolve_tree
 from runtime.export.eagle import DraftDecoder, DraftSizes
 from runtime.export.engine_files import EngineParts, record, write_engine, write_rope
+from runtime.export.external_weights import seal_own
 from runtime.export.graph import GraphBuilder
+from runtime.export.kernels_export import check_limits
 from runtime.export.model_config import ModelConfig
 from runtime.export.options import ExportOptions, resolve_block_size
 from runtime.export.progress import Progress
@@ -75,6 +77,7 @@ class DraftExport:
     def engine_config(self, base: LLMEngineRunnerConfig) -> LLMEngineRunnerConfig:
         """The draft engine's configuration, with the base's types and limits."""
         model, options = self._config.model, self._options
+        kernels = base.backend == "kernels"
         drafting = () if options.plan is None else resolve_drafting(self._draft)
         tree = math.prod(drafting) if drafting else self._draft.max_draft_tree_size
         chains = base.chains_only and resolve_chains(options, model)
@@ -82,7 +85,7 @@ class DraftExport:
             self._base_hidden_dim, 2 * model.hidden_size, model.query_size, model.hidden_size,
             model.intermediate_size,
         )  # fmt: skip
-        return msgspec.structs.replace(
+        config = msgspec.structs.replace(
             base,
             architecture=DRAFT_ARCHITECTURE,
             weight_block_size=resolve_block_size(options, inputs),
@@ -111,9 +114,12 @@ class DraftExport:
             ),
             static_drafting=drafting,
             plan=None,
-            external_weight_files=(),
+            external_weight_files=base.external_weight_files if kernels else (),
             files={},
         )
+        if kernels:
+            check_limits(config)
+        return config
 
     def write(
         self, target: Path, base: LLMEngineRunnerConfig, progress: Progress | None
@@ -129,6 +135,8 @@ class DraftExport:
             write_safetensors(folder / VOCABULARY_FILE, {"full_ids": pieces})
         parts = EngineParts(self._config.model, self._checkpoint, build)
         config = write_engine(folder, config, parts, self._options.plan, progress)
+        if config.external_weight_files:
+            seal_own(folder, self._draft.folder.resolve().name)
         if config.dialect != base.dialect:
             raise HearthError(
                 "model_unsupported",

@@ -2,6 +2,7 @@
 
 from runtime.config import WEIGHTS_FILE, LLMEngineRunnerConfig
 from runtime.export.contrib import resolve_chains, resolve_operators
+from runtime.export.kernels_export import check_limits
 from runtime.export.model_config import ModelConfig
 from runtime.export.options import (
     ExportOptions,
@@ -18,16 +19,18 @@ def engine_config(model: ModelConfig, options: ExportOptions) -> LLMEngineRunner
     """Everything that `config.json` states, but the file records.
 
     The longest prompt is one token shorter than the capacity, so that a prompt of exactly the
-    limit still gets one token in answer.
+    limit still gets one token in answer. Raises `model_unsupported` for sizes that kernels do not
+    serve, where they are to, and `invalid_value` for an option that the model cannot have.
     """
     capacity = resolve_capacity(options, model.max_position_embeddings)
-    dialect = resolve_dialect(options)
+    kernels = options.engine == "kernels"
+    dialect = "native" if kernels else resolve_dialect(options)
     plan = options.plan
     chains = resolve_chains(options, model)
     inputs = (model.hidden_size, model.query_size, model.intermediate_size)
-    return LLMEngineRunnerConfig(
+    config = LLMEngineRunnerConfig(
         hearth_version=VERSION,
-        backend="onnxruntime" if plan is None else "tensorrt",
+        backend=options.engine,
         device=options.device if plan is None else "cuda",
         operators=resolve_operators(options, model, trees=options.draft is not None and not chains),
         chains_only=chains,
@@ -64,5 +67,8 @@ def engine_config(model: ModelConfig, options: ExportOptions) -> LLMEngineRunner
         bos_token_id=model.bos_token_id,
         num_deepstack_features=model.num_deepstack_features,
         image_token_id=model.image_token_id,
-        external_weight_files=(WEIGHTS_FILE,) if options.external_weights else (),
+        external_weight_files=(WEIGHTS_FILE,) if kernels or options.external_weights else (),
     )
+    if kernels:
+        check_limits(config)
+    return config

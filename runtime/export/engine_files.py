@@ -10,6 +10,7 @@ from runtime.config import DRAFT_ARCHITECTURE, FileRecord, LLMEngineRunnerConfig
 from runtime.engine_folder import ANSWER_FILE, EMBEDDING_FILE, ROPE_FILE, record_files
 from runtime.export.checkpoint import Checkpoint
 from runtime.export.graph import Location
+from runtime.export.kernels_export import write_kernels
 from runtime.export.known_answer import Rehearsal, known_answer
 from runtime.export.layout import EMBEDDING
 from runtime.export.model_config import ModelConfig
@@ -59,7 +60,7 @@ def write_embedding(
 
 
 class EngineParts(NamedTuple):
-    """What the graph of an engine is made of.
+    """What an engine is made of; `build` appends its graph, which an engine of kernels has none of.
 
     `beside` are bytes of weights beside those of all products, negative for those elsewhere.
     """
@@ -77,9 +78,17 @@ def write_engine(
     plan: PlanOptions | None,
     progress: Progress | None,
 ) -> LLMEngineRunnerConfig:
-    """Write the graph, and of it the plan if one is wanted; the configuration that it has then."""
+    """Write what runs, and the configuration that it has then.
+
+    It is a graph, a plan made of one if one is wanted, or the weights of kernels.
+    """
     stage = "draft weights" if config.architecture == DRAFT_ARCHITECTURE else "weights"
     meter = Meter(progress, stage, projection_bytes(config) + parts.beside)
+
+    if config.backend == "kernels":
+        write_kernels(folder, parts.model, parts.checkpoint, config, meter.add)
+        meter.finish()
+        return config
 
     def write_graph(config: LLMEngineRunnerConfig) -> None:
         weights = Weights(parts.checkpoint, config)

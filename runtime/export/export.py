@@ -59,7 +59,7 @@ def export_model(
         copy_text_files(source, folder, model)
         write_vision(source, folder, options, progress)
         write_rope(folder, model, config.max_kv_cache_capacity)
-        if options.external_weights:
+        if config.external_weight_files:
             table, beside = None, table_bytes(model, checkpoint, config)
         else:
             table = write_embedding(folder, model, checkpoint, options, progress)
@@ -67,7 +67,7 @@ def export_model(
         parts = EngineParts(model, checkpoint, base_graph(model, checkpoint, config, table), beside)
         config = write_engine(folder, config, parts, options.plan, progress)
         write_answer(folder, config, parts, progress)
-        if options.external_weights:
+        if config.external_weight_files:
             seal_own(folder, config.model_name)
         if draft is not None:
             draft.write(folder, config, progress)

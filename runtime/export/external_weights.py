@@ -1,4 +1,4 @@
-"""Weights beside a graph that has none: its own, and those of other models of its shape."""
+"""Weights beside an engine that has none: its own, and those of other models of its shape."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -56,7 +56,8 @@ def table_bytes(model: ModelConfig, checkpoint: Checkpoint, config: LLMEngineRun
     """Bytes of a table that stands beside the weights of all products."""
     if head_reads_table(model, config):
         return 0
-    item = checkpoint.dtype(EMBEDDING_SOURCE).itemsize
+    dtype = checkpoint.dtype(EMBEDDING_SOURCE)
+    item = (numpy_dtype(config.dtype) if config.backend == "kernels" else dtype).itemsize
     return model.vocab_size * model.hidden_size * item
 
 
@@ -100,11 +101,11 @@ def facts_of(model: ModelConfig) -> ModelFacts:
 
 
 def seal_own(folder: Path, source: str) -> None:
-    """Finish the weights of a new engine folder, once its known answer is there.
+    """Finish the weights of a new engine folder, once its known answer is there; a draft has none.
 
     `source` is the name of their model.
     """
-    layout = load_layout(folder)
-    answer = (folder / ANSWER_FILE).read_bytes()
+    layout, known = load_layout(folder), folder / ANSWER_FILE
+    answer = known.read_bytes() if known.exists() else b""
     own = write_head(folder / WEIGHTS_FILE, layout, source, answer)
     write_layout(folder, msgspec.structs.replace(layout, own=own))

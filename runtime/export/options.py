@@ -14,6 +14,7 @@ from runtime.onnx_runtime import installed_version, reads_native
 Dialect = Literal["native", "classic"]
 TargetType = Literal["float32", "float16", "bfloat16"]
 Quantization = Literal["none", "int8", "int4"]
+Backend = Literal["kernels", "onnxruntime", "tensorrt"]
 BLOCK_SIZES = (0, 16, 32, 64, 128, 256)
 # Larger blocks mean fewer scales to read; eight bits lose next to nothing by it, four bits do.
 _BEST_BLOCK = {"int8": 128, "int4": 32}
@@ -25,6 +26,7 @@ SMALLEST_CAPACITY = 2  # a prompt of one token, and one in answer
 class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a model becomes an engine folder; lengths in tokens.
 
+    `backend` is what is to run the decoder; "auto" takes TensorRT with a `plan`, else ONNX Runtime.
     `block_size` counts weights that share one scale; 0 takes 128 for int8 and 32 for int4, or the
     next smaller size that divides every projection. `capacity` 0 takes the model's longest
     sequence, at most 4096. `prefill_chunk` is the longest piece of a prompt in one step; 0 takes
@@ -39,6 +41,7 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
     others of that shape may be served.
     """
 
+    backend: Literal["auto", "kernels", "onnxruntime", "tensorrt"] = "auto"
     dialect: Literal["auto", "native", "classic"] = "auto"
     dtype: TargetType = "float32"
     quantization: Quantization = "none"
@@ -54,6 +57,13 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_lora_rank: int = 0
     lora_targets: tuple[str, ...] = ()
     external_weights: bool = False
+
+    @property
+    def engine(self) -> Backend:
+        """What runs the decoder."""
+        if self.backend != "auto":
+            return self.backend
+        return "onnxruntime" if self.plan is None else "tensorrt"
 
 
 _CHOICES = {
@@ -103,6 +113,13 @@ def _check_adapters(options: ExportOptions) -> None:
 
 
 def _check_target(options: ExportOptions) -> None:
+    if (options.engine == "tensorrt") != (options.plan is not None):
+        raise HearthError(
+            "unsupported_option", "backend tensorrt and a plan come together", "backend"
+        )
+    if options.engine == "kernels":
+        _check_kernels(options)
+        return
     if options.operators == "contrib" and (options.device != "cuda" or options.plan is not None):
         raise HearthError(
             "unsupported_option",
@@ -121,6 +138,29 @@ def _check_target(options: ExportOptions) -> None:
         raise HearthError(
             "unsupported_option", "ONNX Runtime has no bfloat16 on the CPU: choose float16", "dtype"
         )
+
+
+def _check_kernels(options: ExportOptions) -> None:
+    """Hearth's own kernels: what they have no use for is for another backend."""
+    others = "choose it with backend onnxruntime"
+    draft = options.draft
+    faults = {
+        "device": (options.device == "cpu", "kernels run on a GPU: choose device cuda"),
+        "dtype": (
+            options.dtype == "float32",
+            f"kernels take float16 and bfloat16, not float32: {others}",
+        ),
+        "dialect": (options.dialect == "classic", f"kernels have no dialect: {others}"),
+        "operators": (options.operators != "auto", f"kernels have no operators: {others}"),
+        "quantization": (options.quantization != "none", "kernels are not quantised yet"),
+        "verify": (
+            draft is not None and draft.verify != "auto",
+            f"kernels take trees and chains alike: {others}",
+        ),
+    }
+    for name, (wrong, what) in faults.items():
+        if wrong:
+            raise HearthError("unsupported_option", what, name)
 
 
 def _check_cuda(options: ExportOptions) -> None:

@@ -14,6 +14,7 @@ from runtime.export.export import model_name
 from runtime.export.external_weights import facts_of, table_bytes
 from runtime.export.image_families import text_name
 from runtime.export.json_file import read_json
+from runtime.export.kernels_export import write_kernel_weights
 from runtime.export.known_answer import Rehearsal, known_answer
 from runtime.export.layout import check_tensors
 from runtime.export.model_config import ModelConfig, load_model_config
@@ -53,9 +54,12 @@ def export_weights(
     )
     answering = Meter(progress, "answer", projection_elements(config) * 4)
     with fresh_file(target) as path:
-        build = base_graph(model, checkpoint, config)
-        made = Weights(checkpoint, config)
-        written = write_weights(path, model, config, made, build=build, written=weights.add)
+        if config.backend == "kernels":
+            written = write_kernel_weights(path, model, checkpoint, config, weights.add)
+        else:
+            build = base_graph(model, checkpoint, config)
+            made = Weights(checkpoint, config)
+            written = write_weights(path, model, config, made, build=build, written=weights.add)
         weights.finish()
         if (written.begin, written.tensors) != (layout.begin, layout.tensors):
             raise HearthError(

@@ -47,6 +47,8 @@ def embedding_bytes(config: LLMEngineRunnerConfig) -> int:
 
     Of external weights it is what they have beside the products, unless a head reads it.
     """
+    if config.base_hidden_dim:  # A draft reads its base's.
+        return 0
     record = config.files.get(EMBEDDING_FILE)
     table = config.vocab_size * config.hidden_size * ITEM_BYTES[config.dtype]
     if record is None and (stored := _external_bytes(config)):

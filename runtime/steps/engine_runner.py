@@ -26,6 +26,7 @@ from runtime.steps.shared_resources import SharedResources
 from runtime.tensors.dims import PROFILE_CONTEXT, InferenceDims
 from runtime.tensors.profiles import captured_prompts, generation_profile, prefill_widths
 from runtime.tensors.tensor import Tensor
+from runtime.weights.external_weight_manager import Loaded
 
 _OTHERS_BYTES = 64 << 20
 
@@ -157,6 +158,12 @@ class LLMEngineRunner:
             self._steps.set(name, tensor)
         else:
             self.executor.reopen(weights)
+
+    @property
+    def loaded_weights(self) -> Loaded | None:
+        """What was copied of weights that the engine binds; None where it reads them itself."""
+        weights = self._resources.external_weights
+        return None if weights is None else weights.loaded
 
     @property
     def row_owners(self) -> list[RowOwner]:

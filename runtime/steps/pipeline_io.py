@@ -231,8 +231,9 @@ def build_tensor_map(
         *(_from_row(table, first or 0) for table in resources.rope_tables[cache_index]),
     ):
         tensors.set(tensor.name, tensor)
-    if resources.external_weights is not None and cache_index == 0:
-        resources.external_weights.publish(tensors)
+    weights = resources.draft_weights if cache_index else resources.external_weights
+    if weights is not None:
+        weights.publish(tensors)
     for feature, embeds in enumerate(step.deepstack):
         tensors.set(f"deepstack_embeds_{feature}", embeds)
     if resources.lora is not None and not cache_index:

@@ -28,8 +28,8 @@ class SharedResources:
     one entry per engine; index 0 is the base engine, 1 the draft. `embedding` [V, H] holds the
     embedded form of every token. `full_ids` [draft vocabulary] int32 gives the token of each draft
     id, None where they are the same. `rotary_rows` keep the tables of engines with some of every
-    row. `external_weights` are those of a base engine that has none itself. `zero_buffer` are bytes
-    that stay zero (`allocate_zero_buffer`). `lora` are the adapters of a base that takes any.
+    row. `external_weights` are those of a base engine that has none itself, `draft_weights` those
+    of a draft of kernels. `zero_buffer` are bytes that stay zero (`allocate_zero_buffer`). `lora` are the adapters of a base that takes any.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class SharedResources:
         self.cache_managers = cache_managers
         self.embedding = embedding
         self.external_weights = external_weights
+        self.draft_weights: ExternalWeightManager | None = None
         self.rope_tables: list[tuple[Tensor, ...]] = []
         self.rotary_rows: list[RotaryRows] = []
         self.full_ids: Tensor | None = None
@@ -69,7 +70,7 @@ class SharedResources:
             table = _simulated_table(config)
         else:
             table = _load_embedding(config, folder) if external is None else external.table
-        embedding = device.constant("embedding", table)
+        embedding = device.constants({"embedding": table})["embedding"]
         if external is not None:
             external.load(device, embedding)
         resources = cls([_create_caches(config, device)], embedding, external)
@@ -82,9 +83,10 @@ class SharedResources:
         return resources
 
     def add_draft(self, config: LLMEngineRunnerConfig, folder: Path, device: Device) -> None:
-        """Add caches, rotary tables and vocabulary of a draft engine; raises as `create_for_llm`.
+        """Add caches, rotary tables, vocabulary and weights beside a draft engine.
 
-        `folder` is the draft's own. There is one: another one is `internal`.
+        `folder` is the draft's own. There is one: another one is `internal`. Raises as
+        `create_for_llm`.
         """
         if len(self.cache_managers) > 1:
             raise HearthError("internal", "the base has a draft already")
@@ -92,6 +94,9 @@ class SharedResources:
         self.cache_managers.append(_create_caches(config, device))
         if VOCABULARY_FILE in config.files:
             self.full_ids = device.constant("full_ids", _load_full_ids(config, folder))
+        self.draft_weights = ExternalWeightManager.open(folder, config)
+        if self.draft_weights is not None:
+            self.draft_weights.load(device)
 
     def zeros(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tensor:
         """The beginning of the buffer of zeros; raises `internal` where it is too small."""

@@ -76,7 +76,7 @@ def lora_inputs(config: LLMEngineRunnerConfig) -> tuple[LoraInput, ...]:
 
 def has_fixed_rank(config: LLMEngineRunnerConfig) -> bool:
     """Whether adapters are bound at the greatest rank: in plans, and where steps are captured."""
-    return config.backend == "tensorrt" or config.operators == "contrib"
+    return config.backend in {"kernels", "tensorrt"} or config.operators == "contrib"
 
 
 def lora_targets(config: LLMEngineRunnerConfig, asked: Collection[str] = ()) -> tuple[str, ...]:

@@ -1,8 +1,10 @@
 import mmap
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 from numpy.typing import NDArray
 
 from runtime.config import WEIGHTS_FILE, FileRecord, LLMEngineRunnerConfig
@@ -18,12 +20,19 @@ from runtime.weights.layout import EMBEDDING, WeightEntry, WeightLayout, load_la
 from runtime.weights.weights_file import WeightsFile, open_weights
 
 
+class Loaded(NamedTuple):
+    """What was copied into the device's memory, and how long that took."""
+
+    nbytes: int
+    seconds: float
+
+
 class ExternalWeightManager:
-    """The weights of a base engine that has none itself, mapped from one file.
+    """The weights of an engine that has none itself, mapped from one file.
 
     An engine of ONNX Runtime reads them as its initializers, and packs them as it would its own
     (`initializers`). Any other binds them: each is loaded into the device's memory once, and
-    published once into the base's TensorMaps. `digest` is that of the file's data.
+    published once into the engine's TensorMaps. `digest` is that of the file's data.
     """
 
     def __init__(self, layout: WeightLayout, file: WeightsFile, *, own: bool) -> None:
@@ -31,6 +40,8 @@ class ExternalWeightManager:
         self._file = file
         self._own = own
         self._tensors: dict[str, Tensor] = {}
+        self.loaded: Loaded | None = None
+        """None before, and of an engine that reads them itself."""
         self.digest = file.note.sha256
         self.source = file.note.source
         """The name of the model's folder."""
@@ -126,12 +137,22 @@ class ExternalWeightManager:
         """What the engine has to answer with these weights; raises `engine_corrupt`."""
         return parse_answer(self._file.note.answer, config)
 
-    def load(self, device: Device, table: Tensor) -> None:
-        """Load what the engine binds into the device's memory; `table` lies there already."""
-        for name in self._bindings:
-            if name not in self._tensors:
-                array = map_tensor(self._file.path, name)
-                self._tensors[name] = table if name == EMBEDDING else device.constant(name, array)
+    def load(self, device: Device, table: Tensor | None = None) -> None:
+        """Load what the engine binds into the device's memory.
+
+        `table` lies there already; an engine that has none, as a draft has, reads none.
+        """
+        began = time.monotonic()
+        if table is not None and EMBEDDING in self._bindings:
+            self._tensors.setdefault(EMBEDDING, table)
+        wanted = {n: one for n, one in self._bindings.items() if n not in self._tensors}
+        if not wanted:
+            return
+        data = np.memmap(self._file.path, np.uint8, "r")
+        arrays = {name: _array(data, entry) for name, entry in wanted.items()}
+        self._tensors |= device.constants(arrays)
+        size = sum(array.nbytes for array in arrays.values())
+        self.loaded = Loaded(size, time.monotonic() - began)
 
     def publish(self, tensors: TensorMap) -> None:
         """Let an engine's map mean them; raises `internal` for a binding that it has already."""
@@ -164,6 +185,12 @@ class ExternalWeightManager:
                 name,
             )
         self._tensors[name] = tensor
+
+
+def _array(data: NDArray[np.uint8], entry: WeightEntry) -> NDArray[Any]:
+    """A tensor of a mapped file."""
+    flat = np.asarray(data[entry.offset : entry.offset + entry.nbytes])
+    return flat.view(DTYPES[entry.dtype]).reshape(entry.shape)
 
 
 def answer_of(folder: Path, config: LLMEngineRunnerConfig, path: str = "") -> KnownAnswer | None:

@@ -13,30 +13,50 @@ MODEL = Path(__file__).parents[2] / "models" / "home"
 CAPACITY = 1024
 """Holds the longest prompt here, its reply and a tree of 60 nodes behind it."""
 EXPORTS = {
-    "ort-standard-fp32": ExportOptions(device="cuda", operators="standard", capacity=CAPACITY),
+    "ort-standard-fp32": ExportOptions(
+        backend="onnxruntime", device="cuda", operators="standard", capacity=CAPACITY
+    ),
     "ort-contrib-fp16": ExportOptions(
-        device="cuda", operators="contrib", dtype="float16", capacity=CAPACITY
+        backend="onnxruntime",
+        device="cuda",
+        operators="contrib",
+        dtype="float16",
+        capacity=CAPACITY,
     ),
     "ort-classic-fp16": ExportOptions(
-        device="cuda", dialect="classic", operators="standard", dtype="float16", capacity=CAPACITY
+        backend="onnxruntime",
+        device="cuda",
+        dialect="classic",
+        operators="standard",
+        dtype="float16",
+        capacity=CAPACITY,
     ),
 }
 DRAFT = MODEL.with_name("home-draft")
 DRAFTED = {
     "ort-eagle-fp16": ExportOptions(
+        backend="onnxruntime",
         device="cuda",
         dtype="float16",
         capacity=CAPACITY,
         draft=DraftOptions(folder=DRAFT, verify="trees"),
     ),
     "ort-eagle-standard-fp32": ExportOptions(
-        device="cuda", operators="standard", capacity=CAPACITY, draft=DraftOptions(folder=DRAFT)
+        backend="onnxruntime",
+        device="cuda",
+        operators="standard",
+        capacity=CAPACITY,
+        draft=DraftOptions(folder=DRAFT),
     ),
 }
 """Engines with a draft, which speculate with it."""
 CHAINED = {
     "ort-chains-fp16": ExportOptions(
-        device="cuda", dtype="float16", capacity=CAPACITY, draft=DraftOptions(folder=DRAFT)
+        backend="onnxruntime",
+        device="cuda",
+        dtype="float16",
+        capacity=CAPACITY,
+        draft=DraftOptions(folder=DRAFT),
     ),
 }
 """The same for chains alone."""

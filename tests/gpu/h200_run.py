@@ -132,7 +132,8 @@ def _vision(run: Run) -> list[list[str]]:
 
 def _export(target: Path, *flags: str) -> list[str]:
     export = [sys.executable, "-m", "daemon.cli", "export", str(MODEL), str(target)]
-    return [*export, "--device", "cuda", "--dtype", "float16", "--capacity", "1024", *flags]
+    backend = ["--backend", "onnxruntime", "--device", "cuda", "--dtype", "float16"]
+    return [*export, *backend, "--capacity", "1024", *flags]
 
 
 def _ops(_: Run) -> list[list[str]]:

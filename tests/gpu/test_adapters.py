@@ -26,7 +26,7 @@ PLAN = os.environ.get("HEARTH_TEST_ADAPTER_PLAN")
 NEAR_TIE = 0.1
 """Lead, in log probability, that rounding to half precision may turn around."""
 RANK = 16
-OPTIONS = ExportOptions(device="cuda", capacity=CAPACITY, max_lora_rank=RANK)
+OPTIONS = ExportOptions(backend="onnxruntime", device="cuda", capacity=CAPACITY, max_lora_rank=RANK)
 ENGINES = {
     "standard-fp32": structs.replace(OPTIONS, operators="standard"),
     "contrib-fp16": structs.replace(OPTIONS, operators="contrib", dtype="float16"),

@@ -70,7 +70,11 @@ def test_one_engine_serves_two_models(
         engine = Path(PLAN)
     else:
         options = ExportOptions(
-            device="cuda", capacity=CAPACITY, external_weights=True, **ENGINES[name]
+            backend="onnxruntime",
+            device="cuda",
+            capacity=CAPACITY,
+            external_weights=True,
+            **ENGINES[name],
         )
         export_model(models[0], engine, options)
     other = tmp_path / "other.safetensors"

@@ -22,7 +22,13 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 TOLERANCE = 0.05
 """In log probability; half precision is the coarsest here."""
 PLANS = os.environ.get("HEARTH_TEST_IMAGE_PLANS")
-SIZES: dict[str, Any] = {"device": "cuda", "capacity": 256, "prefill_chunk": 16, "max_batch": 3}
+SIZES: dict[str, Any] = {
+    "backend": "onnxruntime",
+    "device": "cuda",
+    "capacity": 256,
+    "prefill_chunk": 16,
+    "max_batch": 3,
+}
 ENGINES: dict[str, dict[str, Any]] = {
     "standard-fp32": {"operators": "standard"},
     "classic-fp16": {"dialect": "classic", "operators": "standard", "dtype": "float16"},

@@ -47,7 +47,11 @@ def test_onnx_runtime_gives_the_known_answer(
     tmp_path: Path, family: Family, dialect: Dialect, dtype: TargetType, device: Device
 ) -> None:
     source = write_vision_model(tmp_path / "m", family)
-    write_vision(source, tmp_path, ExportOptions(dialect=dialect, dtype=dtype, device="cuda"))
+    write_vision(
+        source,
+        tmp_path,
+        ExportOptions(dialect=dialect, dtype=dtype, backend="onnxruntime", device="cuda"),
+    )
     answers_right(tmp_path, device)
 
 

@@ -53,6 +53,7 @@ def test_embeddings_are_right_and_text_beside_them_is_what_it_is_alone(
 ) -> None:
     models = write_vision_model(tmp_path / "model", family), tmp_path / "engine"
     options = ExportOptions(
+        backend="onnxruntime",
         device="cuda",
         dtype="float16" if operators == "contrib" else "float32",
         operators=operators,  # type: ignore[arg-type] # one of both

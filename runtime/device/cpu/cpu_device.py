@@ -1,5 +1,5 @@
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -72,6 +72,10 @@ class CpuDevice:
     def constant(self, name: str, array: NDArray[Any]) -> Tensor:
         """The array itself."""
         return Tensor(name, array)
+
+    def constants(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
+        """The arrays themselves."""
+        return {name: Tensor(name, array) for name, array in arrays.items()}
 
     def put(self, target: Tensor, array: NDArray[Any]) -> None:
         """Write an array into a buffer."""

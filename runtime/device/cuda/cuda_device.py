@@ -1,5 +1,5 @@
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,9 @@ from runtime.device.device import SamplerBuffers
 from runtime.errors import HearthError
 from runtime.tensors.tensor import Tensor
 from runtime.undo import undoing
+
+_LOADING_SLOTS, _LOADING_BYTES = 4, 8 << 20
+"""Pinned memory through which weights are loaded: while one slot is filled others are copied."""
 
 
 class CudaDevice:
@@ -87,6 +90,23 @@ class CudaDevice:
         self.ring.upload(tensor.address, array)
         self.stream.synchronize()
         return tensor
+
+    def constants(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
+        """Copies of `arrays`, complete when this returns, by way of larger slots than `constant`'s.
+
+        The slots are given back. Raises `out_of_memory` naming the array and its bytes.
+        """
+        tensors = {
+            name: self.memory.zeros(name, array.shape, array.dtype)
+            for name, array in arrays.items()
+        }
+        with closing(CudaMemory(self.context, pinned=_LOADING_SLOTS * _LOADING_BYTES)) as staging:
+            ring = UploadRing(self.context, staging, self.stream, _LOADING_SLOTS, _LOADING_BYTES)
+            with closing(ring):
+                for name, array in arrays.items():
+                    ring.upload(tensors[name].address, array)
+                self.stream.synchronize()
+        return tensors
 
     def put(self, target: Tensor, array: NDArray[Any]) -> None:
         """Write an array into a buffer by way of pinned memory."""

@@ -44,7 +44,7 @@ def runtime(
     request: pytest.FixtureRequest, folders: Callable[..., Path], dialect: str
 ) -> Iterator[LLMInferenceRuntime]:
     """One whose inputs of adapters have any rank, and one with slots of the greatest."""
-    operators = {"operators": "contrib", "device": "cuda"}
+    operators = {"backend": "onnxruntime", "operators": "contrib", "device": "cuda"}
     if request.param == "standard":
         operators = {}
     elif dialect != "native":

@@ -151,7 +151,9 @@ def test_numbers_that_float16_does_not_hold_are_no_fault_on_a_cpu(
     report = checked(folder)
     assert 0 < report.error < report.tolerance
     with pytest.raises(HearthError) as caught:
-        export_model(source, tmp_path / "gpu", structs.replace(options, device="cuda"))
+        export_model(
+            source, tmp_path / "gpu", structs.replace(options, backend="onnxruntime", device="cuda")
+        )
     assert caught.value.code == "model_invalid"
 
 

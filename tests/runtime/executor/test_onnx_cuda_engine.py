@@ -35,7 +35,7 @@ gpu_test = [
 TOLERANCES = {"float32": 2e-4, "float16": 0.1, "bfloat16": 0.8}
 """Largest error of a logit; logits have a standard deviation of 1.5."""
 POSITIONS = 200
-CUDA = ExportOptions(device="cuda", dtype="float16", operators="contrib")
+CUDA = ExportOptions(backend="onnxruntime", device="cuda", dtype="float16", operators="contrib")
 Folder = Callable[[str, ExportOptions], Path]
 
 

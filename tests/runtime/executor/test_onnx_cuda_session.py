@@ -75,7 +75,9 @@ def _reads_the_host_alone(node: ir.Node, there: set[ir.Value]) -> bool:
 def test_an_engine_with_a_draft_is_accepted(
     tmp_path: Path, part: str, options: dict[str, Any]
 ) -> None:
-    folder = export_with_draft("qwen3", tmp_path, device="cuda", dialect="native", **options)
+    folder = export_with_draft(
+        "qwen3", tmp_path, backend="onnxruntime", device="cuda", dialect="native", **options
+    )
     nodes = host_nodes(ir.load(folder / part / MODEL_FILE).graph)
     assert nodes
     assert [node.name for node in nodes if node.op_type not in ON_THE_HOST] == []

@@ -22,7 +22,9 @@ from tests.vision_models import FAMILIES, write_vision_model
 
 TOLERANCE = 1e-4
 DRAFT = DraftOptions(folder=Path("draft"))
-DRAFTED = ExportOptions(device="cuda", dtype="float16", dialect="native", draft=DRAFT)
+DRAFTED = ExportOptions(
+    backend="onnxruntime", device="cuda", dtype="float16", dialect="native", draft=DRAFT
+)
 TREES = structs.replace(DRAFTED, draft=structs.replace(DRAFT, verify="trees"))
 CHAINS = structs.replace(DRAFTED, draft=structs.replace(DRAFT, verify="chains"))
 RUNS_NATIVE = pytest.mark.skipif(

@@ -22,7 +22,7 @@ from tests.references import reference_folder, reference_logits
 from tests.runtime.export.graph_driver import GraphDriver, run_rows
 
 # By name: on a machine whose ONNX Runtime reads opset 23 at most, `auto` means classic.
-CUDA = ExportOptions(device="cuda", dtype="float16", dialect="native")
+CUDA = ExportOptions(backend="onnxruntime", device="cuda", dtype="float16", dialect="native")
 RUNS_NATIVE = pytest.mark.skipif(
     resolve_dialect(ExportOptions()) != "native", reason="this ONNX Runtime reads opset 23 at most"
 )

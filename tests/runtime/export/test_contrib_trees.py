@@ -97,4 +97,6 @@ def test_nothing_is_parted_unequally_or_ranged(tmp_path: Path, part: str) -> Non
 
 def _folder(model: str | Path, target: Path) -> Path:
     """In float32, as the CPU has kernels for all of it."""
-    return export_with_draft(model, target, device="cuda", operators="contrib")
+    return export_with_draft(
+        model, target, backend="onnxruntime", device="cuda", operators="contrib"
+    )

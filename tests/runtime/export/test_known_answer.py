@@ -55,7 +55,7 @@ def test_the_ids_are_many_and_from_all_over_the_vocabulary() -> None:
     ("options", "roundings"),
     [
         (ExportOptions(dtype="float16"), 10),
-        (ExportOptions(dtype="bfloat16", device="cuda"), 10),
+        (ExportOptions(dtype="bfloat16", backend="onnxruntime", device="cuda"), 10),
         (ExportOptions(quantization="int8"), 3),
         (ExportOptions(dtype="float16", quantization="int4"), 3),
     ],

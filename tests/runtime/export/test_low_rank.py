@@ -141,7 +141,12 @@ def test_fused_attention_takes_a_joined_pair(
 @RUNS_NATIVE
 def test_trees_by_own_operators_take_adapters_and_their_draft_takes_none(tmp_path: Path) -> None:
     folder = export_with_draft(
-        "qwen3", tmp_path, device="cuda", operators="contrib", max_lora_rank=8
+        "qwen3",
+        tmp_path,
+        backend="onnxruntime",
+        device="cuda",
+        operators="contrib",
+        max_lora_rank=8,
     )
     _compare(folder, "qwen3", random_adapter(reference_folder("qwen3"), 8))
     draft = load_config(folder / DRAFT_FOLDER)
@@ -170,7 +175,7 @@ def test_models_that_take_images_take_adapters(
     adapter = random_adapter(model, 8)
     options: dict[str, Any] = {"dialect": dialect, "max_lora_rank": 8}
     if operators == "contrib":
-        options |= {"operators": operators, "device": "cuda"}
+        options |= {"backend": "onnxruntime", "operators": operators, "device": "cuda"}
     given = GraphDriver(export_with_draft(model, tmp_path / "taking", **options), ROWS, CAPACITY)
     given.adapter = engine_inputs(given.config, adapter)
     merged = merge(model, tmp_path / "merged_model", adapter)

@@ -60,4 +60,6 @@ def export_chains(model: str | Path, target: Path, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(
             f"runtime.export.{module}.resolve_operators", lambda *_, **__: "contrib"
         )
-    return export_with_draft(model, target, verify="chains", dialect="native", device="cuda")
+    return export_with_draft(
+        model, target, verify="chains", dialect="native", backend="onnxruntime", device="cuda"
+    )

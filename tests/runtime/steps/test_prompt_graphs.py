@@ -116,7 +116,13 @@ def test_captured_chunks_on_a_gpu_are_those_of_ordinary_runs(
     onnxruntime = pytest.importorskip("onnxruntime")
     if CUDA_PROVIDER not in onnxruntime.get_available_providers():
         pytest.skip("needs onnxruntime-gpu")
-    options = ExportOptions(device="cuda", dtype="float16", operators="contrib", capacity=CAPACITY)
+    options = ExportOptions(
+        backend="onnxruntime",
+        device="cuda",
+        dtype="float16",
+        operators="contrib",
+        capacity=CAPACITY,
+    )
     export_model(reference_folder("qwen3"), tmp_path / "engine", options)
     config = structs.replace(load_config(tmp_path / "engine"), max_supported_batch_size=4)
     with ExitStack() as closing:

@@ -18,8 +18,8 @@ from tests.runtime.decoding.schedules.home import export_home, settings_of
 EXPORTS: dict[str, dict[str, dict[str, Any]]] = {
     "cpu": {"native": {"dialect": "native"}, "classic": {"dialect": "classic"}},
     "cuda": {
-        "float32": {"device": "cuda", "operators": "standard"},
-        "float16": {"device": "cuda", "dtype": "float16"},
+        "float32": {"backend": "onnxruntime", "device": "cuda", "operators": "standard"},
+        "float16": {"backend": "onnxruntime", "device": "cuda", "dtype": "float16"},
     },
 }
 
