@@ -29,7 +29,8 @@ class SharedResources:
     embedded form of every token. `full_ids` [draft vocabulary] int32 gives the token of each draft
     id, None where they are the same. `rotary_rows` keep the tables of engines with some of every
     row. `external_weights` are those of a base engine that has none itself, `draft_weights` those
-    of a draft of kernels. `zero_buffer` are bytes that stay zero (`allocate_zero_buffer`). `lora` are the adapters of a base that takes any.
+    of a draft of kernels. `zero_buffer` are bytes that stay zero (`allocate_zero_buffer`). `lora`
+    are the adapters of a base that takes any.
     """
 
     def __init__(

@@ -17,12 +17,22 @@ from runtime.config import (
     parse_config,
 )
 from runtime.errors import HearthError
-from tests.runtime.engine_configs import small_config
+from tests.runtime.engine_configs import draft_config, small_config
 
 
 def fields() -> dict[str, Any]:
     decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(small_config()))
     return decoded
+
+
+KERNELS: dict[str, Any] = {
+    "backend": "kernels",
+    "device": "cuda",
+    "dtype": "float16",
+    "kv_cache_dtype": "float16",
+    "head_dim": 16,
+    "external_weight_files": ["weights.safetensors"],
+}
 
 
 def fault(**changes: Any) -> HearthError:
@@ -106,6 +116,45 @@ def test_a_wrong_type_or_choice_is_refused(changes: dict[str, Any]) -> None:
 )
 def test_sizes_that_do_not_fit_are_refused_by_name(changes: dict[str, Any], field: str) -> None:
     error = fault(**changes)
+    assert (error.code, error.field) == ("engine_corrupt", field)
+
+
+def test_an_engine_of_kernels_is_read_as_it_was_written() -> None:
+    config = parse_config(msgspec.json.encode(fields() | KERNELS))
+    assert parse_config(msgspec.json.encode(config)) == config
+    assert not config.prefills_apart
+
+
+def test_a_draft_of_kernels_has_weights_of_its_own() -> None:
+    base = parse_config(msgspec.json.encode(fields() | KERNELS))
+    draft = draft_config(base)
+    assert parse_config(msgspec.json.encode(draft)) == draft
+    other = msgspec.structs.replace(draft, backend="onnxruntime")
+    with pytest.raises(HearthError) as caught:
+        parse_config(msgspec.json.encode(other))
+    assert caught.value.field == "external_weight_files"
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"device": "cpu"}, "device"),
+        ({"dialect": "classic", "use_trt_native_ops": False}, "dialect"),
+        ({"operators": "contrib"}, "operators"),
+        ({"dtype": "float32", "kv_cache_dtype": "float32"}, "dtype"),
+        ({"kv_cache_dtype": "bfloat16"}, "kv_cache_dtype"),
+        ({"external_weight_files": []}, "external_weight_files"),
+        ({"static_decode_batches": [1, 2]}, "static_decode_batches"),
+        ({"head_dim": 24}, "head_dim"),
+        ({"head_dim": 272}, "head_dim"),
+        ({"hidden_size": 20}, "hidden_size"),
+        ({"intermediate_size": 36}, "intermediate_size"),
+        ({"num_attention_heads": 17}, "num_attention_heads"),
+    ],
+    ids=str,
+)
+def test_what_kernels_do_not_serve_is_refused_by_name(changes: dict[str, Any], field: str) -> None:
+    error = fault(**{**KERNELS, **changes})
     assert (error.code, error.field) == ("engine_corrupt", field)
 
 
