@@ -5,10 +5,14 @@ from collections.abc import Callable
 import msgspec
 
 from runtime.config import LLMEngineRunnerConfig
+from runtime.device.cuda.compiler import compiler_version, load_compiler_api
 from runtime.device.cuda.context import CudaContext, open_context
+from runtime.errors import HearthError
 from runtime.executor.tensorrt.library import load_library
 from runtime.executor.tensorrt.manifest import check_plan
 from runtime.onnx_runtime import check_provider, check_version, load_onnx_runtime
+
+_FIRST_FOR_KERNELS = (8, 0)
 
 
 class GPUFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,13 +50,16 @@ def gpu_facts(opening: Callable[[], CudaContext] = open_context) -> GPUFacts:
 def serving_library(config: LLMEngineRunnerConfig) -> str:
     """Name and version of the library that would run an engine of `config`.
 
-    Raises `engine_incompatible` where it is not installed, too old or cannot use a GPU.
+    It is the compiler of an engine of kernels. Raises `engine_incompatible` where it is not
+    installed, too old or cannot use a GPU.
     """
     if config.backend == "tensorrt":
         library = load_library(config.plan.builder if config.plan else "tensorrt")
         return f"{library.__name__} {library.__version__}"
     if config.backend == "simulated":
         return "simulated"
+    if config.backend == "kernels":
+        return f"NVRTC {compiler_version(load_compiler_api())}"
     library = load_onnx_runtime()
     if config.device == "cuda":
         check_provider(library)
@@ -61,6 +68,13 @@ def serving_library(config: LLMEngineRunnerConfig) -> str:
 
 
 def check_gpu(config: LLMEngineRunnerConfig, gpu: GPUFacts, library: str) -> None:
-    """Compare a plan's record with this GPU and library; raises `engine_incompatible`."""
+    """Whether this GPU and library run such an engine; raises `engine_incompatible`."""
+    if config.backend == "kernels" and gpu.compute_capability < _FIRST_FOR_KERNELS:
+        raise HearthError(
+            "engine_incompatible",
+            f"Hearth's kernels need a GPU of compute capability 8.0 or newer, {gpu.name} has "
+            f"{'.'.join(map(str, gpu.compute_capability))}: export with --backend onnxruntime",
+            "device",
+        )
     if config.backend == "tensorrt":
         check_plan(config, library.rpartition(" ")[2], gpu.name, gpu.compute_capability)

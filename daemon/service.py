@@ -53,7 +53,7 @@ from daemon.notify import notify, reloading, tell_state
 from daemon.observers import Observers
 from daemon.other_weights import verify_weights
 from daemon.reload import change_to
-from daemon.shipped import engine_folder
+from daemon.shipped import engine_folder, same_engine
 from daemon.sight import most_tokens, open_sight
 from daemon.signals import Asked, lose_patience
 from daemon.supervision.supervisor import ActorPlan, Listeners, Supervisor
@@ -356,7 +356,7 @@ class Service:
 
     def _check(self, read: Settings) -> None:
         """Refuse what a start would, which may come any time from now on."""
-        if read.engine == self._settings.engine:
+        if same_engine(read, self._settings):
             _deployment(read, self._engine)
         elif read.engine:
             _deployment(read, engine_folder(read.engine))

@@ -8,7 +8,9 @@ from pathlib import Path
 from shutil import rmtree
 
 import click
+from msgspec import structs
 
+from daemon.configuration.settings import Settings
 from runtime.cache_folder import cache_folder
 from runtime.config import CONFIG_FILE
 from runtime.decoding.deployment import load_deployment
@@ -24,17 +26,35 @@ VISION = SOURCE.with_name("home-vision")
 
 
 def engine_folder(
-    engine: str, progress: Progress | None = None, environ: Mapping[str, str] | None = None
+    engine: str,
+    progress: Progress | None = None,
+    environ: Mapping[str, str] | None = None,
+    *,
+    kernels: bool = False,
 ) -> Path:
     """The folder named `engine`, or with an empty name that of the shipped model.
 
-    The latter is exported on first use, with its draft. Raises `engine_missing` when the shipped
-    model or its draft is absent.
+    The latter is exported on first use, with its draft: for `kernels`, else for ONNX Runtime on the
+    CPU. Raises `engine_missing` when the shipped model or its draft is absent.
     """
     if engine:
         # Absolute, because actors in processes of their own have another working folder.
         return Path(engine).expanduser().resolve()
-    return shipped_engine(SOURCE, DRAFT, cache_folder(environ), progress)
+    return shipped_engine(SOURCE, DRAFT, cache_folder(environ), progress, kernels=kernels)
+
+
+def wants_kernels(settings: Settings) -> bool:
+    """Whether the shipped model is to run on kernels: on a GPU, where no other kind is named."""
+    if settings.engine_kind == "auto":
+        return settings.device == "cuda"
+    return settings.engine_kind == "kernels"
+
+
+def same_engine(one: Settings, other: Settings) -> bool:
+    """Whether both mean one engine folder."""
+    if one.engine or other.engine:
+        return one.engine == other.engine
+    return wants_kernels(one) == wants_kernels(other)
 
 
 def vision_engine_folder(progress: Progress | None = None) -> Path:
@@ -46,12 +66,17 @@ def vision_engine_folder(progress: Progress | None = None) -> Path:
 
 
 def shipped_engine(
-    source: Path, draft: Path | None, cache: Path, progress: Progress | None = None
+    source: Path,
+    draft: Path | None,
+    cache: Path,
+    progress: Progress | None = None,
+    *,
+    kernels: bool = False,
 ) -> Path:
     """The engine folder of `source` and `draft` in `cache`, exported unless it is there and whole.
 
-    Its path carries a digest of both and of the versions of Hearth and ONNX Runtime, so a change
-    of any of them gives a new folder. Processes that ask at the same time share one export.
+    Its path carries a digest of both, of the version of Hearth and of what runs it, so a change of
+    any of them gives a new folder. Processes that ask at the same time share one export.
     """
     sources = [source] if draft is None else [source, draft]
     for folder in sources:
@@ -62,7 +87,9 @@ def shipped_engine(
                 "hearth export",
                 "engine",
             )
-    target = cache / "engines" / _digest(*sources) / source.name
+    # The dialect of a graph depends on what this ONNX Runtime reads; kernels need none.
+    runs_on = "kernels" if kernels else installed_version()
+    target = cache / "engines" / _digest(runs_on, *sources) / source.name
     if _fault(target) is None:
         return target
     with _locked(cache):
@@ -71,7 +98,7 @@ def shipped_engine(
             if target.exists():
                 click.echo(f"the engine of the shipped model is built again: {fault}", err=True)
                 rmtree(target)
-            _export(source, draft, target, progress)
+            _export(source, draft, target, progress, kernels=kernels)
     return target
 
 
@@ -84,16 +111,19 @@ def _fault(folder: Path) -> str | None:
     return None
 
 
-def _export(source: Path, draft: Path | None, target: Path, progress: Progress | None) -> None:
+def _export(
+    source: Path, draft: Path | None, target: Path, progress: Progress | None, *, kernels: bool
+) -> None:
     from runtime.export import DraftOptions, ExportOptions, export_model  # noqa: PLC0415 - slow import
 
     options = ExportOptions(draft=None if draft is None else DraftOptions(folder=draft))
+    if kernels:
+        options = structs.replace(options, backend="kernels", device="cuda", dtype="float16")
     export_model(source, target, options, progress)
 
 
-def _digest(*folders: Path) -> str:
-    # The dialect of the export depends on what this ONNX Runtime reads.
-    digest = hashlib.sha256(f"{VERSION} {installed_version()}".encode())
+def _digest(runs_on: str, *folders: Path) -> str:
+    digest = hashlib.sha256(f"{VERSION} {runs_on}".encode())
     for path in (path for folder in folders for path in sorted(folder.iterdir())):
         if path.is_file():
             digest.update(f"{path.parent.name}/{path.name}".encode())

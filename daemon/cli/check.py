@@ -9,7 +9,7 @@ from daemon.cli.console import out, progress_bar, size, table
 from daemon.cli.errors import FAILED, Failure
 from daemon.cli.options import json_option, settings_from, settings_options
 from daemon.configuration.settings import Settings
-from daemon.shipped import engine_folder
+from daemon.shipped import engine_folder, wants_kernels
 from runtime.errors import HearthError
 
 
@@ -52,7 +52,7 @@ def check(config: Path | None, *, answer: bool, as_json: bool, **flags: Any) -> 
 
 def _inspect(settings: Settings, *, answer: bool) -> Report:
     with progress_bar() as progress:
-        folder = engine_folder(settings.engine, progress)
+        folder = engine_folder(settings.engine, progress, kernels=wants_kernels(settings))
     report = inspect_engine(settings, folder)
     return with_answer(report, settings, folder) if answer else report
 
@@ -73,7 +73,7 @@ def _rows(report: Report) -> list[tuple[str, str]]:
         ("engine", report.engine),
         ("architecture", report.architecture),
         ("device", _device(report)),
-        ("runs on", f"{report.library or 'nothing here'}, {report.dialect} dialect"),
+        ("runs on", _runs_on(report)),
         *_plan_rows(report),
         ("weights", f"{report.dtype}, quantization {report.quantization}{_whose(report)}"),
         ("cache", report.kv_cache_dtype),
@@ -89,6 +89,13 @@ def _rows(report: Report) -> list[tuple[str, str]]:
         ("known answer", _answer(report)),
         *_tower_rows(report.tower),
     ]
+
+
+def _runs_on(report: Report) -> str:
+    library = report.library or "nothing here"
+    if report.engine_kind == "kernels":
+        return f"Hearth's own kernels, compiled by {library}"
+    return f"{library}, {report.dialect} dialect"
 
 
 def _whose(report: Report) -> str:

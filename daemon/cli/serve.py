@@ -14,7 +14,7 @@ from daemon.exit_codes import exit_code
 from daemon.life import Life
 from daemon.notify import tell_state
 from daemon.open_files import fill_standard_files, make_room
-from daemon.shipped import Progress, engine_folder
+from daemon.shipped import Progress, engine_folder, wants_kernels
 from daemon.signals import Asked, held_signals
 from runtime.errors import HearthError
 
@@ -33,7 +33,8 @@ def serve(config: Path | None, **flags: Any) -> int:
     try:
         settings = _read(config, flags)
         with progress_bar() as progress:
-            folder = engine_folder(settings.engine, _told_to_the_manager(progress))
+            told, kernels = _told_to_the_manager(progress), wants_kernels(settings)
+            folder = engine_folder(settings.engine, told, kernels=kernels)
     except HearthError as error:
         report(error)
         tell_state(Life().failed(error.message))

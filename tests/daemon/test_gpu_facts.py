@@ -1,8 +1,10 @@
+import re
 from types import SimpleNamespace
 from typing import Any
 
 import onnxruntime
 import pytest
+from cuda.bindings import nvrtc
 from msgspec import structs
 
 from daemon import gpu_facts as module
@@ -60,6 +62,24 @@ def test_a_context_is_given_back_when_an_answer_fails() -> None:
     with pytest.raises(KeyError):
         gpu_facts(lambda: context)
     assert context.closed
+
+
+KERNELS = structs.replace(small_config(), backend="kernels", device="cuda", dtype="float16")
+
+
+def test_kernels_are_compiled_and_need_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert re.fullmatch(r"NVRTC \d+\.\d+", serving_library(KERNELS))
+    monkeypatch.setattr(nvrtc, "nvrtcVersion", lambda: (1, 0, 0))
+    with pytest.raises(HearthError, match="does not say its version") as caught:
+        serving_library(KERNELS)
+    assert caught.value.code == "engine_incompatible"
+
+
+def test_kernels_need_a_gpu_from_ampere_on() -> None:
+    check_gpu(KERNELS, structs.replace(GPU, compute_capability=(8, 0)), "NVRTC 13.0")
+    with pytest.raises(HearthError, match=r"has 7\.5: export with --backend onnxruntime") as caught:
+        check_gpu(KERNELS, structs.replace(GPU, compute_capability=(7, 5)), "NVRTC 13.0")
+    assert (caught.value.code, caught.value.field) == ("engine_incompatible", "device")
 
 
 def test_the_library_of_an_onnx_engine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from daemon import shipped
-from daemon.shipped import engine_folder, shipped_engine
+from daemon.configuration.settings import Settings
+from daemon.shipped import engine_folder, same_engine, shipped_engine, wants_kernels
 from runtime.decoding.deployment import load_deployment
 from runtime.errors import HearthError
 from runtime.export import ExportOptions
@@ -121,6 +123,45 @@ def test_a_damaged_engine_is_built_again_and_that_is_said_in_one_line(
     assert said.count("\n") == 1
     assert "export the model" not in said
     load_deployment(folder, RuntimeOptions())
+
+
+def test_kernels_have_a_folder_of_their_own_and_ask_for_no_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shipped_engine(shipped.SOURCE, shipped.DRAFT, tmp_path)
+
+    def ask() -> str:
+        raise HearthError("engine_incompatible", "there is no engine library")
+
+    for module in ("daemon.shipped", "runtime.export.options"):
+        monkeypatch.setattr(f"{module}.installed_version", ask)
+    kernels = shipped_engine(shipped.SOURCE, shipped.DRAFT, tmp_path, kernels=True)
+    assert kernels != folder
+    assert shipped_engine(shipped.SOURCE, shipped.DRAFT, tmp_path, kernels=True) == kernels
+    found = load_deployment(kernels, RuntimeOptions())
+    assert (found.base.backend, found.base.dtype, found.method) == ("kernels", "float16", "eagle")
+    assert found.drafting.drafting_top_k > 1
+
+
+@pytest.mark.parametrize(
+    ("device", "kind", "kernels"),
+    [
+        ("auto", "auto", False),
+        ("cpu", "auto", False),
+        ("cuda", "auto", True),
+        ("cuda", "onnxruntime", False),
+        ("auto", "kernels", True),
+    ],
+)
+def test_the_shipped_model_is_served_by_kernels_on_a_gpu(
+    device: Any, kind: Any, *, kernels: bool
+) -> None:
+    settings = Settings(device=device, engine_kind=kind)
+    assert wants_kernels(settings) is kernels
+    assert same_engine(settings, Settings()) is not kernels
+    named = structs.replace(settings, engine="x")
+    assert same_engine(named, Settings(engine="x"))
+    assert not same_engine(named, settings)
 
 
 @pytest.mark.parametrize("absent", ["home", "home-draft"])

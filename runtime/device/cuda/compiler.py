@@ -44,6 +44,14 @@ def load_compiler_api() -> Any:
     return nvrtc
 
 
+def compiler_version(api: Any) -> str:
+    """Major and minor version of NVRTC, that of its CUDA; raises `engine_incompatible`."""
+    status, major, minor = api.nvrtcVersion()
+    if status:
+        raise HearthError("engine_incompatible", "this NVRTC does not say its version", "device")
+    return f"{major}.{minor}"
+
+
 def _extra() -> str:
     """What brings a compiler of the installed bindings' CUDA."""
     try:
@@ -104,8 +112,7 @@ class KernelCompiler:
         return f"compute_{max(older)}"
 
     def _key(self, source: str, options: Sequence[str]) -> str:
-        major, minor = self._check("nvrtcVersion", None, *self._api.nvrtcVersion())
-        parts = (f"{major}.{minor}", *options, source)
+        parts = (compiler_version(self._api), *options, source)
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:_DIGEST_BYTES]
 
     def _compile(self, name: str, source: str, options: Sequence[str]) -> bytes:

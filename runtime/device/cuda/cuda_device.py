@@ -102,10 +102,13 @@ class CudaDevice:
         }
         with closing(CudaMemory(self.context, pinned=_LOADING_SLOTS * _LOADING_BYTES)) as staging:
             ring = UploadRing(self.context, staging, self.stream, _LOADING_SLOTS, _LOADING_BYTES)
-            with closing(ring):
+            try:
                 for name, array in arrays.items():
                     ring.upload(tensors[name].address, array)
+            finally:
+                # Slots must not go before the copies out of them have ended.
                 self.stream.synchronize()
+                ring.close()
         return tensors
 
     def put(self, target: Tensor, array: NDArray[Any]) -> None:

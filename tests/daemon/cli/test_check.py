@@ -117,6 +117,13 @@ def test_a_plan_and_its_gpu_are_in_the_table(tiny_engine: Path) -> None:
     assert "plan built by" not in dict(_rows(cpu))
 
 
+def test_kernels_and_their_compiler_are_in_the_table(tiny_engine: Path) -> None:
+    report = structs.replace(
+        inspect_engine(Settings(), tiny_engine), engine_kind="kernels", library="NVRTC 13.0"
+    )
+    assert dict(_rows(report))["runs on"] == "Hearth's own kernels, compiled by NVRTC 13.0"
+
+
 def test_programs_learn_of_a_wrong_settings_file_too(tmp_path: Path) -> None:
     path = tmp_path / "h.toml"
     path.write_text("engin = 'x'")

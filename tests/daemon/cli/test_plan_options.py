@@ -37,6 +37,33 @@ def test_onnx_runtime_has_no_plan() -> None:
     assert (options.plan, options.dtype) == (None, "float32")
 
 
+def test_kernels_are_for_a_gpu_in_sixteen_bits() -> None:
+    options = asked("--backend", "kernels")
+    assert (options.engine, options.device, options.dtype) == ("kernels", "cuda", "float16")
+    options = asked("--backend", "kernels", "--device", "cuda", "--dtype", "bfloat16")
+    assert (options.engine, options.device, options.dtype) == ("kernels", "cuda", "bfloat16")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("--device", "cpu"),
+        ("--dtype", "float32"),
+        ("--operators", "contrib"),
+        ("--dialect", "classic"),
+        ("--quantization", "int8"),
+        ("--draft", "c", "--verify", "chains"),
+        ("--draft", "c", "--drafting-top-k", "4"),
+        ("--builder", "tensorrt"),
+    ],
+    ids=" ".join,
+)
+def test_kernels_refuse_what_is_for_another_engine(given: tuple[str, ...]) -> None:
+    arguments = ["a", "b", "--backend", "kernels", *given]
+    with pytest.raises(click.UsageError):
+        CliRunner().invoke(export, arguments, standalone_mode=False, catch_exceptions=False)
+
+
 def test_a_plan_proposes_trees_of_one_shape() -> None:
     options = asked(
         *("--backend", "tensorrt", "--draft", "c", "--drafting-top-k", "4"),
