@@ -46,7 +46,7 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Size in bytes and SHA-256 (hex) of one file of the engine folder."""
+    """Size in bytes and digest of one file of the engine folder (`runtime.file_digest`)."""
 
     bytes: int
     sha256: str

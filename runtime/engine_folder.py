@@ -1,7 +1,6 @@
 """The files of an engine folder: their names, their digests and the check before they are used."""
 
 import errno
-import hashlib
 import os
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from runtime.config import (
     config_file,
 )
 from runtime.errors import HearthError
+from runtime.file_digest import has_digest, record_digest
 from runtime.vision_config import VISION_CONFIG_FILE, VISION_FOLDER, VisionConfig
 
 MODEL_FILE = "model.onnx"
@@ -42,7 +42,6 @@ _REQUIRED_BY = {
     "simulated": (),
 }
 _NOT_OF_A_DRAFT = (EMBEDDING_FILE, TOKENIZER_FILE)
-_PIECE = 1 << 20
 
 
 def record_files(folder: Path) -> dict[str, FileRecord]:
@@ -50,7 +49,7 @@ def record_files(folder: Path) -> dict[str, FileRecord]:
     paths = sorted(
         path for path in folder.iterdir() if path.is_file() and path.name not in CONFIG_FILES
     )
-    return {path.name: FileRecord(path.stat().st_size, file_digest(path)) for path in paths}
+    return {path.name: FileRecord(path.stat().st_size, record_digest(path)) for path in paths}
 
 
 def write_config(folder: Path, config: LLMEngineRunnerConfig) -> None:
@@ -101,7 +100,7 @@ def _compare(
         raise _corrupt(path.name, f"has {size} bytes instead of {record.bytes}")
     if not os.access(path, os.R_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    if digests and file_digest(path, read) != record.sha256:
+    if digests and not has_digest(path, record.sha256, read):
         raise _corrupt(path.name, "was changed after the export")
 
 
@@ -130,15 +129,3 @@ def _required(config: LLMEngineRunnerConfig | VisionConfig) -> Iterator[str]:
 
 def _corrupt(name: str, what: str) -> HearthError:
     return HearthError("engine_corrupt", f"{name} {what}: export the model again", name)
-
-
-def file_digest(path: Path, read: Callable[[int], None] | None = None, *, begin: int = 0) -> str:
-    """The SHA-256 of a file from `begin` on; `read` is told the bytes of each piece."""
-    digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        file.seek(begin)
-        while piece := file.read(_PIECE):
-            digest.update(piece)
-            if read is not None:
-                read(len(piece))
-    return digest.hexdigest()

@@ -22,8 +22,8 @@ from runtime.adapters.adapter import (
 from runtime.adapters.peft import PEFT_TENSORS, read_peft
 from runtime.config import LLMEngineRunnerConfig
 from runtime.device.mapped_tensors import map_tensors
-from runtime.engine_folder import file_digest
 from runtime.errors import HearthError
+from runtime.file_digest import file_digest
 from runtime.fresh_files import fresh_folder
 
 RECORD_FILE = "adapter.json"

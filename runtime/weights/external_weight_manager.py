@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from runtime.config import WEIGHTS_FILE, FileRecord, LLMEngineRunnerConfig
 from runtime.device.device import Device
 from runtime.device.mapped_tensors import DTYPES, map_tensor
-from runtime.engine_folder import file_digest
 from runtime.errors import HearthError
+from runtime.file_digest import has_digest
 from runtime.known_answer import KnownAnswer, load_answer, parse_answer
 from runtime.tensors.registry import TensorSpec
 from runtime.tensors.tensor import Tensor
@@ -79,7 +79,7 @@ class ExternalWeightManager:
     def verify(self, read: Callable[[int], None] | None = None) -> None:
         """Compare every byte of the data with the digest, telling those of each piece."""
         path = self._file.path
-        if file_digest(path, read, begin=self._layout.begin) != self.digest:
+        if not has_digest(path, self.digest, read, begin=self._layout.begin):
             raise HearthError(
                 "weights_invalid",
                 f"{path} was changed: write the file again with hearth weights",

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import msgspec
 
 from runtime.device.mapped_tensors import read_header
-from runtime.engine_folder import file_digest
 from runtime.errors import HearthError
+from runtime.file_digest import record_digest
 from runtime.weights.layout import WeightLayout
 
 FORMAT = "hearth-weights-1"
@@ -78,7 +78,7 @@ def open_weights(path: Path, layout: WeightLayout) -> WeightsFile:
 
 def write_head(path: Path, layout: WeightLayout, source: str, answer: bytes) -> str:
     """Write the head of a file whose data are there; gives the digest of the data."""
-    sha256 = file_digest(path, begin=layout.begin)
+    sha256 = record_digest(path, begin=layout.begin)
     note = WeightsNote(format=FORMAT, source=source, sha256=sha256, answer=answer.decode())
     header: dict[str, object] = {"__metadata__": msgspec.to_builtins(note)}
     for name, entry in layout.tensors.items():
