@@ -59,7 +59,7 @@ def made(
 
 def biased(target: Path) -> Path:
     """A model of Qwen2, whose heads kernels serve."""
-    return copy_model("qwen2", target, num_attention_heads=2, num_key_value_heads=1)
+    return copy_model("qwen2", target, num_attention_heads=2, num_key_value_heads=1, head_dim=16)
 
 
 def compare(

@@ -68,6 +68,7 @@ def test_what_fails_on_the_way_leaves_nothing_behind() -> None:
             device.constants(arrays())
         except HearthError as error:
             codes.add(error.code)
+        api.failing_call = -1
         device.close()
         assert (api.alive, api.misuse) == ({}, []), api.failed
         if api.failed is None:
