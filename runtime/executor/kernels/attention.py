@@ -1,0 +1,232 @@
+"""Launches of the rotation of a step's heads, their cache writes and attention (attention.cu)."""
+
+import ctypes
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from runtime.config import LLMEngineRunnerConfig
+from runtime.device.cuda.launch import addresses, integers
+from runtime.executor.kernels.launch import GpuFacts, Kernels, Launch
+
+SPLIT = 64
+"""Positions of a split."""
+SPAN = 4
+"""Splits of a span."""
+_WARPS = 4
+_THREADS = 32 * _WARPS
+_TILE = 16
+_SHARES = ((64, 1), (128, 2), (256, 4))
+"""Warps that have a tile together in wide steps, by the largest dimension of a head: what one of
+them keeps must fit into its registers."""
+_BLOCKS = 3
+"""Blocks of a multiprocessor where positions are spread over blocks."""
+_CROWDED = 2
+_LEAST_PARTS = 4
+_FINE = 4
+_ELEMENT_BYTES = 2
+_FLOAT_BYTES = 4
+_SUM_BYTES = 8
+_TICKET_BYTES = 4
+_ALIGNMENT = 256
+
+
+class AttentionArguments(ctypes.Structure):
+    """What `attend` and `rotate` are told, in the order of the source."""
+
+    _fields_ = (
+        *addresses(
+            "qkv queries keys values start positions cos sin q_gain k_gain mask out partial sums "
+            "tickets"
+        ),
+        ("eps", ctypes.c_float),
+        ("scale", ctypes.c_float),
+        *integers("batch seq_len kv_len table_rows units fine"),
+    )
+
+
+class AttentionShape(NamedTuple):
+    """The sizes of a model that attention follows from."""
+
+    head_dim: int
+    query_heads: int
+    kv_heads: int
+
+    @property
+    def group(self) -> int:
+        """Query heads of a KV head."""
+        return self.query_heads // self.kv_heads
+
+
+class AttentionPlan(NamedTuple):
+    """How the work of a step is cut; none of this touches its numbers.
+
+    `share` warps have a tile of 16 query rows together. For each row and KV head there are `tiles`
+    times `parts` blocks: a tile's positions are spread over `parts` blocks in units, which are
+    splits where there are at most `fine` of them, else spans; there are at most `units`. Blocks of
+    a `whole` step have all positions; those of one that is `fused` rotate too.
+    """
+
+    share: int
+    tiles: int
+    parts: int = 1
+    fine: int = 0
+    units: int = 1
+    fused: bool = False
+    whole: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Query rows of a block."""
+        return _TILE * _WARPS // self.share
+
+
+@lru_cache
+def plan_attention(
+    shape: AttentionShape, multiprocessors: int, batch: int, seq_len: int, kv_len: int
+) -> AttentionPlan:
+    """Cut a step of `seq_len` tokens a row over caches of `kv_len` slots."""
+    rows, pairs = seq_len * shape.group, batch * shape.kv_heads
+    splits = -(-kv_len // SPLIT)
+    spans = -(-splits // SPAN)
+    if rows <= _TILE:
+        fused = seq_len == 1
+        if pairs >= _CROWDED * multiprocessors:
+            return AttentionPlan(_WARPS, 1, fused=fused, whole=True)
+        parts = min(splits, max(_LEAST_PARTS, _BLOCKS * multiprocessors // pairs))
+        return AttentionPlan(_WARPS, 1, parts, parts, max(parts, spans), fused)
+    share = next(share for most, share in _SHARES if shape.head_dim <= most)
+    tiles = -(-rows * share // (_TILE * _WARPS))
+    if _CROWDED * tiles * pairs >= multiprocessors:
+        return AttentionPlan(share, tiles, whole=True)
+    share = max(share, 2)
+    tiles = -(-rows * share // (_TILE * _WARPS))
+    fine = min(splits, _FINE)
+    units = max(fine, spans)
+    parts = min(units, max(1, _BLOCKS * multiprocessors // (pairs * tiles)))
+    return AttentionPlan(share, tiles, parts, min(fine, parts), units)
+
+
+class Attention:
+    """Attention of one model on one GPU.
+
+    `eps` is that of the norms of heads, if the model has these: `qk_norm`.
+    """
+
+    def __init__(
+        self,
+        programs: Kernels,
+        facts: GpuFacts,
+        config: LLMEngineRunnerConfig,
+        *,
+        eps: float,
+        qk_norm: bool,
+    ) -> None:
+        self._programs = programs
+        self._multiprocessors = facts.multiprocessors
+        self._eps, self._qk_norm = eps, qk_norm
+        self._shape = AttentionShape(
+            config.head_dim, config.num_attention_heads, config.num_kv_heads
+        )
+        own_tables = config.use_context_dependent_rope
+        self._table_rows = config.max_kv_cache_capacity if own_tables else 0
+        self._macros = {
+            "BFLOAT": int(config.dtype == "bfloat16"),
+            "DIM": config.head_dim,
+            "ROTARY": config.rotary_dim,
+            "QUERY_HEADS": config.num_attention_heads,
+            "KV_HEADS": config.num_kv_heads,
+        }
+        self._functions: dict[tuple[int, bool, bool, bool], tuple[Any, Any]] = {}
+        self._scratch = self._tickets = 0
+
+    def scratch_bytes(self, batch: int, seq_len: int, kv_len: int) -> int:
+        """Bytes of memory that a step of these sizes uses; their contents do not matter."""
+        return sum(self._parts_of_scratch(batch, seq_len, kv_len))
+
+    def use_scratch(self, address: int) -> None:
+        """Where that memory is, for the launches that are made from now on."""
+        self._scratch = address
+
+    def ticket_bytes(self, batch: int, seq_len: int, kv_len: int) -> int:
+        """Bytes of counters, which must be zero once and belong to this object alone."""
+        plan = self.plan(batch, seq_len, kv_len)
+        return 0 if plan.whole else batch * plan.tiles * self._shape.kv_heads * _TICKET_BYTES
+
+    def use_tickets(self, address: int) -> None:
+        """Where the counters are, for the launches that are made from now on."""
+        self._tickets = address
+
+    def plan(self, batch: int, seq_len: int, kv_len: int) -> AttentionPlan:
+        """How such a step is cut."""
+        return plan_attention(self._shape, self._multiprocessors, batch, seq_len, kv_len)
+
+    def launches(  # noqa: PLR0917 (as many inputs has the step)
+        self,
+        qkv: int,
+        gains: tuple[int, int],
+        caches: tuple[int, int],
+        start: int,
+        positions: int,
+        rope: tuple[int, int],
+        mask: int,
+        out: int,
+        batch: int,
+        seq_len: int,
+        kv_len: int,
+    ) -> tuple[Launch, ...]:
+        """Rotate qkv float32 [T, (Hq + 2 Hkv) D], write keys and values, attend: out [T, Hq D].
+
+        T tokens are `batch` rows of `seq_len`. `gains` [D] are those of the norms of query and key
+        heads, if there are any, `caches` keys and values [batch, Hkv, kv_len, D], `rope` cosines
+        and sines [., R / 2], of each row if its tables are its own; `start` int64 [batch] and
+        `positions` int64 [batch, seq_len]. `mask` is the packed mask int32 [batch, seq_len,
+        ceil(seq_len / 32)], or 0 where each token sees all before it.
+        """
+        plan, shape = self.plan(batch, seq_len, kv_len), self._shape
+        sizes = self._parts_of_scratch(batch, seq_len, kv_len)
+        queries = self._scratch
+        partial = queries + sizes[0]
+        if not self._qk_norm:
+            gains = (0, 0)
+        arguments = AttentionArguments(
+            qkv, queries, *caches, start, positions, *rope, *gains, mask, out,
+            partial, partial + sizes[1], self._tickets,
+            self._eps, shape.head_dim**-0.5,
+            batch, seq_len, kv_len, self._table_rows, plan.units, plan.fine,
+        )  # fmt: skip
+        rotate, attend = self._kernels(plan, tree=mask != 0 and not plan.fused)
+        grid = (plan.parts, shape.kv_heads, plan.tiles * batch)
+        attention = Launch(attend, grid, _THREADS, 0, arguments, "attend")
+        if plan.fused:
+            return (attention,)
+        heads = batch * seq_len * (shape.query_heads + 2 * shape.kv_heads)
+        grid = (-(-heads // _WARPS), 1, 1)
+        return (Launch(rotate, grid, _THREADS, 0, arguments, "rotate"), attention)
+
+    def _kernels(self, plan: AttentionPlan, *, tree: bool) -> tuple[Any, Any]:
+        """The kernels `rotate` and `attend` for steps that are cut like this."""
+        key = (plan.share, plan.fused, tree, plan.whole)
+        if key not in self._functions:
+            forms = zip(("SHARE", "FUSED", "TREE", "WHOLE"), map(int, key), strict=True)
+            macros = self._macros | dict(forms)
+            self._functions[key] = (
+                self._programs.kernel("attention", "rotate", macros),
+                self._programs.kernel("attention", "attend", macros),
+            )
+        return self._functions[key]
+
+    def _parts_of_scratch(self, batch: int, seq_len: int, kv_len: int) -> tuple[int, int, int]:
+        """Bytes of rotated queries, of partial sums of values, and of their maxima and sums."""
+        plan, shape = self.plan(batch, seq_len, kv_len), self._shape
+        queries = 0 if plan.fused else batch * seq_len * shape.query_heads * shape.head_dim
+        rows = min(plan.rows, seq_len * shape.group)
+        sums = 0 if plan.whole else batch * plan.tiles * shape.kv_heads * plan.units * rows
+        return (
+            _aligned(queries * _ELEMENT_BYTES),
+            sums * shape.head_dim * _FLOAT_BYTES,
+            sums * _SUM_BYTES,
+        )
+
+
+def _aligned(count: int) -> int:
+    return -(-count // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,86 @@
+// What becomes of a head of a token between its product and attention: its norm if the model has
+// one, its turn, its scale, and one rounding. A warp takes a head; both kernels that do this share
+// these functions, so their bits are the same.
+//
+// Elements go by pairs: those of the first ROTARY are turned, element i with i + ROTARY / 2; the
+// others stay, and are paired alike so that every pair is two elements DIM-wide apart.
+
+#define PAIRS ((DIM / 2 + 31) / 32)
+
+__device__ int first_of(int pair) { return pair < ROTARY / 2 ? pair : pair + ROTARY / 2; }
+__device__ int second_of(int pair) { return pair + (pair < ROTARY / 2 ? ROTARY : DIM) / 2; }
+
+// Cosines and sines of a lane's pairs; those of pairs that stay are 1 and 0.
+struct Angles {
+  float cos[PAIRS], sin[PAIRS];
+
+  __device__ void load(const float* cosines, const float* sines) {
+#pragma unroll
+    for (int i = 0; i < PAIRS; ++i) {
+      int pair = threadIdx.x % 32 + i * 32;
+      bool turned = pair < ROTARY / 2;
+      cos[i] = turned ? __ldg(cosines + pair) : 1.0f;
+      sin[i] = turned ? __ldg(sines + pair) : 0.0f;
+    }
+  }
+};
+
+// The two elements of each of a lane's pairs.
+struct Head {
+  float one[PAIRS], other[PAIRS];
+
+  __device__ void load(const float* raw) {
+#pragma unroll
+    for (int i = 0; i < PAIRS; ++i) {
+      int pair = threadIdx.x % 32 + i * 32;
+      bool there = pair < DIM / 2;
+      one[i] = there ? __ldcg(raw + first_of(pair)) : 0.0f;
+      other[i] = there ? __ldcg(raw + second_of(pair)) : 0.0f;
+    }
+  }
+
+  // Zhang and Sennrich, Root Mean Square Layer Normalization, 2019.
+  __device__ void normalise(const u16* gain, float eps) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < PAIRS; ++i) {
+      sum = __fmaf_rn(one[i], one[i], sum);
+      sum = __fmaf_rn(other[i], other[i], sum);
+    }
+#pragma unroll
+    for (int i = 16; i; i >>= 1) sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, i));
+    float root = rsqrtf(__fmaf_rn(sum, 1.0f / DIM, eps));
+#pragma unroll
+    for (int i = 0; i < PAIRS; ++i) {
+      int pair = threadIdx.x % 32 + i * 32;
+      if (pair >= DIM / 2) continue;
+      one[i] = __fmul_rn(__fmul_rn(one[i], root), number(__ldg(gain + first_of(pair))));
+      other[i] = __fmul_rn(__fmul_rn(other[i], root), number(__ldg(gain + second_of(pair))));
+    }
+  }
+
+  // Su et al., RoFormer, 2021.
+  __device__ void turn(const Angles& by) {
+#pragma unroll
+    for (int i = 0; i < PAIRS; ++i) {
+      float a = one[i], b = other[i];
+      one[i] = __fmaf_rn(-b, by.sin[i], __fmul_rn(a, by.cos[i]));
+      other[i] = __fmaf_rn(a, by.sin[i], __fmul_rn(b, by.cos[i]));
+    }
+  }
+
+  __device__ void store(u16* to, float scale) const {
+#pragma unroll
+    for (int i = 0; i < PAIRS; ++i) {
+      int pair = threadIdx.x % 32 + i * 32;
+      if (pair >= DIM / 2) continue;
+      to[first_of(pair)] = element(__fmul_rn(one[i], scale));
+      to[second_of(pair)] = element(__fmul_rn(other[i], scale));
+    }
+  }
+};
+
+// Where the cosines or sines of a token lie in a table of `rows` (0: one that all rows share).
+__device__ const float* angles_of(const float* table, long long position, int row, int rows) {
+  return table + ((long long)row * rows + position) * (ROTARY / 2);
+}

@@ -1,0 +1,72 @@
+"""Attention compiles for GPUs that are not here, without spilling, in 48 KB of shared memory."""
+
+import re
+from functools import cache
+from typing import Any
+
+import pytest
+
+from runtime.device.cuda.compiler import kernel_source, load_compiler_api
+from runtime.executor.kernels.launch import SOURCES, macro_options
+
+pytest.importorskip("cuda.bindings.nvrtc", exc_type=ImportError)
+REGISTERS = 65_536
+THREADS = 128
+SHARED = 48 * 1024
+DECODE, FEW, SPREAD, WIDE = (
+    {"SHARE": 4, "FUSED": 1, "WHOLE": 0},
+    {"SHARE": 4, "FUSED": 0, "WHOLE": 0},
+    {"SHARE": 2, "FUSED": 0, "WHOLE": 0},
+    {"SHARE": 2, "FUSED": 0, "WHOLE": 1},
+)
+ALONE = {"SHARE": 1, "FUSED": 0, "WHOLE": 1}
+CROWDED = {"SHARE": 4, "FUSED": 1, "WHOLE": 1}
+FORMS = {
+    "sm_80": [(DECODE, 0, 128)],
+    "sm_86": [(ALONE, 0, 64)],
+    "sm_87": [(DECODE, 0, 80), (SPREAD, 0, 128), (WIDE, 0, 128)],
+    "sm_89": [(CROWDED, 0, 128)],
+    "sm_90": [(DECODE, 0, 256), (FEW, 1, 128), (SPREAD, 1, 128), (WIDE, 0, 128)],
+    "sm_100": [(FEW, 0, 16)],
+    "sm_110": [(DECODE, 0, 112)],
+    "sm_120": [(DECODE, 0, 64), (ALONE, 1, 64), (FEW, 0, 256)],
+    "sm_121": [(CROWDED, 0, 256)],
+}
+
+
+@cache
+def known() -> frozenset[str]:
+    _, numbers = load_compiler_api().nvrtcGetSupportedArchs()
+    return frozenset(f"sm_{number}" for number in numbers)
+
+
+def compiled(architecture: str, options: tuple[str, ...]) -> str:
+    """The log of ptxas."""
+    api: Any = load_compiler_api()
+    source = kernel_source("attention", SOURCES).encode()
+    _, program = api.nvrtcCreateProgram(source, b"attention.cu", 0, [], [])
+    fixed = ("--std=c++17", "-default-device", f"-arch={architecture}", "--ptxas-options=-v")
+    arguments = [option.encode() for option in (*fixed, *options)]
+    (failed,) = api.nvrtcCompileProgram(program, len(arguments), arguments)
+    _, size = api.nvrtcGetProgramLogSize(program)
+    log = bytearray(size)
+    api.nvrtcGetProgramLog(program, log)
+    api.nvrtcDestroyProgram(program)
+    text = log.decode(errors="replace")
+    assert not failed, text
+    return text
+
+
+@pytest.mark.parametrize("architecture", FORMS)
+def test_attention_compiles_for(architecture: str) -> None:
+    if architecture not in known():
+        pytest.skip(f"this NVRTC does not know {architecture}")
+    for place, (form, tree, dim) in enumerate(FORMS[architecture]):
+        sizes = {"DIM": dim, "ROTARY": dim // 2 if dim == 80 else dim, "BFLOAT": place % 2}
+        heads = {"QUERY_HEADS": 16, "KV_HEADS": 8, "TREE": tree}
+        log = compiled(architecture, macro_options(form | sizes | heads))
+        numbers = re.findall(r"Used (\d+) registers", log)
+        assert max(map(int, numbers)) * THREADS * 2 <= REGISTERS, (form, log)
+        assert max(map(int, re.findall(r"(\d+) bytes smem", log))) <= SHARED, (form, log)
+        spilled = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill", log)
+        assert spilled == [("0", "0")] * 2, (form, log)
