@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.adapters.adapter import Adapter, Projection
-from runtime.tensors.lora import LoraInput
+from runtime.tensors.lora import RANK, LoraInput
 from runtime.tensors.tensor import Tensor
 
+_INT = np.dtype(np.int32)
 _ALIGNMENT = 256
 """Bytes to a multiple of which every input begins."""
 
@@ -23,7 +24,8 @@ class _Place(NamedTuple):
 class BlockLayout:
     """The inputs of an adapter of `rank`, one behind the other, `size` elements in all.
 
-    With `used` these are the inputs of the projections that it names, else all.
+    With `used` these are the inputs of the projections that it names, else all. Where a block
+    `tells_rank` the adapter's rank is the first number in it.
     """
 
     def __init__(
@@ -32,8 +34,11 @@ class BlockLayout:
         rank: int,
         dtype: np.dtype[Any],
         used: Collection[Projection] | None = None,
+        *,
+        tells_rank: bool = False,
     ) -> None:
-        self._rank, self._dtype, self.size = rank, dtype, 0
+        self._rank, self._dtype, self._tells_rank = rank, dtype, tells_rank
+        self.size = _ALIGNMENT // dtype.itemsize if tells_rank else 0
         self._places: list[tuple[LoraInput, _Place, _Place]] = []
         for pair in inputs:
             if used is None or any((pair.layer, target) in used for target in pair.targets):
@@ -44,6 +49,8 @@ class BlockLayout:
     def filled(self, adapter: Adapter) -> NDArray[Any]:
         """A block with the numbers of an adapter of this rank or a smaller one."""
         block: NDArray[Any] = np.zeros(self.size, self._dtype)
+        if self._tells_rank:
+            block.view(np.int32)[0] = adapter.rank
         for pair, *places in self._places:
             a, b = (block[first : first + prod(shape)].reshape(shape) for first, shape in places)
             for index, target in enumerate(pair.targets):
@@ -55,7 +62,8 @@ class BlockLayout:
 
     def tensors(self, block: Tensor) -> dict[str, Tensor]:
         """The inputs in a block, by binding."""
-        return {
+        told = {RANK: block.beginning(RANK, (1,), _INT)} if self._tells_rank else {}
+        return told | {
             name: block.part(name, *place)
             for pair, a, b in self._places
             for name, place in ((pair.a, a), (pair.b, b))

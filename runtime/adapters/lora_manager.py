@@ -2,6 +2,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from runtime.adapters.adapter import Adapter
 from runtime.adapters.block import BlockLayout, no_inputs
 from runtime.adapters.simulated import simulated_adapter
@@ -10,8 +12,11 @@ from runtime.config import LLMEngineRunnerConfig
 from runtime.device.device import Device
 from runtime.errors import HearthError
 from runtime.tensors.dtypes import numpy_dtype
-from runtime.tensors.lora import has_fixed_rank, lora_inputs
+from runtime.tensors.lora import RANK, has_fixed_rank, lora_inputs, slot_rank
 from runtime.tensors.tensor import Tensor
+
+SLOTS = "/"
+"""Whose tensors steps bind where those of an adapter, whichever it is, are copied; no name."""
 
 
 class _Loaded(NamedTuple):
@@ -26,7 +31,8 @@ class LoRAManager:
     An adapter is one block of memory. Where a step may have any shapes, a switch lets steps bind
     another block, and inputs without numbers have rank 0. Where addresses must stay, on a GPU, all
     inputs lie in slots of the greatest rank, into which a switch copies a block of the same layout
-    on the device's stream; none is zeros.
+    on the device's stream; none is zeros. Steps of kernels without an adapter bind no slots, so
+    that they have graphs of their own.
 
     `zeros` is the buffer of zeros, at whose address inputs of rank 0 lie.
     """
@@ -39,12 +45,16 @@ class LoRAManager:
         self._slots: Tensor | None = None
         self._free: list[Tensor] = []
         """Blocks of adapters that were unloaded: a GPU's memory is given back by no one."""
-        self._layout = BlockLayout(self._inputs, config.max_supported_lora_rank, dtype)
+        self._apart = config.backend == "kernels"
+        self._layout = BlockLayout(self._inputs, slot_rank(config), dtype, tells_rank=self._apart)
+        self._none = self._fixed = no_inputs(self._inputs, zeros)
+        if self._apart:
+            self._none[RANK] = zeros.beginning(RANK, (1,), np.dtype(np.int32))
         if self._inputs and (device.kind == "cuda" or has_fixed_rank(config)):
             self._slots = self._new_block("adapter_slots")
-            self._none = self._layout.tensors(self._slots)
-        else:
-            self._none = no_inputs(self._inputs, zeros)
+            self._fixed = self._layout.tensors(self._slots)
+            if not self._apart:
+                self._none = self._fixed
 
     @property
     def active(self) -> str:
@@ -58,8 +68,17 @@ class LoRAManager:
 
     @property
     def bound(self) -> str:
-        """Whose tensors steps bind: "" throughout where a switch copies."""
-        return self._active if self.rebinds else ""
+        """Whose tensors steps bind, one of `sets`."""
+        if self.rebinds or not self._active:
+            return self._active
+        return SLOTS if self._apart else ""
+
+    @property
+    def sets(self) -> frozenset[str]:
+        """What steps may bind: nobody's and each adapter's, or slots instead, or these alone."""
+        if self.rebinds:
+            return frozenset(("", *self._loaded))
+        return frozenset(("", SLOTS) if self._apart else ("",))
 
     @property
     def rebinds(self) -> bool:
@@ -67,8 +86,10 @@ class LoRAManager:
         return self._slots is None
 
     def bindings(self, name: str) -> Mapping[str, Tensor]:
-        """What a step binds with an adapter, by binding; raises `adapter_unknown`."""
-        return self._get(name).bindings if name and self.rebinds else self._none
+        """What a step binds with an adapter or `SLOTS`, by binding; raises `adapter_unknown`."""
+        if name == SLOTS:
+            return self._fixed
+        return self._get(name).bindings if name else self._none
 
     def digest(self, name: str) -> str:
         """A digest of an adapter's numbers, "" for none; raises `adapter_unknown`."""
@@ -94,7 +115,7 @@ class LoRAManager:
             numbers = self._layout.filled(adapter)
             block = self._free.pop() if self._free else self._new_block(f"adapter {name}")
             self._device.put(block, numbers)
-            return _Loaded(adapter.digest, block, self._none)
+            return _Loaded(adapter.digest, block, self._fixed)
         dtype = numpy_dtype(self._config.dtype)
         layout = BlockLayout(self._inputs, adapter.rank, dtype, adapter.parts)
         block = Tensor(f"adapter {name}", layout.filled(adapter))

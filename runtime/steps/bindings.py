@@ -45,6 +45,8 @@ class StepBindings:
         self._prompt = prompt or step
         self._step, self._resources, self._cache_index = step, resources, cache_index
         self._lora = None if cache_index else resources.lora
+        if self._lora is not None:
+            executor.expect_addresses(len(self._lora.sets) - 1)
         self._maps: dict[tuple[str, int | None, int], TensorMap] = {}
         self._tensors = self._map("", None)
         self._captured: dict[tuple[int, InferenceDims], None] = {}
@@ -86,9 +88,8 @@ class StepBindings:
         self._captured[profile, dims] = None
         self.prepare(profile, dims)
         self.executor.capture_graph(self.stream)
-        if self._lora is not None and self._lora.rebinds:
-            others = {"", *self._lora.available} - {self._lora.bound}
-            for adapter in sorted(others):
+        if self._lora is not None:
+            for adapter in sorted(self._lora.sets - {self._lora.bound}):
                 self._capture_for(adapter, profile, dims)
 
     def add_adapter(self, adapter: str) -> None:

@@ -79,7 +79,7 @@ class SharedResources:
         own = zero_bytes(config, config.max_supported_batch_size)
         allocate_zero_buffer(resources, max(_SMALLEST, own, zeros), device)
         if config.max_supported_lora_rank:
-            nothing = resources.zeros("no_adapter", (1,), numpy_dtype(config.dtype))
+            nothing = resources.zeros("no_adapter", (2,), numpy_dtype(config.dtype))
             resources.lora = LoRAManager(config, device, nothing)
         return resources
 

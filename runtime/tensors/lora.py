@@ -5,6 +5,9 @@ from typing import NamedTuple
 
 from runtime.config import LORA_JOINED, LORA_TARGETS, LLMEngineRunnerConfig
 
+RANK = "lora_rank"
+"""[1] int32: how many columns of each target's A are there."""
+
 
 class LoraInput(NamedTuple):
     """A pair of inputs of one layer, in the engine's type: x A B is added to a projection of x.
@@ -49,7 +52,8 @@ class LoraInput(NamedTuple):
 def lora_inputs(config: LLMEngineRunnerConfig) -> tuple[LoraInput, ...]:
     """Every pair of an engine, layer by layer; none of one without adapters.
 
-    They are called `lora_a_{target}_{layer}` and `lora_b_{target}_{layer}`.
+    They are called `lora_a_{target}_{layer}` and `lora_b_{target}_{layer}`. Kernels also bind the
+    rank of the active adapter, `RANK`.
     """
     hidden, inner = config.hidden_size, config.intermediate_size
     q, kv = (heads * config.head_dim for heads in (config.num_attention_heads, config.num_kv_heads))
@@ -67,11 +71,17 @@ def lora_inputs(config: LLMEngineRunnerConfig) -> tuple[LoraInput, ...]:
                     targets=targets,
                     inputs=sizes[targets[0]][0],
                     outputs=tuple(sizes[target][1] for target in targets),
-                    rank=len(targets) * config.max_supported_lora_rank,
+                    rank=len(targets) * slot_rank(config),
                     fixed=has_fixed_rank(config),
                 )
             )
     return tuple(found)
+
+
+def slot_rank(config: LLMEngineRunnerConfig) -> int:
+    """Columns of A of a target at the greatest rank: kernels read eight at a time."""
+    most = config.max_supported_lora_rank
+    return -(-most // 8) * 8 if config.backend == "kernels" else most
 
 
 def has_fixed_rank(config: LLMEngineRunnerConfig) -> bool:

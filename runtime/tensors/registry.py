@@ -7,7 +7,7 @@ from runtime.config import LLMEngineRunnerConfig
 from runtime.errors import HearthError
 from runtime.tensors.dims import StepDims
 from runtime.tensors.dtypes import numpy_dtype
-from runtime.tensors.lora import lora_inputs
+from runtime.tensors.lora import RANK, lora_inputs
 
 Direction = Literal["input", "output"]
 
@@ -100,6 +100,8 @@ def build_registry_for_llm(config: LLMEngineRunnerConfig) -> TensorRegistry:
     for pair in lora_inputs(config):
         for name, shape in ((pair.a, pair.shape_a), (pair.b, pair.shape_b)):
             registry.add_own(TensorSpec(name, "input", numpy_dtype(config.dtype), shape))
+    if config.lora_targets and config.backend == "kernels":
+        registry.add_own(TensorSpec(RANK, "input", np.dtype(np.int32), (1,)))
     return registry
 
 

@@ -6,10 +6,11 @@ import pytest
 from msgspec import structs
 
 from runtime.adapters.adapter import Adapter, LowRank
-from runtime.adapters.lora_manager import LoRAManager
+from runtime.adapters.lora_manager import SLOTS, LoRAManager
 from runtime.config import LLMEngineRunnerConfig
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.errors import HearthError
+from runtime.tensors.lora import RANK, lora_inputs
 from runtime.tensors.tensor import Tensor
 from tests.low_rank_models import Adapter as Pairs
 from tests.low_rank_models import engine_inputs, random_adapter
@@ -22,6 +23,7 @@ SECOND = random_adapter(BASE, 3, targets="q v up", seed=1)
 REBINDS = adapter_config()
 # What a plan takes, and an engine of fused operators.
 STATIC = adapter_config(operators="contrib")
+KERNELS = adapter_config(9, backend="kernels")
 JOINED = structs.replace(STATIC, lora_targets=("qkv", "o", "gate_up", "down"))
 
 
@@ -43,6 +45,7 @@ def check(found: LoRAManager, config: LLMEngineRunnerConfig, pairs: Pairs) -> No
         else:
             # Where targets are joined the places of their ranks are free.
             assert got.shape[0 if "_b_" in name else 1] == wanted.shape[0 if "_b_" in name else 1]
+    bound.pop(RANK, None)
     assert not bound
 
 
@@ -134,3 +137,19 @@ def test_one_that_finds_no_memory_is_refused(
             found.load("third", Adapter(8, "", "third", {}))
     assert (caught.value.code, caught.value.field) == ("out_of_memory", "adapter")
     assert (found.available, found._free) == (["first"], left)
+
+
+def test_kernels_bind_slots_and_a_rank_while_an_adapter_is_active() -> None:
+    found = manager(KERNELS)
+    none, slots = found.bindings(""), found.bindings(SLOTS)
+    assert found.sets == {"", SLOTS}
+    assert {one.shape[1] for name, one in none.items() if "_a_" in name} == {0}
+    assert none[RANK].array.tolist() == [0]
+    for name, rank, bound in (("second", 3, SLOTS), ("", 0, ""), ("first", 8, SLOTS)):
+        found.switch(name)
+        assert found.bound == bound
+        assert found.bindings(name)[RANK].array.tolist() == [rank]
+        assert found.bindings(found.bound) is found.bindings(name)
+        assert slots[RANK].array.tolist() == [rank]
+    check(found, KERNELS, FIRST)
+    assert all(pair.rank % 8 == 0 for pair in lora_inputs(KERNELS))

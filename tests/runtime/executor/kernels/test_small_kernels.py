@@ -1,0 +1,35 @@
+"""What is neither a product nor attention is compiled here for GPUs that are not."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from runtime.executor.kernels.adapters import Added, Shrink
+from runtime.executor.kernels.draft_pieces import DraftPieces
+from runtime.executor.kernels.launch import KernelRequest, WantedKernels
+from tests.runtime.executor.kernels.test_product_kernels import compiled, known
+
+pytest.importorskip("cuda.bindings.nvrtc", exc_type=ImportError)
+
+
+def wanted() -> Iterator[KernelRequest]:
+    kernels = WantedKernels()
+    pieces = DraftPieces(kernels, "bfloat16")
+    pieces.fuse(0, 0, 0, (0, 0), 0.0, 0, 8, 1)
+    pieces.log_softmax(0, 0, 1, 9)
+    shrink = Shrink(kernels, "float16")
+    for inputs, tokens in ((248, 2), (1024, 1), (1024, 9), (9728, 9)):
+        shrink.launch(0, 0, Added(0, 0, 0, 48, 16), (inputs, tokens))
+        shrink.launch(0, 0, Added(0, 0, 0, 48, 16), (inputs, tokens), (1, 0.0))
+    # The others of a file are compiled with it.
+    yield from {(one.file, one.options): one for one in kernels.requests}.values()
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_87", "sm_90", "sm_120"])
+def test_small_kernels_spill_nothing(architecture: str) -> None:
+    if architecture not in known():
+        pytest.skip(f"this NVRTC lacks {architecture}")
+    for request in wanted():
+        log = compiled(request, architecture)
+        assert "0 bytes spill stores, 0 bytes spill loads" in log
+        assert log.count("spill stores") == log.count(" 0 bytes spill stores"), log
