@@ -349,6 +349,10 @@ def _open_engine(
         from runtime.executor.tensorrt.engine import TensorRTEngine  # noqa: PLC0415 - see above
 
         return TensorRTEngine.open(folder, config, device.context)
+    if config.backend == "kernels":
+        from runtime.executor.kernels.engine import KernelsEngine  # noqa: PLC0415 - see above
+
+        return KernelsEngine.open(folder, config, device, registry)
     load_onnx_runtime()
     from runtime.executor.onnx_cuda_engine import OnnxCudaEngine  # noqa: PLC0415 - see above
 

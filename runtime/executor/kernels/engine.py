@@ -1,0 +1,222 @@
+"""Kernels of our own behind `Engine`: docs/kernels.md."""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+
+from runtime.config import LLMEngineRunnerConfig
+from runtime.device.cuda.compiler import KernelCompiler
+from runtime.device.cuda.context import CudaContext
+from runtime.device.cuda.cuda_device import CudaDevice
+from runtime.device.cuda.graph import GraphCapture
+from runtime.device.cuda.stream import CudaStream
+from runtime.device.stream import Stream
+from runtime.errors import HearthError
+from runtime.executor.engine import Binding, CapturedRun, IOTensor
+from runtime.executor.kernels.launch import (
+    GpuFacts,
+    Launcher,
+    PackedStep,
+    Programs,
+    WantedKernels,
+)
+from runtime.executor.kernels.step import DecoderStep, StepShape
+from runtime.executor.threads import physical_cores
+from runtime.tensors.dims import InferenceDims
+from runtime.tensors.profiles import build_profiles, decode_batches, prefill_widths
+from runtime.tensors.registry import TensorRegistry
+from runtime.tensors.tensor import Tensor
+from runtime.undo import undoing
+from runtime.weights.layout import WeightLayout, load_layout
+
+_PACKED_LIMIT = 64
+"""Steps whose launches are kept; each holds some hundred small structures."""
+_LEAST_CAPABILITY = (8, 0)
+_MOST_THREADS = 16
+_HEAD_DIMS = range(16, 257, 16)
+_MULTIPLE = 8
+_SOMEWHERE = 256
+
+
+class KernelsEngine:
+    """A decoder whose steps are launches of our own kernels.
+
+    A step that is given as the same tuple of bindings again has its launches packed already.
+    """
+
+    def __init__(
+        self,
+        context: CudaContext,
+        programs: Programs,
+        step: DecoderStep,
+        io_tensors: tuple[IOTensor, ...],
+        required_context_memory: int,
+    ) -> None:
+        self.io_tensors = io_tensors
+        self.required_context_memory = required_context_memory
+        self._context = context
+        self._programs = programs
+        self._step = step
+        self._launcher = Launcher(context, dependent=programs.facts.dependent)
+        self._packed: OrderedDict[int, tuple[Sequence[Binding], PackedStep]] = OrderedDict()
+        self._newest: tuple[Sequence[Binding], PackedStep] | None = None
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path,
+        config: LLMEngineRunnerConfig,
+        device: CudaDevice,
+        registry: TensorRegistry,
+        *,
+        facts: GpuFacts | None = None,
+        compiler: KernelCompiler | None = None,
+    ) -> "KernelsEngine":
+        """Compile the kernels of a folder's engine and load them; its weights are bindings.
+
+        `facts` and `compiler` take the place of the GPU's own. Raises `engine_incompatible` naming
+        what kernels do not serve, and `engine_corrupt`.
+        """
+        layout = load_layout(folder)
+        compiler = compiler or device.library.compiler
+        programs = Programs(device.context, compiler, facts=facts)
+        with undoing() as undo:
+            undo.callback(programs.close)
+            check_served(config, layout, programs.facts)
+            io_tensors = io_tensors_of(config, registry)
+            shapes = list(step_shapes(config))
+            wanted = WantedKernels()
+            planned = DecoderStep(config, layout, io_tensors, wanted, programs.facts)
+            planned.provide(shapes)
+            for dims in _warm_dims(config):
+                planned.launches(_planned_bindings(io_tensors, registry, dims))
+            programs.load(wanted.requests, min(_MOST_THREADS, physical_cores()))
+            step = DecoderStep(config, layout, io_tensors, programs, programs.facts)
+            memory = step.provide(shapes)
+            tickets = device.zeros("tickets", (memory.tickets,), np.dtype(np.uint8))
+            step.use_tickets(tickets.address)
+            return cls(device.context, programs, step, io_tensors, memory.scratch)
+
+    def set_context_memory(self, memory: Tensor) -> None:
+        """Use `memory` between the launches of a step; steps captured before are void."""
+        self._packed.clear()
+        self._newest = None
+        self._step.use_scratch(memory.address)
+
+    def use_profile(self, _profile: int, _stream: Stream, /) -> None:
+        """Nothing to switch: launches follow a step's shapes."""
+
+    def run(self, bindings: Sequence[Binding], stream: Stream, /) -> None:
+        """Queue one step; raises `executor_failed` and `device_lost`."""
+        self._pack(bindings).queue(_own(stream))
+
+    def capture(self, bindings: Sequence[Binding], stream: Stream, /) -> CapturedRun:
+        """A CUDA graph of the step, which runs once on the way."""
+        step, stream = self._pack(bindings), _own(stream)
+        # What a first launch loads must not be loaded while it is captured.
+        step.queue(stream)
+        stream.synchronize()
+        with GraphCapture(self._context, stream) as capture:
+            step.queue(stream)
+        return capture.graph
+
+    def close(self) -> None:
+        """Unload the kernels; graphs that were captured must be closed before."""
+        self._packed.clear()
+        self._newest = None
+        with ExitStack() as closing:
+            closing.callback(self._programs.close)
+
+    def _pack(self, bindings: Sequence[Binding]) -> PackedStep:
+        if self._newest is not None and self._newest[0] is bindings:
+            return self._newest[1]
+        # The bindings are kept, so that no other has their id.
+        kept = self._packed.get(id(bindings))
+        if kept is None:
+            kept = bindings, self._launcher.pack(self._step.launches(bindings))
+            self._packed[id(bindings)] = kept
+            if len(self._packed) > _PACKED_LIMIT:
+                self._packed.popitem(last=False)
+        else:
+            self._packed.move_to_end(id(bindings))
+        self._newest = kept
+        return kept[1]
+
+
+def check_served(config: LLMEngineRunnerConfig, layout: WeightLayout, facts: GpuFacts) -> None:
+    """Raise `engine_incompatible` naming the first fact that the kernels do not serve."""
+    model = layout.model
+    major, minor = facts.capability
+    faults = (
+        (facts.capability < _LEAST_CAPABILITY, "device", f"has compute capability {major}.{minor}"),
+        (not layout.bound, "external_weight_files", "are read by a graph"),
+        (config.dialect != "native", "dialect", f"is {config.dialect}"),
+        (config.dtype == "float32", "dtype", "is float32"),
+        (config.kv_cache_dtype != config.dtype, "kv_cache_dtype", f"is {config.kv_cache_dtype}"),
+        (config.head_dim not in _HEAD_DIMS, "head_dim", f"is {config.head_dim}"),
+        (config.hidden_size % _MULTIPLE > 0, "hidden_size", f"is {config.hidden_size}"),
+        (config.intermediate_size % _MULTIPLE > 0, "intermediate_size", "is no multiple of 8"),
+        (model.head_dim != config.head_dim, "head_dim", "differs from that of the weights"),
+    )
+    for wrong, name, what in faults:
+        if wrong:
+            raise HearthError(
+                "engine_incompatible",
+                f"{name} {what}, which kernels do not serve: export the model again",
+                name,
+            )
+
+
+def _own(stream: Stream) -> CudaStream:
+    if not isinstance(stream, CudaStream):
+        raise HearthError("internal", "kernels run on a stream of CUDA")
+    return stream
+
+
+def io_tensors_of(config: LLMEngineRunnerConfig, registry: TensorRegistry) -> tuple[IOTensor, ...]:
+    """The registry's bindings, inputs first; rotary tables of all rows in any length."""
+    found = [IOTensor(*one) for one in (*registry.specs, *registry.own_specs)]
+    if not config.use_context_dependent_rope:
+        for name in ("rope_cos", "rope_sin"):
+            shape = (None, config.rotary_dim // 2)
+            found.append(IOTensor(name, "input", np.dtype(np.float32), shape))
+    return tuple(sorted(found, key=lambda one: one.direction))
+
+
+def _warm_dims(config: LLMEngineRunnerConfig) -> Iterator[InferenceDims]:
+    """The steps whose kernels are compiled ahead."""
+    slots, nodes = config.max_kv_cache_capacity, config.max_verify_tree_size
+    for batch in decode_batches(config):
+        yield InferenceDims.decode(batch, slots)
+        if nodes:
+            yield InferenceDims.spec_verify(batch, nodes, slots)
+    for width in prefill_widths(config):
+        yield InferenceDims.prefill(1, width, slots)
+
+
+def step_shapes(config: LLMEngineRunnerConfig) -> Iterator[StepShape]:
+    """Every shape of a step in the largest bucket; a smaller one never needs more memory."""
+    for profile in build_profiles(config):
+        largest = profile.maximum
+        if isinstance(largest, InferenceDims):
+            sizes = product(range(1, largest.batch + 1), range(1, largest.seq_len + 1))
+            for batch, seq_len in sizes:
+                selected = min(seq_len, largest.select_len)
+                yield StepShape(batch, seq_len, largest.kv_len, selected)
+
+
+def _planned_bindings(
+    io_tensors: Sequence[IOTensor], registry: TensorRegistry, dims: InferenceDims
+) -> list[Binding]:
+    """Bindings of a step that is only planned: all lie somewhere, which nobody reads."""
+    planned = []
+    for io in io_tensors:
+        spec = registry.get(io.name)
+        shape = tuple(size or 1 for size in io.shape) if spec is None else spec.resolve(dims)
+        tensor = Tensor.on_device(io.name, _SOMEWHERE, (), io.dtype, None)
+        planned.append(Binding(io.name, io.direction, tensor, shape))
+    return planned

@@ -1,0 +1,191 @@
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from runtime.config import LLMEngineRunnerConfig
+from runtime.errors import HearthError
+from runtime.executor.engine import Binding, IOTensor
+from runtime.executor.kernels.attention import Attention
+from runtime.executor.kernels.launch import GpuFacts, Kernels, Launch
+from runtime.executor.kernels.products import Products
+from runtime.executor.kernels.stream import ResidualStream, Tap
+from runtime.executor.kernels.weight_forms import bound_weight, weight_forms
+from runtime.memory.sizes import ITEM_BYTES
+from runtime.memory.step_scratch import lay_out, step_parts
+from runtime.tensors.dtypes import numpy_dtype
+from runtime.weights.layout import WeightLayout
+
+_KINDS = ("q", "k", "v", "o", "gate", "up", "down")
+
+
+class StepShape(NamedTuple):
+    """The sizes of a step: rows, tokens of each, slots of the caches, tokens that get logits."""
+
+    batch: int
+    seq_len: int
+    kv_len: int
+    select_len: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all rows."""
+        return self.batch * self.seq_len
+
+
+class StepMemory(NamedTuple):
+    """Bytes of scratch memory, and of counters that are zero between steps and nobody else's."""
+
+    scratch: int
+    tickets: int
+
+
+class _Layer(NamedTuple):
+    """The names of a layer's bindings."""
+
+    caches: tuple[str, str]
+    weights: dict[str, str]
+    gains: dict[str, str]
+
+
+class DecoderStep:
+    """The launches of a decoder's steps, in order; `docs/kernels.md` says what they compute."""
+
+    def __init__(
+        self,
+        config: LLMEngineRunnerConfig,
+        layout: WeightLayout,
+        io_tensors: Sequence[IOTensor],
+        programs: Kernels,
+        facts: GpuFacts,
+    ) -> None:
+        model = layout.model
+        self._config, self._model, self._head = config, model, layout.head
+        self._item = ITEM_BYTES[config.dtype]
+        self._forms = weight_forms(io_tensors, config)
+        self._stream = ResidualStream(programs, config.dtype, config.hidden_size)
+        self._products = Products(programs, facts, numpy_dtype(config.dtype))
+        self._attention = Attention(
+            programs, facts, config, eps=model.rms_norm_eps, qk_norm=model.qk_norm
+        )
+        self._layers = [_layer(index) for index in range(config.num_decoder_layers)]
+        self._offsets: dict[str, int] = {}
+        self._most_tokens = self._most_partials = self._base = 0
+
+    def provide(self, shapes: Iterable[StepShape]) -> StepMemory:
+        """Provide for steps of these shapes, and for none that need more; what they need."""
+        tickets = 0
+        for shape in shapes:
+            batch, seq_len, kv_len, _ = shape
+            partials = self._attention.scratch_bytes(batch, seq_len, kv_len)
+            self._most_partials = max(self._most_partials, partials)
+            self._most_tokens = max(self._most_tokens, shape.tokens)
+            tickets = max(tickets, self._attention.ticket_bytes(batch, seq_len, kv_len))
+        normed = self._products.scratch_bytes(self._config.hidden_size, self._most_tokens)
+        layout = lay_out(
+            step_parts(self._config, self._most_tokens, normed=normed, partials=self._most_partials)
+        )
+        self._offsets = layout.offsets
+        return StepMemory(layout.nbytes, tickets)
+
+    def use_scratch(self, address: int) -> None:
+        """Keep there what is between the launches of the steps to come."""
+        self._base = address
+
+    def use_tickets(self, address: int) -> None:
+        """Likewise the counters of attention, which are zero between steps."""
+        self._attention.use_tickets(address)
+
+    def launches(self, bindings: Sequence[Binding]) -> list[Launch]:
+        """Those of a step with these addresses and shapes."""
+        config, model, products = self._config, self._model, self._products
+        at = {one.name: one.tensor.address for one in bindings}
+        shape = step_shape({one.name: one.shape for one in bindings})
+        batch, seq_len, kv_len, select_len = shape
+        tokens, hidden, eps = shape.tokens, config.hidden_size, model.rms_norm_eps
+        queries = config.num_attention_heads * config.head_dim
+        place = self._places(shape)
+        x = place["stream"]
+        products.use_scratch(place["normed"])
+        self._attention.use_scratch(place["partials"])
+        rope = (at["rope_cos"], at["rope_sin"])
+        made = [self._stream.begin(at["inputs_embeds"], x, tokens, self._tap(0, at))]
+        for index, layer in enumerate(self._layers):
+            q, k, v, o, gate, up, down = (
+                bound_weight(self._forms, layer.weights[one], at) for one in _KINDS
+            )
+            gains = {name: at.get(binding, 0) for name, binding in layer.gains.items()}
+            made += products.normed(
+                x, gains["input"], eps, (q, k, v), hidden, tokens, place["projected"]
+            )
+            made += self._attention.launches(
+                place["projected"],
+                (gains["q"], gains["k"]),
+                (at[layer.caches[0]], at[layer.caches[1]]),
+                at["kvcache_start_index"],
+                at["attention_pos_id"],
+                rope,
+                at.get("packed_mask", 0),
+                place["attended"],
+                batch,
+                seq_len,
+                kv_len,
+            )
+            made += products.residual(place["attended"], o, queries, tokens, x)
+            made += products.gated(
+                x, gains["post"], eps, gate, up, hidden, tokens, place["activations"]
+            )
+            stacked = index < config.num_deepstack_features
+            tap = self._tap(index + 1, at)
+            made += products.residual(
+                place["activations"],
+                down,
+                config.intermediate_size,
+                tokens,
+                x,
+                tap=None if stacked else tap,
+            )
+            if stacked:
+                made.append(self._stream.add(at[f"deepstack_embeds_{index}"], x, tokens, tap))
+        made += products.head(
+            x,
+            at["norm"],
+            eps,
+            bound_weight(self._forms, self._head, at),
+            hidden,
+            batch,
+            seq_len,
+            select_len,
+            at["last_token_ids"],
+            at["logits"],
+        )
+        return made
+
+    def _places(self, shape: StepShape) -> dict[str, int]:
+        """Where each part of the scratch memory is."""
+        partials = self._attention.scratch_bytes(shape.batch, shape.seq_len, shape.kv_len)
+        if shape.tokens > self._most_tokens or partials > self._most_partials:
+            raise HearthError("internal", f"nothing was provided for a step of {shape}")
+        return {name: self._base + offset for name, offset in self._offsets.items()}
+
+    def _tap(self, layer: int, at: Mapping[str, int]) -> Tap | None:
+        """Where the input of a layer goes, if a draft reads it."""
+        taps, hidden = self._config.eagle_layers, self._config.hidden_size
+        if layer not in taps:
+            return None
+        offset = taps.index(layer) * hidden * self._item
+        return at["hidden_states"] + offset, len(taps) * hidden
+
+
+def step_shape(shapes: Mapping[str, tuple[int, ...]]) -> StepShape:
+    """The sizes of a step, from the shapes of its bindings."""
+    batch, seq_len = shapes["attention_pos_id"]
+    return StepShape(batch, seq_len, shapes["k_cache_0"][2], shapes["last_token_ids"][1])
+
+
+def _layer(index: int) -> _Layer:
+    name = f"layers.{index}"
+    gains = {"input": "input_norm", "post": "post_norm", "q": "q_norm", "k": "k_norm"}
+    return _Layer(
+        (f"k_cache_{index}", f"v_cache_{index}"),
+        {kind: f"{name}.{kind}" for kind in _KINDS},
+        {kind: f"{name}.{gain}" for kind, gain in gains.items()},
+    )

@@ -1,0 +1,45 @@
+import ctypes
+from runtime.config import DType
+from runtime.device.cuda.launch import addresses, integers
+from runtime.executor.kernels.launch import Kernels, Launch
+
+Tap = tuple[int, int]
+"""An address where the stream goes as elements too, and elements from a token to the next."""
+_BLOCK = 128
+_EIGHT = 8
+
+
+class StreamArguments(ctypes.Structure):
+    """What `enter.cu` reads; sizes in eighths, for one thread takes eight elements."""
+
+    _fields_ = (*addresses("source x tap"), *integers("eighths width stride"))
+
+
+class ResidualStream:
+    """Launches that begin the residual stream x [T, H] and add to it.
+
+    Source: elements [T, H]; H is a multiple of 8.
+    """
+
+    def __init__(self, programs: Kernels, dtype: DType, hidden: int) -> None:
+        macros = {"BFLOAT": int(dtype == "bfloat16")}
+        self._functions = {
+            name: programs.kernel("enter", name, macros) for name in ("begin", "add")
+        }
+        self._hidden = hidden
+
+    def begin(self, source: int, x: int, tokens: int, tap: Tap | None = None) -> Launch:
+        """Let x be the elements at `source`."""
+        return self._launch("begin", source, x, tokens, tap)
+
+    def add(self, source: int, x: int, tokens: int, tap: Tap | None = None) -> Launch:
+        """Add the elements at `source` to x."""
+        return self._launch("add", source, x, tokens, tap)
+
+    def _launch(self, name: str, source: int, x: int, tokens: int, tap: Tap | None) -> Launch:
+        to, stride = tap or (0, 0)
+        width = self._hidden // _EIGHT
+        eighths = tokens * width
+        arguments = StreamArguments(source, x, to, eighths, width, stride // _EIGHT)
+        grid = (-(-eighths // _BLOCK), 1, 1)
+        return Launch(self._functions[name], grid, _BLOCK, 0, arguments, name)

@@ -1,0 +1,67 @@
+"""What of an engine's scratch memory is where during a step of kernels of our own."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from runtime.config import LLMEngineRunnerConfig
+from runtime.memory.sizes import ITEM_BYTES
+
+_ALIGNMENT = 256
+_FLOAT = 4
+# The launches of a layer, between the step's first and its last one.
+ENTER, QKV, ATTENTION, OUTPUT, GATE, DOWN, HEAD = range(7)
+
+
+class ScratchPart(NamedTuple):
+    """Bytes that hold something from one launch of a layer to another, both included."""
+
+    name: str
+    nbytes: int
+    first: int
+    last: int
+
+
+class ScratchLayout(NamedTuple):
+    """Offsets by name, and how many bytes that takes."""
+
+    offsets: dict[str, int]
+    nbytes: int
+
+
+def step_parts(
+    config: LLMEngineRunnerConfig, tokens: int, *, normed: int, partials: int
+) -> list[ScratchPart]:
+    """The parts of a decoder's steps of `tokens` tokens.
+
+    `normed` are the bytes of normed inputs of a product, `partials` those of attention that was
+    split over positions.
+    """
+    item = ITEM_BYTES[config.dtype]
+    heads, queries = config.num_attention_heads, config.num_attention_heads * config.head_dim
+    projected = (heads + 2 * config.num_kv_heads) * config.head_dim
+    return [
+        ScratchPart("stream", tokens * config.hidden_size * _FLOAT, ENTER, HEAD),
+        ScratchPart("normed", normed, ENTER, HEAD),
+        ScratchPart("projected", tokens * projected * _FLOAT, QKV, ATTENTION),
+        ScratchPart("partials", partials, ATTENTION, ATTENTION),
+        ScratchPart("attended", tokens * queries * item, ATTENTION, OUTPUT),
+        ScratchPart("activations", tokens * config.intermediate_size * item, GATE, DOWN),
+    ]
+
+
+def lay_out(parts: Sequence[ScratchPart]) -> ScratchLayout:
+    """Places for all of them, where two that hold something at a time share nothing.
+
+    The largest first, each as far to the front as it can be.
+    """
+    placed: list[tuple[int, int, ScratchPart]] = []
+    for part in sorted(parts, key=lambda one: -one.nbytes):
+        size = -(-part.nbytes // _ALIGNMENT) * _ALIGNMENT
+        offset = 0
+        for begin, end, other in sorted(placed):
+            apart = other.last < part.first or part.last < other.first
+            if not apart and begin < offset + size and offset < end:
+                offset = end
+        placed.append((offset, offset + size, part))
+    offsets = {part.name: offset for offset, _, part in placed}
+    return ScratchLayout(offsets, max((end for _, end, _ in placed), default=0))

@@ -1,0 +1,333 @@
+"""Runs the engine of kernels over random weights by the real device, step by step."""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+from msgspec import structs
+from numpy.typing import NDArray
+
+from runtime.config import DType, LLMEngineRunnerConfig, RopeConfig
+from runtime.device.cuda.cuda_device import CudaDevice
+from runtime.executor.engine import Binding
+from runtime.executor.kernels.engine import KernelsEngine
+from runtime.export.reference_pass import decode
+from runtime.rope import rope_tables
+from runtime.tensors.dims import InferenceDims
+from runtime.tensors.dtypes import numpy_dtype
+from runtime.tensors.registry import TensorSpec, build_registry_for_llm
+from runtime.tensors.tensor import Tensor
+from runtime.weights.layout import (
+    EMBEDDING,
+    ModelFacts,
+    StoredType,
+    WeightEntry,
+    WeightLayout,
+    write_layout,
+)
+from tests.runtime.engine_configs import small_config
+
+Array = NDArray[Any]
+_STORED: dict[str, StoredType] = {"float16": "F16", "bfloat16": "BF16"}
+_SOURCES = {
+    **{name: f"self_attn.{name}_proj.weight" for name in "qkvo"},
+    **{name: f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")},
+    **{f"{name}_bias": f"self_attn.{name}_proj.bias" for name in "qkv"},
+    **{f"{name}_norm": f"self_attn.{name}_norm.weight" for name in "qk"},
+    "input_norm": "input_layernorm.weight",
+    "post_norm": "post_attention_layernorm.weight",
+}
+
+
+class Family(NamedTuple):
+    """A decoder of random weights."""
+
+    hidden: int = 96
+    inner: int = 200
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 64
+    rotary_dim: int = 0
+    layers: int = 3
+    vocabulary: int = 515
+    tied: bool = False
+    biased: bool = False
+    qk_norm: bool = False
+    eps: float = 1e-6
+
+
+LLAMA = Family()
+QWEN2 = Family(biased=True, tied=True, head_dim=128, heads=6)
+QWEN3 = Family(qk_norm=True, head_dim=128, tied=True, kv_heads=1)
+SMALL_HEADS = Family(qk_norm=True, head_dim=16, heads=8, hidden=72)
+PARTIAL = Family(head_dim=64, rotary_dim=32, heads=5, kv_heads=5)
+LARGE_HEADS = Family(head_dim=256, heads=2, kv_heads=1)
+
+
+def config_of(family: Family, dtype: DType, **changes: Any) -> LLMEngineRunnerConfig:
+    """The configuration of an engine of kernels."""
+    return structs.replace(
+        small_config(),
+        **{
+            "backend": "kernels",
+            "device": "cuda",
+            "dtype": dtype,
+            "kv_cache_dtype": dtype,
+            "num_decoder_layers": family.layers,
+            "num_attention_layers": family.layers,
+            "num_attention_heads": family.heads,
+            "num_kv_heads": family.kv_heads,
+            "head_dim": family.head_dim,
+            "rotary_dim": family.rotary_dim or family.head_dim,
+            "hidden_size": family.hidden,
+            "intermediate_size": family.inner,
+            "vocab_size": family.vocabulary,
+            "output_vocab_size": family.vocabulary,
+            "max_supported_batch_size": 8,
+            "max_supported_input_length": 1000,
+            "max_kv_cache_capacity": 1024,
+            "prefill_chunk": 256,
+            **changes,
+        },
+    )
+
+
+def weight_shapes(family: Family) -> dict[str, tuple[int, ...]]:
+    """All tensors of a file of weights."""
+    hidden, inner, size = family.hidden, family.inner, family.head_dim
+    rows = {"q": family.heads * size, "k": family.kv_heads * size, "v": family.kv_heads * size}
+    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (family.vocabulary, hidden)}
+    for layer in range(family.layers):
+        own: dict[str, tuple[int, ...]] = {
+            **{name: (count, hidden) for name, count in rows.items()},
+            "o": (hidden, rows["q"]),
+            "gate": (inner, hidden),
+            "up": (inner, hidden),
+            "down": (hidden, inner),
+            "input_norm": (hidden,),
+            "post_norm": (hidden,),
+        }
+        if family.biased:
+            own |= {f"{name}_bias": (count,) for name, count in rows.items()}
+        if family.qk_norm:
+            own |= {"q_norm": (size,), "k_norm": (size,)}
+        shapes |= {f"layers.{layer}.{name}": shape for name, shape in own.items()}
+    shapes["norm"] = (hidden,)
+    return shapes if family.tied else {**shapes, "head": (family.vocabulary, hidden)}
+
+
+def random_weights(family: Family, dtype: DType, seed: int = 0) -> dict[str, Array]:
+    """Numbers of the engine's type, as wide as those of trained models."""
+    random = np.random.default_rng(seed)
+
+    def draw(name: str, shape: tuple[int, ...]) -> Array:
+        values = random.standard_normal(shape, np.float32)
+        if name.endswith("norm"):
+            return 1 + np.float32(0.1) * values
+        return values * np.float32((1.0 if len(shape) > 1 else 0.3) / shape[-1] ** 0.5 * 0.8)
+
+    shapes = weight_shapes(family)
+    return {n: draw(n, shape).astype(numpy_dtype(dtype)) for n, shape in shapes.items()}
+
+
+class _Reference:
+    """The weights as `runtime.export.reference_pass` reads them."""
+
+    def __init__(self, weights: Mapping[str, Array]) -> None:
+        self._arrays = {_source(name): array for name, array in weights.items()}
+
+    def vector(self, name: str) -> Array:
+        return self._arrays[name].astype(np.float32)
+
+    def project(self, x: Array, name: str) -> Array:
+        product: Array = x @ self.vector(name).T
+        return product
+
+
+def _source(name: str) -> str:
+    if name in (EMBEDDING, "head", "norm"):
+        return {
+            EMBEDDING: "model.embed_tokens.weight",
+            "head": "lm_head.weight",
+            "norm": "model.norm.weight",
+        }[name]
+    _, layer, kind = name.split(".")
+    return f"model.layers.{layer}.{_SOURCES[kind]}"
+
+
+def reference_logits(family: Family, weights: Mapping[str, Array], ids: Sequence[int]) -> Array:
+    """The logits [T, V] of every token, in float32."""
+    rotary = family.rotary_dim or family.head_dim
+    model: Any = SimpleNamespace(
+        num_layers=family.layers,
+        rms_norm_eps=family.eps,
+        attention_bias=family.biased,
+        qk_norm=family.qk_norm,
+        num_attention_heads=family.heads,
+        num_kv_heads=family.kv_heads,
+        head_dim=family.head_dim,
+        query_size=family.heads * family.head_dim,
+        tied_head=family.tied,
+    )
+    known: Any = _Reference(weights)
+    embedded = weights[EMBEDDING][list(ids)].astype(np.float32)
+    return decode(model, known, embedded, rope_tables(RopeConfig(), rotary, len(ids)))
+
+
+class KernelDriver:
+    """Steps over an engine of random weights; `filled` holds the slots in use of each row."""
+
+    def __init__(
+        self,
+        device: CudaDevice,
+        family: Family,
+        dtype: DType,
+        *,
+        weights: Mapping[str, Array] | None = None,
+        most_selected: int = 1,
+        **changes: Any,
+    ) -> None:
+        self.device, self.family = device, family
+        self.config = config = config_of(family, dtype, **changes)
+        self.weights = weights or random_weights(family, dtype)
+        self.registry = build_registry_for_llm(config)
+        entries = {
+            n: WeightEntry(_STORED[dtype], one.shape, 0, 0) for n, one in self.weights.items()
+        }
+        layout = WeightLayout(
+            begin=0,
+            head=EMBEDDING if family.tied else "head",
+            bound=True,
+            tensors=entries,
+            model=_facts(config, family),
+        )
+        for name in layout.taken:
+            array = self.weights[name]
+            self.registry.add_own(TensorSpec(name, "input", array.dtype, array.shape))
+        with tempfile.TemporaryDirectory() as folder:
+            write_layout(Path(folder), layout)
+            self.engine = KernelsEngine.open(Path(folder), config, device, self.registry)
+        self.scratch = device.zeros(
+            "scratch", (self.engine.required_context_memory,), np.dtype(np.uint8)
+        )
+        self.engine.set_context_memory(self.scratch)
+        self.tensors = self._tensors(most_selected)
+        self.filled = np.zeros(config.max_supported_batch_size, np.int64)
+        self._known: dict[InferenceDims, tuple[Binding, ...]] = {}
+
+    def _tensors(self, most_selected: int) -> dict[str, Tensor]:
+        config, device = self.config, self.device
+        rows = config.max_supported_batch_size
+        chunk = InferenceDims.prefill(rows, config.prefill_chunk, config.max_kv_cache_capacity)
+        largest = chunk._replace(select_len=most_selected)
+        tensors = {
+            spec.name: device.zeros(spec.name, spec.resolve(largest), spec.dtype)
+            for spec in self.registry.specs
+            if not spec.name.startswith("present_")
+        }
+        tensors |= {f"present_{name}": one for name, one in tensors.items() if "_cache_" in name}
+        tensors |= {
+            spec.name: device.constant(spec.name, self.weights[spec.name])
+            for spec in self.registry.own_specs
+        }
+        tables = rope_tables(RopeConfig(), config.rotary_dim, config.max_kv_cache_capacity)
+        for name, table in zip(("rope_cos", "rope_sin"), tables, strict=True):
+            tensors[name] = device.constant(name, table)
+        return tensors
+
+    def bindings(self, dims: InferenceDims) -> tuple[Binding, ...]:
+        """Those of a step; the same tuple for the same dims."""
+        found = self._known.get(dims)
+        if found is None:
+            found = tuple(self._binding(io.name, dims) for io in self.engine.io_tensors)
+            self._known[dims] = found
+        return found
+
+    def _binding(self, name: str, dims: InferenceDims) -> Binding:
+        spec, tensor = self.registry.get(name), self.tensors[name]
+        shape = tensor.shape if spec is None else spec.resolve(dims)
+        tensor.check(shape)
+        return Binding(name, "input" if spec is None else spec.direction, tensor, shape)
+
+    def feed(
+        self, rows: Sequence[Sequence[int]], *, kv_len: int = 0, every: bool = False
+    ) -> InferenceDims:
+        """Fill the inputs of a step; `every` token gets logits, or the last of each row."""
+        batch, width = len(rows), max(map(len, rows))
+        ids, positions = np.zeros((batch, width), np.int64), np.zeros((batch, width), np.int64)
+        for row, one in enumerate(rows):
+            ids[row, : len(one)] = one
+            positions[row, : len(one)] = self.filled[row] + np.arange(len(one))
+        last = np.array([[len(one) - 1] for one in rows], np.int64)
+        selected = np.arange(width)[None].repeat(batch, 0) if every else last
+        put, tensors = self.device.put, self.tensors
+        put(tensors["inputs_embeds"], self.weights[EMBEDDING][ids])
+        put(tensors["kvcache_start_index"], self.filled[:batch])
+        put(tensors["attention_pos_id"], positions)
+        put(tensors["last_token_ids"], np.ascontiguousarray(selected, np.int64))
+        slots = kv_len or self.config.max_kv_cache_capacity
+        return InferenceDims.prefill(batch, width, slots)._replace(select_len=selected.shape[1])
+
+    def step(self, rows: Sequence[Sequence[int]], *, kv_len: int = 0, every: bool = False) -> Array:
+        """Feed each row its next tokens; logits [B, N, V]."""
+        dims = self.feed(rows, kv_len=kv_len, every=every)
+        self.engine.run(self.bindings(dims), self.device.stream)
+        self.filled[: len(rows)] += [len(one) for one in rows]
+        return self.logits(dims)
+
+    def logits(self, dims: InferenceDims) -> Array:
+        """Those of the newest step [B, N, V]."""
+        shape = (dims.batch, dims.select_len, self.config.output_vocab_size)
+        whole = self.device.read(self.tensors["logits"]).reshape(-1)
+        return whole[: np.prod(shape)].reshape(shape)
+
+    def cache(self, name: str, rows: int, kv_len: int = 0) -> Array:
+        """The caches of the first rows as a step of that many slots has them."""
+        slots = kv_len or self.config.max_kv_cache_capacity
+        shape = (rows, self.config.num_kv_heads, slots, self.config.head_dim)
+        whole = self.device.read(self.tensors[name]).reshape(-1)
+        return whole[: np.prod(shape)].reshape(shape)
+
+    def reset(self, poison: int = 0) -> None:
+        """Empty all rows; caches and scratch are filled with bytes of `poison`."""
+        self.filled[:] = 0
+        self.poison(poison)
+        for name, tensor in self.tensors.items():
+            if name.startswith(("k_cache", "v_cache", "logits")):
+                self._fill(tensor, poison)
+
+    def poison(self, byte: int) -> None:
+        """Fill the scratch memory with such bytes; 0xff are numbers that are none."""
+        self._fill(self.scratch, byte)
+
+    def _fill(self, tensor: Tensor, byte: int) -> None:
+        stream = self.device.stream.native
+        driver = self.device.context.driver
+        driver.call("cuMemsetD8Async", tensor.address, byte, tensor.nbytes, stream)
+
+    def close(self) -> None:
+        """Free what the engine holds; the device is not its own."""
+        self.device.stream.synchronize()
+        self.engine.close()
+
+
+def _facts(config: LLMEngineRunnerConfig, family: Family) -> ModelFacts:
+    return ModelFacts(
+        architecture="qwen3",
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_layers=config.num_decoder_layers,
+        num_attention_heads=config.num_attention_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        rotary_dim=config.rotary_dim,
+        rms_norm_eps=family.eps,
+        tied_head=family.tied,
+        attention_bias=family.biased,
+        qk_norm=family.qk_norm,
+        rope=RopeConfig(),
+    )

@@ -1,0 +1,185 @@
+"""`python -m tests.gpu.kernel_times [0.6b|4b ...]`: what steps of the engine of kernels take.
+
+Weights are random and alike in every layer; each layer has its own copy. With `--profile` one
+step of each kind is run plainly between cuProfilerStart and cuProfilerStop, for ncu.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
+from runtime.device.cuda.stream import CudaEvent
+from runtime.tensors.dims import InferenceDims
+from runtime.tensors.dtypes import numpy_dtype
+from tests.gpu.kernel_driver import Array, Family, KernelDriver, weight_shapes
+
+SHAPES = {
+    "0.6b": Family(
+        hidden=1024,
+        inner=3072,
+        heads=16,
+        kv_heads=8,
+        head_dim=128,
+        layers=28,
+        vocabulary=151_936,
+        tied=True,
+        qk_norm=True,
+    ),
+    "4b": Family(
+        hidden=2560,
+        inner=9728,
+        heads=32,
+        kv_heads=8,
+        head_dim=128,
+        layers=36,
+        vocabulary=151_936,
+        tied=True,
+        qk_norm=True,
+    ),
+}
+CAPACITY = 2048
+STEPS = ((1, 1, 100, 256), (1, 1, 1000, 2048), (8, 1, 100, 256), (8, 1, 1000, 2048))
+"""Rows, tokens of each, filled slots, slots of the caches."""
+WIDER = ((1, 8, 100, 256), (1, 60, 100, 256), (8, 8, 100, 256), (1, 128, 0, 256), (1, 512, 0, 1024))
+LAUNCHES = 200
+WARM_UP = 20
+
+
+def repeated_weights(family: Family) -> dict[str, Array]:
+    """Random numbers, the same for every tensor of a kind: what is timed does not see it."""
+    random = np.random.default_rng(0)
+    known: dict[tuple[str, tuple[int, ...]], Array] = {}
+    pool = random.standard_normal((1 << 22) - 3, np.float32).astype(np.float16)
+    found = {}
+    for name, shape in weight_shapes(family).items():
+        kind = (name.rpartition(".")[2], shape)
+        if kind not in known:
+            share = np.float16(0.5 / shape[-1] ** 0.5)
+            flat = np.ones(shape, np.float16) if len(shape) == 1 else np.resize(pool * share, shape)
+            known[kind] = flat.astype(numpy_dtype("float16"), copy=False)
+        found[name] = known[kind]
+    return found
+
+
+class Times:
+    """The steps of one model."""
+
+    def __init__(self, device: CudaDevice, name: str) -> None:
+        self.device, self.family = device, SHAPES[name]
+        began = time.monotonic()
+        weights = repeated_weights(self.family)
+        made = time.monotonic()
+        before = device.library.compiler.compiled
+        self.driver = KernelDriver(
+            device,
+            self.family,
+            "float16",
+            weights=weights,
+            most_selected=8,
+            max_kv_cache_capacity=CAPACITY,
+            prefill_chunk=512,
+        )
+        self.opened = {
+            "weights_s": round(made - began, 2),
+            "open_and_upload_s": round(time.monotonic() - made, 2),
+            "compiled": device.library.compiler.compiled - before,
+            "scratch_mb": self.driver.engine.required_context_memory >> 20,
+        }
+
+    def dims(self, rows: int, tokens: int, filled: int, slots: int) -> InferenceDims:
+        """A step behind so many filled slots; chosen nodes of a tree all get logits."""
+        driver = self.driver
+        driver.filled[:] = filled
+        return driver.feed([[7] * tokens] * rows, kv_len=slots, every=tokens == 8)
+
+    def step(self, *sizes: int) -> dict[str, Any]:
+        """Milliseconds of a captured step, and microseconds of the host for it."""
+        driver, stream = self.driver, self.device.stream
+        dims = self.dims(*sizes)
+        bindings = driver.bindings(dims)
+        began = time.perf_counter()
+        driver.engine.run(bindings, stream)
+        first = time.perf_counter() - began
+        stream.synchronize()
+        began = time.perf_counter()
+        driver.engine.run(bindings, stream)
+        run = time.perf_counter() - began
+        graph: Any = driver.engine.capture(bindings, stream)
+        begin, end = (CudaEvent(self.device.context, timing=True) for _ in range(2))
+        times, hosts = [], []
+        for _ in range(WARM_UP + LAUNCHES):
+            begin.record(stream)
+            host = time.perf_counter()
+            graph.launch(stream)
+            hosts.append(time.perf_counter() - host)
+            end.record(stream)
+            stream.synchronize()
+            times.append(end.elapsed_ms(begin))
+        nodes = graph.nodes
+        # Many in a row: what a step takes where the next one waits for it already.
+        begin.record(stream)
+        for _ in range(LAUNCHES):
+            graph.launch(stream)
+        end.record(stream)
+        stream.synchronize()
+        row = end.elapsed_ms(begin) / LAUNCHES
+        graph.close()
+        return {
+            "rows, tokens, filled, slots": sizes,
+            "nodes": nodes,
+            "step_ms": round(statistics.median(times[WARM_UP:]), 4),
+            "in_a_row_ms": round(row, 4),
+            "graph_host_us": round(statistics.median(hosts) * 1e6, 1),
+            "run_host_us": round(run * 1e6),
+            "build_and_run_host_us": round(first * 1e6),
+        }
+
+    def profile(self, *sizes: int) -> None:
+        """One plain step that a profiler sees."""
+        bindings = self.driver.bindings(self.dims(*sizes))
+        call = self.device.context.driver.call
+        self.driver.engine.run(bindings, self.device.stream)
+        self.device.stream.synchronize()
+        call("cuProfilerStart")
+        self.driver.engine.run(bindings, self.device.stream)
+        self.device.stream.synchronize()
+        call("cuProfilerStop")
+
+
+def figures(device: CudaDevice, name: str) -> Iterator[dict[str, Any]]:
+    """What is measured of a model, line by line."""
+    times = Times(device, name)
+    yield {"model": name, **times.opened}
+    for sizes in (*STEPS, *WIDER):
+        yield {"model": name, **times.step(*sizes)}
+    times.driver.close()
+
+
+def main() -> None:
+    """Print a JSON line for each step."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="*", default=["0.6b"])
+    parser.add_argument("--profile", action="store_true")
+    chosen = parser.parse_args()
+    device = open_cuda_device()
+    for name in chosen.models:
+        if chosen.profile:
+            times = Times(device, name)
+            for sizes in STEPS[1], STEPS[3], WIDER[-1]:
+                times.profile(*sizes)
+            continue
+        for line in figures(device, name):
+            sys.stdout.write(json.dumps(line) + "\n")
+            sys.stdout.flush()
+    device.close()
+
+
+if __name__ == "__main__":
+    main()

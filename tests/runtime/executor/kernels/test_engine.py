@@ -1,0 +1,154 @@
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec import structs
+
+from runtime.device.cuda import launch as cuda_launch
+from runtime.device.cuda.context import CudaContext
+from runtime.device.cuda.cuda_device import CudaDevice
+from runtime.device.cuda.driver import CudaDriver
+from runtime.errors import HearthError
+from runtime.executor.engine import Binding
+from runtime.executor.engine_executor import EngineExecutor
+from runtime.executor.introspection import check_bindings, check_known
+from runtime.executor.kernels.engine import KernelsEngine
+from runtime.tensors.dims import InferenceDims
+from runtime.tensors.profiles import build_profiles
+from runtime.weights.layout import write_layout
+from tests.runtime.device.cuda.resource_driver import ResourceDriver
+from tests.runtime.device.cuda.test_tree_launches import NoCompiler
+from tests.runtime.executor.kernels.kernel_engines import (
+    FACTS,
+    bindings_of,
+    kernels_config,
+    layout_of,
+    registry_of,
+)
+
+CONFIG = kernels_config()
+UINT8 = np.dtype(np.uint8)
+
+
+@pytest.fixture
+def api() -> ResourceDriver:
+    return ResourceDriver()
+
+
+@pytest.fixture
+def device(api: ResourceDriver, monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaDevice]:
+    monkeypatch.setattr(cuda_launch, "kernel_source", lambda *_: "")
+    compiler: Any = NoCompiler()
+    made = CudaDevice(CudaContext(CudaDriver(api)), compiler)
+    yield made
+    made.close()
+    assert not api.misuse
+
+
+class Opened:
+    """An engine over a driver that does nothing."""
+
+    def __init__(self, device: CudaDevice, folder: Path, **changes: Any) -> None:
+        self.config = structs.replace(CONFIG, **changes)
+        layout = layout_of(self.config)
+        write_layout(folder, layout)
+        self.registry = registry_of(self.config, layout)
+        self.engine = KernelsEngine.open(
+            folder, self.config, device, self.registry, facts=FACTS
+        )
+        self.use_scratch(device)
+
+    def use_scratch(self, device: CudaDevice) -> None:
+        size = self.engine.required_context_memory
+        self.engine.set_context_memory(device.zeros("scratch", (size,), UINT8))
+
+    def bindings(self, dims: InferenceDims) -> tuple[Binding, ...]:
+        return bindings_of(self.engine.io_tensors, self.registry, dims)
+
+
+def test_its_bindings_are_those_of_the_registry(device: CudaDevice, tmp_path: Path) -> None:
+    opened = Opened(device, tmp_path)
+    io = opened.engine.io_tensors
+    check_bindings(io, opened.registry)
+    check_known(io, opened.registry)
+    directions = [one.direction for one in io]
+    assert directions == sorted(directions)
+    assert {one.name: one.shape for one in io}["rope_cos"] == (None, 8)
+    EngineExecutor(opened.engine, opened.registry, build_profiles(CONFIG))
+    opened.engine.close()
+
+
+def test_a_step_that_comes_again_is_not_built_again(
+    device: CudaDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Opened(device, tmp_path)
+    built = []
+    launches = opened.engine._step.launches
+    monkeypatch.setattr(
+        opened.engine._step, "launches", lambda one: built.append(one) or launches(one)
+    )
+    steps = [opened.bindings(InferenceDims.decode(batch, 64)) for batch in (1, 2)]
+    for index in (0, 0, 1, 0, 1):
+        opened.engine.run(steps[index], device.stream)
+    assert built == steps
+    # An equal tuple may be of another map.
+    opened.engine.run(opened.bindings(InferenceDims.decode(1, 64)), device.stream)
+    assert len(built) == 3
+    opened.use_scratch(device)
+    opened.engine.run(steps[0], device.stream)
+    assert len(built) == 4
+    opened.engine.close()
+
+
+def test_kept_steps_are_the_newest(device: CudaDevice, tmp_path: Path) -> None:
+    opened = Opened(device, tmp_path)
+    for _ in range(70):
+        opened.engine.run(opened.bindings(InferenceDims.decode(1, 64)), device.stream)
+    assert len(opened.engine._packed) == 64
+    opened.engine.close()
+
+
+def test_a_capture_runs_the_step_once_before(
+    api: ResourceDriver, device: CudaDevice, tmp_path: Path
+) -> None:
+    opened = Opened(device, tmp_path)
+    api.calls.clear()
+    names: list[str] = []
+    call = api._call
+
+    def note(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        names.append(name)
+        return call(name, arguments)
+
+    api._call = note  # type: ignore[method-assign] # it is noted
+    graph = opened.engine.capture(opened.bindings(InferenceDims.decode(1, 64)), device.stream)
+    launches = names.count("cuLaunchKernelEx") // 2
+    assert names[:launches] == ["cuLaunchKernelEx"] * launches
+    assert names[launches : launches + 2] == ["cuStreamSynchronize", "cuStreamBeginCapture"]
+    graph.close()
+    opened.engine.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"dialect": "classic"}, "dialect"),
+        ({"kv_cache_dtype": "bfloat16"}, "kv_cache_dtype"),
+    ],
+)
+def test_what_kernels_do_not_serve_is_refused_by_name(
+    device: CudaDevice, tmp_path: Path, changes: dict[str, str], field: str
+) -> None:
+    with pytest.raises(HearthError, match="which kernels do not serve") as caught:
+        Opened(device, tmp_path, **changes)
+    assert (caught.value.code, caught.value.field) == ("engine_incompatible", field)
+
+
+def test_a_gpu_before_ampere_is_refused(device: CudaDevice, tmp_path: Path) -> None:
+    layout = layout_of(CONFIG)
+    write_layout(tmp_path, layout)
+    facts = FACTS._replace(capability=(7, 5))
+    with pytest.raises(HearthError, match="compute capability 7.5"):
+        KernelsEngine.open(tmp_path, CONFIG, device, registry_of(CONFIG, layout), facts=facts)

@@ -1,0 +1,36 @@
+import ctypes
+from typing import Any
+
+import pytest
+
+from runtime.device.cuda.compiler import KernelCompiler, kernel_source, load_compiler_api
+from runtime.executor.kernels.launch import SOURCES, WantedKernels
+from runtime.executor.kernels.stream import ResidualStream, StreamArguments
+
+
+def test_a_thread_takes_eight_elements() -> None:
+    wanted = WantedKernels()
+    stream = ResidualStream(wanted, "bfloat16", 72)
+    assert {(one.name, one.options) for one in wanted.requests} == {
+        ("begin", ("-DBFLOAT=1",)),
+        ("add", ("-DBFLOAT=1",)),
+    }
+    launch = stream.begin(1 << 40, 1 << 41, 33, (1 << 42, 216))
+    # 33 * 9 pieces in blocks of 128.
+    assert (launch.grid, launch.block, launch.shared_bytes) == ((3, 1, 1), 128, 0)
+    assert fields(launch.arguments) == (1 << 40, 1 << 41, 1 << 42, 297, 9, 27)
+    assert fields(stream.add(5, 6, 1).arguments) == (5, 6, 0, 9, 9, 0)
+    assert ctypes.sizeof(StreamArguments) == 40
+
+
+def fields(arguments: Any) -> tuple[int, ...]:
+    return tuple(getattr(arguments, name) for name, _ in arguments._fields_)
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("bfloat", [0, 1])
+def test_the_source_compiles(tmp_path: Any, architecture: str, bfloat: int) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc", exc_type=ImportError)
+    made = KernelCompiler(load_compiler_api(), architecture, tmp_path)
+    source = kernel_source("enter", SOURCES)
+    assert made.compile("enter", source, (f"-DBFLOAT={bfloat}",)).startswith(b"\x7fELF")

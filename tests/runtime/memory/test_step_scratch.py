@@ -1,0 +1,48 @@
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.memory.step_scratch import ScratchPart, lay_out, step_parts
+from tests.runtime.engine_configs import small_config
+
+PHASES = st.tuples(st.integers(0, 6), st.integers(0, 6)).map(sorted)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5000), PHASES), max_size=8))
+def test_parts_that_live_together_share_nothing(sizes: list[tuple[int, list[int]]]) -> None:
+    parts = [ScratchPart(str(i), size, *phases) for i, (size, phases) in enumerate(sizes)]
+    offsets, nbytes = lay_out(parts)
+    for one, other in combinations(parts, 2):
+        apart = one.last < other.first or other.last < one.first
+        first, second = offsets[one.name], offsets[other.name]
+        empty = not one.nbytes or not other.nbytes
+        behind = first + one.nbytes <= second or second + other.nbytes <= first
+        assert apart or empty or behind
+    assert all(offsets[one.name] % 256 == 0 for one in parts)
+    assert all(offsets[one.name] + one.nbytes <= nbytes for one in parts)
+
+
+def test_what_a_layer_is_done_with_makes_room_for_the_next() -> None:
+    config = small_config()
+    parts = step_parts(config, 64, normed=1000, partials=2000)
+    layout = lay_out(parts)
+    # Activations lie where queries, keys and values were.
+    assert layout.offsets["activations"] == layout.offsets["projected"]
+    assert layout.nbytes < sum(part.nbytes for part in parts)
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 100])
+def test_parts_have_the_sizes_of_a_step(tokens: int) -> None:
+    sizes = {
+        one.name: one.nbytes for one in step_parts(small_config(), tokens, normed=7, partials=9)
+    }
+    assert sizes == {
+        "stream": tokens * 16 * 4,
+        "normed": 7,
+        "projected": tokens * (2 + 2) * 8 * 4,
+        "partials": 9,
+        "attended": tokens * 2 * 8 * 4,
+        "activations": tokens * 32 * 4,
+    }
