@@ -6,6 +6,7 @@ from runtime.config import LLMEngineRunnerConfig
 from runtime.engine_folder import PLAN_FILE
 from runtime.memory import sizes
 from runtime.memory.sizes import ITEM_BYTES, WEIGHT_BITS
+from runtime.memory.step_scratch import predicted_scratch
 from runtime.options import EagleDraftingConfig
 from runtime.tensors.buckets import doubled_sizes
 
@@ -153,12 +154,12 @@ def predict_cuda_host_memory(config: LLMEngineRunnerConfig) -> dict[str, int]:
 def cuda_weight_bytes(config: LLMEngineRunnerConfig) -> int:
     """Weights of the matrix products in the engine's type, and the gains of the norms.
 
-    A plan is its weights and its kernels: where it is there, its size is known. One that binds
-    its weights has them beside it, and a tied head is the embedding table itself.
+    A plan is its weights and its kernels: where it is there, its size is known. An engine that
+    binds its weights has them beside it, and a tied head is the embedding table itself.
     """
     plan = config.files.get(PLAN_FILE)
-    if plan is not None:
-        return plan.bytes + sizes.bound_bytes(config)
+    if plan is not None or config.backend == "kernels":
+        return (0 if plan is None else plan.bytes) + sizes.bound_bytes(config)
     gains = config.num_decoder_layers * (2 * config.hidden_size + 2 * config.head_dim)
     elements = sizes.projection_elements(config) + gains + config.hidden_size
     return elements * ITEM_BYTES[config.dtype]
@@ -173,6 +174,8 @@ def cuda_scratch_bytes(config: LLMEngineRunnerConfig, rows: int, tokens: int, ca
     """
     if config.plan is not None and config.plan.scratch_bytes is not None:
         return config.plan.scratch_bytes
+    if config.backend == "kernels":
+        return predicted_scratch(config, rows * tokens, capacity)
     masked = config.takes_tree_mask
     every = tokens * (1 if config.prefills_apart else rows)
     heads = config.num_attention_heads + 2 * config.num_kv_heads

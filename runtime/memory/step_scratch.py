@@ -8,6 +8,11 @@ from runtime.memory.sizes import ITEM_BYTES
 
 _ALIGNMENT = 256
 _FLOAT = 4
+# As many as any GPU has, and what attention keeps for each (`predicted_scratch`).
+_MULTIPROCESSORS = 188
+_ROWS_EACH = 32
+_LEAST_UNITS = 4
+_SPAN = 256
 # The launches of a layer, between the step's first and its last one.
 ENTER, QKV, ATTENTION, OUTPUT, GATE, DOWN, HEAD = range(7)
 
@@ -47,6 +52,24 @@ def step_parts(
         ScratchPart("attended", tokens * queries * item, ATTENTION, OUTPUT),
         ScratchPart("activations", tokens * config.intermediate_size * item, GATE, DOWN),
     ]
+
+
+def predicted_scratch(config: LLMEngineRunnerConfig, tokens: int, capacity: int) -> int:
+    """Bytes of scratch memory, at the most, of an engine whose largest step has so many tokens.
+
+    Attention keeps queries of that step, or of a smaller one, whose positions it spreads over the
+    whole GPU, 32 queries for each multiprocessor, with sums for each 256 positions.
+    """
+    item = ITEM_BYTES[config.dtype]
+    queries = tokens * config.num_attention_heads * config.head_dim * item
+    units = max(_LEAST_UNITS, -(-capacity // _SPAN))
+    sums = units * (config.head_dim + 2) * _FLOAT
+    spread = _MULTIPROCESSORS * _ROWS_EACH * (sums + config.head_dim * item)
+    normed = tokens * config.hidden_size * item
+    parts = step_parts(config, tokens, normed=normed, partials=max(queries, spread))
+    if config.base_hidden_dim:  # A draft's heads read two vectors a token.
+        parts.append(ScratchPart("inputs", 2 * normed, ENTER, QKV))
+    return lay_out(parts).nbytes
 
 
 def lay_out(parts: Sequence[ScratchPart]) -> ScratchLayout:

@@ -33,7 +33,7 @@ from runtime.tensors.tensor import Tensor
 from runtime.undo import undoing
 from runtime.weights.layout import WeightLayout, load_layout
 
-_PACKED_LIMIT = 64
+_PACKED_LIMIT = 128
 """Steps whose launches are kept; each holds some hundred small structures."""
 _LEAST_CAPABILITY = (8, 0)
 _MOST_THREADS = 16

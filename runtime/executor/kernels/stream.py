@@ -1,4 +1,5 @@
 import ctypes
+
 from runtime.config import DType
 from runtime.device.cuda.launch import addresses, integers
 from runtime.executor.kernels.launch import Kernels, Launch

@@ -1,7 +1,7 @@
 import pytest
 from msgspec import structs
 
-from runtime.config import FileRecord, LLMEngineRunnerConfig
+from runtime.config import WEIGHTS_FILE, FileRecord, LLMEngineRunnerConfig
 from runtime.engine_folder import PLAN_FILE
 from runtime.memory.predicted import (
     cuda_scratch_bytes,
@@ -10,7 +10,8 @@ from runtime.memory.predicted import (
     predict_draft_memory,
     predict_memory,
 )
-from runtime.memory.sizes import projection_elements
+from runtime.memory.sizes import embedding_bytes, projection_elements, weights_head_bytes
+from runtime.memory.step_scratch import predicted_scratch
 from runtime.options import EagleDraftingConfig
 from tests.runtime.engine_configs import PLAN, draft_config, small_config
 
@@ -36,6 +37,20 @@ def test_weights_stay_in_their_type(config: LLMEngineRunnerConfig) -> None:
 def test_a_plan_is_as_large_as_its_file(config: LLMEngineRunnerConfig) -> None:
     files = {PLAN_FILE: FileRecord(4321, "")}
     assert cuda_weight_bytes(structs.replace(config, files=files)) == 4321
+
+
+def test_an_engine_of_kernels_holds_its_file_once(config: LLMEngineRunnerConfig) -> None:
+    stored = 2 * (projection_elements(config) + 80)
+    kernels = structs.replace(
+        config,
+        backend="kernels",
+        external_weight_files=(WEIGHTS_FILE,),
+        files={WEIGHTS_FILE: FileRecord(weights_head_bytes(2) + stored, "")},
+    )
+    # A tied head is the embedding table itself.
+    assert cuda_weight_bytes(kernels) + embedding_bytes(kernels) == weights_head_bytes(2) + stored
+    scratch = predict_memory(kernels, max_batch=2, capacity=32)["engine_scratch"]
+    assert scratch == predicted_scratch(kernels, 2 * 16, 32)
 
 
 def test_a_plan_says_what_its_steps_take(config: LLMEngineRunnerConfig) -> None:

@@ -4,8 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.memory.step_scratch import ScratchPart, lay_out, step_parts
+from runtime.executor.kernels.engine import io_tensors_of, step_shapes
+from runtime.executor.kernels.launch import WantedKernels
+from runtime.executor.kernels.step import DecoderStep
+from runtime.memory.step_scratch import ScratchPart, lay_out, predicted_scratch, step_parts
 from tests.runtime.engine_configs import small_config
+from tests.runtime.executor.kernels.kernel_engines import (
+    FACTS,
+    kernels_config,
+    layout_of,
+    registry_of,
+)
 
 PHASES = st.tuples(st.integers(0, 6), st.integers(0, 6)).map(sorted)
 
@@ -31,6 +40,23 @@ def test_what_a_layer_is_done_with_makes_room_for_the_next() -> None:
     # Activations lie where queries, keys and values were.
     assert layout.offsets["activations"] == layout.offsets["projected"]
     assert layout.nbytes < sum(part.nbytes for part in parts)
+
+
+@pytest.mark.parametrize("multiprocessors", [8, 46, 132, 188])
+@pytest.mark.parametrize(("capacity", "heads"), [(256, 2), (2048, 16), (8192, 4)])
+def test_what_is_predicted_is_enough_on_every_gpu(
+    multiprocessors: int, capacity: int, heads: int
+) -> None:
+    config = kernels_config(
+        head_dim=128, num_attention_heads=heads, max_kv_cache_capacity=capacity, prefill_chunk=128
+    )
+    layout = layout_of(config)
+    io_tensors = io_tensors_of(config, registry_of(config, layout))
+    facts = FACTS._replace(multiprocessors=multiprocessors)
+    step = DecoderStep(config, layout, io_tensors, WantedKernels(), facts)
+    needed = step.provide(step_shapes(config)).scratch
+    most = predicted_scratch(config, config.max_supported_batch_size * 128, capacity)
+    assert needed <= most < 40 * needed
 
 
 @pytest.mark.parametrize("tokens", [1, 8, 100])

@@ -19,6 +19,7 @@ CONFIG = structs.replace(small_config(), dialect="native", device="cpu")
         ({"dialect": "classic"}, False),
         ({"dtype": "float16"}, False),
         ({"device": "cuda"}, False),
+        ({"device": "cuda", "backend": "kernels", "dtype": "bfloat16"}, True),
     ],
 )
 def test_bits_are_the_same_where_that_was_measured(changed: dict[str, Any], exact: bool) -> None:  # noqa: FBT001 - of a table

@@ -119,6 +119,8 @@ def test_prefill_steps_of_few_widths_are_captured(longest: int, widths: tuple[in
     assert captured_widths(config) == widths
     assert captured_prompts(config) == [(place, width) for place in range(4) for width in widths]
     assert captured_widths(structs.replace(config, operators="standard")) == ()
+    kernels = structs.replace(config, operators="standard", backend="kernels")
+    assert captured_widths(kernels) == widths
     assert captured_prompts(structs.replace(config, operators="standard")) == []
 
 
