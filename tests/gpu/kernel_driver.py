@@ -124,13 +124,15 @@ def random_weights(family: Family, dtype: DType, seed: int = 0) -> dict[str, Arr
     random = np.random.default_rng(seed)
 
     def draw(name: str, shape: tuple[int, ...]) -> Array:
-        values = random.standard_normal(shape, np.float32)
+        values: Array = random.standard_normal(shape, np.float32)
         if name.endswith("norm"):
-            return 1 + np.float32(0.1) * values
-        return values * np.float32((1.0 if len(shape) > 1 else 0.3) / shape[-1] ** 0.5 * 0.8)
+            values = 1 + np.float32(0.1) * values
+        else:
+            values *= np.float32((0.8 if len(shape) > 1 else 0.24) / shape[-1] ** 0.5)
+        return values.astype(numpy_dtype(dtype))
 
     shapes = weight_shapes(family)
-    return {n: draw(n, shape).astype(numpy_dtype(dtype)) for n, shape in shapes.items()}
+    return {name: draw(name, shape) for name, shape in shapes.items()}
 
 
 class _Reference:

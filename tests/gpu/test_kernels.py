@@ -59,7 +59,8 @@ def driver(gpu: CudaDevice, dtype: DType, request: pytest.FixtureRequest) -> Ite
 
 
 def text(family: Family, count: int, seed: int = 0) -> list[int]:
-    return np.random.default_rng(seed).integers(0, family.vocabulary, count).tolist()
+    random = np.random.default_rng(seed)
+    return [int(one) for one in random.integers(0, family.vocabulary, count)]
 
 
 def same(one: Array, other: Array) -> None:

@@ -209,6 +209,11 @@ def step_shapes(config: LLMEngineRunnerConfig) -> Iterator[StepShape]:
                 yield StepShape(batch, seq_len, largest.kv_len, selected)
 
 
+def fixed_shape(io: IOTensor) -> tuple[int, ...]:
+    """The shape of a binding that no dims decide; 1 where any size does."""
+    return tuple(size if isinstance(size, int) else 1 for size in io.shape)
+
+
 def _planned_bindings(
     io_tensors: Sequence[IOTensor], registry: TensorRegistry, dims: InferenceDims
 ) -> list[Binding]:
@@ -216,7 +221,7 @@ def _planned_bindings(
     planned = []
     for io in io_tensors:
         spec = registry.get(io.name)
-        shape = tuple(size or 1 for size in io.shape) if spec is None else spec.resolve(dims)
+        shape = fixed_shape(io) if spec is None else spec.resolve(dims)
         tensor = Tensor.on_device(io.name, _SOMEWHERE, (), io.dtype, None)
         planned.append(Binding(io.name, io.direction, tensor, shape))
     return planned

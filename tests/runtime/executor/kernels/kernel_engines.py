@@ -8,6 +8,7 @@ from msgspec import structs
 
 from runtime.config import LLMEngineRunnerConfig, RopeConfig
 from runtime.executor.engine import Binding, IOTensor
+from runtime.executor.kernels.engine import fixed_shape
 from runtime.executor.kernels.launch import GpuFacts
 from runtime.tensors.dims import InferenceDims
 from runtime.tensors.registry import TensorRegistry, TensorSpec, build_registry_for_llm
@@ -103,6 +104,6 @@ def _bindings(
 ) -> Iterator[Binding]:
     for number, io in enumerate(io_tensors, 1):
         spec = registry.get(io.name)
-        shape = tuple(size or 1 for size in io.shape) if spec is None else spec.resolve(dims)
+        shape = fixed_shape(io) if spec is None else spec.resolve(dims)
         tensor = Tensor.on_device(io.name, number << 20, shape, io.dtype, None)
         yield Binding(io.name, io.direction, tensor, shape)

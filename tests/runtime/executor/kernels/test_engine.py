@@ -1,4 +1,4 @@
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from runtime.executor.engine import Binding
 from runtime.executor.engine_executor import EngineExecutor
 from runtime.executor.introspection import check_bindings, check_known
 from runtime.executor.kernels.engine import KernelsEngine
+from runtime.executor.kernels.launch import Launch
 from runtime.tensors.dims import InferenceDims
 from runtime.tensors.profiles import build_profiles
 from runtime.weights.layout import write_layout
@@ -84,9 +85,12 @@ def test_a_step_that_comes_again_is_not_built_again(
     opened = Opened(device, tmp_path)
     built = []
     launches = opened.engine._step.launches
-    monkeypatch.setattr(
-        opened.engine._step, "launches", lambda one: built.append(one) or launches(one)
-    )
+
+    def build(bindings: Sequence[Binding]) -> list[Launch]:
+        built.append(bindings)
+        return launches(bindings)
+
+    monkeypatch.setattr(opened.engine._step, "launches", build)
     steps = [opened.bindings(InferenceDims.decode(batch, 64)) for batch in (1, 2)]
     for index in (0, 0, 1, 0, 1):
         opened.engine.run(steps[index], device.stream)

@@ -6,7 +6,7 @@ import pytest
 
 from runtime.config import LLMEngineRunnerConfig
 from runtime.errors import HearthError
-from runtime.executor.engine import IOTensor
+from runtime.executor.engine import Binding, IOTensor
 from runtime.executor.kernels import step as module
 from runtime.executor.kernels.engine import io_tensors_of
 from runtime.executor.kernels.launch import Launch, WantedKernels
@@ -59,8 +59,11 @@ class Step:
         shapes = [StepShape(4, 8, 64, 8), StepShape(1, 16, 64, 1), StepShape(4, 1, 64, 1)]
         self.memory = self.step.provide(shapes)
         self.step.use_scratch(BASE)
-        self.bindings = lambda dims: bindings_of(self.io, registry, dims)
+        self.registry = registry
         self.names = {number << 20: one.name for number, one in enumerate(self.io, 1)}
+
+    def bindings(self, dims: InferenceDims) -> tuple[Binding, ...]:
+        return bindings_of(self.io, self.registry, dims)
 
     def launches(self, dims: InferenceDims) -> list[tuple[str, tuple[Any, ...]]]:
         """Each with its arguments; an address of a binding or of scratch is its name."""
