@@ -15,7 +15,7 @@ from daemon.cli.console import err, progress_bar, size
     "--engine",
     required=True,
     metavar="ENGINE_DIR",
-    help="The engine folder that is to serve them, exported with --external-weights.",
+    help="The engine folder that is to serve them: of kernels, or with --external-weights.",
 )
 def weights(source: Path, target: Path, engine: str) -> None:
     """Write the weights of the Hugging Face folder MODEL_DIR into FILE, for an engine folder.

@@ -4,6 +4,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.export import DraftOptions, ExportOptions, export_model
@@ -12,7 +13,10 @@ from runtime.options import RuntimeOptions
 MODEL = Path(__file__).parents[2] / "models" / "home"
 CAPACITY = 1024
 """Holds the longest prompt here, its reply and a tree of 60 nodes behind it."""
+KERNELS = ExportOptions(backend="kernels", device="cuda", dtype="float16", capacity=CAPACITY)
 EXPORTS = {
+    "kernels-fp16": KERNELS,
+    "kernels-bf16": structs.replace(KERNELS, dtype="bfloat16"),
     "ort-standard-fp32": ExportOptions(
         backend="onnxruntime", device="cuda", operators="standard", capacity=CAPACITY
     ),
@@ -34,6 +38,7 @@ EXPORTS = {
 }
 DRAFT = MODEL.with_name("home-draft")
 DRAFTED = {
+    "kernels-eagle-fp16": structs.replace(KERNELS, draft=DraftOptions(folder=DRAFT)),
     "ort-eagle-fp16": ExportOptions(
         backend="onnxruntime",
         device="cuda",
@@ -102,7 +107,9 @@ def cpu_runtime(cpu_engine: Path) -> Iterator[LLMInferenceRuntime]:
     runtime.close()
 
 
-@pytest.fixture(scope="module", params=[*EXPORTS, "ort-eagle-fp16", *CHAINED, *_PLANS])
+@pytest.fixture(
+    scope="module", params=[*EXPORTS, "kernels-eagle-fp16", "ort-eagle-fp16", *CHAINED, *_PLANS]
+)
 def gpu_engine(request: pytest.FixtureRequest, engine_folder: EngineFolder) -> Path:
     """Each engine that runs on the GPU here."""
     return engine_folder(request.param)

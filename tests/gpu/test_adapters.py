@@ -28,13 +28,17 @@ NEAR_TIE = 0.1
 RANK = 16
 OPTIONS = ExportOptions(backend="onnxruntime", device="cuda", capacity=CAPACITY, max_lora_rank=RANK)
 ENGINES = {
+    "kernels-fp16": structs.replace(OPTIONS, backend="kernels", dtype="float16"),
+    "kernels-eagle-fp16": structs.replace(
+        OPTIONS, backend="kernels", dtype="float16", draft=DraftOptions(folder=DRAFT)
+    ),
     "standard-fp32": structs.replace(OPTIONS, operators="standard"),
     "contrib-fp16": structs.replace(OPTIONS, operators="contrib", dtype="float16"),
     "eagle-fp16": structs.replace(
         OPTIONS, dtype="float16", draft=DraftOptions(folder=DRAFT, verify="trees")
     ),
 }
-CAPTURED = ("contrib-fp16", "eagle-fp16", "tensorrt")
+CAPTURED = ("kernels-fp16", "kernels-eagle-fp16", "contrib-fp16", "eagle-fp16", "tensorrt")
 """Engines whose decode steps are CUDA graphs."""
 ADAPTERS = {"first": 16, "second": 4}
 

@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 PLAN = os.environ.get("HEARTH_TEST_WEIGHTS_PLAN")
 NEAR_TIE = 0.1
 ENGINES: dict[str, dict[str, Any]] = {
+    "kernels-fp16": {"backend": "kernels", "dtype": "float16"},
     "standard-fp32": {"operators": "standard"},
     "contrib-fp16": {"operators": "contrib", "dtype": "float16"},
     "classic-fp16": {"dialect": "classic", "operators": "standard", "dtype": "float16"},
@@ -69,13 +70,8 @@ def test_one_engine_serves_two_models(
             pytest.skip("HEARTH_TEST_WEIGHTS_PLAN names no engine folder")
         engine = Path(PLAN)
     else:
-        options = ExportOptions(
-            backend="onnxruntime",
-            device="cuda",
-            capacity=CAPACITY,
-            external_weights=True,
-            **ENGINES[name],
-        )
+        chosen: dict[str, Any] = {"backend": "onnxruntime", **ENGINES[name]}
+        options = ExportOptions(device="cuda", capacity=CAPACITY, external_weights=True, **chosen)
         export_model(models[0], engine, options)
     other = tmp_path / "other.safetensors"
     export_weights(models[1], engine, other)

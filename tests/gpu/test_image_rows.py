@@ -30,6 +30,7 @@ SIZES: dict[str, Any] = {
     "max_batch": 3,
 }
 ENGINES: dict[str, dict[str, Any]] = {
+    "kernels-fp16": {"backend": "kernels", "dtype": "float16"},
     "standard-fp32": {"operators": "standard"},
     "classic-fp16": {"dialect": "classic", "operators": "standard", "dtype": "float16"},
     "contrib-fp16": {"operators": "contrib", "dtype": "float16"},
@@ -58,7 +59,7 @@ def test_text_behind_images_is_that_of_the_specification(
     tmp_path: Path, family: Family, engine: str
 ) -> None:
     models = write_vision_model(tmp_path / "model", family), tmp_path / "engine"
-    export_model(*models, ExportOptions(**SIZES, **ENGINES[engine]))
+    export_model(*models, ExportOptions(**{**SIZES, **ENGINES[engine]}))
     check(models, family, "off")
 
 
@@ -70,11 +71,17 @@ def test_plans_say_what_the_specification_does(tmp_path: Path, family: Family) -
     check(models, family, "eagle" if speculates else "off")
 
 
-@pytest.mark.parametrize("verify", ["trees", "chains"])
+@pytest.mark.parametrize(
+    ("backend", "verify"),
+    [("kernels", "auto"), ("onnxruntime", "trees"), ("onnxruntime", "chains")],
+)
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
-def test_speculation_leaves_it_as_it_is(tmp_path: Path, family: Family, verify: Any) -> None:
+def test_speculation_leaves_it_as_it_is(
+    tmp_path: Path, family: Family, backend: Any, verify: Any
+) -> None:
     models = write_vision_model(tmp_path / "model", family), tmp_path / "engine"
     draft = write_draft(models[0], tmp_path / "draft", form="offset", vocabulary=96)
     chosen = DraftOptions(folder=draft, eagle_layers=(0, 2, 3), verify=verify)
-    export_model(*models, ExportOptions(**SIZES, dtype="float16", draft=chosen))
+    options = {**SIZES, "backend": backend, "dtype": "float16", "draft": chosen}
+    export_model(*models, ExportOptions(**options))
     check(models, family, "eagle")

@@ -20,7 +20,7 @@ NEAR_TIE = 0.1
 SIZES = {"device": (64 << 20, 0), "host": (1 << 20, 64 << 20)}
 """Bytes of device and of host memory: in the second case most pages come back from the host's."""
 QUESTIONS = ("hello", "turn on the desk lamp", "list all devices", "good night", "tell me a story")
-DRAFTED = ("ort-eagle-fp16", "ort-chains-fp16", "tensorrt-eagle")
+DRAFTED = ("kernels-eagle-fp16", "ort-eagle-fp16", "ort-chains-fp16", "tensorrt-eagle")
 
 
 @pytest.fixture(scope="module", params=SIZES)

@@ -22,7 +22,8 @@ PROMPTS = 20
 LARGEST_TREE = 60
 CASES = [
     *((name, "eagle", shape) for name in DRAFTED for shape in ((4, 3, 16), (10, 6, 60))),
-    *((name, "eagle", (1, 6, 7)) for name in ("ort-eagle-fp16", *CHAINED)),
+    *((name, "eagle", (1, 6, 7)) for name in ("kernels-eagle-fp16", "ort-eagle-fp16", *CHAINED)),
+    ("kernels-fp16", "lookup", None),
     ("ort-contrib-fp16", "lookup", None),
     ("tensorrt-eagle", "eagle", None),
 ]
