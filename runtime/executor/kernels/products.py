@@ -7,6 +7,12 @@ import numpy as np
 
 from runtime.device.cuda.launch import addresses, integers
 from runtime.errors import HearthError
+from runtime.executor.kernels.adapters import (
+    Adapter,
+    AddedArguments,
+    Shrink,
+    added_arguments,
+)
 from runtime.executor.kernels.launch import GpuFacts, Kernels, Launch
 from runtime.executor.kernels.product_tiles import (
     columns_for,
@@ -21,7 +27,7 @@ _NORM_TOKENS = 4
 _MATRICES = 3
 _NUMBERS, _RESIDUAL, _GATED = range(3)
 _ELEMENTS = ("float16", "bfloat16")
-_COMMON = ("INPUTS", "OUTPUT", "MATRICES", "BIASED")
+_COMMON = ("INPUTS", "OUTPUT", "MATRICES", "BIASED", "ADDED")
 _NARROW = (
     *_COMMON,
     *("COLUMNS", "EIGHTS", "DEPTH", "RESIDENT", "REPEATED", "NORMED", "SHARED_BYTES"),
@@ -65,6 +71,7 @@ class _Product(ctypes.Structure):
         *integers("tokens rows groups tap_stride seq_len select_len"),
         ("eps", ctypes.c_float),
         ("unused", ctypes.c_int32),
+        ("added", AddedArguments),
     )
 
 
@@ -107,7 +114,8 @@ class Products:
     """Launches of matrix products of one engine, whose elements are of `dtype`.
 
     Addresses are those of the device; x is the residual stream, float32 [tokens, inputs]. The sums
-    of a token do not depend on how many tokens there are, nor on the others.
+    of a token do not depend on how many tokens there are, nor on the others. What an `adapter` adds
+    to a product comes before biases, the residual stream and SiLU.
     """
 
     def __init__(self, programs: Kernels, facts: GpuFacts, dtype: np.dtype[Any]) -> None:
@@ -116,6 +124,7 @@ class Products:
         self._bfloat = int(dtype == np.dtype(ml_dtypes.bfloat16))
         self._scratch = 0
         self._functions: dict[tuple[str, tuple[int, ...]], Any] = {}
+        self._shrink = Shrink(programs, bfloat=self._bfloat)
 
     def scratch_bytes(self, inputs: int, tokens: int) -> int:
         """What normed inputs of a step take; `use_scratch` says where they are."""
@@ -134,10 +143,12 @@ class Products:
         inputs: int,
         tokens: int,
         out: int,
+        *,
+        adapter: Adapter | None = None,
     ) -> tuple[Launch, ...]:
         """The norm of x times up to three matrices one below the other: float32 [tokens, rows]."""
         given = _Inputs(x, inputs, tokens, gain, eps)
-        return self._launches("normed", given, weights, _Output(_NUMBERS, out))
+        return self._launches("normed", given, weights, _Output(_NUMBERS, out), adapter)
 
     def residual(
         self,
@@ -148,13 +159,15 @@ class Products:
         x: int,
         *,
         tap: tuple[int, int] | None = None,
+        adapter: Adapter | None = None,
     ) -> tuple[Launch, ...]:
         """Add to x the product of elements a [tokens, inputs].
 
         `tap` is an address and a stride in elements: x is also written there, as elements.
         """
         output = _Output(_RESIDUAL, x, *(tap or (0, 0)))
-        return self._launches("residual", _Inputs(a, inputs, tokens), [weight], output)
+        given = _Inputs(a, inputs, tokens)
+        return self._launches("residual", given, [weight], output, adapter)
 
     def gated(  # noqa: PLR0917 (addresses and sizes, in the order of a step)
         self,
@@ -166,10 +179,12 @@ class Products:
         inputs: int,
         tokens: int,
         out: int,
+        *,
+        adapter: Adapter | None = None,
     ) -> tuple[Launch, ...]:
         """The norm of x through silu(gate) * up: elements [tokens, rows]."""
         given = _Inputs(x, inputs, tokens, gain, eps)
-        return self._launches("gated", given, [gate, up], _Output(_GATED, out))
+        return self._launches("gated", given, [gate, up], _Output(_GATED, out), adapter)
 
     def head(  # noqa: PLR0917 (addresses and sizes, in the order of a step)
         self,
@@ -206,17 +221,22 @@ class Products:
         return (self._normalise(_Inputs(x, inputs, tokens, gain, eps), out, stride),)
 
     def _launches(
-        self, name: str, given: _Inputs, weights: Sequence[Weight], output: _Output
+        self,
+        name: str,
+        given: _Inputs,
+        weights: Sequence[Weight],
+        output: _Output,
+        adapter: Adapter | None = None,
     ) -> tuple[Launch, ...]:
-        if not given.gain:
-            return (self._product(name, given, weights, output),)
-        if norms_itself(given.size, given.tokens):
-            return (self._product(name, given, weights, output),)
-        normed = _Inputs(self._scratch, given.size, given.tokens)
-        return (
-            self._normalise(given, self._scratch, given.size),
-            self._product(name, normed, weights, output),
-        )
+        made = []
+        if given.gain and not norms_itself(given.size, given.tokens):
+            made.append(self._normalise(given, self._scratch, given.size))
+            given = _Inputs(self._scratch, given.size, given.tokens)
+        if adapter is not None:
+            norm = (given.gain, given.eps) if given.gain else None
+            shape = (given.size, given.tokens)
+            made.append(self._shrink.launch(given.address, adapter, shape, norm))
+        return (*made, self._product(name, given, weights, output, adapter))
 
     def _normalise(self, given: _Inputs, out: int, stride: int) -> Launch:
         function = self._kernel("normalise", "normalise", ("INPUTS",), (given.size,), 0)
@@ -236,13 +256,19 @@ class Products:
         return Launch(function, (blocks, 1, 1), _NORM_THREADS, 0, arguments, "normalise")
 
     def _product(
-        self, name: str, given: _Inputs, weights: Sequence[Weight], output: _Output
+        self,
+        name: str,
+        given: _Inputs,
+        weights: Sequence[Weight],
+        output: _Output,
+        adapter: Adapter | None,
     ) -> Launch:
         for weight in weights:
             if weight.form.kind not in _ELEMENTS:
                 raise HearthError("internal", f"no product of {weight.form.kind} weights")
         biased = any(weight.bias for weight in weights)
-        common = (given.size, output.kind, len(weights), int(biased))
+        added = adapter is not None
+        common = (given.size, output.kind, len(weights), int(biased), int(added))
         eights = sum(-(-weight.rows // 8) for weight in weights)
         columns = columns_for(given.tokens)
         if columns is None:
@@ -263,6 +289,8 @@ class Products:
                 "product", "product", _NARROW, (*common, *shape, shared), shared
             )
         arguments = _arguments(given, weights, output, groups)
+        if adapter is not None:
+            arguments.added = added_arguments(adapter)
         return Launch(function, grid, _THREADS, shared, arguments, name)
 
     def _kernel(

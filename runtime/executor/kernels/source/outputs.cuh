@@ -1,3 +1,4 @@
+#include "added.cuh"
 // What a product is given, and what becomes of its sums. It comes behind ring.cuh. OUTPUT is
 // NUMBERS, RESIDUAL or GATED; MATRICES lie one below the other.
 
@@ -29,6 +30,7 @@ struct Arguments {
   int select_len;
   float eps;
   int unused;
+  Added added;
 };
 
 // The row of `inputs` of token t.
@@ -73,6 +75,17 @@ __device__ __forceinline__ float bias_of(const Arguments& a, int row) {
 }
 #endif
 
+#if ADDED
+// Which of the matrices has a row.
+__device__ __forceinline__ int matrix_of(const Arguments& a, int row) {
+  int matrix = 0;
+#pragma unroll
+  for (int i = 0; i + 1 < MATRICES; ++i)
+    if (matrix == i && row >= a.matrices[i].rows) row -= a.matrices[i].rows, matrix = i + 1;
+  return matrix;
+}
+#endif
+
 // What the residual stream has where the sums of `finish` are added.
 __device__ __forceinline__ float residual_of(const Arguments& a, int row, int token) {
   if (row >= a.rows || token >= a.tokens) return 0;
@@ -83,6 +96,9 @@ __device__ __forceinline__ void finish_one(const Arguments& a, int row, int toke
                                            float before) {
   if (row >= a.rows || token >= a.tokens) return;
   float* out = (float*)a.out + (long long)token * a.rows + row;
+#if ADDED
+  sum = __fadd_rn(sum, expand(a.added, a.rows, matrix_of(a, row) * a.added.most, row, token));
+#endif
 #if BIASED
   sum = __fadd_rn(sum, bias_of(a, row));
 #endif
@@ -96,6 +112,10 @@ __device__ __forceinline__ void finish_one(const Arguments& a, int row, int toke
 __device__ __forceinline__ void finish_gated(const Arguments& a, int row, int token, float gate,
                                              float up) {
   if (row >= a.rows || token >= a.tokens) return;
+#if ADDED
+  gate = __fadd_rn(gate, expand(a.added, 2 * a.rows, 0, row, token));
+  up = __fadd_rn(up, expand(a.added, 2 * a.rows, a.added.most, a.rows + row, token));
+#endif
   float silu = __fdividef(gate, 1.0f + __expf(-gate));
   ((u16*)a.out)[(long long)token * a.rows + row] = element(__fmul_rn(silu, up));
 }

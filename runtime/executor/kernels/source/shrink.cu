@@ -1,10 +1,10 @@
 #include "numbers.cuh"
+#include "norm.cuh"
 // The first product of an adapter: x A, for as many columns as the active one has. Sums go by one
 // order for any number of tokens: thread by thread, lane by lane, warp by warp.
 //
 // INPUTS is K, NORMED says that x is float32 and to be normed, TOKENS (1 to 8) go to a block.
 
-#define FULL 0xFFFFFFFFu
 #define BLOCK 256
 #define WARPS (BLOCK / 32)
 #define COLUMNS 8
@@ -44,7 +44,7 @@ __device__ __forceinline__ void add_products(const Shrink& step, int first, int 
     if (first + t >= step.tokens) return;
     float x = value(step.x[(long long)(first + t) * INPUTS + k]);
 #if NORMED
-    x = number(element(x * scale[t] * number(step.gain[k])));
+    x = number(element(__fmul_rn(__fmul_rn(x, scale[t]), number(step.gain[k]))));
 #endif
 #pragma unroll
     for (int c = 0; c < COLUMNS / 2; ++c) {
@@ -75,25 +75,22 @@ extern "C" __global__ void __launch_bounds__(BLOCK) shrink(const __grid_constant
 #pragma unroll
   for (int t = 0; t < TOKENS; ++t) scale[t] = 1;
 #if NORMED
-#pragma unroll
-  for (int t = 0; t < TOKENS; ++t) {
-    float squares = 0;
-    const entry* x = step.x + (long long)(first + t) * INPUTS;
-    if (first + t < step.tokens)
-#pragma unroll
-      for (int i = 0; i < EACH; ++i) {
-        int k = i * BLOCK + threadIdx.x;
-        if (k < INPUTS) squares += x[k] * x[k];
-      }
-    for (int other = 16; other; other >>= 1) squares += __shfl_xor_sync(FULL, squares, other);
-    if (lane == 0) shared[warp][t] = squares;
-  }
+  // As products norm: warp w has segment w, each four lanes a token.
+  int own = lane / 4;
+  const float* row = step.x + (long long)(first + own) * INPUTS;
+  float squares = 0;
+  if (own < TOKENS && first + own < step.tokens)
+    for (int block = first_block(warp); block < first_block(warp + 1); ++block)
+      for (int i = 0; i < 2; ++i)
+        squares = add_squares(squares, read_row(row, first_input(block, i, lane % 4)));
+  squares = add_lanes(squares);
+  if (lane % 4 == 0 && own < TOKENS) shared[warp][own] = squares;
   __syncthreads();
 #pragma unroll
   for (int t = 0; t < TOKENS; ++t) {
-    float squares = 0;
-    for (int w = 0; w < WARPS; ++w) squares += shared[w][t];
-    scale[t] = rsqrtf(squares / INPUTS + step.eps);
+    squares = shared[0][t];
+    for (int w = 1; w < WARPS; ++w) squares = __fadd_rn(squares, shared[w][t]);
+    scale[t] = norm_scale(squares, step.eps);
   }
   __syncthreads();
 #endif
@@ -119,10 +116,10 @@ extern "C" __global__ void __launch_bounds__(BLOCK) shrink(const __grid_constant
         if (v < held) {
           float given = upper ? sums[v] : sums[v + held];
           float kept = upper ? sums[v + held] : sums[v];
-          sums[v] = kept + __shfl_xor_sync(FULL, given, other);
+          sums[v] = kept + __shfl_xor_sync(~0u, given, other);
         }
     } else {
-      sums[0] += __shfl_xor_sync(FULL, sums[0], other);
+      sums[0] += __shfl_xor_sync(~0u, sums[0], other);
     }
   }
   // The lane's bits, from the highest on, say which values it holds.

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from runtime.executor.kernels.adapters import Added, Shrink
+from runtime.executor.kernels.adapters import Adapter, Shrink
 from runtime.executor.kernels.draft_pieces import DraftPieces
 from runtime.executor.kernels.launch import KernelRequest, WantedKernels
 from tests.runtime.executor.kernels.test_product_kernels import compiled, known
@@ -17,10 +17,10 @@ def wanted() -> Iterator[KernelRequest]:
     pieces = DraftPieces(kernels, "bfloat16")
     pieces.fuse(0, 0, 0, (0, 0), 0.0, 0, 8, 1)
     pieces.log_softmax(0, 0, 1, 9)
-    shrink = Shrink(kernels, "float16")
+    shrink, adapter = Shrink(kernels, bfloat=0), Adapter(0, 0, 0, 0, 48, 16)
     for inputs, tokens in ((248, 2), (1024, 1), (1024, 9), (9728, 9)):
-        shrink.launch(0, 0, Added(0, 0, 0, 48, 16), (inputs, tokens))
-        shrink.launch(0, 0, Added(0, 0, 0, 48, 16), (inputs, tokens), (1, 0.0))
+        for norm in (None, (1, 0.0)):
+            shrink.launch(0, adapter, (inputs, tokens), norm)
     # The others of a file are compiled with it.
     yield from {(one.file, one.options): one for one in kernels.requests}.values()
 
