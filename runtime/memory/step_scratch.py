@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from runtime.config import LLMEngineRunnerConfig
 from runtime.memory.sizes import ITEM_BYTES
+from runtime.tensors.lora import lora_inputs
 
 _ALIGNMENT = 256
 _FLOAT = 4
@@ -50,8 +51,14 @@ def step_parts(
         ScratchPart("projected", tokens * projected * _FLOAT, QKV, ATTENTION),
         ScratchPart("partials", partials, ATTENTION, ATTENTION),
         ScratchPart("attended", tokens * queries * item, ATTENTION, OUTPUT),
+        ScratchPart("shrunk", tokens * _most_rank(config) * _FLOAT, QKV, DOWN),
         ScratchPart("activations", tokens * config.intermediate_size * item, GATE, DOWN),
     ]
+
+
+def _most_rank(config: LLMEngineRunnerConfig) -> int:
+    """Columns of the widest A of an adapter; 0 of an engine that takes none."""
+    return max((one.rank for one in lora_inputs(config)), default=0)
 
 
 def predicted_scratch(config: LLMEngineRunnerConfig, tokens: int, capacity: int) -> int:

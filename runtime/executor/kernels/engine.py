@@ -17,6 +17,7 @@ from runtime.device.cuda.stream import CudaStream
 from runtime.device.stream import Stream
 from runtime.errors import HearthError
 from runtime.executor.engine import Binding, CapturedRun, IOTensor
+from runtime.executor.kernels.draft_step import DraftStep
 from runtime.executor.kernels.launch import (
     GpuFacts,
     Launcher,
@@ -39,6 +40,8 @@ _LEAST_CAPABILITY = (8, 0)
 _MOST_THREADS = 16
 _HEAD_DIMS = range(16, 257, 16)
 _MULTIPLE = 8
+# Of a round of speculation, usually.
+_ACCEPTED, _NEWEST = 7, 10
 _SOMEWHERE = 256
 
 
@@ -90,12 +93,13 @@ class KernelsEngine:
             io_tensors = io_tensors_of(config, registry)
             shapes = list(step_shapes(config))
             wanted = WantedKernels()
-            planned = DecoderStep(config, layout, io_tensors, wanted, programs.facts)
+            kind = DraftStep if config.base_hidden_dim else DecoderStep
+            planned = kind(config, layout, io_tensors, wanted, programs.facts)
             planned.provide(shapes)
-            for dims in _warm_dims(config):
-                planned.launches(_planned_bindings(io_tensors, registry, dims))
+            for dims, adapted in product(_warm_dims(config), {False, bool(config.lora_targets)}):
+                planned.launches(_planned_bindings(io_tensors, registry, dims, adapted=adapted))
             programs.load(wanted.requests, min(_MOST_THREADS, physical_cores()))
-            step = DecoderStep(config, layout, io_tensors, programs, programs.facts)
+            step = kind(config, layout, io_tensors, programs, programs.facts)
             memory = step.provide(shapes)
             tickets = device.zeros("tickets", (memory.tickets,), np.dtype(np.uint8))
             step.use_tickets(tickets.address)
@@ -190,10 +194,14 @@ def io_tensors_of(config: LLMEngineRunnerConfig, registry: TensorRegistry) -> tu
 def _warm_dims(config: LLMEngineRunnerConfig) -> Iterator[InferenceDims]:
     """The steps whose kernels are compiled ahead."""
     slots, nodes = config.max_kv_cache_capacity, config.max_verify_tree_size
+    drafted = config.max_draft_tree_size
     for batch in decode_batches(config):
         yield InferenceDims.decode(batch, slots)
         if nodes:
             yield InferenceDims.spec_verify(batch, nodes, slots)
+        if drafted:
+            yield InferenceDims.accept(batch, min(_ACCEPTED, drafted), slots)
+            yield InferenceDims.proposal(batch, drafted, min(_NEWEST, drafted), slots)
     for width in prefill_widths(config):
         yield InferenceDims.prefill(1, width, slots)
 
@@ -215,13 +223,19 @@ def fixed_shape(io: IOTensor) -> tuple[int, ...]:
 
 
 def _planned_bindings(
-    io_tensors: Sequence[IOTensor], registry: TensorRegistry, dims: InferenceDims
+    io_tensors: Sequence[IOTensor],
+    registry: TensorRegistry,
+    dims: InferenceDims,
+    *,
+    adapted: bool,
 ) -> list[Binding]:
     """Bindings of a step that is only planned: all lie somewhere, which nobody reads."""
     planned = []
     for io in io_tensors:
         spec = registry.get(io.name)
         shape = fixed_shape(io) if spec is None else spec.resolve(dims)
+        if io.name.startswith("lora_") and not adapted:
+            shape = (shape[0], 0)
         tensor = Tensor.on_device(io.name, _SOMEWHERE, (), io.dtype, None)
         planned.append(Binding(io.name, io.direction, tensor, shape))
     return planned

@@ -1,17 +1,19 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from runtime.config import LLMEngineRunnerConfig
+from runtime.config import LORA_JOINED, LLMEngineRunnerConfig
 from runtime.errors import HearthError
 from runtime.executor.engine import Binding, IOTensor
+from runtime.executor.kernels.adapters import Adapter
 from runtime.executor.kernels.attention import Attention
 from runtime.executor.kernels.launch import GpuFacts, Kernels, Launch
 from runtime.executor.kernels.products import Products
 from runtime.executor.kernels.stream import ResidualStream, Tap
 from runtime.executor.kernels.weight_forms import bound_weight, weight_forms
 from runtime.memory.sizes import ITEM_BYTES
-from runtime.memory.step_scratch import lay_out, step_parts
+from runtime.memory.step_scratch import ScratchPart, lay_out, step_parts
 from runtime.tensors.dtypes import numpy_dtype
+from runtime.tensors.lora import RANK
 from runtime.weights.layout import WeightLayout
 
 _KINDS = ("q", "k", "v", "o", "gate", "up", "down")
@@ -79,12 +81,15 @@ class DecoderStep:
             self._most_partials = max(self._most_partials, partials)
             self._most_tokens = max(self._most_tokens, shape.tokens)
             tickets = max(tickets, self._attention.ticket_bytes(batch, seq_len, kv_len))
-        normed = self._products.scratch_bytes(self._config.hidden_size, self._most_tokens)
-        layout = lay_out(
-            step_parts(self._config, self._most_tokens, normed=normed, partials=self._most_partials)
-        )
+        layout = lay_out(self._parts())
         self._offsets = layout.offsets
         return StepMemory(layout.nbytes, tickets)
+
+    def _parts(self) -> list[ScratchPart]:
+        """What of the scratch memory is needed when."""
+        tokens = self._most_tokens
+        normed = self._products.scratch_bytes(self._config.hidden_size, tokens)
+        return step_parts(self._config, tokens, normed=normed, partials=self._most_partials)
 
     def use_scratch(self, address: int) -> None:
         """Keep there what is between the launches of the steps to come."""
@@ -98,7 +103,8 @@ class DecoderStep:
         """Those of a step with these addresses and shapes."""
         config, model, products = self._config, self._model, self._products
         at = {one.name: one.tensor.address for one in bindings}
-        shape = step_shape({one.name: one.shape for one in bindings})
+        shapes = {one.name: one.shape for one in bindings}
+        shape = step_shape(shapes)
         batch, seq_len, kv_len, select_len = shape
         tokens, hidden, eps = shape.tokens, config.hidden_size, model.rms_norm_eps
         queries = config.num_attention_heads * config.head_dim
@@ -107,6 +113,16 @@ class DecoderStep:
         products.use_scratch(place["normed"])
         self._attention.use_scratch(place["partials"])
         rope = (at["rope_cos"], at["rope_sin"])
+
+        def adapter(target: str, layer: int) -> Adapter | None:
+            name = f"{target}_{layer}"
+            inputs = shapes.get(f"lora_a_{name}", (0, 0))
+            if not inputs[1]:
+                return None
+            width, targets = inputs[1], len(LORA_JOINED.get(target, (target,)))
+            addresses = (at[f"lora_a_{name}"], at[f"lora_b_{name}"], at[RANK], place["shrunk"])
+            return Adapter(*addresses, width, width // targets)
+
         made = [self._stream.begin(at["inputs_embeds"], x, tokens, self._tap(0, at))]
         for index, layer in enumerate(self._layers):
             q, k, v, o, gate, up, down = (
@@ -114,7 +130,14 @@ class DecoderStep:
             )
             gains = {name: at.get(binding, 0) for name, binding in layer.gains.items()}
             made += products.normed(
-                x, gains["input"], eps, (q, k, v), hidden, tokens, place["projected"]
+                x,
+                gains["input"],
+                eps,
+                (q, k, v),
+                hidden,
+                tokens,
+                place["projected"],
+                adapter=adapter("qkv", index),
             )
             made += self._attention.launches(
                 place["projected"],
@@ -129,9 +152,19 @@ class DecoderStep:
                 seq_len,
                 kv_len,
             )
-            made += products.residual(place["attended"], o, queries, tokens, x)
+            made += products.residual(
+                place["attended"], o, queries, tokens, x, adapter=adapter("o", index)
+            )
             made += products.gated(
-                x, gains["post"], eps, gate, up, hidden, tokens, place["activations"]
+                x,
+                gains["post"],
+                eps,
+                gate,
+                up,
+                hidden,
+                tokens,
+                place["activations"],
+                adapter=adapter("gate_up", index),
             )
             stacked = index < config.num_deepstack_features
             tap = self._tap(index + 1, at)
@@ -142,6 +175,7 @@ class DecoderStep:
                 tokens,
                 x,
                 tap=None if stacked else tap,
+                adapter=adapter("down", index),
             )
             if stacked:
                 made.append(self._stream.add(at[f"deepstack_embeds_{index}"], x, tokens, tap))

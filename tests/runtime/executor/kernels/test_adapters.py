@@ -121,7 +121,9 @@ class Layer:
             )
         elif self.kind == "gated":
             lab.run(
-                products.gated(x.address, gain, EPS, *given, *shape, out.address, adapter=adapter)
+                products.gated(
+                    x.address, gain, EPS, given[0], given[1], *shape, out.address, adapter=adapter
+                )
             )
         else:
             out = before

@@ -42,7 +42,8 @@ class Recorder:
 
     def __getattr__(self, name: str) -> Any:
         def launch(*arguments: Any, **named: Any) -> tuple[Launch, ...]:
-            noted: Any = (*arguments, *named.values())
+            adapter = named.pop("adapter", None)
+            noted: Any = (*arguments, *named.values(), *([adapter] if adapter else []))
             return (Launch(None, (1, 1, 1), 1, 0, noted, name),)
 
         return launch

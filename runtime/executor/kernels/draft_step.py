@@ -1,0 +1,132 @@
+from collections.abc import Iterable, Sequence
+
+from runtime.config import LLMEngineRunnerConfig
+from runtime.executor.engine import Binding, IOTensor
+from runtime.executor.kernels.draft_pieces import DraftPieces, parts_bytes
+from runtime.executor.kernels.launch import GpuFacts, Kernels, Launch
+from runtime.executor.kernels.step import DecoderStep, StepMemory, StepShape, step_shape
+from runtime.executor.kernels.weight_forms import bound_weight
+from runtime.memory.step_scratch import ENTER, HEAD, OUTPUT, QKV, ScratchPart
+from runtime.weights.layout import WeightLayout
+
+_FLOAT, _INDEX = 4, 8
+
+
+class DraftStep(DecoderStep):
+    """The launches of an EAGLE-3 draft's steps: `runtime.export.eagle` has them as a graph.
+
+    What is behind attention runs for the selected tokens alone.
+    """
+
+    def __init__(
+        self,
+        config: LLMEngineRunnerConfig,
+        layout: WeightLayout,
+        io_tensors: Sequence[IOTensor],
+        programs: Kernels,
+        facts: GpuFacts,
+    ) -> None:
+        super().__init__(config, layout, io_tensors, programs, facts)
+        self._pieces = DraftPieces(programs, config.dtype)
+        self._most_kept = 0
+
+    def provide(self, shapes: Iterable[StepShape]) -> StepMemory:
+        """Provide for steps of these shapes, and for none that need more; what they need."""
+        every = list(shapes)
+        self._most_kept = max(shape.batch * shape.select_len for shape in every)
+        return super().provide(every)
+
+    def _parts(self) -> list[ScratchPart]:
+        config, item, kept = self._config, self._item, self._most_kept
+        hidden, queries = config.hidden_size, config.num_attention_heads * config.head_dim
+        scores = parts_bytes(kept, config.output_vocab_size)
+        return [
+            *super()._parts(),
+            ScratchPart("inputs", self._most_tokens * 2 * hidden * item, ENTER, QKV),
+            ScratchPart("kept_stream", kept * hidden * _FLOAT, OUTPUT, HEAD),
+            ScratchPart("kept_attended", kept * queries * item, OUTPUT, OUTPUT),
+            ScratchPart("places", kept * _INDEX, OUTPUT, HEAD),
+            ScratchPart("scores", scores, HEAD, HEAD),
+        ]
+
+    def launches(self, bindings: Sequence[Binding]) -> list[Launch]:
+        """Those of a step with these addresses and shapes."""
+        config, products, pieces = self._config, self._products, self._pieces
+        at = {one.name: one.tensor.address for one in bindings}
+        shape = step_shape({one.name: one.shape for one in bindings})
+        place = self._places(shape)
+        products.use_scratch(place["normed"])
+        self._attention.use_scratch(place["partials"])
+        q, k, v, o, gate, up, down = (
+            bound_weight(self._forms, f"layers.0.{kind}", at)
+            for kind in ("q", "k", "v", "o", "gate", "up", "down")
+        )
+        tokens, hidden, eps = shape.tokens, config.hidden_size, self._model.rms_norm_eps
+        queries = config.num_attention_heads * config.head_dim
+        x, attended, places = place["stream"], place["attended"], at["last_token_ids"]
+        fc = bound_weight(self._forms, "fc", at)
+        made = [
+            *products.plain(at["hidden_states_input"], fc, config.base_hidden_dim, tokens, x),
+            *pieces.fuse(
+                x,
+                at["hidden_states_from_draft"],
+                at["inputs_embeds"],
+                (at["layers.0.embedded_norm"], at["layers.0.fused_norm"]),
+                eps,
+                place["inputs"],
+                hidden,
+                tokens,
+            ),
+            *products.plain(place["inputs"], (q, k, v), 2 * hidden, tokens, place["projected"]),
+            *self._attention.launches(
+                place["projected"],
+                (at.get("layers.0.q_norm", 0), at.get("layers.0.k_norm", 0)),
+                (at["k_cache_0"], at["v_cache_0"]),
+                at["kvcache_start_index"],
+                at["attention_pos_id"],
+                (at["rope_cos"], at["rope_sin"]),
+                at.get("packed_mask", 0),
+                attended,
+                shape.batch,
+                shape.seq_len,
+                shape.kv_len,
+            ),
+        ]
+        if shape.seq_len > 1:
+            made += pieces.select(
+                (x, place["kept_stream"], hidden),
+                (attended, place["kept_attended"], queries),
+                at["last_token_ids"],
+                place["places"],
+                (shape.batch, shape.seq_len, shape.select_len),
+            )
+            x, attended, places = place["kept_stream"], place["kept_attended"], place["places"]
+        kept = shape.batch * shape.select_len
+        return [
+            *made,
+            *products.residual(attended, o, queries, kept, x),
+            *products.gated(
+                x, at["layers.0.post_norm"], eps, gate, up, hidden, kept, place["activations"]
+            ),
+            *products.residual(
+                place["activations"],
+                down,
+                config.intermediate_size,
+                kept,
+                x,
+                tap=(at["hidden_states"], hidden),
+            ),
+            *products.head(
+                x,
+                at["norm"],
+                eps,
+                bound_weight(self._forms, self._head, at),
+                hidden,
+                kept,
+                1,
+                1,
+                places,
+                at["logits"],
+            ),
+            *pieces.log_softmax(at["logits"], place["scores"], kept, config.output_vocab_size),
+        ]
