@@ -10,6 +10,7 @@ import msgspec
 from runtime.errors import HearthError
 
 DType = Literal["float32", "float16", "bfloat16"]
+Quantization = Literal["none", "int8", "int4"]
 DeviceKind = Literal["cpu", "cuda"]
 RopeType = Literal["default", "llama3", "linear", "mrope", "none"]
 CONFIG_FILE = "config.json"
@@ -97,6 +98,9 @@ class LLMEngineRunnerConfig(
     adds `num_deepstack_features` of each behind as many first layers. With
     `use_context_dependent_rope` every row has rotary tables of its own, indexed by slot.
 
+    `weight_quantization` is that of matrix products; the head, which gives the logits, may have
+    one of its own. `weight_block_size` counts inputs that share a scale, in both.
+
     An engine with `max_supported_lora_rank` takes adapters up to that rank, by a pair of inputs
     for each of `lora_targets` in each layer (`runtime.tensors.lora`): the projections of
     `LORA_TARGETS`, or what joins some of them.
@@ -114,7 +118,8 @@ class LLMEngineRunnerConfig(
     architecture: str
     dtype: DType
     kv_cache_dtype: DType
-    weight_quantization: Literal["none", "int8", "int4"] = "none"
+    weight_quantization: Quantization = "none"
+    head_quantization: Literal["body", "none", "int8", "int4"] = "body"
     weight_block_size: int = 0
 
     rope_config: RopeConfig
@@ -161,6 +166,12 @@ class LLMEngineRunnerConfig(
     prefill_us: float = 0.0
     external_weight_files: tuple[str, ...] = ()
     files: dict[str, FileRecord] = {}
+
+    @property
+    def head_weights(self) -> Quantization:
+        """What the weights of the product that gives the logits are stored as."""
+        own = self.head_quantization
+        return self.weight_quantization if own == "body" else own
 
     @property
     def takes_tree_mask(self) -> bool:
@@ -261,7 +272,8 @@ def _size_faults(config: LLMEngineRunnerConfig) -> Iterator[tuple[bool, str, str
     kinds = config.num_attention_layers + config.num_mamba_layers
     yield kinds != config.num_decoder_layers, "num_attention_layers", "must be all that are left"
     blocks = config.weight_block_size
-    wrong = blocks < 0 or (blocks > 0) != (config.weight_quantization != "none")
+    kinds_of_weights = {config.weight_quantization, config.head_weights}
+    wrong = blocks < 0 or (blocks > 0) != (kinds_of_weights != {"none"})
     yield wrong, "weight_block_size", "must come with quantised weights"
     sizes, ends = config.static_decode_batches, config.eos_token_ids
     wrong = sizes != tuple(sorted({*sizes})) or min(sizes, default=1) < 1

@@ -98,6 +98,11 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return "none"
 
     @property
+    def head_weights(self) -> Literal["none"]:
+        """There is no head."""
+        return "none"
+
+    @property
     def weight_block_size(self) -> int:
         """None share a scale."""
         return 0

@@ -43,6 +43,10 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
         click.Choice(["none", "int8", "int4"]),
         "Store the weights of matrix products with fewer bits.  [none]",
     ),
+    "head_quantization": (
+        click.Choice(["body", "none", "int8", "int4"]),
+        "Those of the product that gives the logits; body is as those of all others.  [body]",
+    ),
     "block_size": (
         click.IntRange(min=0),
         "Weights that share one scale; 0 for 128 (int8), 32 (int4), or less if need be.  [0]",

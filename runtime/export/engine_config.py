@@ -27,7 +27,9 @@ def engine_config(model: ModelConfig, options: ExportOptions) -> LLMEngineRunner
     dialect = "native" if kernels else resolve_dialect(options)
     plan = options.plan
     chains = resolve_chains(options, model)
-    inputs = (model.hidden_size, model.query_size, model.intermediate_size)
+    inputs = [model.hidden_size]  # those of the head
+    if options.quantization != "none":
+        inputs += [model.query_size, model.intermediate_size]
     config = LLMEngineRunnerConfig(
         hearth_version=VERSION,
         backend=options.engine,
@@ -44,6 +46,7 @@ def engine_config(model: ModelConfig, options: ExportOptions) -> LLMEngineRunner
         if plan is None or plan.kv_cache_dtype == "auto"
         else plan.kv_cache_dtype,
         weight_quantization=options.quantization,
+        head_quantization=options.head_quantization,
         weight_block_size=resolve_block_size(options, inputs),
         rope_config=model.rope,
         use_context_dependent_rope=model.rope_per_row,

@@ -9,13 +9,13 @@ import msgspec
 from runtime.config import DRAFT_ARCHITECTURE, FileRecord, LLMEngineRunnerConfig
 from runtime.engine_folder import ANSWER_FILE, EMBEDDING_FILE, ROPE_FILE, record_files
 from runtime.export.checkpoint import Checkpoint
+from runtime.export.external_weights import head_reads_table
 from runtime.export.graph import Location
 from runtime.export.kernels_export import write_kernels
 from runtime.export.known_answer import Rehearsal, known_answer
 from runtime.export.layout import EMBEDDING
 from runtime.export.model_config import ModelConfig
 from runtime.export.onnx_files import Build, write_onnx
-from runtime.export.options import ExportOptions
 from runtime.export.progress import Meter, Progress
 from runtime.export.tensorrt.options import PlanOptions
 from runtime.export.tensorrt.plan import build_or_fall_back
@@ -40,7 +40,7 @@ def write_embedding(
     folder: Path,
     model: ModelConfig,
     checkpoint: Checkpoint,
-    options: ExportOptions,
+    config: LLMEngineRunnerConfig,
     progress: Progress | None,
 ) -> Location | None:
     """Write the table; where it lies, if the head of the graph is to read it.
@@ -48,8 +48,8 @@ def write_embedding(
     The table keeps the type of the source, which loses nothing; only a head that reads it needs
     the type of the graph.
     """
-    shared = model.tied_head and options.quantization == "none"
-    dtype = numpy_dtype(options.dtype) if shared else checkpoint.dtype(EMBEDDING)
+    shared = head_reads_table(model, config)
+    dtype = numpy_dtype(config.dtype) if shared else checkpoint.dtype(EMBEDDING)
     shape = (model.vocab_size, model.hidden_size)
     size = math.prod(shape) * dtype.itemsize
     meter = Meter(progress, "embedding", size)

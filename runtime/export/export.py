@@ -62,7 +62,7 @@ def export_model(
         if config.external_weight_files:
             table, beside = None, table_bytes(model, checkpoint, config)
         else:
-            table = write_embedding(folder, model, checkpoint, options, progress)
+            table = write_embedding(folder, model, checkpoint, config, progress)
             beside = 0 if table is None else -table.length
         parts = EngineParts(model, checkpoint, base_graph(model, checkpoint, config, table), beside)
         config = write_engine(folder, config, parts, options.plan, progress)

@@ -32,13 +32,14 @@ _STORED: dict[ir.DataType, StoredType] = {
     ir.DataType.FLOAT16: "F16",
     ir.DataType.BFLOAT16: "BF16",
     ir.DataType.INT8: "I8",
+    ir.DataType.UINT8: "U8",
 }
 _HEAD = "head"
 
 
 def head_reads_table(model: ModelConfig, config: LLMEngineRunnerConfig) -> bool:
     """Whether the embedding table gives the logits too, in the type of the graph."""
-    return model.tied_head and config.weight_quantization == "none"
+    return model.tied_head and config.head_weights == "none"
 
 
 def write_table(

@@ -15,11 +15,12 @@ from runtime.export.external_weights import facts_of
 from runtime.export.layout import EMBEDDING as EMBEDDING_SOURCE
 from runtime.export.layout import HEAD as HEAD_SOURCE
 from runtime.export.model_config import ModelConfig
-from runtime.export.weights import cast, row_pieces
+from runtime.export.weights import cast, quantised_rows, row_pieces
 from runtime.export.writer import DataFile
 from runtime.memory.sizes import weights_head_bytes
 from runtime.tensors.dtypes import numpy_dtype
 from runtime.weights.layout import EMBEDDING, StoredType, WeightEntry, WeightLayout, write_layout
+from runtime.weights.quantised import Kind, pack
 
 HEAD = "head"
 _STORED: dict[str, StoredType] = {"float16": "F16", "bfloat16": "BF16", "uint8": "U8"}
@@ -75,6 +76,8 @@ def write_kernel_weights(
     `written` hears the bytes of every piece.
     """
     names = kernel_tensors(model, draft=config.architecture == DRAFT_ARCHITECTURE)
+    if HEAD not in names and config.head_weights != "none":
+        names[HEAD] = EMBEDDING_SOURCE  # a copy of its own: tokens are looked up in 16 bits
     begin = weights_head_bytes(model.num_layers)
     tensors: dict[str, WeightEntry] = {}
     with path.open("wb") as file:
@@ -97,7 +100,7 @@ def write_kernel_weights(
 def kernel_tensors(model: ModelConfig, *, draft: bool = False) -> dict[str, str]:
     """The name of each tensor that kernels read, and what it is called in the checkpoint.
 
-    A draft reads no embedding table; a tied head is the table itself.
+    A draft reads no embedding table; a tied head is the table itself, unless it is quantised.
     """
     if draft:
         first = {"embedded_norm": EMBEDDED_NORM, "fused_norm": FUSED_NORM}
@@ -137,4 +140,26 @@ def _parts(
         yield Part(name, dtype, shape, [cast(checkpoint.vector(source), dtype, source)])
         return
     rows, columns = shape
-    yield Part(name, dtype, shape, row_pieces(checkpoint, source, (rows, columns), dtype))
+    kind = config.head_weights if name == HEAD else config.weight_quantization
+    if kind == "none" or name == EMBEDDING:
+        yield Part(name, dtype, shape, row_pieces(checkpoint, source, (rows, columns), dtype))
+        return
+    scales: list[NDArray[Any]] = []
+    form = (kind, config.weight_block_size, dtype)
+    integers = (rows, columns // 2 if kind == "int4" else columns)
+    pieces = _integers(checkpoint, source, form, scales)
+    yield Part(name, np.dtype(np.uint8), integers, pieces)
+    # They are there once all pieces of the integers are written.
+    yield Part(f"{name}.scale", dtype, (rows, columns // config.weight_block_size), scales)
+
+
+def _integers(
+    checkpoint: Checkpoint,
+    source: str,
+    form: tuple[Kind, int, np.dtype[Any]],
+    scales: list[NDArray[Any]],
+) -> Iterator[NDArray[Any]]:
+    """Pieces of a matrix in integers; appends their scales to `scales`."""
+    for made in quantised_rows(checkpoint, source, *form):
+        scales.append(made.scales)
+        yield pack(made.integers) if made.kind == "int4" else made.integers

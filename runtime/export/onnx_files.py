@@ -91,7 +91,7 @@ def _append(
 def _opset(config: LLMEngineRunnerConfig) -> int:
     if config.dialect == "native":
         return NATIVE_OPSET
-    return CLASSIC_OPSET if config.weight_quantization == "none" else QUANTIZED_OPSET
+    return CLASSIC_OPSET if config.weight_block_size == 0 else QUANTIZED_OPSET
 
 
 def _spelling(config: LLMEngineRunnerConfig) -> type[Spelling]:

@@ -5,7 +5,7 @@ from typing import Literal, get_args, get_origin
 
 import msgspec
 
-from runtime.config import LORA_TARGETS
+from runtime.config import LORA_TARGETS, Quantization
 from runtime.errors import HearthError
 from runtime.export.draft_options import DraftOptions, check_draft_options
 from runtime.export.tensorrt.options import PlanOptions, check_plan_options
@@ -13,9 +13,9 @@ from runtime.onnx_runtime import installed_version, reads_native
 
 Dialect = Literal["native", "classic"]
 TargetType = Literal["float32", "float16", "bfloat16"]
-Quantization = Literal["none", "int8", "int4"]
 Backend = Literal["kernels", "onnxruntime", "tensorrt"]
 BLOCK_SIZES = (0, 16, 32, 64, 128, 256)
+KERNEL_BLOCKS = (0, 32, 64, 128)
 # Larger blocks mean fewer scales to read; eight bits lose next to nothing by it, four bits do.
 _BEST_BLOCK = {"int8": 128, "int4": 32}
 _PREFILL_CHUNK = 256
@@ -27,13 +27,14 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a model becomes an engine folder; lengths in tokens.
 
     `backend` is what is to run the decoder; "auto" takes TensorRT with a `plan`, else ONNX Runtime.
-    `block_size` counts weights that share one scale; 0 takes 128 for int8 and 32 for int4, or the
-    next smaller size that divides every projection. `capacity` 0 takes the model's longest
-    sequence, at most 4096. `prefill_chunk` is the longest piece of a prompt in one step; 0 takes
-    256, or the capacity where that is less. With `plan` the graph becomes a TensorRT plan; `auto`
-    then means the dialect that its builder reads. `device` is where ONNX Runtime is to run the
-    graph; `operators` "contrib" are its own, which "auto" takes on CUDA for 16-bit models of
-    common head sizes. With `draft` a draft engine is made beside the model's, which then takes
+    `quantization` is that of matrix products; `head_quantization` of the one that gives the logits,
+    "body" for that of the others. `block_size` counts weights that share one scale; 0 takes 128 for
+    int8 and 32 for int4, or the next smaller size that divides every projection. `capacity` 0 takes
+    the model's longest sequence, at most 4096. `prefill_chunk` is the longest piece of a prompt in
+    one step; 0 takes 256, or the capacity where that is less. With `plan` the graph becomes a
+    TensorRT plan; `auto` then means the dialect that its builder reads. `device` is where ONNX
+    Runtime is to run the graph; `operators` "contrib" are its own, which "auto" takes on CUDA for
+    16-bit models of common head sizes. With `draft` a draft engine is made beside the model's, which then takes
     token trees and gives hidden states. `max_patches` is the largest call of a vision tower, and so
     of a picture; 0 takes 4096. `max_lora_rank` is the greatest rank of adapters, 0 for none;
     `lora_targets` are the projections that they may add to, all of them where none is named.
@@ -45,6 +46,7 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
     dialect: Literal["auto", "native", "classic"] = "auto"
     dtype: TargetType = "float32"
     quantization: Quantization = "none"
+    head_quantization: Literal["body", "none", "int8", "int4"] = "body"
     block_size: int = 0
     capacity: int = 0
     max_batch: int = 8
@@ -64,6 +66,12 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.backend != "auto":
             return self.backend
         return "onnxruntime" if self.plan is None else "tensorrt"
+
+    @property
+    def head_weights(self) -> Quantization:
+        """What the product that gives the logits is quantised to."""
+        own = self.head_quantization
+        return self.quantization if own == "body" else own
 
 
 _CHOICES = {
@@ -91,12 +99,11 @@ def check_options(options: ExportOptions) -> None:
         raise HearthError(
             "invalid_value", f"capacity must be 0 or at least {SMALLEST_CAPACITY}", "capacity"
         )
-    if options.block_size and options.quantization == "none":
-        raise HearthError("unsupported_option", "only quantised weights have blocks", "block_size")
     for name, least, most in _RANGES:
         if not least <= getattr(options, name) <= most:
             raise HearthError("invalid_value", f"{name} must be {least} to {most}", name)
     _check_adapters(options)
+    _check_quantization(options)
     if options.draft is not None:
         check_draft_options(options.draft, static=options.plan is not None)
     _check_target(options)
@@ -110,6 +117,30 @@ def _check_adapters(options: ExportOptions) -> None:
         raise HearthError(
             "unsupported_option", "lora_targets needs a max_lora_rank above 0", "lora_targets"
         )
+
+
+def _check_quantization(options: ExportOptions) -> None:
+    kinds = {options.quantization, options.head_weights} - {"none"}
+    plan = options.engine == "tensorrt"
+    on_cuda = plan or (options.engine == "onnxruntime" and options.device == "cuda")
+    faults = {
+        "block_size": (options.block_size > 0 and not kinds, "only quantised weights have blocks"),
+        "quantization": (
+            on_cuda and "int8" in kinds,
+            "TensorRT and ONNX Runtime's CUDA provider take int4, not int8: choose backend kernels",
+        ),
+        "operators": (
+            on_cuda and bool(kinds) and options.operators == "standard" and not plan,
+            "products of int4 on CUDA are ONNX Runtime's own operators",
+        ),
+        "external_weights": (
+            plan and bool(kinds) and options.external_weights,
+            "a TensorRT plan binds no quantised weights",
+        ),
+    }
+    for name, (wrong, what) in faults.items():
+        if wrong:
+            raise HearthError("unsupported_option", what, name)
 
 
 def _check_target(options: ExportOptions) -> None:
@@ -128,10 +159,6 @@ def _check_target(options: ExportOptions) -> None:
         )
     if options.plan is not None:
         check_plan_options(options.plan, options.max_batch)
-        if options.quantization != "none":
-            raise HearthError(
-                "unsupported_option", "TensorRT plans are not quantised", "quantization"
-            )
     elif options.device == "cuda":
         _check_cuda(options)
     elif options.dtype == "bfloat16":
@@ -152,7 +179,10 @@ def _check_kernels(options: ExportOptions) -> None:
         ),
         "dialect": (options.dialect == "classic", f"kernels have no dialect: {others}"),
         "operators": (options.operators != "auto", f"kernels have no operators: {others}"),
-        "quantization": (options.quantization != "none", "kernels are not quantised yet"),
+        "block_size": (
+            options.block_size not in KERNEL_BLOCKS,
+            f"kernels take blocks of {', '.join(map(str, KERNEL_BLOCKS[1:]))}",
+        ),
         "verify": (
             draft is not None and draft.verify != "auto",
             f"kernels take trees and chains alike: {others}",
@@ -168,10 +198,6 @@ def _check_cuda(options: ExportOptions) -> None:
     if options.dialect == "classic" and options.operators == "contrib":
         raise HearthError(
             "unsupported_option", "the classic dialect has standard operators only", "operators"
-        )
-    if options.quantization != "none":
-        raise HearthError(
-            "unsupported_option", "engines for CUDA are not quantised", "quantization"
         )
 
 
@@ -208,18 +234,21 @@ def resolve_chunk(options: ExportOptions, capacity: int) -> int:
 def resolve_block_size(options: ExportOptions, inputs: Sequence[int]) -> int:
     """Weights per scale, 0 where nothing is quantised; `inputs` are the projections' input sizes.
 
+    Kernels take 64 inputs at a time, and the scales of two blocks of 32 with them.
     Raises `invalid_value` when no block divides all of them, or the chosen one does not.
     """
-    if options.quantization == "none":
+    kind = options.quantization if options.quantization != "none" else options.head_weights
+    if kind == "none":
         return 0
-    largest = _BEST_BLOCK[options.quantization]
-    choices = [size for size in BLOCK_SIZES if 0 < size <= largest]
+    largest = _BEST_BLOCK[kind]
+    kernels = options.engine == "kernels"
+    choices = [size for size in (KERNEL_BLOCKS if kernels else BLOCK_SIZES) if 0 < size <= largest]
     for size in [options.block_size] if options.block_size else reversed(choices):
-        if not any(count % size for count in inputs):
+        if not any(count % (max(size, 64) if kernels else size) for count in inputs):
             return size
     sizes = ", ".join(str(count) for count in sorted(set(inputs)))
     raise HearthError(
         "invalid_value",
-        f"block_size must divide the input size of every projection: {sizes}",
+        f"block_size must divide the input size of every projection{', as 64 must' * kernels}: {sizes}",
         "block_size",
     )

@@ -1,17 +1,17 @@
 """A checkpoint's numbers as an engine has them: rounded to its types, and widened again."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from runtime.config import LLMEngineRunnerConfig
+from runtime.config import LLMEngineRunnerConfig, Quantization
 from runtime.export.checkpoint import Checkpoint
-from runtime.export.quantize import quantize_rows
-from runtime.export.weights import TILE_BYTES, cast
+from runtime.export.layout import EMBEDDING, HEAD
+from runtime.export.weights import TILE_BYTES, cast, quantised, reads_as_stored
 from runtime.tensors.dtypes import numpy_dtype
 from runtime.vision_config import VisionConfig
+from runtime.weights.quantised import round_weights, widen
 
 Array = NDArray[np.float32]
 _WIDE = np.dtype(np.float32)
@@ -30,10 +30,11 @@ class RoundedWeights:
         read: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._checkpoint = checkpoint
-        self._quantization = config.weight_quantization
+        self._body, self._head = config.weight_quantization, config.head_weights
+        self._signed = reads_as_stored(config)
         self._block_size = config.weight_block_size
         self._dtype = numpy_dtype(config.dtype)
-        self._overflows = config.device == "cuda"
+        self._cuda = config.device == "cuda"
         self._read = read
 
     def vector(self, name: str) -> Array:
@@ -64,29 +65,24 @@ class RoundedWeights:
         return product.reshape(*x.shape[:-1], rows)
 
     def rounded_inputs(self, x: Array) -> Array:
-        """What a product makes of x [..., in]: with quantised weights 8 bits a block (on CPUs)."""
-        if self._quantization == "none":
+        """What a product makes of x [..., in]: with quantised weights a CPU 8 bits a block."""
+        if self._body == "none" or self._cuda:
             rounded = x.astype(self._dtype).astype(np.float32)
             # A CPU keeps float32 from one operator to the next.
-            return rounded if self._overflows else np.where(np.isfinite(rounded), rounded, x)
-        return _quantized(x.reshape(-1, x.shape[-1]), "int8", self._block_size).reshape(x.shape)
+            return rounded if self._cuda else np.where(np.isfinite(rounded), rounded, x)
+        rows = x.reshape(-1, x.shape[-1])
+        blocks = round_weights(rows, "int8", self._block_size, _WIDE)
+        return widen(blocks, _WIDE).reshape(x.shape)
 
     def _projection(self, matrix: NDArray[np.generic], name: str) -> Array:
-        """Some rows of a projection."""
-        if self._quantization == "none":
+        """Some rows of a projection; a CPU keeps in float32 what the integers stand for."""
+        kind: Quantization = self._head if name in (HEAD, EMBEDDING) else self._body
+        if kind == "none":
             return self._rounded(matrix, name)
-        wide = cast(matrix, _WIDE, name)
-        return _quantized(wide, self._quantization, self._block_size, self._dtype)
+        made = quantised(matrix, kind, self._block_size, self._dtype, name, signed=self._signed)
+        wide = widen(made, self._dtype if self._cuda else _WIDE)
+        return wide.astype(np.float32, copy=False)
 
     def _rounded(self, array: NDArray[np.generic], name: str) -> Array:
         rounded: Array = cast(array, self._dtype, name).astype(np.float32, copy=False)
         return rounded
-
-
-def _quantized(rows: Array, bits: str, block_size: int, scales_in: np.dtype[Any] = _WIDE) -> Array:
-    """Rows [n, in] of integers with a scale for each block, widened again."""
-    integers, scales = quantize_rows(rows.T, bits, block_size)
-    scales = cast(scales, scales_in, "scale").astype(np.float32, copy=False)
-    blocks = integers.reshape(-1, block_size, len(rows)) * scales[:, None, :]
-    widened: Array = blocks.reshape(integers.shape).T
-    return widened

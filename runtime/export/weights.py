@@ -11,13 +11,15 @@ from runtime.config import LLMEngineRunnerConfig
 from runtime.errors import HearthError
 from runtime.export.checkpoint import Checkpoint
 from runtime.export.graph import GraphBuilder
-from runtime.export.quantize import pack_int4, quantize_rows
 from runtime.tensors.dtypes import numpy_dtype
 from runtime.vision_config import VisionConfig
+from runtime.weights.quantised import MIDDLE, Kind, Quantised, pack, round_weights
 
 Array = NDArray[Any]
 SLAB_BYTES = 32 << 20
 TILE_BYTES = 4 << 20
+HEAD = "head"
+"""The projection that gives the logits."""
 _INTEGERS = {"int8": ir.DataType.INT8, "int4": ir.DataType.INT4}
 
 
@@ -36,8 +38,9 @@ class Weights:
         self, checkpoint: Checkpoint, config: LLMEngineRunnerConfig | VisionConfig
     ) -> None:
         self._checkpoint = checkpoint
-        self._quantization = config.weight_quantization
+        self._body, self._head = config.weight_quantization, config.head_weights
         self._block_size = config.weight_block_size
+        self._as_stored = reads_as_stored(config)
         self.dtype = numpy_dtype(config.dtype)
 
     def vector(self, graph: GraphBuilder, name: str, sources: Sequence[str]) -> ir.Value:
@@ -47,27 +50,50 @@ class Weights:
 
     def project(self, graph: GraphBuilder, x: ir.Value, projection: Projection) -> ir.Value:
         """Multiply x [..., in] by the matrices [out_i, in] side by side: [..., sum of out_i]."""
-        if self._quantization == "none":
+        kind = self._head if projection.name == HEAD else self._body
+        if kind == "none":
             dtype = ir.DataType.from_numpy(self.dtype)
             slabs = self._slabs(projection)
             weight = graph.weight(projection.name, dtype, projection.shape, slabs)
+        elif self._as_stored:
+            return self._multiplied(graph, x, projection)
         else:
-            weight = self._quantized(graph, projection)
+            weight = self._quantized(graph, projection, kind)
         return graph.op("MatMul", x, weight)
 
-    def _quantized(self, graph: GraphBuilder, projection: Projection) -> ir.Value:
+    def _quantized(self, graph: GraphBuilder, projection: Projection, kind: Kind) -> ir.Value:
         block = self._block_size
         scales: list[Array] = []
         weight = graph.weight(
             projection.name,
-            _INTEGERS[self._quantization],
+            _INTEGERS[kind],
             projection.shape,
-            self._quantized_slabs(projection, scales),
+            self._quantized_slabs(projection, kind, scales),
         )
         dtype = ir.DataType.from_numpy(self.dtype)
         shape = (projection.shape[0] // block, projection.shape[1])
         scale = graph.weight(f"{projection.name}_scale", dtype, shape, scales)
         return graph.op("DequantizeLinear", weight, scale, axis=0, block_size=block)
+
+    def _multiplied(self, graph: GraphBuilder, x: ir.Value, projection: Projection) -> ir.Value:
+        """A MatMulNBits, whose weights lie as the checkpoint has them."""
+        (inputs, outputs), block = projection.shape, self._block_size
+        scales: list[Array] = []
+        shape = (outputs, inputs // block, block // 2)
+        pieces = self._packed_rows(projection, scales)
+        weight = graph.weight(projection.name, ir.DataType.UINT8, shape, pieces)
+        dtype = ir.DataType.from_numpy(self.dtype)
+        scale = graph.weight(f"{projection.name}_scale", dtype, shape[:2], scales)
+        sizes = {"K": inputs, "N": outputs, "bits": 4, "block_size": block}
+        return graph.op("com.microsoft::MatMulNBits", x, weight, scale, **sizes)
+
+    def _packed_rows(self, projection: Projection, scales: list[Array]) -> Iterator[Array]:
+        """Rows of the joined matrix in four bits; appends their scales to `scales`."""
+        for source in projection.sources:
+            form = ("int4", self._block_size, self.dtype)
+            for made in quantised_rows(self._checkpoint, source, *form):
+                scales.append(made.scales)
+                yield pack(made.integers)
 
     def _slabs(self, projection: Projection) -> Iterator[Array]:
         """Rows of the joined, transposed matrix, some megabytes at a time."""
@@ -80,19 +106,20 @@ class Weights:
                 slab[:, place] = cast(tile, self.dtype, source)
             yield slab
 
-    def _quantized_slabs(self, projection: Projection, scales: list[Array]) -> Iterator[Array]:
+    def _quantized_slabs(
+        self, projection: Projection, kind: Kind, scales: list[Array]
+    ) -> Iterator[Array]:
         """As `_slabs`, one block high; appends the scales [1, out] of each slab to `scales`."""
         rows, columns = projection.shape
         for start in range(0, rows, self._block_size):
-            slab = np.empty((self._block_size, columns), np.int8)
-            scale = np.empty((1, columns), np.float32)
+            slab = np.empty((self._block_size, columns), np.uint8)
+            scale = np.empty((1, columns), self.dtype)
             for place, source, tile in self._tiles(projection, start, start + self._block_size):
-                wide = cast(tile, np.dtype(np.float32), source)
-                slab[:, place], scale[:, place] = quantize_rows(
-                    wide, self._quantization, self._block_size
-                )
-            scales.append(cast(scale, self.dtype, projection.name))
-            yield pack_int4(slab) if self._quantization == "int4" else slab
+                made = quantised(tile.T, kind, self._block_size, self.dtype, source)
+                slab[:, place], scale[:, place] = made.integers.T, made.scales.T
+            scales.append(scale)
+            slab ^= np.uint8(MIDDLE[kind])  # signed, as ONNX has them without zero points
+            yield pack(slab.reshape(-1)) if kind == "int4" else slab.view(np.int8)
 
     def _tiles(
         self, projection: Projection, start: int, stop: int
@@ -109,14 +136,46 @@ class Weights:
             left += count
 
 
+def reads_as_stored(config: LLMEngineRunnerConfig | VisionConfig) -> bool:
+    """Whether integers lie as the checkpoint's rows do, with scales that may be negative.
+
+    So ONNX Runtime's CUDA provider has four bits, in a product of its own, and our kernels; others
+    take positive scales and a DequantizeLinear.
+    """
+    return config.device == "cuda" and config.backend != "tensorrt"
+
+
 def row_pieces(
     checkpoint: Checkpoint, name: str, shape: tuple[int, int], dtype: np.dtype[Any]
 ) -> Iterator[Array]:
     """A matrix of the checkpoint cast to `dtype`, by pieces of whole rows."""
-    step = max(1, SLAB_BYTES // (shape[1] * dtype.itemsize))
-    for start in range(0, shape[0], step):
-        rows = slice(start, min(start + step, shape[0]))
+    for rows in _row_slices(shape, SLAB_BYTES // dtype.itemsize):
         yield cast(checkpoint.matrix(name, rows, slice(None)), dtype, name)
+
+
+def quantised_rows(
+    checkpoint: Checkpoint, name: str, kind: Kind, block: int, dtype: np.dtype[Any]
+) -> Iterator[Quantised]:
+    """A matrix of the checkpoint rounded with signed scales, by pieces of whole rows."""
+    shape = checkpoint.shape(name)
+    for rows in _row_slices((shape[0], shape[1]), TILE_BYTES // 4):
+        piece = checkpoint.matrix(name, rows, slice(None))
+        yield quantised(piece, kind, block, dtype, name, signed=True)
+
+
+def _row_slices(shape: tuple[int, int], elements: int) -> Iterator[slice]:
+    step = max(1, elements // shape[1])
+    return (slice(start, min(start + step, shape[0])) for start in range(0, shape[0], step))
+
+
+def quantised(
+    rows: Array, kind: Kind, block: int, dtype: np.dtype[Any], name: str, *, signed: bool = False
+) -> Quantised:
+    """Rows [n, in] rounded; `model_invalid` when a value, or a scale in `dtype`, is not finite."""
+    wide = np.ascontiguousarray(cast(rows, np.dtype(np.float32), name))
+    made = round_weights(wide, kind, block, dtype, signed=signed)
+    cast(made.scales, dtype, name)
+    return made
 
 
 def cast(array: Array, dtype: np.dtype[Any], name: str) -> Array:

@@ -5,7 +5,7 @@ from msgspec import structs
 from runtime.config import LLMEngineRunnerConfig
 from runtime.engine_folder import PLAN_FILE
 from runtime.memory import sizes
-from runtime.memory.sizes import ITEM_BYTES, WEIGHT_BITS
+from runtime.memory.sizes import ITEM_BYTES
 from runtime.memory.step_scratch import predicted_scratch
 from runtime.options import EagleDraftingConfig
 from runtime.tensors.buckets import doubled_sizes
@@ -128,13 +128,11 @@ def _activation_bytes(config: LLMEngineRunnerConfig, tokens: int, copies: float)
 
 
 def _resident_weights(config: LLMEngineRunnerConfig) -> int:
-    elements = sizes.projection_elements(config)
-    if config.weight_quantization == "none":
-        return elements * 4  # float16 is widened when a session on the CPU opens
-    integers = elements * WEIGHT_BITS[config.weight_quantization] // 8
-    packed = integers + elements // config.weight_block_size * 4 * _NUMBERS_PER_BLOCK
+    # float16 is widened when a session on the CPU opens.
+    packed = sizes.weight_bytes(config, 4, 4 * _NUMBERS_PER_BLOCK)
     # ONNX Runtime 1.23, which the classic dialect is for, keeps the stored form beside it.
-    return packed + (sizes.projection_bytes(config) if config.dialect == "classic" else 0)
+    stored = config.dialect == "classic" and config.weight_block_size > 0
+    return packed + (sizes.projection_bytes(config) if stored else 0)
 
 
 def predict_cuda_host_memory(config: LLMEngineRunnerConfig) -> dict[str, int]:

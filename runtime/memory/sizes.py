@@ -9,7 +9,7 @@ from runtime.tensors.lora import lora_inputs
 from runtime.tensors.profiles import captured_prompts
 
 ITEM_BYTES: dict[DType, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
-WEIGHT_BITS = {"int8": 8, "int4": 4}
+_WEIGHT_BITS = {"int8": 8, "int4": 4}
 # What a captured graph takes for each of its kernels, and how many of these a step has.
 _KERNEL_BYTES = 3300
 _LAYER_KERNELS = 14
@@ -34,12 +34,25 @@ def projection_elements(config: LLMEngineRunnerConfig) -> int:
 
 def projection_bytes(config: LLMEngineRunnerConfig) -> int:
     """Bytes of these weights, with their scales, as the engine folder stores them."""
-    elements = projection_elements(config)
     item = ITEM_BYTES[config.dtype]
-    if config.weight_quantization == "none":
-        return elements * item
-    integers = elements * WEIGHT_BITS[config.weight_quantization] // 8
-    return integers + elements // config.weight_block_size * item
+    return weight_bytes(config, item, item)
+
+
+def weight_bytes(config: LLMEngineRunnerConfig, whole: int, per_block: int) -> int:
+    """Bytes of these weights, if each that is not quantised takes `whole` of them.
+
+    Others take their bits, and a block of them `per_block` bytes beside.
+    """
+    head = config.hidden_size * config.output_vocab_size
+    body = projection_elements(config) - head
+    size = 0
+    for elements, kind in ((body, config.weight_quantization), (head, config.head_weights)):
+        if kind == "none":
+            size += elements * whole
+        else:
+            size += elements * _WEIGHT_BITS[kind] // 8
+            size += elements // config.weight_block_size * per_block
+    return size
 
 
 def embedding_bytes(config: LLMEngineRunnerConfig) -> int:

@@ -11,7 +11,7 @@ from runtime.version import version_numbers
 
 Builder = Literal["tensorrt", "tensorrt_rtx"]
 HIGHEST_LEVEL = 5
-Feature = Literal["native dialect", "drafts", "bfloat16", "strong typing"]
+Feature = Literal["native dialect", "drafts", "bfloat16", "strong typing", "int4"]
 # By TensorRT version. The plan that 8.6 makes of a draft ends its library with an internal error of
 # Myelin when it is opened, in the lean runtime 10.16.
 _SINCE: dict[Feature, tuple[int, int]] = {
@@ -19,6 +19,7 @@ _SINCE: dict[Feature, tuple[int, int]] = {
     "drafts": (10, 0),
     "bfloat16": (9, 0),
     "strong typing": (9, 0),
+    "int4": (10, 0),
 }
 
 

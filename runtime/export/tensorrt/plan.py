@@ -93,6 +93,11 @@ def _check_builder(options: ExportOptions, plan: PlanOptions, version: str) -> N
         f"{library} has no bfloat16: choose float16": (
             options.dtype == "bfloat16" and lacks("bfloat16") and "dtype"
         ),
+        f"{library} has no blocks of int4, 10 is the first: leave the weights as they are": (
+            {options.quantization, options.head_weights} != {"none"}
+            and lacks("int4")
+            and "quantization"
+        ),
         "TensorRT-RTX makes plans for its own version alone": (
             plan.version_compatible and plan.builder == "tensorrt_rtx" and "version_compatible"
         ),

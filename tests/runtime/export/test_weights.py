@@ -6,12 +6,12 @@ import onnx_ir as ir
 import pytest
 from numpy.typing import NDArray
 
+from runtime.config import Quantization
 from runtime.engine_folder import MODEL_FILE
 from runtime.errors import HearthError
 from runtime.export import ExportOptions, export_model, weights
 from runtime.export.checkpoint import Checkpoint
-from runtime.export.options import Quantization
-from runtime.export.quantize import quantize_rows
+from runtime.weights.quantised import Kind, round_weights, widen
 from tests.references import reference_folder, reference_logits
 from tests.runtime.export.graph_driver import GraphDriver, run_rows
 from tests.runtime.export.hugging_face import Tensors, change_tensors, copy_model
@@ -53,7 +53,7 @@ def test_the_size_of_a_slab_does_not_matter(
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_quantised_logits_equal_those_of_the_weights_they_stand_for(
-    tmp_path: Path, dialect: Any, quantization: Quantization
+    tmp_path: Path, dialect: Any, quantization: Kind
 ) -> None:
     rounded = copy_model("llama", tmp_path / "rounded")
     change_tensors(rounded, lambda tensors: round_projections(tensors, quantization))
@@ -70,11 +70,11 @@ def test_quantised_logits_equal_those_of_the_weights_they_stand_for(
         np.testing.assert_allclose(logits, expected, atol=1e-4, rtol=0)
 
 
-def round_projections(tensors: Tensors, quantization: str) -> None:
+def round_projections(tensors: Tensors, kind: Kind) -> None:
+    wide = np.dtype(np.float32)
     for name, matrix in tensors.items():
         if matrix.ndim == 2 and "embed" not in name:
-            integers, scales = quantize_rows(np.ascontiguousarray(matrix.T), quantization, 32)
-            tensors[name] = (integers * np.repeat(scales, 32, axis=0)).T.copy()
+            tensors[name] = widen(round_weights(matrix, kind, 32, wide), wide)
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])

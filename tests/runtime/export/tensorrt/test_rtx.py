@@ -80,6 +80,23 @@ def test_engines_that_take_adapters_are_built(
     verify_folder(target, load_config(target), digests=True)
 
 
+@pytest.mark.parametrize("head", ["body", "none"])
+@pytest.mark.parametrize(
+    ("family", "dialect", "dtype"),
+    [("qwen3", "native", "float16"), ("llama", "classic", "bfloat16")],
+)
+def test_engines_of_four_bits_are_built(
+    tmp_path: Path, family: str, dialect: Dialect, dtype: TargetType, head: Any
+) -> None:
+    target, model = tmp_path / "engine", shallow_model(family, tmp_path / "model")
+    options = graph_options(dialect, dtype, quantization="int4", head_quantization=head)
+    config = export_model(model, target, options)
+    assert (config.dialect, config.dtype, config.backend) == (dialect, dtype, "tensorrt")
+    assert (config.weight_quantization, config.weight_block_size) == ("int4", 32)
+    assert not (target / MODEL_FILE).exists()
+    verify_folder(target, load_config(target), digests=True)
+
+
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_inputs_of_adapters_are_those_of_the_registry(
     tmp_path: Path, dialect: Dialect, monkeypatch: pytest.MonkeyPatch
