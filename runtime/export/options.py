@@ -34,12 +34,12 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
     one step; 0 takes 256, or the capacity where that is less. With `plan` the graph becomes a
     TensorRT plan; `auto` then means the dialect that its builder reads. `device` is where ONNX
     Runtime is to run the graph; `operators` "contrib" are its own, which "auto" takes on CUDA for
-    16-bit models of common head sizes. With `draft` a draft engine is made beside the model's, which then takes
-    token trees and gives hidden states. `max_patches` is the largest call of a vision tower, and so
-    of a picture; 0 takes 4096. `max_lora_rank` is the greatest rank of adapters, 0 for none;
-    `lora_targets` are the projections that they may add to, all of them where none is named.
-    `external_weights` leaves a graph without weights, and beside it a file of them, in whose place
-    others of that shape may be served.
+    16-bit models of common head sizes. With `draft` a draft engine is made beside the model's,
+    which then takes token trees and gives hidden states. `max_patches` is the largest call of a
+    vision tower, and so of a picture; 0 takes 4096. `max_lora_rank` is the greatest rank of
+    adapters, 0 for none; `lora_targets` are the projections that they may add to, all of them where
+    none is named. `external_weights` leaves a graph without weights, and beside it a file of them,
+    in whose place others of that shape may be served.
     """
 
     backend: Literal["auto", "kernels", "onnxruntime", "tensorrt"] = "auto"
@@ -249,6 +249,6 @@ def resolve_block_size(options: ExportOptions, inputs: Sequence[int]) -> int:
     sizes = ", ".join(str(count) for count in sorted(set(inputs)))
     raise HearthError(
         "invalid_value",
-        f"block_size must divide the input size of every projection{', as 64 must' * kernels}: {sizes}",
+        f"block_size{' and 64' * kernels} must divide the input size of every projection: {sizes}",
         "block_size",
     )

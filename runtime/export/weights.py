@@ -90,8 +90,8 @@ class Weights:
     def _packed_rows(self, projection: Projection, scales: list[Array]) -> Iterator[Array]:
         """Rows of the joined matrix in four bits; appends their scales to `scales`."""
         for source in projection.sources:
-            form = ("int4", self._block_size, self.dtype)
-            for made in quantised_rows(self._checkpoint, source, *form):
+            rows = quantised_rows(self._checkpoint, source, "int4", self._block_size, self.dtype)
+            for made in rows:
                 scales.append(made.scales)
                 yield pack(made.integers)
 

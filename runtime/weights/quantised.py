@@ -64,7 +64,8 @@ def widen(matrix: Quantised, dtype: np.dtype[Any]) -> NDArray[Any]:
         zeros = matrix.zeros[:, :, None].astype(np.float32)
     wide = matrix.integers.reshape(rows, blocks, -1) - np.float32(zeros)
     wide *= matrix.scales[:, :, None].astype(np.float32)
-    return wide.astype(dtype).reshape(rows, -1)
+    rounded: NDArray[Any] = wide.astype(dtype)
+    return rounded.reshape(rows, -1)
 
 
 def pack(integers: Bytes) -> Bytes:

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from runtime.config import RopeConfig, load_config
+from runtime.config import Quantization, RopeConfig, load_config
 from runtime.errors import HearthError
 from runtime.export import ExportOptions, export_model
 from runtime.export.checkpoint import Checkpoint
 from runtime.export.image_families import IMAGE_FAMILIES, is_vision_tensor, text_name
 from runtime.export.layout import EMBEDDING, check_tensors
 from runtime.export.model_config import load_model_config
-from runtime.export.options import Dialect, Quantization
+from runtime.export.options import Dialect
 from runtime.export.reference_pass import decode
 from runtime.export.rounded_weights import RoundedWeights
 from runtime.vision_config import VISION_CONFIG_FILE, VISION_FOLDER, VisionConfig

@@ -259,7 +259,7 @@ def test_adapters_take_a_pair_for_each_product(tmp_path: Path) -> None:
         ({"dialect": "classic"}, "dialect"),
         ({"operators": "standard"}, "operators"),
         ({"operators": "contrib"}, "operators"),
-        ({"quantization": "int8"}, "quantization"),
+        ({"quantization": "int8", "block_size": 16}, "block_size"),
         ({"draft": DraftOptions(folder=Path("d"), verify="trees")}, "verify"),
         ({"draft": DraftOptions(folder=Path("d"), drafting_top_k=4)}, "drafting_top_k"),
         ({"backend": "tensorrt"}, "backend"),

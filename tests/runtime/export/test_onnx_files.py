@@ -7,9 +7,10 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
+from runtime.config import Quantization
 from runtime.engine_folder import DATA_FILE, EMBEDDING_FILE, MODEL_FILE
 from runtime.export import ExportOptions, export_model
-from runtime.export.options import Quantization, resolve_dialect
+from runtime.export.options import resolve_dialect
 from runtime.export.writer import ALIGNMENT
 from tests.references import NAMES, reference_folder
 from tests.runtime.conftest import EngineFolders

@@ -5,14 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from runtime.config import WEIGHTS_FILE, load_config
+from runtime.config import WEIGHTS_FILE, Quantization, load_config
 from runtime.decoding.answer_check import AnswerReport
 from runtime.decoding.deployment import load_engines
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.engine_folder import DRAFT_FOLDER
 from runtime.errors import HearthError
 from runtime.export import DraftOptions
-from runtime.export.options import Quantization
 from runtime.export.weights_export import export_weights
 from runtime.options import RuntimeOptions, SpeculationOptions
 from runtime.weights.external_weight_manager import answer_of
