@@ -86,14 +86,24 @@ class KernelCompiler:
 
         Raises `engine_incompatible` for a GPU that is older than all that this NVRTC knows.
         """
-        options = ("--std=c++17", "-default-device", f"-arch={self._target()}", *options)
-        path = self._folder / f"{name}-{self._key(source, options)}.cubin"
+        options = self._options(options)
+        path = self._path(name, source, options)
         cubin = read_entry(path)
         if cubin is None:
             cubin = self._compile(name, source, options)
             self.compiled += 1
             write_entry(path, cubin)
         return cubin
+
+    def has(self, name: str, source: str, options: Sequence[str]) -> bool:
+        """Whether `compile` would find this one, which may be damaged all the same."""
+        return self._path(name, source, self._options(options)).exists()
+
+    def _options(self, options: Sequence[str]) -> tuple[str, ...]:
+        return ("--std=c++17", "-default-device", f"-arch={self._target()}", *options)
+
+    def _path(self, name: str, source: str, options: Sequence[str]) -> Path:
+        return self._folder / f"{name}-{self._key(source, options)}.cubin"
 
     def _target(self) -> str:
         known = self.architectures()

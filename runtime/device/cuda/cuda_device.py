@@ -26,7 +26,7 @@ from runtime.errors import HearthError
 from runtime.tensors.tensor import Tensor
 from runtime.undo import undoing
 
-_LOADING_SLOTS, _LOADING_BYTES = 4, 8 << 20
+_LOADING_SLOTS, _LOADING_BYTES = 4, 2 << 20
 """Pinned memory through which weights are loaded: while one slot is filled others are copied."""
 
 

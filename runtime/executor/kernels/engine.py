@@ -20,6 +20,7 @@ from runtime.executor.engine import Binding, CapturedRun, IOTensor
 from runtime.executor.kernels.draft_step import DraftStep
 from runtime.executor.kernels.launch import (
     GpuFacts,
+    KernelRequest,
     Launcher,
     PackedStep,
     Programs,
@@ -90,17 +91,12 @@ class KernelsEngine:
         with undoing() as undo:
             undo.callback(programs.close)
             check_served(config, layout, programs.facts)
+            wanted = wanted_kernels(config, layout, registry, programs.facts)
+            programs.load(wanted, min(_MOST_THREADS, physical_cores()))
             io_tensors = io_tensors_of(config, registry)
-            shapes = list(step_shapes(config))
-            wanted = WantedKernels()
             kind = DraftStep if config.base_hidden_dim else DecoderStep
-            planned = kind(config, layout, io_tensors, wanted, programs.facts)
-            planned.provide(shapes)
-            for dims, adapted in product(_warm_dims(config), {False, bool(config.lora_targets)}):
-                planned.launches(_planned_bindings(io_tensors, registry, dims, adapted=adapted))
-            programs.load(wanted.requests, min(_MOST_THREADS, physical_cores()))
             step = kind(config, layout, io_tensors, programs, programs.facts)
-            memory = step.provide(shapes)
+            memory = step.provide(step_shapes(config))
             tickets = device.zeros("tickets", (memory.tickets,), np.dtype(np.uint8))
             step.use_tickets(tickets.address)
             return cls(device.context, programs, step, io_tensors, memory.scratch)
@@ -149,6 +145,19 @@ class KernelsEngine:
             self._packed.move_to_end(id(bindings))
         self._newest = kept
         return kept[1]
+
+
+def wanted_kernels(
+    config: LLMEngineRunnerConfig, layout: WeightLayout, registry: TensorRegistry, facts: GpuFacts
+) -> tuple[KernelRequest, ...]:
+    """The kernels that an engine compiles, or finds compiled, when it is opened."""
+    io_tensors, wanted = io_tensors_of(config, registry), WantedKernels()
+    kind = DraftStep if config.base_hidden_dim else DecoderStep
+    planned = kind(config, layout, io_tensors, wanted, facts)
+    planned.provide(step_shapes(config))
+    for dims, adapted in product(_warm_dims(config), {False, bool(config.lora_targets)}):
+        planned.launches(_planned_bindings(io_tensors, registry, dims, adapted=adapted))
+    return tuple(wanted.requests)
 
 
 def check_served(config: LLMEngineRunnerConfig, layout: WeightLayout, facts: GpuFacts) -> None:

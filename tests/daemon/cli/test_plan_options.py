@@ -51,7 +51,7 @@ def test_kernels_are_for_a_gpu_in_sixteen_bits() -> None:
         ("--dtype", "float32"),
         ("--operators", "contrib"),
         ("--dialect", "classic"),
-        ("--quantization", "int8"),
+        ("--quantization", "int8", "--block-size", "16"),
         ("--draft", "c", "--verify", "chains"),
         ("--draft", "c", "--drafting-top-k", "4"),
         ("--builder", "tensorrt"),
