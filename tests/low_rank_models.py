@@ -87,7 +87,9 @@ def engine_inputs(config: LLMEngineRunnerConfig, adapter: Adapter) -> dict[str, 
         a = np.zeros((pair.inputs, rank), dtype)
         b = np.zeros((rank, sum(pair.outputs)), dtype)
         begin = 0
-        for part, columns in zip(parts, pair.columns, strict=True):
+        for place, (part, columns) in enumerate(zip(parts, pair.columns, strict=True)):
+            if config.backend == "kernels":  # Each target's have a place of their own.
+                begin = place * rank // len(parts)
             if part is not None:
                 rows = slice(begin, begin + part[0].shape[1])
                 a[:, rows], b[rows, columns] = part

@@ -25,13 +25,15 @@ class Given:
         self.tree_hidden = random.standard_normal((3, NODES, hidden)) * 2
 
 
-def compare_draft(folder: Path, base: Path, tolerance: float) -> None:
+def compare_draft(
+    folder: Path, base: Path, tolerance: float, kind: type[GraphDriver] = GraphDriver
+) -> None:
     """Compare a ragged batch's committed tokens and a tree behind them.
 
     `folder` is the base's, beside which lies `draft_model`, the draft of the model `base`. Rows
     that have rotary tables of their own get random ones.
     """
-    driver = GraphDriver(folder / "draft", 3, capacity=CAPACITY)
+    driver = kind(folder / "draft", 3, capacity=CAPACITY)
     turns = np.random.default_rng(2).uniform(0, 9, driver.rope["rope_cos"].shape)
     if driver.config.use_context_dependent_rope:
         tables = {"rope_cos": np.cos(turns), "rope_sin": np.sin(turns)}

@@ -13,9 +13,15 @@ CAPACITY = 48
 ROWS = 2
 
 
-def compare_images(folder: Path, family: Family, chunk: int, tolerance: float) -> None:
+def compare_images(
+    folder: Path,
+    family: Family,
+    chunk: int,
+    tolerance: float,
+    kind: type[GraphDriver] = GraphDriver,
+) -> None:
     """Compare the logits of the engine of `write_vision_model(..., family)` in `folder`."""
-    driver = GraphDriver(folder, ROWS, capacity=CAPACITY)
+    driver = kind(folder, ROWS, capacity=CAPACITY)
     for logits, expected in zip(
         logits_of(driver, family, chunk), stored_logits(family), strict=True
     ):

@@ -107,7 +107,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK) measure(const __grid_constan
   float powers = 0;
 #pragma unroll
   for (int i = 0; i < EACH; ++i)
-    if (first + i * BLOCK < step.vocabulary) powers += expf(own[i] - greatest);
+    if (!(own[i] == -INFINITE)) powers += expf(own[i] - greatest);
   powers = sum_block(powers, shared);
   if (threadIdx.x == 0)
     step.parts[(long long)blockIdx.y * gridDim.x + blockIdx.x] = make_float2(greatest, powers);
