@@ -44,7 +44,11 @@ def random_trees(rows: int, nodes: int, vocabulary: int, seed: int = 0) -> Trees
 
 
 def export_with_draft(
-    model: str | Path, target: Path, *, verify: Literal["trees", "chains"] = "trees", **options: Any
+    model: str | Path,
+    target: Path,
+    *,
+    verify: Literal["auto", "trees", "chains"] = "trees",
+    **options: Any,
 ) -> Path:
     """An engine folder of a reference model, or one in a folder, with a draft of 96 tokens."""
     base = model if isinstance(model, Path) else reference_folder(model)
