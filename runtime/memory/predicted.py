@@ -32,6 +32,8 @@ _CONTEXT_BYTES = 520 * _MIB
 _LIBRARY_BYTES = {"onnxruntime": 330 * _MIB, "tensorrt": 60 * _MIB}
 # The same for a second engine in the process, with the captured rounds of speculation.
 _DRAFT_LIBRARY_BYTES = {"onnxruntime": 220 * _MIB, "tensorrt": 60 * _MIB}
+# What draws are put together in, by bins and lists of tokens.
+_DRAW_BYTES = 6 * _MIB
 # Copies of a step's activations that are alive at once, in elements of the engine's type.
 _GPU_ACTIVATION_COPIES = 1.5
 _GPU_SCORE_COPIES = {"native": 2.0, "classic": 3.0}
@@ -70,7 +72,7 @@ def predict_memory(
             "weights": 0 if simulated else cuda_weight_bytes(config),
             **parts,
             # How often each token occurred, and its bias.
-            "sampler": max_batch * (4 + 4) * config.output_vocab_size,
+            "sampler": _DRAW_BYTES + max_batch * (4 + 4) * config.output_vocab_size,
             "engine_scratch": 0 if simulated else scratch,
             "prompt_graphs": sizes.prompt_graph_bytes(
                 structs.replace(config, max_supported_batch_size=max_batch)

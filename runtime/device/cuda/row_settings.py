@@ -53,6 +53,6 @@ def row_biases(params: RequestOptions) -> tuple[NDArray[np.int32], NDArray[np.fl
     return ids, np.array([bias for _, bias in params.logit_bias], np.float32)
 
 
-def needs_row_kernel(settings: SettingsRow) -> bool:
-    """Whether the row draws, or reports log probabilities: an argmax is not enough."""
-    return settings[2] > 0 or settings[8] >= 0
+def is_greedy(settings: SettingsRow) -> bool:
+    """Whether an argmax over the raw logits is all that the row asks for."""
+    return settings[2] == 0 and settings[8] < 0 and not settings[-1]

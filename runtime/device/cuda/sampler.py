@@ -11,7 +11,7 @@ from runtime.device.cuda.row_settings import (
     HISTORY,
     ROW,
     SettingsRow,
-    needs_row_kernel,
+    is_greedy,
     row_biases,
     row_settings,
 )
@@ -19,11 +19,12 @@ from runtime.device.cuda.row_tables import RowTables
 from runtime.device.cuda.sample_ring import CudaPendingSamples, SampleRing
 from runtime.device.cuda.upload import UploadRing
 from runtime.device.cuda.walks import PARTIAL, CudaPendingPaths, TreeWalks, empty_partial
+from runtime.device.cuda.wide_draws import THREADS, Stages, WideDraws
 from runtime.device.device import MOST_GPU_ROWS, SamplerBuffers
 from runtime.errors import HearthError
 from runtime.request import RowRequest, check_options
 
-_SCAN_THREADS, _PICK_THREADS = 256, 1024
+_SCAN_THREADS = 256
 # A block of the scan reads this many logits at least; more blocks than that serve no purpose.
 _SCAN_LOGITS, _SCAN_BLOCKS = 2048, 64
 _STATE_BYTES = 16
@@ -51,8 +52,8 @@ class TokenMoves(ctypes.Structure):
 class CudaBatchSampler:
     """Picks tokens on the device: one launch for greedy rows, a second where a row draws.
 
-    Walks through trees are one launch or two. Nothing here waits for the device; results are read
-    by `CudaPendingSamples` and `CudaPendingPaths`.
+    Top-k, top-p and the likeliest tokens take a third. Nothing here waits for the device; results
+    are read by `CudaPendingSamples` and `CudaPendingPaths`.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class CudaBatchSampler:
         self._slots = SampleRing(library.context, memory, self._capacity)
         self._device_rows = memory.zeros("sampling settings", (self._capacity,), ROW)
         self._rows: list[SettingsRow] = []
-        self._draws: list[bool] = []
+        self._stages = Stages([])
         self._greedy: list[bool] = []
         self._wanted: list[int] = []
         self._logprobs: dict[int, int] = {}
@@ -112,8 +113,9 @@ class CudaBatchSampler:
         if rows:
             self._scan.launch(self._blocks, rows)
         places = range(first, first + picked)
-        if any(self._draws[place] for place in places):
-            self._pick.launch(picked)
+        stage, jobs = self._stages.of(first, first + picked)
+        if stage:
+            self._wide.launch(self._draws[:stage], picked, jobs)
         asked = self._logprobs.items()
         wanted = {place - first: count for place, count in asked if place in places}
         return CudaPendingSamples(slot, self._stream, rows, wanted)
@@ -122,9 +124,9 @@ class CudaBatchSampler:
         """Queue the walks of the first rows' trees; raises `internal` where there are none."""
         if self._walks is None or not 0 <= rows <= len(self._rows):
             raise HearthError("internal", f"cannot verify the trees of {rows} rows")
-        return self._walks.launch(
-            width, self._wanted[:rows], self._blocks, greedy=all(self._greedy[:rows])
-        )
+        greedy = all(self._greedy[:rows])
+        stages = self._stages.of(0, rows)
+        return self._walks.launch(width, self._wanted[:rows], self._blocks, stages, greedy=greedy)
 
     def _settings(self, request: RowRequest) -> SettingsRow:
         check_options(request.options, self._vocab_size)
@@ -148,11 +150,18 @@ class CudaBatchSampler:
             self._vocab_size,
             tables.pitch,
         )
+        self._wide = WideDraws(memory, self._vocab_size)
         # Without fused multiply-add every score rounds as in NumPy.
-        options = (f"-DINDEX={index_type(buffers.lengths.dtype, 'start')}", "--fmad=false")
-        arguments = (self._batch,)
-        self._scan = library.prepare("sampling", "find_best", options, _SCAN_THREADS, arguments)
-        self._pick = library.prepare("sampling", "pick_rows", options, _PICK_THREADS, arguments)
+        index = f"-DINDEX={index_type(buffers.lengths.dtype, 'start')}"
+        options = (index, *self._wide.options, "--fmad=false")
+        self._scan = library.prepare(
+            "sampling", "find_best", options, _SCAN_THREADS, (self._batch,)
+        )
+        arguments = (self._batch, self._wide.arguments)
+        self._draws = tuple(
+            library.prepare("sampling", name, options, THREADS, arguments)
+            for name in ("weigh_rows", "pick_rows")
+        )
         self._moves = TokenMoves()
         tokens = ctypes.c_uint64(buffers.next_tokens.address)
         self._move_tokens = library.prepare(
@@ -161,13 +170,19 @@ class CudaBatchSampler:
         self._walks: TreeWalks | None = None
         if buffers.trees is not None:
             self._walks = TreeWalks(
-                library, memory, self._ring, buffers.trees, batch=self._batch, options=options
+                library,
+                memory,
+                self._ring,
+                buffers.trees,
+                batch=self._batch,
+                wide=self._wide,
+                options=options,
             )
 
     def _take(self, settings: list[SettingsRow]) -> None:
         self._rows = settings
-        self._draws = [needs_row_kernel(row) for row in settings]
-        self._greedy = [not (needs_row_kernel(row) or row[-1]) for row in settings]
+        self._stages = Stages(settings)
+        self._greedy = [is_greedy(row) for row in settings]
         self._wanted = [row[8] for row in settings]
         self._logprobs = {row: count for row, count in enumerate(self._wanted) if count >= 0}
         if settings:

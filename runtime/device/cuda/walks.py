@@ -4,19 +4,23 @@ from collections.abc import Sequence
 import numpy as np
 
 from runtime.device.cuda.context import CudaContext
-from runtime.device.cuda.launch import KernelLibrary, addresses, integers
+from runtime.device.cuda.launch import KernelLaunch, KernelLibrary, addresses, integers
 from runtime.device.cuda.memory import CudaMemory
 from runtime.device.cuda.sample_ring import RESULT, read_sample
 from runtime.device.cuda.stream import CudaEvent, CudaStream
 from runtime.device.cuda.upload import UploadRing
+from runtime.device.cuda.wide_draws import THREADS, WideDraws
 from runtime.device.device import AcceptedPath, TreeBuffers
 from runtime.errors import HearthError
 from runtime.sampling.batch import Sample
 
-_SCAN_THREADS, _WALK_THREADS = 256, 1024
+_SCAN_THREADS = 256
 _SLOTS = 4
 # Blocks of a scan that a multiprocessor runs at a time, and nodes that a block can link.
 _RESIDENT, _MOST_LINKED = 8, 1024
+# Tiles of all nodes, in multiples of the multiprocessors, that are drawn for in less time than one
+# block a row takes for the nodes that are walked.
+_MOST_TILES = 300
 PARTIAL = np.dtype([("best", np.uint64), ("rest", np.uint32, (4,))])
 _BEST = np.dtype([("best", np.uint64), ("raw", np.uint32), ("bad", np.uint32)])
 _INT = np.dtype(np.int32)
@@ -25,7 +29,7 @@ _INT = np.dtype(np.int32)
 class WalkArguments(ctypes.Structure):
     """`Walk` of kernels/walk.cu."""
 
-    _fields_ = (*addresses("ids parents scans partial done paths"), *integers("width levels"))
+    _fields_ = (*addresses("ids parents scans picks partial done paths"), *integers("width levels"))
 
 
 class _PathSlot:
@@ -79,11 +83,11 @@ class CudaPendingPaths:
 
 
 class TreeWalks:
-    """Walks the trees of all rows: one block a row, in one launch.
+    """Walks the trees of all rows.
 
-    Before it comes a scan of all nodes where there are at most as many as multiprocessors, or the
-    device can run its blocks at once: then it takes less time than the one block takes for the
-    nodes that are walked. Where all rows are plainly greedy, the scan walks as well.
+    Tokens are picked for all nodes, by all blocks, and a last launch follows them. Where all rows
+    are plainly greedy, the scan of the nodes follows them as well. Trees of so many nodes that
+    this takes longer are walked by one block a row, in one launch.
     """
 
     def __init__(
@@ -94,13 +98,15 @@ class TreeWalks:
         trees: TreeBuffers,
         *,
         batch: ctypes.Structure,
+        wide: WideDraws,
         options: tuple[str, ...],
     ) -> None:
         self._stream = library.stream
         rows, levels = self._shape = (trees.ids.shape[0], trees.ids.shape[1])
         self._multiprocessors = library.context.properties.multiprocessors
         nodes = rows * levels
-        self._scans = memory.zeros("node scans", (nodes,), _BEST)
+        scans = memory.zeros("node scans", (nodes,), _BEST)
+        picks = memory.zeros("node picks", (nodes,), RESULT)
         partial = memory.zeros("node partial results", (nodes,), PARTIAL)
         ring.upload(partial.address, empty_partial(nodes))
         done = memory.zeros("walk blocks", (rows,), np.dtype(np.uint32))
@@ -109,23 +115,38 @@ class TreeWalks:
         self._walk = WalkArguments(
             trees.ids.address,
             trees.parents.address,
-            0,
+            scans.address,
+            picks.address,
             partial.address,
             done.address,
             levels=levels,
         )
         self._batch = batch
-        arguments = (batch, self._walk)
-        self._scan = library.prepare("walk", "scan_nodes", options, _SCAN_THREADS, arguments)
-        self._launch = library.prepare("walk", "walk_trees", options, _WALK_THREADS, arguments)
-        self._greedy = library.prepare("walk", "walk_greedy", options, _SCAN_THREADS, arguments)
+        self._wide = wide
+
+        def prepare(name: str, threads: int, *more: ctypes.Structure) -> KernelLaunch:
+            return library.prepare("walk", name, options, threads, (batch, self._walk, *more))
+
+        self._scan = prepare("scan_nodes", _SCAN_THREADS)
+        self._draws = tuple(
+            prepare(name, THREADS, wide.arguments) for name in ("weigh_nodes", "pick_nodes")
+        )
+        self._follow = prepare("follow_picks", _SCAN_THREADS)
+        self._greedy = prepare("walk_greedy", _SCAN_THREADS)
+        self._alone = prepare("walk_trees", THREADS)
 
     def launch(
-        self, width: int, wanted: Sequence[int], blocks: int, *, greedy: bool
+        self,
+        width: int,
+        wanted: Sequence[int],
+        blocks: int,
+        stages: tuple[int, int],
+        *,
+        greedy: bool,
     ) -> CudaPendingPaths:
         """Queue the walks of a row for each of `wanted`; a node's scan takes `blocks` blocks.
 
-        `greedy` says that no row has settings of its own.
+        `stages` is what `Stages.of` says, `greedy` that no row has settings of its own.
         """
         rows = len(wanted)
         if rows > self._shape[0] or not 0 < width <= self._shape[1]:
@@ -133,18 +154,27 @@ class TreeWalks:
         slot = self._slots[self._turn]
         self._turn = (self._turn + 1) % _SLOTS
         walk, nodes = self._walk, rows * width
-        scanned = min(nodes, nodes * blocks // _RESIDENT) <= self._multiprocessors
         walk.width = width
         walk.paths = slot.paths.address
-        walk.scans = self._scans.address if scanned else 0
         self._batch.results = slot.results.address
-        if rows and scanned and greedy and width <= _MOST_LINKED:
+        if rows == 0:
+            pass
+        elif width > _MOST_LINKED or not self._wins(nodes, blocks, greedy=greedy):
+            self._alone.launch(rows)
+        elif greedy:
             self._greedy.launch(blocks, nodes)
-        elif rows:
-            if scanned:
-                self._scan.launch(blocks, nodes)
-            self._launch.launch(rows)
+        else:
+            self._scan.launch(blocks, nodes)
+            stage, jobs = stages
+            self._wide.launch(self._draws[:stage], nodes, jobs)
+            self._follow.launch(rows)
         return CudaPendingPaths(slot, self._stream, wanted)
+
+    def _wins(self, nodes: int, blocks: int, *, greedy: bool) -> bool:
+        """Whether picking for all nodes takes less time than walking one after the other."""
+        if greedy:
+            return min(nodes, nodes * blocks // _RESIDENT) <= self._multiprocessors
+        return nodes * self._wide.tiles <= _MOST_TILES * self._multiprocessors
 
 
 def empty_partial(count: int) -> "np.ndarray[tuple[int], np.dtype[np.void]]":

@@ -1,36 +1,48 @@
 #include "ranks.cuh"
 #include "sampling_rows.cuh"
 #include "sampling_draw.cuh"
+#include "last_block.cuh"
+#include "sampling_wide.cuh"
 // ---- the highest score of every row, over several blocks a row ----
 
 extern "C" __global__ void __launch_bounds__(256) find_best(Batch batch) {
-  int i = blockIdx.y, r = batch.first + i;
-  Row row = batch.rows[r];
-  const float* logits = batch.logits + (long long)i * batch.vocab;
-  Scan scan = scan_row(batch, row, r, logits, blockIdx.x * blockDim.x + threadIdx.x,
+  Spot spot = spot_of(batch, blockIdx.y);
+  Row row = batch.rows[spot.r];
+  Scan scan = scan_row(batch, row, spot, blockIdx.x * blockDim.x + threadIdx.x,
                        gridDim.x * blockDim.x);
   Best found = join<8>(scan);
-  if (threadIdx.x == 0 && combine(batch.partial + i, &found)) finish_row(batch, row, r, found);
+  if (threadIdx.x == 0 && combine(batch.partial + blockIdx.y, &found))
+    finish_row(batch, row, spot, found);
 }
 
-// ---- one block a row: the draw, log probabilities ----
+// ---- draws (z 0) and log probabilities (z 1): x has the tiles, y the rows ----
 
-extern "C" __global__ void __launch_bounds__(THREADS) pick_rows(Batch batch) {
+extern "C" __global__ void __launch_bounds__(THREADS) weigh_rows(Batch batch, Wide wide) {
   __shared__ Shared shared;
-  int i = blockIdx.x, r = batch.first + i;
-  Row row = batch.rows[r];
-  if (batch.state[r].failed || (row.temperature == 0 && row.logprobs < 0)) return;
-  Spot spot = {r, batch.logits + (long long)i * batch.vocab, (u64)batch.start[r],
-               batch.results + i};
-  int token = batch.next_tokens[r];
-  if (row.temperature > 0) {
-    token = draw(batch, row, spot, batch.state[r].highest, shared);
-    if (threadIdx.x == 0) {
-      accept(batch, row, r, token);
-      spot.result->token = token;
-    }
+  Spot spot = spot_of(batch, wide.first + blockIdx.y);
+  Row row = batch.rows[spot.r];
+  State state = batch.state[spot.r];
+  if (state.failed) return;
+  if (blockIdx.z) {
+    if (row.logprobs >= 0) weigh_raw(batch, row, {spot, state.raw_highest}, wide, shared);
+  } else if (row.temperature > 0) {
+    int token = weigh({batch, row, spot, state.highest}, wide, shared);
+    if (token >= 0 && threadIdx.x == 0) accept(batch, row, spot, token);
   }
-  if (row.logprobs >= 0) report(batch, row, spot, batch.state[r].raw_highest, token, shared);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) pick_rows(Batch batch, Wide wide) {
+  __shared__ Shared shared;
+  Spot spot = spot_of(batch, wide.first + blockIdx.y);
+  Row row = batch.rows[spot.r];
+  State state = batch.state[spot.r];
+  if (state.failed) return;
+  if (blockIdx.z) {
+    if (row.logprobs > 0) pick_raw(batch, row, {spot, state.raw_highest}, wide, shared);
+  } else if (row.temperature > 0) {
+    int token = pick({batch, row, spot, state.highest}, wide, shared);
+    if (token >= 0 && threadIdx.x == 0) accept(batch, row, spot, token);
+  }
 }
 
 // ---- rows that move ----

@@ -1,15 +1,25 @@
-// Filters, the draw and log probabilities of one node, by one block of THREADS; it comes behind
-// sampling_rows.cuh.
+// Filters, the draw and log probabilities of one spot, by one block of THREADS; it comes behind
+// sampling_rows.cuh. It needs a pass over the logits for every step of the way.
 
-#define THREADS 1024
+#define THREADS 512
+#define WARPS (THREADS / 32)
 #define BINS 2048
 #define LISTED 2048
 
+struct Place {
+  u64 left;
+  int at;
+};
+
 struct Shared {
-  u64 bins[BINS];
-  u64 list[LISTED];
-  u64 warps[32];
-  u64 found[3];
+  union {
+    u64 bins[BINS];
+    u64 list[LISTED];
+    u32 tally[3 * BINS];
+  };
+  u64 warps[WARPS];
+  u64 sums[4];
+  Place places[2];
   u32 listed;
 };
 
@@ -25,7 +35,7 @@ __device__ u64 sum_before(u64 value, Shared& shared, u64* total) {
   if (lane == 31) shared.warps[warp] = sum;
   __syncthreads();
   u64 before = 0, all = 0;
-  for (int i = 0; i < 32; ++i) {
+  for (int i = 0; i < WARPS; ++i) {
     if (i == warp) before = all;
     all += shared.warps[i];
   }
@@ -33,13 +43,22 @@ __device__ u64 sum_before(u64 value, Shared& shared, u64* total) {
   return before + sum - value;
 }
 
-// Where a token is picked: a row's logits, the token's position, and where to report.
-struct Spot {
-  int r;
-  const float* logits;
-  u64 position;
-  Result* result;
-};
+// Among N values a thread, of which those before have the sum `before`: the place where the sum
+// reaches `wanted`, and what of it is left there. At most one thread has it.
+template <int N>
+__device__ void mark(const u64 (&values)[N], u64 before, u64 wanted, Place& place) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    if (before < wanted && wanted <= before + values[i])
+      place = {wanted - before, N * (int)threadIdx.x + i};
+    before += values[i];
+  }
+}
+
+// What the sum has to reach so that `share` of `total` is kept; at least 1.
+__device__ u64 goal_of(double share, u64 total) {
+  return max(min((u64)ceil(share * (double)total), total), 1ull);
+}
 
 // What is ranked: the tempered scores, or the raw logits.
 struct Tempered {
@@ -48,8 +67,8 @@ struct Tempered {
   const Spot& spot;
   float highest;
   __device__ float operator()(int id, u64* rank) const {
-    float x = spot.logits[id];
-    float relative = (adjusted(batch, row, spot.r, x, id) - highest) / row.temperature;
+    float x = __ldg(spot.logits + id);
+    float relative = (adjusted(batch, row, spot, x, id) - highest) / row.temperature;
     *rank = rank_of(relative, id);
     return relative;
   }
@@ -59,19 +78,25 @@ struct Raw {
   const Spot& spot;
   float highest;
   __device__ float operator()(int id, u64* rank) const {
-    float x = spot.logits[id];
+    float x = __ldg(spot.logits + id);
     *rank = rank_of(x, id);
     return x - highest;
   }
 };
 
-// 32 bins to a unit of distance from the highest score; the last has all the rest.
-__device__ int bin_of(float relative) { return (int)fminf(relative * -32.0f, BINS - 1.0f); }
+// The bin of a distance from the highest score, in the order of distances: bins are equally wide
+// up to 1/8 and then a 256th (FINE) or 128th (COARSE) of an octave. Those from BINS on are further
+// away than 31.8, where every weight is 0, or 8191.
+#define FINE 15
+#define COARSE 16
 
-template <bool MASS>
-__device__ u64 measure(float relative) {
-  return MASS ? fixed(expf(relative)) : 1;
+__device__ int bin_of(float relative, int width) {
+  return (__float_as_int(0.125f - relative) - __float_as_int(0.125f)) >> width;
 }
+
+__device__ int bin_below(float relative) { return min(bin_of(relative, FINE), BINS - 1); }
+
+__device__ u64 weight_of(float relative) { return fixed(expf(relative)); }
 
 __device__ void clear(Shared& shared) {
   __syncthreads();
@@ -81,22 +106,16 @@ __device__ void clear(Shared& shared) {
 
 // The bin in which the sum over `bins` reaches `wanted`, and what of it is left in that bin.
 __device__ int find_bin(Shared& shared, u64* wanted, double share) {
+  const int each = BINS / THREADS;
+  u64 values[each], sum = 0, total;
   __syncthreads();
-  u64 low = shared.bins[2 * threadIdx.x], high = shared.bins[2 * threadIdx.x + 1], total;
-  u64 before = sum_before(low + high, shared, &total);
-  u64 goal = *wanted;
-  if (share > 0) goal = max((u64)ceil(share * (double)total), 1ull);
-  goal = min(goal, total);
-  if (before < goal && goal <= before + low) {
-    shared.found[0] = 2 * threadIdx.x;
-    shared.found[1] = goal - before;
-  } else if (before + low < goal && goal <= before + low + high) {
-    shared.found[0] = 2 * threadIdx.x + 1;
-    shared.found[1] = goal - before - low;
-  }
+#pragma unroll
+  for (int i = 0; i < each; ++i) sum += values[i] = shared.bins[each * threadIdx.x + i];
+  u64 before = sum_before(sum, shared, &total);
+  mark(values, before, share > 0 ? goal_of(share, total) : min(*wanted, total), shared.places[0]);
   __syncthreads();
-  *wanted = shared.found[1];
-  return (int)shared.found[0];
+  *wanted = shared.places[0].left;
+  return shared.places[0].at;
 }
 
 // Sort the first `size` of the list (bitonic: Batcher 1968), padded to a power of two.
@@ -116,44 +135,42 @@ __device__ void sort_list(Shared& shared, u32 size) {
   __syncthreads();
 }
 
-// The first rank of the sorted list at which the sum reaches `wanted`.
-template <bool MASS>
-__device__ u64 pick_listed(Shared& shared, u32 size, u64 wanted) {
-  if (!MASS) return shared.list[min(wanted, (u64)size) - 1];
-  u32 i = 2 * threadIdx.x;
-  u64 low = i < size ? measure<MASS>(score_of(shared.list[i])) : 0;
-  u64 high = i + 1 < size ? measure<MASS>(score_of(shared.list[i + 1])) : 0;
-  u64 total, before = sum_before(low + high, shared, &total);
-  wanted = min(wanted, total);
-  if (threadIdx.x == 0) shared.found[2] = shared.list[0];
+// The rank of the sorted list at which the sum of the weights reaches `wanted`.
+__device__ u64 pick_heavy(Shared& shared, u32 size, u64 wanted) {
+  const int each = LISTED / THREADS;
+  u64 values[each], sum = 0, total;
+#pragma unroll
+  for (int i = 0; i < each; ++i) {
+    u32 place = each * threadIdx.x + i;
+    sum += values[i] = place < size ? weight_of(score_of(shared.list[place])) : 0;
+  }
+  mark(values, sum_before(sum, shared, &total), wanted, shared.places[0]);
   __syncthreads();
-  if (before < wanted && wanted <= before + low) shared.found[2] = shared.list[i];
-  else if (before + low < wanted && wanted <= before + low + high)
-    shared.found[2] = shared.list[i + 1];
-  __syncthreads();
-  return shared.found[2];
+  return shared.list[shared.places[0].at];
 }
 
-// The rank at which the measure of all ranks up to it reaches `wanted`, or the `share` of the
-// measure of all ranks up to `limit`: first by bins of the score, then by digits of the rank until
+// The rank of the `wanted`th token, or where the `share` of the weight of all ranks up to `limit` is
+// reached: first by bins of the score, then by digits of the rank until
 // the candidates fit into a list, which is sorted.
-template <bool MASS, class Source>
+template <class Source>
 __device__ u64 select(const Source& source, int n, u64 limit, u64 wanted, double share,
                       Shared& shared) {
+  bool weighs = share > 0;
   u64 rank;
   clear(shared);
   for (int i = threadIdx.x; i < n; i += THREADS) {
     float relative = source(i, &rank);
-    if (rank <= limit) atomicAdd(&shared.bins[bin_of(relative)], measure<MASS>(relative));
+    if (rank <= limit) atomicAdd(&shared.bins[bin_below(relative)], (weighs ? weight_of(relative) : 1));
   }
   int bin = find_bin(shared, &wanted, share);
   u64 prefix = 0;
   for (int shift = 64;;) {
+    __syncthreads();
     if (threadIdx.x == 0) shared.listed = 0;
     __syncthreads();
     for (int i = threadIdx.x; i < n; i += THREADS) {
       float relative = source(i, &rank);
-      if (rank > limit || bin_of(relative) != bin) continue;
+      if (rank > limit || bin_below(relative) != bin) continue;
       if (shift < 64 && rank >> shift != prefix) continue;
       u32 place = atomicAdd(&shared.listed, 1u);
       if (place < LISTED) shared.list[place] = rank;
@@ -162,16 +179,16 @@ __device__ u64 select(const Source& source, int n, u64 limit, u64 wanted, double
     u32 size = shared.listed;
     if (size <= LISTED) {
       sort_list(shared, size);
-      return pick_listed<MASS>(shared, size, wanted);
+      return weighs ? pick_heavy(shared, size, wanted) : shared.list[min(wanted, (u64)size) - 1];
     }
     int next = max(shift - 11, 0);
     clear(shared);
     for (int i = threadIdx.x; i < n; i += THREADS) {
       float relative = source(i, &rank);
-      if (rank > limit || bin_of(relative) != bin) continue;
+      if (rank > limit || bin_below(relative) != bin) continue;
       if (shift < 64 && rank >> shift != prefix) continue;
       u32 digit = (rank >> next) & ((1u << (shift - next)) - 1);
-      atomicAdd(&shared.bins[digit], measure<MASS>(relative));
+      atomicAdd(&shared.bins[digit], (weighs ? weight_of(relative) : 1));
     }
     u64 digit = find_bin(shared, &wanted, 0);
     prefix = shift < 64 ? prefix << (shift - next) | digit : digit;
@@ -192,81 +209,93 @@ __device__ u64 random_bits(u64 seed, u64 position) {
   return (u64)(c0 >> 5) << 26 | c1 >> 6;
 }
 
-template <class Source>
-__device__ u64 kept_mass(const Source& source, int id, u64 limit, float min_p) {
+// Where in all of the kept weights the random number lies: a cumulative integer exceeds
+// uniform * total exactly when it exceeds the floor of that.
+__device__ u64 target_of(const Row& row, const Spot& spot, u64 total) {
+  return __umul64hi(random_bits(row.seed, spot.position) << 11, total);
+}
+
+__device__ u64 kept_mass(const Tempered& source, int id, u64 limit) {
   u64 rank;
   float weight = expf(source(id, &rank));
-  return rank <= limit && weight >= min_p ? fixed(weight) : 0;
+  return rank <= limit && weight >= source.row.min_p ? fixed(weight) : 0;
 }
 
 // Inversion in the order of ids: every warp sums a range, the range that is hit is split again.
-template <class Source>
-__device__ int invert(const Source& source, int n, u64 limit, float min_p, u64 bits,
-                      Shared& shared) {
-  int lane = threadIdx.x % 32, warp = threadIdx.x / 32, span = (n + 31) / 32;
+__device__ int invert_alone(const Tempered& source, int n, u64 limit, Shared& shared) {
+  int lane = threadIdx.x % 32, warp = threadIdx.x / 32, span = (n + WARPS - 1) / WARPS;
   u64 mass = 0, total;
   for (int i = warp * span + lane; i < min((warp + 1) * span, n); i += 32)
-    mass += kept_mass(source, i, limit, min_p);
+    mass += kept_mass(source, i, limit);
   sum_before(mass, shared, &total);
-  // A cumulative integer exceeds uniform * total exactly when it exceeds the floor of that.
-  u64 target = __umul64hi(bits << 11, total);
+  u64 target = target_of(source.row, source.spot, total);
   int range = 0;
-  while (range < 31 && target >= shared.warps[range]) target -= shared.warps[range++];
+  while (range < WARPS - 1 && target >= shared.warps[range]) target -= shared.warps[range++];
   int each = (span + THREADS - 1) / THREADS;
   int first = range * span + threadIdx.x * each;
   int end = min(min(first + each, (range + 1) * span), n);
   mass = 0;
-  for (int i = first; i < end; ++i) mass += kept_mass(source, i, limit, min_p);
+  for (int i = first; i < end; ++i) mass += kept_mass(source, i, limit);
   u64 before = sum_before(mass, shared, &total);
   if (before <= target && target < before + mass) {
     for (int i = first; i < end; ++i) {
-      u64 part = kept_mass(source, i, limit, min_p);
+      u64 part = kept_mass(source, i, limit);
       if (target < before + part) {
-        shared.found[0] = i;
+        shared.places[0].at = i;
         break;
       }
       before += part;
     }
   }
   __syncthreads();
-  return (int)shared.found[0];
+  return shared.places[0].at;
 }
 
-__device__ int draw(const Batch& batch, const Row& row, const Spot& spot, float highest,
-                    Shared& shared) {
-  Tempered source = {batch, row, spot, highest};
+__device__ int draw_alone(const Tempered& source, Shared& shared) {
+  int n = source.batch.vocab;
+  const Row& row = source.row;
   u64 limit = NEVER;
-  if (row.top_k)
-    limit = select<false>(source, batch.vocab, limit, (u64)row.top_k, 0, shared);
-  if (row.top_p < 1) limit = select<true>(source, batch.vocab, limit, 0, row.top_p, shared);
-  u64 bits = random_bits(row.seed, spot.position);
-  return invert(source, batch.vocab, limit, row.min_p, bits, shared);
+  if (row.top_k) limit = select(source, n, limit, (u64)row.top_k, 0, shared);
+  if (row.top_p < 1) limit = select(source, n, limit, 0, row.top_p, shared);
+  return invert_alone(source, n, limit, shared);
 }
 
-__device__ void report(const Batch& batch, const Row& row, const Spot& spot, float highest,
-                       int token, Shared& shared) {
-  Raw source = {spot, highest};
-  Result* result = spot.result;
-  int count = min(row.logprobs, min(batch.vocab, TOP));
-  u64 limit = 0, rank, mass = 0;
-  if (count) limit = select<false>(source, batch.vocab, NEVER, (u64)count, 0, shared);
+// The best of the raw logits, ranked, from the first of a list.
+__device__ void report_best(Result* result, int count, Shared& shared) {
+  if (threadIdx.x >= count) return;
+  result->ids[threadIdx.x] = (int)(u32)shared.list[threadIdx.x];
+  result->logits[threadIdx.x] = score_of(shared.list[threadIdx.x]);
+}
+
+__device__ int reported(const Batch& batch, const Row& row) {
+  return min(row.logprobs, min(batch.vocab, TOP));
+}
+
+__device__ void list_alone(const Raw& source, int n, int count, Shared& shared) {
+  u64 limit = select(source, n, NEVER, (u64)count, 0, shared), rank;
   __syncthreads();
   if (threadIdx.x == 0) shared.listed = 0;
   __syncthreads();
-  for (int i = threadIdx.x; i < batch.vocab; i += THREADS) {
-    mass += fixed(expf(source(i, &rank)));
-    if (count && rank <= limit) shared.list[atomicAdd(&shared.listed, 1u)] = rank;
+  for (int i = threadIdx.x; i < n; i += THREADS) {
+    source(i, &rank);
+    if (rank <= limit) shared.list[atomicAdd(&shared.listed, 1u)] = rank;
   }
-  sum_before(mass, shared, &mass);
-  if (count) sort_list(shared, (u32)count);
-  if (threadIdx.x < count) {
-    result->ids[threadIdx.x] = (int)(u32)shared.list[threadIdx.x];
-    result->logits[threadIdx.x] = score_of(shared.list[threadIdx.x]);
-  }
-  if (threadIdx.x == 0) {
-    result->mass = mass;
-    result->highest = highest;
-    result->chosen = spot.logits[token];
-  }
+  __syncthreads();
+  sort_list(shared, (u32)count);
+  report_best(source.spot.result, count, shared);
 }
 
+__device__ void report_alone(const Batch& batch, const Row& row, const Spot& spot, float highest,
+                             Shared& shared) {
+  Raw source = {spot, highest};
+  int count = reported(batch, row);
+  u64 rank, mass = 0;
+  for (int i = threadIdx.x; i < batch.vocab; i += THREADS)
+    mass += weight_of(source(i, &rank));
+  sum_before(mass, shared, &mass);
+  if (threadIdx.x == 0) {
+    spot.result->mass = mass;
+    spot.result->highest = highest;
+  }
+  if (count) list_alone(source, batch.vocab, count, shared);
+}

@@ -71,23 +71,45 @@ struct Batch {
   int picked;  // rows from this one on are only checked
 };
 
+// Where a token is picked: a row's logits, the token's position, and where to report. The tokens of
+// `path` are behind those of the row's history.
+struct Spot {
+  int r;
+  const float* logits;
+  u64 position;
+  Result* result;
+  const int* path;
+  int depth;
+};
+
+__device__ Spot spot_of(const Batch& batch, int i) {
+  int r = batch.first + i;
+  return {r, batch.logits + (long long)i * batch.vocab, (u64)batch.start[r], batch.results + i};
+}
+
 __device__ bool finite(float x) { return fabsf(x) <= LARGEST; }
 __device__ u64 fixed(float weight) { return __float2ull_rn(weight * 1099511627776.0f); }
 
-__device__ float adjusted(const Batch& batch, const Row& row, int r, float x, int id) {
+__device__ float adjusted(const Batch& batch, const Row& row, const Spot& spot, float x, int id) {
+  long long place = (long long)spot.r * batch.pitch + id;
   if (row.flags & HISTORY) {
-    u32 past = batch.history[(long long)r * batch.pitch + id];
+    u32 past = batch.history[place];
+#pragma unroll 1
+    for (int i = 0; i < spot.depth; ++i)
+      if (spot.path[i] == id) past = (past | SEEN) + 1;
     if (past & SEEN) x = x > 0 ? x / row.repetition : x * row.repetition;
     if (past & COUNT) x -= row.presence + row.frequency * (float)(past & COUNT);
   }
-  if (row.flags & BIAS) x += batch.bias[(long long)r * batch.pitch + id];
+  if (row.flags & BIAS) x += batch.bias[place];
   return x;
 }
 
-__device__ void accept(const Batch& batch, const Row& row, int r, int token) {
-  batch.next_tokens[r] = token;
+__device__ void accept(const Batch& batch, const Row& row, const Spot& spot, int token) {
+  batch.next_tokens[spot.r] = token;
+  spot.result->token = token;
+  if (row.logprobs >= 0) spot.result->chosen = spot.logits[token];
   if (row.flags & HISTORY) {
-    u32* past = batch.history + (long long)r * batch.pitch + token;
+    u32* past = batch.history + (long long)spot.r * batch.pitch + token;
     *past = (*past | SEEN) + 1;
   }
 }
@@ -107,13 +129,14 @@ struct Scan {
   }
 };
 
-// Of one row's logits those from `first` on, at a distance of `stride`.
-__device__ Scan scan_row(const Batch& batch, const Row& row, int r, const float* logits, int first,
+// Of one spot's logits those from `first` on, at a distance of `stride`.
+__device__ Scan scan_row(const Batch& batch, const Row& row, const Spot& spot, int first,
                          int stride) {
+  const float* logits = spot.logits;
   Scan scan;
   if (row.flags || batch.vocab % 4) {
     for (int i = first; i < batch.vocab; i += stride)
-      scan.take(logits[i], adjusted(batch, row, r, logits[i], i), i);
+      scan.take(logits[i], adjusted(batch, row, spot, logits[i], i), i);
     return scan;
   }
 #pragma unroll 4
@@ -171,22 +194,22 @@ __device__ bool combine(Partial* partial, Best* found) {
   return true;
 }
 
-__device__ void finish_row(const Batch& batch, const Row& row, int r, const Best& found) {
+__device__ void finish_row(const Batch& batch, const Row& row, const Spot& spot,
+                           const Best& found) {
+  int r = spot.r;
   bool failed = found.bad;
-  int i = r - batch.first;
-  Result* result = batch.results + i;
   float highest = score_of(found.best);
-  bool waits = i >= batch.picked;
+  bool waits = r - batch.first >= batch.picked;
   if (!waits) failed |= !finite(highest);
   int token = waits || failed || row.temperature > 0 ? -1 : (int)(u32)found.best;
-  result->token = token;
-  result->failed = failed;
+  spot.result->token = token;
+  spot.result->failed = failed;
   if (waits) return;
   batch.state[r].highest = highest;
   batch.state[r].raw_highest = from_sortable(found.raw);
   batch.state[r].failed = failed;
   if (token >= 0)
-    accept(batch, row, r, token);
+    accept(batch, row, spot, token);
   else
     batch.next_tokens[r] = -1;
 }

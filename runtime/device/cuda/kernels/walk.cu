@@ -2,15 +2,18 @@
 #include "sampling_rows.cuh"
 #include "sampling_draw.cuh"
 #include "last_block.cuh"
+#include "sampling_wide.cuh"
 // Walks through token trees: at each node the token is picked as for a decode step, and a child
-// with that token is the next node.
+// with that token is the next node. Either all nodes are picked for first, or those that are
+// walked one after the other.
 
 #define NODES 1024
 
 struct Walk {
   const int* ids;  // [rows, width]
   const int* parents;
-  Best* scans;     // [rows * width]: the best of each node's logits; null where not scanned
+  Best* scans;     // [rows * width]: the best of each node's logits
+  Result* picks;   // [rows * width]: what is drawn and reported behind each node
   Partial* partial;
   u32* done;       // [rows]: for is_last_block
   int* paths;      // [rows, 1 + levels]: how many nodes (-1: the root is not finite), then these
@@ -18,16 +21,172 @@ struct Walk {
   int levels;
 };
 
-// Grid y has the nodes of all rows. A row with settings of its own scores is scanned on its walk.
+struct Way {
+  int nodes[NODES];
+  int path[NODES];
+  int depth;
+};
+
+// The tokens on the way from the root to a node; every thread gets the place to pick at.
+__device__ Spot spot_at(const Batch& batch, const Walk& walk, int place, Way& way) {
+  int r = place / walk.width, node = place % walk.width;
+  long long tree = (long long)r * walk.width;
+  for (int i = threadIdx.x; i <= node; i += blockDim.x) way.nodes[i] = walk.parents[tree + i];
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    int depth = 0;
+    // Every parent comes before its node.
+    for (int at = node; at > 0; at = min(way.nodes[at], at - 1)) way.path[depth++] = at;
+    way.depth = depth;
+  }
+  __syncthreads();
+  int depth = way.depth;
+  for (int i = threadIdx.x; i < depth; i += blockDim.x)
+    way.path[i] = walk.ids[tree + way.path[i]];
+  __syncthreads();
+  return {r, batch.logits + (long long)place * batch.vocab, (u64)batch.start[r] + depth + 1,
+          walk.picks + place, way.path, depth};
+}
+
+// A place without a node.
+__device__ bool empty(const Walk& walk, int place) {
+  return place % walk.width && walk.parents[place] < 0;
+}
+
+// Grid y has the nodes of all rows.
 extern "C" __global__ void __launch_bounds__(256) scan_nodes(Batch batch, Walk walk) {
-  int place = blockIdx.y;
-  Row row = batch.rows[place / walk.width];
-  if (row.flags) return;
-  const float* logits = batch.logits + (long long)place * batch.vocab;
-  Scan scan = scan_row(batch, row, 0, logits, blockIdx.x * blockDim.x + threadIdx.x,
+  __shared__ Way way;
+  int place = blockIdx.y, r = place / walk.width;
+  if (empty(walk, place)) return;
+  Row row = batch.rows[r];
+  Spot spot = {r, batch.logits + (long long)place * batch.vocab};
+  if (row.flags & HISTORY) spot = spot_at(batch, walk, place, way);
+  Scan scan = scan_row(batch, row, spot, blockIdx.x * blockDim.x + threadIdx.x,
                        gridDim.x * blockDim.x);
   Best found = join<8>(scan);
   if (threadIdx.x == 0 && combine(walk.partial + place, &found)) walk.scans[place] = found;
+}
+
+__device__ bool failed(const Best& best) { return best.bad || !finite(score_of(best.best)); }
+
+// Draws (z 0) and log probabilities (z 1): x has the tiles, y the nodes.
+template <bool LAST>
+__device__ void draw_nodes(const Batch& batch, const Walk& walk, const Wide& wide) {
+  __shared__ Shared shared;
+  __shared__ Way way;
+  int place = wide.first + blockIdx.y;
+  Row row = batch.rows[place / walk.width];
+  bool wanted = blockIdx.z ? row.logprobs >= LAST : row.temperature > 0;
+  if (!wanted || empty(walk, place)) return;
+  Best best = walk.scans[place];
+  if (failed(best)) return;
+  Spot spot = spot_at(batch, walk, place, way);
+  if (blockIdx.z) {
+    Raw source = {spot, from_sortable(best.raw)};
+    LAST ? pick_raw(batch, row, source, wide, shared) : weigh_raw(batch, row, source, wide, shared);
+    return;
+  }
+  Tempered source = {batch, row, spot, score_of(best.best)};
+  int token = LAST ? pick(source, wide, shared) : weigh(source, wide, shared);
+  if (token >= 0 && threadIdx.x == 0) spot.result->token = token;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    weigh_nodes(Batch batch, Walk walk, Wide wide) {
+  draw_nodes<false>(batch, walk, wide);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    pick_nodes(Batch batch, Walk walk, Wide wide) {
+  draw_nodes<true>(batch, walk, wide);
+}
+
+// The first node's token and those of its children that were picked, by one block of a row.
+struct Trail {
+  int tokens[NODES];  // picked behind each node, -1 where it is not finite
+  int next[NODES];
+  int nodes[NODES];
+  int count;
+};
+
+__device__ void follow(const Batch& batch, const Walk& walk, const Row& row, int r, Trail& trail) {
+  long long tree = (long long)r * walk.width;
+  for (int i = threadIdx.x; i < walk.width; i += blockDim.x) trail.next[i] = walk.width;
+  __syncthreads();
+  for (int i = threadIdx.x; i < walk.width; i += blockDim.x) {
+    int parent = walk.parents[tree + i];
+    if (parent >= 0 && parent < i && walk.ids[tree + i] == trail.tokens[parent])
+      atomicMin(trail.next + parent, i);
+  }
+  __syncthreads();
+  int* path = walk.paths + (long long)r * (1 + walk.levels);
+  if (threadIdx.x == 0) {
+    int count = 0;
+    for (int node = 0; node < walk.width && trail.tokens[node] >= 0; node = trail.next[node])
+      trail.nodes[count++] = node;
+    trail.count = count;
+    path[0] = count ? count : -1;
+    if (count) batch.next_tokens[r] = trail.tokens[trail.nodes[count - 1]];
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < trail.count; i += blockDim.x) {
+    int node = trail.nodes[i], token = trail.tokens[node];
+    path[1 + i] = node;
+    Result* result = batch.results + (long long)r * walk.levels + i;
+    if (row.logprobs >= 0) {
+      *result = walk.picks[tree + node];
+      result->chosen = batch.logits[(tree + node) * batch.vocab + token];
+    }
+    result->token = token;
+    if (row.flags & HISTORY) {
+      u32* past = batch.history + (long long)r * batch.pitch + token;
+      atomicOr(past, SEEN);
+      atomicAdd(past, 1u);
+    }
+  }
+}
+
+// One block a row, behind the picks for all nodes.
+extern "C" __global__ void __launch_bounds__(256) follow_picks(Batch batch, Walk walk) {
+  __shared__ Trail trail;
+  int r = blockIdx.x;
+  Row row = batch.rows[r];
+  for (int i = threadIdx.x; i < walk.width; i += blockDim.x) {
+    long long place = (long long)r * walk.width + i;
+    if (empty(walk, place)) continue;
+    Best best = walk.scans[place];
+    int token = row.temperature > 0 ? walk.picks[place].token : (int)(u32)best.best;
+    trail.tokens[i] = failed(best) ? -1 : token;
+  }
+  follow(batch, walk, row, r, trail);
+}
+
+// What was found for a node, whose place is left as it was before the first block; -1 where it is
+// not finite.
+__device__ int take_greedy(Partial* partial) {
+  u64 best = atomicExch(&partial->best, NEVER);
+  bool bad = atomicExch(&partial->bad, 0u);
+  return bad || !finite(score_of(best)) ? -1 : (int)(u32)best;
+}
+
+// For rows that are all greedy, without settings of their own: grid x has the parts of a node's
+// logits, y the nodes of all rows. The last block of a row walks.
+extern "C" __global__ void __launch_bounds__(256) walk_greedy(Batch batch, Walk walk) {
+  __shared__ Trail trail;
+  int place = blockIdx.y, r = place / walk.width;
+  Row row = batch.rows[r];
+  Spot spot = {r, batch.logits + (long long)place * batch.vocab};
+  Scan scan = scan_row(batch, row, spot, blockIdx.x * blockDim.x + threadIdx.x,
+                       gridDim.x * blockDim.x);
+  Best found = join<8>(scan);
+  if (threadIdx.x == 0) {
+    atomicMin(&walk.partial[place].best, found.best);
+    if (found.bad) atomicOr(&walk.partial[place].bad, 1u);
+  }
+  if (!is_last_block(walk.done + r, gridDim.x * walk.width)) return;
+  for (int i = threadIdx.x; i < walk.width; i += blockDim.x)
+    trail.tokens[i] = take_greedy(walk.partial + (long long)r * walk.width + i);
+  follow(batch, walk, row, r, trail);
 }
 
 __device__ int child_with(const Walk& walk, int r, int node, int token) {
@@ -42,8 +201,8 @@ __device__ int child_with(const Walk& walk, int r, int node, int token) {
   return child;
 }
 
-// One block a row. What the first thread appends to the history is read by all of them at the
-// next node: `child_with` synchronises.
+// One block a row, for trees of more nodes than are worth picking for. What the first thread
+// appends to the history is read by all of them at the next node: `child_with` synchronises.
 extern "C" __global__ void __launch_bounds__(THREADS) walk_trees(Batch batch, Walk walk) {
   __shared__ Shared shared;
   int r = blockIdx.x;
@@ -54,67 +213,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) walk_trees(Batch batch, Wa
     long long place = (long long)r * walk.width + node;
     Spot spot = {r, batch.logits + place * batch.vocab, (u64)batch.start[r] + count + 1,
                  batch.results + (long long)r * walk.levels + count};
-    Best best;
-    if (walk.scans && !row.flags)
-      best = walk.scans[place];
-    else
-      best = join<THREADS / 32>(scan_row(batch, row, r, spot.logits, threadIdx.x, THREADS));
-    float highest = score_of(best.best);
-    if (best.bad || !finite(highest)) break;
-    int token = row.temperature > 0 ? draw(batch, row, spot, highest, shared) : (int)(u32)best.best;
-    if (row.logprobs >= 0) report(batch, row, spot, from_sortable(best.raw), token, shared);
+    Best best = join<WARPS>(scan_row(batch, row, spot, threadIdx.x, THREADS));
+    if (failed(best)) break;
+    int token = (int)(u32)best.best;
+    if (row.temperature > 0)
+      token = draw_alone({batch, row, spot, score_of(best.best)}, shared);
+    if (row.logprobs >= 0) report_alone(batch, row, spot, from_sortable(best.raw), shared);
     ++count;
     if (threadIdx.x == 0) {
       path[count] = node;
-      spot.result->token = token;
-      accept(batch, row, r, token);
+      accept(batch, row, spot, token);
     }
     node = child_with(walk, r, node, token);
   }
   if (threadIdx.x == 0) path[0] = count ? count : -1;
-}
-
-// What was found for a node, whose place is left as it was before the first block; -1 where it is
-// not finite.
-__device__ int take_greedy(Partial* partial) {
-  u64 best = atomicExch(&partial->best, NEVER);
-  bool bad = atomicExch(&partial->bad, 0u);
-  return bad || !finite(score_of(best)) ? -1 : (int)(u32)best;
-}
-
-// For rows that are all greedy, without settings of their own: grid x has the parts of a node's
-// logits, y the nodes of all rows. The last block of a row links its nodes and walks.
-extern "C" __global__ void __launch_bounds__(256) walk_greedy(Batch batch, Walk walk) {
-  __shared__ int tokens[NODES];
-  __shared__ int next[NODES];
-  int place = blockIdx.y, r = place / walk.width;
-  const float* logits = batch.logits + (long long)place * batch.vocab;
-  Scan scan = scan_row(batch, Row(), r, logits, blockIdx.x * blockDim.x + threadIdx.x,
-                       gridDim.x * blockDim.x);
-  Best found = join<8>(scan);
-  if (threadIdx.x == 0) {
-    atomicMin(&walk.partial[place].best, found.best);
-    if (found.bad) atomicOr(&walk.partial[place].bad, 1u);
-  }
-  if (!is_last_block(walk.done + r, gridDim.x * walk.width)) return;
-  long long tree = (long long)r * walk.width;
-  for (int i = threadIdx.x; i < walk.width; i += blockDim.x) {
-    tokens[i] = take_greedy(walk.partial + tree + i);
-    next[i] = walk.width;
-  }
-  __syncthreads();
-  for (int i = threadIdx.x; i < walk.width; i += blockDim.x) {
-    int parent = walk.parents[tree + i];
-    if (parent >= 0 && parent < i && walk.ids[tree + i] == tokens[parent])
-      atomicMin(next + parent, i);
-  }
-  __syncthreads();
-  if (threadIdx.x) return;
-  int* path = walk.paths + (long long)r * (1 + walk.levels);
-  int count = 0;
-  for (int node = 0; node < walk.width && tokens[node] >= 0; node = next[node]) {
-    batch.results[(long long)r * walk.levels + count].token = batch.next_tokens[r] = tokens[node];
-    path[++count] = node;
-  }
-  path[0] = count ? count : -1;
 }

@@ -14,12 +14,13 @@ from runtime.device.cuda.ops import FeedArguments, LengthsArguments
 from runtime.device.cuda.path_commit import PathArguments
 from runtime.device.cuda.proposal import FinishArguments, ProposalArguments
 from runtime.device.cuda.row_moves import MOVES, Moves, RowsArguments, queue_moves
-from runtime.device.cuda.row_settings import ROW, needs_row_kernel, row_settings
+from runtime.device.cuda.row_settings import ROW, is_greedy, row_settings
 from runtime.device.cuda.sample_ring import RESULT
 from runtime.device.cuda.sampler import BatchArguments
 from runtime.device.cuda.stream import CudaStream
 from runtime.device.cuda.tree_feed import NodesArguments
 from runtime.device.cuda.walks import WalkArguments
+from runtime.device.cuda.wide_draws import SPOTS, WORK_BYTES, WideArguments
 from runtime.errors import HearthError
 from runtime.request import RequestOptions
 from tests.runtime.device.cuda.fake_driver import CUresult, FakeDriver
@@ -55,7 +56,9 @@ def test_structures_have_the_sizes_of_the_kernels() -> None:
     sizes = [ctypes.sizeof(kind) for kind in (FeedArguments, RowsArguments, BatchArguments)]
     assert sizes == [96, 24, 88]
     kinds = (NodesArguments, ProposalArguments, FinishArguments, PathArguments, WalkArguments)
-    assert [ctypes.sizeof(kind) for kind in kinds] == [48, 128, 56, 16, 56]
+    assert ctypes.sizeof(WideArguments) == 24
+    assert 2 * SPOTS * 41016 == WORK_BYTES
+    assert [ctypes.sizeof(kind) for kind in kinds] == [48, 128, 56, 16, 64]
     assert ctypes.sizeof(RotaryArguments) == 64
     assert ctypes.sizeof(LengthsArguments) == 8 + 4 * 256
     assert ctypes.sizeof(Moves) == 4 + 3 * 4 * MOVES
@@ -120,6 +123,13 @@ def test_settings_become_what_the_kernels_read() -> None:
     assert row["temperature"] == np.finfo(np.float32).tiny
     assert (row["top_k"], row["logprobs"], row["flags"]) == (0, 0, 0)
     assert int(row["seed"]) == (1 << 64) - 1
-    assert needs_row_kernel(row_settings(params, 31))
-    assert not needs_row_kernel(row_settings(RequestOptions(presence_penalty=1), 31))
+    plain = RequestOptions(top_k=3, top_p=0.5, min_p=0.1, seed=9)
+    assert is_greedy(row_settings(plain, 31))
+    for other in (
+        params,
+        RequestOptions(logprobs=0),
+        RequestOptions(presence_penalty=1),
+        RequestOptions(logit_bias=((3, 1.0),)),
+    ):
+        assert not is_greedy(row_settings(other, 31))
     assert row_settings(RequestOptions(presence_penalty=1, logit_bias=((3, 1.0),)), 31)[-1] == 3

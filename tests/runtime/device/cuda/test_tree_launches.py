@@ -131,36 +131,77 @@ def test_lengths_come_along_with_their_launch(queue: Queue) -> None:
 
 
 GREEDY, DRAWN = RequestOptions(), RequestOptions(temperature=1)
-SCAN, WALK = (3, ROWS, 1), (ROWS, 1, 1)
+PENALISED, REPORTED = RequestOptions(presence_penalty=0.1), RequestOptions(logprobs=1, top_k=3)
+SCAN, ROW, TILES = (3, ROWS, 1), (ROWS, 1, 1), (3, ROWS, 1)
+
+
+@pytest.mark.parametrize(
+    ("params", "grids"),
+    [
+        (GREEDY, [SCAN]),
+        (PENALISED, [SCAN]),
+        (structs.replace(DRAWN, min_p=0.1), [SCAN, TILES]),
+        (RequestOptions(logprobs=0), [SCAN, (3, ROWS, 2)]),
+        (structs.replace(DRAWN, top_p=0.9), [SCAN, TILES, TILES]),
+        (structs.replace(DRAWN, top_k=5001), [SCAN, TILES]),
+        (REPORTED, [SCAN, (3, ROWS, 2), (3, ROWS, 2)]),
+    ],
+)
+def test_a_step_is_sampled_in_as_many_launches_as_its_rows_need(
+    queue: Queue, params: RequestOptions, grids: list[tuple[int, ...]]
+) -> None:
+    sampler = sampler_for(queue, params, nodes=1)
+    sampler.sample(ROWS)
+    assert queue.grids() == grids
+    assert queue.counts() == (len(grids), 0)
+
+
+def test_rows_that_are_only_checked_and_plain_ones_need_no_draw(queue: Queue) -> None:
+    sampler = sampler_for(queue, DRAWN, GREEDY, REPORTED)
+    for first, picked, launches in ((0, 1, 2), (1, 1, 1), (1, 2, 3), (2, 0, 1), (0, 3, 3)):
+        queue.api.calls.clear()
+        sampler.sample(3 - first, first, picked)
+        assert queue.counts() == (launches, 0)
+
+
+def sampler_for(queue: Queue, *params: RequestOptions, nodes: int = 4) -> Any:
+    """A sampler over 5,000 tokens with a batch of such rows; the queue begins behind it."""
+    gpu = queue.device
+    buffers = SamplerBuffers(
+        gpu.zeros("logits", (ROWS, nodes, 5000), FLOAT),
+        gpu.zeros("start", (ROWS,), INT64),
+        gpu.zeros("next", (ROWS,), INT32),
+        TreeBuffers(*(gpu.zeros("tree", (ROWS, nodes), INT32) for _ in range(2))),
+    )
+    sampler = gpu.batch_sampler(buffers)
+    rows = [
+        RowRequest(token_ids=[1], prompt_length=1, options=structs.replace(each, max_tokens=9))
+        for each in params
+    ]
+    sampler.rearrange(Arrangement.fresh(rows * ROWS if len(rows) == 1 else rows))
+    queue.api.calls.clear()
+    return sampler
 
 
 @pytest.mark.parametrize(
     ("width", "params", "grids"),
     [
         (1, GREEDY, [SCAN]),
-        (1, DRAWN, [SCAN, WALK]),
-        (1, RequestOptions(presence_penalty=0.1), [SCAN, WALK]),
-        (1, RequestOptions(logprobs=0), [SCAN, WALK]),
+        (1, DRAWN, [SCAN, TILES, ROW]),
+        (1, PENALISED, [SCAN, ROW]),
+        (1, RequestOptions(logprobs=0), [SCAN, (3, ROWS, 2), ROW]),
+        (1, REPORTED, [SCAN, (3, ROWS, 2), (3, ROWS, 2), ROW]),
         (3, GREEDY, [(3, 3 * ROWS, 1)]),
-        (4, GREEDY, [WALK]),
-        (4, DRAWN, [WALK]),
+        (4, GREEDY, [ROW]),
+        (4, DRAWN, [(3, 4 * ROWS, 1), (3, 4 * ROWS, 1), ROW]),
+        (113, DRAWN, [ROW]),
     ],
 )
-def test_nodes_are_scanned_first_where_multiprocessors_are_enough(
+def test_all_nodes_are_picked_for_where_multiprocessors_are_enough(
     queue: Queue, width: int, params: RequestOptions, grids: list[tuple[int, ...]]
 ) -> None:
-    gpu = queue.device
-    assert gpu.properties.multiprocessors == 9
-    buffers = SamplerBuffers(
-        gpu.zeros("logits", (ROWS, 4, 5000), FLOAT),
-        gpu.zeros("start", (ROWS,), INT64),
-        gpu.zeros("next", (ROWS,), INT32),
-        TreeBuffers(*(gpu.zeros("tree", (ROWS, 4), INT32) for _ in range(2))),
-    )
-    sampler = gpu.batch_sampler(buffers)
-    row = RowRequest(token_ids=[1], prompt_length=1, options=structs.replace(params, max_tokens=9))
-    sampler.rearrange(Arrangement.fresh([row] * ROWS))
-    queue.api.calls.clear()
+    assert queue.device.properties.multiprocessors == 9
+    sampler = sampler_for(queue, params, nodes=113)
     sampler.verify(ROWS, width)
     assert queue.grids() == grids
     assert queue.counts() == (len(grids), 0)

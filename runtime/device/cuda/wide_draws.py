@@ -1,0 +1,74 @@
+import ctypes
+
+import numpy as np
+
+from runtime.device.cuda.launch import KernelLaunch, addresses, integers
+from runtime.device.cuda.memory import CudaMemory
+from runtime.device.cuda.row_settings import SettingsRow
+
+THREADS = 512
+EACH = 4
+"""Tokens of a thread: a block has a tile of THREADS * EACH, at most 4,095."""
+SPOTS = 64
+"""Spots (rows or nodes) that one launch serves."""
+_BINS = _LISTED = 2048
+# `Work` of kernels/sampling_wide.cuh.
+_WORK = np.dtype(
+    [
+        ("counts", np.uint32, (_BINS,)),
+        ("masses", np.uint64, (_BINS,)),
+        ("list", np.uint64, (_LISTED,)),
+        ("mass", np.uint64),
+        ("edge", np.uint64, (5,)),
+        ("listed", np.uint32),
+        ("done", np.uint32),
+    ]
+)
+WORK_BYTES = 2 * SPOTS * _WORK.itemsize
+"""Device memory that `WideDraws` takes beside 8 bytes for each spot and tile."""
+
+
+class WideArguments(ctypes.Structure):
+    """`Wide` of kernels/sampling_wide.cuh."""
+
+    _fields_ = (*addresses("works ranges"), *integers("first unused"))
+
+
+class Stages:
+    """Which launches rows with these settings need beside that which finds the highest score."""
+
+    def __init__(self, rows: list[SettingsRow]) -> None:
+        self._stages = [_stage(row) for row in rows]
+        self._reports = [row[8] >= 0 for row in rows]
+
+    def of(self, first: int, end: int) -> tuple[int, int]:
+        """How many of `weigh` and `pick` rows `first` to `end` need, and for how many jobs."""
+        return max(self._stages[first:end], default=0), 1 + any(self._reports[first:end])
+
+
+def _stage(row: SettingsRow) -> int:
+    _, top_p, temperature, *_, top_k, logprobs, _ = row
+    if logprobs > 0 or (temperature > 0 and (top_k or top_p < 1)):
+        return 2
+    return int(temperature > 0 or logprobs >= 0)
+
+
+class WideDraws:
+    """Draws and log probabilities by blocks of one tile of the vocabulary each.
+
+    What is summed are integers, so tokens do not depend on the size of a tile.
+    """
+
+    def __init__(self, memory: CudaMemory, vocab_size: int) -> None:
+        self.tiles = -(-vocab_size // (THREADS * EACH))
+        self.options = (f"-DEACH={EACH}",)
+        works = memory.zeros("draws", (SPOTS, 2), _WORK)
+        ranges = memory.zeros("weights of tiles", (SPOTS, self.tiles), np.dtype(np.uint64))
+        self.arguments = WideArguments(works.address, ranges.address)
+
+    def launch(self, launches: tuple[KernelLaunch, ...], spots: int, jobs: int) -> None:
+        """Queue the `launches` for each of the spots; `jobs` is 2 with log probabilities."""
+        for first in range(0, spots, SPOTS):
+            self.arguments.first = first
+            for each in launches:
+                each.launch(self.tiles, min(SPOTS, spots - first), jobs)
