@@ -47,6 +47,7 @@ WALKS = {
 }
 PICKS = {
     **WALKS,
+    "top_k": RequestOptions(temperature=0.8, top_k=50),
     "top_k_top_p": RequestOptions(temperature=0.8, top_k=50, top_p=0.9, min_p=0.02),
     "penalties": RequestOptions(repetition_penalty=1.1, frequency_penalty=0.1),
     "logprobs": RequestOptions(logprobs=5),

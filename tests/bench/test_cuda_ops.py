@@ -35,7 +35,7 @@ def test_every_figure_has_an_op_that_runs(rows: int) -> None:
     clock: Any = Once()
     steps = cuda_ops.time_steps(clock, rows)
     assert len(steps) == 2 * 5
-    assert len(cuda_ops.time_sampling(clock, rows)) == 2 * 6
+    assert len(cuda_ops.time_sampling(clock, rows)) == 2 * 7
     assert len(cuda_ops.time_walks(clock, rows)) == 2 * 4
     assert list(cuda_ops.time_commit(clock, rows)) == ["commit_python_us", "commit_gpu_us"]
 
