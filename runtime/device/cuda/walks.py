@@ -20,7 +20,7 @@ _SLOTS = 4
 _RESIDENT, _MOST_LINKED = 8, 1024
 # Tiles of all nodes, in multiples of the multiprocessors, that are drawn for in less time than one
 # block a row takes for the nodes that are walked.
-_MOST_TILES = 300
+_MOST_TILES = 100
 PARTIAL = np.dtype([("best", np.uint64), ("rest", np.uint32, (4,))])
 _BEST = np.dtype([("best", np.uint64), ("raw", np.uint32), ("bad", np.uint32)])
 _INT = np.dtype(np.int32)
