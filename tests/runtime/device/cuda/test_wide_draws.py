@@ -21,7 +21,7 @@ Logits = NDArray[np.float32]
 
 def peaked(rng: np.random.Generator, vocab: int) -> Logits:
     """A few hundred likely tokens far above all others."""
-    logits = rng.standard_normal(vocab).astype(np.float32) * np.float32(2)
+    logits: Logits = rng.standard_normal(vocab).astype(np.float32) * np.float32(2)
     likely = rng.integers(0, vocab, 300)
     logits[likely] += (10 + rng.exponential(3, 300)).astype(np.float32)
     return logits
@@ -34,7 +34,7 @@ def narrow(rng: np.random.Generator, vocab: int) -> Logits:
 
 def alone(rng: np.random.Generator, vocab: int) -> Logits:
     """All other tokens are too unlikely to be drawn, and beyond the last bin."""
-    logits = rng.standard_normal(vocab).astype(np.float32) - np.float32(20000)
+    logits: Logits = rng.standard_normal(vocab).astype(np.float32) - np.float32(20000)
     logits[rng.integers(0, vocab)] = 0
     return logits
 
