@@ -10,6 +10,7 @@ import msgspec
 
 from daemon.configuration.settings import Settings
 from daemon.gpu_facts import GPUFacts, check_gpu, gpu_facts, serving_library
+from daemon.kernel_cache import KernelCache, kernel_cache
 from daemon.sight import most_tokens
 from daemon.wiring import runtime_options
 from runtime.config import PlanRecord
@@ -57,9 +58,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     `max_lora_rank` the greatest rank of its adapters, 0 where it takes none.
     `reason` says why it cannot be, `code` and `field` name that for programs. `memory` is that of
     the engine's device; an engine of a GPU with memory of its own needs `host_memory` beside it.
-    `library` is empty where none serves the engine. `speculation` tells how several tokens a step
-    are tried, `chosen` why batch and capacity are smaller than exported where nobody asked.
-    `answer` is that of the engine compared with the known one, "none" where there is none.
+    `library` is empty where none serves the engine, `kernels` None where it has none of its own.
+    `speculation` tells how several tokens a step are tried, `chosen` why batch and capacity are
+    smaller than exported where nobody asked. `answer` is that of the engine compared with the known
+    one, "none" where there is none.
     """
 
     ok: bool
@@ -71,6 +73,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     gpu: GPUFacts | None
     engine_kind: str
     library: str
+    kernels: KernelCache | None
     plan: PlanRecord | None
     architecture: str
     dialect: str
@@ -112,7 +115,9 @@ def inspect_engine(settings: Settings, folder: Path) -> Report:
     if gpu is not None or config.device == "cpu":
         fits = partial(fit_deployment, engines, options, host, own)
         deployment = _tried(refusals, fits) or deployment
-    config = deployment.base
+    config, kernels = deployment.base, None
+    if config.backend == "kernels" and gpu is not None and library:
+        kernels = _tried(refusals, partial(kernel_cache, folder, deployment))
     memory, *others = budgets_of(deployment, host, own)
     beside = others[0] if others else Budget({}, 0)
     refusal = refusals[0] if refusals else None
@@ -126,6 +131,7 @@ def inspect_engine(settings: Settings, folder: Path) -> Report:
         gpu=gpu,
         engine_kind=config.backend,
         library=library,
+        kernels=kernels,
         plan=config.plan,
         architecture=config.architecture,
         dialect=config.dialect,

@@ -9,6 +9,7 @@ from daemon.cli.console import out, progress_bar, size, table
 from daemon.cli.errors import FAILED, Failure
 from daemon.cli.options import json_option, settings_from, settings_options
 from daemon.configuration.settings import Settings
+from daemon.kernel_cache import KernelCache
 from daemon.shipped import engine_folder, wants_kernels
 from runtime.errors import HearthError
 
@@ -94,8 +95,16 @@ def _rows(report: Report) -> list[tuple[str, str]]:
 def _runs_on(report: Report) -> str:
     library = report.library or "nothing here"
     if report.engine_kind == "kernels":
-        return f"Hearth's own kernels, compiled by {library}"
+        return f"Hearth's own kernels, compiled by {library}{_cached(report.kernels)}"
     return f"{library}, {report.dialect} dialect"
+
+
+def _cached(kernels: KernelCache | None) -> str:
+    if kernels is None:
+        return ""
+    if kernels.compiled == kernels.wanted:
+        return f": all {kernels.wanted} are there"
+    return f": {kernels.compiled} of {kernels.wanted} are there, the others take a first start"
 
 
 def _whose(report: Report) -> str:
