@@ -295,8 +295,9 @@ class LLMInferenceRuntime(AdapterRows):
         """
         self._clear("capture")
         slower = capture_steps(self._runner, self._speculation, batch_sizes, told)
-        # The next prefill of TensorRT would undo it.
-        if self.config.backend != "tensorrt" and not self._device.settle():
+        # The next prefill of TensorRT would undo it, and kernels of our own gain nothing by it.
+        gains = self.config.backend not in {"kernels", "tensorrt"}
+        if gains and not self._device.settle():
             slower.append("the GPU takes no second context")
         return slower
 

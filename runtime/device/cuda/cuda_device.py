@@ -1,5 +1,5 @@
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from runtime.cache_folder import cache_folder
 from runtime.config import DeviceKind
+from runtime.device.cuda.bulk_upload import bulk_upload
 from runtime.device.cuda.compiler import KernelCompiler, load_compiler_api
 from runtime.device.cuda.context import CudaContext, DeviceProperties, open_context
 from runtime.device.cuda.graph import GraphCapture
@@ -26,8 +27,8 @@ from runtime.errors import HearthError
 from runtime.tensors.tensor import Tensor
 from runtime.undo import undoing
 
-_LOADING_SLOTS, _LOADING_BYTES = 4, 2 << 20
-"""Pinned memory through which weights are loaded: while one slot is filled others are copied."""
+_LOADING_BYTES = 4 << 20
+"""Pieces in which weights are loaded."""
 
 
 class CudaDevice:
@@ -92,23 +93,19 @@ class CudaDevice:
         return tensor
 
     def constants(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
-        """Copies of `arrays`, complete when this returns, by way of larger slots than `constant`'s.
+        """Copies of `arrays`, complete when this returns, as fast as the device takes them.
 
-        The slots are given back. Raises `out_of_memory` naming the array and its bytes.
+        Raises `out_of_memory` naming the array and its bytes.
         """
         tensors = {
             name: self.memory.zeros(name, array.shape, array.dtype)
             for name, array in arrays.items()
         }
-        with closing(CudaMemory(self.context, pinned=_LOADING_SLOTS * _LOADING_BYTES)) as staging:
-            ring = UploadRing(self.context, staging, self.stream, _LOADING_SLOTS, _LOADING_BYTES)
-            try:
-                for name, array in arrays.items():
-                    ring.upload(tensors[name].address, array)
-            finally:
-                # Slots must not go before the copies out of them have ended.
-                self.stream.synchronize()
-                ring.close()
+        flat = (
+            (tensors[name].address, np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+            for name, array in arrays.items()
+        )
+        bulk_upload(self.context, self.stream, flat, slot_bytes=_LOADING_BYTES)
         return tensors
 
     def put(self, target: Tensor, array: NDArray[Any]) -> None:

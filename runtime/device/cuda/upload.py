@@ -43,11 +43,6 @@ class UploadRing:
         for first in range(0, data.size, self._slot_bytes):
             self._send(target + first, data[first : first + self._slot_bytes])
 
-    def close(self) -> None:
-        """Give the events back, once all has been copied."""
-        for event in self._events:
-            event.close()
-
     def _send(self, target: int, data: NDArray[np.uint8]) -> None:
         slot, event = self._slots[self._turn], self._events[self._turn]
         if not event.query():

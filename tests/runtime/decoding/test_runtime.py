@@ -162,8 +162,9 @@ def test_what_prefill_would_undo_is_not_done(
     assert runtime.capture([1]) == []
     monkeypatch.setattr(CpuDevice, "settle", lambda _: False)
     assert runtime.capture([1]) == ["the GPU takes no second context"]
-    runtime.config = structs.replace(runtime.config, backend="tensorrt")
-    assert runtime.capture([1]) == []
+    for backend in ("tensorrt", "kernels"):
+        runtime.config = structs.replace(runtime.config, backend=backend)
+        assert runtime.capture([1]) == []
 
 
 def test_a_batch_is_refused_whole(runtime: LLMInferenceRuntime) -> None:
