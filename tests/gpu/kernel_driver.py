@@ -31,7 +31,7 @@ from runtime.weights.layout import (
 from tests.runtime.engine_configs import small_config
 
 Array = NDArray[Any]
-_STORED: dict[str, StoredType] = {"float16": "F16", "bfloat16": "BF16"}
+_STORED: dict[str, StoredType] = {"float16": "F16", "bfloat16": "BF16", "uint8": "U8"}
 _SOURCES = {
     **{name: f"self_attn.{name}_proj.weight" for name in "qkvo"},
     **{name: f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")},
@@ -197,11 +197,12 @@ class KernelDriver:
         self.weights = weights or random_weights(family, dtype)
         self.registry = build_registry_for_llm(config)
         entries = {
-            n: WeightEntry(_STORED[dtype], one.shape, 0, 0) for n, one in self.weights.items()
+            name: WeightEntry(_STORED[one.dtype.name], one.shape, 0, 0)
+            for name, one in self.weights.items()
         }
         layout = WeightLayout(
             begin=0,
-            head=EMBEDDING if family.tied else "head",
+            head="head" if "head" in self.weights else EMBEDDING,
             bound=True,
             tensors=entries,
             model=_facts(config, family),

@@ -18,6 +18,7 @@ from runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
 from runtime.device.cuda.stream import CudaEvent
 from runtime.tensors.dims import InferenceDims
 from runtime.tensors.dtypes import numpy_dtype
+from runtime.weights.quantised import Kind
 from tests.gpu.kernel_driver import Array, Family, KernelDriver, weight_shapes
 
 SHAPES = {
@@ -45,6 +46,7 @@ SHAPES = {
     ),
 }
 CAPACITY = 2048
+BLOCKS: dict[Kind, int] = {"int8": 128, "int4": 32}
 STEPS = ((1, 1, 100, 256), (1, 1, 1000, 2048), (8, 1, 100, 256), (8, 1, 1000, 2048))
 """Rows, tokens of each, filled slots, slots of the caches."""
 WIDER = ((1, 8, 100, 256), (1, 60, 100, 256), (8, 8, 100, 256), (1, 128, 0, 256), (1, 512, 0, 1024))
@@ -68,13 +70,39 @@ def repeated_weights(family: Family) -> dict[str, Array]:
     return found
 
 
+def quantised_weights(family: Family, kind: Kind, *, head: bool) -> dict[str, Array]:
+    """Those of `repeated_weights` with matrices, and the head or not, in random integers."""
+    random, found, block = np.random.default_rng(1), {}, BLOCKS[kind]
+    known: dict[tuple[int, ...], tuple[Array, Array]] = {}
+    weights = repeated_weights(family)
+    if head:
+        weights["head"] = weights["embedding"]
+    for name, whole in weights.items():
+        if whole.ndim == 1 or name == "embedding":
+            found[name] = whole
+            continue
+        rows, columns = whole.shape
+        if whole.shape not in known:
+            width = columns // (2 if kind == "int4" else 1)
+            step = {"int4": 0.1, "int8": 0.006}[kind] / columns**0.5
+            scales = random.uniform(-step, step, (rows, columns // block)).astype(np.float16)
+            known[whole.shape] = (random.integers(0, 256, (rows, width), np.uint8), scales)
+        found[name], found[f"{name}.scale"] = known[whole.shape]
+    return found
+
+
 class Times:
-    """The steps of one model."""
+    """The steps of one model: 0.6b, 0.6b-int8, 0.6b-int4 or, but for the head, 0.6b-int4b."""
 
     def __init__(self, device: CudaDevice, name: str) -> None:
-        self.device, self.family = device, SHAPES[name]
+        size, _, kind = name.partition("-")
+        self.device, self.family = device, SHAPES[size]
         began = time.monotonic()
-        weights = repeated_weights(self.family)
+        if kind:
+            integers: Kind = "int8" if kind.startswith("int8") else "int4"
+            weights = quantised_weights(self.family, integers, head=not kind.endswith("b"))
+        else:
+            weights = repeated_weights(self.family)
         made = time.monotonic()
         before = device.library.compiler.compiled
         self.driver = KernelDriver(

@@ -8,7 +8,8 @@ COLUMNS = (8, 16, 32, 64)
 NORMED_TOKENS = 8
 """Steps of up to so many tokens norm their inputs in the product itself."""
 WARPS = 8
-_EIGHT_BYTES = 1024
+EIGHT_BYTES = 1024
+"""Of eight rows of 64 elements in a stage, weights or activations."""
 _MOST_HELD = 5
 _MOST_EIGHTS = 6
 _DEEPEST = 8
@@ -47,11 +48,17 @@ class WideTiles(NamedTuple):
     share: int
     depth: int
     resident: int
+    weight_bytes: int = EIGHT_BYTES
+
+    @property
+    def stage_bytes(self) -> int:
+        """What a stage takes of shared memory."""
+        return self.eights * self.weight_bytes + self.widths * EIGHT_BYTES
 
     @property
     def shared_bytes(self) -> int:
         """What the stages take."""
-        return self.depth * (self.eights + self.widths) * _EIGHT_BYTES
+        return self.depth * self.stage_bytes
 
     @property
     def area(self) -> int:
@@ -86,18 +93,30 @@ def columns_for(tokens: int) -> int | None:
 
 @cache
 def narrow_tiles(
-    facts: GpuFacts, eights: int, inputs: int, columns: int, *, paired: bool, normed: bool
+    facts: GpuFacts,
+    eights: int,
+    inputs: int,
+    columns: int,
+    *,
+    paired: bool,
+    normed: bool,
+    weight_bytes: int = EIGHT_BYTES,
 ) -> NarrowTiles:
     """Tiles for a product with `eights` times eight rows, of whose tiles `paired` ones have two.
+
+    `weight_bytes` are those of eight rows of 64 weights in a stage.
 
     Each multiprocessor gets its rows in one block where that has room for them. Where blocks come
     often (dependent launches) a multiprocessor keeps room for those of the next kernel.
     """
     step = 2 if paired else 1
 
+    def shared(size: int, depth: int, *, repeated: bool) -> int:
+        ring = WARPS * depth * size * weight_bytes
+        return ring + _beside(size, inputs, columns, normed=normed, repeated=repeated)
+
     def fits(size: int, depth: int, *, repeated: bool) -> bool:
-        shared = _shared(size, depth, inputs, columns, normed=normed, repeated=repeated)
-        return shared <= _budget(facts, columns)
+        return shared(size, depth, repeated=repeated) <= _budget(facts, columns)
 
     size = -(-eights // (facts.multiprocessors * step)) * step
     resident = 1 if columns > _FEW_COLUMNS else 2
@@ -112,18 +131,21 @@ def narrow_tiles(
     depth = _DEEPEST if repeated else min(_DEEPEST, most_blocks(inputs))
     while depth > 1 and not fits(size, depth, repeated=repeated):
         depth -= 1
-    shared = _shared(size, depth, inputs, columns, normed=normed, repeated=repeated)
-    return NarrowTiles(size, depth, groups, min(groups, present), resident, shared)
+    shared_bytes = shared(size, depth, repeated=repeated)
+    return NarrowTiles(size, depth, groups, min(groups, present), resident, shared_bytes)
 
 
 @cache
-def wide_tiles(facts: GpuFacts, eights: int, tokens: int) -> WideTiles:
+def wide_tiles(
+    facts: GpuFacts, eights: int, tokens: int, weight_bytes: int = EIGHT_BYTES
+) -> WideTiles:
     """Tiles for a product of many tokens: those that keep all multiprocessors busy the longest."""
     widths = -(-tokens // 8)
+    made = [(tiles._replace(weight_bytes=weight_bytes), cost) for tiles, cost in _WIDE]
     served = [
         (_fitted(facts, tiles), cost)
-        for tiles, cost in _WIDE
-        if 2 * (tiles.eights + tiles.widths) * _EIGHT_BYTES <= facts.shared_per_block
+        for tiles, cost in made
+        if 2 * tiles.stage_bytes <= facts.shared_per_block
     ]
 
     def work(choice: tuple[WideTiles, float]) -> float:
@@ -138,8 +160,7 @@ def _fitted(facts: GpuFacts, tiles: WideTiles) -> WideTiles:
     room = min(
         facts.shared_per_block, facts.shared_per_multiprocessor // tiles.resident - _RESERVED
     )
-    stage = (tiles.eights + tiles.widths) * _EIGHT_BYTES
-    return tiles._replace(depth=max(2, min(tiles.depth, room // stage)))
+    return tiles._replace(depth=max(2, min(tiles.depth, room // tiles.stage_bytes)))
 
 
 def _blocks(inputs: int) -> int:
@@ -155,13 +176,11 @@ def _budget(facts: GpuFacts, columns: int) -> int:
     return min(facts.shared_per_block, share)
 
 
-def _shared(
-    eights: int, depth: int, inputs: int, columns: int, *, normed: bool, repeated: bool
-) -> int:
-    ring = WARPS * depth * eights * _EIGHT_BYTES
+def _beside(eights: int, inputs: int, columns: int, *, normed: bool, repeated: bool) -> int:
+    """Shared memory of a block beside its rings."""
     parts = (1 + repeated) * -(-eights // 2) * (columns // 8) * _ITEM_BYTES
     norm = _blocks(inputs) * 128 + 4 * WARPS * 8 if normed else 0
-    return ring + parts + norm
+    return parts + norm
 
 
 def _work(eights: int, size: int, present: int) -> float:

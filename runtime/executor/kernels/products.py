@@ -26,8 +26,10 @@ _NORM_THREADS = 128
 _NORM_TOKENS = 4
 _MATRICES = 3
 _NUMBERS, _RESIDUAL, _GATED = range(3)
-_ELEMENTS = ("float16", "bfloat16")
-_COMMON = ("INPUTS", "OUTPUT", "MATRICES", "BIASED", "ADDED")
+_COMMON = (
+    *("INPUTS", "OUTPUT", "MATRICES", "BIASED", "ADDED"),
+    *("WEIGHT_BITS", "SCALE_BLOCK", "ZEROS"),
+)
 _NARROW = (
     *_COMMON,
     *("COLUMNS", "EIGHTS", "DEPTH", "RESIDENT", "REPEATED", "NORMED", "SHARED_BYTES"),
@@ -44,6 +46,21 @@ class Form(NamedTuple):
     kind: Literal["float16", "bfloat16", "int8", "int4"]
     block: int = 0
     zeros: bool = False
+
+    @property
+    def bits(self) -> int:
+        """Those of a weight."""
+        return {"int8": 8, "int4": 4}.get(self.kind, 16)
+
+    @property
+    def eight_bytes(self) -> int:
+        """What eight rows of 64 weights take in a stage, with their scales and zero points."""
+        return 64 * self.bits + (32 * (1 + self.zeros) if self.block else 0)
+
+    @property
+    def macros(self) -> tuple[int, int, int]:
+        """WEIGHT_BITS, SCALE_BLOCK and ZEROS of a kernel that reads it."""
+        return self.bits, self.block, int(self.zeros)
 
 
 class Weight(NamedTuple):
@@ -263,23 +280,29 @@ class Products:
         output: _Output,
         adapter: Adapter | None,
     ) -> Launch:
-        for weight in weights:
-            if weight.form.kind not in _ELEMENTS:
-                raise HearthError("internal", f"no product of {weight.form.kind} weights")
+        form = weights[0].form
+        if any(weight.form != form for weight in weights):
+            raise HearthError("internal", "the matrices of one product have one form")
         biased = any(weight.bias for weight in weights)
         added = adapter is not None
-        common = (given.size, output.kind, len(weights), int(biased), int(added))
+        common = (given.size, output.kind, len(weights), int(biased), int(added), *form.macros)
         eights = sum(-(-weight.rows // 8) for weight in weights)
         columns = columns_for(given.tokens)
         if columns is None:
-            wide = wide_tiles(self._facts, eights, given.tokens)
+            wide = wide_tiles(self._facts, eights, given.tokens, form.eight_bytes)
             shared, groups = wide.shared_bytes, 0
             grid = (-(-eights // wide.eights), -(-given.tokens // (8 * wide.widths)), 1)
-            function = self._kernel("wide", "product", _WIDE, (*common, *wide, shared), shared)
+            function = self._kernel("wide", "product", _WIDE, (*common, *wide[:-1], shared), shared)
         else:
             paired, normed = output.kind == _GATED, bool(given.gain)
             tiles = narrow_tiles(
-                self._facts, eights, given.size, columns, paired=paired, normed=normed
+                self._facts,
+                eights,
+                given.size,
+                columns,
+                paired=paired,
+                normed=normed,
+                weight_bytes=form.eight_bytes,
             )
             shared, groups = tiles.shared_bytes, tiles.groups
             grid = (tiles.blocks, 1, 1)

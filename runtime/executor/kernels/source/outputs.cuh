@@ -41,7 +41,7 @@ __device__ __forceinline__ long long row_of(const Arguments& a, int token) {
 
 // Eight rows of the matrices, counted as tiles have them: a tile's first eight and its last eight
 // are those of gate and up where these are multiplied with one another.
-__device__ __forceinline__ Eight eight_of(const Arguments& a, int index, long long row_bytes) {
+__device__ __forceinline__ Rows eight_of(const Arguments& a, int index) {
   int row = index * 8;
 #if OUTPUT == GATED
   int matrix = index % 2;
@@ -59,9 +59,16 @@ __device__ __forceinline__ Eight eight_of(const Arguments& a, int index, long lo
 #if MATRICES > 2
   if (matrix == 2) m = &a.matrices[2];
 #endif
-  Eight eight = {m->values, max(0, min(8, m->rows - row))};
-  if (eight.rows) eight.first += row * row_bytes;
-  return eight;
+  Rows rows = {m->values, max(0, min(8, m->rows - row))};
+#if WEIGHT_BITS == 16
+  if (rows.rows) rows.first += row * ROW_BYTES;
+#else
+  if (rows.rows == 0) row = 0;
+  rows.first += row * ROW_BYTES;
+  rows.scale = m->scale + (long long)row * SCALES_OF_ROW * 2;
+  rows.zero = m->zero + (long long)row * SCALES_OF_ROW;
+#endif
+  return rows;
 }
 
 #if BIASED

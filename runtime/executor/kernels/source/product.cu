@@ -1,7 +1,9 @@
 #include "numbers.cuh"
 #include "ring.cuh"
+#include "weights.cuh"
 #include "norm.cuh"
 #include "outputs.cuh"
+#include "feed.cuh"
 
 // Up to COLUMNS tokens by EIGHTS times eight rows of weights a group. Warp w of a block has segment
 // w of the inputs, with a ring of DEPTH stages of its own: there is no barrier before the segments
@@ -11,7 +13,7 @@
 #define THREADS 256
 #define TILES ((EIGHTS + 1) / 2)
 #define WIDTHS (COLUMNS / 8)
-#define STAGE_BYTES (EIGHTS * EIGHT_BYTES)
+#define STAGE_BYTES (EIGHTS * WEIGHT_BYTES)
 #define RING_BYTES (DEPTH * STAGE_BYTES)
 #define FRAGMENTS (TILES * WIDTHS)
 // Blocks of inputs whose activations are held in registers at a time.
@@ -35,16 +37,22 @@ struct Ring {
   u32 start;
   int first, count, lane;
   int group, block, slot;
+#if WEIGHT_BITS < 16
+  Feed feed;
+#endif
 
   // Ask for the next stage; behind the last one there is nothing to ask for.
   __device__ __forceinline__ void ask() {
     if (group < a.groups && count > 0) {
+      u32 stage = start + slot * STAGE_BYTES;
+#if WEIGHT_BITS < 16
+      if (block == 0) feed.look_up(a, group, lane);
+      feed.copy(stage, first + block, lane);
+#else
 #pragma unroll
-      for (int i = 0; i < EIGHTS; ++i) {
-        Eight eight = eight_of(a, group * EIGHTS + i, INPUTS * 2ll);
-        copy_eight<INPUTS>(start + slot * STAGE_BYTES + i * EIGHT_BYTES, eight, first + block,
-                           lane);
-      }
+      for (int i = 0; i < EIGHTS; ++i)
+        copy_weights(stage + i * WEIGHT_BYTES, eight_of(a, group * EIGHTS + i), first + block, lane);
+#endif
       if (++slot == DEPTH) slot = 0;
       if (++block == count) block = 0, group += gridDim.x;
     }
@@ -206,9 +214,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         uint4 low[TILES][2], high[TILES][2];
 #pragma unroll
         for (int t = 0; t < TILES; ++t) {
-          read_eight(stage + 2 * t * EIGHT_BYTES, lane, low[t]);
+          read_weights(stage + 2 * t * WEIGHT_BYTES, first + base + j, lane, low[t]);
           if (2 * t + 1 < EIGHTS)
-            read_eight(stage + (2 * t + 1) * EIGHT_BYTES, lane, high[t]);
+            read_weights(stage + (2 * t + 1) * WEIGHT_BYTES, first + base + j, lane, high[t]);
           else
             high[t][0] = high[t][1] = make_uint4(0, 0, 0, 0);
         }
@@ -218,7 +226,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #pragma unroll
         for (int n = 0; n < WIDTHS; ++n) {
 #pragma unroll
-          for (int t = 0; t < TILES; ++t) multiply_block(sums[t][n], low[t], high[t], x[j][n]);
+          for (int t = 0; t < TILES; ++t) multiply_weights(sums[t][n], low[t], high[t], x[j][n]);
           if (!ALL_HELD) {
             int next = base + j + HELD;
             bool again = REPEATED && next >= count;  // the first blocks, for the next group

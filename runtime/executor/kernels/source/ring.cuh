@@ -1,6 +1,5 @@
 // Asynchronous copies into shared memory, and the stages that they fill: eight rows of 64 inputs.
-// It comes behind numbers.cuh. Another form of weights brings another `copy_eight` and
-// `read_eight` for `Eight`s of its own.
+// It comes behind numbers.cuh. Quantised weights have stages of their own (weights.cuh).
 
 #define EIGHT_BYTES 1024
 

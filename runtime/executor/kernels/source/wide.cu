@@ -1,5 +1,6 @@
 #include "numbers.cuh"
 #include "ring.cuh"
+#include "weights.cuh"
 #include "norm.cuh"
 #include "outputs.cuh"
 
@@ -11,7 +12,7 @@
 #define THREADS 256
 #define ROW_WARPS (EIGHTS / 2 / TILES)
 #define TOKEN_WARPS (WIDTHS / SHARE)
-#define STAGE_BYTES ((EIGHTS + WIDTHS) * EIGHT_BYTES)
+#define STAGE_BYTES (EIGHTS * WEIGHT_BYTES + WIDTHS * EIGHT_BYTES)
 static_assert(ROW_WARPS * TOKEN_WARPS * 32 == THREADS, "eight warps share a block's sums");
 
 static_assert(DEPTH * STAGE_BYTES == SHARED_BYTES, "what the launch asks for");
@@ -27,8 +28,8 @@ struct Loader {
     for (int i = 0; i < (EIGHTS + 7) / 8; ++i) {
       int eight = i * 8 + warp;
       if (EIGHTS % 8 && eight >= EIGHTS) break;
-      copy_eight<INPUTS>(stage(block) + eight * EIGHT_BYTES,
-                         eight_of(a, blockIdx.x * EIGHTS + eight, INPUTS * 2ll), block, lane);
+      copy_weights(stage(block) + eight * WEIGHT_BYTES, eight_of(a, blockIdx.x * EIGHTS + eight),
+                   block, lane);
     }
   }
 
@@ -41,7 +42,8 @@ struct Loader {
       int token = (blockIdx.y * WIDTHS + width) * 8;
       Eight eight = {(const char*)a.inputs, max(0, min(8, a.tokens - token))};
       if (eight.rows) eight.first += (long long)token * INPUTS * 2;
-      copy_eight<INPUTS>(stage(block) + (EIGHTS + width) * EIGHT_BYTES, eight, block, lane);
+      copy_eight<INPUTS>(stage(block) + EIGHTS * WEIGHT_BYTES + width * EIGHT_BYTES, eight, block,
+                         lane);
     }
   }
 
@@ -79,15 +81,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
       uint4 low[TILES][2], high[TILES][2];
 #pragma unroll
       for (int t = 0; t < TILES; ++t) {
-        read_eight(stage + (tile + t) * 2 * EIGHT_BYTES, lane, low[t]);
-        read_eight(stage + ((tile + t) * 2 + 1) * EIGHT_BYTES, lane, high[t]);
+        const char* eights = stage + (tile + t) * 2 * WEIGHT_BYTES;
+        read_weights(eights, block, lane, low[t]);
+        read_weights(eights + WEIGHT_BYTES, block, lane, high[t]);
       }
 #pragma unroll
       for (int n = 0; n < SHARE; ++n) {
         uint4 x[2];
-        read_eight(stage + (EIGHTS + width + n) * EIGHT_BYTES, lane, x);
+        read_eight(stage + EIGHTS * WEIGHT_BYTES + (width + n) * EIGHT_BYTES, lane, x);
 #pragma unroll
-        for (int t = 0; t < TILES; ++t) multiply_block(sums[t][n], low[t], high[t], x);
+        for (int t = 0; t < TILES; ++t) multiply_weights(sums[t][n], low[t], high[t], x);
       }
     }
 #pragma unroll

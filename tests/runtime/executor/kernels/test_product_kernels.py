@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -18,6 +19,11 @@ from tests.runtime.executor.kernels.model_shapes import GPUS, MODELS, ModelShape
 pytest.importorskip("cuda.bindings.nvrtc", exc_type=ImportError)
 REGISTERS = 65_536
 FLOAT = Form("float16")
+QUANTISED = [
+    (Form("int4", 32), 1), (Form("int4", 128, zeros=True), 0), (Form("int8", 64), 0),
+    (Form("int8", 32, zeros=True), 1),
+]  # fmt: skip
+"""Forms of integers, and whether their scales are bfloat16."""
 WIDTHS = (8, 16, 32, 64, 512)
 LARGE, SMALL, BOARD = (GPUS[name] for name in ("H200", "RTX 3090", "Orin"))
 ALL_WIDTHS = {"sm_87": BOARD, "sm_90": LARGE, "sm_120": SMALL._replace(capability=(12, 0))}
@@ -31,30 +37,31 @@ SOME_WIDTHS = {
 }
 
 
-def _weight(rows: int) -> Weight:
-    return Weight(0, rows, FLOAT, bias=1)
+def _weight(rows: int, form: Form) -> Weight:
+    return Weight(0, rows, form, bias=1)
 
 
-def qkv(products: Products, model: ModelShape, tokens: int) -> None:
-    weights = [_weight(rows) for rows in (model.queries, model.keys, model.keys)]
+def qkv(products: Products, model: ModelShape, tokens: int, form: Form) -> None:
+    weights = [_weight(rows, form) for rows in (model.queries, model.keys, model.keys)]
     products.normed(0, 1, 0.0, weights, model.hidden, tokens, 0)
 
 
-def down(products: Products, model: ModelShape, tokens: int) -> None:
-    products.residual(0, _weight(model.hidden)._replace(bias=0), model.inner, tokens, 0, tap=(1, 8))
+def down(products: Products, model: ModelShape, tokens: int, form: Form) -> None:
+    weight = _weight(model.hidden, form)._replace(bias=0)
+    products.residual(0, weight, model.inner, tokens, 0, tap=(1, 8))
 
 
-def gated(products: Products, model: ModelShape, tokens: int) -> None:
-    one = _weight(model.inner)._replace(bias=0)
+def gated(products: Products, model: ModelShape, tokens: int, form: Form) -> None:
+    one = _weight(model.inner, form)._replace(bias=0)
     products.gated(0, 1, 0.0, one, one, model.hidden, tokens, 0)
 
 
-def head(products: Products, model: ModelShape, tokens: int) -> None:
-    weight = _weight(model.vocabulary)._replace(bias=0)
+def head(products: Products, model: ModelShape, tokens: int, form: Form) -> None:
+    weight = _weight(model.vocabulary, form)._replace(bias=0)
     products.head(0, 1, 0.0, weight, model.hidden, tokens, 1, 1, 0, 0)
 
 
-KINDS: list[Callable[[Products, ModelShape, int], None]] = [qkv, down, gated, head]
+KINDS: list[Callable[[Products, ModelShape, int, Form], None]] = [qkv, down, gated, head]
 
 
 @cache
@@ -80,14 +87,20 @@ def compiled(request: KernelRequest, architecture: str) -> str:
     return text
 
 
-def check(architecture: str, facts: GpuFacts, chosen: list[tuple[int, int, str]]) -> None:
+def check(
+    architecture: str,
+    facts: GpuFacts,
+    chosen: list[tuple[int, int, str]],
+    form: Form = FLOAT,
+    dtype: Any = np.float16,
+) -> None:
     """Compile the products of `chosen`, each a place in KINDS, a width and a model."""
     if architecture not in known():
         pytest.skip(f"this NVRTC does not know {architecture}")
     wanted = WantedKernels()
-    products = Products(wanted, facts, np.dtype(np.float16))
+    products = Products(wanted, facts, np.dtype(dtype))
     for kind, width, model in chosen:
-        KINDS[kind % len(KINDS)](products, MODELS[model], width)
+        KINDS[kind % len(KINDS)](products, MODELS[model], width, form)
     for request in wanted.requests:
         log = compiled(request, architecture)
         options = "\n".join((*request.options, log))
@@ -95,7 +108,9 @@ def check(architecture: str, facts: GpuFacts, chosen: list[tuple[int, int, str]]
         resident = re.search(r"-DRESIDENT=(\d+)", options)
         threads = 256 * int(resident[1]) if resident else 128
         assert int(registers) * threads <= REGISTERS, options
-        assert re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill", log) == [("0", "0")]
+        ((stored, loaded),) = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill", log)
+        # With zero points, which no export writes yet, the widest tiles spill a few registers.
+        assert max(int(stored), int(loaded)) <= (128 if form.zeros else 0), options
 
 
 @pytest.mark.parametrize("architecture", ALL_WIDTHS)
@@ -115,3 +130,12 @@ def test_the_narrowest_and_the_widest_product_compile_for(architecture: str) -> 
 @pytest.mark.parametrize("kind", range(len(KINDS)))
 def test_products_of_odd_sizes_compile(kind: int) -> None:
     check("sm_86", SMALL, [(kind, width, "toy") for width in (8, 16, 512)])
+
+
+@pytest.mark.parametrize(("form", "bfloat"), QUANTISED, ids=str)
+@pytest.mark.parametrize("architecture", ["sm_87", "sm_90", "sm_120"])
+def test_products_of_integers_compile_for(architecture: str, form: Form, bfloat: int) -> None:
+    turn = list(ALL_WIDTHS).index(architecture) + QUANTISED.index((form, bfloat))
+    chosen = [(turn + place, width, "0.6B") for place, width in enumerate((8, 8, 64, 512))]
+    dtype = ml_dtypes.bfloat16 if bfloat else np.float16
+    check(architecture, ALL_WIDTHS[architecture], [*chosen, (turn, 8, "4B")], form, dtype)

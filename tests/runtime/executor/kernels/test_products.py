@@ -133,6 +133,29 @@ def test_a_norm_by_itself_may_leave_room_between_tokens() -> None:
     assert launch.grid == (2, 1, 1)
 
 
-def test_weights_that_no_kernel_reads_are_refused() -> None:
-    with pytest.raises(HearthError, match="no product of int4 weights"):
-        Made().products.plain(X, Weight(1, 8, Form("int4", 32)), 64, 1, OUT)
+@pytest.mark.parametrize("tokens", [1, 300])
+def test_integers_are_read_with_their_scales(tokens: int) -> None:
+    made, form = Made(), Form("int4", 32, zeros=True)
+    quantised = [Weight(0x100, 64, form, 0x200, 0x300), Weight(0x400, 8, form, 0x500, 0x600)]
+    (launch,) = made.products.plain(X, quantised, 128, tokens, OUT)
+    found = macros(made.requests[0])
+    assert found.items() >= {"WEIGHT_BITS": 4, "SCALE_BLOCK": 32, "ZEROS": 1}.items()
+    first, second, _ = launch.arguments.matrices
+    assert (first.values, first.scale, first.zero) == (0x100, 0x200, 0x300)
+    assert (second.scale, second.rows) == (0x500, 8)
+    # Stages of integers take less of shared memory than those of elements.
+    (whole,) = made.products.plain(X, weight(72), 128, tokens, OUT)
+    assert launch.shared_bytes < whole.shared_bytes
+
+
+def test_matrices_of_one_product_have_one_form() -> None:
+    with pytest.raises(HearthError, match="have one form"):
+        Made().products.plain(X, [weight(8), Weight(1, 8, Form("int4", 32))], 64, 1, OUT)
+
+
+@pytest.mark.parametrize(
+    ("form", "nbytes"),
+    [(Form("bfloat16"), 1024), (Form("int8", 64), 544), (Form("int4", 128, zeros=True), 320)],
+)
+def test_eight_rows_of_a_form_take(form: Form, nbytes: int) -> None:
+    assert form.eight_bytes == nbytes
