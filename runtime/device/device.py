@@ -3,7 +3,7 @@
 The NumPy forms in `runtime.device.arrays` and `runtime.sampling` specify every op.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -286,6 +286,16 @@ class Span(Protocol):
         """How long the device took for it; None where that has not ended. Raises what it raised."""
 
 
+class Recorded(Protocol):
+    """Work that was captured; whoever has it closes it before what the work uses."""
+
+    def launch(self, stream: Stream, /) -> None:
+        """Queue the work as one."""
+
+    def close(self) -> None:
+        """Free what the capture holds."""
+
+
 class SamplerBuffers(NamedTuple):
     """What a sampler reads and writes."""
 
@@ -370,6 +380,9 @@ class Device(Protocol):
 
     def free_memory(self) -> int | None:
         """Bytes that are free in memory of the device's own; None where it shares the host's."""
+
+    def record(self, work: Callable[[], None]) -> Recorded | None:
+        """Capture what `work` queues, which runs once on the way; None where nothing is queued."""
 
     def settle(self) -> bool:
         """Make what has been captured run as fast as it can; False without success."""

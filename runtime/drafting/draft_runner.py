@@ -1,4 +1,5 @@
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from itertools import product
 from typing import NamedTuple
 
@@ -123,7 +124,7 @@ class EagleDraftRunner:
         return self._steps.padded(rows), self._accept_width or width
 
     def execute_accept_step(self, entries: DraftEntries, source: Tensor, rows: int) -> None:
-        """Append the entries of the first rows' newest tokens and begin a proposal from the last.
+        """Append the entries of the first rows' newest tokens; a proposal begins from the last.
 
         `entries` are of an `accept_shape`; what those behind the first `rows` hold is dropped.
         """
@@ -135,7 +136,6 @@ class EagleDraftRunner:
         self._steps.executor.execute(self._steps.stream)
         self._steps.keep(rows, width)
         self.caches.commit(entries.lengths[:rows])
-        self._growth.begin(batch)
 
     def execute_proposal_steps(self, rows: int) -> None:
         """Grow the proposals of the first rows to full depth; the cache keeps nothing of them."""
@@ -163,7 +163,9 @@ class EagleDraftRunner:
 
     def close(self) -> None:
         """Free captured graphs and the engine."""
-        self.executor.close()
+        with ExitStack() as closing:
+            closing.callback(self.executor.close)
+            closing.callback(self._growth.close)
 
     def _fill(self, inputs: StepBuffers, entries: DraftEntries, source: Tensor) -> None:
         # A row without an entry runs padding, which nobody reads and nothing keeps.

@@ -4,15 +4,19 @@ Either begins with the logits and hidden states of a step [batch, 1], grows all 
 and plants the best nodes of every row; the draft's cache keeps nothing of it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from runtime.caches.hybrid_cache_manager import HybridCacheManager
 from runtime.config import LLMEngineRunnerConfig
-from runtime.device.device import Device, ProposalBuffers, StepBuffers, TreeBuffers
+from runtime.device.device import Device, ProposalBuffers, Recorded, StepBuffers, TreeBuffers
+from runtime.device.stream import Stream
 from runtime.device.tree_arrays import NO_NODE
+from runtime.executor.snapshot import BindingSnapshot
 from runtime.options import EagleDraftingConfig
 from runtime.steps.bindings import StepBindings
 from runtime.tensors.dims import PROFILE_GENERATION, InferenceDims
@@ -20,6 +24,8 @@ from runtime.tensors.profiles import generation_profile
 
 _ID = np.dtype(np.int32)
 _SCORE = np.dtype(np.float32)
+Execute = Callable[[Stream], object]
+"""Runs the prepared step."""
 
 
 class DraftSteps(NamedTuple):
@@ -37,54 +43,97 @@ class DraftSteps(NamedTuple):
     base: HybridCacheManager
 
 
+class Recordings:
+    """What a proposal queues, captured as one launch for each step that it runs.
+
+    Only what an engine of kernels queues can be captured within something else.
+    """
+
+    def __init__(self, steps: DraftSteps) -> None:
+        self._steps = steps
+        self._known: dict[BindingSnapshot, Recorded] = {}
+
+    def capture(self, step: tuple[int, InferenceDims], work: Callable[[Execute], None]) -> None:
+        """Capture a step, whose inputs are filled, or all of the `work` that runs it."""
+        steps, executor = self._steps, self._steps.bindings.executor
+        if steps.config.backend != "kernels":
+            steps.bindings.capture(*step)
+            return
+        steps.bindings.prepare(*step)
+        recorded = steps.device.record(partial(work, executor.queue))
+        if recorded is not None:
+            self._known[executor.snapshot] = recorded
+            executor.counters.captures += 1
+
+    def run(self, work: Callable[[Execute], None], times: int) -> None:
+        """Do the work, which runs the prepared step so many times."""
+        executor = self._steps.bindings.executor
+        recorded = self._known.get(executor.snapshot) if self._known and times else None
+        if recorded is None:
+            work(executor.execute)
+        else:
+            recorded.launch(self._steps.bindings.stream)
+            executor.counters.hits += times
+
+    def close(self) -> None:
+        """Free all of it."""
+        with ExitStack() as closing:
+            while self._known:
+                closing.callback(self._known.popitem()[1].close)
+
+
 class TreeGrowth:
     """EAGLE-2's trees (Li et al. 2024): every step runs the whole proposal behind the entries."""
 
     def __init__(self, steps: DraftSteps) -> None:
         self._steps = steps
         self._ops = steps.device.tree_ops
-
-    def begin(self, batch: int) -> None:
-        """The root's best tokens are the first slots."""
-        self._ops.begin_proposal(self._steps.proposal, batch, self._steps.drafting.drafting_top_k)
+        self._recorded = Recordings(steps)
 
     def grow(self, rows: int, batch: int) -> None:
         """One step a level, padded to `batch` rows, of which the newest slots are read."""
         steps, drafting = self._steps, self._steps.drafting
-        last = drafting.drafting_step - 2
-        if last < 0:
-            return
-        caches = steps.bindings.caches
-        caches.reserve(max(caches.row_lengths[:rows]) + drafting.proposal_size)
-        profile = generation_profile(steps.config, batch)
-        steps.bindings.prepare(profile, self._dims(batch, caches.kv.bucket))
-        for level in range(last + 1):
-            self._feed(batch, level)
-            steps.bindings.executor.execute(steps.bindings.stream)
-            top_k, is_last = drafting.drafting_top_k, level == last
-            self._ops.extend_proposal(steps.proposal, batch, top_k, level, last=is_last)
+        if drafting.drafting_step > 1:
+            caches = steps.bindings.caches
+            caches.reserve(max(caches.row_lengths[:rows]) + drafting.proposal_size)
+            steps.bindings.prepare(*self._step(batch, caches.kv.bucket))
+        self._recorded.run(partial(self._levels, batch), drafting.drafting_step - 1)
 
     def finish(self, trees: TreeBuffers, speculating: Sequence[bool], width: int) -> None:
         """The best entries of the score table."""
         self._ops.finish_proposal(self._steps.proposal, trees, speculating, width)
 
     def capture(self, batch: int, bucket: int) -> None:
-        """Capture the step of a whole proposal."""
+        """Capture the step of a whole proposal, or all that it takes."""
         if self._steps.drafting.drafting_step > 1:
             self._feed(batch, 0)
-            profile = generation_profile(self._steps.config, batch)
-            self._steps.bindings.capture(profile, self._dims(batch, bucket))
+            step = self._step(batch, bucket)
+            self._recorded.capture(step, partial(self._levels, batch))
+
+    def close(self) -> None:
+        """Free what was captured here."""
+        self._recorded.close()
+
+    def _levels(self, batch: int, execute: Execute) -> None:
+        """The root's best tokens are the first slots; each level's come after the one before."""
+        proposal, drafting = self._steps.proposal, self._steps.drafting
+        top_k, last = drafting.drafting_top_k, drafting.drafting_step - 2
+        self._ops.begin_proposal(proposal, batch, top_k)
+        for level in range(last + 1):
+            self._feed(batch, level)
+            execute(self._steps.bindings.stream)
+            self._ops.extend_proposal(proposal, batch, top_k, level, last=level == last)
 
     def _feed(self, batch: int, level: int) -> None:
         steps, top_k = self._steps, self._steps.drafting.drafting_top_k
         shape = (batch, (level + 1) * top_k, top_k)
         self._ops.feed_proposal(steps.inputs, steps.proposal, steps.base.lengths, shape)
 
-    def _dims(self, batch: int, bucket: int) -> InferenceDims:
+    def _step(self, batch: int, bucket: int) -> tuple[int, InferenceDims]:
         drafting = self._steps.drafting
-        return InferenceDims.proposal(
-            batch, drafting.proposal_size, drafting.drafting_top_k, bucket
-        )
+        size, top_k = drafting.proposal_size, drafting.drafting_top_k
+        dims = InferenceDims.proposal(batch, size, top_k, bucket)
+        return generation_profile(self._steps.config, batch), dims
 
 
 class ChainGrowth:
@@ -114,28 +163,17 @@ class ChainGrowth:
             shared._replace(ids=self._tokens.part("chain_token", level * batch, (batch, 1)))
             for level in range(self._levels)
         ]
+        self._recorded = Recordings(steps)
         self._planted: tuple[int, ...] = ()
         self._index = np.empty((1, 0), np.int32)
 
-    def begin(self, batch: int) -> None:
-        """The root's best token is the first of the chain."""
-        self._device.tree_ops.begin_proposal(self._slots[0], batch, 1)
-
     def grow(self, rows: int, batch: int) -> None:
         """One step of one token a level, padded to `batch` rows."""
-        bindings, ops = self._steps.bindings, self._device.ops
-        caches = bindings.caches
+        caches, ops = self._steps.bindings.caches, self._device.ops
         caches.reserve(max(caches.row_lengths[:rows]) + self._levels)
         ops.set_lengths(self._positions, self._steps.base.row_lengths)
-        dims = InferenceDims.decode(batch, caches.kv.bucket)
-        for level in range(1, self._levels):
-            self._feed(batch, level - 1)
-            bindings.prepare(PROFILE_GENERATION, dims)
-            bindings.executor.execute(bindings.stream)
-            bindings.keep(rows, 1)
-            ops.advance(self._positions, batch)
-            ops.advance(caches.lengths, batch)
-            self._device.tree_ops.begin_proposal(self._slots[level], batch, 1)
+        self._steps.bindings.prepare(*self._step(batch, caches.kv.bucket))
+        self._recorded.run(partial(self._run, rows, batch), self._levels - 1)
         ops.set_lengths(caches.lengths, caches.row_lengths)
 
     def finish(self, trees: TreeBuffers, speculating: Sequence[bool], width: int) -> None:
@@ -158,10 +196,29 @@ class ChainGrowth:
         self._device.tree_ops.gather_rows(self._tokens, self._levels * limit, self._index, ids)
 
     def capture(self, batch: int, bucket: int) -> None:
-        """Capture the step of one token."""
+        """Capture the step of one token, or all that a chain takes."""
         if self._levels > 1:
             self._feed(batch, 0)
-            self._steps.bindings.capture(PROFILE_GENERATION, InferenceDims.decode(batch, bucket))
+            self._recorded.capture(self._step(batch, bucket), partial(self._run, batch, batch))
+
+    def close(self) -> None:
+        """Free what was captured here."""
+        self._recorded.close()
+
+    def _run(self, rows: int, batch: int, execute: Execute) -> None:
+        """The root's best token is the first of the chain, and each level's the next."""
+        bindings, ops, tree_ops = self._steps.bindings, self._device.ops, self._device.tree_ops
+        tree_ops.begin_proposal(self._slots[0], batch, 1)
+        for level in range(1, self._levels):
+            self._feed(batch, level - 1)
+            execute(bindings.stream)
+            bindings.keep(rows, 1)
+            ops.advance(self._positions, batch)
+            ops.advance(bindings.caches.lengths, batch)
+            tree_ops.begin_proposal(self._slots[level], batch, 1)
+
+    def _step(self, batch: int, bucket: int) -> tuple[int, InferenceDims]:
+        return PROFILE_GENERATION, InferenceDims.decode(batch, bucket)
 
     def _feed(self, batch: int, level: int) -> None:
         inputs = self._steps.inputs

@@ -192,6 +192,15 @@ class EngineExecutor:
         self._engine.run(step.bindings, stream)
         return False
 
+    def queue(self, stream: Stream) -> None:
+        """Run the prepared step itself, for who captures it within something else."""
+        self._engine.run(self._step().bindings, stream)
+
+    @property
+    def snapshot(self) -> BindingSnapshot:
+        """That of the prepared step."""
+        return self._step().snapshot
+
     def capture_graph(self, stream: Stream) -> None:
         """Capture the prepared step, so that `execute` launches it from now on.
 

@@ -1,5 +1,5 @@
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -110,6 +110,9 @@ class CpuDevice:
     def free_memory(self) -> int | None:
         """There is the host's alone."""
         return None
+
+    def record(self, _work: Callable[[], None]) -> None:
+        """Nothing is queued here."""
 
     def settle(self) -> bool:
         """Nothing has to be done."""

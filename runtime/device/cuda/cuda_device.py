@@ -1,4 +1,4 @@
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,7 @@ from runtime.config import DeviceKind
 from runtime.device.cuda.bulk_upload import bulk_upload
 from runtime.device.cuda.compiler import KernelCompiler, load_compiler_api
 from runtime.device.cuda.context import CudaContext, DeviceProperties, open_context
-from runtime.device.cuda.graph import GraphCapture
+from runtime.device.cuda.graph import CudaGraph, GraphCapture
 from runtime.device.cuda.image_ops import CudaImageOps
 from runtime.device.cuda.launch import KernelLibrary
 from runtime.device.cuda.memory import CudaMemory
@@ -146,6 +146,14 @@ class CudaDevice:
     def capture(self) -> GraphCapture:
         """A context manager that captures what is queued on the stream meanwhile."""
         return GraphCapture(self.context, self.stream)
+
+    def record(self, work: Callable[[], None]) -> CudaGraph:
+        """What `work` queues as a graph; what it loads the first time must not be captured."""
+        work()
+        self.stream.synchronize()
+        with self.capture() as capture:
+            work()
+        return capture.graph
 
     def free_memory(self) -> int | None:
         """Bytes free beside the context; None where the memory is the host's."""

@@ -1,15 +1,18 @@
 """Entries of prompts that are appended beside rows whose trees are proposed."""
 
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
 import pytest
+from msgspec import structs
 from numpy.typing import NDArray
 
 from runtime.arrangement import Arrangement
 from runtime.decoding.deployment import load_deployment
 from runtime.device.cpu.cpu_device import CpuDevice
+from runtime.device.stream import Stream
 from runtime.drafting.draft_runner import DraftEntries, EagleDraftRunner
 from runtime.engine_folder import DRAFT_FOLDER
 from runtime.executor.engine import EngineOptions
@@ -30,8 +33,9 @@ TOKENS = list(range(3, 13))
 class Draft:
     """A draft of so many rows, and random hidden states of a base at every place."""
 
-    def __init__(self, folder: Path, rows: int) -> None:
-        speculation = SpeculationOptions(method="eagle", eagle=EAGLE)
+    def __init__(self, folder: Path, rows: int, eagle: EagleDraftingConfig = EAGLE) -> None:
+        self.eagle = eagle
+        speculation = SpeculationOptions(method="eagle", eagle=eagle)
         found = load_deployment(folder, RuntimeOptions(speculation=speculation))
         assert found.draft is not None
         device, options = CpuDevice(), EngineOptions(threads=1)
@@ -40,7 +44,7 @@ class Draft:
         resources.add_draft(found.draft, draft, device)
         self.io = PipelineIO.create_for_llm(found.base, resources, device)
         executor = EngineExecutor.create_for_spec_decode_draft(draft, found.draft, options, device)
-        self.runner = EagleDraftRunner(found.draft, EAGLE, executor, resources, device)
+        self.runner = EagleDraftRunner(found.draft, eagle, executor, resources, device)
         for hidden in (*self.io.step.hidden, *self.io.prompt.hidden):
             flat = hidden.array.reshape(-1, hidden.shape[2])
             flat[:] = np.random.default_rng(1).normal(size=flat.shape)
@@ -67,8 +71,8 @@ class Draft:
         )
         self.runner.execute_accept_step(entries, hidden, 1)
         self.runner.execute_proposal_steps(1)
-        self.runner.finish(self.io.trees, [True], EAGLE.tree_size)
-        ids: NDArray[np.int32] = self.io.trees.ids.view((1, EAGLE.tree_size)).copy()
+        self.runner.finish(self.io.trees, [True], self.eagle.tree_size)
+        ids: NDArray[np.int32] = self.io.trees.ids.view((1, self.eagle.tree_size)).copy()
         return ids
 
 
@@ -127,3 +131,51 @@ def test_hidden_states_are_saved_behind_those_of_a_step(
     draft.runner.save_hidden(prompt, places, hidden, first)
     before[first : first + len(places)] = prompt.array.reshape(-1, prompt.shape[2])[places]
     assert np.array_equal(flat, before)
+
+
+class _Recorded:
+    """Work that is done anew each time that it is launched."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.work, self.launches, self.closed = work, 0, False
+
+    def launch(self, _stream: Stream) -> None:
+        self.launches += 1
+        self.work()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 8), (1, 4, 4)])
+def test_all_that_grows_is_one_launch_where_it_can_be_captured(
+    tree_folders: EngineFolders, dialect: str, shape: tuple[int, int, int]
+) -> None:
+    eagle = EagleDraftingConfig(
+        drafting_top_k=shape[0], drafting_step=shape[1], verify_tree_size=shape[2]
+    )
+    trees = []
+    for recording in (False, True):
+        draft = Draft(tree_folders("qwen3", dialect), 1, eagle)
+        growth = draft.runner._growth
+        made: list[_Recorded] = []
+
+        def record(work: Callable[[], None], made: list[_Recorded] = made) -> _Recorded:
+            made.append(_Recorded(work))
+            return made[-1]
+
+        if recording:
+            steps = growth._recorded._steps
+            config = structs.replace(steps.config, backend="kernels")
+            growth._recorded._steps = steps._replace(config=config)
+            with patch.object(CpuDevice, "record", lambda _, work: record(work)):
+                for bucket in draft.runner.caches.kv.buckets:
+                    growth.capture(1, bucket)
+        draft.prefill(0, 4, 0)
+        trees.append(draft.accept(4))
+        counters = draft.runner.executor.counters
+        assert sum(one.launches for one in made) == int(recording)
+        assert counters.hits == (2 if recording else 0)
+        draft.runner.close()
+        assert all(one.closed for one in made)
+    assert np.array_equal(trees[0], trees[1])
