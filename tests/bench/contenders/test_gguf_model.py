@@ -20,7 +20,10 @@ def weights_of(folder: Path) -> dict[str, Any]:
     return {name: value.astype(np.float32) for name, value in weights.items()}
 
 
-@pytest.mark.parametrize(("kind", "tolerance"), [("F32", 0.0), ("Q8_0", 0.002), ("Q4_0", 0.05)])
+@pytest.mark.parametrize(
+    ("kind", "tolerance"),
+    [("F32", 0.0), ("F16", 1e-6), ("BF16", 0.0), ("Q8_0", 0.002), ("Q4_0", 0.05)],
+)
 def test_every_tensor_is_there_with_its_values(
     quick_model: Path, tmp_path: Path, kind: GGUFType, tolerance: float
 ) -> None:
