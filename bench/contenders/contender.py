@@ -18,7 +18,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """What a contender is opened with: `path` of its model, `prompt` as ids, room for `steps`.
 
     `precision` is one of `torch_models.PRECISIONS`, or empty for the fastest of them.
-    `bytes` is the size of the floor's buffer; `spin` is Hearth's setting, None for its default.
+    `bytes` is the size of the floor's buffer, or what a pass on a GPU reads; `spin` is Hearth's
+    setting, None for its default.
     `batch` rows have the same prompt; `capture` prepares Hearth's graphs as the executor does.
     `device` and `capacity`, the slots of a static cache, are for the peers on a GPU.
     """
@@ -61,7 +62,7 @@ class Contender(ABC):
 # Only the library that is measured enters the process.
 _CLASSES: dict[ContenderName, str] = {
     "floor": "floor:MemoryFloor",
-    "gpu_floor": "floor:GPUFloor",
+    "gpu_floor": "gpu_floor:GPUFloor",
     "hearth": "hearth_model:HearthModel",
     "llama_cpp": "llama_cpp_model:LlamaCppModel",
     "static_cache": "torch_models:StaticCacheModel",

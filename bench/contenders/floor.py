@@ -1,17 +1,15 @@
-"""The memory-read floors as contenders: the least time in which the weights can be read once.
+"""The memory-read floor as a contender: the least time in which the weights can be read once.
 
 A decode step must read every weight, so no step is faster than the fastest read of as many bytes
 by as many threads. The buffer is read by two matrix-vector kernels of NumPy's BLAS; they multiply,
 yet they wait for memory: they read several rows at once, and one core needs that many streams to
 draw its full bandwidth. A plain read from one end to the other is a quarter slower, so a good
 matrix product can beat it: it is measured beside the floor and is not the floor.
-On a GPU a pass is a matrix-vector product or a maximum of PyTorch: both only wait for memory.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +20,7 @@ Kernel = Callable[[NDArray[np.float32]], object]
 PASSES = 10
 """Passes by each kernel; the best of all is the floor."""
 _COLUMNS = 4096
-_GPU_COLUMNS = 8192
 _LEAST_BYTES = 1 << 28
-_GPU_LEAST_BYTES = 8 << 30
 
 
 def repeats(size: int) -> int:
@@ -33,11 +29,6 @@ def repeats(size: int) -> int:
     Small ones are read often: the time to wake the threads must not count as reading.
     """
     return max(1, _LEAST_BYTES // size)
-
-
-def gpu_repeats(size: int) -> int:
-    """The same on a GPU, where the launch must not count."""
-    return max(1, _GPU_LEAST_BYTES // size)
 
 
 class MemoryFloor(Contender):
@@ -68,29 +59,6 @@ class MemoryFloor(Contender):
     def _read(self, kernel: Kernel, part: NDArray[np.float32]) -> None:
         for _ in self._repeats:
             kernel(part)
-
-
-class GPUFloor(Contender):
-    """Reads a float16 matrix of `job.bytes` bytes by two kernels; its tokens mean nothing."""
-
-    def __init__(self, job: Job) -> None:
-        import torch  # noqa: PLC0415 - the other floor needs none
-
-        item = torch.float16.itemsize
-        shape = (max(1, job.bytes // (item * _GPU_COLUMNS)), _GPU_COLUMNS)
-        matrix = torch.ones(shape, dtype=torch.float16, device=job.device)
-        vector = torch.ones(_GPU_COLUMNS, dtype=torch.float16, device=job.device)
-        self._repeats = gpu_repeats(job.bytes) if job.device == "cuda" else 1
-        kernels = (lambda: torch.mv(matrix, vector), lambda: torch.amax(matrix, 1))
-        self._kernels: Iterator[Callable[[], Any]] = cycle(kernels)
-
-    def step(self) -> int:
-        """Read the buffer as often as `gpu_repeats` says, and wait for the end."""
-        kernel = next(self._kernels)
-        for _ in range(self._repeats):
-            found = kernel()
-        found.ravel()[0].item()
-        return 0
 
 
 def plain_passes(seconds: Sequence[float]) -> Sequence[float]:

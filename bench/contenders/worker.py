@@ -37,22 +37,27 @@ class Timed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Worker:
-    """A contender, loaded when the constructor returns; what its libraries print goes to `log`.
+    """A contender that loads from here on; what its libraries print goes to `log`.
 
-    Raises HearthError where it cannot run. `tokens` begins with the answer to the prompt and
-    grows with every step.
+    `tokens` begins with the answer to the prompt and grows with every step.
     """
 
     def __init__(self, job: Job, log: Path) -> None:
         self.job = job
         self._process = ChildProcess("bench.contenders.worker", job, log, _environment(job))
+        self.precision = ""
+        self.tokens: list[int] = []
+
+    def ready(self) -> "Worker":
+        """Itself, once it is loaded; raises HearthError where it cannot run, and closes it."""
         try:
-            ready: Timed = self._process.receive(Timed, LOAD_TIMEOUT_S)
+            timed: Timed = self._process.receive(Timed, LOAD_TIMEOUT_S)
         except BaseException:
             self.close()
             raise
-        self.precision = ready.precision
-        self.tokens = ready.tokens
+        self.precision = timed.precision
+        self.tokens = timed.tokens
+        return self
 
     def advance(self, steps: int, *, pause_s: float = 0.0, raw: bool = False) -> list[float]:
         """Take `steps` steps and return the seconds of each; see `Advance` for the rest."""

@@ -4,8 +4,9 @@ import hashlib
 import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 import onnx_ir
@@ -26,11 +27,15 @@ from runtime.memory.sizes import ITEM_BYTES, projection_bytes
 
 Precision = Literal["fp32", "int8", "int4"]
 Quantization = Literal["none", "int8", "int4"]
-GPUEngine = Literal["ort-cuda", "tensorrt"]
+GPUEngine = Literal["kernels", "kernels-int8", "kernels-int4", "ort-cuda", "tensorrt"]
+Peer = Literal["transformers", "torch_compile", "llama_cpp"]
 GPUModel = Literal["0.6b", "4b"]
 DType = Literal["float16", "bfloat16", "float32"]
-ENGINES: tuple[GPUEngine, ...] = ("ort-cuda", "tensorrt")
+ENGINES: tuple[GPUEngine, ...] = get_args(GPUEngine)
+PEERS: tuple[Peer, ...] = get_args(Peer)
 CAPACITY = 1024
+GPU_CAPACITY = 2048
+SHORT_CONTEXT, LONG_CONTEXT = 128, 1000
 LARGEST_BATCH = 8
 _STORED: dict[Precision, tuple[Quantization, GGUFType]] = {
     "fp32": ("none", "F32"),
@@ -55,15 +60,22 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class GPUCase(msgspec.Struct, frozen=True):
-    """A model at a batch size."""
+    """A model at a batch size, with `context` tokens in each row in the middle of the steps."""
 
     model: GPUModel
     batch: int
+    context: int = SHORT_CONTEXT
 
     @property
     def name(self) -> str:
         """The case in the keys of the figures, behind the engine's name."""
-        return f"{self.model}/b{self.batch}"
+        longer = "" if self.context == SHORT_CONTEXT else f"/{self.context}"
+        return f"{self.model}/b{self.batch}{longer}"
+
+    @property
+    def slots(self) -> int:
+        """Those of each row in a cache that does not grow."""
+        return 2 * SHORT_CONTEXT if self.context == SHORT_CONTEXT else GPU_CAPACITY
 
 
 CASES = {
@@ -75,10 +87,17 @@ CASES = {
         Case("tiny", "fp32", 50),
     )
 }
+_MODELS: tuple[GPUModel, ...] = get_args(GPUModel)
 GPU_CASES = {
     case.name: case
-    for case in (GPUCase("0.6b", 1), GPUCase("0.6b", 8), GPUCase("4b", 1), GPUCase("4b", 8))
+    for model, context, batch in product(_MODELS, (SHORT_CONTEXT, LONG_CONTEXT), (1, 8))
+    for case in (GPUCase(model, batch, context),)
 }
+_GPU_STORED: dict[GPUEngine, tuple[Quantization, GGUFType]] = {
+    "kernels-int8": ("int8", "Q8_0"),
+    "kernels-int4": ("int4", "Q4_0"),
+}
+_GPU_TYPES: dict[DType, GGUFType] = {"float16": "F16", "bfloat16": "BF16", "float32": "F32"}
 
 
 class Artifacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,7 +135,7 @@ def prepare(case: Case, cache: Path, progress: Progress, *, quick: bool = False)
     return Artifacts(
         source=source,
         engine=engine,
-        gguf=_gguf(kind, source, cache, progress),
+        gguf=gguf_file(kind, source, cache, progress),
         weight_bytes=weight_bytes(engine),
     )
 
@@ -142,18 +161,29 @@ def export_options(engine: GPUEngine, dtype: DType, python: str) -> ExportOption
 
     `python` is the interpreter that has TensorRT's builder.
     """
-    options = ExportOptions(dtype=dtype, capacity=CAPACITY, max_batch=LARGEST_BATCH)
+    options = ExportOptions(dtype=dtype, capacity=GPU_CAPACITY, max_batch=LARGEST_BATCH)
     if engine == "ort-cuda":
         return structs.replace(options, backend="onnxruntime", device="cuda")
+    if engine != "tensorrt":
+        quantization, _ = _GPU_STORED.get(engine, ("none", ""))
+        return structs.replace(options, backend="kernels", device="cuda", quantization=quantization)
     # The machine that builds may have another TensorRT than the one that runs the plan.
     batches = tuple(sorted({case.batch for case in GPU_CASES.values()}))
     plan = PlanOptions(python=python, version_compatible=True, decode_batches=batches)
     return structs.replace(options, plan=plan)
 
 
+def gguf_type(engine: GPUEngine, dtype: DType) -> GGUFType:
+    """What llama.cpp's weights are stored as that is compared with an engine."""
+    _, kind = _GPU_STORED.get(engine, ("none", _GPU_TYPES[dtype]))
+    return kind
+
+
 def engine_folder(source: Path, cache: Path, options: ExportOptions, progress: Progress) -> Path:
     """The GPU engine folder of a model, exported if it is not in `cache`; raises HearthError."""
-    kind = "onnxruntime" if options.plan is None else options.plan.builder
+    kind: str = options.engine if options.plan is None else options.plan.builder
+    if options.quantization != "none":
+        kind = f"{kind}-{options.quantization}"
     return exported(source, cache, f"{source.name}-{kind}-{options.dtype}", options, progress)
 
 
@@ -168,7 +198,8 @@ def exported(
     return _kept(cache / name, stem, lambda to: export_model(source, to, options, progress))
 
 
-def _gguf(kind: GGUFType, source: Path, cache: Path, progress: Progress) -> Path | None:
+def gguf_file(kind: GGUFType, source: Path, cache: Path, progress: Progress) -> Path | None:
+    """The model as a GGUF file, made if it is not in `cache` yet; None without the converter."""
     stem = f"{source.name}-{kind}"
     target = cache / f"{stem}-{made_digest(source, _CONVERTER)}.gguf"
     show = partial(progress, kind)

@@ -9,24 +9,29 @@ from typing import Any
 import click
 from msgspec import structs
 
+from bench.contenders.gguf_model import GGUFType
 from bench.contenders.worker import missing
 from bench.decode.cases import (
     CASES,
     ENGINES,
     GPU_CASES,
+    PEERS,
     Case,
     GPUCase,
+    GPUEngine,
     GPUModel,
     chosen_cases,
     engine_folder,
     export_options,
+    gguf_file,
+    gguf_type,
     prepare,
     random_source,
 )
 from bench.decode.contest import Contest
 from bench.decode.cpu import SHARE_LIMIT, DecodeFigures, Plan, measure
-from bench.decode.gpu import GPUPlan, measure_gpu
-from bench.decode.gpu_figures import GPUFigures, compare_batches, share_best_read
+from bench.decode.gpu import GPUModels, GPUPlan, measure_gpu
+from bench.decode.gpu_figures import GPUFigures, compare_cases, share_best_read
 from bench.report import Record, log_folder, note, print_cases, publish, record_option
 from daemon.cli.console import progress_bar
 from daemon.cli.errors import FAILED
@@ -37,14 +42,14 @@ from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
 from runtime.executor.threads import physical_cores
 
-_PEERS = {"cpu": ("torch", "transformers", "llama_cpp", "gguf"), "cuda": ("torch", "transformers")}
+_LIBRARIES = ("torch", "transformers", "llama_cpp", "gguf")
 _FIELDS = (
     "tokens_per_s step_ms floor_share floor_gb_per_s plain_read_share transformers_ms "
     "transformers_precision vs_transformers llama_cpp_ms vs_llama_cpp"
 )
 _GPU_FIELDS = (
-    "step_ms host_us tokens_per_s bandwidth_share raw_ms actor_over_raw transformers_ms "
-    "vs_transformers torch_compile_ms vs_torch_compile tokens_vs_batch_1"
+    "step_ms host_us tokens_per_s bandwidth_share raw_ms actor_over_raw vs_transformers "
+    "vs_torch_compile vs_llama_cpp llama_cpp_type vs_ort_cuda tokens_vs_batch_1 over_short"
 )
 
 
@@ -86,6 +91,16 @@ _GPU_FIELDS = (
     help="Measure this engine only; may be given more than once.  [all]",
 )
 @click.option(
+    "--peer",
+    "peers",
+    multiple=True,
+    type=click.Choice(list(PEERS)),
+    help="Measure beside this peer only; may be given more than once.  [all]",
+)
+@click.option(
+    "--daemon/--no-daemon", "actor", default=None, help="Also steps through a daemon.  [with]"
+)
+@click.option(
     "--dtype",
     type=click.Choice(["float16", "bfloat16"]),
     help="Type of weights and cache, for the peers too.  [float16]",
@@ -118,7 +133,7 @@ def decode(
     """Time decode steps beside transformers, llama.cpp and the memory-read floor.
 
     The same weights, threads and context lengths for all; their steps take turns. On a GPU the
-    engines run beside transformers, eager and compiled, with a static cache, and beside the
+    engines run beside transformers, eager and compiled, with a static cache, llama.cpp and the
     memory's read bandwidth; the options from --engine on are for a GPU alone.
     """
     known = CASES if device == "cpu" else GPU_CASES
@@ -131,16 +146,16 @@ def decode(
         gpu_cases = [GPU_CASES[name] for name in names or GPU_CASES]
         plan = gpu_plan(gpu, quick=quick)
         gpu_facts()
-        _tell_missing(device)
+        _tell_missing()
         # Cases of a GPU take minutes each: what one gave is kept, whatever becomes of the next.
         on_gpu = run_gpu(gpu_cases, plan, folder, record.keep)
         title = "Decode on the GPU; vs a peer, above 1 means that Hearth is ahead"
         publish(on_gpu, lambda: print_cases(title, _GPU_FIELDS, on_gpu), as_json=as_json)
         return 0 if on_gpu else FAILED
-    if any(gpu.values()):
-        raise click.UsageError("--engine, --dtype, --builder-python and --ready are for a GPU")
+    if any(value not in (None, ()) for value in gpu.values()):
+        raise click.UsageError("the options from --engine to --ready are for a GPU")
     cases = chosen_cases(names)
-    _tell_missing(device)
+    _tell_missing()
     plan_here = Plan(threads=threads or physical_cores(), spin=spin)
     if quick:
         plan_here = structs.replace(plan_here, rounds=2, steps=2)
@@ -164,6 +179,8 @@ def gpu_plan(given: Mapping[str, Any], *, quick: bool) -> GPUPlan:
         ready[key] = Path(folder)
     plan = GPUPlan(
         engines=given["engines"] or ENGINES,
+        peers=given["peers"] or PEERS,
+        actor=given["actor"] is not False,
         dtype=given["dtype"] or "float16",
         builder_python=given["builder_python"] or sys.executable,
         ready=ready,
@@ -172,8 +189,8 @@ def gpu_plan(given: Mapping[str, Any], *, quick: bool) -> GPUPlan:
     return structs.replace(plan, rounds=2, steps=5, host_steps=5) if quick else plan
 
 
-def _tell_missing(device: str) -> None:
-    absent = [name for name in _PEERS[device] if find_spec(name) is None]
+def _tell_missing() -> None:
+    absent = [name for name in _LIBRARIES if find_spec(name) is None]
     if absent:
         note(f"measured without some peers: {missing(absent)}")
 
@@ -205,29 +222,31 @@ def run_gpu(
     plan = structs.replace(plan, engines=tuple(filter(_is_served, plan.engines)))
     figures: dict[str, GPUFigures] = {}
     for model in dict.fromkeys(case.model for case in cases if plan.engines):
-        source, folders = _gpu_folders(model, plan, cache)
-        for case in (case for case in cases if case.model == model and folders):
+        models = _gpu_models(model, plan, cache)
+        for case in (case for case in cases if case.model == model and models.folders):
             contest = Contest(case.name, log_folder(cache), note)
-            found = measure_gpu(case, source, folders, plan, contest)
+            found = measure_gpu(case, models, plan, contest)
             figures.update({f"{engine}/{case.name}": one for engine, one in found.items()})
-            compare_batches(figures)
+            compare_cases(figures, cases)
             share_best_read(figures)
             keep(figures)
     return figures
 
 
-def _is_served(engine: str) -> bool:
-    backend = "tensorrt" if engine == "tensorrt" else "onnxruntime"
+def _is_served(engine: GPUEngine) -> bool:
+    options = export_options(engine, "float16", sys.executable)
+    config = structs.replace(simulated_config(), device="cuda", backend=options.engine)
     try:
-        serving_library(structs.replace(simulated_config(), device="cuda", backend=backend))
+        serving_library(config)
     except HearthError as error:
         note(f"{engine} is left out: {error}")
         return False
     return True
 
 
-def _gpu_folders(model: GPUModel, plan: GPUPlan, cache: Path) -> tuple[Path, dict[str, Path]]:
-    engines: dict[str, Path] = {}
+def _gpu_models(model: GPUModel, plan: GPUPlan, cache: Path) -> GPUModels:
+    engines: dict[GPUEngine, Path] = {}
+    ggufs: dict[GGUFType, Path] = {}
     with progress_bar() as progress:
         source = random_source(model, cache, progress, quick=plan.quick)
         for engine in plan.engines:
@@ -237,7 +256,11 @@ def _gpu_folders(model: GPUModel, plan: GPUPlan, cache: Path) -> tuple[Path, dic
                 engines[engine] = ready or engine_folder(source, cache, options, progress)
             except HearthError as error:
                 note(f"{engine}/{model} is left out: {error}")
-    return source, engines
+        for kind in dict.fromkeys(gguf_type(engine, plan.dtype) for engine in engines):
+            file = gguf_file(kind, source, cache, progress) if "llama_cpp" in plan.peers else None
+            if file is not None:
+                ggufs[kind] = file
+    return GPUModels(source, engines, ggufs)
 
 
 def _print(figures: Mapping[str, DecodeFigures]) -> None:

@@ -1,6 +1,7 @@
 """Contenders of one case that take turns, each in a process of its own."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,9 @@ PROMPT_TOKENS = 32
 Note = Callable[[str], None]
 
 
-def prompt_ids() -> list[int]:
+def prompt_ids(count: int = PROMPT_TOKENS) -> list[int]:
     """The prompt of every contender: ids that each model of the bench has."""
-    ids = np.random.default_rng(0).integers(3, 256, PROMPT_TOKENS)
+    ids = np.random.default_rng(0).integers(3, 256, count)
     return [int(token) for token in ids]
 
 
@@ -35,12 +36,22 @@ class Contest:
     def enter(self, name: str, job: Job) -> None:
         """Load a contender; raises HearthError where it cannot run."""
         self.say(f"loading {name}")
-        self.workers[name] = Worker(job, self.log(name))
+        self.workers[name] = Worker(job, self.log(name)).ready()
 
-    def invite(self, name: str, job: Job) -> None:
-        """Load a contender, or note why it cannot run."""
+    def invite(self, jobs: Mapping[str, Job]) -> None:
+        """Load contenders, all at once, or note why one cannot run."""
+        self.say(f"loading {', '.join(jobs)}")
+        loading = {name: Worker(job, self.log(name)) for name, job in jobs.items()}
+        with ExitStack() as undo:
+            for worker in loading.values():
+                undo.callback(worker.close)
+            for name, worker in loading.items():
+                self._welcome(name, worker)
+            undo.pop_all()
+
+    def _welcome(self, name: str, worker: Worker) -> None:
         try:
-            self.enter(name, job)
+            self.workers[name] = worker.ready()
         except HearthError as error:
             self.remark(f"{name} is left out: {error.message}")
 

@@ -73,8 +73,10 @@ def measure(case: Case, artifacts: Artifacts, plan: Plan, contest: Contest) -> D
     passes = -(-PASSES * len(KERNELS) // plan.rounds)
     with closing(contest):
         for name, job in jobs.items():
-            load = contest.enter if name in {"hearth", "floor"} else contest.invite
-            load(name, job)
+            if name in {"hearth", "floor"}:
+                contest.enter(name, job)
+            else:
+                contest.invite({name: job})
         workers = contest.workers
         seconds: dict[str, list[float]] = {name: [] for name in workers}
         for name, worker in workers.items():

@@ -1,4 +1,4 @@
-"""`hearth bench decode --device cuda`: the GPU engines beside PyTorch and the read bandwidth."""
+"""`hearth bench decode --device cuda`: the GPU engines beside peers and the read bandwidth."""
 
 import asyncio
 import sys
@@ -14,10 +14,18 @@ from hearth_client import AsyncClient
 from msgspec import structs
 
 from bench.contenders.contender import Device, Job
+from bench.contenders.gguf_model import GGUFType
 from bench.contenders.worker import Worker
-from bench.decode.cases import CAPACITY, ENGINES, DType, GPUCase, GPUEngine, step_bytes
-from bench.decode.contest import PROMPT_TOKENS, Contest, prompt_ids
-from bench.decode.gpu_figures import SETTLE, GPUFigures, GPUTimes, gpu_figures, step_seconds
+from bench.decode.cases import ENGINES, PEERS, DType, GPUCase, GPUEngine, Peer, step_bytes
+from bench.decode.contest import Contest, prompt_ids
+from bench.decode.gpu_figures import (
+    SETTLE,
+    GPUFigures,
+    GPUTimes,
+    gpu_figures,
+    llama_name,
+    step_seconds,
+)
 from bench.toy_daemon import connected
 from daemon.cli.errors import Failure
 from daemon.own_daemon import own_daemon
@@ -26,7 +34,7 @@ from runtime.errors import HearthError
 
 FLOOR = "read bandwidth"
 _WARM_UP = 5
-_FLOOR_PASSES = 4
+_FLOOR_PASSES = 10
 _RAW_LAUNCHES = 50
 _RAW_WINDOWS = 5
 # A step must be over before the next is asked for, when the host's own time is wanted.
@@ -44,41 +52,48 @@ class GPUPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     Behind each round come `host_steps` more, for the host's own time of an engine. `ready` names
     engine folders that exist, by `engine/model`. `device` "cpu" is for tests: the same way
-    without a GPU. `actor` starts a daemon as well.
+    without a GPU. A pass of the floor reads `floor_bytes`. `actor` starts a daemon as well.
     """
 
     engines: tuple[GPUEngine, ...] = ENGINES
+    peers: tuple[Peer, ...] = PEERS
     dtype: DType = "float16"
     builder_python: str = sys.executable
     ready: dict[str, Path] = {}
     quick: bool = False
     device: Device = "cuda"
     rounds: int = 7
-    steps: int = 40
-    host_steps: int = 17
+    steps: int = 24
+    host_steps: int = 7
+    floor_bytes: int = 32 << 30
     actor: bool = True
+
+    @property
+    def total_steps(self) -> int:
+        """Those of a contender, without its prompt."""
+        return _WARM_UP + self.rounds * (self.steps + self.host_steps)
+
+
+class GPUModels(msgspec.Struct, frozen=True):
+    """The same weights for everyone: the peers', the engines' and llama.cpp's by stored type."""
+
+    source: Path
+    folders: Mapping[GPUEngine, Path]
+    ggufs: Mapping[GGUFType, Path] = {}
 
 
 def measure_gpu(
-    case: GPUCase, source: Path, folders: Mapping[str, Path], plan: GPUPlan, contest: Contest
+    case: GPUCase, models: GPUModels, plan: GPUPlan, contest: Contest
 ) -> dict[str, GPUFigures]:
     """Figures by engine; an engine or peer that cannot run here is noted and left out.
 
-    `source` has the weights for the peers, `folders` an engine by the name of its engine.
     A contender that fails later on ends the run: what it has disturbed is not known. A daemon
     that fails, when the others have ended, is noted.
     """
-    context = PROMPT_TOKENS + _WARM_UP + plan.rounds * (plan.steps + plan.host_steps) / 2
-    sizes = {
-        name: step_bytes(load_config(folder), case.batch, context)
-        for name, folder in folders.items()
-    }
-    jobs = _jobs(case, source, folders, plan, max(sizes.values(), default=0))
+    folders = models.folders
+    jobs = _jobs(case, models, plan)
     with closing(contest):
-        for name, job in jobs.items():
-            # Peers alone are of no use: they are loaded when an engine runs.
-            if job.contender == "hearth" or contest.workers:
-                contest.invite(name, job)
+        contest.invite(jobs)
         engines = [name for name in folders if name in contest.workers]
         if not engines:
             return {}
@@ -96,8 +111,8 @@ def measure_gpu(
         name: gpu_figures(
             name,
             times,
-            batch=case.batch,
-            step_bytes=sizes[name],
+            case=case,
+            step_bytes=step_bytes(load_config(folders[name]), case.batch, case.context),
             dtype=plan.dtype,
             notes=contest.notes,
         )
@@ -105,25 +120,33 @@ def measure_gpu(
     }
 
 
-def _jobs(
-    case: GPUCase, source: Path, folders: Mapping[str, Path], plan: GPUPlan, floor_bytes: float
-) -> dict[str, Job]:
+def _jobs(case: GPUCase, models: GPUModels, plan: GPUPlan) -> dict[str, Job]:
+    # The context is that of the middle of the steps that count.
+    before = plan.total_steps - plan.rounds * (plan.steps + plan.host_steps) // 2
     common = Job(
         contender="hearth",
-        prompt=prompt_ids(),
-        steps=_WARM_UP + plan.rounds * (plan.steps + plan.host_steps),
+        prompt=prompt_ids(case.context - before),
+        steps=plan.total_steps,
         batch=case.batch,
         capture=True,
         device=plan.device,
         precision=plan.dtype,
-        capacity=CAPACITY,
+        capacity=case.slots,
     )
-    path = str(source)
-    return {
-        **{name: structs.replace(common, path=str(f)) for name, f in folders.items()},
+    path = str(models.source)
+    peers = {
         "transformers": structs.replace(common, contender="static_cache", path=path),
         "torch_compile": structs.replace(common, contender="torch_compile", path=path),
-        FLOOR: structs.replace(common, contender="gpu_floor", bytes=int(floor_bytes)),
+    }
+    llama = structs.replace(common, contender="llama_cpp")
+    return {
+        **{name: structs.replace(common, path=str(f)) for name, f in models.folders.items()},
+        **{name: job for name, job in peers.items() if name in plan.peers},
+        **{
+            llama_name(kind): structs.replace(llama, path=str(f))
+            for kind, f in models.ggufs.items()
+        },
+        FLOOR: Job(contender="gpu_floor", device=plan.device, bytes=plan.floor_bytes),
     }
 
 
@@ -155,7 +178,7 @@ def _host_steps(worker: Worker, plan: GPUPlan, step_s: float) -> list[float]:
 
 def _alone_step_s(job: Job, plan: GPUPlan, log: Path) -> float:
     """The raw step of an engine that has the machine for itself, as a daemon's has."""
-    with closing(Worker(job, log)) as worker:
+    with closing(Worker(job, log).ready()) as worker:
         worker.advance(plan.steps)
         return _raw_step_s(worker)
 

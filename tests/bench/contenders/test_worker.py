@@ -13,7 +13,7 @@ from tests.bench.running import hide
 
 def test_the_floor_is_stepped_in_a_process_of_its_own(tmp_path: Path) -> None:
     job = Job(contender="floor", threads=2, bytes=1 << 22)
-    with closing(Worker(job, tmp_path / "log")) as floor:
+    with closing(Worker(job, tmp_path / "log").ready()) as floor:
         seconds = floor.advance(3)
     assert len(seconds) == 3
     assert min(seconds) > 0
@@ -25,7 +25,7 @@ def test_a_peer_that_is_not_installed_says_what_installs_it(
 ) -> None:
     hide(tmp_path, "llama_cpp", monkeypatch)
     with pytest.raises(HearthError, match="or pip install llama-cpp-python") as caught:
-        Worker(Job(contender="llama_cpp"), tmp_path / "log")
+        Worker(Job(contender="llama_cpp"), tmp_path / "log").ready()
     assert caught.value.code == "unsupported_option"
 
 
@@ -39,13 +39,13 @@ def test_one_line_names_all_packages_that_are_missing() -> None:
 def test_an_engine_folder_that_cannot_be_served_says_why(tmp_path: Path) -> None:
     job = Job(contender="hearth", path=str(tmp_path / "nothing"), prompt=[1], steps=1)
     with pytest.raises(HearthError) as caught:
-        Worker(job, tmp_path / "log")
+        Worker(job, tmp_path / "log").ready()
     assert caught.value.code == "engine_missing"
 
 
 def test_a_pause_is_not_timed(toy: Path, tmp_path: Path) -> None:
     job = Job(contender="hearth", path=str(toy), prompt=[5, 6], steps=6, capture=True)
-    with closing(Worker(job, tmp_path / "log")) as hearth:
+    with closing(Worker(job, tmp_path / "log").ready()) as hearth:
         started = time.monotonic()
         seconds = hearth.advance(3, pause_s=0.2)
         assert time.monotonic() - started > 0.6

@@ -108,13 +108,21 @@ def test_the_shipped_model_is_read_where_it_lies(
 
 
 def test_the_cases_are_two_models_at_two_batch_sizes() -> None:
-    assert list(GPU_CASES) == ["0.6b/b1", "0.6b/b8", "4b/b1", "4b/b8"]
-    assert GPU_CASES["4b/b8"].batch == 8
+    names = ("b1", "b8", "b1/1000", "b8/1000")
+    assert list(GPU_CASES) == [f"{model}/{name}" for model in ("0.6b", "4b") for name in names]
+    assert (GPU_CASES["4b/b8"].batch, GPU_CASES["4b/b8"].context) == (8, 128)
+    assert (GPU_CASES["4b/b8/1000"].batch, GPU_CASES["4b/b8/1000"].context) == (8, 1000)
 
 
 def test_engines_are_exported_for_the_gpu_and_for_both_batches() -> None:
     onnx = export_options("ort-cuda", "float16", sys.executable)
-    assert (onnx.device, onnx.plan, onnx.max_batch, onnx.capacity) == ("cuda", None, 8, 1024)
+    assert (onnx.device, onnx.plan, onnx.max_batch, onnx.capacity) == ("cuda", None, 8, 2048)
+    ours = export_options("kernels", "bfloat16", sys.executable)
+    assert (ours.engine, ours.device, ours.dtype) == ("kernels", "cuda", "bfloat16")
+    assert (ours.quantization, ours.max_batch, ours.capacity) == ("none", 8, 2048)
+    for bits in ("int8", "int4"):
+        fewer = export_options(f"kernels-{bits}", "float16", sys.executable)  # type: ignore[arg-type] # an engine
+        assert (fewer.engine, fewer.quantization) == ("kernels", bits)
     plan = export_options("tensorrt", "float16", "/somewhere/python").plan
     assert plan is not None
     assert (plan.python, plan.version_compatible) == ("/somewhere/python", True)

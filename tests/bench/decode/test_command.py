@@ -9,17 +9,17 @@ from click.testing import CliRunner
 
 from bench.commands import bench
 from bench.decode import cases, command
-from bench.decode.cases import ENGINES, GPU_CASES, LARGEST_BATCH, GPUCase
+from bench.decode.cases import ENGINES, GPU_CASES, LARGEST_BATCH, PEERS, GPUCase
 from bench.decode.command import gpu_plan, run_gpu
 from bench.decode.cpu import SHARE_LIMIT
-from bench.decode.gpu import GPUPlan
+from bench.decode.gpu import GPUModels, GPUPlan
 from bench.decode.gpu_figures import GPUFigures, gpu_figures
 from runtime.config import LLMEngineRunnerConfig
 from runtime.errors import HearthError
 from tests.bench.decode.test_gpu_figures import times
 from tests.bench.running import hide
 
-PEERS = ("torch", "transformers", "llama_cpp", "gguf")
+LIBRARIES = ("torch", "transformers", "llama_cpp", "gguf")
 
 
 def decode(tmp_path: Path, *flags: str) -> tuple[int, dict[str, dict[str, object]], str]:
@@ -30,7 +30,7 @@ def decode(tmp_path: Path, *flags: str) -> tuple[int, dict[str, dict[str, object
 
 
 def test_missing_peers_are_null_and_stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for peer in PEERS:
+    for peer in LIBRARIES:
         hide(tmp_path, peer, monkeypatch)
         monkeypatch.setitem(sys.modules, peer, None)
     code, figures, said = decode(tmp_path, "--case", "0.6b/fp32")
@@ -52,7 +52,7 @@ def test_missing_peers_are_null_and_stated(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.reference
 def test_all_contenders_are_measured_together(tmp_path: Path) -> None:
-    for peer in PEERS:
+    for peer in LIBRARIES:
         pytest.importorskip(peer)
     code, figures, progress = decode(tmp_path, "--case", "0.6b/fp32")
     case = figures["0.6b/fp32"]
@@ -63,7 +63,14 @@ def test_all_contenders_are_measured_together(tmp_path: Path) -> None:
     assert "round 2 of 2" in progress
 
 
-NOTHING: dict[str, Any] = {"ready": (), "engines": (), "dtype": None, "builder_python": None}
+NOTHING: dict[str, Any] = {
+    "ready": (),
+    "engines": (),
+    "peers": (),
+    "actor": None,
+    "dtype": None,
+    "builder_python": None,
+}
 
 
 def refuse(*_: object) -> Path:
@@ -71,12 +78,10 @@ def refuse(*_: object) -> Path:
 
 
 def some_figures(
-    case: GPUCase, _: Path, folders: dict[str, Path], plan: GPUPlan, *__: object
+    case: GPUCase, models: GPUModels, plan: GPUPlan, *__: object
 ) -> dict[str, GPUFigures]:
-    found = gpu_figures(
-        "ort-cuda", times(), batch=case.batch, step_bytes=1, dtype=plan.dtype, notes=[]
-    )
-    return dict.fromkeys(folders, found)
+    found = gpu_figures("ort-cuda", times(), case=case, step_bytes=1, dtype=plan.dtype, notes=[])
+    return dict.fromkeys(map(str, models.folders), found)
 
 
 @pytest.fixture
@@ -85,6 +90,7 @@ def faked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(command, "serving_library", lambda _: "a library")
     monkeypatch.setattr(command, "random_source", lambda *_, **__: tmp_path)
     monkeypatch.setattr(command, "engine_folder", refuse)
+    monkeypatch.setattr(command, "gguf_file", lambda *_: None)
     monkeypatch.setattr(command, "measure_gpu", some_figures)
     return tmp_path
 
@@ -92,9 +98,11 @@ def faked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_everything_is_measured_unless_something_is_chosen() -> None:
     plan = gpu_plan(NOTHING, quick=False)
     assert (plan.engines, plan.dtype, plan.rounds) == (ENGINES, "float16", 7)
+    assert (plan.peers, plan.actor) == (PEERS, True)
     assert plan.builder_python == sys.executable
     chosen = {**NOTHING, "engines": ("tensorrt",), "dtype": "bfloat16"}
-    plan = gpu_plan(chosen, quick=True)
+    plan = gpu_plan({**chosen, "peers": ("llama_cpp",), "actor": False}, quick=True)
+    assert (plan.peers, plan.actor) == (("llama_cpp",), False)
     assert (plan.engines, plan.dtype, plan.rounds) == (("tensorrt",), "bfloat16", 2)
 
 
@@ -172,6 +180,7 @@ def test_without_any_engine_the_command_fails(faked: Path) -> None:
         (["--device", "cuda", "--case", "0.6b/fp32"], "no case on cuda"),
         (["--device", "cuda", "--threads", "2"], "for the CPU alone"),
         (["--engine", "tensorrt"], "are for a GPU"),
+        (["--no-daemon"], "are for a GPU"),
     ],
 )
 def test_what_is_for_another_device_is_refused(arguments: list[str], words: str) -> None:
@@ -213,6 +222,9 @@ def test_without_a_library_that_serves_an_engine_no_model_is_made(
     assert run_gpu(list(GPU_CASES.values()), GPUPlan(), faked, lambda _: None) == {}
     said = capsys.readouterr().err.splitlines()
     assert [line.split(" (")[0] for line in said] == [
+        "kernels is left out: kernels is absent",
+        "kernels-int8 is left out: kernels is absent",
+        "kernels-int4 is left out: kernels is absent",
         "ort-cuda is left out: onnxruntime is absent",
         "tensorrt is left out: tensorrt is absent",
     ]

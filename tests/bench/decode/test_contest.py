@@ -15,9 +15,12 @@ class FakeWorker:
     closed: list[str] = []  # noqa: RUF012 - emptied by each test
 
     def __init__(self, job: Job, log: Path) -> None:
-        if not job.path:
-            raise HearthError("unsupported_option", "nothing to run", "case")
         self.job, self.log = job, log
+
+    def ready(self) -> "FakeWorker":
+        if not self.job.path:
+            raise HearthError("unsupported_option", "nothing to run", "case")
+        return self
 
     def close(self) -> None:
         self.closed.append(self.job.path)
@@ -32,14 +35,13 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_who_cannot_run_is_left_out_with_the_reason(said: list[str]) -> None:
     case = Contest("0.6b/b1", Path("logs"), said.append)
-    case.invite("a peer", Job(contender="floor"))
-    case.invite("hearth", Job(contender="hearth", path="x"))
+    hearth = Job(contender="hearth", path="x")
+    case.invite({"a peer": Job(contender="floor"), "hearth": hearth})
     assert list(case.workers) == ["hearth"]
     assert case.notes == ["a peer is left out: nothing to run"]
     assert said == [
-        "0.6b/b1: loading a peer",
+        "0.6b/b1: loading a peer, hearth",
         "0.6b/b1: a peer is left out: nothing to run",
-        "0.6b/b1: loading hearth",
     ]
     worker: Any = case.workers["hearth"]
     assert worker.log == Path("logs/0.6b-b1-hearth.log")
@@ -60,4 +62,5 @@ def test_rounds_are_told(said: list[str]) -> None:
 def test_the_prompt_is_the_same_every_time_and_in_every_vocabulary() -> None:
     assert prompt_ids() == prompt_ids()
     assert len(prompt_ids()) == PROMPT_TOKENS
+    assert prompt_ids(14) == prompt_ids()[:14]
     assert 3 <= min(prompt_ids()) <= max(prompt_ids()) < 256

@@ -7,35 +7,37 @@ from msgspec import structs
 
 from bench.contenders.contender import ContenderName, Device, Job
 from bench.decode import gpu
-from bench.decode.cases import GPU_CASES
+from bench.decode.cases import GPU_CASES, GPUEngine
 from bench.decode.contest import Contest
-from bench.decode.gpu import GPUPlan, actor_step_s, measure_gpu, step_times
+from bench.decode.gpu import GPUModels, GPUPlan, actor_step_s, measure_gpu, step_times
 from bench.decode.gpu_figures import GPUFigures
 from daemon.cli.errors import Failure
 from tests.bench.running import hide
 
 pytestmark = pytest.mark.slow
-PLAN = GPUPlan(device="cpu", dtype="float32", rounds=2, steps=5, host_steps=2, actor=False)
+PLAN = GPUPlan(
+    device="cpu", dtype="float32", rounds=2, steps=5, host_steps=2, floor_bytes=1 << 25, actor=False
+)
 
 
 def measured(
     name: str,
     source: Path,
-    folders: dict[str, Path],
+    folders: dict[GPUEngine, Path],
     logs: Path,
     said: list[str],
     *,
     plan: GPUPlan = PLAN,
 ) -> dict[str, GPUFigures]:
     contest = Contest(name, logs, said.append)
-    return measure_gpu(GPU_CASES[name], source, folders, plan, contest)
+    return measure_gpu(GPU_CASES[name], GPUModels(source, folders), plan, contest)
 
 
 def test_an_engine_alone_has_figures_and_the_peers_a_reason(
     toy: Path, quick_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hide(tmp_path, "torch", monkeypatch)
-    folders = {"ort-cuda": toy}
+    folders: dict[GPUEngine, Path] = {"ort-cuda": toy}
     said: list[str] = []
     found = measured("0.6b/b8", quick_model, folders, tmp_path, said)
     one = found["ort-cuda"]
@@ -58,12 +60,11 @@ def test_an_engine_that_cannot_run_here_is_left_out_with_its_reason(
     folder = tmp_path / "engine"
     folder.mkdir()
     (folder / "config.json").write_bytes((toy / "config.json").read_bytes())
-    folders = {"tensorrt": folder}
+    folders: dict[GPUEngine, Path] = {"tensorrt": folder}
     said: list[str] = []
     assert measured("0.6b/b1", quick_model, folders, tmp_path, said) == {}
-    assert said[0] == "0.6b/b1: loading tensorrt"
+    assert said[0].startswith("0.6b/b1: loading tensorrt, ")
     assert said[1].startswith("0.6b/b1: tensorrt is left out: ")
-    assert len(said) == 2
 
 
 def test_a_daemon_that_fails_is_noted_and_the_figures_stay(
@@ -74,13 +75,27 @@ def test_a_daemon_that_fails_is_noted_and_the_figures_stay(
 
     hide(tmp_path, "torch", monkeypatch)
     monkeypatch.setattr(gpu, "actor_step_s", fail)
-    folders = {"ort-cuda": toy}
+    folders: dict[GPUEngine, Path] = {"ort-cuda": toy}
     plan = structs.replace(PLAN, actor=True)
     found = measured("0.6b/b1", quick_model, folders, tmp_path, [], plan=plan)
     one = found["ort-cuda"]
     assert one.step_ms > 0
     assert one.actor_ms is one.actor_over_raw is None
     assert one.notes[-1] == "ort-cuda was not measured through a daemon: it did not start"
+
+
+def test_the_middle_of_the_steps_has_the_context_of_the_case() -> None:
+    models = GPUModels(Path("source"), {"kernels": Path("engine")}, {"Q4_0": Path("file")})
+    for name, slots in (("0.6b/b8", 256), ("0.6b/b8/1000", 2048)):
+        case, plan = GPU_CASES[name], GPUPlan(peers=("llama_cpp",))
+        jobs = gpu._jobs(case, models, plan)
+        assert list(jobs) == ["kernels", "llama_cpp Q4_0", "read bandwidth"]
+        for job in list(jobs.values())[:2]:
+            first = (
+                len(job.prompt) + plan.total_steps - plan.rounds * (plan.steps + plan.host_steps)
+            )
+            assert (first + len(job.prompt) + job.steps + 1) // 2 == case.context
+            assert len(job.prompt) + job.steps < job.capacity == slots
 
 
 class StepTimes:
@@ -116,7 +131,7 @@ def test_a_daemon_is_compared_with_an_engine_as_alone_as_it(
     toy: Path, quick_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hide(tmp_path, "torch", monkeypatch)
-    folders = {"ort-cuda": toy}
+    folders: dict[GPUEngine, Path] = {"ort-cuda": toy}
     plan = structs.replace(PLAN, actor=True)
     one = measured("0.6b/b1", quick_model, folders, tmp_path, [], plan=plan)["ort-cuda"]
     assert one.actor_ms is not None
@@ -131,7 +146,7 @@ def test_peers_and_floor_are_measured_beside_it(
     pytest.importorskip("torch")
     # The compiler of PyTorch has a test of its own.
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
-    folders = {"ort-cuda": toy}
+    folders: dict[GPUEngine, Path] = {"ort-cuda": toy}
     found = measured("0.6b/b1", quick_model, folders, tmp_path, [])
     one = found["ort-cuda"]
     assert one.notes == []
@@ -139,7 +154,7 @@ def test_peers_and_floor_are_measured_beside_it(
     assert one.vs_transformers == pytest.approx((one.transformers_ms or 0) / one.step_ms)
     assert one.vs_torch_compile is not None
     assert one.bandwidth_share is not None
-    assert 0 < one.bandwidth_share < 1.5
+    assert one.bandwidth_share > 0
 
 
 @pytest.mark.parametrize("batch", [1, 2])

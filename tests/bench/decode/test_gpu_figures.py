@@ -1,10 +1,10 @@
 import pytest
 
-from bench.contenders.floor import gpu_repeats
+from bench.decode.cases import GPU_CASES, GPUCase, GPUEngine
 from bench.decode.gpu_figures import (
     GPUFigures,
     GPUTimes,
-    compare_batches,
+    compare_cases,
     gpu_figures,
     read_bandwidth,
     share_best_read,
@@ -32,10 +32,10 @@ def times(**changes: object) -> GPUTimes:
     return GPUTimes(**given)  # type: ignore[arg-type] # of a test
 
 
-def figures(given: GPUTimes, batch: int = 8) -> GPUFigures:
-    return gpu_figures(
-        "ort-cuda", given, batch=batch, step_bytes=4e9, dtype="float16", notes=["one"]
-    )
+def figures(
+    given: GPUTimes, case: GPUCase = GPU_CASES["4b/b8"], engine: GPUEngine = "ort-cuda"
+) -> GPUFigures:
+    return gpu_figures(engine, given, case=case, step_bytes=4e9, dtype="float16", notes=["one"])
 
 
 def test_a_round_counts_as_a_whole_without_its_first_steps() -> None:
@@ -44,8 +44,7 @@ def test_a_round_counts_as_a_whole_without_its_first_steps() -> None:
 
 
 def test_the_bandwidth_is_that_of_the_fastest_pass() -> None:
-    assert gpu_repeats(GIB) == 8
-    assert read_bandwidth(times()) == pytest.approx(8 * GIB / 0.002)
+    assert read_bandwidth(times()) == pytest.approx(GIB / 0.002)
     assert read_bandwidth(times(floor=[])) is None
 
 
@@ -56,10 +55,12 @@ def test_figures_of_an_engine() -> None:
     assert found.tokens_per_s == pytest.approx(4000)
     assert found.vs_transformers == pytest.approx(10)
     assert found.vs_torch_compile == pytest.approx(1)
+    assert found.vs_ort_cuda is found.vs_llama_cpp is None
+    assert (found.context, found.llama_cpp_type) == (128, "")
     assert found.raw_ms == pytest.approx(1.6)
     assert found.raw_alone_ms == pytest.approx(1.75)
     assert found.actor_over_raw == pytest.approx(1.2)
-    assert found.bandwidth_share == pytest.approx(4e9 / 0.002 / (8 * GIB / 0.002))
+    assert found.bandwidth_share == pytest.approx(4e9 / 0.002 / (GIB / 0.002))
     assert (found.dtype, found.notes) == ("float16", ["one"])
 
 
@@ -70,20 +71,38 @@ def test_what_was_not_measured_is_none() -> None:
     assert found.vs_torch_compile is found.actor_over_raw is found.actor_ms is None
 
 
-def test_batches_are_compared_within_an_engine_and_model() -> None:
-    found = {
-        "ort-cuda/4b/b1": figures(times(), batch=1),
-        "ort-cuda/4b/b8": figures(times(), batch=8),
-        "tensorrt/4b/b8": figures(times(), batch=8),
-    }
-    compare_batches(found)
+@pytest.mark.parametrize(
+    ("engine", "stored", "ratio"),
+    [("kernels", "F16", 3), ("kernels-int8", "Q8_0", 4), ("kernels-int4", "Q4_0", 5)],
+)
+def test_an_engine_is_compared_with_llama_cpp_of_as_many_bits_and_with_onnx_runtime(
+    engine: GPUEngine, stored: str, ratio: float
+) -> None:
+    names = [engine, "llama_cpp F16", "llama_cpp Q8_0", "llama_cpp Q4_0", "ort-cuda"]
+    steps = [0.001, 0.003, 0.004, 0.005, 0.002]
+    rounds = {name: [[9.0, 9.0, step]] for name, step in zip(names, steps, strict=True)}
+    found = figures(times(rounds=rounds, raw={engine: 0.0009}), engine=engine)
+    assert found.llama_cpp_type == stored
+    assert found.vs_llama_cpp == pytest.approx(ratio)
+    assert found.llama_cpp_ms == pytest.approx(ratio)
+    assert found.vs_ort_cuda == pytest.approx(2)
+
+
+def test_cases_are_compared_within_an_engine_and_model() -> None:
+    one, eight, long = (GPU_CASES[f"4b/{name}"] for name in ("b1", "b8", "b8/1000"))
+    found = {f"ort-cuda/{case.name}": figures(times(), case) for case in (one, eight, long)}
+    found["tensorrt/4b/b8"] = figures(times())
+    found["ort-cuda/4b/b8/1000"].step_ms *= 1.25
+    compare_cases(found, [one, eight, long])
     assert found["ort-cuda/4b/b8"].tokens_vs_batch_1 == pytest.approx(8)
+    assert found["ort-cuda/4b/b8/1000"].over_short == pytest.approx(1.25)
     assert found["ort-cuda/4b/b1"].tokens_vs_batch_1 is None
+    assert found["ort-cuda/4b/b8"].over_short is None
     assert found["tensorrt/4b/b8"].tokens_vs_batch_1 is None
 
 
 def test_every_case_is_compared_with_the_best_read_of_the_run() -> None:
-    slow, fast = figures(times(), batch=1), figures(times(), batch=8)
+    slow, fast = figures(times(), GPU_CASES["4b/b1"]), figures(times())
     slow.read_gb_per_s, fast.read_gb_per_s = 2000.0, 4000.0
     share_best_read({"ort-cuda/4b/b1": slow, "ort-cuda/4b/b8": fast})
     assert slow.read_gb_per_s == fast.read_gb_per_s == 4000.0
