@@ -235,7 +235,13 @@ class KernelDriver:
         tensors |= {
             spec.name: device.constant(spec.name, self.weights[spec.name])
             for spec in self.registry.own_specs
+            if spec.name in self.weights
         }
+        # What is left are the inputs of an adapter.
+        for spec in self.registry.own_specs:
+            if spec.name not in tensors:
+                shape = tuple(int(size) for size in spec.shape)
+                tensors[spec.name] = device.zeros(spec.name, shape, spec.dtype)
         tables = rope_tables(RopeConfig(), config.rotary_dim, config.max_kv_cache_capacity)
         for name, table in zip(("rope_cos", "rope_sin"), tables, strict=True):
             tensors[name] = device.constant(name, table)

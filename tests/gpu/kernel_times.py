@@ -94,7 +94,7 @@ def quantised_weights(family: Family, kind: Kind, *, head: bool) -> dict[str, Ar
 class Times:
     """The steps of one model: 0.6b, 0.6b-int8, 0.6b-int4 or, but for the head, 0.6b-int4b."""
 
-    def __init__(self, device: CudaDevice, name: str) -> None:
+    def __init__(self, device: CudaDevice, name: str, **changes: Any) -> None:
         size, _, kind = name.partition("-")
         self.device, self.family = device, SHAPES[size]
         began = time.monotonic()
@@ -113,6 +113,7 @@ class Times:
             most_selected=8,
             max_kv_cache_capacity=CAPACITY,
             prefill_chunk=512,
+            **changes,
         )
         self.opened = {
             "weights_s": round(made - began, 2),
