@@ -10,10 +10,14 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
+from runtime.cache_folder import cache_folder
 from runtime.config import DType, LLMEngineRunnerConfig, RopeConfig
+from runtime.device.cuda.compiler import KernelCompiler, load_compiler_api
 from runtime.device.cuda.cuda_device import CudaDevice
+from runtime.device.tree_arrays import node_depths, pack_mask
 from runtime.executor.engine import Binding
 from runtime.executor.kernels.engine import KernelsEngine
+from runtime.executor.kernels.launch import GpuFacts
 from runtime.export.reference_pass import decode
 from runtime.rope import rope_tables
 from runtime.tensors.dims import InferenceDims
@@ -179,6 +183,17 @@ def reference_logits(family: Family, weights: Mapping[str, Array], ids: Sequence
     return decode(model, known, embedded, rope_tables(RopeConfig(), rotary, len(ids)))
 
 
+class AmpereCompiler(KernelCompiler):
+    """Compiles for the first GPUs that are served, as code that the driver finishes."""
+
+    def _target(self) -> str:
+        return "compute_80"
+
+
+AMPERE = GpuFacts((8, 0), 132, 99 << 10, 100 << 10)
+"""An RTX 3090's shared memory, and no dependent launches."""
+
+
 class KernelDriver:
     """Steps over an engine of random weights; `filled` holds the slots in use of each row."""
 
@@ -190,9 +205,11 @@ class KernelDriver:
         *,
         weights: Mapping[str, Array] | None = None,
         most_selected: int = 1,
+        ampere: bool = False,
         **changes: Any,
     ) -> None:
         self.device, self.family = device, family
+        self.dependent = not ampere and device.properties.compute_capability >= (9, 0)
         self.config = config = config_of(family, dtype, **changes)
         self.weights = weights or random_weights(family, dtype)
         self.registry = build_registry_for_llm(config)
@@ -212,7 +229,14 @@ class KernelDriver:
             self.registry.add_own(TensorSpec(name, "input", array.dtype, array.shape))
         with tempfile.TemporaryDirectory() as folder:
             write_layout(Path(folder), layout)
-            self.engine = KernelsEngine.open(Path(folder), config, device, self.registry)
+            given: dict[str, Any] = {}
+            if ampere:
+                kernels = cache_folder() / "kernels"
+                given = {
+                    "facts": AMPERE,
+                    "compiler": AmpereCompiler(load_compiler_api(), "sm_80", kernels),
+                }
+            self.engine = KernelsEngine.open(Path(folder), config, device, self.registry, **given)
         self.scratch = device.zeros(
             "scratch", (self.engine.required_context_memory,), np.dtype(np.uint8)
         )
@@ -262,14 +286,30 @@ class KernelDriver:
         return Binding(name, "input" if spec is None else spec.direction, tensor, shape)
 
     def feed(
-        self, rows: Sequence[Sequence[int]], *, kv_len: int = 0, every: bool = False
+        self,
+        rows: Sequence[Sequence[int]],
+        *,
+        kv_len: int = 0,
+        every: bool = False,
+        parents: Sequence[Sequence[int]] | None = None,
     ) -> InferenceDims:
-        """Fill the inputs of a step; `every` token gets logits, or the last of each row."""
+        """Fill the inputs of a step; `every` token gets logits, or the last of each row.
+
+        `parents` makes each row a tree, as `runtime.device.tree_arrays` has them.
+        """
         batch, width = len(rows), max(map(len, rows))
         ids, positions = np.zeros((batch, width), np.int64), np.zeros((batch, width), np.int64)
+        tree = np.full((batch, width), -2, np.int32)
         for row, one in enumerate(rows):
             ids[row, : len(one)] = one
-            positions[row, : len(one)] = self.filled[row] + np.arange(len(one))
+            tree[row, : len(one)] = np.arange(-1, len(one) - 1)
+            if parents is not None:
+                tree[row, : len(one)] = parents[row]
+        mask = pack_mask(tree)
+        depths = node_depths(mask)
+        positions[...] = np.where(depths < 0, 0, self.filled[:batch, None] + depths)
+        if self.config.takes_packed_mask:
+            self.device.put(self.tensors["packed_mask"], mask)
         last = np.array([[len(one) - 1] for one in rows], np.int64)
         selected = np.arange(width)[None].repeat(batch, 0) if every else last
         put, tensors = self.device.put, self.tensors
@@ -280,9 +320,16 @@ class KernelDriver:
         slots = kv_len or self.config.max_kv_cache_capacity
         return InferenceDims.prefill(batch, width, slots)._replace(select_len=selected.shape[1])
 
-    def step(self, rows: Sequence[Sequence[int]], *, kv_len: int = 0, every: bool = False) -> Array:
+    def step(
+        self,
+        rows: Sequence[Sequence[int]],
+        *,
+        kv_len: int = 0,
+        every: bool = False,
+        parents: Sequence[Sequence[int]] | None = None,
+    ) -> Array:
         """Feed each row its next tokens; logits [B, N, V]."""
-        dims = self.feed(rows, kv_len=kv_len, every=every)
+        dims = self.feed(rows, kv_len=kv_len, every=every, parents=parents)
         self.engine.run(self.bindings(dims), self.device.stream)
         self.filled[: len(rows)] += [len(one) for one in rows]
         return self.logits(dims)
@@ -291,6 +338,12 @@ class KernelDriver:
         """Those of the newest step [B, N, V]."""
         shape = (dims.batch, dims.select_len, self.config.output_vocab_size)
         whole = self.device.read(self.tensors["logits"]).reshape(-1)
+        return whole[: np.prod(shape)].reshape(shape)
+
+    def hidden(self, dims: InferenceDims) -> Array:
+        """The hidden states that the newest step gave for a draft [B, S, W]."""
+        shape = (dims.batch, dims.seq_len, self.config.output_hidden_dim)
+        whole = self.device.read(self.tensors["hidden_states"]).reshape(-1)
         return whole[: np.prod(shape)].reshape(shape)
 
     def cache(self, name: str, rows: int, kv_len: int = 0) -> Array:

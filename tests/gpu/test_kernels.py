@@ -31,6 +31,7 @@ FAMILIES = {
     "small-heads": SMALL_HEADS,
     "partial": PARTIAL,
     "large-heads": LARGE_HEADS,
+    "ampere": QWEN3,
 }
 # Shares of the logits' standard deviation: what rounding to the type moves a logit by.
 TOLERANCE = {"float16": 0.02, "bfloat16": 0.16}
@@ -53,7 +54,8 @@ def dtype(request: pytest.FixtureRequest) -> DType:
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def driver(gpu: CudaDevice, dtype: DType, request: pytest.FixtureRequest) -> Iterator[KernelDriver]:
-    made = KernelDriver(gpu, FAMILIES[request.param], dtype, most_selected=256)
+    name = request.param
+    made = KernelDriver(gpu, FAMILIES[name], dtype, most_selected=256, ampere=name == "ampere")
     yield made
     made.close()
 
@@ -178,6 +180,5 @@ def test_edges_of_a_graph_let_a_launch_begin_early(driver: KernelDriver) -> None
         return
     assert int(status) == 0
     assert rest[-1] == graph_nodes - 1
-    if driver.device.properties.compute_capability >= (9, 0):
-        kinds = {int(edge.type) for edge in rest[0][: graph_nodes - 1]}
-        assert kinds == {1}
+    kinds = {int(edge.type) for edge in rest[0][: graph_nodes - 1]}
+    assert kinds == {int(driver.dependent)}
