@@ -110,7 +110,7 @@ def test_chunks_of_any_width_give_the_same_bits(driver: KernelDriver, width: int
 
 @pytest.mark.parametrize("batch", [2, 3, 4, 7, 8])
 def test_a_row_has_the_bits_that_it_has_alone(driver: KernelDriver, batch: int) -> None:
-    prompts = [text(driver.family, 20 + 37 * row, row) for row in range(batch)]
+    prompts = [text(driver.family, 20 + 33 * row, row) for row in range(batch)]
     steps = [text(driver.family, batch, 100 + step) for step in range(6)]
     driver.reset(NAN_BYTE)
     width = max(map(len, prompts))
