@@ -20,7 +20,7 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
         click.Choice(["kernels", "onnxruntime", "tensorrt"]),
         (
             "What is to run the engine: Hearth's own kernels for NVIDIA GPUs, ONNX Runtime, or a "
-            "TensorRT plan, built for this GPU.  [onnxruntime]"
+            "TensorRT plan, built for this GPU.  [kernels on cuda, else onnxruntime]"
         ),
     ),
     "dialect": (
@@ -37,7 +37,7 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
     ),
     "operators": (
         click.Choice(["auto", "standard", "contrib"]),
-        "contrib are ONNX Runtime's own; auto takes them on cuda where they serve.  [auto]",
+        "contrib are ONNX Runtime's own, which it takes itself on cuda if they serve.  [auto]",
     ),
     "quantization": (
         click.Choice(["none", "int8", "int4"]),

@@ -26,20 +26,21 @@ SMALLEST_CAPACITY = 2  # a prompt of one token, and one in answer
 class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a model becomes an engine folder; lengths in tokens.
 
-    `backend` is what is to run the decoder; "auto" takes TensorRT with a `plan`, else ONNX Runtime.
-    `quantization` is that of matrix products; `head_quantization` of the one that gives the logits,
-    "body" for that of the others. `block_size` counts weights that share one scale; 0 takes 128 for
-    int8 and 32 for int4, or the next smaller size that divides every projection. `capacity` 0 takes
-    the model's longest sequence, at most 4096. `prefill_chunk` is the longest piece of a prompt in
-    one step; 0 takes 256, or the capacity where that is less. With `plan` the graph becomes a
-    TensorRT plan; `auto` then means the dialect that its builder reads. `device` is where ONNX
-    Runtime is to run the graph; `operators` "contrib" are its own, which "auto" takes on CUDA for
-    16-bit models of common head sizes. With `draft` a draft engine is made beside the model's,
-    which then takes token trees and gives hidden states. `max_patches` is the largest call of a
-    vision tower, and so of a picture; 0 takes 4096. `max_lora_rank` is the greatest rank of
-    adapters, 0 for none; `lora_targets` are the projections that they may add to, all of them where
-    none is named. `external_weights` leaves a graph without weights, and beside it a file of them,
-    in whose place others of that shape may be served.
+    `backend` is what is to run the decoder; "auto" takes TensorRT with a `plan`, Hearth's own
+    kernels on CUDA, and ONNX Runtime on the CPU. `quantization` is that of matrix products;
+    `head_quantization` of the one that gives the logits, "body" for that of the others.
+    `block_size` counts weights that share one scale; 0 takes 128 for int8 and 32 for int4, or the
+    next smaller size that divides every projection. `capacity` 0 takes the model's longest
+    sequence, at most 4096. `prefill_chunk` is the longest piece of a prompt in one step; 0 takes
+    256, or the capacity where that is less. With `plan` the graph becomes a TensorRT plan; `auto`
+    then means the dialect that its builder reads. `device` is where it is to run; `operators`
+    "contrib" are ONNX Runtime's own, which "auto" takes on CUDA for 16-bit models of common head
+    sizes. With `draft` a draft engine is made beside the model's, which then takes token trees and
+    gives hidden states. `max_patches` is the largest call of a vision tower, and so of a picture; 0
+    takes 4096. `max_lora_rank` is the greatest rank of adapters, 0 for none; `lora_targets` are the
+    projections that they may add to, all of them where none is named. `external_weights` leaves a
+    graph without weights, and beside it a file of them, in whose place others of that shape may be
+    served.
     """
 
     backend: Literal["auto", "kernels", "onnxruntime", "tensorrt"] = "auto"
@@ -65,7 +66,9 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
         """What runs the decoder."""
         if self.backend != "auto":
             return self.backend
-        return "onnxruntime" if self.plan is None else "tensorrt"
+        if self.plan is not None:
+            return "tensorrt"
+        return "kernels" if self.device == "cuda" else "onnxruntime"
 
     @property
     def head_weights(self) -> Quantization:

@@ -38,16 +38,19 @@ def test_onnx_runtime_has_no_plan() -> None:
 
 
 def test_kernels_are_for_a_gpu_in_sixteen_bits() -> None:
-    options = asked("--backend", "kernels")
-    assert (options.engine, options.device, options.dtype) == ("kernels", "cuda", "float16")
+    for given in (("--backend", "kernels"), ("--device", "cuda")):
+        options = asked(*given)
+        assert (options.engine, options.device, options.dtype) == ("kernels", "cuda", "float16")
+    options = asked("--backend", "onnxruntime", "--device", "cuda", "--dtype", "float32")
+    assert (options.engine, options.device, options.dtype) == ("onnxruntime", "cuda", "float32")
     options = asked("--backend", "kernels", "--device", "cuda", "--dtype", "bfloat16")
     assert (options.engine, options.device, options.dtype) == ("kernels", "cuda", "bfloat16")
 
 
+@pytest.mark.parametrize("asking", [("--backend", "kernels"), ("--device", "cuda")])
 @pytest.mark.parametrize(
     "given",
     [
-        ("--device", "cpu"),
         ("--dtype", "float32"),
         ("--operators", "contrib"),
         ("--dialect", "classic"),
@@ -58,9 +61,17 @@ def test_kernels_are_for_a_gpu_in_sixteen_bits() -> None:
     ],
     ids=" ".join,
 )
-def test_kernels_refuse_what_is_for_another_engine(given: tuple[str, ...]) -> None:
-    arguments = ["a", "b", "--backend", "kernels", *given]
+def test_kernels_refuse_what_is_for_another_engine(
+    asking: tuple[str, ...], given: tuple[str, ...]
+) -> None:
+    arguments = ["a", "b", *asking, *given]
     with pytest.raises(click.UsageError):
+        CliRunner().invoke(export, arguments, standalone_mode=False, catch_exceptions=False)
+
+
+def test_kernels_do_not_run_on_the_cpu() -> None:
+    arguments = ["a", "b", "--backend", "kernels", "--device", "cpu"]
+    with pytest.raises(click.UsageError, match="choose device cuda"):
         CliRunner().invoke(export, arguments, standalone_mode=False, catch_exceptions=False)
 
 

@@ -23,7 +23,8 @@ from tests.references import reference_folder
 from tests.references import reference_logits as stored_logits
 from tests.runtime.export.graph_driver import GraphDriver, run_rows
 
-CUDA = ExportOptions(device="cuda", dtype="float16", quantization="int4")
+CUDA = ExportOptions(backend="onnxruntime", device="cuda", dtype="float16", quantization="int4")
+PLANNED = structs.replace(CUDA, backend="auto", device="cpu", plan=PlanOptions())
 
 
 def on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,9 +76,9 @@ def test_they_may_lie_beside_the_graph(tmp_path: Path) -> None:
         (structs.replace(CUDA, head_quantization="int8"), "quantization"),
         (structs.replace(CUDA, operators="standard"), "operators"),
         (structs.replace(CUDA, quantization="none", block_size=32), "block_size"),
-        (structs.replace(CUDA, device="cpu", plan=PlanOptions(), quantization="int8"),
+        (structs.replace(PLANNED, quantization="int8"),
          "quantization"),
-        (structs.replace(CUDA, device="cpu", plan=PlanOptions(), external_weights=True),
+        (structs.replace(PLANNED, external_weights=True),
          "external_weights"),
     ],
 )  # fmt: skip
