@@ -1,8 +1,12 @@
 """Checkpoint tensors turned into graph weights: fused, transposed, cast or quantised by slabs."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeVar
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
@@ -16,10 +20,12 @@ from runtime.vision_config import VisionConfig
 from runtime.weights.quantised import MIDDLE, Kind, Quantised, pack, round_weights
 
 Array = NDArray[Any]
+Made = TypeVar("Made")
 SLAB_BYTES = 32 << 20
 TILE_BYTES = 4 << 20
 HEAD = "head"
 """The projection that gives the logits."""
+_BFLOAT = np.dtype(ml_dtypes.bfloat16)
 _INTEGERS = {"int8": ir.DataType.INT8, "int4": ir.DataType.INT4}
 
 
@@ -149,8 +155,11 @@ def row_pieces(
     checkpoint: Checkpoint, name: str, shape: tuple[int, int], dtype: np.dtype[Any]
 ) -> Iterator[Array]:
     """A matrix of the checkpoint cast to `dtype`, by pieces of whole rows."""
-    for rows in _row_slices(shape, SLAB_BYTES // dtype.itemsize):
-        yield cast(checkpoint.matrix(name, rows, slice(None)), dtype, name)
+
+    def piece(rows: slice) -> Array:
+        return cast(checkpoint.matrix(name, rows, slice(None)), dtype, name)
+
+    yield from in_threads(piece, _row_slices(shape, TILE_BYTES // dtype.itemsize))
 
 
 def quantised_rows(
@@ -158,9 +167,25 @@ def quantised_rows(
 ) -> Iterator[Quantised]:
     """A matrix of the checkpoint rounded with signed scales, by pieces of whole rows."""
     shape = checkpoint.shape(name)
-    for rows in _row_slices((shape[0], shape[1]), TILE_BYTES // 4):
-        piece = checkpoint.matrix(name, rows, slice(None))
-        yield quantised(piece, kind, block, dtype, name, signed=True)
+
+    def piece(rows: slice) -> Quantised:
+        matrix = checkpoint.matrix(name, rows, slice(None))
+        return quantised(matrix, kind, block, dtype, name, signed=True)
+
+    yield from in_threads(piece, _row_slices((shape[0], shape[1]), TILE_BYTES // 4))
+
+
+def in_threads(make: Callable[[slice], Made], parts: Iterable[slice]) -> Iterator[Made]:
+    """What `make` gives for each part, in order; about two for each core are held at a time."""
+    cores = len(os.sched_getaffinity(0))
+    with ThreadPoolExecutor(cores) as pool:
+        waiting: deque[Future[Made]] = deque()
+        for part in parts:
+            waiting.append(pool.submit(make, part))
+            if len(waiting) > cores:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def _row_slices(shape: tuple[int, int], elements: int) -> Iterator[slice]:
@@ -181,6 +206,9 @@ def quantised(
 def cast(array: Array, dtype: np.dtype[Any], name: str) -> Array:
     """The array in another type; `model_invalid` when a value is not finite in it."""
     with np.errstate(over="ignore"):
+        if array.dtype == _BFLOAT and dtype == np.float16:
+            # By float32, which holds both: a cast that other threads need not wait for.
+            array = array.astype(np.float32)
         result = array.astype(dtype, copy=False)
     if not np.isfinite(result).all():
         raise HearthError(
