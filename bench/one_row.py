@@ -10,9 +10,9 @@ from daemon.gpu_facts import gpu_facts
 from runtime.export import ExportOptions
 from runtime.export.tensorrt.options import PlanOptions
 
-Kind = Literal["fp32", "int8", "int4", "ort-cuda", "tensorrt"]
+Kind = Literal["fp32", "int8", "int4", "kernels", "ort-cuda", "tensorrt"]
 _ON_CPU: tuple[Kind, ...] = ("fp32", "int8", "int4")
-_ON_GPU: tuple[Kind, ...] = ("ort-cuda", "tensorrt")
+_ON_GPU: tuple[Kind, ...] = ("kernels", "ort-cuda", "tensorrt")
 
 device_option = click.option(
     "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True
@@ -20,7 +20,7 @@ device_option = click.option(
 kind_option = click.option(
     "--kind",
     type=click.Choice([*_ON_CPU, *_ON_GPU]),
-    help="What the model is exported as.  [fp32; ort-cuda on a GPU]",
+    help="What the model is exported as.  [fp32; kernels on a GPU]",
 )
 threads_option = click.option(
     "--threads", type=click.IntRange(0, 1024), default=0, help="0 for all cores.  [0]"
@@ -60,9 +60,13 @@ def choose_kind(device: str, kind: Kind | None, threads: int, builder_python: st
 
 def export_options(kind: Kind, builder_python: str | None, capacity: int) -> ExportOptions:
     """An engine of this kind for one row of so many tokens."""
-    if kind == "ort-cuda":
+    if kind == "kernels" or kind == "ort-cuda":  # noqa: PLR1714 - narrows the type
         return ExportOptions(
-            backend="onnxruntime", device="cuda", dtype="float16", capacity=capacity, max_batch=1
+            backend="kernels" if kind == "kernels" else "onnxruntime",
+            device="cuda",
+            dtype="float16",
+            capacity=capacity,
+            max_batch=1,
         )
     if kind == "tensorrt":
         python = builder_python or sys.executable

@@ -86,12 +86,12 @@ def spec(
         raise click.UsageError("--case and --repeats are for measuring, not for --verify")
     shape = _shape(tree)
     if device == "cuda" and not engine:
-        raise _other_device("cpu", device)
+        gpu_facts()
     plain_folder = engine_folder(plain) if plain else None
     if plain_folder:
         load_config(plain_folder)
     with progress_bar() as progress:
-        folder = engine_folder(engine, progress)
+        folder = engine_folder(engine, progress, kernels=device == "cuda")
     cases = _cases(folder, names, device, tree)
     choice = SpecChoice(
         engine=folder,

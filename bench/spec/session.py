@@ -21,7 +21,7 @@ from runtime.errors import HearthError
 from runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
 from runtime.text import Tokenizer
 
-PREFIXES = ("cpu", "ort-cuda", "tensorrt")
+PREFIXES = ("cpu", "kernels", "ort-cuda", "tensorrt")
 VERIFY_BATCHES = (1, 3, 8)
 VERIFY_SHAPES = tuple(
     EagleDraftingConfig(drafting_top_k=top_k, drafting_step=step, verify_tree_size=nodes)
@@ -54,7 +54,7 @@ def prefix_of(config: LLMEngineRunnerConfig) -> str:
     """What the cases of this engine's draft are named after."""
     if config.device == "cpu":
         return "cpu"
-    return "tensorrt" if config.backend == "tensorrt" else "ort-cuda"
+    return "ort-cuda" if config.backend == "onnxruntime" else config.backend
 
 
 def verified_shapes(config: LLMEngineRunnerConfig) -> tuple[EagleDraftingConfig, ...]:

@@ -162,8 +162,12 @@ def test_the_tree_reaches_the_runtime(tiny_engine: Path, monkeypatch: pytest.Mon
 def test_what_costs_nothing_is_looked_at_before_an_engine_is_built(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    def no_gpu() -> None:
+        raise HearthError("engine_incompatible", "there is no GPU 0, only 0", "device")
+
     monkeypatch.setattr("bench.spec.command.engine_folder", Path)
-    with pytest.raises(HearthError, match="is for cpu, not cuda"):
+    monkeypatch.setattr("bench.spec.command.gpu_facts", no_gpu)
+    with pytest.raises(HearthError, match="there is no GPU"):
         run("--device", "cuda")
     with pytest.raises(HearthError) as caught:
         run("--plain", str(tmp_path / "nothing"))

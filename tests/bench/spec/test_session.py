@@ -23,7 +23,7 @@ from runtime.text import Tokenizer
 from tests.runtime.text.folders import byte_level, open_tokenizer
 
 
-@pytest.mark.parametrize("prefix", ["cpu", "ort-cuda", "tensorrt"])
+@pytest.mark.parametrize("prefix", ["cpu", "kernels", "ort-cuda", "tensorrt"])
 def test_each_engine_has_the_draft_s_batches_lookup_and_a_mixed_batch(prefix: str) -> None:
     cases = spec_cases(prefix)
     assert list(cases) == [
@@ -40,8 +40,9 @@ def test_each_engine_has_the_draft_s_batches_lookup_and_a_mixed_batch(prefix: st
 def test_cases_are_named_after_what_runs_the_engine() -> None:
     cpu = simulated_config()
     cuda = structs.replace(cpu, device="cuda", backend="onnxruntime")
-    plan = structs.replace(cuda, backend="tensorrt")
-    assert [prefix_of(one) for one in (cpu, cuda, plan)] == ["cpu", "ort-cuda", "tensorrt"]
+    assert [prefix_of(one) for one in (cpu, cuda)] == ["cpu", "ort-cuda"]
+    for backend in ("kernels", "tensorrt"):
+        assert prefix_of(structs.replace(cuda, backend=backend)) == backend
 
 
 def test_the_verified_shapes_are_those_of_the_plan() -> None:
