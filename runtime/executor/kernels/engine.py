@@ -7,6 +7,7 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
+from msgspec import structs
 
 from runtime.config import LLMEngineRunnerConfig
 from runtime.device.cuda.compiler import KernelCompiler
@@ -153,7 +154,8 @@ def wanted_kernels(
     """The kernels that an engine compiles, or finds compiled, when it is opened."""
     io_tensors, wanted = io_tensors_of(config, registry), WantedKernels()
     kind = DraftStep if config.base_hidden_dim else DecoderStep
-    planned = kind(config, layout, io_tensors, wanted, facts)
+    # All layers have the same.
+    planned = kind(structs.replace(config, num_decoder_layers=1), layout, io_tensors, wanted, facts)
     planned.provide(step_shapes(config))
     for dims, adapted in product(_warm_dims(config), {False, bool(config.lora_targets)}):
         planned.launches(_planned_bindings(io_tensors, registry, dims, adapted=adapted))
@@ -211,8 +213,9 @@ def _warm_dims(config: LLMEngineRunnerConfig) -> Iterator[InferenceDims]:
         if drafted:
             yield InferenceDims.accept(batch, min(_ACCEPTED, drafted), slots)
             yield InferenceDims.proposal(batch, drafted, min(_NEWEST, drafted), slots)
-    for width in prefill_widths(config):
-        yield InferenceDims.prefill(1, width, slots)
+    rows = range(1, config.max_supported_batch_size + 1)
+    for batch, width in product(rows, prefill_widths(config)):
+        yield InferenceDims.prefill(batch, width, slots)
 
 
 def step_shapes(config: LLMEngineRunnerConfig) -> Iterator[StepShape]:

@@ -14,10 +14,16 @@ from runtime.errors import HearthError
 from runtime.executor.engine import Binding
 from runtime.executor.engine_executor import EngineExecutor
 from runtime.executor.introspection import check_bindings, check_known
-from runtime.executor.kernels.engine import KernelsEngine
-from runtime.executor.kernels.launch import Launch
+from runtime.executor.kernels.engine import (
+    KernelsEngine,
+    io_tensors_of,
+    step_shapes,
+    wanted_kernels,
+)
+from runtime.executor.kernels.launch import Launch, WantedKernels
+from runtime.executor.kernels.step import DecoderStep
 from runtime.tensors.dims import InferenceDims
-from runtime.tensors.profiles import build_profiles
+from runtime.tensors.profiles import build_profiles, prefill_widths
 from runtime.weights.layout import write_layout
 from tests.runtime.device.cuda.resource_driver import ResourceDriver
 from tests.runtime.device.cuda.test_tree_launches import NoCompiler
@@ -102,6 +108,21 @@ def test_a_step_that_comes_again_is_not_built_again(
     opened.engine.run(steps[0], device.stream)
     assert len(built) == 4
     opened.engine.close()
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4])
+def test_the_kernels_of_every_step_are_wanted_ahead(rows: int) -> None:
+    config = structs.replace(CONFIG, prefill_chunk=64, hidden_size=1024)
+    layout = layout_of(config)
+    registry = registry_of(config, layout)
+    ahead = set(wanted_kernels(config, layout, registry, FACTS))
+    later = WantedKernels()
+    io_tensors = io_tensors_of(config, registry)
+    step = DecoderStep(config, layout, io_tensors, later, FACTS)
+    step.provide(step_shapes(config))
+    for tokens in (1, *prefill_widths(config)):
+        step.launches(bindings_of(io_tensors, registry, InferenceDims.prefill(rows, tokens, 64)))
+    assert set(later.requests) <= ahead
 
 
 def test_kept_steps_are_the_newest(device: CudaDevice, tmp_path: Path) -> None:
