@@ -246,13 +246,13 @@ class Products:
         adapter: Adapter | None = None,
     ) -> tuple[Launch, ...]:
         made = []
-        if given.gain and not norms_itself(given.size, given.tokens):
-            made.append(self._normalise(given, self._scratch, given.size))
-            given = _Inputs(self._scratch, given.size, given.tokens)
         if adapter is not None:
             norm = (given.gain, given.eps) if given.gain else None
             shape = (given.size, given.tokens)
             made.append(self._shrink.launch(given.address, adapter, shape, norm))
+        if given.gain and not norms_itself(given.size, given.tokens):
+            made.append(self._normalise(given, self._scratch, given.size))
+            given = _Inputs(self._scratch, given.size, given.tokens)
         return (*made, self._product(name, given, weights, output, adapter))
 
     def _normalise(self, given: _Inputs, out: int, stride: int) -> Launch:

@@ -93,6 +93,33 @@ __device__ __forceinline__ int matrix_of(const Arguments& a, int row) {
 }
 #endif
 
+__device__ __forceinline__ int rank_of(const Arguments& a) {
+#if ADDED
+  return *a.added.rank;
+#else
+  return 0;
+#endif
+}
+
+// What an adapter adds to the sums of two tokens: of a row and the one eight further, or of gate
+// and up.
+__device__ __forceinline__ float4 added_to(const Arguments& a, int rank, int row, int token) {
+#if ADDED
+  int last = a.tokens - 1, most = a.added.most;
+  int2 tokens = make_int2(min(token, last), min(token + 1, last));
+#if OUTPUT == GATED
+  row = min(row, a.rows - 1);
+  return expand(a.added, rank, 2 * a.rows, make_int2(row, a.rows + row), make_int2(0, most), tokens);
+#else
+  int2 rows = make_int2(min(row, a.rows - 1), min(row + 8, a.rows - 1));
+  int2 first = make_int2(matrix_of(a, rows.x) * most, matrix_of(a, rows.y) * most);
+  return expand(a.added, rank, a.rows, rows, first, tokens);
+#endif
+#else
+  return float4{};
+#endif
+}
+
 // What the residual stream has where the sums of `finish` are added.
 __device__ __forceinline__ float residual_of(const Arguments& a, int row, int token) {
   if (row >= a.rows || token >= a.tokens) return 0;
@@ -100,11 +127,11 @@ __device__ __forceinline__ float residual_of(const Arguments& a, int row, int to
 }
 
 __device__ __forceinline__ void finish_one(const Arguments& a, int row, int token, float sum,
-                                           float before) {
+                                           float before, float added) {
   if (row >= a.rows || token >= a.tokens) return;
   float* out = (float*)a.out + (long long)token * a.rows + row;
 #if ADDED
-  sum = __fadd_rn(sum, expand(a.added, a.rows, matrix_of(a, row) * a.added.most, row, token));
+  sum = __fadd_rn(sum, added);
 #endif
 #if BIASED
   sum = __fadd_rn(sum, bias_of(a, row));
@@ -117,11 +144,11 @@ __device__ __forceinline__ void finish_one(const Arguments& a, int row, int toke
 }
 
 __device__ __forceinline__ void finish_gated(const Arguments& a, int row, int token, float gate,
-                                             float up) {
+                                             float up, float added_gate, float added_up) {
   if (row >= a.rows || token >= a.tokens) return;
 #if ADDED
-  gate = __fadd_rn(gate, expand(a.added, 2 * a.rows, 0, row, token));
-  up = __fadd_rn(up, expand(a.added, 2 * a.rows, a.added.most, a.rows + row, token));
+  gate = __fadd_rn(gate, added_gate);
+  up = __fadd_rn(up, added_up);
 #endif
   float silu = __fdividef(gate, 1.0f + __expf(-gate));
   ((u16*)a.out)[(long long)token * a.rows + row] = element(__fmul_rn(silu, up));

@@ -150,19 +150,25 @@ __device__ __forceinline__ float4 residuals_of(const Arguments& a, int group, in
   return x;
 }
 
+__device__ __forceinline__ float4 added_of(const Arguments& a, int rank, int group, int item) {
+  int row, token;
+  place_of(group, item, &row, &token);
+  return added_to(a, rank, row, token);
+}
+
 __device__ __forceinline__ void finish(const Arguments& a, int group, int item, float4 sum,
-                                       float4 before) {
+                                       float4 before, float4 added) {
   int row, token;
   place_of(group, item, &row, &token);
 #if OUTPUT == GATED
-  finish_gated(a, row, token, sum.x, sum.z);
-  finish_gated(a, row, token + 1, sum.y, sum.w);
+  finish_gated(a, row, token, sum.x, sum.z, added.x, added.z);
+  finish_gated(a, row, token + 1, sum.y, sum.w, added.y, added.w);
 #else
-  finish_one(a, row, token, sum.x, before.x);
-  finish_one(a, row, token + 1, sum.y, before.y);
+  finish_one(a, row, token, sum.x, before.x, added.x);
+  finish_one(a, row, token + 1, sum.y, before.y, added.y);
   if (is_whole(item)) {
-    finish_one(a, row + 8, token, sum.z, before.z);
-    finish_one(a, row + 8, token + 1, sum.w, before.w);
+    finish_one(a, row + 8, token, sum.z, before.z, added.z);
+    finish_one(a, row + 8, token + 1, sum.w, before.w, added.w);
   }
 #endif
 }
@@ -184,6 +190,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   Ring ring = {a, shared_address(shared.ring[warp]), first, count, lane, (int)blockIdx.x, 0, 0};
 #pragma unroll
   for (int i = 0; i < DEPTH; ++i) ring.ask();
+  int rank = rank_of(a);
   wait_for_predecessors();
 
   Activations x[HELD];
@@ -197,7 +204,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #pragma unroll
     for (int n = 0; n < WIDTHS; ++n) read_activations(a, x[j], n, first + j, lane, j < count);
 #endif
-  float4 before = {};
+  float4 before = {}, added = {};
+  if (ADDED && ITEMS <= THREADS && !REPEATED && threadIdx.x < ITEMS)
+    added = added_of(a, rank, blockIdx.x, threadIdx.x);
   if (OUTPUT == RESIDUAL && ITEMS <= THREADS && !REPEATED && threadIdx.x < ITEMS)
     before = residuals_of(a, blockIdx.x, threadIdx.x);
 
@@ -249,7 +258,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
       int item = i * THREADS + threadIdx.x;
       if (ITEMS % THREADS && item >= ITEMS) break;
       if (OUTPUT == RESIDUAL && (ITEMS > THREADS || REPEATED)) before = residuals_of(a, group, item);
-      finish(a, group, item, add_segments(parts, item), before);
+      if (ADDED && (ITEMS > THREADS || REPEATED)) added = added_of(a, rank, group, item);
+      finish(a, group, item, add_segments(parts, item), before, added);
     }
     if (REPEATED) parity ^= 1;
   }

@@ -1,9 +1,9 @@
 #include "numbers.cuh"
-#include "norm.cuh"
 // The first product of an adapter: x A, for as many columns as the active one has. Sums go by one
 // order for any number of tokens: thread by thread, lane by lane, warp by warp.
 //
-// INPUTS is K, NORMED says that x is float32 and to be normed, TOKENS (1 to 8) go to a block.
+// INPUTS is K, TOKENS (1 to 8) go to a block. NORMED says that x is float32 and to be normed: sums
+// are of x times the gain, and the norm's scale is multiplied in the end.
 
 #define BLOCK 256
 #define WARPS (BLOCK / 32)
@@ -35,7 +35,7 @@ struct Shrink {
 
 // Adds what a thread has of piece i: eight columns of A times an input of every token.
 __device__ __forceinline__ void add_products(const Shrink& step, int first, int i, uint4 eight,
-                                             const float (&scale)[TOKENS], float (&sums)[VALUES]) {
+                                             float (&sums)[VALUES], float (&squares)[TOKENS]) {
   int k = i * BLOCK + threadIdx.x;
   if (k >= INPUTS) return;
   float2 pairs[] = {unpack(eight.x), unpack(eight.y), unpack(eight.z), unpack(eight.w)};
@@ -44,7 +44,8 @@ __device__ __forceinline__ void add_products(const Shrink& step, int first, int 
     if (first + t >= step.tokens) return;
     float x = value(step.x[(long long)(first + t) * INPUTS + k]);
 #if NORMED
-    x = number(element(__fmul_rn(__fmul_rn(x, scale[t]), number(step.gain[k]))));
+    squares[t] = __fmaf_rn(x, x, squares[t]);
+    x = __fmul_rn(x, number(step.gain[k]));
 #endif
 #pragma unroll
     for (int c = 0; c < COLUMNS / 2; ++c) {
@@ -55,8 +56,11 @@ __device__ __forceinline__ void add_products(const Shrink& step, int first, int 
 }
 
 // Blocks: eight columns (x), TOKENS tokens (y).
-extern "C" __global__ void __launch_bounds__(BLOCK) shrink(const __grid_constant__ Shrink step) {
+extern "C" __global__ void __launch_bounds__(BLOCK, 1) shrink(const __grid_constant__ Shrink step) {
   __shared__ float shared[WARPS][VALUES];
+#if NORMED
+  __shared__ float norms[WARPS][TOKENS];
+#endif
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   int column = blockIdx.x * COLUMNS, first = blockIdx.y * TOKENS;
   bool active = column % step.most < *step.rank;
@@ -71,38 +75,18 @@ extern "C" __global__ void __launch_bounds__(BLOCK) shrink(const __grid_constant
   // Blocks without work wait as well: who comes next waits for this kernel alone.
   wait_for_predecessors();
   if (!active) return;
-  float scale[TOKENS], sums[VALUES];
+  float sums[VALUES], squares[TOKENS];
 #pragma unroll
-  for (int t = 0; t < TOKENS; ++t) scale[t] = 1;
-#if NORMED
-  // As products norm: warp w has segment w, each four lanes a token.
-  int own = lane / 4;
-  const float* row = step.x + (long long)(first + own) * INPUTS;
-  float squares = 0;
-  if (own < TOKENS && first + own < step.tokens)
-    for (int block = first_block(warp); block < first_block(warp + 1); ++block)
-      for (int i = 0; i < 2; ++i)
-        squares = add_squares(squares, read_row(row, first_input(block, i, lane % 4)));
-  squares = add_lanes(squares);
-  if (lane % 4 == 0 && own < TOKENS) shared[warp][own] = squares;
-  __syncthreads();
-#pragma unroll
-  for (int t = 0; t < TOKENS; ++t) {
-    squares = shared[0][t];
-    for (int w = 1; w < WARPS; ++w) squares = __fadd_rn(squares, shared[w][t]);
-    scale[t] = norm_scale(squares, step.eps);
-  }
-  __syncthreads();
-#endif
+  for (int t = 0; t < TOKENS; ++t) squares[t] = 0;
 #pragma unroll
   for (int v = 0; v < VALUES; ++v) sums[v] = 0;
 #pragma unroll
-  for (int i = 0; i < AHEAD; ++i) add_products(step, first, i, a[i], scale, sums);
+  for (int i = 0; i < AHEAD; ++i) add_products(step, first, i, a[i], sums, squares);
 #pragma unroll 2
   for (int i = AHEAD; i < EACH; ++i) {
     uint4 eight = make_uint4(0, 0, 0, 0);
     if (i * BLOCK + threadIdx.x < INPUTS) eight = *(const uint4*)(columns + i * pitch);
-    add_products(step, first, i, eight, scale, sums);
+    add_products(step, first, i, eight, sums, squares);
   }
   // Each exchange leaves half of the values to either of two lanes, then each lane adds up its own.
   int held = VALUES;
@@ -132,11 +116,25 @@ extern "C" __global__ void __launch_bounds__(BLOCK) shrink(const __grid_constant
     }
 #pragma unroll
   for (int v = 0; v < (VALUES + 31) / 32; ++v) shared[warp][place + v] = sums[v];
+#if NORMED
+#pragma unroll
+  for (int t = 0; t < TOKENS; ++t) {
+#pragma unroll
+    for (int other = 16; other; other /= 2)
+      squares[t] = __fadd_rn(squares[t], __shfl_xor_sync(~0u, squares[t], other));
+    if (lane == 0) norms[warp][t] = squares[t];
+  }
+#endif
   __syncthreads();
   if (threadIdx.x >= VALUES) return;
   int token = first + threadIdx.x / COLUMNS;
   float sum = 0;
-  for (int w = 0; w < WARPS; ++w) sum += shared[w][threadIdx.x];
+  for (int w = 0; w < WARPS; ++w) sum = __fadd_rn(sum, shared[w][threadIdx.x]);
+#if NORMED
+  float square = 0;
+  for (int w = 0; w < WARPS; ++w) square = __fadd_rn(square, norms[w][threadIdx.x / COLUMNS]);
+  sum = __fmul_rn(sum, rsqrtf(square / INPUTS + step.eps));
+#endif
   if (token < step.tokens)
     step.out[(long long)token * step.width + column + threadIdx.x % COLUMNS] = sum;
 }

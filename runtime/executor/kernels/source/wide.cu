@@ -110,14 +110,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
       int token = (blockIdx.y * WIDTHS + width + n) * 8 + lane % 4 * 2;
       int row = (OUTPUT == GATED ? eight / 2 : eight) * 8 + lane / 4;
       const float(&sum)[4] = total[t][n];
+      float4 added = added_to(a, rank_of(a), row, token);
 #if OUTPUT == GATED
-      finish_gated(a, row, token, sum[0], sum[2]);
-      finish_gated(a, row, token + 1, sum[1], sum[3]);
+      finish_gated(a, row, token, sum[0], sum[2], added.x, added.z);
+      finish_gated(a, row, token + 1, sum[1], sum[3], added.y, added.w);
 #else
+      float more[4] = {added.x, added.y, added.z, added.w};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         int r = row + i / 2 * 8, c = token + i % 2;
-        finish_one(a, r, c, sum[i], OUTPUT == RESIDUAL ? residual_of(a, r, c) : 0);
+        finish_one(a, r, c, sum[i], OUTPUT == RESIDUAL ? residual_of(a, r, c) : 0, more[i]);
       }
 #endif
     }
