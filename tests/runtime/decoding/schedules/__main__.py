@@ -18,6 +18,8 @@ from tests.runtime.decoding.schedules.home import export_home, settings_of
 EXPORTS: dict[str, dict[str, dict[str, Any]]] = {
     "cpu": {"native": {"dialect": "native"}, "classic": {"dialect": "classic"}},
     "cuda": {
+        "kernels-float16": {"backend": "kernels", "device": "cuda", "dtype": "float16"},
+        "kernels-bfloat16": {"backend": "kernels", "device": "cuda", "dtype": "bfloat16"},
         "float32": {"backend": "onnxruntime", "device": "cuda", "operators": "standard"},
         "float16": {"backend": "onnxruntime", "device": "cuda", "dtype": "float16"},
     },

@@ -75,7 +75,9 @@ class Campaign:
     ) -> None:
         self._folders = folders
         self._settings = settings
-        self._near_tie = near_tie_of(load_config(folders(ALONE.chunk)))
+        config = load_config(folders(ALONE.chunk))
+        self._near_tie = near_tie_of(config)
+        self._kernels = config.backend == "kernels"
         self._opened: dict[Setting, LLMInferenceRuntime] = {}
         self._voices: dict[int, list[Voice]] = {}
         self._alone: dict[tuple[int, int], Alone] = {}
@@ -108,8 +110,9 @@ class Campaign:
             plans = tuple(msgspec.structs.replace(plan, speculation=None) for plan in plans)
         requests = [voice.row(plan) for voice, plan in zip(voices, plans, strict=True)]
         ahead = runtime._device.steps_ahead
-        # The nodes of a tree lie in other slots than the text would, and sums round differently.
-        near_tie = self._near_tie or (1e-4 if setting.tree else 0.0)
+        # The nodes of a tree lie in other slots than the text would, and sums round differently,
+        # but not those of kernels.
+        near_tie = self._near_tie or (1e-4 if setting.tree and not self._kernels else 0.0)
         trial = Trial(runtime, schedule, requests, ahead)
         before = runtime.prefill_metrics.reused
         with failing_steps(runtime, schedule):
