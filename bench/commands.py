@@ -4,6 +4,9 @@ _COMMANDS = {
     "decode": LazyCommand(
         "bench.decode.command:decode", "Decode speed beside the peers and the memory floor."
     ),
+    "widths": LazyCommand(
+        "bench.widths.command:widths", "Steps of trees and of prompts beside a decode step."
+    ),
     "overhead": LazyCommand(
         "bench.overhead:overhead", "What the daemon adds to the in-process loop."
     ),

@@ -87,10 +87,10 @@ CASES = {
         Case("tiny", "fp32", 50),
     )
 }
-_MODELS: tuple[GPUModel, ...] = get_args(GPUModel)
+GPU_MODELS: tuple[GPUModel, ...] = get_args(GPUModel)
 GPU_CASES = {
     case.name: case
-    for model, context, batch in product(_MODELS, (SHORT_CONTEXT, LONG_CONTEXT), (1, 8))
+    for model, context, batch in product(GPU_MODELS, (SHORT_CONTEXT, LONG_CONTEXT), (1, 8))
     for case in (GPUCase(model, batch, context),)
 }
 _GPU_STORED: dict[GPUEngine, tuple[Quantization, GGUFType]] = {

@@ -7,8 +7,8 @@ from click.testing import CliRunner
 from bench.commands import _COMMANDS, bench
 
 NAMES = (
-    *("decode", "overhead", "load", "overload", "graphs", "memory", "spec", "prefix", "lora"),
-    *("vision", "faults", "soak"),
+    *("decode", "widths", "overhead", "load", "overload", "graphs", "memory", "spec", "prefix"),
+    *("lora", "vision", "faults", "soak"),
 )
 
 
