@@ -1,6 +1,7 @@
 """A Hugging Face folder of random weights in the shape of Qwen3, and of words without meaning."""
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -58,14 +59,25 @@ class Normals:
     def __init__(self, seed: int, *, pooled: bool) -> None:
         self._rng = np.random.default_rng(seed)
         self._pool = self._rng.standard_normal(_POOL, dtype=np.float32) if pooled else None
+        self._stored: dict[tuple[float, float], NDArray[Any]] = {}
 
-    def draw(self, *shape: int) -> NDArray[np.float32]:
-        """An array of `shape`."""
+    def draw(self, *shape: int, width: float, middle: float = 0.0) -> NDArray[Any]:
+        """An array of `shape`, in bfloat16: so wide, around a middle."""
         if self._pool is None:
-            return self._rng.standard_normal(shape, dtype=np.float32)
-        start = int(self._rng.integers(self._pool.size))
-        rolled = np.concatenate([self._pool[start:], self._pool[:start]])
-        return np.resize(rolled, shape)
+            return _stored(self._rng.standard_normal(shape, dtype=np.float32), width, middle)
+        pool = self._stored.get((width, middle))
+        if pool is None:
+            pool = self._stored[width, middle] = _stored(self._pool, width, middle)
+        start = int(self._rng.integers(pool.size))
+        count = math.prod(shape)
+        if start + count <= pool.size:
+            return pool[start : start + count].reshape(shape)
+        return np.resize(np.concatenate([pool[start:], pool[:start]]), shape)
+
+
+def _stored(values: NDArray[np.float32], width: float, middle: float) -> NDArray[Any]:
+    scaled = values * np.float32(width)
+    return np.asarray(middle + scaled if middle else scaled, dtype=ml_dtypes.bfloat16)
 
 
 def write_random_model(
@@ -133,14 +145,12 @@ def _layer(shape: Shape, layer: int, rng: Normals) -> Weights:
 
 
 def _matrix(rng: Normals, rows: int, columns: int, width: float = 0.64) -> NDArray[Any]:
-    values = rng.draw(rows, columns)
     # 0.64 is as wide as the usual 0.02 is at 1024 columns, and every shape behaves alike.
-    return np.asarray(values * np.float32(width / columns**0.5), dtype=ml_dtypes.bfloat16)
+    return rng.draw(rows, columns, width=width / columns**0.5)
 
 
 def _gain(rng: Normals, size: int) -> NDArray[Any]:
-    values = rng.draw(size)
-    return np.asarray(1 + values * np.float32(0.1), dtype=ml_dtypes.bfloat16)
+    return rng.draw(size, width=0.1, middle=1.0)
 
 
 def _config(shape: Shape) -> dict[str, Any]:

@@ -2,14 +2,14 @@
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 from msgspec import structs
 
-from bench.contenders.gguf_model import GGUFType
 from bench.contenders.worker import missing
 from bench.decode.cases import (
     CASES,
@@ -42,6 +42,8 @@ from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
 from runtime.executor.threads import physical_cores
 
+Name = TypeVar("Name")
+_NONE = "none"
 _LIBRARIES = ("torch", "transformers", "llama_cpp", "gguf")
 _FIELDS = (
     "tokens_per_s step_ms floor_share floor_gb_per_s plain_read_share transformers_ms "
@@ -94,11 +96,15 @@ _GPU_FIELDS = (
     "--peer",
     "peers",
     multiple=True,
-    type=click.Choice(list(PEERS)),
+    type=click.Choice([*PEERS, _NONE]),
     help="Measure beside this peer only; may be given more than once.  [all]",
 )
 @click.option(
-    "--daemon/--no-daemon", "actor", default=None, help="Also steps through a daemon.  [with]"
+    "--daemon",
+    "daemons",
+    multiple=True,
+    type=click.Choice([*ENGINES, _NONE]),
+    help="Only this engine also through a daemon; may be given more than once.  [all]",
 )
 @click.option(
     "--dtype",
@@ -152,7 +158,7 @@ def decode(
         title = "Decode on the GPU; vs a peer, above 1 means that Hearth is ahead"
         publish(on_gpu, lambda: print_cases(title, _GPU_FIELDS, on_gpu), as_json=as_json)
         return 0 if on_gpu else FAILED
-    if any(value not in (None, ()) for value in gpu.values()):
+    if any(gpu.values()):
         raise click.UsageError("the options from --engine to --ready are for a GPU")
     cases = chosen_cases(names)
     _tell_missing()
@@ -179,14 +185,18 @@ def gpu_plan(given: Mapping[str, Any], *, quick: bool) -> GPUPlan:
         ready[key] = Path(folder)
     plan = GPUPlan(
         engines=given["engines"] or ENGINES,
-        peers=given["peers"] or PEERS,
-        actor=given["actor"] is not False,
+        peers=_named(given["peers"]) or (() if given["peers"] else PEERS),
+        daemons=_named(given["daemons"]) or (() if given["daemons"] else ENGINES),
         dtype=given["dtype"] or "float16",
         builder_python=given["builder_python"] or sys.executable,
         ready=ready,
         quick=quick,
     )
     return structs.replace(plan, rounds=2, steps=5, host_steps=5) if quick else plan
+
+
+def _named(names: tuple[Name, ...]) -> tuple[Name, ...]:
+    return tuple(name for name in names if name != _NONE)
 
 
 def _tell_missing() -> None:
@@ -245,22 +255,34 @@ def _is_served(engine: GPUEngine) -> bool:
 
 
 def _gpu_models(model: GPUModel, plan: GPUPlan, cache: Path) -> GPUModels:
-    engines: dict[GPUEngine, Path] = {}
-    ggufs: dict[GGUFType, Path] = {}
-    with progress_bar() as progress:
+    with progress_bar() as progress, ThreadPoolExecutor() as pool:
         source = random_source(model, cache, progress, quick=plan.quick)
-        for engine in plan.engines:
-            ready = plan.ready.get(f"{engine}/{model}")
-            options = export_options(engine, plan.dtype, plan.builder_python)
-            try:
-                engines[engine] = ready or engine_folder(source, cache, options, progress)
-            except HearthError as error:
-                note(f"{engine}/{model} is left out: {error}")
-        for kind in dict.fromkeys(gguf_type(engine, plan.dtype) for engine in engines):
-            file = gguf_file(kind, source, cache, progress) if "llama_cpp" in plan.peers else None
-            if file is not None:
-                ggufs[kind] = file
-    return GPUModels(source, engines, ggufs)
+        kinds = dict.fromkeys(gguf_type(engine, plan.dtype) for engine in plan.engines)
+        files = {
+            kind: pool.submit(gguf_file, kind, source, cache, progress)
+            for kind in (kinds if "llama_cpp" in plan.peers else ())
+        }
+        folders = {
+            engine: pool.submit(_gpu_folder, engine, model, plan, source, cache)
+            for engine in plan.engines
+        }
+        return GPUModels(
+            source,
+            {engine: folder for engine, made in folders.items() if (folder := made.result())},
+            {kind: file for kind, made in files.items() if (file := made.result())},
+        )
+
+
+def _gpu_folder(
+    engine: GPUEngine, model: GPUModel, plan: GPUPlan, source: Path, cache: Path
+) -> Path | None:
+    options = export_options(engine, plan.dtype, plan.builder_python)
+    ready = plan.ready.get(f"{engine}/{model}")
+    try:
+        return ready or engine_folder(source, cache, options, lambda *_: None)
+    except HearthError as error:
+        note(f"{engine}/{model} is left out: {error}")
+        return None
 
 
 def _print(figures: Mapping[str, DecodeFigures]) -> None:

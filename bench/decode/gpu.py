@@ -52,7 +52,8 @@ class GPUPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     Behind each round come `host_steps` more, for the host's own time of an engine. `ready` names
     engine folders that exist, by `engine/model`. `device` "cpu" is for tests: the same way
-    without a GPU. A pass of the floor reads `floor_bytes`. `actor` starts a daemon as well.
+    without a GPU. A pass of the floor reads `floor_bytes`. `daemons` are the engines that are also
+    measured through a daemon.
     """
 
     engines: tuple[GPUEngine, ...] = ENGINES
@@ -66,7 +67,7 @@ class GPUPlan(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 24
     host_steps: int = 7
     floor_bytes: int = 32 << 30
-    actor: bool = True
+    daemons: tuple[GPUEngine, ...] = ENGINES
 
     @property
     def total_steps(self) -> int:
@@ -100,7 +101,7 @@ def measure_gpu(
         times = _take_turns(contest, plan)
         for name in engines:
             times.raw[name] = _raw_step_s(contest.workers[name])
-    for name in engines if plan.actor else ():
+    for name in (one for one in engines if one in plan.daemons):
         contest.say(f"{name} through a daemon")
         try:
             times.alone[name] = _alone_step_s(jobs[name], plan, contest.log(name))

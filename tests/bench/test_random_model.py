@@ -74,11 +74,20 @@ def test_pooled_weights_are_as_wide_and_do_not_repeat_from_row_to_row(tmp_path: 
 def test_a_pool_gives_more_than_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(random_model, "_POOL", 7)
     numbers = random_model.Normals(0, pooled=True)
-    first, second = numbers.draw(3, 5), numbers.draw(3, 5)
+    first, second = numbers.draw(3, 5, width=0.5), numbers.draw(3, 5, width=0.5)
     assert len(np.unique(first)) == 7
     assert first.shape == (3, 5)
-    assert np.array_equal(first, random_model.Normals(0, pooled=True).draw(3, 5))
+    same = random_model.Normals(0, pooled=True)
+    assert np.array_equal(first, same.draw(3, 5, width=0.5))
     assert not np.array_equal(first, second)
+    assert len(np.unique(same.draw(2, 3, width=0.1, middle=1.0))) == 6
+
+
+def test_numbers_lie_around_their_middle() -> None:
+    for pooled in (False, True):
+        drawn = random_model.Normals(0, pooled=pooled).draw(9999, width=0.1, middle=1.0)
+        assert drawn.astype(np.float32).mean() == pytest.approx(1, abs=0.01)
+        assert drawn.astype(np.float32).std() == pytest.approx(0.1, rel=0.05)
 
 
 @pytest.fixture(scope="module")

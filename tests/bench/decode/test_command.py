@@ -67,7 +67,7 @@ NOTHING: dict[str, Any] = {
     "ready": (),
     "engines": (),
     "peers": (),
-    "actor": None,
+    "daemons": (),
     "dtype": None,
     "builder_python": None,
 }
@@ -98,11 +98,11 @@ def faked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_everything_is_measured_unless_something_is_chosen() -> None:
     plan = gpu_plan(NOTHING, quick=False)
     assert (plan.engines, plan.dtype, plan.rounds) == (ENGINES, "float16", 7)
-    assert (plan.peers, plan.actor) == (PEERS, True)
+    assert (plan.peers, plan.daemons) == (PEERS, ENGINES)
     assert plan.builder_python == sys.executable
     chosen = {**NOTHING, "engines": ("tensorrt",), "dtype": "bfloat16"}
-    plan = gpu_plan({**chosen, "peers": ("llama_cpp",), "actor": False}, quick=True)
-    assert (plan.peers, plan.actor) == (("llama_cpp",), False)
+    plan = gpu_plan({**chosen, "peers": ("llama_cpp",), "daemons": ("none",)}, quick=True)
+    assert (plan.peers, plan.daemons) == (("llama_cpp",), ())
     assert (plan.engines, plan.dtype, plan.rounds) == (("tensorrt",), "bfloat16", 2)
 
 
@@ -180,7 +180,7 @@ def test_without_any_engine_the_command_fails(faked: Path) -> None:
         (["--device", "cuda", "--case", "0.6b/fp32"], "no case on cuda"),
         (["--device", "cuda", "--threads", "2"], "for the CPU alone"),
         (["--engine", "tensorrt"], "are for a GPU"),
-        (["--no-daemon"], "are for a GPU"),
+        (["--daemon", "none"], "are for a GPU"),
     ],
 )
 def test_what_is_for_another_device_is_refused(arguments: list[str], words: str) -> None:

@@ -16,7 +16,7 @@ from tests.bench.running import hide
 
 pytestmark = pytest.mark.slow
 PLAN = GPUPlan(
-    device="cpu", dtype="float32", rounds=2, steps=5, host_steps=2, floor_bytes=1 << 25, actor=False
+    device="cpu", dtype="float32", rounds=2, steps=5, host_steps=2, floor_bytes=1 << 25, daemons=()
 )
 
 
@@ -76,7 +76,7 @@ def test_a_daemon_that_fails_is_noted_and_the_figures_stay(
     hide(tmp_path, "torch", monkeypatch)
     monkeypatch.setattr(gpu, "actor_step_s", fail)
     folders: dict[GPUEngine, Path] = {"ort-cuda": toy}
-    plan = structs.replace(PLAN, actor=True)
+    plan = structs.replace(PLAN, daemons=("ort-cuda",))
     found = measured("0.6b/b1", quick_model, folders, tmp_path, [], plan=plan)
     one = found["ort-cuda"]
     assert one.step_ms > 0
@@ -132,7 +132,7 @@ def test_a_daemon_is_compared_with_an_engine_as_alone_as_it(
 ) -> None:
     hide(tmp_path, "torch", monkeypatch)
     folders: dict[GPUEngine, Path] = {"ort-cuda": toy}
-    plan = structs.replace(PLAN, actor=True)
+    plan = structs.replace(PLAN, daemons=("ort-cuda",))
     one = measured("0.6b/b1", quick_model, folders, tmp_path, [], plan=plan)["ort-cuda"]
     assert one.actor_ms is not None
     assert one.raw_alone_ms is not None
