@@ -57,6 +57,12 @@ _PROMPTS, _VERIFIED_PROMPTS, _REPEATS = 96, 500, 3
 )
 @click.option("--max-tokens", type=click.IntRange(2), default=128, show_default=True)
 @click.option("--repeats", type=click.IntRange(1), help=f"Passes over the prompts.  [{_REPEATS}]")
+@click.option(
+    "--name",
+    default="",
+    metavar="NAME",
+    help="What a draft's cases are called in the figures.  [what runs the engine]",
+)
 @click.option("--verify", is_flag=True, help="Compare the replies; measures nothing.")
 @record_option
 @json_option
@@ -74,6 +80,7 @@ def spec(
     threads: int,
     max_tokens: int,
     repeats: int | None,
+    name: str,
 ) -> int:
     """Speculation against plain decoding on the held-out prompts of the shipped model.
 
@@ -105,11 +112,19 @@ def spec(
     with closing(SpecSession.open(choice)) as session:
         if verify:
             return _verify(session, record, as_json=as_json)
-        figures: dict[str, Figures] = {case.name: session.figures(case) for case in cases}
+        own = prefix_of(load_config(folder))
+        figures: dict[str, Figures] = {
+            _key(case.name, own, name): session.figures(case) for case in cases
+        }
     publish(figures, lambda: _print(figures), as_json=as_json)
     record.keep(figures)
     wrong = [name for name, found in figures.items() if not _is_good(found)]
     return _judge(wrong, "misses its aim")
+
+
+def _key(case: str, own: str, name: str) -> str:
+    kind, _, rest = case.partition("/")
+    return f"{name}/{rest}" if name and kind == own else case
 
 
 def _verify(session: SpecSession, record: Record, *, as_json: bool) -> int:

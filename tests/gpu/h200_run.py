@@ -5,9 +5,9 @@ For a machine without a network: `--wheel` names wheels, whole or the folder of 
 commands with less than ten minutes together, so that a machine lent for minutes can run them one
 by one: `--part decode-0.6b --part graphs`. What a part leaves in `--work` serves the next.
 
-The figures go to `--record` (docs/figures/h200.json, of the parts `spec` and `vision`
-h200-spec.json and h200-vision.json), merged by key. The exit code is that of the first command
-that failed; the parts behind it run all the same.
+The figures go to `--record` (docs/figures/h200.json, of the parts `spec`, `vision` and `step-...`
+h200-spec.json, h200-vision.json and h200-step.json), merged by key. The exit code is that of the
+first command that failed; the parts behind it run all the same.
 """
 
 import argparse
@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 FIGURES = ROOT / "docs" / "figures" / "h200.json"
 SPEC_FIGURES = FIGURES.with_name("h200-spec.json")
 VISION_FIGURES = FIGURES.with_name("h200-vision.json")
+STEP_FIGURES = FIGURES.with_name("h200-step.json")
 MODEL, DRAFT = ROOT / "models" / "home", ROOT / "models" / "home-draft"
 PART_LIMIT_S = 570.0
 _SITE, _PIECES = "site", "pieces"
@@ -41,9 +42,10 @@ class Run(NamedTuple):
     ready: Sequence[str]
     sanitizer: str
 
-    def bench(self, *arguments: str) -> list[str]:
-        """A bench that records its figures."""
-        return [sys.executable, "-m", "bench", *arguments, "--record", str(self.record)]
+    def bench(self, *arguments: str, record: Path = FIGURES) -> list[str]:
+        """A bench that records its figures, where nobody says otherwise in `record`."""
+        file = record if self.record == FIGURES else self.record
+        return [sys.executable, "-m", "bench", *arguments, "--record", str(file)]
 
     def decode(self, *arguments: str) -> list[str]:
         """`bench decode` on the GPU, with the folders that are ready."""
@@ -52,12 +54,19 @@ class Run(NamedTuple):
         cache = ["--cache", str(self.work / "bench")]
         return self.bench("decode", "--device", "cuda", *arguments, *builder, *cache, *ready)
 
+    def step(self, *arguments: str) -> list[str]:
+        """`bench decode` of the step's figures: kernels and their peers, what is chosen of them."""
+        cache = ["--cache", str(self.work / "bench")]
+        return self.bench("decode", "--device", "cuda", *arguments, *cache, record=STEP_FIGURES)
+
     def engine(self, kind: str = "onnxruntime") -> str:
         """An engine folder of the 0.6B shape, made by the decode bench or the part before it."""
         made = sorted((self.work / "bench").glob(f"qwen3-0.6b-pooled-{kind}-*"))
         return str(made[0]) if made else str(self.work / "bench" / "run decode-0.6b first")
 
 
+_LLAMA = ("--peer", "llama_cpp")
+_COMPILED = (*_LLAMA, "--peer", "torch_compile")
 Commands = Callable[[Run], list[list[str]]]
 
 
@@ -110,30 +119,57 @@ def _spec(run: Run) -> list[list[str]]:
     """Speculation on the shipped model: the bench, and the memory of both engines."""
     plain, drafted = run.work / "spec" / "plain", run.work / "spec" / "drafted"
     shutil.rmtree(run.work / "spec", ignore_errors=True)
-    record = ["--record", str(run.record if run.record != FIGURES else SPEC_FIGURES)]
-    bench = [sys.executable, "-m", "bench"]
     contest = ["spec", "--engine", str(drafted), "--plain", str(plain)]
     memory = ["memory", "--engine", str(drafted), "--name", "memory/ort-cuda/home-draft"]
+    graphs = ["graphs", "--engine", str(drafted), "--speculation"]
     return [
         _export(plain),
         _export(drafted, "--draft", str(DRAFT)),
-        [*bench, *contest, "--device", "cuda", *record],
-        [*bench, *memory, *record],
-        [*bench, "graphs", "--engine", str(drafted), "--speculation", *record],
+        run.bench(*contest, "--device", "cuda", record=SPEC_FIGURES),
+        run.bench(*memory, record=SPEC_FIGURES),
+        run.bench(*graphs, record=SPEC_FIGURES),
+    ]
+
+
+def _step(names: str, *flags: str, daemons: Sequence[str] = ("none",)) -> Commands:
+    """Decode steps of these cases, by the engines that `names` has behind them."""
+    cases, engines = ([*part.split()] for part in names.split(":"))
+    chosen = {"--case": cases, "--engine": engines, "--daemon": daemons}
+    words = [word for option, values in chosen.items() for one in values for word in (option, one)]
+    return lambda run: [run.step(*words, *flags)]
+
+
+def _step_spec(run: Run) -> list[list[str]]:
+    """Speculation on the shipped model by kernels."""
+    plain, drafted = run.work / "step" / "plain", run.work / "step" / "drafted"
+    shutil.rmtree(run.work / "step", ignore_errors=True)
+    contest = ["spec", "--engine", str(drafted), "--plain", str(plain), "--name", "spec"]
+    cases = [word for batch in (1, 8) for word in ("--case", f"kernels/b{batch}")]
+    return [
+        _export(plain, backend="kernels"),
+        _export(drafted, "--draft", str(DRAFT), backend="kernels"),
+        run.bench(*contest, *cases, "--device", "cuda", record=STEP_FIGURES),
+    ]
+
+
+def _widths(model: str) -> Commands:
+    return lambda run: [
+        run.bench(
+            *("widths", "--model", model, "--cache", str(run.work / "bench")), record=STEP_FIGURES
+        )
     ]
 
 
 def _vision(run: Run) -> list[list[str]]:
     """Pictures by stage, beside transformers."""
-    record = ["--record", str(run.record if run.record != FIGURES else VISION_FIGURES)]
     cache = ["--cache", str(run.work / "bench")]
-    return [[sys.executable, "-m", "bench", "vision", "--device", "cuda", *cache, *record]]
+    return [run.bench("vision", "--device", "cuda", *cache, record=VISION_FIGURES)]
 
 
-def _export(target: Path, *flags: str) -> list[str]:
+def _export(target: Path, *flags: str, backend: str = "onnxruntime") -> list[str]:
     export = [sys.executable, "-m", "daemon.cli", "export", str(MODEL), str(target)]
-    backend = ["--backend", "onnxruntime", "--device", "cuda", "--dtype", "float16"]
-    return [*export, *backend, "--capacity", "1024", *flags]
+    engine = ["--backend", backend, "--device", "cuda", "--dtype", "float16"]
+    return [*export, *engine, "--capacity", "1024", *flags]
 
 
 def _ops(_: Run) -> list[list[str]]:
@@ -155,6 +191,16 @@ PARTS: dict[str, Commands] = {
     "arrivals": _arrivals,
     "spec": _spec,
     "vision": _vision,
+    "step-0.6b": _step(
+        "0.6b/b1 0.6b/b8 : kernels kernels-int4 ort-cuda", *_COMPILED, daemons=["kernels"]
+    ),
+    "step-4b": _step("4b/b1 : kernels kernels-int4 ort-cuda", *_COMPILED),
+    "step-long": _step("0.6b/b1/1000 0.6b/b8/1000 : kernels kernels-int4", *_LLAMA),
+    "step-spec": _step_spec,
+    "step-widths": _widths("0.6b"),
+    "step-widths-4b": _widths("4b"),
+    "step-int8": _step("0.6b/b1 4b/b1 : kernels-int8", *_LLAMA),
+    "step-4b-more": _step("4b/b8 4b/b1/1000 4b/b8/1000 : kernels kernels-int4", *_LLAMA),
 }
 DEFAULT = (
     "tests",

@@ -126,3 +126,19 @@ def test_the_parts_asked_for_run_and_the_first_failure_is_the_exit_code(
     assert "part tests: 4" in said
     assert "part ops: 0" in said
     assert h200_run.PART_LIMIT_S < 600
+
+
+def test_the_step_has_a_file_of_its_own(run: Run) -> None:
+    everywhere = run._replace(record=h200_run.FIGURES)
+    for name in (name for name in PARTS if name.startswith("step-")):
+        for command in PARTS[name](everywhere):
+            if "--record" in command:
+                assert command[command.index("--record") + 1] == str(h200_run.STEP_FIGURES)
+    (decode,) = PARTS["step-0.6b"](run)
+    chosen = [(word, decode[at + 1]) for at, word in enumerate(decode) if word == "--engine"]
+    assert chosen == [("--engine", name) for name in ("kernels", "kernels-int4", "ort-cuda")]
+    assert decode[decode.index("--daemon") + 1] == "kernels"
+    plain, drafted, contest = PARTS["step-spec"](run)
+    assert plain[plain.index("--backend") + 1] == "kernels"
+    assert drafted[-2] == "--draft"
+    assert contest[contest.index("--name") + 1] == "spec"

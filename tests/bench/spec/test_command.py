@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 from msgspec import structs
 
-from bench.spec.command import spec
+from bench.spec.command import _key, spec
 from bench.spec.session import SpecSession
 from bench.spec.verify import Replies, VerifyFigures, compare
 from daemon.cli.errors import FAILED
@@ -111,6 +111,12 @@ def test_the_figures_are_recorded(
     run("--engine", str(tiny_engine), "--case", "lookup/b1", "--record", str(record), *ONCE)
     kept = json.loads(record.read_text())
     assert list(kept["figures"]) == ["lookup/b1"]
+
+
+def test_cases_of_a_draft_can_be_called_otherwise() -> None:
+    assert _key("kernels/b8", "kernels", "spec") == "spec/b8"
+    assert _key("lookup/b8", "kernels", "spec") == "lookup/b8"
+    assert _key("kernels/b8", "kernels", "") == "kernels/b8"
 
 
 @pytest.mark.parametrize(
