@@ -15,7 +15,7 @@ MOST = {"int8": 1.01, "int4": 1.10}
 
 @pytest.fixture(scope="module")
 def batches() -> list[Batch]:
-    return conversations(Tokenizer.from_file(str(HOME / "tokenizer.json")), held_out()[::60])
+    return conversations(Tokenizer.from_file(str(HOME / "tokenizer.json")), held_out()[::120])
 
 
 def measured(batches: list[Batch], options: ExportOptions) -> Perplexity:
