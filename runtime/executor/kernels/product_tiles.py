@@ -12,13 +12,17 @@ EIGHT_BYTES = 1024
 """Of eight rows of 64 elements in a stage, weights or activations."""
 _MOST_HELD = 5
 _MOST_EIGHTS = 6
-_DEEPEST = 8
+_DEEPEST, _SHALLOWEST = 8, 2
 _FEW_COLUMNS = 16
 # From here on a thread that norms needs more registers than two blocks leave it.
 _HEAVY_BLOCKS, _HEAVY_EIGHTS = 4, 5
 _LARGE_SHARED = 200 << 10
+# Shares of the tokens and tiles of a warp of a cluster, and the sums that leave registers for two.
+_SPREAD = ((1, 1), (1, 2), (1, 3))
+_FEW_SUMS = 64
 _RESERVED = 1024
 _ITEM_BYTES = 16 * 32 * WARPS
+_SHARE_BYTES = 16 * 32 // 2
 
 
 class NarrowTiles(NamedTuple):
@@ -32,6 +36,22 @@ class NarrowTiles(NamedTuple):
     depth: int
     groups: int
     blocks: int
+    resident: int
+    shared_bytes: int
+
+
+class SpreadTiles(NamedTuple):
+    """How a product is shared out over clusters of eight blocks, one for each segment.
+
+    A warp has `tiles` tiles of sixteen rows of a group, for one of `token_warps` shares of the
+    tokens, and `depth` stages of a ring; `clusters` take `groups` in turn.
+    """
+
+    token_warps: int
+    tiles: int
+    depth: int
+    groups: int
+    clusters: int
     resident: int
     shared_bytes: int
 
@@ -133,6 +153,66 @@ def narrow_tiles(
         depth -= 1
     shared_bytes = shared(size, depth, repeated=repeated)
     return NarrowTiles(size, depth, groups, min(groups, present), resident, shared_bytes)
+
+
+@cache
+def spread_tiles(
+    facts: GpuFacts,
+    eights: int,
+    inputs: int,
+    columns: int,
+    *,
+    normed: bool,
+    weight_bytes: int = EIGHT_BYTES,
+) -> SpreadTiles | None:
+    """Tiles for a product of several tokens by clusters; None where there are none, or no room.
+
+    A cluster has all of the inputs of its tokens in its blocks' shared memory.
+    """
+    if not facts.dependent or columns == COLUMNS[0]:
+        return None
+    # With more columns the cluster's exchange of sums costs more than a launch for the norm.
+    if normed and (most_blocks(inputs) > _MOST_HELD or columns > _FEW_COLUMNS):
+        return None
+    clusters, widths = facts.multiprocessors // WARPS, columns // 8
+    found: list[tuple[float, SpreadTiles]] = []
+    for token_warps, tiles in _SPREAD:
+        if widths % token_warps:
+            continue
+        rows = 2 * WARPS // token_warps * tiles
+        groups = -(-eights // rows)
+        sums = 4 * tiles * widths // token_warps
+        taken = min(groups, clusters)
+        resident = 2 if sums <= (_FEW_SUMS if taken == groups else _FEW_SUMS // 2) else 1
+        shape = SpreadTiles(token_warps, tiles, _SHALLOWEST, groups, taken, resident, 0)
+        shape = _deepened(facts, shape, inputs, columns, weight_bytes)
+        if shape.shared_bytes <= facts.shared_per_block:
+            # The blocks of a cluster meet once a group.
+            work = -(-groups // clusters) * (rows + WARPS) * (1 if shape.resident > 1 else 1.2)
+            found.append((work + token_warps, shape))
+    return min(found)[1] if found else None
+
+
+def _deepened(
+    facts: GpuFacts, tiles: SpreadTiles, inputs: int, columns: int, weight_bytes: int
+) -> SpreadTiles:
+    """The same with as many stages as are of use and leave room for the next kernel's blocks."""
+    repeated = tiles.groups > tiles.clusters
+    share = columns // 8 // tiles.token_warps
+    activations = most_blocks(inputs) * columns // 8 * EIGHT_BYTES
+    parts = 2 * tiles.tiles * share * _ITEM_BYTES if repeated else 0
+
+    def shared(depth: int) -> int:
+        ring = WARPS * depth * 2 * tiles.tiles * weight_bytes
+        return ring + activations + parts + 4 * columns
+
+    # The sums of a cluster's only group lie where the ring was.
+    least = _SHALLOWEST if repeated else max(_SHALLOWEST, -(-share * _SHARE_BYTES // weight_bytes))
+    depth = _DEEPEST if repeated else max(least, most_blocks(inputs))
+    room = facts.shared_per_multiprocessor * 11 // 20
+    while depth > least and shared(depth) > room:
+        depth -= 1
+    return tiles._replace(depth=depth, shared_bytes=shared(depth))
 
 
 @cache

@@ -1,31 +1,43 @@
-import ctypes
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
-from runtime.device.cuda.launch import addresses, integers
 from runtime.errors import HearthError
 from runtime.executor.kernels.adapters import (
     Adapter,
-    AddedArguments,
     Shrink,
     added_arguments,
 )
 from runtime.executor.kernels.launch import GpuFacts, Kernels, Launch
+from runtime.executor.kernels.product_arguments import (
+    GATED,
+    NUMBERS,
+    RESIDUAL,
+    Form,
+    Inputs,
+    NormArguments,
+    Output,
+    Selected,
+    Weight,
+    product_arguments,
+)
 from runtime.executor.kernels.product_tiles import (
+    WARPS,
+    SpreadTiles,
     columns_for,
     narrow_tiles,
     norms_itself,
+    spread_tiles,
     wide_tiles,
 )
+
+__all__ = ["Form", "Products", "Weight"]
 
 _THREADS = 256
 _NORM_THREADS = 128
 _NORM_TOKENS = 4
-_MATRICES = 3
-_NUMBERS, _RESIDUAL, _GATED = range(3)
 _COMMON = (
     *("INPUTS", "OUTPUT", "MATRICES", "BIASED", "ADDED"),
     *("WEIGHT_BITS", "SCALE_BLOCK", "ZEROS"),
@@ -34,97 +46,24 @@ _NARROW = (
     *_COMMON,
     *("COLUMNS", "EIGHTS", "DEPTH", "RESIDENT", "REPEATED", "NORMED", "SHARED_BYTES"),
 )
+_SPREAD = (
+    *_COMMON,
+    *("COLUMNS", "TOKEN_WARPS", "TILES", "DEPTH", "RESIDENT", "REPEATED", "NORMED"),
+    "SHARED_BYTES",
+)
 _WIDE = (
     *_COMMON,
     *("EIGHTS", "WIDTHS", "TILES", "SHARE", "DEPTH", "RESIDENT", "SHARED_BYTES"),
 )
 
 
-class Form(NamedTuple):
-    """How weights are stored; integers have a scale, and a zero point or none, for each `block`."""
+class _Chosen(NamedTuple):
+    """A kernel and over what it is launched."""
 
-    kind: Literal["float16", "bfloat16", "int8", "int4"]
-    block: int = 0
-    zeros: bool = False
-
-    @property
-    def bits(self) -> int:
-        """Those of a weight."""
-        return {"int8": 8, "int4": 4}.get(self.kind, 16)
-
-    @property
-    def eight_bytes(self) -> int:
-        """What eight rows of 64 weights take in a stage, with their scales and zero points."""
-        return 64 * self.bits + (32 * (1 + self.zeros) if self.block else 0)
-
-    @property
-    def macros(self) -> tuple[int, int, int]:
-        """WEIGHT_BITS, SCALE_BLOCK and ZEROS of a kernel that reads it."""
-        return self.bits, self.block, int(self.zeros)
-
-
-class Weight(NamedTuple):
-    """A row-major matrix of `rows` outputs: device addresses of it and of what belongs to it.
-
-    `bias`, of the engine's type, is added to the sums; 0 for none.
-    """
-
-    address: int
-    rows: int
-    form: Form
-    scale: int = 0
-    zero: int = 0
-    bias: int = 0
-
-
-class _Matrix(ctypes.Structure):
-    _fields_ = (*addresses("values scale zero bias"), *integers("rows unused"))
-
-
-class _Product(ctypes.Structure):
-    _fields_ = (
-        ("matrices", _Matrix * _MATRICES),
-        *addresses("inputs gain last out tap"),
-        *integers("tokens rows groups tap_stride seq_len select_len"),
-        ("eps", ctypes.c_float),
-        ("unused", ctypes.c_int32),
-        ("added", AddedArguments),
-    )
-
-
-class _Normalise(ctypes.Structure):
-    _fields_ = (
-        *addresses("inputs gain last out"),
-        *integers("tokens stride seq_len select_len"),
-        ("eps", ctypes.c_float),
-        ("unused", ctypes.c_int32),
-    )
-
-
-class _Selected(NamedTuple):
-    """Which tokens of [rows, seq_len] are taken: `last` is int64 [rows, select_len]."""
-
-    last: int = 0
-    seq_len: int = 1
-    select_len: int = 1
-
-
-class _Inputs(NamedTuple):
-    """What a product reads: elements, or float32 rows that are normed where there is a gain."""
-
-    address: int
-    size: int
-    tokens: int
-    gain: int = 0
-    eps: float = 0.0
-    selected: _Selected = _Selected()
-
-
-class _Output(NamedTuple):
-    kind: int
-    address: int
-    tap: int = 0
-    tap_stride: int = 0
+    function: Any
+    blocks: tuple[int, int]
+    shared: int
+    groups: int
 
 
 class Products:
@@ -164,8 +103,8 @@ class Products:
         adapter: Adapter | None = None,
     ) -> tuple[Launch, ...]:
         """The norm of x times up to three matrices one below the other: float32 [tokens, rows]."""
-        given = _Inputs(x, inputs, tokens, gain, eps)
-        return self._launches("normed", given, weights, _Output(_NUMBERS, out), adapter)
+        given = Inputs(x, inputs, tokens, gain, eps)
+        return self._launches("normed", given, weights, Output(NUMBERS, out), adapter)
 
     def residual(
         self,
@@ -182,8 +121,8 @@ class Products:
 
         `tap` is an address and a stride in elements: x is also written there, as elements.
         """
-        output = _Output(_RESIDUAL, x, *(tap or (0, 0)))
-        given = _Inputs(a, inputs, tokens)
+        output = Output(RESIDUAL, x, *(tap or (0, 0)))
+        given = Inputs(a, inputs, tokens)
         return self._launches("residual", given, [weight], output, adapter)
 
     def gated(  # noqa: PLR0917 (addresses and sizes, in the order of a step)
@@ -200,8 +139,8 @@ class Products:
         adapter: Adapter | None = None,
     ) -> tuple[Launch, ...]:
         """The norm of x through silu(gate) * up: elements [tokens, rows]."""
-        given = _Inputs(x, inputs, tokens, gain, eps)
-        return self._launches("gated", given, [gate, up], _Output(_GATED, out), adapter)
+        given = Inputs(x, inputs, tokens, gain, eps)
+        return self._launches("gated", given, [gate, up], Output(GATED, out), adapter)
 
     def head(  # noqa: PLR0917 (addresses and sizes, in the order of a step)
         self,
@@ -220,29 +159,29 @@ class Products:
 
         `last_token_ids`, int64 [rows, select_len], counts from the beginning of each row of x.
         """
-        selected = _Selected(last_token_ids, seq_len, select_len)
-        given = _Inputs(x, inputs, rows * select_len, gain, eps, selected)
-        return self._launches("head", given, [weight], _Output(_NUMBERS, logits))
+        selected = Selected(last_token_ids, seq_len, select_len)
+        given = Inputs(x, inputs, rows * select_len, gain, eps, selected)
+        return self._launches("head", given, [weight], Output(NUMBERS, logits))
 
     def plain(
         self, a: int, weights: Weight | Sequence[Weight], inputs: int, tokens: int, out: int
     ) -> tuple[Launch, ...]:
         """Elements a [tokens, inputs] times matrices one below the other: float32."""
         several = [weights] if isinstance(weights, Weight) else weights
-        return self._launches("plain", _Inputs(a, inputs, tokens), several, _Output(_NUMBERS, out))
+        return self._launches("plain", Inputs(a, inputs, tokens), several, Output(NUMBERS, out))
 
     def normalise(  # noqa: PLR0917 (addresses and sizes, in the order of a step)
         self, x: int, gain: int, eps: float, inputs: int, tokens: int, out: int, stride: int
     ) -> tuple[Launch, ...]:
         """The norm of x as elements, one token every `stride` elements from `out` on."""
-        return (self._normalise(_Inputs(x, inputs, tokens, gain, eps), out, stride),)
+        return (self._normalise(Inputs(x, inputs, tokens, gain, eps), out, stride),)
 
     def _launches(
         self,
         name: str,
-        given: _Inputs,
+        given: Inputs,
         weights: Sequence[Weight],
-        output: _Output,
+        output: Output,
         adapter: Adapter | None = None,
     ) -> tuple[Launch, ...]:
         made = []
@@ -250,15 +189,29 @@ class Products:
             norm = (given.gain, given.eps) if given.gain else None
             shape = (given.size, given.tokens)
             made.append(self._shrink.launch(given.address, adapter, shape, norm))
-        if given.gain and not norms_itself(given.size, given.tokens):
+        normed = norms_itself(given.size, given.tokens) or self._spread_tiles(given, weights)
+        if given.gain and not normed:
             made.append(self._normalise(given, self._scratch, given.size))
-            given = _Inputs(self._scratch, given.size, given.tokens)
+            given = Inputs(self._scratch, given.size, given.tokens)
         return (*made, self._product(name, given, weights, output, adapter))
 
-    def _normalise(self, given: _Inputs, out: int, stride: int) -> Launch:
+    def _spread_tiles(self, given: Inputs, weights: Sequence[Weight]) -> SpreadTiles | None:
+        columns = columns_for(given.tokens)
+        if columns is None:
+            return None
+        return spread_tiles(
+            self._facts,
+            _eights(weights),
+            given.size,
+            columns,
+            normed=bool(given.gain),
+            weight_bytes=weights[0].form.eight_bytes,
+        )
+
+    def _normalise(self, given: Inputs, out: int, stride: int) -> Launch:
         function = self._kernel("normalise", "normalise", ("INPUTS",), (given.size,), 0)
         selected = given.selected
-        arguments = _Normalise(
+        arguments = NormArguments(
             given.address,
             given.gain,
             selected.last,
@@ -275,9 +228,9 @@ class Products:
     def _product(
         self,
         name: str,
-        given: _Inputs,
+        given: Inputs,
         weights: Sequence[Weight],
-        output: _Output,
+        output: Output,
         adapter: Adapter | None,
     ) -> Launch:
         form = weights[0].form
@@ -286,35 +239,62 @@ class Products:
         biased = any(weight.bias for weight in weights)
         added = adapter is not None
         common = (given.size, output.kind, len(weights), int(biased), int(added), *form.macros)
-        eights = sum(-(-weight.rows // 8) for weight in weights)
-        columns = columns_for(given.tokens)
-        if columns is None:
-            wide = wide_tiles(self._facts, eights, given.tokens, form.eight_bytes)
-            shared, groups = wide.shared_bytes, 0
-            grid = (-(-eights // wide.eights), -(-given.tokens // (8 * wide.widths)), 1)
-            function = self._kernel("wide", "product", _WIDE, (*common, *wide[:-1], shared), shared)
+        if columns_for(given.tokens) is None:
+            chosen = self._wide(given, weights, common)
         else:
-            paired, normed = output.kind == _GATED, bool(given.gain)
-            tiles = narrow_tiles(
-                self._facts,
-                eights,
-                given.size,
-                columns,
-                paired=paired,
-                normed=normed,
-                weight_bytes=form.eight_bytes,
-            )
-            shared, groups = tiles.shared_bytes, tiles.groups
-            grid = (tiles.blocks, 1, 1)
-            repeated = int(tiles.groups > tiles.blocks)
-            shape = (columns, tiles.eights, tiles.depth, tiles.resident, repeated, int(normed))
-            function = self._kernel(
-                "product", "product", _NARROW, (*common, *shape, shared), shared
-            )
-        arguments = _arguments(given, weights, output, groups)
+            paired = output.kind == GATED
+            spread = self._spread(given, weights, common)
+            chosen = spread or self._narrow(given, weights, common, paired=paired)
+        arguments = product_arguments(given, weights, output, chosen.groups)
         if adapter is not None:
             arguments.added = added_arguments(adapter)
-        return Launch(function, grid, _THREADS, shared, arguments, name)
+        function, blocks, shared, _ = chosen
+        return Launch(function, (*blocks, 1), _THREADS, shared, arguments, name)
+
+    def _narrow(
+        self,
+        given: Inputs,
+        weights: Sequence[Weight],
+        common: tuple[int, ...],
+        *,
+        paired: bool,
+    ) -> _Chosen:
+        columns, normed = columns_for(given.tokens) or 0, bool(given.gain)
+        tiles = narrow_tiles(
+            self._facts,
+            _eights(weights),
+            given.size,
+            columns,
+            paired=paired,
+            normed=normed,
+            weight_bytes=weights[0].form.eight_bytes,
+        )
+        repeated = int(tiles.groups > tiles.blocks)
+        shared = tiles.shared_bytes
+        shape = (columns, tiles.eights, tiles.depth, tiles.resident, repeated, int(normed), shared)
+        function = self._kernel("product", "product", _NARROW, (*common, *shape), shared)
+        return _Chosen(function, (tiles.blocks, 1), shared, tiles.groups)
+
+    def _spread(
+        self, given: Inputs, weights: Sequence[Weight], common: tuple[int, ...]
+    ) -> _Chosen | None:
+        tiles = self._spread_tiles(given, weights)
+        if tiles is None:
+            return None
+        repeated, normed = int(tiles.groups > tiles.clusters), int(bool(given.gain))
+        shared = tiles.shared_bytes
+        warps = (tiles.token_warps, tiles.tiles, tiles.depth, tiles.resident)
+        shape = (columns_for(given.tokens) or 0, *warps, repeated, normed, shared)
+        function = self._kernel("spread", "product", _SPREAD, (*common, *shape), shared)
+        return _Chosen(function, (tiles.clusters * WARPS, 1), shared, tiles.groups)
+
+    def _wide(self, given: Inputs, weights: Sequence[Weight], common: tuple[int, ...]) -> _Chosen:
+        eights = _eights(weights)
+        tiles = wide_tiles(self._facts, eights, given.tokens, weights[0].form.eight_bytes)
+        shared = tiles.shared_bytes
+        function = self._kernel("wide", "product", _WIDE, (*common, *tiles[:-1], shared), shared)
+        blocks = (-(-eights // tiles.eights), -(-given.tokens // (8 * tiles.widths)))
+        return _Chosen(function, blocks, shared, 0)
 
     def _kernel(
         self, file: str, name: str, macros: tuple[str, ...], numbers: tuple[int, ...], shared: int
@@ -327,25 +307,5 @@ class Products:
         return self._functions[key]
 
 
-def _arguments(given: _Inputs, weights: Sequence[Weight], output: _Output, groups: int) -> _Product:
-    matrices = (_Matrix * _MATRICES)()
-    for index, weight in enumerate(weights):
-        matrices[index] = _Matrix(
-            weight.address, weight.scale, weight.zero, weight.bias, weight.rows
-        )
-    rows = weights[0].rows if output.kind == _GATED else sum(one.rows for one in weights)
-    return _Product(
-        matrices,
-        given.address,
-        given.gain,
-        given.selected.last,
-        output.address,
-        output.tap,
-        given.tokens,
-        rows,
-        groups,
-        output.tap_stride,
-        given.selected.seq_len,
-        given.selected.select_len,
-        given.eps,
-    )
+def _eights(weights: Sequence[Weight]) -> int:
+    return sum(-(-weight.rows // 8) for weight in weights)

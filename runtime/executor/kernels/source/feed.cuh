@@ -43,7 +43,7 @@ struct Feed {
 #pragma unroll
     for (int i = 0; i < COPIES; ++i)
       if (i * ROWS_AT_ONCE + chunk_row < EIGHTS * 8)
-        copy_ahead(to + i * (ROWS_AT_ONCE / 8) * WEIGHT_BYTES, integers[i] + block * STAGE_ROW,
+        copy_once(to + i * (ROWS_AT_ONCE / 8) * WEIGHT_BYTES, integers[i] + block * STAGE_ROW,
                    there[i]);
     to = stage + word_row / 8 * WEIGHT_BYTES + STAGE_ROW * 8 + word_row % 8 * 4;
     int index = block * 64 / SCALE_BLOCK;

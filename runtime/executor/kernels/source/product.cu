@@ -51,7 +51,8 @@ struct Ring {
 #else
 #pragma unroll
       for (int i = 0; i < EIGHTS; ++i)
-        copy_weights(stage + i * WEIGHT_BYTES, eight_of(a, group * EIGHTS + i), first + block, lane);
+        copy_weights<true>(stage + i * WEIGHT_BYTES, eight_of(a, group * EIGHTS + i), first + block,
+                           lane);
 #endif
       if (++slot == DEPTH) slot = 0;
       if (++block == count) block = 0, group += gridDim.x;

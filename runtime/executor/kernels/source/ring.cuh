@@ -14,6 +14,15 @@ __device__ __forceinline__ void copy_ahead(u32 to, const void* from, bool there)
                : "memory");
 }
 
+// The same of what is read once: it is the first to make way in the L2 cache.
+__device__ __forceinline__ void copy_once(u32 to, const void* from, bool there) {
+  u64 policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to),
+               "l"(from), "r"(there ? 16 : 0), "l"(policy)
+               : "memory");
+}
+
 __device__ __forceinline__ void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // All but the newest LEFT groups of copies of this thread have arrived.
@@ -30,7 +39,7 @@ struct Eight {
 
 // A warp copies 64 inputs of eight rows, 128 bytes a row and 16 a lane. Sixteen bytes of odd rows
 // lie half a row further round, so that the lanes of `read_eight` meet no bank twice.
-template <int INPUTS_OF_ROW>
+template <int INPUTS_OF_ROW, bool ONCE = false>
 __device__ __forceinline__ void copy_eight(u32 stage, Eight eight, int block, int lane) {
   int chunk = lane % 8, input = block * 64 + chunk * 8;
   bool inside = INPUTS_OF_ROW % 64 == 0 || input < INPUTS_OF_ROW;
@@ -39,17 +48,25 @@ __device__ __forceinline__ void copy_eight(u32 stage, Eight eight, int block, in
     int row = lane / 8 + 4 * i;
     bool there = inside && row < eight.rows;
     const char* from = eight.first + ((long long)row * INPUTS_OF_ROW + input) * 2;
-    copy_ahead(stage + row * 128 + (chunk ^ (row & 1) * 4) * 16, there ? from : eight.first, there);
+    u32 to = stage + row * 128 + (chunk ^ (row & 1) * 4) * 16;
+    if (!there) from = eight.first;
+    if (ONCE)
+      copy_once(to, from, there);
+    else
+      copy_ahead(to, from, there);
   }
 }
 
 // What lane 4 g + q has of row g: inputs 32 i + 8 q to 32 i + 8 q + 7 in halves[i]. Its words x
 // and y serve instruction 2 i of the block, z and w instruction 2 i + 1.
-__device__ __forceinline__ void read_eight(const char* stage, int lane, uint4 (&halves)[2]) {
+__device__ __forceinline__ int place_of_half(int lane, int i) {
   int row = lane / 4, q = lane % 4;
+  return row * 128 + ((4 * i + q) ^ (row & 1) * 4) * 16;
+}
+
+__device__ __forceinline__ void read_eight(const char* stage, int lane, uint4 (&halves)[2]) {
 #pragma unroll
-  for (int i = 0; i < 2; ++i)
-    halves[i] = *(const uint4*)(stage + row * 128 + ((4 * i + q) ^ (row & 1) * 4) * 16);
+  for (int i = 0; i < 2; ++i) halves[i] = *(const uint4*)(stage + place_of_half(lane, i));
 }
 
 // The four instructions of a block: sixteen rows of weights and eight tokens.

@@ -14,8 +14,9 @@
 #define WEIGHT_BYTES EIGHT_BYTES
 typedef Eight Rows;
 
+template <bool ONCE>
 __device__ __forceinline__ void copy_weights(u32 stage, const Rows& rows, int block, int lane) {
-  copy_eight<INPUTS>(stage, rows, block, lane);
+  copy_eight<INPUTS, ONCE>(stage, rows, block, lane);
 }
 
 __device__ __forceinline__ void read_weights(const char* stage, int, int lane,
@@ -58,13 +59,18 @@ __device__ __forceinline__ int place_of_chunk(int row, int chunk) {
 
 // A warp copies 64 inputs of eight rows, and of each row the word with their scales and that with
 // their zero points.
+template <bool ONCE>
 __device__ __forceinline__ void copy_weights(u32 stage, const Rows& rows, int block, int lane) {
   constexpr int chunks = STAGE_ROW / 16;
   int row = lane / chunks, chunk = lane % chunks;
   if (row < 8) {
     bool there = row < rows.rows;
     const char* from = rows.first + row * ROW_BYTES + block * STAGE_ROW + chunk * 16;
-    copy_ahead(stage + place_of_chunk(row, chunk), there ? from : rows.first, there);
+    if (!there) from = rows.first;
+    if (ONCE)
+      copy_once(stage + place_of_chunk(row, chunk), from, there);
+    else
+      copy_ahead(stage + place_of_chunk(row, chunk), from, there);
   }
   if (lane < 8) {
     bool there = lane < rows.rows;

@@ -28,7 +28,7 @@ struct Loader {
     for (int i = 0; i < (EIGHTS + 7) / 8; ++i) {
       int eight = i * 8 + warp;
       if (EIGHTS % 8 && eight >= EIGHTS) break;
-      copy_weights(stage(block) + eight * WEIGHT_BYTES, eight_of(a, blockIdx.x * EIGHTS + eight),
+      copy_weights<false>(stage(block) + eight * WEIGHT_BYTES, eight_of(a, blockIdx.x * EIGHTS + eight),
                    block, lane);
     }
   }

@@ -8,6 +8,7 @@ from runtime.executor.kernels.product_tiles import (
     most_blocks,
     narrow_tiles,
     norms_itself,
+    spread_tiles,
     wide_tiles,
 )
 from tests.runtime.executor.kernels.model_shapes import GPUS, MODELS, ModelShape
@@ -72,6 +73,34 @@ def test_a_block_leaves_room_for_another_on_a_small_gpu(name: str) -> None:
     for model in MODELS.values():
         tiles = tiles_of(GPUS["RTX 3090"], model, name, 8)
         assert tiles.shared_bytes <= 50_176
+
+
+@pytest.mark.parametrize("columns", COLUMNS[1:])
+def test_clusters_take_several_tokens_where_the_gpu_has_them(columns: int) -> None:
+    facts, small = GPUS["H200"], GPUS["RTX 3090"]
+    for model in MODELS.values():
+        for eights, inputs, _, normed in layer(model).values():
+            tiles = spread_tiles(facts, eights, inputs, columns, normed=normed)
+            if normed and columns > 16:
+                assert tiles is None
+                continue
+            assert tiles
+            rows = 2 * 8 // tiles.token_warps * tiles.tiles
+            assert tiles.groups == -(-eights // rows)
+            assert tiles.clusters == min(tiles.groups, 16)
+            assert tiles.shared_bytes <= facts.shared_per_block
+            # What is added lies where the ring was, or has memory of its own.
+            share = columns // 8 // tiles.token_warps
+            assert tiles.groups > tiles.clusters or 4 * tiles.depth >= share
+            assert spread_tiles(small, eights, inputs, columns, normed=normed) is None
+
+
+def test_clusters_take_neither_few_tokens_nor_rows_too_long_for_their_memory() -> None:
+    facts = GPUS["H200"]
+    assert spread_tiles(facts, 128, 1024, 8, normed=True) is None
+    assert spread_tiles(facts, 128, 4096, 16, normed=True) is None
+    assert spread_tiles(facts, 128, 4096, 64, normed=False)
+    assert spread_tiles(facts, 128, 32_768, 64, normed=False) is None
 
 
 def test_steps_take_the_narrowest_product() -> None:

@@ -20,11 +20,11 @@ def weight(rows: int, address: int = 0x100, bias: int = 0) -> Weight:
 
 
 class Made:
-    """Products on an H200, and what they asked for."""
+    """Products on a GPU, and what they asked for."""
 
-    def __init__(self, dtype: Any = np.float16) -> None:
+    def __init__(self, dtype: Any = np.float16, gpu: str = "H200") -> None:
         self.wanted = WantedKernels()
-        self.products = Products(self.wanted, GPUS["H200"], np.dtype(dtype))
+        self.products = Products(self.wanted, GPUS[gpu], np.dtype(dtype))
         self.products.use_scratch(SCRATCH)
 
     @property
@@ -75,9 +75,29 @@ def test_few_tokens_are_normed_in_the_product() -> None:
     assert ctypes.sizeof(a) == 224
 
 
-@pytest.mark.parametrize(("inputs", "tokens"), [(1024, 9), (1024, 64), (4096, 1), (1024, 512)])
-def test_others_are_normed_before_it(inputs: int, tokens: int) -> None:
+@pytest.mark.parametrize("tokens", [9, 16])
+def test_clusters_norm_more_tokens(tokens: int) -> None:
     made = Made()
+    launches = made.products.gated(X, GAIN, EPS, weight(3072), weight(3072), 2560, tokens, OUT)
+    (launch,), (request,) = launches, made.requests
+    assert (request.file, macros(request)["NORMED"]) == ("spread", 1)
+    assert (launch.grid, launch.block) == ((128, 1, 1), 256)
+    assert launch.arguments.groups == 16
+
+
+@pytest.mark.parametrize(
+    ("gpu", "inputs", "tokens"),
+    [
+        ("RTX 3090", 1024, 9),
+        ("RTX 3090", 1024, 64),
+        ("H200", 4096, 1),
+        ("H200", 4096, 9),
+        ("H200", 1024, 64),
+        ("H200", 1024, 512),
+    ],
+)
+def test_others_are_normed_before_it(gpu: str, inputs: int, tokens: int) -> None:
+    made = Made(gpu=gpu)
     launches = made.products.gated(X, GAIN, EPS, weight(64), weight(64), inputs, tokens, OUT)
     assert names(launches) == ["normalise", "gated"]
     norm, product = (launch.arguments for launch in launches)
@@ -99,7 +119,7 @@ def test_a_residual_is_added_in_place_and_tapped(tokens: int) -> None:
     (launch,) = launches
     (request,) = made.requests
     assert macros(request)["OUTPUT"] == 1
-    assert request.file == ("wide" if tokens > 64 else "product")
+    assert request.file == {1: "product", 64: "spread", 300: "wide"}[tokens]
     a = launch.arguments
     assert (a.inputs, a.out, a.tap, a.tap_stride) == (X, OUT, 0x9000, 3072)
 

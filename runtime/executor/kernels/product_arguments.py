@@ -1,0 +1,131 @@
+"""What kernels of products are given."""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from runtime.device.cuda.launch import addresses, integers
+from runtime.executor.kernels.adapters import AddedArguments
+
+NUMBERS, RESIDUAL, GATED = range(3)
+_MATRICES = 3
+
+
+class Form(NamedTuple):
+    """How weights are stored; integers have a scale, and a zero point or none, for each `block`."""
+
+    kind: Literal["float16", "bfloat16", "int8", "int4"]
+    block: int = 0
+    zeros: bool = False
+
+    @property
+    def bits(self) -> int:
+        """Those of a weight."""
+        return {"int8": 8, "int4": 4}.get(self.kind, 16)
+
+    @property
+    def eight_bytes(self) -> int:
+        """What eight rows of 64 weights take in a stage, with their scales and zero points."""
+        return 64 * self.bits + (32 * (1 + self.zeros) if self.block else 0)
+
+    @property
+    def macros(self) -> tuple[int, int, int]:
+        """WEIGHT_BITS, SCALE_BLOCK and ZEROS of a kernel that reads it."""
+        return self.bits, self.block, int(self.zeros)
+
+
+class Weight(NamedTuple):
+    """A row-major matrix of `rows` outputs: device addresses of it and of what belongs to it.
+
+    `bias`, of the engine's type, is added to the sums; 0 for none.
+    """
+
+    address: int
+    rows: int
+    form: Form
+    scale: int = 0
+    zero: int = 0
+    bias: int = 0
+
+
+class _Matrix(ctypes.Structure):
+    _fields_ = (*addresses("values scale zero bias"), *integers("rows unused"))
+
+
+class ProductArguments(ctypes.Structure):
+    """`Arguments` of source/outputs.cuh."""
+
+    _fields_ = (
+        ("matrices", _Matrix * _MATRICES),
+        *addresses("inputs gain last out tap"),
+        *integers("tokens rows groups tap_stride seq_len select_len"),
+        ("eps", ctypes.c_float),
+        ("unused", ctypes.c_int32),
+        ("added", AddedArguments),
+    )
+
+
+class NormArguments(ctypes.Structure):
+    """`Arguments` of source/normalise.cu."""
+
+    _fields_ = (
+        *addresses("inputs gain last out"),
+        *integers("tokens stride seq_len select_len"),
+        ("eps", ctypes.c_float),
+        ("unused", ctypes.c_int32),
+    )
+
+
+class Selected(NamedTuple):
+    """Which tokens of [rows, seq_len] are taken: `last` is int64 [rows, select_len]."""
+
+    last: int = 0
+    seq_len: int = 1
+    select_len: int = 1
+
+
+class Inputs(NamedTuple):
+    """What a product reads: elements, or float32 rows that are normed where there is a gain."""
+
+    address: int
+    size: int
+    tokens: int
+    gain: int = 0
+    eps: float = 0.0
+    selected: Selected = Selected()
+
+
+class Output(NamedTuple):
+    """What becomes of the sums: `kind` is that of source/outputs.cuh."""
+
+    kind: int
+    address: int
+    tap: int = 0
+    tap_stride: int = 0
+
+
+def product_arguments(
+    given: Inputs, weights: Sequence[Weight], output: Output, groups: int
+) -> ProductArguments:
+    """A product's argument; `groups` of rows are shared out over its blocks or clusters."""
+    matrices = (_Matrix * _MATRICES)()
+    for index, weight in enumerate(weights):
+        matrices[index] = _Matrix(
+            weight.address, weight.scale, weight.zero, weight.bias, weight.rows
+        )
+    rows = weights[0].rows if output.kind == GATED else sum(one.rows for one in weights)
+    return ProductArguments(
+        matrices,
+        given.address,
+        given.gain,
+        given.selected.last,
+        output.address,
+        output.tap,
+        given.tokens,
+        rows,
+        groups,
+        output.tap_stride,
+        given.selected.seq_len,
+        given.selected.select_len,
+        given.eps,
+    )
