@@ -119,6 +119,28 @@ class StepOps(Protocol):
         row's first position where that is not its start. The mask, if there is one, is causal.
         """
 
+    def put_entries(
+        self,
+        buffers: StepBuffers,
+        token_ids: NDArray[np.int64],
+        lengths: Sequence[int],
+        first: Sequence[int],
+        places: NDArray[np.int32],
+    ) -> None:
+        """Bring entries of a draft's cache [B, S] to where `feed_entries` finds them.
+
+        As in `feed_prefill`, but that a row without any may have length 0. `places` [B, S] says
+        where the hidden state of each lies, -1 for zeros.
+        """
+
+    def feed_entries(
+        self, buffers: StepBuffers, source: Tensor, out: Tensor, shape: tuple[int, int]
+    ) -> None:
+        """Feed the newest entries as a prompt; `out` [B, S, W] gets their rows of `source`.
+
+        `shape` is (B, S); `source` [.., W] is read flat.
+        """
+
     def feed_decode(self, buffers: StepBuffers, rows: int) -> None:
         """Embeds the newest token of each of `rows` rows, its position, token 0 selected.
 

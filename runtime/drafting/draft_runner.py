@@ -1,5 +1,6 @@
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import product
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from runtime.options import EagleDraftingConfig
 from runtime.steps.bindings import StepBindings
 from runtime.steps.image_merge import ImageMerge, ImagePiece
 from runtime.steps.pipeline_io import DraftIO
+from runtime.steps.recordings import Execute, Recordings
 from runtime.steps.shared_resources import SharedResources
 from runtime.tensors.dims import PROFILE_CONTEXT, InferenceDims
 from runtime.tensors.profiles import generation_profile, prefill_width
@@ -73,6 +75,7 @@ class EagleDraftRunner:
             for step, prompt in ((io.entries, io.prompt), (io.growing, None))
         )
         self.caches = self._steps.caches
+        self._recorded = Recordings(config, device, self._steps)
         self._growth = choose_growth(
             DraftSteps(
                 config=config,
@@ -130,10 +133,11 @@ class EagleDraftRunner:
         """
         batch, width = entries.token_ids.shape
         self.caches.reserve(max(self.caches.row_lengths[:rows]) + width)
-        self._fill(self._inputs, entries, source)
-        dims = InferenceDims.accept(batch, width, self.caches.kv.bucket)
-        self._steps.prepare(generation_profile(self._config, batch, second=True), dims)
-        self._steps.executor.execute(self._steps.stream)
+        self._ops.put_entries(
+            self._inputs, entries.token_ids, entries.lengths, entries.first, entries.hidden
+        )
+        self._steps.prepare(*self._accept_step(batch, width, self.caches.kv.bucket))
+        self._recorded.run(partial(self._enter, source, batch, width))
         self._steps.keep(rows, width)
         self.caches.commit(entries.lengths[:rows])
 
@@ -152,20 +156,34 @@ class EagleDraftRunner:
         for batch, bucket in self._steps.captured(batch_sizes):
             self._growth.capture(batch, bucket)
 
-    def capture_draft_accept_graph(self, batch_sizes: Iterable[int]) -> None:
-        """Capture the draft step of newest tokens for these batch sizes, between batches."""
+    def capture_draft_accept_graph(self, batch_sizes: Iterable[int], source: Tensor) -> None:
+        """Capture the draft step of newest tokens for these batch sizes, between batches.
+
+        Their hidden states will be in `source`.
+        """
         fixed = self._accept_width
         widths = [fixed] if fixed else range(1, self._drafting.most_accepted + 1)
         for (batch, bucket), width in product(self._steps.captured(batch_sizes), widths):
-            self._ops.feed_prefill(self._inputs, np.zeros((batch, width), np.int64), [1] * batch)
-            dims = InferenceDims.accept(batch, width, bucket)
-            self._steps.capture(generation_profile(self._config, batch, second=True), dims)
+            tokens, places = np.zeros((batch, width), np.int64), np.zeros((batch, width), np.int32)
+            self._ops.put_entries(self._inputs, tokens, [1] * batch, [0] * batch, places)
+            self._ops.feed_entries(self._inputs, source, self._hidden, (batch, width))
+            work = partial(self._enter, source, batch, width)
+            self._recorded.capture(*self._accept_step(batch, width, bucket), work)
 
     def close(self) -> None:
         """Free captured graphs and the engine."""
         with ExitStack() as closing:
             closing.callback(self.executor.close)
             closing.callback(self._growth.close)
+            closing.callback(self._recorded.close)
+
+    def _accept_step(self, batch: int, width: int, bucket: int) -> tuple[int, InferenceDims]:
+        profile = generation_profile(self._config, batch, second=True)
+        return profile, InferenceDims.accept(batch, width, bucket)
+
+    def _enter(self, source: Tensor, batch: int, width: int, execute: Execute) -> None:
+        self._ops.feed_entries(self._inputs, source, self._hidden, (batch, width))
+        execute(self._steps.stream)
 
     def _fill(self, inputs: StepBuffers, entries: DraftEntries, source: Tensor) -> None:
         # A row without an entry runs padding, which nobody reads and nothing keeps.

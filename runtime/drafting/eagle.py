@@ -131,7 +131,7 @@ class EagleProposer:
 
     def capture(self, batch_sizes: Sequence[int]) -> list[int]:
         """Capture both draft steps."""
-        self._draft.capture_draft_accept_graph(batch_sizes)
+        self._draft.capture_draft_accept_graph(batch_sizes, self._hidden)
         self._draft.capture_draft_proposal_graph(batch_sizes)
         return [self._width]
 

@@ -4,8 +4,7 @@ Either begins with the logits and hidden states of a step [batch, 1], grows all 
 and plants the best nodes of every row; the draft's cache keeps nothing of it.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -13,19 +12,16 @@ import numpy as np
 
 from runtime.caches.hybrid_cache_manager import HybridCacheManager
 from runtime.config import LLMEngineRunnerConfig
-from runtime.device.device import Device, ProposalBuffers, Recorded, StepBuffers, TreeBuffers
-from runtime.device.stream import Stream
+from runtime.device.device import Device, ProposalBuffers, StepBuffers, TreeBuffers
 from runtime.device.tree_arrays import NO_NODE
-from runtime.executor.snapshot import BindingSnapshot
 from runtime.options import EagleDraftingConfig
 from runtime.steps.bindings import StepBindings
+from runtime.steps.recordings import Execute, Recordings
 from runtime.tensors.dims import PROFILE_GENERATION, InferenceDims
 from runtime.tensors.profiles import generation_profile
 
 _ID = np.dtype(np.int32)
 _SCORE = np.dtype(np.float32)
-Execute = Callable[[Stream], object]
-"""Runs the prepared step."""
 
 
 class DraftSteps(NamedTuple):
@@ -43,52 +39,13 @@ class DraftSteps(NamedTuple):
     base: HybridCacheManager
 
 
-class Recordings:
-    """What a proposal queues, captured as one launch for each step that it runs.
-
-    Only what an engine of kernels queues can be captured within something else.
-    """
-
-    def __init__(self, steps: DraftSteps) -> None:
-        self._steps = steps
-        self._known: dict[BindingSnapshot, Recorded] = {}
-
-    def capture(self, step: tuple[int, InferenceDims], work: Callable[[Execute], None]) -> None:
-        """Capture a step, whose inputs are filled, or all of the `work` that runs it."""
-        steps, executor = self._steps, self._steps.bindings.executor
-        if steps.config.backend != "kernels":
-            steps.bindings.capture(*step)
-            return
-        steps.bindings.prepare(*step)
-        recorded = steps.device.record(partial(work, executor.queue))
-        if recorded is not None:
-            self._known[executor.snapshot] = recorded
-            executor.counters.captures += 1
-
-    def run(self, work: Callable[[Execute], None], times: int) -> None:
-        """Do the work, which runs the prepared step so many times."""
-        executor = self._steps.bindings.executor
-        recorded = self._known.get(executor.snapshot) if self._known and times else None
-        if recorded is None:
-            work(executor.execute)
-        else:
-            recorded.launch(self._steps.bindings.stream)
-            executor.counters.hits += times
-
-    def close(self) -> None:
-        """Free all of it."""
-        with ExitStack() as closing:
-            while self._known:
-                closing.callback(self._known.popitem()[1].close)
-
-
 class TreeGrowth:
     """EAGLE-2's trees (Li et al. 2024): every step runs the whole proposal behind the entries."""
 
     def __init__(self, steps: DraftSteps) -> None:
         self._steps = steps
         self._ops = steps.device.tree_ops
-        self._recorded = Recordings(steps)
+        self._recorded = Recordings(steps.config, steps.device, steps.bindings)
 
     def grow(self, rows: int, batch: int) -> None:
         """One step a level, padded to `batch` rows, of which the newest slots are read."""
@@ -108,7 +65,7 @@ class TreeGrowth:
         if self._steps.drafting.drafting_step > 1:
             self._feed(batch, 0)
             step = self._step(batch, bucket)
-            self._recorded.capture(step, partial(self._levels, batch))
+            self._recorded.capture(*step, partial(self._levels, batch))
 
     def close(self) -> None:
         """Free what was captured here."""
@@ -163,7 +120,7 @@ class ChainGrowth:
             shared._replace(ids=self._tokens.part("chain_token", level * batch, (batch, 1)))
             for level in range(self._levels)
         ]
-        self._recorded = Recordings(steps)
+        self._recorded = Recordings(steps.config, steps.device, steps.bindings)
         self._planted: tuple[int, ...] = ()
         self._index = np.empty((1, 0), np.int32)
 
@@ -199,7 +156,7 @@ class ChainGrowth:
         """Capture the step of one token, or all that a chain takes."""
         if self._levels > 1:
             self._feed(batch, 0)
-            self._recorded.capture(self._step(batch, bucket), partial(self._run, batch, batch))
+            self._recorded.capture(*self._step(batch, bucket), partial(self._run, batch, batch))
 
     def close(self) -> None:
         """Free what was captured here."""

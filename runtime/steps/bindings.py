@@ -86,11 +86,17 @@ class StepBindings:
     def capture(self, profile: int, dims: InferenceDims) -> None:
         """Capture a step whose inputs are filled, for each adapter that has bindings of its own."""
         self._captured[profile, dims] = None
+        for _ in self.each_set(profile, dims):
+            self.executor.capture_graph(self.stream)
+
+    def each_set(self, profile: int, dims: InferenceDims) -> Iterator[None]:
+        """Prepare a step with what is bound, and then with all that may be in its place."""
         self.prepare(profile, dims)
-        self.executor.capture_graph(self.stream)
+        yield
         if self._lora is not None:
             for adapter in sorted(self._lora.sets - {self._lora.bound}):
-                self._capture_for(adapter, profile, dims)
+                self.executor.prepare(profile, dims, self._map(adapter, None), self.stream)
+                yield
 
     def add_adapter(self, adapter: str) -> None:
         """Capture for a new adapter what has been captured for the others."""

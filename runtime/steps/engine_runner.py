@@ -1,6 +1,7 @@
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from runtime.memory.system import available_memory
 from runtime.steps.bindings import StepBindings
 from runtime.steps.image_merge import ImageMerge, ImagePiece, MultimodalMetrics
 from runtime.steps.pipeline_io import PipelineIO
+from runtime.steps.recordings import Execute, Recordings
 from runtime.steps.shared_resources import SharedResources
 from runtime.tensors.dims import PROFILE_CONTEXT, InferenceDims
 from runtime.tensors.profiles import captured_prompts, generation_profile, prefill_widths
@@ -74,6 +76,7 @@ class LLMEngineRunner:
         self._inputs, self._logits, self._trees = io.step.inputs, io.step.logits, io.trees
         self._prompt = io.prompt
         self._steps = StepBindings(config, executor, io.step, resources, device, prompt=io.prompt)
+        self._recorded = Recordings(config, device, self._steps)
         self._images: ImageMerge | None = None
         self.multimodal_metrics = MultimodalMetrics()
         """Those of images in prompts."""
@@ -228,10 +231,9 @@ class LLMEngineRunner:
         caches = self._caches
         caches.reserve(max(caches.row_lengths[:rows]) + width)
         batch = self._steps.padded(rows)
-        self._device.tree_ops.feed_verify(self._inputs, self._trees, batch, width)
         dims = InferenceDims.spec_verify(batch, width, caches.kv.bucket)
         self._steps.prepare(generation_profile(self._config, batch, second=True), dims)
-        self._steps.executor.execute(self._steps.stream)
+        self._recorded.run(partial(self._run_trees, batch, width))
         self._steps.keep(rows, width)
         return self._logits
 
@@ -298,7 +300,12 @@ class LLMEngineRunner:
         for (batch, bucket), width in product(self._steps.captured(batch_sizes), widths):
             profile = generation_profile(self._config, batch, second=True)
             self._device.tree_ops.feed_verify(self._inputs, self._trees, batch, width)
-            self._steps.capture(profile, InferenceDims.spec_verify(batch, width, bucket))
+            dims = InferenceDims.spec_verify(batch, width, bucket)
+            self._recorded.capture(profile, dims, partial(self._run_trees, batch, width))
+
+    def _run_trees(self, batch: int, width: int, execute: Execute) -> None:
+        self._device.tree_ops.feed_verify(self._inputs, self._trees, batch, width)
+        execute(self._steps.stream)
 
     def _prepare_prefill(
         self, token_ids: NDArray[np.int64], lengths: Sequence[int], first: int
@@ -319,3 +326,4 @@ class LLMEngineRunner:
         with ExitStack() as closing:
             closing.callback(self._device.close)
             closing.callback(self.executor.close)
+            closing.callback(self._recorded.close)

@@ -6,7 +6,8 @@ from numpy.typing import NDArray
 
 from runtime.device.arrays import fill_positions, look_up_embeddings
 from runtime.device.device import StepBuffers
-from runtime.device.tree_arrays import causal_words, fill_causal, mask_words
+from runtime.device.tree_arrays import causal_words, fill_causal, gather_rows, mask_words
+from runtime.errors import HearthError
 from runtime.tensors.tensor import Tensor
 
 
@@ -32,6 +33,29 @@ class CpuStepOps:
         if buffers.packed_mask is not None:
             buffers.packed_mask.view((rows, width, mask_words(width)))[...] = causal_words(width)
         embed(buffers, token_ids)
+
+    def put_entries(
+        self,
+        buffers: StepBuffers,
+        token_ids: NDArray[np.int64],
+        lengths: Sequence[int],
+        first: Sequence[int],
+        places: NDArray[np.int32],
+    ) -> None:
+        """Keep them."""
+        self._entries = buffers, token_ids, [max(1, one) for one in lengths], first, places
+
+    def feed_entries(
+        self, buffers: StepBuffers, source: Tensor, out: Tensor, shape: tuple[int, int]
+    ) -> None:
+        """Feed what was put last, and gather its hidden states."""
+        kept, token_ids, lengths, first, places = self._entries
+        size = source.shape[-1]
+        if kept != buffers or token_ids.shape != shape:
+            raise HearthError("internal", f"entries of {token_ids.shape} were put for {shape}")
+        self.feed_prefill(buffers, token_ids, lengths, first)
+        flat, rows = source.array.reshape(1, -1, size), places.reshape(1, -1)
+        gather_rows(flat, rows, out.view((*shape, size)).reshape(1, -1, size))
 
     def feed_decode(self, buffers: StepBuffers, rows: int) -> None:
         """Embeds the newest token of each row."""

@@ -47,8 +47,9 @@ class _Feed:
     def __init__(self, library: KernelLibrary, memory: CudaMemory, buffers: StepBuffers) -> None:
         places = prod(buffers.inputs_embeds.shape) // buffers.embedding.shape[1]
         self.places = places
-        # Behind the tokens come a length and a first position for each row.
-        words = places + 2 * buffers.lengths.shape[0]
+        # Behind the tokens come a length and a first position for each row, then the places of
+        # hidden states.
+        words = 2 * (places + buffers.lengths.shape[0])
         self.token_ids = memory.zeros("prompt tokens", (words,), _IDS)
         self.arguments, options = feed_arguments(buffers)
         self.arguments.token_ids = self.token_ids.address
@@ -57,6 +58,24 @@ class _Feed:
             for name in ("feed_prefill", "feed_decode")
         ]
         self.prefill, self.decode = kernels
+        self._library, self._options = library, options
+        self._entries: dict[tuple[int, int], KernelLaunch] = {}
+
+    def entries(self, source: Tensor, out: Tensor) -> KernelLaunch:
+        """The launch that also copies rows of one buffer into another."""
+        key = (source.address, out.address)
+        launch = self._entries.get(key)
+        if launch is None:
+            pitch = source.shape[-1] * source.dtype.itemsize
+            if source.dtype != out.dtype or out.shape[-1] != source.shape[-1]:
+                raise HearthError("internal", f"{out.name} cannot gather from {source.name}")
+            size, unit = copy_unit(pitch)
+            where = (ctypes.c_uint64(source.address), ctypes.c_uint64(out.address))
+            arguments = (self.arguments, *where, ctypes.c_int32(pitch // size))
+            options = (*self._options, f"-DHIDDEN={unit}")
+            launch = self._library.prepare("steps", "feed_entries", options, _THREADS, arguments)
+            self._entries[key] = launch
+        return launch
 
 
 class CudaStepOps:
@@ -80,16 +99,40 @@ class CudaStepOps:
         """Embeds [B, S], positions from `first` or the start on, and the last token of each row."""
         feed = self._feed(buffers)
         rows, steps = token_ids.shape
-        if rows * steps > feed.places or rows > buffers.lengths.shape[0]:
-            raise HearthError("internal", f"{rows} rows of {steps} tokens exceed a step's buffers")
+        self._check(feed, buffers, rows, steps)
         if not token_ids.size:
             return
-        check_mask(buffers, rows, steps)
         places = [-1] * rows if first is None else first
         packed = np.concatenate((token_ids.reshape(-1), lengths, places)).astype(_IDS)
         self._ring.upload(feed.token_ids.address, packed)
         feed.arguments.rows, feed.arguments.steps = rows, steps
         feed.prefill.launch(rows * steps)
+
+    def put_entries(
+        self,
+        buffers: StepBuffers,
+        token_ids: NDArray[np.int64],
+        lengths: Sequence[int],
+        first: Sequence[int],
+        places: NDArray[np.int32],
+    ) -> None:
+        """Upload all of it at once."""
+        feed = self._feed(buffers)
+        rows, steps = token_ids.shape
+        self._check(feed, buffers, rows, steps)
+        counts = [max(1, length) for length in lengths]
+        packed = np.concatenate((token_ids.reshape(-1), counts, first, places.reshape(-1)))
+        self._ring.upload(feed.token_ids.address, packed.astype(_IDS, copy=False))
+
+    def feed_entries(
+        self, buffers: StepBuffers, source: Tensor, out: Tensor, shape: tuple[int, int]
+    ) -> None:
+        """Feed what was put last with one launch, which may be captured."""
+        feed = self._feed(buffers)
+        self._check(feed, buffers, *shape)
+        out.check((*shape, out.shape[-1]))
+        feed.arguments.rows, feed.arguments.steps = shape
+        feed.entries(source, out).launch(shape[0] * shape[1])
 
     def feed_decode(self, buffers: StepBuffers, rows: int) -> None:
         """Embeds the newest token of each row."""
@@ -123,6 +166,11 @@ class CudaStepOps:
             self._advances[start] = launch
         launch.arguments[1].value = min(rows, start.shape[0])
         launch.launch(-(-rows // _THREADS))
+
+    def _check(self, feed: _Feed, buffers: StepBuffers, rows: int, steps: int) -> None:
+        if rows * steps > feed.places or rows > buffers.lengths.shape[0]:
+            raise HearthError("internal", f"{rows} rows of {steps} tokens exceed a step's buffers")
+        check_mask(buffers, rows, steps)
 
     def _prepare(self, start: Tensor, name: str, argument: Any) -> KernelLaunch:
         options = (f"-DINDEX={index_type(start.dtype, start.name)}", "-DUNIT=uint4")

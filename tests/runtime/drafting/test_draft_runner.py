@@ -6,7 +6,6 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from msgspec import structs
 from numpy.typing import NDArray
 
 from runtime.arrangement import Arrangement
@@ -148,7 +147,7 @@ class _Recorded:
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 8), (1, 4, 4)])
-def test_all_that_grows_is_one_launch_where_it_can_be_captured(
+def test_entries_and_all_that_grows_are_a_launch_each_where_they_can_be_captured(
     tree_folders: EngineFolders, dialect: str, shape: tuple[int, int, int]
 ) -> None:
     eagle = EagleDraftingConfig(
@@ -165,17 +164,18 @@ def test_all_that_grows_is_one_launch_where_it_can_be_captured(
             return made[-1]
 
         if recording:
-            steps = growth._recorded._steps
-            config = structs.replace(steps.config, backend="kernels")
-            growth._recorded._steps = steps._replace(config=config)
+            growth._recorded._records = draft.runner._recorded._records = True
             with patch.object(CpuDevice, "record", lambda _, work: record(work)):
                 for bucket in draft.runner.caches.kv.buckets:
                     growth.capture(1, bucket)
+                draft.runner.capture_draft_accept_graph([1], draft.io.step.hidden[0])
+            draft.runner.caches.rearrange(Arrangement.fresh([REQUEST]))
         draft.prefill(0, 4, 0)
         trees.append(draft.accept(4))
         counters = draft.runner.executor.counters
-        assert sum(one.launches for one in made) == int(recording)
-        assert counters.hits == (2 if recording else 0)
+        # Entries with the first step, and the levels with two more.
+        assert sum(one.launches for one in made) == (2 if recording else 0)
+        assert counters.hits == (3 if recording else 0)
         draft.runner.close()
         assert all(one.closed for one in made)
     assert np.array_equal(trees[0], trees[1])

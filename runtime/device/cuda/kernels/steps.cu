@@ -1,7 +1,7 @@
 #include "steps.cuh"
 #define LENGTHS 256
 
-extern "C" __global__ void feed_prefill(Feed feed) {
+__device__ void enter(const Feed& feed) {
   int place = blockIdx.x;
   int row = place / feed.steps;
   int step = place - row * feed.steps;
@@ -22,6 +22,20 @@ extern "C" __global__ void feed_prefill(Feed feed) {
           i < step / 32 ? ~0u : i == step / 32 ? (2u << step % 32) - 1 : 0;
   embed(feed, feed.token_ids[place], place);
 }
+
+extern "C" __global__ void feed_prefill(Feed feed) { enter(feed); }
+
+#ifdef HIDDEN
+// The same of entries of a draft's cache, which bring along where their hidden states lie, behind
+// all else: [rows, steps], -1 for zeros. `source` and `out` have rows of `width` HIDDEN.
+extern "C" __global__ void feed_entries(Feed feed, const HIDDEN* source, HIDDEN* out, int width) {
+  enter(feed);
+  long long place = blockIdx.x;
+  long long from = feed.token_ids[(long long)feed.rows * (feed.steps + 2) + place];
+  for (int i = threadIdx.x; i < width; i += blockDim.x)
+    out[place * width + i] = from < 0 ? HIDDEN() : source[from * width + i];
+}
+#endif
 
 extern "C" __global__ void feed_decode(Feed feed) {
   int row = blockIdx.x;

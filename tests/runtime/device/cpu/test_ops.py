@@ -5,6 +5,7 @@ import pytest
 
 from runtime.device.cpu.ops import CpuStepOps
 from runtime.device.device import StepBuffers
+from runtime.errors import HearthError
 from runtime.tensors.tensor import Tensor
 from tests.runtime.device import tree_reference
 
@@ -60,6 +61,22 @@ def test_masks_of_prefill_and_decode_are_causal() -> None:
     mask.array[:] = False
     OPS.feed_decode(buffers, 3)
     assert mask.array.reshape(-1).tolist() == [True] * 3 + [False] * 45
+
+
+def test_entries_are_fed_as_a_prompt_and_with_their_hidden_states() -> None:
+    buffers, other = _buffers(np.int64), _buffers(np.int64)
+    source = Tensor("source", np.arange(12, dtype=np.float32).reshape(2, 2, 3))
+    out = Tensor.zeros("out", (3, 4, 3), np.dtype(np.float32))
+    tokens = np.array([[1, 2], [4, 0]])
+    OPS.put_entries(buffers, tokens, [2, 0], [9, 1], np.array([[3, 0], [-1, 1]], np.int32))
+    OPS.feed_entries(buffers, source, out, (2, 2))
+    OPS.feed_prefill(other, tokens, [2, 1], [9, 1])
+    for found, wanted in zip(buffers, other, strict=True):
+        if found is not None and wanted is not None:
+            assert np.array_equal(found.array, wanted.array)
+    assert out.view((2, 2, 3)).tolist() == [[[9, 10, 11], [0, 1, 2]], [[0, 0, 0], [3, 4, 5]]]
+    with pytest.raises(HearthError, match="were put for"):
+        OPS.feed_entries(buffers, source, out, (2, 1))
 
 
 def test_packed_masks_of_prefill_and_decode_are_causal() -> None:

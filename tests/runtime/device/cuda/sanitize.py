@@ -33,6 +33,10 @@ def run_steps(gpu: CudaDevice, index: "np.dtype[np.signedinteger]", out: "np.dty
     gpu.ops.set_lengths(buffers.lengths, [3] * ROWS)
     gpu.ops.feed_prefill(buffers, np.full((ROWS, 9), VOCAB - 1), [9, 8, 3, 2, 1])
     gpu.ops.feed_prefill(buffers, np.zeros((ROWS, 9), np.int64), [9, 8, 3, 2, 1], [4] * ROWS)
+    hidden = [gpu.zeros("hidden", (ROWS, 9, 33), HALF) for _ in range(2)]
+    places = np.tile(np.arange(-1, 8, dtype=np.int32), (ROWS, 1))
+    gpu.ops.put_entries(buffers, np.zeros((ROWS, 9), np.int64), [9] * ROWS, [4] * ROWS, places)
+    gpu.ops.feed_entries(buffers, hidden[0], hidden[1], (ROWS, 9))
     gpu.ops.feed_decode(buffers, ROWS)
     gpu.ops.advance(buffers.lengths, ROWS)
     caches = [gpu.zeros("cache", (ROWS, 2, 21, 33), HALF) for _ in range(6)]

@@ -79,6 +79,28 @@ def test_prefill_feeds_ragged_rows(
         assert_equal(gpu, device, host)
 
 
+@pytest.mark.parametrize("types", TYPES, ids=str)
+@pytest.mark.parametrize("wide", [3, 72])
+def test_entries_are_fed_with_their_hidden_states(
+    gpu: CudaDevice, types: tuple[int, Any, Any, Any], wide: int
+) -> None:
+    host, rng, out = host_buffers(*types), np.random.default_rng(wide), types[2]
+    device, cpu = on_gpu(gpu, host), CpuStepOps()
+    source = Tensor("source", rng.standard_normal((4, 6, wide)).astype(out))
+    states = Tensor("states", np.ones((ROWS, CHUNK, wide), out))
+    there = [gpu.constant(one.name, one.array) for one in (source, states)]
+    for rows, width in ((3, 5), (4, 1), (1, 7), (3, 5)):
+        tokens = rng.integers(0, VOCAB, (rows, width))
+        places = rng.integers(-1, 24, (rows, width)).astype(np.int32)
+        lengths = rng.integers(0, width + 1, rows).tolist()
+        given = (tokens, lengths, [7, 0, 40, 3][:rows], places)
+        for ops, buffers, tensors in ((cpu, host, (source, states)), (gpu.ops, device, there)):
+            ops.put_entries(buffers, *given)
+            ops.feed_entries(buffers, tensors[0], tensors[1], (rows, width))
+        assert_equal(gpu, device, host)
+        assert gpu.read(there[1]).tobytes() == states.array.tobytes()
+
+
 @pytest.mark.parametrize("width", [1, 31, 32, 33, 64, 1024, 1500])
 def test_the_packed_mask_of_a_chunk_is_causal(gpu: CudaDevice, width: int) -> None:
     host = host_buffers(8, HALF, HALF, INT64)._replace(

@@ -1,0 +1,57 @@
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+
+from runtime.config import LLMEngineRunnerConfig
+from runtime.device.device import Device, Recorded
+from runtime.device.stream import Stream
+from runtime.executor.snapshot import BindingSnapshot
+from runtime.steps.bindings import StepBindings
+from runtime.tensors.dims import InferenceDims
+
+Execute = Callable[[Stream], object]
+"""Runs the prepared step."""
+Work = Callable[[Execute], None]
+
+
+class Recordings:
+    """Work around a step, captured as one launch for each step that it runs.
+
+    Only what an engine of kernels queues can be captured within something else.
+    """
+
+    def __init__(
+        self, config: LLMEngineRunnerConfig, device: Device, bindings: StepBindings
+    ) -> None:
+        self._records = config.backend == "kernels"
+        self._device = device
+        self._bindings = bindings
+        self._known: dict[BindingSnapshot, Recorded] = {}
+
+    def capture(self, profile: int, dims: InferenceDims, work: Work) -> None:
+        """Capture a step, whose inputs are filled, or all of the `work` that runs it."""
+        if not self._records:
+            self._bindings.capture(profile, dims)
+            return
+        executor = self._bindings.executor
+        for _ in self._bindings.each_set(profile, dims):
+            recorded = self._device.record(partial(work, executor.queue))
+            if recorded is not None:
+                self._known[executor.snapshot] = recorded
+                executor.counters.captures += 1
+
+    def run(self, work: Work, times: int = 1) -> None:
+        """Do the work, which runs the prepared step so many times."""
+        executor = self._bindings.executor
+        recorded = self._known.get(executor.snapshot) if self._known and times else None
+        if recorded is None:
+            work(executor.execute)
+        else:
+            recorded.launch(self._bindings.stream)
+            executor.counters.hits += times
+
+    def close(self) -> None:
+        """Free all of it."""
+        with ExitStack() as closing:
+            while self._known:
+                closing.callback(self._known.popitem()[1].close)
