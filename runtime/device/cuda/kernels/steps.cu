@@ -26,14 +26,16 @@ __device__ void enter(const Feed& feed) {
 extern "C" __global__ void feed_prefill(Feed feed) { enter(feed); }
 
 #ifdef HIDDEN
+typedef HIDDEN hidden;
+
 // The same of entries of a draft's cache, which bring along where their hidden states lie, behind
 // all else: [rows, steps], -1 for zeros. `source` and `out` have rows of `width` HIDDEN.
-extern "C" __global__ void feed_entries(Feed feed, const HIDDEN* source, HIDDEN* out, int width) {
+extern "C" __global__ void feed_entries(Feed feed, const hidden* source, hidden* out, int width) {
   enter(feed);
   long long place = blockIdx.x;
   long long from = feed.token_ids[(long long)feed.rows * (feed.steps + 2) + place];
   for (int i = threadIdx.x; i < width; i += blockDim.x)
-    out[place * width + i] = from < 0 ? HIDDEN() : source[from * width + i];
+    out[place * width + i] = from < 0 ? hidden() : source[from * width + i];
 }
 #endif
 

@@ -12,6 +12,8 @@
 #define EACH ((INPUTS + BLOCK - 1) / BLOCK)
 // Pieces of A that a thread asks for before it waits.
 #define AHEAD (EACH < 12 ? EACH : 12)
+// And of x, afterwards, at a time.
+#define PIECES (TOKENS == 1 ? 12 : TOKENS < 8 ? 16 / TOKENS : 4)
 
 #if NORMED
 typedef float entry;
@@ -33,24 +35,36 @@ struct Shrink {
   int most;   // columns of a target
 };
 
-// Adds what a thread has of piece i: eight columns of A times an input of every token.
-__device__ __forceinline__ void add_products(const Shrink& step, int first, int i, uint4 eight,
+// The inputs of pieces `first` on, of every token, which are all asked for before any is used.
+__device__ __forceinline__ void read_pieces(const Shrink& step, int token, int first,
+                                            float (&x)[PIECES][TOKENS]) {
+#pragma unroll
+  for (int i = 0; i < PIECES; ++i) {
+    int k = (first + i) * BLOCK + threadIdx.x;
+#pragma unroll
+    for (int t = 0; t < TOKENS; ++t) {
+      // Tokens that are not there are read as the last one; nobody stores what they give.
+      long long row = min(token + t, step.tokens - 1);
+      x[i][t] = k < INPUTS ? value(step.x[row * INPUTS + k]) : 0;
+    }
+  }
+}
+
+// Adds what a thread has of a piece: eight columns of A times an input of every token.
+__device__ __forceinline__ void add_products(const float (&x)[TOKENS], uint4 eight, u16 gain,
                                              float (&sums)[VALUES], float (&squares)[TOKENS]) {
-  int k = i * BLOCK + threadIdx.x;
-  if (k >= INPUTS) return;
   float2 pairs[] = {unpack(eight.x), unpack(eight.y), unpack(eight.z), unpack(eight.w)};
 #pragma unroll
   for (int t = 0; t < TOKENS; ++t) {
-    if (first + t >= step.tokens) return;
-    float x = value(step.x[(long long)(first + t) * INPUTS + k]);
+    float one = x[t];
 #if NORMED
-    squares[t] = __fmaf_rn(x, x, squares[t]);
-    x = __fmul_rn(x, number(step.gain[k]));
+    squares[t] = __fmaf_rn(one, one, squares[t]);
+    one = __fmul_rn(one, number(gain));
 #endif
 #pragma unroll
     for (int c = 0; c < COLUMNS / 2; ++c) {
-      sums[t * COLUMNS + 2 * c] = __fmaf_rn(x, pairs[c].x, sums[t * COLUMNS + 2 * c]);
-      sums[t * COLUMNS + 2 * c + 1] = __fmaf_rn(x, pairs[c].y, sums[t * COLUMNS + 2 * c + 1]);
+      sums[t * COLUMNS + 2 * c] = __fmaf_rn(one, pairs[c].x, sums[t * COLUMNS + 2 * c]);
+      sums[t * COLUMNS + 2 * c + 1] = __fmaf_rn(one, pairs[c].y, sums[t * COLUMNS + 2 * c + 1]);
     }
   }
 }
@@ -67,10 +81,16 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) shrink(const __grid_const
   const u16* columns = step.a + (long long)threadIdx.x * step.width + column;
   long long pitch = (long long)BLOCK * step.width;
   uint4 a[AHEAD];
+  u16 gains[AHEAD];
 #pragma unroll
   for (int i = 0; i < AHEAD; ++i) {
+    bool there = active && i * BLOCK + threadIdx.x < INPUTS;
     a[i] = make_uint4(0, 0, 0, 0);
-    if (active && i * BLOCK + threadIdx.x < INPUTS) a[i] = *(const uint4*)(columns + i * pitch);
+    gains[i] = 0;
+    if (there) a[i] = *(const uint4*)(columns + i * pitch);
+#if NORMED
+    if (there) gains[i] = step.gain[i * BLOCK + threadIdx.x];
+#endif
   }
   // Blocks without work wait as well: who comes next waits for this kernel alone.
   wait_for_predecessors();
@@ -81,12 +101,29 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) shrink(const __grid_const
 #pragma unroll
   for (int v = 0; v < VALUES; ++v) sums[v] = 0;
 #pragma unroll
-  for (int i = 0; i < AHEAD; ++i) add_products(step, first, i, a[i], sums, squares);
-#pragma unroll 2
-  for (int i = AHEAD; i < EACH; ++i) {
-    uint4 eight = make_uint4(0, 0, 0, 0);
-    if (i * BLOCK + threadIdx.x < INPUTS) eight = *(const uint4*)(columns + i * pitch);
-    add_products(step, first, i, eight, sums, squares);
+  for (int from = 0; from < AHEAD; from += PIECES) {
+    float x[PIECES][TOKENS];
+    read_pieces(step, first, from, x);
+#pragma unroll
+    for (int i = 0; i < PIECES; ++i)
+      if (from + i < AHEAD) add_products(x[i], a[from + i], gains[from + i], sums, squares);
+  }
+#pragma unroll 1
+  for (int from = AHEAD; from < EACH; from += PIECES) {
+    float x[PIECES][TOKENS];
+    read_pieces(step, first, from, x);
+#pragma unroll
+    for (int i = 0; i < PIECES; ++i) {
+      uint4 eight = make_uint4(0, 0, 0, 0);
+      u16 gain = 0;
+      if ((from + i) * BLOCK + threadIdx.x < INPUTS) {
+        eight = *(const uint4*)(columns + (from + i) * pitch);
+#if NORMED
+        gain = step.gain[(from + i) * BLOCK + threadIdx.x];
+#endif
+      }
+      add_products(x[i], eight, gain, sums, squares);
+    }
   }
   // Each exchange leaves half of the values to either of two lanes, then each lane adds up its own.
   int held = VALUES;
