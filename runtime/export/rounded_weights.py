@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 from runtime.config import LLMEngineRunnerConfig, Quantization
 from runtime.export.checkpoint import Checkpoint
 from runtime.export.layout import EMBEDDING, HEAD
-from runtime.export.weights import TILE_BYTES, cast, quantised, reads_as_stored
+from runtime.export.weights import TILE_BYTES, cast, in_threads, quantised, reads_as_stored
 from runtime.tensors.dtypes import numpy_dtype
 from runtime.vision_config import VisionConfig
 from runtime.weights.quantised import round_weights, widen
@@ -57,9 +57,13 @@ class RoundedWeights:
         inputs = x.reshape(-1, columns)
         product = np.empty((len(inputs), rows), np.float32)
         height = max(1, TILE_BYTES // (columns * 4))
-        for start in range(0, rows, height):
-            part = slice(start, min(start + height, rows))
-            weights = self._projection(self._checkpoint.matrix(name, part, slice(None)), name)
+        parts = [slice(start, min(start + height, rows)) for start in range(0, rows, height)]
+
+        def tile(part: slice) -> Array:
+            return self._projection(self._checkpoint.matrix(name, part, slice(None)), name)
+
+        tiles = in_threads(tile, parts) if len(parts) > 1 else map(tile, parts)
+        for part, weights in zip(parts, tiles, strict=True):
             product[:, part] = (weights @ inputs.T).T
             self._read(weights.nbytes)
         return product.reshape(*x.shape[:-1], rows)
