@@ -150,10 +150,10 @@ class CudaBatchSampler:
             self._vocab_size,
             tables.pitch,
         )
-        self._wide = WideDraws(memory, self._vocab_size)
+        multiprocessors = library.context.properties.multiprocessors
+        self._wide = WideDraws(memory, self._vocab_size, multiprocessors)
         # Without fused multiply-add every score rounds as in NumPy.
-        index = f"-DINDEX={index_type(buffers.lengths.dtype, 'start')}"
-        options = (index, *self._wide.options, "--fmad=false")
+        options = (f"-DINDEX={index_type(buffers.lengths.dtype, 'start')}", "--fmad=false")
         self._scan = library.prepare(
             "sampling", "find_best", options, _SCAN_THREADS, (self._batch,)
         )
@@ -175,6 +175,7 @@ class CudaBatchSampler:
                 self._ring,
                 buffers.trees,
                 batch=self._batch,
+                vocab_size=self._vocab_size,
                 wide=self._wide,
                 options=options,
             )

@@ -18,9 +18,9 @@ _SCAN_THREADS = 256
 _SLOTS = 4
 # Blocks of a scan that a multiprocessor runs at a time, and nodes that a block can link.
 _RESIDENT, _MOST_LINKED = 8, 1024
-# Tiles of all nodes, in multiples of the multiprocessors, that are drawn for in less time than one
-# block a row takes for the nodes that are walked.
-_MOST_TILES = 100
+# Logits of all nodes, for each multiprocessor, that are drawn from in less time than one block a
+# row takes for the nodes that are walked.
+_MOST_LOGITS = 200_000
 PARTIAL = np.dtype([("best", np.uint64), ("rest", np.uint32, (4,))])
 _BEST = np.dtype([("best", np.uint64), ("raw", np.uint32), ("bad", np.uint32)])
 _INT = np.dtype(np.int32)
@@ -98,9 +98,11 @@ class TreeWalks:
         trees: TreeBuffers,
         *,
         batch: ctypes.Structure,
+        vocab_size: int,
         wide: WideDraws,
         options: tuple[str, ...],
     ) -> None:
+        self._vocab_size = vocab_size
         self._stream = library.stream
         rows, levels = self._shape = (trees.ids.shape[0], trees.ids.shape[1])
         self._multiprocessors = library.context.properties.multiprocessors
@@ -174,7 +176,7 @@ class TreeWalks:
         """Whether picking for all nodes takes less time than walking one after the other."""
         if greedy:
             return min(nodes, nodes * blocks // _RESIDENT) <= self._multiprocessors
-        return nodes * self._wide.tiles <= _MOST_TILES * self._multiprocessors
+        return nodes * self._vocab_size <= _MOST_LOGITS * self._multiprocessors
 
 
 def empty_partial(count: int) -> "np.ndarray[tuple[int], np.dtype[np.void]]":

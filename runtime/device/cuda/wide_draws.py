@@ -7,10 +7,12 @@ from runtime.device.cuda.memory import CudaMemory
 from runtime.device.cuda.row_settings import SettingsRow
 
 THREADS = 512
-EACH = 4
-"""Tokens of a thread: a block has a tile of THREADS * EACH, at most 4,095."""
+UNIT = 128
+"""Ids that a warp takes at a time."""
 SPOTS = 64
 """Spots (rows or nodes) that one launch serves."""
+# Blocks that a multiprocessor has room for, and tokens that a block can count.
+_RESIDENT, _MOST_COUNTED = 3, 1 << 18
 _BINS = _LISTED = 2048
 # `Work` of kernels/sampling_wide.cuh.
 _WORK = np.dtype(
@@ -25,7 +27,7 @@ _WORK = np.dtype(
     ]
 )
 WORK_BYTES = 2 * SPOTS * _WORK.itemsize
-"""Device memory that `WideDraws` takes beside 8 bytes for each spot and tile."""
+"""Device memory that `WideDraws` takes beside 8 bytes for each spot and unit."""
 
 
 class WideArguments(ctypes.Structure):
@@ -54,21 +56,31 @@ def _stage(row: SettingsRow) -> int:
 
 
 class WideDraws:
-    """Draws and log probabilities by blocks of one tile of the vocabulary each.
+    """Draws and log probabilities over the whole GPU.
 
-    What is summed are integers, so tokens do not depend on the size of a tile.
+    What is summed are integers, and the weights of a unit are summed by themselves, so tokens do
+    not depend on the number of blocks.
     """
 
-    def __init__(self, memory: CudaMemory, vocab_size: int) -> None:
-        self.tiles = -(-vocab_size // (THREADS * EACH))
-        self.options = (f"-DEACH={EACH}",)
+    def __init__(self, memory: CudaMemory, vocab_size: int, multiprocessors: int) -> None:
+        units = -(-vocab_size // UNIT)
+        self._most = -(-units * 32 // THREADS)
+        self._least = -(-vocab_size // _MOST_COUNTED)
+        self._room = _RESIDENT * multiprocessors
         works = memory.zeros("draws", (SPOTS, 2), _WORK)
-        ranges = memory.zeros("weights of tiles", (SPOTS, self.tiles), np.dtype(np.uint64))
+        ranges = memory.zeros("weights of units", (SPOTS, units), np.dtype(np.uint64))
         self.arguments = WideArguments(works.address, ranges.address)
+
+    def blocks(self, spots: int) -> int:
+        """Blocks of each of so many spots: one unit a warp, or as many turns as fit at once."""
+        turns = -(-self._most * spots // self._room)
+        return max(self._least, -(-self._most // turns))
 
     def launch(self, launches: tuple[KernelLaunch, ...], spots: int, jobs: int) -> None:
         """Queue the `launches` for each of the spots; `jobs` is 2 with log probabilities."""
         for first in range(0, spots, SPOTS):
             self.arguments.first = first
+            count = min(SPOTS, spots - first)
+            blocks = self.blocks(count * jobs)
             for each in launches:
-                each.launch(self.tiles, min(SPOTS, spots - first), jobs)
+                each.launch(blocks, count, jobs)

@@ -15,9 +15,9 @@ extern "C" __global__ void __launch_bounds__(256) find_best(Batch batch) {
     finish_row(batch, row, spot, found);
 }
 
-// ---- draws (z 0) and log probabilities (z 1): x has the tiles, y the rows ----
+// ---- draws (z 0) and log probabilities (z 1): x has the blocks of one, y the rows ----
 
-extern "C" __global__ void __launch_bounds__(THREADS) weigh_rows(Batch batch, Wide wide) {
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) weigh_rows(Batch batch, Wide wide) {
   __shared__ Shared shared;
   Spot spot = spot_of(batch, wide.first + blockIdx.y);
   Row row = batch.rows[spot.r];
@@ -31,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) weigh_rows(Batch batch, Wi
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) pick_rows(Batch batch, Wide wide) {
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) pick_rows(Batch batch, Wide wide) {
   __shared__ Shared shared;
   Spot spot = spot_of(batch, wide.first + blockIdx.y);
   Row row = batch.rows[spot.r];

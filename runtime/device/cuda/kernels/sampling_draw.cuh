@@ -2,9 +2,16 @@
 // sampling_rows.cuh. It needs a pass over the logits for every step of the way.
 
 #define THREADS 512
+// Blocks that a multiprocessor shall have room for.
+#define RESIDENT 3
 #define WARPS (THREADS / 32)
 #define BINS 2048
 #define LISTED 2048
+// A warp takes this many ids at a time, EACH a lane.
+#define EACH 4
+#define UNIT (32 * EACH)
+// So many tokens can be counted in the bins of a block.
+#define MOST_COUNTED (1 << 18)
 
 struct Place {
   u64 left;
@@ -13,9 +20,8 @@ struct Place {
 
 struct Shared {
   union {
-    u64 bins[BINS];
     u64 list[LISTED];
-    u32 tally[3 * BINS];
+    u32 tally[4][BINS];  // tokens, and their weights by digits of 14 bits
   };
   u64 warps[WARPS];
   u64 sums[4];
@@ -98,21 +104,72 @@ __device__ int bin_below(float relative) { return min(bin_of(relative, FINE), BI
 
 __device__ u64 weight_of(float relative) { return fixed(expf(relative)); }
 
+__device__ u64 warp_sum(u64 value) {
+  for (int i = 16; i; i >>= 1) value += __shfl_xor_sync(~0u, value, i);
+  return value;
+}
+
 __device__ void clear(Shared& shared) {
   __syncthreads();
-  for (int i = threadIdx.x; i < BINS; i += THREADS) shared.bins[i] = 0;
+  for (int bin = threadIdx.x; bin < BINS; bin += THREADS)
+    for (int i = 0; i < 4; ++i) shared.tally[i][bin] = 0;
   __syncthreads();
 }
 
-// The bin in which the sum over `bins` reaches `wanted`, and what of it is left in that bin.
-__device__ int find_bin(Shared& shared, u64* wanted, double share) {
-  const int each = BINS / THREADS;
-  u64 values[each], sum = 0, total;
-  __syncthreads();
+// A token of every lane that has one; all lanes of a warp come here.
+__device__ void add_to_bin(Shared& shared, bool counts, int bin, u64 mass) {
+  u32 who = __ballot_sync(~0u, counts), tokens = 1;
+  if (!who) return;
+  // Equal bins, as in a flat distribution, would queue up.
+  int first = __shfl_sync(~0u, bin, __ffs(who) - 1);
+  if (__all_sync(~0u, !counts || bin == first)) {
+    mass = warp_sum(counts ? mass : 0);
+    tokens = __popc(who);
+    counts = threadIdx.x % 32 == __ffs(who) - 1;
+  }
+  if (!counts) return;
+  atomicAdd(&shared.tally[0][bin], tokens);
+  u32 low = (u32)mass & 0x3FFF, middle = (u32)(mass >> 14) & 0x3FFF, high = (u32)(mass >> 28);
+  if (low) atomicAdd(&shared.tally[1][bin], low);
+  if (middle) atomicAdd(&shared.tally[2][bin], middle);
+  if (high) atomicAdd(&shared.tally[3][bin], high);
+}
+
+__device__ u64 mass_of(const Shared& shared, int bin) {
+  return shared.tally[1][bin] + ((u64)shared.tally[2][bin] << 14) +
+         ((u64)shared.tally[3][bin] << 28);
+}
+
+// What the tokens of this block that `digit` has a bin for (not below 0) weigh, or how many they
+// are: by bin, BINS / THREADS a thread.
+template <class Digit>
+__device__ void sum_bins(int n, bool weighs, u64 (&sums)[BINS / THREADS], Shared& shared,
+                         const Digit& digit) {
+  for (int i = 0; i < BINS / THREADS; ++i) sums[i] = 0;
+  for (int begin = 0; begin < n; begin += MOST_COUNTED) {
+    clear(shared);
+    for (int i = begin; i < min(begin + MOST_COUNTED, n); i += THREADS) {
+      int id = i + threadIdx.x, bin = -1;
+      u64 mass = 0;
+      if (id < n) bin = digit(id, &mass);
+      add_to_bin(shared, bin >= 0, bin, weighs ? mass : 0);
+    }
+    __syncthreads();
 #pragma unroll
-  for (int i = 0; i < each; ++i) sum += values[i] = shared.bins[each * threadIdx.x + i];
+    for (int i = 0; i < BINS / THREADS; ++i) {
+      int bin = BINS / THREADS * threadIdx.x + i;
+      sums[i] += weighs ? mass_of(shared, bin) : shared.tally[0][bin];
+    }
+  }
+}
+
+// The bin in which the sum reaches `wanted` or a share of it, and what of it is left in that bin.
+__device__ int find_bin(const u64 (&sums)[BINS / THREADS], u64* wanted, double share,
+                        Shared& shared) {
+  u64 sum = 0, total;
+  for (int i = 0; i < BINS / THREADS; ++i) sum += sums[i];
   u64 before = sum_before(sum, shared, &total);
-  mark(values, before, share > 0 ? goal_of(share, total) : min(*wanted, total), shared.places[0]);
+  mark(sums, before, share > 0 ? goal_of(share, total) : min(*wanted, total), shared.places[0]);
   __syncthreads();
   *wanted = shared.places[0].left;
   return shared.places[0].at;
@@ -156,22 +213,25 @@ template <class Source>
 __device__ u64 select(const Source& source, int n, u64 limit, u64 wanted, double share,
                       Shared& shared) {
   bool weighs = share > 0;
-  u64 rank;
-  clear(shared);
-  for (int i = threadIdx.x; i < n; i += THREADS) {
-    float relative = source(i, &rank);
-    if (rank <= limit) atomicAdd(&shared.bins[bin_below(relative)], (weighs ? weight_of(relative) : 1));
-  }
-  int bin = find_bin(shared, &wanted, share);
-  u64 prefix = 0;
+  u64 sums[BINS / THREADS], rank, prefix = 0;
+  sum_bins(n, weighs, sums, shared, [&](int id, u64* mass) {
+    u64 rank;
+    float relative = source(id, &rank);
+    *mass = weight_of(relative);
+    return rank <= limit ? bin_below(relative) : -1;
+  });
+  int bin = find_bin(sums, &wanted, share, shared);
   for (int shift = 64;;) {
+    auto belongs = [&](float relative, u64 rank) {
+      return rank <= limit && bin_below(relative) == bin &&
+             (shift == 64 || rank >> shift == prefix);
+    };
     __syncthreads();
     if (threadIdx.x == 0) shared.listed = 0;
     __syncthreads();
     for (int i = threadIdx.x; i < n; i += THREADS) {
       float relative = source(i, &rank);
-      if (rank > limit || bin_below(relative) != bin) continue;
-      if (shift < 64 && rank >> shift != prefix) continue;
+      if (!belongs(relative, rank)) continue;
       u32 place = atomicAdd(&shared.listed, 1u);
       if (place < LISTED) shared.list[place] = rank;
     }
@@ -182,15 +242,13 @@ __device__ u64 select(const Source& source, int n, u64 limit, u64 wanted, double
       return weighs ? pick_heavy(shared, size, wanted) : shared.list[min(wanted, (u64)size) - 1];
     }
     int next = max(shift - 11, 0);
-    clear(shared);
-    for (int i = threadIdx.x; i < n; i += THREADS) {
-      float relative = source(i, &rank);
-      if (rank > limit || bin_below(relative) != bin) continue;
-      if (shift < 64 && rank >> shift != prefix) continue;
-      u32 digit = (rank >> next) & ((1u << (shift - next)) - 1);
-      atomicAdd(&shared.bins[digit], (weighs ? weight_of(relative) : 1));
-    }
-    u64 digit = find_bin(shared, &wanted, 0);
+    sum_bins(n, weighs, sums, shared, [&](int id, u64* mass) {
+      u64 rank;
+      float relative = source(id, &rank);
+      *mass = weight_of(relative);
+      return belongs(relative, rank) ? (int)(rank >> next & ((1ull << (shift - next)) - 1)) : -1;
+    });
+    u64 digit = find_bin(sums, &wanted, 0, shared);
     prefix = shift < 64 ? prefix << (shift - next) | digit : digit;
     shift = next;
   }

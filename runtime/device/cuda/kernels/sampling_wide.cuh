@@ -1,10 +1,10 @@
-// The same by all blocks of a grid, in two launches; it comes behind sampling_draw.cuh and
-// last_block.cuh. A block has the TILE ids of its x. The first launch (`weigh`) counts the tokens
-// of each bin of the score and sums their weights; its last block finds the bins in which a filter
-// ends. The second (`pick`) sums the weights of every tile in the bins before, and lists the tokens
-// of these bins; its last block sorts them and draws. Without a filter the first launch draws.
 
-#define TILE (THREADS * EACH)
+// The same by all blocks of a grid, in two launches; it comes behind sampling_draw.cuh and
+// last_block.cuh. Grid x has the blocks of a spot, whose warps take its units by turns. The first
+// launch (`weigh`) counts the tokens of each bin of the score and sums their weights; the last
+// block finds the bins in which a filter ends. The second (`pick`) sums the weights of every unit
+// in the bins before, and lists the tokens of these bins; the last block sorts them and draws.
+// Without a filter the first launch draws.
 
 // Bins at which filters end: those before `first` are kept, those up to `last` and `k_bin` listed.
 struct Edge {
@@ -30,45 +30,49 @@ struct Work {
 
 struct Wide {
   Work* works;  // [spots, 2]: for the draw and for log probabilities
-  u64* ranges;  // [spots, tiles]: kept weight by tile
+  u64* ranges;  // [spots, units]: kept weight by unit
   int first;    // the first spot of this launch
 };
 
+__device__ int units_of(int n) { return (n + UNIT - 1) / UNIT; }
 __device__ Work& work_of(const Wide& wide, int job) { return wide.works[2 * blockIdx.y + job]; }
-__device__ u64* ranges_of(const Wide& wide) {
-  return wide.ranges + (long long)blockIdx.y * gridDim.x;
+__device__ u64* ranges_of(const Wide& wide, int n) {
+  return wide.ranges + (long long)blockIdx.y * units_of(n);
 }
 
-// The id of a thread's i-th token in the block's tile.
-__device__ int id_in_tile(int i) { return blockIdx.x * TILE + i * THREADS + threadIdx.x; }
+// Calls `each` with the units of this warp.
+template <class Each>
+__device__ void for_units(int n, const Each& each) {
+  int warps = gridDim.x * WARPS, units = units_of(n);
+  for (int i = blockIdx.x * WARPS + threadIdx.x / 32; i < units; i += warps) each(i);
+}
 
-// Count this tile's tokens by bins, with their weights where `weighs`. A weight has 41 bits, which
-// are summed as 20 and 21: a tile has less than 4,096 tokens.
+__device__ int id_in_unit(int unit, int i) { return unit * UNIT + i * 32 + threadIdx.x % 32; }
+
+// Count this block's tokens by bins, with their weights where `weighs`.
 template <class Source>
 __device__ void tally(const Source& source, int n, int width, bool weighs, Work& work,
                       Shared& shared) {
-  for (int i = threadIdx.x; i < 3 * BINS; i += THREADS) shared.tally[i] = 0;
-  __syncthreads();
+  clear(shared);
+  for_units(n, [&](int unit) {
 #pragma unroll
-  for (int i = 0; i < EACH; ++i) {
-    int id = id_in_tile(i);
-    if (id >= n) continue;
-    u64 rank;
-    float relative = source(id, &rank);
-    int bin = bin_of(relative, width);
-    if (bin >= BINS) continue;
-    atomicAdd(&shared.tally[bin], 1u);
-    if (!weighs) continue;
-    u64 mass = weight_of(relative);
-    atomicAdd(&shared.tally[BINS + bin], (u32)mass & 0xFFFFFu);
-    atomicAdd(&shared.tally[2 * BINS + bin], (u32)(mass >> 20));
-  }
+    for (int i = 0; i < EACH; ++i) {
+      int id = id_in_unit(unit, i), bin = BINS;
+      u64 rank, mass = 0;
+      if (id < n) {
+        float relative = source(id, &rank);
+        bin = bin_of(relative, width);
+        if (weighs) mass = weight_of(relative);
+      }
+      add_to_bin(shared, bin < BINS, bin, mass);
+    }
+  });
   __syncthreads();
   for (int bin = threadIdx.x; bin < BINS; bin += THREADS) {
-    u32 count = shared.tally[bin];
-    if (!count) continue;
-    atomicAdd(&work.counts[bin], count);
-    u64 mass = shared.tally[BINS + bin] + ((u64)shared.tally[2 * BINS + bin] << 20);
+    u32 tokens = shared.tally[0][bin];
+    if (!tokens) continue;
+    atomicAdd(&work.counts[bin], tokens);
+    u64 mass = mass_of(shared, bin);
     if (mass) atomicAdd(&work.masses[bin], mass);
   }
 }
@@ -161,54 +165,65 @@ __device__ u64 last_kept(const Row& row, const Edge& edge, u32 size, Shared& sha
   return shared.list[shared.places[0].at];
 }
 
-// Inversion in the order of ids: by tiles, whose weights are known, then within the one that is hit.
+// Inversion in the order of ids: by units, whose weights are known, then within the one that is
+// hit, by every warp.
 __device__ int invert(const Tempered& source, u64 limit, const u64* ranges, Shared& shared) {
-  int each = (gridDim.x + THREADS - 1) / THREADS, first = threadIdx.x * each;
-  int end = min(first + each, (int)gridDim.x);
+  int n = source.batch.vocab, units = units_of(n), each = (units + THREADS - 1) / THREADS;
+  int first = min((int)threadIdx.x * each, units), end = min(first + each, units);
   u64 mass = 0, total;
   for (int i = first; i < end; ++i) mass += __ldcg(ranges + i);
   u64 before = sum_before(mass, shared, &total);
   u64 target = target_of(source.row, source.spot, total);
   if (before <= target && target < before + mass) {
-    for (int i = first; i < end; ++i) {
-      u64 part = __ldcg(ranges + i);
-      if (target < before + part) {
-        shared.places[0] = {target - before, i};
-        break;
-      }
-      before += part;
-    }
+    int unit = first;
+    u64 part;
+    while (unit < end - 1 && target >= before + (part = __ldcg(ranges + unit)))
+      before += part, ++unit;
+    shared.places[0] = {target - before, unit};
   }
   __syncthreads();
-  Place tile = shared.places[0];
-  u64 values[EACH], sum = 0;
+  Place hit = shared.places[0];
+  int lane = threadIdx.x % 32, id = hit.at * UNIT + EACH * lane, found = -1;
+  u64 masses[EACH], sum = 0;
+#pragma unroll
+  for (int i = 0; i < EACH; ++i)
+    sum += masses[i] = id + i < n ? kept_mass(source, id + i, limit) : 0;
+  before = sum;
+  for (int i = 1; i < 32; i <<= 1) {
+    u64 other = __shfl_up_sync(~0u, before, i);
+    if (lane >= i) before += other;
+  }
+  before -= sum;
 #pragma unroll
   for (int i = 0; i < EACH; ++i) {
-    int id = tile.at * TILE + EACH * threadIdx.x + i;
-    sum += values[i] = id < source.batch.vocab ? kept_mass(source, id, limit) : 0;
+    if (before <= hit.left && hit.left < before + masses[i]) found = id + i;
+    before += masses[i];
   }
-  mark(values, sum_before(sum, shared, &total), tile.left + 1, shared.places[1]);
-  __syncthreads();
-  return tile.at * TILE + shared.places[1].at;
+  return __shfl_sync(~0u, found, __ffs(__ballot_sync(~0u, found >= 0)) - 1);
 }
 
 // The token of a row without filters, in the block that comes last; -1 in all others.
 __device__ int weigh(const Tempered& source, const Wide& wide, Shared& shared) {
   const Row& row = source.row;
+  int n = source.batch.vocab;
   Work& work = work_of(wide, 0);
+  u64* ranges = ranges_of(wide, n);
   bool filtered = row.top_k || row.top_p < 1;
-  if (filtered) {
-    tally(source, source.batch.vocab, FINE, row.top_p < 1, work, shared);
-  } else {
-    u64 mass = 0, total;
+  if (filtered)
+    tally(source, n, FINE, row.top_p < 1, work, shared);
+  else
+    for_units(n, [&](int unit) {
+      u64 mass = 0;
 #pragma unroll
-    for (int i = 0; i < EACH; ++i)
-      if (id_in_tile(i) < source.batch.vocab) mass += kept_mass(source, id_in_tile(i), NEVER);
-    sum_before(mass, shared, &total);
-    if (threadIdx.x == 0) ranges_of(wide)[blockIdx.x] = total;
-  }
+      for (int i = 0; i < EACH; ++i) {
+        int id = id_in_unit(unit, i);
+        if (id < n) mass += kept_mass(source, id, NEVER);
+      }
+      mass = warp_sum(mass);
+      if (threadIdx.x % 32 == 0) ranges[unit] = mass;
+    });
   if (!is_last_block(&work.done, gridDim.x)) return -1;
-  if (!filtered) return invert(source, NEVER, ranges_of(wide), shared);
+  if (!filtered) return invert(source, NEVER, ranges, shared);
   find_edge(work, row.top_k, row.top_p, shared);
   return -1;
 }
@@ -217,29 +232,31 @@ __device__ int weigh(const Tempered& source, const Wide& wide, Shared& shared) {
 __device__ int pick(const Tempered& source, const Wide& wide, Shared& shared) {
   const Row& row = source.row;
   if (!(row.top_k || row.top_p < 1)) return -1;
+  int n = source.batch.vocab;
   Work& work = work_of(wide, 0);
   Edge edge = work.edge;
-  u64* ranges = ranges_of(wide);
-  u64 mass = 0, total;
+  u64* ranges = ranges_of(wide, n);
+  for_units(n, [&](int unit) {
+    u64 mass = 0;
 #pragma unroll
-  for (int i = 0; i < EACH; ++i) {
-    int id = id_in_tile(i);
-    u64 rank = NEVER;
-    int bin = BINS;
-    float relative = 0;
-    if (id < source.batch.vocab) {
-      relative = source(id, &rank);
-      bin = bin_of(relative, FINE);
+    for (int i = 0; i < EACH; ++i) {
+      int id = id_in_unit(unit, i), bin = BINS;
+      u64 rank = NEVER;
+      float relative = 0;
+      if (id < n) {
+        relative = source(id, &rank);
+        bin = bin_of(relative, FINE);
+      }
+      bool kept = bin < edge.first && bin < BINS;
+      if (kept) {
+        float weight = expf(relative);
+        if (weight >= row.min_p) mass += fixed(weight);
+      }
+      enlist(work, !kept && bin < BINS && (bin <= edge.last || bin == edge.k_bin), rank);
     }
-    bool kept = bin < edge.first && bin < BINS;
-    if (kept) {
-      float weight = expf(relative);
-      if (weight >= row.min_p) mass += fixed(weight);
-    }
-    enlist(work, !kept && bin < BINS && (bin <= edge.last || bin == edge.k_bin), rank);
-  }
-  sum_before(mass, shared, &total);
-  if (threadIdx.x == 0) ranges[blockIdx.x] = total;
+    if (__any_sync(~0u, mass != 0)) mass = warp_sum(mass);
+    if (threadIdx.x % 32 == 0) ranges[unit] = mass;
+  });
   if (!is_last_block(&work.done, gridDim.x)) return -1;
   u32 size = take_list(work, shared);
   if (size > LISTED) return draw_alone(source, shared);
@@ -247,7 +264,7 @@ __device__ int pick(const Tempered& source, const Wide& wide, Shared& shared) {
   for (u32 i = threadIdx.x; i < size; i += THREADS) {
     u64 rank = shared.list[i];
     float weight = expf(score_of(rank));
-    if (rank <= limit && weight >= row.min_p) atomicAdd(ranges + (u32)rank / TILE, fixed(weight));
+    if (rank <= limit && weight >= row.min_p) atomicAdd(ranges + (u32)rank / UNIT, fixed(weight));
   }
   __syncthreads();
   return invert(source, limit, ranges, shared);
@@ -257,14 +274,19 @@ __device__ int pick(const Tempered& source, const Wide& wide, Shared& shared) {
 __device__ void weigh_raw(const Batch& batch, const Row& row, const Raw& source, const Wide& wide,
                           Shared& shared) {
   Work& work = work_of(wide, 1);
-  int count = reported(batch, row);
-  u64 rank, mass = 0, total;
+  int n = batch.vocab, count = reported(batch, row);
+  u64 mass = 0, total;
+  for_units(n, [&](int unit) {
 #pragma unroll
-  for (int i = 0; i < EACH; ++i)
-    if (id_in_tile(i) < batch.vocab) mass += weight_of(source(id_in_tile(i), &rank));
+    for (int i = 0; i < EACH; ++i) {
+      int id = id_in_unit(unit, i);
+      u64 rank;
+      if (id < n) mass += weight_of(source(id, &rank));
+    }
+  });
   sum_before(mass, shared, &total);
   if (threadIdx.x == 0 && total) atomicAdd(&work.mass, total);
-  if (count) tally(source, batch.vocab, COARSE, false, work, shared);
+  if (count) tally(source, n, COARSE, false, work, shared);
   if (!is_last_block(&work.done, gridDim.x)) return;
   if (threadIdx.x == 0) {
     source.spot.result->mass = atomicExch(&work.mass, 0ull);
@@ -276,19 +298,21 @@ __device__ void weigh_raw(const Batch& batch, const Row& row, const Raw& source,
 __device__ void pick_raw(const Batch& batch, const Row& row, const Raw& source, const Wide& wide,
                          Shared& shared) {
   Work& work = work_of(wide, 1);
-  int count = reported(batch, row), edge = work.edge.k_bin;
+  int n = batch.vocab, count = reported(batch, row), edge = work.edge.k_bin;
   if (count <= 0) return;
+  for_units(n, [&](int unit) {
 #pragma unroll
-  for (int i = 0; i < EACH; ++i) {
-    int id = id_in_tile(i);
-    u64 rank = NEVER;
-    bool wanted = id < batch.vocab && bin_of(source(id, &rank), COARSE) <= edge;
-    enlist(work, wanted && edge < BINS, rank);
-  }
+    for (int i = 0; i < EACH; ++i) {
+      int id = id_in_unit(unit, i);
+      u64 rank = NEVER;
+      bool wanted = id < n && bin_of(source(id, &rank), COARSE) <= edge;
+      enlist(work, wanted && edge < BINS, rank);
+    }
+  });
   if (!is_last_block(&work.done, gridDim.x)) return;
   u32 size = take_list(work, shared);
   if (edge == BINS || size > LISTED)
-    list_alone(source, batch.vocab, count, shared);
+    list_alone(source, n, count, shared);
   else
     report_best(source.spot.result, count, shared);
 }

@@ -69,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(256) scan_nodes(Batch batch, Walk w
 
 __device__ bool failed(const Best& best) { return best.bad || !finite(score_of(best.best)); }
 
-// Draws (z 0) and log probabilities (z 1): x has the tiles, y the nodes.
+// Draws (z 0) and log probabilities (z 1): x has the blocks of one, y the nodes.
 template <bool LAST>
 __device__ void draw_nodes(const Batch& batch, const Walk& walk, const Wide& wide) {
   __shared__ Shared shared;
@@ -91,12 +91,12 @@ __device__ void draw_nodes(const Batch& batch, const Walk& walk, const Wide& wid
   if (token >= 0 && threadIdx.x == 0) spot.result->token = token;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     weigh_nodes(Batch batch, Walk walk, Wide wide) {
   draw_nodes<false>(batch, walk, wide);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     pick_nodes(Batch batch, Walk walk, Wide wide) {
   draw_nodes<true>(batch, walk, wide);
 }

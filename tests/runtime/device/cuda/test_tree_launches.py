@@ -132,7 +132,9 @@ def test_lengths_come_along_with_their_launch(queue: Queue) -> None:
 
 GREEDY, DRAWN = RequestOptions(), RequestOptions(temperature=1)
 PENALISED, REPORTED = RequestOptions(presence_penalty=0.1), RequestOptions(logprobs=1, top_k=3)
-SCAN, ROW, TILES = (3, ROWS, 1), (ROWS, 1, 1), (3, ROWS, 1)
+SCAN, ROW = (3, ROWS, 1), (ROWS, 1, 1)
+# Nine multiprocessors have room for 27 blocks, and the logits of a row suffice for three.
+DRAW, REPORT = (3, ROWS, 1), (2, ROWS, 2)
 
 
 @pytest.mark.parametrize(
@@ -140,11 +142,11 @@ SCAN, ROW, TILES = (3, ROWS, 1), (ROWS, 1, 1), (3, ROWS, 1)
     [
         (GREEDY, [SCAN]),
         (PENALISED, [SCAN]),
-        (structs.replace(DRAWN, min_p=0.1), [SCAN, TILES]),
-        (RequestOptions(logprobs=0), [SCAN, (3, ROWS, 2)]),
-        (structs.replace(DRAWN, top_p=0.9), [SCAN, TILES, TILES]),
-        (structs.replace(DRAWN, top_k=5001), [SCAN, TILES]),
-        (REPORTED, [SCAN, (3, ROWS, 2), (3, ROWS, 2)]),
+        (structs.replace(DRAWN, min_p=0.1), [SCAN, DRAW]),
+        (RequestOptions(logprobs=0), [SCAN, REPORT]),
+        (structs.replace(DRAWN, top_p=0.9), [SCAN, DRAW, DRAW]),
+        (structs.replace(DRAWN, top_k=5001), [SCAN, DRAW]),
+        (REPORTED, [SCAN, REPORT, REPORT]),
     ],
 )
 def test_a_step_is_sampled_in_as_many_launches_as_its_rows_need(
@@ -187,13 +189,13 @@ def sampler_for(queue: Queue, *params: RequestOptions, nodes: int = 4) -> Any:
     ("width", "params", "grids"),
     [
         (1, GREEDY, [SCAN]),
-        (1, DRAWN, [SCAN, TILES, ROW]),
+        (1, DRAWN, [SCAN, DRAW, ROW]),
         (1, PENALISED, [SCAN, ROW]),
-        (1, RequestOptions(logprobs=0), [SCAN, (3, ROWS, 2), ROW]),
-        (1, REPORTED, [SCAN, (3, ROWS, 2), (3, ROWS, 2), ROW]),
+        (1, RequestOptions(logprobs=0), [SCAN, REPORT, ROW]),
+        (1, REPORTED, [SCAN, REPORT, REPORT, ROW]),
         (3, GREEDY, [(3, 3 * ROWS, 1)]),
         (4, GREEDY, [ROW]),
-        (4, DRAWN, [(3, 4 * ROWS, 1), (3, 4 * ROWS, 1), ROW]),
+        (4, DRAWN, [(3, 4 * ROWS, 1), (1, 4 * ROWS, 1), ROW]),
         (113, DRAWN, [ROW]),
     ],
 )

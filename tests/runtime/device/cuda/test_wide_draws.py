@@ -1,4 +1,4 @@
-"""Draws over the whole card: distributions of every shape, borders of tiles, and many rows."""
+"""Draws over the whole card: distributions of every shape, borders of blocks, and many rows."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ from tests.runtime.device.cuda.sampling_reference import random_params
 from tests.runtime.device.cuda.test_sampler import Bench, random_logits, random_rows, request
 
 pytestmark = pytest.mark.gpu
-TILE = wide_draws.THREADS * wide_draws.EACH
+TILE = wide_draws.THREADS // 32 * wide_draws.UNIT
 Logits = NDArray[np.float32]
 
 
@@ -68,7 +68,7 @@ def test_filters_agree_with_numpy(gpu: CudaDevice, shape: str, vocab: int) -> No
 
 
 @pytest.mark.parametrize("top_k", [1, 3, 700])
-def test_equal_scores_on_both_sides_of_a_tiles_border_rank_by_id(
+def test_equal_scores_on_both_sides_of_a_blocks_border_rank_by_id(
     gpu: CudaDevice, top_k: int
 ) -> None:
     vocab = 3 * TILE
@@ -88,19 +88,18 @@ def test_equal_scores_on_both_sides_of_a_tiles_border_rank_by_id(
     assert len(drawn) > min(top_k, 5) // 2
 
 
-@pytest.mark.parametrize("each", [1, 2, 7])
+@pytest.mark.parametrize("blocks", [1, 3, 29])
 def test_tokens_do_not_depend_on_the_number_of_blocks(
-    gpu: CudaDevice, monkeypatch: pytest.MonkeyPatch, each: int
+    gpu: CudaDevice, monkeypatch: pytest.MonkeyPatch, blocks: int
 ) -> None:
     vocab = 20011
-    rng = np.random.default_rng(each)
+    rng = np.random.default_rng(blocks)
     rows = random_rows(rng, vocab, 12)
     logits = random_logits(rng, 12, vocab)
     positions = rng.integers(0, 1 << 20, 12).tolist()
-    wanted = [Bench(gpu, vocab, rows).step(logits, positions)]
-    monkeypatch.setattr(wide_draws, "EACH", each)
-    bench = Bench(gpu, vocab, rows)
-    assert [bench.step(logits, positions)] == wanted
+    wanted = Bench(gpu, vocab, rows).step(logits, positions)
+    monkeypatch.setattr(wide_draws.WideDraws, "blocks", lambda *_: blocks)
+    assert Bench(gpu, vocab, rows).step(logits, positions) == wanted
 
 
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 256])
@@ -130,6 +129,21 @@ def test_rows_that_are_not_finite_leave_the_others_alone(gpu: CudaDevice, bad: f
         assert bench.step(logits, [position] * 4) == wanted
 
 
+@pytest.mark.parametrize("shape", ["equal", "rounded"])
+def test_a_vocabulary_may_have_more_tokens_than_a_block_can_count(
+    gpu: CudaDevice, shape: str
+) -> None:
+    vocab = (1 << 18) + 40001
+    params = [
+        RequestOptions(temperature=1, top_p=0.9, seed=1),
+        RequestOptions(temperature=1, top_k=vocab - 9, top_p=0.999, seed=2),
+        RequestOptions(logprobs=3),
+    ]
+    bench = Bench(gpu, vocab, [request(each) for each in params])
+    logits = np.stack([SHAPES[shape](np.random.default_rng(1), vocab)] * 3)
+    bench.check(logits, [8, 9, 10])
+
+
 def test_far_unlikelier_tokens_are_reported(gpu: CudaDevice) -> None:
     vocab = TILE + 100
     logits = np.full((1, vocab), -1e30, np.float32)
@@ -154,5 +168,5 @@ def test_walks_are_the_same_by_one_block_a_row(
         wanted = wide.sampler.verify(8, width).result()
         narrow_ones.plant(*planted)
         with monkeypatch.context() as patch:
-            patch.setattr(walks, "_MOST_TILES", 0)
+            patch.setattr(walks, "_MOST_LOGITS", 0)
             assert narrow_ones.sampler.verify(8, width).result() == wanted
