@@ -12,7 +12,7 @@ UNIT = 128
 SPOTS = 64
 """Spots (rows or nodes) that one launch serves."""
 # Blocks that a multiprocessor has room for, and tokens that a block can count.
-_RESIDENT, _MOST_COUNTED = 3, 1 << 18
+_RESIDENT, _MOST_COUNTED = 2, 1 << 18
 _BINS = _LISTED = 2048
 # `Work` of kernels/sampling_wide.cuh.
 _WORK = np.dtype(

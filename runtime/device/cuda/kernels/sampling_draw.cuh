@@ -3,7 +3,7 @@
 
 #define THREADS 512
 // Blocks that a multiprocessor shall have room for.
-#define RESIDENT 3
+#define RESIDENT 2
 #define WARPS (THREADS / 32)
 #define BINS 2048
 #define LISTED 2048

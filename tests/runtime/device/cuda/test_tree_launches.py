@@ -133,8 +133,8 @@ def test_lengths_come_along_with_their_launch(queue: Queue) -> None:
 GREEDY, DRAWN = RequestOptions(), RequestOptions(temperature=1)
 PENALISED, REPORTED = RequestOptions(presence_penalty=0.1), RequestOptions(logprobs=1, top_k=3)
 SCAN, ROW = (3, ROWS, 1), (ROWS, 1, 1)
-# Nine multiprocessors have room for 27 blocks, and the logits of a row suffice for three.
-DRAW, REPORT = (3, ROWS, 1), (2, ROWS, 2)
+# Nine multiprocessors have room for 18 blocks, and the logits of a row suffice for three.
+DRAW, REPORT = (2, ROWS, 1), (1, ROWS, 2)
 
 
 @pytest.mark.parametrize(
