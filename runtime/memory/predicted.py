@@ -175,7 +175,7 @@ def cuda_scratch_bytes(config: LLMEngineRunnerConfig, rows: int, tokens: int, ca
     if config.plan is not None and config.plan.scratch_bytes is not None:
         return config.plan.scratch_bytes
     if config.backend == "kernels":
-        return predicted_scratch(config, rows * tokens, capacity)
+        return predicted_scratch(config, rows, tokens, capacity)
     masked = config.takes_tree_mask
     every = tokens * (1 if config.prefills_apart else rows)
     heads = config.num_attention_heads + 2 * config.num_kv_heads

@@ -9,11 +9,10 @@ from runtime.tensors.lora import lora_inputs
 
 _ALIGNMENT = 256
 _FLOAT = 4
-# As many as any GPU has, and what attention keeps for each (`predicted_scratch`).
+# As many as any GPU has.
 _MULTIPROCESSORS = 188
-_ROWS_EACH = 32
-_LEAST_UNITS = 4
-_SPAN = 256
+# Attention's tiles of queries, and the positions of its splits and spans.
+_TILE, _SPLIT, _SPAN, _MOST_SPLITS = 16, 64, 256, 64
 # The launches of a layer, between the step's first and its last one.
 ENTER, QKV, ATTENTION, OUTPUT, GATE, DOWN, HEAD = range(7)
 
@@ -61,17 +60,20 @@ def _most_rank(config: LLMEngineRunnerConfig) -> int:
     return max((one.rank for one in lora_inputs(config)), default=0)
 
 
-def predicted_scratch(config: LLMEngineRunnerConfig, tokens: int, capacity: int) -> int:
-    """Bytes of scratch memory, at the most, of an engine whose largest step has so many tokens.
+def predicted_scratch(config: LLMEngineRunnerConfig, rows: int, seq_len: int, capacity: int) -> int:
+    """Bytes of scratch memory, at the most, of an engine whose largest step has this size.
 
-    Attention keeps queries of that step, or of a smaller one, whose positions it spreads over the
-    whole GPU, 32 queries for each multiprocessor, with sums for each 256 positions.
+    Attention keeps the queries of that step. It keeps partial results of smaller ones, whose
+    positions it spreads over the whole GPU: for each tile of queries of a row and a key head as
+    many as there are splits, and for fewer tiles than multiprocessors as there are spans.
     """
-    item = ITEM_BYTES[config.dtype]
+    item, tokens = ITEM_BYTES[config.dtype], rows * seq_len
     queries = tokens * config.num_attention_heads * config.head_dim * item
-    units = max(_LEAST_UNITS, -(-capacity // _SPAN))
-    sums = units * (config.head_dim + 2) * _FLOAT
-    spread = _MULTIPROCESSORS * _ROWS_EACH * (sums + config.head_dim * item)
+    spans, splits = -(-capacity // _SPAN), min(_MOST_SPLITS, -(-capacity // _SPLIT))
+    few = min(rows * config.num_kv_heads, 2 * _MULTIPROCESSORS) * max(splits, spans)
+    tiles = max(few, _MULTIPROCESSORS * max(4, 2 * spans))
+    spread = _TILE * tiles * (config.head_dim + 2) * _FLOAT
+    spread += 2 * _TILE * _MULTIPROCESSORS * config.head_dim * item
     normed = tokens * config.hidden_size * item
     parts = step_parts(config, tokens, normed=normed, partials=max(queries, spread))
     if config.base_hidden_dim:  # A draft's heads read two vectors a token.

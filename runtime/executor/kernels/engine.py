@@ -18,6 +18,7 @@ from runtime.device.cuda.stream import CudaStream
 from runtime.device.stream import Stream
 from runtime.errors import HearthError
 from runtime.executor.engine import Binding, CapturedRun, IOTensor
+from runtime.executor.kernels.attention import AttentionShape, plan_attention
 from runtime.executor.kernels.draft_step import DraftStep
 from runtime.executor.kernels.launch import (
     GpuFacts,
@@ -97,7 +98,7 @@ class KernelsEngine:
             io_tensors = io_tensors_of(config, registry)
             kind = DraftStep if config.base_hidden_dim else DecoderStep
             step = kind(config, layout, io_tensors, programs, programs.facts)
-            memory = step.provide(step_shapes(config))
+            memory = step.provide(step_shapes(config, programs.facts))
             tickets = device.zeros("tickets", (memory.tickets,), np.dtype(np.uint8))
             step.use_tickets(tickets.address)
             return cls(device.context, programs, step, io_tensors, memory.scratch)
@@ -156,7 +157,7 @@ def wanted_kernels(
     kind = DraftStep if config.base_hidden_dim else DecoderStep
     # All layers have the same.
     planned = kind(structs.replace(config, num_decoder_layers=1), layout, io_tensors, wanted, facts)
-    planned.provide(step_shapes(config))
+    planned.provide(step_shapes(config, facts))
     for dims, adapted in product(_warm_dims(config), {False, bool(config.lora_targets)}):
         planned.launches(_planned_bindings(io_tensors, registry, dims, adapted=adapted))
     return tuple(wanted.requests)
@@ -218,15 +219,26 @@ def _warm_dims(config: LLMEngineRunnerConfig) -> Iterator[InferenceDims]:
         yield InferenceDims.prefill(batch, width, slots)
 
 
-def step_shapes(config: LLMEngineRunnerConfig) -> Iterator[StepShape]:
-    """Every shape of a step in the largest bucket; a smaller one never needs more memory."""
+def step_shapes(config: LLMEngineRunnerConfig, facts: GpuFacts) -> Iterator[StepShape]:
+    """The shapes of which one needs most of each part of the scratch memory.
+
+    In the largest bucket, as a smaller one never needs more: of each profile the largest step, and
+    all in which positions of attention are spread over the GPU. A step of more rows or tokens than
+    one whose positions are not has them together too.
+    """
+    heads = AttentionShape(config.head_dim, config.num_attention_heads, config.num_kv_heads)
     for profile in build_profiles(config):
         largest = profile.maximum
-        if isinstance(largest, InferenceDims):
-            sizes = product(range(1, largest.batch + 1), range(1, largest.seq_len + 1))
-            for batch, seq_len in sizes:
-                selected = min(seq_len, largest.select_len)
-                yield StepShape(batch, seq_len, largest.kv_len, selected)
+        if not isinstance(largest, InferenceDims):
+            continue
+        batch, longest, slots = largest.batch, largest.seq_len, largest.kv_len
+        yield StepShape(batch, longest, slots, largest.select_len)
+        for rows in range(1, batch + 1):
+            for seq_len in range(1, longest + 1):
+                if plan_attention(heads, facts.multiprocessors, rows, seq_len, slots).whole:
+                    longest = seq_len
+                    break
+                yield StepShape(rows, seq_len, slots, min(seq_len, largest.select_len))
 
 
 def fixed_shape(io: IOTensor) -> tuple[int, ...]:

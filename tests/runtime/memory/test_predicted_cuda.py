@@ -51,7 +51,7 @@ def test_an_engine_of_kernels_holds_its_file_once(config: LLMEngineRunnerConfig)
     # A tied head is the embedding table itself.
     assert cuda_weight_bytes(kernels) + embedding_bytes(kernels) == weights_head_bytes(2) + stored
     scratch = predict_memory(kernels, max_batch=2, capacity=32)["engine_scratch"]
-    assert scratch == predicted_scratch(kernels, 2 * 16, 32)
+    assert scratch == predicted_scratch(kernels, 2, 16, 32)
 
 
 def test_a_plan_says_what_its_steps_take(config: LLMEngineRunnerConfig) -> None:

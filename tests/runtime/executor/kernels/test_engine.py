@@ -1,4 +1,5 @@
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from runtime.errors import HearthError
 from runtime.executor.engine import Binding
 from runtime.executor.engine_executor import EngineExecutor
 from runtime.executor.introspection import check_bindings, check_known
+from runtime.executor.kernels.attention import Attention
 from runtime.executor.kernels.engine import (
     KernelsEngine,
     io_tensors_of,
@@ -119,10 +121,32 @@ def test_the_kernels_of_every_step_are_wanted_ahead(rows: int) -> None:
     later = WantedKernels()
     io_tensors = io_tensors_of(config, registry)
     step = DecoderStep(config, layout, io_tensors, later, FACTS)
-    step.provide(step_shapes(config))
+    step.provide(step_shapes(config, FACTS))
     for tokens in (1, *prefill_widths(config)):
         step.launches(bindings_of(io_tensors, registry, InferenceDims.prefill(rows, tokens, 64)))
     assert set(later.requests) <= ahead
+
+
+@pytest.mark.parametrize(("heads", "shared"), [(2, 1), (16, 8), (7, 1), (12, 12), (24, 4)])
+@pytest.mark.parametrize("multiprocessors", [8, 46, 132])
+def test_no_step_needs_more_than_was_provided_for(
+    heads: int, shared: int, multiprocessors: int
+) -> None:
+    config = structs.replace(
+        CONFIG,
+        num_attention_heads=heads,
+        num_kv_heads=shared,
+        max_supported_batch_size=7,
+        prefill_chunk=90,
+        max_kv_cache_capacity=2048,
+    )
+    facts = FACTS._replace(multiprocessors=multiprocessors)
+    shapes = set(step_shapes(config, facts))
+    attention = Attention(WantedKernels(), facts, config, eps=1e-6, qk_norm=True)
+    for needed in (attention.scratch_bytes, attention.ticket_bytes):
+        every = (needed(*sizes, 2048) for sizes in product(range(1, 8), range(1, 91)))
+        assert max(every) == max(needed(*shape[:3]) for shape in shapes)
+    assert max(shape.tokens for shape in shapes) == 7 * 90
 
 
 def test_kept_steps_are_the_newest(device: CudaDevice, tmp_path: Path) -> None:
