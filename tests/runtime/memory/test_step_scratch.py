@@ -72,5 +72,4 @@ def test_parts_have_the_sizes_of_a_step(tokens: int) -> None:
         "attended": tokens * 2 * 8 * 4,
         "shrunk": 0,
         "activations": tokens * 32 * 4,
-        "shrunk": 0,
     }
