@@ -38,6 +38,8 @@ class NarrowTiles(NamedTuple):
     blocks: int
     resident: int
     shared_bytes: int
+    padding: int = 0
+    """Shared memory more, so that a multiprocessor takes one block and not two."""
 
 
 class SpreadTiles(NamedTuple):
@@ -152,7 +154,10 @@ def narrow_tiles(
     while depth > 1 and not fits(size, depth, repeated=repeated):
         depth -= 1
     shared_bytes = shared(size, depth, repeated=repeated)
-    return NarrowTiles(size, depth, groups, min(groups, present), resident, shared_bytes)
+    # Blocks have as many groups each: of two on one multiprocessor the others would wait.
+    half = facts.shared_per_multiprocessor // 2 if repeated and facts.dependent else 0
+    padding = max(0, half - shared_bytes)
+    return NarrowTiles(size, depth, groups, min(groups, present), resident, shared_bytes, padding)
 
 
 @cache

@@ -272,6 +272,7 @@ class Products:
         repeated = int(tiles.groups > tiles.blocks)
         shared = tiles.shared_bytes
         shape = (columns, tiles.eights, tiles.depth, tiles.resident, repeated, int(normed), shared)
+        shared += tiles.padding
         function = self._kernel("product", "product", _NARROW, (*common, *shape), shared)
         return _Chosen(function, (tiles.blocks, 1), shared, tiles.groups)
 

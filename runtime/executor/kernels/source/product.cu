@@ -20,6 +20,8 @@
 #define HELD (MOST * WIDTHS <= 8 ? MOST : WIDTHS >= 4 ? 1 : 4 / WIDTHS)
 #define ALL_HELD (HELD == MOST)
 #define ITEMS (FRAGMENTS * 32)
+// Nothing is left to ask for behind the first stages.
+#define ALL_ASKED (!REPEATED && DEPTH >= MOST)
 
 struct Shared {
   char ring[SEGMENTS][RING_BYTES];
@@ -232,7 +234,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         }
         if (++slot == DEPTH) slot = 0;
         __syncwarp();
-        ring.ask();
+        if (ALL_ASKED)
+          end_copies();
+        else
+          ring.ask();
 #pragma unroll
         for (int n = 0; n < WIDTHS; ++n) {
 #pragma unroll
