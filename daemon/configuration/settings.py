@@ -29,8 +29,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
         Meta(
-            description="Where the engine runs; `auto` is the device it was exported for. There "
-            "is no fallback: what cannot run there is refused."
+            description="Where the engine runs; `auto` is the device it was exported for, of the "
+            "shipped model the CPU. There is no fallback: what cannot run there is refused."
         ),
     ] = "auto"
     step_ms: Annotated[
