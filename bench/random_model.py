@@ -95,9 +95,7 @@ def write_random_model(
     """
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    (partial / "config.json").write_text(json.dumps(_config(shape), indent=1))
-    write_tokenizer(partial, shape.vocabulary)
+    write_shape(partial, shape)
     total = 1 + -(-shape.layers // _LAYERS_PER_SHARD)
     index: dict[str, str] = {}
     for number, shard in enumerate(_shards(shape, Normals(seed, pooled=pooled)), start=1):
@@ -110,6 +108,13 @@ def write_random_model(
         json.dumps({"metadata": {}, "weight_map": index}, indent=1)
     )
     partial.rename(folder)
+
+
+def write_shape(folder: Path, shape: Shape) -> None:
+    """Write config and tokenizer alone into a folder that is made."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(_config(shape), indent=1))
+    write_tokenizer(folder, shape.vocabulary)
 
 
 def _shards(shape: Shape, rng: Normals) -> Iterator[Weights]:

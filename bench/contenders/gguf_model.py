@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -27,13 +27,23 @@ _FILE_TYPE = {
 _PART_VALUES = 1 << 20
 
 
+Named = tuple[str, tuple[int, ...], Callable[[], NDArray[Any]]]
+"""Name, shape and loader of a tensor."""
+
+
 def write_gguf(
-    source: Path, target: Path, kind: GGUFType, progress: Callable[[int, int], None] | None = None
+    source: Path,
+    target: Path,
+    kind: GGUFType,
+    progress: Callable[[int, int], None] | None = None,
+    tensors: Callable[[], Iterable[Named]] | None = None,
 ) -> None:
     """Convert a Qwen3 folder; every matrix becomes `kind`, the tied embedding and head included.
 
-    Vectors stay F32, as llama.cpp wants them. Two passes, one tensor in memory at a time.
-    `progress` gets (tensors written, tensors in all). The file appears only when it is whole.
+    `tensors` stand in for those of the folder, which then has a configuration alone; bytes are
+    written as they are. Vectors stay F32, as llama.cpp wants them. Two passes, one tensor in memory
+    at a time. `progress` gets (tensors written, tensors in all). The file appears only when it is
+    whole.
     """
     import gguf  # noqa: PLC0415 - a peer's library, present after `make bench-env` only
 
@@ -43,16 +53,19 @@ def write_gguf(
     config = json.loads((source / "config.json").read_text())
     _add_metadata(writer, config, gguf.LlamaFileType[_FILE_TYPE[kind]])
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, config["num_hidden_layers"])
-    shapes = {gguf_name(names, name): shape for name, shape, _ in _tensors(source)}
+    tensors = tensors or partial(_tensors, source)
+    shapes = {gguf_name(names, name): shape for name, shape, _ in tensors()}
     for name, shape in shapes.items():
         _announce(writer, name, shape, quantisation, gguf.GGML_QUANT_SIZES[quantisation])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for number, (_, _, load) in enumerate(_tensors(source), start=1):
+        for number, (_, _, load) in enumerate(tensors(), start=1):
             values = load()
-            if values.ndim == 1:
+            if values.dtype == np.uint8:
+                writer.write_tensor_data(values)
+            elif values.ndim == 1:
                 writer.write_tensor_data(values.astype(np.float32))
             else:
                 parts = np.array_split(values, -(-values.size // _PART_VALUES))
@@ -95,7 +108,7 @@ def _add_metadata(writer: Any, config: dict[str, Any], file_type: int) -> None:
     writer.add_tokenizer_model("none")
 
 
-def _tensors(source: Path) -> Iterator[tuple[str, tuple[int, ...], Callable[[], NDArray[Any]]]]:
+def _tensors(source: Path) -> Iterator[Named]:
     """Name, shape and loader of every tensor; a head that is tied to the embedding is left out."""
     tied = json.loads((source / "config.json").read_text()).get("tie_word_embeddings", False)
     for shard in sorted(source.glob("*.safetensors")):

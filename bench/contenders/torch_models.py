@@ -4,6 +4,7 @@ import inspect
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -92,7 +93,7 @@ class StaticCacheModel(Contender):
         self.precision = job.precision
         self._compiles = job.contender == "torch_compile"
         self._prompt = torch.tensor([job.prompt] * job.batch, device=job.device)
-        self._model = _load(job, job.precision).to(job.device)
+        self._model = _load(job, job.precision)
         self._cache = transformers.StaticCache(self._model.config, max_cache_len=job.capacity)
         self._takes_slots = "cache_position" in inspect.signature(self._model.forward).parameters
         self._last: Any = None
@@ -146,8 +147,13 @@ def _be_quiet(job: Job) -> None:
 
 
 def _load(job: Job, dtype: str) -> Any:
-    found = transformers.AutoModelForCausalLM.from_pretrained(job.path, dtype=getattr(torch, dtype))
-    return found.eval()
+    """The model of a folder, or one of random weights where it has a configuration alone."""
+    kind, wanted = transformers.AutoModelForCausalLM, getattr(torch, dtype)
+    if any(Path(job.path).glob("*.safetensors")):
+        return kind.from_pretrained(job.path, dtype=wanted).eval().to(job.device)
+    config = transformers.AutoConfig.from_pretrained(job.path)
+    with torch.device(job.device):
+        return kind.from_config(config, dtype=wanted).eval()
 
 
 def _quantised(model: Any) -> Any:

@@ -13,15 +13,25 @@ import onnx_ir
 from msgspec import structs
 
 import runtime.export
+from bench import pooled
 from bench.contenders import gguf_model
 from bench.contenders.gguf_model import GGUFType, write_gguf
-from bench.random_model import QUICK_SHAPE, SHAPE_06B, SHAPE_4B, write_random_model
+from bench.pooled import gguf_tensors, write_pooled_engine
+from bench.random_model import (
+    QUICK_SHAPE,
+    SHAPE_06B,
+    SHAPE_4B,
+    Shape,
+    write_random_model,
+    write_shape,
+)
 from bench.report import note
 from daemon.shipped import SOURCE
 from runtime.config import LLMEngineRunnerConfig
 from runtime.engine_folder import MODEL_FILE
 from runtime.errors import HearthError
 from runtime.export import ExportOptions, Progress, export_model
+from runtime.export.model_config import load_model_config
 from runtime.export.tensorrt.options import PlanOptions
 from runtime.memory.sizes import ITEM_BYTES, projection_bytes
 
@@ -44,6 +54,7 @@ _STORED: dict[Precision, tuple[Quantization, GGUFType]] = {
 }
 _EXPORTER = tuple(sorted(Path(runtime.export.__path__[0]).rglob("*.py")))
 _CONVERTER = (Path(gguf_model.__file__),)
+_POOLED = (Path(pooled.__file__),)
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -144,12 +155,11 @@ def random_source(
     model: GPUModel, cache: Path, progress: Progress, *, quick: bool = False, pooled: bool = True
 ) -> Path:
     """The Hugging Face folder of a model, or of a toy, made if it is not in `cache` yet."""
-    shape = QUICK_SHAPE if quick else {"0.6b": SHAPE_06B, "4b": SHAPE_4B}[model]
     folder = cache / ("quick" if quick else f"qwen3-{model}{'-pooled' if pooled else ''}")
     if not folder.is_dir():
         write_random_model(
             folder,
-            shape,
+            _shape(model, quick=quick),
             pooled=pooled and not quick,
             progress=lambda done, total: progress("random weights", done, total),
         )
@@ -177,6 +187,54 @@ def gguf_type(engine: GPUEngine, dtype: DType) -> GGUFType:
     """What llama.cpp's weights are stored as that is compared with an engine."""
     _, kind = _GPU_STORED.get(engine, ("none", _GPU_TYPES[dtype]))
     return kind
+
+
+def shape_source(model: GPUModel, cache: Path, *, quick: bool = False) -> Path:
+    """A folder with configuration and tokenizer of a model, without weights."""
+    folder = cache / f"{'quick' if quick else f'qwen3-{model}'}-shape"
+    if not folder.is_dir():
+        write_shape(folder, _shape(model, quick=quick))
+    return folder
+
+
+def _shape(model: GPUModel, *, quick: bool) -> Shape:
+    return QUICK_SHAPE if quick else {"0.6b": SHAPE_06B, "4b": SHAPE_4B}[model]
+
+
+def gpu_engine(
+    engine: GPUEngine,
+    model: GPUModel,
+    options: ExportOptions,
+    cache: Path,
+    progress: Progress,
+    *,
+    quick: bool = False,
+) -> Path:
+    """The folder of a GPU engine of a model of random weights; raises what exporting raises.
+
+    Those of kernels are written straight from a pool, others are exported from a checkpoint.
+    """
+    if options.engine != "kernels":
+        source = random_source(model, cache, progress, quick=quick)
+        return engine_folder(source, cache, options, progress)
+    source = shape_source(model, cache, quick=quick)
+    stem = f"{source.name}-{engine}-{options.dtype}"
+    name = f"{stem}-{made_digest(source, (*_EXPORTER, *_POOLED), options)}"
+    return _kept(cache / name, stem, lambda to: write_pooled_engine(source, to, options))
+
+
+def pooled_gguf(
+    model: GPUModel, kind: GGUFType, cache: Path, *, quick: bool = False
+) -> Path | None:
+    """A model of random weights as a GGUF file; None without the converter."""
+    source = shape_source(model, cache, quick=quick)
+    stem = f"{source.name}-{kind}"
+    target = cache / f"{stem}-{made_digest(source, (*_CONVERTER, *_POOLED))}.gguf"
+    tensors = partial(gguf_tensors, load_model_config(source), kind)
+    try:
+        return _kept(target, stem, lambda to: write_gguf(source, to, kind, tensors=tensors))
+    except ImportError:
+        return None
 
 
 def engine_folder(source: Path, cache: Path, options: ExportOptions, progress: Progress) -> Path:

@@ -21,12 +21,12 @@ from bench.decode.cases import (
     GPUEngine,
     GPUModel,
     chosen_cases,
-    engine_folder,
     export_options,
-    gguf_file,
     gguf_type,
+    gpu_engine,
+    pooled_gguf,
     prepare,
-    random_source,
+    shape_source,
 )
 from bench.decode.contest import Contest
 from bench.decode.cpu import SHARE_LIMIT, DecodeFigures, Plan, measure
@@ -255,34 +255,36 @@ def _is_served(engine: GPUEngine) -> bool:
 
 
 def _gpu_models(model: GPUModel, plan: GPUPlan, cache: Path) -> GPUModels:
-    with progress_bar() as progress, ThreadPoolExecutor() as pool:
-        source = random_source(model, cache, progress, quick=plan.quick)
-        kinds = dict.fromkeys(gguf_type(engine, plan.dtype) for engine in plan.engines)
+    peers = shape_source(model, cache, quick=plan.quick)
+    kinds = dict.fromkeys(gguf_type(engine, plan.dtype) for engine in plan.engines)
+    note(f"{model}: making what is not kept yet")
+    with ThreadPoolExecutor() as pool:
         files = {
-            kind: pool.submit(gguf_file, kind, source, cache, progress)
+            kind: pool.submit(pooled_gguf, model, kind, cache, quick=plan.quick)
             for kind in (kinds if "llama_cpp" in plan.peers else ())
         }
         folders = {
-            engine: pool.submit(_gpu_folder, engine, model, plan, source, cache)
-            for engine in plan.engines
+            engine: pool.submit(_gpu_folder, engine, model, plan, cache) for engine in plan.engines
         }
         return GPUModels(
-            source,
+            peers,
             {engine: folder for engine, made in folders.items() if (folder := made.result())},
             {kind: file for kind, made in files.items() if (file := made.result())},
         )
 
 
-def _gpu_folder(
-    engine: GPUEngine, model: GPUModel, plan: GPUPlan, source: Path, cache: Path
-) -> Path | None:
+def _gpu_folder(engine: GPUEngine, model: GPUModel, plan: GPUPlan, cache: Path) -> Path | None:
     options = export_options(engine, plan.dtype, plan.builder_python)
     ready = plan.ready.get(f"{engine}/{model}")
     try:
-        return ready or engine_folder(source, cache, options, lambda *_: None)
+        return ready or gpu_engine(engine, model, options, cache, _unheard, quick=plan.quick)
     except HearthError as error:
         note(f"{engine}/{model} is left out: {error}")
         return None
+
+
+def _unheard(_stage: str, _done: int, _total: int) -> None:
+    """Several are made at once: a bar for each would tell nothing."""
 
 
 def _print(figures: Mapping[str, DecodeFigures]) -> None:

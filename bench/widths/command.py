@@ -12,9 +12,8 @@ from bench.decode.cases import (
     DType,
     GPUEngine,
     GPUModel,
-    engine_folder,
     export_options,
-    random_source,
+    gpu_engine,
 )
 from bench.report import Record, note, print_cases, publish, record_option
 from bench.widths.session import Amounts, WidthTimes, width_times
@@ -105,11 +104,10 @@ def _measure(
 ) -> dict[GPUEngine, WidthTimes]:
     times: dict[GPUEngine, WidthTimes] = {}
     with progress_bar() as progress:
-        source = random_source(model, cache, progress)
         for engine in engines:
             options = export_options(engine, dtype, sys.executable)
             try:
-                folder = engine_folder(source, cache, options, progress)
+                folder = gpu_engine(engine, model, options, cache, progress)
                 times[engine] = width_times(folder, Amounts())
             except HearthError as error:
                 note(f"{engine}/{model} is left out: {error}")

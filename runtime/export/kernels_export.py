@@ -1,6 +1,7 @@
 """The weights of an engine of Hearth's own kernels: as the checkpoint has them, in its type."""
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,6 +41,10 @@ class Part(NamedTuple):
     pieces: Iterable[NDArray[Any]]
 
 
+PartsOf = Callable[[str, str], Iterable[Part]]
+"""What stands for a tensor in the file, by its name there and in the checkpoint."""
+
+
 def check_limits(config: LLMEngineRunnerConfig) -> None:
     """Raise `model_unsupported` naming the first size that kernels do not serve."""
     for wrong, name, what in kernel_limits(config):
@@ -70,11 +75,14 @@ def write_kernel_weights(
     checkpoint: Checkpoint,
     config: LLMEngineRunnerConfig,
     written: Callable[[int], None],
+    *,
+    parts: PartsOf | None = None,
 ) -> WeightLayout:
     """Write the weights of a base or a draft without their head; their list.
 
-    `written` hears the bytes of every piece.
+    `written` hears the bytes of every piece. `parts` gives others than those of the checkpoint.
     """
+    parts = parts or partial(kernel_parts, checkpoint=checkpoint, config=config)
     names = kernel_tensors(model, draft=config.architecture == DRAFT_ARCHITECTURE)
     if HEAD not in names and config.head_weights != "none":
         names[HEAD] = EMBEDDING_SOURCE  # a copy of its own: tokens are looked up in 16 bits
@@ -85,7 +93,7 @@ def write_kernel_weights(
         # Tensors of a safetensors file lie side by side; all of these have whole 16 bytes.
         data = DataFile(file, written, 1)
         for name, source in names.items():
-            for part in _parts(name, source, checkpoint, config):
+            for part in parts(name, source):
                 place = data.append(part.pieces)
                 tensors[part.name] = WeightEntry(_STORED[part.dtype.name], part.shape, *place)
     return WeightLayout(
@@ -131,7 +139,7 @@ def _matrices(layer: int, prefix: str) -> dict[str, str]:
     }
 
 
-def _parts(
+def kernel_parts(
     name: str, source: str, checkpoint: Checkpoint, config: LLMEngineRunnerConfig
 ) -> Iterator[Part]:
     """What stands for one tensor of the checkpoint in the file."""

@@ -73,7 +73,7 @@ NOTHING: dict[str, Any] = {
 }
 
 
-def refuse(*_: object) -> Path:
+def refuse(*_: object, **__: object) -> Path:
     raise HearthError("unsupported_option", "no builder here", "plan")
 
 
@@ -88,9 +88,9 @@ def some_figures(
 def faked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(command, "gpu_facts", lambda: None)
     monkeypatch.setattr(command, "serving_library", lambda _: "a library")
-    monkeypatch.setattr(command, "random_source", lambda *_, **__: tmp_path)
-    monkeypatch.setattr(command, "engine_folder", refuse)
-    monkeypatch.setattr(command, "gguf_file", lambda *_: None)
+    monkeypatch.setattr(command, "shape_source", lambda *_, **__: tmp_path)
+    monkeypatch.setattr(command, "gpu_engine", refuse)
+    monkeypatch.setattr(command, "pooled_gguf", lambda *_, **__: None)
     monkeypatch.setattr(command, "measure_gpu", some_figures)
     return tmp_path
 
@@ -198,7 +198,7 @@ def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         raise HearthError("engine_incompatible", "there is no GPU", "device")
 
     monkeypatch.setattr(command, "gpu_facts", no_gpu)
-    monkeypatch.setattr(command, "random_source", lambda model, *_, **__: made.append(model))
+    monkeypatch.setattr(command, "shape_source", lambda model, *_, **__: made.append(model))
     return made
 
 
@@ -218,7 +218,7 @@ def test_without_a_library_that_serves_an_engine_no_model_is_made(
         raise HearthError("engine_incompatible", f"{config.backend} is absent", "device")
 
     monkeypatch.setattr(command, "serving_library", absent)
-    monkeypatch.setattr(command, "random_source", None)
+    monkeypatch.setattr(command, "shape_source", None)
     assert run_gpu(list(GPU_CASES.values()), GPUPlan(), faked, lambda _: None) == {}
     said = capsys.readouterr().err.splitlines()
     assert [line.split(" (")[0] for line in said] == [

@@ -46,8 +46,7 @@ def test_the_command_leaves_out_what_cannot_run_and_keeps_the_rest(
         return times()
 
     monkeypatch.setattr(command, "gpu_facts", lambda: None)
-    monkeypatch.setattr(command, "random_source", lambda *_: tmp_path)
-    monkeypatch.setattr(command, "engine_folder", lambda *given: tmp_path / given[2].engine)
+    monkeypatch.setattr(command, "gpu_engine", lambda *given: tmp_path / given[2].engine)
     monkeypatch.setattr(command, "width_times", only_kernels)
     monkeypatch.setenv("BENCH_COMMIT", "abc")
     kept = tmp_path / "step.json"
