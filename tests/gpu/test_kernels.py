@@ -24,14 +24,15 @@ from tests.gpu.kernel_driver import (
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
 Array = NDArray[Any]
-FAMILIES = {
-    "llama": LLAMA,
-    "qwen2": QWEN2,
-    "qwen3": QWEN3,
-    "small-heads": SMALL_HEADS,
-    "partial": PARTIAL,
-    "large-heads": LARGE_HEADS,
-    "ampere": QWEN3,
+CASES: dict[str, tuple[Family, DType]] = {
+    "llama-float16": (LLAMA, "float16"),
+    "llama-bfloat16": (LLAMA, "bfloat16"),
+    "qwen2-bfloat16": (QWEN2, "bfloat16"),
+    "qwen3-float16": (QWEN3, "float16"),
+    "small-heads-bfloat16": (SMALL_HEADS, "bfloat16"),
+    "partial-float16": (PARTIAL, "float16"),
+    "large-heads-bfloat16": (LARGE_HEADS, "bfloat16"),
+    "ampere-float16": (QWEN3, "float16"),
 }
 # Shares of the logits' standard deviation: what rounding to the type moves a logit by.
 TOLERANCE = {"float16": 0.02, "bfloat16": 0.16}
@@ -46,16 +47,11 @@ def gpu() -> Iterator[CudaDevice]:
     device.close()
 
 
-@pytest.fixture(scope="module", params=["float16", "bfloat16"])
-def dtype(request: pytest.FixtureRequest) -> DType:
-    found: DType = request.param
-    return found
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def driver(gpu: CudaDevice, dtype: DType, request: pytest.FixtureRequest) -> Iterator[KernelDriver]:
-    name = request.param
-    made = KernelDriver(gpu, FAMILIES[name], dtype, most_selected=256, ampere=name == "ampere")
+@pytest.fixture(scope="module", params=CASES)
+def driver(gpu: CudaDevice, request: pytest.FixtureRequest) -> Iterator[KernelDriver]:
+    family, dtype = CASES[request.param]
+    ampere = request.param.startswith("ampere")
+    made = KernelDriver(gpu, family, dtype, most_selected=256, ampere=ampere)
     yield made
     made.close()
 
@@ -76,8 +72,8 @@ def same(one: Array, other: Array) -> None:
     )
 
 
-def test_logits_are_those_of_the_reference(driver: KernelDriver, dtype: DType) -> None:
-    ids = text(driver.family, 90)
+def test_logits_are_those_of_the_reference(driver: KernelDriver) -> None:
+    ids, dtype = text(driver.family, 90), driver.config.dtype
     wanted = reference_logits(driver.family, driver.weights, ids)
     driver.reset(NAN_BYTE)
     first = driver.step([ids[:70]], every=True)[0]
