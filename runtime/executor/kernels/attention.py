@@ -15,19 +15,24 @@ SPAN = 4
 _WARPS = 4
 _THREADS = 32 * _WARPS
 _TILE = 16
-_SHARES = ((64, 1), (128, 2), (256, 4))
-"""Warps that have a tile together in wide steps, by the largest dimension of a head: what one of
-them keeps must fit into its registers."""
-_BLOCKS = 3
+_HALF = 8
+_WIDEST_BY_TWO = 128
+"""Head dimension up to which two warps have the registers for a tile."""
+_BLOCKS = 4
 """Blocks of a multiprocessor where positions are spread over blocks."""
 _CROWDED = 2
 _LEAST_PARTS = 4
 _FINE = 4
+_FINEST = 64
 _ELEMENT_BYTES = 2
 _FLOAT_BYTES = 4
 _SUM_BYTES = 8
 _TICKET_BYTES = 4
 _ALIGNMENT = 256
+_FORM = ("SHARE", "FUSED", "SINGLE", "HALVES", "TREE", "WHOLE", "STAGES", "SHARED_BYTES")
+_HEADS_OF_WARP = 4
+_PADDING = 16
+_SCORES_BYTES = 16 * 72 * _FLOAT_BYTES
 
 
 class AttentionArguments(ctypes.Structure):
@@ -62,8 +67,11 @@ class AttentionPlan(NamedTuple):
 
     `share` warps have a tile of 16 query rows together. For each row and KV head there are `tiles`
     times `parts` blocks: a tile's positions are spread over `parts` blocks in units, which are
-    splits where there are at most `fine` of them, else spans; there are at most `units`. Blocks of
-    a `whole` step have all positions; those of one that is `fused` rotate too.
+    splits where there are at most `fine` of them, else spans; there is room for `units`, those
+    that splits are merged into included. Blocks of
+    a `whole` step have all positions. Those of one that is `fused` rotate too: there a tile has all
+    of a row's tokens, and this says how many eights of query rows that are. Blocks have `stages`
+    splits in shared memory at a time.
     """
 
     share: int
@@ -71,8 +79,9 @@ class AttentionPlan(NamedTuple):
     parts: int = 1
     fine: int = 0
     units: int = 1
-    fused: bool = False
+    fused: int = 0
     whole: bool = False
+    stages: int = 1
 
     @property
     def rows(self) -> int:
@@ -89,21 +98,24 @@ def plan_attention(
     splits = -(-kv_len // SPLIT)
     spans = -(-splits // SPAN)
     if rows <= _TILE:
-        fused = seq_len == 1
+        halves = 1 if rows <= _HALF else 2
         if pairs >= _CROWDED * multiprocessors:
-            return AttentionPlan(_WARPS, 1, fused=fused, whole=True)
+            return AttentionPlan(_WARPS, 1, fused=halves, whole=True)
         parts = min(splits, max(_LEAST_PARTS, _BLOCKS * multiprocessors // pairs))
-        return AttentionPlan(_WARPS, 1, parts, parts, max(parts, spans), fused)
-    share = next(share for most, share in _SHARES if shape.head_dim <= most)
+        fine = min(splits, _FINEST)
+        return AttentionPlan(_WARPS, 1, parts, fine, _room(fine, spans), halves)
+    share = 2 if shape.head_dim <= _WIDEST_BY_TWO else _WARPS
     tiles = -(-rows * share // (_TILE * _WARPS))
     if _CROWDED * tiles * pairs >= multiprocessors:
         return AttentionPlan(share, tiles, whole=True)
-    share = max(share, 2)
-    tiles = -(-rows * share // (_TILE * _WARPS))
     fine = min(splits, _FINE)
-    units = max(fine, spans)
-    parts = min(units, max(1, _BLOCKS * multiprocessors // (pairs * tiles)))
-    return AttentionPlan(share, tiles, parts, min(fine, parts), units)
+    parts = min(max(fine, spans), max(1, _BLOCKS * multiprocessors // (pairs * tiles)))
+    return AttentionPlan(share, tiles, parts, fine, _room(fine, spans))
+
+
+def _room(fine: int, spans: int) -> int:
+    """Units of a tile at most, where up to `fine` splits are merged into spans first."""
+    return max(fine + -(-fine // SPAN), spans)
 
 
 class Attention:
@@ -136,7 +148,7 @@ class Attention:
             "QUERY_HEADS": config.num_attention_heads,
             "KV_HEADS": config.num_kv_heads,
         }
-        self._functions: dict[tuple[int, bool, bool, bool], tuple[Any, Any]] = {}
+        self._functions: dict[tuple[int, ...], tuple[Any, Any]] = {}
         self._scratch = self._tickets = 0
 
     def scratch_bytes(self, batch: int, seq_len: int, kv_len: int) -> int:
@@ -150,7 +162,8 @@ class Attention:
     def ticket_bytes(self, batch: int, seq_len: int, kv_len: int) -> int:
         """Bytes of counters, which must be zero once and belong to this object alone."""
         plan = self.plan(batch, seq_len, kv_len)
-        return 0 if plan.whole else batch * plan.tiles * self._shape.kv_heads * _TICKET_BYTES
+        tiles = 0 if plan.whole else batch * plan.tiles * self._shape.kv_heads
+        return tiles * (1 + -(-plan.fine // SPAN)) * _TICKET_BYTES
 
     def use_tickets(self, address: int) -> None:
         """Where the counters are, for the launches that are made from now on."""
@@ -194,26 +207,38 @@ class Attention:
             self._eps, shape.head_dim**-0.5,
             batch, seq_len, kv_len, self._table_rows, plan.units, plan.fine,
         )  # fmt: skip
-        rotate, attend = self._kernels(plan, tree=mask != 0 and not plan.fused)
+        rotate, attend = self._kernels(plan, tree=mask != 0 and seq_len > 1, single=seq_len == 1)
         grid = (plan.parts, shape.kv_heads, plan.tiles * batch)
-        attention = Launch(attend, grid, _THREADS, 0, arguments, "attend")
+        attention = Launch(attend, grid, _THREADS, self._shared_bytes(plan), arguments, "attend")
         if plan.fused:
             return (attention,)
-        heads = batch * seq_len * (shape.query_heads + 2 * shape.kv_heads)
-        grid = (-(-heads // _WARPS), 1, 1)
+        heads = -(-(shape.query_heads + 2 * shape.kv_heads) // _HEADS_OF_WARP)
+        grid = (-(-batch * seq_len * heads // _WARPS), 1, 1)
         return (Launch(rotate, grid, _THREADS, 0, arguments, "rotate"), attention)
 
-    def _kernels(self, plan: AttentionPlan, *, tree: bool) -> tuple[Any, Any]:
+    def _kernels(self, plan: AttentionPlan, *, tree: bool, single: bool) -> tuple[Any, Any]:
         """The kernels `rotate` and `attend` for steps that are cut like this."""
-        key = (plan.share, plan.fused, tree, plan.whole)
+        fused, single = plan.fused > 0, plan.fused > 0 and single
+        shared = self._shared_bytes(plan)
+        key = (plan.share, fused, single, plan.fused or 2, tree, plan.whole, plan.stages, shared)
         if key not in self._functions:
-            forms = zip(("SHARE", "FUSED", "TREE", "WHOLE"), map(int, key), strict=True)
+            forms = zip(_FORM, map(int, key), strict=True)
             macros = self._macros | dict(forms)
             self._functions[key] = (
                 self._programs.kernel("attention", "rotate", macros),
-                self._programs.kernel("attention", "attend", macros),
+                self._programs.kernel("attention", "attend", macros, shared),
             )
         return self._functions[key]
+
+    def _shared_bytes(self, plan: AttentionPlan) -> int:
+        """Dynamic shared memory: all that a block has, where that may be more than 48 KB.
+
+        It is the keys and values of its splits, scores, queries, and the newest key and value.
+        """
+        if plan.stages == 1:
+            return 0
+        row = self._shape.head_dim * _ELEMENT_BYTES
+        return (2 * plan.stages * SPLIT + _TILE) * (row + _PADDING) + _SCORES_BYTES + 2 * row
 
     def _parts_of_scratch(self, batch: int, seq_len: int, kv_len: int) -> tuple[int, int, int]:
         """Bytes of rotated queries, of partial sums of values, and of their maxima and sums."""

@@ -25,6 +25,30 @@ struct Angles {
   }
 };
 
+// The gains of a lane's pairs; ones where there is no norm.
+struct Gains {
+  float one[PAIRS], other[PAIRS];
+
+  __device__ Gains() {}
+  __device__ Gains(bool first, const Gains& a, const Gains& b) {
+#pragma unroll
+    for (int i = 0; i < PAIRS; ++i) {
+      one[i] = first ? a.one[i] : b.one[i];
+      other[i] = first ? a.other[i] : b.other[i];
+    }
+  }
+
+  __device__ void load(const u16* gain) {
+#pragma unroll
+    for (int i = 0; i < PAIRS; ++i) {
+      int pair = threadIdx.x % 32 + i * 32;
+      bool there = gain && pair < DIM / 2;
+      one[i] = there ? number(__ldg(gain + first_of(pair))) : 1.0f;
+      other[i] = there ? number(__ldg(gain + second_of(pair))) : 1.0f;
+    }
+  }
+};
+
 // The two elements of each of a lane's pairs.
 struct Head {
   float one[PAIRS], other[PAIRS];
@@ -39,23 +63,24 @@ struct Head {
     }
   }
 
-  // Zhang and Sennrich, Root Mean Square Layer Normalization, 2019.
-  __device__ void normalise(const u16* gain, float eps) {
+  // The sum of the squares of a lane's pairs.
+  __device__ float squares() const {
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < PAIRS; ++i) {
       sum = __fmaf_rn(one[i], one[i], sum);
       sum = __fmaf_rn(other[i], other[i], sum);
     }
-#pragma unroll
-    for (int i = 16; i; i >>= 1) sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, i));
+    return sum;
+  }
+
+  // By the sum of all squares. Zhang and Sennrich, Root Mean Square Layer Normalization, 2019.
+  __device__ void normalise(float sum, const Gains& gains, float eps) {
     float root = rsqrtf(__fmaf_rn(sum, 1.0f / DIM, eps));
 #pragma unroll
     for (int i = 0; i < PAIRS; ++i) {
-      int pair = threadIdx.x % 32 + i * 32;
-      if (pair >= DIM / 2) continue;
-      one[i] = __fmul_rn(__fmul_rn(one[i], root), number(__ldg(gain + first_of(pair))));
-      other[i] = __fmul_rn(__fmul_rn(other[i], root), number(__ldg(gain + second_of(pair))));
+      one[i] = __fmul_rn(__fmul_rn(one[i], root), gains.one[i]);
+      other[i] = __fmul_rn(__fmul_rn(other[i], root), gains.other[i]);
     }
   }
 
@@ -79,6 +104,16 @@ struct Head {
     }
   }
 };
+
+// Sums of several heads over their warp.
+template <int COUNT>
+__device__ void sum_of_warp(float (&sums)[COUNT]) {
+#pragma unroll
+  for (int i = 16; i; i >>= 1)
+#pragma unroll
+    for (int k = 0; k < COUNT; ++k)
+      sums[k] = __fadd_rn(sums[k], __shfl_xor_sync(~0u, sums[k], i));
+}
 
 // Where the cosines or sines of a token lie in a table of `rows` (0: one that all rows share).
 __device__ const float* angles_of(const float* table, long long position, int row, int rows) {

@@ -17,9 +17,16 @@ __device__ void load_turned_tiles(u32 (&b)[4], u32 address) {
                : "memory");
 }
 
-// What an earlier kernel has written, in the order of the program.
-__device__ u32 read_word(const u32* from) {
-  u32 x;
-  asm volatile("ld.global.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
-  return x;
+// Ask for 16 bytes that are there.
+__device__ __forceinline__ void copy_all(u32 to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+// If `wanted`, ask for 16 bytes, or for zeros where they are not there; without a branch.
+__device__ __forceinline__ void copy_where(u32 to, const void* from, bool there, bool wanted) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %3, 0;\n@p cp.async.cg.shared.global [%0], [%1], 16, %2;\n}" ::
+          "r"(to),
+      "l"(from), "r"(there ? 16 : 0), "r"((int)wanted)
+      : "memory");
 }

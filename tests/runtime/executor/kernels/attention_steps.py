@@ -24,9 +24,9 @@ from tests.runtime.engine_configs import small_config
 
 Array = NDArray[Any]
 EPS = 1e-6
-_WIDEST_ALONE = 128
 _TILE = 16
 _SHARES = 4
+_STAGED = 128
 TABLE = 4096
 POISON = 0xFF
 """Every number of these bytes is none."""
@@ -186,6 +186,8 @@ class Bench:
                 target,
                 *sizes,
             )
+            # Copies from ordinary memory may still be on their way, and no stream waits for them.
+            self._driver.call("cuCtxSynchronize")
             self.launcher.pack(launches).queue(self.gpu.stream)
             self.gpu.stream.synchronize()
             memory.get(target, out)
@@ -224,8 +226,6 @@ class Memory:
         """Likewise, filled."""
         address = self.take(nbytes)
         self._driver.call("cuMemsetD8", address, POISON, max(nbytes, 1))
-        # Streams that do not wait for the default one would not wait for this.
-        self._driver.call("cuCtxSynchronize")
         return address
 
     def put(self, array: Array) -> int:
@@ -260,11 +260,15 @@ def other_plans(shape: AttentionShape, seq_len: int, slots: int) -> list[Attenti
     rows, splits = seq_len * shape.group, -(-slots // SPLIT)
     spans = -(-splits // SPAN)
     plans = []
-    for share in (1, 2, 4)[shape.head_dim > _WIDEST_ALONE :]:
+    for share in (2, 4) if shape.head_dim <= _STAGED else (4,):
         tiles = -(-rows * share // 64)
         plans.append(AttentionPlan(share, tiles, whole=True))
-        for parts, fine in ((1, 0), (2, 0), (3, 3), (splits, splits)) if share > 1 else ():
-            plans.append(AttentionPlan(share, tiles, parts, fine, max(fine, spans)))
-    if seq_len == 1 and rows <= _TILE:
-        plans += [one._replace(fused=True) for one in plans if one.share == _SHARES]
+        for parts, fine in ((1, 0), (2, 0), (3, 3), (splits, splits)):
+            units = max(fine + -(-fine // SPAN), spans)
+            plans.append(AttentionPlan(share, tiles, parts, fine, units))
+    if rows <= _TILE:
+        halves = 1 if rows <= _TILE // 2 else 2
+        plans += [one._replace(fused=halves) for one in plans if one.share == _SHARES]
+    if plans[-1].fused and seq_len == 1 and shape.head_dim <= _STAGED:
+        plans += [one._replace(stages=2) for one in plans if one.fused]
     return plans

@@ -133,7 +133,17 @@ def test_no_cut_of_a_step_changes_a_bit(gpu: CudaDevice, programs: Programs, mod
     tokens, slots = rows_of_tokens(model, 1, 330), 384
     wanted = bench.run(step_behind(model, [0], tokens, slots))
     assert np.isfinite(wanted.out.astype(np.float32)).all()
-    for start, seq_len in ((0, 330), (329, 1), (256, 1), (255, 1), (0, 1), (60, 9), (250, 70)):
+    for start, seq_len in (
+        (0, 330),
+        (329, 1),
+        (256, 1),
+        (255, 1),
+        (0, 1),
+        (60, 9),
+        (62, 4),
+        (254, 5),
+        (250, 70),
+    ):
         caches = prefilled(model, [0], slots)
         for cache, whole in zip(caches, wanted[1:], strict=True):
             cache[:, :, :start] = whole[:, :, :start]
