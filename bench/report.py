@@ -112,13 +112,13 @@ class Record:
         self._line = shlex.join(["hearth", *command])
         if file is not None:
             self._commit = current_commit()
-            _read(file)
+            read_record(file)
 
     def keep(self, figures: Mapping[str, Any]) -> None:
         """Merge `figures` into the file by key; figures of another commit make room."""
         if self.file is None:
             return
-        older = _read(self.file)
+        older = read_record(self.file)
         if older is None or older.commit != self._commit:
             older = Recorded("", self._commit, "", {})
         commands = [one for one in older.command.split(" && ") if one]
@@ -172,7 +172,8 @@ def current_commit() -> str:
     return done.stdout.strip()
 
 
-def _read(file: Path) -> Recorded | None:
+def read_record(file: Path) -> Recorded | None:
+    """What a file of figures holds, if it is there; raises `invalid_value` for another file."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=Recorded)
     except FileNotFoundError:

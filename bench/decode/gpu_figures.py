@@ -7,6 +7,7 @@ import msgspec
 from msgspec import structs
 
 from bench.decode.cases import ENGINES, SHORT_CONTEXT, DType, GPUCase, GPUEngine, gguf_type
+from bench.report import Recorded
 
 SETTLE = 2
 """Steps of a round that are not counted: the first finds its token ready, and reads it at once."""
@@ -143,6 +144,22 @@ def compare_cases(figures: Mapping[str, GPUFigures], cases: Iterable[GPUCase]) -
                 found.tokens_vs_batch_1 = found.tokens_per_s / other.tokens_per_s
             if short != case and (other := figures.get(f"{engine}/{short.name}")):
                 found.over_short = found.step_ms / other.step_ms
+
+
+def compare_earlier(figures: Mapping[str, GPUFigures], earlier: Recorded, file: str) -> None:
+    """Compare with the ONNX Runtime of an earlier run what was not measured beside it, and say so.
+
+    `file` is the name of the earlier run's record.
+    """
+    for key, found in figures.items():
+        engine, _, case = key.partition("/")
+        step_ms = earlier.figures.get(f"ort-cuda/{case}", {}).get("step_ms")
+        if engine == "ort-cuda" or found.vs_ort_cuda is not None or not step_ms:
+            continue
+        found.ort_cuda_ms = step_ms
+        found.vs_ort_cuda = step_ms / found.step_ms
+        origin = f"{file}, {earlier.date}, commit {earlier.commit}"
+        found.notes = [*found.notes, f"ort_cuda_ms and vs_ort_cuda: of another run ({origin})"]
 
 
 def share_best_read(figures: Mapping[str, GPUFigures]) -> None:

@@ -55,8 +55,11 @@ class Run(NamedTuple):
         return self.bench("decode", "--device", "cuda", *arguments, *builder, *cache, *ready)
 
     def step(self, *arguments: str) -> list[str]:
-        """`bench decode` of the step's figures: kernels and their peers, what is chosen of them."""
-        cache = ["--cache", str(self.work / "bench")]
+        """`bench decode` of the step's figures: kernels and their peers, what is chosen of them.
+
+        ONNX Runtime's steps are those of the record of all engines.
+        """
+        cache = ["--cache", str(self.work / "bench"), "--earlier", str(FIGURES)]
         return self.bench("decode", "--device", "cuda", *arguments, *cache, record=STEP_FIGURES)
 
     def engine(self, kind: str = "onnxruntime") -> str:
@@ -152,12 +155,9 @@ def _step_spec(run: Run) -> list[list[str]]:
     ]
 
 
-def _widths(model: str) -> Commands:
-    return lambda run: [
-        run.bench(
-            *("widths", "--model", model, "--cache", str(run.work / "bench")), record=STEP_FIGURES
-        )
-    ]
+def _widths(model: str, *flags: str) -> Commands:
+    words = ("widths", "--model", model, *flags, "--cache")
+    return lambda run: [run.bench(*words, str(run.work / "bench"), record=STEP_FIGURES)]
 
 
 def _vision(run: Run) -> list[list[str]]:
@@ -191,14 +191,13 @@ PARTS: dict[str, Commands] = {
     "arrivals": _arrivals,
     "spec": _spec,
     "vision": _vision,
-    "step-0.6b": _step(
-        "0.6b/b1 0.6b/b8 : kernels kernels-int4 ort-cuda", *_COMPILED, daemons=["kernels"]
-    ),
-    "step-4b": _step("4b/b1 : kernels kernels-int4 ort-cuda", *_COMPILED),
+    "step-0.6b": _step("0.6b/b1 0.6b/b8 : kernels kernels-int4", *_COMPILED, daemons=["kernels"]),
+    "step-4b": _step("4b/b1 : kernels kernels-int4", *_COMPILED),
     "step-long": _step("0.6b/b1/1000 0.6b/b8/1000 : kernels kernels-int4", *_LLAMA),
     "step-spec": _step_spec,
-    "step-widths": _widths("0.6b"),
-    "step-widths-4b": _widths("4b"),
+    "step-widths": _widths("0.6b", "--engine", "kernels"),
+    "step-widths-4b": _widths("4b", "--engine", "kernels"),
+    "step-widths-ort": _widths("0.6b"),
     "step-int8": _step("0.6b/b1 4b/b1 : kernels-int8", *_LLAMA),
     "step-4b-more": _step("4b/b8 4b/b1/1000 4b/b8/1000 : kernels kernels-int4", *_LLAMA),
 }

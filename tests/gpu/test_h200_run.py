@@ -136,7 +136,8 @@ def test_the_step_has_a_file_of_its_own(run: Run) -> None:
                 assert command[command.index("--record") + 1] == str(h200_run.STEP_FIGURES)
     (decode,) = PARTS["step-0.6b"](run)
     chosen = [(word, decode[at + 1]) for at, word in enumerate(decode) if word == "--engine"]
-    assert chosen == [("--engine", name) for name in ("kernels", "kernels-int4", "ort-cuda")]
+    assert chosen == [("--engine", name) for name in ("kernels", "kernels-int4")]
+    assert decode[decode.index("--earlier") + 1] == str(h200_run.FIGURES)
     assert decode[decode.index("--daemon") + 1] == "kernels"
     plain, drafted, contest = PARTS["step-spec"](run)
     assert plain[plain.index("--backend") + 1] == "kernels"

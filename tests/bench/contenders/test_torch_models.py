@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from bench.contenders.contender import Job, open_contender
+from bench.random_model import QUICK_SHAPE, write_shape
 
 pytestmark = pytest.mark.reference
 torch = pytest.importorskip("torch")
@@ -79,3 +80,10 @@ def test_transformers_finds_its_fastest_precision(
     monkeypatch.setattr(torch_models, "_trial", trial)
     job = Job(contender="transformers", path=str(quick_model), prompt=PROMPT, steps=1)
     assert torch_models.fastest_precision(job) == "bfloat16"
+
+
+def test_a_folder_without_weights_gives_random_ones(tmp_path: Path) -> None:
+    write_shape(tmp_path / "shape", QUICK_SHAPE)
+    model = open_contender(job(tmp_path / "shape", precision="bfloat16"))
+    assert 0 <= model.prefill() < QUICK_SHAPE.vocabulary
+    assert 0 <= model.step() < QUICK_SHAPE.vocabulary

@@ -70,6 +70,7 @@ NOTHING: dict[str, Any] = {
     "daemons": (),
     "dtype": None,
     "builder_python": None,
+    "earlier": None,
 }
 
 

@@ -5,11 +5,13 @@ from bench.decode.gpu_figures import (
     GPUFigures,
     GPUTimes,
     compare_cases,
+    compare_earlier,
     gpu_figures,
     read_bandwidth,
     share_best_read,
     step_seconds,
 )
+from bench.report import Recorded
 
 GIB = 1 << 30
 
@@ -99,6 +101,24 @@ def test_cases_are_compared_within_an_engine_and_model() -> None:
     assert found["ort-cuda/4b/b1"].tokens_vs_batch_1 is None
     assert found["ort-cuda/4b/b8"].over_short is None
     assert found["tensorrt/4b/b8"].tokens_vs_batch_1 is None
+
+
+def test_an_earlier_run_stands_in_where_onnx_runtime_did_not_run_and_is_named() -> None:
+    case, rounds = GPU_CASES["4b/b8"], {"kernels": [[9.0, 9.0, 0.001]]}
+    found = {"kernels/4b/b8": figures(times(rounds=rounds, raw={"kernels": 1.0}), case, "kernels")}
+    earlier = Recorded("2026-11-21", "abc", "", {"ort-cuda/4b/b8": {"step_ms": 3.0}})
+    compare_earlier(found, earlier, "h200.json")
+    one = found["kernels/4b/b8"]
+    assert one.ort_cuda_ms == 3.0
+    assert one.vs_ort_cuda == pytest.approx(3)
+    assert one.notes[-1] == (
+        "ort_cuda_ms and vs_ort_cuda: of another run (h200.json, 2026-11-21, commit abc)"
+    )
+    compare_earlier(found, earlier, "h200.json")
+    assert len(one.notes) == 2
+    other = {"kernels/4b/b1": figures(times(rounds=rounds, raw={"kernels": 1.0}), case, "kernels")}
+    compare_earlier(other, earlier, "h200.json")
+    assert other["kernels/4b/b1"].vs_ort_cuda is None
 
 
 def test_every_case_is_compared_with_the_best_read_of_the_run() -> None:
