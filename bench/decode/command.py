@@ -134,7 +134,7 @@ _GPU_FIELDS = (
     "--earlier",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     metavar="FILE",
-    help="A record of this GPU with the steps of ONNX Runtime, where it does not run now.",
+    help="A record of this GPU, for peers and ONNX Runtime that are not measured now.",
 )
 @record_option
 @json_option

@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import median
 
 import msgspec
-import uvloop
 from hearth_client import AsyncClient
 from msgspec import structs
 
@@ -195,6 +194,8 @@ def actor_step_s(engine: Path, batch: int, tokens: int = _ACTOR_TOKENS) -> float
 
     `batch` clients fill one batch; the steps before all of them are in it are left out.
     """
+    import uvloop  # noqa: PLC0415 - the clients of a daemon alone have a use for it
+
     with own_daemon(engine, _ACTOR_FLAGS) as daemon:
         rows = uvloop.run(_arrivals(daemon.socket, batch, tokens))
         daemon.stop()

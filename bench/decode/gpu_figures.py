@@ -147,19 +147,23 @@ def compare_cases(figures: Mapping[str, GPUFigures], cases: Iterable[GPUCase]) -
 
 
 def compare_earlier(figures: Mapping[str, GPUFigures], earlier: Recorded, file: str) -> None:
-    """Compare with the ONNX Runtime of an earlier run what was not measured beside it, and say so.
+    """Compare with those of an earlier run that were not measured beside an engine, and say so.
 
     `file` is the name of the earlier run's record.
     """
     for key, found in figures.items():
-        engine, _, case = key.partition("/")
-        step_ms = earlier.figures.get(f"ort-cuda/{case}", {}).get("step_ms")
-        if engine == "ort-cuda" or found.vs_ort_cuda is not None or not step_ms:
-            continue
-        found.ort_cuda_ms = step_ms
-        found.vs_ort_cuda = step_ms / found.step_ms
-        origin = f"{file}, {earlier.date}, commit {earlier.commit}"
-        found.notes = [*found.notes, f"ort_cuda_ms and vs_ort_cuda: of another run ({origin})"]
+        old = earlier.figures.get(f"ort-cuda/{key.partition('/')[2]}", {})
+        peers = {name: old.get(f"{name}_ms") for name in ("transformers", "torch_compile")}
+        peers["ort_cuda"] = None if key.startswith("ort-cuda/") else old.get("step_ms")
+        taken = {
+            name: ms for name, ms in peers.items() if ms and getattr(found, f"vs_{name}") is None
+        }
+        for name, ms in taken.items():
+            setattr(found, f"{name}_ms", ms)
+            setattr(found, f"vs_{name}", ms / found.step_ms)
+        if taken:
+            origin = f"{file}, {earlier.date}, commit {earlier.commit}"
+            found.notes = [*found.notes, f"of another run ({origin}): {', '.join(taken)}"]
 
 
 def share_best_read(figures: Mapping[str, GPUFigures]) -> None:

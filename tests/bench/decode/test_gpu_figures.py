@@ -103,16 +103,19 @@ def test_cases_are_compared_within_an_engine_and_model() -> None:
     assert found["tensorrt/4b/b8"].tokens_vs_batch_1 is None
 
 
-def test_an_earlier_run_stands_in_where_onnx_runtime_did_not_run_and_is_named() -> None:
-    case, rounds = GPU_CASES["4b/b8"], {"kernels": [[9.0, 9.0, 0.001]]}
+def test_an_earlier_run_stands_in_for_who_did_not_run_and_is_named() -> None:
+    case = GPU_CASES["4b/b8"]
+    rounds = {name: [[9.0, 9.0, 0.001]] for name in ("kernels", "torch_compile")}
     found = {"kernels/4b/b8": figures(times(rounds=rounds, raw={"kernels": 1.0}), case, "kernels")}
-    earlier = Recorded("2026-11-21", "abc", "", {"ort-cuda/4b/b8": {"step_ms": 3.0}})
+    peers = {"step_ms": 3.0, "transformers_ms": 20.0, "torch_compile_ms": 5.0}
+    earlier = Recorded("2026-11-21", "abc", "", {"ort-cuda/4b/b8": peers})
     compare_earlier(found, earlier, "h200.json")
     one = found["kernels/4b/b8"]
-    assert one.ort_cuda_ms == 3.0
+    assert (one.ort_cuda_ms, one.transformers_ms, one.torch_compile_ms) == (3.0, 20.0, 1.0)
     assert one.vs_ort_cuda == pytest.approx(3)
+    assert one.vs_transformers == pytest.approx(20)
     assert one.notes[-1] == (
-        "ort_cuda_ms and vs_ort_cuda: of another run (h200.json, 2026-11-21, commit abc)"
+        "of another run (h200.json, 2026-11-21, commit abc): transformers, ort_cuda"
     )
     compare_earlier(found, earlier, "h200.json")
     assert len(one.notes) == 2
