@@ -9,7 +9,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device.device import Device, Mark
+from runtime.device.device import Device
+from runtime.device.stream import Mark
 from runtime.errors import HearthError
 from runtime.images import ImageLayout
 from runtime.rows import DecodingRow

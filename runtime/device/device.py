@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from runtime.arrangement import Arrangement
 from runtime.config import DeviceKind
 from runtime.device.cache_storage import CacheStorage
-from runtime.device.stream import Stream
+from runtime.device.stream import Mark, Recorded, Span, Stream
 from runtime.errors import HearthError
 from runtime.pictures.positions import RowPositions
 from runtime.sampling.batch import Sample
@@ -285,37 +285,6 @@ class BatchSampler(Protocol):
         and the tokens of the walk so far; a child with that token is the next node (the first of
         equal ones). All picked tokens enter the history; the last becomes the `next_tokens`.
         """
-
-
-class Mark(Protocol):
-    """A point in the stream."""
-
-    def query(self) -> bool:
-        """Whether all that was queued before it has ended; raises what that raised."""
-
-    def wait(self) -> None:
-        """Return when all that was queued before it has ended; raises what that raised."""
-
-
-class Span(Protocol):
-    """What is queued from where it begins to its `end`."""
-
-    def end(self) -> None:
-        """Nothing that is queued from now on belongs to it."""
-
-    @property
-    def seconds(self) -> float | None:
-        """How long the device took for it; None where that has not ended. Raises what it raised."""
-
-
-class Recorded(Protocol):
-    """Work that was captured; whoever has it closes it before what the work uses."""
-
-    def launch(self, stream: Stream, /) -> None:
-        """Queue the work as one."""
-
-    def close(self) -> None:
-        """Free what the capture holds."""
 
 
 class SamplerBuffers(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from runtime.device.device import Span
+from runtime.device.stream import Span
 from runtime.prefix.page_pool import PagePool
 from runtime.prefix.pages import Change, Erase, Page, Place, Write
 from runtime.prefix.rooms import STAGED

@@ -3,8 +3,8 @@ from contextlib import ExitStack
 from functools import partial
 
 from runtime.config import LLMEngineRunnerConfig
-from runtime.device.device import Device, Recorded
-from runtime.device.stream import Stream
+from runtime.device.device import Device
+from runtime.device.stream import Recorded, Stream
 from runtime.executor.snapshot import BindingSnapshot
 from runtime.steps.bindings import StepBindings
 from runtime.tensors.dims import InferenceDims
