@@ -20,6 +20,8 @@ _LARGE_SHARED = 200 << 10
 # Shares of the tokens and tiles of a warp of a cluster, and the sums that leave registers for two.
 _SPREAD = ((1, 1), (1, 2), (1, 3))
 _FEW_SUMS = 64
+# What they are for.
+_SPREAD_COLUMNS, _SPREAD_EIGHTS, _SPREAD_INPUTS = 16, 256, 2048
 _RESERVED = 1024
 _ITEM_BYTES = 16 * 32 * WARPS
 _SHARE_BYTES = 16 * 32 // 2
@@ -141,6 +143,9 @@ def narrow_tiles(
         return shared(size, depth, repeated=repeated) <= _budget(facts, columns)
 
     size = -(-eights // (facts.multiprocessors * step)) * step
+    if columns > COLUMNS[0]:
+        # Half as many blocks read the activations of several tokens.
+        size = max(size, 2)
     resident = 1 if columns > _FEW_COLUMNS else 2
     present = facts.multiprocessors * (1 if facts.dependent else resident)
     if size > _MOST_EIGHTS or not fits(size, 2, repeated=False):
@@ -174,10 +179,13 @@ def spread_tiles(
 
     A cluster has all of the inputs of its tokens in its blocks' shared memory.
     """
-    if not facts.dependent or columns == COLUMNS[0]:
+    # Elsewhere narrow products are faster: what their blocks read of few inputs comes in the time
+    # in which the blocks of a cluster meet (H200).
+    if not facts.dependent or columns != _SPREAD_COLUMNS:
         return None
-    # With more columns the cluster's exchange of sums costs more than a launch for the norm.
-    if normed and (most_blocks(inputs) > _MOST_HELD or columns > _FEW_COLUMNS):
+    if eights < _SPREAD_EIGHTS or inputs < _SPREAD_INPUTS:
+        return None
+    if normed and most_blocks(inputs) > _MOST_HELD:
         return None
     clusters, widths = facts.multiprocessors // WARPS, columns // 8
     found: list[tuple[float, SpreadTiles]] = []

@@ -94,11 +94,14 @@ def test_norms_and_products_of_odd_sizes(
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("facts", [None, GPUS["RTX 3090"]._replace(multiprocessors=7)])
+@pytest.mark.parametrize(
+    ("facts", "inputs"),
+    [(None, 1024), (GPUS["RTX 3090"]._replace(multiprocessors=7), 1024), (None, 2560)],
+)
 def test_a_token_has_the_same_bits_in_any_place_beside_any_other(
-    lab: Lab, dtype: DType, facts: GpuFacts | None
+    lab: Lab, dtype: DType, facts: GpuFacts | None, inputs: int
 ) -> None:
-    case = Case(lab, dtype, 1024, (2048, 512))
+    case = Case(lab, dtype, inputs, (2048, 512))
     first = case.normed(case.x[:1])[0]
     if facts:
         case.products = Products(lab.programs, facts, case.dtype)

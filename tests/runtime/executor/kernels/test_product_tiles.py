@@ -75,32 +75,35 @@ def test_a_block_leaves_room_for_another_on_a_small_gpu(name: str) -> None:
         assert tiles.shared_bytes <= 50_176
 
 
-@pytest.mark.parametrize("columns", COLUMNS[1:])
-def test_clusters_take_several_tokens_where_the_gpu_has_them(columns: int) -> None:
+def test_clusters_take_several_tokens_of_large_matrices_where_the_gpu_has_them() -> None:
     facts, small = GPUS["H200"], GPUS["RTX 3090"]
-    for model in MODELS.values():
-        for eights, inputs, _, normed in layer(model).values():
-            tiles = spread_tiles(facts, eights, inputs, columns, normed=normed)
-            if normed and columns > 16:
-                assert tiles is None
-                continue
-            assert tiles
-            rows = 2 * 8 // tiles.token_warps * tiles.tiles
-            assert tiles.groups == -(-eights // rows)
-            assert tiles.clusters == min(tiles.groups, 16)
-            assert tiles.shared_bytes <= facts.shared_per_block
-            # What is added lies where the ring was, or has memory of its own.
-            share = columns // 8 // tiles.token_warps
-            assert tiles.groups > tiles.clusters or 4 * tiles.depth >= share
-            assert spread_tiles(small, eights, inputs, columns, normed=normed) is None
+    for eights, inputs, _, normed in layer(MODELS["4B"]).values():
+        tiles = spread_tiles(facts, eights, inputs, 16, normed=normed)
+        assert tiles
+        rows = 2 * 8 // tiles.token_warps * tiles.tiles
+        assert tiles.groups == -(-eights // rows)
+        assert tiles.clusters == min(tiles.groups, 16)
+        assert tiles.shared_bytes <= facts.shared_per_block
+        # What is added lies where the ring was, or has memory of its own.
+        assert tiles.groups > tiles.clusters or 4 * tiles.depth >= 2 // tiles.token_warps
+        assert spread_tiles(small, eights, inputs, 16, normed=normed) is None
 
 
-def test_clusters_take_neither_few_tokens_nor_rows_too_long_for_their_memory() -> None:
+def test_clusters_take_neither_what_narrow_products_are_faster_at_nor_rows_too_long() -> None:
     facts = GPUS["H200"]
-    assert spread_tiles(facts, 128, 1024, 8, normed=True) is None
-    assert spread_tiles(facts, 128, 4096, 16, normed=True) is None
-    assert spread_tiles(facts, 128, 4096, 64, normed=False)
-    assert spread_tiles(facts, 128, 32_768, 64, normed=False) is None
+    for model in ("0.6B", "toy"):
+        for eights, inputs, _, normed in layer(MODELS[model]).values():
+            assert spread_tiles(facts, eights, inputs, 16, normed=normed) is None
+    for columns in (8, 32, 64):
+        assert spread_tiles(facts, 768, 2560, columns, normed=False) is None
+    assert spread_tiles(facts, 512, 4096, 16, normed=True) is None
+    assert spread_tiles(facts, 512, 4096, 16, normed=False)
+    assert spread_tiles(facts, 512, 131_072, 16, normed=False) is None
+
+
+def test_products_of_several_tokens_have_at_least_a_tile() -> None:
+    for columns in COLUMNS[1:]:
+        assert tiles_of(GPUS["H200"], MODELS["0.6B"], "down", columns).eights == 2
 
 
 def test_steps_take_the_narrowest_product() -> None:
