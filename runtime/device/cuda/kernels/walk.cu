@@ -105,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 struct Trail {
   int tokens[NODES];  // picked behind each node, -1 where it is not finite
   int next[NODES];
-  int nodes[NODES];
+  unsigned short nodes[NODES];
   int count;
 };
 
@@ -174,7 +174,9 @@ __device__ int take_greedy(Partial* partial) {
 extern "C" __global__ void __launch_bounds__(256) walk_greedy(Batch batch, Walk walk) {
   __shared__ Trail trail;
   int place = blockIdx.y, r = place / walk.width;
-  Row row = batch.rows[r];
+  // Not read from the batch: the logits would wait for it.
+  Row row = {};
+  row.logprobs = -1;
   Spot spot = {r, batch.logits + (long long)place * batch.vocab};
   Scan scan = scan_row(batch, row, spot, blockIdx.x * blockDim.x + threadIdx.x,
                        gridDim.x * blockDim.x);
