@@ -5,11 +5,7 @@ import ml_dtypes
 import numpy as np
 
 from runtime.errors import HearthError
-from runtime.executor.kernels.adapters import (
-    Adapter,
-    Shrink,
-    added_arguments,
-)
+from runtime.executor.kernels.adapters import Adapter, Shrink, added_arguments
 from runtime.executor.kernels.launch import GpuFacts, Kernels, Launch
 from runtime.executor.kernels.product_arguments import (
     GATED,
@@ -170,12 +166,6 @@ class Products:
         several = [weights] if isinstance(weights, Weight) else weights
         return self._launches("plain", Inputs(a, inputs, tokens), several, Output(NUMBERS, out))
 
-    def normalise(  # noqa: PLR0917 (addresses and sizes, in the order of a step)
-        self, x: int, gain: int, eps: float, inputs: int, tokens: int, out: int, stride: int
-    ) -> tuple[Launch, ...]:
-        """The norm of x as elements, one token every `stride` elements from `out` on."""
-        return (self._normalise(Inputs(x, inputs, tokens, gain, eps), out, stride),)
-
     def _launches(
         self,
         name: str,
@@ -191,7 +181,7 @@ class Products:
             made.append(self._shrink.launch(given.address, adapter, shape, norm))
         normed = norms_itself(given.size, given.tokens) or self._spread_tiles(given, weights)
         if given.gain and not normed:
-            made.append(self._normalise(given, self._scratch, given.size))
+            made.append(self._normalise(given))
             given = Inputs(self._scratch, given.size, given.tokens)
         return (*made, self._product(name, given, weights, output, adapter))
 
@@ -208,16 +198,16 @@ class Products:
             weight_bytes=weights[0].form.eight_bytes,
         )
 
-    def _normalise(self, given: Inputs, out: int, stride: int) -> Launch:
+    def _normalise(self, given: Inputs) -> Launch:
         function = self._kernel("normalise", "normalise", ("INPUTS",), (given.size,), 0)
         selected = given.selected
         arguments = NormArguments(
             given.address,
             given.gain,
             selected.last,
-            out,
+            self._scratch,
             given.tokens,
-            stride,
+            given.size,
             selected.seq_len,
             selected.select_len,
             given.eps,

@@ -147,12 +147,6 @@ def test_plain_products_take_one_matrix_or_several() -> None:
     assert [macros(request)["MATRICES"] for request in made.requests] == [1, 2]
 
 
-def test_a_norm_by_itself_may_leave_room_between_tokens() -> None:
-    (launch,) = Made().products.normalise(X, GAIN, EPS, 64, 5, OUT, 128)
-    assert (launch.arguments.out, launch.arguments.stride) == (OUT, 128)
-    assert launch.grid == (2, 1, 1)
-
-
 @pytest.mark.parametrize("tokens", [1, 300])
 def test_integers_are_read_with_their_scales(tokens: int) -> None:
     made, form = Made(), Form("int4", 32, zeros=True)
