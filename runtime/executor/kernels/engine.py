@@ -2,7 +2,6 @@
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
 
@@ -41,8 +40,6 @@ _PACKED_LIMIT = 128
 """Steps whose launches are kept; each holds some hundred small structures."""
 _LEAST_CAPABILITY = (8, 0)
 _MOST_THREADS = 16
-_HEAD_DIMS = range(16, 257, 16)
-_MULTIPLE = 8
 # Of a round of speculation, usually.
 _ACCEPTED, _NEWEST = 7, 10
 _SOMEWHERE = 256
@@ -130,8 +127,7 @@ class KernelsEngine:
         """Unload the kernels; graphs that were captured must be closed before."""
         self._packed.clear()
         self._newest = None
-        with ExitStack() as closing:
-            closing.callback(self._programs.close)
+        self._programs.close()
 
     def _pack(self, bindings: Sequence[Binding]) -> PackedStep:
         if self._newest is not None and self._newest[0] is bindings:
@@ -164,18 +160,15 @@ def wanted_kernels(
 
 
 def check_served(config: LLMEngineRunnerConfig, layout: WeightLayout, facts: GpuFacts) -> None:
-    """Raise `engine_incompatible` naming the first fact that the kernels do not serve."""
+    """Raise `engine_incompatible` naming the first fact that the kernels do not serve.
+
+    Facts of the configuration alone are refused where it is read (`runtime.config.kernel_limits`).
+    """
     model = layout.model
     major, minor = facts.capability
     faults = (
         (facts.capability < _LEAST_CAPABILITY, "device", f"has compute capability {major}.{minor}"),
         (not layout.bound, "external_weight_files", "are read by a graph"),
-        (config.dialect != "native", "dialect", f"is {config.dialect}"),
-        (config.dtype == "float32", "dtype", "is float32"),
-        (config.kv_cache_dtype != config.dtype, "kv_cache_dtype", f"is {config.kv_cache_dtype}"),
-        (config.head_dim not in _HEAD_DIMS, "head_dim", f"is {config.head_dim}"),
-        (config.hidden_size % _MULTIPLE > 0, "hidden_size", f"is {config.hidden_size}"),
-        (config.intermediate_size % _MULTIPLE > 0, "intermediate_size", "is no multiple of 8"),
         (model.head_dim != config.head_dim, "head_dim", "differs from that of the weights"),
     )
     for wrong, name, what in faults:

@@ -178,18 +178,17 @@ def test_a_capture_runs_the_step_once_before(
     opened.engine.close()
 
 
-@pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({"dialect": "classic"}, "dialect"),
-        ({"kv_cache_dtype": "bfloat16"}, "kv_cache_dtype"),
-    ],
-)
-def test_what_kernels_do_not_serve_is_refused_by_name(
-    device: CudaDevice, tmp_path: Path, changes: dict[str, str], field: str
+@pytest.mark.parametrize("field", ["external_weight_files", "head_dim"])
+def test_weights_that_kernels_do_not_serve_are_refused_by_name(
+    device: CudaDevice, tmp_path: Path, field: str
 ) -> None:
+    layout = layout_of(CONFIG)
+    read_by_a_graph = structs.replace(layout, bound=False)
+    other_heads = structs.replace(layout, model=structs.replace(layout.model, head_dim=8))
+    wrong = {"external_weight_files": read_by_a_graph, "head_dim": other_heads}[field]
+    write_layout(tmp_path, wrong)
     with pytest.raises(HearthError, match="which kernels do not serve") as caught:
-        Opened(device, tmp_path, **changes)
+        KernelsEngine.open(tmp_path, CONFIG, device, registry_of(CONFIG, layout), facts=FACTS)
     assert (caught.value.code, caught.value.field) == ("engine_incompatible", field)
 
 
