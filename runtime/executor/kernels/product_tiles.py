@@ -181,7 +181,7 @@ def spread_tiles(
     """
     # Elsewhere narrow products are faster: what their blocks read of few inputs comes in the time
     # in which the blocks of a cluster meet (H200).
-    if not facts.dependent or columns != _SPREAD_COLUMNS:
+    if not facts.dependent or columns != _SPREAD_COLUMNS or facts.multiprocessors < WARPS:
         return None
     if eights < _SPREAD_EIGHTS or inputs < _SPREAD_INPUTS:
         return None

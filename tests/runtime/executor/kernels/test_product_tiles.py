@@ -101,6 +101,12 @@ def test_clusters_take_neither_what_narrow_products_are_faster_at_nor_rows_too_l
     assert spread_tiles(facts, 512, 131_072, 16, normed=False) is None
 
 
+def test_a_part_of_a_gpu_that_has_no_cluster_takes_narrow_products() -> None:
+    for multiprocessors in range(1, 8):
+        facts = GPUS["H200"]._replace(multiprocessors=multiprocessors)
+        assert spread_tiles(facts, 768, 2560, 16, normed=True) is None
+
+
 def test_products_of_several_tokens_have_at_least_a_tile() -> None:
     for columns in COLUMNS[1:]:
         assert tiles_of(GPUS["H200"], MODELS["0.6B"], "down", columns).eights == 2
