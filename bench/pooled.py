@@ -19,7 +19,6 @@ from bench.contenders.gguf_model import GGUFType, Named
 from runtime.config import WEIGHTS_FILE, LLMEngineRunnerConfig
 from runtime.engine_folder import write_config
 from runtime.export import ExportOptions
-from runtime.export.checkpoint import Checkpoint
 from runtime.export.engine_config import engine_config
 from runtime.export.engine_files import record, write_rope
 from runtime.export.external_weights import seal_own
@@ -51,9 +50,7 @@ def write_pooled_engine(source: Path, target: Path, options: ExportOptions) -> N
     with fresh_folder(target) as folder:
         copy_text_files(source, folder, model)
         write_rope(folder, model, config.max_kv_cache_capacity)
-        nothing = Checkpoint.__new__(Checkpoint)
-        file = folder / WEIGHTS_FILE
-        layout = write_kernel_weights(file, model, nothing, config, _nobody, parts=parts)
+        layout = write_kernel_weights(folder / WEIGHTS_FILE, model, parts, config, _nobody)
         write_layout(folder, layout)
         seal_own(folder, config.model_name)
         write_config(folder, structs.replace(config, files=record(folder, None)))

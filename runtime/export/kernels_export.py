@@ -65,24 +65,22 @@ def write_kernels(
     written: Callable[[int], None],
 ) -> None:
     """Write an engine's weights, without their head, and the list of them."""
+    parts = partial(kernel_parts, checkpoint=checkpoint, config=config)
     path = folder / WEIGHTS_FILE
-    write_layout(folder, write_kernel_weights(path, model, checkpoint, config, written))
+    write_layout(folder, write_kernel_weights(path, model, parts, config, written))
 
 
 def write_kernel_weights(
     path: Path,
     model: ModelConfig,
-    checkpoint: Checkpoint,
+    parts: PartsOf,
     config: LLMEngineRunnerConfig,
     written: Callable[[int], None],
-    *,
-    parts: PartsOf | None = None,
 ) -> WeightLayout:
     """Write the weights of a base or a draft without their head; their list.
 
-    `written` hears the bytes of every piece. `parts` gives others than those of the checkpoint.
+    `written` hears the bytes of every piece.
     """
-    parts = parts or partial(kernel_parts, checkpoint=checkpoint, config=config)
     names = kernel_tensors(model, draft=config.architecture == DRAFT_ARCHITECTURE)
     if HEAD not in names and config.head_weights != "none":
         names[HEAD] = EMBEDDING_SOURCE  # a copy of its own: tokens are looked up in 16 bits

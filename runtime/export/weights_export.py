@@ -1,5 +1,6 @@
 """The weights of another model for an engine that was exported with external weights."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from runtime.export.export import model_name
 from runtime.export.external_weights import facts_of, table_bytes
 from runtime.export.image_families import text_name
 from runtime.export.json_file import read_json
-from runtime.export.kernels_export import write_kernel_weights
+from runtime.export.kernels_export import kernel_parts, write_kernel_weights
 from runtime.export.known_answer import Rehearsal, known_answer
 from runtime.export.layout import check_tensors
 from runtime.export.model_config import ModelConfig, load_model_config
@@ -55,7 +56,8 @@ def export_weights(
     answering = Meter(progress, "answer", projection_elements(config) * 4)
     with fresh_file(target) as path:
         if config.backend == "kernels":
-            written = write_kernel_weights(path, model, checkpoint, config, weights.add)
+            parts = partial(kernel_parts, checkpoint=checkpoint, config=config)
+            written = write_kernel_weights(path, model, parts, config, weights.add)
         else:
             build = base_graph(model, checkpoint, config)
             made = Weights(checkpoint, config)
