@@ -149,10 +149,12 @@ def compare_cases(figures: Mapping[str, GPUFigures], cases: Iterable[GPUCase]) -
 def compare_earlier(figures: Mapping[str, GPUFigures], earlier: Recorded, file: str) -> None:
     """Compare with those of an earlier run that were not measured beside an engine, and say so.
 
-    `file` is the name of the earlier run's record.
+    `file` is the name of the earlier run's record; what it has of another type is left out.
     """
     for key, found in figures.items():
         old = earlier.figures.get(f"ort-cuda/{key.partition('/')[2]}", {})
+        if old.get("dtype", found.dtype) != found.dtype:
+            continue
         peers = {name: old.get(f"{name}_ms") for name in ("transformers", "torch_compile")}
         peers["ort_cuda"] = None if key.startswith("ort-cuda/") else old.get("step_ms")
         taken = {

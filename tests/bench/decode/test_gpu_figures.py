@@ -124,6 +124,18 @@ def test_an_earlier_run_stands_in_for_who_did_not_run_and_is_named() -> None:
     assert other["kernels/4b/b1"].vs_ort_cuda is None
 
 
+def test_an_earlier_run_of_another_type_stands_in_for_nobody() -> None:
+    found = {
+        "kernels/4b/b8": figures(
+            times(rounds={"kernels": [[9.0, 9.0, 0.001]]}, raw={"kernels": 1.0}), engine="kernels"
+        )
+    }
+    earlier = Recorded("", "abc", "", {"ort-cuda/4b/b8": {"step_ms": 3.0, "dtype": "bfloat16"}})
+    compare_earlier(found, earlier, "h200.json")
+    assert found["kernels/4b/b8"].vs_ort_cuda is None
+    assert found["kernels/4b/b8"].notes == ["one"]
+
+
 def test_every_case_is_compared_with_the_best_read_of_the_run() -> None:
     slow, fast = figures(times(), GPU_CASES["4b/b1"]), figures(times())
     slow.read_gb_per_s, fast.read_gb_per_s = 2000.0, 4000.0
