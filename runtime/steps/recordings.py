@@ -37,8 +37,11 @@ class Recordings:
         for _ in self._bindings.each_set(profile, dims):
             recorded = self._device.record(partial(work, executor.queue))
             if recorded is not None:
+                older = self._known.pop(executor.snapshot, None)
                 self._known[executor.snapshot] = recorded
                 executor.counters.captures += 1
+                if older is not None:
+                    older.close()
 
     def run(self, work: Work, times: int = 1) -> None:
         """Do the work, which runs the prepared step so many times."""
