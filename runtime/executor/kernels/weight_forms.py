@@ -26,7 +26,8 @@ def weight_forms(
 ) -> dict[str, WeightForm]:
     """The matrices among an engine's bindings, by name.
 
-    Raises `engine_incompatible` naming one that kernels of the engine's type do not read.
+    Raises `engine_incompatible` naming one that kernels of the engine's type do not read, or whose
+    rows are not those that `config` says.
     """
     known = {one.name: one for one in io_tensors}
     found = {}
@@ -35,6 +36,13 @@ def weight_forms(
         if inputs:
             form = _form(tensor, known, inputs, config.dtype)
             rows = int(tensor.shape[0] or 0)
+            if rows != _rows(name, config, rows):
+                raise HearthError(
+                    "engine_incompatible",
+                    f"{name} has {rows} rows, which config.json does not say: export the model "
+                    "again",
+                    name,
+                )
             scale, zero, bias = f"{name}.scale", f"{name}.zero", f"{name}_bias"
             found[name] = WeightForm(rows, form, scale, zero, bias)
     return found
@@ -62,6 +70,16 @@ def _inputs(name: str, config: LLMEngineRunnerConfig) -> int:
     known = {"q": wide, "k": wide, "v": wide, "o": queries, "down": config.intermediate_size}
     known |= {"gate": config.hidden_size, "up": config.hidden_size}
     return known.get(kind, 0)
+
+
+def _rows(name: str, config: LLMEngineRunnerConfig, otherwise: int) -> int:
+    """How many numbers a product with this matrix gives: the step has room for no others."""
+    keys = config.num_kv_heads * config.head_dim
+    known = {"q": config.num_attention_heads * config.head_dim, "k": keys, "v": keys}
+    known |= dict.fromkeys(("gate", "up"), config.intermediate_size)
+    known |= dict.fromkeys(("o", "down", "fc"), config.hidden_size)
+    known |= {"embedding": config.vocab_size, "head": config.output_vocab_size}
+    return known.get(name.rpartition(".")[2], otherwise)
 
 
 def _form(tensor: IOTensor, known: dict[str, IOTensor], inputs: int, dtype: DType) -> Form:

@@ -188,3 +188,16 @@ def test_forms_are_told_from_the_bindings() -> None:
         with pytest.raises(HearthError, match="do not read") as caught:
             weight_forms([wrong], kernels_config())
         assert caught.value.field == "layers.0.q"
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "inputs"),
+    [("layers.0.k", 32, 32), ("layers.0.up", 32, 32), ("layers.0.o", 64, 32), ("head", 99, 32)],
+)
+def test_a_matrix_with_rows_that_the_step_has_no_room_for_is_refused(
+    name: str, rows: int, inputs: int
+) -> None:
+    matrix = IOTensor(name, "input", np.dtype(np.float16), (rows, inputs))
+    with pytest.raises(HearthError, match=f"{name} has {rows} rows") as caught:
+        weight_forms([matrix], kernels_config())
+    assert (caught.value.code, caught.value.field) == ("engine_incompatible", name)
