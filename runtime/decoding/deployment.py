@@ -116,7 +116,8 @@ def load_engines(folder: Path, options: RuntimeOptions, told: Told = nobody) -> 
         told("verifying", done / total)
 
     for place, config in configs.items():
-        skip = stored.external_weight_files if options.weights else ()
+        # Other weights are the base's: a draft keeps its own.
+        skip = stored.external_weight_files if options.weights and place == folder else ()
         verify_folder(place, config, digests=options.verify, read=read, skip=skip)
     adapters = adapter_folders(Path(options.adapters)).values() if options.adapters else ()
     sizes = tuple(tensor_bytes(adapter) for adapter in adapters)
