@@ -12,6 +12,8 @@ from runtime.errors import HearthError
 from runtime.options import RuntimeOptions
 from runtime.request import RequestOptions
 
+_SPARE = 4
+
 
 class HearthModel(Contender):
     """Hearth in this process, embedding lookup and sampling included."""
@@ -28,7 +30,8 @@ class HearthModel(Contender):
         self._runtime = LLMInferenceRuntime.open(Path(job.path), options)
         if job.capture:
             self._runtime.capture([job.batch])
-        asked = RequestOptions(max_tokens=job.steps + 1, ignore_eos=True)
+        # Rows go on behind the last step, so that raw launches find their caches filled.
+        asked = RequestOptions(max_tokens=job.steps + _SPARE, ignore_eos=True)
         self._rows = rows_of([job.prompt] * job.batch, asked)
 
     def prefill(self) -> int:

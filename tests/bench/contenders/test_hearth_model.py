@@ -75,3 +75,14 @@ def test_raw_launches_change_nothing(toy: Path) -> None:
     assert model.launch(10) > 0
     assert model._runtime.counters.hits == hits + 10
     assert first + [model.step() for _ in range(3)] == [other.step() for _ in range(6)]
+
+
+def test_raw_launches_find_rows_that_go_on(toy: Path) -> None:
+    model = HearthModel(job(toy, 6))
+    model.prefill()
+    for _ in range(6):
+        model.step()
+    assert model._runtime.active
+    assert max(model._runtime._runner.get_kv_cache().row_lengths) >= len(PROMPT) + 6
+    assert model.launch(2) > 0
+    model.close()
