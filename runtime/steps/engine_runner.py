@@ -233,7 +233,9 @@ class LLMEngineRunner:
         batch = self._steps.padded(rows)
         dims = InferenceDims.spec_verify(batch, width, caches.kv.bucket)
         self._steps.prepare(generation_profile(self._config, batch, second=True), dims)
-        self._recorded.run(partial(self._run_trees, batch, width))
+        if not self._recorded.launch():
+            self._device.tree_ops.feed_verify(self._inputs, self._trees, batch, width)
+            self._steps.executor.execute(self._steps.stream)
         self._steps.keep(rows, width)
         return self._logits
 

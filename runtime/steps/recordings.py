@@ -45,13 +45,18 @@ class Recordings:
 
     def run(self, work: Work, times: int = 1) -> None:
         """Do the work, which runs the prepared step so many times."""
+        if not self.launch(times):
+            work(self._bindings.executor.execute)
+
+    def launch(self, times: int = 1) -> bool:
+        """Launch what was recorded around the prepared step; False where nothing was."""
         executor = self._bindings.executor
         recorded = self._known.get(executor.snapshot) if self._known and times else None
         if recorded is None:
-            work(executor.execute)
-        else:
-            recorded.launch(self._bindings.stream)
-            executor.counters.hits += times
+            return False
+        recorded.launch(self._bindings.stream)
+        executor.counters.hits += times
+        return True
 
     def close(self) -> None:
         """Free all of it."""
