@@ -49,8 +49,12 @@ def weight_forms(
 
 
 def bound_weight(forms: Mapping[str, WeightForm], name: str, at: Mapping[str, int]) -> Weight:
-    """A matrix with the addresses that a step binds for it."""
-    known = forms[name]
+    """A matrix with the addresses that a step binds for it; `engine_incompatible` without it."""
+    known = forms.get(name)
+    if known is None:
+        raise HearthError(
+            "engine_incompatible", f"the weights lack {name}: export the model again", name
+        )
     scale, zero, bias = (at.get(one, 0) for one in (known.scale, known.zero, known.bias))
     return Weight(at[name], known.rows, known.form, scale, zero, bias)
 

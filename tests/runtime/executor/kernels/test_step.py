@@ -13,7 +13,7 @@ from runtime.executor.kernels.launch import Launch, WantedKernels
 from runtime.executor.kernels.products import Form
 from runtime.executor.kernels.step import DecoderStep, StepShape
 from runtime.executor.kernels.stream import StreamArguments
-from runtime.executor.kernels.weight_forms import weight_forms
+from runtime.executor.kernels.weight_forms import bound_weight, weight_forms
 from runtime.tensors.dims import InferenceDims
 from tests.runtime.executor.kernels.kernel_engines import (
     FACTS,
@@ -201,3 +201,9 @@ def test_a_matrix_with_rows_that_the_step_has_no_room_for_is_refused(
     with pytest.raises(HearthError, match=f"{name} has {rows} rows") as caught:
         weight_forms([matrix], kernels_config())
     assert (caught.value.code, caught.value.field) == ("engine_incompatible", name)
+
+
+def test_a_matrix_that_the_weights_lack_is_refused_by_name() -> None:
+    with pytest.raises(HearthError, match=r"the weights lack layers\.0\.q") as caught:
+        bound_weight({}, "layers.0.q", {})
+    assert (caught.value.code, caught.value.field) == ("engine_incompatible", "layers.0.q")
