@@ -11,7 +11,7 @@ import msgspec
 
 from bench.arrivals.run import LOADS, MODES, run_arrivals
 from bench.child_process import ChildProcess
-from bench.load_clients import LoadJob, Tally
+from bench.load_clients import Connected, Go, LoadJob, Tally
 from bench.report import Record, log_folder, note, print_fields, publish, record_option
 from bench.toy_daemon import engine_option, given_or_toy, simulated_flags
 from daemon.cli.errors import FAILED
@@ -147,8 +147,11 @@ def split_job(whole: LoadJob, processes: int) -> list[LoadJob]:
 
 
 def run_jobs(jobs: list[LoadJob], logs: Path) -> LoadFigures:
-    """Run all client processes side by side and add up their tallies."""
-    started = time.monotonic()
+    """Run all client processes side by side and add up their tallies.
+
+    They begin together once all are connected: how rows meet in steps would follow otherwise from
+    which process was ready first, and the time from how long they took to start.
+    """
     total = Tally()
     with ExitStack() as stack:
         workers = [
@@ -156,6 +159,11 @@ def run_jobs(jobs: list[LoadJob], logs: Path) -> LoadFigures:
             for job in jobs
             for log in [logs / f"load-clients-{job.seed}.log"]
         ]
+        for worker in workers:
+            worker.receive(Connected, _PROGRESS_TIMEOUT_S)
+        started = time.monotonic()
+        for worker in workers:
+            worker.send(Go())
         for worker, job in zip(workers, jobs, strict=True):
             total.add(_finish(worker, job))
     seconds = time.monotonic() - started

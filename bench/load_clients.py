@@ -38,6 +38,14 @@ class LoadJob(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
 
 
+class Connected(msgspec.Struct, frozen=True, tag=True):
+    """All clients of a process are connected, and wait for `Go`."""
+
+
+class Go(msgspec.Struct, frozen=True, tag=True):
+    """Send: the clients of all processes are connected."""
+
+
 class Tally(msgspec.Struct, kw_only=True, tag=True):
     """What was checked so far: requests and tokens, and the faults among them.
 
@@ -89,12 +97,19 @@ def _in_order(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 class LoadClients:
-    """Runs the requests of one process and tallies what came back."""
+    """Runs the requests of one process and tallies what came back.
 
-    def __init__(self, job: LoadJob, progress: Callable[[Tally], None]) -> None:
+    `together` is called, on another thread, once all clients are connected, and returns when they
+    may send.
+    """
+
+    def __init__(
+        self, job: LoadJob, progress: Callable[[Tally], None], together: Callable[[], object]
+    ) -> None:
         self.tally = Tally()
         self._job = job
         self._progress = progress
+        self._together = together
         self._config = load_config(Path(job.engine))
         self._tokenizer = Tokenizer.open(Path(job.engine))
         rng = random.Random(job.seed)  # noqa: S311 - prompts, not secrets
@@ -108,6 +123,7 @@ class LoadClients:
     async def run(self) -> Tally:
         """Connect all clients and send everything, each client one request at a time."""
         async with connected(self._job.socket, self._job.clients) as clients:
+            await asyncio.to_thread(self._together)
             await asyncio.gather(*(self._drain(client) for client in clients))
         return self.tally
 
@@ -153,7 +169,11 @@ def main() -> None:
         if tally.requests % _PROGRESS_EVERY == 0:
             parent.send(tally)
 
-    clients = LoadClients(parent.job(LoadJob), report)
+    def together() -> None:
+        parent.send(Connected())
+        parent.receive(Go)
+
+    clients = LoadClients(parent.job(LoadJob), report, together)
     parent.send(uvloop.run(clients.run()))
 
 

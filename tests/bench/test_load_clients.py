@@ -69,8 +69,11 @@ def tallied(toy: Path, monkeypatch: pytest.MonkeyPatch) -> Tallied:
         monkeypatch.setattr(toy_daemon, "AsyncClient", connect)
         progress: list[int] = []
         job = LoadJob(socket="socket", engine=str(toy), clients=1, requests=5, max_tokens=TOKENS)
-        found = await LoadClients(job, lambda one: progress.append(one.requests)).run()
-        assert progress == [1, 2, 3, 4, 5]
+        clients = LoadClients(
+            job, lambda one: progress.append(one.requests), lambda: progress.append(0)
+        )
+        found = await clients.run()
+        assert progress == [0, 1, 2, 3, 4, 5]
         assert found.requests == 5
         return found
 
