@@ -89,7 +89,9 @@ class ChildProcess:
         return line
 
     def _gone(self, what: str) -> HearthError:
-        return HearthError("internal", f"{self._module} {what}: see {self._log}")
+        lines = self._log.read_text(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "it wrote nothing")
+        return HearthError("internal", f"{self._module} {what}: {last} (see {self._log})")
 
 
 class ParentProcess:

@@ -103,13 +103,15 @@ class Recorded(msgspec.Struct, forbid_unknown_fields=True):
 class Record:
     """The file that keeps a machine's figures at one commit; where none is given nothing is kept.
 
-    `command` is the command line behind the program's name. Made before anything is measured:
-    raises `invalid_value` when the file holds something else, or no commit is known.
+    `command` is the command line behind the name of the `program`. Made before anything is
+    measured: raises `invalid_value` when the file holds something else, or no commit is known.
     """
 
-    def __init__(self, file: Path | None, command: Sequence[str]) -> None:
+    def __init__(
+        self, file: Path | None, command: Sequence[str], program: Sequence[str] = ("hearth",)
+    ) -> None:
         self.file = file
-        self._line = shlex.join(["hearth", *command])
+        self._line = shlex.join([*program, *command])
         if file is not None:
             self._commit = current_commit()
             read_record(file)

@@ -248,7 +248,7 @@ def run_gpu(
     earlier = read_record(plan.earlier) if plan.earlier else None
     figures: dict[str, GPUFigures] = {}
     for model in dict.fromkeys(case.model for case in cases if plan.engines):
-        models = _gpu_models(model, plan, cache)
+        models = gpu_models(model, plan, cache)
         for case in (case for case in cases if case.model == model and models.folders):
             contest = Contest(case.name, log_folder(cache), note)
             found = measure_gpu(case, models, plan, contest)
@@ -272,7 +272,8 @@ def _is_served(engine: GPUEngine) -> bool:
     return True
 
 
-def _gpu_models(model: GPUModel, plan: GPUPlan, cache: Path) -> GPUModels:
+def gpu_models(model: GPUModel, plan: GPUPlan, cache: Path) -> GPUModels:
+    """The files of a model that a plan wants, made if they are not in `cache`."""
     peers = shape_source(model, cache, quick=plan.quick)
     kinds = dict.fromkeys(gguf_type(engine, plan.dtype) for engine in plan.engines)
     note(f"{model}: making what is not kept yet")

@@ -36,10 +36,17 @@ def test_silence_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_end_of_the_process_is_told_with_its_log(tmp_path: Path) -> None:
     with talker(tmp_path, "", "end") as process:
-        with pytest.raises(HearthError, match=f"has ended: see {tmp_path}/log"):
+        with pytest.raises(HearthError, match=rf"has ended: .* \(see {tmp_path}/log\)"):
             process.receive(str, 20)
         with pytest.raises(HearthError, match="has ended"):
             send_for_ever(process)
+
+
+def test_what_the_process_said_last_is_told(tmp_path: Path) -> None:
+    process = ChildProcess("no.such.module", 1, tmp_path / "log")
+    words = r"has ended: .*No module named 'no'"
+    with closing(process), pytest.raises(HearthError, match=words):
+        process.receive(str, 20)
 
 
 def send_for_ever(process: ChildProcess) -> None:

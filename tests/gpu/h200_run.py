@@ -1,9 +1,10 @@
 """The run on a GPU whose figures the repository keeps: `python -m tests.gpu.h200_run`.
 
 For a machine without a network: `--wheel` names wheels, whole or the folder of the pieces of one
-(`split`), which are installed beside the interpreter's own packages. Each part is a list of
-commands with less than ten minutes together, so that a machine lent for minutes can run them one
-by one: `--part decode-0.6b --part graphs`. What a part leaves in `--work` serves the next.
+(`split`), which are installed beside the interpreter's own packages, `--llama` a folder with the
+libraries of llama.cpp. Each part is a list of commands with less than ten minutes together, so that
+a machine lent for minutes can run them one by one: `--part decode-0.6b --part graphs`. What a part
+leaves in `--work` serves the next; `--part step-files` needs no GPU.
 
 The figures go to `--record` (docs/figures/h200.json, of the parts `spec`, `vision` and `step-...`
 h200-spec.json, h200-vision.json and h200-step.json), merged by key. The exit code is that of the
@@ -15,8 +16,10 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +34,9 @@ _SITE, _PIECES = "site", "pieces"
 # The machine may lack the plugins that the project's settings of pytest speak of.
 _PLAIN = ("-o", "addopts=", "-o", "filterwarnings=", "-o", "anyio_mode=")
 _PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", *_PLAIN, "--timeout", "300")
+# Processes share the GPU, and each has much to do beside it.
+_SHARDS = ("-n", "15", "--dist", "worksteal")
+_MARK = "pytest.mark.gpu"
 
 
 class Run(NamedTuple):
@@ -62,26 +68,38 @@ class Run(NamedTuple):
         cache = ["--cache", str(self.work / "bench"), "--earlier", str(FIGURES)]
         return self.bench("decode", "--device", "cuda", *arguments, *cache, record=STEP_FIGURES)
 
-    def engine(self, kind: str = "onnxruntime") -> str:
-        """An engine folder of the 0.6B shape, made by the decode bench or the part before it."""
-        made = sorted((self.work / "bench").glob(f"qwen3-0.6b-pooled-{kind}-*"))
+    def engine(self, kind: str = "onnxruntime", name: str = "0.6b-pooled") -> str:
+        """An engine folder of a model, made by the decode bench or the part before it."""
+        made = sorted((self.work / "bench").glob(f"qwen3-{name}-{kind}-*"))
         return str(made[0]) if made else str(self.work / "bench" / "run decode-0.6b first")
 
+    def files(self, model: str, *flags: str) -> list[str]:
+        """The command that makes what `decode` wants of a model."""
+        make = [sys.executable, "-m", "tests.gpu.bench_engine", model, *flags]
+        return [*make, "--cache", str(self.work / "bench"), "--builder-python", self.builder_python]
 
+
+_KERNELS = ("kernels", "kernels-int4", "kernels-int8")
 _LLAMA = ("--peer", "llama_cpp")
 _COMPILED = (*_LLAMA, "--peer", "torch_compile")
 Commands = Callable[[Run], list[list[str]]]
 
 
 def _tests(_: Run) -> list[list[str]]:
-    return [[sys.executable, *_PYTEST, "-m", "gpu", "tests/runtime", "tests/gpu"]]
-
-
-def _sanitizer(run: Run) -> list[list[str]]:
-    ops = [sys.executable, "-m", "tests.runtime.device.cuda.sanitize"]
+    """The whole suite: what may share the GPU, then what looks at its free memory."""
+    marked = sorted((ROOT / "tests").rglob("test_*.py"))
+    files = [str(path.relative_to(ROOT)) for path in marked if _MARK in path.read_text()]
+    suite = [sys.executable, *_PYTEST]
     return [
-        [run.sanitizer, "--tool", tool, "--error-exitcode", "9", *ops]
-        for tool in ("memcheck", "racecheck", "initcheck")
+        [*suite, *_SHARDS, "-m", "gpu and not whole_gpu", *files],
+        [*suite, "-m", "whole_gpu", *files],
+    ]
+
+
+def _sanitizer(module: str, *tools: str) -> Commands:
+    return lambda run: [
+        [run.sanitizer, "--tool", tool, "--error-exitcode", "9", sys.executable, "-m", module]
+        for tool in tools
     ]
 
 
@@ -91,10 +109,7 @@ def _decode(model: str, *flags: str) -> Commands:
 
 
 def _plan(model: str) -> Commands:
-    make = [sys.executable, "-m", "tests.gpu.bench_engine", model]
-    return lambda run: [
-        [*make, "--cache", str(run.work / "bench"), "--builder-python", run.builder_python]
-    ]
+    return lambda run: [run.files(model)]
 
 
 def _graphs(run: Run) -> list[list[str]]:
@@ -142,17 +157,53 @@ def _step(names: str, *flags: str, daemons: Sequence[str] = ("none",)) -> Comman
     return lambda run: [run.step(*words, *flags)]
 
 
-def _step_spec(run: Run) -> list[list[str]]:
-    """Speculation on the shipped model by kernels."""
+def _step_files(run: Run) -> list[list[str]]:
+    """What the parts of the step need, all at once, without a GPU."""
     plain, drafted = run.work / "step" / "plain", run.work / "step" / "drafted"
     shutil.rmtree(run.work / "step", ignore_errors=True)
-    contest = ["spec", "--engine", str(drafted), "--plain", str(plain), "--name", "spec"]
-    cases = [word for batch in (1, 8) for word in ("--case", f"kernels/b{batch}")]
+    (run.work / "bench").mkdir(parents=True, exist_ok=True)
+    models = {"0.6b": (*_KERNELS, "ort-cuda"), "4b": (*_KERNELS[:2], "ort-cuda")}
     return [
         _export(plain, backend="kernels"),
         _export(drafted, "--draft", str(DRAFT), backend="kernels"),
-        run.bench(*contest, *cases, "--device", "cuda", record=STEP_FIGURES),
+        *(
+            run.files(model, "--llama", *(word for one in engines for word in ("--engine", one)))
+            for model, engines in models.items()
+        ),
     ]
+
+
+def _step_spec(run: Run) -> list[list[str]]:
+    """Speculation on the shipped model by kernels."""
+    plain, drafted = run.work / "step" / "plain", run.work / "step" / "drafted"
+    contest = ["spec", "--engine", str(drafted), "--plain", str(plain), "--name", "spec"]
+    cases = [word for batch in (1, 8) for word in ("--case", f"kernels/b{batch}")]
+    return [run.bench(*contest, *cases, "--device", "cuda", record=STEP_FIGURES)]
+
+
+def _step_memory(run: Run) -> list[list[str]]:
+    """Predicted against measured memory of kernels, and of those with a draft."""
+    engines = {
+        f"{model}": run.engine("kernels-float16", f"{model}-shape") for model in ("0.6b", "4b")
+    }
+    engines["home-draft"] = str(run.work / "step" / "drafted")
+    return [
+        run.bench(
+            "memory", "--engine", engine, "--name", f"memory/kernels/{name}", record=STEP_FIGURES
+        )
+        for name, engine in engines.items()
+    ]
+
+
+def _step_start(run: Run) -> list[list[str]]:
+    """From the start of a daemon to its first token, kernels compiled before and on two cores."""
+    engine = run.engine("kernels-float16", "4b-shape")
+    record = STEP_FIGURES if run.record == FIGURES else run.record
+    return [[sys.executable, "-m", "tests.gpu.first_answer", engine, "--record", str(record)]]
+
+
+def _step_adapters(_: Run) -> list[list[str]]:
+    return [[sys.executable, "-m", "tests.gpu.kernel_adapter_times", "0.6b", "4b"]]
 
 
 def _widths(model: str, *flags: str) -> Commands:
@@ -178,7 +229,9 @@ def _ops(_: Run) -> list[list[str]]:
 
 PARTS: dict[str, Commands] = {
     "tests": _tests,
-    "sanitizer": _sanitizer,
+    "sanitizer": _sanitizer(
+        "tests.runtime.device.cuda.sanitize", "memcheck", "racecheck", "initcheck"
+    ),
     "ops": _ops,
     "plan-0.6b": _plan("0.6b"),
     "decode-0.6b": _decode("0.6b"),
@@ -191,17 +244,24 @@ PARTS: dict[str, Commands] = {
     "arrivals": _arrivals,
     "spec": _spec,
     "vision": _vision,
-    "step-0.6b": _step("0.6b/b1 0.6b/b8 : kernels kernels-int4", *_LLAMA, daemons=["kernels"]),
-    "step-4b": _step("4b/b1 : kernels kernels-int4", *_LLAMA),
-    "step-long": _step("0.6b/b1/1000 0.6b/b8/1000 : kernels kernels-int4", *_LLAMA),
+    "step-files": _step_files,
+    "step-0.6b": _step(
+        "0.6b/b1 0.6b/b8 : kernels kernels-int4 kernels-int8 ort-cuda", *_LLAMA, daemons=["kernels"]
+    ),
+    "step-widths": _widths("0.6b"),
     "step-spec": _step_spec,
-    "step-widths": _widths("0.6b", "--engine", "kernels"),
-    "step-widths-4b": _widths("4b", "--engine", "kernels"),
-    "step-widths-ort": _widths("0.6b"),
+    "step-4b": _step("4b/b1 : kernels kernels-int4 ort-cuda", *_LLAMA),
+    "step-long": _step("0.6b/b1/1000 0.6b/b8/1000 : kernels kernels-int4 ort-cuda", *_LLAMA),
+    "step-start": _step_start,
+    "step-memory": _step_memory,
+    "step-adapters": _step_adapters,
+    "step-widths-4b": _widths("4b"),
     "step-compiled": _step("0.6b/b1 0.6b/b8 4b/b1 : kernels kernels-int4", *_COMPILED),
-    "step-int8": _step("0.6b/b1 4b/b1 : kernels-int8", *_LLAMA),
     "step-4b-more": _step("4b/b8 4b/b1/1000 4b/b8/1000 : kernels kernels-int4", *_LLAMA),
+    "step-sanitizer": _sanitizer("tests.gpu.kernel_sanitize", "memcheck", "racecheck", "synccheck"),
 }
+TOGETHER = frozenset({"step-files", "sanitizer", "step-sanitizer"})
+"""Parts whose commands run at the same time."""
 DEFAULT = (
     "tests",
     "sanitizer",
@@ -242,11 +302,18 @@ def join(pieces: Path, target: Path) -> Path:
     return whole
 
 
-def run_part(commands: Sequence[Sequence[str]], environ: Mapping[str, str], limit_s: float) -> int:
-    """Run commands one after the other; the first exit code other than 0, 124 out of time."""
+def run_part(
+    commands: Sequence[Sequence[str]],
+    environ: Mapping[str, str],
+    limit_s: float,
+    *,
+    together: bool = False,
+) -> int:
+    """Run commands, in turn or at once; the first exit code other than 0, 124 out of time."""
     deadline = time.monotonic() + limit_s
-    codes = [_run_one(command, environ, deadline) for command in commands]
-    return next((code for code in codes if code), 0)
+    with ThreadPoolExecutor(len(commands) if together else 1) as pool:
+        codes = pool.map(lambda command: _run_one(command, environ, deadline), commands)
+        return next((code for code in [*codes] if code), 0)
 
 
 def _run_one(command: Sequence[str], environ: Mapping[str, str], deadline: float) -> int:
@@ -261,12 +328,17 @@ def _run_one(command: Sequence[str], environ: Mapping[str, str], deadline: float
     return done.returncode
 
 
-def environment(site: Path, commit: str) -> dict[str, str]:
-    """The environment of every part."""
+def environment(site: Path, commit: str, llama: Path | None = None) -> dict[str, str]:
+    """The environment of every part; libraries of CUDA's packages are found by all others."""
     paths = [str(site), str(ROOT / "clients" / "python"), str(ROOT)]
+    libraries = sorted(Path(sysconfig.get_path("purelib"), "nvidia").glob("*/lib"))
     known = {"BENCH_COMMIT": commit} if commit else {}
-    older = os.environ.get("PYTHONPATH", "")
-    return {**os.environ, **known, "PYTHONPATH": os.pathsep.join([*paths, older]).strip(os.pathsep)}
+    if llama is not None:
+        known["LLAMA_CPP_LIB_PATH"] = str(llama)
+        libraries.insert(0, llama)
+    for name, first in (("PYTHONPATH", paths), ("LD_LIBRARY_PATH", map(str, libraries))):
+        known[name] = os.pathsep.join([*first, os.environ.get(name, "")]).strip(os.pathsep)
+    return {**os.environ, **known}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -280,14 +352,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--builder-python", default=sys.executable)
     parser.add_argument("--ready", action="append", default=[], metavar="ENGINE/MODEL=DIR")
     parser.add_argument("--sanitizer", default="compute-sanitizer")
+    parser.add_argument("--llama", type=Path, metavar="DIR")
+    parser.add_argument("--limit", type=float, default=PART_LIMIT_S, help="seconds of a part")
     chosen = parser.parse_args(arguments)
     chosen.work.mkdir(parents=True, exist_ok=True)
     run = Run(chosen.work, chosen.record, chosen.builder_python, chosen.ready, chosen.sanitizer)
-    environ = environment(install(chosen.wheel, chosen.work), chosen.commit)
+    environ = environment(install(chosen.wheel, chosen.work), chosen.commit, chosen.llama)
     codes: dict[str, int] = {}
     for name in chosen.part or DEFAULT:
         started = time.monotonic()
-        codes[name] = run_part(PARTS[name](run), environ, PART_LIMIT_S)
+        together = name in TOGETHER
+        codes[name] = run_part(PARTS[name](run), environ, chosen.limit, together=together)
         sys.stderr.write(f"part {name}: {codes[name]}, {time.monotonic() - started:.0f} s\n")
     return next((code for code in codes.values() if code), 0)
 

@@ -31,6 +31,7 @@ ENGINE, SPACIOUS = "ort-contrib-fp16", "ort-standard-fp32"
 SPARE = 4 << 20
 
 
+@pytest.mark.whole_gpu
 def test_a_chunk_without_memory_fails_its_rows_and_the_next_ones_run(
     engine_folder: EngineFolder,
 ) -> None:
@@ -52,6 +53,7 @@ def test_a_chunk_without_memory_fails_its_rows_and_the_next_ones_run(
     runtime.close()
 
 
+@pytest.mark.whole_gpu
 def test_more_cache_than_memory_is_refused_when_it_is_loaded(engine_folder: EngineFolder) -> None:
     folder = engine_folder(ENGINE)
     config = structs.replace(load_config(folder), max_supported_batch_size=200_000)
@@ -60,6 +62,7 @@ def test_more_cache_than_memory_is_refused_when_it_is_loaded(engine_folder: Engi
     assert caught.value.code == "out_of_memory"
 
 
+@pytest.mark.whole_gpu
 def test_limits_that_nobody_asked_for_fit_into_what_is_free(engine_folder: EngineFolder) -> None:
     from runtime.device.cuda.cuda_device import open_cuda_device  # noqa: PLC0415 - an extra
 

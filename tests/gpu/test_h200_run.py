@@ -135,11 +135,48 @@ def test_the_step_has_a_file_of_its_own(run: Run) -> None:
             if "--record" in command:
                 assert command[command.index("--record") + 1] == str(h200_run.STEP_FIGURES)
     (decode,) = PARTS["step-0.6b"](run)
-    chosen = [(word, decode[at + 1]) for at, word in enumerate(decode) if word == "--engine"]
-    assert chosen == [("--engine", name) for name in ("kernels", "kernels-int4")]
     assert decode[decode.index("--earlier") + 1] == str(h200_run.FIGURES)
     assert decode[decode.index("--daemon") + 1] == "kernels"
-    plain, drafted, contest = PARTS["step-spec"](run)
+
+
+def test_files_of_the_step_are_made_where_its_parts_look_for_them(run: Run) -> None:
+    plain, drafted, *made = PARTS["step-files"](run)
     assert plain[plain.index("--backend") + 1] == "kernels"
     assert drafted[-2] == "--draft"
+    (contest,) = PARTS["step-spec"](run)
     assert contest[contest.index("--name") + 1] == "spec"
+    for flag, engine in (("--engine", drafted), ("--plain", plain)):
+        assert contest[contest.index(flag) + 1] in engine
+    for files, part in zip(made, ("step-0.6b", "step-4b"), strict=True):
+        (decode,) = PARTS[part](run)
+        assert decode[decode.index("--cache") + 1] == files[files.index("--cache") + 1]
+        assert values(decode, "--engine") == values(files, "--engine")
+        assert "ort-cuda" in values(files, "--engine")
+        assert ("--llama" in files) == ("llama_cpp" in values(decode, "--peer"))
+
+
+def values(command: list[str], option: str) -> list[str]:
+    return [command[at + 1] for at, word in enumerate(command) if word == option]
+
+
+def test_every_file_that_needs_a_gpu_is_in_the_suite_twice(run: Run) -> None:
+    shared, alone = PARTS["tests"](run)
+    assert "gpu and not whole_gpu" in shared
+    assert "whole_gpu" in alone
+    for command in (shared, alone):
+        assert "tests/gpu/test_kernels.py" in command
+        assert "tests/runtime/device/cuda/test_context.py" in command
+
+
+def test_the_libraries_of_llama_cpp_are_found(tmp_path: Path) -> None:
+    environ = environment(tmp_path / "site", "", tmp_path / "llama")
+    assert environ["LLAMA_CPP_LIB_PATH"] == str(tmp_path / "llama")
+    assert environ["LD_LIBRARY_PATH"].split(os.pathsep)[0] == str(tmp_path / "llama")
+    assert "LLAMA_CPP_LIB_PATH" not in environment(tmp_path / "site", "")
+
+
+def test_commands_of_a_part_may_run_at_once(tmp_path: Path) -> None:
+    waiting = "import pathlib, time\nwhile not pathlib.Path({!r}).exists(): time.sleep(0.01)"
+    there = str(tmp_path / "there")
+    commands = [script(waiting.format(there)), script(f"open({there!r}, 'w')")]
+    assert run_part(commands, dict(os.environ), 30, together=True) == 0

@@ -79,6 +79,7 @@ def test_too_much_memory_names_the_tensor(gpu: CudaDevice) -> None:
     assert gpu.zeros("small", (8,), INT64).address % 256 == 0
 
 
+@pytest.mark.whole_gpu
 def test_memory_is_zeroed_and_given_back(gpu: CudaDevice) -> None:
     free, total = gpu.context.memory()
     assert 0 < free < total
