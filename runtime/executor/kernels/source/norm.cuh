@@ -38,6 +38,27 @@ __device__ __forceinline__ float add_squares(float sum, const Eight32& x) {
   return __fmaf_rn(x.high.w, x.high.w, sum);
 }
 
+// What lane q of four has of a segment, two halves a block; zeros behind its end.
+typedef Eight32 Held[MOST][2];
+
+// Reads it, if the row is `there`, and gives the sum of its squares.
+__device__ __forceinline__ float read_segment(Held& held, const float* row, bool there, int first,
+                                              int count, int q) {
+  float sum = 0;
+#pragma unroll
+  for (int j = 0; j < MOST; ++j)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      held[j][i] = Eight32{};
+      if (there && j < count) held[j][i] = read_row(row, first_input(first + j, i, q));
+    }
+#pragma unroll
+  for (int j = 0; j < MOST; ++j)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) sum = add_squares(sum, held[j][i]);
+  return sum;
+}
+
 // The squares of a segment, of the parts of its four lanes.
 __device__ __forceinline__ float add_lanes(float part) {
   part = __fadd_rn(part, __shfl_xor_sync(~0u, part, 1));

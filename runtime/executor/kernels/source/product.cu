@@ -85,20 +85,8 @@ __device__ __forceinline__ void read_normed(const Arguments& a, Shared& shared,
   const float* row = (const float*)a.inputs;
   bool there = token < a.tokens;
   if (there) row += row_of(a, token) * INPUTS;
-  Eight32 held[MOST][2];
-  float sum = 0;
-#pragma unroll
-  for (int j = 0; j < MOST; ++j)
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      held[j][i] = Eight32{};
-      if (there && j < count) held[j][i] = read_row(row, first_input(first + j, i, q));
-    }
-#pragma unroll
-  for (int j = 0; j < MOST; ++j)
-#pragma unroll
-    for (int i = 0; i < 2; ++i) sum = add_squares(sum, held[j][i]);
-  sum = add_lanes(sum);
+  Held held;
+  float sum = add_lanes(read_segment(held, row, there, first, count, q));
   if (q == 0) shared.squares[warp][token] = sum;
   __syncthreads();
   float squares = shared.squares[0][token];

@@ -87,20 +87,8 @@ __device__ __forceinline__ void norm_tokens(const Arguments& a, Shared& shared, 
   bool there = warp < WIDTHS && token < a.tokens;
   const float* row = (const float*)a.inputs;
   if (there) row += row_of(a, token) * INPUTS;
-  Eight32 held[MOST][2];
-  float sum = 0;
-#pragma unroll
-  for (int j = 0; j < MOST; ++j)
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      held[j][i] = Eight32{};
-      if (there && j < count) held[j][i] = read_row(row, first_input(first + j, i, q));
-    }
-#pragma unroll
-  for (int j = 0; j < MOST; ++j)
-#pragma unroll
-    for (int i = 0; i < 2; ++i) sum = add_squares(sum, held[j][i]);
-  sum = add_lanes(sum);
+  Held held;
+  float sum = add_lanes(read_segment(held, row, there, first, count, q));
   if (q == 0 && warp < WIDTHS) shared.squares[token] = sum;
   meet_cluster();
   if (warp >= WIDTHS) return;
