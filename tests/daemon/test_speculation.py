@@ -12,7 +12,7 @@ from runtime.export import ExportOptions, export_model
 from runtime.export.draft_options import DraftOptions
 
 pytestmark = pytest.mark.slow
-PROMPTS = 20
+PROMPTS = 12
 
 
 @pytest.fixture(scope="module")

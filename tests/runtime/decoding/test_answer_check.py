@@ -130,6 +130,8 @@ def test_an_engine_that_takes_adapters_answers_as_one_without(
 def test_every_type_gives_its_answer(
     tmp_path: Path, dialect: Any, name: str, options: ExportOptions
 ) -> None:
+    if (NAMES.index(name) + COARSE.index(options)) % 2 != (dialect == "classic"):
+        pytest.skip("families and types meet in one dialect each")
     folder = tmp_path / "engine"
     export_model(reference_folder(name), folder, structs.replace(options, dialect=dialect))
     report = checked(folder)

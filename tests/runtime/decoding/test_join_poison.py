@@ -48,6 +48,8 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., "
 def house(
     request: pytest.FixtureRequest, opened: Callable[..., "House"], dialect: str
 ) -> Iterator["House"]:
+    if (dialect, request.param.method) == ("classic", "lookup"):
+        pytest.skip("rounds of the classic dialect are tried with a draft")
     found = opened(dialect, request.param)
     found.texts, found.errors = {}, {}
     yield found

@@ -1,4 +1,4 @@
-"""Ten thousand schedules on an engine that remembers, against a model of the batch."""
+"""Thousands of schedules on an engine that remembers, against a model of the batch."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -43,7 +43,8 @@ from tests.runtime.decoding.schedules.schedule import Bounds, Choices, draw_sche
 from tests.runtime.decoding.schedules.shadow import Shadow, watching
 from tests.runtime.decoding.schedules.trial import Trial
 
-SCHEDULES = 10_000
+SCHEDULES = 5_600
+"""Of all kinds; each run of the suite draws others."""
 BYTES = 120
 """A schedule is made of."""
 OF_TEXT = voices()
@@ -213,5 +214,5 @@ def test_every_row_is_as_if_alone(kind: Kind) -> None:
         shrink(house)
         print("fails on", data.hex())  # noqa: T201 - where none that is smaller was found
         raise
-    assert (house.reused > 1000) == kind.prefix
+    assert (house.reused > 500) == kind.prefix
     assert {"stop", "length", "cancelled", "non_finite", "executor_failed"} <= set(house.ends)

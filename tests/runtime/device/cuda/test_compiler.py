@@ -11,7 +11,7 @@ from runtime.device.cuda.compiler import (
 from runtime.errors import HearthError
 
 nvrtc = pytest.importorskip("cuda.bindings.nvrtc", exc_type=ImportError)
-ARCHITECTURES = ["sm_87", "sm_90", "sm_110", "sm_120"]
+ARCHITECTURES = ["sm_87", "sm_120", "sm_90", "sm_110"]
 KERNELS = [
     ("steps", ("-DINDEX=int", "-DUNIT=uint4")),
     ("steps", ("-DINDEX=long long", "-DUNIT=unsigned short")),
@@ -31,6 +31,8 @@ KERNELS = [
     ("tree_feed", ("-DINDEX=int", "-DUNIT=uint4")),
     ("tree_feed", ("-DINDEX=long long", "-DCONVERT", "-DTABLE=half_bits", "-DOUT=float")),
 ]
+LONG = ("sampling", "walk")
+"""Nine tenths of the time, and no code for one architecture: a form is compiled for one alone."""
 TINY = 'extern "C" __global__ void tiny(int* x) { *x = VALUE; }'
 
 
@@ -39,13 +41,14 @@ def compiler(folder: Path, architecture: str = "sm_90") -> KernelCompiler:
 
 
 def forms_for(architecture: str, known: frozenset[str]) -> list[tuple[str, tuple[str, ...]]]:
-    """Every kernel, in its forms by turns: types are C++, the same for every architecture."""
+    """Kernels, in their forms by turns: types are C++, the same for every architecture."""
     served = [one for one in ARCHITECTURES if one in known]
     turn = served.index(architecture)
     chosen = []
     for name in dict(KERNELS):
         forms = [kernel for kernel in KERNELS if kernel[0] == name]
-        chosen += forms[turn :: len(served)] or [forms[turn % len(forms)]]
+        own = forms[turn :: len(served)]
+        chosen += own if own or name in LONG else [forms[turn % len(forms)]]
     return chosen
 
 
@@ -53,7 +56,8 @@ def forms_for(architecture: str, known: frozenset[str]) -> list[tuple[str, tuple
 def test_every_form_of_a_kernel_is_compiled_for_some_architecture(known: frozenset[str]) -> None:
     chosen = {one: forms_for(one, known) for one in known}
     assert {kernel for kernels in chosen.values() for kernel in kernels} == set(KERNELS)
-    assert all(dict(kernels).keys() == dict(KERNELS).keys() for kernels in chosen.values())
+    short = dict(KERNELS).keys() - set(LONG)
+    assert all(short <= dict(kernels).keys() for kernels in chosen.values())
 
 
 @pytest.mark.slow

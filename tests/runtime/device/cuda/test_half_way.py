@@ -86,6 +86,8 @@ class Life:
         monkeypatch.setattr(cuda_device, "open_context", lambda _: CudaContext(CudaDriver(api)))
         monkeypatch.setattr(cuda_device, "KernelCompiler", lambda *_: NoCompiler())
         monkeypatch.setattr(cuda_device, "load_compiler_api", lambda: None)
+        # To zero the slots of a real one takes longer than all calls together.
+        monkeypatch.setattr(cuda_device, "_LOADING_BYTES", 4096)
         self.runtime: LLMInferenceRuntime | None = None
         self.error: HearthError | None = None
         try:
