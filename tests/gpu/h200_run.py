@@ -28,6 +28,7 @@ FIGURES = ROOT / "docs" / "figures" / "h200.json"
 SPEC_FIGURES = FIGURES.with_name("h200-spec.json")
 VISION_FIGURES = FIGURES.with_name("h200-vision.json")
 STEP_FIGURES = FIGURES.with_name("h200-step.json")
+PROFILES = FIGURES.with_name("h200-profile.json")
 MODEL, DRAFT = ROOT / "models" / "home", ROOT / "models" / "home-draft"
 PART_LIMIT_S = 570.0
 _SITE, _PIECES = "site", "pieces"
@@ -202,6 +203,11 @@ def _step_start(run: Run) -> list[list[str]]:
     return [[sys.executable, "-m", "tests.gpu.first_answer", engine, "--record", str(record)]]
 
 
+def _step_profile(run: Run) -> list[list[str]]:
+    record = PROFILES if run.record == FIGURES else run.record.with_name(PROFILES.name)
+    return [[sys.executable, "-m", "tests.gpu.kernel_profile", "--record", str(record)]]
+
+
 def _step_adapters(_: Run) -> list[list[str]]:
     return [[sys.executable, "-m", "tests.gpu.kernel_adapter_times", "0.6b", "4b"]]
 
@@ -258,6 +264,7 @@ PARTS: dict[str, Commands] = {
     "step-widths-4b": _widths("4b"),
     "step-compiled": _step("0.6b/b1 0.6b/b8 4b/b1 : kernels kernels-int4", *_COMPILED),
     "step-4b-more": _step("4b/b8 4b/b1/1000 4b/b8/1000 : kernels kernels-int4", *_LLAMA),
+    "step-profile": _step_profile,
     "step-sanitizer": _sanitizer("tests.gpu.kernel_sanitize", "memcheck", "racecheck", "synccheck"),
 }
 TOGETHER = frozenset({"step-files", "sanitizer", "step-sanitizer"})

@@ -1,7 +1,7 @@
 """`python -m tests.gpu.kernel_adapter_times [0.6b|4b ...]`: steps with an adapter and without.
 
 The engine takes adapters up to rank 64; what is active has rank 0 (slots that are bound and hold
-none), 4, 16 or 64.
+none), 4, 16 or 64. With `--profile` first, one step of each of `PROFILED` at rank 16 for ncu.
 """
 
 import json
@@ -13,10 +13,11 @@ import numpy as np
 from runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
 from runtime.tensors.lora import RANK
 from runtime.tensors.tensor import Tensor
-from tests.gpu.kernel_times import Times
+from tests.gpu.kernel_times import PROFILED_LAYERS, Times
 
 MOST, RANKS = 64, (0, 4, 16, 64)
 STEPS = ((1, 1, 100, 256), (8, 1, 100, 256), (1, 8, 100, 256), (1, 60, 100, 256), (1, 512, 0, 1024))
+PROFILED = STEPS[:2]
 TARGETS = ("qkv", "o", "gate_up", "down")
 
 
@@ -54,11 +55,23 @@ def time_model(device: CudaDevice, name: str) -> None:
     driver.close()
 
 
+def profile_model(device: CudaDevice, name: str) -> None:
+    """Run steps that a profiler sees, with an adapter of rank 16."""
+    options: dict[str, Any] = {"max_supported_lora_rank": MOST, "lora_targets": TARGETS}
+    times = Times(device, name, layers=PROFILED_LAYERS, **options)
+    device.put(times.driver.tensors[RANK], np.array([16], np.int32))
+    for sizes in PROFILED:
+        times.profile(*sizes)
+    times.driver.close()
+
+
 def main() -> None:
     """Time each model that is named."""
+    names = sys.argv[1:]
+    work = profile_model if "--profile" in names else time_model
     device = open_cuda_device()
-    for name in sys.argv[1:] or ["0.6b"]:
-        time_model(device, name)
+    for name in [one for one in names if one != "--profile"] or ["0.6b"]:
+        work(device, name)
     device.close()
 
 

@@ -1,12 +1,12 @@
 """`python -m tests.gpu.kernel_times [0.6b|4b ...]`: what steps of the engine of kernels take.
 
 Weights are random and alike in every layer; each layer has its own copy. With `--profile` one
-step of each kind is run plainly between cuProfilerStart and cuProfilerStop, for ncu.
+step of each kind is run plainly between cuProfilerStart and cuProfilerStop, for ncu, by a model of
+three layers (`python -m tests.gpu.kernel_profile`).
 """
 
 import argparse
 import json
-import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from bench.widths.session import parents
 from runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
-from runtime.device.cuda.stream import CudaEvent
 from runtime.tensors.dims import InferenceDims
 from runtime.tensors.dtypes import numpy_dtype
 from runtime.weights.quantised import Kind
+from tests.gpu.graph_times import graph_times
 from tests.gpu.kernel_driver import Array, Family, KernelDriver, weight_shapes
 
 SHAPES = {
@@ -46,12 +47,14 @@ SHAPES = {
     ),
 }
 CAPACITY = 2048
+LARGEST_TREE = 64
 BLOCKS: dict[Kind, int] = {"int8": 128, "int4": 32}
 STEPS = ((1, 1, 100, 256), (1, 1, 1000, 2048), (8, 1, 100, 256), (8, 1, 1000, 2048))
 """Rows, tokens of each, filled slots, slots of the caches."""
 WIDER = ((1, 8, 100, 256), (1, 60, 100, 256), (8, 8, 100, 256), (1, 128, 0, 256), (1, 512, 0, 1024))
-LAUNCHES = 200
-WARM_UP = 20
+TREES = tuple(sizes for sizes in WIDER if sizes[1] <= LARGEST_TREE)
+PROFILED = (STEPS[0], STEPS[1], STEPS[2], WIDER[0], WIDER[1], WIDER[-1])
+PROFILED_LAYERS = 3
 
 
 def repeated_weights(family: Family) -> dict[str, Array]:
@@ -91,12 +94,30 @@ def quantised_weights(family: Family, kind: Kind, *, head: bool) -> dict[str, Ar
     return found
 
 
-class Times:
-    """The steps of one model: 0.6b, 0.6b-int8, 0.6b-int4 or, but for the head, 0.6b-int4b."""
+def tree_options(family: Family) -> dict[str, Any]:
+    """What an engine that is the base of a draft is opened with."""
+    taps = tuple(sorted({min(1, family.layers - 1), family.layers // 2, family.layers - 1}))
+    return {
+        "enable_eagle_spec_decode": True,
+        "eagle_layers": taps,
+        "output_hidden_dim": len(taps) * family.hidden,
+        "max_verify_tree_size": LARGEST_TREE,
+    }
 
-    def __init__(self, device: CudaDevice, name: str, **changes: Any) -> None:
+
+class Times:
+    """The steps of one model: 0.6b, 0.6b-int8, 0.6b-int4 or, but for the head, 0.6b-int4b.
+
+    With `trees` it is the base of a draft, and several tokens of a row are a tree.
+    """
+
+    def __init__(
+        self, device: CudaDevice, name: str, *, layers: int = 0, trees: bool = False, **changes: Any
+    ) -> None:
         size, _, kind = name.partition("-")
-        self.device, self.family = device, SHAPES[size]
+        family = SHAPES[size]
+        self.device, self.family = device, family._replace(layers=layers or family.layers)
+        self.trees = trees
         began = time.monotonic()
         if kind:
             integers: Kind = "int8" if kind.startswith("int8") else "int4"
@@ -113,6 +134,7 @@ class Times:
             most_selected=8,
             max_kv_cache_capacity=CAPACITY,
             prefill_chunk=512,
+            **(tree_options(self.family) if trees else {}),
             **changes,
         )
         self.opened = {
@@ -124,9 +146,11 @@ class Times:
 
     def dims(self, rows: int, tokens: int, filled: int, slots: int) -> InferenceDims:
         """A step behind so many filled slots; chosen nodes of a tree all get logits."""
-        driver = self.driver
+        driver, of_tree = self.driver, self.trees and 1 < tokens <= LARGEST_TREE
         driver.filled[:] = filled
-        return driver.feed([[7] * tokens] * rows, kv_len=slots, every=tokens == 8)
+        grown = [parents(tokens)] * rows if of_tree else None
+        every = of_tree or tokens == WIDER[0][1]
+        return driver.feed([[7] * tokens] * rows, kv_len=slots, every=every, parents=grown)
 
     def step(self, *sizes: int) -> dict[str, Any]:
         """Milliseconds of a captured step, and microseconds of the host for it."""
@@ -140,38 +164,18 @@ class Times:
         began = time.perf_counter()
         driver.engine.run(bindings, stream)
         run = time.perf_counter() - began
-        graph: Any = driver.engine.capture(bindings, stream)
-        begin, end = (CudaEvent(self.device.context, timing=True) for _ in range(2))
-        times, hosts = [], []
-        for _ in range(WARM_UP + LAUNCHES):
-            begin.record(stream)
-            host = time.perf_counter()
-            graph.launch(stream)
-            hosts.append(time.perf_counter() - host)
-            end.record(stream)
-            stream.synchronize()
-            times.append(end.elapsed_ms(begin))
-        nodes = graph.nodes
-        # Many in a row: what a step takes where the next one waits for it already.
-        begin.record(stream)
-        for _ in range(LAUNCHES):
-            graph.launch(stream)
-        end.record(stream)
-        stream.synchronize()
-        row = end.elapsed_ms(begin) / LAUNCHES
-        graph.close()
+        graph = driver.engine.capture(bindings, stream)
         return {
             "rows, tokens, filled, slots": sizes,
-            "nodes": nodes,
-            "step_ms": round(statistics.median(times[WARM_UP:]), 4),
-            "in_a_row_ms": round(row, 4),
-            "graph_host_us": round(statistics.median(hosts) * 1e6, 1),
+            **graph_times(graph, self.device.context, stream),
             "run_host_us": round(run * 1e6),
             "build_and_run_host_us": round(first * 1e6),
         }
 
     def profile(self, *sizes: int) -> None:
-        """One plain step that a profiler sees."""
+        """One plain step that a profiler sees; its sizes are printed before."""
+        sys.stdout.write(f"step {' '.join(map(str, sizes))}\n")
+        sys.stdout.flush()
         bindings = self.driver.bindings(self.dims(*sizes))
         call = self.device.context.driver.call
         self.driver.engine.run(bindings, self.device.stream)
@@ -190,6 +194,10 @@ def figures(device: CudaDevice, name: str) -> Iterator[dict[str, Any]]:
         yield {"model": name, **times.step(*sizes)}
     yield {"model": name, "settled": device.settle(), **times.step(*STEPS[0])}
     times.driver.close()
+    times = Times(device, name, trees=True)
+    for sizes in TREES:
+        yield {"model": name, "trees": True, **times.step(*sizes)}
+    times.driver.close()
 
 
 def main() -> None:
@@ -201,9 +209,10 @@ def main() -> None:
     device = open_cuda_device()
     for name in chosen.models:
         if chosen.profile:
-            times = Times(device, name)
-            for sizes in STEPS[1], STEPS[3], WIDER[-1]:
+            times = Times(device, name, layers=PROFILED_LAYERS, trees=True)
+            for sizes in PROFILED:
                 times.profile(*sizes)
+            times.driver.close()
             continue
         for line in figures(device, name):
             sys.stdout.write(json.dumps(line) + "\n")

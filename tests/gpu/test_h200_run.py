@@ -131,9 +131,10 @@ def test_the_parts_asked_for_run_and_the_first_failure_is_the_exit_code(
 def test_the_step_has_a_file_of_its_own(run: Run) -> None:
     everywhere = run._replace(record=h200_run.FIGURES)
     for name in (name for name in PARTS if name.startswith("step-")):
+        file = h200_run.PROFILES if name == "step-profile" else h200_run.STEP_FIGURES
         for command in PARTS[name](everywhere):
             if "--record" in command:
-                assert command[command.index("--record") + 1] == str(h200_run.STEP_FIGURES)
+                assert command[command.index("--record") + 1] == str(file)
     (decode,) = PARTS["step-0.6b"](run)
     assert decode[decode.index("--earlier") + 1] == str(h200_run.FIGURES)
     assert decode[decode.index("--daemon") + 1] == "kernels"

@@ -1,0 +1,76 @@
+"""What the profile makes of ncu's output, without a GPU."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.gpu.kernel_profile import METRICS, TIMES, command, figures_of, keep, steps_of, summary
+
+NAMES = ["ID", "Kernel Name", "Grid Size", *METRICS.values()]
+UNITS = ["", "", "", "ns", "register/thread", "byte/block", *["%"] * (len(METRICS) - 3)]
+
+
+def row(number: int, name: str, blocks: str, nanoseconds: str) -> list[str]:
+    return [str(number), name, blocks, nanoseconds, "64", "1024", *["12.5"] * (len(METRICS) - 3)]
+
+
+TABLE = [
+    NAMES,
+    UNITS,
+    row(0, "begin", "(1, 1, 1)", "2,500"),
+    row(1, "product", "(128, 1, 1)", "6000"),
+    row(2, "product", "(128, 1, 1)", "8000"),
+    row(3, "begin", "(8, 1, 1)", "n/a"),
+]
+OUTPUT = "\n".join(
+    [
+        "==PROF== Connected to process 7 (/usr/bin/python3)",
+        "step 1 1 100 256",
+        *(f'==PROF== Profiling "x" - {number}: 0%....100% - 2 passes' for number in range(3)),
+        "step 8 1 100 256",
+        '==PROF== Profiling "begin" - 3: 0%....100% - 2 passes',
+        *(",".join(f'"{cell}"' for cell in line) for line in TABLE),
+    ]
+)
+
+
+def test_kernels_are_told_apart_by_the_step_that_was_printed_before_them() -> None:
+    steps = steps_of(OUTPUT)
+    assert {sizes: len(each) for sizes, each in steps.items()} == {
+        "1 1 100 256": 3,
+        "8 1 100 256": 1,
+    }
+    assert steps["1 1 100 256"][0]["us"] == 2.5
+    assert steps["8 1 100 256"][0]["us"] is None
+
+
+def test_kernels_of_one_name_and_size_are_one_row() -> None:
+    found = summary(steps_of(OUTPUT)["1 1 100 256"])
+    assert (found["kernels"], found["kernels_us"]) == (3, 16.5)
+    products = found["by_name"]["product (128x1x1) r64"]
+    assert (products["count"], products["us"], products["shared_kb"]) == (2, 7.0, 1.024)
+
+
+@pytest.mark.parametrize("output", ["", "step 1 1 100 256\n==ERROR== nothing was profiled"])
+def test_a_run_without_kernels_gives_nothing(output: str) -> None:
+    assert figures_of(TIMES, "0.6b", output) == {}
+
+
+def test_profiles_are_kept_beside_those_of_other_commits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BENCH_COMMIT", "abc")
+    file = tmp_path / "profile.json"
+    older = {"date": "2026-01-01", "commit": "older", "command": "ncu", "figures": {"a": 1}}
+    file.write_text(json.dumps(older))
+    keep(file, figures_of(TIMES, "0.6b", OUTPUT))
+    kept = json.loads(file.read_text())
+    assert (kept["commit"], kept["figures"]["a"]) == ("older", 1)
+    assert kept["figures"]["step/0.6b/1 1 100 256"]["commit"] == "abc"
+
+
+def test_ncu_runs_the_steps_that_it_is_asked_for() -> None:
+    line = command("ncu", TIMES, "0.6b")
+    assert line[-4:] == ["-m", TIMES, "--profile", "0.6b"]
+    assert METRICS["us"] in line[line.index("--metrics") + 1]
