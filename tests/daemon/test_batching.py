@@ -1,5 +1,6 @@
 """How two requests share a daemon's engine, in both modes."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -7,10 +8,10 @@ from hearth_client import Client
 
 from daemon.own_daemon import own_daemon
 
-# Four prompts of 60 tokens take 2 s to read, and 20 steps more until they have paid for that.
+# Four prompts of 60 tokens take 1 s to read, and 20 steps more until they have paid for that.
 DEAR = (
-    *("--engine-kind", "simulated", "--step-ms", "100", "--prefill-us", "8000"),
-    *("--hold-s", "0.3", "--speculation", "off", "--prefix-cache-bytes", "0"),
+    *("--engine-kind", "simulated", "--step-ms", "50", "--prefill-us", "4000"),
+    *("--hold-s", "0.15", "--speculation", "off", "--prefix-cache-bytes", "0"),
 )
 SLOW = ("--engine-kind", "simulated", "--step-ms", "20", "--hold-s", "60")
 
@@ -54,7 +55,7 @@ def test_a_client_that_floods_with_long_prompts_does_not_hold_up_another(
         asked = {"max_tokens": 30, "ignore_eos": True, "timestamps": True}
         flood = [flooding.generate(60 * "a", **asked) for _ in range(10)]  # type: ignore[arg-type]  # options
         while flooding.status().running < 4:
-            pass
+            time.sleep(0.01)
         first = next(iter(other.generate("b", max_tokens=1, ignore_eos=True, timestamps=True)))
         flooding.status()
         before = [

@@ -24,9 +24,9 @@ SETTINGS = {
     "engine_kind": "simulated",
     "step_ms": 20,
     "drain_s": 20,
-    "progress_timeout_s": 10,
+    "progress_timeout_s": 7,
 }
-SHORT_TIMES = "[Service]\nWatchdogSec=8\nTimeoutStopSec=5\n"
+SHORT_TIMES = "[Service]\nWatchdogSec=5\nTimeoutStopSec=3\n"
 """What tests say where they say nothing else: executor and requests have more time than that."""
 _BASE = "/opt/python"
 _SITE = Path(sysconfig.get_path("purelib"))

@@ -162,15 +162,15 @@ def test_a_stop_under_load_answers_every_request_and_the_next_client_starts_it_a
 ) -> None:
     installed.ready()
     with installed.client() as client:
-        # Four have places, two wait: they need 6 seconds, and a stop has 5 unless it asks for more.
-        generations = [client.generate(PROMPT, max_tokens=150) for _ in range(6)]
+        # Four have places, two wait: they need 4 seconds, and a stop has 3 unless it asks for more.
+        generations = [client.generate(PROMPT, max_tokens=100) for _ in range(6)]
         next(generations[0])
         stop = [*installed.machine.entering(), "systemctl", "stop", SERVICE]
         with subprocess.Popen(stop, stderr=subprocess.DEVNULL) as stopping:
             for generation in generations:
                 generation.text()
                 assert generation.done
-                assert generation.done.usage.completion_tokens == 150
+                assert generation.done.usage.completion_tokens == 100
         assert stopping.returncode == 0
         assert installed.show("Result") == "success"
         # Of the same session.

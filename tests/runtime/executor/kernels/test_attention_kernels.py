@@ -10,6 +10,7 @@ from runtime.device.cuda.compiler import kernel_source, load_compiler_api
 from runtime.executor.kernels.launch import SOURCES, macro_options
 
 pytest.importorskip("cuda.bindings.nvrtc", exc_type=ImportError)
+pytestmark = pytest.mark.slow
 REGISTERS = 65_536
 THREADS = 128
 SHARED = 48 * 1024

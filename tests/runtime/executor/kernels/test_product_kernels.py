@@ -17,6 +17,7 @@ from runtime.executor.kernels.products import Form, Products, Weight
 from tests.runtime.executor.kernels.model_shapes import GPUS, MODELS, ModelShape
 
 pytest.importorskip("cuda.bindings.nvrtc", exc_type=ImportError)
+pytestmark = pytest.mark.slow
 REGISTERS = 65_536
 FLOAT = Form("float16")
 QUANTISED = [

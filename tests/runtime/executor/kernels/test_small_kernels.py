@@ -13,6 +13,7 @@ from tests.runtime.executor.kernels.model_shapes import GPUS
 from tests.runtime.executor.kernels.test_product_kernels import compiled, known
 
 pytest.importorskip("cuda.bindings.nvrtc", exc_type=ImportError)
+pytestmark = pytest.mark.slow
 
 
 def wanted() -> Iterator[KernelRequest]:
