@@ -28,6 +28,7 @@ from bench.decode.gpu_figures import (
 from bench.toy_daemon import connected
 from daemon.cli.errors import Failure
 from daemon.own_daemon import own_daemon
+from runtime.cache_folder import cache_folder
 from runtime.config import load_config
 from runtime.errors import HearthError
 
@@ -196,7 +197,8 @@ def actor_step_s(engine: Path, batch: int, tokens: int = _ACTOR_TOKENS) -> float
     """
     import uvloop  # noqa: PLC0415 - the clients of a daemon alone have a use for it
 
-    with own_daemon(engine, _ACTOR_FLAGS) as daemon:
+    # Kernels that the contenders compiled need not be compiled again.
+    with own_daemon(engine, _ACTOR_FLAGS, environ={"HEARTH_CACHE": str(cache_folder())}) as daemon:
         rows = uvloop.run(_arrivals(daemon.socket, batch, tokens))
         daemon.stop()
     rows = [row[_ACTOR_SETTLE:] for row in rows]

@@ -34,7 +34,8 @@ PART_LIMIT_S = 570.0
 _SITE, _PIECES = "site", "pieces"
 # The machine may lack the plugins that the project's settings of pytest speak of.
 _PLAIN = ("-o", "addopts=", "-o", "filterwarnings=", "-o", "anyio_mode=")
-_PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", *_PLAIN, "--timeout", "300")
+_QUIET = ("-p", "no:cacheprovider", "-p", "no:benchmark", "--durations", "20")
+_PYTEST = ("-m", "pytest", "-q", *_QUIET, *_PLAIN, "--timeout", "300")
 # Processes share the GPU, and each has much to do beside it.
 _SHARDS = ("-n", "15", "--dist", "worksteal")
 _MARK = "pytest.mark.gpu"
@@ -97,10 +98,12 @@ def _tests(_: Run) -> list[list[str]]:
     ]
 
 
-def _sanitizer(module: str, *tools: str) -> Commands:
+def _sanitizer(tools: str, *programs: str) -> Commands:
+    python = ("--error-exitcode", "9", sys.executable, "-m")
     return lambda run: [
-        [run.sanitizer, "--tool", tool, "--error-exitcode", "9", sys.executable, "-m", module]
-        for tool in tools
+        [run.sanitizer, "--tool", tool, *python, *program.split()]
+        for program in programs
+        for tool in tools.split()
     ]
 
 
@@ -235,9 +238,7 @@ def _ops(_: Run) -> list[list[str]]:
 
 PARTS: dict[str, Commands] = {
     "tests": _tests,
-    "sanitizer": _sanitizer(
-        "tests.runtime.device.cuda.sanitize", "memcheck", "racecheck", "initcheck"
-    ),
+    "sanitizer": _sanitizer("memcheck racecheck initcheck", "tests.runtime.device.cuda.sanitize"),
     "ops": _ops,
     "plan-0.6b": _plan("0.6b"),
     "decode-0.6b": _decode("0.6b"),
@@ -265,7 +266,11 @@ PARTS: dict[str, Commands] = {
     "step-compiled": _step("0.6b/b1 0.6b/b8 4b/b1 : kernels kernels-int4", *_COMPILED),
     "step-4b-more": _step("4b/b8 4b/b1/1000 4b/b8/1000 : kernels kernels-int4", *_LLAMA),
     "step-profile": _step_profile,
-    "step-sanitizer": _sanitizer("tests.gpu.kernel_sanitize", "memcheck", "racecheck", "synccheck"),
+    "step-sanitizer": _sanitizer(
+        "memcheck racecheck synccheck",
+        "tests.gpu.kernel_sanitize",
+        "tests.gpu.kernel_sanitize large",
+    ),
 }
 TOGETHER = frozenset({"step-files", "sanitizer", "step-sanitizer"})
 """Parts whose commands run at the same time."""

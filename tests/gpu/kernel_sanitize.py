@@ -1,17 +1,28 @@
-"""`compute-sanitizer python -m tests.gpu.kernel_sanitize`: few steps of each kind of kernel."""
+"""`compute-sanitizer python -m tests.gpu.kernel_sanitize`: few steps of each kind of kernel.
+
+With `large` those of matrices of the 0.6B shape, which have forms of their own, and of adapters.
+"""
+
+import sys
+from typing import Any
+
+import numpy as np
 
 from runtime.config import DType
-from runtime.device.cuda.cuda_device import open_cuda_device
+from runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
+from runtime.tensors.lora import RANK
+from tests.gpu.kernel_adapter_times import MOST, TARGETS
 from tests.gpu.kernel_driver import QWEN2, SMALL_HEADS, Family, KernelDriver
+from tests.gpu.kernel_times import STEPS as PLAIN
+from tests.gpu.kernel_times import WIDER, Times
 from tests.gpu.test_kernels import NAN_BYTE, text
 
 CASES: tuple[tuple[Family, DType], ...] = ((QWEN2, "float16"), (SMALL_HEADS, "bfloat16"))
 STEPS = ([130], [1], [5], [1, 1, 1], [3, 3], [9, 9, 9, 9, 9, 9, 9, 9], [1] * 8, [40, 40])
 
 
-def main() -> None:
+def small(device: CudaDevice) -> None:
     """Run steps that are narrow and wide, fused and not, over caches that are partly filled."""
-    device = open_cuda_device()
     for family, dtype in CASES:
         driver = KernelDriver(
             device,
@@ -32,6 +43,30 @@ def main() -> None:
             trees = parents if len(rows) > 1 else None
             driver.step(ids, every=max(rows) < 10, parents=trees)
         driver.close()
+
+
+def large(device: CudaDevice) -> None:
+    """Run steps of one layer: plain ones, trees and prompts; the same of four bits; adapters."""
+    adapted: dict[str, Any] = {"max_supported_lora_rank": MOST, "lora_targets": TARGETS}
+    forms: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("0.6b", {"trees": True}),
+        ("0.6b-int4", {}),
+        ("0.6b", adapted),
+    )
+    for name, options in forms:
+        times = Times(device, name, layers=1, **options)
+        if options is adapted:
+            device.put(times.driver.tensors[RANK], np.array([16], np.int32))
+        for sizes in (*PLAIN, *WIDER[:4]):
+            times.driver.engine.run(times.driver.bindings(times.dims(*sizes)), device.stream)
+            device.stream.synchronize()
+        times.driver.close()
+
+
+def main() -> None:
+    """Run the small ones, or the large ones."""
+    device = open_cuda_device()
+    (large if "large" in sys.argv[1:] else small)(device)
     device.close()
 
 
