@@ -52,8 +52,18 @@ class Run(NamedTuple):
 
     def bench(self, *arguments: str, record: Path = FIGURES) -> list[str]:
         """A bench that records its figures, where nobody says otherwise in `record`."""
-        file = record if self.record == FIGURES else self.record
-        return [sys.executable, "-m", "bench", *arguments, "--record", str(file)]
+        return [sys.executable, "-m", "bench", *arguments, "--record", self.file(record)]
+
+    def measure(self, module: str, *arguments: str, record: Path) -> list[str]:
+        """A module of these tests that records its figures likewise."""
+        command = [sys.executable, "-m", f"tests.gpu.{module}", *arguments]
+        return [*command, "--record", self.file(record)]
+
+    def file(self, record: Path) -> str:
+        """Where figures of `record` go; profiles, which are of many commits, stay apart."""
+        if self.record == FIGURES:
+            return str(record)
+        return str(self.record.with_name(record.name) if record == PROFILES else self.record)
 
     def decode(self, *arguments: str) -> list[str]:
         """`bench decode` on the GPU, with the folders that are ready."""
@@ -202,17 +212,15 @@ def _step_memory(run: Run) -> list[list[str]]:
 def _step_start(run: Run) -> list[list[str]]:
     """From the start of a daemon to its first token, kernels compiled before and on two cores."""
     engine = run.engine("kernels-float16", "4b-shape")
-    record = STEP_FIGURES if run.record == FIGURES else run.record
-    return [[sys.executable, "-m", "tests.gpu.first_answer", engine, "--record", str(record)]]
+    return [run.measure("first_answer", engine, record=STEP_FIGURES)]
 
 
 def _step_profile(run: Run) -> list[list[str]]:
-    record = PROFILES if run.record == FIGURES else run.record.with_name(PROFILES.name)
-    return [[sys.executable, "-m", "tests.gpu.kernel_profile", "--record", str(record)]]
+    return [run.measure("kernel_profile", record=PROFILES)]
 
 
-def _step_adapters(_: Run) -> list[list[str]]:
-    return [[sys.executable, "-m", "tests.gpu.kernel_adapter_times", "0.6b", "4b"]]
+def _step_adapters(run: Run) -> list[list[str]]:
+    return [run.measure("kernel_adapter_times", "0.6b", "4b", record=STEP_FIGURES)]
 
 
 def _widths(model: str, *flags: str) -> Commands:

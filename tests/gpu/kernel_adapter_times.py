@@ -1,19 +1,22 @@
 """`python -m tests.gpu.kernel_adapter_times [0.6b|4b ...]`: steps with an adapter and without.
 
 The engine takes adapters up to rank 64; what is active has rank 0 (slots that are bound and hold
-none), 4, 16 or 64. With `--profile` first, one step of each of `PROFILED` at rank 16 for ncu.
+none), 4, 16 or 64. With `--profile` one step of each of `PROFILED` at rank 16 for ncu.
 """
 
+import argparse
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bench.report import Record
 from runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
 from runtime.tensors.lora import RANK
 from runtime.tensors.tensor import Tensor
-from tests.gpu.kernel_times import PROFILED_LAYERS, Times
+from tests.gpu.kernel_times import PROFILED_LAYERS, SIZES, Times
 
 MOST, RANKS = 64, (0, 4, 16, 64)
 STEPS = ((1, 1, 100, 256), (8, 1, 100, 256), (1, 8, 100, 256), (1, 60, 100, 256), (1, 512, 0, 1024))
@@ -27,10 +30,10 @@ def without(name: str, tensor: Tensor) -> Tensor:
     return tensor.part(name, 0, shape)
 
 
-def time_model(device: CudaDevice, name: str) -> None:
-    """Print a JSON line for each step."""
+def time_model(device: CudaDevice, name: str) -> dict[str, dict[str, Any]]:
+    """Print a JSON line for each step; the same by key."""
     times = Times(device, name, max_supported_lora_rank=MOST, lora_targets=TARGETS)
-    driver = times.driver
+    driver, found = times.driver, {}
     slots = {one: tensor for one, tensor in driver.tensors.items() if one.startswith("lora_")}
     random = np.random.default_rng(0)
     for one, tensor in slots.items():
@@ -39,20 +42,21 @@ def time_model(device: CudaDevice, name: str) -> None:
             device.put(tensor, numbers.astype(tensor.dtype))
     nothing = {one: without(one, tensor) for one, tensor in slots.items() if one != RANK}
     for sizes in STEPS:
-        made: dict[str, Any] = {"model": name, "rows, tokens, filled, slots": sizes}
+        made: dict[str, Any] = {}
         for bound in (False, True):
             driver.tensors |= slots if bound else nothing
             driver._known.clear()
             for rank in RANKS if bound else (0,):
                 device.put(slots[RANK], np.array([rank], np.int32))
                 figures = times.step(*sizes)
-                key = f"rank {rank}" if bound else "without"
-                made[key] = figures["in_a_row_ms"]
-                made[f"nodes {key}"] = figures["nodes"]
-        made["ratio 16"] = round(made["rank 16"] / made["without"], 3)
-        sys.stdout.write(json.dumps(made) + "\n")
+                key = f"rank_{rank}" if bound else "without"
+                made |= {f"{key}_ms": figures["in_a_row_ms"], f"{key}_nodes": figures["nodes"]}
+        made["ratio_16"] = made["rank_16_ms"] / made["without_ms"]
+        found[f"adapter/{name}/{' '.join(map(str, sizes))}"] = made
+        sys.stdout.write(json.dumps({"model": name, SIZES: sizes, **made}) + "\n")
         sys.stdout.flush()
     driver.close()
+    return found
 
 
 def profile_model(device: CudaDevice, name: str) -> None:
@@ -66,12 +70,21 @@ def profile_model(device: CudaDevice, name: str) -> None:
 
 
 def main() -> None:
-    """Time each model that is named."""
-    names = sys.argv[1:]
-    work = profile_model if "--profile" in names else time_model
+    """Time each model that is named, or show it to a profiler."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="*", default=["0.6b"])
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--record", type=Path)
+    chosen = parser.parse_args()
+    record = Record(
+        chosen.record, chosen.models, ["python", "-m", "tests.gpu.kernel_adapter_times"]
+    )
     device = open_cuda_device()
-    for name in [one for one in names if one != "--profile"] or ["0.6b"]:
-        work(device, name)
+    for name in chosen.models:
+        if chosen.profile:
+            profile_model(device, name)
+        else:
+            record.keep(time_model(device, name))
     device.close()
 
 

@@ -49,8 +49,8 @@ SHAPES = {
 CAPACITY = 2048
 LARGEST_TREE = 64
 BLOCKS: dict[Kind, int] = {"int8": 128, "int4": 32}
+SIZES = "rows, tokens, filled, slots"
 STEPS = ((1, 1, 100, 256), (1, 1, 1000, 2048), (8, 1, 100, 256), (8, 1, 1000, 2048))
-"""Rows, tokens of each, filled slots, slots of the caches."""
 WIDER = ((1, 8, 100, 256), (1, 60, 100, 256), (8, 8, 100, 256), (1, 128, 0, 256), (1, 512, 0, 1024))
 TREES = tuple(sizes for sizes in WIDER if sizes[1] <= LARGEST_TREE)
 PROFILED = (STEPS[0], STEPS[1], STEPS[2], WIDER[0], WIDER[1], WIDER[-1])
@@ -166,7 +166,7 @@ class Times:
         run = time.perf_counter() - began
         graph = driver.engine.capture(bindings, stream)
         return {
-            "rows, tokens, filled, slots": sizes,
+            SIZES: sizes,
             **graph_times(graph, self.device.context, stream),
             "run_host_us": round(run * 1e6),
             "build_and_run_host_us": round(first * 1e6),
