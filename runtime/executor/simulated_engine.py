@@ -16,6 +16,7 @@ from runtime.version import VERSION
 
 HOT_LOGIT = 100.0
 """Logit of the next token beside zeros: rows that sample follow the stream as well."""
+_READ = ("inputs_embeds", "attention_pos_id", "last_token_ids", "logits")
 
 
 def simulated_next_tokens(
@@ -116,6 +117,9 @@ class SimulatedEngine(SelfContained):
         )
         self._config = config
         self._profile = PROFILE_CONTEXT
+        # See `runtime.adapters.simulated`.
+        self._adapter = f"lora_b_{config.lora_targets[0]}_0" if config.lora_targets else ""
+        self._read = {*_READ, self._adapter}
 
     def use_profile(self, profile: int, _stream: Stream, /) -> None:
         """Take the time of these steps from now on."""
@@ -127,11 +131,12 @@ class SimulatedEngine(SelfContained):
 
     def capture(self, bindings: Sequence[Binding], _stream: Stream) -> "SimulatedRun":
         """Keep the arrays of a step."""
-        arrays = {one.name: one.tensor.view(one.shape) for one in bindings}
+        read = (one for one in bindings if one.name in self._read)
+        arrays = {one.name: one.tensor.view(one.shape) for one in read}
         seconds = self._config.step_ms / 1e3
         if self._profile == PROFILE_CONTEXT:
             seconds += arrays["attention_pos_id"].size * self._config.prefill_us / 1e6
-        return SimulatedRun(self._config, arrays, seconds)
+        return SimulatedRun(self._config, arrays, arrays.get(self._adapter), seconds)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -141,7 +146,11 @@ class SimulatedRun:
     """One step over fixed arrays that takes `seconds`."""
 
     def __init__(
-        self, config: LLMEngineRunnerConfig, arrays: dict[str, NDArray[Any]], seconds: float
+        self,
+        config: LLMEngineRunnerConfig,
+        arrays: dict[str, NDArray[Any]],
+        adapter: NDArray[Any] | None,
+        seconds: float,
     ) -> None:
         self._config = config
         self._seconds = seconds
@@ -149,10 +158,7 @@ class SimulatedRun:
         self._positions = arrays["attention_pos_id"]
         self._last = arrays["last_token_ids"]
         self._logits = arrays["logits"]
-        # See `runtime.adapters.simulated`.
-        self._adapter = arrays.get(
-            f"lora_b_{config.lora_targets[0]}_0" if config.lora_targets else ""
-        )
+        self._adapter = adapter
         self._rows = np.arange(self._last.shape[0])[:, None]
         self._places = np.arange(self._last.shape[1])
 
