@@ -28,7 +28,10 @@ _PROGRESS_EVERY = 250
 
 
 class LoadJob(msgspec.Struct, frozen=True, kw_only=True):
-    """One process: `clients` connections that send `requests` in all, one at a time each."""
+    """One process: `clients` connections that send `requests` in all, one at a time each.
+
+    Replies have half to one and a half of `max_tokens`, and all of them as many as that together.
+    """
 
     socket: str
     engine: str
@@ -113,12 +116,11 @@ class LoadClients:
         self._config = load_config(Path(job.engine))
         self._tokenizer = Tokenizer.open(Path(job.engine))
         rng = random.Random(job.seed)  # noqa: S311 - prompts, not secrets
-        self._prompts = iter(
-            [
-                "".join(rng.choices(_LETTERS, k=rng.randint(1, _LONGEST_PROMPT)))
-                for _ in range(job.requests)
-            ]
-        )
+        prompts = [
+            "".join(rng.choices(_LETTERS, k=rng.randint(1, _LONGEST_PROMPT)))
+            for _ in range(job.requests)
+        ]
+        self._requests = zip(prompts, _lengths(job, rng), strict=True)
 
     async def run(self) -> Tally:
         """Connect all clients and send everything, each client one request at a time."""
@@ -128,12 +130,11 @@ class LoadClients:
         return self.tally
 
     async def _drain(self, client: AsyncClient) -> None:
-        for prompt in self._prompts:
-            await self._request(client, prompt)
+        for prompt, count in self._requests:
+            await self._request(client, prompt, count)
             self._progress(self.tally)
 
-    async def _request(self, client: AsyncClient, prompt: str) -> None:
-        count = self._job.max_tokens
+    async def _request(self, client: AsyncClient, prompt: str, count: int) -> None:
         expected = simulated_stream(self._config, self._tokenizer.encode(prompt), count)
         received: list[int] = []
         try:
@@ -146,6 +147,13 @@ class LoadClients:
             end = stream.done and (stream.done.reason, stream.done.usage.completion_tokens)
             self.tally.misended += end != ("length", count)
         self.tally.check(expected, received)
+
+
+def _lengths(job: LoadJob, rng: random.Random) -> list[int]:
+    mean, pairs = job.max_tokens, job.requests // 2
+    apart = [rng.randint(0, mean // 2) for _ in range(pairs)]
+    lengths = [length for one in apart for length in (mean - one, mean + one)]
+    return [*lengths, mean] if job.requests % 2 else lengths
 
 
 def simulated_stream(
