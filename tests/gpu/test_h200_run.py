@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu import h200_run
-from tests.gpu.h200_run import DEFAULT, PARTS, Run, environment, join, main, run_part
+from tests.gpu import h200_parts, h200_run
+from tests.gpu.h200_parts import DEFAULT, PARTS, Run
+from tests.gpu.h200_run import environment, join, main, run_part
 
 
 @pytest.fixture
@@ -83,7 +84,7 @@ def test_speculation_is_compared_with_an_engine_without_a_draft(run: Run) -> Non
 
 
 def test_the_figures_of_speculation_have_a_file_of_their_own(run: Run) -> None:
-    *_, contest, memory, graphs = PARTS["spec"](run._replace(record=h200_run.FIGURES))
+    *_, contest, memory, graphs = PARTS["spec"](run._replace(record=h200_parts.FIGURES))
     for command in (contest, memory, graphs):
         assert Path(command[command.index("--record") + 1]).name == "h200-spec.json"
 
@@ -129,14 +130,14 @@ def test_the_parts_asked_for_run_and_the_first_failure_is_the_exit_code(
 
 
 def test_the_step_has_a_file_of_its_own(run: Run) -> None:
-    everywhere = run._replace(record=h200_run.FIGURES)
+    everywhere = run._replace(record=h200_parts.FIGURES)
     for name in (name for name in PARTS if name.startswith("step-")):
-        file = h200_run.PROFILES if name == "step-profile" else h200_run.STEP_FIGURES
+        file = h200_parts.PROFILES if name == "step-profile" else h200_parts.STEP_FIGURES
         for command in PARTS[name](everywhere):
             if "--record" in command:
                 assert command[command.index("--record") + 1] == str(file)
     (decode,) = PARTS["step-0.6b"](run)
-    assert decode[decode.index("--earlier") + 1] == str(h200_run.FIGURES)
+    assert decode[decode.index("--earlier") + 1] == str(h200_parts.FIGURES)
     assert decode[decode.index("--daemon") + 1] == "kernels"
 
 
