@@ -15,7 +15,16 @@ from msgspec import structs
 from bench.contenders.contender import Device, Job
 from bench.contenders.gguf_model import GGUFType
 from bench.contenders.worker import Worker
-from bench.decode.cases import ENGINES, PEERS, DType, GPUCase, GPUEngine, Peer, step_bytes
+from bench.decode.cases import (
+    ENGINES,
+    PEERS,
+    SHORT_CONTEXT,
+    DType,
+    GPUCase,
+    GPUEngine,
+    Peer,
+    step_bytes,
+)
 from bench.decode.contest import Contest, prompt_ids
 from bench.decode.gpu_figures import (
     SETTLE,
@@ -102,7 +111,9 @@ def measure_gpu(
         times = _take_turns(contest, plan)
         for name in engines:
             times.raw[name] = _raw_step_s(contest.workers[name])
-    for name in (one for one in engines if one in plan.daemons):
+    # Rows of a daemon have a context of their own, whatever the case.
+    daemons = plan.daemons if case.context == SHORT_CONTEXT else ()
+    for name in (one for one in engines if one in daemons):
         contest.say(f"{name} through a daemon")
         try:
             times.alone[name] = _alone_step_s(jobs[name], plan, contest.log(name))

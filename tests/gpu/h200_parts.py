@@ -248,12 +248,13 @@ PARTS: dict[str, Commands] = {
     "step-files": _step_files,
     "step-files-ort": _step_files_ort,
     "step-0.6b": _step(
-        "0.6b/b1 0.6b/b8 : kernels kernels-int4 kernels-int8 ort-cuda", *_LLAMA, daemons=["kernels"]
+        "0.6b/b1 0.6b/b8 0.6b/b1/1000 0.6b/b8/1000 : kernels kernels-int4 kernels-int8 ort-cuda",
+        *_LLAMA,
+        daemons=["kernels"],
     ),
     "step-widths": _widths("0.6b"),
     "step-spec": _step_spec,
     "step-4b": _step("4b/b1 : kernels kernels-int4 ort-cuda", *_LLAMA),
-    "step-long": _step("0.6b/b1/1000 0.6b/b8/1000 : kernels kernels-int4 ort-cuda", *_LLAMA),
     "step-start": _step_start,
     "step-memory": _step_memory,
     "step-adapters": _step_adapters,
