@@ -228,13 +228,8 @@ def pooled_gguf(
 ) -> Path | None:
     """A model of random weights as a GGUF file; None without the converter."""
     source = shape_source(model, cache, quick=quick)
-    stem = f"{source.name}-{kind}"
-    target = cache / f"{stem}-{made_digest(source, (*_CONVERTER, *_POOLED))}.gguf"
     tensors = partial(gguf_tensors, load_model_config(source), kind)
-    try:
-        return _kept(target, stem, lambda to: write_gguf(source, to, kind, tensors=tensors))
-    except ImportError:
-        return None
+    return _gguf(kind, source, cache, (*_CONVERTER, *_POOLED), partial(write_gguf, tensors=tensors))
 
 
 def engine_folder(source: Path, cache: Path, options: ExportOptions, progress: Progress) -> Path:
@@ -258,11 +253,21 @@ def exported(
 
 def gguf_file(kind: GGUFType, source: Path, cache: Path, progress: Progress) -> Path | None:
     """The model as a GGUF file, made if it is not in `cache` yet; None without the converter."""
+    write = partial(write_gguf, progress=partial(progress, kind))
+    return _gguf(kind, source, cache, _CONVERTER, write)
+
+
+def _gguf(
+    kind: GGUFType,
+    source: Path,
+    cache: Path,
+    code: tuple[Path, ...],
+    write: Callable[[Path, Path, GGUFType], None],
+) -> Path | None:
     stem = f"{source.name}-{kind}"
-    target = cache / f"{stem}-{made_digest(source, _CONVERTER)}.gguf"
-    show = partial(progress, kind)
+    target = cache / f"{stem}-{made_digest(source, code)}.gguf"
     try:
-        return _kept(target, stem, lambda to: write_gguf(source, to, kind, show))
+        return _kept(target, stem, lambda to: write(source, to, kind))
     except ImportError:
         return None
 

@@ -23,99 +23,125 @@ def decades(first: int, last: int) -> tuple[float, ...]:
 SECONDS = decades(-3, 2)
 TOKEN_SECONDS = decades(-4, 0)
 TOKENS = tuple(float(1 << power) for power in range(0, 18, 2))
+STAGES = ("decode", "resize", "engine")
+"""Of an image that is encoded."""
+
+
+class _Maker:
+    """Makes metrics of a registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def counter(self, name: str, text: str) -> Counter:
+        return Counter(f"hearth_{name}", text, registry=self._registry)
+
+    def counters(self, name: str, text: str, label: str, values: Iterable[str]) -> Counter:
+        made = Counter(f"hearth_{name}", text, [label], registry=self._registry)
+        # Only what is there from the start is seen to rise with the first one.
+        for value in values:
+            made.labels(value)
+        return made
+
+    def histogram(self, name: str, text: str, buckets: tuple[float, ...] = SECONDS) -> Histogram:
+        return Histogram(f"hearth_{name}", text, registry=self._registry, buckets=buckets)
+
+
+class _ImageMetrics:
+    """What is counted of images and videos."""
+
+    def __init__(self, make: _Maker) -> None:
+        self._images = make.counters(
+            "request_images_total",
+            "Images and videos of generations, by whether their embeddings were there from before.",
+            "result",
+            ("encoded", "cached"),
+        )
+        self._tokens = make.counter(
+            "image_tokens_total", "Prompt tokens that images of generations were."
+        )
+        self._stages = make.counters(
+            "image_seconds_total",
+            "Time that images took which were encoded, by stage.",
+            "stage",
+            STAGES,
+        )
+        self._time = make.histogram(
+            "request_images_time_seconds",
+            "From a prompt in tokens until the embeddings of all its images were there.",
+        )
+
+    def record(self, images: ImageUsage, seconds: float) -> None:
+        """Count those of one generation, and how long they took."""
+        self._images.labels("cached").inc(images.cached)
+        self._images.labels("encoded").inc(images.count - images.cached)
+        self._tokens.inc(images.tokens)
+        self._time.observe(seconds)
+        for stage in STAGES:
+            self._stages.labels(stage).inc(getattr(images, f"{stage}_ms") / 1000)
 
 
 class RequestMetrics:
     """Counts and times of generations; no label holds what a client wrote."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, text: str) -> Counter:
-            return Counter(f"hearth_{name}", text, registry=registry)
-
-        def counters(name: str, text: str, label: str, values: Iterable[str]) -> Counter:
-            made = Counter(f"hearth_{name}", text, [label], registry=registry)
-            # Only what is there from the start is seen to rise with the first one.
-            for value in values:
-                made.labels(value)
-            return made
-
-        def histogram(name: str, text: str, buckets: tuple[float, ...] = SECONDS) -> Histogram:
-            return Histogram(f"hearth_{name}", text, registry=registry, buckets=buckets)
-
-        self._requests = counters(
+        make = _Maker(registry)
+        self._requests = make.counters(
             "requests_total",
             "Generations that have ended: by end token or stop string, at their limit, cancelled "
             "by their client, refused before they waited, or failed.",
             "outcome",
             OUTCOMES,
         )
-        self._failed = counters(
+        self._failed = make.counters(
             "request_failures_total",
             "Generations that failed once they were accepted, by error code, or lost their client.",
             "code",
             ENDS,
         )
-        self._prompt = counter(
+        self._prompt = make.counter(
             "prompt_tokens_total", "Prompt tokens of the generations that have ended."
         )
-        self._cached = counter(
+        self._cached = make.counter(
             "cached_prompt_tokens_total", "Those of them that came from the prefix cache."
         )
-        self._generated = counter(
+        self._generated = make.counter(
             "generation_tokens_total", "Tokens that the generations which have ended gave."
         )
-        self._prompt_sizes = histogram(
+        self._prompt_sizes = make.histogram(
             "request_prompt_tokens", "Prompt tokens of each generation.", TOKENS
         )
-        self._sizes = histogram(
+        self._sizes = make.histogram(
             "request_generation_tokens", "Tokens that each generation gave.", TOKENS
         )
-        self._first = histogram(
+        self._first = make.histogram(
             "time_to_first_token_seconds",
             "From a request's arrival until its first token leaves for the client.",
         )
-        self._per_token = histogram(
+        self._per_token = make.histogram(
             "request_time_per_output_token_seconds",
             "Mean time of a generation's tokens behind its first one.",
             TOKEN_SECONDS,
         )
-        self._whole = histogram(
+        self._whole = make.histogram(
             "e2e_request_latency_seconds",
             "From a request's arrival until its end, of those that did not fail.",
         )
-        self._tokenize = histogram(
+        self._tokenize = make.histogram(
             "request_tokenize_time_seconds",
             "From a request's arrival until its prompt was tokens.",
         )
-        self._queue = histogram(
+        self._queue = make.histogram(
             "request_queue_time_seconds", "From a prompt in tokens, and images seen, until a place."
         )
-        self._images = counters(
-            "request_images_total",
-            "Images and videos of generations, by whether their embeddings were there from before.",
-            "result",
-            ("encoded", "cached"),
-        )
-        self._image_tokens = counter(
-            "image_tokens_total", "Prompt tokens that images of generations were."
-        )
-        self._image_stages = counters(
-            "image_seconds_total",
-            "Time that images took which were encoded, by stage.",
-            "stage",
-            ("decode", "resize", "engine"),
-        )
-        self._images_time = histogram(
-            "request_images_time_seconds",
-            "From a prompt in tokens until the embeddings of all its images were there.",
-        )
-        self._prefill = histogram(
+        self._images = _ImageMetrics(make)
+        self._prefill = make.histogram(
             "request_prefill_time_seconds", "From a place until the first token."
         )
-        self._decode = histogram(
+        self._decode = make.histogram(
             "request_decode_time_seconds", "From the first token until the last."
         )
-        self._detokenize = histogram(
+        self._detokenize = make.histogram(
             "request_detokenize_time_seconds",
             "What it took to turn a generation's tokens into text.",
             TOKEN_SECONDS,
@@ -131,7 +157,7 @@ class RequestMetrics:
             self._prompt_sizes.observe(ended.prompt_tokens)
             self._tokenize.observe(ended.tokenize_s)
         if ended.images is not None and ended.images.tokens:
-            self._count_images(ended.images, ended.images_s)
+            self._images.record(ended.images, ended.images_s)
         if ended.prefill_s:
             self._queue.observe(ended.queue_s)
             self._prefill.observe(ended.prefill_s)
@@ -144,14 +170,6 @@ class RequestMetrics:
             self._sizes.observe(ended.completion_tokens)
             self._decode.observe(ended.decode_s)
             self._detokenize.observe(ended.detokenize_s)
-
-    def _count_images(self, images: ImageUsage, seconds: float) -> None:
-        self._images.labels("cached").inc(images.cached)
-        self._images.labels("encoded").inc(images.count - images.cached)
-        self._image_tokens.inc(images.tokens)
-        self._images_time.observe(seconds)
-        for stage in ("decode", "resize", "engine"):
-            self._image_stages.labels(stage).inc(getattr(images, f"{stage}_ms") / 1000)
 
     def _count_outcome(self, ended: FinishedRequest) -> None:
         if not ended.failed or ended.reason == "left":

@@ -66,14 +66,7 @@ def assemble(
     `out_of_memory` or `invalid_value`; engines that were opened by then are closed.
     """
     config, draft = deployment.base, deployment.draft
-    zeros = 0
-    if draft is not None:
-        rows = config.max_supported_batch_size
-        zeros = draft_zero_bytes(draft, deployment.drafting, rows)
-    given = deployment.weights
-    resources = SharedResources.create_for_llm(config, folder, device, given, zeros=zeros)
-    if draft is not None:
-        resources.add_draft(draft, folder / DRAFT_FOLDER, device)
+    resources = _resources(deployment, folder, device)
     built("tables and caches")
     io = PipelineIO.create_for_llm(config, resources, device)
     built("step buffers")
@@ -109,17 +102,38 @@ def assemble(
             executors.append(tower.executor)
         built("tower")
         share_context_memory(executors, device)
-        if not speculates:
-            prefix = _prefix_cache(deployment, resources, device, runner, None)
-            return RuntimeParts(runner, device, sampler, None, tower, prefix)
-        proposer: Proposer = _lookup_proposer(deployment, device)
+        proposer: Proposer | None = None
         if drafter is not None:
             proposer = EagleProposer(drafter, io, deployment.drafting)
-        adaptive = deployment.speculation.adaptive
-        policy = SpeculationPolicy(config.max_supported_batch_size) if adaptive else None
-        speculation = SpeculativeStrategy(runner, sampler, io.trees, proposer, policy)
+        elif speculates:
+            proposer = _lookup_proposer(deployment, device)
+        speculation = None
+        if proposer is not None:
+            speculation = _speculation(deployment, runner, sampler, io, proposer)
         prefix = _prefix_cache(deployment, resources, device, runner, proposer)
         return RuntimeParts(runner, device, sampler, speculation, tower, prefix)
+
+
+def _resources(deployment: DeploymentConfig, folder: Path, device: Device) -> SharedResources:
+    config, draft, given = deployment.base, deployment.draft, deployment.weights
+    if draft is None:
+        return SharedResources.create_for_llm(config, folder, device, given)
+    zeros = draft_zero_bytes(draft, deployment.drafting, config.max_supported_batch_size)
+    resources = SharedResources.create_for_llm(config, folder, device, given, zeros=zeros)
+    resources.add_draft(draft, folder / DRAFT_FOLDER, device)
+    return resources
+
+
+def _speculation(
+    deployment: DeploymentConfig,
+    runner: LLMEngineRunner,
+    sampler: BatchSampler,
+    io: PipelineIO,
+    proposer: Proposer,
+) -> SpeculativeStrategy:
+    adaptive, rows = deployment.speculation.adaptive, deployment.base.max_supported_batch_size
+    policy = SpeculationPolicy(rows) if adaptive else None
+    return SpeculativeStrategy(runner, sampler, io.trees, proposer, policy)
 
 
 def _prefix_cache(

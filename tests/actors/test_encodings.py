@@ -1,92 +1,15 @@
 from __future__ import annotations
 
-from typing import Any
-
-from actors.admission import PolicySettings
 from actors.arena import slot_bytes
-from actors.encoder_messages import (
-    DropWork,
-    Encode,
-    Encoded,
-    EncodeFailed,
-    EncoderLost,
-    EncoderReady,
-    Patched,
-    RunTower,
-    TowerFailed,
-    TowerRan,
-)
-from actors.encodings import IN_FLIGHT, ImageArenas
-from actors.executor_messages import Offer
+from actors.encoder_messages import DropWork, Encode, EncodeFailed, EncoderLost, EncoderReady
+from actors.encodings import IN_FLIGHT
 from actors.image_work import ImageTimes
-from actors.messages import (
-    Accepted,
-    Continuation,
-    Embedded,
-    ExecutorLimits,
-    RowsEnded,
-    RowsFailed,
-    RowsPlaced,
-    RowsReturned,
-    Submit,
-)
+from actors.messages import Accepted, Continuation, Embedded, RowsFailed, RowsPlaced, RowsReturned
 from actors.scheduler_policy import SchedulerPolicy
 from runtime.images import ImageLayout
+from tests.actors.encoding_house import LIMITS, SETTINGS, House
 from tests.actors.image_requests import TOKEN_BYTES, TOKENS, arenas, submit_images
 from tests.actors.simulation import ready, submit
-
-SETTINGS = PolicySettings(fill_wait_s=0.0, ageing_s=1.0)
-LIMITS = ExecutorLimits(max_batch=2, max_prompt_tokens=100, max_total_tokens=200)
-TIMES = ImageTimes(0.1, 0.2, 0.4)
-
-
-class House:
-    """A policy with an executor and an encoder that are played; `sent` is what it says, by kind."""
-
-    def __init__(self, images: ImageArenas | None = None, *, encoder: bool = True) -> None:
-        self.policy = SchedulerPolicy(SETTINGS, images or arenas())
-        self.now, self.sent = 0.0, list[Any]()
-        self.does(self.policy.executor_ready(ready(LIMITS), 0.0))
-        if encoder:
-            self.hear(EncoderReady("w"))
-
-    def does(self, decisions: list[Any]) -> None:
-        self.now += 0.01
-        self.sent += [*decisions, *self.policy.tick(self.now)]
-
-    def submit(self, *messages: Submit) -> None:
-        for message in messages:
-            self.does(self.policy.submit(message, self.now))
-
-    def hear(self, message: Any) -> None:
-        self.does(self.policy.images_told(message, self.now))
-
-    def encode(self, number: int) -> None:
-        self.hear(Encoded(number, TIMES))
-
-    def cancel(self, rid: int) -> None:
-        self.does(self.policy.cancel(rid))
-
-    def end(self, rid: int) -> None:
-        self.policy.rows_placed(RowsPlaced(1, [rid]), self.now)
-        self.policy.rows_ended(RowsEnded(1, [rid]), self.now)
-        self.does([])
-
-    def take(self, kind: type[Any]) -> list[Any]:
-        """What has been sent of one kind since."""
-        taken = [one for one in self.sent if isinstance(one, kind)]
-        self.sent = [one for one in self.sent if not isinstance(one, kind)]
-        return taken
-
-    def offered(self) -> dict[int, Any]:
-        return {one.rid: one.row for offer in self.take(Offer) for one in offer.rows}
-
-    def senders(self) -> list[int]:
-        """Who sent the pictures that the encoder has been given since."""
-        return [one.work.visual.frames[0].slot.generation for one in self.take(Encode)]
-
-    def failed(self) -> list[tuple[list[int], str, str | None]]:
-        return [(one.rids, one.code, one.field) for one in self.take(RowsFailed)]
 
 
 def test_a_row_is_offered_once_all_of_its_embeddings_are_there() -> None:
@@ -296,19 +219,6 @@ def test_a_picture_that_kills_each_encoder_is_sent_alone_and_then_refused() -> N
     assert house.senders() == [7, 8]
 
 
-def test_a_picture_that_kills_each_executor_is_refused_as_well() -> None:
-    house = House()
-    for rid in (1, 2):
-        house.submit(submit_images(rid, "poison"))
-        house.hear(Patched(rid, TIMES))
-        assert len(house.take(RunTower)) == 1
-        house.does(house.policy.executor_lost("killed", house.now))
-        assert house.failed() == [([rid], "executor_failed", "images[0]")]
-        house.does(house.policy.executor_ready(ready(LIMITS, 1 + rid), house.now))
-    house.submit(submit_images(3, "poison"))
-    assert house.failed() == [([3], "repeated_failure", None)]
-
-
 def test_a_row_that_was_put_back_finds_its_embeddings_still_there() -> None:
     house = House(arenas(embeddings=1))
     house.submit(submit_images(1, "cat"))
@@ -345,50 +255,6 @@ def test_embeddings_stay_while_the_executor_has_not_said_that_a_cancelled_row_le
     house.end(1)
     house.submit(submit_images(3, "dog"))
     assert house.failed() == []
-
-
-def test_on_a_gpu_the_executor_runs_the_tower() -> None:
-    house = House()
-    house.submit(submit_images(1, "cat"))
-    (cat,) = house.take(Encode)
-    house.hear(Patched(cat.number, ImageTimes(0.1, 0.2)))
-    (run,) = house.take(RunTower)
-    assert (run.patches, run.target, run.layout) == (cat.patches, cat.target, cat.work.layout)
-    house.hear(TowerRan(1, run.number, 0.4))
-    assert house.take(Embedded)[0].times == TIMES
-    assert list(house.offered()) == [1]
-
-
-def test_a_tower_that_fails_or_dies_ends_what_it_had() -> None:
-    house = House(arenas(patches=2))
-    house.submit(*(submit_images(rid, str(rid)) for rid in (1, 2, 3)))
-    one, two = house.take(Encode)
-    house.hear(Patched(one.number, TIMES))
-    assert len(house.take(RunTower)) == 1
-    house.hear(TowerFailed(1, [one.number], "encoder_failed", "the tower failed"))
-    assert house.failed() == [([1], "encoder_failed", "images[0]")]
-    house.hear(Patched(two.number, TIMES))
-    assert len(house.take(RunTower)) == 1
-    house.does(house.policy.executor_lost("killed", house.now))
-    assert house.failed() == [([2], "executor_failed", "images[0]")]
-    (three,) = house.take(Encode)
-    house.hear(Patched(three.number, TIMES))
-    assert house.take(RunTower) == []
-    house.does(house.policy.executor_ready(ready(LIMITS, 2), house.now))
-    assert [one.number for one in house.take(RunTower)] == [three.number]
-
-
-def test_patches_that_nobody_waits_for_are_let_go_before_the_tower_has_them() -> None:
-    house = House()
-    house.does(house.policy.executor_lost("killed", house.now))
-    house.submit(submit_images(1, "cat"))
-    (cat,) = house.take(Encode)
-    house.hear(Patched(cat.number, TIMES))
-    house.cancel(1)
-    house.does(house.policy.executor_ready(ready(LIMITS, 2), house.now))
-    assert house.take(RunTower) == []
-    house.submit(submit_images(2, "cat"))
-    assert house.senders() == [2]
 
 
 def test_images_count_among_those_that_wait() -> None:

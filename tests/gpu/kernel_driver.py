@@ -3,7 +3,6 @@
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +17,10 @@ from runtime.device.tree_arrays import node_depths, pack_mask
 from runtime.executor.engine import Binding
 from runtime.executor.kernels.engine import KernelsEngine
 from runtime.executor.kernels.launch import GpuFacts
+from runtime.export.external_weights import facts_of
+from runtime.export.kernels_export import kernel_tensors
+from runtime.export.layout import expected_tensors
+from runtime.export.model_config import ModelConfig
 from runtime.export.reference_pass import decode
 from runtime.rope import rope_tables
 from runtime.tensors.dims import InferenceDims
@@ -26,7 +29,6 @@ from runtime.tensors.registry import TensorSpec, build_registry_for_llm
 from runtime.tensors.tensor import Tensor
 from runtime.weights.layout import (
     EMBEDDING,
-    ModelFacts,
     StoredType,
     WeightEntry,
     WeightLayout,
@@ -36,14 +38,6 @@ from tests.runtime.engine_configs import small_config
 
 Array = NDArray[Any]
 _STORED: dict[str, StoredType] = {"float16": "F16", "bfloat16": "BF16", "uint8": "U8"}
-_SOURCES = {
-    **{name: f"self_attn.{name}_proj.weight" for name in "qkvo"},
-    **{name: f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")},
-    **{f"{name}_bias": f"self_attn.{name}_proj.bias" for name in "qkv"},
-    **{f"{name}_norm": f"self_attn.{name}_norm.weight" for name in "qk"},
-    "input_norm": "input_layernorm.weight",
-    "post_norm": "post_attention_layernorm.weight",
-}
 
 
 class Family(NamedTuple):
@@ -61,6 +55,29 @@ class Family(NamedTuple):
     biased: bool = False
     qk_norm: bool = False
     eps: float = 1e-6
+
+    @property
+    def model(self) -> ModelConfig:
+        """What the export knows of it."""
+        return ModelConfig(
+            architecture="qwen3",
+            vocab_size=self.vocabulary,
+            hidden_size=self.hidden,
+            intermediate_size=self.inner,
+            num_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            rotary_dim=self.rotary_dim or self.head_dim,
+            max_position_embeddings=1024,
+            rms_norm_eps=self.eps,
+            tied_head=self.tied,
+            attention_bias=self.biased,
+            qk_norm=self.qk_norm,
+            rope=RopeConfig(),
+            eos_token_ids=(0,),
+            bos_token_id=None,
+        )
 
 
 LLAMA = Family()
@@ -101,26 +118,8 @@ def config_of(family: Family, dtype: DType, **changes: Any) -> LLMEngineRunnerCo
 
 def weight_shapes(family: Family) -> dict[str, tuple[int, ...]]:
     """All tensors of a file of weights."""
-    hidden, inner, size = family.hidden, family.inner, family.head_dim
-    rows = {"q": family.heads * size, "k": family.kv_heads * size, "v": family.kv_heads * size}
-    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (family.vocabulary, hidden)}
-    for layer in range(family.layers):
-        own: dict[str, tuple[int, ...]] = {
-            **{name: (count, hidden) for name, count in rows.items()},
-            "o": (hidden, rows["q"]),
-            "gate": (inner, hidden),
-            "up": (inner, hidden),
-            "down": (hidden, inner),
-            "input_norm": (hidden,),
-            "post_norm": (hidden,),
-        }
-        if family.biased:
-            own |= {f"{name}_bias": (count,) for name, count in rows.items()}
-        if family.qk_norm:
-            own |= {"q_norm": (size,), "k_norm": (size,)}
-        shapes |= {f"layers.{layer}.{name}": shape for name, shape in own.items()}
-    shapes["norm"] = (hidden,)
-    return shapes if family.tied else {**shapes, "head": (family.vocabulary, hidden)}
+    shapes = dict(expected_tensors(family.model))
+    return {name: shapes[source] for name, source in kernel_tensors(family.model).items()}
 
 
 def random_weights(family: Family, dtype: DType, seed: int = 0) -> dict[str, Array]:
@@ -142,8 +141,8 @@ def random_weights(family: Family, dtype: DType, seed: int = 0) -> dict[str, Arr
 class _Reference:
     """The weights as `runtime.export.reference_pass` reads them."""
 
-    def __init__(self, weights: Mapping[str, Array]) -> None:
-        self._arrays = {_source(name): array for name, array in weights.items()}
+    def __init__(self, model: ModelConfig, weights: Mapping[str, Array]) -> None:
+        self._arrays = {source: weights[name] for name, source in kernel_tensors(model).items()}
 
     def vector(self, name: str) -> Array:
         return self._arrays[name].astype(np.float32)
@@ -153,34 +152,12 @@ class _Reference:
         return product
 
 
-def _source(name: str) -> str:
-    if name in (EMBEDDING, "head", "norm"):
-        return {
-            EMBEDDING: "model.embed_tokens.weight",
-            "head": "lm_head.weight",
-            "norm": "model.norm.weight",
-        }[name]
-    _, layer, kind = name.split(".")
-    return f"model.layers.{layer}.{_SOURCES[kind]}"
-
-
 def reference_logits(family: Family, weights: Mapping[str, Array], ids: Sequence[int]) -> Array:
     """The logits [T, V] of every token, in float32."""
-    rotary = family.rotary_dim or family.head_dim
-    model: Any = SimpleNamespace(
-        num_layers=family.layers,
-        rms_norm_eps=family.eps,
-        attention_bias=family.biased,
-        qk_norm=family.qk_norm,
-        num_attention_heads=family.heads,
-        num_kv_heads=family.kv_heads,
-        head_dim=family.head_dim,
-        query_size=family.heads * family.head_dim,
-        tied_head=family.tied,
-    )
-    known: Any = _Reference(weights)
+    model = family.model
+    known: Any = _Reference(model, weights)
     embedded = weights[EMBEDDING][list(ids)].astype(np.float32)
-    return decode(model, known, embedded, rope_tables(RopeConfig(), rotary, len(ids)))
+    return decode(model, known, embedded, rope_tables(model.rope, model.rotary_dim, len(ids)))
 
 
 class AmpereCompiler(KernelCompiler):
@@ -222,7 +199,7 @@ class KernelDriver:
             head="head" if "head" in self.weights else EMBEDDING,
             bound=True,
             tensors=entries,
-            model=_facts(config, family),
+            model=facts_of(family.model),
         )
         for name in layout.taken:
             array = self.weights[name]
@@ -374,22 +351,3 @@ class KernelDriver:
         """Free what the engine holds; the device is not its own."""
         self.device.stream.synchronize()
         self.engine.close()
-
-
-def _facts(config: LLMEngineRunnerConfig, family: Family) -> ModelFacts:
-    return ModelFacts(
-        architecture="qwen3",
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_layers=config.num_decoder_layers,
-        num_attention_heads=config.num_attention_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        rotary_dim=config.rotary_dim,
-        rms_norm_eps=family.eps,
-        tied_head=family.tied,
-        attention_bias=family.biased,
-        qk_norm=family.qk_norm,
-        rope=RopeConfig(),
-    )

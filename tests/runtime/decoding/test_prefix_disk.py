@@ -11,8 +11,16 @@ from runtime.errors import HearthError
 from runtime.export import ExportOptions, export_model
 from runtime.prefix.spill_file import HEAD_BYTES
 from tests.references import reference_folder
-from tests.runtime.decoding.prefix_rows import check_equal, open_pages, prompt, row, run
+from tests.runtime.decoding.prefix_rows import (
+    check_equal,
+    needs_native,
+    open_pages,
+    prompt,
+    row,
+    run,
+)
 
+pytestmark = needs_native
 TEXT = prompt(75)
 REST = len(TEXT) - 1
 
