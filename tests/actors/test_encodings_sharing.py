@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from tests.actors.image_requests import arenas, submit_images
 from tests.actors.encoding_house import House
+from tests.actors.image_requests import arenas, submit_images
 
 
 def test_many_questions_about_one_picture_take_its_memory_once() -> None:

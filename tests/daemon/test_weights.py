@@ -12,9 +12,10 @@ from runtime.errors import HearthError
 from runtime.export import ExportOptions, export_model
 from runtime.export.weights_export import export_weights
 from tests.daemon.conftest import REFERENCE
-from tests.runtime.weights.external_models import tuned
+from tests.runtime.weights.external_models import needs_other_weights, tuned
 
 
+@needs_other_weights
 @pytest.mark.slow
 def test_a_fine_tune_is_served_in_mid_service(tmp_path: Path, short_folder: Path) -> None:
     engine, weights, config = (short_folder / name for name in ("engine", "weights", "hearth.toml"))

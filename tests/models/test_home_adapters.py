@@ -23,6 +23,7 @@ from runtime.export.weights_export import export_weights
 from runtime.options import RuntimeOptions, SpeculationOptions
 from runtime.request import GeneratedRow, GenerationRequest, RequestOptions, RowRequest
 from runtime.text import Tokenizer
+from tests.runtime.weights.external_models import needs_other_weights
 
 OPTIONS = RuntimeOptions(threads=1, max_batch=8, speculation=SpeculationOptions(method="off"))
 COMMANDS, OTHERS = 16, 8
@@ -110,6 +111,7 @@ def test_switching_back_is_exact(runtime: LLMInferenceRuntime, tokenizer: Tokeni
     assert [(one.token_ids, one.logprobs) for one in ask(runtime, tokenizer, asked)] == before
 
 
+@needs_other_weights
 @pytest.mark.parametrize("name", NAMES)
 def test_one_engine_serves_the_fine_tune_that_an_adapter_makes(
     tmp_path: Path, engine: Path, runtime: LLMInferenceRuntime, tokenizer: Tokenizer, name: str
@@ -140,8 +142,8 @@ def test_a_daemon_switches_between_them_and_is_exactly_what_it_was(
         chances = [one.logprob for delta in deltas for one in delta.logprobs]
         return "".join(delta.text for delta in deltas), chances
 
-    state = str(tmp_path / "adapters")
-    with own_daemon(engine, ("--adapters", state)) as daemon, Client(daemon.socket) as client:
+    flags = ("--adapters", str(tmp_path / "adapters"), "--speculation", "off")
+    with own_daemon(engine, flags) as daemon, Client(daemon.socket) as client:
         before = reply()
         for name in NAMES:
             folder = str(ADAPTERS / name)

@@ -10,6 +10,7 @@ from daemon.cli.weights import weights
 from daemon.configuration.settings import Settings
 from runtime.errors import HearthError
 from tests.daemon.conftest import REFERENCE
+from tests.runtime.weights.external_models import needs_other_weights
 
 
 def run(*arguments: object) -> Result:
@@ -17,6 +18,7 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(weights, given, standalone_mode=False, catch_exceptions=False)
 
 
+@needs_other_weights
 def test_weights_are_written_for_an_engine(tmp_path: Path) -> None:
     engine, file = tmp_path / "engine", tmp_path / "new" / "tuned.safetensors"
     arguments = [str(REFERENCE), str(engine), "--external-weights"]

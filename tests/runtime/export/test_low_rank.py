@@ -108,6 +108,8 @@ def test_quantised_weights_keep_their_kernels(
     )
     config = export_model(reference_folder("qwen3"), tmp_path / "engine", options)
     _compare(tmp_path / "engine", "qwen3", random_adapter(reference_folder("qwen3"), 8))
+    if quantization == "int8" and resolve_dialect(ExportOptions()) != "native":
+        pytest.skip("this ONNX Runtime has no kernel for eight bits")
     asked = ort.SessionOptions()
     asked.optimized_model_filepath = str(tmp_path / "optimised.onnx")
     ort.InferenceSession(tmp_path / "engine" / MODEL_FILE, asked, ["CPUExecutionProvider"])

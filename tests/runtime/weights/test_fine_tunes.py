@@ -18,7 +18,13 @@ from runtime.weights.external_weight_manager import answer_of
 from tests.eagle_models import write_draft
 from tests.references import reference_folder
 from tests.runtime.export.hugging_face import copy_model, shallow_model
-from tests.runtime.weights.external_models import Given, export, generated, tuned
+from tests.runtime.weights.external_models import (
+    Given,
+    export,
+    generated,
+    needs_other_weights,
+    tuned,
+)
 from tests.vision_models import write_vision_model
 
 
@@ -49,6 +55,7 @@ def checked(made: Made, answer_of_weights: str, weights: str = "") -> AnswerRepo
         runtime.close()
 
 
+@needs_other_weights
 @pytest.mark.parametrize("quantization", ["none", "int4"])
 def test_one_engine_serves_both_as_their_own_engines_would(
     tmp_path: Path, made: Made, quantization: Quantization
@@ -63,6 +70,7 @@ def test_one_engine_serves_both_as_their_own_engines_would(
     assert generated(engine) != generated(engine, weights=str(weights))
 
 
+@needs_other_weights
 def test_each_file_knows_what_has_to_be_answered_with_it(made: Made) -> None:
     given = str(made.weights)
     assert checked(made, given, weights=given).compared > 0
@@ -84,11 +92,13 @@ def test_what_is_told_by_its_files_is_another_with_other_weights(made: Made) -> 
     assert {name for name in own if own[name] != other[name]} == {WEIGHTS_FILE}
 
 
+@needs_other_weights
 def test_the_engines_own_file_may_be_given_too(tmp_path: Path, made: Made) -> None:
     copy = Path(shutil.copy(made.engine / WEIGHTS_FILE, tmp_path))
     assert generated(made.engine, weights=str(copy)) == generated(made.engine)
 
 
+@needs_other_weights
 def test_a_base_with_a_draft_and_adapters_takes_other_weights(tmp_path: Path) -> None:
     model = reference_folder("qwen3")
     other = tuned(model, tmp_path / "other")
@@ -109,6 +119,7 @@ def by_row(given: Given) -> list[list[int]]:
     return [[token for row, token, _ in given if row == number] for number in range(3)]
 
 
+@needs_other_weights
 def test_the_text_of_a_model_that_takes_images_takes_other_weights(tmp_path: Path) -> None:
     model = write_vision_model(tmp_path / "model", "qwen3_vl")
     other = tuned(model, tmp_path / "other")

@@ -8,9 +8,10 @@ from safetensors import safe_open
 from runtime.config import WEIGHTS_FILE, Quantization, load_config
 from runtime.engine_folder import ANSWER_FILE, DATA_FILE, EMBEDDING_FILE
 from tests.runtime.export.hugging_face import shallow_model
-from tests.runtime.weights.external_models import export, generated
+from tests.runtime.weights.external_models import export, generated, needs_other_weights
 
 
+@needs_other_weights
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 @pytest.mark.parametrize("name", ["qwen3", "qwen2"])
 def test_weights_outside_give_what_those_inside_give_bit_for_bit(
@@ -27,7 +28,8 @@ def test_weights_outside_give_what_those_inside_give_bit_for_bit(
 
 
 def test_the_folder_holds_one_file_of_weights_that_others_can_read(tmp_path: Path) -> None:
-    engine = export(shallow_model("qwen3", tmp_path / "model"), tmp_path / "engine")
+    model = shallow_model("qwen3", tmp_path / "model")
+    engine = export(model, tmp_path / "engine", dialect="native")
     config = load_config(engine)
     assert config.external_weight_files == (WEIGHTS_FILE,)
     assert not {DATA_FILE, EMBEDDING_FILE} & set(config.files)
