@@ -47,19 +47,18 @@ from daemon.control.server import ControlServer
 from daemon.door.front_door import FrontDoor
 from daemon.door.keys import keys_of
 from daemon.door.settings import DoorFacts
+from daemon.engine_settings import check_settings, deployment_of
 from daemon.exit_codes import FORCED, STOPPED, exit_code, reason_of
 from daemon.life import Life
 from daemon.notify import notify, reloading, tell_state
 from daemon.observers import Observers
 from daemon.other_weights import verify_weights
 from daemon.reload import change_to
-from daemon.shipped import engine_folder, same_engine
 from daemon.sight import most_tokens, open_sight
 from daemon.signals import Asked, lose_patience
 from daemon.supervision.supervisor import ActorPlan, Listeners, Supervisor
 from daemon.watchdog import Watchdog, worst
 from runtime.config import LLMEngineRunnerConfig
-from runtime.decoding.deployment import DeploymentConfig, load_deployment
 from runtime.errors import HearthError
 
 if sys.version_info < (3, 11):
@@ -85,7 +84,7 @@ def serve(
     """
     log = configure_logging(settings.log_level, settings.log_format)
     try:
-        deployment = _deployment(settings, engine)
+        deployment = deployment_of(settings, engine)
         read = read or (lambda: settings)
         main = partial(_serve, settings, engine, deployment.base, send_again, log=log, read=read)
         return anyio.run(main, backend_options={"use_uvloop": True})
@@ -94,11 +93,6 @@ def serve(
         tell_state(Life().failed(reason.message))
         _log.error(reason.message, code=reason.code, field=reason.field)
         return exit_code(reason)
-
-
-def _deployment(settings: Settings, engine: Path) -> DeploymentConfig:
-    # The executor checks the digests.
-    return load_deployment(engine, structs.replace(wiring.runtime_options(settings), verify=False))
 
 
 async def _serve(
@@ -334,7 +328,7 @@ class Service:
         with reloading() if self._was_ready else nullcontext():
             try:
                 read = self._read()
-                self._check(read)
+                check_settings(read, self._settings, self._engine)
                 await verify_weights(read, self._settings, self._engine)
                 keys = keys_of(self._settings.tcp_port, self._settings.keys, os.environ)
             except HearthError as error:
@@ -353,16 +347,6 @@ class Service:
                 self._door.allow(keys.clients)
             _log.info("reloaded", changed=changed, needs_restart=needs_restart)
             return Reloaded(changed, needs_restart)
-
-    def _check(self, read: Settings) -> None:
-        """Refuse what a start would, which may come any time from now on."""
-        if same_engine(read, self._settings):
-            _deployment(read, self._engine)
-        elif read.engine:
-            _deployment(read, engine_folder(read.engine))
-        else:
-            # The shipped model's engine may have to be built first.
-            wiring.runtime_options(read)
 
     def _adopt(self, settings: Settings) -> None:
         set_level(settings.log_level)
