@@ -16,7 +16,7 @@ from tests.runtime.decoding.schedules.__main__ import main
 from tests.runtime.decoding.schedules.campaign import Campaign
 from tests.runtime.decoding.schedules.home import export_home, settings_of
 
-SCHEDULES = {"native": 35, "classic": 14}
+SCHEDULES = {"native": 26, "classic": 10}
 """Steps of the classic dialect take twice the time, and rows join and leave alike."""
 
 
