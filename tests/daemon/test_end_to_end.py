@@ -63,6 +63,13 @@ def slow(tiny_engine: Path) -> Iterator[OwnDaemon]:
         yield daemon
 
 
+@pytest.fixture(scope="module")
+def lasting(tiny_engine: Path) -> Iterator[OwnDaemon]:
+    """The same for tests after which it goes on."""
+    with own_daemon(tiny_engine, SLOW) as daemon:
+        yield daemon
+
+
 def greedy_here(engine: Path, ids: list[int], max_tokens: int) -> tuple[list[int], str]:
     runtime = LLMInferenceRuntime.open(engine)
     try:
@@ -183,8 +190,8 @@ def test_speculation_is_refused_by_name_where_it_is_off(tiny_engine: Path) -> No
         assert one.generate("the lamp is", max_tokens=2, speculation=False).text() is not None
 
 
-def test_a_cancelled_request_ends_as_cancelled_and_the_next_one_works(slow: OwnDaemon) -> None:
-    with Client(slow.socket) as client:
+def test_a_cancelled_request_ends_as_cancelled_and_the_next_one_works(lasting: OwnDaemon) -> None:
+    with Client(lasting.socket) as client:
         generation = client.generate("a", max_tokens=64)
         take(generation, 3)
         generation.cancel()
@@ -234,15 +241,7 @@ def wait_until(condition: "object", seconds: float = 10.0) -> None:
         time.sleep(0.02)
 
 
-def test_a_stop_ends_cleanly_and_removes_the_socket(slow: OwnDaemon) -> None:
-    with Client(slow.socket) as client:
-        assert client.generate("a", max_tokens=2).text() is not None
-    os.kill(slow.pid, signal.SIGTERM)
-    assert slow.wait(10) == 0
-    assert not slow.socket.exists()
-
-
-def test_a_stop_lets_running_requests_end(slow: OwnDaemon) -> None:
+def test_a_stop_lets_running_requests_end_and_removes_the_socket(slow: OwnDaemon) -> None:
     with Client(slow.socket) as client:
         generation = client.generate("a", max_tokens=40)
         take(generation, 1)
@@ -253,6 +252,7 @@ def test_a_stop_lets_running_requests_end(slow: OwnDaemon) -> None:
         assert generation.done is not None
         assert generation.done.usage.completion_tokens == 40
     assert slow.wait(10) == 0
+    assert not slow.socket.exists()
     assert '"reason":"SIGTERM","unfinished":0' in slow.log()
 
 
@@ -295,11 +295,11 @@ def test_a_second_daemon_is_refused_and_does_the_first_no_harm(
         assert client.status().state == "ready"
 
 
-def test_a_killed_executor_fails_its_requests_and_is_replaced(slow: OwnDaemon) -> None:
-    with Client(slow.socket) as client:
+def test_a_killed_executor_fails_its_requests_and_is_replaced(lasting: OwnDaemon) -> None:
+    with Client(lasting.socket) as client:
         generation = client.generate("a", max_tokens=80)
         take(generation, 2)
-        os.kill(executor_of(slow), signal.SIGKILL)
+        os.kill(executor_of(lasting), signal.SIGKILL)
         with pytest.raises(ExecutorFailed):
             generation.text()
         assert client.generate("a", max_tokens=3).text() is not None
@@ -348,7 +348,7 @@ def test_special_tokens_in_a_user_s_message_stay_text(shared: OwnDaemon) -> None
         assert "<|im_end|>" in client.detokenize(forged)
 
 
-def test_many_requests_of_several_threads_end_exactly_once(tiny_engine: Path) -> None:
+def test_many_requests_of_several_threads_end_exactly_once(shared: OwnDaemon) -> None:
     ended: list[int] = []
     errors: list[HearthClientError] = []
 
@@ -356,18 +356,17 @@ def test_many_requests_of_several_threads_end_exactly_once(tiny_engine: Path) ->
         try:
             with Client(socket) as client:
                 for _ in range(5):
-                    generation = client.generate(f"client {number}", max_tokens=16)
+                    generation = client.generate(f"client {number}", max_tokens=16, ignore_eos=True)
                     generation.text()
                     ended.append(len(generation.tokens))
         except HearthClientError as error:
             errors.append(error)
 
-    with own_daemon(tiny_engine, ("--engine-kind", "simulated")) as daemon:
-        threads = [threading.Thread(target=ask, args=(daemon.socket, n)) for n in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    threads = [threading.Thread(target=ask, args=(shared.socket, n)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert errors == []
     assert ended == [16] * 30
 
