@@ -12,7 +12,7 @@ EIGHT_BYTES = 1024
 """Of eight rows of 64 elements in a stage, weights or activations."""
 _MOST_HELD = 5
 _MOST_EIGHTS = 6
-_DEEPEST, _SHALLOWEST = 8, 2
+_DEEPEST, _DEEP, _SHALLOWEST = 8, 4, 2
 _FEW_COLUMNS = 16
 # From here on a thread that norms needs more registers than two blocks leave it.
 _HEAVY_BLOCKS, _HEAVY_EIGHTS = 4, 5
@@ -22,8 +22,13 @@ _SPREAD = ((1, 1), (1, 2), (1, 3))
 _FEW_SUMS = 64
 # What they are for.
 _SPREAD_COLUMNS, _SPREAD_EIGHTS, _SPREAD_INPUTS = 16, 256, 2048
+# Sums that leave a thread registers: tiles of sixteen rows by eight tokens.
+_MOST_FRAGMENTS = 24
+# Groups of a warp, tiles in order of preference, and stages, from which tall products pay.
+_TALL_EIGHTS, _TALL, _TALL_DEPTH = 4, ((8, 1),), 3
 _RESERVED = 1024
-_ITEM_BYTES = 16 * 32 * WARPS
+_PART_BYTES = 16 * 32
+_ITEM_BYTES = _PART_BYTES * WARPS
 _SHARE_BYTES = 16 * 32 // 2
 
 
@@ -31,17 +36,30 @@ class NarrowTiles(NamedTuple):
     """How a narrow product is shared out.
 
     A block has `eights` times eight rows at a time and `depth` stages of a ring for each warp;
-    `blocks` take `groups` of these in turn. `resident` is what the compiler keeps registers for.
+    `blocks` take `groups` of these in turn, for each `columns` tokens of a step. `resident` is what
+    the compiler keeps registers for.
     """
 
+    columns: int
     eights: int
     depth: int
     groups: int
     blocks: int
     resident: int
     shared_bytes: int
+    token_stages: int = 0
     padding: int = 0
     """Shared memory more, so that a multiprocessor takes one block and not two."""
+
+
+class TallTiles(NamedTuple):
+    """A warp's `tiles` of sixteen rows and `depth` stages; all warps take `groups` of these."""
+
+    warps: int
+    tiles: int
+    depth: int
+    groups: int
+    shared_bytes: int
 
 
 class SpreadTiles(NamedTuple):
@@ -133,11 +151,23 @@ def narrow_tiles(
     Each multiprocessor gets its rows in one block where that has room for them. Where blocks come
     often (dependent launches) a multiprocessor keeps room for those of the next kernel.
     """
+    if columns > COLUMNS[0] and not normed:
+        rows = (eights, 2 if paired else 1)
+        shared_out = _shared_out(facts, rows, inputs, columns, weight_bytes)
+        if shared_out is not None:
+            return shared_out
     step = 2 if paired else 1
 
     def shared(size: int, depth: int, *, repeated: bool) -> int:
-        ring = WARPS * depth * size * weight_bytes
-        return ring + _beside(size, inputs, columns, normed=normed, repeated=repeated)
+        return narrow_bytes(
+            size,
+            inputs,
+            columns,
+            depth=depth,
+            normed=normed,
+            repeated=repeated,
+            weight_bytes=weight_bytes,
+        )
 
     def fits(size: int, depth: int, *, repeated: bool) -> bool:
         return shared(size, depth, repeated=repeated) <= _budget(facts, columns)
@@ -162,7 +192,101 @@ def narrow_tiles(
     # Blocks have as many groups each: of two on one multiprocessor the others would wait.
     half = facts.shared_per_multiprocessor // 2 if repeated and facts.dependent else 0
     padding = max(0, half - shared_bytes)
-    return NarrowTiles(size, depth, groups, min(groups, present), resident, shared_bytes, padding)
+    blocks = min(groups, present)
+    return NarrowTiles(columns, size, depth, groups, blocks, resident, shared_bytes, 0, padding)
+
+
+def _shared_out(
+    facts: GpuFacts, rows: tuple[int, int], inputs: int, columns: int, weight_bytes: int
+) -> NarrowTiles | None:
+    """Tiles of several tokens where a multiprocessor has one block, which has all its rows at once.
+
+    `rows` are eights, and of how many a block has a multiple. Of shares of rows and tokens those
+    are taken of which a block reads least. Tokens come through a ring, as weights do. None where
+    there is no room for sums or rings.
+    """
+    (eights, step), most = rows, most_blocks(inputs)
+    room = min(facts.shared_per_block, facts.shared_per_multiprocessor - _RESERVED)
+    found: list[tuple[int, int, NarrowTiles]] = []
+    for width in COLUMNS[1:]:
+        shares = columns // width
+        if not 0 < shares <= facts.multiprocessors:
+            continue
+        size = -(-eights // (facts.multiprocessors // shares * step)) * step
+        if -(-size // 2) * width // 8 > _MOST_FRAGMENTS:
+            continue
+        for depth, tokens in _stages(most):
+            shared = narrow_bytes(
+                size,
+                inputs,
+                width,
+                depth=depth,
+                normed=False,
+                repeated=False,
+                weight_bytes=weight_bytes,
+                token_stages=tokens,
+            )
+            if shared <= room:
+                groups = -(-eights // size)
+                both = 2 * (shared + _RESERVED) <= facts.shared_per_multiprocessor
+                resident = 2 if both and columns <= _FEW_COLUMNS else 1
+                tiles = NarrowTiles(width, size, depth, groups, groups, resident, shared, tokens)
+                found.append((size * 8 + width, -width, tiles))
+                break
+    return min(found)[2] if found else None
+
+
+def _stages(most: int) -> list[tuple[int, int]]:
+    """Stages of weights and of tokens, the most wanted first: many of both, and not more than pays.
+
+    What a block takes is missing to those of its neighbours in a step, which could begin early.
+    """
+    counts = range(min(most, _DEEP), min(most, _SHALLOWEST) - 1, -1)
+    pairs = [(depth, tokens) for depth in counts for tokens in counts]
+    return sorted(pairs, key=lambda pair: (min(pair), sum(pair)), reverse=True)
+
+
+def narrow_bytes(
+    size: int,
+    inputs: int,
+    columns: int,
+    *,
+    depth: int,
+    normed: bool,
+    repeated: bool,
+    weight_bytes: int = EIGHT_BYTES,
+    token_stages: int = 0,
+) -> int:
+    """Shared memory of a block of a narrow product."""
+    ring = depth * size * weight_bytes + token_stages * columns // 8 * EIGHT_BYTES
+    parts = (1 + repeated) * -(-size // 2) * (columns // 8) * _PART_BYTES
+    norm = _blocks(inputs) * 128 + 4 * WARPS * columns if normed else 0
+    # Of several tokens the sums of the only group lie where its weights were.
+    over = columns > COLUMNS[0] and not repeated
+    return WARPS * (max(ring, parts) if over else ring + parts) + norm
+
+
+def takes_many(tiles: NarrowTiles) -> bool:
+    """Whether a narrow product reads its tokens so often that a wide one takes less."""
+    return tiles.columns == COLUMNS[-1] and tiles.groups > tiles.blocks
+
+
+@cache
+def tall_tiles(
+    facts: GpuFacts, eights: int, inputs: int, columns: int, weight_bytes: int = EIGHT_BYTES
+) -> TallTiles | None:
+    """Tiles for many rows by several tokens; None where the tokens leave no room for rings."""
+    if columns <= COLUMNS[0] or eights < _TALL_EIGHTS * WARPS * facts.multiprocessors:
+        return None
+    tokens = _blocks(inputs) * columns // 8 * EIGHT_BYTES
+    room = min(facts.shared_per_block, facts.shared_per_multiprocessor - _RESERVED) - tokens
+    for warps, tiles in _TALL:
+        stage = 2 * tiles * weight_bytes
+        depth = min(_DEEPEST, room // (warps * stage))
+        if depth >= _TALL_DEPTH:
+            shared_bytes = tokens + warps * depth * stage
+            return TallTiles(warps, tiles, depth, -(-eights // (2 * tiles)), shared_bytes)
+    return None
 
 
 @cache
@@ -267,13 +391,6 @@ def _budget(facts: GpuFacts, columns: int) -> int:
     all_of_it = facts.shared_per_multiprocessor
     share = all_of_it * 11 // 20 if all_of_it >= _LARGE_SHARED else all_of_it // 2 - _RESERVED
     return min(facts.shared_per_block, share)
-
-
-def _beside(eights: int, inputs: int, columns: int, *, normed: bool, repeated: bool) -> int:
-    """Shared memory of a block beside its rings."""
-    parts = (1 + repeated) * -(-eights // 2) * (columns // 8) * _ITEM_BYTES
-    norm = _blocks(inputs) * 128 + 4 * WARPS * 8 if normed else 0
-    return parts + norm
 
 
 def _work(eights: int, size: int, present: int) -> float:

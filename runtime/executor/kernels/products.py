@@ -22,10 +22,13 @@ from runtime.executor.kernels.product_arguments import (
 from runtime.executor.kernels.product_tiles import (
     WARPS,
     SpreadTiles,
+    TallTiles,
     columns_for,
     narrow_tiles,
     norms_itself,
     spread_tiles,
+    takes_many,
+    tall_tiles,
     wide_tiles,
 )
 
@@ -40,8 +43,10 @@ _COMMON = (
 )
 _NARROW = (
     *_COMMON,
-    *("COLUMNS", "EIGHTS", "DEPTH", "RESIDENT", "REPEATED", "NORMED", "SHARED_BYTES"),
+    *("COLUMNS", "SHARES", "EIGHTS", "DEPTH", "TOKEN_STAGES", "RESIDENT", "REPEATED", "NORMED"),
+    "SHARED_BYTES",
 )
+_TALL = (*_COMMON, "COLUMNS", "WARPS", "TILES", "DEPTH", "SHARED_BYTES")
 _SPREAD = (
     *_COMMON,
     *("COLUMNS", "TOKEN_WARPS", "TILES", "DEPTH", "RESIDENT", "REPEATED", "NORMED"),
@@ -60,6 +65,7 @@ class _Chosen(NamedTuple):
     blocks: tuple[int, int]
     shared: int
     groups: int
+    threads: int = _THREADS
 
 
 class Products:
@@ -179,8 +185,9 @@ class Products:
             norm = (given.gain, given.eps) if given.gain else None
             shape = (given.size, given.tokens)
             made.append(self._shrink.launch(given.address, adapter, shape, norm))
+        tall = None if adapter else self._tall_tiles(given, weights, output)
         normed = norms_itself(given.size, given.tokens) or self._spread_tiles(given, weights)
-        if given.gain and not normed:
+        if given.gain and (tall or not normed):
             made.append(self._normalise(given))
             given = Inputs(self._scratch, given.size, given.tokens)
         return (*made, self._product(name, given, weights, output, adapter))
@@ -229,17 +236,19 @@ class Products:
         biased = any(weight.bias for weight in weights)
         added = adapter is not None
         common = (given.size, output.kind, len(weights), int(biased), int(added), *form.macros)
-        if columns_for(given.tokens) is None:
-            chosen = self._wide(given, weights, common)
-        else:
-            paired = output.kind == GATED
-            spread = self._spread(given, weights, common)
-            chosen = spread or self._narrow(given, weights, common, paired=paired)
+        chosen = None
+        if columns_for(given.tokens) is not None:
+            chosen = (
+                (None if added else self._tall(given, weights, common, output))
+                or self._spread(given, weights, common)
+                or self._narrow(given, weights, common, paired=output.kind == GATED)
+            )
+        chosen = chosen or self._wide(given, weights, common)
         arguments = product_arguments(given, weights, output, chosen.groups)
         if adapter is not None:
             arguments.added = added_arguments(adapter)
-        function, blocks, shared, _ = chosen
-        return Launch(function, (*blocks, 1), _THREADS, shared, arguments, name)
+        grid = (*chosen.blocks, 1)
+        return Launch(chosen.function, grid, chosen.threads, chosen.shared, arguments, name)
 
     def _narrow(
         self,
@@ -248,7 +257,7 @@ class Products:
         common: tuple[int, ...],
         *,
         paired: bool,
-    ) -> _Chosen:
+    ) -> _Chosen | None:
         columns, normed = columns_for(given.tokens) or 0, bool(given.gain)
         tiles = narrow_tiles(
             self._facts,
@@ -259,12 +268,36 @@ class Products:
             normed=normed,
             weight_bytes=weights[0].form.eight_bytes,
         )
+        if takes_many(tiles):
+            return None
         repeated = int(tiles.groups > tiles.blocks)
         shared = tiles.shared_bytes
-        shape = (columns, tiles.eights, tiles.depth, tiles.resident, repeated, int(normed), shared)
+        shares = -(-given.tokens // tiles.columns)
+        stages = (tiles.eights, tiles.depth, tiles.token_stages, tiles.resident)
+        numbers = (*common, tiles.columns, shares, *stages, repeated, int(normed), shared)
         shared += tiles.padding
-        function = self._kernel("product", "product", _NARROW, (*common, *shape), shared)
-        return _Chosen(function, (tiles.blocks, 1), shared, tiles.groups)
+        function = self._kernel("product", "product", _NARROW, numbers, shared)
+        return _Chosen(function, (tiles.blocks, shares), shared, tiles.groups)
+
+    def _tall_tiles(
+        self, given: Inputs, weights: Sequence[Weight], output: Output
+    ) -> TallTiles | None:
+        columns, nbytes = columns_for(given.tokens), weights[0].form.eight_bytes
+        if columns is None or output.kind != NUMBERS:
+            return None
+        return tall_tiles(self._facts, _eights(weights), given.size, columns, nbytes)
+
+    def _tall(
+        self, given: Inputs, weights: Sequence[Weight], common: tuple[int, ...], output: Output
+    ) -> _Chosen | None:
+        tiles = self._tall_tiles(given, weights, output)
+        if tiles is None:
+            return None
+        shared = tiles.shared_bytes
+        shape = (columns_for(given.tokens) or 0, tiles.warps, tiles.tiles, tiles.depth, shared)
+        function = self._kernel("tall", "product", _TALL, (*common, *shape), shared)
+        blocks = (self._facts.multiprocessors, 1)
+        return _Chosen(function, blocks, shared, tiles.groups, 32 * tiles.warps)
 
     def _spread(
         self, given: Inputs, weights: Sequence[Weight], common: tuple[int, ...]

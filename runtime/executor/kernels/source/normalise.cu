@@ -16,27 +16,32 @@ struct Arguments {
   int unused;
 };
 
+__device__ __forceinline__ uint4 gains_of(const Arguments& a, int block, int i, int q, bool there) {
+  int input = first_input(block, i, q);
+  if (!there || (INPUTS % 64 && input >= INPUTS)) return uint4{};
+  return *(const uint4*)(a.gain + input);
+}
+
 extern "C" __global__ void __launch_bounds__(128) normalise(const __grid_constant__ Arguments a) {
   int token = blockIdx.x * 4 + threadIdx.x / 32, lane = threadIdx.x % 32, q = lane % 4;
   int first = first_block(lane / 4), count = first_block(lane / 4 + 1) - first;
+#if MOST <= 5
+  uint4 gains[MOST][2];
+#pragma unroll
+  for (int j = 0; j < MOST; ++j)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) gains[j][i] = gains_of(a, first + j, i, q, j < count);
+#endif
   wait_for_predecessors();
   if (token >= a.tokens) return;
   long long source = token;
   if (a.last) source = (long long)(token / a.select_len) * a.seq_len + a.last[token];
   const float* row = a.inputs + source * INPUTS;
-  Eight32 held[MOST <= 5 ? MOST : 1][2];
-  float part = 0;
 #if MOST <= 5
-#pragma unroll
-  for (int j = 0; j < MOST; ++j)
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-      held[j][i] = j < count ? read_row(row, first_input(first + j, i, q)) : Eight32{};
-#pragma unroll
-  for (int j = 0; j < MOST; ++j)
-#pragma unroll
-    for (int i = 0; i < 2; ++i) part = add_squares(part, held[j][i]);
+  Held held;
+  float part = read_segment(held, row, true, first, count, q);
 #else
+  float part = 0;
 #pragma unroll 4
   for (int j = 0; j < count; ++j)
 #pragma unroll
@@ -55,10 +60,11 @@ extern "C" __global__ void __launch_bounds__(128) normalise(const __grid_constan
     for (int i = 0; i < 2; ++i) {
       int input = first_input(first + j, i, q);
       if (j >= count || (INPUTS % 64 && input >= INPUTS)) continue;
-#if MOST > 5
-      held[0][i] = read_row(row, input);
+#if MOST <= 5
+      *(uint4*)(out + input) = normed_eight(held[j][i], scale, gains[j][i]);
+#else
+      *(uint4*)(out + input) =
+          normed_eight(read_row(row, input), scale, gains_of(a, first + j, i, q, true));
 #endif
-      uint4 gains = *(const uint4*)(a.gain + input);
-      *(uint4*)(out + input) = normed_eight(held[MOST <= 5 ? j : 0][i], scale, gains);
     }
 }

@@ -7,7 +7,8 @@
 
 // Up to COLUMNS tokens by EIGHTS times eight rows of weights a group. Warp w of a block has segment
 // w of the inputs, with a ring of DEPTH stages of its own: there is no barrier before the segments
-// are added. Blocks take group after group, and their rings go on from one to the next.
+// are added. Blocks take group after group, and their rings go on from one to the next. Of SHARES
+// of the tokens, COLUMNS each, a block has that of its place in y.
 // NORMED: the inputs are float32 and normed here; else they are elements.
 
 #define THREADS 256
@@ -22,13 +23,27 @@
 #define ITEMS (FRAGMENTS * 32)
 // Nothing is left to ask for behind the first stages.
 #define ALL_ASKED (!REPEATED && DEPTH >= MOST)
+// Sums of several tokens lie where the weights of a block's only group were.
+#define PARTS_IN_RING (!REPEATED && COLUMNS > 8)
+#define PART_BYTES (ITEMS * 16)
+// With TOKEN_STAGES activations have a ring too, behind that of the weights, or all of them stay.
+#define TOKENS_STAY (TOKEN_STAGES == MOST)
+// Blocks of inputs at a time, while their addresses leave registers for the sums.
+#define ITERATIONS (MOST > 8 || (MOST > 2 && FRAGMENTS > 16) ? 1 : MOST)
+#define TOKEN_BYTES (WIDTHS * EIGHT_BYTES)
+#define RINGS_BYTES (RING_BYTES + TOKEN_STAGES * TOKEN_BYTES)
+#define WARP_BYTES (PARTS_IN_RING && PART_BYTES > RINGS_BYTES ? PART_BYTES : RINGS_BYTES)
+#define BETWEEN_PARTS (PARTS_IN_RING ? WARP_BYTES / 16 : ITEMS)
+#define FIRST_TOKEN (SHARES > 1 ? (int)blockIdx.y * COLUMNS : 0)
 
 struct Shared {
-  char ring[SEGMENTS][RING_BYTES];
+  char ring[SEGMENTS][WARP_BYTES];
+#if !PARTS_IN_RING
   float4 parts[REPEATED ? 2 : 1][SEGMENTS][ITEMS];
+#endif
 #if NORMED
   uint4 gains[BLOCKS * 8];
-  float squares[SEGMENTS][8];
+  float squares[SEGMENTS][COLUMNS];
 #endif
 };
 
@@ -63,11 +78,21 @@ struct Ring {
   }
 };
 
+// Of an odd number of eights the last tile has zeros in place of its last eight rows.
+__device__ __forceinline__ void read_tile(const char* stage, int tile, int block, int lane,
+                                          uint4 (&low)[2], uint4 (&high)[2]) {
+  read_weights(stage + 2 * tile * WEIGHT_BYTES, block, lane, low);
+  if (2 * tile + 1 < EIGHTS)
+    read_weights(stage + (2 * tile + 1) * WEIGHT_BYTES, block, lane, high);
+  else
+    high[0] = high[1] = make_uint4(0, 0, 0, 0);
+}
+
 typedef uint4 Activations[WIDTHS][2];
 
 __device__ __forceinline__ void read_activations(const Arguments& a, Activations& x, int width,
                                                  int block, int lane, bool there) {
-  int token = width * 8 + lane / 4;
+  int token = FIRST_TOKEN + width * 8 + lane / 4;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     int input = first_input(block, i, lane % 4);
@@ -77,39 +102,63 @@ __device__ __forceinline__ void read_activations(const Arguments& a, Activations
   }
 }
 
+#if TOKEN_STAGES
+__device__ __forceinline__ void ask_tokens(const Arguments& a, u32 stage, int block, int lane) {
+#pragma unroll
+  for (int n = 0; n < WIDTHS; ++n) {
+    int token = FIRST_TOKEN + n * 8;
+    Eight eight = {(const char*)a.inputs, max(0, min(8, a.tokens - token))};
+    if (eight.rows) eight.first += (long long)token * INPUTS * 2;
+    copy_eight<INPUTS>(stage + n * EIGHT_BYTES, eight, block, lane);
+  }
+}
+#endif
+
 #if NORMED
-// The norm of up to eight tokens, each warp with its segment.
+// The norm of the tokens, each warp with its segment.
 __device__ __forceinline__ void read_normed(const Arguments& a, Shared& shared,
                                             Activations (&x)[HELD], int first, int count) {
-  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, token = lane / 4, q = lane % 4;
-  const float* row = (const float*)a.inputs;
-  bool there = token < a.tokens;
-  if (there) row += row_of(a, token) * INPUTS;
-  Held held;
-  float sum = add_lanes(read_segment(held, row, there, first, count, q));
-  if (q == 0) shared.squares[warp][token] = sum;
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+  Held held[WIDTHS];
+  float sums[WIDTHS];
+#pragma unroll
+  for (int n = 0; n < WIDTHS; ++n) {
+    int token = FIRST_TOKEN + n * 8 + g;
+    const float* row = (const float*)a.inputs;
+    bool there = token < a.tokens;
+    if (there) row += row_of(a, token) * INPUTS;
+    sums[n] = read_segment(held[n], row, there, first, count, q);
+  }
+#pragma unroll
+  for (int n = 0; n < WIDTHS; ++n) {
+    float sum = add_lanes(sums[n]);
+    if (q == 0) shared.squares[warp][n * 8 + g] = sum;
+  }
   __syncthreads();
-  float squares = shared.squares[0][token];
 #pragma unroll
-  for (int w = 1; w < SEGMENTS; ++w) squares = __fadd_rn(squares, shared.squares[w][token]);
-  float scale = norm_scale(squares, a.eps);
+  for (int n = 0; n < WIDTHS; ++n) {
+    float squares = shared.squares[0][n * 8 + g];
 #pragma unroll
-  for (int j = 0; j < MOST; ++j)
+    for (int w = 1; w < SEGMENTS; ++w) squares = __fadd_rn(squares, shared.squares[w][n * 8 + g]);
+    float scale = norm_scale(squares, a.eps);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      uint4 gains = make_uint4(0, 0, 0, 0);
-      if (j < count) gains = shared.gains[first_input(first + j, i, q) / 8];
-      x[j][0][i] = normed_eight(held[j][i], scale, gains);
-    }
+    for (int j = 0; j < MOST; ++j)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        uint4 gains = make_uint4(0, 0, 0, 0);
+        if (j < count) gains = shared.gains[first_input(first + j, i, q) / 8];
+        x[j][n][i] = normed_eight(held[n][j][i], scale, gains);
+      }
+  }
 }
 #endif
 
 // The sums of one item, of the segments in ascending order.
-__device__ __forceinline__ float4 add_segments(const float4 (&parts)[SEGMENTS][ITEMS], int item) {
-  float4 sum = parts[0][item];
+__device__ __forceinline__ float4 add_segments(const float4* parts, int item) {
+  float4 sum = parts[item];
 #pragma unroll
   for (int w = 1; w < SEGMENTS; ++w) {
-    float4 part = parts[w][item];
+    float4 part = parts[w * BETWEEN_PARTS + item];
     sum.x = __fadd_rn(sum.x, part.x);
     sum.y = __fadd_rn(sum.y, part.y);
     sum.z = __fadd_rn(sum.z, part.z);
@@ -123,7 +172,7 @@ __device__ __forceinline__ float4 add_segments(const float4 (&parts)[SEGMENTS][I
 __device__ __forceinline__ void place_of(int group, int item, int* row, int* token) {
   int lane = item % 32, fragment = item / 32, eight = group * EIGHTS + fragment / WIDTHS * 2;
   *row = (OUTPUT == GATED ? eight / 2 : eight) * 8 + lane / 4;
-  *token = fragment % WIDTHS * 8 + lane % 4 * 2;
+  *token = FIRST_TOKEN + fragment % WIDTHS * 8 + lane % 4 * 2;
 }
 
 __device__ __forceinline__ bool is_whole(int item) {
@@ -184,11 +233,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   int rank = rank_of(a);
   wait_for_predecessors();
 
+#if !TOKEN_STAGES
   Activations x[HELD];
+#endif
 #if NORMED
   wait_copies<DEPTH>();
   __syncwarp();
   read_normed(a, shared, x, first, count);
+#elif TOKEN_STAGES
+  const char* tokens = shared.ring[warp] + RING_BYTES;
+#pragma unroll
+  for (int i = 0; i < TOKEN_STAGES; ++i) {
+    if (i < count) ask_tokens(a, shared_address(tokens) + i * TOKEN_BYTES, first + i, lane);
+    end_copies();
+  }
 #else
 #pragma unroll
   for (int j = 0; j < HELD; ++j)
@@ -201,9 +259,43 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   if (OUTPUT == RESIDUAL && ITEMS <= THREADS && !REPEATED && threadIdx.x < ITEMS)
     before = residuals_of(a, blockIdx.x, threadIdx.x);
 
-  int slot = 0, parity = 0;
+  int slot = 0, parity = 0, token_slot = 0;
   for (int group = blockIdx.x; group < a.groups; group += gridDim.x) {
     float sums[TILES][WIDTHS][4] = {};
+#if TOKEN_STAGES
+#pragma unroll(ITERATIONS)
+    for (int j = 0; j < MOST; ++j) {
+      if (j >= count) continue;
+      wait_copies<(DEPTH < TOKEN_STAGES ? DEPTH : TOKEN_STAGES) - 1>();
+      __syncwarp();
+      const char* stage = shared.ring[warp] + slot * STAGE_BYTES;
+      const char* token_stage = tokens + (TOKENS_STAY ? j : token_slot) * TOKEN_BYTES;
+      uint4 low[TILES][2], high[TILES][2];
+#pragma unroll
+      for (int t = 0; t < TILES; ++t) read_tile(stage, t, first + j, lane, low[t], high[t]);
+      if (++slot == DEPTH) slot = 0;
+#pragma unroll
+      for (int n = 0; n < WIDTHS; ++n) {
+        uint4 x[2];
+        read_eight(token_stage + n * EIGHT_BYTES, lane, x);
+#pragma unroll
+        for (int t = 0; t < TILES; ++t) multiply_weights(sums[t][n], low[t], high[t], x);
+      }
+      if (ALL_ASKED && TOKENS_STAY) {
+        end_copies();
+        continue;
+      }
+      __syncwarp();
+      if (!TOKENS_STAY) {
+        int next = j + TOKEN_STAGES;
+        bool again = REPEATED && next >= count && group + gridDim.x < a.groups;
+        if (again) next -= count;
+        if (next < count) ask_tokens(a, shared_address(token_stage), first + next, lane);
+        if (++token_slot == TOKEN_STAGES) token_slot = 0;
+      }
+      ring.ask();
+    }
+#else
     for (int base = 0; base < MOST; base += HELD) {
 #pragma unroll
       for (int j = 0; j < HELD; ++j) {
@@ -213,13 +305,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         const char* stage = shared.ring[warp] + slot * STAGE_BYTES;
         uint4 low[TILES][2], high[TILES][2];
 #pragma unroll
-        for (int t = 0; t < TILES; ++t) {
-          read_weights(stage + 2 * t * WEIGHT_BYTES, first + base + j, lane, low[t]);
-          if (2 * t + 1 < EIGHTS)
-            read_weights(stage + (2 * t + 1) * WEIGHT_BYTES, first + base + j, lane, high[t]);
-          else
-            high[t][0] = high[t][1] = make_uint4(0, 0, 0, 0);
-        }
+        for (int t = 0; t < TILES; ++t)
+          read_tile(stage, t, first + base + j, lane, low[t], high[t]);
         if (++slot == DEPTH) slot = 0;
         __syncwarp();
         if (ALL_ASKED)
@@ -239,12 +326,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         }
       }
     }
-    float4(&parts)[SEGMENTS][ITEMS] = shared.parts[parity];
+#endif
+#if PARTS_IN_RING
+    float4* parts = (float4*)shared.ring[0];
+    __syncwarp();
+#else
+    float4* parts = shared.parts[parity][0];
+#endif
 #pragma unroll
     for (int t = 0; t < TILES; ++t)
 #pragma unroll
       for (int n = 0; n < WIDTHS; ++n)
-        parts[warp][(t * WIDTHS + n) * 32 + lane] =
+        parts[warp * BETWEEN_PARTS + (t * WIDTHS + n) * 32 + lane] =
             make_float4(sums[t][n][0], sums[t][n][1], sums[t][n][2], sums[t][n][3]);
     __syncthreads();
 #pragma unroll

@@ -9,6 +9,8 @@ from runtime.executor.kernels.product_tiles import (
     narrow_tiles,
     norms_itself,
     spread_tiles,
+    takes_many,
+    tall_tiles,
     wide_tiles,
 )
 from tests.runtime.executor.kernels.model_shapes import GPUS, MODELS, ModelShape
@@ -107,9 +109,57 @@ def test_a_part_of_a_gpu_that_has_no_cluster_takes_narrow_products() -> None:
         assert spread_tiles(facts, 768, 2560, 16, normed=True) is None
 
 
-def test_products_of_several_tokens_have_at_least_a_tile() -> None:
-    for columns in COLUMNS[1:]:
-        assert tiles_of(GPUS["H200"], MODELS["0.6B"], "down", columns).eights == 2
+def test_several_tokens_of_a_layer_take_a_large_gpu_whole_and_of_all_shares_read_the_least() -> (
+    None
+):
+    shares: dict[str, list[tuple[int, int, int]]] = {}
+    for name in ("qkv", "output", "gated", "down"):
+        for columns in COLUMNS[1:]:
+            tiles = tiles_of(GPUS["H200"], MODELS["0.6B"], name, columns)
+            blocks = tiles.blocks * (columns // tiles.columns)
+            shares.setdefault(name, []).append((tiles.columns, tiles.eights, blocks))
+            _, inputs, _, _ = layer(MODELS["0.6B"])[name]
+            assert tiles.depth == tiles.token_stages == min(4, most_blocks(inputs))
+    assert shares == {
+        "qkv": [(16, 4, 128), (32, 4, 128), (64, 4, 128)],
+        "output": [(16, 1, 128), (16, 2, 128), (32, 2, 128)],
+        "gated": [(16, 6, 128), (32, 6, 128), (64, 6, 128)],
+        "down": [(16, 1, 128), (16, 2, 128), (32, 2, 128)],
+    }
+
+
+@pytest.mark.parametrize("columns", COLUMNS)
+def test_a_tall_product_has_room_for_its_tokens_and_rings(columns: int) -> None:
+    for gpu, facts in GPUS.items():
+        for model in MODELS.values():
+            eights, inputs, _, _ = layer(model)["head"]
+            tiles = tall_tiles(facts, eights, inputs, columns)
+            if tiles is None:
+                continue
+            assert tiles.groups == -(-eights // (2 * tiles.tiles))
+            assert tiles.groups >= 2 * tiles.warps * facts.multiprocessors, gpu
+            assert tiles.depth > 1
+            assert tiles.shared_bytes + RESERVED <= facts.shared_per_multiprocessor
+            assert tiles.shared_bytes <= facts.shared_per_block
+
+
+def test_a_wide_product_takes_what_would_read_its_tokens_again_and_again() -> None:
+    taken = [
+        (name, columns)
+        for name in layer(MODELS["4B"])
+        for columns in COLUMNS
+        if takes_many(tiles_of(GPUS["H200"], MODELS["4B"], name, columns))
+    ]
+    assert taken == [("gated", 64), ("head", 64)]
+
+
+def test_the_head_of_many_tokens_is_tall_where_its_tokens_fit_a_block() -> None:
+    heads = {name: layer(model)["head"][:2] for name, model in MODELS.items()}
+    for name, columns in (("0.6B", 64), ("4B", 32)):
+        assert tall_tiles(GPUS["H200"], *heads[name], columns)
+    for gpu, name, columns in (("H200", "0.6B", 8), ("H200", "4B", 64), ("H200", "toy", 64)):
+        assert tall_tiles(GPUS[gpu], *heads[name], columns) is None
+    assert tall_tiles(GPUS["RTX 3090"], *heads["0.6B"], 64) is None
 
 
 def test_steps_take_the_narrowest_product() -> None:

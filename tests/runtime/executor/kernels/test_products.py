@@ -139,6 +139,31 @@ def test_the_head_selects_tokens_where_they_are_normed() -> None:
     assert (product.arguments.last, product.arguments.tokens) == (0, 66)
 
 
+def test_the_head_of_many_tokens_is_normed_before_a_tall_product() -> None:
+    made = Made()
+    launches = made.products.head(X, GAIN, EPS, weight(151_936), 1024, 1, 60, 60, LAST, OUT)
+    assert names(launches) == ["normalise", "head"]
+    norm, product = launches
+    assert (norm.arguments.last, norm.arguments.tokens) == (LAST, 60)
+    assert (product.arguments.inputs, product.arguments.gain) == (SCRATCH, 0)
+    assert (product.grid, product.arguments.groups) == ((132, 1, 1), 9496)
+    request = made.requests[-1]
+    assert request.file == "tall"
+    found = macros(request)
+    assert product.block == 32 * found["WARPS"]
+    assert product.shared_bytes == request.shared_bytes == found["SHARED_BYTES"]
+
+
+def test_several_tokens_are_shared_out_over_the_gpu() -> None:
+    made = Made()
+    for tokens, shares in ((33, 2), (32, 2), (17, 2), (16, 1)):
+        (launch,) = made.products.residual(X, weight(1024), 2048, tokens, OUT)
+        assert launch.grid[1] == shares, tokens
+        found = macros(made.requests[-1])
+        assert (found["SHARES"], found["COLUMNS"] * shares >= tokens) == (shares, True)
+        assert found["TOKEN_STAGES"] == 4
+
+
 def test_plain_products_take_one_matrix_or_several() -> None:
     made = Made()
     (one,) = made.products.plain(X, weight(64), 200, 1, OUT)
