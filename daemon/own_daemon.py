@@ -87,9 +87,9 @@ class OwnDaemon:
         except subprocess.TimeoutExpired as error:
             raise Failure("the daemon did not stop in time") from error
 
-    def wait_until_ready(self) -> None:
+    def wait_until_ready(self, seconds: float = _START_S) -> None:
         """Block until a client is welcomed; raises Failure with the log's last line otherwise."""
-        deadline = time.monotonic() + _START_S
+        deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and self.runs:
             if self._is_ready():
                 return

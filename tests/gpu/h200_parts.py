@@ -173,6 +173,39 @@ def _step_files_ort(run: Run) -> list[list[str]]:
     return [run.files("4b", "--engine", "ort-cuda")]
 
 
+def _step_compile(run: Run) -> list[list[str]]:
+    """What the other parts of the step compile, at once and beside anything; no figures."""
+    module = [sys.executable, "-m"]
+    bench = [*module, "bench"]
+    folders = [
+        run.engine(f"{kind}-float16", f"{model}-shape")
+        for kind in _KERNELS
+        for model in (("0.6b",) if kind == _KERNELS[2] else ("0.6b", "4b"))
+    ]
+    return [
+        *(
+            [*bench, "memory", "--engine", one]
+            for one in (*folders, str(run.work / "step" / "drafted"))
+        ),
+        *(
+            [
+                *bench,
+                "widths",
+                "--model",
+                one,
+                "--engine",
+                "kernels",
+                "--cache",
+                str(run.work / "bench"),
+            ]
+            for one in ("0.6b", "4b")
+        ),
+        [*module, "tests.gpu.kernel_times", "--profile", "0.6b", "0.6b-int4"],
+        [*module, "tests.gpu.kernel_adapter_times", "--profile", "0.6b", "4b"],
+        [*module, "tests.gpu.kernel_sanitize"],
+    ]
+
+
 def _step_spec(run: Run) -> list[list[str]]:
     """Speculation on the shipped model by kernels."""
     plain, drafted = run.work / "step" / "plain", run.work / "step" / "drafted"
@@ -246,6 +279,7 @@ PARTS: dict[str, Commands] = {
     "spec": _spec,
     "vision": _vision,
     "step-files": _step_files,
+    "step-compile": _step_compile,
     "step-files-ort": _step_files_ort,
     "step-0.6b": _step(
         "0.6b/b1 0.6b/b8 0.6b/b1/1000 0.6b/b8/1000 : kernels kernels-int4 kernels-int8 ort-cuda",
@@ -268,7 +302,7 @@ PARTS: dict[str, Commands] = {
         "tests.gpu.kernel_sanitize large",
     ),
 }
-TOGETHER = frozenset({"step-files", "sanitizer", "step-sanitizer"})
+TOGETHER = frozenset({"step-files", "step-compile", "sanitizer", "step-sanitizer"})
 """Parts whose commands run at the same time."""
 DEFAULT = (
     "tests",

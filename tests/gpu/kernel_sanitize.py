@@ -4,6 +4,8 @@ With `large` those of matrices of the 0.6B shape, which have forms of their own,
 """
 
 import sys
+import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from tests.gpu.kernel_times import STEPS as PLAIN
 from tests.gpu.kernel_times import WIDER, Times
 from tests.gpu.test_kernels import NAN_BYTE, text
 
+Sizes = tuple[int, int, int, int]
 CASES: tuple[tuple[Family, DType], ...] = ((QWEN2, "float16"), (SMALL_HEADS, "bfloat16"))
 STEPS = ([130], [1], [5], [1, 1, 1], [3, 3], [9, 9, 9, 9, 9, 9, 9, 9], [1] * 8, [40, 40])
 
@@ -48,18 +51,21 @@ def small(device: CudaDevice) -> None:
 def large(device: CudaDevice) -> None:
     """Run steps of one layer: plain ones, trees and prompts; the same of four bits; adapters."""
     adapted: dict[str, Any] = {"max_supported_lora_rank": MOST, "lora_targets": TARGETS}
-    forms: tuple[tuple[str, dict[str, Any]], ...] = (
-        ("0.6b", {"trees": True}),
-        ("0.6b-int4", {}),
-        ("0.6b", adapted),
+    forms: tuple[tuple[str, dict[str, Any], Sequence[Sizes]], ...] = (
+        ("0.6b", {"trees": True}, (*PLAIN[:3], *WIDER[:2], WIDER[3])),
+        ("0.6b-int4", {}, PLAIN[:1]),
+        ("0.6b", adapted, PLAIN[::2]),
     )
-    for name, options in forms:
+    for name, options, steps in forms:
         times = Times(device, name, layers=1, **options)
         if options is adapted:
             device.put(times.driver.tensors[RANK], np.array([16], np.int32))
-        for sizes in (*PLAIN, *WIDER[:4]):
+        for sizes in steps:
+            began = time.monotonic()
             times.driver.engine.run(times.driver.bindings(times.dims(*sizes)), device.stream)
             device.stream.synchronize()
+            sys.stdout.write(f"{name} {sizes} {time.monotonic() - began:.1f} s\n")
+            sys.stdout.flush()
         times.driver.close()
 
 
