@@ -184,8 +184,7 @@ def test_the_draft_has_bindings_of_its_own(runtime: LLMInferenceRuntime) -> None
     names = {executor.io_tensor_name(index) for index in range(executor.num_io_tensors)}
     assert {spec.name for spec in specs} <= names
     assert {"hidden_states", "hidden_states_input", "hidden_states_from_draft"} <= names
-    draft.capture_draft_proposal_graph([1])
-    draft.capture_draft_accept_graph([1], proposer._hidden)
+    draft.capture_draft_proposal_graph([1], proposer._hidden)
     assert executor.counters.captures > 0
 
 

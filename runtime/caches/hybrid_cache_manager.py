@@ -82,9 +82,13 @@ class HybridCacheManager:
 
     def commit(self, added: Sequence[int], first: int = 0) -> None:
         """Count `added` new tokens in each of the rows from place `first` on."""
+        self.count(added, first)
+        self._ops.set_lengths(self.lengths, self.row_lengths)
+
+    def count(self, added: Sequence[int], first: int = 0) -> None:
+        """The same on the host alone, where each step is fed `lengths`."""
         for row, tokens in enumerate(added, first):
             self.row_lengths[row] += tokens
-        self._ops.set_lengths(self.lengths, self.row_lengths)
 
     def commit_path(self, nodes: NDArray[np.int32]) -> None:
         """Move the slots of a tree's path to the end of each row; lengths do not grow by it.

@@ -87,12 +87,18 @@ def assemble(
         executors, drafter = [base], None
         if draft is not None:
             weights = resources.draft_weights
-            executors.append(
-                _draft_executor(folder / DRAFT_FOLDER, draft, options, device, weights)
-            )
+            chains = deployment.drafting.drafting_top_k == 1
+            own = structs.replace(options, ranks_alone=chains)
+            executors.append(_draft_executor(folder / DRAFT_FOLDER, draft, own, device, weights))
             undo.callback(executors[-1].close)
             drafter = EagleDraftRunner(
-                draft, deployment.drafting, executors[-1], resources, device, embeddings=store
+                draft,
+                deployment.drafting,
+                executors[-1],
+                resources,
+                device,
+                trees=io.trees,
+                embeddings=store,
             )
         built("draft")
         tower = None

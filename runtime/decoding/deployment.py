@@ -282,11 +282,13 @@ def suited_drafting(
 ) -> EagleDraftingConfig:
     """The trees to take where none are asked for, within what the engines were made for.
 
-    A CPU pays for every node, so it gets a chain; a GPU's step costs the same for a whole tree,
-    where the engine takes one. A plan has the tree that it was built for.
+    A CPU pays for every node, so it gets a chain; so do kernels of our own, which run up to eight
+    tokens in little more time than one, and a level of one token in a fraction of a whole tree's.
+    Other steps of a GPU cost the same for a whole tree, where the engine takes one. A plan has the
+    tree that it was built for.
     """
     chains = base.chains_only or draft.chains_only or base.device == "cpu"
-    wanted = (1, 6, 7) if chains else (4, 3, 16)
+    wanted = (1, 6, 7) if chains else (1, 7, 8) if base.backend == "kernels" else (4, 3, 16)
     if draft.static_drafting:
         top_k, step = draft.static_drafting
         wanted = (top_k, step, base.max_verify_tree_size)

@@ -94,6 +94,7 @@ class LLMInferenceRuntime(AdapterRows):
         self._prefix = prefix
         self._seating = Seating(self._context, owners, prefix, self.prefill_metrics)
         self._queued: deque[PendingStep | PendingTower] = deque()
+        self._round: PendingRound | None = None
         self._decode_next = False
 
     @classmethod
@@ -247,31 +248,35 @@ class LLMInferenceRuntime(AdapterRows):
         """
         if not self.active:
             raise HearthError("internal", "no row is active: admit rows before a step")
-        context, speculation, queued = self._context, self._speculation, self._queued
         try:
-            while len(queued) <= self._device.steps_ahead and (kind := self._next()):
-                self._decode_next = kind in ("prefill", "tower")
-                if kind == "prefill":
-                    if (failed := self._prefill()) is not None:
-                        return failed
-                elif kind == "tower":
-                    queued.append(self._turns.queue(decoding=context.decoding > 0))
-                elif speculation is not None and kind == "round":
-                    return self._collect(speculation.round(context))
-                else:
-                    queued.append(following := self._strategy.decode_step(context))
-                    if speculation is not None:
-                        speculation.follow(following)
-            step = queued.popleft()
-            while queued and step.rows and all(row.state is not RowState.LIVE for row in step.rows):
-                step = queued.popleft()
-            return self._collect(step)
+            return self._step() if self._round is None else self._end_round(self._round)
         except BaseException:
-            queued.clear()
-            context.fail_all()
+            self._queued.clear()
+            self._round = None
+            self._context.fail_all()
             self._seating.give_up()
             self._turns.drop_all()
             raise
+
+    def _step(self) -> StepResult:
+        context, speculation, queued = self._context, self._speculation, self._queued
+        while len(queued) <= self._device.steps_ahead and (kind := self._next()):
+            self._decode_next = kind in ("prefill", "tower")
+            if kind == "prefill":
+                if (failed := self._prefill()) is not None:
+                    return failed
+            elif kind == "tower":
+                queued.append(self._turns.queue(decoding=context.decoding > 0))
+            elif speculation is not None and kind == "round":
+                return self._end_round(speculation.round(context))
+            else:
+                queued.append(following := self._strategy.decode_step(context))
+                if speculation is not None:
+                    speculation.follow(following)
+        step = queued.popleft()
+        while queued and step.rows and all(row.state is not RowState.LIVE for row in step.rows):
+            step = queued.popleft()
+        return self._collect(step)
 
     def leave(self, row: int) -> None:
         """Let a row leave before the next step; nothing more is reported for it."""
@@ -326,6 +331,7 @@ class LLMInferenceRuntime(AdapterRows):
         What one of them raises does not keep the others back; `device_lost` is not raised again.
         """
         self._queued.clear()
+        self._round = None
         try:
             with ExitStack() as closing:
                 closing.callback(self._runner.close)
@@ -343,8 +349,20 @@ class LLMInferenceRuntime(AdapterRows):
         """Let rows that ended leave their places; raises `internal` where one is active."""
         if self.active:
             raise HearthError("internal", f"{what} while no row is active")
+        if self._round is not None:
+            self._round.collect()
+            self._round = None
         self._seating.arrange(self._queued)
         self._queued.clear()
+
+    def _end_round(self, pending: PendingRound) -> StepResult:
+        """Wait for a round, and queue the next one before its tokens are handed over."""
+        self._round = None
+        result = self._collect(pending)
+        speculation = self._speculation
+        if self._device.steps_ahead and speculation is not None and self._next() == "round":
+            self._round = speculation.round(self._context)
+        return result
 
     def _next(self) -> Literal["prefill", "decode", "round", "tower"] | None:
         """What to queue next, once all rows have their places; None for nothing."""

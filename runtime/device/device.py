@@ -88,6 +88,25 @@ class ProposalBuffers(NamedTuple):
     """[max batch, D] float32: the sum of log-probabilities from the root."""
 
 
+class ChainBuffers(NamedTuple):
+    """What a draft engine's chain needs: each level's token is a node and the next step's input."""
+
+    step: StepBuffers
+    """Of the steps of one token; their `lengths` are the draft's filled slots."""
+    logits: Tensor
+    """[max batch, 1, draft vocabulary] float32, of the last draft step."""
+    hidden_states: Tensor
+    """[max batch, 1, H]: those of the same token."""
+    hidden_states_from_draft: Tensor
+    """[max batch, 1, H]: what the next step is given."""
+    full_ids: Tensor | None
+    """[draft vocabulary] int32: the base's id of each draft id; None where they are the same."""
+    trees: TreeBuffers
+    """Which get the tokens."""
+    lengths: Tensor
+    """[max batch] index: the base's filled slots, the position of the first token."""
+
+
 class RotaryTables(NamedTuple):
     """Rotary tables of every row, and what they are filled from; R counts rotated pairs."""
 
@@ -126,19 +145,27 @@ class StepOps(Protocol):
         lengths: Sequence[int],
         first: Sequence[int],
         places: NDArray[np.int32],
+        *,
+        filled: Sequence[int],
     ) -> None:
         """Bring entries of a draft's cache [B, S] to where `feed_entries` finds them.
 
-        As in `feed_prefill`, but that a row without any may have length 0. `places` [B, S] says
-        where the hidden state of each lies, -1 for zeros.
+        As in `feed_prefill`, but that a row without any may have length 0. `filled` are the slots
+        before them, and `places` [B, S] says where the hidden state of each lies, -1 for zeros.
         """
 
     def feed_entries(
-        self, buffers: StepBuffers, source: Tensor, out: Tensor, shape: tuple[int, int]
+        self,
+        buffers: StepBuffers,
+        source: Tensor,
+        out: Tensor,
+        grown: Tensor,
+        shape: tuple[int, int],
     ) -> None:
         """Feed the newest entries as a prompt; `out` [B, S, W] gets their rows of `source`.
 
-        `shape` is (B, S); `source` [.., W] is read flat.
+        `shape` is (B, S); `source` [.., W] is read flat. The step's own start becomes the slots
+        filled before the entries, and `grown` [max batch] those filled behind them.
         """
 
     def feed_decode(self, buffers: StepBuffers, rows: int) -> None:
@@ -164,7 +191,7 @@ class TreeOps(Protocol):
         """Fill a step of the first `width` nodes of each row; node 0 gets `next_tokens`.
 
         Mask (of the form that is bound), positions (start + depth, 0 where there is no node),
-        embeddings, and every node selected.
+        embeddings (of token 0 where there is no node), and every node selected.
         """
 
     def begin_proposal(self, proposal: ProposalBuffers, rows: int, top_k: int) -> None:
@@ -197,6 +224,14 @@ class TreeOps(Protocol):
         self, proposal: ProposalBuffers, trees: TreeBuffers, speculating: Sequence[bool], width: int
     ) -> None:
         """The best `width` entries of each table as a tree; node 0 alone where not speculating."""
+
+    def follow_chain(self, chain: ChainBuffers, rows: int, nodes: int, level: int) -> None:
+        """The best tokens by logits [rows, 1, Vd] as node `level` + 1 of each row's tree.
+
+        Trees are [rows, nodes]. Unless it is the last node, its draft step is fed: embedding,
+        position (the base's filled slots + level), hidden state, and from level 1 on one more
+        filled slot. A number that is none counts as the lowest.
+        """
 
     def gather_rows(
         self, source: Tensor, width: int, index: NDArray[np.int32], out: Tensor

@@ -54,6 +54,7 @@ class EagleDraftRunner:
         resources: SharedResources,
         device: Device,
         *,
+        trees: TreeBuffers,
         embeddings: EmbeddingStore | None = None,
     ) -> None:
         self.executor = executor
@@ -64,11 +65,12 @@ class EagleDraftRunner:
         self._tree_ops = device.tree_ops
         io = DraftIO.create_for_spec_decode_draft(config, drafting, resources, device)
         self._inputs, self._hidden = io.entries.inputs, io.hidden_states_input
+        self._grown = io.growing.inputs.lengths
         self._prompt = io.prompt
         self._images: ImageMerge | None = None
         if embeddings is not None:
             self._images = ImageMerge(embeddings, device, self._prompt.inputs.inputs_embeds, ())
-        self._steps, growing = (
+        self._steps, self._growing = (
             StepBindings(
                 config, executor, step, resources, device, prompt=prompt, cache_index=_CACHES
             )
@@ -81,9 +83,10 @@ class EagleDraftRunner:
                 config=config,
                 drafting=drafting,
                 device=device,
-                bindings=growing,
-                inputs=self._inputs,
+                bindings=self._growing,
+                inputs=io.growing.inputs,
                 proposal=io.proposal,
+                trees=trees,
                 base=resources.cache_managers[0],
             )
         )
@@ -126,64 +129,82 @@ class EagleDraftRunner:
         """Rows and entries a row of the step that appends `width` entries to `rows` rows."""
         return self._steps.padded(rows), self._accept_width or width
 
-    def execute_accept_step(self, entries: DraftEntries, source: Tensor, rows: int) -> None:
-        """Append the entries of the first rows' newest tokens; a proposal begins from the last.
+    def propose(
+        self, entries: DraftEntries, source: Tensor, speculating: Sequence[bool], width: int
+    ) -> None:
+        """Append the entries of the first rows' newest tokens, and plant what follows the last.
 
-        `entries` are of an `accept_shape`; what those behind the first `rows` hold is dropped.
+        That are the best `width` nodes of every row; node 0 alone where not `speculating`. The
+        cache keeps the entries alone. They are of an `accept_shape`; what those behind these rows
+        hold is dropped.
         """
-        batch, width = entries.token_ids.shape
-        self.caches.reserve(max(self.caches.row_lengths[:rows]) + width)
+        rows, caches = len(speculating), self.caches
+        batch, each = entries.token_ids.shape
+        held = caches.row_lengths[:rows]
+        caches.reserve(max(held) + each + self._growth.slots)
+        filled = [*held, *[0] * (batch - rows)]
         self._ops.put_entries(
-            self._inputs, entries.token_ids, entries.lengths, entries.first, entries.hidden
+            self._inputs,
+            entries.token_ids,
+            entries.lengths,
+            entries.first,
+            entries.hidden,
+            filled=filled,
         )
-        self._steps.prepare(*self._accept_step(batch, width, self.caches.kv.bucket))
-        self._recorded.run(partial(self._enter, source, batch, width))
-        self._steps.keep(rows, width)
-        self.caches.commit(entries.lengths[:rows])
+        shape, bucket = (batch, each), caches.kv.bucket
+        self._steps.prepare(*self._entering(shape, bucket))
+        work = partial(self._round, source, rows, shape, bucket)
+        self._recorded.run(work, 1 + self._growth.levels)
+        caches.count(entries.lengths[:rows])
+        every = [*speculating, *[False] * (batch - rows)]
+        self._growth.finish(every, width)
 
-    def execute_proposal_steps(self, rows: int) -> None:
-        """Grow the proposals of the first rows to full depth; the cache keeps nothing of them."""
-        self._growth.grow(rows, self._steps.padded(rows))
+    def capture_draft_proposal_graph(self, batch_sizes: Iterable[int], source: Tensor) -> None:
+        """Capture what a proposal takes for these batch sizes, between batches.
 
-    def finish(self, trees: TreeBuffers, speculating: Sequence[bool], width: int) -> None:
-        """Plant the best `width` nodes of every row; node 0 alone where not speculating."""
-        batch = self._steps.padded(len(speculating))
-        every = [*speculating, *[False] * (batch - len(speculating))]
-        self._growth.finish(trees, every, width)
-
-    def capture_draft_proposal_graph(self, batch_sizes: Iterable[int]) -> None:
-        """Capture the draft step of a proposal for these batch sizes, between batches."""
-        for batch, bucket in self._steps.captured(batch_sizes):
-            self._growth.capture(batch, bucket)
-
-    def capture_draft_accept_graph(self, batch_sizes: Iterable[int], source: Tensor) -> None:
-        """Capture the draft step of newest tokens for these batch sizes, between batches.
-
-        Their hidden states will be in `source`.
+        The hidden states of its entries will be in `source`.
         """
         fixed = self._accept_width
         widths = [fixed] if fixed else range(1, self._drafting.most_accepted + 1)
         for (batch, bucket), width in product(self._steps.captured(batch_sizes), widths):
             tokens, places = np.zeros((batch, width), np.int64), np.zeros((batch, width), np.int32)
-            self._ops.put_entries(self._inputs, tokens, [1] * batch, [0] * batch, places)
-            self._ops.feed_entries(self._inputs, source, self._hidden, (batch, width))
-            work = partial(self._enter, source, batch, width)
-            self._recorded.capture(*self._accept_step(batch, width, bucket), work)
+            none = [0] * batch
+            self._ops.put_entries(self._inputs, tokens, [1] * batch, none, places, filled=none)
+            shape = (batch, width)
+            entering = self._entering(shape, bucket)
+            work = partial(self._round, source, batch, shape, bucket)
+            if self._recorded.takes_work:
+                self._recorded.capture(*entering, work)
+                continue
+            # Run once, what the captured steps read is there.
+            work(self._steps.executor.execute)
+            self._steps.capture(*entering)
+            if self._growth.levels:
+                self._growing.capture(*self._growth.step(batch, bucket))
+
+    def _entering(self, shape: tuple[int, int], bucket: int) -> tuple[int, InferenceDims]:
+        profile = generation_profile(self._config, shape[0], second=True)
+        return profile, InferenceDims.accept(*shape, bucket)
+
+    def _round(
+        self, source: Tensor, rows: int, shape: tuple[int, int], bucket: int, execute: Execute
+    ) -> None:
+        """A step of the entries that were put, and those that grow a proposal."""
+        batch, width = shape
+        steps, growth = self._steps, self._growth
+        steps.prepare(*self._entering(shape, bucket))
+        self._ops.feed_entries(self._inputs, source, self._hidden, self._grown, shape)
+        execute(steps.stream)
+        steps.keep(rows, width)
+        if growth.levels:
+            self._growing.prepare(*growth.step(batch, bucket))
+        growth.grow(rows, batch, execute)
 
     def close(self) -> None:
         """Free captured graphs and the engine."""
         with ExitStack() as closing:
             closing.callback(self.executor.close)
-            closing.callback(self._growth.close)
             closing.callback(self._recorded.close)
-
-    def _accept_step(self, batch: int, width: int, bucket: int) -> tuple[int, InferenceDims]:
-        profile = generation_profile(self._config, batch, second=True)
-        return profile, InferenceDims.accept(batch, width, bucket)
-
-    def _enter(self, source: Tensor, batch: int, width: int, execute: Execute) -> None:
-        self._ops.feed_entries(self._inputs, source, self._hidden, (batch, width))
-        execute(self._steps.stream)
 
     def _fill(self, inputs: StepBuffers, entries: DraftEntries, source: Tensor) -> None:
         # A row without an entry runs padding, which nobody reads and nothing keeps.

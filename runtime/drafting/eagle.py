@@ -87,7 +87,7 @@ class EagleProposer:
         return True
 
     def propose(
-        self, rows: Sequence[DecodingRow], speculating: Sequence[bool], trees: TreeBuffers
+        self, rows: Sequence[DecodingRow], speculating: Sequence[bool], _trees: TreeBuffers
     ) -> list[int]:
         """Enter what waits, grow the proposal, and plant its best nodes."""
         self._asked = speculating
@@ -102,9 +102,7 @@ class EagleProposer:
             known = len(row.token_ids) - len(places)
             entries.token_ids[place, : len(places)] = row.token_ids[known:]
             entries.hidden[place, : len(places)] = places
-        self._draft.execute_accept_step(entries, self._hidden, len(rows))
-        self._draft.execute_proposal_steps(len(rows))
-        self._draft.finish(trees, speculating, self._width)
+        self._draft.propose(entries, self._hidden, speculating, self._width)
         return [self._width if wanted else 1 for wanted in speculating]
 
     def accepted(
@@ -131,8 +129,7 @@ class EagleProposer:
 
     def capture(self, batch_sizes: Sequence[int]) -> list[int]:
         """Capture both draft steps."""
-        self._draft.capture_draft_accept_graph(batch_sizes, self._hidden)
-        self._draft.capture_draft_proposal_graph(batch_sizes)
+        self._draft.capture_draft_proposal_graph(batch_sizes, self._hidden)
         return [self._width]
 
     @property

@@ -35,10 +35,15 @@ class Initializers:
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How an engine uses the processor: `threads` 0 means all physical cores."""
+    """How an engine uses the processor: `threads` 0 means all physical cores.
+
+    With `ranks_alone` a draft need not turn logits into log probabilities: their order is all that
+    is read of them.
+    """
 
     threads: int = 0
     spin: bool = False
+    ranks_alone: bool = False
 
 
 class IOTensor(NamedTuple):

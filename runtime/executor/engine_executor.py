@@ -361,7 +361,7 @@ def _open_engine(
     if config.backend == "kernels":
         from runtime.executor.kernels.engine import KernelsEngine  # noqa: PLC0415 - see above
 
-        return KernelsEngine.open(folder, config, device, registry)
+        return KernelsEngine.open(folder, config, device, registry, ranks_alone=options.ranks_alone)
     load_onnx_runtime()
     from runtime.executor.onnx_cuda_engine import OnnxCudaEngine  # noqa: PLC0415 - see above
 

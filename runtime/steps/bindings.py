@@ -122,7 +122,7 @@ class StepBindings:
         """
         if not self._fresh:
             return
-        start = self.caches.lengths if first is None else self._prompt.inputs.lengths
+        start = (self._step if first is None else self._prompt).inputs.lengths
         self.caches.kv.write(self._fresh, start, (rows, tokens), first or 0)
 
     def _capture_for(self, adapter: str, profile: int, dims: InferenceDims) -> None:

@@ -103,7 +103,7 @@ class DraftIO(NamedTuple):
     prompt: StepIO
     """Those of a prompt chunk: the same buffers, but for a start index of their own."""
     growing: StepIO
-    """Steps that grow a proposal, from the draft's own."""
+    """Steps that grow a proposal, from the draft's own, with a start index of their own."""
     hidden_states_input: Tensor
     """That of `entries`."""
     proposal: ProposalBuffers
@@ -129,12 +129,13 @@ class DraftIO(NamedTuple):
         allocate_zero_buffer(resources, draft_zero_bytes(config, drafting, batch), device)
         out = zeros("hidden_states", top_k, config.hidden_size)
         wide, hidden = config.base_hidden_dim, config.hidden_size
+        unread = 0 if config.backend == "kernels" else drafting.proposal_size
         given = (
             zeros("hidden_states_input", longest, wide),
             resources.zeros("hidden_states_from_draft", (batch, longest, hidden), data),
         )
         own = (
-            resources.zeros("hidden_states_input", (batch, drafting.proposal_size, wide), data),
+            resources.zeros("hidden_states_input", (batch, unread, wide), data),
             zeros("hidden_states_from_draft", drafting.proposal_size, hidden),
         )
         slots, table = drafting.proposal_size, drafting.table_size
@@ -154,7 +155,7 @@ class DraftIO(NamedTuple):
         return cls(
             entries=entering,
             prompt=own_start(entering, device),
-            growing=step._replace(hidden=(out, *own)),
+            growing=own_start(step._replace(hidden=(out, *own)), device),
             hidden_states_input=given[0],
             proposal=proposal,
         )

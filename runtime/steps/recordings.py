@@ -23,22 +23,25 @@ class Recordings:
     def __init__(
         self, config: LLMEngineRunnerConfig, device: Device, bindings: StepBindings
     ) -> None:
-        self._records = config.backend == "kernels"
+        self.takes_work = config.backend == "kernels"
+        """Whether work is captured with the step that begins it; else the step alone."""
         self._device = device
         self._bindings = bindings
         self._known: dict[BindingSnapshot, Recorded] = {}
 
     def capture(self, profile: int, dims: InferenceDims, work: Work) -> None:
         """Capture a step, whose inputs are filled, or all of the `work` that runs it."""
-        if not self._records:
+        if not self.takes_work:
             self._bindings.capture(profile, dims)
             return
         executor = self._bindings.executor
         for _ in self._bindings.each_set(profile, dims):
+            # Further steps of the work may be prepared on the way.
+            snapshot = executor.snapshot
             recorded = self._device.record(partial(work, executor.queue))
             if recorded is not None:
-                older = self._known.pop(executor.snapshot, None)
-                self._known[executor.snapshot] = recorded
+                older = self._known.pop(snapshot, None)
+                self._known[snapshot] = recorded
                 executor.counters.captures += 1
                 if older is not None:
                     older.close()

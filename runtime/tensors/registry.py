@@ -110,10 +110,15 @@ def build_registry_for_spec_decode_draft(config: LLMEngineRunnerConfig) -> Tenso
     registry = TensorRegistry()
     _add_step(registry, config)
     data, hidden = numpy_dtype(config.dtype), config.hidden_size
+    given = TensorSpec(
+        "hidden_states_input", "input", data, ("batch", "seq_len", config.base_hidden_dim)
+    )
+    if config.backend == "kernels":
+        # Steps that grow a proposal bind none.
+        registry.add_own(given)
+    else:
+        registry.add(given)
     for spec in (
-        TensorSpec(
-            "hidden_states_input", "input", data, ("batch", "seq_len", config.base_hidden_dim)
-        ),
         TensorSpec("hidden_states_from_draft", "input", data, ("batch", "seq_len", hidden)),
         TensorSpec("hidden_states", "output", data, ("batch", "select_len", hidden)),
     ):

@@ -41,19 +41,28 @@ class CpuStepOps:
         lengths: Sequence[int],
         first: Sequence[int],
         places: NDArray[np.int32],
+        *,
+        filled: Sequence[int],
     ) -> None:
         """Keep them."""
-        self._entries = buffers, token_ids, [max(1, one) for one in lengths], first, places
+        self._entries = buffers, token_ids, list(lengths), first, filled, places
 
     def feed_entries(
-        self, buffers: StepBuffers, source: Tensor, out: Tensor, shape: tuple[int, int]
+        self,
+        buffers: StepBuffers,
+        source: Tensor,
+        out: Tensor,
+        grown: Tensor,
+        shape: tuple[int, int],
     ) -> None:
         """Feed what was put last, and gather its hidden states."""
-        kept, token_ids, lengths, first, places = self._entries
+        kept, token_ids, lengths, first, filled, places = self._entries
         size = source.shape[-1]
         if kept != buffers or token_ids.shape != shape:
             raise HearthError("internal", f"entries of {token_ids.shape} were put for {shape}")
-        self.feed_prefill(buffers, token_ids, lengths, first)
+        self.feed_prefill(buffers, token_ids, [max(1, one) for one in lengths], first)
+        buffers.lengths.array[: shape[0]] = filled
+        grown.array[: shape[0]] = np.add(filled, lengths)
         flat, rows = source.array.reshape(1, -1, size), places.reshape(1, -1)
         gather_rows(flat, rows, out.view((*shape, size)).reshape(1, -1, size))
 

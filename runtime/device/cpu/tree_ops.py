@@ -6,7 +6,8 @@ from numpy.typing import NDArray
 
 from runtime.device import tree_arrays
 from runtime.device.cpu.ops import embed
-from runtime.device.device import ProposalBuffers, StepBuffers, TreeBuffers
+from runtime.device.device import ChainBuffers, ProposalBuffers, StepBuffers, TreeBuffers
+from runtime.device.top_k import top_k
 from runtime.tensors.tensor import Tensor
 
 
@@ -22,8 +23,10 @@ class CpuTreeOps:
         """Fill a step of the first `width` nodes of each row, all of them selected."""
         ids = trees.ids.view((rows, width))
         ids[:, 0] = buffers.next_tokens.array[:rows]
-        packed = tree_arrays.pack_mask(trees.parents.view((rows, width)))
-        _feed_tree(buffers, ids, packed, buffers.lengths.array[:rows])
+        parents = trees.parents.view((rows, width))
+        # What is not there is masked, and must be finite all the same.
+        known = np.where(parents > tree_arrays.NO_NODE, ids, 0)
+        _feed_tree(buffers, known, tree_arrays.pack_mask(parents), buffers.lengths.array[:rows])
         buffers.last_token_ids.view((rows, width))[...] = np.arange(width)
 
     def begin_proposal(self, proposal: ProposalBuffers, rows: int, top_k: int) -> None:
@@ -70,6 +73,22 @@ class CpuTreeOps:
             _arrays(proposal, rows), np.array(speculating, np.bool_), width
         )
         self.plant(trees, *found)
+
+    def follow_chain(self, chain: ChainBuffers, rows: int, nodes: int, level: int) -> None:
+        """The best tokens as nodes of a level, and the draft's step behind them."""
+        logits = chain.logits.view((rows, chain.logits.shape[-1]))
+        full_ids = None if chain.full_ids is None else chain.full_ids.array
+        tokens = tree_arrays.map_ids(top_k(logits, 1), full_ids)
+        chain.trees.ids.view((rows, nodes))[:, level + 1] = tokens[:, 0]
+        if level + 2 == nodes:
+            return
+        step, size = chain.step, chain.hidden_states.shape[-1]
+        fresh = chain.hidden_states.view((rows, size))
+        chain.hidden_states_from_draft.view((rows, size))[...] = fresh
+        step.lengths.array[:rows] += level > 0
+        alone = np.ones((rows, 1, 1), np.int32)
+        _feed_tree(step, tokens, alone, chain.lengths.array[:rows] + level)
+        step.last_token_ids.view((rows, 1))[...] = 0
 
     def gather_rows(
         self, source: Tensor, width: int, index: NDArray[np.int32], out: Tensor

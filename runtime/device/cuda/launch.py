@@ -5,7 +5,11 @@ from typing import Any
 
 from runtime.device.cuda.compiler import KernelCompiler, kernel_source
 from runtime.device.cuda.context import CudaContext
+from runtime.device.cuda.driver import CudaDriver
 from runtime.device.cuda.stream import CudaStream
+
+FIRST_WITH_DEPENDENTS = (9, 0)
+"""The compute capability from which on a kernel can begin before the one before it has ended."""
 
 
 class KernelLaunch:
@@ -30,6 +34,23 @@ class KernelLaunch:
         self.arguments = tuple(arguments)
         self._pointers = pack_arguments(self.arguments)
         self._address = ctypes.addressof(self._pointers)
+        self._dependent = context.properties.compute_capability >= FIRST_WITH_DEPENDENTS
+
+    def launch_dependent(self, x: int, y: int = 1) -> None:
+        """Likewise, but that it may begin before what was queued last has ended.
+
+        The kernel waits itself (`griddepcontrol.wait`) before it touches memory. GPUs before
+        compute capability 9.0 begin it behind all else.
+        """
+        if not self._dependent:
+            self.launch(x, y)
+            return
+        config = self._driver.api.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = x, y, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = self._block, 1, 1
+        config.hStream = self._stream
+        config.attrs, config.numAttrs = [dependent_attribute(self._driver)], 1
+        self._driver.call("cuLaunchKernelEx", config, self._function, self._address, 0)
 
     def launch(self, x: int, y: int = 1, z: int = 1) -> None:
         """Queue the kernel over a grid of blocks; raises what CUDA says."""
@@ -38,6 +59,15 @@ class KernelLaunch:
         )
         if status:
             raise self._driver.failure("cuLaunchKernel", status)
+
+
+def dependent_attribute(driver: CudaDriver) -> Any:
+    """What lets a launch begin before its predecessor has ended."""
+    attribute = driver.api.CUlaunchAttribute()
+    names = driver.api.CUlaunchAttributeID
+    attribute.id = names.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    attribute.value.programmaticStreamSerializationAllowed = 1
+    return attribute
 
 
 def addresses(names: str) -> list[tuple[str, type[ctypes.c_uint64]]]:

@@ -47,9 +47,9 @@ class _Feed:
     def __init__(self, library: KernelLibrary, memory: CudaMemory, buffers: StepBuffers) -> None:
         places = prod(buffers.inputs_embeds.shape) // buffers.embedding.shape[1]
         self.places = places
-        # Behind the tokens come a length and a first position for each row, then the places of
-        # hidden states.
-        words = 2 * (places + buffers.lengths.shape[0])
+        # Behind the tokens come a length, a first position and filled slots before and after for
+        # each row, then the places of hidden states.
+        words = 2 * places + 4 * buffers.lengths.shape[0]
         self.token_ids = memory.zeros("prompt tokens", (words,), _IDS)
         self.arguments, options = feed_arguments(buffers)
         self.arguments.token_ids = self.token_ids.address
@@ -61,7 +61,7 @@ class _Feed:
         self._library, self._options = library, options
         self._entries: dict[tuple[int, int], KernelLaunch] = {}
 
-    def entries(self, source: Tensor, out: Tensor) -> KernelLaunch:
+    def entries(self, source: Tensor, out: Tensor, start: Tensor, grown: Tensor) -> KernelLaunch:
         """The launch that also copies rows of one buffer into another."""
         key = (source.address, out.address)
         launch = self._entries.get(key)
@@ -70,7 +70,7 @@ class _Feed:
             if source.dtype != out.dtype or out.shape[-1] != source.shape[-1]:
                 raise HearthError("internal", f"{out.name} cannot gather from {source.name}")
             size, unit = copy_unit(pitch)
-            where = (ctypes.c_uint64(source.address), ctypes.c_uint64(out.address))
+            where = (ctypes.c_uint64(one.address) for one in (source, out, start, grown))
             arguments = (self.arguments, *where, ctypes.c_int32(pitch // size))
             options = (*self._options, f"-DHIDDEN={unit}")
             launch = self._library.prepare("steps", "feed_entries", options, _THREADS, arguments)
@@ -115,24 +115,40 @@ class CudaStepOps:
         lengths: Sequence[int],
         first: Sequence[int],
         places: NDArray[np.int32],
+        *,
+        filled: Sequence[int],
     ) -> None:
         """Upload all of it at once."""
         feed = self._feed(buffers)
         rows, steps = token_ids.shape
         self._check(feed, buffers, rows, steps)
-        counts = [max(1, length) for length in lengths]
-        packed = np.concatenate((token_ids.reshape(-1), counts, first, places.reshape(-1)))
-        self._ring.upload(feed.token_ids.address, packed.astype(_IDS, copy=False))
+        count = token_ids.size
+        packed = np.empty(2 * count + 4 * rows, _IDS)
+        packed[:count] = token_ids.reshape(-1)
+        grown = (one + length for one, length in zip(filled, lengths, strict=True))
+        packed[count : count + 4 * rows] = [
+            *(max(1, length) for length in lengths),
+            *first,
+            *filled,
+            *grown,
+        ]
+        packed[count + 4 * rows :] = places.reshape(-1)
+        self._ring.upload(feed.token_ids.address, packed)
 
     def feed_entries(
-        self, buffers: StepBuffers, source: Tensor, out: Tensor, shape: tuple[int, int]
+        self,
+        buffers: StepBuffers,
+        source: Tensor,
+        out: Tensor,
+        grown: Tensor,
+        shape: tuple[int, int],
     ) -> None:
         """Feed what was put last with one launch, which may be captured."""
         feed = self._feed(buffers)
         self._check(feed, buffers, *shape)
         out.check((*shape, out.shape[-1]))
         feed.arguments.rows, feed.arguments.steps = shape
-        feed.entries(source, out).launch(shape[0] * shape[1])
+        feed.entries(source, out, buffers.lengths, grown).launch(shape[0] * shape[1])
 
     def feed_decode(self, buffers: StepBuffers, rows: int) -> None:
         """Embeds the newest token of each row."""

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.device.cuda.chain_step import ChainStep
 from runtime.device.cuda.element_types import copy_unit
 from runtime.device.cuda.launch import KernelLaunch, KernelLibrary
 from runtime.device.cuda.memory import CudaMemory
 from runtime.device.cuda.proposal import CudaProposal
 from runtime.device.cuda.tree_feed import TreeFeed
 from runtime.device.cuda.upload import UploadRing
-from runtime.device.device import ProposalBuffers, StepBuffers, TreeBuffers
+from runtime.device.device import ChainBuffers, ProposalBuffers, StepBuffers, TreeBuffers
 from runtime.errors import HearthError
 from runtime.tensors.tensor import Tensor
 
@@ -25,6 +26,7 @@ class CudaTreeOps:
         self._library, self._memory, self._ring = library, memory, ring
         self._feeds: dict[tuple[StepBuffers, object], TreeFeed] = {}
         self._proposals: dict[ProposalBuffers, CudaProposal] = {}
+        self._chains: dict[ChainBuffers, ChainStep] = {}
         self._gathers: dict[str, KernelLaunch] = {}
         self._index: Tensor | None = None
 
@@ -73,6 +75,13 @@ class CudaTreeOps:
     ) -> None:
         """The best `width` entries of each table as a tree."""
         self._proposal(proposal).finish(trees, speculating, width)
+
+    def follow_chain(self, chain: ChainBuffers, rows: int, nodes: int, level: int) -> None:
+        """The best tokens as nodes of a level, and the draft's step behind them."""
+        step = self._chains.get(chain)
+        if step is None:
+            step = self._chains[chain] = ChainStep(self._library, self._memory, chain)
+        step.launch(rows, nodes, level)
 
     def gather_rows(
         self, source: Tensor, width: int, index: NDArray[np.int32], out: Tensor

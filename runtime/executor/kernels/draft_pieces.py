@@ -15,7 +15,7 @@ PART = 4096
 class _Fuse(ctypes.Structure):
     _fields_ = (
         *addresses("x own embeds embedded_gain fused_gain inputs"),
-        ("size", ctypes.c_int32),
+        *integers("size given"),
         ("eps", ctypes.c_float),
     )
 
@@ -52,9 +52,14 @@ class DraftPieces:
         inputs: int,
         size: int,
         tokens: int,
+        *,
+        given: bool,
     ) -> tuple[Launch, ...]:
-        """Adds own to x [T, H]; inputs [T, 2H] are embeds and x, normed with the two `gains`."""
-        arguments = _Fuse(x, own, embeds, *gains, inputs, size, eps)
+        """Adds own to x [T, H], which is zero unless it is `given`.
+
+        inputs [T, 2H] are embeds and x, normed with the two `gains`.
+        """
+        arguments = _Fuse(x, own, embeds, *gains, inputs, size, int(given), eps)
         return (self._launch("fuse", (tokens, 1, 1), arguments),)
 
     def select(

@@ -29,6 +29,8 @@ class DraftStep(DecoderStep):
         super().__init__(config, layout, io_tensors, programs, facts)
         self._pieces = DraftPieces(programs, config.dtype)
         self._most_kept = 0
+        self.ranks_alone = False
+        """Whether nobody reads more of the logits than their order: they stay as they are."""
 
     def provide(self, shapes: Iterable[StepShape]) -> StepMemory:
         """Provide for steps of these shapes, and for none that need more; what they need."""
@@ -53,7 +55,8 @@ class DraftStep(DecoderStep):
         """Those of a step with these addresses and shapes."""
         config, products, pieces = self._config, self._products, self._pieces
         at = {one.name: one.tensor.address for one in bindings}
-        shape = step_shape({one.name: one.shape for one in bindings})
+        shapes = {one.name: one.shape for one in bindings}
+        shape, given = step_shape(shapes), shapes["hidden_states_input"][1] > 0
         place = self._places(shape)
         products.use_scratch(place["normed"])
         self._attention.use_scratch(place["partials"])
@@ -64,9 +67,10 @@ class DraftStep(DecoderStep):
         tokens, hidden, eps = shape.tokens, config.hidden_size, self._model.rms_norm_eps
         queries = config.num_attention_heads * config.head_dim
         x, attended, places = place["stream"], place["attended"], at["last_token_ids"]
-        fc = bound_weight(self._forms, "fc", at)
+        fc, wide = bound_weight(self._forms, "fc", at), config.base_hidden_dim
+        entered = products.plain(at["hidden_states_input"], fc, wide, tokens, x) if given else ()
         made = [
-            *products.plain(at["hidden_states_input"], fc, config.base_hidden_dim, tokens, x),
+            *entered,
             *pieces.fuse(
                 x,
                 at["hidden_states_from_draft"],
@@ -76,6 +80,7 @@ class DraftStep(DecoderStep):
                 place["inputs"],
                 hidden,
                 tokens,
+                given=given,
             ),
             *products.plain(place["inputs"], (q, k, v), 2 * hidden, tokens, place["projected"]),
             *self._attention.launches(
@@ -102,6 +107,11 @@ class DraftStep(DecoderStep):
             )
             x, attended, places = place["kept_stream"], place["kept_attended"], place["places"]
         kept = shape.batch * shape.select_len
+        scored: tuple[Launch, ...] = ()
+        if not self.ranks_alone:
+            scored = pieces.log_softmax(
+                at["logits"], place["scores"], kept, config.output_vocab_size
+            )
         return [
             *made,
             *products.residual(attended, o, queries, kept, x),
@@ -128,5 +138,5 @@ class DraftStep(DecoderStep):
                 places,
                 at["logits"],
             ),
-            *pieces.log_softmax(at["logits"], place["scores"], kept, config.output_vocab_size),
+            *scored,
         ]

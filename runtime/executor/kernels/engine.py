@@ -78,10 +78,12 @@ class KernelsEngine:
         *,
         facts: GpuFacts | None = None,
         compiler: KernelCompiler | None = None,
+        ranks_alone: bool = False,
     ) -> "KernelsEngine":
         """Compile the kernels of a folder's engine and load them; its weights are bindings.
 
-        `facts` and `compiler` take the place of the GPU's own. Raises `engine_incompatible` naming
+        `facts` and `compiler` take the place of the GPU's own; `ranks_alone` is that of
+        `EngineOptions`. Raises `engine_incompatible` naming
         what kernels do not serve, and `engine_corrupt`.
         """
         layout = load_layout(folder)
@@ -95,6 +97,8 @@ class KernelsEngine:
             io_tensors = io_tensors_of(config, registry)
             kind = DraftStep if config.base_hidden_dim else DecoderStep
             step = kind(config, layout, io_tensors, programs, programs.facts)
+            if isinstance(step, DraftStep):
+                step.ranks_alone = ranks_alone
             memory = step.provide(step_shapes(config, programs.facts))
             tickets = device.zeros("tickets", (memory.tickets,), np.dtype(np.uint8))
             step.use_tickets(tickets.address)

@@ -5,12 +5,16 @@ from typing import Any, NamedTuple, Protocol
 
 from runtime.device.cuda.compiler import KernelCompiler
 from runtime.device.cuda.context import CudaContext
-from runtime.device.cuda.launch import Modules, pack_arguments
+from runtime.device.cuda.launch import (
+    FIRST_WITH_DEPENDENTS,
+    Modules,
+    dependent_attribute,
+    pack_arguments,
+)
 from runtime.device.cuda.stream import CudaStream
 
 SOURCES = "runtime.executor.kernels.source"
 _ALL_SHARED = 100
-_FIRST_WITH_DEPENDENTS = (9, 0)
 
 
 class GpuFacts(NamedTuple):
@@ -37,7 +41,7 @@ class GpuFacts(NamedTuple):
     @property
     def dependent(self) -> bool:
         """Whether a kernel can begin before the one before it has ended."""
-        return self.capability >= _FIRST_WITH_DEPENDENTS
+        return self.capability >= FIRST_WITH_DEPENDENTS
 
 
 class KernelRequest(NamedTuple):
@@ -206,14 +210,6 @@ class Launcher:
         config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
         config.sharedMemBytes = shared_bytes
         if self._dependent:
-            config.attrs = [self._attribute()]
+            config.attrs = [dependent_attribute(self._context.driver)]
             config.numAttrs = 1
         return config
-
-    def _attribute(self) -> Any:
-        api = self._context.driver.api
-        names = api.CUlaunchAttributeID
-        attribute = api.CUlaunchAttribute()
-        attribute.id = names.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        attribute.value.programmaticStreamSerializationAllowed = 1
-        return attribute

@@ -49,6 +49,7 @@ def resolve(
         (causal(BASE), causal(DRAFT), (1, 6, 7)),
         (causal(BASE), DRAFT, (1, 6, 7)),
         (structs.replace(BASE, device="cpu"), DRAFT, (1, 6, 7)),
+        (structs.replace(BASE, backend="kernels"), DRAFT, (1, 7, 8)),
         (structs.replace(BASE, max_verify_tree_size=9), DRAFT, (4, 3, 9)),
         (causal(BASE), structs.replace(DRAFT, max_draft_tree_size=3), (1, 3, 7)),
         (

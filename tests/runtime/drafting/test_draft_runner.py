@@ -43,7 +43,8 @@ class Draft:
         resources.add_draft(found.draft, draft, device)
         self.io = PipelineIO.create_for_llm(found.base, resources, device)
         executor = EngineExecutor.create_for_spec_decode_draft(draft, found.draft, options, device)
-        self.runner = EagleDraftRunner(found.draft, eagle, executor, resources, device)
+        trees = self.io.trees
+        self.runner = EagleDraftRunner(found.draft, eagle, executor, resources, device, trees=trees)
         for hidden in (*self.io.step.hidden, *self.io.prompt.hidden):
             flat = hidden.array.reshape(-1, hidden.shape[2])
             flat[:] = np.random.default_rng(1).normal(size=flat.shape)
@@ -68,9 +69,7 @@ class Draft:
         entries = DraftEntries(
             np.array([[TOKENS[begin]]]), [1], [begin], np.array([[saved]], np.int32)
         )
-        self.runner.execute_accept_step(entries, hidden, 1)
-        self.runner.execute_proposal_steps(1)
-        self.runner.finish(self.io.trees, [True], self.eagle.tree_size)
+        self.runner.propose(entries, hidden, [True], self.eagle.tree_size)
         ids: NDArray[np.int32] = self.io.trees.ids.view((1, self.eagle.tree_size)).copy()
         return ids
 
@@ -147,7 +146,7 @@ class _Recorded:
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 8), (1, 4, 4)])
-def test_entries_and_all_that_grows_are_a_launch_each_where_they_can_be_captured(
+def test_entries_and_all_that_grows_are_one_launch_where_they_can_be_captured(
     tree_folders: EngineFolders, dialect: str, shape: tuple[int, int, int]
 ) -> None:
     eagle = EagleDraftingConfig(
@@ -156,7 +155,6 @@ def test_entries_and_all_that_grows_are_a_launch_each_where_they_can_be_captured
     trees = []
     for recording in (False, True):
         draft = Draft(tree_folders("qwen3", dialect), 1, eagle)
-        growth = draft.runner._growth
         made: list[_Recorded] = []
 
         def record(work: Callable[[], None], made: list[_Recorded] = made) -> _Recorded:
@@ -164,17 +162,15 @@ def test_entries_and_all_that_grows_are_a_launch_each_where_they_can_be_captured
             return made[-1]
 
         if recording:
-            growth._recorded._records = draft.runner._recorded._records = True
+            draft.runner._recorded.takes_work = True
             with patch.object(CpuDevice, "record", lambda _, work: record(work)):
-                for bucket in draft.runner.caches.kv.buckets:
-                    growth.capture(1, bucket)
-                draft.runner.capture_draft_accept_graph([1], draft.io.step.hidden[0])
+                draft.runner.capture_draft_proposal_graph([1], draft.io.step.hidden[0])
             draft.runner.caches.rearrange(Arrangement.fresh([REQUEST]))
         draft.prefill(0, 4, 0)
         trees.append(draft.accept(4))
         counters = draft.runner.executor.counters
         # Entries with the first step, and the levels with two more.
-        assert sum(one.launches for one in made) == (2 if recording else 0)
+        assert sum(one.launches for one in made) == (1 if recording else 0)
         assert counters.hits == (3 if recording else 0)
         draft.runner.close()
         assert all(one.closed for one in made)

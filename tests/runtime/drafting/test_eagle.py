@@ -63,9 +63,9 @@ def _watched(
     propose = proposer.propose
 
     def watch(
-        rows: Sequence[DecodingRow], speculating: Sequence[bool], trees: TreeBuffers
+        rows: Sequence[DecodingRow], speculating: Sequence[bool], _trees: TreeBuffers
     ) -> list[int]:
-        sizes = propose(rows, speculating, trees)
+        sizes, trees = propose(rows, speculating, _trees), _trees
         width = max(sizes)
         ids, parents = trees.ids.array, trees.parents.array
         for place, row in enumerate(rows):

@@ -55,7 +55,8 @@ def _mapped(step: StepIO, resources: SharedResources, cache_index: int = 0) -> T
 
 
 def _check_map(tensors: TensorMap, registry: TensorRegistry) -> None:
-    assert {spec.name for spec in registry.specs} == set(tensors)
+    own = {spec.name for spec in registry.own_specs}
+    assert {spec.name for spec in registry.specs} | own == set(tensors)
     assert all(tensors.get(spec.name).dtype == spec.dtype for spec in registry.specs)
 
 

@@ -28,12 +28,19 @@ extern "C" __global__ void feed_prefill(Feed feed) { enter(feed); }
 #ifdef HIDDEN
 typedef HIDDEN hidden;
 
-// The same of entries of a draft's cache, which bring along where their hidden states lie, behind
-// all else: [rows, steps], -1 for zeros. `source` and `out` have rows of `width` HIDDEN.
-extern "C" __global__ void feed_entries(Feed feed, const hidden* source, hidden* out, int width) {
+// The same of entries of a draft's cache. Behind all else they bring along how many slots are filled
+// before and after them, [rows] each, and where their hidden states lie: [rows, steps], -1 for zeros.
+// `source` and `out` have rows of `width` HIDDEN; `grown` is the start of the steps behind this one.
+extern "C" __global__ void feed_entries(Feed feed, const hidden* source, hidden* out, INDEX* start,
+                                        INDEX* grown, int width) {
   enter(feed);
-  long long place = blockIdx.x;
-  long long from = feed.token_ids[(long long)feed.rows * (feed.steps + 2) + place];
+  long long place = blockIdx.x, row = place / feed.steps;
+  const long long* filled = feed.token_ids + (long long)feed.rows * (feed.steps + 2);
+  if (place % feed.steps == 0 && threadIdx.x == 0) {
+    start[row] = (INDEX)filled[row];
+    grown[row] = (INDEX)filled[feed.rows + row];
+  }
+  long long from = filled[2LL * feed.rows + place];
   for (int i = threadIdx.x; i < width; i += blockDim.x)
     out[place * width + i] = from < 0 ? hidden() : source[from * width + i];
 }

@@ -35,7 +35,9 @@ extern "C" __global__ void feed_nodes(Feed feed, Nodes nodes) {
   for (int i = threadIdx.x; i <= node; i += blockDim.x) parents[i] = nodes.parents[first + i];
   for (int i = threadIdx.x; i < NODES / 32; i += blockDim.x) seen[i] = 0;
   __syncthreads();
-  int token = nodes.rooted && node == 0 ? feed.next_tokens[row] : nodes.ids[first + node];
+  // What is not there is masked, and must be finite all the same.
+  int token = parents[node] < -1 ? 0 : nodes.ids[first + node];
+  if (nodes.rooted && node == 0) token = feed.next_tokens[row];
   if (threadIdx.x == 0) {
     int depth = see(parents, node, seen);
     feed.positions[place] = depth < 0 ? 0 : nodes.lengths[row] + (INDEX)depth;

@@ -18,13 +18,14 @@ __device__ float sum_block(float own, float* shared) {
 }
 
 struct Fuse {
-  float* x;              // [tokens, size]: the base's hidden states, fused
+  float* x;              // [tokens, size]: the base's hidden states, fused, unless there are none
   const u16* own;    // [tokens, size]: the draft's own hidden states
   const u16* embeds;
   const u16* embedded_gain;
   const u16* fused_gain;
   u16* inputs;       // [tokens, 2 size]: embeddings and x, each normed
   int size;
+  int given;  // whether there are hidden states of the base
   float eps;
 };
 
@@ -40,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK) fuse(const __grid_constant__
   wait_for_predecessors();
   float squares = 0, embedded = 0;
   for (int i = threadIdx.x; i < size; i += BLOCK) {
-    float both = x[i] + number(own[i]), embed = number(embeds[i]);
+    float both = (step.given ? x[i] : 0.0f) + number(own[i]), embed = number(embeds[i]);
     x[i] = both;
     squares += both * both;
     embedded += embed * embed;

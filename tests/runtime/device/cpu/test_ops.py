@@ -68,15 +68,19 @@ def test_entries_are_fed_as_a_prompt_and_with_their_hidden_states() -> None:
     source = Tensor("source", np.arange(12, dtype=np.float32).reshape(2, 2, 3))
     out = Tensor.zeros("out", (3, 4, 3), np.dtype(np.float32))
     tokens = np.array([[1, 2], [4, 0]])
-    OPS.put_entries(buffers, tokens, [2, 0], [9, 1], np.array([[3, 0], [-1, 1]], np.int32))
-    OPS.feed_entries(buffers, source, out, (2, 2))
+    grown = Tensor.zeros("grown", (3,), np.dtype(np.int64))
+    places = np.array([[3, 0], [-1, 1]], np.int32)
+    OPS.put_entries(buffers, tokens, [2, 0], [9, 1], places, filled=[5, 2])
+    OPS.feed_entries(buffers, source, out, grown, (2, 2))
+    assert (buffers.lengths.array.tolist(), grown.array.tolist()) == ([5, 2, 0], [7, 2, 0])
     OPS.feed_prefill(other, tokens, [2, 1], [9, 1])
+    other.lengths.array[:] = [5, 2, 0]
     for found, wanted in zip(buffers, other, strict=True):
         if found is not None and wanted is not None:
             assert np.array_equal(found.array, wanted.array)
     assert out.view((2, 2, 3)).tolist() == [[[9, 10, 11], [0, 1, 2]], [[0, 0, 0], [3, 4, 5]]]
     with pytest.raises(HearthError, match="were put for"):
-        OPS.feed_entries(buffers, source, out, (2, 1))
+        OPS.feed_entries(buffers, source, out, grown, (2, 1))
 
 
 def test_packed_masks_of_prefill_and_decode_are_causal() -> None:

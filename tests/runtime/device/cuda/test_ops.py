@@ -88,17 +88,19 @@ def test_entries_are_fed_with_their_hidden_states(
     device, cpu = on_gpu(gpu, host), CpuStepOps()
     source = Tensor("source", rng.standard_normal((4, 6, wide)).astype(out))
     states = Tensor("states", np.ones((ROWS, CHUNK, wide), out))
-    there = [gpu.constant(one.name, one.array) for one in (source, states)]
+    found = (source, states, Tensor("grown", np.full(ROWS, 77, types[3])))
+    there = [gpu.constant(one.name, one.array) for one in found]
     for rows, width in ((3, 5), (4, 1), (1, 7), (3, 5)):
         tokens = rng.integers(0, VOCAB, (rows, width))
         places = rng.integers(-1, 24, (rows, width)).astype(np.int32)
         lengths = rng.integers(0, width + 1, rows).tolist()
-        given = (tokens, lengths, [7, 0, 40, 3][:rows], places)
-        for ops, buffers, tensors in ((cpu, host, (source, states)), (gpu.ops, device, there)):
-            ops.put_entries(buffers, *given)
-            ops.feed_entries(buffers, tensors[0], tensors[1], (rows, width))
+        given, filled = (tokens, lengths, [7, 0, 40, 3][:rows], places), [5, 0, 9, 2][:rows]
+        for ops, buffers, tensors in ((cpu, host, found), (gpu.ops, device, there)):
+            ops.put_entries(buffers, *given, filled=filled)
+            ops.feed_entries(buffers, tensors[0], tensors[1], tensors[2], (rows, width))
         assert_equal(gpu, device, host)
-        assert gpu.read(there[1]).tobytes() == states.array.tobytes()
+        for got, wanted in zip(there[1:], found[1:], strict=True):
+            assert gpu.read(got).tobytes() == wanted.array.tobytes()
 
 
 @pytest.mark.parametrize("width", [1, 31, 32, 33, 64, 1024, 1500])

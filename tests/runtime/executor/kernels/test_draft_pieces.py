@@ -20,8 +20,9 @@ def normed(x: NDArray[Any], gain: NDArray[Any]) -> NDArray[Any]:
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("hidden", HIDDEN)
+@pytest.mark.parametrize("given", [True, False])
 def test_embeddings_and_hidden_states_are_normed_side_by_side(
-    lab: Lab, hidden: int, dtype: DType
+    lab: Lab, hidden: int, dtype: DType, *, given: bool
 ) -> None:
     rng, kind = np.random.default_rng(hidden), TYPES[dtype]
     tokens = 13
@@ -33,8 +34,11 @@ def test_embeddings_and_hidden_states_are_normed_side_by_side(
     out = lab.poison((tokens, 2 * hidden), kind)
     at = [one.address for one in on_gpu]
     pieces = DraftPieces(lab.programs, dtype)
-    lab.run(pieces.fuse(at[0], at[1], at[2], (at[3], at[4]), EPS, out.address, hidden, tokens))
-    both = x + own.astype(np.float32)
+    gains_at = (at[3], at[4])
+    lab.run(
+        pieces.fuse(at[0], at[1], at[2], gains_at, EPS, out.address, hidden, tokens, given=given)
+    )
+    both = x * given + own.astype(np.float32)
     np.testing.assert_array_equal(lab.read(on_gpu[0]), both)
     wanted = np.concatenate([normed(embeds, gains[0]), normed(both, gains[1])], -1)
     found = lab.read(out)
@@ -44,12 +48,10 @@ def test_embeddings_and_hidden_states_are_normed_side_by_side(
     # A token alone is the same token.
     alone = lab.poison((1, 2 * hidden), kind)
     size = hidden * kind.itemsize
-    own_x = lab.put(x[7:8]).address
     behind = 7 * size
+    own_x, rest = lab.put(x[7:8]).address, (at[1] + behind, at[2] + behind)
     lab.run(
-        pieces.fuse(
-            own_x, at[1] + behind, at[2] + behind, (at[3], at[4]), EPS, alone.address, hidden, 1
-        )
+        pieces.fuse(own_x, rest[0], rest[1], gains_at, EPS, alone.address, hidden, 1, given=given)
     )
     assert lab.read(alone).tobytes() == found[7:8].tobytes()
 

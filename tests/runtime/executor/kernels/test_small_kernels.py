@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 def wanted() -> Iterator[KernelRequest]:
     kernels = WantedKernels()
     pieces = DraftPieces(kernels, "bfloat16")
-    pieces.fuse(0, 0, 0, (0, 0), 0.0, 0, 8, 1)
+    pieces.fuse(0, 0, 0, (0, 0), 0.0, 0, 8, 1, given=True)
     pieces.log_softmax(0, 0, 1, 9)
     shrink, adapter = Shrink(kernels, bfloat=0), Adapter(0, 0, 0, 0, 48, 16)
     for inputs, tokens in ((248, 2), (1024, 1), (1024, 9), (9728, 9)):
