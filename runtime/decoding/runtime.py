@@ -1,6 +1,6 @@
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
@@ -13,6 +13,7 @@ from runtime.decoding.batch_runtime import StepResult, failed_chunk
 from runtime.decoding.budget import fit_deployment, predicted_parts
 from runtime.decoding.capture import capture_steps
 from runtime.decoding.completion import complete
+from runtime.decoding.counters import RuntimeCounters
 from runtime.decoding.deployment import DeploymentConfig, load_engines
 from runtime.decoding.limits import check_row
 from runtime.decoding.pace import Pace
@@ -25,24 +26,21 @@ from runtime.device.open import open_device
 from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.errors import HearthError
 from runtime.executor.engine import EngineOptions
-from runtime.executor.graph_cache import GraphCounters
 from runtime.images import EmbeddingStore
 from runtime.known_answer import KnownAnswer
 from runtime.loading import Told, nobody
 from runtime.memory.system import available_memory
 from runtime.options import RuntimeOptions
-from runtime.prefix.metrics import PrefixMetrics
 from runtime.prefix.prefix_cache import PrefixCache
 from runtime.request import GenerationRequest, GenerationResponse, RowRequest, check_options
 from runtime.rows import DecodingInferenceContext, RowState
-from runtime.steps.engine_runner import LLMEngineRunner, PromptGraphs
-from runtime.steps.image_merge import MultimodalMetrics
+from runtime.steps.engine_runner import LLMEngineRunner
 from runtime.text import Tokenizer
 from runtime.undo import undoing
 from runtime.vision.vision_runner import VisionRunner
 
 
-class LLMInferenceRuntime(AdapterRows):
+class LLMInferenceRuntime(AdapterRows, RuntimeCounters):
     """Generates for rows that join and leave between two steps: admit, step while any is active.
 
     It belongs to one thread. Decode steps, or rounds of speculation, are of all rows whose prompts
@@ -166,41 +164,6 @@ class LLMInferenceRuntime(AdapterRows):
         if not self._queued or self._context.joiners or self._turns.waits:
             return 0.0
         return self._pace.queue_by(self._queued[-1].host_s)
-
-    @property
-    def counters(self) -> GraphCounters:
-        """Graphs captured, hit, missed and failed so far."""
-        return self._runner.executor.counters
-
-    @property
-    def graphs(self) -> Mapping[str, GraphCounters]:
-        """The counters of the base, and of the draft where there is one."""
-        if self._speculation is None:
-            return {"base": self.counters}
-        return {"base": self.counters, "draft": self._speculation.proposer.counters}
-
-    @property
-    def prefix_metrics(self) -> PrefixMetrics | None:
-        """What the prefix cache has done; None where there is none."""
-        return None if self._prefix is None else self._prefix.metrics
-
-    def take_failures(self) -> list[HearthError]:
-        """What went wrong without harm to any row, since this was asked the last time."""
-        return [] if self._prefix is None else self._prefix.take_failures()
-
-    @property
-    def device_free(self) -> int | None:
-        """Free bytes of the device's own memory; None where it has none of its own."""
-        return self._device.free_memory()
-
-    @property
-    def prompt_graphs(self) -> PromptGraphs:
-        """Those of prefill steps, which `counters` counts too."""
-        return self._runner.prompt_graphs
-
-    def get_multimodal_metrics(self) -> MultimodalMetrics:
-        """What images took so far; all zero for an engine that takes none."""
-        return self._runner.multimodal_metrics
 
     def check(self, row: RowRequest) -> None:
         """Refuse a row that `admit` would refuse; the error names the field."""
