@@ -122,7 +122,9 @@ def draft_buffer_bytes(
     hidden = (drafting.drafting_top_k + drafting.proposal_size) * config.hidden_size
     hidden += tokens * config.base_hidden_dim
     numbers = 3 * (drafting.proposal_size + drafting.table_size)
-    size += max_batch * (hidden * ITEM_BYTES[config.dtype] + numbers * 4)
+    # A proposal's steps have a start of their own.
+    start = _index_bytes(config)
+    size += max_batch * (hidden * ITEM_BYTES[config.dtype] + numbers * 4 + start)
     own = config.output_vocab_size != config.vocab_size
     return size + (config.output_vocab_size * 4 if own else 0)
 
@@ -177,9 +179,13 @@ def longest_draft_step(config: LLMEngineRunnerConfig, drafting: EagleDraftingCon
     return max(config.prefill_chunk, drafting.proposal_size, drafting.most_accepted)
 
 
+def _index_bytes(config: LLMEngineRunnerConfig) -> int:
+    return 8 if config.dialect == "native" else 4
+
+
 def _basic_bytes(config: LLMEngineRunnerConfig, max_batch: int, tokens: int, selected: int) -> int:
     """Embeddings, logits, newest tokens, starts, selection, positions, mask and new K/V rows."""
-    index = 8 if config.dialect == "native" else 4
+    index = _index_bytes(config)
     row = tokens * config.hidden_size * ITEM_BYTES[config.dtype]
     row += selected * (config.output_vocab_size * 4 + index)
     row += 4 + (1 + tokens) * index
