@@ -54,7 +54,8 @@ _SPREAD = (
 )
 _WIDE = (
     *_COMMON,
-    *("EIGHTS", "WIDTHS", "TILES", "SHARE", "DEPTH", "RESIDENT", "SHARED_BYTES"),
+    *("EIGHTS", "WIDTHS", "TILES", "SHARE", "DEPTH", "RESIDENT", "SPLIT", "EVEN"),
+    "SHARED_BYTES",
 )
 
 
@@ -62,7 +63,7 @@ class _Chosen(NamedTuple):
     """A kernel and over what it is launched."""
 
     function: Any
-    blocks: tuple[int, int]
+    blocks: tuple[int, int, int]
     shared: int
     groups: int
     threads: int = _THREADS
@@ -247,8 +248,8 @@ class Products:
         arguments = product_arguments(given, weights, output, chosen.groups)
         if adapter is not None:
             arguments.added = added_arguments(adapter)
-        grid = (*chosen.blocks, 1)
-        return Launch(chosen.function, grid, chosen.threads, chosen.shared, arguments, name)
+        function, blocks, shared, _, threads = chosen
+        return Launch(function, blocks, threads, shared, arguments, name)
 
     def _narrow(
         self,
@@ -277,7 +278,7 @@ class Products:
         numbers = (*common, tiles.columns, shares, *stages, repeated, int(normed), shared)
         shared += tiles.padding
         function = self._kernel("product", "product", _NARROW, numbers, shared)
-        return _Chosen(function, (tiles.blocks, shares), shared, tiles.groups)
+        return _Chosen(function, (tiles.blocks, shares, 1), shared, tiles.groups)
 
     def _tall_tiles(
         self, given: Inputs, weights: Sequence[Weight], output: Output
@@ -296,7 +297,7 @@ class Products:
         shared = tiles.shared_bytes
         shape = (columns_for(given.tokens) or 0, tiles.warps, tiles.tiles, tiles.depth, shared)
         function = self._kernel("tall", "product", _TALL, (*common, *shape), shared)
-        blocks = (self._facts.multiprocessors, 1)
+        blocks = (self._facts.multiprocessors, 1, 1)
         return _Chosen(function, blocks, shared, tiles.groups, 32 * tiles.warps)
 
     def _spread(
@@ -310,15 +311,17 @@ class Products:
         warps = (tiles.token_warps, tiles.tiles, tiles.depth, tiles.resident)
         shape = (columns_for(given.tokens) or 0, *warps, repeated, normed, shared)
         function = self._kernel("spread", "product", _SPREAD, (*common, *shape), shared)
-        return _Chosen(function, (tiles.clusters * WARPS, 1), shared, tiles.groups)
+        return _Chosen(function, (tiles.clusters * WARPS, 1, 1), shared, tiles.groups)
 
     def _wide(self, given: Inputs, weights: Sequence[Weight], common: tuple[int, ...]) -> _Chosen:
-        eights = _eights(weights)
-        tiles = wide_tiles(self._facts, eights, given.tokens, weights[0].form.eight_bytes)
-        shared = tiles.shared_bytes
-        function = self._kernel("wide", "product", _WIDE, (*common, *tiles[:-1], shared), shared)
-        blocks = (-(-eights // tiles.eights), -(-given.tokens // (8 * tiles.widths)))
-        return _Chosen(function, blocks, shared, 0)
+        eights, form = _eights(weights), weights[0].form
+        tiles = wide_tiles(self._facts, eights, given.size, given.tokens, form.eight_bytes)
+        # Whether every block has rows of one matrix, or one of gate and up in each eight.
+        even = all(weight.rows % (8 * tiles.eights) == 0 for weight in weights[:-1])
+        shared, shape = tiles.shared_bytes, (*tiles[:-1], int(even or common[1] == GATED))
+        function = self._kernel("wide", "product", _WIDE, (*common, *shape, shared), shared)
+        blocks = (-(-eights // tiles.eights), -(-given.tokens // (8 * tiles.widths)), tiles.split)
+        return _Chosen(function, blocks, shared, 0, tiles.threads)
 
     def _kernel(
         self, file: str, name: str, macros: tuple[str, ...], numbers: tuple[int, ...], shared: int

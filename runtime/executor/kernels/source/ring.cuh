@@ -64,17 +64,25 @@ __device__ __forceinline__ int place_of_half(int lane, int i) {
   return row * 128 + ((4 * i + q) ^ (row & 1) * 4) * 16;
 }
 
-__device__ __forceinline__ void read_eight(const char* stage, int lane, uint4 (&halves)[2]) {
-#pragma unroll
-  for (int i = 0; i < 2; ++i) halves[i] = *(const uint4*)(stage + place_of_half(lane, i));
+__device__ __forceinline__ uint4 read_half(const char* stage, int lane, int i) {
+  return *(const uint4*)(stage + place_of_half(lane, i));
 }
 
-// The four instructions of a block: sixteen rows of weights and eight tokens.
+__device__ __forceinline__ void read_eight(const char* stage, int lane, uint4 (&halves)[2]) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) halves[i] = read_half(stage, lane, i);
+}
+
+// The two instructions of half a block: sixteen rows of weights and eight tokens.
+__device__ __forceinline__ void multiply_half(float (&c)[4], const uint4& low, const uint4& high,
+                                              const uint4& b) {
+  multiply(c, low.x, high.x, low.y, high.y, b.x, b.y);
+  multiply(c, low.z, high.z, low.w, high.w, b.z, b.w);
+}
+
+// The four instructions of a block.
 __device__ __forceinline__ void multiply_block(float (&c)[4], const uint4 (&low)[2],
                                                const uint4 (&high)[2], const uint4 (&b)[2]) {
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    multiply(c, low[i].x, high[i].x, low[i].y, high[i].y, b[i].x, b[i].y);
-    multiply(c, low[i].z, high[i].z, low[i].w, high[i].w, b[i].z, b[i].w);
-  }
+  for (int i = 0; i < 2; ++i) multiply_half(c, low[i], high[i], b[i]);
 }

@@ -19,9 +19,8 @@ __device__ __forceinline__ void copy_weights(u32 stage, const Rows& rows, int bl
   copy_eight<INPUTS, ONCE>(stage, rows, block, lane);
 }
 
-__device__ __forceinline__ void read_weights(const char* stage, int, int lane,
-                                             uint4 (&halves)[2]) {
-  read_eight(stage, lane, halves);
+__device__ __forceinline__ uint4 read_weights_half(const char* stage, int, int lane, int i) {
+  return read_half(stage, lane, i);
 }
 
 #else
@@ -171,43 +170,46 @@ __device__ __forceinline__ uint4 widened(u32 word, u32 z, u32 s) {
 }
 #endif
 
-// What lane 4 g + q has of row g, as `read_eight` says, but for the order of int4.
-__device__ __forceinline__ void read_weights(const char* stage, int block, int lane,
-                                             uint4 (&halves)[2]) {
+// What lane 4 g + q has of row g, as `read_half` says, but for the order of int4.
+__device__ __forceinline__ uint4 read_weights_half(const char* stage, int block, int lane, int i) {
   int row = lane / 4, q = lane % 4, index = row * SCALES_OF_ROW + block * 64 / SCALE_BLOCK;
   u32 scales = *(const u32*)(stage + STAGE_ROW * 8 + row * 4);
+  u32 second = SCALE_BLOCK == 32 ? i : index % 2, z = (WEIGHT_BITS == 8 ? 128 : 8) * 0x10001u;
+  u32 s = __byte_perm(scales, 0, second ? 0x3232 : 0x1010);
 #if ZEROS
   u32 zeros = *(const u32*)(stage + STAGE_ROW * 8 + 32 + row * 4) >> index % 4 * 8;
-#endif
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    u32 second = SCALE_BLOCK == 32 ? i : index % 2, z = (WEIGHT_BITS == 8 ? 128 : 8) * 0x10001u;
-    u32 s = __byte_perm(scales, 0, second ? 0x3232 : 0x1010);
-#if ZEROS
-    z = __byte_perm(zeros, 0, SCALE_BLOCK == 32 && i ? 0x4141 : 0x4040);
+  z = __byte_perm(zeros, 0, SCALE_BLOCK == 32 && i ? 0x4141 : 0x4040);
 #endif
 #if WEIGHT_BITS == 8
-    const char* place = stage + place_of_chunk(row, 2 * i + q / 2) + q % 2 * 8;
-    halves[i] = widened(*(const uint2*)place, z, s);
+  const char* place = stage + place_of_chunk(row, 2 * i + q / 2) + q % 2 * 8;
+  return widened(*(const uint2*)place, z, s);
 #else
-    halves[i] = widened(*(const u32*)(stage + place_of_chunk(row, i) + q * 4), z, s);
+  return widened(*(const u32*)(stage + place_of_chunk(row, i) + q * 4), z, s);
 #endif
-  }
 }
 
 #endif
 
-// The four instructions of a block, as `multiply_block`; integers i and i + 4 of int4 go together.
+__device__ __forceinline__ void read_weights(const char* stage, int block, int lane,
+                                             uint4 (&halves)[2]) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) halves[i] = read_weights_half(stage, block, lane, i);
+}
+
+// Half a block of a token in the order in which weights are: integers i and i + 4 of int4 go
+// together.
+__device__ __forceinline__ uint4 as_weights(const uint4& b) {
+#if WEIGHT_BITS == 4
+  return make_uint4(__byte_perm(b.x, b.z, 0x5410), __byte_perm(b.x, b.z, 0x7632),
+                    __byte_perm(b.y, b.w, 0x5410), __byte_perm(b.y, b.w, 0x7632));
+#else
+  return b;
+#endif
+}
+
+// The four instructions of a block.
 __device__ __forceinline__ void multiply_weights(float (&c)[4], const uint4 (&low)[2],
                                                  const uint4 (&high)[2], const uint4 (&b)[2]) {
-#if WEIGHT_BITS == 4
-  uint4 x[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i)
-    x[i] = make_uint4(__byte_perm(b[i].x, b[i].z, 0x5410), __byte_perm(b[i].x, b[i].z, 0x7632),
-                      __byte_perm(b[i].y, b[i].w, 0x5410), __byte_perm(b[i].y, b[i].w, 0x7632));
+  uint4 x[2] = {as_weights(b[0]), as_weights(b[1])};
   multiply_block(c, low, high, x);
-#else
-  multiply_block(c, low, high, b);
-#endif
 }

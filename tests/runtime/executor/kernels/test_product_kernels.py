@@ -108,7 +108,8 @@ def check(
         (registers,) = re.findall(r"Used (\d+) registers", log)
         resident = re.search(r"-DRESIDENT=(\d+)", options)
         warps = re.search(r"-DWARPS=(\d+)", options)
-        threads = 32 * int(warps[1]) if warps else 256 * int(resident[1]) if resident else 128
+        block = 128 if "-DSPLIT" in options else 256
+        threads = 32 * int(warps[1]) if warps else block * int(resident[1]) if resident else 128
         assert int(registers) * threads <= REGISTERS, options
         ((stored, loaded),) = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill", log)
         # With zero points, which no export writes yet, the widest tiles spill a few registers.

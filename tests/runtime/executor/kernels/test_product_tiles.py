@@ -177,9 +177,12 @@ def test_few_tokens_of_a_model_that_fits_registers_are_normed_in_the_product() -
 def test_the_warps_of_a_wide_product_share_its_sums(gpu: str, tokens: int) -> None:
     facts = GPUS[gpu]
     for model in MODELS.values():
-        for eights, *_ in layer(model).values():
-            tiles = wide_tiles(facts, eights, tokens)
-            assert (tiles.eights // 2 // tiles.tiles) * (tiles.widths // tiles.share) == 8
+        for eights, inputs, *_ in layer(model).values():
+            tiles = wide_tiles(facts, eights, inputs, tokens)
+            assert tiles.threads * tiles.tiles * tiles.share * 2 == 32 * tiles.area
+            assert tiles.split == 1 or facts.dependent
+            # A thread copies sixteen bytes of whole rows.
+            assert tiles.eights * 64 % tiles.threads == tiles.widths * 64 % tiles.threads == 0
             assert tiles.depth >= 2
             assert tiles.resident * (tiles.shared_bytes + RESERVED) <= (
                 facts.shared_per_multiprocessor
@@ -188,8 +191,13 @@ def test_the_warps_of_a_wide_product_share_its_sums(gpu: str, tokens: int) -> No
 
 def test_a_wide_product_keeps_the_multiprocessors_of_a_large_gpu_busy() -> None:
     hidden, queries, keys, inner, _ = MODELS["0.6B"]
-    chosen = [
-        wide_tiles(GPUS["H200"], rows // 8, 512)[:2]
-        for rows in (queries + 2 * keys, hidden, 2 * inner)
-    ]
-    assert chosen == [(16, 16), (8, 8), (12, 16)]
+    sizes = ((queries + 2 * keys, hidden), (hidden, queries), (2 * inner, hidden))
+
+    def chosen(gpu: str, tokens: int) -> list[tuple[int, int, int]]:
+        tiles = [wide_tiles(GPUS[gpu], rows // 8, inputs, tokens) for rows, inputs in sizes]
+        return [(one.eights, one.widths, one.split) for one in tiles]
+
+    assert chosen("H200", 512) == [(8, 16, 1), (8, 8, 1), (8, 16, 1)]
+    # A cluster shares the inputs where blocks are too few, if the GPU has clusters.
+    assert chosen("H200", 128) == [(8, 8, 1), (8, 8, 4), (8, 8, 1)]
+    assert all(split == 1 for *_, split in chosen("RTX 3090", 65))
