@@ -133,10 +133,10 @@ async def test_a_hung_executor_is_killed_and_replaced(short_folder: Path) -> Non
 async def test_an_executor_that_stood_still_together_with_the_daemon_is_kept(
     short_folder: Path,
 ) -> None:
-    deadlines = Deadlines(hello_s=20, load_s=20, progress_s=4.0, pause_s=0.05)
+    deadlines = Deadlines(hello_s=20, load_s=20, progress_s=2.5, pause_s=0.05)
     async with house(short_folder, deadlines=deadlines) as made:
         pid = await made.freeze_executor(tokens=100)
-        time.sleep(5.0)  # noqa: ASYNC251 - the loop is to stand still
+        time.sleep(3.5)  # noqa: ASYNC251 - the loop is to stand still
         os.kill(pid, signal.SIGCONT)
         assert await made.until_ended(1) == {1: "length"}
         assert made.changes == [True]
