@@ -26,7 +26,8 @@ _SPREAD_COLUMNS, _SPREAD_EIGHTS, _SPREAD_INPUTS = 16, 256, 2048
 _MOST_FRAGMENTS = 24
 # Groups of a warp, tiles in order of preference, and stages, from which tall products pay.
 _TALL_EIGHTS, _TALL, _TALL_DEPTH = 4, ((8, 1),), 3
-_RESERVED = 1024
+RESERVED = 1024
+"""Shared memory of a multiprocessor that each block takes beside its own."""
 _PART_BYTES = 16 * 32
 _ITEM_BYTES = _PART_BYTES * WARPS
 _SHARE_BYTES = 16 * 32 // 2
@@ -78,64 +79,9 @@ class SpreadTiles(NamedTuple):
     shared_bytes: int
 
 
-class WideTiles(NamedTuple):
-    """A block's `eights` of rows and `widths` of tokens, eight each, and what a warp has of it.
-
-    That is `tiles` of sixteen rows by `share` widths. A cluster of `split` blocks shares the
-    segments of the inputs.
-    """
-
-    eights: int
-    widths: int
-    tiles: int
-    share: int
-    depth: int
-    resident: int
-    split: int = 1
-    weight_bytes: int = EIGHT_BYTES
-
-    @property
-    def threads(self) -> int:
-        """Those of a block."""
-        return self.eights // 2 // self.tiles * (self.widths // self.share) * 32
-
-    @property
-    def stage_bytes(self) -> int:
-        """What a stage takes of shared memory."""
-        return self.eights * self.weight_bytes + self.widths * EIGHT_BYTES
-
-    @property
-    def parts_bytes(self) -> int:
-        """What the sums of a block's segments take where a cluster adds them."""
-        return WARPS // self.split * self.area * 4 * 64 if self.split > 1 else 0
-
-    @property
-    def shared_bytes(self) -> int:
-        """What the stages take, and the sums of segments."""
-        return self.depth * self.stage_bytes + self.parts_bytes
-
-    @property
-    def area(self) -> int:
-        """Sums of a block, in units of eight by eight."""
-        return self.eights * self.widths
-
-
-# Of four warps each. The larger a tile, the less of it is read again, and the second cache's
-# bandwidth is what large products end at (H200, 7.5 TB/s); the last number is what the others cost
-# more there.
-_WIDE = (
-    (WideTiles(8, 16, 2, 8, _DEEP, 2), 1.0),
-    (WideTiles(12, 8, 3, 4, _DEEP, 2), 1.15),
-    (WideTiles(8, 8, 2, 4, _DEEP, 3), 1.15),
-)
-# Of one block alone a multiprocessor, whose four warps wait for one another.
-_LONELY = 1.5
-_SPLITS = (8, 4, 2)
-
-
 def most_blocks(inputs: int) -> int:
     """Blocks of 64 inputs in the longest of the eight segments."""
-    return -(-_blocks(inputs) // WARPS)
+    return -(-blocks_of(inputs) // WARPS)
 
 
 def norms_itself(inputs: int, tokens: int) -> bool:
@@ -221,7 +167,7 @@ def _shared_out(
     there is no room for sums or rings.
     """
     (eights, step), most = rows, most_blocks(inputs)
-    room = min(facts.shared_per_block, facts.shared_per_multiprocessor - _RESERVED)
+    room = min(facts.shared_per_block, facts.shared_per_multiprocessor - RESERVED)
     found: list[tuple[int, int, NarrowTiles]] = []
     for width in COLUMNS[1:]:
         shares = columns // width
@@ -243,7 +189,7 @@ def _shared_out(
             )
             if shared <= room:
                 groups = -(-eights // size)
-                both = 2 * (shared + _RESERVED) <= facts.shared_per_multiprocessor
+                both = 2 * (shared + RESERVED) <= facts.shared_per_multiprocessor
                 resident = 2 if both and columns <= _FEW_COLUMNS else 1
                 tiles = NarrowTiles(width, size, depth, groups, groups, resident, shared, tokens)
                 found.append((size * 8 + width, -width, tiles))
@@ -275,7 +221,7 @@ def narrow_bytes(
     """Shared memory of a block of a narrow product."""
     ring = depth * size * weight_bytes + token_stages * columns // 8 * EIGHT_BYTES
     parts = (1 + repeated) * -(-size // 2) * (columns // 8) * _PART_BYTES
-    norm = _blocks(inputs) * 128 + 4 * WARPS * columns if normed else 0
+    norm = blocks_of(inputs) * 128 + 4 * WARPS * columns if normed else 0
     # Of several tokens the sums of the only group lie where its weights were.
     over = columns > COLUMNS[0] and not repeated
     return WARPS * (max(ring, parts) if over else ring + parts) + norm
@@ -293,8 +239,8 @@ def tall_tiles(
     """Tiles for many rows by several tokens; None where the tokens leave no room for rings."""
     if columns <= COLUMNS[0] or eights < _TALL_EIGHTS * WARPS * facts.multiprocessors:
         return None
-    tokens = _blocks(inputs) * columns // 8 * EIGHT_BYTES
-    room = min(facts.shared_per_block, facts.shared_per_multiprocessor - _RESERVED) - tokens
+    tokens = blocks_of(inputs) * columns // 8 * EIGHT_BYTES
+    room = min(facts.shared_per_block, facts.shared_per_multiprocessor - RESERVED) - tokens
     for warps, tiles in _TALL:
         stage = 2 * tiles * weight_bytes
         depth = min(_DEEPEST, room // (warps * stage))
@@ -367,47 +313,8 @@ def _deepened(
     return tiles._replace(depth=depth, shared_bytes=shared(depth))
 
 
-@cache
-def wide_tiles(
-    facts: GpuFacts, eights: int, inputs: int, tokens: int, weight_bytes: int = EIGHT_BYTES
-) -> WideTiles:
-    """Tiles for a product of many tokens: those that keep all multiprocessors busy the longest.
-
-    Where these are more than its blocks, clusters of blocks share the inputs.
-    """
-    widths = -(-tokens // 8)
-
-    def blocks(tiles: WideTiles) -> int:
-        return -(-eights // tiles.eights) * -(-widths // tiles.widths)
-
-    def work(choice: tuple[WideTiles, float]) -> float:
-        tiles, cost = choice
-        each = -(-blocks(tiles) // facts.multiprocessors)
-        lonely = _LONELY if min(each, tiles.resident) == 1 else 1
-        return each * tiles.area * cost * lonely
-
-    made = [(tiles._replace(weight_bytes=weight_bytes), cost) for tiles, cost in _WIDE]
-    tiles = min(((_fitted(facts, tiles), cost) for tiles, cost in made), key=work)[0]
-    # Clusters that wait for one another take longer than blocks that do not share (H200).
-    most = facts.multiprocessors // blocks(tiles) if facts.dependent else 1
-    split = next((count for count in _SPLITS if count <= most), 1)
-    if split == 1 or _blocks(inputs) < 2 * WARPS:
-        return tiles
-    return _fitted(facts, tiles._replace(split=split, resident=2, depth=_DEEP))
-
-
-def _fitted(facts: GpuFacts, tiles: WideTiles) -> WideTiles:
-    """The same with room for its stages, of fewer blocks a multiprocessor if need be."""
-    room = min(
-        facts.shared_per_block, facts.shared_per_multiprocessor // tiles.resident - _RESERVED
-    )
-    depth = min(tiles.depth, (room - tiles.parts_bytes) // tiles.stage_bytes)
-    if depth <= _SHALLOWEST and tiles.resident > 1:
-        return _fitted(facts, tiles._replace(resident=tiles.resident - 1))
-    return tiles._replace(depth=max(_SHALLOWEST, depth))
-
-
-def _blocks(inputs: int) -> int:
+def blocks_of(inputs: int) -> int:
+    """Blocks of 64 inputs."""
     return -(-inputs // 64)
 
 
@@ -416,7 +323,7 @@ def _budget(facts: GpuFacts, columns: int) -> int:
     if columns > _FEW_COLUMNS:
         return facts.shared_per_block
     all_of_it = facts.shared_per_multiprocessor
-    share = all_of_it * 11 // 20 if all_of_it >= _LARGE_SHARED else all_of_it // 2 - _RESERVED
+    share = all_of_it * 11 // 20 if all_of_it >= _LARGE_SHARED else all_of_it // 2 - RESERVED
     return min(facts.shared_per_block, share)
 
 

@@ -29,8 +29,8 @@ from runtime.executor.kernels.product_tiles import (
     spread_tiles,
     takes_many,
     tall_tiles,
-    wide_tiles,
 )
+from runtime.executor.kernels.wide_tiles import wide_tiles
 
 __all__ = ["Form", "Products", "Weight"]
 

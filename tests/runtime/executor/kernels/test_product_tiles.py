@@ -11,7 +11,6 @@ from runtime.executor.kernels.product_tiles import (
     spread_tiles,
     takes_many,
     tall_tiles,
-    wide_tiles,
 )
 from tests.runtime.executor.kernels.model_shapes import GPUS, MODELS, ModelShape
 
@@ -170,34 +169,3 @@ def test_steps_take_the_narrowest_product() -> None:
 def test_few_tokens_of_a_model_that_fits_registers_are_normed_in_the_product() -> None:
     served = {(inputs, tokens) for inputs in (72, 2560, 2568, 4096) for tokens in (1, 8, 9)}
     assert {one for one in served if norms_itself(*one)} == {(72, 1), (72, 8), (2560, 1), (2560, 8)}
-
-
-@pytest.mark.parametrize("gpu", GPUS)
-@pytest.mark.parametrize("tokens", [65, 512, 4096])
-def test_the_warps_of_a_wide_product_share_its_sums(gpu: str, tokens: int) -> None:
-    facts = GPUS[gpu]
-    for model in MODELS.values():
-        for eights, inputs, *_ in layer(model).values():
-            tiles = wide_tiles(facts, eights, inputs, tokens)
-            assert tiles.threads * tiles.tiles * tiles.share * 2 == 32 * tiles.area
-            assert tiles.split == 1 or facts.dependent
-            # A thread copies sixteen bytes of whole rows.
-            assert tiles.eights * 64 % tiles.threads == tiles.widths * 64 % tiles.threads == 0
-            assert tiles.depth >= 2
-            assert tiles.resident * (tiles.shared_bytes + RESERVED) <= (
-                facts.shared_per_multiprocessor
-            )
-
-
-def test_a_wide_product_keeps_the_multiprocessors_of_a_large_gpu_busy() -> None:
-    hidden, queries, keys, inner, _ = MODELS["0.6B"]
-    sizes = ((queries + 2 * keys, hidden), (hidden, queries), (2 * inner, hidden))
-
-    def chosen(gpu: str, tokens: int) -> list[tuple[int, int, int]]:
-        tiles = [wide_tiles(GPUS[gpu], rows // 8, inputs, tokens) for rows, inputs in sizes]
-        return [(one.eights, one.widths, one.split) for one in tiles]
-
-    assert chosen("H200", 512) == [(8, 16, 1), (8, 8, 1), (8, 16, 1)]
-    # A cluster shares the inputs where blocks are too few, if the GPU has clusters.
-    assert chosen("H200", 128) == [(8, 8, 1), (8, 8, 4), (8, 8, 1)]
-    assert all(split == 1 for *_, split in chosen("RTX 3090", 65))

@@ -1,0 +1,36 @@
+import pytest
+
+from runtime.executor.kernels.wide_tiles import wide_tiles
+from tests.runtime.executor.kernels.model_shapes import GPUS, MODELS
+from tests.runtime.executor.kernels.test_product_tiles import RESERVED, layer
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("tokens", [65, 512, 4096])
+def test_the_warps_of_a_wide_product_share_its_sums(gpu: str, tokens: int) -> None:
+    facts = GPUS[gpu]
+    for model in MODELS.values():
+        for eights, inputs, *_ in layer(model).values():
+            tiles = wide_tiles(facts, eights, inputs, tokens)
+            assert tiles.threads * tiles.tiles * tiles.share * 2 == 32 * tiles.area
+            assert tiles.split == 1 or facts.dependent
+            # A thread copies sixteen bytes of whole rows.
+            assert tiles.eights * 64 % tiles.threads == tiles.widths * 64 % tiles.threads == 0
+            assert tiles.depth >= 2
+            assert tiles.resident * (tiles.shared_bytes + RESERVED) <= (
+                facts.shared_per_multiprocessor
+            )
+
+
+def test_a_wide_product_keeps_the_multiprocessors_of_a_large_gpu_busy() -> None:
+    hidden, queries, keys, inner, _ = MODELS["0.6B"]
+    sizes = ((queries + 2 * keys, hidden), (hidden, queries), (2 * inner, hidden))
+
+    def chosen(gpu: str, tokens: int) -> list[tuple[int, int, int]]:
+        tiles = [wide_tiles(GPUS[gpu], rows // 8, inputs, tokens) for rows, inputs in sizes]
+        return [(one.eights, one.widths, one.split) for one in tiles]
+
+    assert chosen("H200", 512) == [(8, 16, 1), (8, 8, 1), (8, 16, 1)]
+    # A cluster shares the inputs where blocks are too few, if the GPU has clusters.
+    assert chosen("H200", 128) == [(8, 8, 1), (8, 8, 4), (8, 8, 1)]
+    assert all(split == 1 for *_, split in chosen("RTX 3090", 65))
