@@ -76,8 +76,8 @@ def assemble(
         )
         undo.callback(base.close)
         built("engine")
-        inputs, speculates = io.step.inputs, deployment.method != "off"
-        trees = io.trees if speculates else None
+        inputs = io.step.inputs
+        trees = None if deployment.method == "off" else io.trees
         sampler = device.batch_sampler(
             SamplerBuffers(io.step.logits, inputs.lengths, inputs.next_tokens, trees)
         )
@@ -108,11 +108,7 @@ def assemble(
             executors.append(tower.executor)
         built("tower")
         share_context_memory(executors, device)
-        proposer: Proposer | None = None
-        if drafter is not None:
-            proposer = EagleProposer(drafter, io, deployment.drafting)
-        elif speculates:
-            proposer = _lookup_proposer(deployment, device)
+        proposer = _proposer(deployment, drafter, io, device)
         speculation = None
         if proposer is not None:
             speculation = _speculation(deployment, runner, sampler, io, proposer)
@@ -189,7 +185,16 @@ def share_context_memory(executors: Sequence[EngineExecutor], device: Device) ->
         executor.set_context_memory(memory)
 
 
-def _lookup_proposer(deployment: DeploymentConfig, device: Device) -> LookupProposer:
+def _proposer(
+    deployment: DeploymentConfig,
+    drafter: EagleDraftRunner | None,
+    io: PipelineIO,
+    device: Device,
+) -> Proposer | None:
+    if drafter is not None:
+        return EagleProposer(drafter, io, deployment.drafting)
+    if deployment.method == "off":
+        return None
     config = deployment.base
     return LookupProposer(
         device.tree_ops,
