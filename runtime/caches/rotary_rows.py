@@ -6,7 +6,8 @@ from numpy.typing import NDArray
 from runtime.arrangement import Arrangement, Seat
 from runtime.caches.kv_cache_manager import check_alignment
 from runtime.config import LLMEngineRunnerConfig
-from runtime.device.device import Device, RotaryTables
+from runtime.device.device import Device
+from runtime.device.image_ops import RotaryTables
 from runtime.pictures.positions import PLAIN, RowPositions, pair_axes, row_positions
 from runtime.tensors.tensor import Tensor
 

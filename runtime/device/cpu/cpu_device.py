@@ -11,7 +11,8 @@ from runtime.device.cpu.ops import CpuStepOps
 from runtime.device.cpu.sampler import CpuBatchSampler
 from runtime.device.cpu.storage import CpuCacheStorage
 from runtime.device.cpu.tree_ops import CpuTreeOps
-from runtime.device.device import ImageOps, SamplerBuffers, StepOps, TreeOps
+from runtime.device.device import SamplerBuffers, StepOps, TreeOps
+from runtime.device.image_ops import ImageOps
 from runtime.device.stream import HostStream, Stream
 from runtime.errors import HearthError
 from runtime.tensors.tensor import Tensor

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from runtime.device.cuda.launch import KernelLaunch, KernelLibrary, addresses, integers
 from runtime.device.cuda.memory import CudaMemory
 from runtime.device.cuda.upload import UploadRing
-from runtime.device.device import RotaryTables, check_splice
+from runtime.device.image_ops import RotaryTables, check_splice
 from runtime.errors import HearthError
 from runtime.pictures.positions import RowPositions
 from runtime.tensors.tensor import Tensor

@@ -9,7 +9,7 @@ from runtime.caches.rotary_rows import RotaryRows
 from runtime.config import LLMEngineRunnerConfig, RopeConfig
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.device.cpu.image_ops import CpuImageOps
-from runtime.device.device import RotaryTables
+from runtime.device.image_ops import RotaryTables
 from runtime.errors import HearthError
 from runtime.images import EmbeddedImage, ImageSpan, Slot
 from runtime.pictures.positions import RowPositions, row_positions

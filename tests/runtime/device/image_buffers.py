@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device.device import RotaryTables
+from runtime.device.image_ops import RotaryTables
 from runtime.images import ImageSpan
 from runtime.pictures.positions import PLAIN, RowPositions, row_positions
 from runtime.tensors.tensor import Tensor
