@@ -136,6 +136,7 @@ class StepOps(Protocol):
 
         As in `feed_prefill`, but that a row without any may have length 0. `filled` are the slots
         before them, and `places` [B, S] says where the hidden state of each lies, -1 for zeros.
+        A device may read what was put when it feeds it: wait for that before more is put.
         """
 
     def feed_entries(

@@ -1,5 +1,6 @@
 import ctypes
 from collections.abc import Sequence
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -47,9 +48,8 @@ class _Feed:
     def __init__(self, library: KernelLibrary, memory: CudaMemory, buffers: StepBuffers) -> None:
         places = prod(buffers.inputs_embeds.shape) // buffers.embedding.shape[1]
         self.places = places
-        # Behind the tokens come a length, a first position and filled slots before and after for
-        # each row, then the places of hidden states.
-        words = 2 * places + 4 * buffers.lengths.shape[0]
+        # Behind the tokens come a length and a first position for each row.
+        words = places + 2 * buffers.lengths.shape[0]
         self.token_ids = memory.zeros("prompt tokens", (words,), _IDS)
         self.arguments, options = feed_arguments(buffers)
         self.arguments.token_ids = self.token_ids.address
@@ -58,8 +58,22 @@ class _Feed:
             for name in ("feed_prefill", "feed_decode")
         ]
         self.prefill, self.decode = kernels
-        self._library, self._options = library, options
+        self._library, self._memory, self._options = library, memory, options
+        self._buffers = buffers
         self._entries: dict[tuple[int, int], KernelLaunch] = {}
+
+    @cached_property
+    def entered(self) -> tuple[FeedArguments, NDArray[np.int64]]:
+        """The arguments of steps of entries, and where the host writes these: pinned memory.
+
+        Behind the tokens come a length, a first position, the slots filled before and after for
+        each row, and the places of hidden states.
+        """
+        words = 2 * self.places + 4 * self._buffers.lengths.shape[0]
+        pinned = self._memory.pinned_zeros("entries", (words,), _IDS)
+        arguments, _ = feed_arguments(self._buffers)
+        arguments.token_ids = pinned.address
+        return arguments, pinned.array
 
     def entries(self, source: Tensor, out: Tensor, start: Tensor, grown: Tensor) -> KernelLaunch:
         """The launch that also copies rows of one buffer into another."""
@@ -71,7 +85,7 @@ class _Feed:
                 raise HearthError("internal", f"{out.name} cannot gather from {source.name}")
             size, unit = copy_unit(pitch)
             where = (ctypes.c_uint64(one.address) for one in (source, out, start, grown))
-            arguments = (self.arguments, *where, ctypes.c_int32(pitch // size))
+            arguments = (self.entered[0], *where, ctypes.c_int32(pitch // size))
             options = (*self._options, f"-DHIDDEN={unit}")
             launch = self._library.prepare("steps", "feed_entries", options, _THREADS, arguments)
             self._entries[key] = launch
@@ -118,12 +132,12 @@ class CudaStepOps:
         *,
         filled: Sequence[int],
     ) -> None:
-        """Upload all of it at once."""
+        """Write all of it where the kernel reads it."""
         feed = self._feed(buffers)
         rows, steps = token_ids.shape
         self._check(feed, buffers, rows, steps)
         count = token_ids.size
-        packed = np.empty(2 * count + 4 * rows, _IDS)
+        packed = feed.entered[1]
         packed[:count] = token_ids.reshape(-1)
         grown = (one + length for one, length in zip(filled, lengths, strict=True))
         packed[count : count + 4 * rows] = [
@@ -132,8 +146,7 @@ class CudaStepOps:
             *filled,
             *grown,
         ]
-        packed[count + 4 * rows :] = places.reshape(-1)
-        self._ring.upload(feed.token_ids.address, packed)
+        packed[count + 4 * rows : 2 * count + 4 * rows] = places.reshape(-1)
 
     def feed_entries(
         self,
@@ -147,7 +160,7 @@ class CudaStepOps:
         feed = self._feed(buffers)
         self._check(feed, buffers, *shape)
         out.check((*shape, out.shape[-1]))
-        feed.arguments.rows, feed.arguments.steps = shape
+        feed.entered[0].rows, feed.entered[0].steps = shape
         feed.entries(source, out, buffers.lengths, grown).launch(shape[0] * shape[1])
 
     def feed_decode(self, buffers: StepBuffers, rows: int) -> None:
