@@ -86,7 +86,7 @@ class HybridCacheManager:
         self._ops.set_lengths(self.lengths, self.row_lengths)
 
     def count(self, added: Sequence[int], first: int = 0) -> None:
-        """The same on the host alone, where each step is fed `lengths`."""
+        """The same on the host alone, where the device knows, or is told with each step."""
         for row, tokens in enumerate(added, first):
             self.row_lengths[row] += tokens
 

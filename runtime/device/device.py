@@ -275,7 +275,8 @@ class BatchSampler(Protocol):
 
         At a node of depth d the token is picked for position start + d + 1 with the row's history
         and the tokens of the walk so far; a child with that token is the next node (the first of
-        equal ones). All picked tokens enter the history; the last becomes the `next_tokens`.
+        equal ones). All picked tokens enter the history, the last becomes the `next_tokens`, and
+        the row's `lengths` grow by as many.
         """
 
 

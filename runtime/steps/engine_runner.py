@@ -249,7 +249,8 @@ class LLMEngineRunner:
             for row, path in enumerate(nodes):
                 table[row, : len(path)] = path
             caches.commit_path(table)
-        caches.commit(counts)
+        # Those of the device have grown with the walk.
+        caches.count(counts)
 
     def warm_prefill(self) -> None:
         """Run a prefill step of one row in each of a GPU's widths, between batches.

@@ -65,6 +65,7 @@ class CpuBatchSampler:
         for row, path in enumerate(paths):
             if path is not None:
                 self._buffers.next_tokens.array[row] = path.samples[-1].token_id
+                self._buffers.lengths.array[row] += len(path.nodes)
         return Ready(paths)
 
     def _seat(self, seat: Seat) -> RowSampler:

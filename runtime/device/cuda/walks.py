@@ -1,4 +1,5 @@
 import ctypes
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,6 +22,7 @@ _RESIDENT, _MOST_LINKED = 8, 1024
 # Logits of all nodes, for each multiprocessor, that are drawn from in less time than one block a
 # row takes for the nodes that are walked.
 _MOST_LOGITS = 200_000
+_SOONER = 0.75
 PARTIAL = np.dtype([("best", np.uint64), ("rest", np.uint32, (4,))])
 _BEST = np.dtype([("best", np.uint64), ("raw", np.uint32), ("bad", np.uint32)])
 _INT = np.dtype(np.int32)
@@ -44,11 +46,20 @@ class _PathSlot:
         self.uses = 0
 
 
+class _Pace:
+    """What the newest round took, in seconds from when all of it was queued."""
+
+    seconds = 0.0
+
+
 class CudaPendingPaths:
     """The walks of a round that may still be running; `wanted` is each row's `logprobs`."""
 
-    def __init__(self, slot: _PathSlot, stream: CudaStream, wanted: Sequence[int]) -> None:
+    def __init__(
+        self, slot: _PathSlot, stream: CudaStream, wanted: Sequence[int], pace: "_Pace"
+    ) -> None:
         slot.event.record(stream)
+        self._pace, self._queued = pace, time.monotonic()
         slot.uses += 1
         self._slot = slot
         self._use = slot.uses
@@ -64,7 +75,10 @@ class CudaPendingPaths:
     def _read(self) -> list[AcceptedPath | None]:
         if self._slot.uses != self._use:
             raise HearthError("internal", "the paths of a round were read too late")
-        self._slot.event.wait()
+        ahead = self._slot.event.wait_from(self._queued + self._pace.seconds)
+        took = time.monotonic() - self._queued
+        # What was over already may have been so for long.
+        self._pace.seconds = took if ahead else min(took, _SOONER * self._pace.seconds)
         rows = len(self._wanted)
         paths = self._slot.paths.array[:rows].tolist()
         longest = max((path[0] for path in paths), default=0)
@@ -114,6 +128,7 @@ class TreeWalks:
         done = memory.zeros("walk blocks", (rows,), np.dtype(np.uint32))
         self._slots = [_PathSlot(library.context, memory, self._shape) for _ in range(_SLOTS)]
         self._turn = 0
+        self._pace = _Pace()
         self._walk = WalkArguments(
             trees.ids.address,
             trees.parents.address,
@@ -170,7 +185,7 @@ class TreeWalks:
             stage, jobs = stages
             self._wide.launch(self._draws[:stage], nodes, jobs)
             self._follow.launch(rows)
-        return CudaPendingPaths(slot, self._stream, wanted)
+        return CudaPendingPaths(slot, self._stream, wanted, self._pace)
 
     def _wins(self, nodes: int, blocks: int, *, greedy: bool) -> bool:
         """Whether picking for all nodes takes less time than walking one after the other."""

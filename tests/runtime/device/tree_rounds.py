@@ -147,19 +147,20 @@ class Rounds:
         wanted = self._plant()
         self.ops.feed_verify(self.step, self.trees, self.rows, self.width)
         self._run_engine()
+        starts = self.step.lengths.array[: self.rows].tolist()
         paths = self.sampler.verify(self.rows, self.width).result()
         nodes = [self._check_path(row, path, wanted[row]) for row, path in enumerate(paths)]
         table = np.full((self.rows, MOST_ACCEPTED), -1, np.int32)
         for row, path in enumerate(nodes):
             table[row, : len(path)] = path
-        starts = self.step.lengths.array[: self.rows]
-        self.storage.commit_path(table, starts.tolist(), SLOTS)
+        self.storage.commit_path(table, starts, SLOTS)
         self.ops.gather_rows(self.hidden, self.width, table, self.accepted)
         self.gained = self.accepted.view((self.rows, MOST_ACCEPTED, HIDDEN))
         for row, path in enumerate(nodes):
             self.lengths[row] += len(path)
-            starts[row] += len(path)
             self._check_row(row, len(path))
+        filled = self.step.lengths.array[: self.rows].tolist()
+        assert filled == [length - 1 for length in self.lengths]
         return nodes
 
     def evict(self, row: int) -> None:

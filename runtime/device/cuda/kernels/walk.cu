@@ -101,6 +101,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   draw_nodes<true>(batch, walk, wide);
 }
 
+// The row's caches hold so many tokens more. All of its picks have been made.
+__device__ void fill(const Batch& batch, int r, int count) {
+  ((INDEX*)batch.start)[r] += count;
+}
+
 // The first node's token and those of its children that were picked, by one block of a row.
 struct Trail {
   int tokens[NODES];  // picked behind each node, -1 where it is not finite
@@ -126,7 +131,10 @@ __device__ void follow(const Batch& batch, const Walk& walk, const Row& row, int
       trail.nodes[count++] = node;
     trail.count = count;
     path[0] = count ? count : -1;
-    if (count) batch.next_tokens[r] = trail.tokens[trail.nodes[count - 1]];
+    if (count) {
+      batch.next_tokens[r] = trail.tokens[trail.nodes[count - 1]];
+      fill(batch, r, count);
+    }
   }
   __syncthreads();
   for (int i = threadIdx.x; i < trail.count; i += blockDim.x) {
@@ -228,5 +236,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) walk_trees(Batch batch, Wa
     }
     node = child_with(walk, r, node, token);
   }
-  if (threadIdx.x == 0) path[0] = count ? count : -1;
+  if (threadIdx.x) return;
+  path[0] = count ? count : -1;
+  fill(batch, r, count);
 }

@@ -165,9 +165,9 @@ def test_walks_are_those_of_numpy(
             assert expected is not None
             assert path.nodes == expected.nodes
             assert [s.token_id for s in path.samples] == [s.token_id for s in expected.samples]
-        np.testing.assert_array_equal(
-            gpu.read(bench.device.next_tokens), bench.host.next_tokens.array
-        )
+        for name in ("next_tokens", "lengths"):
+            got, kept = (getattr(one, name) for one in (bench.device, bench.host))
+            np.testing.assert_array_equal(gpu.read(got), kept.array)
 
 
 def test_walks_give_what_single_steps_give(gpu: CudaDevice) -> None:
