@@ -125,10 +125,10 @@ class StepOps(Protocol):
     def put_entries(
         self,
         buffers: StepBuffers,
-        token_ids: NDArray[np.int64],
+        token_ids: Sequence[Sequence[int]],
         lengths: Sequence[int],
         first: Sequence[int],
-        places: NDArray[np.int32],
+        places: Sequence[Sequence[int]],
         *,
         filled: Sequence[int],
     ) -> None:

@@ -40,6 +40,15 @@ class DraftEntries(NamedTuple):
     images: Sequence[ImagePiece] = ()
 
 
+class NewestEntries(NamedTuple):
+    """Likewise those of a round, as lists: `token_ids` and `hidden` have S numbers a row."""
+
+    token_ids: list[list[int]]
+    lengths: list[int]
+    first: list[int]
+    hidden: list[list[int]]
+
+
 class EagleDraftRunner:
     """Runs the steps of an EAGLE-3 draft engine and proposes token trees with it.
 
@@ -130,7 +139,7 @@ class EagleDraftRunner:
         return self._steps.padded(rows), self._accept_width or width
 
     def propose(
-        self, entries: DraftEntries, source: Tensor, speculating: Sequence[bool], width: int
+        self, entries: NewestEntries, source: Tensor, speculating: Sequence[bool], width: int
     ) -> None:
         """Append the entries of the first rows' newest tokens, and plant what follows the last.
 
@@ -139,7 +148,7 @@ class EagleDraftRunner:
         hold is dropped.
         """
         rows, caches = len(speculating), self.caches
-        batch, each = entries.token_ids.shape
+        batch, each = len(entries.token_ids), len(entries.token_ids[0])
         held = caches.row_lengths[:rows]
         caches.reserve(max(held) + each + self._growth.slots)
         filled = [*held, *[0] * (batch - rows)]
@@ -167,9 +176,8 @@ class EagleDraftRunner:
         fixed = self._accept_width
         widths = [fixed] if fixed else range(1, self._drafting.most_accepted + 1)
         for (batch, bucket), width in product(self._steps.captured(batch_sizes), widths):
-            tokens, places = np.zeros((batch, width), np.int64), np.zeros((batch, width), np.int32)
-            none = [0] * batch
-            self._ops.put_entries(self._inputs, tokens, [1] * batch, none, places, filled=none)
+            none, tokens = [0] * batch, [[0] * width for _ in range(batch)]
+            self._ops.put_entries(self._inputs, tokens, [1] * batch, none, tokens, filled=none)
             shape = (batch, width)
             entering = self._entering(shape, bucket)
             work = partial(self._round, source, batch, shape, bucket)

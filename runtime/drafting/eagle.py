@@ -4,7 +4,7 @@ import numpy as np
 
 from runtime.arrangement import Arrangement, Stale
 from runtime.device.device import TreeBuffers
-from runtime.drafting.draft_runner import DraftEntries, EagleDraftRunner
+from runtime.drafting.draft_runner import DraftEntries, EagleDraftRunner, NewestEntries
 from runtime.executor.graph_cache import GraphCounters
 from runtime.options import EagleDraftingConfig
 from runtime.rows import DecodingRow
@@ -41,6 +41,8 @@ class EagleProposer:
 
         A place that another row gets is zeroed behind that row's entries: proposals were there.
         """
+        self._whole = {row: count for row, count in self._whole.items() if row.runs_on}
+        self._misses = {row: count for row, count in self._misses.items() if row.runs_on}
         caches = self._draft.caches
         lengths = {move.target: caches.row_lengths[move.source] for move in arrangement.moves}
         lengths |= {seat.place: 0 for seat in arrangement.seats}
@@ -95,13 +97,18 @@ class EagleProposer:
         counts = [len(places) for places in waiting]
         first = [row.filled - count for row, count in zip(rows, counts, strict=True)]
         batch, width = self._draft.accept_shape(len(rows), max(counts))
-        spare = batch - len(rows)
         self._count_whole(rows, first, counts)
-        entries = _table(batch, width, counts + [1] * spare, first + [0] * spare)
-        for place, (row, places) in enumerate(zip(rows, waiting, strict=True)):
-            known = len(row.token_ids) - len(places)
-            entries.token_ids[place, : len(places)] = row.token_ids[known:]
-            entries.hidden[place, : len(places)] = places
+        tokens = [
+            row.token_ids[len(row.token_ids) - count :] + [0] * (width - count)
+            for row, count in zip(rows, counts, strict=True)
+        ]
+        hidden = [places + [-1] * (width - len(places)) for places in waiting]
+        for _ in range(batch - len(rows)):
+            counts.append(1)
+            first.append(0)
+            tokens.append([0] * width)
+            hidden.append([-1] * width)
+        entries = NewestEntries(tokens, counts, first, hidden)
         self._draft.propose(entries, self._hidden, speculating, self._width)
         return [self._width if wanted else 1 for wanted in speculating]
 
@@ -113,10 +120,11 @@ class EagleProposer:
             row: [place * width + node for node in path]
             for place, (row, path) in enumerate(zip(rows, nodes, strict=True))
         }
-        misses = self._misses
-        self._misses = {row: misses.get(row, 0) for row in rows}
         for place, (row, path) in enumerate(zip(rows, nodes, strict=True)):
-            self._count_miss(place, row, missed=self._asked[place] and len(path) == 1)
+            if self._asked[place] and len(path) == 1:
+                self._count_miss(place, row)
+            else:
+                self._misses.pop(row, None)
 
     def zero_row(self, place: int, row: DecodingRow) -> None:
         """Zero the draft's cache of a row."""
@@ -145,11 +153,9 @@ class EagleProposer:
         self, rows: Sequence[DecodingRow], first: Sequence[int], counts: Sequence[int]
     ) -> None:
         """Entries are appended; a gap before them ends what is whole."""
-        known = {row: count for row, count in self._whole.items() if row.runs_on}
         for row, begin, count in zip(rows, first, counts, strict=True):
-            whole = known.get(row, row.drafted)
-            known[row] = begin + count if whole == begin else whole
-        self._whole = known
+            whole = self._whole.get(row, row.drafted)
+            self._whole[row] = begin + count if whole == begin else whole
 
     def _save(self, row: DecodingRow, place: int) -> None:
         """Copy a hidden state of the chunk to where those lie that wait."""
@@ -159,13 +165,13 @@ class EagleProposer:
         self._draft.save_hidden(self._prompt, [place], self._hidden, saved)
         self._waiting = {**waiting, row: [saved]}
 
-    def _count_miss(self, place: int, row: DecodingRow, *, missed: bool) -> None:
+    def _count_miss(self, place: int, row: DecodingRow) -> None:
         """Zero a draft's cache that proposes nothing of use because its numbers are not finite.
 
         One such slot spoils all that the row is proposed; to look in each round would wait for the
         device.
         """
-        self._misses[row] = self._misses[row] + 1 if missed else 0
+        self._misses[row] = self._misses.get(row, 0) + 1
         if self._misses[row] == _MISSES:
             self._misses[row] = 0
             if not self._draft.caches.finite(place):

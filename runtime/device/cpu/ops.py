@@ -37,15 +37,16 @@ class CpuStepOps:
     def put_entries(
         self,
         buffers: StepBuffers,
-        token_ids: NDArray[np.int64],
+        token_ids: Sequence[Sequence[int]],
         lengths: Sequence[int],
         first: Sequence[int],
-        places: NDArray[np.int32],
+        places: Sequence[Sequence[int]],
         *,
         filled: Sequence[int],
     ) -> None:
         """Keep them."""
-        self._entries = buffers, token_ids, list(lengths), first, filled, places
+        tokens, states = np.array(token_ids, np.int64), np.array(places, np.int32)
+        self._entries = buffers, tokens, list(lengths), first, filled, states
 
     def feed_entries(
         self,

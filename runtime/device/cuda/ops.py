@@ -2,6 +2,7 @@ import ctypes
 from collections.abc import Sequence
 from functools import cached_property
 from math import prod
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -125,28 +126,23 @@ class CudaStepOps:
     def put_entries(
         self,
         buffers: StepBuffers,
-        token_ids: NDArray[np.int64],
+        token_ids: Sequence[Sequence[int]],
         lengths: Sequence[int],
         first: Sequence[int],
-        places: NDArray[np.int32],
+        places: Sequence[Sequence[int]],
         *,
         filled: Sequence[int],
     ) -> None:
         """Write all of it where the kernel reads it."""
         feed = self._feed(buffers)
-        rows, steps = token_ids.shape
-        self._check(feed, buffers, rows, steps)
-        count = token_ids.size
-        packed = feed.entered[1]
-        packed[:count] = token_ids.reshape(-1)
-        grown = (one + length for one, length in zip(filled, lengths, strict=True))
-        packed[count : count + 4 * rows] = [
-            *(max(1, length) for length in lengths),
-            *first,
-            *filled,
-            *grown,
-        ]
-        packed[count + 4 * rows : 2 * count + 4 * rows] = places.reshape(-1)
+        self._check(feed, buffers, len(token_ids), len(token_ids[0]))
+        words = [token for row in token_ids for token in row]
+        words += [max(1, length) for length in lengths]
+        words += first
+        words += filled
+        words += map(add, filled, lengths)
+        words += [place for row in places for place in row]
+        feed.entered[1][: len(words)] = words
 
     def feed_entries(
         self,

@@ -12,7 +12,7 @@ from runtime.arrangement import Arrangement
 from runtime.decoding.deployment import load_deployment
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.device.stream import Stream
-from runtime.drafting.draft_runner import DraftEntries, EagleDraftRunner
+from runtime.drafting.draft_runner import DraftEntries, EagleDraftRunner, NewestEntries
 from runtime.engine_folder import DRAFT_FOLDER
 from runtime.executor.engine import EngineOptions
 from runtime.executor.engine_executor import EngineExecutor
@@ -66,9 +66,7 @@ class Draft:
         hidden, prompt = self.io.step.hidden[0], self.io.prompt.hidden[0]
         saved = self.io.waiting + 1
         self.runner.save_hidden(prompt, [begin], hidden, saved)
-        entries = DraftEntries(
-            np.array([[TOKENS[begin]]]), [1], [begin], np.array([[saved]], np.int32)
-        )
+        entries = NewestEntries([[TOKENS[begin]]], [1], [begin], [[saved]])
         self.runner.propose(entries, hidden, [True], self.eagle.tree_size)
         ids: NDArray[np.int32] = self.io.trees.ids.view((1, self.eagle.tree_size)).copy()
         return ids

@@ -69,8 +69,8 @@ def test_entries_are_fed_as_a_prompt_and_with_their_hidden_states() -> None:
     out = Tensor.zeros("out", (3, 4, 3), np.dtype(np.float32))
     tokens = np.array([[1, 2], [4, 0]])
     grown = Tensor.zeros("grown", (3,), np.dtype(np.int64))
-    places = np.array([[3, 0], [-1, 1]], np.int32)
-    OPS.put_entries(buffers, tokens, [2, 0], [9, 1], places, filled=[5, 2])
+    places = [[3, 0], [-1, 1]]
+    OPS.put_entries(buffers, tokens.tolist(), [2, 0], [9, 1], places, filled=[5, 2])
     OPS.feed_entries(buffers, source, out, grown, (2, 2))
     assert (buffers.lengths.array.tolist(), grown.array.tolist()) == ([5, 2, 0], [7, 2, 0])
     OPS.feed_prefill(other, tokens, [2, 1], [9, 1])

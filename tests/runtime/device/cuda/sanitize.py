@@ -35,9 +35,8 @@ def run_steps(gpu: CudaDevice, index: "np.dtype[np.signedinteger]", out: "np.dty
     gpu.ops.feed_prefill(buffers, np.zeros((ROWS, 9), np.int64), [9, 8, 3, 2, 1], [4] * ROWS)
     hidden = [gpu.zeros("hidden", (ROWS, 9, 33), HALF) for _ in range(2)]
     places = np.tile(np.arange(-1, 8, dtype=np.int32), (ROWS, 1))
-    gpu.ops.put_entries(
-        buffers, np.zeros((ROWS, 9), np.int64), [9] * ROWS, [4] * ROWS, places, filled=[3] * ROWS
-    )
+    given = ([[0] * 9] * ROWS, [9] * ROWS, [4] * ROWS, places.tolist())
+    gpu.ops.put_entries(buffers, *given, filled=[3] * ROWS)
     grown = gpu.zeros("grown", (ROWS,), index)
     gpu.ops.feed_entries(buffers, hidden[0], hidden[1], grown, (ROWS, 9))
     gpu.ops.feed_decode(buffers, ROWS)

@@ -94,7 +94,8 @@ def test_entries_are_fed_with_their_hidden_states(
         tokens = rng.integers(0, VOCAB, (rows, width))
         places = rng.integers(-1, 24, (rows, width)).astype(np.int32)
         lengths = rng.integers(0, width + 1, rows).tolist()
-        given, filled = (tokens, lengths, [7, 0, 40, 3][:rows], places), [5, 0, 9, 2][:rows]
+        given = (tokens.tolist(), lengths, [7, 0, 40, 3][:rows], places.tolist())
+        filled = [5, 0, 9, 2][:rows]
         for ops, buffers, tensors in ((cpu, host, found), (gpu.ops, device, there)):
             ops.put_entries(buffers, *given, filled=filled)
             ops.feed_entries(buffers, tensors[0], tensors[1], tensors[2], (rows, width))
