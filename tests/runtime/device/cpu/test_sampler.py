@@ -170,7 +170,7 @@ def test_rows_walk_their_trees_as_they_do_alone_round_after_round() -> None:
         logits = buffers.logits.view((3, WIDTH, VOCAB))
         logits[:] = _tree_logits(step, 3)
         keys = child_keys(*_plant(buffers, 3))
-        starts = buffers.lengths.array[:3]
+        starts = buffers.lengths.array[:3].copy()
         paths = sampler.verify(3, WIDTH).result()
         for row, path in enumerate(paths):
             assert path is not None
@@ -180,6 +180,7 @@ def test_rows_walk_their_trees_as_they_do_alone_round_after_round() -> None:
         assert paths[1] is not None
         assert paths[1].nodes == [0]
         starts += [len(path.nodes) for path in paths if path]
+        assert np.array_equal(buffers.lengths.array[:3], starts)
     assert longest == 3
 
 
