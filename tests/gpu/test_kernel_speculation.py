@@ -19,7 +19,7 @@ from tests.peft_models import write_peft
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 PROMPTS = 16
-SHAPES = [("eagle", (4, 3, 16)), ("eagle", (10, 6, 60)), ("eagle", (1, 6, 7)), ("lookup", None)]
+SHAPES = [("eagle", (4, 3, 16)), ("eagle", (10, 6, 60)), ("eagle", (1, 7, 8)), ("lookup", None)]
 SAMPLED = RequestOptions(temperature=0.9, top_p=0.95, top_k=50, logprobs=2)
 
 
