@@ -211,35 +211,31 @@ class LLMInferenceRuntime(AdapterRows, RuntimeCounters):
         """
         if not self.active:
             raise HearthError("internal", "no row is active: admit rows before a step")
+        context, speculation, queued = self._context, self._speculation, self._queued
         try:
-            return self._step() if self._round is None else self._end_round(self._round)
+            if self._round is not None:
+                return self._end_round(self._round)
+            while len(queued) <= self._device.steps_ahead and (kind := self._next()):
+                self._decode_next = kind in ("prefill", "tower")
+                if kind == "prefill":
+                    if (failed := self._prefill()) is not None:
+                        return failed
+                elif kind == "tower":
+                    queued.append(self._turns.queue(decoding=context.decoding > 0))
+                elif speculation is not None and kind == "round":
+                    return self._end_round(speculation.round(context))
+                else:
+                    queued.append(following := self._strategy.decode_step(context))
+                    if speculation is not None:
+                        speculation.follow(following)
+            return self._collect(self._oldest())
         except BaseException:
-            self._queued.clear()
+            queued.clear()
             self._round = None
-            self._context.fail_all()
+            context.fail_all()
             self._seating.give_up()
             self._turns.drop_all()
             raise
-
-    def _step(self) -> StepResult:
-        context, speculation, queued = self._context, self._speculation, self._queued
-        while len(queued) <= self._device.steps_ahead and (kind := self._next()):
-            self._decode_next = kind in ("prefill", "tower")
-            if kind == "prefill":
-                if (failed := self._prefill()) is not None:
-                    return failed
-            elif kind == "tower":
-                queued.append(self._turns.queue(decoding=context.decoding > 0))
-            elif speculation is not None and kind == "round":
-                return self._end_round(speculation.round(context))
-            else:
-                queued.append(following := self._strategy.decode_step(context))
-                if speculation is not None:
-                    speculation.follow(following)
-        step = queued.popleft()
-        while queued and step.rows and all(row.state is not RowState.LIVE for row in step.rows):
-            step = queued.popleft()
-        return self._collect(step)
 
     def leave(self, row: int) -> None:
         """Let a row leave before the next step; nothing more is reported for it."""
@@ -326,6 +322,13 @@ class LLMInferenceRuntime(AdapterRows, RuntimeCounters):
         if self._device.steps_ahead and speculation is not None and self._next() == "round":
             self._round = speculation.round(self._context)
         return result
+
+    def _oldest(self) -> PendingStep | PendingTower:
+        """The step that was queued first, but for those whose rows have all left."""
+        step, queued = self._queued.popleft(), self._queued
+        while queued and step.rows and all(row.state is not RowState.LIVE for row in step.rows):
+            step = queued.popleft()
+        return step
 
     def _next(self) -> Literal["prefill", "decode", "round", "tower"] | None:
         """What to queue next, once all rows have their places; None for nothing."""
