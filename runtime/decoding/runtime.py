@@ -315,13 +315,17 @@ class LLMInferenceRuntime(AdapterRows, RuntimeCounters):
         self._queued.clear()
 
     def _end_round(self, pending: PendingRound) -> StepResult:
-        """Wait for a round, and queue the next one before its tokens are handed over."""
+        """Wait for a round, and queue the next one before anything is told of it."""
         self._round = None
-        result = self._collect(pending)
+        live = [row for row in pending.rows if row.state is RowState.LIVE]
+        tokens = pending.collect()
+        cached = self._seating.collected(pending, live, tokens)
         speculation = self._speculation
         if self._device.steps_ahead and speculation is not None and self._next() == "round":
             self._round = speculation.round(self._context)
-        return result
+        pending.count()
+        began, ended = self._pace.record(pending)
+        return StepResult("verify", tokens, began, ended, pending.rounds, cached=cached)
 
     def _oldest(self) -> PendingStep | PendingTower:
         """The step that was queued first, but for those whose rows have all left."""
@@ -362,7 +366,7 @@ class LLMInferenceRuntime(AdapterRows, RuntimeCounters):
         self._queued.append(pending)
         return None
 
-    def _collect(self, step: PendingStep | PendingRound | PendingTower) -> StepResult:
+    def _collect(self, step: PendingStep | PendingTower) -> StepResult:
         """Wait for a step and take note of its time."""
         if isinstance(step, PendingTower):
             began = self._pace.began(step.started)
@@ -377,6 +381,6 @@ class LLMInferenceRuntime(AdapterRows, RuntimeCounters):
             return failed_chunk(step.rows, step.started, error)
         cached = self._seating.collected(step, live, tokens)
         began, ended = self._pace.record(step)
-        if isinstance(step, PendingStep) and step.kind == "prefill":
+        if step.kind == "prefill":
             self._seating.computed(step.computed, ended - began)
         return StepResult(step.kind, tokens, began, ended, step.rounds, cached=cached)

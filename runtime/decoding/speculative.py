@@ -84,10 +84,11 @@ class SpeculativeStrategy:
         if self._policy is not None:
             self._policy.record_step(batch, seconds)
 
-    def finish(
-        self, plan: RoundPlan, paths: Sequence[AcceptedPath], rounds: Sequence[RowRound]
-    ) -> None:
-        """Keep the accepted nodes of every row, here and in the proposer, and count the round."""
+    def finish(self, plan: RoundPlan, paths: Sequence[AcceptedPath]) -> tuple[float, float]:
+        """Keep the accepted nodes of every row, here and in the proposer.
+
+        When the paths were known, and when all of it was done.
+        """
         verified = time.monotonic()
         nodes = [path.nodes for path in paths]
         self._runner.commit_path(nodes)
@@ -101,16 +102,11 @@ class SpeculativeStrategy:
                 self.proposer.zero_row(place, row)
         self.proposer.accepted(plan.rows, nodes, plan.width)
         ended = time.monotonic()
-        self.metrics.record(
-            rounds,
-            draft_s=plan.drafted - plan.started,
-            verify_s=verified - plan.drafted,
-            commit_s=ended - verified,
-        )
         # A round with vanilla rows in it says nothing about speculation.
         if self._policy is not None and plan.pure:
             tokens = sum(len(path.samples) for path in paths)
             self._policy.record_round(len(plan.rows), tokens, ended - plan.started)
+        return verified, ended
 
     def _speculating(self, rows: Sequence[DecodingRow]) -> list[bool]:
         default = self._policy is None or self._policy.wants(len(rows))
@@ -133,6 +129,7 @@ class PendingRound:
         self._strategy = strategy
         self._plan = plan
         self._paths = paths
+        self._known = self._ended = 0.0
 
     def collect(self) -> list[RowToken]:
         """Wait for the paths, hand their tokens to the rows, and commit them."""
@@ -150,8 +147,18 @@ class PendingRound:
                 self.rounds.append(RowRound(row.number, size - 1, len(gained)))
         paths = [path or _NOTHING for path in found]
         self.filled = sum(len(path.nodes) for path in paths)
-        self._strategy.finish(self._plan, paths, self.rounds)
+        self._known, self._ended = self._strategy.finish(self._plan, paths)
         return tokens
+
+    def count(self) -> None:
+        """Count the round, once it is collected."""
+        plan = self._plan
+        self._strategy.metrics.record(
+            self.rounds,
+            draft_s=plan.drafted - plan.started,
+            verify_s=self._known - plan.drafted,
+            commit_s=self._ended - self._known,
+        )
 
 
 def _take(row: DecodingRow, path: AcceptedPath | None) -> list[RowToken]:
