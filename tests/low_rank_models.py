@@ -94,6 +94,12 @@ def engine_inputs(config: LLMEngineRunnerConfig, adapter: Adapter) -> dict[str, 
                 rows = slice(begin, begin + part[0].shape[1])
                 a[:, rows], b[rows, columns] = part
                 begin = rows.stop
+        if pair.transposed:  # And B has what lies along the diagonal alone.
+            size = rank // len(parts)
+            b = np.concatenate(
+                [b[i * size : (i + 1) * size, one].T for i, one in enumerate(pair.columns)]
+            )
+            a = np.ascontiguousarray(a.T)
         bound |= {pair.a: a, pair.b: b}
     return bound
 

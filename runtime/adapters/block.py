@@ -42,8 +42,11 @@ class BlockLayout:
         self._places: list[tuple[LoraInput, _Place, _Place]] = []
         for pair in inputs:
             if used is None or any((pair.layer, target) in used for target in pair.targets):
-                wide = len(pair.targets) * rank
-                a, b = self._take(pair.inputs, wide), self._take(wide, sum(pair.outputs))
+                wide, outputs = len(pair.targets) * rank, sum(pair.outputs)
+                if pair.transposed:
+                    a, b = self._take(wide, pair.inputs), self._take(outputs, rank)
+                else:
+                    a, b = self._take(pair.inputs, wide), self._take(wide, outputs)
                 self._places.append((pair, a, b))
 
     def filled(self, adapter: Adapter) -> NDArray[Any]:
@@ -55,7 +58,13 @@ class BlockLayout:
             a, b = (block[first : first + prod(shape)].reshape(shape) for first, shape in places)
             for index, target in enumerate(pair.targets):
                 part = adapter.parts.get((pair.layer, target))
-                if part is not None:
+                if part is None:
+                    continue
+                if pair.transposed:
+                    first = index * self._rank
+                    a[first : first + adapter.rank] = part[0].T
+                    b[pair.columns[index], : adapter.rank] = part[1].T
+                else:
                     rows = slice(index * self._rank, index * self._rank + adapter.rank)
                     a[:, rows], b[rows, pair.columns[index]] = part
         return block

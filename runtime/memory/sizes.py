@@ -149,10 +149,11 @@ def draft_zero_bytes(
 def adapter_bytes(config: LLMEngineRunnerConfig, stored: Sequence[int]) -> int:
     """Those of adapters of so many bytes in files; on a GPU all have the greatest rank, and slots.
 
-    Where an input joins projections there are zeros beside the diagonal, which no file has.
+    Where an input joins projections there are zeros beside the diagonal, which no file has; kernels
+    do without them.
     """
     inputs = lora_inputs(config)
-    joined = sum(one.rank * (one.inputs + sum(one.outputs)) for one in inputs)
+    joined = sum(one.numbers for one in inputs)
     if config.device == "cuda":
         return (1 + len(stored)) * joined * ITEM_BYTES[config.dtype]
     ranks = ((one, one.rank // len(one.targets)) for one in inputs)

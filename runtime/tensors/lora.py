@@ -16,6 +16,9 @@ class LoraInput(NamedTuple):
     `fixed` takes that one alone, filled up with zeros. Where it joins several `targets`, A has
     theirs side by side and B has theirs along its diagonal, in that order: the rows of a target's B
     that belong to its columns of A, in the `columns` of its own.
+
+    Kernels take both `transposed`, A as [r, K] and B, without what is beside the diagonal, as
+    [N, r / targets].
     """
 
     a: str
@@ -26,16 +29,26 @@ class LoraInput(NamedTuple):
     outputs: tuple[int, ...]
     rank: int
     fixed: bool
+    transposed: bool = False
 
     @property
     def shape_a(self) -> tuple[int | str, int | str]:
         """K and r, a symbol where it is not fixed."""
-        return self.inputs, self._rank
+        return (self.rank, self.inputs) if self.transposed else (self.inputs, self._rank)
 
     @property
     def shape_b(self) -> tuple[int | str, int | str]:
         """The symbol or number r, and N."""
-        return self._rank, sum(self.outputs)
+        outputs = sum(self.outputs)
+        if self.transposed:
+            return outputs, self.rank // len(self.targets)
+        return self._rank, outputs
+
+    @property
+    def numbers(self) -> int:
+        """Those of both at the greatest rank."""
+        beside = self.rank // len(self.targets) if self.transposed else self.rank
+        return self.rank * self.inputs + beside * sum(self.outputs)
 
     @property
     def columns(self) -> tuple[slice, ...]:
@@ -73,15 +86,16 @@ def lora_inputs(config: LLMEngineRunnerConfig) -> tuple[LoraInput, ...]:
                     outputs=tuple(sizes[target][1] for target in targets),
                     rank=len(targets) * slot_rank(config),
                     fixed=has_fixed_rank(config),
+                    transposed=config.backend == "kernels",
                 )
             )
     return tuple(found)
 
 
 def slot_rank(config: LLMEngineRunnerConfig) -> int:
-    """Columns of A of a target at the greatest rank: kernels read eight at a time."""
+    """Columns of A of a target at the greatest rank: kernels take sixteen at a time."""
     most = config.max_supported_lora_rank
-    return -(-most // 8) * 8 if config.backend == "kernels" else most
+    return -(-most // 16) * 16 if config.backend == "kernels" else most
 
 
 def has_fixed_rank(config: LLMEngineRunnerConfig) -> bool:

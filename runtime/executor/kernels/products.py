@@ -5,7 +5,14 @@ import ml_dtypes
 import numpy as np
 
 from runtime.errors import HearthError
-from runtime.executor.kernels.adapters import Adapter, Shrink, added_arguments
+from runtime.executor.kernels.adapters import (
+    Adapter,
+    Shrink,
+    ShrinkTiles,
+    added_arguments,
+    has_room,
+    shrink_tiles,
+)
 from runtime.executor.kernels.launch import GpuFacts, Kernels, Launch
 from runtime.executor.kernels.product_arguments import (
     GATED,
@@ -20,10 +27,13 @@ from runtime.executor.kernels.product_arguments import (
     product_arguments,
 )
 from runtime.executor.kernels.product_tiles import (
+    COLUMNS,
     WARPS,
+    NarrowTiles,
     SpreadTiles,
     TallTiles,
     columns_for,
+    most_blocks,
     narrow_tiles,
     norms_itself,
     spread_tiles,
@@ -47,6 +57,7 @@ _NARROW = (
     "SHARED_BYTES",
 )
 _TALL = (*_COMMON, "COLUMNS", "WARPS", "TILES", "DEPTH", "SHARED_BYTES")
+_SHRINKING = ("SHRINKING", "CLUSTER", "PARTS", "MOST_RANK")
 _SPREAD = (
     *_COMMON,
     *("COLUMNS", "TOKEN_WARPS", "TILES", "DEPTH", "RESIDENT", "REPEATED", "NORMED"),
@@ -181,17 +192,40 @@ class Products:
         output: Output,
         adapter: Adapter | None = None,
     ) -> tuple[Launch, ...]:
-        made = []
-        if adapter is not None:
-            norm = (given.gain, given.eps) if given.gain else None
-            shape = (given.size, given.tokens)
-            made.append(self._shrink.launch(given.address, adapter, shape, norm))
+        made: list[Launch] = []
         tall = None if adapter else self._tall_tiles(given, weights, output)
         normed = norms_itself(given.size, given.tokens) or self._spread_tiles(given, weights)
         if given.gain and (tall or not normed):
             made.append(self._normalise(given))
             given = Inputs(self._scratch, given.size, given.tokens)
-        return (*made, self._product(name, given, weights, output, adapter))
+        beside = None
+        if adapter is not None:
+            beside = self._shrink_beside(given, weights, output, adapter)
+            if beside is None:
+                made += self._shrink_first(given, adapter)
+        made.append(self._product(name, given, weights, output, adapter=adapter, beside=beside))
+        return tuple(made)
+
+    def _shrink_beside(
+        self, given: Inputs, weights: Sequence[Weight], output: Output, adapter: Adapter
+    ) -> ShrinkTiles | None:
+        """How a product of few tokens multiplies by A itself; None where a launch does it."""
+        if given.tokens > COLUMNS[0]:
+            return None
+        tiles = self._narrow_tiles(given, weights, output)
+        repeated = tiles.groups > tiles.blocks
+        rows = [weight.rows for weight in weights]
+        apart = output.kind == GATED or repeated
+        blocks = most_blocks(given.size)
+        beside = shrink_tiles(adapter, rows, tiles.eights, blocks, apart=apart)
+        shared = tiles.shared_bytes + beside.shared_bytes
+        return beside if has_room(self._facts, shared) else None
+
+    def _shrink_first(self, given: Inputs, adapter: Adapter) -> tuple[Launch, ...]:
+        if given.tokens > COLUMNS[0] and not given.gain:
+            return (self._shrink.launch(given.address, adapter, given.size, given.tokens),)
+        a = Weight(adapter.a, adapter.width, Form("bfloat16" if self._bfloat else "float16"))
+        return self._launches("shrink", given, [a], Output(NUMBERS, adapter.shrunk))
 
     def _spread_tiles(self, given: Inputs, weights: Sequence[Weight]) -> SpreadTiles | None:
         columns = columns_for(given.tokens)
@@ -229,7 +263,9 @@ class Products:
         given: Inputs,
         weights: Sequence[Weight],
         output: Output,
+        *,
         adapter: Adapter | None,
+        beside: ShrinkTiles | None,
     ) -> Launch:
         form = weights[0].form
         if any(weight.form != form for weight in weights):
@@ -242,7 +278,7 @@ class Products:
             chosen = (
                 (None if added else self._tall(given, weights, common, output))
                 or self._spread(given, weights, common)
-                or self._narrow(given, weights, common, paired=output.kind == GATED)
+                or self._narrow(given, weights, output, common, beside)
             )
         chosen = chosen or self._wide(given, weights, common)
         arguments = product_arguments(given, weights, output, chosen.groups)
@@ -251,34 +287,46 @@ class Products:
         function, blocks, shared, _, threads = chosen
         return Launch(function, blocks, threads, shared, arguments, name)
 
+    def _narrow_tiles(
+        self, given: Inputs, weights: Sequence[Weight], output: Output
+    ) -> NarrowTiles:
+        return narrow_tiles(
+            self._facts,
+            _eights(weights),
+            given.size,
+            columns_for(given.tokens) or 0,
+            paired=output.kind == GATED,
+            normed=bool(given.gain),
+            weight_bytes=weights[0].form.eight_bytes,
+        )
+
     def _narrow(
         self,
         given: Inputs,
         weights: Sequence[Weight],
+        output: Output,
         common: tuple[int, ...],
-        *,
-        paired: bool,
+        beside: ShrinkTiles | None,
     ) -> _Chosen | None:
-        columns, normed = columns_for(given.tokens) or 0, bool(given.gain)
-        tiles = narrow_tiles(
-            self._facts,
-            _eights(weights),
-            given.size,
-            columns,
-            paired=paired,
-            normed=normed,
-            weight_bytes=weights[0].form.eight_bytes,
-        )
+        tiles = self._narrow_tiles(given, weights, output)
         if takes_many(tiles):
             return None
-        repeated = int(tiles.groups > tiles.blocks)
-        shared = tiles.shared_bytes
+        repeated, normed = int(tiles.groups > tiles.blocks), int(bool(given.gain))
+        shared, blocks = tiles.shared_bytes, tiles.blocks
+        macros: tuple[str, ...] = _NARROW
+        numbers: tuple[int, ...] = ()
+        if beside is not None:
+            shared += beside.shared_bytes
+            # Whole clusters, which all lie beside one another where blocks take groups in turn.
+            blocks = (blocks if repeated else blocks + beside.cluster - 1) // beside.cluster
+            blocks *= beside.cluster
+            macros, numbers = _NARROW + _SHRINKING, (1, *beside[:3])
         shares = -(-given.tokens // tiles.columns)
         stages = (tiles.eights, tiles.depth, tiles.token_stages, tiles.resident)
-        numbers = (*common, tiles.columns, shares, *stages, repeated, int(normed), shared)
-        shared += tiles.padding
-        function = self._kernel("product", "product", _NARROW, numbers, shared)
-        return _Chosen(function, (tiles.blocks, shares, 1), shared, tiles.groups)
+        shape = (tiles.columns, shares, *stages, repeated, normed, shared)
+        shared = max(shared, tiles.shared_bytes + tiles.padding)
+        function = self._kernel("product", "product", macros, (*common, *shape, *numbers), shared)
+        return _Chosen(function, (blocks, shares, 1), shared, tiles.groups)
 
     def _tall_tiles(
         self, given: Inputs, weights: Sequence[Weight], output: Output

@@ -116,10 +116,10 @@ class DecoderStep:
 
         def adapter(target: str, layer: int) -> Adapter | None:
             name = f"{target}_{layer}"
-            inputs = shapes.get(f"lora_a_{name}", (0, 0))
-            if not inputs[1]:
+            width, inputs = shapes.get(f"lora_a_{name}", (0, 0))
+            if not width * inputs:
                 return None
-            width, targets = inputs[1], len(LORA_JOINED.get(target, (target,)))
+            targets = len(LORA_JOINED.get(target, (target,)))
             addresses = (at[f"lora_a_{name}"], at[f"lora_b_{name}"], at[RANK], place["shrunk"])
             return Adapter(*addresses, width, width // targets)
 

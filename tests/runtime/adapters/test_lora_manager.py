@@ -152,4 +152,4 @@ def test_kernels_bind_slots_and_a_rank_while_an_adapter_is_active() -> None:
         assert found.bindings(found.bound) is found.bindings(name)
         assert slots[RANK].array.tolist() == [rank]
     check(found, KERNELS, FIRST)
-    assert all(pair.rank % 8 == 0 for pair in lora_inputs(KERNELS))
+    assert all(pair.rank % 16 == 0 for pair in lora_inputs(KERNELS))

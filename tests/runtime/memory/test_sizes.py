@@ -97,6 +97,11 @@ def test_adapters_of_a_gpu_have_the_greatest_rank_and_slots() -> None:
     ends = 32 + 24 + 24 + 32 + 48 + 48 + 48
     assert adapter_bytes(fixed, []) == 2 * ends * 8 * 2
     assert adapter_bytes(fixed, [100, 20]) == 3 * adapter_bytes(fixed, [])
+    kernels = structs.replace(
+        fixed, backend="kernels", lora_targets=("qkv", "o", "gate_up", "down")
+    )
+    # Slots of rank 16, with nothing beside the diagonal of a B.
+    assert adapter_bytes(kernels, []) == 2 * ends * 16 * 2
 
 
 @pytest.mark.parametrize("config", CONFIGS)

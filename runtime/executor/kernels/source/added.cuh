@@ -1,46 +1,84 @@
-// What an adapter adds to a product: x A, which is there already, times B, in ascending order of
-// the rank. It comes behind numbers.cuh.
+// What an adapter adds to a product: x A times B. It comes behind numbers.cuh.
 
 struct Added {
-  const float* shrunk;  // x A: float [tokens, width], `most` columns for each matrix
-  const u16* b;         // [width, columns]
-  const int* rank;      // how many of the columns of a matrix are there
+  const float* shrunk;  // x A: float [tokens, width], `most` numbers for each matrix
+  const u16* a;         // A, a column of it a row: [width, inputs]
+  const u16* b;         // B likewise: [columns, most]
+  const int* rank;      // how many of the numbers of a matrix are there
   int width;
   int most;
 };
 
-// Ranks whose numbers are asked for at a time.
-#define RANKS 8
+// c += a * b by one mma.sync.m16n8k8 of numbers with 11 bits: as `multiply`, but a0 and a1 have input
+// q alone, a2 and a3 the one four further, and so b0 and b1.
+__device__ __forceinline__ void multiply_floats(float (&c)[4], const float (&a)[4], float b0,
+                                                float b1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])),
+        "r"(__float_as_uint(a[3])), "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
+}
 
-// The sums for two columns of B and two tokens: x and y are the first column's. `first` says where
-// the columns of x A begin that belong to each column's matrix.
-__device__ __forceinline__ float4 expand(const Added& a, int rank, int columns, int2 column,
-                                         int2 first, int2 token) {
-  const float* x[2] = {a.shrunk + (long long)token.x * a.width,
-                       a.shrunk + (long long)token.y * a.width};
-  const u16* b[2] = {a.b + (long long)first.x * columns + column.x,
-                     a.b + (long long)first.y * columns + column.y};
-  float4 sum = {};
-  for (int from = 0; from < rank; from += RANKS) {
-    float4 numbers[RANKS];
-    u16 weights[RANKS][2];
+// What is added to a warp's tile: with lane = 4 g + q, rows g and g + 8, tokens 2q and 2q + 1. Of
+// sixteen ranks lane q of four has four in a row. Elements have 11 bits; x A is taken in two parts,
+// each with sums of its own. Where the rows are of two matrices each has its own numbers of x A.
+struct Expansion {
+  float high[2][4] = {}, low[2][4] = {};
+
+  // Ranks `from` to `rank`: x is that of token g, b those of rows g and g + 8, and `first` where the
+  // numbers of x A begin that belong to their matrices.
+  __device__ __forceinline__ void add(const float* x, const u16* (&b)[2], int2 first, bool apart,
+                                      int from, int rank) {
+    int q = threadIdx.x % 4;
+    for (int r = from + 4 * q; from < rank; from += 16, r += 16) {
+      uint2 fours[2] = {*(const uint2*)(b[0] + r), *(const uint2*)(b[1] + r)};
+      add_sixteen(x, fours, first, apart, r, rank);
+    }
+  }
+
+  // Sixteen ranks, of which this lane has four from r on.
+  __device__ __forceinline__ void add_sixteen(const float* x, const uint2 (&fours)[2], int2 first,
+                                              bool apart, int r, int rank) {
+    float weights[2][4];
 #pragma unroll
-    for (int i = 0; i < RANKS; ++i) {
-      int r = min(from + i, rank - 1);
-      numbers[i] = make_float4(x[0][first.x + r], x[1][first.x + r], x[0][first.y + r],
-                               x[1][first.y + r]);
-      weights[i][0] = b[0][(long long)r * columns];
-      weights[i][1] = b[1][(long long)r * columns];
+    for (int i = 0; i < 2; ++i) {
+      float2 some = unpack(fours[i].x), others = unpack(fours[i].y);
+      weights[i][0] = some.x, weights[i][1] = some.y;
+      weights[i][2] = others.x, weights[i][3] = others.y;
+    }
+    float4 numbers = *(const float4*)(x + first.x + r);
+    if (apart) {
+      add_four(0, numbers, weights[0], nullptr, r, rank);
+      numbers = *(const float4*)(x + first.y + r);
+      add_four(1, numbers, nullptr, weights[1], r, rank);
+    } else {
+      add_four(0, numbers, weights[0], weights[1], r, rank);
+    }
+  }
+
+  __device__ __forceinline__ void add_four(int part, float4 numbers, const float* first,
+                                           const float* second, int r, int rank) {
+    float x[4] = {numbers.x, numbers.y, numbers.z, numbers.w}, large[4], small[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (r + i >= rank) x[i] = 0;
+      large[i] = __uint_as_float(__float_as_uint(x[i]) & 0xFFFFE000u);
+      small[i] = __fsub_rn(x[i], large[i]);
     }
 #pragma unroll
-    for (int i = 0; i < RANKS; ++i)
-      if (from + i < rank) {
-        float low = number(weights[i][0]), high = number(weights[i][1]);
-        sum.x = __fmaf_rn(numbers[i].x, low, sum.x);
-        sum.y = __fmaf_rn(numbers[i].y, low, sum.y);
-        sum.z = __fmaf_rn(numbers[i].z, high, sum.z);
-        sum.w = __fmaf_rn(numbers[i].w, high, sum.w);
-      }
+    for (int i = 0; i < 4; i += 2) {
+      float a[4] = {first ? first[i] : 0, second ? second[i] : 0, first ? first[i + 1] : 0,
+                    second ? second[i + 1] : 0};
+      multiply_floats(high[part], a, large[i], large[i + 1]);
+      multiply_floats(low[part], a, small[i], small[i + 1]);
+    }
   }
-  return sum;
-}
+
+  __device__ __forceinline__ float4 sum(bool apart) const {
+    int second = apart ? 1 : 0;
+    return make_float4(__fadd_rn(high[0][0], low[0][0]), __fadd_rn(high[0][1], low[0][1]),
+                       __fadd_rn(high[second][2], low[second][2]),
+                       __fadd_rn(high[second][3], low[second][3]));
+  }
+};

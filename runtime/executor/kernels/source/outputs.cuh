@@ -101,23 +101,65 @@ __device__ __forceinline__ int rank_of(const Arguments& a) {
 #endif
 }
 
-// What an adapter adds to the sums of two tokens: of a row and the one eight further, or of gate
-// and up.
-__device__ __forceinline__ float4 added_to(const Arguments& a, int rank, int row, int token) {
 #if ADDED
-  int last = a.tokens - 1, most = a.added.most;
-  int2 tokens = make_int2(min(token, last), min(token + 1, last));
+// Of a row and the one eight further, or of gate and up: their columns of B, and where the numbers of
+// x A begin that belong to their matrices.
+struct AddedPlace {
+  int2 column, first;
+
+  __device__ __forceinline__ bool apart() const {
+    return OUTPUT == GATED || (MATRICES > 1 && first.x != first.y);
+  }
+};
+
+__device__ __forceinline__ AddedPlace added_place(const Arguments& a, int row) {
+  int most = a.added.most;
 #if OUTPUT == GATED
   row = min(row, a.rows - 1);
-  return expand(a.added, rank, 2 * a.rows, make_int2(row, a.rows + row), make_int2(0, most), tokens);
+  return {make_int2(row, a.rows + row), make_int2(0, most)};
 #else
   int2 rows = make_int2(min(row, a.rows - 1), min(row + 8, a.rows - 1));
-  int2 first = make_int2(matrix_of(a, rows.x) * most, matrix_of(a, rows.y) * most);
-  return expand(a.added, rank, a.rows, rows, first, tokens);
+  return {rows, make_int2(matrix_of(a, rows.x) * most, matrix_of(a, rows.y) * most)};
 #endif
+}
+#endif
+
+// What a lane needs of B for the first sixteen ranks, which no kernel of the graph writes.
+struct Columns {
+  uint2 fours[2];
+};
+
+__device__ __forceinline__ Columns columns_of(const Arguments& a, int row) {
+  Columns columns = {};
+#if ADDED
+  AddedPlace place = added_place(a, row);
+  const u16* b = a.added.b + threadIdx.x % 4 * 4;
+  columns.fours[0] = *(const uint2*)(b + (long long)place.column.x * a.added.most);
+  columns.fours[1] = *(const uint2*)(b + (long long)place.column.y * a.added.most);
+#endif
+  return columns;
+}
+
+// What an adapter adds to a lane's sums of a tile whose x A is there already.
+__device__ __forceinline__ float4 added_to(const Arguments& a, int rank, int row, int token,
+                                           const Columns& columns) {
+#if ADDED
+  AddedPlace place = added_place(a, row);
+  int own = token + threadIdx.x % 32 / 4 - threadIdx.x % 4 * 2;
+  const float* x = a.added.shrunk + (long long)min(own, a.tokens - 1) * a.added.width;
+  const u16* b[2] = {a.added.b + (long long)place.column.x * a.added.most,
+                     a.added.b + (long long)place.column.y * a.added.most};
+  Expansion expansion;
+  expansion.add_sixteen(x, columns.fours, place.first, place.apart(), threadIdx.x % 4 * 4, rank);
+  expansion.add(x, b, place.first, place.apart(), 16, rank);
+  return expansion.sum(place.apart());
 #else
   return float4{};
 #endif
+}
+
+__device__ __forceinline__ float4 added_to(const Arguments& a, int rank, int row, int token) {
+  return added_to(a, rank, row, token, columns_of(a, row));
 }
 
 // What the residual stream has where the sums of `finish` are added.

@@ -4,6 +4,7 @@
 #include "norm.cuh"
 #include "outputs.cuh"
 #include "feed.cuh"
+#include "shrink.cuh"
 
 // Up to COLUMNS tokens by EIGHTS times eight rows of weights a group. Warp w of a block has segment
 // w of the inputs, with a ring of DEPTH stages of its own: there is no barrier before the segments
@@ -18,7 +19,7 @@
 #define RING_BYTES (DEPTH * STAGE_BYTES)
 #define FRAGMENTS (TILES * WIDTHS)
 // Blocks of inputs whose activations are held in registers at a time.
-#define HELD (MOST * WIDTHS <= 8 ? MOST : WIDTHS >= 4 ? 1 : 4 / WIDTHS)
+#define HELD (MOST * WIDTHS <= (SHRINKING ? 6 : 8) ? MOST : WIDTHS >= 4 ? 1 : 4 / WIDTHS)
 #define ALL_HELD (HELD == MOST)
 #define ITEMS (FRAGMENTS * 32)
 // Nothing is left to ask for behind the first stages.
@@ -44,6 +45,9 @@ struct Shared {
 #if NORMED
   uint4 gains[BLOCKS * 8];
   float squares[SEGMENTS][COLUMNS];
+#endif
+#if SHRINKING
+  Shrinking shrinking;
 #endif
 };
 
@@ -190,10 +194,17 @@ __device__ __forceinline__ float4 residuals_of(const Arguments& a, int group, in
   return x;
 }
 
-__device__ __forceinline__ float4 added_of(const Arguments& a, int rank, int group, int item) {
+__device__ __forceinline__ Columns columns_of_item(const Arguments& a, int group, int item) {
   int row, token;
   place_of(group, item, &row, &token);
-  return added_to(a, rank, row, token);
+  return columns_of(a, row);
+}
+
+__device__ __forceinline__ float4 added_of(const Arguments& a, int rank, int group, int item,
+                                           const Columns& columns) {
+  int row, token;
+  place_of(group, item, &row, &token);
+  return added_to(a, rank, row, token, columns);
 }
 
 __device__ __forceinline__ void finish(const Arguments& a, int group, int item, float4 sum,
@@ -213,8 +224,11 @@ __device__ __forceinline__ void finish(const Arguments& a, int group, int item, 
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
-    product(const __grid_constant__ Arguments a) {
+extern "C" __global__ void
+#if SHRINKING
+    __cluster_dims__(CLUSTER)
+#endif
+    __launch_bounds__(THREADS, RESIDENT) product(const __grid_constant__ Arguments a) {
   extern __shared__ __align__(128) char memory[];
   Shared& shared = *(Shared*)memory;
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -228,9 +242,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   end_copies();
 #endif
   Ring ring = {a, shared_address(shared.ring[warp]), first, count, lane, (int)blockIdx.x, 0, 0};
+  int rank = rank_of(a);
+#if SHRINKING
+  Shrinker shrinker = {a, shared.shrinking, rank, warp, first, count, lane};
+  shrinker.begin();
+#endif
 #pragma unroll
   for (int i = 0; i < DEPTH; ++i) ring.ask();
-  int rank = rank_of(a);
+  constexpr bool early = ADDED && !SHRINKING && ITEMS <= THREADS && !REPEATED;
+  Columns columns = {};
+  if (early && threadIdx.x < ITEMS) columns = columns_of_item(a, blockIdx.x, threadIdx.x);
   wait_for_predecessors();
 
 #if !TOKEN_STAGES
@@ -253,14 +274,45 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #pragma unroll
     for (int n = 0; n < WIDTHS; ++n) read_activations(a, x[j], n, first + j, lane, j < count);
 #endif
+#if SHRINKING
+  wait_cluster();
+#if !NORMED
+  wait_copies<DEPTH>();
+  __syncwarp();
+#endif
+  // All ranks but the last sixteen, of which the sums go beside those of the weights.
+#pragma unroll 1
+  while (!shrinker.is_last()) {
+    if (shrinker.tells) {
+      float sums[PARTS][4] = {};
+#pragma unroll 1
+      for (int base = 0; base < MOST; base += HELD) {
+#pragma unroll
+        for (int j = 0; j < HELD; ++j) {
+          if (base + j >= count) continue;
+          shrinker.multiply_ranks(sums, x[j][0], base + j);
+          if (!ALL_HELD) {
+            int next = base + j + HELD;
+            if (next >= count) next = j;  // the first blocks, for the next ranks
+            read_activations(a, x[j], 0, first + next, lane, next < count);
+          }
+        }
+      }
+      shrinker.tell(sums);
+    }
+    shrinker.go_on();
+  }
+  float told[PARTS][4] = {};
+#endif
   float4 before = {}, added = {};
-  if (ADDED && ITEMS <= THREADS && !REPEATED && threadIdx.x < ITEMS)
-    added = added_of(a, rank, blockIdx.x, threadIdx.x);
+  if (early && threadIdx.x < ITEMS)
+    added = added_of(a, rank, blockIdx.x, threadIdx.x, columns);
   if (OUTPUT == RESIDUAL && ITEMS <= THREADS && !REPEATED && threadIdx.x < ITEMS)
     before = residuals_of(a, blockIdx.x, threadIdx.x);
 
   int slot = 0, parity = 0, token_slot = 0;
-  for (int group = blockIdx.x; group < a.groups; group += gridDim.x) {
+  for (int group = blockIdx.x; group < a.groups || (SHRINKING && group == blockIdx.x);
+       group += gridDim.x) {
     float sums[TILES][WIDTHS][4] = {};
 #if TOKEN_STAGES
 #pragma unroll(ITERATIONS)
@@ -317,6 +369,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         for (int n = 0; n < WIDTHS; ++n) {
 #pragma unroll
           for (int t = 0; t < TILES; ++t) multiply_weights(sums[t][n], low[t], high[t], x[j][n]);
+#if SHRINKING
+          if (shrinker.tells && (!REPEATED || group == blockIdx.x))
+            shrinker.multiply_ranks(told, x[j][0], base + j);
+#endif
           if (!ALL_HELD) {
             int next = base + j + HELD;
             bool again = REPEATED && next >= count;  // the first blocks, for the next group
@@ -326,6 +382,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         }
       }
     }
+#endif
+#if SHRINKING
+    if (group == blockIdx.x && shrinker.tells) shrinker.tell(told);
 #endif
 #if PARTS_IN_RING
     float4* parts = (float4*)shared.ring[0];
@@ -339,13 +398,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
       for (int n = 0; n < WIDTHS; ++n)
         parts[warp * BETWEEN_PARTS + (t * WIDTHS + n) * 32 + lane] =
             make_float4(sums[t][n][0], sums[t][n][1], sums[t][n][2], sums[t][n][3]);
+#if SHRINKING
+    if (group == blockIdx.x) shrinker.add_segments();
+#endif
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < (ITEMS + THREADS - 1) / THREADS; ++i) {
       int item = i * THREADS + threadIdx.x;
       if (ITEMS % THREADS && item >= ITEMS) break;
       if (OUTPUT == RESIDUAL && (ITEMS > THREADS || REPEATED)) before = residuals_of(a, group, item);
-      if (ADDED && (ITEMS > THREADS || REPEATED)) added = added_of(a, rank, group, item);
+#if SHRINKING
+      int row, token;
+      place_of(group, item, &row, &token);
+      added = shrinker.added(item, row);
+#else
+      if (ADDED && !early)
+        added = added_of(a, rank, group, item, columns_of_item(a, group, item));
+#endif
       finish(a, group, item, add_segments(parts, item), before, added);
     }
     if (REPEATED) parity ^= 1;

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from runtime.errors import HearthError
+from runtime.executor.kernels.adapters import Adapter
 from runtime.executor.kernels.launch import KernelRequest, Launch, WantedKernels
 from runtime.executor.kernels.products import Form, Products, Weight
 from tests.runtime.executor.kernels.model_shapes import GPUS
@@ -72,7 +73,7 @@ def test_few_tokens_are_normed_in_the_product() -> None:
         (0x100, 0, 1024),
         (0x100, 0, 1024),
     ]
-    assert ctypes.sizeof(a) == 224
+    assert ctypes.sizeof(a) == 232
 
 
 @pytest.mark.parametrize("tokens", [9, 16])
@@ -198,3 +199,47 @@ def test_matrices_of_one_product_have_one_form() -> None:
 )
 def test_eight_rows_of_a_form_take(form: Form, nbytes: int) -> None:
     assert form.eight_bytes == nbytes
+
+
+def adapter(matrices: int) -> Adapter:
+    return Adapter(0x10, 0x20, 0x30, 0x40, matrices * 16, 16)
+
+
+def test_a_product_of_few_tokens_multiplies_by_an_adapter_itself() -> None:
+    made = Made()
+    weights = [weight(2048), weight(1024), weight(1024)]
+    (launch,) = made.products.normed(X, GAIN, EPS, weights, 1024, 8, OUT, adapter=adapter(3))
+    (request,) = made.requests
+    shrinking = {"SHRINKING": 1, "CLUSTER": 2, "PARTS": 1, "MOST_RANK": 16, "ADDED": 1}
+    assert macros(request).items() >= shrinking.items()
+    assert launch.grid == (128, 1, 1)
+    added: Any = launch.arguments
+    found = added.added
+    assert (found.a, found.b, found.rank, found.shrunk) == (0x10, 0x20, 0x30, 0x40)
+    assert (found.width, found.most) == (48, 16)
+
+
+def test_blocks_of_a_product_that_multiplies_by_an_adapter_fill_clusters() -> None:
+    made = Made()
+    # 13 blocks of eight rows, and rows of two matrices in the cluster of the fifth and sixth.
+    weights = [weight(40), weight(40), weight(24)]
+    (launch,) = made.products.normed(X, GAIN, EPS, weights, 64, 1, OUT, adapter=adapter(3))
+    assert launch.grid == (14, 1, 1)
+    assert macros(made.requests[0])["PARTS"] == 2
+
+
+@pytest.mark.parametrize(
+    ("gpu", "inputs", "tokens", "wanted"),
+    [
+        ("H200", 2560, 1, ["shrink", "normed"]),
+        ("RTX 3090", 1024, 8, ["shrink", "normed"]),
+        ("H200", 1024, 60, ["normalise", "shrink", "normed"]),
+        ("H200", 1024, 300, ["normalise", "shrink", "normed"]),
+    ],
+)
+def test_others_have_a_launch_for_it(gpu: str, inputs: int, tokens: int, wanted: list[str]) -> None:
+    made = Made(gpu=gpu)
+    weights = [weight(4096), weight(1024), weight(1024)]
+    found = made.products.normed(X, GAIN, EPS, weights, inputs, tokens, OUT, adapter=adapter(3))
+    assert names(found) == wanted
+    assert all(macros(request).get("SHRINKING") is None for request in made.requests)

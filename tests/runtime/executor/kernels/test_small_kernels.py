@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from runtime.executor.kernels.adapters import Adapter, Shrink
+from runtime.executor.kernels.adapters import Adapter
 from runtime.executor.kernels.draft_pieces import DraftPieces
 from runtime.executor.kernels.launch import KernelRequest, WantedKernels
 from runtime.executor.kernels.products import Form, Products, Weight
@@ -21,17 +21,14 @@ def wanted() -> Iterator[KernelRequest]:
     pieces = DraftPieces(kernels, "bfloat16")
     pieces.fuse(0, 0, 0, (0, 0), 0.0, 0, 8, 1, given=True)
     pieces.log_softmax(0, 0, 1, 9)
-    shrink, adapter = Shrink(kernels, bfloat=0), Adapter(0, 0, 0, 0, 48, 16)
-    for inputs, tokens in ((248, 2), (1024, 1), (1024, 9), (9728, 9)):
-        for norm in (None, (1, 0.0)):
-            shrink.launch(0, adapter, (inputs, tokens), norm)
+    three, two, one = (Adapter(0, 0, 0, 0, parts * 64, 64) for parts in (3, 2, 1))
     products = Products(kernels, GPUS["H200"], np.dtype(np.float16))
     weight = Weight(0, 1024, Form("float16"))
     for tokens in (1, 64, 512):
         shape = (1024, tokens)
-        products.normed(0, 1, 0.0, [weight] * 3, *shape, 0, adapter=adapter)
-        products.gated(0, 1, 0.0, weight, weight, *shape, 0, adapter=adapter)
-        products.residual(0, weight, 9728, tokens, 0, adapter=adapter)
+        products.normed(0, 1, 0.0, [weight] * 3, *shape, 0, adapter=three)
+        products.gated(0, 1, 0.0, weight, weight, *shape, 0, adapter=two)
+        products.residual(0, weight, 9728, tokens, 0, adapter=one)
     # The others of a file are compiled with it.
     yield from {(one.file, one.options): one for one in kernels.requests}.values()
 
