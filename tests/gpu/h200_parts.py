@@ -1,5 +1,6 @@
 """What a run on a GPU is made of: parts by name, each a list of commands."""
 
+import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ _PLAIN = ("-o", "addopts=", "-o", "filterwarnings=", "-o", "anyio_mode=")
 _QUIET = ("-p", "no:cacheprovider", "-p", "no:benchmark", "--durations", "20")
 _PYTEST = ("-m", "pytest", "-q", *_QUIET, *_PLAIN, "--timeout", "300")
 # Processes share the GPU, and each has much to do beside it.
-_SHARDS = ("-n", "15", "--dist", "worksteal")
+_SHARDS = ("-n", str(max(1, len(os.sched_getaffinity(0)) - 1)), "--dist", "worksteal")
 _MARK = "pytest.mark.gpu"
 
 
