@@ -28,17 +28,12 @@ from runtime.executor.kernels.product_arguments import (
 )
 from runtime.executor.kernels.product_tiles import (
     COLUMNS,
-    WARPS,
     NarrowTiles,
-    SpreadTiles,
-    TallTiles,
     columns_for,
     most_blocks,
     narrow_tiles,
     norms_itself,
-    spread_tiles,
     takes_many,
-    tall_tiles,
 )
 from runtime.executor.kernels.wide_tiles import wide_tiles
 
@@ -56,13 +51,7 @@ _NARROW = (
     *("COLUMNS", "SHARES", "EIGHTS", "DEPTH", "TOKEN_STAGES", "RESIDENT", "REPEATED", "NORMED"),
     "SHARED_BYTES",
 )
-_TALL = (*_COMMON, "COLUMNS", "WARPS", "TILES", "DEPTH", "SHARED_BYTES")
 _SHRINKING = ("SHRINKING", "CLUSTER", "PARTS", "MOST_RANK")
-_SPREAD = (
-    *_COMMON,
-    *("COLUMNS", "TOKEN_WARPS", "TILES", "DEPTH", "RESIDENT", "REPEATED", "NORMED"),
-    "SHARED_BYTES",
-)
 _WIDE = (
     *_COMMON,
     *("EIGHTS", "WIDTHS", "TILES", "SHARE", "DEPTH", "RESIDENT", "SPLIT", "EVEN"),
@@ -193,9 +182,7 @@ class Products:
         adapter: Adapter | None = None,
     ) -> tuple[Launch, ...]:
         made: list[Launch] = []
-        tall = None if adapter else self._tall_tiles(given, weights, output)
-        normed = norms_itself(given.size, given.tokens) or self._spread_tiles(given, weights)
-        if given.gain and (tall or not normed):
+        if given.gain and not norms_itself(given.size, given.tokens):
             made.append(self._normalise(given))
             given = Inputs(self._scratch, given.size, given.tokens)
         beside = None
@@ -226,19 +213,6 @@ class Products:
             return (self._shrink.launch(given.address, adapter, given.size, given.tokens),)
         a = Weight(adapter.a, adapter.width, Form("bfloat16" if self._bfloat else "float16"))
         return self._launches("shrink", given, [a], Output(NUMBERS, adapter.shrunk))
-
-    def _spread_tiles(self, given: Inputs, weights: Sequence[Weight]) -> SpreadTiles | None:
-        columns = columns_for(given.tokens)
-        if columns is None:
-            return None
-        return spread_tiles(
-            self._facts,
-            _eights(weights),
-            given.size,
-            columns,
-            normed=bool(given.gain),
-            weight_bytes=weights[0].form.eight_bytes,
-        )
 
     def _normalise(self, given: Inputs) -> Launch:
         function = self._kernel("normalise", "normalise", ("INPUTS",), (given.size,), 0)
@@ -275,11 +249,7 @@ class Products:
         common = (given.size, output.kind, len(weights), int(biased), int(added), *form.macros)
         chosen = None
         if columns_for(given.tokens) is not None:
-            chosen = (
-                (None if added else self._tall(given, weights, common, output))
-                or self._spread(given, weights, common)
-                or self._narrow(given, weights, output, common, beside)
-            )
+            chosen = self._narrow(given, weights, output, common, beside)
         chosen = chosen or self._wide(given, weights, common)
         arguments = product_arguments(given, weights, output, chosen.groups)
         if adapter is not None:
@@ -327,39 +297,6 @@ class Products:
         shared = max(shared, tiles.shared_bytes + tiles.padding)
         function = self._kernel("product", "product", macros, (*common, *shape, *numbers), shared)
         return _Chosen(function, (blocks, shares, 1), shared, tiles.groups)
-
-    def _tall_tiles(
-        self, given: Inputs, weights: Sequence[Weight], output: Output
-    ) -> TallTiles | None:
-        columns, nbytes = columns_for(given.tokens), weights[0].form.eight_bytes
-        if columns is None or output.kind != NUMBERS:
-            return None
-        return tall_tiles(self._facts, _eights(weights), given.size, columns, nbytes)
-
-    def _tall(
-        self, given: Inputs, weights: Sequence[Weight], common: tuple[int, ...], output: Output
-    ) -> _Chosen | None:
-        tiles = self._tall_tiles(given, weights, output)
-        if tiles is None:
-            return None
-        shared = tiles.shared_bytes
-        shape = (columns_for(given.tokens) or 0, tiles.warps, tiles.tiles, tiles.depth, shared)
-        function = self._kernel("tall", "product", _TALL, (*common, *shape), shared)
-        blocks = (self._facts.multiprocessors, 1, 1)
-        return _Chosen(function, blocks, shared, tiles.groups, 32 * tiles.warps)
-
-    def _spread(
-        self, given: Inputs, weights: Sequence[Weight], common: tuple[int, ...]
-    ) -> _Chosen | None:
-        tiles = self._spread_tiles(given, weights)
-        if tiles is None:
-            return None
-        repeated, normed = int(tiles.groups > tiles.clusters), int(bool(given.gain))
-        shared = tiles.shared_bytes
-        warps = (tiles.token_warps, tiles.tiles, tiles.depth, tiles.resident)
-        shape = (columns_for(given.tokens) or 0, *warps, repeated, normed, shared)
-        function = self._kernel("spread", "product", _SPREAD, (*common, *shape), shared)
-        return _Chosen(function, (tiles.clusters * WARPS, 1, 1), shared, tiles.groups)
 
     def _wide(self, given: Inputs, weights: Sequence[Weight], common: tuple[int, ...]) -> _Chosen:
         eights, form = _eights(weights), weights[0].form

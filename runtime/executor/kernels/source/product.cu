@@ -29,11 +29,11 @@
 #define PART_BYTES (ITEMS * 16)
 // With TOKEN_STAGES activations have a ring too, behind that of the weights, or all of them stay.
 #define TOKENS_STAY (TOKEN_STAGES == MOST)
-// Blocks of inputs at a time, while their addresses leave registers for the sums.
-#define ITERATIONS (MOST > 8 || (MOST > 2 && FRAGMENTS > 16) ? 1 : MOST)
 #define TOKEN_BYTES (WIDTHS * EIGHT_BYTES)
 #define RINGS_BYTES (RING_BYTES + TOKEN_STAGES * TOKEN_BYTES)
 #define WARP_BYTES (PARTS_IN_RING && PART_BYTES > RINGS_BYTES ? PART_BYTES : RINGS_BYTES)
+// Blocks of inputs at a time, while their addresses leave registers for the sums.
+#define ITERATIONS (MOST > 8 || (MOST > 2 && FRAGMENTS > 16) ? 1 : MOST)
 #define BETWEEN_PARTS (PARTS_IN_RING ? WARP_BYTES / 16 : ITEMS)
 #define FIRST_TOKEN (SHARES > 1 ? (int)blockIdx.y * COLUMNS : 0)
 

@@ -107,9 +107,8 @@ def check(
         options = "\n".join((*request.options, log))
         (registers,) = re.findall(r"Used (\d+) registers", log)
         resident = re.search(r"-DRESIDENT=(\d+)", options)
-        warps = re.search(r"-DWARPS=(\d+)", options)
         block = 128 if "-DSPLIT" in options else 256
-        threads = 32 * int(warps[1]) if warps else block * int(resident[1]) if resident else 128
+        threads = block * int(resident[1]) if resident else 128
         assert int(registers) * threads <= REGISTERS, options
         ((stored, loaded),) = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill", log)
         # With zero points, which no export writes yet, the widest tiles spill a few registers.

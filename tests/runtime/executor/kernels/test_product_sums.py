@@ -181,7 +181,7 @@ def test_the_head_takes_the_tokens_that_are_selected(
     given, places = lab.put(x), lab.put(last.astype(np.int64))
     a = forms.normed(taken.reshape(-1, 1024), case.gain, EPS, case.dtype)
     weight, found = case.weights[0]._replace(bias=0), []
-    # For few multiprocessors 5,000 rows are many: tall products take them.
+    # For few multiprocessors 5,000 rows are many: wide products take more than 32 tokens.
     for facts in (lab.facts, lab.facts._replace(multiprocessors=7)):
         products = Products(lab.programs, facts, case.dtype)
         products.use_scratch(case.scratch.address)

@@ -76,16 +76,6 @@ def test_few_tokens_are_normed_in_the_product() -> None:
     assert ctypes.sizeof(a) == 232
 
 
-@pytest.mark.parametrize("tokens", [9, 16])
-def test_clusters_norm_more_tokens(tokens: int) -> None:
-    made = Made()
-    launches = made.products.gated(X, GAIN, EPS, weight(3072), weight(3072), 2560, tokens, OUT)
-    (launch,), (request,) = launches, made.requests
-    assert (request.file, macros(request)["NORMED"]) == ("spread", 1)
-    assert (launch.grid, launch.block) == ((128, 1, 1), 256)
-    assert launch.arguments.groups == 16
-
-
 @pytest.mark.parametrize(
     ("gpu", "inputs", "tokens"),
     [
@@ -140,19 +130,14 @@ def test_the_head_selects_tokens_where_they_are_normed() -> None:
     assert (product.arguments.last, product.arguments.tokens) == (0, 66)
 
 
-def test_the_head_of_many_tokens_is_normed_before_a_tall_product() -> None:
+def test_the_head_of_many_tokens_is_normed_before_a_wide_product() -> None:
     made = Made()
     launches = made.products.head(X, GAIN, EPS, weight(151_936), 1024, 1, 60, 60, LAST, OUT)
     assert names(launches) == ["normalise", "head"]
-    norm, product = launches
-    assert (norm.arguments.last, norm.arguments.tokens) == (LAST, 60)
-    assert (product.arguments.inputs, product.arguments.gain) == (SCRATCH, 0)
-    assert (product.grid, product.arguments.groups) == ((132, 1, 1), 9496)
-    request = made.requests[-1]
-    assert request.file == "tall"
-    found = macros(request)
-    assert product.block == 32 * found["WARPS"]
-    assert product.shared_bytes == request.shared_bytes == found["SHARED_BYTES"]
+    norm, product = (launch.arguments for launch in launches)
+    assert (norm.last, norm.tokens) == (LAST, 60)
+    assert (product.inputs, product.gain, product.last) == (SCRATCH, 0, 0)
+    assert made.requests[-1].file == "wide"
 
 
 def test_several_tokens_are_shared_out_over_the_gpu() -> None:
