@@ -147,6 +147,7 @@ class Attention:
             "ROTARY": config.rotary_dim,
             "QUERY_HEADS": config.num_attention_heads,
             "KV_HEADS": config.num_kv_heads,
+            "EARLY": int(config.weight_quantization == "none"),
         }
         self._functions: dict[tuple[int, ...], tuple[Any, Any]] = {}
         self._scratch = self._tickets = 0
@@ -208,7 +209,9 @@ class Attention:
             batch, seq_len, kv_len, self._table_rows, plan.units, plan.fine,
         )  # fmt: skip
         rotate, attend = self._kernels(plan, tree=mask != 0 and seq_len > 1, single=seq_len == 1)
-        grid = (plan.parts, shape.kv_heads, plan.tiles * batch)
+        # Blocks of one token are clusters, where there are clusters.
+        parts = -(-plan.parts // SPAN) * SPAN if seq_len == 1 and not plan.whole else plan.parts
+        grid = (parts, shape.kv_heads, plan.tiles * batch)
         attention = Launch(attend, grid, _THREADS, self._shared_bytes(plan), arguments, "attend")
         if plan.fused:
             return (attention,)

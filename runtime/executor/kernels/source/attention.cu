@@ -7,6 +7,7 @@
 #include "attention_scores.cuh"
 #include "attention_path.cuh"
 #include "attention_merge.cuh"
+#include "attention_cluster.cuh"
 // Attention of the tokens of a step over a row's cache (docs/kernels.md, specified by
 // forms_attention.py): flash attention (Dao, 2023) by splits of 64 positions and spans of four.
 //
@@ -181,8 +182,11 @@ struct Rotation {
 };
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
-    attend(const __grid_constant__ Arguments a) {
+extern "C" __global__ void
+#if CLUSTERED
+__cluster_dims__(SPAN)
+#endif
+__launch_bounds__(THREADS, RESIDENT) attend(const __grid_constant__ Arguments a) {
 #if STAGES > 1
   extern __shared__ __align__(16) unsigned char room[];
   static_assert(sizeof(Shared) == SHARED_BYTES, "what the block is given");
@@ -196,6 +200,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   int power = !WHOLE && splits <= a.fine ? 0 : 2, per = 1 << power;
   int units = (splits + per - 1) >> power, unit = blockIdx.x, first = unit << power;
   if (unit >= units) return;
+#if CLUSTERED
+  if (is_together(units)) expect_units(block, units);
+#endif
   Place at(block);
   // The split that this block has behind another one; -1 for none.
   auto behind = [&](int split) {
@@ -234,7 +241,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     shared.positions[threadIdx.x] = a.positions[block.row * a.seq_len + threadIdx.x];
   __syncthreads();
 #endif
-  wait_for_predecessors();
+  wait_for_predecessors(SINGLE && EARLY && a.batch == 1);
   Rotation(block, sees, first, behind(first)).run(angles, q_gains, k_gains);
   queries.load(shared.queries);
 #else
@@ -318,6 +325,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
       continue;
     }
     if (units == 1) return finish(block, at, span);
+#if CLUSTERED
+    if (is_together(units)) return merge_in_cluster(block, at, unit, units, span);
+#endif
     leave(block, at, unit, span);
     if (!by_spans) continue;
     int own = unit / SPAN, spans = (units + SPAN - 1) / SPAN;

@@ -25,6 +25,13 @@
 // Nodes of a tree whose keys or values fit into a buffer.
 #define NEAR (BUFFERS == 2 ? SPLIT : 0)
 
+// Whether the blocks of a token are clusters of SPAN.
+#if __CUDA_ARCH__ >= 900
+#define CLUSTERED (SINGLE && !WHOLE && HALVES == 1 && GROUP <= 4 && DIM <= 128 && STAGES == 1)
+#else
+#define CLUSTERED 0
+#endif
+
 // Blocks that a multiprocessor shall have at a time.
 #define RESIDENT (SINGLE && STAGES == 1 && DIM <= 128 ? 3 : 2)
 
@@ -68,11 +75,17 @@ __device__ const float* sines(const Arguments& a, int row, int token) {
   return angles_of(a.sin, a.positions[token], a.table_rows ? row : 0, a.table_rows);
 }
 
+// A split's sums.
+struct Kept {
+  __align__(16) float o[GROUP][DIM];
+  float sums[GROUP][2];
+};
+
 struct Shared {
   __align__(16) unsigned char buffers[BUFFERS * STAGES][SPLIT * STRIDE];
   // Whoever looks for pieces of a path has done with the scores.
   union {
-    float scores[TILES][16][SCORES];
+    float scores[TILES][8 * HALVES][SCORES];
     uint4 pieces[WARPS][32];
   };
 #if FUSED
@@ -82,6 +95,10 @@ struct Shared {
 #else
   int positions[16];
 #endif
+#endif
+#if CLUSTERED
+  Kept kept[SPAN - 1];
+  u64 arrived;
 #endif
 #if TREE
   unsigned short paths[ROWS][SPLIT];  // places of a token's own positions of a split

@@ -24,6 +24,11 @@
 #define ITEMS (FRAGMENTS * 32)
 // Nothing is left to ask for behind the first stages.
 #define ALL_ASKED (!REPEATED && DEPTH >= MOST)
+// Whether the next kernel may ask for its weights before this one has its inputs, for one token: so
+// it was measured (docs/performance.md). One that may be the first of a step never is early.
+#define EARLY                                   \
+  (ALL_ASKED && !ADDED && WEIGHT_BITS == 16 && \
+   (OUTPUT == RESIDUAL || (OUTPUT == NUMBERS && NORMED)))
 // Sums of several tokens lie where the weights of a block's only group were.
 #define PARTS_IN_RING (!REPEATED && COLUMNS > 8)
 #define PART_BYTES (ITEMS * 16)
@@ -252,7 +257,7 @@ extern "C" __global__ void
   constexpr bool early = ADDED && !SHRINKING && ITEMS <= THREADS && !REPEATED;
   Columns columns = {};
   if (early && threadIdx.x < ITEMS) columns = columns_of_item(a, blockIdx.x, threadIdx.x);
-  wait_for_predecessors();
+  wait_for_predecessors(EARLY && a.tokens == 1);
 
 #if !TOKEN_STAGES
   Activations x[HELD];
