@@ -68,7 +68,7 @@ def test_attention_compiles_for(architecture: str) -> None:
         pytest.skip(f"this NVRTC does not know {architecture}")
     for place, (form, tree, dim) in enumerate(FORMS[architecture]):
         sizes = {"DIM": dim, "ROTARY": dim // 2 if dim == 80 else dim, "BFLOAT": place % 2}
-        heads = {"QUERY_HEADS": 16, "KV_HEADS": 8, "TREE": tree}
+        heads = {"QUERY_HEADS": 16, "KV_HEADS": 8, "TREE": tree, "EARLY": 1}
         log = compiled(architecture, macro_options(form | sizes | heads))
         numbers = re.findall(r"Used (\d+) registers", log)
         assert max(map(int, numbers)) * THREADS * 2 <= REGISTERS, (form, log)
