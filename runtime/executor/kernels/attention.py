@@ -21,18 +21,18 @@ _WIDEST_BY_TWO = 128
 _BLOCKS = 4
 """Blocks of a multiprocessor where positions are spread over blocks."""
 _CROWDED = 2
+_MOST_FUSED_ROWS = 32
+_CROWDED_BY_FEW = 0.75
 _LEAST_PARTS = 4
-_FINE = 4
+_FINE = 8
 _FINEST = 64
 _ELEMENT_BYTES = 2
 _FLOAT_BYTES = 4
 _SUM_BYTES = 8
 _TICKET_BYTES = 4
 _ALIGNMENT = 256
-_FORM = ("SHARE", "FUSED", "SINGLE", "HALVES", "TREE", "WHOLE", "STAGES", "SHARED_BYTES")
+_FORM = ("SHARE", "FUSED", "SINGLE", "HALVES", "TREE", "WHOLE", "BY_WARP")
 _HEADS_OF_WARP = 4
-_PADDING = 16
-_SCORES_BYTES = 16 * 72 * _FLOAT_BYTES
 
 
 class AttentionArguments(ctypes.Structure):
@@ -65,13 +65,12 @@ class AttentionShape(NamedTuple):
 class AttentionPlan(NamedTuple):
     """How the work of a step is cut; none of this touches its numbers.
 
-    `share` warps have a tile of 16 query rows together. For each row and KV head there are `tiles`
-    times `parts` blocks: a tile's positions are spread over `parts` blocks in units, which are
-    splits where there are at most `fine` of them, else spans; there is room for `units`, those
-    that splits are merged into included. Blocks of
-    a `whole` step have all positions. Those of one that is `fused` rotate too: there a tile has all
-    of a row's tokens, and this says how many eights of query rows that are. Blocks have `stages`
-    splits in shared memory at a time.
+    `share` warps have a tile of eight times `halves` query rows together. For each row and KV head
+    there are `tiles` times `parts` blocks: a tile's positions are spread over `parts` blocks in
+    units, which are splits where there are at most `fine` of them, else spans as far as these are
+    full; there is room for `units`. Blocks of a `whole` step have all positions. Those of one that
+    is `fused` rotate too, and there each token of a tree has units of its own from the row's start
+    on. In one that is `paired` the last blocks have these, a token a warp.
     """
 
     share: int
@@ -79,14 +78,19 @@ class AttentionPlan(NamedTuple):
     parts: int = 1
     fine: int = 0
     units: int = 1
-    fused: int = 0
+    fused: bool = False
     whole: bool = False
-    stages: int = 1
+    halves: int = 2
+    paired: bool = False
 
     @property
     def rows(self) -> int:
         """Query rows of a block."""
-        return _TILE * _WARPS // self.share
+        return _HALF * self.halves * _WARPS // self.share
+
+    def tokens(self, group: int) -> int:
+        """Tokens that have some of these rows, at most, `group` rows each."""
+        return (self.rows + group - 2) // group + 1 if self.rows % group else self.rows // group
 
 
 @lru_cache
@@ -95,27 +99,29 @@ def plan_attention(
 ) -> AttentionPlan:
     """Cut a step of `seq_len` tokens a row over caches of `kv_len` slots."""
     rows, pairs = seq_len * shape.group, batch * shape.kv_heads
-    splits = -(-kv_len // SPLIT)
-    spans = -(-splits // SPAN)
-    if rows <= _TILE:
-        halves = 1 if rows <= _HALF else 2
-        if pairs >= _CROWDED * multiprocessors:
-            return AttentionPlan(_WARPS, 1, fused=halves, whole=True)
-        parts = min(splits, max(_LEAST_PARTS, _BLOCKS * multiprocessors // pairs))
-        fine = min(splits, _FINEST)
-        return AttentionPlan(_WARPS, 1, parts, fine, _room(fine, spans), halves)
-    share = 2 if shape.head_dim <= _WIDEST_BY_TWO else _WARPS
-    tiles = -(-rows * share // (_TILE * _WARPS))
-    if _CROWDED * tiles * pairs >= multiprocessors:
-        return AttentionPlan(share, tiles, whole=True)
-    fine = min(splits, _FINE)
-    parts = min(max(fine, spans), max(1, _BLOCKS * multiprocessors // (pairs * tiles)))
-    return AttentionPlan(share, tiles, parts, fine, _room(fine, spans))
+    even = _HALF % shape.group == 0
+    fused = rows <= _TILE or (even and rows <= _MOST_FUSED_ROWS and seq_len <= _TILE)
+    halves = 1 if fused and (rows <= _HALF or even) else 2
+    plan = AttentionPlan(_WARPS, -(-rows // (_HALF * halves)), fused=fused, halves=halves)
+    splits, tokens = -(-kv_len // SPLIT), plan.tokens(shape.group) if seq_len > 1 else 0
+    blocks = plan.tiles * pairs
+    # Of many rows each block has all positions of its tile.
+    most = 1 if not fused else _CROWDED if seq_len == 1 else _CROWDED_BY_FEW
+    if blocks >= most * multiprocessors:
+        if not fused and shape.head_dim <= _WIDEST_BY_TWO:
+            plan = plan._replace(share=_WARPS // 2, tiles=-(-rows // (2 * _TILE)))
+        return plan._replace(whole=True)
+    fine = min(splits, _FINEST if fused else _FINE)
+    units = units_of(splits, fine, seq_len)
+    paired = not fused and seq_len <= SPLIT and shape.head_dim <= _WIDEST_BY_TWO
+    items = units + (-(-tokens // _WARPS) if paired else tokens)
+    parts = min(items, max(_LEAST_PARTS + tokens, _BLOCKS * multiprocessors // blocks))
+    return plan._replace(parts=parts, fine=fine, units=units, paired=paired)
 
 
-def _room(fine: int, spans: int) -> int:
-    """Units of a tile at most, where up to `fine` splits are merged into spans first."""
-    return max(fine + -(-fine // SPAN), spans)
+def units_of(splits: int, fine: int, seq_len: int) -> int:
+    """Units at most of so many splits: spans, and splits that the tokens of a step may be in."""
+    return min(splits, max(fine, splits // SPAN + SPAN - 1 + -(-seq_len // SPLIT)))
 
 
 class Attention:
@@ -163,8 +169,8 @@ class Attention:
     def ticket_bytes(self, batch: int, seq_len: int, kv_len: int) -> int:
         """Bytes of counters, which must be zero once and belong to this object alone."""
         plan = self.plan(batch, seq_len, kv_len)
-        tiles = 0 if plan.whole else batch * plan.tiles * self._shape.kv_heads
-        return tiles * (1 + -(-plan.fine // SPAN)) * _TICKET_BYTES
+        tiles = 0 if plan.units == 1 else batch * plan.tiles * self._shape.kv_heads
+        return tiles * plan.tokens(self._shape.group) * _TICKET_BYTES
 
     def use_tickets(self, address: int) -> None:
         """Where the counters are, for the launches that are made from now on."""
@@ -212,7 +218,7 @@ class Attention:
         # Blocks of one token are clusters, where there are clusters.
         parts = -(-plan.parts // SPAN) * SPAN if seq_len == 1 and not plan.whole else plan.parts
         grid = (parts, shape.kv_heads, plan.tiles * batch)
-        attention = Launch(attend, grid, _THREADS, self._shared_bytes(plan), arguments, "attend")
+        attention = Launch(attend, grid, _THREADS, 0, arguments, "attend")
         if plan.fused:
             return (attention,)
         heads = -(-(shape.query_heads + 2 * shape.kv_heads) // _HEADS_OF_WARP)
@@ -221,34 +227,22 @@ class Attention:
 
     def _kernels(self, plan: AttentionPlan, *, tree: bool, single: bool) -> tuple[Any, Any]:
         """The kernels `rotate` and `attend` for steps that are cut like this."""
-        fused, single = plan.fused > 0, plan.fused > 0 and single
-        shared = self._shared_bytes(plan)
-        key = (plan.share, fused, single, plan.fused or 2, tree, plan.whole, plan.stages, shared)
+        single, paired = single and plan.fused, tree and plan.paired
+        key = (plan.share, plan.fused, single, plan.halves, tree, plan.whole, paired)
         if key not in self._functions:
-            forms = zip(_FORM, map(int, key), strict=True)
-            macros = self._macros | dict(forms)
+            macros = self._macros | dict(zip(_FORM, map(int, key), strict=True))
             self._functions[key] = (
                 self._programs.kernel("attention", "rotate", macros),
-                self._programs.kernel("attention", "attend", macros, shared),
+                self._programs.kernel("attention", "attend", macros),
             )
         return self._functions[key]
-
-    def _shared_bytes(self, plan: AttentionPlan) -> int:
-        """Dynamic shared memory: all that a block has, where that may be more than 48 KB.
-
-        It is the keys and values of its splits, scores, queries, and the newest key and value.
-        """
-        if plan.stages == 1:
-            return 0
-        row = self._shape.head_dim * _ELEMENT_BYTES
-        return (2 * plan.stages * SPLIT + _TILE) * (row + _PADDING) + _SCORES_BYTES + 2 * row
 
     def _parts_of_scratch(self, batch: int, seq_len: int, kv_len: int) -> tuple[int, int, int]:
         """Bytes of rotated queries, of partial sums of values, and of their maxima and sums."""
         plan, shape = self.plan(batch, seq_len, kv_len), self._shape
         queries = 0 if plan.fused else batch * seq_len * shape.query_heads * shape.head_dim
         rows = min(plan.rows, seq_len * shape.group)
-        sums = 0 if plan.whole else batch * plan.tiles * shape.kv_heads * plan.units * rows
+        sums = 0 if plan.units == 1 else batch * plan.tiles * shape.kv_heads * plan.units * rows
         return (
             _aligned(queries * _ELEMENT_BYTES),
             sums * shape.head_dim * _FLOAT_BYTES,

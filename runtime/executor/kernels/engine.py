@@ -232,10 +232,12 @@ def step_shapes(config: LLMEngineRunnerConfig, facts: GpuFacts) -> Iterator[Step
         yield StepShape(batch, longest, slots, largest.select_len)
         for rows in range(1, batch + 1):
             for seq_len in range(1, longest + 1):
-                if plan_attention(heads, facts.multiprocessors, rows, seq_len, slots).whole:
+                plan = plan_attention(heads, facts.multiprocessors, rows, seq_len, slots)
+                if plan.whole and not plan.fused:
                     longest = seq_len
                     break
-                yield StepShape(rows, seq_len, slots, min(seq_len, largest.select_len))
+                if not plan.whole:
+                    yield StepShape(rows, seq_len, slots, min(seq_len, largest.select_len))
 
 
 def fixed_shape(io: IOTensor) -> tuple[int, ...]:

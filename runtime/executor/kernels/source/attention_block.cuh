@@ -1,13 +1,15 @@
-// What a block of attention is told, and what it has in shared memory.
+// What a block of attention is told, what it has to do, and what it has in shared memory.
 
 #define WARPS 4
 #define THREADS (WARPS * 32)
 #define SPLIT 64
 #define SPAN 4
 #define TILES (WARPS / SHARE)
-#define ROWS (TILES * 16)
+#define ROWS (TILES * 8 * HALVES)
 #define GROUP (QUERY_HEADS / KV_HEADS)
 #define HEADS (QUERY_HEADS + 2 * KV_HEADS)
+// Tokens that have rows in a block's tiles, at most.
+#define TOKENS (ROWS % GROUP ? (ROWS + GROUP - 2) / GROUP + 1 : ROWS / GROUP)
 // Whether a warp keeps its queries in registers.
 #define HELD (SINGLE || DIM <= 128)
 // A row in shared memory: eight of them meet no bank twice.
@@ -20,20 +22,29 @@
 #define BUFFERS (DIM <= 128 ? 2 : 1)
 #define VALUES (BUFFERS - 1)
 #define SCORES 72
+// Tokens of a step that is FUSED, at most.
+#define FEW 16
 // Heads that a warp rotates at a time.
-#define BATCH (!SINGLE ? (DIM > 128 ? 2 : 8) : GROUP <= 2 ? 1 : GROUP <= 6 ? 2 : 4)
-// Nodes of a tree whose keys or values fit into a buffer.
+#define BATCH (!SINGLE ? (DIM > 128 ? 2 : 4) : GROUP <= 2 ? 1 : GROUP <= 6 ? 2 : 4)
+
+// How tokens of a tree have the positions from the row's start on: each in an item of its own, or a
+// warp each, if there are at most NODES, or all of a block together.
+#define ALONE (TREE && FUSED)
+#define PAIRED (TREE && !FUSED && BY_WARP)
+#define WOVEN (TREE && !FUSED && !BY_WARP)
+#define NODES SPLIT
+// Nodes of a tree that is WOVEN whose keys or values fit into a buffer.
 #define NEAR (BUFFERS == 2 ? SPLIT : 0)
 
 // Whether the blocks of a token are clusters of SPAN.
 #if __CUDA_ARCH__ >= 900
-#define CLUSTERED (SINGLE && !WHOLE && HALVES == 1 && GROUP <= 4 && DIM <= 128 && STAGES == 1)
+#define CLUSTERED (SINGLE && !WHOLE && HALVES == 1 && GROUP <= 4 && DIM <= 128)
 #else
 #define CLUSTERED 0
 #endif
 
 // Blocks that a multiprocessor shall have at a time.
-#define RESIDENT (SINGLE && STAGES == 1 && DIM <= 128 ? 3 : 2)
+#define RESIDENT (SHARE == 4 && DIM <= 128 ? 3 : 2)
 
 typedef long long i64;
 
@@ -52,7 +63,7 @@ struct Arguments {
   u16* out;     // [T, QUERY_HEADS, DIM]
   float* partial;   // [tiles * batch, KV_HEADS, units, rows of a block, DIM]
   float2* sums;     // the same without DIM: maximum and sum
-  u32* tickets;     // [tiles * batch, KV_HEADS], 0 before and after
+  u32* tickets;     // [tiles * batch, KV_HEADS, TOKENS], 0 before and after
   float eps;
   float scale;
   int batch;
@@ -60,7 +71,7 @@ struct Arguments {
   int kv_len;
   int table_rows;  // of each row's own tables, 0 where all share one
   int units;       // most units of a tile
-  int fine;        // most splits that are units by themselves
+  int fine;        // most splits of which each is a unit
 };
 
 __device__ int first_slot(const Arguments& a, int row) {
@@ -82,18 +93,26 @@ struct Kept {
 };
 
 struct Shared {
-  __align__(16) unsigned char buffers[BUFFERS * STAGES][SPLIT * STRIDE];
-  // Whoever looks for pieces of a path has done with the scores.
+  __align__(16) unsigned char buffers[BUFFERS][SPLIT * STRIDE];
+#if HELD
   union {
-    float scores[TILES][8 * HALVES][SCORES];
-    uint4 pieces[WARPS][32];
+#endif
+    // Whoever looks for pieces of a path has done with the scores.
+    union {
+      float scores[TILES][8 * HALVES][SCORES];
+      uint4 pieces[WARPS][32];
+    };
+    __align__(16) unsigned char queries[TILES * 16 * STRIDE];
+#if HELD
   };
+#endif
 #if FUSED
-  __align__(16) unsigned char queries[16 * STRIDE];
 #if SINGLE
   __align__(16) u16 newest[2][DIM];
 #else
-  int positions[16];
+  int positions[FEW];
+  int fresh[FEW];   // tokens whose keys and values this block needs
+  int places[FEW];  // where in the first split they are, if they are
 #endif
 #endif
 #if CLUSTERED
@@ -101,22 +120,46 @@ struct Shared {
   u64 arrived;
 #endif
 #if TREE
-  unsigned short paths[ROWS][SPLIT];  // places of a token's own positions of a split
-  int seen[ROWS];                     // positions that a token sees
+#if PAIRED
+  unsigned char near[WARPS][SPLIT];  // where a warp's token has the positions of a split
+#endif
+#if WOVEN
+  unsigned short woven[TOKENS][SPLIT];  // likewise each token, in the tree
+#endif
+#if ALONE
+  unsigned short paths[2][SPLIT];  // which node of the tree is at each position of a split
+#endif
+  int seen[TOKENS];                // positions that a token sees
 #endif
 };
 
-// What a block has to do, the same for all of its threads.
+// A split of an item, which is what a block does at a time: of all tokens, or of one.
+struct Piece {
+  int item, split, end;  // the item ends before this split
+  int unit;              // where its sums are left
+  int token;             // counted from the tile's first; -1 for all
+  int seen;              // positions of it
+  int path;              // which of the paths in shared memory
+};
+
+// What the blocks of a tile have to do, the same for all of their threads.
+//
+// Positions are cut into units: splits, or spans where there are many. Splits that reach behind the
+// row's start are APART in a tree: each token has an item of its own there, as its positions have
+// slots of their own. All other units are one item each.
 struct Block {
   const Arguments& a;
   Shared& shared;
   int row, kv_head, tile, first_token, tokens;
   int start;   // slots that were filled before this step
   int common;  // positions whose slot is the same number for all tokens of the block
-  int most;    // positions that some token sees
+  int splits, apart, units, items;
+  int spans, cut;  // units that are spans; the first split behind them
+  int groups;      // of tokens that have a warp each from `apart` on: the last blocks have them
+  int step;        // blocks that have the items
   bool causal;
-  const u16* keys;
-  const u16* values;
+  u16* keys;
+  u16* values;
 
   __device__ Block(const Arguments& a, Shared& shared) : a(a), shared(shared) {
     kv_head = blockIdx.y;
@@ -129,24 +172,38 @@ struct Block {
     i64 cache = ((i64)row * KV_HEADS + kv_head) * a.kv_len * DIM;
     keys = a.keys + cache;
     values = a.values + cache;
-    most = min(a.kv_len, start + first_token + tokens);
+    int most = min(a.kv_len, start + first_token + tokens);
     common = most;
     causal = true;
 #if TREE
     int own = threadIdx.x, count = 0;
     if (own < tokens) {
-      int words = (a.seq_len + 31) / 32;
-      const u32* mask = a.mask + ((i64)row * a.seq_len + first_token + own) * words;
-      for (int i = 0; i < words; ++i) count += __popc(mask[i]);
+      const u32* mask = mask_of(own);
+      for (int i = 0; i < words(); ++i) count += __popc(mask[i]);
       shared.seen[own] = min(a.kv_len, start + count);
     }
     causal = __syncthreads_and(own >= tokens || count == first_token + own + 1);
     if (!causal) {
       common = start;
-      most = 0;
+      // Each token has an item, which writes its key and value.
+      most = min(a.kv_len, start + 1);
       for (int i = 0; i < tokens; ++i) most = max(most, shared.seen[i]);
     }
 #endif
+    splits = max(1, (most + SPLIT - 1) / SPLIT);
+    apart = causal || WOVEN ? splits : min(splits, start / SPLIT);
+    groups = PAIRED && !causal ? (tokens + WARPS - 1) / WARPS : 0;
+    spans = WHOLE || splits <= a.fine ? 0 : apart / SPAN;
+    cut = spans * SPAN;
+    units = spans + splits - cut;
+    step = gridDim.x - groups;
+    items = common_items() + (ALONE ? (splits - apart) * tokens : 0);
+  }
+
+  __device__ int common_items() const { return spans + apart - cut; }
+  __device__ int words() const { return (a.seq_len + 31) / 32; }
+  __device__ const u32* mask_of(int token) const {
+    return a.mask + ((i64)row * a.seq_len + first_token + token) * words();
   }
 
   // Positions that a token of the block sees.
@@ -158,42 +215,102 @@ struct Block {
 #endif
   }
 
-  // Ask for the positions [from, to) of a split; those from `end` on become zeros.
-  __device__ void load(int buffer, const u16* cache, int split, int from, int to, int end) const {
-    int first = split * SPLIT, newest = SINGLE && start < common ? start : -1;
-    u32 base = shared_address(shared.buffers[buffer]);
-    const u16* source = cache + (i64)first * DIM;
-    bool whole = from <= first && first + SPLIT <= to;
-    if (SINGLE && newest >= first && newest < first + SPLIT) whole = false;
-    if (THREADS % PIECES == 0 && whole) {
-      const int rows = THREADS / PIECES;
-      base += threadIdx.x / PIECES * STRIDE + threadIdx.x % PIECES * 16;
-      source += threadIdx.x * 8;
-#pragma unroll
-      for (int i = 0; i < SPLIT / rows; ++i) copy_all(base + i * rows * STRIDE, source + i * rows * DIM);
-      return;
+  // The first row of a token, counted from the tile's first, which may be among its rows.
+  __device__ int row_of(int token) const {
+    int first = (first_token + token) * GROUP - tile * ROWS;
+    return max(0, min(first, min(ROWS, a.seq_len * GROUP - tile * ROWS)));
+  }
+
+  // The first piece of an item.
+  __device__ Piece first_of(int item, int path) const {
+    Piece piece = {item, item * SPAN, item * SPAN + SPAN, item, -1, common, path};
+    if (item < spans) return piece;
+    int split = cut + item - spans;
+    if (ALONE && split >= apart) {
+      piece.token = (split - apart) % tokens;
+      split = apart + (split - apart) / tokens;
+      piece.seen = seen(piece.token);
     }
-#pragma unroll 2
-    for (int i = threadIdx.x; i < SPLIT * PIECES; i += THREADS) {
-      int place = i / PIECES, position = first + place;
-      bool there = position >= from && position < to;
-      // The newest is not in the cache yet.
-      bool wanted = (there || position >= end) && position != newest;
-      copy_where(base + place * STRIDE + i % PIECES * 16, there ? source + i * 8 : cache, there,
-                 wanted);
+    piece.split = split;
+    piece.end = split + 1;
+    piece.unit = unit_of(split);
+    return piece;
+  }
+
+  __device__ int unit_of(int split) const { return spans + split - cut; }
+
+  // What this block does behind a piece.
+  __device__ Piece behind(Piece piece) const {
+    if (++piece.split < piece.end) return piece;
+    return first_of(piece.item + step, 1 - piece.path);
+  }
+
+  // Find which nodes of the tree are where a piece's token sees them; a barrier must follow.
+  __device__ void find(const Piece& piece) const {
+#if ALONE
+    if (piece.item >= items || piece.token < 0) return;
+    const u32* mask = mask_of(piece.token);
+    for (int node = threadIdx.x; node < a.seq_len; node += THREADS) {
+      u32 word = mask[node / 32], bit = 1u << node % 32;
+      int place = start - piece.split * SPLIT + __popc(word & (bit - 1));
+      for (int i = 0; i < node / 32; ++i) place += __popc(mask[i]);
+      if ((word & bit) && place >= 0 && place < SPLIT)
+        shared.paths[piece.path][place] = min(node, a.kv_len - 1 - start);
     }
-#if SINGLE
-    int place = newest - first;
-    if (to > start && place >= 0 && place < SPLIT && threadIdx.x < PIECES)
-      ((uint4*)(shared.buffers[buffer] + place * STRIDE))[threadIdx.x] =
-          ((const uint4*)shared.newest[cache == values])[threadIdx.x];
 #endif
   }
 
-  // Ask for the keys or values of a split.
-  __device__ void load(bool value, int split, int stage) const {
-    if (split < 0) return;
-    int buffer = stage * BUFFERS + (value ? VALUES : 0);
-    load(buffer, value ? values : keys, split, 0, common, common);
+  // Ask for the queries of the tile, which are rotated; zeros where there are none.
+  __device__ void load_queries() const {
+    int rows = min(ROWS, a.seq_len * GROUP - tile * ROWS);
+    for (int i = threadIdx.x; i < ROWS * PIECES; i += THREADS) {
+      int own = tile * ROWS + i / PIECES, head = kv_head * GROUP + own % GROUP;
+      const u16* from = a.queries + (((i64)row * a.seq_len + own / GROUP) * QUERY_HEADS + head) * DIM;
+      bool there = i / PIECES < rows;
+      copy_ahead(shared_address(shared.queries) + i / PIECES * STRIDE + i % PIECES * 16,
+                 there ? from + i % PIECES * 8 : a.queries, there);
+    }
   }
+
+  // Ask for the keys or values of a piece at positions [from, to); those behind all that it sees
+  // become zeros.
+  __device__ void load(bool value, const Piece& piece, int from, int to) const {
+    if (piece.item >= items) return;
+    const int rows = THREADS / PIECES;  // at a time
+    const u16* cache = value ? values : keys;
+    int first = piece.split * SPLIT, newest = SINGLE && start < common ? start : -1;
+    int own = threadIdx.x / PIECES, column = threadIdx.x % PIECES * 8;
+    u32 base = shared_address(shared.buffers[value ? VALUES : 0]) + own * STRIDE + column * 2;
+    const u16* source = cache + (i64)(first + own) * DIM + column;
+    bool whole = from <= first && first + SPLIT <= to && (newest < first || newest >= first + SPLIT);
+    if (ALONE && piece.token >= 0) whole = false;
+    if (THREADS % PIECES == 0 && whole) {
+#pragma unroll
+      for (int i = 0; i < SPLIT; i += rows) copy_all(base + i * STRIDE, source + i * DIM);
+      return;
+    }
+    if (own < rows)
+#pragma unroll
+      for (int i = 0; i < SPLIT; i += rows) {
+        int position = first + own + i;
+        if (SPLIT % rows && own + i >= SPLIT) break;
+        bool there = position >= from && position < to;
+        // The newest is not in the cache yet.
+        bool wanted = (there || position >= piece.seen) && position != newest;
+        const u16* slot = source + i * DIM;
+#if ALONE
+        if (there && piece.token >= 0 && position >= start)
+          slot = cache + (i64)(start + shared.paths[piece.path][own + i]) * DIM + column;
+#endif
+        copy_where(base + i * STRIDE, there ? slot : cache, there, wanted);
+      }
+#if SINGLE
+    int place = newest - first;
+    if (to > start && place >= 0 && place < SPLIT && threadIdx.x < PIECES)
+      ((uint4*)(shared.buffers[value ? VALUES : 0] + place * STRIDE))[threadIdx.x] =
+          ((const uint4*)shared.newest[value])[threadIdx.x];
+#endif
+  }
+
+  __device__ void load(bool value, const Piece& piece) const { load(value, piece, 0, piece.seen); }
 };

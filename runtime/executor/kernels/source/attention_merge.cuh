@@ -11,35 +11,40 @@ __device__ u16* output(const Block& block, int row) {
   return block.a.out + (token * QUERY_HEADS + block.kv_head * GROUP + row % GROUP) * DIM;
 }
 
-__device__ void finish(const Block& block, const Place& at, const Own& whole) {
+// The output of a piece's rows.
+__device__ void finish(const Block& block, const Place& at, const Piece& piece, const Own& whole) {
 #pragma unroll
   for (int half = 0; half < HALVES; ++half) {
-    int row = at.first_row + at.lane / 4 + 8 * half;
-    if (row >= block.a.seq_len * GROUP) continue;
+    if (!at.has(piece, half)) continue;
     float share = inverse(whole.l[half]);
+    int row = block.tile * ROWS + at.first_row + at.lane / 4 + 8 * half;
     u32* out = (u32*)output(block, row) + at.lane % 4;
 #pragma unroll
     for (int n = 0; n < 2 * OWN; ++n) {
       int column = at.share * 2 * OWN + n;
       if (STEPS % SHARE && column >= PIECES) break;
       out[column * 4] = pack(__fmul_rn(whole.o[n][2 * half], share),
-                                __fmul_rn(whole.o[n][2 * half + 1], share));
+                             __fmul_rn(whole.o[n][2 * half + 1], share));
     }
   }
 }
 
-// The first of a unit's rows among the partial sums of all.
-__device__ i64 partial_of(const Block& block, int unit) {
+// Rows of a unit that are left.
+__device__ int stored_rows(const Block& block) { return min(ROWS, block.a.seq_len * GROUP); }
+
+// The first of a tile's rows among the partial sums of all.
+__device__ i64 first_partial(const Block& block) {
   i64 tile = (i64)blockIdx.z * KV_HEADS + block.kv_head;
-  return (tile * block.a.units + unit) * min(ROWS, block.a.seq_len * GROUP);
+  return tile * block.a.units * stored_rows(block);
 }
 
-__device__ void leave(const Block& block, const Place& at, int unit, const Own& span) {
+// Leave a piece's rows as those of its unit.
+__device__ void leave(const Block& block, const Place& at, const Piece& piece, const Own& span) {
 #pragma unroll
   for (int half = 0; half < HALVES; ++half) {
-    int row = at.tile * 16 + at.lane / 4 + 8 * half;
-    if (block.tile * ROWS + row >= block.a.seq_len * GROUP) continue;
-    i64 to = partial_of(block, unit) + row;
+    if (!at.has(piece, half)) continue;
+    i64 to = first_partial(block) + piece.unit * stored_rows(block) + at.first_row + at.lane / 4 +
+             8 * half;
 #pragma unroll
     for (int n = 0; n < 2 * OWN; ++n) {
       int column = at.share * 2 * OWN + n;
@@ -52,25 +57,31 @@ __device__ void leave(const Block& block, const Place& at, int unit, const Own& 
   }
 }
 
-// True for the last of `blocks` blocks of a tile that come here for its counter `which`; it sees
-// what the others left.
-__device__ bool is_last(const Block& block, int which, int blocks) {
-  __shared__ bool last;
-  int counters = 1 + (block.a.fine + SPAN - 1) / SPAN;
-  u32* ticket = block.a.tickets + (blockIdx.z * KV_HEADS + block.kv_head) * counters + which;
+// The tokens, as bits, of which this block has done the last item; it sees what others left. Each
+// thread says how many it has done of its token. Tokens that have all items in common have one
+// counter together.
+__device__ u32 completed(const Block& block, int done) {
+  __shared__ u32 tokens;
+  int own = threadIdx.x;
   __syncthreads();
-  if (threadIdx.x == 0) {
-    u32 before;
-    // It serves the block, as barriers come around it.
-    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
-                 : "=r"(before)
-                 : "l"(ticket)
-                 : "memory");
-    last = before == blocks - 1;
-    if (last) *ticket = 0;
+  if (own < 32) {
+    bool last = false;
+    if (done && own < (block.causal ? 1 : block.tokens)) {
+      u32* ticket = block.a.tickets + (blockIdx.z * KV_HEADS + block.kv_head) * TOKENS + own;
+      u32 before;
+      // It serves the block, as barriers come around it.
+      asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
+                   : "=r"(before)
+                   : "l"(ticket), "r"(done)
+                   : "memory");
+      last = before + done == block.common_items() + block.splits - block.apart;
+      if (last) *ticket = 0;
+    }
+    u32 bits = __ballot_sync(~0u, last);
+    if (own == 0) tokens = bits && block.causal ? ~0u >> (32 - block.tokens) : bits;
   }
   __syncthreads();
-  return last;
+  return tokens;
 }
 
 // Four columns of a row of what was left, with the row's maximum and sum.
@@ -92,29 +103,19 @@ struct Left {
     o = make_float4(merge.of(o.x, next.o.x), merge.of(o.y, next.o.y), merge.of(o.z, next.o.z),
                     merge.of(o.w, next.o.w));
   }
-  // Add up to SPAN units from `unit` on: one span of them, or so many spans.
-  __device__ void add(const Arguments& a, i64 row, int quad, int unit, int units, int stored,
-                      bool splits) {
-    Left next[SPAN];
-#pragma unroll
-    for (int k = 0; k < SPAN; ++k) {
-      next[k].clear();
-      if (unit + k < units) next[k].load(a, row + (i64)(unit + k) * stored, quad);
-    }
-    if (splits) {
-#pragma unroll
-      for (int k = 1; k < SPAN; ++k) next[0].add(next[k]);
-      add(next[0]);
-    } else {
-#pragma unroll
-      for (int k = 0; k < SPAN; ++k) add(next[k]);
-    }
-  }
 };
 
+// What was left of a row's units from `unit` on, before `end`.
+__device__ void load_units(const Block& block, Left (&next)[SPAN], i64 row, int quad, int unit,
+                           int end, int stored) {
+#pragma unroll
+  for (int k = 0; k < SPAN; ++k) {
+    next[k].clear();
+    if (unit + k < end) next[k].load(block.a, row + (i64)(unit + k) * stored, quad);
+  }
+}
+
 #define QUADS (DIM / 4)
-// What a thread merges at a time.
-#define ITEMS (DIM > 128 ? 2 : 4)
 
 __device__ void finish(const Block& block, int row, int quad, const Left& whole) {
   float share = inverse(whole.sum.y);
@@ -123,76 +124,57 @@ __device__ void finish(const Block& block, int row, int quad, const Left& whole)
   ((uint2*)output(block, block.tile * ROWS + row))[quad] = out;
 }
 
-// Merge the units of a tile in ascending order: into spans if they are splits, those into the
-// whole.
-__device__ void merge(const Block& block, int begin, int units, bool splits) {
-  const Arguments& a = block.a;
-  int stored = min(ROWS, a.seq_len * GROUP);
-  int items = min(ROWS, a.seq_len * GROUP - block.tile * ROWS) * QUADS;
-  i64 first = partial_of(block, 0);
-#if HALVES == 1
-  // There are few rows: spans are merged side by side, then by one thread a row and quad.
-  struct Spans {
-    float4 o[THREADS];
-    float2 sums[THREADS];
-  };
-  Spans* spans = (Spans*)block.shared.buffers;
-  const int room = sizeof(block.shared.buffers) / sizeof(Spans), per = splits ? SPAN : 1;
-  int count = (units + per - 1) / per;
-  for (int pass = 0; pass < items; pass += THREADS) {
-    int width = min(THREADS, items - pass), own = pass + threadIdx.x;
-    Left whole;
-    whole.clear();
-    for (int done = 0; done < count; done += room) {
-      int now = min(room, count - done);
+// Merge what was left of the tile's rows [first, end) in ascending order: splits into their spans,
+// side by side, and spans into the whole.
+__device__ void merge_rows(const Block& block, int first, int end) {
+  const int room = sizeof(block.shared.buffers) / (sizeof(float4) + sizeof(float2));
+  float4* sums_of_values = (float4*)block.shared.buffers;
+  float2* sums = (float2*)(sums_of_values + room);
+  int stored = stored_rows(block), items = (end - first) * QUADS, spans = block.spans;
+  int cut = (block.units - spans + SPAN - 1) / SPAN;  // spans of which each split is a unit
+  int width = min(items, room / max(1, cut));
+  i64 row = first_partial(block) + first;
+  for (int pass = 0; pass < items; pass += width) {
+    int now = min(width, items - pass);
 #pragma unroll 2
-      for (int i = threadIdx.x; i < now * width; i += THREADS) {
-        int span = i / width, item = pass + i % width, unit = (done + span) * per;
-        Left left;
-        left.clear();
-        left.add(a, first + item / QUADS, item % QUADS, unit, min(units, unit + per), stored,
-                 true);
-        spans[span].o[i % width] = left.o;
-        spans[span].sums[i % width] = left.sum;
-      }
-      __syncthreads();
-      if (own < items)
-        for (int span = 0; span < now; ++span) {
-          Left next;
-          next.o = spans[span].o[threadIdx.x];
-          next.sum = spans[span].sums[threadIdx.x];
-          whole.add(next);
-        }
-      __syncthreads();
+    for (int i = threadIdx.x; i < cut * now; i += THREADS) {
+      int item = pass + i % now, unit = spans + i / now * SPAN;
+      Left span[SPAN];
+      load_units(block, span, row + item / QUADS, item % QUADS, unit, block.units, stored);
+#pragma unroll
+      for (int k = 1; k < SPAN; ++k) span[0].add(span[k]);
+      sums_of_values[i] = span[0].o;
+      sums[i] = span[0].sum;
     }
-    if (own < items) finish(block, own / QUADS, own % QUADS, whole);
+    __syncthreads();
+#pragma unroll 2
+    for (int i = threadIdx.x; i < now; i += THREADS) {
+      int item = pass + i;
+      Left whole;
+      whole.clear();
+      for (int unit = 0; unit < spans; unit += SPAN) {
+        Left next[SPAN];
+        load_units(block, next, row + item / QUADS, item % QUADS, unit, spans, stored);
+#pragma unroll
+        for (int k = 0; k < SPAN; ++k) whole.add(next[k]);
+      }
+      for (int span = 0; span < cut; ++span) {
+        Left next;
+        next.o = sums_of_values[span * now + i];
+        next.sum = sums[span * now + i];
+        whole.add(next);
+      }
+      finish(block, first + item / QUADS, item % QUADS, whole);
+    }
+    __syncthreads();
   }
-#else
-#pragma unroll ITEMS
-  for (int i = threadIdx.x; i < items; i += THREADS) {
-    Left whole;
-    whole.clear();
-    for (int unit = begin; unit < units; unit += SPAN)
-      whole.add(a, first + i / QUADS, i % QUADS, unit, units, stored, splits);
-    finish(block, i / QUADS, i % QUADS, whole);
-  }
-#endif
 }
 
-// Merge the splits of a span, as a unit behind all splits.
-__device__ void merge_span(const Block& block, int span, int units) {
-  const Arguments& a = block.a;
-  int stored = min(ROWS, a.seq_len * GROUP);
-  int items = min(ROWS, a.seq_len * GROUP - block.tile * ROWS) * QUADS;
-  i64 first = partial_of(block, 0), to = partial_of(block, a.fine + span);
-#pragma unroll ITEMS
-  for (int i = threadIdx.x; i < items; i += THREADS) {
-    Left left;
-    left.clear();
-    left.add(a, first + i / QUADS, i % QUADS, span * SPAN, min(units, span * SPAN + SPAN), stored,
-             true);
-    i64 row = to + i / QUADS;
-    ((float4*)(a.partial + row * DIM))[i % QUADS] = left.o;
-    if (i % QUADS == 0) a.sums[row] = left.sum;
+// Merge what was left of the tokens of which this block has done the last item.
+__device__ void merge(const Block& block, int done) {
+  for (u32 tokens = completed(block, done); tokens;) {
+    int first = __ffs(tokens) - 1, end = first + __clz(__brev(~(tokens >> first)));
+    merge_rows(block, block.row_of(first), block.row_of(end));
+    tokens = end < 32 ? tokens >> end << end : 0;
   }
 }

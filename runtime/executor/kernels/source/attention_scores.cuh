@@ -1,46 +1,19 @@
 // A warp's queries, and the scores of a split. It comes behind attention_block.cuh.
 
-// The queries of a warp's tile as the left operand.
+// The queries of a warp's tile as the left operand, from shared memory: lane i says where row i % 16 is.
 struct Queries {
   u32 held[HELD ? STEPS : 1][4];
-  const u32* from[2];
   u32 rows;
 
-  // From [T, QUERY_HEADS, DIM]; those of rows that are not there are null.
-  __device__ void load(const Block& block, int first_row) {
-    const Arguments& args = block.a;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      int row = first_row + threadIdx.x % 32 / 4 + 8 * half, token = row / GROUP;
-      i64 head = ((i64)block.row * args.seq_len + token) * QUERY_HEADS + block.kv_head * GROUP +
-                 row % GROUP;
-      from[half] = token < args.seq_len
-                       ? (const u32*)(args.queries + head * DIM) + threadIdx.x % 4
-                       : nullptr;
-    }
-#pragma unroll
-    for (int i = 0; HELD && i < STEPS; ++i) fetch(held[HELD ? i : 0], i);
-  }
-
-  // From 16 rows in shared memory.
-  __device__ void load(const unsigned char* queries) {
-    int lane = threadIdx.x % 32;
-    rows = shared_address(queries) + lane % 16 * STRIDE + lane / 16 * 16;
+  __device__ void load(const unsigned char* queries, int row) {
+    rows = shared_address(queries) + row * STRIDE + threadIdx.x % 32 / 16 * 16;
 #pragma unroll
     for (int i = 0; HELD && i < STEPS; ++i) fetch(held[HELD ? i : 0], i);
   }
 
   __device__ void fetch(u32 (&a)[4], int i) const {
-#if FUSED
     load_tiles(a, rows + i * 32);
     if (HALVES == 1) a[1] = a[3] = 0;
-#else
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
-#pragma unroll
-      for (int k = 0; k < 2; ++k)
-        a[2 * k + half] = from[half] ? __ldcg(from[half] + i * 8 + k * 4) : 0;
-#endif
   }
 
   // What serves a step of 16 columns.
@@ -55,32 +28,42 @@ __device__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   multiply(c, a[0], a[1], a[2], a[3], b0, b1);
 }
 
-// A warp's place: 16 rows that it shares with SHARE - 1 others.
+// A warp's place: a tile of 8 or 16 rows that it shares with SHARE - 1 others.
 struct Place {
-  int lane, tile, share, first_row;
-  int token[2];  // of rows g and g + 8, counted from the block's first
-  int seen[2];
+  int lane, tile, share;
+  int first_row;  // counted from the block's first
+  int token[2];   // of rows g and g + 8, counted from the tile's first; -1 where there is none
 
   __device__ Place(const Block& block) {
     lane = threadIdx.x % 32;
     tile = threadIdx.x / 32 / SHARE;
     share = threadIdx.x / 32 % SHARE;
-    first_row = block.tile * ROWS + tile * 16;
+    first_row = tile * 8 * HALVES;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      token[half] = (first_row + lane / 4 + 8 * half) / GROUP - block.first_token;
-      seen[half] = block.seen(token[half]);
+      int row = block.tile * ROWS + first_row + lane / 4 + 8 * half;
+      bool there = half < HALVES && row < block.a.seq_len * GROUP;
+      token[half] = there ? row / GROUP - block.first_token : -1;
     }
+  }
+
+  // How many positions of a piece's split rows g or g + 8 see; none if it is not theirs.
+  __device__ int seen(const Block& block, const Piece& piece, int half) const {
+    return has(piece, half) ? block.seen(token[half]) - piece.split * SPLIT : 0;
+  }
+
+  // Whether a piece is one of row g's or row g + 8's.
+  __device__ bool has(const Piece& piece, int half) const {
+    return token[half] >= 0 && (!ALONE || piece.token < 0 || piece.token == token[half]);
   }
 };
 
 #define SCORED (8 / SHARE)
 
-// Scores of a warp's part of a split whose keys are in this buffer.
-__device__ void score(const Block& block, const Place& at, const Queries& queries, int buffer,
+// Scores of a warp's part of a split, whose keys are in shared memory.
+__device__ void score(const Block& block, const Place& at, const Queries& queries,
                       float (&s)[SCORED][4]) {
-  u32 base = shared_address(block.shared.buffers[buffer]) +
-             (at.share * SCORED * 8 + at.lane % 8) * STRIDE;
+  u32 base = shared_address(block.shared.buffers[0]) + (at.share * SCORED * 8 + at.lane % 8) * STRIDE;
 #pragma unroll
   for (int j = 0; j < SCORED; ++j) s[j][0] = s[j][1] = s[j][2] = s[j][3] = 0.0f;
 #pragma unroll

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from runtime.config import DType
 from runtime.device.cuda.cuda_device import CudaDevice
 from runtime.executor.kernels.attention import (
-    SPAN,
     SPLIT,
     Attention,
     AttentionPlan,
     AttentionShape,
+    units_of,
 )
 from runtime.executor.kernels.forms_attention import attended, rotated, seen_slots
 from runtime.executor.kernels.launch import GpuFacts, Launcher, Programs, WantedKernels
@@ -24,9 +24,9 @@ from tests.runtime.engine_configs import small_config
 
 Array = NDArray[Any]
 EPS = 1e-6
-_TILE = 16
+_TILE, _HALF = 16, 8
 _SHARES = 4
-_STAGED = 128
+_WIDEST_SHARED = 128
 TABLE = 4096
 POISON = 0xFF
 """Every number of these bytes is none."""
@@ -258,17 +258,19 @@ class PlannedAttention(Attention):
 def other_plans(shape: AttentionShape, seq_len: int, slots: int) -> list[AttentionPlan]:
     """Every way to cut a step."""
     rows, splits = seq_len * shape.group, -(-slots // SPLIT)
-    spans = -(-splits // SPAN)
     plans = []
-    for share in (2, 4) if shape.head_dim <= _STAGED else (4,):
-        tiles = -(-rows * share // 64)
-        plans.append(AttentionPlan(share, tiles, whole=True))
-        for parts, fine in ((1, 0), (2, 0), (3, 3), (splits, splits)):
-            units = max(fine + -(-fine // SPAN), spans)
-            plans.append(AttentionPlan(share, tiles, parts, fine, units))
+    for share in (2, _SHARES) if shape.head_dim <= _WIDEST_SHARED else (4,):
+        cut = AttentionPlan(share, -(-rows * share // 64))
+        plans.append(cut._replace(whole=True))
+        for parts, fine in ((1, 0), (3, 3), (40, splits)):
+            units = units_of(splits, fine, seq_len)
+            plans.append(cut._replace(parts=parts, fine=fine, units=units))
+    if shape.head_dim <= _WIDEST_SHARED and seq_len <= SPLIT:
+        spread = [one for one in plans if one.share == _SHARES and not one.whole]
+        groups = -(-spread[0].tokens(shape.group) // 4)
+        plans += [one._replace(paired=True, parts=one.parts + groups) for one in spread]
     if rows <= _TILE:
-        halves = 1 if rows <= _TILE // 2 else 2
-        plans += [one._replace(fused=halves) for one in plans if one.share == _SHARES]
-    if plans[-1].fused and seq_len == 1 and shape.head_dim <= _STAGED:
-        plans += [one._replace(stages=2) for one in plans if one.fused]
+        few = [one._replace(fused=True) for one in plans if one.share == _SHARES and not one.paired]
+        narrow = [one._replace(tiles=-(-rows // 8), halves=1) for one in few]
+        plans += narrow if rows <= _HALF else few + narrow if seq_len > 1 else few
     return plans

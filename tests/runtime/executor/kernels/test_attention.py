@@ -34,15 +34,24 @@ def test_a_plan_has_place_for_all_that_its_blocks_leave(
 ) -> None:
     for batch, seq_len, slots in SIZES:
         plan = plan_attention(shape, multiprocessors, batch, seq_len, slots)
-        splits = -(-slots // SPLIT)
         assert (plan.tiles - 1) * plan.rows < seq_len * shape.group <= plan.tiles * plan.rows
-        assert (plan.fused > 0) == (seq_len * shape.group <= 16)
-        assert not plan.fused or seq_len * shape.group <= 8 * plan.fused
+        even = 8 % shape.group == 0
+        assert plan.fused == (seq_len <= 16 and seq_len * shape.group <= (32 if even else 16))
+        tokens = plan.tokens(shape.group)
+        assert tokens * shape.group >= min(plan.rows, seq_len * shape.group)
         if plan.whole:
             assert (plan.parts, plan.units) == (1, 1)
             continue
-        assert 1 <= plan.parts <= splits
-        assert plan.units >= max(-(-splits // SPAN), plan.fine)
+        assert 1 <= plan.parts <= plan.units + tokens
+        for start in range(0, slots - seq_len + 1, 61):
+            for first in {start, start + seq_len}:  # as a tree, and as a chain
+                units = most_units(plan.fine, first // SPLIT, -(-(start + seq_len) // SPLIT))
+                assert units <= plan.units, (batch, seq_len, slots, start)
+
+
+def most_units(fine: int, apart: int, splits: int) -> int:
+    """Units of a tile of which the splits from `apart` on are those of single tokens."""
+    return splits if splits <= fine else splits - min(apart, splits) // SPAN * (SPAN - 1)
 
 
 def attention(wanted: WantedKernels, head_dim: int = 128, *, own_tables: bool = False) -> Attention:
@@ -73,7 +82,7 @@ def test_one_token_a_row_is_one_launch() -> None:
     assert told.table_rows == small_config().max_kv_cache_capacity
     end = told.sums + 8 * 8 * told.units * 2 * 8
     assert (told.partial, end) == (1 << 20, (1 << 20) + made.scratch_bytes(8, 1, 2048))
-    assert made.ticket_bytes(8, 1, 2048) == 8 * 8 * 9 * 4
+    assert made.ticket_bytes(8, 1, 2048) == 8 * 8 * 4 * 4
     (request, other) = wanted.requests
     assert {"-DFUSED=1", "-DTREE=0", "-DBFLOAT=1", "-DSHARE=4"} < set(request.options)
     assert other.options == request.options
@@ -85,7 +94,7 @@ def test_several_tokens_a_row_are_rotated_first(mask: int) -> None:
     made = attention(wanted)
     rotate, attend = made.launches(1, (2, 3), (4, 5), 6, 7, (8, 9), mask, 11, 2, 60, 2048)
     assert (rotate.name, rotate.grid) == ("rotate", (240, 1, 1))
-    assert attend.grid[1:] == (8, 8)
+    assert attend.grid[1:] == (8, 16)
     assert all(f"-DTREE={mask}" in one.options for one in wanted.requests)
 
 

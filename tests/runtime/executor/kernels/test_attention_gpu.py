@@ -182,15 +182,17 @@ def test_no_other_row_and_no_padding_changes_a_bit(
 
 
 def random_tree(nodes: int, seed: int) -> Array:
-    """Parents [1, nodes] of a tree, the last two not there."""
-    drawn = np.random.default_rng(seed)
-    parents = [-1] + [int(drawn.integers(max(0, node - 12), node)) for node in range(1, nodes)]
+    """Parents [1, nodes] of a tree, which is deep if it is large; the last two are not there."""
+    drawn, far = np.random.default_rng(seed), 12 if nodes < 200 else 3
+    parents = [-1] + [int(drawn.integers(max(0, node - far), node)) for node in range(1, nodes)]
     parents[-2:] = [-2, -2]
     return np.array([parents], np.int32)
 
 
 @pytest.mark.parametrize("model", MODELS, ids=str)
-@pytest.mark.parametrize(("start", "nodes"), [(0, 8), (50, 16), (61, 60), (250, 90), (300, 8)])
+@pytest.mark.parametrize(
+    ("start", "nodes"), [(0, 8), (50, 16), (61, 60), (250, 90), (300, 8), (30, 240)]
+)
 def test_a_node_of_a_tree_is_as_its_path_in_a_chain(
     gpu: CudaDevice, programs: Programs, model: Model, start: int, nodes: int
 ) -> None:

@@ -15,15 +15,16 @@ REGISTERS = 65_536
 THREADS = 128
 SHARED = 48 * 1024
 SPREAD: dict[str, int | str] = {
-    "STAGES": 1,
-    "SHARE": 2,
+    "SHARE": 4,
     "FUSED": 0,
     "SINGLE": 0,
     "HALVES": 2,
     "WHOLE": 0,
+    "BY_WARP": 0,
 }
-WIDE = SPREAD | {"WHOLE": 1}
-FEW = SPREAD | {"SHARE": 4, "FUSED": 1}
+PAIRED = SPREAD | {"BY_WARP": 1}
+WIDE = SPREAD | {"SHARE": 2, "WHOLE": 1}
+FEW = SPREAD | {"FUSED": 1, "HALVES": 1}
 DECODE = FEW | {"SINGLE": 1, "HALVES": 1}
 CROWDED = DECODE | {"WHOLE": 1}
 FORMS = {
@@ -31,10 +32,10 @@ FORMS = {
     "sm_86": [(WIDE, 0, 64)],
     "sm_87": [(DECODE, 0, 80), (SPREAD, 0, 128), (WIDE, 0, 128)],
     "sm_89": [(CROWDED, 0, 128)],
-    "sm_90": [(DECODE, 0, 256), (FEW, 1, 128), (SPREAD, 1, 128), (WIDE, 0, 128)],
+    "sm_90": [(DECODE, 0, 256), (FEW, 1, 128), (PAIRED, 1, 128), (WIDE, 1, 128)],
     "sm_100": [(FEW, 0, 16)],
     "sm_110": [(DECODE, 0, 112)],
-    "sm_120": [(DECODE, 0, 64), (WIDE, 1, 64), (FEW, 0, 256)],
+    "sm_120": [(PAIRED, 1, 64), (WIDE, 0, 64), (FEW, 0, 256), (SPREAD, 1, 256)],
     "sm_121": [(CROWDED, 0, 256)],
 }
 

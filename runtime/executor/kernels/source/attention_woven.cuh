@@ -1,33 +1,35 @@
-// Splits from a row's start on, where every node of a tree has a path of its own. It comes behind
-// attention_scores.cuh.
+// Splits from a row's start on in whole steps of trees, for all tokens of the block together. It
+// comes behind attention_scores.cuh.
 
-#if TREE
+#if WOVEN
 // Scores are computed for the places of the tree, by windows of 64, and taken from there by
 // position. Products with the values are made for one token of a tile after the other, of its own
 // values and with powers of zero in the rows of others, which change no sum.
-struct Path {
+struct Woven {
   const Block& block;
   const Place& at;
+  const Piece& piece;
   int split;
   bool near;  // the tree's values are in buffer 0, else they are read where they are cached
   int low, high;
 
-  __device__ Path(const Block& block, const Place& at, int split)
-      : block(block), at(at), split(split), near(block.a.seq_len <= NEAR) {
-    low = at.first_row / GROUP - block.first_token;
-    high = min(block.tokens, (at.first_row + 15) / GROUP - block.first_token + 1);
+  __device__ Woven(const Block& block, const Place& at, const Piece& piece)
+      : block(block), at(at), piece(piece), split(piece.split), near(block.a.seq_len <= NEAR) {
+    int first = block.tile * ROWS + at.first_row;
+    low = first / GROUP - block.first_token;
+    high = min(block.tokens, (first + 15) / GROUP - block.first_token + 1);
   }
 
   // Which places in the tree the block's tokens have at a split's positions; a barrier must follow.
   __device__ void find() const {
     const Arguments& a = block.a;
-    int own = threadIdx.x, position = block.start - split * SPLIT, words = (a.seq_len + 31) / 32;
+    int own = threadIdx.x, position = block.start - split * SPLIT;
     if (own < block.tokens) {
-      const u32* mask = a.mask + ((i64)block.row * a.seq_len + block.first_token + own) * words;
-      for (int i = 0; i < words; ++i)
+      const u32* mask = block.mask_of(own);
+      for (int i = 0; i < block.words(); ++i)
         for (u32 bits = mask[i]; bits; bits &= bits - 1, ++position)
           if (position >= 0 && position < SPLIT)
-            block.shared.paths[own][position] =
+            block.shared.woven[own][position] =
                 min(i * 32 + __ffs(bits) - 1, a.kv_len - 1 - block.start);
     }
   }
@@ -50,7 +52,7 @@ struct Path {
       end_copies();
       wait_copies<0>();
       __syncthreads();
-      ::score(block, at, queries, 0, own);
+      ::score(block, at, queries, own);
       publish(block, at, own);
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
@@ -58,8 +60,8 @@ struct Path {
 #pragma unroll
         for (int c = 0; c < 2 * HALVES; ++c) {
           int place = j * 8 + at.lane % 4 * 2 + c % 2, position = split * SPLIT + place;
-          if (position < block.start || position >= at.seen[c / 2]) continue;
-          int node = block.shared.paths[at.token[c / 2]][place] - window;
+          if (position < block.start || place >= at.seen(block, piece, c / 2)) continue;
+          int node = block.shared.woven[at.token[c / 2]][place] - window;
           if (node >= 0 && node < SPLIT)
             s[j][c] = block.shared.scores[at.tile][at.lane / 4 + 8 * (c / 2)][node];
         }
@@ -87,7 +89,7 @@ struct Path {
         there[k] = begin + k < high && first < seen;
         int place = min(first + at.lane % 16, seen - 1) - split * SPLIT;
         bool own = there[k] && split * SPLIT + place >= block.start;
-        int node = own ? block.shared.paths[token][place] : 0;
+        int node = own ? block.shared.woven[token][place] : 0;
         place = there[k] ? place : 0;
         rows[k] = shared_address(block.shared.buffers[own ? 0 : VALUES]) +
                   (own ? node : place) * STRIDE + column;
@@ -127,13 +129,5 @@ struct Path {
     __syncwarp();
     load_turned_tiles(b, shared_address(piece));
   }
-};
-#else
-struct Path {
-  __device__ Path(const Block&, const Place&, int) {}
-  __device__ void find() const {}
-  __device__ void score(const Queries&, float (&)[8][4]) const {}
-  __device__ void load_values() const {}
-  __device__ void weigh(const u32 (&)[4], int, float (&)[OWN][2][4]) const {}
 };
 #endif
