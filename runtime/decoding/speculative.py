@@ -46,18 +46,18 @@ class SpeculativeStrategy:
         self._sampler = sampler
         self._trees = trees
         self._policy = policy
+        self._wishes: list[bool] = []
 
     def wanted(self, context: DecodingInferenceContext) -> bool:
         """Whether the decoding rows are to take a round next, as far as the known tokens say."""
         rows = context.decoders
-        speculating = self._speculating(rows)
+        speculating = self._wishes = self._speculating(rows)
         return any(speculating) and self.proposer.ready(rows, speculating)
 
     def round(self, context: DecodingInferenceContext) -> "PendingRound":
-        """Queue a round of the decoding rows; all their tokens must be known."""
+        """Queue a round of the decoding rows, which is `wanted`; all their tokens must be known."""
         started = time.monotonic()
-        rows = context.decoders
-        speculating = self._speculating(rows)
+        rows, speculating = context.decoders, self._wishes
         sizes = self.proposer.propose(rows, speculating, self._trees)
         drafted = time.monotonic()
         fixed = self._runner.get_engine_config().device == "cuda"
@@ -93,20 +93,21 @@ class SpeculativeStrategy:
         nodes = [path.nodes for path in paths]
         self._runner.commit_path(nodes)
         for place, (row, path) in enumerate(zip(plan.rows, nodes, strict=True)):
-            apart = next((index for index, node in enumerate(path) if node != index), None)
-            if apart is not None:
+            # A path ascends from node 0: one without gaps ends at its length.
+            if path and path[-1] >= len(path):
+                apart = next(index for index, node in enumerate(path) if node != index)
                 row.certain = min(row.certain, row.filled + apart)
             row.filled += len(path)
             if not path:
                 self._runner.get_kv_cache().zero_behind(place)
                 self.proposer.zero_row(place, row)
         self.proposer.accepted(plan.rows, nodes, plan.width)
-        ended = time.monotonic()
-        # A round with vanilla rows in it says nothing about speculation.
+        return verified, time.monotonic()
+
+    def record_round(self, plan: RoundPlan, tokens: int, seconds: float) -> None:
+        """Tell the policy of a round; one with vanilla rows in it says nothing of speculation."""
         if self._policy is not None and plan.pure:
-            tokens = sum(len(path.samples) for path in paths)
-            self._policy.record_round(len(plan.rows), tokens, ended - plan.started)
-        return verified, ended
+            self._policy.record_round(len(plan.rows), tokens, seconds)
 
     def _speculating(self, rows: Sequence[DecodingRow]) -> list[bool]:
         default = self._policy is None or self._policy.wants(len(rows))
@@ -159,6 +160,7 @@ class PendingRound:
             verify_s=self._known - plan.drafted,
             commit_s=self._ended - self._known,
         )
+        self._strategy.record_round(plan, self.filled, self._ended - plan.started)
 
 
 def _take(row: DecodingRow, path: AcceptedPath | None) -> list[RowToken]:
