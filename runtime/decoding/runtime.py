@@ -321,7 +321,9 @@ class LLMInferenceRuntime(AdapterRows, RuntimeCounters):
         tokens = pending.collect()
         cached = self._seating.collected(pending, live, tokens)
         speculation = self._speculation
-        if self._device.steps_ahead and speculation is not None and self._next() == "round":
+        # Rows that leave can wait until their last tokens are handed over.
+        ahead = self._device.steps_ahead > 0 and self._context.stays
+        if ahead and speculation is not None and self._next() == "round":
             self._round = speculation.round(self._context)
         pending.count()
         began, ended = self._pace.record(pending)
