@@ -143,7 +143,9 @@ def macro_options(macros: Mapping[str, int | str]) -> tuple[str, ...]:
 class Launch(NamedTuple):
     """A kernel over a grid of blocks of `block` threads, with one structure as its argument.
 
-    `shared_bytes` of a block are dynamic; `name` says what it does, for profiles.
+    `shared_bytes` of a block are dynamic; `name` says what it does, for profiles. One that is
+    `apart` never begins before its predecessor has ended: its few blocks would crowd on those
+    multiprocessors that the predecessor's blocks leave first.
     """
 
     function: Any
@@ -152,6 +154,7 @@ class Launch(NamedTuple):
     shared_bytes: int
     arguments: ctypes.Structure
     name: str
+    apart: bool = False
 
 
 class PackedStep:
@@ -200,16 +203,17 @@ class Launcher:
 
     def pack(self, launches: Sequence[Launch]) -> PackedStep:
         """What can be queued as often as one likes; it keeps the structures of the arguments."""
-        shapes = [(one.grid, one.block, one.shared_bytes) for one in launches]
-        configs = {shape: self._config(*shape) for shape in dict.fromkeys(shapes)}
+        shapes = [(one.grid, one.block, one.shared_bytes, one.apart) for one in launches]
+        first = dict(zip(reversed(shapes), reversed(launches), strict=True))
+        configs = {shape: self._config(one) for shape, one in first.items()}
         return PackedStep(self._context, launches, [configs[shape] for shape in shapes])
 
-    def _config(self, grid: tuple[int, int, int], block: int, shared_bytes: int) -> Any:
+    def _config(self, launch: Launch) -> Any:
         config = self._context.driver.api.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = grid
-        config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
-        config.sharedMemBytes = shared_bytes
-        if self._dependent:
+        config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = launch.block, 1, 1
+        config.sharedMemBytes = launch.shared_bytes
+        if self._dependent and not launch.apart:
             config.attrs = [dependent_attribute(self._context.driver)]
             config.numAttrs = 1
         return config

@@ -42,6 +42,8 @@ __all__ = ["Form", "Products", "Weight"]
 _THREADS = 256
 _NORM_THREADS = 128
 _NORM_TOKENS = 4
+# Tokens of a residual product up to which its blocks are placed before its predecessor has ended.
+_TOGETHER = 128
 _COMMON = (
     *("INPUTS", "OUTPUT", "MATRICES", "BIASED", "ADDED"),
     *("WEIGHT_BITS", "SCALE_BLOCK", "ZEROS"),
@@ -67,6 +69,7 @@ class _Chosen(NamedTuple):
     shared: int
     groups: int
     threads: int = _THREADS
+    apart: bool = False
 
 
 class Products:
@@ -254,8 +257,8 @@ class Products:
         arguments = product_arguments(given, weights, output, chosen.groups)
         if adapter is not None:
             arguments.added = added_arguments(adapter)
-        function, blocks, shared, _, threads = chosen
-        return Launch(function, blocks, threads, shared, arguments, name)
+        function, blocks, shared, _, threads, apart = chosen
+        return Launch(function, blocks, threads, shared, arguments, name, apart)
 
     def _narrow_tiles(
         self, given: Inputs, weights: Sequence[Weight], output: Output
@@ -306,7 +309,8 @@ class Products:
         shared, shape = tiles.shared_bytes, (*tiles[:-1], int(even or common[1] == GATED))
         function = self._kernel("wide", "product", _WIDE, (*common, *shape, shared), shared)
         blocks = (-(-eights // tiles.eights), -(-given.tokens // (8 * tiles.widths)), tiles.split)
-        return _Chosen(function, blocks, shared, 0, tiles.threads)
+        apart = common[1] == RESIDUAL and given.tokens > _TOGETHER
+        return _Chosen(function, blocks, shared, 0, tiles.threads, apart)
 
     def _kernel(
         self, file: str, name: str, macros: tuple[str, ...], numbers: tuple[int, ...], shared: int

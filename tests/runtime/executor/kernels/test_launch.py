@@ -83,6 +83,16 @@ def test_a_step_is_one_call_a_launch_with_its_structure_by_value(api: FakeDriver
     assert (structure.address, structure.count) == (1 << 40, 7)
 
 
+def test_a_launch_that_is_apart_waits_for_its_predecessor_to_end(api: FakeDriver) -> None:
+    context = CudaContext(CudaDriver(api))
+    one = launch("one", (3, 1, 1))
+    step = Launcher(context, dependent=True).pack([one, one._replace(apart=True), one])
+    stream = CudaStream(context)
+    api.calls.clear()
+    step.queue(stream)
+    assert [hasattr(call[1], "attrs") for call in api.calls] == [True, False, True]
+
+
 def test_launches_wait_for_one_another_where_the_gpu_knows_no_dependents(api: FakeDriver) -> None:
     context = CudaContext(CudaDriver(api))
     step = Launcher(context, dependent=False).pack([launch("only", (1, 1, 1))])

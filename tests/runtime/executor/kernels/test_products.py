@@ -228,3 +228,11 @@ def test_others_have_a_launch_for_it(gpu: str, inputs: int, tokens: int, wanted:
     found = made.products.normed(X, GAIN, EPS, weights, inputs, tokens, OUT, adapter=adapter(3))
     assert names(found) == wanted
     assert all(macros(request).get("SHRINKING") is None for request in made.requests)
+
+
+@pytest.mark.parametrize(("tokens", "apart"), [(128, False), (129, True), (512, True)])
+def test_wide_residual_products_wait_for_what_would_crowd_them(tokens: int, *, apart: bool) -> None:
+    made = Made()
+    (launch,) = made.products.residual(X, weight(1024), 3072, tokens, OUT)
+    assert launch.apart == apart
+    assert not any(one.apart for one in made.products.plain(X, weight(1024), 1024, tokens, OUT))
