@@ -309,7 +309,7 @@ class Products:
         shared, shape = tiles.shared_bytes, (*tiles[:-1], int(even or common[1] == GATED))
         function = self._kernel("wide", "product", _WIDE, (*common, *shape, shared), shared)
         blocks = (-(-eights // tiles.eights), -(-given.tokens // (8 * tiles.widths)), tiles.split)
-        apart = common[1] == RESIDUAL and given.tokens > _TOGETHER
+        apart = common[1] == RESIDUAL and tiles.split == 1 and given.tokens > _TOGETHER
         return _Chosen(function, blocks, shared, 0, tiles.threads, apart)
 
     def _kernel(

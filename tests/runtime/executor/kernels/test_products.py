@@ -230,7 +230,9 @@ def test_others_have_a_launch_for_it(gpu: str, inputs: int, tokens: int, wanted:
     assert all(macros(request).get("SHRINKING") is None for request in made.requests)
 
 
-@pytest.mark.parametrize(("tokens", "apart"), [(128, False), (129, True), (512, True)])
+@pytest.mark.parametrize(
+    ("tokens", "apart"), [(128, False), (256, False), (384, True), (512, True)]
+)
 def test_wide_residual_products_wait_for_what_would_crowd_them(tokens: int, *, apart: bool) -> None:
     made = Made()
     (launch,) = made.products.residual(X, weight(1024), 3072, tokens, OUT)
