@@ -16,8 +16,8 @@ PROFILES = FIGURES.with_name("h200-profile.json")
 MODEL, DRAFT = ROOT / "models" / "home", ROOT / "models" / "home-draft"
 # The machine may lack the plugins that the project's settings of pytest speak of.
 _PLAIN = ("-o", "addopts=", "-o", "filterwarnings=", "-o", "anyio_mode=")
-_QUIET = ("-p", "no:cacheprovider", "-p", "no:benchmark", "--durations", "20")
-_PYTEST = ("-m", "pytest", "-q", *_QUIET, *_PLAIN, "--timeout", "300")
+_QUIET = ("-p", "no:cacheprovider", "-p", "no:benchmark", "--durations", "20", "--tb", "short")
+_PYTEST = ("-m", "pytest", "-v", *_QUIET, *_PLAIN, "--timeout", "300")
 # Processes share the GPU, and each has much to do beside it.
 _SHARDS = ("-n", str(max(1, len(os.sched_getaffinity(0)) - 1)), "--dist", "worksteal")
 _MARK = "pytest.mark.gpu"

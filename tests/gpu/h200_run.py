@@ -14,17 +14,20 @@ first command that failed; the parts behind it run all the same.
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from tests.gpu.h200_parts import DEFAULT, FIGURES, PARTS, ROOT, TOGETHER, Run
 
 PART_LIMIT_S = 570.0
+_LAST_WORDS_S = 10.0
 _SITE, _PIECES = "site", "pieces"
 
 
@@ -69,15 +72,21 @@ def run_part(
 
 
 def _run_one(command: Sequence[str], environ: Mapping[str, str], deadline: float) -> int:
-    left = max(0.0, deadline - time.monotonic())
     try:
-        done = subprocess.run(command, cwd=ROOT, env=dict(environ), timeout=left, check=False)
-    except subprocess.TimeoutExpired:
-        return 124
+        process = subprocess.Popen(command, cwd=ROOT, env=dict(environ))
     except OSError as error:
         sys.stderr.write(f"{command[0]} cannot be run: {error}\n")
         return 127
-    return done.returncode
+    with process:
+        try:
+            return process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            # As from a keyboard: pytest tells then what has failed so far.
+            process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_LAST_WORDS_S)
+            process.kill()
+            return 124
 
 
 def environment(site: Path, commit: str, llama: Path | None = None) -> dict[str, str]:
