@@ -94,18 +94,19 @@ class Layer:
         return numbers.astype(np.float32 if wide else self.dtype)
 
 
-SHAPES: list[tuple[str, int, tuple[int, ...]]] = [
-    ("normed", 328, ROWS),
-    ("normed", 3400, (48, 8, 8)),
-    ("residual", 40, (72,)),
-    ("residual", 4552, (1080,)),
-    ("gated", 328, (72, 72)),
-    ("gated", 264, (3208, 3208)),
+SHAPES: list[tuple[str, int, tuple[int, ...], DType]] = [
+    ("normed", 328, ROWS, "float16"),
+    ("normed", 328, ROWS, "bfloat16"),
+    ("normed", 3400, (48, 8, 8), "float16"),
+    ("residual", 40, (72,), "bfloat16"),
+    ("residual", 4552, (1080,), "float16"),
+    ("gated", 328, (72, 72), "bfloat16"),
+    ("gated", 264, (3208, 3208), "float16"),
 ]
+"""Kinds of products, inputs and rows: of one block and of many, in one group and in several."""
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize(("kind", "inputs", "matrices"), SHAPES)
+@pytest.mark.parametrize(("kind", "inputs", "matrices", "dtype"), SHAPES)
 def test_a_product_adds_what_its_adapter_says_for_any_number_of_tokens(
     lab: Lab, kind: str, inputs: int, matrices: tuple[int, ...], dtype: DType
 ) -> None:
