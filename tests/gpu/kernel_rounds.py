@@ -24,7 +24,7 @@ from runtime.text import Tokenizer
 from tests.gpu.conftest import CAPACITY, DRAFT, MODEL
 from tests.gpu.near_ties import greedy_row
 
-SHAPES = ((10, 6, 60), (4, 3, 16), (8, 4, 32), (1, 6, 7))
+SHAPES = ((10, 6, 60), (4, 3, 16), (8, 4, 32), (1, 7, 8))
 TOKENS, BATCHES = 80, (1, 8)
 
 
@@ -51,21 +51,20 @@ def host_parts(runtime: LLMInferenceRuntime, rows: list[RowRequest]) -> dict[str
     parts: dict[str, list[float]] = {}
 
     def timed(owner: Any, name: str) -> None:
-        inner = getattr(owner, name)
+        inner, label = getattr(owner, name), f"{type(owner).__name__}.{name}"
 
         def outer(*given: Any, **named: Any) -> Any:
             began = time.perf_counter()
             try:
                 return inner(*given, **named)
             finally:
-                parts.setdefault(name, []).append(time.perf_counter() - began)
+                parts.setdefault(label, []).append(time.perf_counter() - began)
 
         setattr(owner, name, outer)
 
     draft = getattr(strategy.proposer, "_draft", None)
     if draft is not None:
-        for name in ("execute_accept_step", "execute_proposal_steps", "finish", "_fill"):
-            timed(draft, name)
+        timed(draft, "propose")
     timed(strategy.proposer, "propose")
     timed(strategy._runner, "execute_eagle_base_tree_decoding_step")
     timed(strategy._runner, "commit_path")
