@@ -3,6 +3,7 @@ from typing import cast
 import pytest
 from msgspec import structs
 
+from runtime.config import Quantization
 from runtime.executor.kernels.attention import (
     SPAN,
     SPLIT,
@@ -19,6 +20,7 @@ SMALL = AttentionShape(128, 16, 8)
 WIDE = AttentionShape(256, 4, 2)
 MANY = AttentionShape(64, 20, 1)
 BOARD, CARD = 16, 132
+QUANTIZATIONS: dict[Quantization, int] = {"none": 1, "int8": 0, "int4": 0}
 SIZES = [
     (batch, seq_len, slots)
     for batch in (1, 3, 8, 64)
@@ -54,10 +56,17 @@ def most_units(fine: int, apart: int, splits: int) -> int:
     return splits if splits <= fine else splits - min(apart, splits) // SPAN * (SPAN - 1)
 
 
-def attention(wanted: WantedKernels, head_dim: int = 128, *, own_tables: bool = False) -> Attention:
+def attention(
+    wanted: WantedKernels,
+    head_dim: int = 128,
+    *,
+    own_tables: bool = False,
+    weights: Quantization = "none",
+) -> Attention:
     config = structs.replace(
         small_config(),
         dtype="bfloat16",
+        weight_quantization=weights,
         num_attention_heads=16,
         num_kv_heads=8,
         head_dim=head_dim,
@@ -86,6 +95,21 @@ def test_one_token_a_row_is_one_launch() -> None:
     (request, other) = wanted.requests
     assert {"-DFUSED=1", "-DTREE=0", "-DBFLOAT=1", "-DSHARE=4"} < set(request.options)
     assert other.options == request.options
+
+
+@pytest.mark.parametrize("slots", [64, 320, 2048])
+def test_blocks_of_one_token_are_whole_clusters(slots: int) -> None:
+    made = attention(WantedKernels())
+    (launch,) = made.launches(1, (2, 3), (4, 5), 6, 7, (8, 9), 0, 11, 1, 1, slots)
+    assert launch.grid == (-(-slots // (SPLIT * SPAN)) * SPAN, 8, 1)
+
+
+def test_the_next_weights_are_asked_for_early_where_they_have_16_bits() -> None:
+    for weights, early in QUANTIZATIONS.items():
+        wanted = WantedKernels()
+        made = attention(wanted, weights=weights)
+        made.launches(1, (2, 3), (4, 5), 6, 7, (8, 9), 0, 11, 1, 1, 2048)
+        assert all(f"-DEARLY={early}" in one.options for one in wanted.requests)
 
 
 @pytest.mark.parametrize("mask", [0, 1])
