@@ -12,7 +12,7 @@ import pytest
 
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.drafting.eagle import EagleProposer
-from runtime.request import RequestOptions, RowRequest
+from runtime.request import GenerationRequest, RequestOptions, RowRequest
 from runtime.rows import DecodingRow
 from tests.runtime.caches.views import cache_view
 from tests.runtime.decoding.schedules.home import (
@@ -193,3 +193,26 @@ def test_a_row_near_its_capacity_leaves_the_others_their_rounds(
         assert given == {first: TOKENS - 1, second: TOKENS}
         assert min(rounds.values()) > 1
         assert method == "lookup" or kinds == {"verify"}
+
+
+def queue_ahead(runtime: LLMInferenceRuntime) -> None:
+    """Step until a round is in flight."""
+    while runtime._round is None:
+        runtime.step()
+
+
+def test_a_round_that_was_queued_ahead_ends_before_anything_else(folder: Path) -> None:
+    rows = chats(folder, ignore_eos=True)
+    with closing(open_runtime(folder, Setting("eagle", gpu=True))) as runtime:
+        wanted = runtime.handle_request(GenerationRequest(rows=rows[1:3])).rows
+        (number,) = runtime.admit(rows[:1])
+        queue_ahead(runtime)
+        runtime.leave(number)
+        assert not runtime.active
+        found = runtime.handle_request(GenerationRequest(rows=rows[1:3])).rows
+        assert [row.token_ids for row in found] == [row.token_ids for row in wanted]
+        # Beside a row that goes on nothing is told of one that left meanwhile.
+        first, second = runtime.admit(rows[:2])
+        queue_ahead(runtime)
+        runtime.leave(first)
+        assert {token.row for token in runtime.step().tokens} == {second}
