@@ -95,6 +95,7 @@ def test_rows_of_both_kinds_share_a_batch(speculating: Speculating) -> None:
     assert [one for one in parted if one.lead >= NEAR_TIE] == []
 
 
+@pytest.mark.whole_gpu
 def test_all_but_chunks_of_several_rows_is_captured(speculating: Speculating) -> None:
     runtime, rows, _ = speculating
     before, prompts = structs.replace(runtime.counters), structs.replace(runtime.prompt_graphs)

@@ -110,6 +110,7 @@ def gpu() -> Iterator[CudaDevice]:
 
 
 @pytest.mark.gpu
+@pytest.mark.whole_gpu
 def test_captured_chunks_on_a_gpu_are_those_of_ordinary_runs(
     gpu: CudaDevice, tmp_path: Path
 ) -> None:
