@@ -1,7 +1,6 @@
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -175,20 +174,21 @@ class EagleDraftRunner:
         """
         fixed = self._accept_width
         widths = [fixed] if fixed else range(1, self._drafting.most_accepted + 1)
-        for (batch, bucket), width in product(self._steps.captured(batch_sizes), widths):
-            none, tokens = [0] * batch, [[0] * width for _ in range(batch)]
-            self._ops.put_entries(self._inputs, tokens, [1] * batch, none, tokens, filled=none)
-            shape = (batch, width)
-            entering = self._entering(shape, bucket)
-            work = partial(self._round, source, batch, shape, bucket)
-            if self._recorded.takes_work:
-                self._recorded.capture(*entering, work)
-                continue
-            # Run once, what the captured steps read is there.
-            work(self._steps.executor.execute)
-            self._steps.capture(*entering)
-            if self._growth.levels:
+        for batch, bucket in self._steps.captured(batch_sizes):
+            for width in widths:
+                self._capture_entries(source, (batch, width), bucket)
+            if self._growth.levels and not self._recorded.takes_work:
+                self._growth.feed(batch)
                 self._growing.capture(*self._growth.step(batch, bucket))
+
+    def _capture_entries(self, source: Tensor, shape: tuple[int, int], bucket: int) -> None:
+        """A step of entries, and where a whole round can be captured all that follows it."""
+        batch, width = shape
+        none, tokens = [0] * batch, [[0] * width for _ in range(batch)]
+        self._ops.put_entries(self._inputs, tokens, [1] * batch, none, tokens, filled=none)
+        self._ops.feed_entries(self._inputs, source, self._hidden, self._grown, shape)
+        work = partial(self._round, source, batch, shape, bucket)
+        self._recorded.capture(*self._entering(shape, bucket), work)
 
     def _entering(self, shape: tuple[int, int], bucket: int) -> tuple[int, InferenceDims]:
         profile = generation_profile(self._config, shape[0], second=True)

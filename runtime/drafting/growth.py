@@ -62,11 +62,16 @@ class TreeGrowth:
         steps, top_k = self._steps, self._steps.drafting.drafting_top_k
         self._ops.begin_proposal(steps.proposal, batch, top_k)
         for level in range(self.levels):
-            shape = (batch, (level + 1) * top_k, top_k)
-            self._ops.feed_proposal(steps.inputs, steps.proposal, steps.base.lengths, shape)
+            self.feed(batch, level)
             execute(steps.bindings.stream)
             last = level == self.levels - 1
             self._ops.extend_proposal(steps.proposal, batch, top_k, level, last=last)
+
+    def feed(self, batch: int, level: int = 0) -> None:
+        """Fill the step of a level."""
+        steps, top_k = self._steps, self._steps.drafting.drafting_top_k
+        shape = (batch, (level + 1) * top_k, top_k)
+        self._ops.feed_proposal(steps.inputs, steps.proposal, steps.base.lengths, shape)
 
     def finish(self, speculating: Sequence[bool], width: int) -> None:
         """The best entries of the score table as nodes."""
@@ -108,12 +113,16 @@ class ChainGrowth:
 
     def grow(self, rows: int, batch: int, execute: Execute) -> None:
         """One step of one token a level, padded to `batch` rows."""
-        bindings, ops = self._steps.bindings, self._steps.device.tree_ops
-        ops.follow_chain(self._chain, batch, self._nodes, 0)
+        bindings = self._steps.bindings
+        self.feed(batch)
         for level in range(1, self._nodes - 1):
             execute(bindings.stream)
             bindings.keep(rows, 1)
-            ops.follow_chain(self._chain, batch, self._nodes, level)
+            self.feed(batch, level)
+
+    def feed(self, batch: int, level: int = 0) -> None:
+        """Take the best tokens as nodes, and fill the step of the next level."""
+        self._steps.device.tree_ops.follow_chain(self._chain, batch, self._nodes, level)
 
     def finish(self, speculating: Sequence[bool], width: int) -> None:
         """Every node follows the one before it."""

@@ -88,11 +88,19 @@ def test_neither_saving_nor_loading_waits_for_the_device(
     runtime: LLMInferenceRuntime, rows: list[RowRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
-    wait, synchronize = CudaEvent.wait, CudaStream.synchronize
+    wait, wait_from = CudaEvent.wait, CudaEvent.wait_from
+    synchronize = CudaStream.synchronize
 
     def note_wait(event: CudaEvent) -> None:
         calls.append("wait")
         wait(event)
+
+    def note_wait_from(event: CudaEvent, expected: float) -> bool:
+        """A round's end counts once, whether or not it was looked for too long and waited for."""
+        before = len(calls)
+        ahead = wait_from(event, expected)
+        calls[before:] = ["round"]
+        return ahead
 
     def note_synchronize(stream: CudaStream) -> None:
         calls.append("synchronize")
@@ -104,6 +112,7 @@ def test_neither_saving_nor_loading_waits_for_the_device(
         return len(calls)
 
     monkeypatch.setattr(CudaEvent, "wait", note_wait)
+    monkeypatch.setattr(CudaEvent, "wait_from", note_wait_from)
     monkeypatch.setattr(CudaStream, "synchronize", note_synchronize)
     with_cache = [counted(row) for row in (rows[1], rows[1])]
     without = [counted(unaided(row)) for row in (rows[1], rows[1])]
