@@ -83,7 +83,6 @@ def test_a_conversation_goes_on_from_what_was_said(
         token_ids += [*helped.tokens, *range(40, 50)]
 
 
-@pytest.mark.whole_gpu
 def test_neither_saving_nor_loading_waits_for_the_device(
     runtime: LLMInferenceRuntime, rows: list[RowRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
