@@ -122,6 +122,11 @@ class DecodingRow:
         return RowToken(self.number, -1, error=code)
 
 
+def all_left(rows: Sequence[DecodingRow]) -> bool:
+    """Whether there were rows, and none of them is there any more."""
+    return bool(rows) and all(row.state is not RowState.LIVE for row in rows)
+
+
 class DecodingInferenceContext:
     """The rows of a running batch by place, and how they are placed anew between two steps.
 

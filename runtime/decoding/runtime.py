@@ -33,7 +33,7 @@ from runtime.memory.system import available_memory
 from runtime.options import RuntimeOptions
 from runtime.prefix.prefix_cache import PrefixCache
 from runtime.request import GenerationRequest, GenerationResponse, RowRequest, check_options
-from runtime.rows import DecodingInferenceContext, RowState
+from runtime.rows import DecodingInferenceContext, RowState, all_left
 from runtime.steps.engine_runner import LLMEngineRunner
 from runtime.text import Tokenizer
 from runtime.undo import undoing
@@ -213,11 +213,12 @@ class LLMInferenceRuntime(AdapterRows, RuntimeCounters):
             raise HearthError("internal", "no row is active: admit rows before a step")
         context, speculation, queued = self._context, self._speculation, self._queued
         try:
-            if self._round is not None:
-                return self._end_round(self._round)
+            if (pending := self._in_flight()) is not None:
+                return self._end_round(pending)
             while len(queued) <= self._device.steps_ahead and (kind := self._next()):
                 self._decode_next = kind in ("prefill", "tower")
                 if kind == "prefill":
+                    self._turns.passed()
                     if (failed := self._prefill()) is not None:
                         return failed
                 elif kind == "tower":
@@ -308,11 +309,21 @@ class LLMInferenceRuntime(AdapterRows, RuntimeCounters):
         """Let rows that ended leave their places; raises `internal` where one is active."""
         if self.active:
             raise HearthError("internal", f"{what} while no row is active")
-        if self._round is not None:
-            self._round.collect()
-            self._round = None
+        self._drop_round()
         self._seating.arrange(self._queued)
         self._queued.clear()
+
+    def _in_flight(self) -> PendingRound | None:
+        """The round that was queued ahead, if any of its rows is still there."""
+        if self._round is not None and all_left(self._round.rows):
+            self._drop_round()
+        return self._round
+
+    def _drop_round(self) -> None:
+        """Let a round end whose rows have all left: nobody knows when it did, so nothing counts."""
+        pending, self._round = self._round, None
+        if pending is not None:
+            pending.collect()
 
     def _end_round(self, pending: PendingRound) -> StepResult:
         """Wait for a round, and queue the next one before anything is told of it."""
@@ -332,7 +343,7 @@ class LLMInferenceRuntime(AdapterRows, RuntimeCounters):
     def _oldest(self) -> PendingStep | PendingTower:
         """The step that was queued first, but for those whose rows have all left."""
         step, queued = self._queued.popleft(), self._queued
-        while queued and step.rows and all(row.state is not RowState.LIVE for row in step.rows):
+        while queued and all_left(step.rows):
             step = queued.popleft()
         return step
 

@@ -8,7 +8,7 @@ from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.drafting.policy import SpeculationPolicy
 from runtime.drafting.proposer import Proposer
 from runtime.request import RowRound, RowToken
-from runtime.rows import DecodingInferenceContext, DecodingRow
+from runtime.rows import DecodingInferenceContext, DecodingRow, RowState
 from runtime.steps.engine_runner import LLMEngineRunner
 
 _NOTHING = AcceptedPath([], [])
@@ -137,6 +137,7 @@ class PendingRound:
         found = self._paths.result()
         tokens: list[RowToken] = []
         for row, size, path in zip(self.rows, self._plan.sizes, found, strict=True):
+            live = row.state is RowState.LIVE
             if path is None and size > 1:
                 # A node that vanilla decoding would never run may have spoiled the others: nothing
                 # times infinity is not a number. The row goes on without trees.
@@ -144,7 +145,7 @@ class PendingRound:
                 continue
             gained = _take(row, path)
             tokens += gained
-            if size > 1 and path is not None:
+            if live and size > 1 and path is not None:
                 self.rounds.append(RowRound(row.number, size - 1, len(gained)))
         paths = [path or _NOTHING for path in found]
         self.filled = sum(len(path.nodes) for path in paths)

@@ -138,10 +138,11 @@ class TowerTurns:
         """Whether the next step is the tower's; it and chunks of prompt take turns."""
         if not self._pieces or self._in_flight or (decoding and not self._budget.paid):
             return False
-        if joining and self._was_last:
-            self._was_last = False
-            return False
-        return True
+        return not (joining and self._was_last)
+
+    def passed(self) -> None:
+        """A chunk of prompt has its turn."""
+        self._was_last = False
 
     def queue(self, *, decoding: bool) -> PendingTower:
         """Queue the next call; raises `device_lost`."""

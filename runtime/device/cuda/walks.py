@@ -1,4 +1,5 @@
 import ctypes
+import math
 import time
 from collections.abc import Sequence
 
@@ -22,7 +23,6 @@ _RESIDENT, _MOST_LINKED = 8, 1024
 # Logits of all nodes, for each multiprocessor, that are drawn from in less time than one block a
 # row takes for the nodes that are walked.
 _MOST_LOGITS = 200_000
-_SOONER = 0.75
 PARTIAL = np.dtype([("best", np.uint64), ("rest", np.uint32, (4,))])
 _BEST = np.dtype([("best", np.uint64), ("raw", np.uint32), ("bad", np.uint32)])
 _INT = np.dtype(np.int32)
@@ -46,17 +46,25 @@ class _PathSlot:
         self.uses = 0
 
 
-class _Pace:
-    """What the newest round took, in seconds from when all of it was queued."""
+class RoundPace:
+    """When rounds end, in seconds from when all of one was queued."""
 
-    seconds = 0.0
+    def __init__(self) -> None:
+        self.expected = 0.0
+        """The shorter of the two newest: one slow round is no rule. 0 where nothing is known."""
+        self._newest = math.inf
+
+    def record(self, took: float, *, ahead: bool) -> None:
+        """A round took so long; not `ahead`, it was over already, perhaps for long."""
+        self.expected = min(took, self._newest) if ahead else 0.0
+        self._newest = took if ahead else math.inf
 
 
 class CudaPendingPaths:
     """The walks of a round that may still be running; `wanted` is each row's `logprobs`."""
 
     def __init__(
-        self, slot: _PathSlot, stream: CudaStream, wanted: Sequence[int], pace: "_Pace"
+        self, slot: _PathSlot, stream: CudaStream, wanted: Sequence[int], pace: RoundPace
     ) -> None:
         slot.event.record(stream)
         self._pace, self._queued = pace, time.monotonic()
@@ -75,10 +83,8 @@ class CudaPendingPaths:
     def _read(self) -> list[AcceptedPath | None]:
         if self._slot.uses != self._use:
             raise HearthError("internal", "the paths of a round were read too late")
-        ahead = self._slot.event.wait_from(self._queued + self._pace.seconds)
-        took = time.monotonic() - self._queued
-        # What was over already may have been so for long.
-        self._pace.seconds = took if ahead else min(took, _SOONER * self._pace.seconds)
+        ahead = self._slot.event.wait_from(self._queued + self._pace.expected)
+        self._pace.record(time.monotonic() - self._queued, ahead=ahead)
         rows = len(self._wanted)
         paths = self._slot.paths.array[:rows].tolist()
         longest = max((path[0] for path in paths), default=0)
@@ -128,7 +134,7 @@ class TreeWalks:
         done = memory.zeros("walk blocks", (rows,), np.dtype(np.uint32))
         self._slots = [_PathSlot(library.context, memory, self._shape) for _ in range(_SLOTS)]
         self._turn = 0
-        self._pace = _Pace()
+        self._pace = RoundPace()
         self._walk = WalkArguments(
             trees.ids.address,
             trees.parents.address,

@@ -195,6 +195,11 @@ def test_a_row_near_its_capacity_leaves_the_others_their_rounds(
         assert method == "lookup" or kinds == {"verify"}
 
 
+def counts(runtime: LLMInferenceRuntime) -> tuple[float, ...]:
+    speculation, steps = runtime.speculation_metrics, runtime.generation_metrics
+    return speculation.rounds, speculation.verify_s, steps.steps, steps.seconds
+
+
 def queue_ahead(runtime: LLMInferenceRuntime) -> None:
     """Step until a round is in flight."""
     while runtime._round is None:
@@ -209,10 +214,30 @@ def test_a_round_that_was_queued_ahead_ends_before_anything_else(folder: Path) -
         queue_ahead(runtime)
         runtime.leave(number)
         assert not runtime.active
+        counted = counts(runtime)
+        runtime._clear("look")
+        # Nobody knows when it ended.
+        assert counts(runtime) == counted
         found = runtime.handle_request(GenerationRequest(rows=rows[1:3])).rows
         assert [row.token_ids for row in found] == [row.token_ids for row in wanted]
         # Beside a row that goes on nothing is told of one that left meanwhile.
         first, second = runtime.admit(rows[:2])
         queue_ahead(runtime)
         runtime.leave(first)
-        assert {token.row for token in runtime.step().tokens} == {second}
+        result = runtime.step()
+        assert {token.row for token in result.tokens} == {second}
+        assert {one.row for one in result.rounds} <= {second}
+
+
+def test_a_round_whose_rows_have_all_left_is_not_counted_with_who_comes_next(folder: Path) -> None:
+    rows = chats(folder, ignore_eos=True)
+    with closing(open_runtime(folder, Setting("eagle", gpu=True))) as runtime:
+        (number,) = runtime.admit(rows[:1])
+        queue_ahead(runtime)
+        runtime.leave(number)
+        counted = counts(runtime)
+        (second,) = runtime.admit(rows[1:2])
+        assert runtime.step().kind == "prefill"
+        assert counts(runtime) == counted
+        while runtime.active:
+            assert {token.row for token in runtime.step().tokens} <= {second}

@@ -107,6 +107,15 @@ def test_the_tower_and_chunks_of_prompt_take_turns() -> None:
     assert kinds == ["tower", "prefill"] * 4
 
 
+def test_who_asks_whose_turn_it_is_takes_none() -> None:
+    turns = make(0)[0]._turns
+    turns.add(work(1, 8, 4, 4))
+    turns.collect(turns.queue(decoding=False), 0.0)
+    assert [turns.due(decoding=False, joining=True) for _ in range(3)] == [False] * 3
+    turns.passed()
+    assert turns.due(decoding=False, joining=True)
+
+
 def test_a_call_that_fails_over_two_pictures_is_repeated_for_each() -> None:
     runtime, engine = make(1)
     bad, good = work(1, 1, 4, 4), work(2, 1, 4, 4)
