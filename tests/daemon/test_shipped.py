@@ -13,7 +13,7 @@ from daemon.shipped import engine_folder, same_engine, shipped_engine, wants_ker
 from runtime.decoding.deployment import load_deployment
 from runtime.errors import HearthError
 from runtime.export import ExportOptions
-from runtime.options import RuntimeOptions, SpeculationOptions
+from runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
 
 
 @pytest.fixture
@@ -141,7 +141,9 @@ def test_kernels_have_a_folder_of_their_own_and_ask_for_no_library(
     options = RuntimeOptions(speculation=SpeculationOptions(method="eagle"))
     found = load_deployment(kernels, options)
     assert (found.base.backend, found.base.dtype, found.method) == ("kernels", "float16", "eagle")
-    assert found.drafting.drafting_top_k > 1
+    assert found.drafting == EagleDraftingConfig(
+        drafting_top_k=1, drafting_step=7, verify_tree_size=8
+    )
 
 
 @pytest.mark.parametrize(
