@@ -13,7 +13,7 @@ from bench.arrivals.run import LOADS, MODES, run_arrivals
 from bench.child_process import ChildProcess
 from bench.load_clients import Connected, Go, LoadJob, Tally
 from bench.report import Record, log_folder, note, print_fields, publish, record_option
-from bench.toy_daemon import engine_option, given_or_toy, simulated_flags
+from bench.toy_daemon import NO_REUSE, engine_option, given_or_toy, simulated_flags
 from daemon.cli.errors import FAILED
 from daemon.cli.options import NumberRange, json_option
 from daemon.own_daemon import own_daemon
@@ -111,7 +111,7 @@ def load(
     options = chosen(given, arrivals=bool(arrivals))
     if arrivals:
         return run_arrivals(options, step_ms, name or "load", record, as_json=as_json)
-    flags = simulated_flags(2.0 if step_ms is None else step_ms)
+    flags = (*simulated_flags(2.0 if step_ms is None else step_ms), *NO_REUSE)
     processes = min(options.pop("processes"), options["clients"])
     with given_or_toy() as engine, own_daemon(engine, flags) as daemon:
         whole = LoadJob(socket=str(daemon.socket), engine=str(engine), **options)

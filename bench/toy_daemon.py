@@ -11,7 +11,7 @@ from hearth_client import AsyncClient
 
 _CAPACITY = 2048
 NO_REUSE = ("--prefix-cache-bytes", "0")
-"""Flags for a bench that times prompts and sends some of them more than once."""
+"""Flags for a bench that times prompts which come again, or that nobody ever sends again."""
 
 
 def engine_option(stand_in: str) -> Callable[[Any], Any]:
