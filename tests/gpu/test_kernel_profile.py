@@ -1,11 +1,21 @@
 """What the profile makes of ncu's output, without a GPU."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.gpu.kernel_profile import METRICS, TIMES, command, figures_of, keep, steps_of, summary
+from tests.gpu.kernel_profile import (
+    METRICS,
+    TIMES,
+    command,
+    figures_of,
+    keep,
+    profile,
+    steps_of,
+    summary,
+)
 
 NAMES = ["ID", "Kernel Name", "Grid Size", *METRICS.values()]
 UNITS = ["", "", "", "ns", "register/thread", "byte/block", *["%"] * (len(METRICS) - 3)]
@@ -71,6 +81,29 @@ def test_profiles_are_kept_beside_those_of_other_commits(
 
 
 def test_ncu_runs_the_steps_that_it_is_asked_for() -> None:
-    line = command("ncu", TIMES, "0.6b")
+    line = command("ncu", TIMES, "0.6b", Path("report"))
     assert line[-4:] == ["-m", TIMES, "--profile", "0.6b"]
     assert METRICS["us"] in line[line.index("--metrics") + 1]
+
+
+def test_steps_are_told_apart_where_ncu_prints_its_table_from_a_report(tmp_path: Path) -> None:
+    told, table = OUTPUT.split('"ID"')
+    ncu = tmp_path / "ncu"
+    ncu.write_text(
+        f"""#!{sys.executable}
+import sys
+report = sys.argv[sys.argv.index("--export" if "--export" in sys.argv else "--import") + 1]
+if "--export" in sys.argv:
+    print({told!r})
+    open(report, "w").write({chr(34) + "ID" + chr(34) + table!r})
+else:
+    print(open(report).read())
+"""
+    )
+    ncu.chmod(0o755)
+    steps = steps_of(profile(str(ncu), TIMES, "0.6b"))
+    assert [len(each) for each in steps.values()] == [3, 1]
+
+
+def test_a_run_that_leaves_no_report_tells_what_it_printed() -> None:
+    assert "nothing here" in profile("echo", "nothing here", "0.6b")
