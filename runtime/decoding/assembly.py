@@ -11,6 +11,7 @@ from runtime.decoding.speculative import SpeculativeStrategy
 from runtime.device.device import BatchSampler, Device, SamplerBuffers
 from runtime.drafting.draft_runner import EagleDraftRunner
 from runtime.drafting.eagle import EagleProposer
+from runtime.drafting.growth import grows_chains
 from runtime.drafting.lookup_proposer import LookupProposer
 from runtime.drafting.policy import SpeculationPolicy
 from runtime.drafting.proposer import Proposer
@@ -87,7 +88,7 @@ def assemble(
         executors, drafter = [base], None
         if draft is not None:
             weights = resources.draft_weights
-            chains = deployment.drafting.drafting_top_k == 1
+            chains = grows_chains(draft, deployment.drafting)
             own = structs.replace(options, ranks_alone=chains)
             executors.append(_draft_executor(folder / DRAFT_FOLDER, draft, own, device, weights))
             undo.callback(executors[-1].close)

@@ -141,7 +141,11 @@ class ChainGrowth:
         return PROFILE_GENERATION, InferenceDims.decode(batch, bucket)
 
 
+def grows_chains(config: LLMEngineRunnerConfig, drafting: EagleDraftingConfig) -> bool:
+    """Whether one token follows another; a plan has the whole proposal alone."""
+    return drafting.drafting_top_k == 1 and not config.static_drafting
+
+
 def choose_growth(steps: DraftSteps) -> TreeGrowth | ChainGrowth:
-    """A chain where one token follows another; a plan has the whole proposal alone."""
-    single = steps.drafting.drafting_top_k == 1 and not steps.config.static_drafting
-    return ChainGrowth(steps) if single else TreeGrowth(steps)
+    """What grows the proposals of an engine."""
+    return (ChainGrowth if grows_chains(steps.config, steps.drafting) else TreeGrowth)(steps)

@@ -142,8 +142,13 @@ def draft_zero_bytes(
 ) -> int:
     """What those of a draft do: a step has its own hidden states or the base's, never both."""
     entries = longest_draft_step(config, drafting) * config.hidden_size
-    largest = max(entries, drafting.proposal_size * config.base_hidden_dim)
+    largest = max(entries, unread_base_states(config, drafting) * config.base_hidden_dim)
     return max_batch * largest * ITEM_BYTES[config.dtype]
+
+
+def unread_base_states(config: LLMEngineRunnerConfig, drafting: EagleDraftingConfig) -> int:
+    """Hidden states of the base, a row, that steps of a proposal bind and that are zeros."""
+    return 0 if config.backend == "kernels" else drafting.proposal_size
 
 
 def adapter_bytes(config: LLMEngineRunnerConfig, stored: Sequence[int]) -> int:

@@ -6,7 +6,7 @@ import numpy as np
 from runtime.config import LLMEngineRunnerConfig
 from runtime.device.device import Device, ProposalBuffers, StepBuffers, TreeBuffers
 from runtime.device.tree_arrays import mask_words
-from runtime.memory.sizes import draft_zero_bytes, zero_bytes
+from runtime.memory.sizes import draft_zero_bytes, unread_base_states, zero_bytes
 from runtime.options import EagleDraftingConfig
 from runtime.steps.shared_resources import SharedResources, allocate_zero_buffer
 from runtime.tensors.dtypes import numpy_dtype
@@ -129,7 +129,7 @@ class DraftIO(NamedTuple):
         allocate_zero_buffer(resources, draft_zero_bytes(config, drafting, batch), device)
         out = zeros("hidden_states", top_k, config.hidden_size)
         wide, hidden = config.base_hidden_dim, config.hidden_size
-        unread = 0 if config.backend == "kernels" else drafting.proposal_size
+        unread = unread_base_states(config, drafting)
         given = (
             zeros("hidden_states_input", longest, wide),
             resources.zeros("hidden_states_from_draft", (batch, longest, hidden), data),

@@ -136,3 +136,16 @@ def test_draft_buffers_are_as_large_as_those_that_are_allocated(
         assert draft_buffer_bytes(one, drafting, rows) == allocated(io, resources)
         assert zeros is not None
         assert draft_zero_bytes(one, drafting, rows) == zeros.nbytes
+
+
+def test_kernels_bind_no_zeros_for_hidden_states_that_they_leave_out() -> None:
+    drafting = EagleDraftingConfig(drafting_top_k=8, drafting_step=6, verify_tree_size=40)
+    config = structs.replace(draft_config(TREES), enable_eagle_spec_decode=False)
+    for backend in ("onnxruntime", "kernels"):
+        one = structs.replace(config, backend=backend)
+        resources = shared(one)
+        io = DraftIO.create_for_spec_decode_draft(one, drafting, resources, CpuDevice())
+        bound = [io.entries.hidden[2], io.growing.hidden[1]]
+        assert bound[1].nbytes == 0 or backend == "onnxruntime"
+        most = max(tensor.nbytes for tensor in bound)
+        assert draft_zero_bytes(one, drafting, one.max_supported_batch_size) == most
