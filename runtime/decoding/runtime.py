@@ -18,7 +18,7 @@ from runtime.decoding.deployment import DeploymentConfig, load_engines
 from runtime.decoding.limits import check_row
 from runtime.decoding.pace import Pace
 from runtime.decoding.seating import Seating
-from runtime.decoding.speculative import PendingRound, SpeculativeStrategy
+from runtime.decoding.speculative import FailedRound, PendingRound, SpeculativeStrategy
 from runtime.decoding.tower_turns import PendingTower, TowerTurns, TowerWork
 from runtime.decoding.vanilla import PendingStep, VanillaStrategy
 from runtime.device.device import BatchSampler, Device
@@ -182,8 +182,7 @@ class LLMInferenceRuntime(AdapterRows, RuntimeCounters):
     def admit(self, rows: Sequence[RowRequest]) -> list[int]:
         """Take rows, which get their places before the next step, and give their numbers.
 
-        Refuses all of them, naming the field, where one cannot be served or places are too few, or
-        with `cache_full` where it pins more than its client may.
+        Refuses all, naming the field: places too few, one is not served or (`cache_full`) pinned.
         """
         if not 1 <= len(rows) <= self.free:
             raise HearthError(
@@ -331,14 +330,16 @@ class LLMInferenceRuntime(AdapterRows, RuntimeCounters):
         live = [row for row in pending.rows if row.state is RowState.LIVE]
         tokens = pending.collect()
         cached = self._seating.collected(pending, live, tokens)
-        speculation = self._speculation
         # Rows that leave can wait until their last tokens are handed over.
         ahead = self._device.steps_ahead > 0 and self._context.stays
-        if ahead and speculation is not None and self._next() == "round":
-            self._round = speculation.round(self._context)
+        try:
+            if ahead and self._speculation is not None and self._next() == "round":
+                self._round = self._speculation.round(self._context)
+        except Exception as error:  # noqa: BLE001 - what was collected is told first
+            self._round = FailedRound(pending.rows, error)
         pending.count()
-        began, ended = self._pace.record(pending)
-        return StepResult("verify", tokens, began, ended, pending.rounds, cached=cached)
+        times = self._pace.record(pending)
+        return StepResult("verify", tokens, *times, pending.rounds, cached=cached)
 
     def _oldest(self) -> PendingStep | PendingTower:
         """The step that was queued first, but for those whose rows have all left."""

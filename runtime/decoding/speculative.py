@@ -164,6 +164,18 @@ class PendingRound:
         self._strategy.record_round(plan, self.filled, self._ended - plan.started)
 
 
+class FailedRound(PendingRound):
+    """In the place of a round that could not be queued."""
+
+    def __init__(self, rows: list[DecodingRow], error: Exception) -> None:
+        self.rows = rows
+        self._error = error
+
+    def collect(self) -> list[RowToken]:
+        """Raise what kept it from being queued."""
+        raise self._error
+
+
 def _take(row: DecodingRow, path: AcceptedPath | None) -> list[RowToken]:
     """Hand a path to its row; what lies behind the row's end is dropped by it."""
     if path is None:

@@ -12,7 +12,7 @@ from runtime.decoding.assembly import assemble
 from runtime.decoding.batch_runtime import StepResult
 from runtime.decoding.deployment import DeploymentConfig
 from runtime.decoding.runtime import LLMInferenceRuntime
-from runtime.decoding.speculative import SpeculativeStrategy
+from runtime.decoding.speculative import PendingRound, SpeculativeStrategy
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.device.device import TreeBuffers, TreeOps
 from runtime.drafting.lookup_proposer import LookupProposer
@@ -22,7 +22,7 @@ from runtime.executor.engine import EngineOptions
 from runtime.executor.simulated_engine import simulated_config, simulated_next_tokens
 from runtime.options import SpeculationOptions
 from runtime.request import RequestOptions, RowRequest, RowRound
-from runtime.rows import DecodingRow
+from runtime.rows import DecodingInferenceContext, DecodingRow
 
 NODES = 5
 VOCABULARY = 97
@@ -277,3 +277,29 @@ def test_speculation_is_refused_where_there_is_none() -> None:
     with pytest.raises(HearthError, match="without speculation") as caught:
         runtime.check(row([3], 4, speculation=True))
     assert (caught.value.code, caught.value.field) == ("unsupported_option", "speculation")
+
+
+def test_tokens_are_told_though_the_next_round_cannot_be_queued(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runtime, _ = make(lambda _: 4, steps_ahead=1)
+    strategy = runtime._speculation
+    assert strategy is not None
+    runtime.admit([row([5, 6], 30)])
+    tokens = [token.token_id for _ in range(2) for token in runtime.step().tokens]
+    queue, rounds = strategy.round, []
+
+    def fail(context: DecodingInferenceContext) -> PendingRound:
+        if rounds:
+            raise HearthError("executor_failed", "as asked")
+        rounds.append(queue(context))
+        return rounds[0]
+
+    monkeypatch.setattr(strategy, "round", fail)
+    runtime._drop_round()
+    known = len(tokens)
+    tokens += [token.token_id for token in runtime.step().tokens]
+    assert len(tokens) > known
+    with pytest.raises(HearthError, match="as asked"):
+        runtime.step()
+    assert not runtime.active
