@@ -104,9 +104,10 @@ class _Steps:
         return self._launches()
 
     def _decode(self) -> float:
-        self._runner.capture_vanilla_decoding_graph([1])
         self._fill()
         self._runner.execute_vanilla_decoding_step(1)
+        # What a runner captures of steps may have more in it than the step.
+        self._runner.executor.capture_graph(self._bindings.stream)
         return self._launches()
 
     def _tree(self, nodes: int) -> float:
@@ -115,7 +116,6 @@ class _Steps:
         before = np.array([parents(nodes)], np.int32)
         self._device.tree_ops.plant(self._trees, ids, before)
         self._runner.execute_eagle_base_tree_decoding_step(1, nodes)
-        # What a runner captures of trees may have more in it than the step.
         self._runner.executor.capture_graph(self._bindings.stream)
         return self._launches()
 

@@ -214,9 +214,13 @@ class LLMEngineRunner:
         caches = self._caches
         caches.reserve(max(caches.row_lengths[:rows]) + 1)
         batch = self._steps.padded(rows)
-        self._ops.feed_decode(self._inputs, batch)
         dims = InferenceDims.decode(batch, caches.kv.bucket)
         self._steps.prepare(generation_profile(self._config, batch), dims)
+        if self._recorded.launch():
+            # It has counted a slot of every row that it ran, of padding too.
+            caches.advance(rows, counted=batch)
+            return self._logits
+        self._ops.feed_decode(self._inputs, batch)
         self._steps.executor.execute(self._steps.stream)
         self._steps.keep(rows, 1)
         caches.advance(rows)
@@ -294,7 +298,8 @@ class LLMEngineRunner:
         for batch, bucket in self._steps.captured(batch_sizes):
             self._ops.feed_decode(self._inputs, batch)
             dims = InferenceDims.decode(batch, bucket)
-            self._steps.capture(generation_profile(self._config, batch), dims)
+            profile = generation_profile(self._config, batch)
+            self._recorded.capture(profile, dims, partial(self._run_decode, batch))
 
     def capture_eagle_base_tree_decoding_graph(
         self, batch_sizes: Iterable[int], widths: Iterable[int]
@@ -305,6 +310,11 @@ class LLMEngineRunner:
             self._device.tree_ops.feed_verify(self._inputs, self._trees, batch, width)
             dims = InferenceDims.spec_verify(batch, width, bucket)
             self._recorded.capture(profile, dims, partial(self._run_trees, batch, width))
+
+    def _run_decode(self, batch: int, execute: Execute) -> None:
+        self._ops.feed_decode(self._inputs, batch)
+        execute(self._steps.stream)
+        self._ops.advance(self._caches.lengths, batch)
 
     def _run_trees(self, batch: int, width: int, execute: Execute) -> None:
         self._device.tree_ops.feed_verify(self._inputs, self._trees, batch, width)
