@@ -65,7 +65,11 @@ class SpeculativeStrategy:
         self._runner.execute_eagle_base_tree_decoding_step(len(rows), width)
         paths = self._sampler.verify(len(rows), width)
         plan = RoundPlan(rows, sizes, width, all(speculating), started, drafted)
-        return PendingRound(self, plan, paths)
+        pending = PendingRound(self, plan, paths)
+        # Queued in vain, where a row ends, it takes the device no longer than a wait for the host.
+        if context.stays and not context.joiners and all(row.unplanned > width for row in rows):
+            self.proposer.ahead(rows, speculating, paths, width)
+        return pending
 
     def follow(self, step: PendingStep) -> None:
         """Let the proposer keep step with what was queued without it."""

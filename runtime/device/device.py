@@ -106,6 +106,45 @@ class ChainBuffers(NamedTuple):
     """[max batch] index: the base's filled slots, the position of the first token."""
 
 
+class PathShape(NamedTuple):
+    """The sizes of a round's paths as entries of a draft.
+
+    Trees of `width` nodes in `rows` rows become `entries` a row of a step of `batch` rows.
+    """
+
+    rows: int
+    batch: int
+    entries: int
+    width: int
+
+
+class PendingSamples(Protocol):
+    """Tokens that the device may still be picking."""
+
+    def result(self) -> list[Sample | None]:
+        """Wait for the sampled rows, in their order; None where numbers were not finite.
+
+        A row that was only checked has a sample of token -1. Raises what the step raised.
+        """
+
+
+class AcceptedPath(NamedTuple):
+    """What a row gained in a round: its samples, and the node behind which each was picked."""
+
+    samples: list[Sample]
+    nodes: list[int]
+
+
+class PendingPaths(Protocol):
+    """Walks through trees that the device may still be at."""
+
+    def result(self) -> list[AcceptedPath | None]:
+        """Wait for the rows' paths; None where the root is not finite. Raises as the step did.
+
+        Such a row's history and newest token are as before the round.
+        """
+
+
 class StepOps(Protocol):
     """Fills the inputs of a step; work is queued on the device's stream."""
 
@@ -137,6 +176,15 @@ class StepOps(Protocol):
         As in `feed_prefill`, but that a row without any may have length 0. `filled` are the slots
         before them, and `places` [B, S] says where the hidden state of each lies, -1 for zeros.
         A device may read what was put when it feeds it: wait for that before more is put.
+        """
+
+    def enter_paths(
+        self, buffers: StepBuffers, paths: PendingPaths, lengths: Tensor, shape: PathShape
+    ) -> None:
+        """Put the entries of what walks are about to find, behind those that were put last.
+
+        `lengths` [max batch] are the base's filled slots. Where the host waits for all work, and so
+        can put them itself, it raises `internal`.
         """
 
     def feed_entries(
@@ -224,33 +272,6 @@ class TreeOps(Protocol):
         """`out[b, i] = source[b, index[b, i]]`, zeros where the index is negative.
 
         `index` is [rows, n]; source and out are used as dense [rows, width, H] and [rows, n, H].
-        """
-
-
-class PendingSamples(Protocol):
-    """Tokens that the device may still be picking."""
-
-    def result(self) -> list[Sample | None]:
-        """Wait for the sampled rows, in their order; None where numbers were not finite.
-
-        A row that was only checked has a sample of token -1. Raises what the step raised.
-        """
-
-
-class AcceptedPath(NamedTuple):
-    """What a row gained in a round: its samples, and the node behind which each was picked."""
-
-    samples: list[Sample]
-    nodes: list[int]
-
-
-class PendingPaths(Protocol):
-    """Walks through trees that the device may still be at."""
-
-    def result(self) -> list[AcceptedPath | None]:
-        """Wait for the rows' paths; None where the root is not finite. Raises as the step did.
-
-        Such a row's history and newest token are as before the round.
         """
 
 

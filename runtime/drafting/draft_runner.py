@@ -7,7 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.config import LLMEngineRunnerConfig
-from runtime.device.device import Device, StepBuffers, TreeBuffers
+from runtime.device.device import (
+    Device,
+    PathShape,
+    PendingPaths,
+    StepBuffers,
+    TreeBuffers,
+)
 from runtime.drafting.growth import DraftSteps, choose_growth
 from runtime.executor.engine_executor import EngineExecutor
 from runtime.images import EmbeddingStore
@@ -86,6 +92,7 @@ class EagleDraftRunner:
         )
         self.caches = self._steps.caches
         self._recorded = Recordings(config, device, self._steps)
+        self._base_lengths = resources.cache_managers[0].lengths
         self._growth = choose_growth(
             DraftSteps(
                 config=config,
@@ -163,8 +170,31 @@ class EagleDraftRunner:
         self._steps.prepare(*self._entering(shape, bucket))
         work = partial(self._round, source, rows, shape, bucket)
         self._recorded.run(work, 1 + self._growth.levels)
-        caches.count(entries.lengths[:rows])
-        every = [*speculating, *[False] * (batch - rows)]
+        self.take_proposal(entries.lengths[:rows], speculating, width)
+
+    def propose_ahead(self, rows: int, paths: PendingPaths, width: int) -> bool:
+        """Queue the steps of `propose` for the first rows behind a round that is under way.
+
+        The entries are what its walks will find in trees of `width` nodes. `take_proposal` makes
+        it the proposal of these rows; otherwise it was none. False where nothing was queued.
+        """
+        caches = self.caches
+        batch, each = self.accept_shape(rows, 0)
+        bucket = caches.kv.bucket
+        if not each or max(caches.row_lengths[:rows]) + each + self._growth.slots > bucket:
+            return False
+        self._steps.prepare(*self._entering((batch, each), bucket))
+        if not self._recorded.ready:
+            return False
+        shape = PathShape(rows, batch, each, width)
+        self._ops.enter_paths(self._inputs, paths, self._base_lengths, shape)
+        return self._recorded.launch(1 + self._growth.levels)
+
+    def take_proposal(self, counts: Sequence[int], speculating: Sequence[bool], width: int) -> None:
+        """Keep as many entries of the first rows, and plant what was grown behind them."""
+        rows = len(counts)
+        self.caches.count(counts)
+        every = [*speculating, *[False] * (self._steps.padded(rows) - rows)]
         self._growth.finish(every, width)
 
     def capture_draft_proposal_graph(self, batch_sizes: Iterable[int], source: Tensor) -> None:

@@ -3,7 +3,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from runtime.arrangement import Arrangement, Stale
-from runtime.device.device import TreeBuffers
+from runtime.device.device import PendingPaths, TreeBuffers
 from runtime.drafting.draft_runner import DraftEntries, EagleDraftRunner, NewestEntries
 from runtime.executor.graph_cache import GraphCounters
 from runtime.options import EagleDraftingConfig
@@ -35,12 +35,14 @@ class EagleProposer:
         self._asked: Sequence[bool] = ()
         self._misses: dict[DecodingRow, int] = {}
         self._whole: dict[DecodingRow, int] = {}
+        self._ahead: tuple[Sequence[DecodingRow], Sequence[bool]] | None = None
 
     def rearrange(self, arrangement: Arrangement) -> None:
         """Let the draft's rows move; what waits lies where the step left it.
 
         A place that another row gets is zeroed behind that row's entries: proposals were there.
         """
+        self._ahead = None
         self._whole = {row: count for row, count in self._whole.items() if row.runs_on}
         self._misses = {row: count for row, count in self._misses.items() if row.runs_on}
         caches = self._draft.caches
@@ -56,6 +58,7 @@ class EagleProposer:
         self, rows: Sequence[DecodingRow], lengths: Sequence[int], width: int, first: int
     ) -> None:
         """Append the chunk's entries; the one of a row's last prompt token is saved and waits."""
+        self._ahead = None
         for place, (row, added) in enumerate(zip(rows, lengths, strict=True)):
             if not row.prompt_left:
                 self._save(row, place * width + added - 1)
@@ -82,6 +85,7 @@ class EagleProposer:
 
     def stepped(self, rows: Sequence[DecodingRow]) -> None:
         """The newest token's entry waits; older ones that did are lost."""
+        self._ahead = None
         self._waiting = {row: [place] for place, row in enumerate(rows)}
 
     def ready(self, _rows: Sequence[DecodingRow], _speculating: Sequence[bool]) -> bool:
@@ -96,8 +100,13 @@ class EagleProposer:
         waiting = [self._waiting[row] for row in rows]
         counts = [len(places) for places in waiting]
         first = [row.filled - count for row, count in zip(rows, counts, strict=True)]
-        batch, width = self._draft.accept_shape(len(rows), max(counts))
         self._count_whole(rows, first, counts)
+        sizes = [self._width if wanted else 1 for wanted in speculating]
+        ahead, self._ahead = self._ahead, None
+        if ahead == (rows, speculating):
+            self._draft.take_proposal(counts, speculating, self._width)
+            return sizes
+        batch, width = self._draft.accept_shape(len(rows), max(counts))
         tokens = [
             row.token_ids[len(row.token_ids) - count :] + [0] * (width - count)
             for row, count in zip(rows, counts, strict=True)
@@ -110,7 +119,18 @@ class EagleProposer:
             hidden.append([-1] * width)
         entries = NewestEntries(tokens, counts, first, hidden)
         self._draft.propose(entries, self._hidden, speculating, self._width)
-        return [self._width if wanted else 1 for wanted in speculating]
+        return sizes
+
+    def ahead(
+        self,
+        rows: Sequence[DecodingRow],
+        speculating: Sequence[bool],
+        paths: PendingPaths,
+        width: int,
+    ) -> None:
+        """Queue the next proposal of these rows, in case all of them go on as they are."""
+        if self._draft.propose_ahead(len(rows), paths, width):
+            self._ahead = rows, speculating
 
     def accepted(
         self, rows: Sequence[DecodingRow], nodes: Sequence[Sequence[int]], width: int
@@ -128,6 +148,7 @@ class EagleProposer:
 
     def zero_row(self, place: int, row: DecodingRow) -> None:
         """Zero the draft's cache of a row."""
+        self._ahead = None
         self._draft.caches.zero_row(place)
         self._whole[row] = -1
 

@@ -3,7 +3,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from runtime.arrangement import Arrangement
-from runtime.device.device import TreeBuffers, TreeOps
+from runtime.device.device import PendingPaths, TreeBuffers, TreeOps
 from runtime.device.tree_arrays import NO_NODE
 from runtime.drafting.lookup import NgramIndex
 from runtime.executor.graph_cache import GraphCounters
@@ -77,6 +77,15 @@ class LookupProposer:
             parents[place, : 1 + len(tokens)] = np.arange(-1, len(tokens))
         self._ops.plant(trees, ids, parents)
         return [1 + len(tokens) for tokens in proposals]
+
+    def ahead(
+        self,
+        _rows: Sequence[DecodingRow],
+        _speculating: Sequence[bool],
+        _paths: PendingPaths,
+        _width: int,
+    ) -> None:
+        """What follows is looked up once it is known."""
 
     def accepted(
         self, rows: Sequence[DecodingRow], nodes: Sequence[Sequence[int]], width: int

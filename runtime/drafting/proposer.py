@@ -2,7 +2,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from runtime.arrangement import Arrangement
-from runtime.device.device import TreeBuffers
+from runtime.device.device import PendingPaths, TreeBuffers
 from runtime.executor.graph_cache import GraphCounters
 from runtime.rows import DecodingRow
 
@@ -39,6 +39,15 @@ class Proposer(Protocol):
 
         The step has as many nodes as the largest tree, and on a GPU always as many as fit.
         """
+
+    def ahead(
+        self,
+        rows: Sequence[DecodingRow],
+        speculating: Sequence[bool],
+        paths: PendingPaths,
+        width: int,
+    ) -> None:
+        """Walks of trees of `width` nodes are queued: what may be queued of the next round."""
 
     def accepted(
         self, rows: Sequence[DecodingRow], nodes: Sequence[Sequence[int]], width: int

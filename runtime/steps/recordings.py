@@ -51,6 +51,11 @@ class Recordings:
         if not self.launch(times):
             work(self._bindings.executor.execute)
 
+    @property
+    def ready(self) -> bool:
+        """Whether work was recorded around the prepared step."""
+        return self._bindings.executor.snapshot in self._known
+
     def launch(self, times: int = 1) -> bool:
         """Launch what was recorded around the prepared step; False where nothing was."""
         executor = self._bindings.executor

@@ -5,7 +5,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.device.arrays import fill_positions, look_up_embeddings
-from runtime.device.device import StepBuffers
+from runtime.device.device import PathShape, PendingPaths, StepBuffers
 from runtime.device.tree_arrays import causal_words, fill_causal, gather_rows, mask_words
 from runtime.errors import HearthError
 from runtime.tensors.tensor import Tensor
@@ -47,6 +47,12 @@ class CpuStepOps:
         """Keep them."""
         tokens, states = np.array(token_ids, np.int64), np.array(places, np.int32)
         self._entries = buffers, tokens, list(lengths), first, filled, states
+
+    def enter_paths(
+        self, _buffers: StepBuffers, _paths: PendingPaths, _lengths: Tensor, _shape: PathShape
+    ) -> None:
+        """Nothing here runs behind the host's back."""
+        raise HearthError("internal", "paths are entered by the host")
 
     def feed_entries(
         self,

@@ -12,7 +12,8 @@ from runtime.device.cuda.element_types import copy_unit, float_type, index_type
 from runtime.device.cuda.launch import KernelLaunch, KernelLibrary, addresses, integers
 from runtime.device.cuda.memory import CudaMemory
 from runtime.device.cuda.upload import UploadRing
-from runtime.device.device import StepBuffers
+from runtime.device.cuda.walks import CudaPendingPaths
+from runtime.device.device import PathShape, PendingPaths, StepBuffers
 from runtime.device.tree_arrays import mask_words
 from runtime.errors import HearthError
 from runtime.tensors.tensor import Tensor
@@ -43,6 +44,15 @@ class LengthsArguments(ctypes.Structure):
     )
 
 
+class FoundArguments(ctypes.Structure):
+    """`Found` of kernels/steps.cu."""
+
+    _fields_ = (
+        *addresses("entries paths tokens lengths"),
+        *integers("pitch levels width live rows steps"),
+    )
+
+
 class _Feed:
     """The launches of one set of step buffers."""
 
@@ -64,17 +74,22 @@ class _Feed:
         self._entries: dict[tuple[int, int], KernelLaunch] = {}
 
     @cached_property
-    def entered(self) -> tuple[FeedArguments, NDArray[np.int64]]:
-        """The arguments of steps of entries, and where the host writes these: pinned memory.
+    def entered(self) -> FeedArguments:
+        """The arguments of steps of entries; `token_ids` is where all of these lie.
 
         Behind the tokens come a length, a first position, the slots filled before and after for
         each row, and the places of hidden states.
         """
         words = 2 * self.places + 4 * self._buffers.lengths.shape[0]
-        pinned = self._memory.pinned_zeros("entries", (words,), _IDS)
         arguments, _ = feed_arguments(self._buffers)
-        arguments.token_ids = pinned.address
-        return arguments, pinned.array
+        arguments.token_ids = self._memory.zeros("entries", (words,), _IDS).address
+        return arguments
+
+    @cached_property
+    def found(self) -> KernelLaunch:
+        """The launch that writes entries there."""
+        found = FoundArguments(self.entered.token_ids)
+        return self._library.prepare("steps", "enter_paths", self._options, _THREADS, (found,))
 
     def entries(self, source: Tensor, out: Tensor, start: Tensor, grown: Tensor) -> KernelLaunch:
         """The launch that also copies rows of one buffer into another."""
@@ -86,7 +101,7 @@ class _Feed:
                 raise HearthError("internal", f"{out.name} cannot gather from {source.name}")
             size, unit = copy_unit(pitch)
             where = (ctypes.c_uint64(one.address) for one in (source, out, start, grown))
-            arguments = (self.entered[0], *where, ctypes.c_int32(pitch // size))
+            arguments = (self.entered, *where, ctypes.c_int32(pitch // size))
             options = (*self._options, f"-DHIDDEN={unit}")
             launch = self._library.prepare("steps", "feed_entries", options, _THREADS, arguments)
             self._entries[key] = launch
@@ -133,7 +148,7 @@ class CudaStepOps:
         *,
         filled: Sequence[int],
     ) -> None:
-        """Write all of it where the kernel reads it."""
+        """Upload all of it to where the kernel reads it."""
         feed = self._feed(buffers)
         self._check(feed, buffers, len(token_ids), len(token_ids[0]))
         words = [token for row in token_ids for token in row]
@@ -142,7 +157,21 @@ class CudaStepOps:
         words += filled
         words += map(add, filled, lengths)
         words += [place for row in places for place in row]
-        feed.entered[1][: len(words)] = words
+        self._ring.upload(feed.entered.token_ids, np.array(words, _IDS))
+
+    def enter_paths(
+        self, buffers: StepBuffers, paths: PendingPaths, lengths: Tensor, shape: PathShape
+    ) -> None:
+        """Write what the walks will have found with one launch."""
+        if not isinstance(paths, CudaPendingPaths):
+            raise HearthError("internal", "these paths are not walked on the GPU")
+        feed = self._feed(buffers)
+        self._check(feed, buffers, shape.batch, shape.entries)
+        found = feed.found.arguments[0]
+        found.paths, found.tokens, found.pitch, found.levels = paths.where
+        found.lengths, found.width = lengths.address, shape.width
+        found.live, found.rows, found.steps = shape.rows, shape.batch, shape.entries
+        feed.found.launch(1)
 
     def feed_entries(
         self,
@@ -156,7 +185,7 @@ class CudaStepOps:
         feed = self._feed(buffers)
         self._check(feed, buffers, *shape)
         out.check((*shape, out.shape[-1]))
-        feed.entered[0].rows, feed.entered[0].steps = shape
+        feed.entered.rows, feed.entered.steps = shape
         feed.entries(source, out, buffers.lengths, grown).launch(shape[0] * shape[1])
 
     def feed_decode(self, buffers: StepBuffers, rows: int) -> None:

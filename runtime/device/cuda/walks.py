@@ -42,6 +42,13 @@ class _PathSlot:
         self.paths = memory.pinned_zeros("accepted paths", (rows, 1 + levels), _INT)
         self.results = memory.pinned_zeros("accepted samples", shape, RESULT)
         self.tokens = self.results.array["token"]
+        offset = self.tokens.ctypes.data - self.results.array.ctypes.data
+        self.where = (
+            self.paths.address,
+            self.results.address + offset,
+            RESULT.itemsize,
+            levels,
+        )
         self.event = CudaEvent(context)
         self.uses = 0
 
@@ -73,6 +80,11 @@ class CudaPendingPaths:
         self._use = slot.uses
         self._wanted = wanted
         self._paths: list[AcceptedPath | None] | None = None
+
+    @property
+    def where(self) -> tuple[int, int, int, int]:
+        """Where the walks leave paths and tokens, the bytes between two of these, most nodes."""
+        return self._slot.where
 
     def result(self) -> list[AcceptedPath | None]:
         """Wait and read, once; raises what the round raised."""

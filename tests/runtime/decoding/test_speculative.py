@@ -303,3 +303,17 @@ def test_tokens_are_told_though_the_next_round_cannot_be_queued(
     with pytest.raises(HearthError, match="as asked"):
         runtime.step()
     assert not runtime.active
+
+
+def test_what_follows_a_round_is_queued_ahead_where_its_rows_stay() -> None:
+    runtime, proposer = make(lambda _: 1, steps_ahead=1)
+    asked: list[int] = []
+    proposer.ahead = lambda rows, *_: asked.append(len(rows))  # type: ignore[method-assign] # a spy
+    runtime.admit([row([5, 6], 30)])
+    drain(runtime)
+    assert set(asked) == {1}
+    asked.clear()
+    # With a limit that a round may reach there is none.
+    runtime.admit([row([5, 6], NODES)])
+    drain(runtime)
+    assert not asked

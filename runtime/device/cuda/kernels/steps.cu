@@ -25,6 +25,46 @@ __device__ void enter(const Feed& feed) {
 
 extern "C" __global__ void feed_prefill(Feed feed) { enter(feed); }
 
+// What a walk has found in `live` of `rows` rows, as the entries that `feed_entries` brings along: in
+// [rows, steps], behind those that are there. `paths` [rows, 1 + levels] has the number of nodes and
+// these, `tokens` what was picked behind each, `pitch` bytes apart. `lengths` counts them already; the
+// trees have `width` nodes.
+struct Found {
+  long long* entries;
+  const int* paths;
+  const char* tokens;
+  const INDEX* lengths;
+  int pitch;
+  int levels;
+  int width;
+  int live;
+  int rows;
+  int steps;
+};
+
+extern "C" __global__ void enter_paths(Found found) {
+  int rows = found.rows, places = rows * found.steps;
+  long long* lengths = found.entries + places;
+  for (int row = threadIdx.x; row < rows; row += blockDim.x) {
+    bool live = row < found.live;
+    int count = live ? max(0, found.paths[row * (1 + found.levels)]) : 1;
+    long long filled = live ? lengths[3 * rows + row] : 0;
+    lengths[row] = max(1, count);
+    lengths[rows + row] = live ? (long long)found.lengths[row] - count : 0;
+    lengths[2 * rows + row] = filled;
+    lengths[3 * rows + row] = filled + count;
+  }
+  for (int place = threadIdx.x; place < places; place += blockDim.x) {
+    int row = place / found.steps, step = place % found.steps;
+    const int* path = found.paths + row * (1 + found.levels);
+    bool entered = row < found.live && step < path[0];
+    int token = 0;
+    if (entered) token = *(const int*)(found.tokens + (row * found.levels + step) * (long long)found.pitch);
+    found.entries[place] = token;
+    lengths[4 * rows + place] = entered ? row * found.width + path[1 + step] : -1;
+  }
+}
+
 #ifdef HIDDEN
 typedef HIDDEN hidden;
 

@@ -6,7 +6,8 @@ import pytest
 
 from runtime.device.cpu.ops import CpuStepOps
 from runtime.device.cuda.cuda_device import CudaDevice
-from runtime.device.device import StepBuffers
+from runtime.device.cuda.walks import CudaPendingPaths, RoundPace, _PathSlot
+from runtime.device.device import PathShape, StepBuffers
 from runtime.errors import HearthError
 from runtime.tensors.tensor import Tensor
 
@@ -102,6 +103,38 @@ def test_entries_are_fed_with_their_hidden_states(
         assert_equal(gpu, device, host)
         for got, wanted in zip(there[1:], found[1:], strict=True):
             assert gpu.read(got).tobytes() == wanted.array.tobytes()
+
+
+@pytest.mark.parametrize("types", TYPES, ids=str)
+def test_what_walks_find_is_entered_behind_the_entries_before_it(
+    gpu: CudaDevice, types: tuple[int, Any, Any, Any]
+) -> None:
+    host, levels, each, width = host_buffers(*types), 9, 6, 8
+    device, cpu = on_gpu(gpu, host), CpuStepOps()
+    source = Tensor("source", np.random.default_rng(0).standard_normal((4, width, 8)).astype(HALF))
+    found = (source, Tensor("states", np.ones((ROWS, CHUNK, 8), HALF)))
+    found = (*found, Tensor("grown", np.full(ROWS, 77, types[3])))
+    there = [gpu.constant(one.name, one.array) for one in found]
+    slot = _PathSlot(gpu.context, gpu.memory, (ROWS, levels))
+    paths = CudaPendingPaths(slot, gpu.stream, [-1] * 3, RoundPace())
+    base = gpu.constant("base", np.array([40, 21, 33, 99], types[3]))
+    # Of the fourth row, which is padding, nothing is read; the second has failed.
+    slot.paths.array[:, 0] = (3, -1, 6, 5)
+    slot.paths.array[:, 1:] = np.arange(levels)
+    slot.paths.array[0, 1:4] = (0, 2, 7)
+    slot.tokens[:] = np.arange(ROWS * levels).reshape(ROWS, levels)
+    blank = [[0] * each] * 4
+    gpu.ops.put_entries(device, blank, [2, 1, 1, 1], [0] * 4, blank, filled=[5, 3, 0, 0])
+    gpu.ops.enter_paths(device, paths, base, PathShape(rows=3, batch=4, entries=each, width=width))
+    tokens = [[0, 1, 2, 0, 0, 0], blank[1], list(range(18, 24)), blank[3]]
+    places = [[0, 2, 7, -1, -1, -1], [-1] * 6, list(range(16, 22)), [-1] * 6]
+    # The second one has a length of 0 and grows by none; the host says so of padding as well.
+    cpu.put_entries(host, tokens, [3, 0, 6, 1], [37, 21, 27, 0], places, filled=[7, 4, 1, 0])
+    for ops, buffers, tensors in ((cpu, host, found), (gpu.ops, device, there)):
+        ops.feed_entries(buffers, tensors[0], tensors[1], tensors[2], (4, each))
+    assert_equal(gpu, device, host)
+    for got, wanted in zip(there[1:], found[1:], strict=True):
+        assert gpu.read(got).tobytes() == wanted.array.tobytes()
 
 
 @pytest.mark.parametrize("width", [1, 31, 32, 33, 64, 1024, 1500])
