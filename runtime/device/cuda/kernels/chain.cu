@@ -37,6 +37,7 @@ __device__ u64 least_of_block(u64 own, u64* shared) {
 // all of them found.
 extern "C" __global__ void __launch_bounds__(THREADS) follow_chain(Feed feed, Chain chain) {
   __shared__ u64 shared[WARPS];
+  let_next_begin();
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif

@@ -2,6 +2,7 @@
 #define LENGTHS 256
 
 __device__ void enter(const Feed& feed) {
+  let_next_begin();
   int place = blockIdx.x;
   int row = place / feed.steps;
   int step = place - row * feed.steps;
@@ -87,6 +88,7 @@ extern "C" __global__ void feed_entries(Feed feed, const hidden* source, hidden*
 #endif
 
 extern "C" __global__ void feed_decode(Feed feed) {
+  let_next_begin();
   int row = blockIdx.x;
   if (threadIdx.x == 0) {
     feed.positions[row] = feed.start[row];

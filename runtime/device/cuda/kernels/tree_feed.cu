@@ -29,6 +29,7 @@ __device__ int see(const int* parents, int node, unsigned* seen) {
 extern "C" __global__ void feed_nodes(Feed feed, Nodes nodes) {
   __shared__ int parents[NODES];
   __shared__ unsigned seen[NODES / 32];
+  let_next_begin();
   int place = blockIdx.x;
   int row = place / feed.steps, node = place % feed.steps;
   long long first = (long long)row * feed.steps;
