@@ -287,7 +287,8 @@ def test_tokens_are_told_though_the_next_round_cannot_be_queued(
     assert strategy is not None
     runtime.admit([row([5, 6], 30)])
     tokens = [token.token_id for _ in range(2) for token in runtime.step().tokens]
-    queue, rounds = strategy.round, []
+    queue = strategy.round
+    rounds: list[PendingRound] = []
 
     def fail(context: DecodingInferenceContext) -> PendingRound:
         if rounds:

@@ -112,8 +112,8 @@ def test_what_walks_find_is_entered_behind_the_entries_before_it(
     host, levels, each, width = host_buffers(*types), 9, 6, 8
     device, cpu = on_gpu(gpu, host), CpuStepOps()
     source = Tensor("source", np.random.default_rng(0).standard_normal((4, width, 8)).astype(HALF))
-    found = (source, Tensor("states", np.ones((ROWS, CHUNK, 8), HALF)))
-    found = (*found, Tensor("grown", np.full(ROWS, 77, types[3])))
+    states = Tensor("states", np.ones((ROWS, CHUNK, 8), HALF))
+    found = (source, states, Tensor("grown", np.full(ROWS, 77, types[3])))
     there = [gpu.constant(one.name, one.array) for one in found]
     slot = _PathSlot(gpu.context, gpu.memory, (ROWS, levels))
     paths = CudaPendingPaths(slot, gpu.stream, [-1] * 3, RoundPace())
