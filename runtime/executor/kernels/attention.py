@@ -33,6 +33,13 @@ _TICKET_BYTES = 4
 _ALIGNMENT = 256
 _FORM = ("SHARE", "FUSED", "SINGLE", "HALVES", "TREE", "WHOLE", "BY_WARP")
 _HEADS_OF_WARP = 4
+MOST_NODE_SLOTS = 512
+"""Slots up to which `attention_nodes.cu` is shorter than blocks that share the positions."""
+# Its warps, query heads of a KV head, blocks of a multiprocessor, and floats of a row of scores.
+_NODE_WARPS = 8
+_NODE_GROUPS = (1, 2, 4)
+_NODE_BLOCKS = 2
+_SCORES = 72
 
 
 class AttentionArguments(ctypes.Structure):
@@ -70,7 +77,8 @@ class AttentionPlan(NamedTuple):
     units, which are splits where there are at most `fine` of them, else spans as far as these are
     full; there is room for `units`. Blocks of a `whole` step have all positions. Those of one that
     is `fused` rotate too, and there each token of a tree has units of its own from the row's start
-    on. In one that is `paired` the last blocks have these, a token a warp.
+    on. In one that is `paired` the last blocks have these, a token a warp. Blocks of `nodes` tokens
+    rotate, and have all positions of eight tokens; they take `shared_bytes`.
     """
 
     share: int
@@ -82,6 +90,8 @@ class AttentionPlan(NamedTuple):
     whole: bool = False
     halves: int = 2
     paired: bool = False
+    nodes: bool = False
+    shared_bytes: int = 0
 
     @property
     def rows(self) -> int:
@@ -95,14 +105,28 @@ class AttentionPlan(NamedTuple):
 
 @lru_cache
 def plan_attention(
-    shape: AttentionShape, multiprocessors: int, batch: int, seq_len: int, kv_len: int
+    shape: AttentionShape,
+    multiprocessors: int,
+    batch: int,
+    seq_len: int,
+    kv_len: int,
+    *,
+    shared_per_block: int = 0,
 ) -> AttentionPlan:
-    """Cut a step of `seq_len` tokens a row over caches of `kv_len` slots."""
+    """Cut a step of `seq_len` tokens a row over caches of `kv_len` slots.
+
+    Where `shared_per_block` is not said, blocks have no more than 48 KB of shared memory.
+    """
     rows, pairs = seq_len * shape.group, batch * shape.kv_heads
     even = _HALF % shape.group == 0
     fused = rows <= _TILE or (even and rows <= _MOST_FUSED_ROWS and seq_len <= _TILE)
     halves = 1 if fused and (rows <= _HALF or even) else 2
     plan = AttentionPlan(_WARPS, -(-rows // (_HALF * halves)), fused=fused, halves=halves)
+    by_nodes = plan_nodes(shape, seq_len)
+    if not fused and kv_len <= MOST_NODE_SLOTS and by_nodes is not None:
+        room = by_nodes.tiles * pairs <= _NODE_BLOCKS * multiprocessors
+        if room and by_nodes.shared_bytes <= shared_per_block:
+            return by_nodes
     splits, tokens = -(-kv_len // SPLIT), plan.tokens(shape.group) if seq_len > 1 else 0
     blocks = plan.tiles * pairs
     # Of many rows each block has all positions of its tile.
@@ -117,6 +141,22 @@ def plan_attention(
     items = units + (-(-tokens // _WARPS) if paired else tokens)
     parts = min(items, max(_LEAST_PARTS + tokens, _BLOCKS * multiprocessors // blocks))
     return plan._replace(parts=parts, fine=fine, units=units, paired=paired)
+
+
+def plan_nodes(shape: AttentionShape, seq_len: int) -> AttentionPlan | None:
+    """How `attention_nodes.cu` cuts a step; None where it is not made for it."""
+    group, dim = shape.group, shape.head_dim
+    if group not in _NODE_GROUPS or dim > _WIDEST_BY_TWO or seq_len > SPLIT:
+        return None
+    # Its `Shared`: a window of two splits and one split, or sums in that one's place; the queries,
+    # scores, sums of powers and paths.
+    rows, tiled = _NODE_WARPS * group, max(_TILE, _NODE_WARPS * group)
+    stride = dim * _ELEMENT_BYTES + 16
+    split = max(2 * SPLIT * stride, 2 * rows * (dim + _HALF) * _FLOAT_BYTES)
+    small = rows * (_SCORES * _FLOAT_BYTES + 2 * _SUM_BYTES) + _NODE_WARPS * 2 * SPLIT
+    shared = 4 * SPLIT * stride + split + tiled * stride + small
+    tiles = -(-seq_len // _NODE_WARPS)
+    return AttentionPlan(1, tiles, fused=True, whole=True, nodes=True, shared_bytes=shared)
 
 
 def units_of(splits: int, fine: int, seq_len: int) -> int:
@@ -141,6 +181,7 @@ class Attention:
     ) -> None:
         self._programs = programs
         self._multiprocessors = facts.multiprocessors
+        self._shared_per_block = facts.shared_per_block
         self._eps, self._qk_norm = eps, qk_norm
         self._shape = AttentionShape(
             config.head_dim, config.num_attention_heads, config.num_kv_heads
@@ -178,7 +219,14 @@ class Attention:
 
     def plan(self, batch: int, seq_len: int, kv_len: int) -> AttentionPlan:
         """How such a step is cut."""
-        return plan_attention(self._shape, self._multiprocessors, batch, seq_len, kv_len)
+        return plan_attention(
+            self._shape,
+            self._multiprocessors,
+            batch,
+            seq_len,
+            kv_len,
+            shared_per_block=self._shared_per_block,
+        )
 
     def launches(  # noqa: PLR0917 (as many inputs has the step)
         self,
@@ -214,6 +262,12 @@ class Attention:
             self._eps, shape.head_dim**-0.5,
             batch, seq_len, kv_len, self._table_rows, plan.units, plan.fine,
         )  # fmt: skip
+        if plan.nodes:
+            grid = (plan.tiles, shape.kv_heads, batch)
+            macros = self._macros | {"SHARED_BYTES": plan.shared_bytes}
+            kernel = self._programs.kernel("attention_nodes", "attend", macros, plan.shared_bytes)
+            threads = 32 * _NODE_WARPS
+            return (Launch(kernel, grid, threads, plan.shared_bytes, arguments, "attend"),)
         rotate, attend = self._kernels(plan, tree=mask != 0 and seq_len > 1, single=seq_len == 1)
         # Blocks of one token are clusters, where there are clusters.
         parts = -(-plan.parts // SPAN) * SPAN if seq_len == 1 and not plan.whole else plan.parts

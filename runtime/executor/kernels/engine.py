@@ -17,7 +17,11 @@ from runtime.device.cuda.stream import CudaStream
 from runtime.device.stream import Stream
 from runtime.errors import HearthError
 from runtime.executor.engine import Binding, CapturedRun, IOTensor
-from runtime.executor.kernels.attention import AttentionShape, plan_attention
+from runtime.executor.kernels.attention import (
+    MOST_NODE_SLOTS,
+    AttentionShape,
+    plan_attention,
+)
 from runtime.executor.kernels.draft_step import DraftStep
 from runtime.executor.kernels.launch import (
     GpuFacts,
@@ -203,17 +207,19 @@ def io_tensors_of(config: LLMEngineRunnerConfig, registry: TensorRegistry) -> tu
 def _warm_dims(config: LLMEngineRunnerConfig) -> Iterator[InferenceDims]:
     """The steps whose kernels are compiled ahead."""
     slots, nodes = config.max_kv_cache_capacity, config.max_verify_tree_size
-    drafted = config.max_draft_tree_size
+    drafted, fewer = config.max_draft_tree_size, min(slots, MOST_NODE_SLOTS)
     for batch in decode_batches(config):
         yield InferenceDims.decode(batch, slots)
         if nodes:
             yield InferenceDims.spec_verify(batch, nodes, slots)
+            yield InferenceDims.spec_verify(batch, nodes, fewer)
         if drafted:
             yield InferenceDims.accept(batch, min(_ACCEPTED, drafted), slots)
             yield InferenceDims.proposal(batch, drafted, min(_NEWEST, drafted), slots)
     rows = range(1, config.max_supported_batch_size + 1)
     for batch, width in product(rows, prefill_widths(config)):
         yield InferenceDims.prefill(batch, width, slots)
+        yield InferenceDims.prefill(batch, min(width, fewer), fewer)
 
 
 def step_shapes(config: LLMEngineRunnerConfig, facts: GpuFacts) -> Iterator[StepShape]:

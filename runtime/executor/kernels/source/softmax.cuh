@@ -37,20 +37,20 @@ struct Merge {
 };
 
 // What a tile's rows have seen of a split, a span or all: maximum, sum, weighted sum of values.
-template <int COLUMNS>
+template <int COLUMNS, int PARTS = HALVES>
 struct Sums {
   float m[2], l[2], o[COLUMNS][4];
 
   __device__ void clear() {
 #pragma unroll
-    for (int half = 0; half < HALVES; ++half) m[half] = MINUS_INFINITY, l[half] = 0.0f;
+    for (int half = 0; half < PARTS; ++half) m[half] = MINUS_INFINITY, l[half] = 0.0f;
 #pragma unroll
     for (int i = 0; i < COLUMNS; ++i) o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0.0f;
   }
 
   __device__ void add(const Sums& next) {
 #pragma unroll
-    for (int half = 0; half < HALVES; ++half) {
+    for (int half = 0; half < PARTS; ++half) {
       Merge merge(m[half], next.m[half]);
       m[half] = merge.top;
       l[half] = merge.of(l[half], next.l[half]);
@@ -64,14 +64,15 @@ struct Sums {
 
 // The powers of a split's scores as the left operand of their product with the values; `seen` of
 // its positions are seen by rows g and g + 8, and may be less than none or more than all.
-struct Powers {
+template <int PARTS>
+struct PowersOf {
   u32 p[4][4];
   float m[2], l[2];
 
-  __device__ Powers(float (&s)[8][4], const int (&seen)[2]) {
+  __device__ PowersOf(float (&s)[8][4], const int (&seen)[2]) {
     int first = threadIdx.x % 4 * 2;
 #pragma unroll
-    for (int half = 0; half < HALVES; ++half) {
+    for (int half = 0; half < PARTS; ++half) {
       float top = MINUS_INFINITY, sum = 0.0f;
 #pragma unroll
       for (int i = 0; i < 8; ++i)
@@ -97,6 +98,8 @@ struct Powers {
 #pragma unroll
       for (int half = 0; half < 2; ++half)
         p[i / 2][i % 2 * 2 + half] =
-            half < HALVES ? pack(s[i][2 * half], s[i][2 * half + 1]) : 0;
+            half < PARTS ? pack(s[i][2 * half], s[i][2 * half + 1]) : 0;
   }
 };
+
+typedef PowersOf<HALVES> Powers;

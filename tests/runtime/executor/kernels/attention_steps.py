@@ -15,6 +15,7 @@ from runtime.executor.kernels.attention import (
     Attention,
     AttentionPlan,
     AttentionShape,
+    plan_nodes,
     units_of,
 )
 from runtime.executor.kernels.forms_attention import attended, rotated, seen_slots
@@ -269,6 +270,9 @@ def other_plans(shape: AttentionShape, seq_len: int, slots: int) -> list[Attenti
         spread = [one for one in plans if one.share == _SHARES and not one.whole]
         groups = -(-spread[0].tokens(shape.group) // 4)
         plans += [one._replace(paired=True, parts=one.parts + groups) for one in spread]
+    by_nodes = plan_nodes(shape, seq_len)
+    if by_nodes is not None and rows > _TILE:
+        plans.append(by_nodes)
     if rows <= _TILE:
         few = [one._replace(fused=True) for one in plans if one.share == _SHARES and not one.paired]
         narrow = [one._replace(tiles=-(-rows // 8), halves=1) for one in few]

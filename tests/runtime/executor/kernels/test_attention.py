@@ -12,6 +12,7 @@ from runtime.executor.kernels.attention import (
     AttentionPlan,
     AttentionShape,
     plan_attention,
+    plan_nodes,
 )
 from runtime.executor.kernels.launch import GpuFacts, WantedKernels
 from tests.runtime.engine_configs import small_config
@@ -120,6 +121,35 @@ def test_several_tokens_a_row_are_rotated_first(mask: int) -> None:
     assert (rotate.name, rotate.grid) == ("rotate", (240, 1, 1))
     assert attend.grid[1:] == (8, 16)
     assert all(f"-DTREE={mask}" in one.options for one in wanted.requests)
+
+
+def test_nodes_are_rotated_and_attended_in_one_launch() -> None:
+    wanted = WantedKernels()
+    made = attention(wanted)
+    (launch,) = made.launches(1, (2, 3), (4, 5), 6, 7, (8, 9), 10, 11, 1, 60, 512)
+    assert (launch.grid, launch.block) == ((8, 8, 1), 256)
+    (request,) = wanted.requests
+    assert (request.file, request.shared_bytes) == ("attention_nodes", launch.shared_bytes)
+    assert f"-DSHARED_BYTES={launch.shared_bytes}" in request.options
+    assert not made.scratch_bytes(1, 60, 512) + made.ticket_bytes(1, 60, 512)
+
+
+def test_nodes_have_blocks_of_their_own_only_where_these_are_shorter() -> None:
+    room = 232_448
+    by_nodes = plan_nodes(SMALL, 60)
+    assert by_nodes == plan_attention(SMALL, CARD, 1, 60, 512, shared_per_block=room)
+    for shape, count, batch, seq_len, slots, shared in (
+        (SMALL, CARD, 1, 60, 1024, room),  # long caches are shared out over blocks
+        (SMALL, CARD, 8, 60, 512, room),  # of many rows there are blocks enough
+        (SMALL, BOARD, 1, 60, 512, room),
+        (SMALL, CARD, 1, 60, 512, 101_376),  # there is no room
+        (SMALL, CARD, 1, 16, 512, room),
+        (SMALL, CARD, 1, 65, 512, room),
+        (WIDE, CARD, 1, 60, 512, room),
+        (MANY, CARD, 1, 60, 512, room),
+    ):
+        plan = plan_attention(shape, count, batch, seq_len, slots, shared_per_block=shared)
+        assert not plan.nodes
 
 
 def test_a_prompt_leaves_nothing_but_its_queries() -> None:

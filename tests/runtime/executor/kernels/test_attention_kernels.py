@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from runtime.device.cuda.compiler import kernel_source, load_compiler_api
+from runtime.executor.kernels.attention import AttentionShape, plan_nodes
 from runtime.executor.kernels.launch import SOURCES, macro_options
 
 pytest.importorskip("cuda.bindings.nvrtc", exc_type=ImportError)
@@ -46,11 +47,11 @@ def known() -> frozenset[str]:
     return frozenset(f"sm_{number}" for number in numbers)
 
 
-def compiled(architecture: str, options: tuple[str, ...]) -> str:
+def compiled(architecture: str, options: tuple[str, ...], file: str = "attention") -> str:
     """The log of ptxas."""
     api: Any = load_compiler_api()
-    source = kernel_source("attention", SOURCES).encode()
-    _, program = api.nvrtcCreateProgram(source, b"attention.cu", 0, [], [])
+    source = kernel_source(file, SOURCES).encode()
+    _, program = api.nvrtcCreateProgram(source, f"{file}.cu".encode(), 0, [], [])
     fixed = ("--std=c++17", "-default-device", f"-arch={architecture}", "--ptxas-options=-v")
     arguments = [option.encode() for option in (*fixed, *options)]
     (failed,) = api.nvrtcCompileProgram(program, len(arguments), arguments)
@@ -77,3 +78,17 @@ def test_attention_compiles_for(architecture: str) -> None:
         assert max(map(int, re.findall(r"(\d+) bytes smem", log))) <= SHARED, (form, log)
         spilled = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill", log)
         assert spilled == [("0", "0")] * 2, (form, log)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "heads", "dim"),
+    [("sm_80", 8, 128), ("sm_90", 16, 128), ("sm_90", 32, 128), ("sm_100", 16, 16)],
+)
+def test_attention_by_nodes_compiles_for(architecture: str, heads: int, dim: int) -> None:
+    plan = plan_nodes(AttentionShape(dim, heads, 8), 60)
+    assert plan is not None
+    sizes = {"DIM": dim, "ROTARY": dim // 2, "QUERY_HEADS": heads, "KV_HEADS": 8, "BFLOAT": 1}
+    options = macro_options({**sizes, "EARLY": 1, "SHARED_BYTES": plan.shared_bytes})
+    log = compiled(architecture, options, "attention_nodes")
+    assert "redefinition" not in log, log
+    assert re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill", log) == [("0", "0")], log
