@@ -183,6 +183,7 @@ class KernelDriver:
         weights: Mapping[str, Array] | None = None,
         most_selected: int = 1,
         ampere: bool = False,
+        clusters: bool = True,
         **changes: Any,
     ) -> None:
         self.device, self.family = device, family
@@ -207,6 +208,8 @@ class KernelDriver:
         with tempfile.TemporaryDirectory() as folder:
             write_layout(Path(folder), layout)
             given: dict[str, Any] = {}
+            if not clusters:
+                given = {"facts": GpuFacts.of(device.context)._replace(largest_cluster=1)}
             if ampere:
                 kernels = cache_folder() / "kernels"
                 given = {

@@ -85,6 +85,16 @@ def test_logits_are_those_of_the_reference(driver: KernelDriver) -> None:
     assert worst.max() < TOLERANCE[dtype]
 
 
+def test_a_gpu_without_room_for_clusters_gives_the_same_bits(gpu: CudaDevice) -> None:
+    ids, found = text(QWEN3, 230), []
+    for clusters in (True, False):
+        made = KernelDriver(gpu, QWEN3, "float16", most_selected=256, clusters=clusters)
+        prompt = made.step([ids[:220]], every=True)[0]
+        found.append(np.concatenate([prompt, *(made.step([[one]])[0] for one in ids[220:])]))
+        made.close()
+    same(*found)
+
+
 @pytest.mark.parametrize("width", [1, 5, 16, 33, 64, 65, 129])
 def test_chunks_of_any_width_give_the_same_bits(driver: KernelDriver, width: int) -> None:
     ids = text(driver.family, LENGTH if width > 1 else 140)

@@ -110,4 +110,4 @@ def shrink_tiles(
 def has_room(facts: GpuFacts, shared: int) -> bool:
     """Whether a product takes so much shared memory, and leaves some for the next one's blocks."""
     most = min(facts.shared_per_block, int(_SHARE * facts.shared_per_multiprocessor))
-    return facts.dependent and facts.multiprocessors >= _CLUSTER and shared <= most
+    return facts.largest_cluster >= _CLUSTER and shared <= most

@@ -194,6 +194,7 @@ class Attention:
             "ROTARY": config.rotary_dim,
             "QUERY_HEADS": config.num_attention_heads,
             "KV_HEADS": config.num_kv_heads,
+            "CLUSTERS": int(facts.largest_cluster >= SPAN),
             "EARLY": int(config.weight_quantization == "none"),
         }
         self._functions: dict[tuple[int, ...], tuple[Any, Any]] = {}

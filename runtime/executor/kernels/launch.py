@@ -3,6 +3,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
+from runtime.device.cuda.clusters import largest_cluster
 from runtime.device.cuda.compiler import KernelCompiler
 from runtime.device.cuda.context import CudaContext
 from runtime.device.cuda.launch import (
@@ -20,22 +21,26 @@ _ALL_SHARED = 100
 class GpuFacts(NamedTuple):
     """What the shape of kernels follows from; shared memory in bytes.
 
-    `shared_per_block` is the most that a block may ask for, static memory included.
+    `shared_per_block` is the most that a block may ask for, static memory included, and
+    `largest_cluster` how many such blocks can be one cluster, 1 where there are none.
     """
 
     capability: tuple[int, int]
     multiprocessors: int
     shared_per_block: int
     shared_per_multiprocessor: int
+    largest_cluster: int = 1
 
     @classmethod
     def of(cls, context: CudaContext) -> "GpuFacts":
         """Those of a context's GPU."""
+        shared = context.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
         return cls(
             context.properties.compute_capability,
             context.properties.multiprocessors,
-            context.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+            shared,
             context.attribute("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"),
+            largest_cluster(context, shared),
         )
 
     @property

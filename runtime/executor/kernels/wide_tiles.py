@@ -84,7 +84,7 @@ def wide_tiles(
     made = [(tiles._replace(weight_bytes=weight_bytes), cost) for tiles, cost in _WIDE]
     tiles = min(((_fitted(facts, tiles), cost) for tiles, cost in made), key=work)[0]
     # Clusters that wait for one another take longer than blocks that do not share (H200).
-    most = facts.multiprocessors // blocks(tiles) if facts.dependent else 1
+    most = min(facts.largest_cluster, facts.multiprocessors // blocks(tiles))
     split = next((count for count in _SPLITS if count <= most), 1)
     if split == 1 or blocks_of(inputs) < 2 * WARPS:
         return tiles

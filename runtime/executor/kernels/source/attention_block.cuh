@@ -35,7 +35,7 @@
 #define NEAR (BUFFERS == 2 ? SPLIT : 0)
 
 // Whether the blocks of a token are clusters of SPAN.
-#if __CUDA_ARCH__ >= 900
+#if CLUSTERS && __CUDA_ARCH__ >= 900
 #define CLUSTERED (SINGLE && !WHOLE && HALVES == 1 && GROUP <= 4 && DIM <= 128)
 #else
 #define CLUSTERED 0

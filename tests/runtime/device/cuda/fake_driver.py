@@ -33,6 +33,7 @@ class FakeDriver:
             "cuStreamEndCapture": (23,),
             "cuGraphInstantiate": ("graph",),
             "cuGraphGetNodes": ((), 2),
+            "cuOccupancyMaxActiveClusters": (0,),
         }
         self.CUDA_VERSION = 13000
         self.CUdevice_attribute = _Names()
@@ -67,7 +68,7 @@ class _Config(SimpleNamespace):
 
 class _Attribute(SimpleNamespace):
     def __init__(self) -> None:
-        super().__init__(value=SimpleNamespace())
+        super().__init__(value=SimpleNamespace(clusterDim=SimpleNamespace()))
 
 
 class _Names:

@@ -16,7 +16,7 @@ from runtime.tensors.tensor import Tensor
 from runtime.weights.layout import EMBEDDING, ModelFacts, WeightEntry, WeightLayout
 from tests.runtime.engine_configs import small_config
 
-FACTS = GpuFacts((9, 0), 132, 227 << 10, 228 << 10)
+FACTS = GpuFacts((9, 0), 132, 227 << 10, 228 << 10, 8)
 
 
 def kernels_config(**changes: Any) -> LLMEngineRunnerConfig:

@@ -5,7 +5,8 @@ from typing import NamedTuple
 from runtime.executor.kernels.launch import GpuFacts
 
 GPUS = {
-    "H200": GpuFacts((9, 0), 132, 232_448, 233_472),
+    "H200": GpuFacts((9, 0), 132, 232_448, 233_472, 8),
+    "a part of H200": GpuFacts((9, 0), 16, 232_448, 233_472),
     "Orin": GpuFacts((8, 7), 16, 166_912, 167_936),
     "RTX 3090": GpuFacts((8, 6), 82, 101_376, 102_400),
 }

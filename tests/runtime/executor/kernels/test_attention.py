@@ -63,6 +63,7 @@ def attention(
     *,
     own_tables: bool = False,
     weights: Quantization = "none",
+    cluster: int = 8,
 ) -> Attention:
     config = structs.replace(
         small_config(),
@@ -74,7 +75,7 @@ def attention(
         rotary_dim=head_dim,
         use_context_dependent_rope=own_tables,
     )
-    facts = GpuFacts((9, 0), CARD, 232_448, 233_472)
+    facts = GpuFacts((9, 0), CARD, 232_448, 233_472, cluster)
     return Attention(wanted, facts, config, eps=0.5, qk_norm=False)
 
 
@@ -103,6 +104,14 @@ def test_blocks_of_one_token_are_whole_clusters(slots: int) -> None:
     made = attention(WantedKernels())
     (launch,) = made.launches(1, (2, 3), (4, 5), 6, 7, (8, 9), 0, 11, 1, 1, slots)
     assert launch.grid == (-(-slots // (SPLIT * SPAN)) * SPAN, 8, 1)
+
+
+def test_blocks_are_no_clusters_where_the_gpu_has_no_room_for_them() -> None:
+    for cluster, clusters in ((8, 1), (4, 1), (2, 0), (1, 0)):
+        wanted = WantedKernels()
+        made = attention(wanted, cluster=cluster)
+        made.launches(1, (2, 3), (4, 5), 6, 7, (8, 9), 0, 11, 1, 1, 2048)
+        assert all(f"-DCLUSTERS={clusters}" in one.options for one in wanted.requests)
 
 
 def test_the_next_weights_are_asked_for_early_where_they_have_16_bits() -> None:

@@ -70,7 +70,7 @@ def test_attention_compiles_for(architecture: str) -> None:
         pytest.skip(f"this NVRTC does not know {architecture}")
     for place, (form, tree, dim) in enumerate(FORMS[architecture]):
         sizes = {"DIM": dim, "ROTARY": dim // 2 if dim == 80 else dim, "BFLOAT": place % 2}
-        heads = {"QUERY_HEADS": 16, "KV_HEADS": 8, "TREE": tree, "EARLY": 1}
+        heads = {"QUERY_HEADS": 16, "KV_HEADS": 8, "TREE": tree, "EARLY": 1, "CLUSTERS": 1}
         log = compiled(architecture, macro_options(form | sizes | heads))
         assert "redefinition" not in log, log  # of a macro, which is but warned of
         numbers = re.findall(r"Used (\d+) registers", log)

@@ -18,6 +18,7 @@ from runtime.executor.kernels.launch import (
     WantedKernels,
 )
 from tests.runtime.device.cuda.fake_driver import CUresult, FakeDriver
+from tests.runtime.executor.kernels.model_shapes import GPUS
 
 
 class Arguments(ctypes.Structure):
@@ -51,12 +52,13 @@ def launch(name: str, grid: tuple[int, int, int], shared_bytes: int = 0) -> Laun
 
 
 def programs(api: FakeDriver, compiler: Any) -> Programs:
-    return Programs(CudaContext(CudaDriver(api)), compiler)
+    return Programs(CudaContext(CudaDriver(api)), compiler, facts=GPUS["H200"])
 
 
 def test_facts_are_those_of_the_gpu(api: FakeDriver) -> None:
+    api.results["cuOccupancyMaxActiveClusters"] = (1,)
     facts = GpuFacts.of(CudaContext(CudaDriver(api)))
-    assert facts == ((9, 9), 9, 9, 9)
+    assert facts == ((9, 9), 9, 9, 9, 8)
     asked = [call[1] for call in api.calls if call[0] == "cuDeviceGetAttribute"]
     assert asked[-2:] == [
         "CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN",

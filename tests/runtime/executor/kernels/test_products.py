@@ -217,6 +217,7 @@ def test_blocks_of_a_product_that_multiplies_by_an_adapter_fill_clusters() -> No
     ("gpu", "inputs", "tokens", "wanted"),
     [
         ("H200", 2560, 1, ["shrink", "normed"]),
+        ("a part of H200", 1024, 8, ["shrink", "normed"]),
         ("RTX 3090", 1024, 8, ["shrink", "normed"]),
         ("H200", 1024, 60, ["normalise", "shrink", "normed"]),
         ("H200", 1024, 300, ["normalise", "shrink", "normed"]),
