@@ -97,17 +97,11 @@ class HybridCacheManager:
         """
         self.kv.commit_path(nodes, self.row_lengths[: len(nodes)])
 
-    def advance(self, rows: int, counted: int = 0) -> None:
-        """Count one new token in each of the first `rows`.
-
-        The step has counted one in each of the first `counted` on the device, if in any.
-        """
+    def advance(self, rows: int) -> None:
+        """Count one new token in each of the first `rows`."""
         for row in range(rows):
             self.row_lengths[row] += 1
-        if not counted:
-            self._ops.advance(self.lengths, rows)
-        elif counted > rows:
-            self._ops.set_lengths(self.lengths, self.row_lengths)
+        self._ops.advance(self.lengths, rows)
 
     def zero_row(self, row: int) -> None:
         """Zero the slots of a row that may hold non-finite numbers."""

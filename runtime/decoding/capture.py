@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from itertools import product
 
 from runtime.decoding.speculative import SpeculativeStrategy
+from runtime.decoding.vanilla import VanillaStrategy
 from runtime.errors import HearthError
 from runtime.loading import Told
 from runtime.steps.engine_runner import LLMEngineRunner
@@ -12,6 +13,7 @@ from runtime.tensors.profiles import decode_batches
 
 def capture_steps(
     runner: LLMEngineRunner,
+    vanilla: VanillaStrategy,
     speculation: SpeculativeStrategy | None,
     batch_sizes: Sequence[int],
     told: Told,
@@ -25,7 +27,7 @@ def capture_steps(
         raise HearthError("invalid_value", f"a batch has 1 to {most} rows", "batch_sizes")
     told("capturing", 0.0)
     runner.warm_prefill()
-    kinds: list[Callable[[Sequence[int]], None]] = [runner.capture_vanilla_decoding_graph]
+    kinds: list[Callable[[Sequence[int]], None]] = [vanilla.capture]
     counters = [runner.executor.counters]
     if speculation is not None:
         kinds.append(speculation.capture)

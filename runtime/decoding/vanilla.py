@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.decoding.prefill_budget import Chunk
-from runtime.device.device import BatchSampler, PendingSamples
+from runtime.device.device import BatchSampler
+from runtime.device.picks import PendingSamples
 from runtime.request import RowRound, RowToken
 from runtime.rows import DecodingInferenceContext, DecodingRow
 from runtime.steps.engine_runner import LLMEngineRunner
@@ -69,6 +70,8 @@ class VanillaStrategy:
         self._runner = runner
         self._sampler = sampler
         self._config = runner.get_engine_config()
+        # Where other engines are captured, nothing is captured with them.
+        self._picks = sampler.recording if self._config.backend == "kernels" else None
 
     def prefill_step(self, context: DecodingInferenceContext, chunk: Chunk) -> PendingStep:
         """Queue a chunk of the first joiners; rows whose prompt ends in it get their first token.
@@ -97,11 +100,26 @@ class VanillaStrategy:
         started = time.monotonic()
         rows = context.decoders
         count = len(rows)
-        self._runner.execute_vanilla_decoding_step(count)
+        samples = self._decode(count)
         context.decoded()
-        samples = self._sampler.sample(count)
         host_s = time.monotonic() - started
         return PendingStep("decode", rows, samples, started, [1] * count, count, host_s)
+
+    def capture(self, batch_sizes: Sequence[int]) -> None:
+        """Capture the decode step of each of these batch sizes, between batches."""
+        if self._picks is not None:
+            # A capture runs the step.
+            self._picks.expect(0)
+        self._runner.capture_vanilla_decoding_graph(batch_sizes, self._picks)
+
+    def _decode(self, rows: int) -> PendingSamples:
+        picks = self._picks
+        if picks is not None:
+            picks.expect(rows)
+            if self._runner.launch_vanilla_decoding_step(rows):
+                return picks.samples()
+        self._runner.execute_vanilla_decoding_step(rows)
+        return self._sampler.sample(rows)
 
 
 def _pieces(

@@ -13,6 +13,7 @@ from runtime.arrangement import Arrangement
 from runtime.config import DeviceKind
 from runtime.device.cache_storage import CacheStorage
 from runtime.device.image_ops import ImageOps
+from runtime.device.picks import PendingSamples, RecordedPicks
 from runtime.device.stream import Mark, Recorded, Span, Stream
 from runtime.sampling.batch import Sample
 from runtime.tensors.tensor import Tensor
@@ -116,16 +117,6 @@ class PathShape(NamedTuple):
     batch: int
     entries: int
     width: int
-
-
-class PendingSamples(Protocol):
-    """Tokens that the device may still be picking."""
-
-    def result(self) -> list[Sample | None]:
-        """Wait for the sampled rows, in their order; None where numbers were not finite.
-
-        A row that was only checked has a sample of token -1. Raises what the step raised.
-        """
 
 
 class AcceptedPath(NamedTuple):
@@ -280,6 +271,10 @@ class BatchSampler(Protocol):
 
     A row's position, on which its random number depends, is the number of its filled slots.
     """
+
+    @property
+    def recording(self) -> RecordedPicks | None:
+        """The picks of a decode step as part of what is recorded; None where nothing is."""
 
     def rearrange(self, arrangement: Arrangement) -> None:
         """Let rows move with settings, histories and newest tokens; take those of new rows."""

@@ -15,6 +15,7 @@ from runtime.arrangement import RowOwner
 from runtime.caches.hybrid_cache_manager import HybridCacheManager
 from runtime.config import LLMEngineRunnerConfig
 from runtime.device.device import Device
+from runtime.device.picks import RecordedPicks
 from runtime.errors import HearthError
 from runtime.executor.engine_executor import EngineExecutor
 from runtime.images import EmbeddingStore
@@ -211,20 +212,19 @@ class LLMEngineRunner:
         The step may run padded to a larger batch, whose further rows nobody reads. Where those
         have prompt left it writes behind their filled slots.
         """
-        caches = self._caches
-        caches.reserve(max(caches.row_lengths[:rows]) + 1)
-        batch = self._steps.padded(rows)
-        dims = InferenceDims.decode(batch, caches.kv.bucket)
-        self._steps.prepare(generation_profile(self._config, batch), dims)
-        if self._recorded.launch():
-            # It has counted a slot of every row that it ran, of padding too.
-            caches.advance(rows, counted=batch)
-            return self._logits
-        self._ops.feed_decode(self._inputs, batch)
+        self._ops.feed_decode(self._inputs, self._prepare_decode(rows))
         self._steps.executor.execute(self._steps.stream)
         self._steps.keep(rows, 1)
-        caches.advance(rows)
+        self._caches.advance(rows)
         return self._logits
+
+    def launch_vanilla_decoding_step(self, rows: int) -> bool:
+        """Launch the same step as it was recorded, with its picks; False where it was not."""
+        self._prepare_decode(rows)
+        if not self._recorded.launch():
+            return False
+        self._caches.count([1] * rows)
+        return True
 
     def execute_eagle_base_tree_decoding_step(self, rows: int, width: int) -> Tensor:
         """Run the first `width` nodes of the trees of the first `rows` rows; return their logits.
@@ -293,13 +293,22 @@ class LLMEngineRunner:
         found.captures = self.executor.counters.captures - before
         found.seconds = time.monotonic() - began
 
-    def capture_vanilla_decoding_graph(self, batch_sizes: Iterable[int]) -> None:
-        """Capture the decode step of each batch size in every bucket, between batches."""
+    def capture_vanilla_decoding_graph(
+        self, batch_sizes: Iterable[int], picks: RecordedPicks | None = None
+    ) -> None:
+        """Capture the decode step of each batch size in every bucket, between batches.
+
+        With `picks`, where they can be captured with it, it becomes what
+        `launch_vanilla_decoding_step` launches.
+        """
         for batch, bucket in self._steps.captured(batch_sizes):
             self._ops.feed_decode(self._inputs, batch)
             dims = InferenceDims.decode(batch, bucket)
             profile = generation_profile(self._config, batch)
-            self._recorded.capture(profile, dims, partial(self._run_decode, batch))
+            if picks is None:
+                self._steps.capture(profile, dims)
+            else:
+                self._recorded.capture(profile, dims, partial(self._run_decode, batch, picks))
 
     def capture_eagle_base_tree_decoding_graph(
         self, batch_sizes: Iterable[int], widths: Iterable[int]
@@ -311,10 +320,19 @@ class LLMEngineRunner:
             dims = InferenceDims.spec_verify(batch, width, bucket)
             self._recorded.capture(profile, dims, partial(self._run_trees, batch, width))
 
-    def _run_decode(self, batch: int, execute: Execute) -> None:
+    def _prepare_decode(self, rows: int) -> int:
+        """Bind a decode step; the batch in which it runs."""
+        caches = self._caches
+        caches.reserve(max(caches.row_lengths[:rows]) + 1)
+        batch = self._steps.padded(rows)
+        dims = InferenceDims.decode(batch, caches.kv.bucket)
+        self._steps.prepare(generation_profile(self._config, batch), dims)
+        return batch
+
+    def _run_decode(self, batch: int, picks: RecordedPicks, execute: Execute) -> None:
         self._ops.feed_decode(self._inputs, batch)
         execute(self._steps.stream)
-        self._ops.advance(self._caches.lengths, batch)
+        picks.queue(batch)
 
     def _run_trees(self, batch: int, width: int, execute: Execute) -> None:
         self._device.tree_ops.feed_verify(self._inputs, self._trees, batch, width)

@@ -28,6 +28,8 @@ class Ready(Generic[Row]):
 class CpuBatchSampler:
     """Picks tokens with NumPy on the calling thread."""
 
+    recording = None
+
     def __init__(self, buffers: SamplerBuffers) -> None:
         self._buffers = buffers
         self._vocab_size = buffers.logits.shape[-1]

@@ -30,10 +30,9 @@ _UNIT = 2.0**-40
 class SampleSlot:
     """Pinned results of one step, which the kernels write themselves, and the step's event."""
 
-    def __init__(self, context: CudaContext, memory: CudaMemory, rows: int, number: int) -> None:
-        results = memory.pinned_zeros(f"samples {number}", (rows,), RESULT)
-        self.address = results.address
-        self.results: NDArray[Any] = results.array
+    def __init__(self, context: CudaContext, address: int, results: NDArray[Any]) -> None:
+        self.address = address
+        self.results = results
         self.picks = self.results[["token", "failed"]]
         self.event = CudaEvent(context)
         self.uses = 0
@@ -43,7 +42,13 @@ class SampleRing:
     """Slots in turn: results stay readable until the slot's next turn, `slots` steps later."""
 
     def __init__(self, context: CudaContext, memory: CudaMemory, rows: int, slots: int = 4) -> None:
-        self._slots = [SampleSlot(context, memory, rows, i) for i in range(slots)]
+        results = memory.pinned_zeros("samples", (slots, rows), RESULT)
+        self.address = results.address
+        """Of the first slot; the others follow it."""
+        self._slots = [
+            SampleSlot(context, results.address + slot.nbytes * number, slot)
+            for number, slot in enumerate(results.array)
+        ]
         self._turn = 0
 
     def take(self) -> SampleSlot:

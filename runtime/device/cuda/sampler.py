@@ -6,6 +6,7 @@ from runtime.arrangement import Arrangement
 from runtime.device.cuda.element_types import index_type
 from runtime.device.cuda.launch import KernelLibrary, addresses, integers
 from runtime.device.cuda.memory import CudaMemory
+from runtime.device.cuda.recorded_picks import CudaRecordedPicks
 from runtime.device.cuda.row_settings import (
     BIAS,
     HISTORY,
@@ -16,7 +17,7 @@ from runtime.device.cuda.row_settings import (
     row_settings,
 )
 from runtime.device.cuda.row_tables import RowTables
-from runtime.device.cuda.sample_ring import CudaPendingSamples, SampleRing
+from runtime.device.cuda.sample_ring import CudaPendingSamples, SampleRing, SampleSlot
 from runtime.device.cuda.upload import UploadRing
 from runtime.device.cuda.walks import PARTIAL, CudaPendingPaths, TreeWalks, empty_partial
 from runtime.device.cuda.wide_draws import THREADS, Stages, WideDraws
@@ -28,6 +29,8 @@ _SCAN_THREADS = 256
 # A block of the scan reads this many logits at least; more blocks than that serve no purpose.
 _SCAN_LOGITS, _SCAN_BLOCKS = 2048, 64
 _STATE_BYTES = 16
+# SLOTS of kernels/sampling_rows.cuh.
+_RECORDED_SLOTS = 4
 
 
 class BatchArguments(ctypes.Structure):
@@ -36,6 +39,8 @@ class BatchArguments(ctypes.Structure):
     _fields_ = (
         *addresses("logits start next_tokens rows history bias partial state results"),
         *integers("vocab pitch first picked"),
+        *addresses("turn"),
+        *integers("capacity"),
     )
 
 
@@ -112,11 +117,20 @@ class CudaBatchSampler:
         batch.first, batch.picked = first, picked
         if rows:
             self._scan.launch(self._blocks, rows)
-        places = range(first, first + picked)
+        return self._pending(slot, rows, first, picked)
+
+    def _draw_recorded(self, slot: SampleSlot, rows: int) -> CudaPendingSamples:
+        batch = self._batch
+        batch.results = slot.address
+        batch.first, batch.picked = 0, rows
+        return self._pending(slot, rows, 0, rows)
+
+    def _pending(self, slot: SampleSlot, rows: int, first: int, picked: int) -> CudaPendingSamples:
+        """Draw behind the scan of these rows."""
         stage, jobs = self._stages.of(first, first + picked)
         if stage:
             self._wide.launch(self._draws[:stage], picked, jobs)
-        asked = self._logprobs.items()
+        places, asked = range(first, first + picked), self._logprobs.items()
         wanted = {place - first: count for place, count in asked if place in places}
         return CudaPendingSamples(slot, self._stream, rows, wanted)
 
@@ -149,6 +163,7 @@ class CudaBatchSampler:
             0,
             self._vocab_size,
             tables.pitch,
+            capacity=self._capacity,
         )
         multiprocessors = library.context.properties.multiprocessors
         self._wide = WideDraws(memory, self._vocab_size, multiprocessors)
@@ -162,6 +177,15 @@ class CudaBatchSampler:
             library.prepare("sampling", name, options, THREADS, arguments)
             for name in ("weigh_rows", "pick_rows")
         )
+        self.recording = CudaRecordedPicks(
+            memory,
+            self._stream,
+            SampleRing(library.context, memory, self._capacity, _RECORDED_SLOTS),
+            batch=self._batch,
+            scan=(self._scan, self._blocks),
+            draw=self._draw_recorded,
+        )
+        """The picks of a decode step as part of what is recorded."""
         self._moves = TokenMoves()
         tokens = ctypes.c_uint64(buffers.next_tokens.address)
         self._move_tokens = library.prepare(

@@ -114,6 +114,10 @@ class CudaStream:
         """Queue the zeroing of device memory."""
         self._driver.call("cuMemsetD8Async", target, 0, nbytes, self.native)
 
+    def fill(self, target: int, word: int) -> None:
+        """Queue the writing of one 32-bit word."""
+        self._driver.call("cuMemsetD32Async", target, word, 1, self.native)
+
     def close(self) -> None:
         """Give the stream back; calling it twice is harmless."""
         if self.handle:

@@ -3,6 +3,7 @@
 // does not matter: a weight is a multiple of 2^-40, at most 1.
 
 #define TOP 20
+#define SLOTS 4
 #define ROWS 256
 #define SEEN 0x80000000u
 #define COUNT 0x7FFFFFFFu
@@ -54,6 +55,14 @@ struct Moves {
   int target[ROWS];
 };
 
+// Whose turn it is among the slots of results of steps that were recorded with their picks.
+struct Turn {
+  u32 number;
+  u32 done;  // rows of this one
+  int live;  // rows that it has; others are padding
+  int unused;
+};
+
 // Tables are by the place of a row; row i of a step's logits and results has place first + i.
 struct Batch {
   const float* logits;
@@ -69,6 +78,10 @@ struct Batch {
   int pitch;
   int first;
   int picked;  // rows from this one on are only checked
+  // Or null. With it `results` are SLOTS slots of `capacity` rows, which take turns, and a row that
+  // is picked for holds one token more from then on.
+  Turn* turn;
+  int capacity;
 };
 
 // Where a token is picked: a row's logits, the token's position, and where to report. The tokens of

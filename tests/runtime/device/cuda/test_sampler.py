@@ -12,6 +12,7 @@ from runtime.arrangement import Arrangement, Seat
 from runtime.device.cuda.cuda_device import CudaDevice
 from runtime.device.cuda.sampler import CudaBatchSampler
 from runtime.device.device import SamplerBuffers
+from runtime.device.picks import PendingSamples
 from runtime.errors import HearthError
 from runtime.request import RequestOptions, RowRequest
 from runtime.sampling.batch import Sample
@@ -224,6 +225,48 @@ def test_steps_are_read_while_the_next_one_runs(gpu: CudaDevice) -> None:
     pending += [bench.sampler.sample(1) for _ in range(5)]
     with pytest.raises(HearthError, match="too late"):
         pending[2].result()
+
+
+def test_recorded_picks_are_those_of_other_steps_and_count_the_slots_of_their_rows(
+    gpu: CudaDevice,
+) -> None:
+    rng, vocab = np.random.default_rng(5), 3000
+    rows = [
+        request(RequestOptions(temperature=0)),
+        request(RequestOptions(temperature=0.9, top_p=0.9, seed=3, logprobs=2)),
+        request(RequestOptions(temperature=0, repetition_penalty=1.5), [4, 9], 1),
+        request(RequestOptions(temperature=0, frequency_penalty=1.5), [4, 9], 1),
+    ]
+    usual, bench = Bench(gpu, vocab, rows), Bench(gpu, vocab, rows)
+    picks = bench.sampler.recording
+    picks.expect(0)
+    recorded = gpu.record(lambda: picks.queue(4))
+    assert not gpu.read(bench.buffers.lengths).any()
+    starts = [7, 0, 30, 2]
+    gpu.ops.set_lengths(bench.buffers.lengths, starts)
+    before: PendingSamples | None = None
+    wanted: list[Sample | None] = []
+    for live in (4, 4, 2, 2, 3, 1, 4, 4, 3):
+        logits = random_logits(rng, 4, vocab)
+        gpu.ring.upload(bench.buffers.logits.address, logits)
+        picks.expect(live)
+        recorded.launch(gpu.stream)
+        pending = picks.samples()
+        starts[:live] = [one + 1 for one in starts[:live]]
+        assert gpu.read(bench.buffers.lengths).tolist() == starts
+        if before is not None:
+            # Those of one step are read while the next is there already.
+            assert before.result() == wanted
+        before, wanted = pending, usual.step(logits[:live], starts[:live])
+        tokens = [gpu.read(one.buffers.next_tokens)[:live].tolist() for one in (bench, usual)]
+        assert tokens[0] == tokens[1]
+    # A step that is not recorded takes no turn.
+    gpu.ring.upload(bench.buffers.logits.address, logits)
+    gpu.ops.set_lengths(bench.buffers.lengths, starts)
+    assert bench.sampler.sample(3).result() == usual.step(logits[:3], starts[:3])
+    assert before is not None
+    assert before.result() == wanted
+    recorded.close()
 
 
 def test_settings_are_checked(gpu: CudaDevice) -> None:
