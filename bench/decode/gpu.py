@@ -40,6 +40,7 @@ from daemon.own_daemon import own_daemon
 from runtime.cache_folder import cache_folder
 from runtime.config import load_config
 from runtime.errors import HearthError
+from runtime.text import Tokenizer
 
 FLOOR = "read bandwidth"
 _WARM_UP = 5
@@ -116,7 +117,10 @@ def measure_gpu(
     for name in (one for one in engines if one in daemons):
         contest.say(f"{name} through a daemon")
         try:
-            times.alone[name] = _alone_step_s(jobs[name], plan, contest.log(name))
+            # Launches of the context in the middle of the daemon's steps: more slots take longer.
+            beside = prompt_ids(actor_context(folders[name]) - plan.steps)
+            job = structs.replace(jobs[name], prompt=beside)
+            times.alone[name] = _alone_step_s(job, plan, contest.log(name))
             times.actor[name] = actor_step_s(folders[name], case.batch)
         except (HearthError, Failure) as error:
             contest.remark(f"{name} was not measured through a daemon: {error}")
@@ -216,6 +220,12 @@ def actor_step_s(engine: Path, batch: int, tokens: int = _ACTOR_TOKENS) -> float
     if len({ended for row in rows for ended, _ in row}) > tokens:
         raise HearthError("internal", "the rows of the measurement were not in one batch")
     return median(step for row in rows for step in step_times(row))
+
+
+def actor_context(engine: Path, tokens: int = _ACTOR_TOKENS) -> int:
+    """Tokens of a row in the middle of the steps that `actor_step_s` measures."""
+    prompt = Tokenizer.open(engine).encode_chat([("user", _ACTOR_PROMPT)])
+    return len(prompt) + (_ACTOR_SETTLE + tokens) // 2
 
 
 def step_times(row: Sequence[Arrival]) -> list[float]:

@@ -1,6 +1,7 @@
 """The GPU's bench on the CPU: a toy engine, the same workers, rounds and figures."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -133,8 +134,18 @@ def test_a_daemon_is_compared_with_an_engine_as_alone_as_it(
     hide(tmp_path, "torch", monkeypatch)
     folders: dict[GPUEngine, Path] = {"ort-cuda": toy}
     plan = structs.replace(PLAN, daemons=("ort-cuda",))
+    jobs: list[Job] = []
+    alone = gpu._alone_step_s
+
+    def spy(job: Job, *rest: Any) -> float:
+        jobs.append(job)
+        return alone(job, *rest)
+
+    monkeypatch.setattr(gpu, "_alone_step_s", spy)
     one = measured("0.6b/b1", quick_model, folders, tmp_path, [], plan=plan)["ort-cuda"]
     assert one.actor_ms is not None
+    # Which has as many tokens as its rows in the middle of their steps.
+    assert [len(job.prompt) + plan.steps for job in jobs] == [gpu.actor_context(toy)]
     assert one.raw_alone_ms is not None
     assert one.actor_over_raw == pytest.approx(one.actor_ms / one.raw_alone_ms)
 
