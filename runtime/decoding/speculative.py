@@ -67,7 +67,7 @@ class SpeculativeStrategy:
         plan = RoundPlan(rows, sizes, width, all(speculating), started, drafted)
         pending = PendingRound(self, plan, paths)
         # Queued in vain, where a row ends, it takes the device no longer than a wait for the host.
-        if context.stays and not context.joiners and all(row.unplanned > width for row in rows):
+        if context.stays and not context.joiners:
             self.proposer.ahead(rows, speculating, paths, width)
         return pending
 

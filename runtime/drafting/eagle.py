@@ -29,7 +29,7 @@ class EagleProposer:
         self._draft = draft
         (self._hidden,), (self._prompt,) = io.step.hidden, io.prompt.hidden
         self._tail = range(io.waiting, io.waiting + draft.caches.lengths.shape[0])
-        self._width = drafting.tree_size
+        self._width, self._most = drafting.tree_size, drafting.most_accepted
         self.room = drafting.room
         self._waiting: dict[DecodingRow, list[int]] = {}
         self._asked: Sequence[bool] = ()
@@ -129,6 +129,8 @@ class EagleProposer:
         width: int,
     ) -> None:
         """Queue the next proposal of these rows, in case all of them go on as they are."""
+        if not all(row.unplanned > self._most for row in rows):
+            return
         if self._draft.propose_ahead(len(rows), paths, width):
             self._ahead = rows, speculating
 

@@ -10,6 +10,7 @@ from msgspec import structs
 
 from models.splits import held_out
 from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.device.cuda.ops import CudaStepOps
 from runtime.export import DraftOptions, ExportOptions, export_model
 from runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
 from runtime.request import GeneratedRow, GenerationRequest, RequestOptions, RowRequest
@@ -99,6 +100,23 @@ def test_replies_are_those_of_plain_decoding(
     assert parted == []
     assert found == plain
     assert rounds > 0
+
+
+def test_most_proposals_are_queued_before_the_paths_are_known(
+    runtime: LLMInferenceRuntime, rows: list[RowRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[int] = []
+    inner = CudaStepOps.put_entries
+
+    def put_entries(ops: CudaStepOps, *entries: Any, **filled: Any) -> None:
+        given.append(len(entries[1]))
+        inner(ops, *entries, **filled)
+
+    monkeypatch.setattr(CudaStepOps, "put_entries", put_entries)
+    before, alone = runtime.speculation_metrics.rounds, rows[-1:]
+    replies(runtime, alone)
+    rounds = runtime.speculation_metrics.rounds - before
+    assert not given or len(given) <= rounds // 2, (len(given), rounds)
 
 
 def test_rows_of_both_kinds_share_a_batch(

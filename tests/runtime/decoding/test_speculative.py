@@ -314,7 +314,11 @@ def test_what_follows_a_round_is_queued_ahead_where_its_rows_stay() -> None:
     drain(runtime)
     assert set(asked) == {1}
     asked.clear()
-    # With a limit that a round may reach there is none.
-    runtime.admit([row([5, 6], NODES)])
-    drain(runtime)
+    runtime.admit([row([5, 6], 30)])
+    while not asked:
+        runtime.step()
+    asked.clear()
+    # Somebody comes, and has a prompt to be read.
+    runtime.admit([row(list(range(40)), 4)])
+    runtime.step()
     assert not asked

@@ -121,6 +121,14 @@ def test_it_is_nothing_where_fewer_rows_speculate() -> None:
     assert draft.calls[1:] == ["propose [3, 1]"]
 
 
+def test_nothing_is_queued_ahead_of_a_limit_that_the_round_may_reach() -> None:
+    proposer, draft, rows = make()
+    for left in (4, 5):
+        rows[1].unplanned = left
+        proposer.ahead(rows, [True, True], PATHS, NODES)
+    assert draft.calls == [f"ahead 2 {NODES}"]
+
+
 def test_a_decode_step_comes_before_it() -> None:
     proposer, draft, rows = make()
     proposer.ahead(rows, [True, True], PATHS, NODES)

@@ -44,6 +44,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) follow_chain(Feed feed, Ch
   int row = blockIdx.y;
   const float* logits = chain.logits + (long long)row * chain.vocab;
   u64 best = NEVER;
+  bool goes_on = chain.level + 2 < chain.nodes;
+  const hidden* fresh = chain.fresh + (long long)row * chain.width;
+  // On its way while the best is looked for.
+  hidden first = hidden();
+  if (goes_on && threadIdx.x < chain.width) first = fresh[threadIdx.x];
+#pragma unroll 4
   for (int id = blockIdx.x * THREADS + threadIdx.x; id < chain.vocab; id += gridDim.x * THREADS) {
     float score = logits[id];
     best = min(best, rank_of(score == score ? score : MINUS_INFINITY, id));
@@ -58,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) follow_chain(Feed feed, Ch
   }
   int id = (int)(u32)best, token = chain.full_ids ? chain.full_ids[id] : id, level = chain.level;
   if (threadIdx.x == 0) chain.ids[(long long)row * chain.nodes + 1 + level] = token;
-  if (level + 2 >= chain.nodes) return;
+  if (!goes_on) return;
   if (threadIdx.x == 0) {
     feed.positions[row] = chain.lengths[row] + (INDEX)level;
     feed.select[row] = 0;
@@ -67,6 +73,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) follow_chain(Feed feed, Ch
     if (level) chain.filled[row] += 1;
   }
   embed(feed, token, row);
-  for (int i = threadIdx.x; i < chain.width; i += THREADS)
-    chain.given[(long long)row * chain.width + i] = chain.fresh[(long long)row * chain.width + i];
+  hidden* given = chain.given + (long long)row * chain.width;
+  if (threadIdx.x < chain.width) given[threadIdx.x] = first;
+  for (int i = threadIdx.x + THREADS; i < chain.width; i += THREADS) given[i] = fresh[i];
 }
