@@ -202,7 +202,7 @@ def _step_compile(run: Run) -> list[list[str]]:
             for one in ("0.6b", "4b")
         ),
         [*module, "tests.gpu.kernel_times", "--profile", "0.6b", "0.6b-int4"],
-        [*module, "tests.gpu.kernel_adapter_times", "--profile", "0.6b", "4b"],
+        *([*module, "tests.gpu.kernel_adapter_times", model] for model in ("0.6b", "4b")),
         [*module, "tests.gpu.kernel_sanitize"],
     ]
 

@@ -30,10 +30,10 @@ def without(name: str, tensor: Tensor) -> Tensor:
     return tensor.part(name, 0, shape)
 
 
-def time_model(device: CudaDevice, name: str) -> dict[str, dict[str, Any]]:
-    """Print a JSON line for each step; the same by key."""
+def time_model(device: CudaDevice, name: str, record: Record) -> None:
+    """Print a JSON line for each step, and record it by key."""
     times = Times(device, name, max_supported_lora_rank=MOST, lora_targets=TARGETS)
-    driver, found = times.driver, {}
+    driver = times.driver
     slots = {one: tensor for one, tensor in driver.tensors.items() if one.startswith("lora_")}
     random = np.random.default_rng(0)
     for one, tensor in slots.items():
@@ -52,11 +52,10 @@ def time_model(device: CudaDevice, name: str) -> dict[str, dict[str, Any]]:
                 key = f"rank_{rank}" if bound else "without"
                 made |= {f"{key}_ms": figures["in_a_row_ms"], f"{key}_nodes": figures["nodes"]}
         made["ratio_16"] = made["rank_16_ms"] / made["without_ms"]
-        found[f"adapter/{name}/{' '.join(map(str, sizes))}"] = made
+        record.keep({f"adapter/{name}/{' '.join(map(str, sizes))}": made})
         sys.stdout.write(json.dumps({"model": name, SIZES: sizes, **made}) + "\n")
         sys.stdout.flush()
     driver.close()
-    return found
 
 
 def profile_model(device: CudaDevice, name: str) -> None:
@@ -84,7 +83,7 @@ def main() -> None:
         if chosen.profile:
             profile_model(device, name)
         else:
-            record.keep(time_model(device, name))
+            time_model(device, name, record)
     device.close()
 
 
