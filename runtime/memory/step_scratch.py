@@ -11,6 +11,8 @@ _ALIGNMENT = 256
 _FLOAT = 4
 # As many as any GPU has.
 _MULTIPROCESSORS = 188
+# Tokens up to which products multiply by an adapter's A themselves.
+_FEW = 8
 # Attention's tiles of queries, and the positions of its splits and spans.
 _TILE, _SPLIT, _SPAN, _MOST_SPLITS = 16, 64, 256, 64
 # The launches of a layer, between the step's first and its last one.
@@ -51,6 +53,7 @@ def step_parts(
         ScratchPart("partials", partials, ATTENTION, ATTENTION),
         ScratchPart("attended", tokens * queries * item, ATTENTION, OUTPUT),
         ScratchPart("shrunk", tokens * _most_rank(config) * _FLOAT, QKV, DOWN),
+        ScratchPart("told", 2 * min(tokens, _FEW) * _most_rank(config) * _FLOAT, ENTER, DOWN),
         ScratchPart("activations", tokens * config.intermediate_size * item, GATE, DOWN),
     ]
 

@@ -1,24 +1,21 @@
 """What adapters add to products."""
 
 import ctypes
-from bisect import bisect_right
-from collections.abc import Sequence
-from itertools import accumulate
 from math import ceil
 from typing import Any, NamedTuple
 
 from runtime.device.cuda.launch import addresses, integers
 from runtime.executor.kernels.launch import GpuFacts, Kernels, Launch
+from runtime.executor.kernels.product_tiles import NarrowTiles
 
 RANK_STEP = 16
 """Slots have room for a multiple of so many ranks, which one instruction multiplies."""
-# With one block on a multiprocessor an H200 has room for 15 clusters of eight, not for 16.
-_CLUSTER = 2
-# Where a product takes more, the next one's blocks have no room beside it.
-_SHARE = 0.7
 _TOKENS = 8
+# Of sixteen ranks of A and 64 inputs.
 _STAGE_BYTES = 2048
 _WARPS = 8
+# Where a product has room for fewer its blocks get more shared memory.
+_LEAST_STAGES = 6
 
 
 class Adapter(NamedTuple):
@@ -37,17 +34,36 @@ class Adapter(NamedTuple):
     most: int
 
 
+class Told(NamedTuple):
+    """Where blocks of a product tell x A to the others: at `place`, float32 [tokens, width].
+
+    The next product has it at `cleared`, of whose `numbers` none is told then.
+    """
+
+    place: int
+    cleared: int
+    numbers: int
+
+
+class SharedOut(NamedTuple):
+    """How many `blocks` multiply by A, stages that they ask for ahead, shared memory of a block."""
+
+    blocks: int
+    stages: int
+    shared_bytes: int
+
+
 class AddedArguments(ctypes.Structure):
     """`Added` of source/added.cuh."""
 
-    _fields_ = (*addresses("shrunk a b rank"), *integers("width most"))
+    _fields_ = (*addresses("shrunk a b rank cleared"), *integers("width most numbers blocks"))
 
 
-def added_arguments(adapter: Adapter) -> AddedArguments:
-    """What a product needs of an adapter."""
-    return AddedArguments(
-        adapter.shrunk, adapter.a, adapter.b, adapter.rank, adapter.width, adapter.most
-    )
+def added_arguments(adapter: Adapter, told: Told | None, blocks: int) -> AddedArguments:
+    """What a product needs of an adapter; x A comes from `blocks` of itself, or from before."""
+    place, cleared, numbers = told or (adapter.shrunk, 0, 0)
+    given = (adapter.a, adapter.b, adapter.rank)
+    return AddedArguments(place, *given, cleared, adapter.width, adapter.most, numbers, blocks)
 
 
 class ShrinkArguments(ctypes.Structure):
@@ -76,38 +92,52 @@ class Shrink:
         return Launch(self._functions[inputs], grid, 32 * _WARPS, 0, arguments, "shrink")
 
 
-class ShrinkTiles(NamedTuple):
-    """How clusters of blocks multiply by A beside a product.
+class Relay:
+    """Two places where the products of a step, in turns, tell x A: float32 [tokens, width].
 
-    A cluster has rows of up to `parts` matrices, each of `most` ranks.
+    What is not told yet is a NaN there (source/added.cuh). Each product leaves the other place
+    without a number told; the first one finds it so.
     """
 
-    cluster: int
-    parts: int
-    most: int
-    shared_bytes: int
+    def __init__(self) -> None:
+        self._places = [0, 0]
+        self._numbers = 0
+
+    def use(self, address: int, tokens: int, width: int) -> tuple[int, int]:
+        """Begin a step: both places, one behind the other, are at `address`.
+
+        Where no number may be told at first, and how many; none for more tokens than take part.
+        """
+        self._numbers = tokens * width if tokens <= _TOKENS else 0
+        self._places = [address + 4 * self._numbers, address]
+        return (address, self._numbers) if self._numbers else (0, 0)
+
+    def next(self) -> Told:
+        """What the next product of a step is given."""
+        self._places.reverse()
+        place, cleared = self._places
+        return Told(place, cleared, self._numbers)
 
 
-def shrink_tiles(
-    adapter: Adapter, rows: Sequence[int], eights: int, blocks: int, *, apart: bool
-) -> ShrinkTiles:
-    """Tiles beside a product of matrices of `rows`, whose blocks have `eights` times eight of them.
+def shared_out(
+    facts: GpuFacts, adapter: Adapter, tiles: NarrowTiles, *, matrices: int, ring: int, blocks: int
+) -> SharedOut | None:
+    """How blocks of a product multiply by A beside the others; None where it leaves no room.
 
-    Its warps have `blocks` blocks of inputs; where a block's rows lie `apart` it has some of all.
+    They need multiprocessors of their own, so that all blocks of the grid are on the GPU at once:
+    those that the product leaves, or can do without where its blocks take groups in turn. A warp
+    has `ring` bytes for weights, and `blocks` of inputs.
     """
-    ends, together = list(accumulate(rows)), 8 * eights * _CLUSTER
-    spanned = (
-        bisect_right(ends, min(first + together, ends[-1]) - 1) - bisect_right(ends, first) + 1
-        for first in range(0, ends[-1], together)
-    )
-    parts = len(ends) if apart else max(spanned)
-    ranks = _WARPS // _CLUSTER * parts * blocks * _STAGE_BYTES
-    told = _WARPS * parts * RANK_STEP * _TOKENS * 4 + 16
-    sums = _TOKENS * (parts * adapter.most + 4) * 4
-    return ShrinkTiles(_CLUSTER, parts, adapter.most, ranks + eights * 256 + told + sums)
-
-
-def has_room(facts: GpuFacts, shared: int) -> bool:
-    """Whether a product takes so much shared memory, and leaves some for the next one's blocks."""
-    most = min(facts.shared_per_block, int(_SHARE * facts.shared_per_multiprocessor))
-    return facts.largest_cluster >= _CLUSTER and shared <= most
+    repeated = tiles.groups > tiles.blocks
+    free = facts.multiprocessors - tiles.blocks
+    if repeated:
+        turns = -(-tiles.groups // max(1, facts.multiprocessors - matrices))
+        free = facts.multiprocessors - -(-tiles.groups // turns)
+    count = min(adapter.width // RANK_STEP, free) // matrices * matrices
+    # The sums have a part more.
+    shared = tiles.shared_bytes + (1 + repeated) * -(-tiles.eights // 2) * 512
+    room = (facts.shared_per_block - shared) // _WARPS + ring
+    stages = min(blocks, max(_LEAST_STAGES, ring // _STAGE_BYTES), room // _STAGE_BYTES)
+    if not count or not stages or not facts.dependent:
+        return None
+    return SharedOut(count, stages, shared + _WARPS * max(0, stages * _STAGE_BYTES - ring))

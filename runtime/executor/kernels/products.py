@@ -7,11 +7,11 @@ import numpy as np
 from runtime.errors import HearthError
 from runtime.executor.kernels.adapters import (
     Adapter,
+    Relay,
+    SharedOut,
     Shrink,
-    ShrinkTiles,
     added_arguments,
-    has_room,
-    shrink_tiles,
+    shared_out,
 )
 from runtime.executor.kernels.launch import GpuFacts, Kernels, Launch
 from runtime.executor.kernels.product_arguments import (
@@ -53,7 +53,6 @@ _NARROW = (
     *("COLUMNS", "SHARES", "EIGHTS", "DEPTH", "TOKEN_STAGES", "RESIDENT", "REPEATED", "NORMED"),
     "SHARED_BYTES",
 )
-_SHRINKING = ("SHRINKING", "CLUSTER", "PARTS", "MOST_RANK")
 _WIDE = (
     *_COMMON,
     *("EIGHTS", "WIDTHS", "TILES", "SHARE", "DEPTH", "RESIDENT", "SPLIT", "EVEN"),
@@ -85,6 +84,7 @@ class Products:
         self._facts = facts
         self._bfloat = int(dtype == np.dtype(ml_dtypes.bfloat16))
         self._scratch = 0
+        self._relay = Relay()
         self._functions: dict[tuple[str, tuple[int, ...]], Any] = {}
         self._shrink = Shrink(programs, bfloat=self._bfloat)
 
@@ -95,6 +95,13 @@ class Products:
     def use_scratch(self, address: int) -> None:
         """Put the normed inputs of the launches to come there."""
         self._scratch = address
+
+    def use_relay(self, address: int, tokens: int, width: int) -> tuple[int, int]:
+        """Let the products of a step of so many tokens tell x A, of up to `width` ranks, there.
+
+        Twice float32 [tokens, width]. Where no number may be told at first, and how many.
+        """
+        return self._relay.use(address, tokens, width)
 
     def normed(  # noqa: PLR0917 (addresses and sizes, in the order of a step)
         self,
@@ -198,18 +205,20 @@ class Products:
 
     def _shrink_beside(
         self, given: Inputs, weights: Sequence[Weight], output: Output, adapter: Adapter
-    ) -> ShrinkTiles | None:
+    ) -> SharedOut | None:
         """How a product of few tokens multiplies by A itself; None where a launch does it."""
         if given.tokens > COLUMNS[0]:
             return None
         tiles = self._narrow_tiles(given, weights, output)
-        repeated = tiles.groups > tiles.blocks
-        rows = [weight.rows for weight in weights]
-        apart = output.kind == GATED or repeated
-        blocks = most_blocks(given.size)
-        beside = shrink_tiles(adapter, rows, tiles.eights, blocks, apart=apart)
-        shared = tiles.shared_bytes + beside.shared_bytes
-        return beside if has_room(self._facts, shared) else None
+        ring = tiles.depth * tiles.eights * weights[0].form.eight_bytes
+        return shared_out(
+            self._facts,
+            adapter,
+            tiles,
+            matrices=len(weights),
+            ring=ring,
+            blocks=most_blocks(given.size),
+        )
 
     def _shrink_first(self, given: Inputs, adapter: Adapter) -> tuple[Launch, ...]:
         if given.tokens > COLUMNS[0] and not given.gain:
@@ -242,7 +251,7 @@ class Products:
         output: Output,
         *,
         adapter: Adapter | None,
-        beside: ShrinkTiles | None,
+        beside: SharedOut | None,
     ) -> Launch:
         form = weights[0].form
         if any(weight.form != form for weight in weights):
@@ -256,7 +265,8 @@ class Products:
         chosen = chosen or self._wide(given, weights, common)
         arguments = product_arguments(given, weights, output, chosen.groups)
         if adapter is not None:
-            arguments.added = added_arguments(adapter)
+            told, count = (self._relay.next(), beside.blocks) if beside else (None, 0)
+            arguments.added = added_arguments(adapter, told, count)
         function, blocks, shared, _, threads, apart = chosen
         return Launch(function, blocks, threads, shared, arguments, name, apart)
 
@@ -279,7 +289,7 @@ class Products:
         weights: Sequence[Weight],
         output: Output,
         common: tuple[int, ...],
-        beside: ShrinkTiles | None,
+        beside: SharedOut | None,
     ) -> _Chosen | None:
         tiles = self._narrow_tiles(given, weights, output)
         if takes_many(tiles):
@@ -289,11 +299,11 @@ class Products:
         macros: tuple[str, ...] = _NARROW
         numbers: tuple[int, ...] = ()
         if beside is not None:
-            shared += beside.shared_bytes
-            # Whole clusters, which all lie beside one another where blocks take groups in turn.
-            blocks = (blocks if repeated else blocks + beside.cluster - 1) // beside.cluster
-            blocks *= beside.cluster
-            macros, numbers = _NARROW + _SHRINKING, (1, *beside[:3])
+            shared = beside.shared_bytes
+            blocks += beside.blocks
+            if repeated:
+                blocks = self._facts.multiprocessors
+            macros, numbers = (*_NARROW, "SHRINK_STAGES"), (beside.stages,)
         shares = -(-given.tokens // tiles.columns)
         stages = (tiles.eights, tiles.depth, tiles.token_stages, tiles.resident)
         shape = (tiles.columns, shares, *stages, repeated, normed, shared)

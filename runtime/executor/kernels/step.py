@@ -120,10 +120,12 @@ class DecoderStep:
             if not width * inputs:
                 return None
             targets = len(LORA_JOINED.get(target, (target,)))
-            addresses = (at[f"lora_a_{name}"], at[f"lora_b_{name}"], at[RANK], place["shrunk"])
-            return Adapter(*addresses, width, width // targets)
+            addresses = (at[f"lora_a_{name}"], at[f"lora_b_{name}"], at[RANK])
+            return Adapter(*addresses, place["shrunk"], width, width // targets)
 
-        made = [self._stream.begin(at["inputs_embeds"], x, tokens, self._tap(0, at))]
+        widths = [size[0] for name, size in shapes.items() if name.startswith("lora_a_")]
+        cleared = products.use_relay(place["told"], tokens, max(widths, default=0))
+        made = [self._stream.begin(at["inputs_embeds"], x, tokens, self._tap(0, at), cleared)]
         for index, layer in enumerate(self._layers):
             q, k, v, o, gate, up, down = (
                 bound_weight(self._forms, layer.weights[one], at) for one in _KINDS

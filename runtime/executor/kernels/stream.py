@@ -13,7 +13,7 @@ _EIGHT = 8
 class StreamArguments(ctypes.Structure):
     """What `enter.cu` reads; sizes in eighths, for one thread takes eight elements."""
 
-    _fields_ = (*addresses("source x tap"), *integers("eighths width stride"))
+    _fields_ = (*addresses("source x tap cleared"), *integers("eighths width stride numbers"))
 
 
 class ResidualStream:
@@ -29,18 +29,39 @@ class ResidualStream:
         }
         self._hidden = hidden
 
-    def begin(self, source: int, x: int, tokens: int, tap: Tap | None = None) -> Launch:
-        """Let x be the elements at `source`."""
-        return self._launch("begin", source, x, tokens, tap)
+    def begin(
+        self,
+        source: int,
+        x: int,
+        tokens: int,
+        tap: Tap | None = None,
+        cleared: tuple[int, int] = (0, 0),
+    ) -> Launch:
+        """Let x be the elements at `source`.
+
+        `cleared` is an address where nobody has told x A yet, and how many numbers are there.
+        """
+        return self._launch("begin", source, x, tokens, tap, cleared=cleared)
 
     def add(self, source: int, x: int, tokens: int, tap: Tap | None = None) -> Launch:
         """Add the elements at `source` to x."""
         return self._launch("add", source, x, tokens, tap)
 
-    def _launch(self, name: str, source: int, x: int, tokens: int, tap: Tap | None) -> Launch:
+    def _launch(
+        self,
+        name: str,
+        source: int,
+        x: int,
+        tokens: int,
+        tap: Tap | None,
+        *,
+        cleared: tuple[int, int] = (0, 0),
+    ) -> Launch:
         to, stride = tap or (0, 0)
         width = self._hidden // _EIGHT
         eighths = tokens * width
-        arguments = StreamArguments(source, x, to, eighths, width, stride // _EIGHT)
+        place, numbers = cleared
+        stride //= _EIGHT
+        arguments = StreamArguments(source, x, to, place, eighths, width, stride, numbers // 4)
         grid = (-(-eighths // _BLOCK), 1, 1)
         return Launch(self._functions[name], grid, _BLOCK, 0, arguments, name)

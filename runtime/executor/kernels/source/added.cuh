@@ -1,13 +1,54 @@
-// What an adapter adds to a product: x A times B. It comes behind numbers.cuh.
+// What an adapter adds to a product: x A times B. It comes behind numbers.cuh. With SHRINK_STAGES
+// blocks of the product multiply by A, and ask for so many stages ahead (shrink.cuh).
+
+#ifndef SHRINK_STAGES
+#define SHRINK_STAGES 0
+#endif
 
 struct Added {
-  const float* shrunk;  // x A: float [tokens, width], `most` numbers for each matrix
-  const u16* a;         // A, a column of it a row: [width, inputs]
-  const u16* b;         // B likewise: [columns, most]
-  const int* rank;      // how many of the numbers of a matrix are there
+  float* shrunk;    // x A: float [tokens, width], `most` numbers for each matrix
+  const u16* a;     // A, a column of it a row: [width, inputs]
+  const u16* b;     // B likewise: [columns, most]
+  const int* rank;  // how many of the numbers of a matrix are there
+  float* cleared;   // where the next product of a step has them, which nobody has told then
   int width;
   int most;
+  int numbers;  // of `cleared`
+  int blocks;   // of the grid that multiply by A
 };
+
+// A number that a block of the same grid tells another. What is not there yet is a NaN that no sum
+// is: theirs have all bits.
+#define UNTOLD 0x7FC00000u
+
+__device__ __forceinline__ void tell(float* to, float x) {
+  u32 bits = __float_as_uint(x);
+  if (bits == UNTOLD) bits = 0x7FFFFFFFu;
+  asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(to), "r"(bits) : "memory");
+}
+
+__device__ __forceinline__ uint4 ask_told(const float* from) {
+  uint4 bits;
+  asm volatile("ld.relaxed.gpu.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w)
+               : "l"(from)
+               : "memory");
+  return bits;
+}
+
+__device__ __forceinline__ bool is_told(uint4 bits) {
+  return bits.x != UNTOLD && bits.y != UNTOLD && bits.z != UNTOLD && bits.w != UNTOLD;
+}
+
+__device__ __forceinline__ float4 read_told(const float* from, uint4 bits) {
+  while (!is_told(bits)) bits = ask_told(from);
+  return make_float4(__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z),
+                     __uint_as_float(bits.w));
+}
+
+__device__ __forceinline__ float4 read_told(const float* from) {
+  return read_told(from, ask_told(from));
+}
 
 // c += a * b by one mma.sync.m16n8k8 of numbers with 11 bits: as `multiply`, but a0 and a1 have input
 // q alone, a2 and a3 the one four further, and so b0 and b1.
@@ -27,18 +68,23 @@ struct Expansion {
   float high[2][4] = {}, low[2][4] = {};
 
   // Ranks `from` to `rank`: x is that of token g, b those of rows g and g + 8, and `first` where the
-  // numbers of x A begin that belong to their matrices.
+  // numbers of x A begin that belong to their matrices. They may be TOLD by other blocks.
+  template <bool TOLD = false>
   __device__ __forceinline__ void add(const float* x, const u16* (&b)[2], int2 first, bool apart,
                                       int from, int rank) {
     int q = threadIdx.x % 4;
     for (int r = from + 4 * q; from < rank; from += 16, r += 16) {
       uint2 fours[2] = {*(const uint2*)(b[0] + r), *(const uint2*)(b[1] + r)};
-      add_sixteen(x, fours, first, apart, r, rank);
+      float4 numbers[2];
+      const float* from_r[2] = {x + first.x + r, x + first.y + r};
+      numbers[0] = TOLD ? read_told(from_r[0]) : *(const float4*)from_r[0];
+      if (apart) numbers[1] = TOLD ? read_told(from_r[1]) : *(const float4*)from_r[1];
+      add_sixteen(numbers, fours, apart, r, rank);
     }
   }
 
   // Sixteen ranks, of which this lane has four from r on.
-  __device__ __forceinline__ void add_sixteen(const float* x, const uint2 (&fours)[2], int2 first,
+  __device__ __forceinline__ void add_sixteen(const float4 (&numbers)[2], const uint2 (&fours)[2],
                                               bool apart, int r, int rank) {
     float weights[2][4];
 #pragma unroll
@@ -47,13 +93,11 @@ struct Expansion {
       weights[i][0] = some.x, weights[i][1] = some.y;
       weights[i][2] = others.x, weights[i][3] = others.y;
     }
-    float4 numbers = *(const float4*)(x + first.x + r);
     if (apart) {
-      add_four(0, numbers, weights[0], nullptr, r, rank);
-      numbers = *(const float4*)(x + first.y + r);
-      add_four(1, numbers, nullptr, weights[1], r, rank);
+      add_four(0, numbers[0], weights[0], nullptr, r, rank);
+      add_four(1, numbers[1], nullptr, weights[1], r, rank);
     } else {
-      add_four(0, numbers, weights[0], weights[1], r, rank);
+      add_four(0, numbers[0], weights[0], weights[1], r, rank);
     }
   }
 
@@ -76,9 +120,8 @@ struct Expansion {
   }
 
   __device__ __forceinline__ float4 sum(bool apart) const {
-    int second = apart ? 1 : 0;
     return make_float4(__fadd_rn(high[0][0], low[0][0]), __fadd_rn(high[0][1], low[0][1]),
-                       __fadd_rn(high[second][2], low[second][2]),
-                       __fadd_rn(high[second][3], low[second][3]));
+                       __fadd_rn(apart ? high[1][2] : high[0][2], apart ? low[1][2] : low[0][2]),
+                       __fadd_rn(apart ? high[1][3] : high[0][3], apart ? low[1][3] : low[0][3]));
   }
 };

@@ -1,4 +1,5 @@
 #include "numbers.cuh"
+#include "added.cuh"
 
 // The residual stream x [T, H] in float32: begun with the embeddings, added to behind a layer.
 
@@ -6,15 +7,19 @@ struct Arguments {
   const uint4* from;  // [T, H] elements
   float4* x;
   uint4* tap;   // where x goes as elements too, or 0
+  uint4* cleared;  // what nobody has told at first (added.cuh)
   int eighths;  // of all of x
   int width;    // of a token
   int stride;   // from a token's tap to the next one's
+  int numbers;  // of `cleared`, in fours
 };
 
 template <bool ADD>
 __device__ void enter_stream(const Arguments& a) {
   wait_for_predecessors();
   int i = blockIdx.x * blockDim.x + threadIdx.x;
+  for (int j = i; j < a.numbers; j += gridDim.x * blockDim.x)
+    a.cleared[j] = make_uint4(UNTOLD, UNTOLD, UNTOLD, UNTOLD);
   if (i >= a.eighths) return;
   uint4 from = a.from[i];
   float2 b = unpack(from.x), c = unpack(from.y), d = unpack(from.z), e = unpack(from.w);

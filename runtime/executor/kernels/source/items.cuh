@@ -1,10 +1,11 @@
 // What becomes of a narrow product's sums. It comes behind what product.cu defines of a block.
 
 // The sums of one item, of the segments in ascending order.
+template <int COUNT = SEGMENTS>
 __device__ __forceinline__ float4 add_segments(const float4* parts, int item) {
   float4 sum = parts[item];
 #pragma unroll
-  for (int w = 1; w < SEGMENTS; ++w) {
+  for (int w = 1; w < COUNT; ++w) {
     float4 part = parts[w * BETWEEN_PARTS + item];
     sum.x = __fadd_rn(sum.x, part.x);
     sum.y = __fadd_rn(sum.y, part.y);

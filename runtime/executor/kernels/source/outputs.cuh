@@ -150,7 +150,9 @@ __device__ __forceinline__ float4 added_to(const Arguments& a, int rank, int row
   const u16* b[2] = {a.added.b + (long long)place.column.x * a.added.most,
                      a.added.b + (long long)place.column.y * a.added.most};
   Expansion expansion;
-  expansion.add_sixteen(x, columns.fours, place.first, place.apart(), threadIdx.x % 4 * 4, rank);
+  int r = threadIdx.x % 4 * 4;
+  float4 numbers[2] = {*(const float4*)(x + place.first.x + r), *(const float4*)(x + place.first.y + r)};
+  expansion.add_sixteen(numbers, columns.fours, place.apart(), r, rank);
   expansion.add(x, b, place.first, place.apart(), 16, rank);
   return expansion.sum(place.apart());
 #else
@@ -172,7 +174,7 @@ __device__ __forceinline__ void finish_one(const Arguments& a, int row, int toke
                                            float before, float added) {
   if (row >= a.rows || token >= a.tokens) return;
   float* out = (float*)a.out + (long long)token * a.rows + row;
-#if ADDED
+#if ADDED && !SHRINK_STAGES
   sum = __fadd_rn(sum, added);
 #endif
 #if BIASED
@@ -188,7 +190,7 @@ __device__ __forceinline__ void finish_one(const Arguments& a, int row, int toke
 __device__ __forceinline__ void finish_gated(const Arguments& a, int row, int token, float gate,
                                              float up, float added_gate, float added_up) {
   if (row >= a.rows || token >= a.tokens) return;
-#if ADDED
+#if ADDED && !SHRINK_STAGES
   gate = __fadd_rn(gate, added_gate);
   up = __fadd_rn(up, added_up);
 #endif

@@ -4,7 +4,6 @@
 #include "norm.cuh"
 #include "outputs.cuh"
 #include "feed.cuh"
-#include "shrink.cuh"
 
 // Up to COLUMNS tokens by EIGHTS times eight rows of weights a group. Warp w of a block has segment
 // w of the inputs, with a ring of DEPTH stages of its own: there is no barrier before the segments
@@ -19,16 +18,17 @@
 #define RING_BYTES (DEPTH * STAGE_BYTES)
 #define FRAGMENTS (TILES * WIDTHS)
 // Blocks of inputs whose activations are held in registers at a time.
-#define HELD (MOST * WIDTHS <= (SHRINKING ? 6 : 8) ? MOST : WIDTHS >= 4 ? 1 : 4 / WIDTHS)
+#define HELD (MOST * WIDTHS <= (SHRINK_STAGES ? 6 : 8) ? MOST : WIDTHS >= 4 ? 1 : 4 / WIDTHS)
 #define ALL_HELD (HELD == MOST)
 #define ITEMS (FRAGMENTS * 32)
 // Nothing is left to ask for behind the first stages.
 #define ALL_ASKED (!REPEATED && DEPTH >= MOST)
 // Whether the next kernel may ask for its weights before this one has its inputs, for one token: so
 // it was measured (docs/performance.md). One that may be the first of a step never is early.
-#define EARLY                                   \
-  (ALL_ASKED && !ADDED && WEIGHT_BITS == 16 && \
+#define EARLY                                                     \
+  (ALL_ASKED && (!ADDED || SHRINK_STAGES) && WEIGHT_BITS == 16 && \
    (OUTPUT == RESIDUAL || (OUTPUT == NUMBERS && NORMED)))
+#define IS_EARLY (EARLY && a.tokens == 1)
 // Sums of several tokens lie where the weights of a block's only group were.
 #define PARTS_IN_RING (!REPEATED && COLUMNS > 8)
 #define PART_BYTES (ITEMS * 16)
@@ -36,7 +36,20 @@
 #define TOKENS_STAY (TOKEN_STAGES == MOST)
 #define TOKEN_BYTES (WIDTHS * EIGHT_BYTES)
 #define RINGS_BYTES (RING_BYTES + TOKEN_STAGES * TOKEN_BYTES)
-#define WARP_BYTES (PARTS_IN_RING && PART_BYTES > RINGS_BYTES ? PART_BYTES : RINGS_BYTES)
+// Those that multiply by an adapter's A have a ring for its ranks there.
+#define RANKS_RING_BYTES (SHRINK_STAGES * 2 * EIGHT_BYTES)
+#define MOST_BYTES (RANKS_RING_BYTES > RINGS_BYTES ? RANKS_RING_BYTES : RINGS_BYTES)
+#define WARP_BYTES (PARTS_IN_RING && PART_BYTES > MOST_BYTES ? PART_BYTES : MOST_BYTES)
+// Groups begin behind the blocks that multiply by A.
+#if SHRINK_STAGES
+#define ADDED_PARTS 1
+#define FIRST_GROUP ((int)blockIdx.x - a.added.blocks)
+#define PRESENT ((int)gridDim.x - a.added.blocks)
+#else
+#define ADDED_PARTS 0
+#define FIRST_GROUP ((int)blockIdx.x)
+#define PRESENT ((int)gridDim.x)
+#endif
 // Blocks of inputs at a time, while their addresses leave registers for the sums.
 #define ITERATIONS (MOST > 8 || (MOST > 2 && FRAGMENTS > 16) ? 1 : MOST)
 #define BETWEEN_PARTS (PARTS_IN_RING ? WARP_BYTES / 16 : ITEMS)
@@ -45,14 +58,11 @@
 struct Shared {
   char ring[SEGMENTS][WARP_BYTES];
 #if !PARTS_IN_RING
-  float4 parts[REPEATED ? 2 : 1][SEGMENTS][ITEMS];
+  float4 parts[REPEATED ? 2 : 1][SEGMENTS + ADDED_PARTS][ITEMS];
 #endif
 #if NORMED
   uint4 gains[BLOCKS * 8];
   float squares[SEGMENTS][COLUMNS];
-#endif
-#if SHRINKING
-  Shrinking shrinking;
 #endif
 };
 
@@ -81,7 +91,7 @@ struct Ring {
                            lane);
 #endif
       if (++slot == DEPTH) slot = 0;
-      if (++block == count) block = 0, group += gridDim.x;
+      if (++block == count) block = 0, group += PRESENT;
     }
     end_copies();
   }
@@ -163,12 +173,10 @@ __device__ __forceinline__ void read_normed(const Arguments& a, Shared& shared,
 #endif
 
 #include "items.cuh"
+#include "shrink.cuh"
 
-extern "C" __global__ void
-#if SHRINKING
-    __cluster_dims__(CLUSTER)
-#endif
-    __launch_bounds__(THREADS, RESIDENT) product(const __grid_constant__ Arguments a) {
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+    product(const __grid_constant__ Arguments a) {
   extern __shared__ __align__(128) char memory[];
   Shared& shared = *(Shared*)memory;
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -181,18 +189,24 @@ extern "C" __global__ void
   }
   end_copies();
 #endif
-  Ring ring = {a, shared_address(shared.ring[warp]), first, count, lane, (int)blockIdx.x, 0, 0};
   int rank = rank_of(a);
-#if SHRINKING
-  Shrinker shrinker = {a, shared.shrinking, rank, warp, first, count, lane};
-  shrinker.begin();
+#if SHRINK_STAGES
+  if (FIRST_GROUP < 0) {
+    shrink(a, shared, rank, first, count);
+    return;
+  }
 #endif
+  Ring ring = {a, shared_address(shared.ring[warp]), first, count, lane, FIRST_GROUP, 0, 0};
 #pragma unroll
   for (int i = 0; i < DEPTH; ++i) ring.ask();
-  constexpr bool early = ADDED && !SHRINKING && ITEMS <= THREADS && !REPEATED;
+  constexpr bool early = ADDED && !SHRINK_STAGES && ITEMS <= THREADS && !REPEATED;
   Columns columns = {};
-  if (early && threadIdx.x < ITEMS) columns = columns_of_item(a, blockIdx.x, threadIdx.x);
-  wait_for_predecessors(EARLY && a.tokens == 1);
+  if (early && threadIdx.x < ITEMS) columns = columns_of_item(a, FIRST_GROUP, threadIdx.x);
+#if SHRINK_STAGES
+  Adding adding = {a, rank, (int)threadIdx.x - (THREADS - ITEMS)};
+  if (!REPEATED) adding.look_up(FIRST_GROUP);
+#endif
+  wait_for_predecessors(IS_EARLY);
 
 #if !TOKEN_STAGES
   Activations x[HELD];
@@ -214,46 +228,20 @@ extern "C" __global__ void
 #pragma unroll
     for (int n = 0; n < WIDTHS; ++n) read_activations(a, x[j], n, first + j, lane, j < count);
 #endif
-#if SHRINKING
-  wait_cluster();
-#if !NORMED
-  wait_copies<DEPTH>();
-  __syncwarp();
-#endif
-  // All ranks but the last sixteen, of which the sums go beside those of the weights.
-#pragma unroll 1
-  while (!shrinker.is_last()) {
-    if (shrinker.tells) {
-      float sums[PARTS][4] = {};
-#pragma unroll 1
-      for (int base = 0; base < MOST; base += HELD) {
-#pragma unroll
-        for (int j = 0; j < HELD; ++j) {
-          if (base + j >= count) continue;
-          shrinker.multiply_ranks(sums, x[j][0], base + j);
-          if (!ALL_HELD) {
-            int next = base + j + HELD;
-            if (next >= count) next = j;  // the first blocks, for the next ranks
-            read_activations(a, x[j], 0, first + next, lane, next < count);
-          }
-        }
-      }
-      shrinker.tell(sums);
-    }
-    shrinker.go_on();
-  }
-  float told[PARTS][4] = {};
-#endif
   float4 before = {}, added = {};
   if (early && threadIdx.x < ITEMS)
-    added = added_of(a, rank, blockIdx.x, threadIdx.x, columns);
+    added = added_of(a, rank, FIRST_GROUP, threadIdx.x, columns);
   if (OUTPUT == RESIDUAL && ITEMS <= THREADS && !REPEATED && threadIdx.x < ITEMS)
-    before = residuals_of(a, blockIdx.x, threadIdx.x);
+    before = residuals_of(a, FIRST_GROUP, threadIdx.x);
 
   int slot = 0, parity = 0, token_slot = 0;
-  for (int group = blockIdx.x; group < a.groups || (SHRINKING && group == blockIdx.x);
-       group += gridDim.x) {
+  for (int group = FIRST_GROUP; group < a.groups; group += PRESENT) {
     float sums[TILES][WIDTHS][4] = {};
+#if SHRINK_STAGES
+    float4* ninth = shared.parts[parity][SEGMENTS];
+    adding.begin();
+    if (REPEATED) adding.look_up(group);
+#endif
 #if TOKEN_STAGES
 #pragma unroll(ITERATIONS)
     for (int j = 0; j < MOST; ++j) {
@@ -280,7 +268,7 @@ extern "C" __global__ void
       __syncwarp();
       if (!TOKENS_STAY) {
         int next = j + TOKEN_STAGES;
-        bool again = REPEATED && next >= count && group + gridDim.x < a.groups;
+        bool again = REPEATED && next >= count && group + PRESENT < a.groups;
         if (again) next -= count;
         if (next < count) ask_tokens(a, shared_address(token_stage), first + next, lane);
         if (++token_slot == TOKEN_STAGES) token_slot = 0;
@@ -292,6 +280,9 @@ extern "C" __global__ void
 #pragma unroll
       for (int j = 0; j < HELD; ++j) {
         if (base + j >= count) continue;
+#if SHRINK_STAGES
+        adding.look(group, base + j, ninth);
+#endif
         wait_copies<DEPTH - 1>();
         __syncwarp();
         const char* stage = shared.ring[warp] + slot * STAGE_BYTES;
@@ -309,10 +300,6 @@ extern "C" __global__ void
         for (int n = 0; n < WIDTHS; ++n) {
 #pragma unroll
           for (int t = 0; t < TILES; ++t) multiply_weights(sums[t][n], low[t], high[t], x[j][n]);
-#if SHRINKING
-          if (shrinker.tells && (!REPEATED || group == blockIdx.x))
-            shrinker.multiply_ranks(told, x[j][0], base + j);
-#endif
           if (!ALL_HELD) {
             int next = base + j + HELD;
             bool again = REPEATED && next >= count;  // the first blocks, for the next group
@@ -322,9 +309,6 @@ extern "C" __global__ void
         }
       }
     }
-#endif
-#if SHRINKING
-    if (group == blockIdx.x && shrinker.tells) shrinker.tell(told);
 #endif
 #if PARTS_IN_RING
     float4* parts = (float4*)shared.ring[0];
@@ -338,8 +322,8 @@ extern "C" __global__ void
       for (int n = 0; n < WIDTHS; ++n)
         parts[warp * BETWEEN_PARTS + (t * WIDTHS + n) * 32 + lane] =
             make_float4(sums[t][n][0], sums[t][n][1], sums[t][n][2], sums[t][n][3]);
-#if SHRINKING
-    if (group == blockIdx.x) shrinker.add_segments();
+#if SHRINK_STAGES
+    adding.add(group, ninth);
 #endif
     __syncthreads();
 #pragma unroll
@@ -347,15 +331,9 @@ extern "C" __global__ void
       int item = i * THREADS + threadIdx.x;
       if (ITEMS % THREADS && item >= ITEMS) break;
       if (OUTPUT == RESIDUAL && (ITEMS > THREADS || REPEATED)) before = residuals_of(a, group, item);
-#if SHRINKING
-      int row, token;
-      place_of(group, item, &row, &token);
-      added = shrinker.added(item, row);
-#else
-      if (ADDED && !early)
+      if (ADDED && !SHRINK_STAGES && !early)
         added = added_of(a, rank, group, item, columns_of_item(a, group, item));
-#endif
-      finish(a, group, item, add_segments(parts, item), before, added);
+      finish(a, group, item, add_segments<SEGMENTS + ADDED_PARTS>(parts, item), before, added);
     }
     if (REPEATED) parity ^= 1;
   }

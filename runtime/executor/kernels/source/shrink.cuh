@@ -1,198 +1,162 @@
-// x A in the product itself, of up to eight tokens. The blocks of a cluster share the segments of the
-// inputs: of its own a warp multiplies by sixteen ranks of A at a time, the last ones beside the
-// weights, and tells all blocks of the cluster, which has rows of up to PARTS matrices. The sums have
-// the order of every product. It comes behind outputs.cuh and norm.cuh.
+// x A B in a product of few tokens. The first blocks of its grid, on multiprocessors that have no
+// rows of the product, multiply by sixteen ranks of a matrix of A each, in the order of every
+// product, and tell all others. Of these the last warps add what comes of it, a tile of rows each,
+// as a ninth part of the sums: before their last stage if it is told by then, or behind it. All
+// blocks of the grid are on the GPU at once. It comes behind items.cuh.
 
-#ifndef SHRINKING
-#define SHRINKING 0
-#endif
-
-#if SHRINKING
-#define SHRINKERS (SEGMENTS / CLUSTER)
+#if SHRINK_STAGES
 #define PASS 16
+#define RANKS_BYTES (2 * EIGHT_BYTES)
+#define SHRUNK_MATRICES (OUTPUT == GATED ? 2 : MATRICES)
 
-struct Shrinking {
-  char a[SHRINKERS][MOST * PARTS][2 * EIGHT_BYTES];
-  uint4 b[EIGHTS * 8][2];  // of the first sixteen ranks
-  float parts[SEGMENTS][PARTS][PASS][8];
-  float sums[8][PARTS * MOST_RANK + 4];
-  u64 told[2];  // a barrier, which knows how much of `parts` is there
-};
-
-__device__ __forceinline__ void arrive_cluster() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-
-__device__ __forceinline__ void wait_cluster() {
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-// Writes to the same shared memory of another block of the cluster, and tells its barrier.
-__device__ __forceinline__ void tell_block(int block, const void* at, const void* told, float x,
-                                           float y) {
-  u32 address = shared_address(at), barrier = shared_address(told);
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(address), "r"(block));
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(barrier) : "r"(barrier), "r"(block));
-  asm volatile(
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(
-          address),
-      "f"(x), "f"(y), "r"(barrier)
-      : "memory");
-}
-
-struct Shrinker {
+// The ranks of A that a block takes, through a ring in place of that of the weights. Sixteen ranks of
+// one matrix are a set: the first ones of all matrices, then the next ones.
+struct Ranks {
   const Arguments& a;
-  Shrinking& shared;
-  int rank, warp, first, count, lane;
-  int matrix = 0, matrices = PARTS;  // those that the cluster has rows of
-  int pass = 0;
-  bool tells = false;
+  u32 ring;
+  int rank, first, count, lane;
+  int set, block = 0, slot = 0;
 
-  // Asks for the first sixteen ranks; once per launch, before the weights.
-  __device__ __forceinline__ void begin() {
-    tells = warp / SHRINKERS == blockIdx.x % CLUSTER;
-#if OUTPUT != GATED && !REPEATED
-    int begin = blockIdx.x / CLUSTER * CLUSTER * EIGHTS * 8, end = begin + CLUSTER * EIGHTS * 8;
-    matrix = matrix_of(a, min(begin, a.rows - 1));
-    matrices = matrix_of(a, min(end, a.rows) - 1) - matrix + 1;
-#endif
-    if (threadIdx.x == 0) {
-      asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(shared.told))
-                   : "memory");
-      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  __device__ __forceinline__ bool is_there(int one) const {
+    return one / SHRUNK_MATRICES * PASS < rank;
+  }
+
+  __device__ __forceinline__ int row_of(int one) const {
+    return one % SHRUNK_MATRICES * a.added.most + one / SHRUNK_MATRICES * PASS;
+  }
+
+  // Ask for the next stage; behind the last one there is nothing to ask for.
+  __device__ __forceinline__ void ask() {
+    if (is_there(set) && count > 0) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        long long row = row_of(set) + 8 * i;
+        Eight eight = {(const char*)(a.added.a + row * INPUTS), 8};
+        copy_eight<INPUTS>(ring + slot * RANKS_BYTES + i * EIGHT_BYTES, eight, first + block, lane);
+      }
+      if (++slot == SHRINK_STAGES) slot = 0;
+      if (++block == count) block = 0, set += a.added.blocks;
     }
-    expect();
-    arrive_cluster();
-    if (tells) ask_ranks();
-    if (!REPEATED && warp == 0) ask_columns(blockIdx.x);
     end_copies();
   }
+};
 
-  // Let the barrier know how many bytes the next pass brings.
-  __device__ __forceinline__ void expect() {
-    if (threadIdx.x) return;
-    int bytes = SEGMENTS * matrices * PASS * ((a.tokens + 1) / 2) * 8;
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(
-                     shared_address(shared.told)),
-                 "r"(bytes)
-                 : "memory");
-  }
-
-  // Ask for the rows of B that belong to a group.
-  __device__ __forceinline__ void ask_columns(int group) {
-    for (int i = lane; i < EIGHTS * 16; i += 32) {
-      int eight = group * EIGHTS + i / 16, row = i / 2 % 8;
-      int column = (OUTPUT == GATED ? eight / 2 : eight) * 8 + row;
-      bool there = column < a.rows;
-      if (!there) column = 0;
-      if (OUTPUT == GATED) column += eight % 2 * a.rows;
-      copy_ahead(shared_address(&shared.b[i / 2][i % 2]),
-                 a.added.b + (long long)column * MOST_RANK + i % 2 * 8, there);
-    }
-  }
-
-  // Ask for the sixteen ranks of a pass, all inputs of the warp's segment.
-  __device__ __forceinline__ void ask_ranks() {
-    for (int j = 0; j < count; ++j)
-      for (int p = 0; p < matrices; ++p) {
-        u32 stage = shared_address(shared.a[warp % SHRINKERS][j * PARTS + p]);
-        long long row = (matrix + p) * MOST_RANK + pass * PASS;
+// Multiply by the ranks of this block; and let nothing be told to the next product.
+__device__ __forceinline__ void shrink(const Arguments& a, Shared& shared, int rank, int first,
+                                       int count) {
+  constexpr int OWN = NORMED || HELD < 4 ? HELD : 4;
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const char* ring = shared.ring[warp];
+  Ranks ranks = {a, shared_address(ring), rank, first, count, lane, (int)blockIdx.x};
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          Eight eight = {(const char*)(a.added.a + (row + 8 * i) * INPUTS), 8};
-          copy_eight<INPUTS>(stage + i * EIGHT_BYTES, eight, first + j, lane);
+  for (int i = 0; i < SHRINK_STAGES; ++i) ranks.ask();
+  wait_for_predecessors(IS_EARLY);
+  Activations x[OWN];
+#if NORMED
+  wait_copies<SHRINK_STAGES>();
+  __syncwarp();
+  read_normed(a, shared, x, first, count);
+#else
+#pragma unroll
+  for (int j = 0; j < OWN; ++j) read_activations(a, x[j], 0, first + j, lane, j < count);
+#endif
+  float4* parts = shared.parts[0][0];
+  int slot = 0;
+  for (int set = blockIdx.x; ranks.is_there(set); set += a.added.blocks) {
+    float sums[4] = {};
+    for (int base = 0; base < MOST; base += OWN) {
+#pragma unroll
+      for (int j = 0; j < OWN; ++j) {
+        if (base + j >= count) continue;
+        wait_copies<SHRINK_STAGES - 1>();
+        __syncwarp();
+        const char* stage = ring + slot * RANKS_BYTES;
+        uint4 low[2], high[2];
+        read_eight(stage, lane, low);
+        read_eight(stage + EIGHT_BYTES, lane, high);
+        if (++slot == SHRINK_STAGES) slot = 0;
+        __syncwarp();
+        ranks.ask();
+        multiply_block(sums, low, high, x[j][0]);
+        if (OWN < MOST) {
+          int next = base + j + OWN;
+          if (next >= count) next = j;  // the first blocks, for the next set
+          read_activations(a, x[j], 0, first + next, lane, next < count);
         }
       }
-  }
-
-  __device__ __forceinline__ bool is_last() const { return (pass + 1) * PASS >= rank; }
-
-  // Multiply block j of the segment by the ranks of a pass.
-  __device__ __forceinline__ void multiply_ranks(float (&sums)[PARTS][4], const uint4 (&x)[2],
-                                                 int j) {
-#pragma unroll
-    for (int p = 0; p < PARTS; ++p) {
-      if (p >= matrices) continue;
-      const char* stage = shared.a[warp % SHRINKERS][j * PARTS + p];
-      uint4 low[2], high[2];
-      read_eight(stage, lane, low);
-      read_eight(stage + EIGHT_BYTES, lane, high);
-      multiply_block(sums[p], low, high, x);
     }
-  }
-
-  // Tell all blocks of the cluster what the segment gives.
-  __device__ __forceinline__ void tell(const float (&sums)[PARTS][4]) {
-    int g = lane / 4, token = lane % 4 * 2;
-#pragma unroll
-    for (int p = 0; p < PARTS; ++p) {
-      if (p >= matrices || token >= a.tokens) continue;
-#pragma unroll
-      for (int i = 0; i < CLUSTER; ++i) {
-        float(&parts)[PASS][8] = shared.parts[warp][p];
-        tell_block(i, &parts[g][token], shared.told, sums[p][0], sums[p][1]);
-        tell_block(i, &parts[g + 8][token], shared.told, sums[p][2], sums[p][3]);
-      }
+    parts[warp * BETWEEN_PARTS + lane] = make_float4(sums[0], sums[1], sums[2], sums[3]);
+    __syncthreads();
+    if (warp == 0) {
+      float4 sum = add_segments(parts, lane);
+      int row = ranks.row_of(set) + lane / 4, token = lane % 4 * 2;
+      float* to = a.added.shrunk + (long long)token * a.added.width + row;
+      if (token < a.tokens) tell(to, sum.x), tell(to + 8, sum.z);
+      to += a.added.width;
+      if (token + 1 < a.tokens) tell(to, sum.y), tell(to + 8, sum.w);
     }
-    __syncwarp();
+    __syncthreads();
+  }
+  if (blockIdx.x) return;
+  for (int i = threadIdx.x; i < a.added.numbers / 4; i += THREADS)
+    ((uint4*)a.added.cleared)[i] = make_uint4(UNTOLD, UNTOLD, UNTOLD, UNTOLD);
+}
+
+// What a lane of the last warps adds to an item.
+struct Adding {
+  const Arguments& a;
+  int rank, item;  // none below 0
+  Columns columns = {};
+  uint4 bits[2];  // of x A, the first sixteen ranks
+  bool is_asked, is_done;
+
+  __device__ __forceinline__ AddedPlace place_in(int group, const float** x) const {
+    int row, token, g = threadIdx.x % 32 / 4;
+    place_of(group, item, &row, &token);
+    *x = a.added.shrunk + (long long)min(g, a.tokens - 1) * a.added.width;
+    return added_place(a, row);
   }
 
-  // Wait until all segments of a pass are told, and add them up in ascending order.
-  __device__ __forceinline__ void add_segments() {
-    u32 barrier = shared_address(shared.told), ready = 0;
-    while (!ready)
-      asm volatile(
-          "{\n.reg .pred p;\n"
-          "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-          "selp.u32 %0, 1, 0, p;\n}"
-          : "=r"(ready)
-          : "r"(barrier), "r"(pass & 1)
-          : "memory");
-    for (int i = threadIdx.x; i < PARTS * PASS * 8; i += blockDim.x) {
-      int token = i % 8, r = i / 8 % PASS, p = i / (8 * PASS);
-      if (token >= a.tokens || p >= matrices) continue;
-      float sum = shared.parts[0][p][r][token];
-#pragma unroll
-      for (int s = 1; s < SEGMENTS; ++s) sum = __fadd_rn(sum, shared.parts[s][p][r][token]);
-      shared.sums[token][p * MOST_RANK + pass * PASS + r] = sum;
-    }
+  // Its columns of B, which no kernel of the step writes.
+  __device__ __forceinline__ void look_up(int group) {
+    if (item >= 0) columns = columns_of_item(a, group, item);
   }
 
-  // The same, and then to the next ranks, when all blocks have done so.
-  __device__ __forceinline__ void go_on() {
-    add_segments();
-    expect();
-    arrive_cluster();
-    ++pass;
-    if (tells) {
-      ask_ranks();
-      end_copies();
-      wait_copies<0>();
-      __syncwarp();
-    }
-    wait_cluster();
+  __device__ __forceinline__ void begin() { is_asked = false, is_done = item < 0; }
+
+  __device__ __forceinline__ void ask(int group) {
+    bits[0] = bits[1] = make_uint4(0, 0, 0, 0);
+    is_asked = true;
+    if (is_done || rank == 0) return;
+    const float* x;
+    AddedPlace place = place_in(group, &x);
+    x += threadIdx.x % 4 * 4;
+    bits[0] = ask_told(x + place.first.x);
+    if (place.apart()) bits[1] = ask_told(x + place.first.y);
   }
 
-  // What is added to an item, whose first row is given.
-  __device__ __forceinline__ float4 added(int item, int row) {
-    AddedPlace place = added_place(a, row);
-    int eight = item / 32 * 2, g = item % 32 / 4;
-    int2 local = make_int2(eight * 8 + g, min(eight + 1, EIGHTS - 1) * 8 + g);
-    // The rows of an eight that is not there may be another cluster's.
-    if (EIGHTS % 2 && local.x == local.y) place.first.y = place.first.x;
-    int before = matrix * MOST_RANK, from = 0;
-    int2 first = make_int2(place.first.x - before, place.first.y - before);
-    const float* x = shared.sums[min(g, a.tokens - 1)];
+  __device__ __forceinline__ void add(int group, float4* part) {
+    if (is_done) return;
+    if (!is_asked) ask(group);
+    const float* x;
+    AddedPlace place = place_in(group, &x);
+    int r = threadIdx.x % 4 * 4;
+    float4 numbers[2] = {read_told(x + place.first.x + r, bits[0])};
+    if (place.apart()) numbers[1] = read_told(x + place.first.y + r, bits[1]);
     Expansion expansion;
-#if !REPEATED
-    const u16* near[2] = {(const u16*)shared.b[local.x], (const u16*)shared.b[local.y]};
-    expansion.add(x, near, first, place.apart(), 0, min(rank, PASS));
-    from = PASS;
-#endif
-    const u16* b[2] = {a.added.b + (long long)place.column.x * MOST_RANK,
-                       a.added.b + (long long)place.column.y * MOST_RANK};
-    expansion.add(x, b, first, place.apart(), from, rank);
-    return expansion.sum(place.apart());
+    expansion.add_sixteen(numbers, columns.fours, place.apart(), r, rank);
+    const u16* b[2] = {a.added.b + (long long)place.column.x * a.added.most,
+                       a.added.b + (long long)place.column.y * a.added.most};
+    expansion.add<true>(x, b, place.first, place.apart(), PASS, rank);
+    part[item] = expansion.sum(place.apart());
+    is_done = true;
+  }
+
+  // Behind all but the last stage but one ask; before the last one add, if all is told.
+  __device__ __forceinline__ void look(int group, int block, float4* part) {
+    if (MOST < 3) return;
+    if (block == MOST - 2) ask(group);
+    if (block == MOST - 1 && __all_sync(~0u, is_told(bits[0]) && is_told(bits[1]))) add(group, part);
   }
 };
 #endif

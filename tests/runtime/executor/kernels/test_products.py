@@ -73,7 +73,7 @@ def test_few_tokens_are_normed_in_the_product() -> None:
         (0x100, 0, 1024),
         (0x100, 0, 1024),
     ]
-    assert ctypes.sizeof(a) == 232
+    assert ctypes.sizeof(a) == 248
 
 
 @pytest.mark.parametrize(
@@ -190,34 +190,53 @@ def adapter(matrices: int) -> Adapter:
     return Adapter(0x10, 0x20, 0x30, 0x40, matrices * 16, 16)
 
 
-def test_a_product_of_few_tokens_multiplies_by_an_adapter_itself() -> None:
+def test_blocks_of_a_product_of_few_tokens_multiply_by_an_adapter() -> None:
     made = Made()
+    assert made.products.use_relay(1 << 20, 8, 48) == (1 << 20, 384)
     weights = [weight(2048), weight(1024), weight(1024)]
     (launch,) = made.products.normed(X, GAIN, EPS, weights, 1024, 8, OUT, adapter=adapter(3))
     (request,) = made.requests
-    shrinking = {"SHRINKING": 1, "CLUSTER": 2, "PARTS": 1, "MOST_RANK": 16, "ADDED": 1}
-    assert macros(request).items() >= shrinking.items()
-    assert launch.grid == (128, 1, 1)
+    assert macros(request).items() >= {"SHRINK_STAGES": 2, "ADDED": 1}.items()
+    # Three matrices have sixteen ranks each, beside 128 blocks with rows.
+    assert launch.grid == (131, 1, 1)
+    assert launch.shared_bytes == request.shared_bytes
     added: Any = launch.arguments
     found = added.added
-    assert (found.a, found.b, found.rank, found.shrunk) == (0x10, 0x20, 0x30, 0x40)
-    assert (found.width, found.most) == (48, 16)
+    assert (found.a, found.b, found.rank) == (0x10, 0x20, 0x30)
+    assert (found.width, found.most, found.blocks) == (48, 16, 3)
 
 
-def test_blocks_of_a_product_that_multiplies_by_an_adapter_fill_clusters() -> None:
+def test_products_tell_one_another_in_turns() -> None:
     made = Made()
-    # 13 blocks of eight rows, and rows of two matrices in the cluster of the fifth and sixth.
-    weights = [weight(40), weight(40), weight(24)]
-    (launch,) = made.products.normed(X, GAIN, EPS, weights, 64, 1, OUT, adapter=adapter(3))
-    assert launch.grid == (14, 1, 1)
-    assert macros(made.requests[0])["PARTS"] == 2
+    for tokens, numbers in ((8, 384), (1, 48)):
+        places = (1 << 20, (1 << 20) + 4 * numbers)
+        assert made.products.use_relay(places[0], tokens, 48) == (places[0], numbers)
+        for turn in range(3):
+            (launch,) = made.products.residual(
+                X, weight(1024), 2048, tokens, OUT, adapter=adapter(1)
+            )
+            arguments: Any = launch.arguments
+            found = arguments.added
+            assert (found.shrunk, found.cleared) == (places[turn % 2], places[1 - turn % 2])
+            assert found.numbers == numbers
+
+
+def test_blocks_that_take_groups_in_turn_leave_some_multiprocessors() -> None:
+    made = Made()
+    made.products.use_relay(1 << 20, 1, 128)
+    wide = Adapter(0x10, 0x20, 0x30, 0x40, 128, 64)
+    (launch,) = made.products.gated(
+        X, GAIN, EPS, weight(9728), weight(9728), 2560, 1, OUT, adapter=wide
+    )
+    arguments: Any = launch.arguments
+    # 608 groups are five for each of 124 blocks, as they are for each of 132.
+    assert (arguments.groups, arguments.added.blocks) == (608, 8)
+    assert launch.grid == (132, 1, 1)
 
 
 @pytest.mark.parametrize(
     ("gpu", "inputs", "tokens", "wanted"),
     [
-        ("H200", 2560, 1, ["shrink", "normed"]),
-        ("a part of H200", 1024, 8, ["shrink", "normed"]),
         ("RTX 3090", 1024, 8, ["shrink", "normed"]),
         ("H200", 1024, 60, ["normalise", "shrink", "normed"]),
         ("H200", 1024, 300, ["normalise", "shrink", "normed"]),
@@ -228,7 +247,7 @@ def test_others_have_a_launch_for_it(gpu: str, inputs: int, tokens: int, wanted:
     weights = [weight(4096), weight(1024), weight(1024)]
     found = made.products.normed(X, GAIN, EPS, weights, inputs, tokens, OUT, adapter=adapter(3))
     assert names(found) == wanted
-    assert all(macros(request).get("SHRINKING") is None for request in made.requests)
+    assert all("SHRINK_STAGES" not in macros(request) for request in made.requests)
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,9 @@ class Recorder:
 
     ticket_bytes = scratch_bytes
 
+    def use_relay(self, *_: int) -> tuple[int, int]:
+        return 0, 0
+
     def __getattr__(self, name: str) -> Any:
         def launch(*arguments: Any, **named: Any) -> tuple[Launch, ...]:
             adapter = named.pop("adapter", None)
@@ -100,7 +103,7 @@ def test_a_layer_is_five_launches_between_the_first_and_the_last() -> None:
     def weight(name: str, rows: int) -> tuple[Any, ...]:
         return (f"layers.1.{name}", rows, form, 0, 0, 0)
 
-    assert made[0][1] == ("inputs_embeds", "stream", 0, 4 * 4, 4, 0)
+    assert made[0][1] == ("inputs_embeds", "stream", 0, 0, 4 * 4, 4, 0, 0)
     qkv = (weight("q", 32), weight("k", 16), weight("v", 16))
     shared = "projected or activations"
     assert made[6][1] == ("stream", "layers.1.input_norm", 1e-6, qkv, 32, 4, shared)
@@ -148,7 +151,7 @@ def test_taps_are_the_inputs_of_their_layers() -> None:
     # 32 numbers of two bytes each.
     assert ends[1::2] == [(hidden + 128, 96), ("hidden_states", 96)]
     assert made[0][1][2] == hidden + 64
-    assert made[0][1][-1] == 96 // 8
+    assert made[0][1][-2] == 96 // 8
 
 
 def test_deepstack_features_are_added_behind_their_layers() -> None:

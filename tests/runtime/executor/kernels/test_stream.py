@@ -15,12 +15,12 @@ def test_a_thread_takes_eight_elements() -> None:
         ("begin", ("-DBFLOAT=1",)),
         ("add", ("-DBFLOAT=1",)),
     }
-    launch = stream.begin(1 << 40, 1 << 41, 33, (1 << 42, 216))
+    launch = stream.begin(1 << 40, 1 << 41, 33, (1 << 42, 216), (1 << 43, 384))
     # 33 * 9 pieces in blocks of 128.
     assert (launch.grid, launch.block, launch.shared_bytes) == ((3, 1, 1), 128, 0)
-    assert fields(launch.arguments) == (1 << 40, 1 << 41, 1 << 42, 297, 9, 27)
-    assert fields(stream.add(5, 6, 1).arguments) == (5, 6, 0, 9, 9, 0)
-    assert ctypes.sizeof(StreamArguments) == 40
+    assert fields(launch.arguments) == (1 << 40, 1 << 41, 1 << 42, 1 << 43, 297, 9, 27, 96)
+    assert fields(stream.add(5, 6, 1).arguments) == (5, 6, 0, 0, 9, 9, 0, 0)
+    assert ctypes.sizeof(StreamArguments) == 48
 
 
 def fields(arguments: Any) -> tuple[int, ...]:
