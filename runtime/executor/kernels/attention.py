@@ -24,6 +24,8 @@ _CROWDED = 2
 _MOST_FUSED_ROWS = 32
 _CROWDED_BY_FEW = 0.75
 _LEAST_PARTS = 4
+_MOST_IN_CLUSTER = 4
+"""Query rows of a token that a cluster merges."""
 _FINE = 8
 _FINEST = 64
 _ELEMENT_BYTES = 2
@@ -31,7 +33,7 @@ _FLOAT_BYTES = 4
 _SUM_BYTES = 8
 _TICKET_BYTES = 4
 _ALIGNMENT = 256
-_FORM = ("SHARE", "FUSED", "SINGLE", "HALVES", "TREE", "WHOLE", "BY_WARP")
+_FORM = ("SHARE", "FUSED", "SINGLE", "HALVES", "TREE", "WHOLE", "BY_WARP", "LONE")
 _HEADS_OF_WARP = 4
 MOST_NODE_SLOTS = 512
 """Slots up to which `attention_nodes.cu` is shorter than blocks that share the positions."""
@@ -78,7 +80,8 @@ class AttentionPlan(NamedTuple):
     full; there is room for `units`. Blocks of a `whole` step have all positions. Those of one that
     is `fused` rotate too, and there each token of a tree has units of its own from the row's start
     on. In one that is `paired` the last blocks have these, a token a warp. Blocks of `nodes` tokens
-    rotate, and have all positions of eight tokens; they take `shared_bytes`.
+    rotate, and have all positions of eight tokens; they take `shared_bytes`. In one that is `lone`
+    each token has blocks of its own where it sees few positions, as many as of a tile otherwise.
     """
 
     share: int
@@ -92,6 +95,7 @@ class AttentionPlan(NamedTuple):
     paired: bool = False
     nodes: bool = False
     shared_bytes: int = 0
+    lone: bool = False
 
     @property
     def rows(self) -> int:
@@ -140,7 +144,9 @@ def plan_attention(
     paired = not fused and seq_len <= SPLIT and shape.head_dim <= _WIDEST_BY_TWO
     items = units + (-(-tokens // _WARPS) if paired else tokens)
     parts = min(items, max(_LEAST_PARTS + tokens, _BLOCKS * multiprocessors // blocks))
-    return plan._replace(parts=parts, fine=fine, units=units, paired=paired)
+    merged = shape.group <= _MOST_IN_CLUSTER and shape.head_dim <= _WIDEST_BY_TWO and halves == 1
+    lone = fused and merged and seq_len > 1 and pairs * seq_len <= multiprocessors
+    return plan._replace(parts=parts, fine=fine, units=units, paired=paired, lone=lone)
 
 
 def plan_nodes(shape: AttentionShape, seq_len: int) -> AttentionPlan | None:
@@ -270,9 +276,13 @@ class Attention:
             threads = 32 * _NODE_WARPS
             return (Launch(kernel, grid, threads, plan.shared_bytes, arguments, "attend"),)
         rotate, attend = self._kernels(plan, tree=mask != 0 and seq_len > 1, single=seq_len == 1)
-        # Blocks of one token are clusters, where there are clusters.
-        parts = -(-plan.parts // SPAN) * SPAN if seq_len == 1 and not plan.whole else plan.parts
-        grid = (parts, shape.kv_heads, plan.tiles * batch)
+        parts, tiles = plan.parts, plan.tiles
+        # Blocks of one token are clusters, where there are clusters; the first of all come first.
+        if seq_len == 1 and plan.fused and not plan.whole:
+            parts, tiles = SPAN, -(-parts // SPAN)
+        elif plan.lone:
+            parts, tiles = SPAN, seq_len * max(1, parts * tiles // (seq_len * SPAN))
+        grid = (parts, shape.kv_heads, tiles * batch)
         attention = Launch(attend, grid, _THREADS, 0, arguments, "attend")
         if plan.fused:
             return (attention,)
@@ -283,7 +293,8 @@ class Attention:
     def _kernels(self, plan: AttentionPlan, *, tree: bool, single: bool) -> tuple[Any, Any]:
         """The kernels `rotate` and `attend` for steps that are cut like this."""
         single, paired = single and plan.fused, tree and plan.paired
-        key = (plan.share, plan.fused, single, plan.halves, tree, plan.whole, paired)
+        form = (plan.share, plan.fused, single, plan.halves, tree, plan.whole, paired)
+        key = (*form, plan.lone)
         if key not in self._functions:
             macros = self._macros | dict(zip(_FORM, map(int, key), strict=True))
             self._functions[key] = (

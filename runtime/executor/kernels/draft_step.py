@@ -58,7 +58,7 @@ class DraftStep(DecoderStep):
         shapes = {one.name: one.shape for one in bindings}
         shape, given = step_shape(shapes), shapes["hidden_states_input"][1] > 0
         place = self._places(shape)
-        products.use_scratch(place["normed"])
+        products.use_scratch(place["normed"], shape.batch)
         self._attention.use_scratch(place["partials"])
         q, k, v, o, gate, up, down = (
             bound_weight(self._forms, f"layers.0.{kind}", at)

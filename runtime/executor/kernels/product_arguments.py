@@ -60,7 +60,7 @@ class ProductArguments(ctypes.Structure):
         *addresses("inputs gain last out tap"),
         *integers("tokens rows groups tap_stride seq_len select_len"),
         ("eps", ctypes.c_float),
-        ("unused", ctypes.c_int32),
+        ("early", ctypes.c_int32),
         ("added", AddedArguments),
     )
 

@@ -83,7 +83,7 @@ class Products:
         self._programs = programs
         self._facts = facts
         self._bfloat = int(dtype == np.dtype(ml_dtypes.bfloat16))
-        self._scratch = 0
+        self._scratch = self._rows = 0
         self._relay = Relay()
         self._functions: dict[tuple[str, tuple[int, ...]], Any] = {}
         self._shrink = Shrink(programs, bfloat=self._bfloat)
@@ -92,9 +92,9 @@ class Products:
         """What normed inputs of a step take; `use_scratch` says where they are."""
         return 0 if norms_itself(inputs, tokens) else tokens * inputs * 2
 
-    def use_scratch(self, address: int) -> None:
-        """Put the normed inputs of the launches to come there."""
-        self._scratch = address
+    def use_scratch(self, address: int, rows: int = 0) -> None:
+        """Put the normed inputs of the launches to come, of a step of so many rows, there."""
+        self._scratch, self._rows = address, rows
 
     def use_relay(self, address: int, tokens: int, width: int) -> tuple[int, int]:
         """Let the products of a step of so many tokens tell x A, of up to `width` ranks, there.
@@ -264,6 +264,8 @@ class Products:
             chosen = self._narrow(given, weights, output, common, beside)
         chosen = chosen or self._wide(given, weights, common)
         arguments = product_arguments(given, weights, output, chosen.groups)
+        few = self._rows == 1 and given.tokens <= COLUMNS[0] and adapter is None
+        arguments.early = given.tokens == 1 or few
         if adapter is not None:
             told, count = (self._relay.next(), beside.blocks) if beside else (None, 0)
             arguments.added = added_arguments(adapter, told, count)

@@ -110,7 +110,7 @@ class DecoderStep:
         queries = config.num_attention_heads * config.head_dim
         place = self._places(shape)
         x = place["stream"]
-        products.use_scratch(place["normed"])
+        products.use_scratch(place["normed"], batch)
         self._attention.use_scratch(place["partials"])
         rope = (at["rope_cos"], at["rope_sin"])
 

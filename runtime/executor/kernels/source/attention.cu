@@ -19,9 +19,9 @@
 // of its part of a split's positions, all exchange them, and each has its part of the columns of
 // the values.
 //
-// FUSED: rotation and cache write happen here; SINGLE: a row has one token. TREE: tokens see each
-// other by a packed mask. WHOLE: a block takes all positions; else the last block of a token merges
-// what all have left in `partial`.
+// FUSED: rotation and cache write happen here; SINGLE: a row has one token; LONE: it has several, and
+// where it is short, a block the rows of one. TREE: tokens see each other by a packed mask. WHOLE: a block takes all
+// positions; else the last block of a token merges what all have left in `partial`.
 
 // A warp for each four heads of a token: queries go to `queries`, keys and values into the caches.
 extern "C" __global__ void __launch_bounds__(THREADS) rotate(const __grid_constant__ Arguments a) {
@@ -127,7 +127,7 @@ __device__ void attend_items(const Block& block, Piece piece, int position, int&
   }
   block.find(piece);
 #if FUSED
-  wait_for_predecessors(SINGLE && EARLY && block.a.batch == 1);
+  wait_for_predecessors((SINGLE || LONE) && EARLY && block.a.batch == 1);
   rotation.run();
 #else
   if (TREE) __syncthreads();
@@ -198,7 +198,7 @@ __device__ void attend_items(const Block& block, Piece piece, int position, int&
       else if (block.units == 1)
         finish(block, at, piece, span);
 #if CLUSTERED
-      else if (is_together(block.units))
+      else if (is_together(block))
         return merge_in_cluster(block, at, piece.unit, block.units, span);
 #endif
       else
@@ -225,11 +225,11 @@ __launch_bounds__(THREADS, RESIDENT) attend(const __grid_constant__ Arguments a)
   position = a.positions[blockIdx.z % a.batch * a.seq_len + own];
 #endif
   Block block(a, shared);
-  int item = blockIdx.x;
+  int item = block.item;
   if (item < block.step) {
     if (item >= block.items) return;
 #if CLUSTERED
-    if (is_together(block.units)) expect_units(block, block.units);
+    if (is_together(block)) expect_units(block, block.units);
 #endif
     attend_items(block, block.first_of(item, 0), position, done);
   } else {
@@ -240,7 +240,7 @@ __launch_bounds__(THREADS, RESIDENT) attend(const __grid_constant__ Arguments a)
   }
   bool left = !WHOLE && block.units > 1;
 #if CLUSTERED
-  left = left && !is_together(block.units);
+  left = left && !is_together(block);
 #endif
   if (left) merge(block, done);
 }

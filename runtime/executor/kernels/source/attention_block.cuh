@@ -23,7 +23,8 @@
 // Tokens of a step that is FUSED, at most.
 #define FEW 16
 // Heads that a warp rotates at a time.
-#define BATCH (!SINGLE ? (DIM > 128 ? 2 : 4) : GROUP <= 2 ? 1 : GROUP <= 6 ? 2 : 4)
+#define BATCH \
+  (LONE ? 5 : !SINGLE ? (DIM > 128 ? 2 : 4) : GROUP <= 2 ? 1 : GROUP <= 6 ? 2 : 4)
 
 // How tokens of a tree have the positions from the row's start on: each in an item of its own, or a
 // warp each, if there are at most NODES, or all of a block together.
@@ -36,7 +37,7 @@
 
 // Whether the blocks of a token are clusters of SPAN.
 #if CLUSTERS && __CUDA_ARCH__ >= 900
-#define CLUSTERED (SINGLE && !WHOLE && HALVES == 1 && GROUP <= 4 && DIM <= 128)
+#define CLUSTERED ((SINGLE || LONE) && !WHOLE && HALVES == 1 && GROUP <= 4 && DIM <= 128)
 #else
 #define CLUSTERED 0
 #endif
@@ -87,6 +88,9 @@ struct Shared {
 #if ALONE
   unsigned short paths[2][SPLIT];  // which node of the tree is at each position of a split
 #endif
+#if ALONE
+  u32 masks[FEW];
+#endif
   int seen[TOKENS];                // positions that a token sees
 #endif
 };
@@ -109,12 +113,14 @@ struct Block {
   const Arguments& a;
   Shared& shared;
   int row, kv_head, tile, first_token, tokens;
+  int tiles;   // of a KV head of a row
   int start;   // slots that were filled before this step
   int common;  // positions whose slot is the same number for all tokens of the block
   int splits, apart, units, items;
   int spans, cut;  // units that are spans; the first split behind them
   int groups;      // of tokens that have a warp each from `apart` on: the last blocks have them
-  int step;        // blocks that have the items
+  int item, step;  // the block's first item; blocks that have the items
+  bool lone;       // it has the rows of one token
   bool causal;
   u16* keys;
   u16* values;
@@ -122,11 +128,36 @@ struct Block {
   __device__ Block(const Arguments& a, Shared& shared) : a(a), shared(shared) {
     kv_head = blockIdx.y;
     row = blockIdx.z % a.batch;
+#if ALONE
+    int node = min((int)threadIdx.x, a.seq_len - 1);
+    u32 mask_of_node = a.mask[row * a.seq_len + node];
+#endif
+    start = first_slot(a, row);
+    item = blockIdx.x;
+    step = gridDim.x;
+#if LONE || SINGLE
+    // Clusters that have nothing to do in short steps come last.
+    int behind = blockIdx.z / (a.batch * a.seq_len);
+    tile = a.seq_len - 1 - blockIdx.z / a.batch % a.seq_len;
+    item += behind * gridDim.x;
+    step *= gridDim.z / (a.batch * a.seq_len);
+#else
     // Those who see most come first.
     tile = (gridDim.z - 1 - blockIdx.z) / a.batch;
-    start = first_slot(a, row);
-    first_token = tile * ROWS / GROUP;
-    tokens = min(a.seq_len, (tile * ROWS + ROWS - 1) / GROUP + 1) - first_token;
+#endif
+    tiles = (a.seq_len * GROUP + ROWS - 1) / ROWS;
+    lone = LONE && start + a.seq_len <= SPAN * SPLIT;
+#if LONE
+    if (!lone) {
+      // The blocks of several tokens are those of a tile.
+      int place = tile / tiles;
+      tile -= place * tiles;
+      item += place * step;
+      step *= (a.seq_len - tile + tiles - 1) / tiles;
+    }
+#endif
+    first_token = tile * rows() / GROUP;
+    tokens = min(a.seq_len, (tile * rows() + rows() - 1) / GROUP + 1) - first_token;
     i64 cache = ((i64)row * KV_HEADS + kv_head) * a.kv_len * DIM;
     keys = a.keys + cache;
     values = a.values + cache;
@@ -134,6 +165,10 @@ struct Block {
     common = most;
     causal = true;
 #if TREE
+#if ALONE
+    if (threadIdx.x < FEW) shared.masks[threadIdx.x] = mask_of_node;
+    __syncthreads();
+#endif
     int own = threadIdx.x, count = 0;
     if (own < tokens) {
       const u32* mask = mask_of(own);
@@ -154,14 +189,21 @@ struct Block {
     spans = WHOLE || splits <= a.fine ? 0 : apart / SPAN;
     cut = spans * SPAN;
     units = spans + splits - cut;
-    step = gridDim.x - groups;
+    step -= groups;
     items = common_items() + (ALONE ? (splits - apart) * tokens : 0);
   }
 
+  // Tiles of the rows and KV heads before this one.
+  __device__ int tiles_before() const { return (row * KV_HEADS + kv_head) * tiles; }
+  __device__ int rows() const { return LONE && lone ? GROUP : ROWS; }
   __device__ int common_items() const { return spans + apart - cut; }
   __device__ int words() const { return (a.seq_len + 31) / 32; }
   __device__ const u32* mask_of(int token) const {
+#if ALONE
+    return shared.masks + first_token + token;
+#else
     return a.mask + ((i64)row * a.seq_len + first_token + token) * words();
+#endif
   }
 
   // Positions that a token of the block sees.
@@ -175,8 +217,8 @@ struct Block {
 
   // The first row of a token, counted from the tile's first, which may be among its rows.
   __device__ int row_of(int token) const {
-    int first = (first_token + token) * GROUP - tile * ROWS;
-    return max(0, min(first, min(ROWS, a.seq_len * GROUP - tile * ROWS)));
+    int first = (first_token + token) * GROUP - tile * rows();
+    return max(0, min(first, min(rows(), a.seq_len * GROUP - tile * rows())));
   }
 
   // The first piece of an item.

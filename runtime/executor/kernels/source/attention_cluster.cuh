@@ -5,7 +5,9 @@
 
 #if CLUSTERED
 
-__device__ bool is_together(int units) { return units > 1 && units <= SPAN; }
+__device__ bool is_together(const Block& block) {
+  return (SINGLE || block.lone) && block.units > 1 && block.units <= SPAN && block.spans == 0;
+}
 
 // Say how much will come, before this block waits for its predecessors.
 __device__ void expect_units(const Block& block, int units) {

@@ -17,7 +17,7 @@ __device__ void finish(const Block& block, const Place& at, const Piece& piece, 
   for (int half = 0; half < HALVES; ++half) {
     if (!at.has(piece, half)) continue;
     float share = inverse(whole.l[half]);
-    int row = block.tile * ROWS + at.first_row + at.lane / 4 + 8 * half;
+    int row = block.tile * block.rows() + at.first_row + at.lane / 4 + 8 * half;
     u32* out = (u32*)output(block, row) + at.lane % 4;
 #pragma unroll
     for (int n = 0; n < 2 * OWN; ++n) {
@@ -30,12 +30,12 @@ __device__ void finish(const Block& block, const Place& at, const Piece& piece, 
 }
 
 // Rows of a unit that are left.
-__device__ int stored_rows(const Block& block) { return min(ROWS, block.a.seq_len * GROUP); }
+__device__ int stored_rows(const Block& block) { return min(block.rows(), block.a.seq_len * GROUP); }
 
 // The first of a tile's rows among the partial sums of all.
 __device__ i64 first_partial(const Block& block) {
-  i64 tile = (i64)blockIdx.z * KV_HEADS + block.kv_head;
-  return tile * block.a.units * stored_rows(block);
+  i64 before = (i64)block.tiles_before() * min(ROWS, block.a.seq_len * GROUP);
+  return (before + block.tile * stored_rows(block)) * block.a.units;
 }
 
 // Leave a piece's rows as those of its unit.
@@ -67,7 +67,8 @@ __device__ u32 completed(const Block& block, int done) {
   if (own < 32) {
     bool last = false;
     if (done && own < (block.causal ? 1 : block.tokens)) {
-      u32* ticket = block.a.tickets + (blockIdx.z * KV_HEADS + block.kv_head) * TOKENS + own;
+      u32* ticket = block.a.tickets + block.tiles_before() * TOKENS +
+                    block.tile * (LONE && block.lone ? 1 : TOKENS) + own;
       u32 before;
       // It serves the block, as barriers come around it.
       asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
@@ -121,7 +122,7 @@ __device__ void finish(const Block& block, int row, int quad, const Left& whole)
   float share = inverse(whole.sum.y);
   uint2 out = make_uint2(pack(__fmul_rn(whole.o.x, share), __fmul_rn(whole.o.y, share)),
                          pack(__fmul_rn(whole.o.z, share), __fmul_rn(whole.o.w, share)));
-  ((uint2*)output(block, block.tile * ROWS + row))[quad] = out;
+  ((uint2*)output(block, block.tile * block.rows() + row))[quad] = out;
 }
 
 // Merge what was left of the tile's rows [first, end) in ascending order: splits into their spans,

@@ -70,18 +70,27 @@ struct Rotation {
   }
 
   __device__ void run() const {
+    if (LONE && queries + 2 * fresh <= 2 * WARPS)
+      rotate_by<2>();
+    else
+      rotate_by<BATCH>();
+  }
+
+  // With so many heads of a warp at a time.
+  template <int COUNT>
+  __device__ void rotate_by() const {
     const Arguments& a = block.a;
     int all = queries + 2 * fresh;
-    for (int begin = threadIdx.x / 32; begin < all; begin += WARPS * BATCH) {
-      Head own[BATCH];
-      Angles by[BATCH];
-      float sums[BATCH];
+    for (int begin = threadIdx.x / 32; begin < all; begin += WARPS * COUNT) {
+      Head own[COUNT];
+      Angles by[COUNT];
+      float sums[COUNT];
 #pragma unroll
-      for (int k = 0; k < BATCH; ++k) {
+      for (int k = 0; k < COUNT; ++k) {
         // The last one again where there are no more.
         int i = min(begin + k * WARPS, all - 1), token = 0, head;
         if (i < queries) {
-          int row = block.tile * ROWS + first + i;
+          int row = block.tile * block.rows() + first + i;
           token = row / GROUP;
           head = block.kv_head * GROUP + row % GROUP;
         } else {
@@ -99,10 +108,10 @@ struct Rotation {
 #endif
       }
 #pragma unroll
-      for (int k = 0; k < BATCH; ++k) sums[k] = own[k].squares();
+      for (int k = 0; k < COUNT; ++k) sums[k] = own[k].squares();
       if (a.q_gain) sum_of_warp(sums);
 #pragma unroll
-      for (int k = 0; k < BATCH; ++k) {
+      for (int k = 0; k < COUNT; ++k) {
         int i = begin + k * WARPS;
         if (i >= all) break;
         bool query = i < queries, value = !query && (i - queries) % 2;

@@ -41,8 +41,8 @@ struct Place {
     first_row = tile * 8 * HALVES;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      int row = block.tile * ROWS + first_row + lane / 4 + 8 * half;
-      bool there = half < HALVES && row < block.a.seq_len * GROUP;
+      int own = first_row + lane / 4 + 8 * half, row = block.tile * block.rows() + own;
+      bool there = half < HALVES && row < block.a.seq_len * GROUP && own < block.rows();
       token[half] = there ? row / GROUP - block.first_token : -1;
     }
   }

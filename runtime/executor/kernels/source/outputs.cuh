@@ -29,7 +29,7 @@ struct Arguments {
   int seq_len;
   int select_len;
   float eps;
-  int unused;
+  int early;   // whether the next kernel may begin before this one's inputs are there
   Added added;
 };
 

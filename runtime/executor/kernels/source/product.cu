@@ -23,12 +23,12 @@
 #define ITEMS (FRAGMENTS * 32)
 // Nothing is left to ask for behind the first stages.
 #define ALL_ASKED (!REPEATED && DEPTH >= MOST)
-// Whether the next kernel may ask for its weights before this one has its inputs, for one token: so
-// it was measured (docs/performance.md). One that may be the first of a step never is early.
+// Whether the next kernel may ask for its weights before this one has its inputs, where it is told
+// so: it was measured (docs/performance.md). One that may be the first of a step never is early.
 #define EARLY                                                     \
   (ALL_ASKED && (!ADDED || SHRINK_STAGES) && WEIGHT_BITS == 16 && \
    (OUTPUT == RESIDUAL || (OUTPUT == NUMBERS && NORMED)))
-#define IS_EARLY (EARLY && a.tokens == 1)
+#define IS_EARLY (EARLY && a.early)
 // Sums of several tokens lie where the weights of a block's only group were.
 #define PARTS_IN_RING (!REPEATED && COLUMNS > 8)
 #define PART_BYTES (ITEMS * 16)

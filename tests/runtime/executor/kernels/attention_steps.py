@@ -277,4 +277,7 @@ def other_plans(shape: AttentionShape, seq_len: int, slots: int) -> list[Attenti
         few = [one._replace(fused=True) for one in plans if one.share == _SHARES and not one.paired]
         narrow = [one._replace(tiles=-(-rows // 8), halves=1) for one in few]
         plans += narrow if rows <= _HALF else few + narrow if seq_len > 1 else few
+        if seq_len > 1 and shape.group <= _SHARES and shape.head_dim <= _WIDEST_SHARED:
+            lone = [one for one in narrow if not one.whole]
+            plans += [one._replace(lone=True) for one in lone]
     return plans

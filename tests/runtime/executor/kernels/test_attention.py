@@ -26,7 +26,7 @@ SIZES = [
     (batch, seq_len, slots)
     for batch in (1, 3, 8, 64)
     for seq_len in (1, 2, 8, 60, 128, 512)
-    for slots in (512, 2048, 32768)
+    for slots in (256, 512, 2048, 32768)
 ]
 
 
@@ -85,7 +85,7 @@ def test_one_token_a_row_is_one_launch() -> None:
     made.use_scratch(1 << 20)
     made.use_tickets(1 << 10)
     (launch,) = made.launches(1, (2, 3), (4, 5), 6, 7, (8, 9), 10, 11, 8, 1, 2048)
-    assert launch.grid == (8, 8, 8)
+    assert launch.grid == (4, 8, 8 * 2)
     told = cast(AttentionArguments, launch.arguments)
     assert (told.qkv, told.keys, told.values, told.start, told.positions) == (1, 4, 5, 6, 7)
     assert (told.cos, told.sin, told.mask, told.out, told.tickets) == (8, 9, 10, 11, 1 << 10)
@@ -103,7 +103,7 @@ def test_one_token_a_row_is_one_launch() -> None:
 def test_blocks_of_one_token_are_whole_clusters(slots: int) -> None:
     made = attention(WantedKernels())
     (launch,) = made.launches(1, (2, 3), (4, 5), 6, 7, (8, 9), 0, 11, 1, 1, slots)
-    assert launch.grid == (-(-slots // (SPLIT * SPAN)) * SPAN, 8, 1)
+    assert launch.grid == (SPAN, 8, -(-slots // (SPLIT * SPAN)))
 
 
 def test_blocks_are_no_clusters_where_the_gpu_has_no_room_for_them() -> None:
@@ -112,6 +112,15 @@ def test_blocks_are_no_clusters_where_the_gpu_has_no_room_for_them() -> None:
         made = attention(wanted, cluster=cluster)
         made.launches(1, (2, 3), (4, 5), 6, 7, (8, 9), 0, 11, 1, 1, 2048)
         assert all(f"-DCLUSTERS={clusters}" in one.options for one in wanted.requests)
+
+
+@pytest.mark.parametrize(("seq_len", "slots", "turns"), [(2, 256, 1), (8, 256, 1), (8, 2048, 2)])
+def test_each_of_few_tokens_has_clusters_of_its_own(seq_len: int, slots: int, turns: int) -> None:
+    made = attention(WantedKernels())
+    (launch,) = made.launches(1, (2, 3), (4, 5), 6, 7, (8, 9), 10, 11, 1, seq_len, slots)
+    assert launch.grid == (SPAN, 8, seq_len * turns)
+    assert made.plan(1, seq_len, slots).lone
+    assert not made.plan(8, 16, slots).lone  # there are blocks enough
 
 
 def test_the_next_weights_are_asked_for_early_where_they_have_16_bits() -> None:

@@ -22,19 +22,21 @@ SPREAD: dict[str, int | str] = {
     "HALVES": 2,
     "WHOLE": 0,
     "BY_WARP": 0,
+    "LONE": 0,
 }
 PAIRED = SPREAD | {"BY_WARP": 1}
 WIDE = SPREAD | {"SHARE": 2, "WHOLE": 1}
 FEW = SPREAD | {"FUSED": 1, "HALVES": 1}
+LONE = FEW | {"LONE": 1}
 DECODE = FEW | {"SINGLE": 1, "HALVES": 1}
 CROWDED = DECODE | {"WHOLE": 1}
 FORMS = {
-    "sm_80": [(DECODE, 0, 128)],
+    "sm_80": [(DECODE, 0, 128), (LONE, 1, 128)],
     "sm_86": [(WIDE, 0, 64)],
     "sm_87": [(DECODE, 0, 80), (SPREAD, 0, 128), (WIDE, 0, 128)],
     "sm_89": [(CROWDED, 0, 128)],
-    "sm_90": [(DECODE, 0, 256), (FEW, 1, 128), (PAIRED, 1, 128), (WIDE, 1, 128)],
-    "sm_100": [(FEW, 0, 16)],
+    "sm_90": [(DECODE, 0, 256), (FEW, 1, 128), (PAIRED, 1, 128), (WIDE, 1, 128), (LONE, 0, 128)],
+    "sm_100": [(FEW, 0, 16), (LONE, 1, 128)],
     "sm_110": [(DECODE, 0, 112)],
     "sm_120": [(PAIRED, 1, 64), (WIDE, 0, 64), (FEW, 0, 256), (SPREAD, 1, 256)],
     "sm_121": [(CROWDED, 0, 256)],

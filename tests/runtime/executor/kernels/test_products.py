@@ -1,5 +1,5 @@
 import ctypes
-from typing import Any
+from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
@@ -8,6 +8,7 @@ import pytest
 from runtime.errors import HearthError
 from runtime.executor.kernels.adapters import Adapter
 from runtime.executor.kernels.launch import KernelRequest, Launch, WantedKernels
+from runtime.executor.kernels.product_arguments import ProductArguments
 from runtime.executor.kernels.products import Form, Products, Weight
 from tests.runtime.executor.kernels.model_shapes import GPUS
 
@@ -40,6 +41,16 @@ def macros(request: KernelRequest) -> dict[str, int]:
 
 def names(launches: tuple[Launch, ...]) -> list[str]:
     return [launch.name for launch in launches]
+
+
+@pytest.mark.parametrize(("rows", "tokens", "early"), [(1, 8, 1), (8, 8, 0), (0, 1, 1), (1, 9, 0)])
+def test_the_next_kernel_begins_early_behind_few_tokens_of_one_row(
+    rows: int, tokens: int, early: int
+) -> None:
+    made = Made()
+    made.products.use_scratch(SCRATCH, rows)
+    (launch,) = made.products.residual(X, weight(1024), 1024, tokens, OUT)
+    assert cast(ProductArguments, launch.arguments).early == early
 
 
 def test_few_tokens_are_normed_in_the_product() -> None:

@@ -32,7 +32,7 @@ class Recorder:
     def __init__(self, *_: Any, **__: Any) -> None:
         self.scratch = 0
 
-    def use_scratch(self, address: int) -> None:
+    def use_scratch(self, address: int, _rows: int = 0) -> None:
         self.scratch = address
 
     def scratch_bytes(self, *sizes: int) -> int:
