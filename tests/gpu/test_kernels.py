@@ -114,6 +114,21 @@ def test_chunks_of_any_width_give_the_same_bits(driver: KernelDriver, width: int
     same(np.concatenate(parts), np.concatenate(whole))
 
 
+def test_long_chunks_of_whole_blocks_of_inputs_give_the_same_bits(gpu: CudaDevice) -> None:
+    family = Family(hidden=128, inner=320, heads=4, kv_heads=2, qk_norm=True)
+    made = KernelDriver(gpu, family, "float16", most_selected=LENGTH, prefill_chunk=512)
+    ids = text(family, LENGTH)
+    whole = made.step([ids], every=True)[0]
+    keys = made.cache("k_cache_2", 1)[:, :, :LENGTH]
+    made.reset(NAN_BYTE)
+    parts = [
+        made.step([ids[first : first + 100]], every=True)[0] for first in range(0, LENGTH, 100)
+    ]
+    same(np.concatenate(parts), whole)
+    same(made.cache("k_cache_2", 1)[:, :, :LENGTH], keys)
+    made.close()
+
+
 @pytest.mark.parametrize("batch", [2, 3, 4, 7, 8])
 def test_a_row_has_the_bits_that_it_has_alone(driver: KernelDriver, batch: int) -> None:
     prompts = [text(driver.family, 20 + 33 * row, row) for row in range(batch)]

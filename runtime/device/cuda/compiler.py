@@ -12,6 +12,8 @@ from runtime.errors import HearthError
 
 _KERNELS = "runtime.device.cuda.kernels"
 _DIGEST_BYTES = 32
+# With the instructions that no later GPU has (those of four warps together).
+_WHOLE = {"sm_90": "sm_90a"}
 _HEADER = re.compile(r'^#include "(\w+\.cuh)"\n', re.MULTILINE)
 
 
@@ -108,7 +110,7 @@ class KernelCompiler:
     def _target(self) -> str:
         known = self.architectures()
         if self._architecture in known:
-            return self._architecture
+            return _WHOLE.get(self._architecture, self._architecture)
         wanted = int(self._architecture.removeprefix("sm_"))
         numbers = [int(one.removeprefix("sm_")) for one in known]
         older = [number for number in numbers if number < wanted]

@@ -85,7 +85,10 @@ class Selected(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """What a product reads: elements, or float32 rows that are normed where there is a gain."""
+    """What a product reads: elements, or float32 rows that are normed where there is a gain.
+
+    Elements that are `staged` lie as source/staged.cuh says.
+    """
 
     address: int
     size: int
@@ -93,6 +96,7 @@ class Inputs(NamedTuple):
     gain: int = 0
     eps: float = 0.0
     selected: Selected = Selected()
+    staged: bool = False
 
 
 class Output(NamedTuple):

@@ -13,6 +13,7 @@ from runtime.executor.kernels.adapters import (
     added_arguments,
     shared_out,
 )
+from runtime.executor.kernels.group_tiles import GroupTiles, group_tiles
 from runtime.executor.kernels.launch import GpuFacts, Kernels, Launch
 from runtime.executor.kernels.product_arguments import (
     GATED,
@@ -40,6 +41,7 @@ from runtime.executor.kernels.wide_tiles import wide_tiles
 __all__ = ["Form", "Products", "Weight"]
 
 _THREADS = 256
+_ELEMENT_BITS = 16
 _NORM_THREADS = 128
 _NORM_TOKENS = 4
 # Tokens of a residual product up to which its blocks are placed before its predecessor has ended.
@@ -58,6 +60,7 @@ _WIDE = (
     *("EIGHTS", "WIDTHS", "TILES", "SHARE", "DEPTH", "RESIDENT", "SPLIT", "EVEN"),
     "SHARED_BYTES",
 )
+_GROUPS = (*_COMMON, "EIGHTS", "WIDTHS", "DEPTH", "RESIDENT", "SHARES", "SHARED_BYTES")
 
 
 class _Chosen(NamedTuple):
@@ -193,8 +196,9 @@ class Products:
     ) -> tuple[Launch, ...]:
         made: list[Launch] = []
         if given.gain and not norms_itself(given.size, given.tokens):
-            made.append(self._normalise(given))
-            given = Inputs(self._scratch, given.size, given.tokens)
+            staged = adapter is None and self._group_tiles(given, weights, output) is not None
+            made.append(self._normalise(given, staged=staged))
+            given = Inputs(self._scratch, given.size, given.tokens, staged=staged)
         beside = None
         if adapter is not None:
             beside = self._shrink_beside(given, weights, output, adapter)
@@ -226,8 +230,9 @@ class Products:
         a = Weight(adapter.a, adapter.width, Form("bfloat16" if self._bfloat else "float16"))
         return self._launches("shrink", given, [a], Output(NUMBERS, adapter.shrunk))
 
-    def _normalise(self, given: Inputs) -> Launch:
-        function = self._kernel("normalise", "normalise", ("INPUTS",), (given.size,), 0)
+    def _normalise(self, given: Inputs, *, staged: bool) -> Launch:
+        macros, numbers = ("INPUTS", "STAGED"), (given.size, int(staged))
+        function = self._kernel("normalise", "normalise", macros, numbers, 0)
         selected = given.selected
         arguments = NormArguments(
             given.address,
@@ -260,7 +265,9 @@ class Products:
         added = adapter is not None
         common = (given.size, output.kind, len(weights), int(biased), int(added), *form.macros)
         chosen = None
-        if columns_for(given.tokens) is not None:
+        if given.staged:
+            chosen = self._groups(given, weights, output, common)
+        elif columns_for(given.tokens) is not None:
             chosen = self._narrow(given, weights, output, common, beside)
         chosen = chosen or self._wide(given, weights, common)
         arguments = product_arguments(given, weights, output, chosen.groups)
@@ -323,6 +330,33 @@ class Products:
         blocks = (-(-eights // tiles.eights), -(-given.tokens // (8 * tiles.widths)), tiles.split)
         apart = common[1] == RESIDUAL and tiles.split == 1 and given.tokens > _TOGETHER
         return _Chosen(function, blocks, shared, 0, tiles.threads, apart)
+
+    def _group_tiles(
+        self, given: Inputs, weights: Sequence[Weight], output: Output
+    ) -> GroupTiles | None:
+        if weights[0].form.bits != _ELEMENT_BITS:
+            return None
+        rows = tuple(weight.rows for weight in weights)
+        gated = output.kind == GATED
+        return group_tiles(self._facts, rows, given.size, given.tokens, gated=gated)
+
+    def _groups(
+        self,
+        given: Inputs,
+        weights: Sequence[Weight],
+        output: Output,
+        common: tuple[int, ...],
+    ) -> _Chosen:
+        tiles = self._group_tiles(given, weights, output)
+        if tiles is None:
+            raise HearthError("internal", "only products by groups of warps read staged tokens")
+        shared = tiles.shared_bytes
+        function = self._kernel("warpgroup", "product", _GROUPS, (*common, *tiles, shared), shared)
+        tokens, eights = -(-given.tokens // (8 * tiles.widths)), _eights(weights)
+        apart = output.kind == RESIDUAL
+        return _Chosen(
+            function, (tokens, -(-eights // tiles.eights), 1), shared, 0, tiles.threads, apart
+        )
 
     def _kernel(
         self, file: str, name: str, macros: tuple[str, ...], numbers: tuple[int, ...], shared: int

@@ -1,7 +1,9 @@
 #include "numbers.cuh"
 #include "norm.cuh"
+#include "staged.cuh"
 
-// RMS norms of whole rows, a warp a token: lane 4 w + q is lane q of segment w.
+// RMS norms of whole rows, a warp a token: lane 4 w + q is lane q of segment w. With STAGED they are
+// written as the stages of a product have them.
 
 struct Arguments {
   const float* inputs;    // [.., INPUTS]
@@ -20,6 +22,17 @@ __device__ __forceinline__ uint4 gains_of(const Arguments& a, int block, int i, 
   int input = first_input(block, i, q);
   if (!there || (INPUTS % 64 && input >= INPUTS)) return uint4{};
   return *(const uint4*)(a.gain + input);
+}
+
+__device__ __forceinline__ void write(const Arguments& a, int token, int input, uint4 eight) {
+#if STAGED
+  u32 words[4] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    ((u32*)a.out)[staged_word(token, a.tokens, input / 2 + i)] = words[i];
+#else
+  *(uint4*)(a.out + (long long)token * a.stride + input) = eight;
+#endif
 }
 
 extern "C" __global__ void __launch_bounds__(128) normalise(const __grid_constant__ Arguments a) {
@@ -53,7 +66,6 @@ extern "C" __global__ void __launch_bounds__(128) normalise(const __grid_constan
 #pragma unroll
   for (int w = 1; w < SEGMENTS; ++w) squares = __fadd_rn(squares, __shfl_sync(~0u, part, w * 4));
   float scale = norm_scale(squares, a.eps);
-  u16* out = a.out + (long long)token * a.stride;
 #pragma unroll(MOST <= 5 ? MOST : 4)
   for (int j = 0; j < MOST; ++j)
 #pragma unroll
@@ -61,10 +73,10 @@ extern "C" __global__ void __launch_bounds__(128) normalise(const __grid_constan
       int input = first_input(first + j, i, q);
       if (j >= count || (INPUTS % 64 && input >= INPUTS)) continue;
 #if MOST <= 5
-      *(uint4*)(out + input) = normed_eight(held[j][i], scale, gains[j][i]);
+      write(a, token, input, normed_eight(held[j][i], scale, gains[j][i]));
 #else
-      *(uint4*)(out + input) =
-          normed_eight(read_row(row, input), scale, gains_of(a, first + j, i, q, true));
+      write(a, token, input,
+            normed_eight(read_row(row, input), scale, gains_of(a, first + j, i, q, true)));
 #endif
     }
 }

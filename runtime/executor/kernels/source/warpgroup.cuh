@@ -1,0 +1,120 @@
+// Products of four warps together (wgmma, compute capability 9.0): 64 rows of A times WIDTHS times
+// eight columns of B, sixteen inputs an instruction. It comes behind ring.cuh. A warp has sixteen
+// of the rows, and of eight columns what `multiply` of numbers.cuh gives.
+
+#if BFLOAT
+#define KINDS ".f32.bf16.bf16"
+#else
+#define KINDS ".f32.f16.f16"
+#endif
+
+#define PLACES_0 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define PLACES_1 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define PLACES_2 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
+#define PLACES_3 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define PLACES_4 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
+#define PLACES_5 ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define FOUR(c, i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
+#define SIXTEEN(c, i) FOUR(c, i), FOUR(c, i + 4), FOUR(c, i + 8), FOUR(c, i + 12)
+
+#if WIDTHS == 8
+#define SHAPE "m64n64k16"
+#define PLACES PLACES_0 PLACES_1
+#define NUMBERS_OF(c) SIXTEEN(c, 0), SIXTEEN(c, 16)
+#define GIVEN_0 "%32"
+#define GIVEN_1 "%33"
+#define GIVEN_2 "%34"
+#define GIVEN_3 "%35"
+#define GIVEN_4 "%36"
+#define GIVEN_5 "%37"
+#elif WIDTHS == 12
+#define SHAPE "m64n96k16"
+#define PLACES PLACES_0 PLACES_1 PLACES_2
+#define NUMBERS_OF(c) SIXTEEN(c, 0), SIXTEEN(c, 16), SIXTEEN(c, 32)
+#define GIVEN_0 "%48"
+#define GIVEN_1 "%49"
+#define GIVEN_2 "%50"
+#define GIVEN_3 "%51"
+#define GIVEN_4 "%52"
+#define GIVEN_5 "%53"
+#elif WIDTHS == 16
+#define SHAPE "m64n128k16"
+#define PLACES PLACES_0 PLACES_1 PLACES_2 PLACES_3
+#define NUMBERS_OF(c) SIXTEEN(c, 0), SIXTEEN(c, 16), SIXTEEN(c, 32), SIXTEEN(c, 48)
+#define GIVEN_0 "%64"
+#define GIVEN_1 "%65"
+#define GIVEN_2 "%66"
+#define GIVEN_3 "%67"
+#define GIVEN_4 "%68"
+#define GIVEN_5 "%69"
+#elif WIDTHS == 24
+#define SHAPE "m64n192k16"
+#define PLACES PLACES_0 PLACES_1 PLACES_2 PLACES_3 PLACES_4 PLACES_5
+#define NUMBERS_OF(c) \
+  SIXTEEN(c, 0), SIXTEEN(c, 16), SIXTEEN(c, 32), SIXTEEN(c, 48), SIXTEEN(c, 64), SIXTEEN(c, 80)
+#define GIVEN_0 "%96"
+#define GIVEN_1 "%97"
+#define GIVEN_2 "%98"
+#define GIVEN_3 "%99"
+#define GIVEN_4 "%100"
+#define GIVEN_5 "%101"
+#endif
+
+// Where an operand lies, sixteen bytes a unit: rows of 128 bytes, eights of them behind one another,
+// chunk c of row r at place c ^ r % 8. Its sixteen inputs are two units.
+__device__ __forceinline__ u64 operand(u32 address) {
+  return 1ull << 62 | 64ull << 32 | 1ull << 16 | address / 16;
+}
+
+__device__ __forceinline__ void begin_products() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+// c += A B, or c = A B if not `more`: A in registers, as `multiply` has it, B in shared memory.
+__device__ __forceinline__ void multiply_registers(float (&c)[WIDTHS * 4], const u32 (&a)[4],
+                                                   u64 columns, bool more) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " GIVEN_5 ", 0;\n"
+               "wgmma.mma_async.sync.aligned." SHAPE KINDS " {" PLACES "}, {" GIVEN_0 ", " GIVEN_1
+               ", " GIVEN_2 ", " GIVEN_3 "}, " GIVEN_4 ", p, 1, 1, 0;\n}"
+               : NUMBERS_OF(c)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(columns), "r"((int)more));
+}
+
+__device__ __forceinline__ void end_products() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+// All of this thread's have ended; the numbers are named so that nobody reads them before.
+__device__ __forceinline__ void wait_products(float (&c)[WIDTHS * 4]) {
+  asm volatile("wgmma.wait_group.sync.aligned 0;" : NUMBERS_OF(c)::"memory");
+}
+
+// Barriers in shared memory, which count arrivals and bytes of copies.
+__device__ __forceinline__ void begin_barrier(u32 barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+__device__ __forceinline__ void expect_bytes(u32 barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+
+__device__ __forceinline__ void arrive_at(u32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void wait_barrier(u32 barrier, u32 parity) {
+  asm volatile(
+      "{\n.reg .pred p;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+      "@!p bra AGAIN;\n}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+__device__ __forceinline__ void copy_bulk(u32 to, const void* from, int bytes, u32 barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          to),
+      "l"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}

@@ -1,0 +1,70 @@
+import numpy as np
+import pytest
+
+from runtime.config import DType
+from runtime.executor.kernels import group_tiles, products
+from runtime.executor.kernels.group_tiles import SHAPES, GroupTiles
+from tests.runtime.executor.kernels.lab import TYPES, Lab
+from tests.runtime.executor.kernels.test_product_sums import EPS, Array, Case
+
+pytestmark = pytest.mark.gpu
+MOST = 300
+SOME = (0, 7, 255, MOST - 1)
+SIZES = [(64, (64, 8)), (192, (128, 64, 40)), (1024, (640,)), (2560, (320, 72))]
+"""Inputs and rows of matrices one below the other, of which each but the last has whole groups."""
+
+
+@pytest.fixture(params=SHAPES, ids=str)
+def tiles(request: pytest.FixtureRequest, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> GroupTiles:
+    """The only tiles that products of many tokens have."""
+    if lab.facts.capability != (9, 0):
+        pytest.skip("the instructions of four warps together are those of 9.0 alone")
+    chosen: GroupTiles = request.param
+    group_tiles.group_tiles.cache_clear()
+    monkeypatch.setattr(group_tiles, "SHAPES", (chosen,))
+    return chosen
+
+
+def case_of(lab: Lab, dtype: DType, inputs: int, rows: tuple[int, ...]) -> Case:
+    case = Case(lab, dtype, inputs, rows)
+    random = np.random.default_rng(3)
+    case.x = random.standard_normal((MOST, inputs)).astype(np.float32)
+    case.scratch = lab.poison((MOST, inputs), case.dtype)
+    case.products.use_scratch(case.scratch.address)
+    return case
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("inputs", "rows"), SIZES)
+def test_tokens_have_the_bits_that_they_have_alone(
+    lab: Lab, tiles: GroupTiles, dtype: DType, inputs: int, rows: tuple[int, ...]
+) -> None:
+    case = case_of(lab, dtype, inputs, rows)
+    alone = {place: case.normed(case.x[place : place + 1])[0] for place in SOME}
+    for tokens in (257, MOST):
+        chosen = products.group_tiles(case.products._facts, rows, inputs, tokens, gated=False)
+        assert chosen == tiles
+        found = case.normed(case.x[:tokens])
+        assert np.isfinite(found).all()
+        for place in SOME:
+            assert place >= tokens or np.array_equal(found[place], alone[place]), (tokens, place)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("inputs", "rows"), [(128, 72), (1024, 320)])
+def test_gates_have_the_bits_that_they_have_alone(
+    lab: Lab, tiles: GroupTiles, dtype: DType, inputs: int, rows: int
+) -> None:
+    case = case_of(lab, dtype, inputs, (rows, rows))
+    gate, up = (weight._replace(bias=0) for weight in case.weights)
+    assert products.group_tiles(case.products._facts, (rows, rows), inputs, MOST, gated=True)
+
+    def gated(x: Array) -> Array:
+        given, out = lab.put(x), lab.poison((len(x), rows), case.dtype)
+        norm = (given.address, case.gain_address, EPS)
+        case.run(case.products.gated(*norm, gate, up, inputs, len(x), out.address))
+        return lab.read(out)
+
+    found = gated(case.x)
+    for place in SOME:
+        assert np.array_equal(found[place], gated(case.x[place : place + 1])[0]), (tiles, place)
