@@ -39,7 +39,14 @@ class GroupTiles(NamedTuple):
         return self.eights * self.widths
 
 
-SHAPES = (GroupTiles(24, 16, 5), GroupTiles(16, 16, 6), GroupTiles(8, 16, 4, 2))
+SHAPES = (
+    GroupTiles(24, 16, 5),
+    GroupTiles(16, 16, 6),
+    GroupTiles(8, 16, 4, 2),
+    GroupTiles(8, 8, 6, 1, 2),
+)
+# What a block takes beside its sums, for each eight of rows and tokens that it reads.
+_READING = 8
 # Fewer tokens than that are faster by tiles that warps have alone (H200).
 _FEWEST = 257
 
@@ -59,11 +66,14 @@ def group_tiles(
 
     def work(tiles: GroupTiles) -> int:
         blocks = -(-eights // tiles.eights) * -(-widths // tiles.widths)
-        return -(-blocks // facts.multiprocessors) * tiles.area
+        each = tiles.area + _READING * (tiles.eights + tiles.widths)
+        return -(-blocks // facts.multiprocessors) * each
 
-    return min((one for one in SHAPES if _fits(facts, one)), key=work, default=None)
+    return min((one for one in SHAPES if _fits(facts, one, inputs)), key=work, default=None)
 
 
-def _fits(facts: GpuFacts, tiles: GroupTiles) -> bool:
+def _fits(facts: GpuFacts, tiles: GroupTiles, inputs: int) -> bool:
+    if inputs // _BLOCK % tiles.shares:
+        return False
     room = facts.shared_per_multiprocessor // tiles.resident - RESERVED
     return tiles.shared_bytes <= min(room, facts.shared_per_block)

@@ -100,12 +100,16 @@ class Inputs(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What becomes of the sums: `kind` is that of source/outputs.cuh."""
+    """What becomes of the sums: `kind` is that of source/outputs.cuh.
+
+    `staged` activations are written as source/staged.cuh says.
+    """
 
     kind: int
     address: int
     tap: int = 0
     tap_stride: int = 0
+    staged: bool = False
 
 
 def product_arguments(

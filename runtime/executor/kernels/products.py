@@ -60,7 +60,7 @@ _WIDE = (
     *("EIGHTS", "WIDTHS", "TILES", "SHARE", "DEPTH", "RESIDENT", "SPLIT", "EVEN"),
     "SHARED_BYTES",
 )
-_GROUPS = (*_COMMON, "EIGHTS", "WIDTHS", "DEPTH", "RESIDENT", "SHARES", "SHARED_BYTES")
+_GROUPS = (*_COMMON, "EIGHTS", "WIDTHS", "DEPTH", "RESIDENT", "SHARES", "PASSED", "SHARED_BYTES")
 
 
 class _Chosen(NamedTuple):
@@ -132,13 +132,14 @@ class Products:
         *,
         tap: tuple[int, int] | None = None,
         adapter: Adapter | None = None,
+        staged: bool = False,
     ) -> tuple[Launch, ...]:
-        """Add to x the product of elements a [tokens, inputs].
+        """Add to x the product of elements a [tokens, inputs], which may be `staged`.
 
         `tap` is an address and a stride in elements: x is also written there, as elements.
         """
         output = Output(RESIDUAL, x, *(tap or (0, 0)))
-        given = Inputs(a, inputs, tokens)
+        given = Inputs(a, inputs, tokens, staged=staged)
         return self._launches("residual", given, [weight], output, adapter)
 
     def gated(  # noqa: PLR0917 (addresses and sizes, in the order of a step)
@@ -153,10 +154,18 @@ class Products:
         out: int,
         *,
         adapter: Adapter | None = None,
+        staged: bool = False,
     ) -> tuple[Launch, ...]:
-        """The norm of x through silu(gate) * up: elements [tokens, rows]."""
+        """The norm of x through silu(gate) * up: elements [tokens, rows], which may be `staged`."""
         given = Inputs(x, inputs, tokens, gain, eps)
-        return self._launches("gated", given, [gate, up], Output(GATED, out), adapter)
+        output = Output(GATED, out, staged=staged)
+        return self._launches("gated", given, [gate, up], output, adapter)
+
+    def stages(self, gate: Weight, up: Weight, down: Weight, inputs: int, tokens: int) -> bool:
+        """Whether what comes of gate and up can go to down as stages have it, without adapters."""
+        gated = self._group_tiles(Inputs(0, inputs, tokens), [gate, up], Output(GATED, 0))
+        added = self._group_tiles(Inputs(0, gate.rows, tokens), [down], Output(RESIDUAL, 0))
+        return gated is not None and added is not None
 
     def head(  # noqa: PLR0917 (addresses and sizes, in the order of a step)
         self,
@@ -350,8 +359,9 @@ class Products:
         tiles = self._group_tiles(given, weights, output)
         if tiles is None:
             raise HearthError("internal", "only products by groups of warps read staged tokens")
-        shared = tiles.shared_bytes
-        function = self._kernel("warpgroup", "product", _GROUPS, (*common, *tiles, shared), shared)
+        shared, passed = tiles.shared_bytes, int(output.staged)
+        numbers = (*common, *tiles, passed, shared)
+        function = self._kernel("warpgroup", "product", _GROUPS, numbers, shared)
         tokens, eights = -(-given.tokens // (8 * tiles.widths)), _eights(weights)
         apart = output.kind == RESIDUAL
         return _Chosen(

@@ -157,6 +157,9 @@ class DecoderStep:
             made += products.residual(
                 place["attended"], o, queries, tokens, x, adapter=adapter("o", index)
             )
+            several, last = adapter("gate_up", index), adapter("down", index)
+            staged = several is None and last is None
+            staged = staged and products.stages(gate, up, down, hidden, tokens)
             made += products.gated(
                 x,
                 gains["post"],
@@ -166,7 +169,8 @@ class DecoderStep:
                 hidden,
                 tokens,
                 place["activations"],
-                adapter=adapter("gate_up", index),
+                adapter=several,
+                staged=staged,
             )
             stacked = index < config.num_deepstack_features
             tap = self._tap(index + 1, at)
@@ -177,7 +181,8 @@ class DecoderStep:
                 tokens,
                 x,
                 tap=None if stacked else tap,
-                adapter=adapter("down", index),
+                adapter=last,
+                staged=staged,
             )
             if stacked:
                 made.append(self._stream.add(at[f"deepstack_embeds_{index}"], x, tokens, tap))

@@ -187,6 +187,11 @@ __device__ __forceinline__ void finish_one(const Arguments& a, int row, int toke
   *out = sum;
 }
 
+__device__ __forceinline__ u16 activation(float gate, float up) {
+  float silu = __fdividef(gate, 1.0f + __expf(-gate));
+  return element(__fmul_rn(silu, up));
+}
+
 __device__ __forceinline__ void finish_gated(const Arguments& a, int row, int token, float gate,
                                              float up, float added_gate, float added_up) {
   if (row >= a.rows || token >= a.tokens) return;
@@ -194,6 +199,5 @@ __device__ __forceinline__ void finish_gated(const Arguments& a, int row, int to
   gate = __fadd_rn(gate, added_gate);
   up = __fadd_rn(up, added_up);
 #endif
-  float silu = __fdividef(gate, 1.0f + __expf(-gate));
-  ((u16*)a.out)[(long long)token * a.rows + row] = element(__fmul_rn(silu, up));
+  ((u16*)a.out)[(long long)token * a.rows + row] = activation(gate, up);
 }

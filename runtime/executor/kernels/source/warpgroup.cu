@@ -3,6 +3,7 @@
 #include "weights.cuh"
 #include "norm.cuh"
 #include "outputs.cuh"
+#include "staged.cuh"
 #include "warpgroup.cuh"
 
 // More tokens than a narrow product takes, by the instructions of compute capability 9.0 that four
@@ -10,7 +11,8 @@
 // eight tokens of its block, in shared memory. Both come through DEPTH stages of 64 inputs, which
 // four more warps fill: tokens lie in memory as stages have them. With SHARES above one as many
 // groups have the same rows and share the segments of the inputs; each then adds up a part of the
-// sums. The rows of a group are of one matrix, or of gate and up.
+// sums. The rows of a group are of one matrix, or of gate and up. With PASSED what comes of these is
+// written as stages have it, for the next product: then a warp has two rows of each eight of 32.
 
 #define GROUPS (EIGHTS / 8)
 #define CONSUMERS (GROUPS * SHARES * 128)
@@ -33,6 +35,7 @@
 
 static_assert(RING_BYTES + PARTS_BYTES + 128 == SHARED_BYTES, "what the launch asks for");
 static_assert(DEPTH <= 8 && EIGHTS % 8 == 0 && WIDTHS % SHARES == 0, "whole shares");
+static_assert(PASSED == 0 || (OUTPUT == GATED && ADDED == 0), "what can be passed on");
 static_assert(INPUTS % 64 == 0 && (SHARES == 1 || BLOCKS % SHARES == 0), "whole blocks");
 
 // The barriers of a stage: that it is full, and that it is empty again.
@@ -74,7 +77,8 @@ struct Loader {
     for (int i = 0; i < ROW_COPIES; ++i) {
       Rows eight = eight_of(a, blockIdx.y * EIGHTS + i * 2 + row / 8);
       if (row % 8 < eight.rows) there |= 1u << i;
-      if (i == 0) first = eight.first + row % 8 * ROW_BYTES + chunk * 16;
+      int own = PASSED ? row % 8 / 2 * 8 + row % 2 : row % 8;
+      if (i == 0) first = eight.first + own * ROW_BYTES + chunk * 16;
     }
     asm volatile("" : "+r"(there));  // or it would be found out anew for each copy
   }
@@ -92,7 +96,7 @@ struct Loader {
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        copy_ahead(to + (group * 8 + i * 2) * EIGHT_BYTES, from + i * step,
+        copy_ahead(to + (group * 8 + i * 2) * EIGHT_BYTES, from + i * (PASSED ? step / 4 : step),
                    there >> (group * 4 + i) & 1);
       if (MATRICES == 1 || OUTPUT == GATED) from += 4 * step;
     }
@@ -136,6 +140,7 @@ struct Item {
     int eight = blockIdx.y * EIGHTS + group * 8 + threadIdx.x % 128 / 32 * 2;
     int lane = threadIdx.x % 32;
     row = (OUTPUT == GATED ? eight / 2 : eight) * 8 + lane / 4;
+    if (PASSED) row = row / 32 * 32 + lane / 8 * 8 + eight / 2 % 4 * 2 + lane / 4 % 2;
     token = (blockIdx.x * WIDTHS + width) * 8 + lane % 4 * 2;
   }
 
@@ -148,7 +153,15 @@ struct Item {
   __device__ __forceinline__ void finish(const Arguments& a, int rank, const float* sum,
                                          const float* before) const {
     float4 added = added_to(a, rank, row, token);
-#if OUTPUT == GATED
+#if PASSED
+    // Of two rows side by side each lane takes one token.
+    int odd = row % 2;
+    u32 first = activation(sum[0], sum[2]), second = activation(sum[1], sum[3]);
+    u32 other = __shfl_xor_sync(~0u, odd ? first : second, 4);
+    u32 word = odd ? other | second << 16 : first | other << 16;
+    if (row < a.rows && token + odd < a.tokens)
+      ((u32*)a.out)[staged_word(token + odd, a.tokens, row / 2)] = word;
+#elif OUTPUT == GATED
     finish_gated(a, row, token, sum[0], sum[2], added.x, added.z);
     finish_gated(a, row, token + 1, sum[1], sum[3], added.y, added.w);
 #else

@@ -4,6 +4,7 @@ import pytest
 from runtime.config import DType
 from runtime.executor.kernels import group_tiles, products
 from runtime.executor.kernels.group_tiles import SHAPES, GroupTiles
+from runtime.executor.kernels.products import Weight
 from tests.runtime.executor.kernels.lab import TYPES, Lab
 from tests.runtime.executor.kernels.test_product_sums import EPS, Array, Case
 
@@ -42,8 +43,8 @@ def test_tokens_have_the_bits_that_they_have_alone(
     case = case_of(lab, dtype, inputs, rows)
     alone = {place: case.normed(case.x[place : place + 1])[0] for place in SOME}
     for tokens in (257, MOST):
-        chosen = products.group_tiles(case.products._facts, rows, inputs, tokens, gated=False)
-        assert chosen == tiles
+        chosen = products.group_tiles(lab.facts, rows, inputs, tokens, gated=False)
+        assert chosen == (None if inputs // 64 % tiles.shares else tiles)
         found = case.normed(case.x[:tokens])
         assert np.isfinite(found).all()
         for place in SOME:
@@ -51,20 +52,37 @@ def test_tokens_have_the_bits_that_they_have_alone(
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize(("inputs", "rows"), [(128, 72), (1024, 320)])
-def test_gates_have_the_bits_that_they_have_alone(
+@pytest.mark.parametrize(("inputs", "rows"), [(128, 72), (128, 64), (1024, 320), (2560, 1024)])
+def test_what_is_passed_on_has_the_bits_that_it_has_alone(
     lab: Lab, tiles: GroupTiles, dtype: DType, inputs: int, rows: int
 ) -> None:
     case = case_of(lab, dtype, inputs, (rows, rows))
     gate, up = (weight._replace(bias=0) for weight in case.weights)
-    assert products.group_tiles(case.products._facts, (rows, rows), inputs, MOST, gated=True)
+    random = np.random.default_rng(4)
+    values = (random.standard_normal((inputs, rows)) * rows**-0.5).astype(case.dtype)
+    held = lab.put(values)
+    down = Weight(held.address, inputs, gate.form)
+    passed = case.products.stages(gate, up, down, inputs, MOST)
+    assert passed == (rows % 64 == 0 and rows // 64 % tiles.shares == 0)
 
-    def gated(x: Array) -> Array:
+    def layer(x: Array, *, staged: bool) -> Array:
+        """x and what comes of it by gate, up and down."""
         given, out = lab.put(x), lab.poison((len(x), rows), case.dtype)
         norm = (given.address, case.gain_address, EPS)
-        case.run(case.products.gated(*norm, gate, up, inputs, len(x), out.address))
-        return lab.read(out)
+        case.run(
+            (
+                *case.products.gated(
+                    *norm, gate, up, inputs, len(x), out.address, staged=staged
+                ),
+                *case.products.residual(
+                    out.address, down, rows, len(x), given.address, staged=staged
+                ),
+            )
+        )
+        return lab.read(given)
 
-    found = gated(case.x)
+    found = layer(case.x, staged=passed)
+    assert np.isfinite(found).all()
     for place in SOME:
-        assert np.array_equal(found[place], gated(case.x[place : place + 1])[0]), (tiles, place)
+        alone = layer(case.x[place : place + 1], staged=False)[0]
+        assert np.array_equal(found[place], alone), (tiles, place)

@@ -43,9 +43,13 @@ class Recorder:
     def use_relay(self, *_: int) -> tuple[int, int]:
         return 0, 0
 
+    def stages(self, *_: Any) -> bool:
+        return False
+
     def __getattr__(self, name: str) -> Any:
         def launch(*arguments: Any, **named: Any) -> tuple[Launch, ...]:
             adapter = named.pop("adapter", None)
+            assert not named.pop("staged", False)
             noted: Any = (*arguments, *named.values(), *([adapter] if adapter else []))
             return (Launch(None, (1, 1, 1), 1, 0, noted, name),)
 
