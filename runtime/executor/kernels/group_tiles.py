@@ -39,14 +39,20 @@ class GroupTiles(NamedTuple):
         return self.eights * self.widths
 
 
+class _Measured(NamedTuple):
+    """Tiles, and what 64 inputs take: of one block a multiprocessor, and of all that fit (H200)."""
+
+    tiles: GroupTiles
+    alone_us: float
+    full_us: float
+
+
 SHAPES = (
-    GroupTiles(24, 16, 5),
-    GroupTiles(16, 16, 6),
-    GroupTiles(8, 16, 4, 2),
-    GroupTiles(8, 8, 6, 1, 2),
+    _Measured(GroupTiles(24, 16, 5), 0.75, 0.75),
+    _Measured(GroupTiles(16, 16, 6), 0.62, 0.62),
+    _Measured(GroupTiles(8, 16, 4, 2), 0.4, 0.6),
+    _Measured(GroupTiles(8, 8, 6, 1, 2), 0.27, 0.27),
 )
-# What a block takes beside its sums, for each eight of rows and tokens that it reads.
-_READING = 8
 # Fewer tokens than that are faster by tiles that warps have alone (H200).
 _FEWEST = 257
 
@@ -64,16 +70,19 @@ def group_tiles(
         return None
     eights, widths = sum(-(-count // 8) for count in rows), -(-tokens // 8)
 
-    def work(tiles: GroupTiles) -> int:
+    def work(shape: _Measured) -> float:
+        tiles = shape.tiles
         blocks = -(-eights // tiles.eights) * -(-widths // tiles.widths)
-        each = tiles.area + _READING * (tiles.eights + tiles.widths)
-        return -(-blocks // facts.multiprocessors) * each
+        full, left = divmod(-(-blocks // facts.multiprocessors), tiles.resident)
+        return full * shape.full_us + (shape.alone_us if left else 0)
 
-    return min((one for one in SHAPES if _fits(facts, one, inputs)), key=work, default=None)
+    fitting = [one for one in SHAPES if _fits(facts, one.tiles, inputs)]
+    return min(fitting, key=work).tiles if fitting else None
 
 
 def _fits(facts: GpuFacts, tiles: GroupTiles, inputs: int) -> bool:
-    if inputs // _BLOCK % tiles.shares:
+    # A stage is always one share's, and shares are alike.
+    if inputs // _BLOCK % tiles.shares or tiles.depth % tiles.shares:
         return False
     room = facts.shared_per_multiprocessor // tiles.resident - RESERVED
     return tiles.shared_bytes <= min(room, facts.shared_per_block)

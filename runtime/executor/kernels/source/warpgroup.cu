@@ -35,6 +35,7 @@
 
 static_assert(RING_BYTES + PARTS_BYTES + 128 == SHARED_BYTES, "what the launch asks for");
 static_assert(DEPTH <= 8 && EIGHTS % 8 == 0 && WIDTHS % SHARES == 0, "whole shares");
+static_assert(DEPTH % SHARES == 0, "a stage is always one share's");
 static_assert(PASSED == 0 || (OUTPUT == GATED && ADDED == 0), "what can be passed on");
 static_assert(INPUTS % 64 == 0 && (SHARES == 1 || BLOCKS % SHARES == 0), "whole blocks");
 

@@ -1,3 +1,5 @@
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
@@ -15,15 +17,17 @@ SIZES = [(64, (64, 8)), (192, (128, 64, 40)), (1024, (640,)), (2560, (320, 72))]
 """Inputs and rows of matrices one below the other, of which each but the last has whole groups."""
 
 
-@pytest.fixture(params=SHAPES, ids=str)
-def tiles(request: pytest.FixtureRequest, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> GroupTiles:
+@pytest.fixture(params=SHAPES, ids=lambda shape: "-".join(map(str, shape.tiles)))
+def tiles(
+    request: pytest.FixtureRequest, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[GroupTiles]:
     """The only tiles that products of many tokens have."""
     if lab.facts.capability != (9, 0):
         pytest.skip("the instructions of four warps together are those of 9.0 alone")
-    chosen: GroupTiles = request.param
+    monkeypatch.setattr(group_tiles, "SHAPES", (request.param,))
     group_tiles.group_tiles.cache_clear()
-    monkeypatch.setattr(group_tiles, "SHAPES", (chosen,))
-    return chosen
+    yield request.param.tiles
+    group_tiles.group_tiles.cache_clear()
 
 
 def case_of(lab: Lab, dtype: DType, inputs: int, rows: tuple[int, ...]) -> Case:
@@ -71,9 +75,7 @@ def test_what_is_passed_on_has_the_bits_that_it_has_alone(
         norm = (given.address, case.gain_address, EPS)
         case.run(
             (
-                *case.products.gated(
-                    *norm, gate, up, inputs, len(x), out.address, staged=staged
-                ),
+                *case.products.gated(*norm, gate, up, inputs, len(x), out.address, staged=staged),
                 *case.products.residual(
                     out.address, down, rows, len(x), given.address, staged=staged
                 ),
