@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from runtime.config import DType
-from runtime.executor.kernels import group_tiles, products
+from runtime.executor.kernels import group_tiles
 from runtime.executor.kernels.group_tiles import SHAPES, GroupTiles
 from runtime.executor.kernels.products import Weight
 from tests.runtime.executor.kernels.lab import TYPES, Lab
@@ -47,7 +47,7 @@ def test_tokens_have_the_bits_that_they_have_alone(
     case = case_of(lab, dtype, inputs, rows)
     alone = {place: case.normed(case.x[place : place + 1])[0] for place in SOME}
     for tokens in (257, MOST):
-        chosen = products.group_tiles(lab.facts, rows, inputs, tokens, gated=False)
+        chosen = group_tiles.group_tiles(lab.facts, rows, inputs, tokens, gated=False)
         assert chosen == (None if inputs // 64 % tiles.shares else tiles)
         found = case.normed(case.x[:tokens])
         assert np.isfinite(found).all()
