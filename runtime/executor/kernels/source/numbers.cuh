@@ -53,6 +53,12 @@ __device__ __forceinline__ void multiply(float (&c)[4], u32 a0, u32 a1, u32 a2, 
 // The kernels before this one have ended and what they wrote is seen; the next one may begin, or
 // could already if `early`. Before it a kernel reads only what no kernel of its step writes. The
 // first of a step is not early: what was before the step has ended when others of it begin.
+__device__ __forceinline__ void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 __device__ __forceinline__ void wait_for_predecessors(bool early = false) {
 #if __CUDA_ARCH__ >= 900
   if (early) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -136,7 +136,8 @@ __device__ __forceinline__ void ask_tokens(const Arguments& a, u32 stage, int bl
 #if NORMED
 // The norm of the tokens, each warp with its segment.
 __device__ __forceinline__ void read_normed(const Arguments& a, Shared& shared,
-                                            Activations (&x)[HELD], int first, int count) {
+                                            Activations (&x)[HELD], int first, int count,
+                                            int tokens) {
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
   Held held[WIDTHS];
   float sums[WIDTHS];
@@ -144,7 +145,7 @@ __device__ __forceinline__ void read_normed(const Arguments& a, Shared& shared,
   for (int n = 0; n < WIDTHS; ++n) {
     int token = FIRST_TOKEN + n * 8 + g;
     const float* row = (const float*)a.inputs;
-    bool there = token < a.tokens;
+    bool there = token < tokens;
     if (there) row += row_of(a, token) * INPUTS;
     sums[n] = read_segment(held[n], row, there, first, count, q);
   }
@@ -205,6 +206,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #if SHRINK_STAGES
   Adding adding = {a, rank, (int)threadIdx.x - (THREADS - ITEMS)};
   if (!REPEATED) adding.look_up(FIRST_GROUP);
+  if (IS_EARLY) let_next_begin();
+  adding.warm(shared.parts[0][SEGMENTS]);
 #endif
   wait_for_predecessors(IS_EARLY);
 
@@ -214,7 +217,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #if NORMED
   wait_copies<DEPTH>();
   __syncwarp();
-  read_normed(a, shared, x, first, count);
+  read_normed(a, shared, x, first, count, a.tokens);
 #elif TOKEN_STAGES
   const char* tokens = shared.ring[warp] + RING_BYTES;
 #pragma unroll
@@ -239,7 +242,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     float sums[TILES][WIDTHS][4] = {};
 #if SHRINK_STAGES
     float4* ninth = shared.parts[parity][SEGMENTS];
-    adding.begin();
     if (REPEATED) adding.look_up(group);
 #endif
 #if TOKEN_STAGES
@@ -281,7 +283,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
       for (int j = 0; j < HELD; ++j) {
         if (base + j >= count) continue;
 #if SHRINK_STAGES
-        adding.look(group, base + j, ninth);
+        adding.look(base + j, ninth);
 #endif
         wait_copies<DEPTH - 1>();
         __syncwarp();
@@ -323,7 +325,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         parts[warp * BETWEEN_PARTS + (t * WIDTHS + n) * 32 + lane] =
             make_float4(sums[t][n][0], sums[t][n][1], sums[t][n][2], sums[t][n][3]);
 #if SHRINK_STAGES
-    adding.add(group, ninth);
+    adding.add(ninth);
 #endif
     __syncthreads();
 #pragma unroll

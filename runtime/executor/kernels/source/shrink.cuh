@@ -6,6 +6,10 @@
 
 #if SHRINK_STAGES
 #define PASS 16
+// Of few inputs the weights are there before x A is: then it counts that code has been fetched before
+// the wait. Of many blocks look for x A before their last stage.
+#define SHORT (MOST < 5)
+#define WARM (SHORT && !REPEATED)
 #define RANKS_BYTES (2 * EIGHT_BYTES)
 #define SHRUNK_MATRICES (OUTPUT == GATED ? 2 : MATRICES)
 
@@ -46,60 +50,95 @@ __device__ __forceinline__ void shrink(const Arguments& a, Shared& shared, int r
                                        int count) {
   constexpr int OWN = NORMED || HELD < 4 ? HELD : 4;
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const char* ring = shared.ring[warp];
-  Ranks ranks = {a, shared_address(ring), rank, first, count, lane, (int)blockIdx.x};
+  Ranks ranks = {a, shared_address(shared.ring[warp]), rank, first, count, lane, (int)blockIdx.x};
 #pragma unroll
   for (int i = 0; i < SHRINK_STAGES; ++i) ranks.ask();
-  wait_for_predecessors(IS_EARLY);
-  Activations x[OWN];
+  if (SHORT && IS_EARLY) let_next_begin();
+  float4* parts = shared.parts[0][0];
+  // Once for nothing, so that the code is there when the wait is over.
+#pragma unroll 1
+  for (int dry = SHORT; dry >= 0; --dry) {
+    int tokens = dry ? 0 : a.tokens, slot = 0;
+    if (!dry) wait_for_predecessors(IS_EARLY);
+    Activations x[OWN];
 #if NORMED
-  wait_copies<SHRINK_STAGES>();
-  __syncwarp();
-  read_normed(a, shared, x, first, count);
+    wait_copies<SHRINK_STAGES>();
+    __syncwarp();
+    read_normed(a, shared, x, first, count, tokens);
 #else
 #pragma unroll
-  for (int j = 0; j < OWN; ++j) read_activations(a, x[j], 0, first + j, lane, j < count);
+    for (int j = 0; j < OWN; ++j)
+      read_activations(a, x[j], 0, first + j, lane, !dry && j < count);
 #endif
-  float4* parts = shared.parts[0][0];
-  int slot = 0;
-  for (int set = blockIdx.x; ranks.is_there(set); set += a.added.blocks) {
-    float sums[4] = {};
-    for (int base = 0; base < MOST; base += OWN) {
+    for (int set = blockIdx.x; ranks.is_there(set); set += a.added.blocks) {
+      float sums[4] = {};
+      for (int base = 0; base < MOST; base += OWN) {
 #pragma unroll
-      for (int j = 0; j < OWN; ++j) {
-        if (base + j >= count) continue;
-        wait_copies<SHRINK_STAGES - 1>();
-        __syncwarp();
-        const char* stage = ring + slot * RANKS_BYTES;
-        uint4 low[2], high[2];
-        read_eight(stage, lane, low);
-        read_eight(stage + EIGHT_BYTES, lane, high);
-        if (++slot == SHRINK_STAGES) slot = 0;
-        __syncwarp();
-        ranks.ask();
-        multiply_block(sums, low, high, x[j][0]);
-        if (OWN < MOST) {
-          int next = base + j + OWN;
-          if (next >= count) next = j;  // the first blocks, for the next set
-          read_activations(a, x[j], 0, first + next, lane, next < count);
+        for (int j = 0; j < OWN; ++j) {
+          if (base + j >= count) continue;
+          wait_copies<SHRINK_STAGES - 1>();
+          __syncwarp();
+          const char* stage = shared.ring[warp] + slot * RANKS_BYTES;
+          uint4 low[2], high[2];
+          read_eight(stage, lane, low);
+          read_eight(stage + EIGHT_BYTES, lane, high);
+          if (++slot == SHRINK_STAGES) slot = 0;
+          __syncwarp();
+          if (!dry) ranks.ask();
+          multiply_block(sums, low, high, x[j][0]);
+          if (OWN < MOST) {
+            int next = base + j + OWN;
+            if (next >= count) next = j;  // the first blocks, for the next set
+            read_activations(a, x[j], 0, first + next, lane, !dry && next < count);
+          }
         }
+        if (dry) break;
       }
+      parts[warp * BETWEEN_PARTS + lane] = make_float4(sums[0], sums[1], sums[2], sums[3]);
+      __syncthreads();
+      if (warp == 0) {
+        float4 sum = add_segments(parts, lane);
+        int row = ranks.row_of(set) + lane / 4, token = lane % 4 * 2;
+        float* to = a.added.shrunk + (long long)token * a.added.width + row;
+        if (token < tokens) tell(to, sum.x), tell(to + 8, sum.z);
+        to += a.added.width;
+        if (token + 1 < tokens) tell(to, sum.y), tell(to + 8, sum.w);
+      }
+      __syncthreads();
+      if (dry) break;
     }
-    parts[warp * BETWEEN_PARTS + lane] = make_float4(sums[0], sums[1], sums[2], sums[3]);
-    __syncthreads();
-    if (warp == 0) {
-      float4 sum = add_segments(parts, lane);
-      int row = ranks.row_of(set) + lane / 4, token = lane % 4 * 2;
-      float* to = a.added.shrunk + (long long)token * a.added.width + row;
-      if (token < a.tokens) tell(to, sum.x), tell(to + 8, sum.z);
-      to += a.added.width;
-      if (token + 1 < a.tokens) tell(to, sum.y), tell(to + 8, sum.w);
-    }
-    __syncthreads();
   }
   if (blockIdx.x) return;
   for (int i = threadIdx.x; i < a.added.numbers / 4; i += THREADS)
     ((uint4*)a.added.cleared)[i] = make_uint4(UNTOLD, UNTOLD, UNTOLD, UNTOLD);
+}
+
+// What a product adds to a lane's sums: x is the row of its token in what is told, `first` where the
+// numbers begin that belong to its two rows' matrices, `column` the rows' columns of B; the first
+// sixteen ranks of both are given, or asked for at least.
+#if WARM
+__device__ __noinline__
+#else
+__device__ __forceinline__
+#endif
+float4 expand(const float* x, int2 first, const u16* b, int2 column, uint4 one, uint4 other,
+              Columns columns, int rank) {
+  int r = threadIdx.x % 4 * 4;
+  bool apart = OUTPUT == GATED || (MATRICES > 1 && first.x != first.y);
+  float4 numbers[2] = {read_told(x + first.x + r, one)};
+  if (apart) numbers[1] = read_told(x + first.y + r, other);
+  Expansion expansion;
+#pragma unroll 1
+  for (int from = 0;; r += PASS) {
+    expansion.add_sixteen(numbers, columns.fours, apart, r, rank);
+    from += PASS;
+    if (from >= rank) break;
+    columns.fours[0] = *(const uint2*)(b + column.x + r + PASS);
+    columns.fours[1] = *(const uint2*)(b + column.y + r + PASS);
+    numbers[0] = read_told(x + first.x + r + PASS);
+    if (apart) numbers[1] = read_told(x + first.y + r + PASS);
+  }
+  return expansion.sum(apart);
 }
 
 // What a lane of the last warps adds to an item.
@@ -107,56 +146,58 @@ struct Adding {
   const Arguments& a;
   int rank, item;  // none below 0
   Columns columns = {};
+  const float* x;  // of its token
+  int2 starts, column;
   uint4 bits[2];  // of x A, the first sixteen ranks
   bool is_asked, is_done;
 
-  __device__ __forceinline__ AddedPlace place_in(int group, const float** x) const {
-    int row, token, g = threadIdx.x % 32 / 4;
-    place_of(group, item, &row, &token);
-    *x = a.added.shrunk + (long long)min(g, a.tokens - 1) * a.added.width;
-    return added_place(a, row);
-  }
-
   // Its columns of B, which no kernel of the step writes.
   __device__ __forceinline__ void look_up(int group) {
-    if (item >= 0) columns = columns_of_item(a, group, item);
+    is_asked = false, is_done = item < 0;
+    if (item < 0) return;
+    int row, token, g = threadIdx.x % 32 / 4;
+    place_of(group, item, &row, &token);
+    x = a.added.shrunk + (long long)min(g, a.tokens - 1) * a.added.width;
+    AddedPlace place = added_place(a, row);
+    starts = place.first;
+    column = make_int2(place.column.x * a.added.most, place.column.y * a.added.most);
+    columns.fours[0] = *(const uint2*)(a.added.b + column.x + threadIdx.x % 4 * 4);
+    columns.fours[1] = *(const uint2*)(a.added.b + column.y + threadIdx.x % 4 * 4);
   }
 
-  __device__ __forceinline__ void begin() { is_asked = false, is_done = item < 0; }
+  // Where the numbers of its rows' matrices begin.
+  __device__ __forceinline__ int2 first() const {
+    return OUTPUT == GATED ? make_int2(0, a.added.most) : MATRICES > 1 ? starts : make_int2(0, 0);
+  }
 
-  __device__ __forceinline__ void ask(int group) {
+  // Have the code of `add` fetched, which would wait for it.
+  __device__ __forceinline__ void warm(float4* part) {
+    uint4 none = make_uint4(0, 0, 0, 0);
+    if (WARM && item >= 0) part[item] = expand(x, first(), a.added.b, column, none, none, Columns{}, 0);
+  }
+
+  __device__ __forceinline__ void ask() {
     bits[0] = bits[1] = make_uint4(0, 0, 0, 0);
     is_asked = true;
     if (is_done || rank == 0) return;
-    const float* x;
-    AddedPlace place = place_in(group, &x);
-    x += threadIdx.x % 4 * 4;
-    bits[0] = ask_told(x + place.first.x);
-    if (place.apart()) bits[1] = ask_told(x + place.first.y);
+    const float* from = x + threadIdx.x % 4 * 4;
+    int2 at = first();
+    bits[0] = ask_told(from + at.x);
+    if (OUTPUT == GATED || (MATRICES > 1 && at.x != at.y)) bits[1] = ask_told(from + at.y);
   }
 
-  __device__ __forceinline__ void add(int group, float4* part) {
+  __device__ __forceinline__ void add(float4* part) {
     if (is_done) return;
-    if (!is_asked) ask(group);
-    const float* x;
-    AddedPlace place = place_in(group, &x);
-    int r = threadIdx.x % 4 * 4;
-    float4 numbers[2] = {read_told(x + place.first.x + r, bits[0])};
-    if (place.apart()) numbers[1] = read_told(x + place.first.y + r, bits[1]);
-    Expansion expansion;
-    expansion.add_sixteen(numbers, columns.fours, place.apart(), r, rank);
-    const u16* b[2] = {a.added.b + (long long)place.column.x * a.added.most,
-                       a.added.b + (long long)place.column.y * a.added.most};
-    expansion.add<true>(x, b, place.first, place.apart(), PASS, rank);
-    part[item] = expansion.sum(place.apart());
+    if (!is_asked) ask();
+    part[item] = expand(x, first(), a.added.b, column, bits[0], bits[1], columns, rank);
     is_done = true;
   }
 
   // Behind all but the last stage but one ask; before the last one add, if all is told.
-  __device__ __forceinline__ void look(int group, int block, float4* part) {
-    if (MOST < 3) return;
-    if (block == MOST - 2) ask(group);
-    if (block == MOST - 1 && __all_sync(~0u, is_told(bits[0]) && is_told(bits[1]))) add(group, part);
+  __device__ __forceinline__ void look(int block, float4* part) {
+    if (SHORT) return;
+    if (block == MOST - 2) ask();
+    if (block == MOST - 1 && __all_sync(~0u, is_told(bits[0]) && is_told(bits[1]))) add(part);
   }
 };
 #endif
