@@ -35,12 +35,13 @@ _TICKET_BYTES = 4
 _ALIGNMENT = 256
 _FORM = ("SHARE", "FUSED", "SINGLE", "HALVES", "TREE", "WHOLE", "BY_WARP", "LONE")
 _HEADS_OF_WARP = 4
-MOST_NODE_SLOTS = 512
-"""Slots up to which `attention_nodes.cu` is shorter than blocks that share the positions."""
-# Its warps, query heads of a KV head, blocks of a multiprocessor, and floats of a row of scores.
+# Of attention_nodes.cu: warps, query heads of a KV head, blocks of a multiprocessor, those beside
+# each that take whole spans, slots up to which it is the shorter one, floats of a row of scores.
 _NODE_WARPS = 8
 _NODE_GROUPS = (1, 2, 4)
 _NODE_BLOCKS = 2
+_MOST_HELPERS = 7
+_MOST_NODE_SLOTS = 2048
 _SCORES = 72
 
 
@@ -79,9 +80,10 @@ class AttentionPlan(NamedTuple):
     units, which are splits where there are at most `fine` of them, else spans as far as these are
     full; there is room for `units`. Blocks of a `whole` step have all positions. Those of one that
     is `fused` rotate too, and there each token of a tree has units of its own from the row's start
-    on. In one that is `paired` the last blocks have these, a token a warp. Blocks of `nodes` tokens
-    rotate, and have all positions of eight tokens; they take `shared_bytes`. In one that is `lone`
-    each token has blocks of its own where it sees few positions, as many as of a tile otherwise.
+    on. In one that is `paired` the last blocks have these, a token a warp. In one that is `lone`
+    each token has blocks of its own where it sees few positions, as many as of a tile otherwise. A
+    block of `nodes` has eight tokens, and the others of its `parts` whole spans; they take
+    `shared_bytes`.
     """
 
     share: int
@@ -126,10 +128,11 @@ def plan_attention(
     fused = rows <= _TILE or (even and rows <= _MOST_FUSED_ROWS and seq_len <= _TILE)
     halves = 1 if fused and (rows <= _HALF or even) else 2
     plan = AttentionPlan(_WARPS, -(-rows // (_HALF * halves)), fused=fused, halves=halves)
-    by_nodes = plan_nodes(shape, seq_len)
-    if not fused and kv_len <= MOST_NODE_SLOTS and by_nodes is not None:
-        room = by_nodes.tiles * pairs <= _NODE_BLOCKS * multiprocessors
-        if room and by_nodes.shared_bytes <= shared_per_block:
+    blocks = -(-seq_len // _NODE_WARPS) * pairs
+    if not fused and kv_len <= _MOST_NODE_SLOTS and blocks <= _NODE_BLOCKS * multiprocessors:
+        helpers = max(1, min(_MOST_HELPERS, _BLOCKS * multiprocessors // blocks - 1))
+        by_nodes = plan_nodes(shape, seq_len, kv_len, helpers)
+        if by_nodes is not None and by_nodes.shared_bytes <= shared_per_block:
             return by_nodes
     splits, tokens = -(-kv_len // SPLIT), plan.tokens(shape.group) if seq_len > 1 else 0
     blocks = plan.tiles * pairs
@@ -149,20 +152,27 @@ def plan_attention(
     return plan._replace(parts=parts, fine=fine, units=units, paired=paired, lone=lone)
 
 
-def plan_nodes(shape: AttentionShape, seq_len: int) -> AttentionPlan | None:
+def plan_nodes(
+    shape: AttentionShape, seq_len: int, kv_len: int, helpers: int = 1
+) -> AttentionPlan | None:
     """How `attention_nodes.cu` cuts a step; None where it is not made for it."""
-    group, dim = shape.group, shape.head_dim
+    group, dim, spans = shape.group, shape.head_dim, kv_len // (SPLIT * SPAN)
     if group not in _NODE_GROUPS or dim > _WIDEST_BY_TWO or seq_len > SPLIT:
         return None
     # Its `Shared`: a window of two splits and one split, or sums in that one's place; the queries,
     # scores, sums of powers and paths.
     rows, tiled = _NODE_WARPS * group, max(_TILE, _NODE_WARPS * group)
     stride = dim * _ELEMENT_BYTES + 16
-    split = max(2 * SPLIT * stride, 2 * rows * (dim + _HALF) * _FLOAT_BYTES)
-    small = rows * (_SCORES * _FLOAT_BYTES + 2 * _SUM_BYTES) + _NODE_WARPS * 2 * SPLIT
-    shared = 4 * SPLIT * stride + split + tiled * stride + small
-    tiles = -(-seq_len // _NODE_WARPS)
-    return AttentionPlan(1, tiles, fused=True, whole=True, nodes=True, shared_bytes=shared)
+    split = max(2 * SPLIT * stride, rows * (dim + _HALF) * _FLOAT_BYTES)
+    small = rows * (_SCORES * _FLOAT_BYTES + _SUM_BYTES) + _NODE_WARPS * 2 * SPLIT
+    return AttentionPlan(
+        share=_NODE_WARPS // group,
+        tiles=-(-seq_len // _NODE_WARPS),
+        parts=1 + min(helpers, spans),
+        units=spans + 2,
+        nodes=True,
+        shared_bytes=4 * SPLIT * stride + split + tiled * stride + small,
+    )
 
 
 def units_of(splits: int, fine: int, seq_len: int) -> int:
@@ -269,12 +279,6 @@ class Attention:
             self._eps, shape.head_dim**-0.5,
             batch, seq_len, kv_len, self._table_rows, plan.units, plan.fine,
         )  # fmt: skip
-        if plan.nodes:
-            grid = (plan.tiles, shape.kv_heads, batch)
-            macros = self._macros | {"SHARED_BYTES": plan.shared_bytes}
-            kernel = self._programs.kernel("attention_nodes", "attend", macros, plan.shared_bytes)
-            threads = 32 * _NODE_WARPS
-            return (Launch(kernel, grid, threads, plan.shared_bytes, arguments, "attend"),)
         rotate, attend = self._kernels(plan, tree=mask != 0 and seq_len > 1, single=seq_len == 1)
         parts, tiles = plan.parts, plan.tiles
         # Blocks of one token are clusters, where there are clusters; the first of all come first.
@@ -284,6 +288,10 @@ class Attention:
             parts, tiles = SPAN, seq_len * max(1, parts * tiles // (seq_len * SPAN))
         grid = (parts, shape.kv_heads, tiles * batch)
         attention = Launch(attend, grid, _THREADS, 0, arguments, "attend")
+        if plan.nodes:
+            grid = (plan.tiles, shape.kv_heads, plan.parts * batch)
+            shared = plan.shared_bytes
+            attention = Launch(attend, grid, 32 * _NODE_WARPS, shared, arguments, "attend")
         if plan.fused:
             return (attention,)
         heads = -(-(shape.query_heads + 2 * shape.kv_heads) // _HEADS_OF_WARP)
@@ -292,6 +300,8 @@ class Attention:
 
     def _kernels(self, plan: AttentionPlan, *, tree: bool, single: bool) -> tuple[Any, Any]:
         """The kernels `rotate` and `attend` for steps that are cut like this."""
+        if plan.nodes:
+            return self._node_kernels(plan)
         single, paired = single and plan.fused, tree and plan.paired
         form = (plan.share, plan.fused, single, plan.halves, tree, plan.whole, paired)
         key = (*form, plan.lone)
@@ -301,6 +311,17 @@ class Attention:
                 self._programs.kernel("attention", "rotate", macros),
                 self._programs.kernel("attention", "attend", macros),
             )
+        return self._functions[key]
+
+    def _node_kernels(self, plan: AttentionPlan) -> tuple[Any, Any]:
+        key = (plan.shared_bytes,)
+        if key not in self._functions:
+            spread = dict(zip(_FORM, (_WARPS, 0, 0, 2, 0, 0, 0, 0), strict=True))
+            macros = self._macros | spread | {"FOR_NODES": 1}
+            rotate = self._programs.kernel("attention", "rotate", macros)
+            macros = self._macros | {"SHARED_BYTES": plan.shared_bytes}
+            attend = self._programs.kernel("attention_nodes", "attend", macros, plan.shared_bytes)
+            self._functions[key] = rotate, attend
         return self._functions[key]
 
     def _parts_of_scratch(self, batch: int, seq_len: int, kv_len: int) -> tuple[int, int, int]:

@@ -18,7 +18,6 @@ from runtime.device.stream import Stream
 from runtime.errors import HearthError
 from runtime.executor.engine import Binding, CapturedRun, IOTensor
 from runtime.executor.kernels.attention import (
-    MOST_NODE_SLOTS,
     AttentionShape,
     plan_attention,
 )
@@ -207,19 +206,17 @@ def io_tensors_of(config: LLMEngineRunnerConfig, registry: TensorRegistry) -> tu
 def _warm_dims(config: LLMEngineRunnerConfig) -> Iterator[InferenceDims]:
     """The steps whose kernels are compiled ahead."""
     slots, nodes = config.max_kv_cache_capacity, config.max_verify_tree_size
-    drafted, fewer = config.max_draft_tree_size, min(slots, MOST_NODE_SLOTS)
+    drafted = config.max_draft_tree_size
     for batch in decode_batches(config):
         yield InferenceDims.decode(batch, slots)
         if nodes:
             yield InferenceDims.spec_verify(batch, nodes, slots)
-            yield InferenceDims.spec_verify(batch, nodes, fewer)
         if drafted:
             yield InferenceDims.accept(batch, min(_ACCEPTED, drafted), slots)
             yield InferenceDims.proposal(batch, drafted, min(_NEWEST, drafted), slots)
     rows = range(1, config.max_supported_batch_size + 1)
     for batch, width in product(rows, prefill_widths(config)):
         yield InferenceDims.prefill(batch, width, slots)
-        yield InferenceDims.prefill(batch, min(width, fewer), fewer)
 
 
 def step_shapes(config: LLMEngineRunnerConfig, facts: GpuFacts) -> Iterator[StepShape]:
@@ -238,7 +235,14 @@ def step_shapes(config: LLMEngineRunnerConfig, facts: GpuFacts) -> Iterator[Step
         yield StepShape(batch, longest, slots, largest.select_len)
         for rows in range(1, batch + 1):
             for seq_len in range(1, longest + 1):
-                plan = plan_attention(heads, facts.multiprocessors, rows, seq_len, slots)
+                plan = plan_attention(
+                    heads,
+                    facts.multiprocessors,
+                    rows,
+                    seq_len,
+                    slots,
+                    shared_per_block=facts.shared_per_block,
+                )
                 if plan.whole and not plan.fused:
                     longest = seq_len
                     break

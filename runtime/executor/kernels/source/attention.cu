@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) rotate(const __grid_consta
   angles.load(cosines(a, row, token), sines(a, row, token));
   q_gains.load(a.q_gain);
   k_gains.load(a.k_gain);
-  wait_for_predecessors();
+  wait_for_predecessors(FOR_NODES);
   Head own[each];
   float sums[each];
 #pragma unroll

@@ -1,6 +1,10 @@
 // What a block of attention is told, what it has to do, and what it has in shared memory.
 
 #define WARPS 4
+// Whether `rotate` lets attention_nodes.cu begin, which has slots to ask for, before it waits itself.
+#ifndef FOR_NODES
+#define FOR_NODES 0
+#endif
 #define THREADS (WARPS * 32)
 #define SPLIT 64
 #define SPAN 4

@@ -3,9 +3,17 @@
 
 typedef Sums<2 * OWN> Common;
 
-// The splits before the row's start, all slots of which all tokens see: what comes of them is left
-// in shared memory, whole spans and the splits behind these.
-__device__ void attend_common(Shared& shared, const u16* keys, const u16* values, int splits) {
+// Ask for the first split of some.
+__device__ void ask_common(Shared& shared, const u16* keys, const u16* values, int split) {
+  if (split >= 0) copy_slots(shared.common[0], keys + (i64)split * SPLIT * DIM, SPLIT);
+  end_copies();
+  if (split >= 0) copy_slots(shared.common[1], values + (i64)split * SPLIT * DIM, SPLIT);
+  end_copies();
+}
+
+// The splits [first, end) of a span, all slots of which all tokens see; the first is asked for.
+__device__ void attend_common(Shared& shared, const u16* keys, const u16* values, int first,
+                              int end, Common& span) {
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32, tile = warp / SHARE, share = warp % SHARE;
   int g = lane / 4, column = lane % 4 * 2;
   u32 held[STEPS][4], rows = shared_address(shared.queries) +
@@ -15,13 +23,11 @@ __device__ void attend_common(Shared& shared, const u16* keys, const u16* values
     load_tiles(held[i], rows + i * 32);
     if (HALVES == 1) held[i][1] = held[i][3] = 0;
   }
-  Common span, whole;
   span.clear();
-  whole.clear();
   u32 score_rows = shared_address(shared.common[0]) + (share * SCORED * 8 + lane % 8) * STRIDE;
   u32 value_rows =
       shared_address(shared.common[1]) + lane % 16 * STRIDE + lane / 16 * 16 + share * OWN * 32;
-  for (int split = 0; split < splits; ++split) {
+  for (int split = first; split < end; ++split) {
     float own[SCORED][4] = {}, s[8][4];
     wait_copies<1>();
     __syncthreads();
@@ -42,7 +48,7 @@ __device__ void attend_common(Shared& shared, const u16* keys, const u16* values
         *(float2*)&shared.scores[tile][g + 8 * half][(share * SCORED + j) * 8 + column] =
             make_float2(own[j][2 * half], own[j][2 * half + 1]);
     __syncthreads();
-    if (split + 1 < splits)
+    if (split + 1 < end)
       copy_slots(shared.common[0], keys + (i64)(split + 1) * SPLIT * DIM, SPLIT);
     end_copies();
 #pragma unroll
@@ -83,30 +89,26 @@ __device__ void attend_common(Shared& shared, const u16* keys, const u16* values
       span.l[half] = merge[half].of(span.l[half], powers.l[half]);
     }
     __syncthreads();
-    if (split + 1 < splits)
+    if (split + 1 < end)
       copy_slots(shared.common[1], values + (i64)(split + 1) * SPLIT * DIM, SPLIT);
     end_copies();
-    if (split % SPAN == SPAN - 1) {
-      whole.add(span);
-      span.clear();
-    }
   }
+}
+
+// Leave a span's sums, float [ROWS, width], and their maxima and sums.
+__device__ void leave(const Common& span, float* o, float2* sums, int width) {
+  int lane = threadIdx.x % 32, warp = threadIdx.x / 32, tile = warp / SHARE, share = warp % SHARE;
+  int column = lane % 4 * 2;
 #pragma unroll
-  for (int part = 0; part < 2; ++part) {
-    const Common& from = part ? span : whole;
+  for (int half = 0; half < HALVES; ++half) {
+    int at = tile * 16 + lane / 4 + 8 * half;
 #pragma unroll
-    for (int half = 0; half < HALVES; ++half) {
-      int at = tile * 16 + g + 8 * half;
-#pragma unroll
-      for (int n = 0; n < 2 * OWN; ++n) {
-        int eight = share * 2 * OWN + n;
-        if (STEPS % SHARE && eight >= PIECES) break;
-        *(float2*)&shared.o[part][at][eight * 8 + column] =
-            make_float2(from.o[n][2 * half], from.o[n][2 * half + 1]);
-      }
-      if (share == 0 && column == 0)
-        shared.sums[part][at] = make_float2(from.m[half], from.l[half]);
+    for (int n = 0; n < 2 * OWN; ++n) {
+      int eight = share * 2 * OWN + n;
+      if (STEPS % SHARE && eight >= PIECES) break;
+      *(float2*)(o + at * width + eight * 8 + column) =
+          make_float2(span.o[n][2 * half], span.o[n][2 * half + 1]);
     }
+    if (share == 0 && column == 0) sums[at] = make_float2(span.m[half], span.l[half]);
   }
-  __syncthreads();
 }

@@ -270,7 +270,7 @@ def other_plans(shape: AttentionShape, seq_len: int, slots: int) -> list[Attenti
         spread = [one for one in plans if one.share == _SHARES and not one.whole]
         groups = -(-spread[0].tokens(shape.group) // 4)
         plans += [one._replace(paired=True, parts=one.parts + groups) for one in spread]
-    by_nodes = plan_nodes(shape, seq_len)
+    by_nodes = plan_nodes(shape, seq_len, slots)
     if by_nodes is not None and rows > _TILE:
         plans.append(by_nodes)
     if rows <= _TILE:

@@ -135,29 +135,36 @@ def test_the_next_weights_are_asked_for_early_where_they_have_16_bits() -> None:
 def test_several_tokens_a_row_are_rotated_first(mask: int) -> None:
     wanted = WantedKernels()
     made = attention(wanted)
-    rotate, attend = made.launches(1, (2, 3), (4, 5), 6, 7, (8, 9), mask, 11, 2, 60, 2048)
+    rotate, attend = made.launches(1, (2, 3), (4, 5), 6, 7, (8, 9), mask, 11, 2, 60, 8192)
     assert (rotate.name, rotate.grid) == ("rotate", (240, 1, 1))
     assert attend.grid[1:] == (8, 16)
     assert all(f"-DTREE={mask}" in one.options for one in wanted.requests)
 
 
-def test_nodes_are_rotated_and_attended_in_one_launch() -> None:
+def test_nodes_have_blocks_of_eight_and_others_for_whole_spans() -> None:
     wanted = WantedKernels()
     made = attention(wanted)
-    (launch,) = made.launches(1, (2, 3), (4, 5), 6, 7, (8, 9), 10, 11, 1, 60, 512)
-    assert (launch.grid, launch.block) == ((8, 8, 1), 256)
-    (request,) = wanted.requests
-    assert (request.file, request.shared_bytes) == ("attention_nodes", launch.shared_bytes)
-    assert f"-DSHARED_BYTES={launch.shared_bytes}" in request.options
-    assert not made.scratch_bytes(1, 60, 512) + made.ticket_bytes(1, 60, 512)
+    made.use_scratch(1 << 20)
+    rotate, attend = made.launches(1, (2, 3), (4, 5), 6, 7, (8, 9), 10, 11, 1, 60, 2048)
+    assert (rotate.name, rotate.grid) == ("rotate", (120, 1, 1))
+    assert (attend.grid, attend.block) == ((8, 8, 8), 256)
+    request = next(one for one in wanted.requests if one.file == "attention_nodes")
+    assert request.shared_bytes == attend.shared_bytes
+    assert f"-DSHARED_BYTES={attend.shared_bytes}" in request.options
+    told = cast(AttentionArguments, attend.arguments)
+    assert told.units == 8 + 2  # whole spans, and what may be two more behind them
+    assert made.scratch_bytes(1, 60, 2048) == 60 * 16 * 128 * 2 + 64 * 10 * 16 * (128 * 4 + 8)
+    assert made.ticket_bytes(1, 60, 2048) >= 64 * 4
 
 
 def test_nodes_have_blocks_of_their_own_only_where_these_are_shorter() -> None:
     room = 232_448
-    by_nodes = plan_nodes(SMALL, 60)
-    assert by_nodes == plan_attention(SMALL, CARD, 1, 60, 512, shared_per_block=room)
+    by_nodes = plan_nodes(SMALL, 60, 512)
+    assert by_nodes is not None
+    found = plan_attention(SMALL, CARD, 1, 60, 512, shared_per_block=room)
+    assert found == by_nodes._replace(parts=1 + 2)
     for shape, count, batch, seq_len, slots, shared in (
-        (SMALL, CARD, 1, 60, 1024, room),  # long caches are shared out over blocks
+        (SMALL, CARD, 1, 60, 8192, room),  # long caches are shared out over more blocks
         (SMALL, CARD, 8, 60, 512, room),  # of many rows there are blocks enough
         (SMALL, BOARD, 1, 60, 512, room),
         (SMALL, CARD, 1, 60, 512, 101_376),  # there is no room

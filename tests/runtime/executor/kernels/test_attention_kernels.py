@@ -87,7 +87,7 @@ def test_attention_compiles_for(architecture: str) -> None:
     [("sm_80", 8, 128), ("sm_90", 16, 128), ("sm_90", 32, 128), ("sm_100", 16, 16)],
 )
 def test_attention_by_nodes_compiles_for(architecture: str, heads: int, dim: int) -> None:
-    plan = plan_nodes(AttentionShape(dim, heads, 8), 60)
+    plan = plan_nodes(AttentionShape(dim, heads, 8), 60, 512)
     assert plan is not None
     sizes = {"DIM": dim, "ROTARY": dim // 2, "QUERY_HEADS": heads, "KV_HEADS": 8, "BFLOAT": 1}
     options = macro_options({**sizes, "EARLY": 1, "SHARED_BYTES": plan.shared_bytes})
