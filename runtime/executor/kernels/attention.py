@@ -20,6 +20,8 @@ _WIDEST_BY_TWO = 128
 """Head dimension up to which two warps have the registers for a tile."""
 _BLOCKS = 4
 """Blocks of a multiprocessor where positions are spread over blocks."""
+_BLOCKS_OF_ROWS = 2
+"""The same where rows have one token each."""
 _CROWDED = 2
 _MOST_FUSED_ROWS = 32
 _CROWDED_BY_FEW = 0.75
@@ -146,7 +148,8 @@ def plan_attention(
     units = units_of(splits, fine, seq_len)
     paired = not fused and seq_len <= SPLIT and shape.head_dim <= _WIDEST_BY_TWO
     items = units + (-(-tokens // _WARPS) if paired else tokens)
-    parts = min(items, max(_LEAST_PARTS + tokens, _BLOCKS * multiprocessors // blocks))
+    most = _BLOCKS_OF_ROWS if fused and seq_len == 1 < batch else _BLOCKS
+    parts = min(items, max(_LEAST_PARTS + tokens, most * multiprocessors // blocks))
     merged = shape.group <= _MOST_IN_CLUSTER and shape.head_dim <= _WIDEST_BY_TWO and halves == 1
     lone = fused and merged and seq_len > 1 and pairs * seq_len <= multiprocessors
     return plan._replace(parts=parts, fine=fine, units=units, paired=paired, lone=lone)

@@ -116,9 +116,8 @@ def narrow_tiles(
     while depth > 1 and not fits(size, depth, repeated=repeated):
         depth -= 1
     shared_bytes = shared(size, depth, repeated=repeated)
-    # Blocks have as many groups each: of two on one multiprocessor the others would wait.
-    half = facts.shared_per_multiprocessor // 2 if repeated and facts.dependent else 0
-    padding = max(0, half - shared_bytes)
+    few = columns == COLUMNS[0] and weight_bytes == EIGHT_BYTES
+    padding = _padding(facts, shared_bytes, repeated=repeated, few=few)
     blocks = min(groups, present)
     return NarrowTiles(columns, size, depth, groups, blocks, resident, shared_bytes, 0, padding)
 
@@ -213,6 +212,17 @@ def _budget(facts: GpuFacts, columns: int) -> int:
     all_of_it = facts.shared_per_multiprocessor
     share = all_of_it * 11 // 20 if all_of_it >= _LARGE_SHARED else all_of_it // 2 - RESERVED
     return min(facts.shared_per_block, share)
+
+
+def _padding(facts: GpuFacts, shared_bytes: int, *, repeated: bool, few: bool) -> int:
+    """What takes a block to half of a multiprocessor's shared memory, where two shall not share it.
+
+    Blocks have as many groups each: of two on one multiprocessor the others would wait. Those for
+    few tokens and weights of 16 bits would stand where their predecessors have left first.
+    """
+    whole = facts.shared_per_multiprocessor
+    large = few and whole >= _LARGE_SHARED and shared_bytes > whole // 4
+    return max(0, whole // 2 - shared_bytes) if facts.dependent and (repeated or large) else 0
 
 
 def _work(eights: int, size: int, present: int) -> float:

@@ -325,8 +325,10 @@ class Products:
         shares = -(-given.tokens // tiles.columns)
         stages = (tiles.eights, tiles.depth, tiles.token_stages, tiles.resident)
         shape = (tiles.columns, shares, *stages, repeated, normed, shared)
-        shared = max(shared, tiles.shared_bytes + tiles.padding)
-        function = self._kernel("product", "product", macros, (*common, *shape, *numbers), shared)
+        padded = max(shared, tiles.shared_bytes + tiles.padding)
+        function = self._kernel("product", "product", macros, (*common, *shape, *numbers), padded)
+        if repeated or (given.tokens > 1 and beside is None):
+            shared = padded
         return _Chosen(function, (blocks, shares, 1), shared, tiles.groups)
 
     def _wide(self, given: Inputs, weights: Sequence[Weight], common: tuple[int, ...]) -> _Chosen:

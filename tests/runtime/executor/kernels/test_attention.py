@@ -85,7 +85,7 @@ def test_one_token_a_row_is_one_launch() -> None:
     made.use_scratch(1 << 20)
     made.use_tickets(1 << 10)
     (launch,) = made.launches(1, (2, 3), (4, 5), 6, 7, (8, 9), 10, 11, 8, 1, 2048)
-    assert launch.grid == (4, 8, 8 * 2)
+    assert launch.grid == (4, 8, 8)
     told = cast(AttentionArguments, launch.arguments)
     assert (told.qkv, told.keys, told.values, told.start, told.positions) == (1, 4, 5, 6, 7)
     assert (told.cos, told.sin, told.mask, told.out, told.tickets) == (8, 9, 10, 11, 1 << 10)
