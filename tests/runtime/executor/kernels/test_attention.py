@@ -151,6 +151,7 @@ def test_nodes_have_blocks_of_eight_and_others_for_whole_spans() -> None:
     request = next(one for one in wanted.requests if one.file == "attention_nodes")
     assert request.shared_bytes == attend.shared_bytes
     assert f"-DSHARED_BYTES={attend.shared_bytes}" in request.options
+    assert any("-DFOR_NODES=1" in one.options for one in wanted.requests if one.name == "rotate")
     told = cast(AttentionArguments, attend.arguments)
     assert told.units == 8 + 2  # whole spans, and what may be two more behind them
     assert made.scratch_bytes(1, 60, 2048) == 60 * 16 * 128 * 2 + 64 * 10 * 16 * (128 * 4 + 8)
