@@ -190,31 +190,35 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   int rank = rank_of(a);
   wait_for_predecessors();
   int share = threadIdx.x / 128 / GROUPS, group = threadIdx.x / 128 % GROUPS;
-  int lane = threadIdx.x % 32, stage = share, parity = 0;
+  int lane = threadIdx.x % 32, stage = share, last = share, parity = 0;
   const char* own = memory + (group * 8 + threadIdx.x % 128 / 32 * 2) * EIGHT_BYTES;
   u64 columns = operand(start + EIGHTS * EIGHT_BYTES);
 
+  // Half a stage is read while the one before is multiplied, and a stage is empty once the first
+  // half of the next one is on its way.
   auto multiply_stage = [&](float(&sums)[SUMS], int block, bool first) {
     wait_barrier(barriers.full(stage), parity);
     const char* rows = own + stage * STAGE_BYTES;
     u64 tokens = columns + stage * (STAGE_BYTES / 16);
-    u32 a[4][4];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       uint4 low = read_weights_half(rows, block, lane, i);
       uint4 high = read_weights_half(rows + EIGHT_BYTES, block, lane, i);
-      a[2 * i][0] = low.x, a[2 * i][1] = high.x, a[2 * i][2] = low.y, a[2 * i][3] = high.y;
-      a[2 * i + 1][0] = low.z, a[2 * i + 1][1] = high.z;
-      a[2 * i + 1][2] = low.w, a[2 * i + 1][3] = high.w;
+      u32 a[2][4] = {{low.x, high.x, low.y, high.y}, {low.z, high.z, low.w, high.w}};
+      begin_products();
+      multiply_registers(sums, a[0], tokens + i * 4, i > 0 || !first);
+      multiply_registers(sums, a[1], tokens + i * 4 + 2, true);
+      end_products();
+      wait_but_newest();
+      if (i == 0 && !first && lane == 0) arrive_at(barriers.empty(last));
     }
-    begin_products();
-#pragma unroll
-    for (int i = 0; i < 4; ++i) multiply_registers(sums, a[i], tokens + i * 2, i > 0 || !first);
-    end_products();
-    wait_products(sums);
-    if (lane == 0) arrive_at(barriers.empty(stage));
+    last = stage;
     stage += SHARES;
     if (stage >= DEPTH) stage -= DEPTH, parity ^= 1;
+  };
+  auto end_segment = [&](float(&sums)[SUMS], bool any) {
+    wait_products(sums);
+    if (any && lane == 0) arrive_at(barriers.empty(last));
   };
 
   float sums[SUMS];
@@ -229,6 +233,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     bool first = true;
 #pragma unroll 1
     for (; block < behind; ++block, first = false) multiply_stage(sums, block, first);
+    end_segment(sums, !first);
 #pragma unroll
     for (int j = 0; j < SUMS; ++j) total[j] = __fadd_rn(total[j], first ? 0.0f : sums[j]);
   }
@@ -246,6 +251,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     bool first = true;
 #pragma unroll 1
     for (; block < behind; ++block, first = false) multiply_stage(sums, block, first);
+    end_segment(sums, !first);
 #pragma unroll
     for (int n = 0; n < WIDTHS; ++n)
       parts[((share * OWN_SEGMENTS + i) * WIDTHS + n) * GROUPS * 128] =

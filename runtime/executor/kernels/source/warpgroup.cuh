@@ -84,6 +84,11 @@ __device__ __forceinline__ void end_products() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
+// All but the newest of this thread's have ended.
+__device__ __forceinline__ void wait_but_newest() {
+  asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+}
+
 // All of this thread's have ended; the numbers are named so that nobody reads them before.
 __device__ __forceinline__ void wait_products(float (&c)[WIDTHS * 4]) {
   asm volatile("wgmma.wait_group.sync.aligned 0;" : NUMBERS_OF(c)::"memory");
