@@ -86,6 +86,8 @@ QWEN3 = Family(qk_norm=True, head_dim=128, tied=True, kv_heads=1)
 SMALL_HEADS = Family(qk_norm=True, head_dim=16, heads=8, hidden=72)
 PARTIAL = Family(head_dim=64, rotary_dim=32, heads=5, kv_heads=5)
 LARGE_HEADS = Family(head_dim=256, heads=2, kv_heads=1)
+# Inputs are whole blocks, and heads enough for each block of attention to have all positions.
+WHOLE = Family(hidden=128, inner=320, heads=8, kv_heads=4, qk_norm=True)
 
 
 def config_of(family: Family, dtype: DType, **changes: Any) -> LLMEngineRunnerConfig:

@@ -16,6 +16,7 @@ from tests.gpu.kernel_driver import (
     QWEN2,
     QWEN3,
     SMALL_HEADS,
+    WHOLE,
     Family,
     KernelDriver,
     reference_logits,
@@ -115,9 +116,8 @@ def test_chunks_of_any_width_give_the_same_bits(driver: KernelDriver, width: int
 
 
 def test_long_chunks_of_whole_blocks_of_inputs_give_the_same_bits(gpu: CudaDevice) -> None:
-    family = Family(hidden=128, inner=320, heads=4, kv_heads=2, qk_norm=True)
-    made = KernelDriver(gpu, family, "float16", most_selected=LENGTH, prefill_chunk=512)
-    ids = text(family, LENGTH)
+    made = KernelDriver(gpu, WHOLE, "float16", most_selected=LENGTH, prefill_chunk=512)
+    ids = text(WHOLE, LENGTH)
     whole = made.step([ids], every=True)[0]
     keys = made.cache("k_cache_2", 1)[:, :, :LENGTH]
     made.reset(NAN_BYTE)

@@ -35,8 +35,9 @@ _FLOAT_BYTES = 4
 _SUM_BYTES = 8
 _TICKET_BYTES = 4
 _ALIGNMENT = 256
-_FORM = ("SHARE", "FUSED", "SINGLE", "HALVES", "TREE", "WHOLE", "BY_WARP", "LONE")
+_FORM = ("SHARE", "FUSED", "SINGLE", "HALVES", "TREE", "WHOLE", "BY_WARP", "LONE", "STAGED")
 _HEADS_OF_WARP = 4
+_HALF_BLOCK = 32
 # Of attention_nodes.cu: warps, query heads of a KV head, blocks of a multiprocessor, those beside
 # each that take whole spans, slots up to which it is the shorter one, floats of a row of scores.
 _NODE_WARPS = 8
@@ -248,6 +249,12 @@ class Attention:
             shared_per_block=self._shared_per_block,
         )
 
+    def stages(self, mask: int, batch: int, seq_len: int, kv_len: int) -> bool:
+        """Whether such a step can leave its output as the stages of a product have it."""
+        plan = self.plan(batch, seq_len, kv_len)
+        halves = self._shape.head_dim % (_HALF_BLOCK * plan.share) == 0
+        return plan.whole and not plan.fused and mask == 0 and halves
+
     def launches(  # noqa: PLR0917 (as many inputs has the step)
         self,
         qkv: int,
@@ -261,6 +268,8 @@ class Attention:
         batch: int,
         seq_len: int,
         kv_len: int,
+        *,
+        staged: bool = False,
     ) -> tuple[Launch, ...]:
         """Rotate qkv float32 [T, (Hq + 2 Hkv) D], write keys and values, attend: out [T, Hq D].
 
@@ -268,7 +277,8 @@ class Attention:
         heads, if there are any, `caches` keys and values [batch, Hkv, kv_len, D], `rope` cosines
         and sines [., R / 2], of each row if its tables are its own; `start` int64 [batch] and
         `positions` int64 [batch, seq_len]. `mask` is the packed mask int32 [batch, seq_len,
-        ceil(seq_len / 32)], or 0 where each token sees all before it.
+        ceil(seq_len / 32)], or 0 where each token sees all before it. The output may be `staged`,
+        as source/staged.cuh says.
         """
         plan, shape = self.plan(batch, seq_len, kv_len), self._shape
         sizes = self._parts_of_scratch(batch, seq_len, kv_len)
@@ -282,7 +292,8 @@ class Attention:
             self._eps, shape.head_dim**-0.5,
             batch, seq_len, kv_len, self._table_rows, plan.units, plan.fine,
         )  # fmt: skip
-        rotate, attend = self._kernels(plan, tree=mask != 0 and seq_len > 1, single=seq_len == 1)
+        tree, single = mask != 0 and seq_len > 1, seq_len == 1
+        rotate, attend = self._kernels(plan, tree=tree, single=single, staged=staged)
         parts, tiles = plan.parts, plan.tiles
         # Blocks of one token are clusters, where there are clusters; the first of all come first.
         if seq_len == 1 and plan.fused and not plan.whole:
@@ -301,13 +312,15 @@ class Attention:
         grid = (-(-batch * seq_len * heads // _WARPS), 1, 1)
         return (Launch(rotate, grid, _THREADS, 0, arguments, "rotate"), attention)
 
-    def _kernels(self, plan: AttentionPlan, *, tree: bool, single: bool) -> tuple[Any, Any]:
+    def _kernels(
+        self, plan: AttentionPlan, *, tree: bool, single: bool, staged: bool
+    ) -> tuple[Any, Any]:
         """The kernels `rotate` and `attend` for steps that are cut like this."""
         if plan.nodes:
             return self._node_kernels(plan)
         single, paired = single and plan.fused, tree and plan.paired
         form = (plan.share, plan.fused, single, plan.halves, tree, plan.whole, paired)
-        key = (*form, plan.lone)
+        key = (*form, plan.lone, staged)
         if key not in self._functions:
             macros = self._macros | dict(zip(_FORM, map(int, key), strict=True))
             self._functions[key] = (

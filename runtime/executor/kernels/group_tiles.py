@@ -53,8 +53,9 @@ SHAPES = (
     _Measured(GroupTiles(8, 16, 4, 2), 0.4, 0.6),
     _Measured(GroupTiles(8, 8, 6, 1, 2), 0.27, 0.27),
 )
-# Fewer tokens than that are faster by tiles that warps have alone (H200).
-_FEWEST = 257
+# Fewer tokens than that are faster by tiles that warps have alone (H200), those of one matrix by
+# clusters that share its inputs.
+_FEWEST, _FEWEST_OF_ONE = 257, 257
 
 
 @cache
@@ -66,7 +67,8 @@ def group_tiles(
     The rows of four warps are of one matrix, or of gate and up where these are `gated`.
     """
     whole = gated or all(count % (8 * _GROUP) == 0 for count in rows[:-1])
-    if facts.capability != _CAPABILITY or tokens < _FEWEST or inputs % _BLOCK or not whole:
+    fewest = _FEWEST_OF_ONE if len(rows) == 1 else _FEWEST
+    if facts.capability != _CAPABILITY or tokens < fewest or inputs % _BLOCK or not whole:
         return None
     eights, widths = sum(-(-count // 8) for count in rows), -(-tokens // 8)
 

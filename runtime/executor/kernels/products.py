@@ -164,8 +164,12 @@ class Products:
     def stages(self, gate: Weight, up: Weight, down: Weight, inputs: int, tokens: int) -> bool:
         """Whether what comes of gate and up can go to down as stages have it, without adapters."""
         gated = self._group_tiles(Inputs(0, inputs, tokens), [gate, up], Output(GATED, 0))
-        added = self._group_tiles(Inputs(0, gate.rows, tokens), [down], Output(RESIDUAL, 0))
-        return gated is not None and added is not None
+        return gated is not None and self.takes_stages(down, gate.rows, tokens)
+
+    def takes_stages(self, weight: Weight, inputs: int, tokens: int) -> bool:
+        """Whether a residual product can take its inputs as stages have them, without adapters."""
+        given = Inputs(0, inputs, tokens)
+        return self._group_tiles(given, [weight], Output(RESIDUAL, 0)) is not None
 
     def head(  # noqa: PLR0917 (addresses and sizes, in the order of a step)
         self,

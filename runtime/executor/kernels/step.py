@@ -141,6 +141,9 @@ class DecoderStep:
                 place["projected"],
                 adapter=adapter("qkv", index),
             )
+            own, mask = adapter("o", index), at.get("packed_mask", 0)
+            staged = own is None and products.takes_stages(o, queries, tokens)
+            staged = staged and self._attention.stages(mask, batch, seq_len, kv_len)
             made += self._attention.launches(
                 place["projected"],
                 (gains["q"], gains["k"]),
@@ -148,14 +151,15 @@ class DecoderStep:
                 at["kvcache_start_index"],
                 at["attention_pos_id"],
                 rope,
-                at.get("packed_mask", 0),
+                mask,
                 place["attended"],
                 batch,
                 seq_len,
                 kv_len,
+                staged=staged,
             )
             made += products.residual(
-                place["attended"], o, queries, tokens, x, adapter=adapter("o", index)
+                place["attended"], o, queries, tokens, x, adapter=own, staged=staged
             )
             several, last = adapter("gate_up", index), adapter("down", index)
             staged = several is None and last is None

@@ -2,6 +2,7 @@
 #include "ring.cuh"
 #include "tiles.cuh"
 #include "rotate.cuh"
+#include "staged.cuh"
 #include "attention_arguments.cuh"
 #include "softmax.cuh"
 #include "attention_block.cuh"

@@ -26,6 +26,7 @@ SPREAD: dict[str, int | str] = {
 }
 PAIRED = SPREAD | {"BY_WARP": 1}
 WIDE = SPREAD | {"SHARE": 2, "WHOLE": 1}
+STAGED = WIDE | {"STAGED": 1}
 FEW = SPREAD | {"FUSED": 1, "HALVES": 1}
 LONE = FEW | {"LONE": 1}
 DECODE = FEW | {"SINGLE": 1, "HALVES": 1}
@@ -35,12 +36,15 @@ FORMS = {
     "sm_86": [(WIDE, 0, 64)],
     "sm_87": [(DECODE, 0, 80), (SPREAD, 0, 128), (WIDE, 0, 128)],
     "sm_89": [(CROWDED, 0, 128)],
-    "sm_90": [(DECODE, 0, 256), (FEW, 1, 128), (PAIRED, 1, 128), (WIDE, 1, 128), (LONE, 0, 128)],
+    "sm_90": [
+        (DECODE, 0, 256), (FEW, 1, 128), (PAIRED, 1, 128), (WIDE, 1, 128), (LONE, 0, 128),
+        (STAGED, 0, 128),
+    ],
     "sm_100": [(FEW, 0, 16), (LONE, 1, 128)],
     "sm_110": [(DECODE, 0, 112)],
     "sm_120": [(PAIRED, 1, 64), (WIDE, 0, 64), (FEW, 0, 256), (SPREAD, 1, 256)],
     "sm_121": [(CROWDED, 0, 256)],
-}
+}  # fmt: skip
 
 
 @cache

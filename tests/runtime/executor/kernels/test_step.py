@@ -46,6 +46,8 @@ class Recorder:
     def stages(self, *_: Any) -> bool:
         return False
 
+    takes_stages = stages
+
     def __getattr__(self, name: str) -> Any:
         def launch(*arguments: Any, **named: Any) -> tuple[Launch, ...]:
             adapter = named.pop("adapter", None)
