@@ -14,10 +14,10 @@ from runtime.config import DType
 from runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
 from runtime.tensors.lora import RANK
 from tests.gpu.kernel_adapter_times import MOST, TARGETS
-from tests.gpu.kernel_driver import QWEN2, SMALL_HEADS, WHOLE, Family, KernelDriver
+from tests.gpu.kernel_driver import QWEN2, SMALL_HEADS, Family, KernelDriver
 from tests.gpu.kernel_times import STEPS as PLAIN
 from tests.gpu.kernel_times import WIDER, Times
-from tests.gpu.test_kernels import LENGTH, NAN_BYTE, text
+from tests.gpu.test_kernels import NAN_BYTE, text
 
 Sizes = tuple[int, int, int, int]
 CASES: tuple[tuple[Family, DType], ...] = ((QWEN2, "float16"), (SMALL_HEADS, "bfloat16"))
@@ -46,9 +46,6 @@ def small(device: CudaDevice) -> None:
             trees = parents if len(rows) > 1 else None
             driver.step(ids, every=max(rows) < 10, parents=trees)
         driver.close()
-    driver = KernelDriver(device, WHOLE._replace(layers=2), "float16", prefill_chunk=512)
-    driver.step([text(WHOLE, LENGTH)])
-    driver.close()
 
 
 def large(device: CudaDevice) -> None:

@@ -253,7 +253,8 @@ class Attention:
         """Whether such a step can leave its output as the stages of a product have it."""
         plan = self.plan(batch, seq_len, kv_len)
         halves = self._shape.head_dim % (_HALF_BLOCK * plan.share) == 0
-        return plan.whole and not plan.fused and mask == 0 and halves
+        many = plan.whole and not plan.fused and not plan.nodes
+        return many and mask == 0 and halves
 
     def launches(  # noqa: PLR0917 (as many inputs has the step)
         self,

@@ -369,7 +369,7 @@ class Products:
         numbers = (*common, *tiles, passed, shared)
         function = self._kernel("warpgroup", "product", _GROUPS, numbers, shared)
         tokens, eights = -(-given.tokens // (8 * tiles.widths)), _eights(weights)
-        apart = output.kind == RESIDUAL
+        apart = output.kind == RESIDUAL and tiles.shares == 1
         return _Chosen(
             function, (tokens, -(-eights // tiles.eights), 1), shared, 0, tiles.threads, apart
         )
