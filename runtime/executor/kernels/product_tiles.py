@@ -195,6 +195,22 @@ def narrow_bytes(
     return WARPS * (max(ring, parts) if over else ring + parts) + norm
 
 
+def by_halves(facts: GpuFacts, tiles: NarrowTiles, inputs: int) -> bool:
+    """Whether a block of one token has half of a multiprocessor, and each of these has one.
+
+    Blocks that are placed early would crowd on those multiprocessors that are free first, and two
+    of a kernel on one take longer than one on each of two.
+    """
+    asked = tiles.groups == tiles.blocks and tiles.depth >= most_blocks(inputs)
+    many = 4 * tiles.groups > 3 * facts.multiprocessors
+    return facts.dependent and asked and many and tiles.shared_bytes <= half_of(facts)
+
+
+def half_of(facts: GpuFacts) -> int:
+    """Shared memory of a block of which a multiprocessor takes two."""
+    return facts.shared_per_multiprocessor // 2 - RESERVED
+
+
 def takes_many(tiles: NarrowTiles) -> bool:
     """Whether a narrow product reads its tokens so often that a wide one takes less."""
     return tiles.columns == COLUMNS[-1] and tiles.groups > tiles.blocks

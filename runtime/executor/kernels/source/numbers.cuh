@@ -50,6 +50,12 @@ __device__ __forceinline__ void multiply(float (&c)[4], u32 a0, u32 a1, u32 a2, 
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+__device__ __forceinline__ void wait_for_end() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // The kernels before this one have ended and what they wrote is seen; the next one may begin, or
 // could already if `early`. Before it a kernel reads only what no kernel of its step writes. The
 // first of a step is not early: what was before the step has ended when others of it begin.

@@ -53,6 +53,20 @@ def test_the_next_kernel_begins_early_behind_few_tokens_of_one_row(
     assert cast(ProductArguments, launch.arguments).early == early
 
 
+@pytest.mark.parametrize(("rows", "tokens", "alone"), [(1, 1, True), (1, 2, False), (8, 1, False)])
+def test_blocks_of_one_token_have_half_a_multiprocessor_each(
+    rows: int, tokens: int, *, alone: bool
+) -> None:
+    made = Made()
+    made.products.use_scratch(SCRATCH, rows)
+    (launch,) = made.products.normed(X, GAIN, EPS, [weight(4096)], 1024, rows * tokens, OUT)
+    (request,) = made.requests
+    half = (228 << 10) // 2 - 1024
+    assert (launch.grid[0] == 132, launch.shared_bytes == half) == (alone, alone)
+    assert launch.shared_bytes <= request.shared_bytes
+    assert (cast(ProductArguments, launch.arguments).early == 2) == alone
+
+
 def test_few_tokens_are_normed_in_the_product() -> None:
     made = Made(ml_dtypes.bfloat16)
     weights = [weight(2048, 0x100, bias=0x200), weight(1024), weight(1024)]
