@@ -333,7 +333,7 @@ class Attention:
     def _node_kernels(self, plan: AttentionPlan) -> tuple[Any, Any]:
         key = (plan.shared_bytes,)
         if key not in self._functions:
-            spread = dict(zip(_FORM, (_WARPS, 0, 0, 2, 0, 0, 0, 0, 0), strict=True))
+            spread = dict.fromkeys(_FORM, 0) | {"SHARE": _WARPS, "HALVES": 2}
             macros = self._macros | spread | {"FOR_NODES": 1}
             rotate = self._programs.kernel("attention", "rotate", macros)
             macros = self._macros | {"SHARED_BYTES": plan.shared_bytes}
