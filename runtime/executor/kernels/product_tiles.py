@@ -195,20 +195,10 @@ def narrow_bytes(
     return WARPS * (max(ring, parts) if over else ring + parts) + norm
 
 
-def by_halves(facts: GpuFacts, tiles: NarrowTiles, inputs: int) -> bool:
-    """Whether a block of one token has half of a multiprocessor, and each of these has one.
-
-    Blocks that are placed early would crowd on those multiprocessors that are free first, and two
-    of a kernel on one take longer than one on each of two.
-    """
+def is_rehearsed(facts: GpuFacts, tiles: NarrowTiles, inputs: int) -> bool:
+    """Whether blocks of one token are many, and have asked for all weights when they wait."""
     asked = tiles.groups == tiles.blocks and tiles.depth >= most_blocks(inputs)
-    many = 4 * tiles.groups > 3 * facts.multiprocessors
-    return facts.dependent and asked and many and tiles.shared_bytes <= half_of(facts)
-
-
-def half_of(facts: GpuFacts) -> int:
-    """Shared memory of a block of which a multiprocessor takes two."""
-    return facts.shared_per_multiprocessor // 2 - RESERVED
+    return facts.dependent and asked and 4 * tiles.groups > 3 * facts.multiprocessors
 
 
 def takes_many(tiles: NarrowTiles) -> bool:

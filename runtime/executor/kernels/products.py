@@ -30,9 +30,8 @@ from runtime.executor.kernels.product_arguments import (
 from runtime.executor.kernels.product_tiles import (
     COLUMNS,
     NarrowTiles,
-    by_halves,
     columns_for,
-    half_of,
+    is_rehearsed,
     most_blocks,
     narrow_tiles,
     norms_itself,
@@ -77,8 +76,7 @@ class _Chosen(NamedTuple):
     groups: int
     threads: int = _THREADS
     apart: bool = False
-    alone: bool = False
-    """Whether each multiprocessor has one block, which has half of it."""
+    rehearsed: bool = False
 
 
 class Products:
@@ -292,7 +290,7 @@ class Products:
         chosen = chosen or self._wide(given, weights, common)
         arguments = product_arguments(given, weights, output, chosen.groups)
         few = self._rows == 1 and given.tokens <= COLUMNS[0] and adapter is None
-        arguments.early = _REHEARSED if chosen.alone else given.tokens == 1 or few
+        arguments.early = _REHEARSED if chosen.rehearsed else given.tokens == 1 or few
         if adapter is not None:
             told, count = (self._relay.next(), beside.blocks) if beside else (None, 0)
             arguments.added = added_arguments(adapter, told, count)
@@ -337,16 +335,16 @@ class Products:
         stages = (tiles.eights, tiles.depth, tiles.token_stages, tiles.resident)
         shape = (tiles.columns, shares, *stages, repeated, normed, shared)
         padded = max(shared, tiles.shared_bytes + tiles.padding)
-        halved = weights[0].form.block == 0 and not common[_ADDED]
-        halved = halved and by_halves(self._facts, tiles, given.size)
-        most = max(padded, half_of(self._facts)) if halved else padded
-        function = self._kernel("product", "product", macros, (*common, *shape, *numbers), most)
-        alone = halved and self._rows == 1 and given.tokens == 1
-        if alone:
-            blocks, shared = self._facts.multiprocessors, half_of(self._facts)
-        elif repeated or (given.tokens > 1 and beside is None):
+        function = self._kernel("product", "product", macros, (*common, *shape, *numbers), padded)
+        if repeated or (given.tokens > 1 and beside is None):
             shared = padded
-        return _Chosen(function, (blocks, shares, 1), shared, tiles.groups, alone=alone)
+        rehearsed = (
+            self._rows == given.tokens == 1
+            and not common[_ADDED]
+            and weights[0].form.block == 0
+            and is_rehearsed(self._facts, tiles, given.size)
+        )
+        return _Chosen(function, (blocks, shares, 1), shared, tiles.groups, rehearsed=rehearsed)
 
     def _wide(self, given: Inputs, weights: Sequence[Weight], common: tuple[int, ...]) -> _Chosen:
         eights, form = _eights(weights), weights[0].form
