@@ -123,7 +123,10 @@ class DecoderStep:
             addresses = (at[f"lora_a_{name}"], at[f"lora_b_{name}"], at[RANK])
             return Adapter(*addresses, place["shrunk"], width, width // targets)
 
-        widths = [size[0] for name, size in shapes.items() if name.startswith("lora_a_")]
+        # Without an adapter these have no columns.
+        widths = [
+            size[0] for name, size in shapes.items() if name.startswith("lora_a_") and size[1]
+        ]
         cleared = products.use_relay(place["told"], tokens, max(widths, default=0))
         made = [self._stream.begin(at["inputs_embeds"], x, tokens, self._tap(0, at), cleared)]
         for index, layer in enumerate(self._layers):
