@@ -40,8 +40,8 @@ class Recorder:
 
     ticket_bytes = scratch_bytes
 
-    def use_relay(self, *_: int) -> tuple[int, int]:
-        return 0, 0
+    def use_relay(self, address: int, tokens: int, width: int) -> tuple[int, int]:
+        return (address, tokens * width) if width else (0, 0)
 
     def stages(self, *_: Any) -> bool:
         return False
@@ -158,6 +158,25 @@ def test_taps_are_the_inputs_of_their_layers() -> None:
     assert ends[1::2] == [(hidden + 128, 96), ("hidden_states", 96)]
     assert made[0][1][2] == hidden + 64
     assert made[0][1][-2] == 96 // 8
+
+
+def test_numbers_of_x_a_are_cleared_in_their_place_alone() -> None:
+    config = kernels_config(max_supported_lora_rank=16, lora_targets=("qkv", "gate_up"))
+    step = Step(config)
+    dims = InferenceDims.decode(4, 64)
+    (begin, *_) = step.step.launches(step.bindings(dims))
+    arguments: Any = begin.arguments
+    assert arguments.cleared == BASE + step.step._offsets["told"]
+    # Three matrices, sixteen ranks each, four at a time.
+    assert arguments.numbers == 4 * 48 // 4
+    none = [
+        one._replace(shape=shape) if one.name.startswith("lora_") else one
+        for one in step.bindings(dims)
+        for shape in [(one.shape[-1], 0) if "_a_" in one.name else (0, one.shape[0])]
+    ]
+    (begin, *_) = step.step.launches(none)
+    arguments = begin.arguments
+    assert (arguments.cleared, arguments.numbers) == (0, 0)
 
 
 def test_deepstack_features_are_added_behind_their_layers() -> None:
