@@ -18,7 +18,7 @@ from runtime.decoding.deployment import DeploymentConfig, load_engines
 from runtime.decoding.limits import check_row
 from runtime.decoding.pace import Pace
 from runtime.decoding.seating import Seating
-from runtime.decoding.speculative import FailedRound, PendingRound, SpeculativeStrategy
+from runtime.decoding.speculative import FailedRound, PendingRound, SpeculativeStrategy, stands
 from runtime.decoding.tower_turns import PendingTower, TowerTurns, TowerWork
 from runtime.decoding.vanilla import PendingStep, VanillaStrategy
 from runtime.device.device import BatchSampler, Device
@@ -153,7 +153,7 @@ class LLMInferenceRuntime(AdapterRows, RuntimeCounters):
     @property
     def free(self) -> int:
         """How many rows can take places before the next step."""
-        return self._context.free
+        return 0 if stands(self._round) else self._context.free
 
     @property
     def queue_by(self) -> float:
@@ -322,7 +322,7 @@ class LLMInferenceRuntime(AdapterRows, RuntimeCounters):
         """Let a round end whose rows have all left: nobody knows when it did, so nothing counts."""
         pending, self._round = self._round, None
         if pending is not None:
-            pending.collect()
+            pending.drop()
 
     def _end_round(self, pending: PendingRound) -> StepResult:
         """Wait for a round, and queue the next one before anything is told of it."""

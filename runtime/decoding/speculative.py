@@ -7,8 +7,9 @@ from runtime.device.device import AcceptedPath, BatchSampler, PendingPaths, Tree
 from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.drafting.policy import SpeculationPolicy
 from runtime.drafting.proposer import Proposer
+from runtime.errors import HearthError
 from runtime.request import RowRound, RowToken
-from runtime.rows import DecodingInferenceContext, DecodingRow, RowState
+from runtime.rows import DecodingInferenceContext, DecodingRow, RowState, all_left
 from runtime.steps.engine_runner import LLMEngineRunner
 
 _NOTHING = AcceptedPath([], [])
@@ -156,6 +157,10 @@ class PendingRound:
         self._known, self._ended = self._strategy.finish(self._plan, paths)
         return tokens
 
+    def drop(self) -> None:
+        """Let the round end, whose rows have all left."""
+        self.collect()
+
     def count(self) -> None:
         """Count the round, once it is collected."""
         plan = self._plan
@@ -178,6 +183,16 @@ class FailedRound(PendingRound):
     def collect(self) -> list[RowToken]:
         """Raise what kept it from being queued."""
         raise self._error
+
+    def drop(self) -> None:
+        """Its rows have all left, so nobody else is told of it but where the device is lost."""
+        if isinstance(self._error, HearthError) and self._error.code == "device_lost":
+            raise self._error
+
+
+def stands(pending: PendingRound | None) -> bool:
+    """Whether a round that could not be queued has rows yet, which the next step ends."""
+    return isinstance(pending, FailedRound) and not all_left(pending.rows)
 
 
 def _take(row: DecodingRow, path: AcceptedPath | None) -> list[RowToken]:

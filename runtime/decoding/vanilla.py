@@ -98,9 +98,15 @@ class VanillaStrategy:
     def decode_step(self, context: DecodingInferenceContext) -> PendingStep:
         """Queue a step that runs the newest token of every decoding row and picks the next."""
         started = time.monotonic()
-        rows = context.decoders
+        rows, picks = context.decoders, self._picks
         count = len(rows)
-        samples = self._decode(count)
+        if picks is not None:
+            picks.expect(count)
+        if picks is not None and self._runner.launch_vanilla_decoding_step(count):
+            samples = picks.samples()
+        else:
+            self._runner.execute_vanilla_decoding_step(count)
+            samples = self._sampler.sample(count)
         context.decoded()
         host_s = time.monotonic() - started
         return PendingStep("decode", rows, samples, started, [1] * count, count, host_s)
@@ -111,15 +117,6 @@ class VanillaStrategy:
             # A capture runs the step.
             self._picks.expect(0)
         self._runner.capture_vanilla_decoding_graph(batch_sizes, self._picks)
-
-    def _decode(self, rows: int) -> PendingSamples:
-        picks = self._picks
-        if picks is not None:
-            picks.expect(rows)
-            if self._runner.launch_vanilla_decoding_step(rows):
-                return picks.samples()
-        self._runner.execute_vanilla_decoding_step(rows)
-        return self._sampler.sample(rows)
 
 
 def _pieces(

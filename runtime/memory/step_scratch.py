@@ -15,6 +15,8 @@ _MULTIPROCESSORS = 188
 _FEW = 8
 # Attention's tiles of queries, and the positions of its splits and spans.
 _TILE, _SPLIT, _SPAN, _MOST_SPLITS = 16, 64, 256, 64
+# Its blocks of nodes, the most of a step, and the slots of the caches that they serve.
+_NODES, _MOST_NODES, _NODE_SLOTS = 8, 64, 2048
 # The launches of a layer, between the step's first and its last one.
 ENTER, QKV, ATTENTION, OUTPUT, GATE, DOWN, HEAD = range(7)
 
@@ -77,11 +79,21 @@ def predicted_scratch(config: LLMEngineRunnerConfig, rows: int, seq_len: int, ca
     tiles = max(few, _MULTIPROCESSORS * max(4, 2 * spans))
     spread = _TILE * tiles * (config.head_dim + 2) * _FLOAT
     spread += 2 * _TILE * _MULTIPROCESSORS * config.head_dim * item
+    if capacity <= _NODE_SLOTS:
+        spread = max(spread, _partials_of_nodes(config, rows, min(seq_len, _MOST_NODES), capacity))
     normed = tokens * config.hidden_size * item
     parts = step_parts(config, tokens, normed=normed, partials=max(queries, spread))
     if config.base_hidden_dim:  # A draft's heads read two vectors a token.
         parts.append(ScratchPart("inputs", 2 * normed, ENTER, QKV))
     return lay_out(parts).nbytes
+
+
+def _partials_of_nodes(config: LLMEngineRunnerConfig, rows: int, nodes: int, capacity: int) -> int:
+    """Bytes for steps whose nodes have spans of their own, eight nodes a block, and queries."""
+    group, dim = config.num_attention_heads // config.num_kv_heads, config.head_dim
+    blocks = min(rows * config.num_kv_heads * -(-nodes // _NODES), 2 * _MULTIPROCESSORS)
+    sums = blocks * (capacity // _SPAN + 2) * _NODES * group * (dim + 2) * _FLOAT
+    return sums + rows * nodes * config.num_attention_heads * dim * ITEM_BYTES[config.dtype]
 
 
 def lay_out(parts: Sequence[ScratchPart]) -> ScratchLayout:

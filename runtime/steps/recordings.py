@@ -5,6 +5,7 @@ from functools import partial
 from runtime.config import LLMEngineRunnerConfig
 from runtime.device.device import Device
 from runtime.device.stream import Recorded, Stream
+from runtime.errors import HearthError
 from runtime.executor.snapshot import BindingSnapshot
 from runtime.steps.bindings import StepBindings
 from runtime.tensors.dims import InferenceDims
@@ -30,7 +31,10 @@ class Recordings:
         self._known: dict[BindingSnapshot, Recorded] = {}
 
     def capture(self, profile: int, dims: InferenceDims, work: Work) -> None:
-        """Capture a step, whose inputs are filled, or all of the `work` that runs it."""
+        """Capture a step, whose inputs are filled, or all of the `work` that runs it.
+
+        What cannot be captured is counted, and done as any other.
+        """
         if not self.takes_work:
             self._bindings.capture(profile, dims)
             return
@@ -38,7 +42,14 @@ class Recordings:
         for _ in self._bindings.each_set(profile, dims):
             # Further steps of the work may be prepared on the way.
             snapshot = executor.snapshot
-            recorded = self._device.record(partial(work, executor.queue))
+            try:
+                recorded = self._device.record(partial(work, executor.queue))
+            except HearthError as error:
+                if error.code == "device_lost":
+                    raise
+                executor.counters.failed_captures += 1
+                executor.counters.failure = error.message
+                continue
             if recorded is not None:
                 older = self._known.pop(snapshot, None)
                 self._known[snapshot] = recorded
@@ -57,12 +68,21 @@ class Recordings:
         return self._bindings.executor.snapshot in self._known
 
     def launch(self, times: int = 1) -> bool:
-        """Launch what was recorded around the prepared step; False where nothing was."""
+        """Launch what was recorded around the prepared step; False where nothing was.
+
+        A launch that fails has done nothing: it is counted, and False as well.
+        """
         executor = self._bindings.executor
         recorded = self._known.get(executor.snapshot) if self._known and times else None
         if recorded is None:
             return False
-        recorded.launch(self._bindings.stream)
+        try:
+            recorded.launch(self._bindings.stream)
+        except HearthError as error:
+            if error.code == "device_lost":
+                raise
+            executor.counters.fallbacks += 1
+            return False
         executor.counters.hits += times
         return True
 

@@ -7,17 +7,20 @@ from cuda.bindings import nvrtc
 from daemon.kernel_cache import KernelCache, kernel_cache
 from runtime.decoding.deployment import load_deployment
 from runtime.device.cuda.compiler import KernelCompiler, kernel_source
+from runtime.device.cuda.driver import CudaDriver
 from runtime.executor.kernels.engine import wanted_kernels
 from runtime.executor.kernels.launch import SOURCES
 from runtime.export import DraftOptions, ExportOptions, export_model
 from runtime.options import RuntimeOptions, SpeculationOptions
 from tests.eagle_models import write_draft
 from tests.references import reference_folder
+from tests.runtime.device.cuda.test_clusters import ClusterDriver
 
 
 class FakeContext:
     def __init__(self) -> None:
         self.closed = 0
+        self.driver = CudaDriver(ClusterDriver({8: 15}))
         self.properties = SimpleNamespace(
             compute_capability=(9, 0), multiprocessors=132, architecture="sm_90"
         )

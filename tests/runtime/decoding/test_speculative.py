@@ -301,9 +301,38 @@ def test_tokens_are_told_though_the_next_round_cannot_be_queued(
     known = len(tokens)
     tokens += [token.token_id for token in runtime.step().tokens]
     assert len(tokens) > known
+    # Nobody comes between the failure and its telling, who would share it.
+    assert runtime.free == 0
     with pytest.raises(HearthError, match="as asked"):
         runtime.step()
     assert not runtime.active
+    assert runtime.free == runtime.max_batch
+
+
+def test_who_comes_when_a_round_that_failed_has_lost_its_rows_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runtime, _ = make(lambda _: 4, steps_ahead=1)
+    strategy = runtime._speculation
+    assert strategy is not None
+    (number,) = runtime.admit([row([5, 6], 30)])
+    for _ in range(2):
+        runtime.step()
+    runtime._drop_round()
+    first, queue = strategy.round(runtime._context), strategy.round
+    monkeypatch.setattr(runtime, "_round", first)
+    monkeypatch.setattr(strategy, "round", failing)
+    runtime.step()
+    monkeypatch.setattr(strategy, "round", queue)
+    runtime.leave(number)
+    assert runtime.free == runtime.max_batch
+    runtime.admit([row([5, 6], 6)])
+    tokens, _ = drain(runtime)
+    assert [len(one) for one in tokens.values()] == [6]
+
+
+def failing(_: object) -> PendingRound:
+    raise HearthError("executor_failed", "as asked")
 
 
 def test_what_follows_a_round_is_queued_ahead_where_its_rows_stay() -> None:
