@@ -30,7 +30,7 @@ _SCAN_THREADS = 256
 _SCAN_LOGITS, _SCAN_BLOCKS = 2048, 64
 _STATE_BYTES = 16
 # SLOTS of kernels/sampling_rows.cuh.
-_RECORDED_SLOTS = 4
+RECORDED_SLOTS = 4
 
 
 class BatchArguments(ctypes.Structure):
@@ -180,7 +180,7 @@ class CudaBatchSampler:
         self.recording = CudaRecordedPicks(
             memory,
             self._stream,
-            SampleRing(library.context, memory, self._capacity, _RECORDED_SLOTS),
+            SampleRing(library.context, memory, self._capacity, RECORDED_SLOTS),
             batch=self._batch,
             scan=(self._scan, self._blocks),
             draw=self._draw_recorded,

@@ -1,4 +1,5 @@
 import ctypes
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from runtime.device.cuda.proposal import FinishArguments, ProposalArguments
 from runtime.device.cuda.row_moves import MOVES, Moves, RowsArguments, queue_moves
 from runtime.device.cuda.row_settings import ROW, is_greedy, row_settings
 from runtime.device.cuda.sample_ring import RESULT
-from runtime.device.cuda.sampler import BatchArguments
+from runtime.device.cuda.sampler import RECORDED_SLOTS, BatchArguments
 from runtime.device.cuda.stream import CudaStream
 from runtime.device.cuda.tree_feed import NodesArguments
 from runtime.device.cuda.walks import WalkArguments
@@ -63,6 +64,11 @@ def test_structures_have_the_sizes_of_the_kernels() -> None:
     assert ctypes.sizeof(LengthsArguments) == 8 + 4 * 256
     assert ctypes.sizeof(Moves) == 4 + 3 * 4 * MOVES
     assert (ROW.itemsize, RESULT.itemsize) == (48, 184)
+
+
+def test_host_and_device_take_turns_among_as_many_slots_of_recorded_picks() -> None:
+    source = (files("runtime.device.cuda") / "kernels" / "sampling_rows.cuh").read_text()
+    assert f"#define SLOTS {RECORDED_SLOTS}\n" in source
 
 
 @pytest.mark.parametrize(
