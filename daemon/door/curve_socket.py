@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -54,14 +54,16 @@ def check_library(version: tuple[int, int, int], *, curve: bool) -> None:
 class CurveSocket(DoorSocket):
     """As its base; what it receives says whose it is. A key that is taken off is heard no more."""
 
-    def __init__(self, port: Port, settings: DoorSettings, keys: Keys) -> None:
+    def __init__(
+        self, port: Port, settings: DoorSettings, keys: Keys, numbers: Iterator[int]
+    ) -> None:
         self.port = port.number
         self._secret = keys.secret
         self._clients = keys.clients
         self._refused = 0
         self._connections = 0
         self._handshakes = 0
-        super().__init__(port, settings)
+        super().__init__(port, settings, numbers)
 
     @property
     def descriptors(self) -> list[int]:
@@ -84,7 +86,8 @@ class CurveSocket(DoorSocket):
             key = str(frame.get("User-Id"))
             name = self._clients.get(key)
             if name is not None:
-                return Received(frame.bytes, *rest, key, name)
+                connection, peer = self._known.get(frame.bytes) or self._know(frame)
+                return Received(connection, *rest, peer, key, name)
             self._refused += 1
         return None
 
@@ -94,6 +97,9 @@ class CurveSocket(DoorSocket):
         counts = self._connections, self._handshakes, self._refused
         self._connections = self._handshakes = self._refused = 0
         return counts
+
+    def _peer(self, frame: zmq.Frame) -> str:
+        return f"key:{frame.get('User-Id')}"
 
     def _look(self) -> None:
         while True:

@@ -22,8 +22,8 @@ class Delivery:
         self._settings = settings
         self._clock = clock
         self._encoder = msgspec.msgpack.Encoder()
-        self._behind: dict[bytes, Session] = {}
-        self._lost: dict[bytes, tuple[Session, str]] = {}
+        self._behind: dict[int, Session] = {}
+        self._lost: dict[int, tuple[Session, str]] = {}
 
     @property
     def behind(self) -> list[Session]:
@@ -35,22 +35,22 @@ class Delivery:
         lost, self._lost = list(self._lost.values()), {}
         return lost
 
-    def reject(self, identity: bytes, error: Error, *, delimited: bool) -> None:
+    def reject(self, connection: int, error: Error, *, delimited: bool) -> None:
         """Answer a connection without a session, if it can be reached."""
-        self._socket.send(identity, self._encoder.encode(error), delimited=delimited)
+        self._socket.send(connection, self._encoder.encode(error), delimited=delimited)
 
     def send(self, session: Session, answer: Answer) -> None:
         """Send an answer, behind those that wait."""
-        if session.identity in self._lost:
+        if session.connection in self._lost:
             return
         waiting = session.outbox
         if not waiting and self._try(session, answer) != "full":
             return
         if len(waiting) >= _OUTBOX_ANSWERS or waiting.bytes > _OUTBOX_BYTES:
-            self._lost[session.identity] = session, "slow_client"
+            self._lost[session.connection] = session, "slow_client"
             return
         waiting.add(answer, self._clock.now())
-        self._behind[session.identity] = session
+        self._behind[session.connection] = session
 
     def send_delta(self, request: OpenRequest, delta: Delta) -> None:
         """Send new text, numbered here, or let the delta of that request that waits grow."""
@@ -85,16 +85,16 @@ class Delivery:
             if self._try(session, answer) != "sent":
                 return
             session.outbox.sent(self._clock.now())
-        self._behind.pop(session.identity, None)
+        self._behind.pop(session.connection, None)
 
     def forget(self, session: Session) -> None:
         """Drop what waits for a session that has ended."""
-        self._behind.pop(session.identity, None)
+        self._behind.pop(session.connection, None)
 
     def _try(self, session: Session, answer: Answer) -> str:
         outcome = self._socket.send(
-            session.identity, self._encoder.encode(answer), delimited=session.delimited
+            session.connection, self._encoder.encode(answer), delimited=session.delimited
         )
         if outcome == "gone":
-            self._lost[session.identity] = session, "gone"
+            self._lost[session.connection] = session, "gone"
         return outcome

@@ -339,7 +339,11 @@ class FrontDoor:
         Those over TCP go first, which anybody on this machine may open, and alone if that will do.
         """
         for number in reversed(range(len(self._socket))):
-            sessions = [one for one in self.sessions.all() if one.identity[0] == number]
+            sessions = [
+                one
+                for one in self.sessions.all()
+                if self._socket.number_of(one.connection) == number
+            ]
             for session in sessions:
                 self._dispatch.abandon(session, "connection_closed")
             self._bell.unwatch(*self._socket.descriptors)

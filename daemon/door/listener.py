@@ -17,7 +17,7 @@ _LOCK_MODE = 0o600
 _SOCKET_UMASK = 0o117
 _BACKLOG = 128
 _FIRST_PASSED_FD = 3
-_CREDENTIALS = struct.Struct("3i")  # pid, uid and gid: struct ucred, unix(7)
+CREDENTIALS = struct.Struct("3i")  # pid, uid and gid: struct ucred, unix(7)
 
 
 class Listener:
@@ -190,8 +190,8 @@ def _listening_process(path: Path) -> int | None:
         probe.setblocking(False)
         if probe.connect_ex(os.fspath(path)) != 0:
             return None
-        peer = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        return int(_CREDENTIALS.unpack(peer)[0])
+        peer = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+        return int(CREDENTIALS.unpack(peer)[0])
 
 
 def _running(path: Path, holder: str) -> HearthError:

@@ -65,7 +65,7 @@ class Requests:
 
     def handle(self, received: Received) -> None:
         """Act on one message, or refuse it with `error`."""
-        session = self._sessions.get(received.identity)
+        session = self._sessions.get(received.connection)
         try:
             message = self._decode(received)
             if session is not None:
@@ -83,7 +83,7 @@ class Requests:
         """Answer a message on which `handle` failed for a fault of ours."""
         error = HearthError("internal", "the daemon failed on this message: please report it")
         request_id = id_of(fields_of(received.data))
-        session = self._sessions.get(received.identity)
+        session = self._sessions.get(received.connection)
         request = session.open.get(request_id) if session is not None else None
         if request is None:
             self._refuse(received, MessageError(error, request_id))
@@ -113,10 +113,10 @@ class Requests:
             field=reason.error.field or "",
             id=reason.id,
         )
-        session = self._sessions.get(received.identity)
+        session = self._sessions.get(received.connection)
         error.retry_after_s = self._dispatch.retry_after_s(error.code, session)
         if session is None:
-            self._dispatch.delivery.reject(received.identity, error, delimited=received.delimited)
+            self._dispatch.delivery.reject(received.connection, error, delimited=received.delimited)
             return
         if error.id in session.open:
             # An error that bears the id would end the request that is open under it.
@@ -124,19 +124,20 @@ class Requests:
         self._dispatch.delivery.send(session, error)
 
     def _hello(self, received: Received, message: Hello) -> None:
-        known = self._sessions.get(received.identity)
+        known = self._sessions.get(received.connection)
         lease_s = message.lease_s or (known.lease_s if known else self._settings.lease_s)
         if known is None and self._sessions.full:
             self._dispatch.look_for_dead()
         try:
             session = self._sessions.greet(
-                received.identity,
+                received.connection,
                 # Who has shown a key goes by its name, whatever it says.
                 received.name or message.client,
                 lease_s,
                 self._state.clock.now(),
                 status_only=message.status_only,
                 key=received.key,
+                peer=received.peer,
             )
         except HearthError as error:
             raise MessageError(error, "") from None

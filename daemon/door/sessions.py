@@ -66,14 +66,16 @@ class OpenRequest:
 class Session:
     """One connection that has said hello; `delimited` ones get an empty frame before answers.
 
-    `number` tells sessions apart as long as the daemon lives. `status_only` ones may ask for
+    `number` tells sessions apart as long as the daemon lives; `connection` is the number of theirs,
+    which no other connection gets. `peer` says who the client is, whatever it calls itself:
+    `uid:N` on the local socket, `key:PUBLICKEY` on TCP. `status_only` ones may ask for
     nothing but `status`: one of them has a place beyond the limit. `key` is what its connection has
     shown on TCP, '' on the local socket. `tokens` are those of its replies that have ended.
     `expires` is by the door's running clock, as all times of leases are. `generations` counts those
     among the open ones. One that `pins` has asked the prefix cache to keep something.
     """
 
-    identity: bytes
+    connection: int
     number: int
     client: str
     lease_s: float
@@ -85,6 +87,7 @@ class Session:
     open: dict[str, OpenRequest] = field(default_factory=dict)
     generations: int = 0
     key: str = ""
+    peer: str = ""
     pins: bool = False
 
 
@@ -105,7 +108,7 @@ class Sessions:
         self._release = release
         self._clients = clients
         self._requests_per_client = requests_per_client
-        self._by_identity: dict[bytes, Session] = {}
+        self._by_connection: dict[int, Session] = {}
         self._by_rid: dict[int, OpenRequest] = {}
         self.generations = 0
         self._numbers = count(1)
@@ -116,7 +119,7 @@ class Sessions:
         self._clients, self._requests_per_client = clients, requests_per_client
 
     def __len__(self) -> int:
-        return len(self._by_identity)
+        return len(self._by_connection)
 
     @property
     def open_requests(self) -> list[OpenRequest]:
@@ -125,37 +128,38 @@ class Sessions:
 
     def all(self) -> list[Session]:
         """All sessions."""
-        return list(self._by_identity.values())
+        return list(self._by_connection.values())
 
-    def get(self, identity: bytes) -> Session | None:
+    def get(self, connection: int) -> Session | None:
         """The session of a connection, if it has one."""
-        return self._by_identity.get(identity)
+        return self._by_connection.get(connection)
 
     @property
     def full(self) -> bool:
         """Whether all places are taken."""
-        return len(self._by_identity) >= self._clients
+        return len(self._by_connection) >= self._clients
 
     def greet(
         self,
-        identity: bytes,
+        connection: int,
         client: str,
         lease_s: float,
         now: float,
         *,
         status_only: bool = False,
         key: str = "",
+        peer: str = "",
     ) -> Session:
         """Open a session, or renew it with a new lease; raises HearthError where it cannot."""
-        session = self._by_identity.get(identity)
+        session = self._by_connection.get(connection)
         if session is None:
-            if len(self._by_identity) >= self._clients + status_only:
+            if len(self._by_connection) >= self._clients + status_only:
                 raise HearthError(
                     "too_many_clients",
                     f"the daemon serves {self._clients} clients, its limit: try again later",
                 )
             session = Session(
-                identity,
+                connection,
                 next(self._numbers),
                 client,
                 lease_s,
@@ -163,8 +167,9 @@ class Sessions:
                 Outbox(),
                 status_only=status_only,
                 key=key,
+                peer=peer,
             )
-            self._by_identity[identity] = session
+            self._by_connection[connection] = session
         elif session.status_only != status_only:
             raise HearthError(
                 "invalid_value", "status_only stays what it was at the first hello", "status_only"
@@ -214,7 +219,7 @@ class Sessions:
 
     def drop(self, session: Session) -> list[OpenRequest]:
         """Forget a session; returns its requests, which are closed and get no answer."""
-        self._by_identity.pop(session.identity, None)
+        self._by_connection.pop(session.connection, None)
         requests = list(session.open.values())
         for request in requests:
             self.close(request)
@@ -222,7 +227,7 @@ class Sessions:
 
     def expired(self, now: float) -> list[Session]:
         """Sessions whose lease has run out."""
-        return [session for session in self._by_identity.values() if session.expires <= now]
+        return [session for session in self._by_connection.values() if session.expires <= now]
 
     def overdue(self, now: float) -> list[OpenRequest]:
         """Requests whose deadline has passed."""

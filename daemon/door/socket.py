@@ -1,10 +1,13 @@
 """A ROUTER that clients talk to: bounded receives, sends that never wait."""
 
-from collections.abc import Sequence
+import os
+import socket
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 import zmq
 
+from daemon.door.listener import CREDENTIALS
 from daemon.door.settings import DoorSettings
 
 Sent = Literal["sent", "full", "gone"]
@@ -16,16 +19,19 @@ _FLUSH_MS = 500
 class Received(NamedTuple):
     """One message: who sent it, whether an empty delimiter came first, its first frame.
 
-    `frames` counts all frames after identity and delimiter. Those behind the first are `pictures`,
-    as ZeroMQ has received them, and as many as one message may have. `key` is the public key that
-    the connection has shown, and `name` that of its owner; '' on a local socket.
+    `connection` is a number that no other connection gets, whatever a client calls itself. `frames`
+    counts all frames after the delimiter. Those behind the first are `pictures`, as they were
+    received, and as many as one message may have. `peer` is who has connected: `uid:N` on the local
+    socket, `key:PUBLICKEY` on TCP. `key` is the public key that the connection has shown, and
+    `name` that of its owner; '' on the local socket.
     """
 
-    identity: bytes
+    connection: int
     delimited: bool
     data: bytes
     frames: int
     pictures: Sequence[memoryview] = ()
+    peer: str = ""
     key: str = ""
     name: str = ""
 
@@ -45,7 +51,10 @@ class Listening(Protocol):
 class DoorSocket:
     """A ROUTER in mandatory mode on a listener, which it owns; owned by one thread."""
 
-    def __init__(self, listener: Listening, settings: DoorSettings) -> None:
+    def __init__(self, listener: Listening, settings: DoorSettings, numbers: Iterator[int]) -> None:
+        self._numbers = numbers
+        self._known: dict[bytes, tuple[int, str]] = {}
+        self._routing_ids: dict[int, bytes] = {}
         self._listener = listener
         self._options = _options(settings)
         self._pictures = settings.images
@@ -64,13 +73,16 @@ class DoorSocket:
     def receive(self) -> Received | None:
         """The next message, None when there is none now."""
         try:
-            identity = self._socket.recv(zmq.NOBLOCK)
+            frame = self._socket.recv(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return None
-        return Received(identity, *self._rest())
+        rest = self._rest()
+        connection, peer = self._known.get(frame.bytes) or self._know(frame)
+        return Received(connection, *rest, peer)
 
-    def send(self, identity: bytes, data: bytes, *, delimited: bool) -> Sent:
+    def send(self, connection: int, data: bytes, *, delimited: bool) -> Sent:
         """Send one frame to a connection without waiting: it may be full, or gone."""
+        identity = self._routing_ids[connection]
         parts = [identity, b"", data] if delimited else [identity, data]
         try:
             self._socket.send_multipart(parts, zmq.NOBLOCK)
@@ -86,6 +98,21 @@ class DoorSocket:
         """Stop listening, and let the last answers leave."""
         self._listener.close()
         self._shut(_FLUSH_MS)
+
+    def _know(self, frame: zmq.Frame) -> tuple[int, str]:
+        connection = next(self._numbers)
+        self._routing_ids[connection] = frame.bytes
+        self._known[frame.bytes] = known = connection, self._peer(frame)
+        return known
+
+    def _peer(self, frame: zmq.Frame) -> str:
+        try:
+            with socket.socket(fileno=os.dup(int(frame.get(zmq.SRCFD)))) as peer:
+                found = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+                return f"uid:{CREDENTIALS.unpack(found)[1]}"
+        except (OSError, zmq.ZMQError):
+            # It has left meanwhile, or speaks so old a protocol that ZeroMQ does not say.
+            return ""
 
     def _open(self) -> None:
         # A context of its own: its end waits until all memory of the connections is free.

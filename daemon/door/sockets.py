@@ -1,5 +1,7 @@
 """The sockets of the front door as one: the local one, and one on TCP where there are keys."""
 
+from itertools import count
+
 from daemon.door.curve_socket import CurveSocket, open_port
 from daemon.door.keys import Keys
 from daemon.door.listener import Listener
@@ -7,9 +9,11 @@ from daemon.door.settings import DoorSettings
 from daemon.door.socket import DoorSocket, Received, Sent
 from runtime.errors import HearthError
 
+_SOCKETS = 2
+
 
 class DoorSockets:
-    """Both take turns. The first byte of an identity says on which of them it is."""
+    """Both take turns. Numbers of connections are even on the local one and odd on TCP."""
 
     def __init__(self, local: DoorSocket, tcp: CurveSocket | None = None) -> None:
         self.tcp = tcp
@@ -31,12 +35,16 @@ class DoorSockets:
             self._turn = (number + 1) % len(self._all)
             received = self._all[number].receive()
             if received is not None:
-                return received._replace(identity=bytes([number]) + received.identity)
+                return received
         return None
 
-    def send(self, identity: bytes, data: bytes, *, delimited: bool) -> Sent:
+    def send(self, connection: int, data: bytes, *, delimited: bool) -> Sent:
         """Send one frame to a connection without waiting: it may be full, or gone."""
-        return self._all[identity[0]].send(identity[1:], data, delimited=delimited)
+        return self._all[self.number_of(connection)].send(connection, data, delimited=delimited)
+
+    def number_of(self, connection: int) -> int:
+        """Which socket a connection came by: 0 for the local one, 1 for TCP."""
+        return connection % _SOCKETS
 
     def reopen(self, number: int) -> None:
         """Close all connections of one socket, and listen anew there."""
@@ -53,9 +61,10 @@ def open_sockets(listener: Listener, settings: DoorSettings, keys: Keys | None) 
 
     Raises `socket_unusable` or `unsupported_option` where the port cannot be had.
     """
-    local = DoorSocket(listener, settings)
+    local = DoorSocket(listener, settings, count(0, _SOCKETS))
     try:
-        tcp = CurveSocket(open_port(settings.tcp_port), settings, keys) if keys else None
+        port = open_port(settings.tcp_port) if keys else None
+        tcp = CurveSocket(port, settings, keys, count(1, _SOCKETS)) if port and keys else None
     except HearthError:
         local.close()
         raise

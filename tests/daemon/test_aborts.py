@@ -82,9 +82,9 @@ class World:
         self.chance = random.Random(14)
         self.now = 0.0
         # Answers of each client by id of its requests.
-        self.answers: Counter[tuple[bytes, str, str]] = Counter()
-        self.tokens: Counter[tuple[bytes, str]] = Counter()
-        self.asked: dict[tuple[bytes, str], int] = {}
+        self.answers: Counter[tuple[int, str, str]] = Counter()
+        self.tokens: Counter[tuple[int, str]] = Counter()
+        self.asked: dict[tuple[int, str], int] = {}
         self.offered: set[int] = set()
         self._doors(tokenizer)
         settings = PolicySettings(hold_s=0.02, fill_wait_s=0.002, queue_requests=64)
@@ -128,10 +128,10 @@ class World:
             (self.to_executor, self._executor_hears),
         ]
 
-    def say(self, client: bytes, **message: Any) -> None:
+    def say(self, client: int, **message: Any) -> None:
         self.requests.handle(Received(client, False, msgspec.msgpack.encode(message), 1))
 
-    def send(self, client: bytes, data: bytes, *, delimited: bool) -> str:
+    def send(self, client: int, data: bytes, *, delimited: bool) -> str:
         """The socket's part: what a client is answered."""
         assert not delimited
         answer = msgspec.msgpack.decode(data)
@@ -230,10 +230,10 @@ def test_every_abort_leaves_one_end_and_nothing_behind(
     monkeypatch.setattr(dispatch, "log_finished", lambda _: None)
     world = World(tokenizer)
     chance = world.chance
-    clients = [b"%d" % number for number in range(CLIENTS)]
+    clients = list(range(CLIENTS))
     for client in clients:
         world.say(client, t="hello", proto=[1])
-    open_ids: dict[bytes, list[str]] = {client: [] for client in clients}
+    open_ids: dict[int, list[str]] = {client: [] for client in clients}
     aborted: Counter[str] = Counter()
     number = 0
     while aborted.total() < ABORTS:

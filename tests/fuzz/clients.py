@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from hearth_client import protocol
@@ -16,14 +16,15 @@ from actors.arena import Arena
 from daemon.door.finished import Listener
 from daemon.door.front_door import FrontDoor
 from daemon.door.settings import DoorFacts, DoorSettings
+from daemon.door.socket import DoorSocket
 from daemon.life import Life
 from runtime.errors import CODES
-from tests.fuzz.mail import Inbox, Outbox, RouterSocket
+from tests.fuzz.mail import FakeSocket, Inbox, Outbox
 
 ENDS = (protocol.Done, protocol.Tokens, protocol.Detokenized, protocol.StatusReport)
-CLIENTS = (b"plain", b"delimited", b"status")
-LOCAL = b"\x00"
-"""Before identities, in the door: they came by the local socket."""
+PLAIN, DELIMITED, STATUS, NEW = range(0, 8, 2)
+CLIENTS = (PLAIN, DELIMITED, STATUS)
+"""Numbers of connections to the local socket."""
 _SETTINGS: dict[str, Any] = {
     "clients": 6,
     "requests_per_client": 4,
@@ -39,7 +40,7 @@ class Clients:
 
     def __init__(self, folder: Path, seed: int, listeners: Sequence[Listener] = ()) -> None:
         self.random = Random(seed)
-        self.router = RouterSocket()
+        self.socket = FakeSocket(_SETTINGS["images"])
         self.inbox = Inbox(m.DoorMessage)
         self.tokenizer = Outbox(m.TokenizerMessage)
         self.scheduler = Outbox(m.SchedulerMessage)
@@ -57,10 +58,9 @@ class Clients:
             pictures=self.arena,
         )
         self.door.tell(Life("ready"))
-        local = self.door._socket._all[0]
-        local._socket.close(linger=0)
-        local._socket = self.router  # type: ignore[assignment] # of a socket, what is used
-        self.open: dict[int, tuple[bytes, str]] = {}
+        self.door._socket.close()
+        self.door._socket._all = [cast("DoorSocket", self.socket)]
+        self.open: dict[int, tuple[int, str]] = {}
         """By number, the requests that nobody has answered."""
         self.held_once = False
         self._known = msgspec.msgpack.Decoder(ClientMessage)
@@ -73,14 +73,14 @@ class Clients:
         assert pictures is not None
         return pictures.bytes
 
-    def say(self, identity: bytes, message: Any, *more: bytes) -> list[Any]:
+    def say(self, connection: int, message: Any, *more: bytes) -> list[Any]:
         """Let a client say a good message; what it hears."""
-        delimiter = [b""] if identity == b"delimited" else []
-        return self.send([identity, *delimiter, msgspec.msgpack.encode(message), *more])
+        delimiter = [b""] if connection == DELIMITED else []
+        return self.send(connection, [*delimiter, msgspec.msgpack.encode(message), *more])
 
-    def send(self, frames: Sequence[bytes]) -> list[Any]:
+    def send(self, connection: int, frames: Sequence[bytes]) -> list[Any]:
         """Let these frames arrive; what their sender hears, and nobody else."""
-        self.router.put(list(frames))
+        self.socket.put(connection, frames)
         received = self.door._socket.receive()
         assert received is not None
         self.door._requests.handle(received)
@@ -89,7 +89,7 @@ class Clients:
         self.door._dispatch.abandon_lost()
         self._note_opened()
         self.held_once = self.held_once or self.held > 0
-        answers = self._heard(frames[0])
+        answers = self._heard(connection)
         assert len(answers) <= 1
         if not self._decodes(received.data):
             assert [type(one) for one in answers] == [protocol.Error], frames
@@ -107,13 +107,13 @@ class Clients:
     def greet(self) -> None:
         """Let the clients that there always are say hello, if they have to, and all others go."""
         for session in self.door.sessions.all():
-            if session.identity[1:] not in CLIENTS:
+            if session.connection not in CLIENTS:
                 self.door._dispatch.abandon(session, "left")
-        for identity in CLIENTS:
-            if self.door.sessions.get(LOCAL + identity) is None:
-                status_only = identity == b"status"
+        for connection in CLIENTS:
+            if self.door.sessions.get(connection) is None:
+                status_only = connection == STATUS
                 hello = protocol.Hello(proto=[1], status_only=status_only)
-                assert isinstance(self.say(identity, hello)[0], protocol.Welcome)
+                assert isinstance(self.say(connection, hello)[0], protocol.Welcome)
         self._heard(None)
 
     def ask(self) -> None:
@@ -137,20 +137,19 @@ class Clients:
     def works(self) -> None:
         """A new client gets its reply."""
         self.greet()
-        identity = b"new"
-        assert isinstance(self.say(identity, protocol.Hello(proto=[1]))[0], protocol.Welcome)
-        self.say(identity, protocol.Generate(id="g", prompt="hello"))
-        (rid,) = [rid for rid, (whose, _) in self.open.items() if whose == identity]
+        assert isinstance(self.say(NEW, protocol.Hello(proto=[1]))[0], protocol.Welcome)
+        self.say(NEW, protocol.Generate(id="g", prompt="hello"))
+        (rid,) = [rid for rid, (whose, _) in self.open.items() if whose == NEW]
         row = m.RowDelta(rid, "hi", [1], finish="stop")
         for message in (m.Accepted(rid, 1), m.Deltas([row], 1.0)):
             self.inbox.put(msgspec.msgpack.encode(message))
             told = self.inbox.receive_nowait()
             assert told is not None
             self.door._answer(told)
-        heard = [self._answers.decode(frames[-1]) for frames in self.router.take()]
+        heard = [self._answers.decode(data) for _, data in self.socket.take()]
         assert [type(one).__name__ for one in heard] == ["Accepted", "Delta", "Done"]
         del self.open[rid]
-        self.say(identity, protocol.Bye())
+        self.say(NEW, protocol.Bye())
         assert self.door.state.totals["internal_errors"] == 0
 
     def heard_nothing_else(self) -> None:
@@ -186,28 +185,28 @@ class Clients:
                 request = self.door.sessions.find(message.rid)
                 assert request is not None
                 assert message.rid not in self.open
-                self.open[message.rid] = request.session.identity[1:], request.id
+                self.open[message.rid] = request.session.connection, request.id
         self.control.take()
 
-    def _heard(self, identity: bytes | None) -> list[Any]:
-        """What has left for `identity`, with each request ended once, by one answer."""
+    def _heard(self, connection: int | None) -> list[Any]:
+        """What has left for `connection`, with each request ended once, by one answer."""
         heard = []
-        for frames in self.router.take():
-            answer = self._answers.decode(frames[-1])
-            ended = [rid for rid, one in self.open.items() if one == (frames[0], _id_of(answer))]
+        for whose, data in self.socket.take():
+            answer = self._answers.decode(data)
+            ended = [rid for rid, one in self.open.items() if one == (whose, _id_of(answer))]
             if isinstance(answer, ENDS):
                 assert len(ended) == 1, answer
             if isinstance(answer, protocol.Error):
                 assert answer.code in CODES, answer
-                assert answer.message or identity is None
+                assert answer.message or connection is None
             if isinstance(answer, (*ENDS, protocol.Error)):
                 for rid in ended:
                     del self.open[rid]
-            if frames[0] == identity:
+            if whose == connection:
                 heard.append(answer)
             else:
                 # The door looks whether others are alive where it has no place for a newcomer.
-                assert identity is None or isinstance(answer, protocol.Leased)
+                assert connection is None or isinstance(answer, protocol.Leased)
         # Requests of a client that left get no answer.
         self.open = {rid: one for rid, one in self.open.items() if self.door.sessions.find(rid)}
         assert len(self.open) == len(self.door.sessions.open_requests)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from types import SimpleNamespace
+from collections.abc import Sequence
 from typing import Any
 
 import anyio
@@ -11,6 +11,7 @@ import msgspec
 import zmq
 
 from actors.mailbox import Receiver, Sender
+from daemon.door.socket import Received
 
 
 class _Socket:
@@ -88,36 +89,34 @@ class Outbox(Sender[Any]):
         return taken
 
 
-class RouterSocket:
-    """Of the front door: whole messages of frames, the identity first."""
+class FakeSocket:
+    """Of the front door: whole messages of frames arrive from a connection, and answers leave."""
 
-    FD = -1
+    descriptors: tuple[int, ...] = ()
 
-    def __init__(self) -> None:
-        self._frames: deque[bytes] = deque()
-        self._left: list[list[bytes]] = []
+    def __init__(self, pictures: int) -> None:
+        self._pictures = pictures
+        self._arrived: deque[Received] = deque()
+        self._left: list[tuple[int, bytes]] = []
 
-    def put(self, frames: list[bytes]) -> None:
+    def put(self, connection: int, frames: Sequence[bytes]) -> None:
         """Let these frames of one message arrive."""
-        self._frames.extend(frames)
+        delimited = len(frames) > 1 and not frames[0]
+        data, *more = frames[delimited:]
+        views = [memoryview(one) for one in more[: self._pictures]]
+        self._arrived.append(Received(connection, delimited, data, 1 + len(more), views))
 
-    def recv(self, _flags: int, *, copy: bool = True) -> Any:
-        if not self._frames:
-            raise zmq.Again
-        frame = self._frames.popleft()
-        return frame if copy else SimpleNamespace(buffer=memoryview(frame))
+    def receive(self) -> Received | None:
+        return self._arrived.popleft() if self._arrived else None
 
-    def getsockopt(self, option: int) -> int:
-        assert option == zmq.RCVMORE
-        return bool(self._frames)
+    def send(self, connection: int, data: bytes, **_: bool) -> str:
+        self._left.append((connection, data))
+        return "sent"
 
-    def send_multipart(self, parts: list[bytes], _flags: int) -> None:
-        self._left.append(parts)
-
-    def take(self) -> list[list[bytes]]:
-        """The frames of all messages that have left since."""
+    def take(self) -> list[tuple[int, bytes]]:
+        """What has left since, and to whom."""
         taken, self._left = self._left, []
         return taken
 
-    def close(self, **_: object) -> None:
+    def close(self) -> None:
         pass

@@ -22,8 +22,8 @@ class FakeSocket:
         self.outcome: Sent = "sent"
         self.sent: list[dict[str, Any]] = []
 
-    def send(self, identity: bytes, data: bytes, *, delimited: bool) -> Sent:
-        assert (identity, delimited) == (b"1", False)
+    def send(self, connection: int, data: bytes, *, delimited: bool) -> Sent:
+        assert (connection, delimited) == (1, False)
         if self.outcome == "sent":
             self.sent.append(msgspec.msgpack.decode(data))
         return self.outcome
@@ -54,7 +54,7 @@ class Desk:
             to_scheduler_control=cast("Sender[Any]", self.control),
             listeners=listeners,
         )
-        self.session: Session = self.dispatch.sessions.greet(b"1", "test", 10.0, 0.0)
+        self.session: Session = self.dispatch.sessions.greet(1, "test", 10.0, 0.0)
 
     def request(self, request_id: str = "a", kind: Kind = "generate") -> OpenRequest:
         return self.dispatch.sessions.admit(self.session, request_id, kind, 0.0, None)
@@ -158,7 +158,7 @@ def test_a_client_that_only_provokes_answers_is_dropped() -> None:
     desk = Desk(requests_per_client=5000)
     desk.socket.outcome = "full"
     for number in range(1100):
-        if desk.dispatch.sessions.get(b"1") is not None:
+        if desk.dispatch.sessions.get(1) is not None:
             desk.dispatch.done(desk.request(str(number)), "stop")
             desk.dispatch.abandon_lost()
     assert len(desk.dispatch.sessions) == 0
@@ -180,7 +180,7 @@ def test_all_that_waits_for_a_client_counts_together() -> None:
     assert len(desk.session.open) == 3
     delta(desk, requests[0], 3000)
     assert desk.session.open == {}
-    assert desk.dispatch.sessions.get(b"1") is desk.session, "it may still read why"
+    assert desk.dispatch.sessions.get(1) is desk.session, "it may still read why"
     desk.socket.outcome = "sent"
     desk.dispatch.delivery.flush(desk.session)
     assert [answer["code"] for answer in desk.socket.sent] == ["slow_client"] * 3
@@ -202,7 +202,7 @@ def test_a_client_that_does_not_read_its_long_conversions_is_dropped() -> None:
     desk.socket.outcome = "full"
     text = "x" * (6 << 20)
     for number in range(5):
-        if desk.dispatch.sessions.get(b"1") is not None:
+        if desk.dispatch.sessions.get(1) is not None:
             request = desk.request(str(number))
             desk.dispatch.reply(request, Detokenized(id=request.id, text=text))
             desk.dispatch.abandon_lost()

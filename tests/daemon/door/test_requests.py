@@ -42,12 +42,12 @@ class Counter:
             to_scheduler_control=cast("Sender[Any]", FakeMailbox()),
         )
         self.requests = Requests(SETTINGS, state, self.dispatch)
-        self.dispatch.sessions.greet(b"1", "test", 10.0, state.clock.now())
+        self.dispatch.sessions.greet(1, "test", 10.0, state.clock.now())
 
     def say(self, message: dict[str, Any], *frames: bytes) -> None:
         data = msgspec.msgpack.encode(message)
         views = [memoryview(frame) for frame in frames]
-        self.requests.handle(Received(b"1", False, data, 1 + len(views), views))
+        self.requests.handle(Received(1, False, data, 1 + len(views), views))
 
     def ask(self, request_id: str, *frames: bytes) -> None:
         parts = [

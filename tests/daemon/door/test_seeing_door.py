@@ -285,5 +285,5 @@ def test_text_has_no_more_frames_or_copies_and_pictures_no_copy(door: Harness) -
         door.on_loop(lambda: setattr(socket, "_socket", counting.inner))
         return list(counting.received)
 
-    assert count({"t": "generate", "id": "a", "prompt": "x"}) == [True, True]
-    assert count(asked("x", 1, 2), bytes(100), bytes(100)) == [True, True, False, False]
+    assert count({"t": "generate", "id": "a", "prompt": "x"}) == [False, True]
+    assert count(asked("x", 1, 2), bytes(100), bytes(100)) == [False, True, False, False]

@@ -14,8 +14,8 @@ def make(clients: int = 3, requests: int = 4) -> Sessions:
 
 def test_a_lease_runs_out_unless_renewed() -> None:
     sessions = make()
-    one = sessions.greet(b"1", "one", 10.0, now=0.0)
-    two = sessions.greet(b"2", "two", 10.0, now=0.0)
+    one = sessions.greet(1, "one", 10.0, now=0.0)
+    two = sessions.greet(2, "two", 10.0, now=0.0)
     sessions.renew(two, 5.0)
     assert sessions.expired(9.9) == []
     assert sessions.expired(10.0) == [one]
@@ -26,7 +26,7 @@ def test_a_lease_does_not_run_while_the_machine_sleeps() -> None:
     now = 0.0
     clock = RunningClock(_MOST_S, lambda: now)
     sessions = make()
-    one = sessions.greet(b"1", "one", 10.0, clock.now())
+    one = sessions.greet(1, "one", 10.0, clock.now())
     now += 24 * 3600
     assert sessions.expired(clock.now()) == []
     for _ in range(40):
@@ -37,27 +37,27 @@ def test_a_lease_does_not_run_while_the_machine_sleeps() -> None:
 
 def test_a_second_hello_keeps_requests_and_changes_the_lease() -> None:
     sessions = make(clients=1)
-    session = sessions.greet(b"1", "one", 10.0, now=0.0)
+    session = sessions.greet(1, "one", 10.0, now=0.0)
     request = sessions.admit(session, "a", "generate", 1.0, None)
-    assert sessions.greet(b"1", "again", 20.0, now=2.0) is session
+    assert sessions.greet(1, "again", 20.0, now=2.0) is session
     assert (session.client, session.expires, session.open) == ("again", 22.0, {"a": request})
 
 
 def test_clients_are_limited() -> None:
     sessions = make(clients=2)
-    first = sessions.greet(b"1", "", 1.0, 0.0)
-    sessions.greet(b"2", "", 1.0, 0.0)
+    first = sessions.greet(1, "", 1.0, 0.0)
+    sessions.greet(2, "", 1.0, 0.0)
     with pytest.raises(HearthError, match="too_many_clients"):
-        sessions.greet(b"3", "", 1.0, 0.0)
+        sessions.greet(3, "", 1.0, 0.0)
     sessions.drop(first)
-    sessions.greet(b"3", "", 1.0, 0.0)
+    sessions.greet(3, "", 1.0, 0.0)
     assert len(sessions) == 2
 
 
 def test_ids_are_per_session_and_free_after_the_end() -> None:
     sessions = make()
-    one = sessions.greet(b"1", "", 1.0, 0.0)
-    two = sessions.greet(b"2", "", 1.0, 0.0)
+    one = sessions.greet(1, "", 1.0, 0.0)
+    two = sessions.greet(2, "", 1.0, 0.0)
     first = sessions.admit(one, "a", "generate", 0.0, None)
     other = sessions.admit(two, "a", "generate", 0.0, None)
     assert first.rid < other.rid
@@ -72,7 +72,7 @@ def test_ids_are_per_session_and_free_after_the_end() -> None:
 
 def test_requests_per_client_are_limited() -> None:
     sessions = make(requests=2)
-    session = sessions.greet(b"1", "", 1.0, 0.0)
+    session = sessions.greet(1, "", 1.0, 0.0)
     for request_id in "ab":
         sessions.admit(session, request_id, "generate", 0.0, None)
     with pytest.raises(HearthError, match="too_many_requests"):
@@ -81,7 +81,7 @@ def test_requests_per_client_are_limited() -> None:
 
 def test_overdue_requests_are_those_past_their_deadline() -> None:
     sessions = make()
-    session = sessions.greet(b"1", "", 1.0, 0.0)
+    session = sessions.greet(1, "", 1.0, 0.0)
     late = sessions.admit(session, "a", "generate", 0.0, 5.0)
     sessions.admit(session, "b", "generate", 0.0, None)
     sessions.admit(session, "c", "generate", 0.0, 7.0)
@@ -99,7 +99,7 @@ def test_the_tables_always_agree(steps: list[tuple[str, int, int]]) -> None:
     ended: set[int] = set()
     seen: set[int] = set()
     for action, who, what in steps:
-        session: Session = sessions.greet(bytes([who]), "", 1.0, 0.0)
+        session: Session = sessions.greet(who, "", 1.0, 0.0)
         if action == "drop":
             gone = {request.rid for request in sessions.drop(session)}
             assert not gone & ended

@@ -26,7 +26,7 @@ class Mute:
     def post(self, message: object) -> None:
         pass
 
-    def send(self, _identity: bytes, _data: bytes, *, delimited: bool) -> str:
+    def send(self, _connection: int, _data: bytes, *, delimited: bool) -> str:
         assert not delimited
         return "full"
 
@@ -104,8 +104,7 @@ def test_all_that_nobody_reads_is_bounded_in_memory(monkeypatch: pytest.MonkeyPa
 
 def _request(desk: Dispatch, number: int) -> OpenRequest:
     """The open generation of a client, which says hello and asks again when it has lost it."""
-    identity = b"%d" % number
-    session: Session = desk.sessions.greet(identity, "test", 10.0, 0.0)
+    session: Session = desk.sessions.greet(number, "test", 10.0, 0.0)
     request = session.open.get("a")
     return request or desk.sessions.admit(session, "a", "generate", 0.0, None)
 

@@ -8,23 +8,25 @@ from daemon.door.sockets import DoorSockets
 
 
 class FakeSocket:
-    """Has so many messages of one client, whose identity is the same on both."""
+    """Has so many messages of one client."""
 
-    def __init__(self, data: bytes, messages: int) -> None:
+    def __init__(self, data: bytes, messages: int, connection: int = 0) -> None:
+        self.connection = connection
         self.data = data
         self.messages = messages
-        self.sent: list[tuple[bytes, bytes, bool]] = []
+        self.sent: list[tuple[int, bytes, bool]] = []
 
     def receive(self) -> Received | None:
         self.messages -= 1
-        return Received(b"same", delimited=False, data=self.data, frames=1) if self.left else None
+        received = Received(self.connection, delimited=False, data=self.data, frames=1)
+        return received if self.left else None
 
     @property
     def left(self) -> bool:
         return self.messages >= 0
 
-    def send(self, identity: bytes, data: bytes, *, delimited: bool) -> Sent:
-        self.sent.append((identity, data, delimited))
+    def send(self, connection: int, data: bytes, *, delimited: bool) -> Sent:
+        self.sent.append((connection, data, delimited))
         return "sent"
 
 
@@ -40,14 +42,13 @@ def test_a_flood_on_one_leaves_the_other_each_second_turn_and_none_is_missed() -
     assert heard == b"ltltlt" + b"l" * 47
 
 
-def test_identities_are_told_apart_and_answers_find_their_way() -> None:
-    local, tcp = FakeSocket(b"l", 1), FakeSocket(b"t", 1)
+def test_answers_find_their_way() -> None:
+    local, tcp = FakeSocket(b"l", 1, 6), FakeSocket(b"t", 1, 3)
     sockets = both(local, tcp)
     first, second = sockets.receive(), sockets.receive()
     assert first is not None
     assert second is not None
-    assert first.identity != second.identity
-    sockets.send(second.identity, b"to tcp", delimited=True)
-    sockets.send(first.identity, b"to local", delimited=False)
-    assert tcp.sent == [(b"same", b"to tcp", True)]
-    assert local.sent == [(b"same", b"to local", False)]
+    sockets.send(second.connection, b"to tcp", delimited=True)
+    sockets.send(first.connection, b"to local", delimited=False)
+    assert tcp.sent == [(3, b"to tcp", True)]
+    assert local.sent == [(6, b"to local", False)]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 import socket as sockets
 from collections.abc import Iterator
@@ -68,6 +69,8 @@ def test_a_listed_key_is_served_beside_the_local_socket(
             assert local.generate("count", max_tokens=3).text() == "0 1 2 "
             names = door.on_loop(lambda: [one.client for one in door.door.sessions.all()])
             assert sorted(names) == ["hearth-client-python", "robot"]
+            peers = door.on_loop(lambda: {one.peer for one in door.door.sessions.all()})
+            assert peers == {f"uid:{os.getuid()}", f"key:{read_key_file(key).public}"}
         until(lambda: door.sessions() == 1)
         until(lambda: counts(door)[1] == 1)
         assert counts(door)[2] == 0
