@@ -6,6 +6,7 @@ Format: https://huggingface.co/docs/peft/developer_guides/checkpoint.
 import hashlib
 import re
 from collections.abc import Collection, Iterable
+from contextlib import closing
 from pathlib import Path
 from sys import float_info
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ from runtime.adapters.adapter import (
     projection_shapes,
 )
 from runtime.config import LORA_TARGETS, LLMEngineRunnerConfig
-from runtime.device.mapped_tensors import MappedTensors, copy_tensor, map_tensors, open_regular
+from runtime.device.mapped_tensors import TensorFile, open_regular
 from runtime.tensors.dtypes import numpy_dtype
 
 PEFT_CONFIG = "adapter_config.json"
@@ -93,14 +94,13 @@ def read_peft(folder: Path, config: LLMEngineRunnerConfig) -> Adapter:
     if not (folder / PEFT_TENSORS).is_file() and (folder / _PICKLED).exists():
         what = f"{_PICKLED} holds Python objects: save the adapter as {PEFT_TENSORS}"
         raise invalid(what, _PICKLED)
-    path = folder / PEFT_TENSORS
-    tensors = map_tensors(path, "adapter_invalid")
     shapes = projection_shapes(config)
-    reader = _Reader(path, tensors, rank, scale, numpy_dtype(config.dtype))
-    parts = {
-        place: reader.part(names, shapes[place])
-        for place, names in _places(tensors, shapes).items()
-    }
+    with closing(TensorFile(folder / PEFT_TENSORS, "adapter_invalid")) as file:
+        reader = _Reader(file, rank, scale, numpy_dtype(config.dtype))
+        parts = {
+            place: reader.part(names, shapes[place])
+            for place, names in _places(file.tensors, shapes).items()
+        }
     _check_targets(fields, shapes, parts)
     return Adapter(rank, base, _digest(parts), parts)
 
@@ -177,8 +177,7 @@ def _places(
 class _Reader(NamedTuple):
     """Turns what is stored into what is multiplied."""
 
-    path: Path
-    tensors: MappedTensors
+    file: TensorFile
     rank: int
     scale: float
     dtype: np.dtype[Any]
@@ -195,15 +194,14 @@ class _Reader(NamedTuple):
 
     def _matrix(self, name: str, shape: tuple[int, int], scale: float) -> NDArray[Any]:
         """The transpose of a tensor, in the engine's type."""
-        stored = self.tensors[name]
+        stored = self.file.tensors[name]
         if stored.dtype not in _FLOATS:
             raise invalid(f"{name} has numbers of type {stored.dtype}", name)
         if stored.shape != shape:
             what = f"{name} has shape {list(stored.shape)}, rank and base imply {list(shape)}"
             raise invalid(what, name)
-        stored = copy_tensor(self.path, name, stored, "adapter_invalid")
         with np.errstate(over="ignore", invalid="ignore"):
-            scaled = stored.astype(np.float32) * np.float32(scale)
+            scaled = self.file.read(name).astype(np.float32) * np.float32(scale)
             matrix = np.ascontiguousarray(scaled.T.astype(self.dtype))
         if not np.isfinite(matrix).all():
             raise invalid(f"{name} has numbers that are not finite in {self.dtype}", name)

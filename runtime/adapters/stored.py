@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -21,7 +21,7 @@ from runtime.adapters.adapter import (
 )
 from runtime.adapters.peft import PEFT_TENSORS, read_peft
 from runtime.config import LLMEngineRunnerConfig
-from runtime.device.mapped_tensors import map_tensors
+from runtime.device.mapped_tensors import TensorFile
 from runtime.errors import HearthError
 from runtime.file_digest import file_digest
 from runtime.fresh_files import fresh_folder
@@ -103,19 +103,27 @@ def read_adapter(folder: Path, config: LLMEngineRunnerConfig) -> Adapter:
         what = "the adapter was stored for an engine of another shape or type: add it again"
         raise invalid(what, "shapes")
     _check_file(folder / TENSORS_FILE, record)
-    tensors = map_tensors(folder / TENSORS_FILE, "adapter_invalid")
+    with closing(TensorFile(folder / TENSORS_FILE, "adapter_invalid")) as file:
+        parts = _stored_parts(folder, file, record.rank, config)
+    return Adapter(record.rank, record.base, record.sha256, parts)
+
+
+def _stored_parts(
+    folder: Path, file: TensorFile, rank: int, config: LLMEngineRunnerConfig
+) -> dict[Projection, LowRank]:
     parts = {}
     for place, (width, size) in projection_shapes(config).items():
-        found = [tensors[name] for name in _names(place) if name in tensors]
-        if found and [one.shape for one in found] != [(width, record.rank), (record.rank, size)]:
+        names = [name for name in _names(place) if name in file.tensors]
+        shapes = [file.tensors[name].shape for name in names]
+        if names and shapes != [(width, rank), (rank, size)]:
             raise _damaged(folder / TENSORS_FILE)
-        if found:
-            parts[place] = LowRank(*found)
+        if names:
+            parts[place] = LowRank(*map(file.read, names))
     known = {name for place in parts for name in _names(place)}
-    for name in tensors:
+    for name in file.tensors:
         if name not in known:
             raise no_place(name)
-    return Adapter(record.rank, record.base, record.sha256, parts)
+    return parts
 
 
 def adapter_folders(folder: Path) -> dict[str, Path]:

@@ -1,7 +1,8 @@
+import math
 import os
 import stat
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, NamedTuple
 
 import ml_dtypes
 import msgspec
@@ -21,9 +22,6 @@ DTYPES: dict[str, np.dtype[Any]] = {
 Size = Annotated[int, msgspec.Meta(ge=0)]
 _LENGTH_BYTES = 8
 _HEADER_LIMIT = 1 << 20
-
-MappedTensors = dict[str, NDArray[Any]]
-"""Tensors of a file by name."""
 
 
 class _Entry(msgspec.Struct):
@@ -48,38 +46,74 @@ def map_tensor(path: Path, name: str) -> NDArray[Any]:
         ) from error
 
 
-def map_tensors(path: Path, code: Code) -> MappedTensors:
-    """All tensors of a safetensors file, read-only and mapped into memory.
+class StoredTensor(NamedTuple):
+    """Type and shape of a tensor in a file, whose bytes begin at `begin`."""
 
-    Raises an error of `code` that names the file, or the tensor that cannot be read.
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    begin: int
+
+
+class TensorFile:
+    """A safetensors file whose tensors are read one by one; one handle, however many they are.
+
+    The constructor reads the header; it and `read` raise errors of `code`, with the file's name or
+    that of the tensor as the field. Whoever opens it closes it.
     """
-    try:
-        header, start = read_header(path)
-        entries = {
-            name: msgspec.json.decode(entry, type=_Entry)
-            for name, entry in header.items()
-            if name != "__metadata__"
-        }
-    except (OSError, ValueError, msgspec.MsgspecError) as error:
-        raise HearthError(code, f"{path} is missing or no safetensors file", path.name) from error
-    return {name: _named(path, name, entry, start, code) for name, entry in entries.items()}
 
+    def __init__(self, path: Path, code: Code) -> None:
+        self._name, self._code = path.name, code
+        try:
+            self._file = open_regular(path)
+        except OSError as error:
+            raise self._no_file(path) from error
+        try:
+            header, start = _header_of(self._file)
+            entries = {
+                name: msgspec.json.decode(entry, type=_Entry)
+                for name, entry in header.items()
+                if name != "__metadata__"
+            }
+            room = os.fstat(self._file.fileno()).st_size - start
+            self.tensors = {
+                name: self._stored(name, one, start, room) for name, one in entries.items()
+            }
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
+            self.close()
+            raise self._no_file(path) from error
+        except HearthError:
+            self.close()
+            raise
 
-def copy_tensor(path: Path, name: str, mapped: NDArray[Any], code: Code) -> NDArray[Any]:
-    """What `map_tensors` has mapped, read into memory.
+    def close(self) -> None:
+        """Give back the handle; what was read stays."""
+        self._file.close()
 
-    Of a file that was cut meanwhile this is an error of `code`, naming the tensor, where to touch
-    what is mapped would end the process.
-    """
-    try:
-        header, start = read_header(path)
-        begin, _ = msgspec.json.decode(header[name], type=_Entry).data_offsets
-        with open_regular(path) as file:
-            file.seek(start + begin)
-            data = file.read(mapped.nbytes)
-        return np.frombuffer(data, mapped.dtype).reshape(mapped.shape)
-    except (OSError, ValueError, KeyError, OverflowError, msgspec.MsgspecError) as error:
-        raise HearthError(code, f"{path.name} was changed while {name} was read", name) from error
+    def read(self, name: str) -> NDArray[Any]:
+        """A tensor, read-only, in memory of its own; an error where the file was cut meanwhile."""
+        stored = self.tensors[name]
+        try:
+            self._file.seek(stored.begin)
+            data = self._file.read(math.prod(stored.shape) * stored.dtype.itemsize)
+            return np.frombuffer(data, stored.dtype).reshape(stored.shape)
+        except (OSError, ValueError) as error:
+            text = f"{self._name} was changed while {name} was read"
+            raise HearthError(self._code, text, name) from error
+
+    def _stored(self, name: str, entry: _Entry, start: int, room: int) -> StoredTensor:
+        begin, end = entry.data_offsets
+        if entry.dtype not in DTYPES:
+            text = f"{name} has type {entry.dtype}, which is not read"
+            raise HearthError(self._code, text, name)
+        stored = StoredTensor(DTYPES[entry.dtype], tuple(entry.shape), start + begin)
+        size = math.prod(stored.shape) * stored.dtype.itemsize
+        if not begin <= end <= room or end - begin != size:
+            text = f"{self._name} has no whole tensor {name}: it is damaged or cut short"
+            raise HearthError(self._code, text, name)
+        return stored
+
+    def _no_file(self, path: Path) -> HearthError:
+        return HearthError(self._code, f"{path} is missing or no safetensors file", path.name)
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -89,17 +123,6 @@ def open_regular(path: Path) -> BinaryIO:
         os.close(number)
         raise OSError(0, "it is no regular file")
     return os.fdopen(number, "rb")
-
-
-def _named(path: Path, name: str, entry: _Entry, start: int, code: Code) -> NDArray[Any]:
-    try:
-        return _mapped(path, entry, start)
-    except KeyError as error:
-        what = f"{name} has type {entry.dtype}, which is not read"
-        raise HearthError(code, what, name) from error
-    except (OSError, ValueError) as error:
-        what = f"{path.name} has no whole tensor {name}: it is damaged or cut short"
-        raise HearthError(code, what, name) from error
 
 
 def _map(path: Path, name: str) -> NDArray[Any]:
@@ -123,10 +146,14 @@ def read_header(path: Path) -> tuple[dict[str, msgspec.Raw], int]:
     Raises OSError, ValueError or `msgspec.MsgspecError` for what is none.
     """
     with open_regular(path) as file:
-        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-        if length > _HEADER_LIMIT:
-            raise ValueError("the header is too long")
-        data = file.read(length)
+        return _header_of(file)
+
+
+def _header_of(file: BinaryIO) -> tuple[dict[str, msgspec.Raw], int]:
+    length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    if length > _HEADER_LIMIT:
+        raise ValueError("the header is too long")
+    data = file.read(length)
     try:
         header = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     except RecursionError as error:

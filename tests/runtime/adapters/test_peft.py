@@ -8,8 +8,8 @@ import pytest
 from msgspec import structs
 
 from runtime.adapters.peft import read_peft
-from runtime.device.mapped_tensors import MappedTensors, map_tensors
-from runtime.errors import Code, HearthError
+from runtime.device.mapped_tensors import TensorFile
+from runtime.errors import HearthError
 from tests.low_rank_models import Array, random_adapter
 from tests.peft_models import change_fields, change_tensors, write_peft
 from tests.runtime.adapters.adapter_configs import BASE, adapter_config
@@ -158,15 +158,49 @@ def test_a_file_that_is_cut_while_it_is_read_ends_nobody(
 ) -> None:
     folder = write_peft(BASE, tmp_path / "one")
 
-    def cut(path: Path, code: Code) -> MappedTensors:
-        mapped = map_tensors(path, code)
-        os.truncate(path, 5000)
-        return mapped
+    def cut(file: TensorFile, name: str) -> Array:
+        os.truncate(folder / "adapter_model.safetensors", 5000)
+        return whole(file, name)
 
-    monkeypatch.setattr("runtime.adapters.peft.map_tensors", cut)
+    whole = TensorFile.read
+    monkeypatch.setattr(TensorFile, "read", cut)
     with pytest.raises(HearthError, match="changed while") as caught:
         read_peft(folder, adapter_config())
     assert caught.value.code == "adapter_invalid"
+
+
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_an_adapter_takes_one_handle_and_gives_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, spoilt: bool
+) -> None:
+    folder = write_peft(BASE, tmp_path / "one")
+    if spoilt:
+        change_tensors(folder, lambda tensors: tensors.update({B: tensors[B] * np.nan}))
+    before, most, whole = open_handles(), [0], TensorFile.read
+
+    def read(file: TensorFile, name: str) -> Array:
+        found = whole(file, name)
+        most.append(open_handles())
+        return found
+
+    monkeypatch.setattr(TensorFile, "read", read)
+    refused = attempt(folder)
+    assert (refused is None) != spoilt
+    assert max(most) == before + 1
+    # The error and its frames are alive still.
+    assert open_handles() == before
+
+
+def attempt(folder: Path) -> HearthError | None:
+    try:
+        read_peft(folder, adapter_config())
+    except HearthError as error:
+        return error
+    return None
+
+
+def open_handles() -> int:
+    return sum(1 for _ in os.scandir("/proc/self/fd"))
 
 
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
