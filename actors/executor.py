@@ -360,6 +360,7 @@ class ExecutorActor:
             runtime.prefix_metrics,
             runtime.adapter,
             self._switches,
+            runtime.get_multimodal_metrics(),
         )
         try:
             self._to_supervisor.post(ActorProgress(self._name, metrics))

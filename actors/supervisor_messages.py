@@ -9,6 +9,7 @@ from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.executor.graph_cache import GraphCounters
 from runtime.loading import Stage
 from runtime.prefix.metrics import PrefixMetrics
+from runtime.steps.image_merge import MultimodalMetrics
 
 
 class ActorHello(ActorMessage, tag="actor_hello"):
@@ -42,7 +43,8 @@ class ActorReady(ActorMessage, tag="actor_ready"):
 class ExecutorMetrics(msgspec.Struct, array_like=True):
     """What an executor has done since it started, and its memory: see `BatchRuntime`.
 
-    Rows have `adapter`, "" for none, and got another one `switches` times.
+    Rows have `adapter`, "" for none, and got another one `switches` times. `images` are all zero
+    where none came.
     """
 
     prefill: StageMetrics
@@ -54,6 +56,7 @@ class ExecutorMetrics(msgspec.Struct, array_like=True):
     prefix: PrefixMetrics | None = None
     adapter: str = ""
     switches: int = 0
+    images: MultimodalMetrics = msgspec.field(default_factory=MultimodalMetrics)
 
 
 class ActorProgress(ActorMessage, tag="actor_progress"):

@@ -1,6 +1,12 @@
 """What the executor has done, as rows of a table."""
 
-from hearth_client.protocol import ExecutorReport, PrefixReport, SpeculationReport, StageReport
+from hearth_client.protocol import (
+    ExecutorReport,
+    ImagesReport,
+    PrefixReport,
+    SpeculationReport,
+    StageReport,
+)
 
 from daemon.cli.console import size
 
@@ -12,6 +18,8 @@ def executor_rows(report: ExecutorReport) -> list[Row]:
     rows = [("prefill", _stage(report.prefill)), ("generation", _stage(report.generation))]
     if report.switches:
         rows.append(("adapter", f"{report.adapter or 'none'}, {report.switches} switches"))
+    if report.images is not None:
+        rows.append(("images", _images(report.images)))
     if report.prefix is not None:
         rows.append(("prefix cache", _prefix(report.prefix)))
     if report.speculation is not None:
@@ -22,6 +30,12 @@ def executor_rows(report: ExecutorReport) -> list[Row]:
 def _stage(stage: StageReport) -> str:
     speed = f", {stage.tokens / stage.seconds:.0f} tokens/s" if stage.seconds else ""
     return f"{stage.tokens} tokens in {stage.steps} steps, {stage.seconds:.1f} s{speed}"
+
+
+def _images(report: ImagesReport) -> str:
+    merged = f"{report.images} as {report.tokens} tokens, merged in {report.merge_seconds:.1f} s"
+    encoded = f", {report.encoded} encoded in {report.encode_seconds:.1f} s"
+    return merged + (encoded if report.encoded else "")
 
 
 def _prefix(report: PrefixReport) -> str:

@@ -19,6 +19,7 @@ from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.errors import CODES
 from runtime.executor.graph_cache import GraphCounters
 from runtime.prefix.metrics import PrefixMetrics
+from runtime.steps.image_merge import MultimodalMetrics
 
 
 class Look(NamedTuple):
@@ -65,7 +66,7 @@ class DaemonCollector(Collector):
         if look.load is not None:
             yield from _load(look.load)
         if look.executor is not None:
-            yield from _executor(look.executor)
+            yield from _executor(look.executor, sees=look.pictures is not None)
 
 
 def _daemon(look: Look) -> Iterator[Metric]:
@@ -143,13 +144,17 @@ def _load(load: SchedulerReport) -> Iterator[Metric]:
     )
 
 
-def _executor(metrics: ExecutorMetrics) -> Iterator[Metric]:
+def _executor(metrics: ExecutorMetrics, *, sees: bool) -> Iterator[Metric]:
     stages = {"prefill": metrics.prefill, "generation": metrics.generation}
     steps = {name: stage.steps for name, stage in stages.items()}
     tokens = {name: stage.tokens for name, stage in stages.items()}
     seconds = {name: stage.seconds for name, stage in stages.items()}
     yield _counter("engine_steps", "Steps of the engine, by stage.", stage=steps)
-    yield _counter("engine_tokens", "Tokens that went into these steps.", stage=tokens)
+    yield _counter(
+        "engine_tokens",
+        "Tokens of prompts that were computed, and tokens of replies behind their first.",
+        stage=tokens,
+    )
     yield _counter("engine_seconds", "Time that these steps took.", stage=seconds)
     yield _gauge(
         "memory_bytes",
@@ -159,6 +164,8 @@ def _executor(metrics: ExecutorMetrics) -> Iterator[Metric]:
     yield from _graphs(metrics.graphs)
     yield from _speculation(metrics.speculation)
     yield _counter("adapter_switches", "Times that replies got another adapter.", metrics.switches)
+    if sees:
+        yield from _images(metrics.images)
     if metrics.prefix is not None:
         yield from _prefix(metrics.prefix)
 
@@ -194,6 +201,18 @@ def _speculation(done: EagleGenerationMetrics) -> Iterator[Metric]:
         "speculation_accepted_tokens", "Tokens that rounds gave to replies.", done.accepted
     )
     yield _counter("speculation_seconds", "Time that rounds took, by stage.", stage=seconds)
+
+
+def _images(done: MultimodalMetrics) -> Iterator[Metric]:
+    images = {"merge": done.images, "encode": done.encoded}
+    seconds = {"merge": done.merge_seconds, "encode": done.encode_seconds}
+    yield _counter(
+        "engine_images", "Images that the executor put into prompts, or encoded.", stage=images
+    )
+    yield _counter(
+        "engine_image_tokens", "Tokens of the images that it put into prompts.", done.tokens
+    )
+    yield _counter("engine_image_seconds", "Time that images took it, by stage.", stage=seconds)
 
 
 def _prefix(cache: PrefixMetrics) -> Iterator[Metric]:

@@ -13,6 +13,7 @@ from runtime.executor.graph_cache import GraphCounters
 from runtime.prefix.metrics import PrefixMetrics
 from runtime.request import RowRequest, RowRound, RowToken
 from runtime.rows import DecodingRow, RowState
+from runtime.steps.image_merge import MultimodalMetrics
 
 
 class StepResult(msgspec.Struct):
@@ -64,6 +65,9 @@ class BatchRuntime(Protocol):
     @property
     def prefix_metrics(self) -> PrefixMetrics | None:
         """What the prefix cache has done and holds; None where there is none."""
+
+    def get_multimodal_metrics(self) -> MultimodalMetrics:
+        """What images took so far; all zero for an engine that takes none."""
 
     def take_failures(self) -> list[HearthError]:
         """What went wrong without harm to any row, since this was asked the last time."""

@@ -5,7 +5,9 @@ class StageMetrics(msgspec.Struct):
     """What one stage (prefill, generation) has done since the start.
 
     `host_seconds` are what queueing the steps took, while the device may be at work on others.
-    `tokens` were computed; of prompts `reused` ones came from the prefix cache in their place.
+    `tokens` of prompts were computed, and `reused` ones came from the prefix cache in their place.
+    Those of the generation were given to rows: no token behind a reply's end, no proposal that was
+    refused. A row's first token is the prefill's.
     """
 
     steps: int = 0

@@ -10,6 +10,7 @@ from runtime.decoding.queue_time import QueueTime
 from runtime.decoding.speculative import PendingRound, SpeculativeStrategy
 from runtime.decoding.tower_turns import TowerTurns
 from runtime.decoding.vanilla import PendingStep
+from runtime.request import RowToken
 from runtime.rows import DecodingRow
 from runtime.tensors.profiles import captured_widths
 
@@ -57,16 +58,22 @@ class Pace:
         self.collected = time.monotonic()
         return self.collected
 
-    def record(self, step: PendingStep | PendingRound) -> tuple[float, float]:
-        """Take note of a step that was collected just now; when it began and ended."""
+    def record(
+        self, step: PendingStep | PendingRound, tokens: Sequence[RowToken]
+    ) -> tuple[float, float]:
+        """Take note of a step that was collected just now; when it began and ended.
+
+        A prefill counts what it computed, any other step the `tokens` that it gave to rows.
+        """
         began = self.began(step.started)
         ended = self.ended()
         seconds = ended - began
-        metrics = self.prefill_metrics if step.kind == "prefill" else self.generation_metrics
-        metrics.record(step.filled, seconds, step.host_s)
         if step.kind == "prefill":
+            self.prefill_metrics.record(step.filled, seconds, step.host_s)
             self._budget.record_prefill(step.computed, seconds)
             return began, ended
+        given = sum(token.error is None for token in tokens)
+        self.generation_metrics.record(given, seconds, step.host_s)
         self._budget.record_decode(seconds)
         self._turns.record_decode(seconds)
         if step.kind == "decode":

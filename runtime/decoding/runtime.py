@@ -338,7 +338,7 @@ class LLMInferenceRuntime(AdapterRows, RuntimeCounters):
         except Exception as error:  # noqa: BLE001 - what was collected is told first
             self._round = FailedRound(pending.rows, error)
         pending.count()
-        times = self._pace.record(pending)
+        times = self._pace.record(pending, tokens)
         return StepResult("verify", tokens, *times, pending.rounds, cached=cached)
 
     def _oldest(self) -> PendingStep | PendingTower:
@@ -394,7 +394,7 @@ class LLMInferenceRuntime(AdapterRows, RuntimeCounters):
                 raise
             return failed_chunk(step.rows, step.started, error)
         cached = self._seating.collected(step, live, tokens)
-        began, ended = self._pace.record(step)
+        began, ended = self._pace.record(step, tokens)
         if step.kind == "prefill":
             self._seating.computed(step.computed, ended - began)
         return StepResult(step.kind, tokens, began, ended, step.rounds, cached=cached)

@@ -14,6 +14,7 @@ from runtime.errors import HearthError
 from runtime.executor.graph_cache import GraphCounters
 from runtime.prefix.metrics import PrefixMetrics
 from runtime.request import RowRequest, RowToken
+from runtime.steps.image_merge import MultimodalMetrics
 
 
 class FakeRuntime:
@@ -45,6 +46,7 @@ class FakeRuntime:
         self.generation_metrics = StageMetrics()
         self.speculation_metrics = EagleGenerationMetrics()
         self.prefix_metrics: PrefixMetrics | None = None
+        self.multimodal_metrics = MultimodalMetrics()
         self.failures: list[HearthError] = []
         self.memory: dict[str, int] = {}
         self.graphs: dict[str, GraphCounters] = {}
@@ -61,6 +63,9 @@ class FakeRuntime:
     @property
     def free(self) -> int:
         return self.places - len(self.rows)
+
+    def get_multimodal_metrics(self) -> MultimodalMetrics:
+        return self.multimodal_metrics
 
     def check(self, row: RowRequest) -> None:
         if row.token_ids[0] < 0:

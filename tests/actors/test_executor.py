@@ -299,6 +299,7 @@ def test_progress_is_told_while_idle_and_busy(
 
     runtime.before_step = slow
     runtime.speculation_metrics.rounds = 4
+    runtime.multimodal_metrics.images = 2
     runtime.graphs["base"] = GraphCounters(captures=3, hits=2)
     runtime.memory["weights"], runtime.device_free = 5, 6
     house.offer(row(7, 60))
@@ -312,7 +313,7 @@ def test_progress_is_told_while_idle_and_busy(
     assert 3 <= len(set(steps)) < 60
     assert steps == sorted(steps)
     assert metrics[-1].generation.tokens == 5 * steps[-1]
-    assert metrics[-1].speculation.rounds == 4
+    assert (metrics[-1].speculation.rounds, metrics[-1].images.images) == (4, 2)
     assert metrics[-1].graphs == {"base": GraphCounters(captures=3, hits=2)}
     assert (metrics[-1].memory, metrics[-1].device_free) == ({"weights": 5}, 6)
 

@@ -50,6 +50,7 @@ from hearth_client.pictures import Video as Video
 from hearth_client.protocol import Delta as Delta
 from hearth_client.protocol import Done as Done
 from hearth_client.protocol import ExecutorReport as ExecutorReport
+from hearth_client.protocol import ImagesReport as ImagesReport
 from hearth_client.protocol import ImageUsage as ImageUsage
 from hearth_client.protocol import Message as Message
 from hearth_client.protocol import PrefixReport as PrefixReport

@@ -321,7 +321,11 @@ class Detokenized(Answer, tag="text"):
 
 
 class StageReport(msgspec.Struct, kw_only=True):
-    """What one kind of engine step has done: `tokens` went in."""
+    """What one kind of engine step has done.
+
+    `tokens` of a prefill were computed, those of a generation were given to replies, behind the
+    first token of each.
+    """
 
     steps: int
     tokens: int
@@ -355,6 +359,20 @@ class SpeculationReport(Speculation, kw_only=True):
     commit_s: float
 
 
+class ImagesReport(msgspec.Struct, kw_only=True):
+    """What images took in the engine's process: `images` went into prompts, as `tokens`.
+
+    Those of a reply that was put back went in again. `encoded` ones went through a vision tower of
+    that process, as on GPUs; the encoder's are none of them.
+    """
+
+    images: int
+    tokens: int
+    merge_seconds: float
+    encoded: int
+    encode_seconds: float
+
+
 class ExecutorReport(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What the engine's process has done since it started.
 
@@ -367,6 +385,7 @@ class ExecutorReport(msgspec.Struct, kw_only=True, omit_defaults=True):
     prefix: PrefixReport | None = None
     adapter: str = ""
     switches: int = 0
+    images: ImagesReport | None = None
 
 
 class StatusReport(Answer, tag="status_report"):

@@ -1,4 +1,11 @@
-from hearth_client.protocol import ExecutorReport, PrefixReport, SpeculationReport, StageReport
+import pytest
+from hearth_client.protocol import (
+    ExecutorReport,
+    ImagesReport,
+    PrefixReport,
+    SpeculationReport,
+    StageReport,
+)
 
 from daemon.cli.executor_rows import executor_rows
 
@@ -31,6 +38,15 @@ def test_speculation_has_its_length_positions_and_times() -> None:
         ("accepted by position", "100% 75% 50%"),
         ("speculation time", "draft 0.1 s, verify 0.2 s, commit 0.3 s"),
     ]
+
+
+@pytest.mark.parametrize(("encoded", "told"), [(0, ""), (1, ", 1 encoded in 0.5 s")])
+def test_images_tell_what_they_took(encoded: int, told: str) -> None:
+    images = ImagesReport(
+        images=2, tokens=98, merge_seconds=0.25, encoded=encoded, encode_seconds=0.5
+    )
+    report = ExecutorReport(prefill=PREFILL, generation=PREFILL, images=images)
+    assert executor_rows(report)[2:] == [("images", f"2 as 98 tokens, merged in 0.2 s{told}")]
 
 
 def test_a_prefix_cache_tells_what_it_saved_and_holds() -> None:

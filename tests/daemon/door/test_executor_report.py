@@ -1,9 +1,12 @@
+from hearth_client.protocol import ImagesReport
+
 from actors.supervisor_messages import ExecutorMetrics
 from daemon.door.executor_report import executor_report
 from runtime.decoding.metrics import StageMetrics
 from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.prefix.metrics import PrefixMetrics
 from runtime.request import RowRound
+from runtime.steps.image_merge import MultimodalMetrics
 
 
 def test_every_metric_is_reported_under_its_name() -> None:
@@ -24,6 +27,15 @@ def test_every_metric_is_reported_under_its_name() -> None:
 def test_an_executor_that_did_not_speculate_says_nothing_of_it() -> None:
     metrics = ExecutorMetrics(StageMetrics(), StageMetrics(), EagleGenerationMetrics())
     assert executor_report(metrics).speculation is None
+
+
+def test_images_are_told_where_there_were_some() -> None:
+    metrics = ExecutorMetrics(StageMetrics(), StageMetrics(), EagleGenerationMetrics())
+    assert executor_report(metrics).images is None
+    metrics.images = MultimodalMetrics(2, 98, 0.25, 1, 0.5)
+    assert executor_report(metrics).images == ImagesReport(
+        images=2, tokens=98, merge_seconds=0.25, encoded=1, encode_seconds=0.5
+    )
 
 
 def test_a_prefix_cache_is_told_where_there_is_one() -> None:

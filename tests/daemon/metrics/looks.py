@@ -16,6 +16,7 @@ from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.executor.graph_cache import GraphCounters
 from runtime.executor.simulated_engine import simulated_config
 from runtime.prefix.metrics import PrefixMetrics
+from runtime.steps.image_merge import MultimodalMetrics
 
 EXECUTOR = ExecutorMetrics(
     StageMetrics(2, 40, 0.5),
@@ -27,6 +28,7 @@ EXECUTOR = ExecutorMetrics(
     PrefixMetrics(
         rows=4, hits=3, queried=400, reused=300, skipped=8, pinned=64, bytes={"device": 128}
     ),
+    images=MultimodalMetrics(3, 147, 0.25, 2, 0.5),
 )
 LOOK = Look(
     state="ready",

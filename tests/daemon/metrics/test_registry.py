@@ -42,6 +42,9 @@ async def test_a_page_tells_what_the_parts_hold_and_have_done() -> None:
     assert families["hearth_graph_captures"][("base", "failed")] == 1
     assert families["hearth_engine_tokens"] == {("prefill",): 40, ("generation",): 30}
     assert families["hearth_speculation_accepted_tokens"] == {(): 9}
+    assert families["hearth_engine_images"] == {("merge",): 3, ("encode",): 2}
+    assert families["hearth_engine_image_tokens"] == {(): 147}
+    assert families["hearth_engine_image_seconds"] == {("merge",): 0.25, ("encode",): 0.5}
     assert families["hearth_prefix_cache_hits"] == {(): 300}
     assert families["hearth_prefix_cache_queries"] == {(): 400}
     assert families["hearth_prefix_cache_bytes"] == {("device",): 128}
@@ -74,7 +77,7 @@ async def test_no_label_holds_what_is_not_in_a_closed_list() -> None:
         *("stop", "length", "cancelled", "refused", "failed"),
         *("connection_closed", "gone", "other", "host", "device", "base", "draft", "hit", "miss"),
         *("fallback", "captured", "prefill", "generation", "draft", "verify", "commit"),
-        *("encoded", "cached", "decode", "resize", "engine"),
+        *("encoded", "cached", "decode", "resize", "engine", "merge", "encode"),
         *("evicted", "damaged"),
         *EXECUTOR.memory,
     }

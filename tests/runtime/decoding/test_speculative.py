@@ -152,6 +152,8 @@ def test_a_row_gets_no_token_beyond_an_end_token() -> None:
     assert steps[-1].tokens[-1].finish == "stop"
     assert steps[-1].rounds == [RowRound(0, 4, 2)]
     assert proposer.kept == [[0, 1, 2, 3, 4]]
+    # What was accepted behind the end went into the cache, and to nobody.
+    assert runtime.generation_metrics.tokens == len(tokens[0]) - 1
 
 
 def test_rows_of_both_kinds_share_a_round() -> None:
