@@ -23,7 +23,8 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     filters off. `logit_bias` has pairs of token and bias. `logprobs` is the number of most likely
     tokens reported beside the chosen one; None reports none at all. `speculation` None leaves it to
     the runtime's policy; True is refused where none is possible. `seed` None is 0. `adapter` is
-    the name of a LoRA adapter, "" for none.
+    the name of a LoRA adapter, "" for none. What the prefix cache keeps of requests is shared by
+    those of equal `cache_salt` alone.
     """
 
     max_tokens: int | None = None
@@ -42,6 +43,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     speculation: bool | None = None
     adapter: str = ""
     cache: CacheUse = "use"
+    cache_salt: str = ""
 
 
 _BIAS = FloatType(ge=-100.0, le=100.0)

@@ -37,6 +37,7 @@ from runtime.errors import HearthError
 FEATURES = (
     "adapters",
     "cache",
+    "cache_salt",
     "detokenize",
     "logprobs",
     "priority",

@@ -53,12 +53,14 @@ class TokenIdentities:
         return names[1:]
 
 
-def root_name(engine: bytes, adapter: bytes) -> bytes:
+def root_name(engine: bytes, adapter: bytes, salt: str = "") -> bytes:
     """The name before the first page of all that this engine computes with this adapter.
 
-    `engine` and `adapter` are digests, of an adapter b"" for none.
+    `engine` and `adapter` are digests, of an adapter b"" for none. Requests of another `salt` have
+    another root, which no page has as its name.
     """
-    return _digest(len(engine).to_bytes(2, "little") + engine + adapter)
+    root = _digest(len(engine).to_bytes(2, "little") + engine + adapter)
+    return _digest(salt.encode(), key=root) if salt else root
 
 
 def page_name(parent: bytes, tokens: bytes) -> bytes:
@@ -83,5 +85,5 @@ def _digest_of(image: EmbeddedImage, span: ImageSpan) -> bytes:
     return hashlib.blake2b(said, digest_size=TOKEN_BYTES - 4).digest()
 
 
-def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=NAME_BYTES).digest()
+def _digest(data: bytes, key: bytes = b"") -> bytes:
+    return hashlib.blake2b(data, digest_size=NAME_BYTES, key=key).digest()

@@ -290,4 +290,6 @@ class PrefixCache:
         return TokenIdentities(self._root(request), request.token_ids, request.images)
 
     def _root(self, request: RowRequest) -> bytes:
-        return root_name(self._engine, self._digest_of(request.options.adapter).encode())
+        options = request.options
+        adapter = self._digest_of(options.adapter).encode()
+        return root_name(self._engine, adapter, options.cache_salt)

@@ -43,6 +43,7 @@ class GenerateOptions(TypedDict, total=False):
     speculation: bool | None
     adapter: str
     cache: Literal["use", "bypass", "pin"]
+    cache_salt: str
     traceparent: str | None
 
 

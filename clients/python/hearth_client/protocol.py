@@ -123,6 +123,7 @@ class Generate(Request, tag="generate"):
     speculation: bool | None = None
     adapter: Annotated[str, Meta(max_length=64)] = ""
     cache: Literal["use", "bypass", "pin"] = "use"
+    cache_salt: Annotated[str, Meta(max_length=256)] = ""
     traceparent: Annotated[str, Meta(max_length=256)] | None = None
 
 

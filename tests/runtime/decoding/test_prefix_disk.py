@@ -73,6 +73,15 @@ def test_what_was_computed_before_a_restart_is_not_computed_again(opened: Open) 
         assert runtime.take_failures() == []
 
 
+def test_another_salt_finds_nothing_on_disk(opened: Open) -> None:
+    with closing(opened()) as runtime:
+        run(runtime, row(TEXT, cache_salt="ours"))
+    with closing(opened()) as runtime:
+        assert run(runtime, row(TEXT, cache_salt="theirs")).cached == {}
+        assert run(runtime, row(TEXT)).cached == {}
+        assert sum(run(runtime, row(TEXT, cache_salt="ours")).cached.values()) == REST
+
+
 def test_what_leaves_memory_comes_back_from_the_disk(opened: Open) -> None:
     with closing(opened(pages=4)) as runtime:
         assert reused(runtime) == 0

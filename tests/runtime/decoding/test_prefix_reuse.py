@@ -87,6 +87,14 @@ def test_a_chat_pays_for_each_token_once(folders: Folders, engine: str) -> None:
             text += found.reply()
 
 
+def test_rows_share_what_is_kept_of_their_own_salt(runtime: LLMInferenceRuntime) -> None:
+    text, salts = SHARED + prompt(5, 2), ("", "ours", "theirs")
+    found = {salt: [run(runtime, row(text, cache_salt=salt)) for _ in range(2)] for salt in salts}
+    for first, second in found.values():
+        assert (first.cached, second.cached) == ({}, {0: len(text) - 1})
+        check_equal(second.tokens[0], found[""][0].tokens[0], exact=True)
+
+
 def test_the_last_token_of_a_prompt_is_always_computed(runtime: LLMInferenceRuntime) -> None:
     for length in (1, 31, 32, 33, 64, 75):
         runs = [run(runtime, row(SHARED[:length])) for _ in range(2)]

@@ -73,5 +73,14 @@ def test_pages_are_named_by_their_tokens_and_all_before() -> None:
     assert len({first, second, third, *other, *elsewhere}) == 9
 
 
-def test_a_root_is_of_one_engine_and_one_adapter() -> None:
-    assert len({root_name(*both) for both in [(b"ab", b""), (b"a", b"b"), (b"", b"ab")]}) == 3
+def test_a_root_is_of_one_engine_one_adapter_and_one_salt() -> None:
+    parts = [(b"ab", b""), (b"a", b"b"), (b"", b"ab")]
+    assert len({root_name(*both, salt) for both in parts for salt in ("", "a", "b")}) == 9
+
+
+def test_no_salt_makes_a_root_of_a_page_s_name() -> None:
+    tokens = TokenIdentities(ROOT, [7] * PAGE_TOKENS)
+    salt = tokens.between(0, PAGE_TOKENS).decode()
+    engine_and_adapter = (b"engine", b"")
+    root = root_name(*engine_and_adapter)
+    assert root_name(*engine_and_adapter, salt) != page_name(root, salt.encode())
