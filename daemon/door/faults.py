@@ -4,7 +4,9 @@ What could not be decoded is decoded again part by part, each beside its own typ
 part that fails. Nothing is taken from the decoder's words, which change from version to version.
 """
 
-from collections.abc import Iterable
+import math
+import time
+from collections.abc import Callable, Iterator
 from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -19,8 +21,16 @@ from runtime.errors import HearthError
 DECODE_ERRORS = (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """All that decoding hostile bytes raises; the last two are not in msgspec's own family."""
 
+EXPLAIN_S = 0.001
 _MAX_FIELDS = 64
 _MAX_NAME = 64
+_SMALL = 4096
+"""Bytes of a message, or of a field, that take no time to speak of."""
+_MANY = 4096
+"""Items of a list that is taken apart: each costs more than to decode it."""
+_SHORT_LIST = 0x90
+_LONG_LISTS = {0xDC: 2, 0xDD: 4}
+"""How msgpack begins a list, and the bytes of its length behind that."""
 _RAW_MAP = Annotated[dict[str, Raw], Meta(max_length=_MAX_FIELDS)]
 _RAW_LIST = Annotated[list[Raw], Meta(max_length=1 << 16)]
 _TYPES: dict[str, type[msgspec.Struct]] = {
@@ -41,8 +51,11 @@ def id_of(fields: dict[str, Raw]) -> str:
     return _decoded(Id, fields.get("id")) or ""
 
 
-def explain(fields: dict[str, Raw]) -> HearthError:
-    """The error to answer for a message that cannot be decoded, by its top level."""
+def explain(fields: dict[str, Raw], clock: Callable[[], float] = time.perf_counter) -> HearthError:
+    """The error to answer for a message that cannot be decoded, by its top level.
+
+    Where the fault is not found within `EXPLAIN_S` it is `bad_message`, with the field so far.
+    """
     if not fields:
         return HearthError(
             "bad_message",
@@ -59,61 +72,107 @@ def explain(fields: dict[str, Raw]) -> HearthError:
             "unknown_message", f"there is no message {_short(tag)!r}: t is one of {names}", "t"
         )
     try:
-        _check_fields(_TYPES[tag], fields, "")
+        _Search(fields, clock).fields(_TYPES[tag], fields, "")
     except HearthError as error:
         return error
     return HearthError("bad_message", "the message cannot be decoded")
 
 
-def _check_fields(kind: type[msgspec.Struct], fields: dict[str, Raw], path: str) -> None:
-    """Raise HearthError for the first fault among a struct's fields; `path` is before theirs."""
-    known = {field.name: field for field in msgspec.structs.fields(kind)}
-    tag = kind.__struct_config__.tag_field
-    unknown = next((name for name in fields if name not in known and name != tag), None)
-    if unknown is not None:
-        at = path + _short(unknown)
-        raise HearthError("unsupported_option", f"{at} is no field here: leave it out", at)
-    for name, field in known.items():
-        if name in fields:
-            _check(field.type, fields[name], path + name)
-        elif field.required:
-            raise HearthError("invalid_value", f"{path}{name} is missing", path + name)
+class _Search:
+    """Goes down to the part at fault, for `EXPLAIN_S` by `clock` where the message is large."""
 
+    def __init__(self, fields: dict[str, Raw], clock: Callable[[], float]) -> None:
+        self._clock = clock
+        size = sum(len(memoryview(raw)) for raw in fields.values())
+        self._until = clock() + EXPLAIN_S if size > _SMALL else math.inf
 
-def _check(kind: Any, raw: Raw, path: str) -> None:
-    """Raise HearthError for the first fault in `raw`, which should be a `kind`."""
-    try:
-        _decoder(kind).decode(raw)
-    except DECODE_ERRORS as error:
-        plain = _plain(_meant(kind, raw, path))
+    def fields(self, kind: type[msgspec.Struct], fields: dict[str, Raw], path: str) -> None:
+        """Raise HearthError for a fault among a struct's fields; `path` is before theirs.
+
+        Small ones come first: where all the others are right it is the largest one.
+        """
+        known = _fields(kind)
+        tag = kind.__struct_config__.tag_field
+        unknown = next((name for name in fields if name not in known and name != tag), None)
+        if unknown is not None:
+            at = path + _short(unknown)
+            raise HearthError("unsupported_option", f"{at} is no field here: leave it out", at)
+        large = []
+        for name, field in known.items():
+            if name in fields and len(memoryview(fields[name])) > _SMALL:
+                large.append(name)
+            elif name in fields:
+                self.part(field.type, fields[name], path + name)
+            elif field.required:
+                raise HearthError("invalid_value", f"{path}{name} is missing", path + name)
+        large.sort(key=lambda name: len(memoryview(fields[name])))
+        for name in large:
+            self._go_on(path + name)
+            self.part(known[name].type, fields[name], path + name, wrong=name == large[-1])
+
+    def part(self, kind: Any, raw: Raw, path: str, *, wrong: bool = False) -> None:
+        """Raise HearthError for the first fault in `raw`, which should be a `kind`.
+
+        A list that must be `wrong` is not decoded once more to see that it is.
+        """
+        not_text = False
+        if not (wrong and _is_list(raw)):
+            try:
+                _decoder(kind).decode(raw)
+            except DECODE_ERRORS as error:
+                not_text = isinstance(error, UnicodeDecodeError)
+            else:
+                return
+        meant = _meant(kind, raw, path)
+        plain = _plain(meant)
         if isinstance(plain, type) and issubclass(plain, msgspec.Struct):
             fields = fields_of(raw)
             if fields:
-                _check_fields(plain, fields, f"{path}.")
-        for index, of, item in _wrong_items(plain, raw):
-            _check(of, item, f"{path}[{index}]")
-        not_text = isinstance(error, UnicodeDecodeError)
+                self.fields(plain, fields, f"{path}.")
+        for index, of, item in self._items(meant, raw, path):
+            self.part(of, item, f"{path}[{index}]")
         wanted = "valid UTF-8 text" if not_text else describe(inspect.type_info(kind))
-        raise HearthError("invalid_value", f"{path} must be {wanted}", path) from None
+        raise HearthError("invalid_value", f"{path} must be {wanted}", path)
+
+    def _items(self, kind: Any, raw: Raw, path: str) -> Iterator[tuple[int, Any, Raw]]:
+        """The items of a list or a tuple, with their places and types, as far as there is time.
+
+        None where it cannot be taken apart, or has another number of them than it may have.
+        """
+        plain = _plain(kind)
+        origin, kinds = get_origin(plain), get_args(plain)
+        if origin not in {list, tuple} or not _is_list(raw):
+            return
+        count, most = _length(raw), _most(kind)
+        if count > (len(kinds) if origin is tuple else most or count):
+            return
+        if count > _MANY:
+            raise _too_much(path)
+        for index, item in enumerate(_decoded(_RAW_LIST, raw) or ()):
+            self._go_on(path)
+            yield index, kinds[index if origin is tuple else 0], item
+
+    def _go_on(self, path: str) -> None:
+        if self._clock() > self._until:
+            raise _too_much(path)
 
 
-def _wrong_items(kind: Any, raw: Raw) -> Iterable[tuple[int, Any, Raw]]:
-    """The items of a tuple, or the first of a list that is none, with their places and types.
+def _too_much(path: str) -> HearthError:
+    text = f"{path} is not what it has to be: the message is too large to say where"
+    return HearthError("bad_message", text, path)
 
-    None where it cannot be taken apart. A list is halved until one item is left, so that all of
-    them are looked at twice, and together.
-    """
-    items = (_decoded(_RAW_LIST, raw) if get_origin(kind) in {list, tuple} else None) or []
-    kinds = get_args(kind)
-    if get_origin(kind) is tuple:
-        places = range(len(items)) if len(kinds) == len(items) else ()
-        return [(place, kinds[place], items[place]) for place in places]
-    low, high = 0, len(items)
-    while high - low > 1:
-        middle = (low + high) // 2
-        half = msgspec.msgpack.encode(items[low:middle])
-        low, high = (low, middle) if _decoded(kind, half) is None else (middle, high)
-    return [(low, kinds[0], items[low])] if items else ()
+
+def _is_list(raw: Raw) -> bool:
+    first = memoryview(raw)[0]
+    return first & 0xF0 == _SHORT_LIST or first in _LONG_LISTS
+
+
+def _length(raw: Raw) -> int:
+    """How many items a list says that it has."""
+    data = memoryview(raw)
+    if data[0] & 0xF0 == _SHORT_LIST:
+        return data[0] & 0x0F
+    return int.from_bytes(data[1 : 1 + _LONG_LISTS[data[0]]], "big")
 
 
 def _meant(kind: Any, raw: Raw, path: str) -> Any:
@@ -136,7 +195,7 @@ def _meant(kind: Any, raw: Raw, path: str) -> Any:
             text = f"{path}.type must be one of {', '.join(sorted(tagged))}"
             raise HearthError("invalid_value", text, f"{path}.type")
         return tagged[tag]
-    is_list = _decoded(_RAW_LIST, raw) is not None
+    is_list = _is_list(raw)
     return next((one for one in kinds if is_list and get_origin(_plain(one)) is list), kind)
 
 
@@ -151,6 +210,18 @@ def _decoded(kind: Any, raw: bytes | Raw | None) -> Any:
         return None if raw is None else _decoder(kind).decode(raw)
     except DECODE_ERRORS:
         return None
+
+
+@cache
+def _fields(kind: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldInfo]:
+    return {field.name: field for field in msgspec.structs.fields(kind)}
+
+
+@cache
+def _most(kind: Any) -> int | None:
+    """How many items a list of this type may have; None for any number."""
+    found = inspect.type_info(kind)
+    return found.max_length if isinstance(found, inspect.ListType) else None
 
 
 @cache

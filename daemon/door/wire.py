@@ -92,10 +92,10 @@ def _turns(messages: list[Message] | None) -> list[ChatTurn] | None:
 def _turn(turn: Message) -> ChatTurn:
     if isinstance(turn.content, str):
         return ChatTurn(turn.role, turn.content)
-    parts = [_part(part) for part in turn.content]
-    if all(part.kind == "text" for part in parts):
-        return ChatTurn(turn.role, "".join(part.text for part in parts))
-    return ChatTurn(turn.role, "", parts)
+    texts = [part.text for part in turn.content if isinstance(part, TextPart)]
+    if len(texts) == len(turn.content):
+        return ChatTurn(turn.role, "".join(texts))
+    return ChatTurn(turn.role, "", [_part(part) for part in turn.content])
 
 
 def _part(part: TextPart | ImagePart | VideoPart) -> TurnPart:
@@ -152,7 +152,9 @@ def _check_source(messages: list[Message] | None, text: str | None, name: str) -
             _check_text(turn.content, field)
             continue
         for place, part in enumerate(turn.content):
-            _check_part(part, f"{field}[{place}]")
+            # Inline for most of them: a message may have tens of thousands.
+            if not isinstance(part, TextPart) or not part.text:
+                _check_part(part, f"{field}[{place}]")
 
 
 def _check_text(text: str, field: str) -> None:

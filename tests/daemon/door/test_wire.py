@@ -1,4 +1,6 @@
 import random
+from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -54,28 +56,45 @@ def test_sentences_are_ours_and_name_the_field() -> None:
         assert refusal({**GENERATE, field: value}).error.message == sentence
 
 
-def test_the_fault_in_a_long_list_is_found_in_few_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks: list[object] = []
-
-    def count(kind: object) -> msgspec.msgpack.Decoder[Any]:
-        looks.append(kind)
-        return decoder(kind)
-
-    decoder = faults._decoder
-    monkeypatch.setattr(faults, "_decoder", count)
-    biases = [[token, 0.5] for token in range(60_000)]
+def test_the_fault_in_a_list_is_found_where_it_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faults, "EXPLAIN_S", 60.0)
+    biases: list[Any] = [[token, 0.5] for token in range(1024)]
+    biases[1001] = [1001, 200.0]
+    biases[1010] = []
     assert refusal({**GENERATE, "logit_bias": biases}).error.message == (
-        "logit_bias must be a list of 0 to 1024 items"
+        "logit_bias[1001][1] must be a number from -100.0 to 100.0"
     )
-    biases[40_001][1] = 200.0
-    biases[50_000] = []
-    assert refusal({**GENERATE, "logit_bias": biases}).error.message == (
-        "logit_bias[40001][1] must be a number from -100.0 to 100.0"
+    assert refusal({**GENERATE, "logit_bias": biases * 2}).error.message == (
+        "logit_bias must be a list of 0 to 1024 items"
     )
     tokens = [*range(65_535), "x"]
     refused = refusal({"t": "detokenize", "id": "a", "tokens": tokens}).error
-    assert refused.field == "tokens[65535]"
-    assert len(looks) < 150
+    assert (refused.code, refused.field) == ("bad_message", "tokens")
+
+
+@pytest.mark.parametrize(
+    ("clock", "code", "field"),
+    [
+        (lambda: 0.0, "invalid_value", "messages[199].content[200].text"),
+        # Late from the first look on, or once there have been some.
+        (count(0, 1).__next__, "bad_message", "messages"),
+        (count(0, faults.EXPLAIN_S / 300).__next__, "bad_message", "messages[199].content"),
+    ],
+)
+def test_a_fault_is_looked_for_as_long_as_there_is_time(
+    clock: Callable[[], float], code: str, field: str
+) -> None:
+    turns = [{"role": "user", "content": [{"type": "text", "text": "x"}] * 200} for _ in range(200)]
+    turns[199] = {"role": "user", "content": [*turns[0]["content"], {"type": "text", "text": 5}]}
+    found = explain(fields_of(encode({**GENERATE, "messages": turns})), clock)
+    assert (found.code, found.field) == (code, field)
+
+
+def test_the_largest_field_is_at_fault_where_the_others_are_not() -> None:
+    turns = [{"role": "user", "content": "x" * 100}] * 200
+    late = count(0, 1).__next__
+    found = explain(fields_of(encode({**GENERATE, "messages": turns, "top_p": 2})), late)
+    assert (found.code, found.field) == ("invalid_value", "top_p")
 
 
 def test_hostile_bytes_are_refused_quickly_and_by_name() -> None:
