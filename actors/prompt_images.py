@@ -75,7 +75,8 @@ class PromptImages:
         digest = hashlib.sha256(self._model + msgspec.msgpack.encode((pictures, layout)))
         for frame in visual.frames:
             with self._pictures.view(frame.slot) as data:
-                digest.update(data)
+                # Of a fixed length: where a frame ends is part of what the key says.
+                digest.update(hashlib.sha256(data).digest())
             self._pictures.check(frame.slot)
         return digest.digest()
 

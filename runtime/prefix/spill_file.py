@@ -7,7 +7,8 @@ from typing import NamedTuple
 from runtime.errors import HearthError
 from runtime.prefix.identities import NAME_BYTES, PAGE_TOKENS, TOKEN_BYTES, page_name
 
-VERSION = 1
+VERSION = 2
+"""1 knew videos by their bytes alone, whichever of their frames these were of."""
 SUFFIX = ".page"
 _MAGIC = b"HEARTHKV"
 _MOST_TOKENS_BYTES = PAGE_TOKENS * TOKEN_BYTES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,9 @@ class Eyes:
         self.arena.view(slot)[:] = data
         return Visual([ImageInput(Picture("jpeg", width, height), slot)])
 
-    def video(self, *times: float) -> Visual:
-        frames = [frame for _ in times for frame in self.send().frames]
+    def video(self, *times: float, data: Sequence[bytes] = ()) -> Visual:
+        each = data or [b"pixels"] * len(times)
+        frames = [frame for one in each for frame in self.send(one).frames]
         return Visual(frames, list(times))
 
 

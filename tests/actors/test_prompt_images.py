@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,20 @@ def test_a_key_is_that_of_what_becomes_of_the_picture(eyes: Eyes, tmp_path: Path
     other = Eyes(tmp_path / "other", "qwen2_5_vl")
     same = [other.send(b"one")]
     assert other.images.works(other.images.encode([turn(IMAGE)], same), same)[0].work.key != keys[0]
+
+
+def test_videos_of_the_same_bytes_in_other_frames_have_other_keys(eyes: Eyes) -> None:
+    data = b"abcdef"
+    splits = [
+        (data[:first], data[first:second], data[second:])
+        for first, second in combinations(range(1, len(data)), 2)
+    ]
+    videos = [eyes.video(0.0, 1.0, 2.0, data=split) for split in splits]
+    videos.append(eyes.video(0.0, 1.0, 2.0, data=splits[0]))
+    prompt = eyes.images.encode([turn(*[TurnPart("video")] * len(videos))], videos)
+    keys = [image.work.key for image in eyes.images.works(prompt, videos)]
+    assert len(set(keys)) == len(splits)
+    assert keys[-1] == keys[0]
 
 
 def test_a_picture_that_has_gone_is_noticed(eyes: Eyes) -> None:

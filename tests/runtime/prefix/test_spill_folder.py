@@ -18,7 +18,7 @@ from runtime.errors import HearthError
 from runtime.prefix import spill_folder
 from runtime.prefix.page_index import PageIndex
 from runtime.prefix.pages import Erase, Page, Rooms
-from runtime.prefix.spill_file import SpillHead, encode_head
+from runtime.prefix.spill_file import VERSION, SpillHead, encode_head
 from runtime.prefix.spill_folder import MOST_WAITING
 from tests.runtime.prefix.prompts import ROOTS, identities
 from tests.runtime.prefix.spills import (
@@ -198,7 +198,7 @@ def test_pages_of_other_engines_give_way_and_nothing_else_does(tmp_path: Path) -
     ("begin", "end", "data", "words"),
     [
         (0, 8, b"GGUFGGUF", "is no page of the prefix cache"),
-        (8, 12, b"\x02\0\0\0", "is of version 2 and 1 is read here"),
+        (8, 12, b"\x01\0\0\0", f"is of version 1 and {VERSION} is read here"),
         (24, 32, b"\xff" * 8, "is damaged"),
         (40, 41, b"\0", "is damaged"),
         (-1, None, b"\0", "is damaged"),
