@@ -240,9 +240,10 @@ class ExecutorReady(ActorMessage, tag="executor_ready"):
 
 
 class ExecutorLost(ActorMessage, tag="executor_lost"):
-    """The executor died, and what ran there has failed."""
+    """The executor died, and what ran there has failed; `blameless` is not what killed it."""
 
     reason: str
+    blameless: bool = False
 
 
 class ExecutorRetires(ActorMessage, tag="executor_retires"):

@@ -166,7 +166,7 @@ def _weights(runtime: LLMInferenceRuntime, settings: ExecutorSettings) -> dict[s
     """The model whose external weights are served, where the engine has none itself."""
     given, folder = settings.options.weights, Path(settings.engine)
     weights = ExternalWeightManager.open(folder, runtime.config, given)
-    return {} if weights is None else {"weights": weights.source}
+    return {} if weights is None else {"weights": weights.source, "weights_sha256": weights.digest}
 
 
 def _facts(runtime: LLMInferenceRuntime) -> dict[str, str | int | float]:

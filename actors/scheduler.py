@@ -147,9 +147,10 @@ class SchedulerActor:
                 self._decisions += self._take_over(message, now)
             case ExecutorRetires():
                 self._policy.executor_retires()
-            case ExecutorLost(reason):
+            case ExecutorLost(reason, blameless):
                 self._disconnect()
-                self._decisions += self._policy.executor_lost(reason, now)
+                lost = self._policy.executor_lost(reason, now, blameless=blameless)
+                self._decisions += lost
             case _:
                 self._decisions += self._policy.images_told(self._heard(message), now)
 

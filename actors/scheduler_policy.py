@@ -225,8 +225,11 @@ class SchedulerPolicy:
         self._present = False
         self._offers.executor_retires()
 
-    def executor_lost(self, reason: str, now: float) -> list[Decision]:
-        """Fail all that was running; what waits goes on waiting, and so does what had not begun."""
+    def executor_lost(self, reason: str, now: float, *, blameless: bool = False) -> list[Decision]:
+        """Fail all that was running; what waits goes on waiting, and so does what had not begun.
+
+        Unless it is `blameless`, what ran is suspected of it.
+        """
         self._present = False
         self._offers.executor_lost(now)
         decisions: list[Decision] = list(self._images.executor_lost(reason))
@@ -240,7 +243,7 @@ class SchedulerPolicy:
         if lost:
             decisions.append(ExecutorGone(self._incarnation, list(unknown), message))
         failed = [*(row.entry for row in lost), *self._images.take_lost()]
-        return decisions + self._note_failure(failed, now)
+        return decisions if blameless else decisions + self._note_failure(failed, now)
 
     def images_told(self, message: encodings.Told, now: float) -> list[Decision]:
         """Encoder or executor have said what became of images."""

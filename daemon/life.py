@@ -12,13 +12,15 @@ class Life(NamedTuple):
     """Where the daemon stands; each event gives the state behind it.
 
     While it loads, `stage` says what is done, and `share` from 0 to 1 how much of that, where it is
-    known. `reason` is why an executor is started again, why the daemon drains, or why it failed.
+    known. `reason` is why an executor is started again, which file it waits for, why the daemon
+    drains, or why it failed. Where it `refuses`, what comes has no chance to be served soon.
     """
 
     state: State = "starting"
     stage: str = ""
     share: float | None = None
     reason: str = ""
+    refuses: bool = False
 
     @property
     def serves(self) -> bool:
@@ -27,7 +29,7 @@ class Life(NamedTuple):
 
     def loading(self, stage: str, share: float | None) -> Life:
         """The executor has come as far as this."""
-        return Life("loading", stage, share, self.reason) if self.serves else self
+        return self._replace(state="loading", stage=stage, share=share) if self.serves else self
 
     def ready(self) -> Life:
         """The executor can work."""
@@ -35,7 +37,16 @@ class Life(NamedTuple):
 
     def lost(self, reason: str) -> Life:
         """The executor has ended, or is about to, and another one will start."""
-        return Life("starting", reason=f"the executor was lost: {reason}") if self.serves else self
+        reason = f"the executor was lost: {reason}"
+        return Life("starting", reason=reason, refuses=self.refuses) if self.serves else self
+
+    def held(self, reason: str, *, refuses: bool) -> Life:
+        """The next executor waits for files."""
+        return Life("starting", reason=reason, refuses=refuses) if self.serves else self
+
+    def notes(self, reason: str) -> Life:
+        """Why pictures cannot be served beside the text, or ""."""
+        return self._replace(reason=reason) if self.state == "ready" else self
 
     def draining(self, reason: str) -> Life:
         """A stop has begun; it may become more urgent."""
@@ -46,9 +57,16 @@ class Life(NamedTuple):
         return Life("failed", reason=reason)
 
 
-def words(state: str, stage: str = "", share: float | None = None, reason: str = "") -> str:
+def words(
+    state: str,
+    stage: str = "",
+    share: float | None = None,
+    reason: str = "",
+    refuses: bool = False,  # noqa: FBT001, FBT002 - as a Life has it
+) -> str:
     """A state on one line for people: `loading: verifying, 43%`."""
     parts = [stage] if stage else []
     parts += [] if share is None else [f"{share:.0%}"]
+    parts += ["requests are refused"] if refuses else []
     line = f"{state}: {', '.join(parts)}" if parts else state
     return " ".join(f"{line} ({reason})".split()) if reason else line

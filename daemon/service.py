@@ -47,7 +47,7 @@ from daemon.control.server import ControlServer
 from daemon.door.front_door import FrontDoor
 from daemon.door.keys import keys_of
 from daemon.door.settings import DoorFacts
-from daemon.engine_settings import check_settings, deployment_of
+from daemon.engine_settings import check_settings, deployment_of, engine_files
 from daemon.exit_codes import FORCED, STOPPED, exit_code, reason_of
 from daemon.life import Life
 from daemon.notify import notify, reloading, tell_state
@@ -56,6 +56,7 @@ from daemon.other_weights import verify_weights
 from daemon.reload import change_to
 from daemon.sight import most_tokens, open_sight
 from daemon.signals import Asked, lose_patience
+from daemon.supervision.restart_policy import AnnounceHeld
 from daemon.supervision.supervisor import ActorPlan, Listeners, Supervisor
 from daemon.watchdog import Watchdog, worst
 from runtime.config import LLMEngineRunnerConfig
@@ -138,6 +139,9 @@ class Service:
         self._fitting = config, dict[str, str | int | float]()
         self._was_ready = False
         self._sight = open_sight(settings, engine, config, opened)
+        self._files = engine_files(settings, engine)
+        # Of the weights that the executor before served, to say where they are others.
+        self._served_digest = ""
         # Who has to be ready before the daemon is, the encoder at the start alone.
         self._awaited = {"executor", "encoder"} if self._sight else {"executor"}
         self._to_scheduler_control: Sender[SchedulerControl] = self._sender(SCHEDULER_CONTROL)
@@ -161,10 +165,15 @@ class Service:
                 ready=self._executor_ready,
                 lost=self._executor_lost,
                 restarting=lambda reason: self._enter(self._life.lost(reason)),
+                held=self._executor_held,
                 metrics=lambda metrics: self._door.tell(metrics=metrics),
                 adapter=self._adapters.answered,
             ),
-            Listeners(ready=self._encoder_ready, lost=self._encoder_lost),
+            Listeners(
+                ready=self._encoder_ready,
+                lost=self._encoder_lost,
+                held=lambda held: self._enter(self._life.notes(held.error.message)),
+            ),
         )
         self._supervisors = [*map(self._supervise, self._plans(settings), listeners)]
         self._servers: list[StreamServer] = [
@@ -239,12 +248,19 @@ class Service:
         if not self._life.serves:
             return
         self._fitting = wiring.within(self._config, told.limits), ready.facts
+        self._note_weights(str(ready.facts.get("weights_sha256", "")))
         self._adapters.executor_ready(ready.adapters, str(ready.facts.get("weights", "")))
         self._limit_images()
         self._came("executor")
 
+    def _note_weights(self, digest: str) -> None:
+        before, self._served_digest = self._served_digest, digest
+        if before not in ("", digest):
+            _log.warning("other weights are served than before", before=before, now=digest)
+
     async def _encoder_ready(self, _ready: ActorReady, addresses: Addresses) -> None:
         await self._to_scheduler_control.send(EncoderReady(addresses.work), _SEND_TIMEOUT_S)
+        self._enter(self._life.notes(""))
         self._came("encoder")
 
     def _came(self, role: str) -> None:
@@ -271,9 +287,16 @@ class Service:
 
     async def _executor_lost(self, reason: str) -> None:
         self._adapters.executor_lost()
-        await self._to_scheduler_control.send(ExecutorLost(reason), _SEND_TIMEOUT_S)
+        lost = ExecutorLost(reason, blameless=self._supervisors[0].spoiled)
+        await self._to_scheduler_control.send(lost, _SEND_TIMEOUT_S)
         self._awaited.add("executor")
         self._enter(self._life.lost(reason))
+
+    def _executor_held(self, held: AnnounceHeld) -> None:
+        self._enter(self._life.held(held.error.message, refuses=held.refuses))
+        if not self._supervisors[0].spoiled:
+            # The files are at rest and cannot be served: who waits would wait for a person.
+            self._door.end_all("weights_invalid", held.error.message)
 
     async def _encoder_lost(self, reason: str) -> None:
         await self._to_scheduler_control.send(EncoderLost(reason), _SEND_TIMEOUT_S)
@@ -329,13 +352,17 @@ class Service:
             try:
                 read = self._read()
                 check_settings(read, self._settings, self._engine)
-                await verify_weights(read, self._settings, self._engine)
+                exchanged = self._supervisors[0].differing_files()
+                await verify_weights(read, self._settings, self._engine, exchanged=bool(exchanged))
                 keys = keys_of(self._settings.tcp_port, self._settings.keys, os.environ)
             except HearthError as error:
                 _log.error("not reloaded", reason=error.message, code=error.code, field=error.field)
                 raise
             self._settings, changed, needs_restart = change_to(self._settings, read)
             self._adopt(self._settings)
+            if exchanged and "weights" not in changed:
+                _log.info("files were exchanged", files=exchanged)
+                changed.append("weights")
             if "weights" in changed and self._supervisors[0].renew("it gets other weights"):
                 await self._to_scheduler_control.send(ExecutorRetires(), _SEND_TIMEOUT_S)
             if self._keys is not None and keys is not None:
@@ -361,8 +388,13 @@ class Service:
 
     def _plans(self, settings: Settings) -> list[ActorPlan]:
         engine, epoch, sight = self._engine, self._door.epoch, self._sight
-        plans = [wiring.executor_plan(settings, engine, epoch, sight)]
-        return [*plans, wiring.encoder_plan(settings, engine, epoch, sight)] if sight else plans
+        files = self._files.of_executor(wiring.runtime_options(settings).weights)
+        plans = [wiring.executor_plan(settings, engine, epoch, sight, files)]
+        if sight is None:
+            return plans
+        # On a GPU the executor has the tower.
+        tower = tuple(one for one in self._files.tower if one._replace(mapped=False) in files)
+        return [*plans, wiring.encoder_plan(settings, engine, epoch, sight, tower)]
 
     def _supervise(self, plan: ActorPlan, listeners: Listeners) -> Supervisor:
         endpoint = self._sockets.supervisor(plan.role)

@@ -16,6 +16,7 @@ from daemon.configuration.places import adapters_folder
 from daemon.configuration.settings import Settings
 from daemon.door.settings import DoorFacts, DoorSettings
 from daemon.sight import Sight
+from daemon.supervision.file_watch import WatchedFile
 from daemon.supervision.restart_policy import Deadlines
 from daemon.supervision.supervisor import ActorPlan
 from runtime.cache_folder import cache_folder
@@ -155,7 +156,11 @@ def policy_settings(settings: Settings) -> PolicySettings:
 
 
 def executor_plan(
-    settings: Settings, engine: Path, epoch: str = "", sight: Sight | None = None
+    settings: Settings,
+    engine: Path,
+    epoch: str = "",
+    sight: Sight | None = None,
+    files: tuple[WatchedFile, ...] = (),
 ) -> ActorPlan:
     """The executor as its supervisor keeps it; its paths do not depend on the working folder."""
     given = ExecutorSettings(
@@ -164,10 +169,16 @@ def executor_plan(
         patches=sight and sight.patches.shared,
         embeddings=sight and sight.embeddings.shared,
     )
-    return _plan("executor", given, settings, epoch, sight)
+    return _plan("executor", given, settings, epoch, sight)._replace(files=files)
 
 
-def encoder_plan(settings: Settings, engine: Path, epoch: str, sight: Sight) -> ActorPlan:
+def encoder_plan(
+    settings: Settings,
+    engine: Path,
+    epoch: str,
+    sight: Sight,
+    files: tuple[WatchedFile, ...] = (),
+) -> ActorPlan:
     """The encoder likewise; however often it is lost, requests of text alone go on."""
     given = EncoderSettings(
         engine=str(engine.absolute()),
@@ -181,7 +192,8 @@ def encoder_plan(settings: Settings, engine: Path, epoch: str, sight: Sight) -> 
         image_decode_timeout_s=settings.image_decode_timeout_s,
         image_decode_memory_bytes=settings.image_decode_memory_bytes,
     )
-    return _plan("encoder", given, settings, epoch, sight)._replace(restart_limit=_ALWAYS)
+    plan = _plan("encoder", given, settings, epoch, sight)
+    return plan._replace(restart_limit=_ALWAYS, files=files)
 
 
 def _plan(

@@ -180,6 +180,11 @@ class FrontDoor:
         text = "the daemon's operator has ended this request"
         self._dispatch.stop(request, "cancelled_by_operator", text)
 
+    def end_all(self, code: str, message: str) -> None:
+        """End every generation: none of them has a chance to be served soon."""
+        for request in list(generations(self.sessions)):
+            self._dispatch.stop(request, code, message)
+
     async def load(self) -> SchedulerReport | None:
         """What the scheduler holds now; None where it does not say so in time."""
         reported = self._state.reported

@@ -206,6 +206,8 @@ class Requests:
                     "shutting_down", "the daemon is about to stop: try again after its restart"
                 )
             if isinstance(message, Generate):
+                if self._state.life.refuses:
+                    raise HearthError("weights_invalid", self._state.life.reason)  # noqa: TRY301
                 self._generate(session, message, pictures, now)
             else:
                 self._ask(session, message, pictures, now)

@@ -7,6 +7,8 @@ import msgspec
 
 from runtime.errors import Code, HearthError
 
+_OF_FILES: frozenset[Code] = frozenset({"engine_corrupt", "engine_missing", "weights_invalid"})
+"""Failures of a start that only other files mend."""
 _DOUBLINGS = 64
 """Of a pause: beyond any that is waited for, and not beyond a number."""
 
@@ -56,13 +58,23 @@ class AnnounceRestart(NamedTuple):
     reason: str
 
 
+class AnnounceHeld(NamedTuple):
+    """Tell the others that the actor waits for its files, and for which and why.
+
+    With `refuses` nothing that comes meanwhile has a chance to be served soon.
+    """
+
+    error: HearthError
+    refuses: bool
+
+
 class GiveUp(NamedTuple):
     """End the daemon with this error."""
 
     error: HearthError
 
 
-Action = Start | Kill | AnnounceReady | AnnounceLost | AnnounceRestart | GiveUp
+Action = Start | Kill | AnnounceReady | AnnounceLost | AnnounceRestart | AnnounceHeld | GiveUp
 
 
 class Phase(Enum):
@@ -73,6 +85,7 @@ class Phase(Enum):
     LOADING = "loading"
     RUNNING = "running"
     KILLED = "killed"
+    HELD = "held"
     ENDED = "ended"
 
 
@@ -80,7 +93,8 @@ class Supervision:
     """The life of one actor through its incarnations; no I/O.
 
     Feed it what happens; `tick` acts on the clock. An actor that fails to load the first time is
-    not tried again, since the same files would fail again.
+    not tried again, since the same files would fail again. One whose files were changed later, or
+    cannot be read any more, is held until `release`.
     """
 
     def __init__(self, name: str, deadlines: Deadlines, restart_limit: int) -> None:
@@ -97,6 +111,9 @@ class Supervision:
         self._error: HearthError | None = None
         self.renewing = False
         """Whether the actor has been asked to make room for the next one."""
+        self.spoiled: HearthError | None = None
+        """What became of its files while it worked on them."""
+        self._refuses = self._of_files = False
 
     def adopt(self, deadlines: Deadlines, restart_limit: int) -> None:
         """Go by other deadlines from now on, the one that runs included."""
@@ -118,6 +135,7 @@ class Supervision:
         self._enter(Phase.RUNNING, now + self._deadlines.progress_s)
         self._ready_since = now
         self.was_ready = self._told_ready = True
+        self._refuses = False
         return [AnnounceReady()]
 
     def progress(self, now: float) -> None:
@@ -125,9 +143,10 @@ class Supervision:
         if self.phase is Phase.RUNNING:
             self._due = now + self._deadlines.progress_s
 
-    def failed(self, error: HearthError) -> None:
-        """The actor has told why it is about to end."""
+    def failed(self, error: HearthError, *, others: bool = False) -> None:
+        """The actor has told why it is about to end; its files are `others` than worked before."""
         self._error = error
+        self._of_files = error.code in _OF_FILES or (others and error.code == "wrong_answer")
 
     def ended(self, how: str, now: float, *, well: bool = False) -> list[Action]:
         """The actor is gone: restart it or give up; `well` is one that found nothing wrong."""
@@ -138,6 +157,13 @@ class Supervision:
             self._reason = ""
         reason = self._reason or (self._error.message if self._error else how)
         actions = self._tell_loss(reason)
+        if self.spoiled is not None:
+            self._enter(Phase.HELD, None)
+            return actions
+        if self._error and self.was_ready and self._of_files:
+            self._refuses = True
+            self._enter(Phase.HELD, None)
+            return [*actions, AnnounceHeld(self._error, refuses=True)]
         if self.renewing:
             self._enter(Phase.PAUSED, now)
             return [*actions, AnnounceRestart(reason)]
@@ -154,6 +180,35 @@ class Supervision:
         """The actor has been asked to make room for the next one: its end is no failure."""
         self.renewing, self._reason = True, reason
 
+    def spoil(self, error: HearthError, now: float, *, refuses: bool) -> list[Action]:
+        """A file was changed while the actor works on it: end it, and hold the next one.
+
+        Once something is refused it stays so until an actor is ready.
+        """
+        if self.phase is Phase.ENDED:
+            return []
+        known, self.spoiled = self.spoiled, error
+        refuses, was_refusing = refuses or self._refuses, self._refuses
+        self._refuses = refuses
+        told: list[Action] = []
+        if known is None or known.message != error.message or refuses != was_refusing:
+            told = [AnnounceHeld(error, refuses)]
+        if self.phase not in (Phase.STARTING, Phase.LOADING, Phase.RUNNING):
+            return told
+        self._reason = error.message
+        self._enter(Phase.KILLED, now + self._deadlines.kill_s)
+        return [*self._tell_loss(self._reason), Kill(self._reason), *told]
+
+    @property
+    def held(self) -> bool:
+        """Whether the next actor waits for files."""
+        return self.phase is Phase.HELD
+
+    def release(self, now: float) -> None:
+        """The files may be read: start the actor that was held, which counts as no failure."""
+        if self.held:
+            self._enter(Phase.PAUSED, now)
+
     def stop(self) -> None:
         """The actor is to end: whatever happens now needs no action."""
         self._enter(Phase.ENDED, None)
@@ -165,7 +220,7 @@ class Supervision:
         if self.phase is Phase.PAUSED:
             self.incarnation += 1
             self._ready_since, self._reason, self._error = None, "", None
-            self.renewing = False
+            self.renewing, self.spoiled, self._of_files = False, None, False
             self._enter(Phase.STARTING, now + self._deadlines.hello_s)
             return [Start(self.incarnation)]
         if self.phase is Phase.KILLED:

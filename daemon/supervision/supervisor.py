@@ -30,8 +30,10 @@ from actors.supervisor_messages import (
     SupervisorMessage,
 )
 from daemon.supervision.actor_process import ENDED_WELL, ActorProcess
+from daemon.supervision.file_watch import FileWatch, Mark, Marks, WatchedFile
 from daemon.supervision.restart_policy import (
     Action,
+    AnnounceHeld,
     AnnounceLost,
     AnnounceReady,
     AnnounceRestart,
@@ -57,7 +59,8 @@ _MOST_S = 1.5
 class ActorPlan(NamedTuple):
     """An actor to keep: its role, as the host knows it, the settings of that, and how it logs.
 
-    Its process inherits `descriptors`.
+    Its process inherits `descriptors`. Where one of its `files` is changed in place, another one
+    takes over once they are at rest.
     """
 
     role: str
@@ -69,19 +72,22 @@ class ActorPlan(NamedTuple):
     log_format: Format = "auto"
     epoch: str = ""
     descriptors: tuple[int, ...] = ()
+    files: tuple[WatchedFile, ...] = ()
 
 
 class Listeners(NamedTuple):
     """Whom to tell of the actor.
 
     That it can work, that all is lost which it held, how far it has come on its way to work, why it
-    is started again, what it has done, and what it answers about adapters.
+    is started again, that it waits for its files, what it has done, and what it answers about
+    adapters.
     """
 
     ready: Callable[[ActorReady, Addresses], Awaitable[None]]
     lost: Callable[[str], Awaitable[None]]
     loading: Callable[[Stage, float | None], None] = lambda _stage, _share: None
     restarting: Callable[[str], None] = lambda _reason: None
+    held: Callable[[AnnounceHeld], None] = lambda _held: None
     metrics: Callable[[ExecutorMetrics], None] = lambda _metrics: None
     adapter: Callable[[AdapterAnswer], None] = lambda _answer: None
 
@@ -104,6 +110,7 @@ class Supervisor:
         self._inbox = inbox
         self._tell = listeners
         self._policy = Supervision(plan.role, plan.deadlines, plan.restart_limit)
+        self._files = FileWatch()
         self._clock = RunningClock(_MOST_S)
         self._name = ""
         self._addresses = sockets.addresses(plan.role, 0)
@@ -133,6 +140,15 @@ class Supervisor:
     def silent_s(self) -> float | None:
         """How long an actor that works has given no sign of progress; None while none works."""
         return self._clock.now() - self._heard if self._policy.working else None
+
+    @property
+    def spoiled(self) -> bool:
+        """Whether the actor is being ended because its files were changed under it."""
+        return self._policy.spoiled is not None
+
+    def differing_files(self) -> list[str]:
+        """The files that are not those which the actor has read any more."""
+        return self._files.differing(_marks(self._files.paths))
 
     @property
     def pulse(self) -> Pulse:
@@ -171,7 +187,10 @@ class Supervisor:
         self._policy.adopt(plan.deadlines, plan.restart_limit)
         if plan.log_level != self._plan.log_level:
             self.tell(SetLogLevel(plan.log_level))
+        other = plan.settings != self._plan.settings
         self._plan = plan
+        if other:
+            self._policy.release(self._clock.now())
         self._wake.set()
 
     def renew(self, reason: str) -> bool:
@@ -179,6 +198,8 @@ class Supervisor:
 
         Tells whether it has been asked to; where there is none the next one is of this plan.
         """
+        self._policy.release(self._clock.now())
+        self._wake.set()
         asked = self._process is not None and self.tell(Retire())
         if asked:
             self._policy.renew(reason)
@@ -204,11 +225,31 @@ class Supervisor:
         while self._policy.phase is not Phase.ENDED:
             due = self._policy.next_wake()
             left = None if due is None else due - self._clock.now()
-            with anyio.move_on_after(None if left is None else min(left, _TICK_S)):
+            with anyio.move_on_after(_TICK_S if left is None else min(left, _TICK_S)):
                 await self._wake.wait()
             self._wake = anyio.Event()
+            await self._act(self._look_at_files(self._clock.now()))
             await self._act(self._policy.tick(self._clock.now()))
             self._turned = self._clock.now()
+
+    def _look_at_files(self, now: float) -> list[Action]:
+        """Hold the actor whose files are changed, and start it once they are at rest."""
+        if not self._files.paths:
+            return []
+        changed = self._files.look(_marks(self._files.paths), now)
+        if self._policy.held and self._files.may_start(now):
+            _log.info("actor starts on its files as they are now", actor=self._plan.role)
+            self._policy.release(now)
+            return []
+        if changed is None:
+            return []
+        what = "is cut short" if changed.cut else "is changed in place"
+        text = f"{changed.path} {what}: exchange a file by mv and hearth reload"
+        return self._policy.spoil(
+            HearthError("weights_invalid", text, os.path.basename(changed.path)),  # noqa: PTH119
+            now,
+            refuses=changed.cut,
+        )
 
     async def _listen(self) -> None:
         while True:
@@ -227,6 +268,7 @@ class Supervisor:
                 self._tell.loading(stage, share)
             case ActorReady():
                 self._said_ready, self._heard = message, now
+                self._files.worked()
                 await self._act(self._policy.ready(now))
             case ActorProgress():
                 self._heard = now
@@ -236,7 +278,8 @@ class Supervisor:
             case AdapterAnswer():
                 self._tell.adapter(message)
             case ActorFailed(_, code, text, field):
-                self._policy.failed(HearthError(known_code(code), text, field))
+                error = HearthError(known_code(code), text, field)
+                self._policy.failed(error, others=self._files.others)
                 # One that never worked ends the daemon, whose last line says the same.
                 if self._policy.was_ready:
                     _log.error("actor failed", actor=self._name, code=code, reason=text)
@@ -259,6 +302,14 @@ class Supervisor:
                     await self._tell.lost(reason)
                 case AnnounceRestart(reason):
                     self._tell.restarting(reason)
+                case AnnounceHeld(error):
+                    _log.error(
+                        "actor waits for its files",
+                        actor=self._plan.role,
+                        reason=error.message,
+                        code=error.code,
+                    )
+                    self._tell.held(action)
                 case GiveUp(error):
                     self._error = error
 
@@ -272,6 +323,8 @@ class Supervisor:
         self._name = f"{self._plan.role}-{incarnation}"
         self._addresses = self._sockets.addresses(self._plan.role, incarnation)
         self._told_failure = anyio.Event()
+        files = self._plan.files
+        self._files.began(files, _marks([file.path for file in files]), self._clock.now())
         config = self._config()
         try:
             # A process that nobody knows of would be left by a cancelled start.
@@ -312,6 +365,8 @@ class Supervisor:
         self._process = None
         self._close_control()
         remove_sockets(self._addresses)
+        # A mapped file that was cut short ends who reads it.
+        await self._act(self._look_at_files(self._clock.now()))
         loading = self._policy.phase in (Phase.STARTING, Phase.LOADING)
         actions = self._policy.ended(how, self._clock.now(), well=how == ENDED_WELL)
         goes_on = not any(isinstance(action, GiveUp) for action in actions)
@@ -344,3 +399,15 @@ class Supervisor:
         if self._control is not None:
             self._control.close()
             self._control = None
+
+
+def _marks(paths: Sequence[str]) -> Marks:
+    return {path: _mark(path) for path in paths}
+
+
+def _mark(path: str) -> Mark | None:
+    try:
+        found = os.stat(path)  # noqa: PTH116 - a path of many, looked at each second
+    except OSError:
+        return None
+    return Mark(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)

@@ -26,6 +26,14 @@ def test_the_reason_of_a_loss_stays_until_the_next_executor_is_ready() -> None:
     assert again.ready() == Life("ready")
 
 
+def test_nothing_is_taken_in_from_a_cut_file_until_an_executor_is_ready() -> None:
+    held = Life("ready").lost("weights is cut short").held("weights is cut short", refuses=True)
+    assert words(*held) == "starting: requests are refused (weights is cut short)"
+    assert held.loading("opening", None).lost("again").refuses
+    assert held.loading("opening", None).ready() == Life("ready")
+    assert not Life().held("weights is changed in place", refuses=False).refuses
+
+
 def test_a_stop_is_not_undone_by_the_executor() -> None:
     life = Life("ready").draining("SIGTERM")
     assert words(*life) == "draining (SIGTERM)"
@@ -43,10 +51,11 @@ EVENTS = {
     "loading": lambda life: life.loading("opening", None),
     "ready": lambda life: life.ready(),
     "lost": lambda life: life.lost("gone"),
+    "held": lambda life: life.held("cut", refuses=True),
     "draining": lambda life: life.draining("SIGTERM"),
     "failed": lambda life: life.failed("broken"),
 }
-"""Each is named by the state that it leads to, but for the loss."""
+"""Each is named by the state that it leads to, but for the loss and the wait for files."""
 
 
 @given(st.lists(st.sampled_from(sorted(EVENTS))))
@@ -59,4 +68,4 @@ def test_whatever_happens_the_state_is_known_and_ends_are_final(events: list[str
         if before.state in order:
             assert life.state in order[order.index(before.state) :]
         else:
-            assert life.state == {"lost": "starting"}.get(event, event)
+            assert life.state == {"lost": "starting", "held": "starting"}.get(event, event)

@@ -1,18 +1,142 @@
 """A whole daemon that is given other weights while it serves."""
 
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from hearth_client import Client
+from hearth_client.errors import ServiceFailed
+from hearth_client.protocol import StatusReport
 
 from daemon.control.client import ask
 from daemon.control.messages import Reload, Reloaded
-from daemon.own_daemon import own_daemon
+from daemon.own_daemon import OwnDaemon, own_daemon
 from runtime.errors import HearthError
 from runtime.export import ExportOptions, export_model
 from runtime.export.weights_export import export_weights
 from tests.daemon.conftest import REFERENCE
 from tests.runtime.weights.external_models import needs_other_weights, tuned
+
+
+@pytest.fixture
+def home(tmp_path: Path, short_folder: Path) -> Home:
+    engine, weights = (short_folder / name for name in ("engine", "weights"))
+    options = ExportOptions(capacity=96, max_batch=2, external_weights=True)
+    export_model(REFERENCE, engine, options)
+    export_weights(tuned(REFERENCE, tmp_path / "other"), engine, weights)
+    return Home(engine, weights, short_folder / "served")
+
+
+class Home(NamedTuple):
+    """An engine, weights of another fine-tune for it, and where those lie that are served."""
+
+    engine: Path
+    other: Path
+    path: Path
+
+    @contextmanager
+    def serves(self, *flags: str) -> Iterator[tuple[OwnDaemon, Client]]:
+        shutil.copy(self.engine / "weights.safetensors", self.path)
+        given = ["--weights", str(self.path), "--threads", "1", "--speculation", "off", *flags]
+        with own_daemon(self.engine, given) as daemon, Client(daemon.socket) as client:
+            yield daemon, client
+
+    def mv(self) -> None:
+        """Exchange the file as it has to be done."""
+        fresh = self.path.with_name("fresh")
+        shutil.copy(self.other, fresh)
+        fresh.rename(self.path)
+
+
+def reply(client: Client) -> str:
+    return client.generate("a fine", max_tokens=8, ignore_eos=True).text()
+
+
+def wait_for(client: Client, seen: Callable[[StatusReport], bool]) -> StatusReport:
+    deadline = time.monotonic() + 30
+    while not seen(report := client.status()):
+        assert time.monotonic() < deadline, report
+        time.sleep(0.05)
+    return report
+
+
+@needs_other_weights
+@pytest.mark.slow
+def test_a_file_that_is_written_over_is_served_as_it_is_then(home: Home) -> None:
+    with home.serves() as (daemon, client):
+        first = reply(client)
+        # The same inode, as `cp other served` does.
+        home.path.write_bytes(home.other.read_bytes())
+        report = wait_for(client, lambda report: report.state != "ready")
+        assert str(home.path) in report.reason
+        # Who comes meanwhile waits.
+        second = reply(client)
+        assert client.status().engine["weights"] == "other"
+        assert second != first
+        assert second == reply(client)
+        log = daemon.log()
+        assert "is changed in place" in log or "is cut short" in log
+        assert "other weights are served than before" in log
+
+
+@needs_other_weights
+@pytest.mark.slow
+def test_nothing_is_taken_in_from_a_file_that_is_cut_short_until_it_is_whole(home: Home) -> None:
+    with home.serves("--restart-limit", "0") as (daemon, client):
+        first = reply(client)
+        whole = home.path.read_bytes()
+        os.truncate(home.path, len(whole) // 2)
+        report = wait_for(client, lambda report: "instead of" in report.reason)
+        assert report.state == "starting"
+        assert str(home.path) in report.reason
+        with pytest.raises(ServiceFailed) as caught:
+            reply(client)
+        assert caught.value.code == "weights_invalid"
+        assert str(home.path) in str(caught.value)
+        home.path.write_bytes(whole)
+        wait_for(client, lambda report: report.state == "ready")
+        assert reply(client) == first
+        assert daemon.runs
+
+
+@needs_other_weights
+@pytest.mark.slow
+def test_a_file_that_was_moved_onto_the_path_is_served_from_a_reload_on(home: Home) -> None:
+    with home.serves() as (daemon, client):
+        first = reply(client)
+        assert ask(Reload(), Reloaded, str(daemon.socket)) == Reloaded([], [])
+        home.mv()
+        assert reply(client) == first
+        assert ask(Reload(), Reloaded, str(daemon.socket)) == Reloaded(["weights"], [])
+        assert reply(client) != first
+        assert client.status().engine["weights"] == "other"
+        home.path.with_name("fresh").write_bytes(home.path.read_bytes()[:-1])
+        home.path.with_name("fresh").rename(home.path)
+        with pytest.raises(HearthError) as caught:
+            ask(Reload(), Reloaded, str(daemon.socket))
+        assert caught.value.code == "weights_invalid"
+
+
+@needs_other_weights
+@pytest.mark.slow
+def test_other_weights_at_the_start_of_an_executor_are_said(home: Home) -> None:
+    with home.serves() as (daemon, client):
+        before = client.status().engine["weights_sha256"]
+        home.mv()
+        assert daemon.executor is not None
+        os.kill(daemon.executor, signal.SIGKILL)
+        wait_for(client, lambda report: report.engine.get("weights") == "other")
+        now = client.status().engine["weights_sha256"]
+        said = [line for line in daemon.log().splitlines() if "other weights are served" in line]
+        assert [str(before) in line and str(now) in line for line in said] == [True]
 
 
 @needs_other_weights

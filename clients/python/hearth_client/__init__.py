@@ -45,6 +45,7 @@ from hearth_client.errors import TooManyRequests as TooManyRequests
 from hearth_client.errors import UnknownMessage as UnknownMessage
 from hearth_client.errors import UnsupportedOption as UnsupportedOption
 from hearth_client.errors import UnsupportedProtocol as UnsupportedProtocol
+from hearth_client.errors import WeightsInvalid as WeightsInvalid
 from hearth_client.pictures import Image as Image
 from hearth_client.pictures import Video as Video
 from hearth_client.protocol import Delta as Delta

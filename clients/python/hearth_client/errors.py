@@ -182,6 +182,12 @@ class EncoderFailed(ServiceFailed):
     code = "encoder_failed"
 
 
+class WeightsInvalid(ServiceFailed):
+    """A file of the model was cut short or changed on the daemon's machine: status names it."""
+
+    code = "weights_invalid"
+
+
 class CancelledByOperator(ServiceFailed):
     """The daemon's operator has ended the request."""
 

@@ -10,6 +10,7 @@ from hearth_client import (
     ShuttingDown,
     TooManyClients,
     TooManyRequests,
+    WeightsInvalid,
 )
 
 from daemon.door.settings import DoorSettings
@@ -54,6 +55,22 @@ def test_a_client_that_finds_no_place_is_told_when_to_come() -> None:
         with pytest.raises(TooManyClients) as caught, Client(door.path) as other:
             other.status()
         assert caught.value.retry_after_s is not None
+
+
+def test_nothing_is_taken_in_while_a_file_is_cut_short_and_who_waits_can_be_ended() -> None:
+    with running_door() as door, Client(door.path) as client:
+        waits = client.generate("hang")
+        until(lambda: door.on_loop(lambda: door.door.open_requests) == 1)
+        reason = "weights is cut short"
+        door.on_loop(lambda: door.door.tell(life=Life("ready").held(reason, refuses=True)))
+        with pytest.raises(WeightsInvalid, match=reason):
+            client.generate("count").text()
+        assert client.status().reason == reason
+        door.on_loop(lambda: door.door.end_all("weights_invalid", reason))
+        with pytest.raises(WeightsInvalid, match=reason):
+            waits.text()
+        door.on_loop(lambda: door.door.tell(life=Life("ready")))
+        assert client.generate("count", max_tokens=1).text() == "0 "
 
 
 def test_who_is_refused_while_the_daemon_stops_is_told_when_to_come() -> None:

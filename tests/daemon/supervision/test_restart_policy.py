@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import sys
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
 from daemon.supervision.restart_policy import (
     Action,
+    AnnounceHeld,
     AnnounceLost,
     AnnounceReady,
     AnnounceRestart,
@@ -261,3 +263,58 @@ def test_what_no_number_of_restarts_ends_goes_on_after_very_many() -> None:
         assert isinstance(lost[-1], AnnounceRestart)
         now += DEADLINES.most_pause_s
         assert isinstance(made.tick(now)[-1], Start)
+
+
+CHANGED = HearthError("weights_invalid", "weights is changed in place", "weights")
+CUT = HearthError("weights_invalid", "weights is cut short", "weights")
+
+
+def test_an_actor_whose_files_are_changed_is_ended_and_held_until_they_are_at_rest() -> None:
+    made = running(restart_limit=0)
+    assert made.spoil(CHANGED, 5.0, refuses=False) == [
+        AnnounceLost(CHANGED.message),
+        Kill(CHANGED.message),
+        AnnounceHeld(CHANGED, refuses=False),
+    ]
+    assert made.spoil(CHANGED, 6.0, refuses=False) == []
+    assert made.ended("it was ended by SIGKILL", 6.1) == []
+    assert made.held
+    assert (made.tick(1000.0), made.next_wake()) == ([], None)
+    # A cut file lets nothing in, also once it grows again.
+    assert made.spoil(CUT, 7.0, refuses=True) == [AnnounceHeld(CUT, refuses=True)]
+    assert made.spoil(CHANGED, 8.0, refuses=False) == [AnnounceHeld(CHANGED, refuses=True)]
+    made.release(10.0)
+    assert made.tick(10.0) == [Start(2)]
+    assert made.spoiled is None
+    made.hello(10.0)
+    assert made.ready(10.0) == [AnnounceReady()]
+    assert AnnounceHeld(CHANGED, refuses=False) in made.spoil(CHANGED, 11.0, refuses=False)
+
+
+def test_files_that_cannot_be_read_hold_an_actor_that_has_worked() -> None:
+    made = running(restart_limit=1)
+    made.ended("it was ended by SIGBUS", 1.0)
+    for second in range(2, 12):
+        made.release(second)
+        assert [type(one) for one in made.tick(second)] == [Start]
+        made.failed(CUT)
+        assert made.ended("it ended with status 1", second) == [AnnounceHeld(CUT, refuses=True)]
+        assert made.tick(second) == []
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_a_wrong_answer_is_that_of_the_files_where_these_are_others(*, others: bool) -> None:
+    made = running(restart_limit=1)
+    made.ended("it was ended by SIGKILL", 1.0)
+    made.tick(1.0)
+    made.failed(HearthError("wrong_answer", "it computes another model"), others=others)
+    (told,) = made.ended("it ended with status 1", 2.0)
+    assert isinstance(told, AnnounceHeld if others else GiveUp)
+
+
+def test_an_actor_that_ends_for_good_is_not_held() -> None:
+    made = running()
+    made.stop()
+    assert made.spoil(CUT, 1.0, refuses=True) == []
+    made.release(2.0)
+    assert made.phase is Phase.ENDED
