@@ -87,6 +87,8 @@ def open_runtime(settings: ExecutorSettings, told: Told = nobody) -> LLMInferenc
     )
     with undoing() as undo:
         undo.callback(runtime.close)
+        if outdated := runtime.config.outdated:
+            _log.warning("the engine folder is of an older form", reason=outdated)
         if (loaded := runtime.loaded_weights) is not None:
             speed = round(loaded.nbytes / loaded.seconds / 1e9, 2)
             _log.info("the weights are loaded", bytes=loaded.nbytes, gigabytes_a_second=speed)
@@ -142,7 +144,7 @@ def _check_answer(runtime: LLMInferenceRuntime, settings: ExecutorSettings) -> N
         _log.warning("the known answer is not compared", reason="verify is off")
     else:
         report = runtime.check_answer(answer)
-        _log.info("the known answer is right", **structs.asdict(report))
+        _log.info("the known answer is right", **structs.asdict(report), meaning=report.meaning)
         if runtime.tower is not None:
             given = check_tower_answer(runtime.tower, Path(settings.engine) / VISION_FOLDER)
             _log.info("the vision tower's known answer is right", **structs.asdict(given))

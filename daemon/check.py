@@ -59,6 +59,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     `reason` says why it cannot be, `code` and `field` name that for programs. `memory` is that of
     the engine's device; an engine of a GPU with memory of its own needs `host_memory` beside it.
     `library` is empty where none serves the engine, `kernels` None where it has none of its own.
+    `outdated` tells what may be wrong in an engine that an older Hearth exported, "" for nothing.
     `speculation` tells how several tokens a step are tried, `chosen` why batch and capacity are
     smaller than exported where nobody asked. `answer` is that of the engine compared with the known
     one, "none" where there is none.
@@ -87,6 +88,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     chosen: str
     max_prompt_tokens: int
     threads: int
+    outdated: str
     speculation: str
     memory: dict[str, int]
     memory_needed: int
@@ -145,6 +147,7 @@ def inspect_engine(settings: Settings, folder: Path) -> Report:
         chosen=deployment.chosen,
         max_prompt_tokens=min(config.max_supported_input_length, deployment.capacity - 1),
         threads=settings.threads or (physical_cores() if config.device == "cpu" else 0),
+        outdated=config.outdated,
         speculation=_speculation(deployment),
         memory=memory.parts,
         memory_needed=memory.needed,

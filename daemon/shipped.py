@@ -12,7 +12,7 @@ from msgspec import structs
 
 from daemon.configuration.settings import Settings
 from runtime.cache_folder import cache_folder
-from runtime.config import CONFIG_FILE
+from runtime.config import CONFIG_FILE, ENGINE_FORMAT
 from runtime.decoding.deployment import load_deployment
 from runtime.errors import HearthError
 from runtime.onnx_runtime import installed_version
@@ -75,8 +75,9 @@ def shipped_engine(
 ) -> Path:
     """The engine folder of `source` and `draft` in `cache`, exported unless it is there and whole.
 
-    Its path carries a digest of both, of the version of Hearth and of what runs it, so a change of
-    any of them gives a new folder. Processes that ask at the same time share one export.
+    Its path carries a digest of both, of the version of Hearth and its format, and of what runs it,
+    so a change of any of them gives a new folder. Processes that ask at the same time share one
+    export.
     """
     sources = [source] if draft is None else [source, draft]
     for folder in sources:
@@ -123,7 +124,7 @@ def _export(
 
 
 def _digest(runs_on: str, *folders: Path) -> str:
-    digest = hashlib.sha256(f"{VERSION} {runs_on}".encode())
+    digest = hashlib.sha256(f"{VERSION} {ENGINE_FORMAT} {runs_on}".encode())
     for path in (path for folder in folders for path in sorted(folder.iterdir())):
         if path.is_file():
             digest.update(f"{path.parent.name}/{path.name}".encode())

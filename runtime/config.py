@@ -26,7 +26,9 @@ LORA_JOINED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 """Those that may share one pair of inputs: [K, r] side by side, [r, N] along the diagonal."""
 MOST_TREE_NODES = 128
 _AXES = 3
-ENGINE_FORMAT = 1
+ENGINE_FORMAT = 2
+"""What is written; the one before is read too (`LLMEngineRunnerConfig.outdated`)."""
+READ_FORMATS = (1, ENGINE_FORMAT)
 
 
 class RopeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,6 +80,7 @@ class LLMEngineRunnerConfig(
     `model_name` is what the folder was called that the engine was exported from.
     `max_kv_cache_capacity` counts cache slots per row; a row may hold that many tokens, prompt
     and generation together. `prefill_chunk` is the longest piece of a prompt in one step.
+    `template_tokens` are the special tokens that a chat template has by name, as `bos_token`.
     `device` is the one that the engine was made for. `backend` "kernels" are Hearth's own, without
     a graph. `operators` "contrib" means that the graph uses ONNX Runtime's own operators.
     `static_decode_batches` are the batch sizes of a TensorRT plan's decode profiles, profile 1 on;
@@ -162,10 +165,27 @@ class LLMEngineRunnerConfig(
 
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None = None
+    template_tokens: dict[str, str] = {}
     step_ms: float = 0.0
     prefill_us: float = 0.0
     external_weight_files: tuple[str, ...] = ()
     files: dict[str, FileRecord] = {}
+
+    @property
+    def outdated(self) -> str:
+        """What may be wrong in the engine because of the Hearth that exported it; "" for nothing.
+
+        Format 1 has no `template_tokens`: its templates see those that the model's config.json
+        names. Its export took a tied head for the table, whatever was stored, and rotated parts of
+        heads.
+        """
+        if self.engine_format == ENGINE_FORMAT or self.backend == "simulated":
+            return ""
+        return (
+            "an older Hearth exported this engine: chat templates may see other special tokens "
+            "than the tokenizer's, and a head stored beside a tied table was left out: run hearth "
+            f"export again on {self.model_name or 'the model'}"
+        )
 
     @property
     def head_weights(self) -> Quantization:
@@ -199,10 +219,10 @@ def parse_config(data: bytes, source: str = CONFIG_FILE) -> LLMEngineRunnerConfi
         config = msgspec.json.decode(data, type=LLMEngineRunnerConfig)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise HearthError("engine_corrupt", f"{source} cannot be read: {error}", source) from error
-    if config.engine_format != ENGINE_FORMAT:
+    if config.engine_format not in READ_FORMATS:
         raise HearthError(
             "engine_incompatible",
-            f"{source} has engine format {config.engine_format}, this Hearth reads "
+            f"{source} has engine format {config.engine_format}, this Hearth reads up to "
             f"{ENGINE_FORMAT}: export the model again",
             "engine_format",
         )

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from runtime.config import ENGINE_FORMAT, DeviceKind, DType, FileRecord, PlanRecord
+from runtime.config import ENGINE_FORMAT, READ_FORMATS, DeviceKind, DType, FileRecord, PlanRecord
 from runtime.errors import HearthError
 
 Family = Literal["qwen3_vl", "qwen2_5_vl", "idefics3"]
@@ -139,10 +139,10 @@ def parse_vision_config(data: bytes, source: str = VISION_CONFIG_FILE) -> Vision
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         what = f"{source} cannot be read: {error}"
         raise HearthError("engine_corrupt", what, VISION_FOLDER) from error
-    if config.engine_format != ENGINE_FORMAT:
+    if config.engine_format not in READ_FORMATS:
         raise HearthError(
             "engine_incompatible",
-            f"{source} has engine format {config.engine_format}, this Hearth reads "
+            f"{source} has engine format {config.engine_format}, this Hearth reads up to "
             f"{ENGINE_FORMAT}: export the model again",
             "engine_format",
         )

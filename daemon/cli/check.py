@@ -3,6 +3,7 @@ from typing import Any
 
 import click
 import msgspec
+from rich.markup import escape
 
 from daemon.check import Report, Tower, inspect_engine, with_answer
 from daemon.cli.console import out, progress_bar, size, table
@@ -45,6 +46,8 @@ def check(config: Path | None, *, answer: bool, as_json: bool, **flags: Any) -> 
         return _print_json(config, flags, answer=answer)
     report = _inspect(settings_from(config, flags), answer=answer)
     out().print(table(_rows(report)))
+    if report.outdated:
+        out().print(f"[yellow]warning[/] {escape(report.outdated)}")
     if not report.ok:
         raise Failure(f"this cannot be served: {report.reason}")
     out().print("[green]ready[/]: start it with hearth serve and the same options")
@@ -130,10 +133,7 @@ def _answer(report: Report) -> str:
     given = report.answer_report
     if given is None:
         return report.answer
-    return (
-        f"{report.answer}: {given.compared} logits in {given.steps} steps, no lead off by more "
-        f"than {given.error:.2g} of {given.tolerance:.2g}"
-    )
+    return f"{report.answer}: {given.meaning}"
 
 
 def _device(report: Report) -> str:

@@ -34,6 +34,15 @@ class AnswerReport(msgspec.Struct, kw_only=True):
     tolerance: float
     seconds: float = 0.0
 
+    @property
+    def meaning(self) -> str:
+        """The report in words."""
+        return (
+            f"{self.compared} of the model's answers came out as they were computed at the export: "
+            f"the likeliest token's lead is off by {self.error:.2g} at most, and rounding on this "
+            f"device alone may make that {self.tolerance:.2g}"
+        )
+
 
 class AnswerCheck:
     """One check, while no row is active: all ids are prefilled, and half of them decoded.

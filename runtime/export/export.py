@@ -25,7 +25,7 @@ from runtime.export.model_config import load_model_config
 from runtime.export.options import ExportOptions, check_options
 from runtime.export.progress import Progress
 from runtime.export.tensorrt.plan import settle_options
-from runtime.export.text_files import copy_text_files
+from runtime.export.text_files import copy_text_files, read_template_tokens
 from runtime.export.vision.write import write_vision
 from runtime.fresh_files import fresh_folder
 from runtime.tensors.lora import lora_targets
@@ -57,6 +57,8 @@ def export_model(
     )
     with fresh_folder(target) as folder:
         copy_text_files(source, folder, model)
+        tokens = read_template_tokens(source, model)
+        config = msgspec.structs.replace(config, template_tokens=tokens)
         write_vision(source, folder, options, progress)
         write_rope(folder, model, config.max_kv_cache_capacity)
         if config.external_weight_files:

@@ -28,6 +28,48 @@ def copy_text_files(source: Path, target: Path, model: ModelConfig) -> None:
         (target / TEMPLATE_FILE).write_text(template, encoding="utf-8")
 
 
+_NAMES = frozenset(f"{one}_token" for one in ["bos", "eos", "unk", "sep", "pad", "cls", "mask"])
+
+
+def read_template_tokens(source: Path, model: ModelConfig) -> dict[str, str]:
+    """The special tokens that `transformers` passes to a chat template, by name.
+
+    They are those of tokenizer_config.json. Unless it tells of all added tokens, as newer ones do,
+    special_tokens_map.json comes before it; null means none. Where neither file exists, they follow
+    from the ids of config.json. Raises `model_invalid` naming a token that is no text.
+    """
+    settings, own = source / "tokenizer_config.json", source / "special_tokens_map.json"
+    if not settings.exists() and not own.exists():
+        return _named_by_ids(source / TOKENIZER_FILE, model)
+    fields = read_json(settings) if settings.exists() else {}
+    if own.exists() and "added_tokens_decoder" not in fields:
+        fields |= read_json(own)
+    extra = fields.get("extra_special_tokens")
+    found = {name: _token_text(name, one) for name, one in fields.items() if name in _NAMES}
+    for others in (fields, extra if isinstance(extra, dict) else {}):
+        for name, one in others.items():
+            if name.endswith("_token") and name not in _NAMES and isinstance(one, str | dict):
+                found[name] = _token_text(name, one)
+    return {name: text for name, text in found.items() if text is not None}
+
+
+def _token_text(name: str, value: Any) -> str | None:
+    if isinstance(value, dict):
+        value = value.get("content")
+    elif value is None:
+        return None
+    if not isinstance(value, str):
+        raise HearthError("model_invalid", f"{name} must be text", name)
+    return value
+
+
+def _named_by_ids(path: Path, model: ModelConfig) -> dict[str, str]:
+    tokenizer = Tokenizer.from_file(str(path))
+    ids = {"bos_token": model.bos_token_id, "eos_token": model.eos_token_ids[0]}
+    named = {name: tokenizer.id_to_token(one) for name, one in ids.items() if one is not None}
+    return {name: text for name, text in named.items() if text is not None}
+
+
 def check_tokenizer(path: Path, model: ModelConfig) -> None:
     """Raise unless the tokenizer can be read, fits the vocabulary and has the end tokens."""
     if not path.is_file():

@@ -18,7 +18,7 @@ _PROBE = "x7q"
 class ChatTemplate:
     """A compiled Jinja chat template with the conventions of Hugging Face models.
 
-    `tokens` are the variables `bos_token` and `eos_token`, where the model has them. Raises
+    `tokens` are special tokens by the names of their variables, as `bos_token`. Raises
     `engine_corrupt` when `source` is not a template.
     """
 

@@ -12,26 +12,35 @@ _PRIVATE = "\U0010fffd"
 
 
 class SpecialTokens:
-    """A tokenizer's special tokens, told apart by whether the template or a user wrote them.
+    """A tokenizer's markers, told apart by whether the template or somebody's text wrote them.
 
-    Every special token gets a private twin: an added token with the same white space rules that
-    is not special, with a spelling that nobody can guess. Text in which the template's special
-    tokens have their twins' spellings is encoded with the recognition of special tokens off;
-    then twins become the real ids, and what a user wrote has stayed text.
+    Markers are its added tokens, special or plain, but plain ones of white space or of one letter,
+    which mark nothing. Each gets a private twin: an added token with the same white space rules
+    that is not special, with a spelling that nobody can guess. Text in which the template's markers
+    have their twins' spellings is encoded with the recognition of markers off; then twins become
+    the real ids, and what a user wrote has stayed text.
 
-    `size` is one more than the highest id before the twins are added. `unknown` is the id that
-    stands for text without a token. Raises `engine_corrupt` when ids have gaps that twins would
-    fall into.
+    `ids` are the special ones, which do not show in text. `size` is one more than the highest id
+    before the twins are added. `unknown` is the id that stands for text without a token. Raises
+    `engine_corrupt` when ids have gaps that twins would fall into.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, size: int, unknown: int | None) -> None:
         added = tokenizer.get_added_tokens_decoder()
-        special = {number: token for number, token in added.items() if token.special}
-        self.ids = frozenset(special)
+        marks = {n: token for n, token in added.items() if token.special or _marks(token)}
+        self.ids = frozenset(n for n, token in marks.items() if token.special)
+        self._always_torn = {
+            token.content: n
+            for n, token in marks.items()
+            if not token.special and token.normalized and _is_changed(tokenizer, token.content)
+        }
+        told = {n: one for n, one in marks.items() if one.content not in self._always_torn}
+        # The switch of the library that turns recognition off is for special tokens alone.
+        tokenizer.add_special_tokens([_copy(one, one.content) for one in told.values()])
         nonce = _PRIVATE + secrets.token_hex(8)
-        self._twins = {token.content: f"{nonce}{n}{_PRIVATE}" for n, token in special.items()}
+        self._twins = {token.content: f"{nonce}{n}{_PRIVATE}" for n, token in told.items()}
         self._border = nonce + _PRIVATE
-        twins = [_twin(token, self._twins[token.content]) for token in special.values()]
+        twins = [_copy(token, self._twins[token.content]) for token in told.values()]
         border = tokenizers.AddedToken(self._border, special=False, normalized=False)
         tokenizer.add_tokens([border, *twins])
         numbers = {t.content: n for n, t in tokenizer.get_added_tokens_decoder().items()}
@@ -42,14 +51,15 @@ class SpecialTokens:
                 f"{TOKENIZER_FILE} leaves out ids below {size}: use a tokenizer without gaps",
                 TOKENIZER_FILE,
             )
-        self._real = {numbers[self._twins[token.content]]: n for n, token in special.items()}
-        self._refused = self.ids - {unknown}
-        self._written = _as_written(special.values())
-        self._text = SpecialText(self._twins.keys())
+        self._real = {numbers[self._twins[token.content]]: n for n, token in told.items()}
+        self._refused = told.keys() - {unknown}
+        self._written = _as_written(told.values())
+        self._markers = SpecialText([token.content for token in marks.values()])
+        self._special = SpecialText([marks[number].content for number in self.ids])
 
     def disguise(self) -> Disguise:
-        """Fresh stand-ins for the special-token text of one conversation."""
-        return Disguise(self._text)
+        """Fresh stand-ins for the markers in the text of one conversation."""
+        return Disguise(self._markers, self._special)
 
     def spell(self, rendered: str, disguise: Disguise, *, torn: bool) -> str:
         """What to encode for a rendered template: twins for its tokens, users' text revealed.
@@ -57,22 +67,47 @@ class SpecialTokens:
         With `torn`, a border keeps each hidden piece from being read as one token.
         """
         marked = self._written.sub(lambda match: self._twins[match[0]], rendered)
-        return disguise.reveal(marked, self._border if torn else "")
+        return disguise.reveal(marked, self._border, None if torn else self._always_torn)
 
-    def real_ids(self, ids: Iterable[int]) -> list[int] | None:
-        """`ids` with twins replaced; None where a user's text has become a special token."""
+    def real_ids(self, ids: Iterable[int], rendered: str = "") -> list[int] | None:
+        """`ids` with twins replaced; None where somebody's text has become a marker."""
         found: list[int] = []
         for number in ids:
             if number in self._refused:
                 return None
             if number != self._border_id:
                 found.append(self._real.get(number, number))
+        for content, number in self._always_torn.items():
+            if found.count(number) > rendered.count(content):
+                return None
         return found
 
 
-def _twin(token: tokenizers.AddedToken, spelling: str) -> tokenizers.AddedToken:
+def _marks(token: tokenizers.AddedToken) -> bool:
+    """Whether a plain token may mean something beside its text."""
+    content = token.content
+    return not (not content.strip() or (len(content) == 1 and content.isalnum()))
+
+
+def _is_changed(tokenizer: tokenizers.Tokenizer, content: str) -> bool:
+    """Whether normalising changes a token's text, as where each word gets a leading sign.
+
+    Then it is found where text becomes the same, which no twin is: recognition stays on.
+    """
+    normalizer = tokenizer.normalizer
+    return normalizer is not None and normalizer.normalize_str(content) != content
+
+
+def _copy(token: tokenizers.AddedToken, spelling: str) -> tokenizers.AddedToken:
+    """A token with other text or as special; a twin of a special one is never normalised."""
+    own = spelling == token.content
     return tokenizers.AddedToken(
-        spelling, lstrip=token.lstrip, rstrip=token.rstrip, special=False, normalized=False
+        spelling,
+        single_word=own and token.single_word,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        special=own,
+        normalized=token.normalized and (own or not token.special),
     )
 
 

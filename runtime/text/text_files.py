@@ -4,7 +4,7 @@ from pathlib import Path
 import msgspec
 import tokenizers
 
-from runtime.config import LLMEngineRunnerConfig
+from runtime.config import ENGINE_FORMAT, LLMEngineRunnerConfig
 from runtime.engine_folder import TEMPLATE_FILE, TOKENIZER_FILE
 from runtime.errors import HearthError
 from runtime.text.chat_template import ChatTemplate
@@ -66,16 +66,21 @@ def open_template(
     path = folder / TEMPLATE_FILE
     if not path.exists():
         return None
-    ids = {"bos_token": config.bos_token_id, "eos_token": config.eos_token_ids[0]}
-    tokens = {
-        name: file.library.id_to_token(number) for name, number in ids.items() if number is not None
-    }
     try:
         source = _read(path).decode()
     except UnicodeDecodeError as error:
         raise _unreadable(TEMPLATE_FILE) from error
-    known = {name: token for name, token in tokens.items() if token is not None}
-    return ChatTemplate(source, known)
+    return ChatTemplate(source, _template_tokens(file, config))
+
+
+def _template_tokens(file: TokenizerFile, config: LLMEngineRunnerConfig) -> dict[str, str]:
+    if config.engine_format == ENGINE_FORMAT:
+        return config.template_tokens
+    ids = {"bos_token": config.bos_token_id, "eos_token": config.eos_token_ids[0]}
+    named = {
+        name: file.library.id_to_token(number) for name, number in ids.items() if number is not None
+    }
+    return {name: token for name, token in named.items() if token is not None}
 
 
 def _read(path: Path) -> bytes:

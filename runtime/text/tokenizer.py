@@ -57,9 +57,10 @@ class Tokenizer:
     def encode_chat(self, turns: Sequence[tuple[str, Content]]) -> list[int]:
         """Ids of a conversation of (role, content), ready for the model's answer.
 
-        Special tokens come from the template alone, which puts one for each part that is no text;
-        what the turns spell stays text. Raises `unsupported_option` when the model has no chat
-        template, `invalid_value` when the turns do not fit it.
+        Markers come from the template alone, which puts one for each part that is no text; what the
+        turns spell stays text, but for plain ones in the model's own turns. Raises
+        `unsupported_option` when the model has no chat template, `invalid_value` when the turns do
+        not fit it.
         """
         if self._template is None:
             raise HearthError(
@@ -70,18 +71,18 @@ class Tokenizer:
         disguise = self._special.disguise()
         rendered = self._template.render(
             [
-                {"role": _known_role(role), "content": _hidden(content, disguise)}
+                {"role": _known_role(role), "content": _hidden(role, content, disguise)}
                 for role, content in turns
             ]
         )
         for torn in (False, True):
             spelled = self._special.spell(rendered, disguise, torn=torn)
-            ids = self._special.real_ids(self._encode(spelled, special=False, add=False))
+            ids = self._special.real_ids(self._encode(spelled, special=False, add=False), rendered)
             if ids is not None:
                 return ids
         raise HearthError(
             "invalid_value",
-            "a message has text that this model can read only as a special token: leave it out",
+            "a message has text that this model can read only as a marker: leave it out",
             "messages",
         )
 
@@ -94,10 +95,12 @@ class Tokenizer:
             raise HearthError(
                 "invalid_value", f"token ids must lie below {self.vocab_size}", "tokens"
             )
-        known = [number for number in ids if number < self._size]
+        hidden = self._special.ids if skip_special else frozenset[int]()
+        known = [number for number in ids if number < self._size and number not in hidden]
+        # The library takes plain markers for special ones (SpecialTokens).
         if len(known) <= _SHORT:
-            return self._library.decode(known, skip_special_tokens=skip_special)
-        return self._library.decode_batch([known], skip_special_tokens=skip_special)[0]
+            return self._library.decode(known, skip_special_tokens=False)
+        return self._library.decode_batch([known], skip_special_tokens=False)[0]
 
     def has_text(self, token_id: int) -> bool:
         """Whether an id shows in text: it is not special, and the tokenizer knows it."""
@@ -112,11 +115,12 @@ class Tokenizer:
         return encoding.ids
 
 
-def _hidden(content: Content, disguise: Disguise) -> str | list[dict[str, str]]:
+def _hidden(role: str, content: Content, disguise: Disguise) -> str | list[dict[str, str]]:
+    own = role == "assistant"
     if isinstance(content, str):
-        return disguise.hide(_valid(content, "messages"))
+        return disguise.hide(_valid(content, "messages"), own=own)
     return [
-        {**part, "text": disguise.hide(_valid(part["text"], "messages"))}
+        {**part, "text": disguise.hide(_valid(part["text"], "messages"), own=own)}
         if "text" in part
         else dict(part)
         for part in content

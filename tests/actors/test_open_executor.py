@@ -66,6 +66,19 @@ def test_the_known_answer_is_compared_before_an_engine_is_ready(
     line = told(with_engine(settings, engine))
     assert line["event"] == "the known answer is right"
     assert {"compared", "steps", "error", "tolerance", "seconds"} <= line.keys()
+    assert f"off by {line['error']:.2g} at most, and rounding on this device" in str(
+        line["meaning"]
+    )
+
+
+def test_an_engine_of_an_older_hearth_is_told_of(settings: ExecutorSettings, engine: Path) -> None:
+    config = load_config(engine)
+    write_config(engine, structs.replace(config, engine_format=1, template_tokens={}))
+    with capture_logs() as logs:
+        open_runtime(with_engine(settings, engine)).close()
+    (reason,) = [log["reason"] for log in logs if log["log_level"] == "warning"]
+    assert reason == load_config(engine).outdated
+    assert "run hearth export again on llama" in reason
 
 
 def test_how_far_the_loading_has_come_is_told(settings: ExecutorSettings, engine: Path) -> None:

@@ -158,10 +158,19 @@ def test_what_kernels_do_not_serve_is_refused_by_name(changes: dict[str, Any], f
     assert (error.code, error.field) == ("engine_corrupt", field)
 
 
+def test_a_folder_of_the_format_before_is_read_and_told_of() -> None:
+    assert parse_config(msgspec.json.encode(fields())).outdated == ""
+    older = fields() | {"engine_format": 1, "model_name": "qwen3"}
+    del older["template_tokens"]
+    assert "run hearth export again on qwen3" in parse_config(msgspec.json.encode(older)).outdated
+    simulated = older | {"backend": "simulated"}
+    assert parse_config(msgspec.json.encode(simulated)).outdated == ""
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("engine_format", 2),
+        ("engine_format", 3),
         ("audio_token_id", 5),
         ("mamba_num_heads", 4),
         ("ssm_state_size", 16),

@@ -65,11 +65,25 @@ def test_the_answer_is_compared_when_it_is_asked_for(tiny_engine: Path) -> None:
     asked = ["--engine", str(tiny_engine), "--answer"]
     result = CliRunner().invoke(check, asked)
     assert (result.exit_code, "right: " in result.output) == (0, True)
+    assert "came out as they were computed" in " ".join(result.output.split())
     report = json.loads(CliRunner().invoke(check, [*asked, "--json"]).output)
     assert report["answer"] == "right"
     assert 0 < report["answer_report"]["error"] < report["answer_report"]["tolerance"]
     result = CliRunner().invoke(check, asked[:-1])
     assert "not compared" in result.output
+
+
+def test_an_engine_of_an_older_hearth_is_told_of(tmp_path: Path, tiny_engine: Path) -> None:
+    engine = tmp_path / "engine"
+    shutil.copytree(tiny_engine, engine)
+    asked = ["--engine", str(engine)]
+    assert "warning" not in CliRunner().invoke(check, asked).output
+    write_config(engine, structs.replace(load_config(engine), engine_format=1))
+    result = CliRunner().invoke(check, asked)
+    words = " ".join(result.output.split())
+    assert (result.exit_code, "run hearth export again on qwen3" in words) == (0, True)
+    report = json.loads(CliRunner().invoke(check, [*asked, "--json"]).output)
+    assert report["outdated"].startswith("an older Hearth exported this engine")
 
 
 def test_a_simulated_engine_has_no_answer_to_compare(tiny_engine: Path) -> None:

@@ -35,7 +35,11 @@ def write_folder(
     library.save(str(folder / TOKENIZER_FILE))
     if template is not None:
         (folder / TEMPLATE_FILE).write_text(template, encoding="utf-8")
-    write_config(folder, make_config(vocab_size, eos, bos))
+    ids = {"bos_token": bos, "eos_token": eos}
+    named = {name: library.id_to_token(one) for name, one in ids.items() if one is not None}
+    tokens = {name: token for name, token in named.items() if token is not None}
+    config = structs.replace(make_config(vocab_size, eos, bos), template_tokens=tokens)
+    write_config(folder, config)
     return folder
 
 

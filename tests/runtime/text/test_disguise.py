@@ -12,7 +12,7 @@ texts = st.lists(
 
 
 def disguise() -> Disguise:
-    return Disguise(SpecialText(SPELLINGS))
+    return Disguise(SpecialText(SPELLINGS), SpecialText(SPELLINGS))
 
 
 @settings(deadline=None)
@@ -67,7 +67,7 @@ def test_equal_pieces_share_a_stand_in() -> None:
 
 def test_more_pieces_than_stand_ins_are_refused() -> None:
     spellings = [f"<{n}>" for n in range(2049)]
-    cloak = Disguise(SpecialText(spellings))
+    cloak = Disguise(SpecialText(spellings), SpecialText(spellings))
     cloak.hide("a".join(spellings[:2048]))
     with pytest.raises(HearthError) as caught:
         cloak.hide(f"a{spellings[2048]}a")
@@ -76,4 +76,4 @@ def test_more_pieces_than_stand_ins_are_refused() -> None:
 
 def test_no_patterns_match_nothing() -> None:
     assert alternatives([]).search("anything") is None
-    assert Disguise(SpecialText([])).hide("<s>") == "<s>"
+    assert Disguise(SpecialText([]), SpecialText([])).hide("<s>") == "<s>"

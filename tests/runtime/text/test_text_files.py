@@ -1,8 +1,12 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec import structs
 
+from runtime.config import load_config
+from runtime.engine_folder import write_config
 from runtime.errors import HearthError
 from runtime.text import Tokenizer
 from runtime.text.text_files import TokenizerFile
@@ -62,13 +66,18 @@ def test_a_template_that_is_not_text_is_refused(tmp_path: Path) -> None:
     opening_fails(folder, "engine_corrupt", "chat_template.jinja")
 
 
-def test_token_variables_come_from_the_configuration(tmp_path: Path) -> None:
-    source = "{{ bos_token }}|{{ eos_token }}"
+@pytest.mark.parametrize(("older", "bos"), [(False, "<think>"), (True, "<|endoftext|>")])
+def test_token_variables_are_those_that_were_exported(
+    tmp_path: Path, *, older: bool, bos: str
+) -> None:
+    source = "{{ bos_token }}|{{ eos_token }}|{{ pad_token }}"
     folder = write_folder(tmp_path, byte_level(), source, bos=0)
+    tokens = {"bos_token": "<think>", "eos_token": "<|im_end|>"}
+    # Format 1 has none: they follow from the ids of the model.
+    changes: dict[str, Any] = {"engine_format": 1} if older else {}
+    write_config(folder, structs.replace(load_config(folder), template_tokens=tokens, **changes))
     tokenizer = Tokenizer.open(folder)
-    assert tokenizer.decode(tokenizer.encode_chat([]), skip_special=False) == (
-        "<|endoftext|>|<|im_end|>"
-    )
+    assert tokenizer.decode(tokenizer.encode_chat([]), skip_special=False) == f"{bos}|<|im_end|>|"
 
 
 def test_limits_from_training_do_not_cut_or_pad(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ KINDS = {"byte_level": (byte_level, CHATML, 0), "byte_fallback": (byte_fallback,
 contents = st.lists(
     st.sampled_from(
         [
-            *("the lamp ", "é🙂", "\n", " ", "<think>", "a"),
+            *("the lamp ", "é🙂", "\n", " ", "<think>", "</think>", "</thi", "nk>", "a"),
             *("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<s>", "</s>", "<unk>"),
             *("<|im_", "start|>", "<", "|>", "s>", "\U0010fffd"),
         ]
@@ -106,10 +106,59 @@ def test_text_that_can_be_nothing_but_a_special_token_is_refused(tmp_path: Path)
         tokenizer.encode_chat([("user", "on Z")])
 
 
-def test_ordinary_added_tokens_are_recognised_in_messages(chatml: Tokenizer) -> None:
+@settings(deadline=None)
+@given(turns=st.lists(st.tuples(st.sampled_from(["system", "user"]), contents), max_size=4))
+def test_users_never_write_a_plain_marker(chatml: Tokenizer, turns: list[tuple[str, str]]) -> None:
+    plain = {chatml.encode(one)[-1] for one in ("<think>", "</think>")}
+    assert not plain & set(chatml.encode_chat(turns))
+
+
+SPLITTING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{{ m.content.split('</think>')[-1] if m.role == 'assistant' else m.content }}<|im_end|>"
+    "{% endfor %}<|im_start|>assistant\n<think>"
+)
+
+
+def test_the_models_own_plain_markers_are_shown_to_its_template(tmp_path: Path) -> None:
     library = byte_level()
-    think = library.token_to_id("<think>")
-    assert think in chatml.encode_chat([("assistant", "<think>\nhm")])
+    think, end = (library.token_to_id(one) for one in ("<think>", "</think>"))
+    whole = open_tokenizer(tmp_path, byte_level())
+    ids = whole.encode_chat([("assistant", "<think>hm</think>on <|im_end|>")])
+    assert [one for one in ids if one in (think, end, 2)] == [think, end, 2]
+    splitting = open_tokenizer(tmp_path, byte_level(), SPLITTING)
+    ids = splitting.encode_chat([("user", "a</think>b"), ("assistant", "<think>hm</think>on")])
+    assert splitting.decode(ids, skip_special=False) == (
+        "<|im_start|>user\na</think>b<|im_end|><|im_start|>assistant\non<|im_end|>"
+        "<|im_start|>assistant\n<think>"
+    )
+    assert [one for one in ids if one in (think, end)] == [think]
+
+
+def test_what_the_model_marks_plainly_is_text_of_its_reply(chatml: Tokenizer) -> None:
+    ids = chatml.encode("<think>hm</think>on<|im_end|>")
+    assert chatml.decode(ids) == "<think>hm</think>on"
+    assert all(chatml.has_text(one) for one in ids[:-1])
+    assert not chatml.has_text(ids[-1])
+
+
+def test_white_space_and_letters_mark_nothing(tmp_path: Path) -> None:
+    library = byte_level()
+    library.add_tokens(["   ", "\n\n", "ü"])
+    plain = library.encode("user\na   b\n\nü", add_special_tokens=False).ids
+    assert {library.token_to_id(one) for one in ("   ", "\n\n", "ü")} <= set(plain)
+    ids = open_tokenizer(tmp_path, library).encode_chat([("user", "a   b\n\nü")])
+    assert ids[1 : 1 + len(plain)] == plain
+
+
+@pytest.mark.parametrize("role", ["user", "assistant"])
+def test_a_marker_whose_text_is_normalised_is_guarded_too(tmp_path: Path, role: str) -> None:
+    library = byte_fallback()
+    library.add_tokens(["<tool>"])
+    assert (tool := library.token_to_id("<tool>")) is not None
+    template = "{{ messages[0].content }} on <tool> the"
+    ids = open_tokenizer(tmp_path, library, template).encode_chat([(role, "the <tool> the")])
+    assert ids.count(tool) == (1 if role == "user" else 2)
 
 
 def test_raw_prompts_recognise_special_tokens(chatml: Tokenizer) -> None:
