@@ -11,7 +11,7 @@ TESTS ?= tests
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help env dev bench-env lint test demo bench clean
+.PHONY: help env dev bench-env lint test demo bench release clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' Makefile
@@ -35,6 +35,14 @@ lint: $(VENV)/.dev ## style, format and types
 bench: $(VENV)/.env ## what the daemon adds to a token, and how it holds under load
 	$(BIN)/hearth bench overhead
 	$(BIN)/hearth bench load
+
+# From nothing: what setuptools left of an earlier build would go into the wheel. The time of the
+# commit is that of the files in it, so that two builds of one commit are equal.
+release: $(VENV)/bin/python ## both wheels and their digests, in dist
+	rm -rf build clients/python/build dist
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct 2>/dev/null || echo 315532800) \
+	  $(PIP) wheel --no-deps --wheel-dir dist . clients/python
+	cd dist && sha256sum *.whl | tee SHA256SUMS
 
 clean: ## remove the environment and what was built here
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -6,6 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from runtime.errors import HearthError
+from runtime.packages import pip_install, pip_uninstall
 from runtime.version import version_numbers
 
 CUDA_PROVIDER = "CUDAExecutionProvider"
@@ -16,14 +17,14 @@ _CUDA_SINCE = (1, 30)
 
 
 def load_onnx_runtime() -> Any:
-    """The module `onnxruntime`; raises `engine_incompatible` naming the extra that brings one."""
+    """The module `onnxruntime`; raises `engine_incompatible` with the command that brings it."""
     try:
         return import_module("onnxruntime")
     except ImportError as error:
         raise HearthError(
             "engine_incompatible",
-            f"there is no engine library ({error}): pip install 'hearthd[cpu]', or on an NVIDIA "
-            "GPU 'hearthd[cuda13]'",
+            f"there is no engine library ({error}): {pip_install('onnxruntime')}; on an NVIDIA GPU "
+            f"Hearth's own kernels (--device cuda) need instead: {pip_install('cuda13')}",
             "engine_kind",
         ) from error
 
@@ -46,8 +47,8 @@ def check_version(dialect: str, device: str, version: str) -> None:
     if device == "cuda" and version_numbers(version) < _CUDA_SINCE:
         raise HearthError(
             "engine_incompatible",
-            f"an engine for CUDA needs ONNX Runtime 1.30 or newer, this is {version}: pip install "
-            "'hearthd[cuda13]' on Python 3.11 or newer, or export with --backend tensorrt",
+            f"an engine for CUDA needs ONNX Runtime 1.30 or newer, this is {version}: on Python "
+            f"3.11 or newer {pip_install('onnxruntime-gpu')}, or export with --backend kernels",
             "device",
         )
     if dialect == "native" and not reads_native(version):
@@ -64,7 +65,8 @@ def check_provider(library: Any) -> None:
     if CUDA_PROVIDER not in library.get_available_providers():
         raise HearthError(
             "engine_incompatible",
-            f"this ONNX Runtime ({library.__version__}) has no CUDA: pip uninstall onnxruntime, "
-            "then pip install --force-reinstall 'hearthd[cuda13]'",
+            f"this ONNX Runtime ({library.__version__}) has no CUDA: "
+            f"{pip_uninstall('onnxruntime')}, then "
+            f"{pip_install('onnxruntime-gpu', '--force-reinstall')}",
             "device",
         )

@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from runtime.errors import HearthError
+from runtime.packages import install_wheels
 
 HIDDEN = tuple(map(Path, ("/home", "/root", "/run/user", "/tmp", "/var/tmp")))  # noqa: S108 - what is refused
 """What ProtectHome and PrivateTmp of the unit hide."""
 _PLAIN = re.compile(r"/[\w.+@:/-]+", re.ASCII)
 _REMEDY = (
     "make an environment that it can use: python3 -m venv /opt/hearth; "
-    "/opt/hearth/bin/pip install 'hearthd[cpu]'; /opt/hearth/bin/hearth install"
+    f"{install_wheels('/opt/hearth/bin/pip', 'cpu')}; /opt/hearth/bin/hearth install"
 )
 
 

@@ -4,6 +4,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from runtime.errors import HearthError
+from runtime.packages import pip_install
 
 if TYPE_CHECKING:
     from daemon.tracing.spans import Spans
@@ -20,7 +21,7 @@ def open_spans(model: str) -> "Spans":
     except ImportError as error:
         raise HearthError(
             "unsupported_option",
-            f"traces = \"otlp\" needs OpenTelemetry ({error.name}): pip install 'hearthd[traces]'",
+            f'traces = "otlp" needs OpenTelemetry ({error.name}): {pip_install("traces")}',
             "traces",
         ) from error
     # It would write its own lines beside ours; what is lost Spans tells.

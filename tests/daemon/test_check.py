@@ -208,4 +208,4 @@ def test_the_library_without_cuda_is_named_and_nothing_falls_back(
     report = inspect_engine(Settings(), gpu_engine)
     assert (report.ok, report.device, report.library) == (False, "cuda", "")
     assert report.gpu == GPU
-    assert "hearthd[cuda13]" in (report.reason or "")
+    assert "'onnxruntime-gpu>=1.30'" in (report.reason or "")

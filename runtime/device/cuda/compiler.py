@@ -9,6 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 from runtime.errors import HearthError
+from runtime.packages import Need, pip_install
 
 _KERNELS = "runtime.device.cuda.kernels"
 _DIGEST_BYTES = 32
@@ -40,7 +41,7 @@ def load_compiler_api() -> Any:
     except (ImportError, RuntimeError) as error:
         raise HearthError(
             "engine_incompatible",
-            f"CUDA kernels cannot be compiled ({error}): pip install '{_extra()}'",
+            f"CUDA kernels cannot be compiled ({error}): {pip_install(_of_bindings())}",
             "device",
         ) from error
     return nvrtc
@@ -54,13 +55,13 @@ def compiler_version(api: Any) -> str:
     return f"{major}.{minor}"
 
 
-def _extra() -> str:
+def _of_bindings() -> Need:
     """What brings a compiler of the installed bindings' CUDA."""
     try:
         major = version("cuda-bindings").partition(".")[0]
     except PackageNotFoundError:
         major = "13"
-    return f"hearthd[cuda{major}]"
+    return "cuda12" if major == "12" else "cuda13"
 
 
 class KernelCompiler:

@@ -2,11 +2,10 @@ from collections.abc import Callable
 from typing import Any
 
 from runtime.errors import Code, HearthError
+from runtime.packages import pip_install
 
-_INSTALL = (
-    "install the NVIDIA driver, and what suits its CUDA: "
-    "pip install 'hearthd[cuda12]' or 'hearthd[cuda13]'"
-)
+_NO_BINDINGS = f"{pip_install('cuda13')}, or with a driver for CUDA 12 {pip_install('cuda12')}"
+_NO_DRIVER = f"install the NVIDIA driver; one for CUDA 12 needs {pip_install('cuda12')}"
 _OUT_OF_MEMORY = 2
 # The numbers of `CUresult` do not change between versions.
 _NO_DEVICE = frozenset({3, 34, 35, 36, 100, 101, 102, 200, 209, 222, 803, 804})
@@ -22,7 +21,7 @@ def load_driver_api() -> Any:
         from cuda.bindings import driver  # noqa: PLC0415 (a CPU has no need of it)
     except ImportError as error:
         raise HearthError(
-            "engine_incompatible", f"CUDA cannot be used ({error}): {_INSTALL}", "device"
+            "engine_incompatible", f"CUDA cannot be used ({error}): {_NO_BINDINGS}", "device"
         ) from error
     return driver
 
@@ -57,7 +56,7 @@ class CudaDriver:
         except RuntimeError as error:
             # The bindings load libcuda at the first call.
             raise HearthError(
-                "engine_incompatible", f"{name} cannot be called ({error}): {_INSTALL}", "device"
+                "engine_incompatible", f"{name} cannot be called ({error}): {_NO_DRIVER}", "device"
             ) from error
         if status:
             raise self.failure(name, status)
@@ -68,7 +67,7 @@ class CudaDriver:
     def failure(self, name: str, status: Any) -> HearthError:
         """The error that stands for `status`, a result of call `name`."""
         code = error_code(int(status))
-        hint = f": {_INSTALL}" if code == "engine_incompatible" else ""
+        hint = f": {_NO_DRIVER}" if code == "engine_incompatible" else ""
         return HearthError(code, f"{name} failed: {self._text(status)}{hint}")
 
     def _text(self, status: Any) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 
 from runtime.config import PlanRecord
 from runtime.errors import HearthError
+from runtime.packages import pip_install
 from runtime.version import version_numbers
 
 # The lean runtime is enough to run a plan; its own name is there only with its umbrella package.
@@ -38,7 +39,8 @@ def load_library(builder: Literal["tensorrt", "tensorrt_rtx"]) -> Any:
         with suppress(ImportError, OSError):
             return importlib.import_module(name)
     wanted = " or ".join(MODULES[builder])
-    remedy = "pip install 'hearthd[tensorrt]'" if builder == "tensorrt_rtx" else "docs/install.md"
+    rtx = builder == "tensorrt_rtx"
+    remedy = pip_install("tensorrt_rtx") if rtx else "docs/install.md says where from"
     raise HearthError(
         "engine_incompatible",
         f"a TensorRT engine needs the Python module {wanted}: {remedy}",

@@ -93,16 +93,16 @@ def test_a_gpu_that_the_compiler_no_longer_serves_is_refused(tmp_path: Path) -> 
     assert caught.value.code == "engine_incompatible"
 
 
-@pytest.mark.parametrize(("bindings", "extra"), [("12.9.4", "cuda12"), ("13.5.0", "cuda13")])
+@pytest.mark.parametrize(("bindings", "cuda"), [("12.9.4", "12.9"), ("13.5.0", "13")])
 def test_a_missing_compiler_is_that_of_the_bindings(
-    monkeypatch: pytest.MonkeyPatch, bindings: str, extra: str
+    monkeypatch: pytest.MonkeyPatch, bindings: str, cuda: str
 ) -> None:
     def missing() -> None:
         raise RuntimeError("libnvrtc cannot be loaded")
 
     monkeypatch.setattr(nvrtc, "nvrtcVersion", missing)
     monkeypatch.setattr("runtime.device.cuda.compiler.version", lambda _: bindings)
-    with pytest.raises(HearthError, match=rf"pip install 'hearthd\[{extra}\]'"):
+    with pytest.raises(HearthError, match=rf"pip install 'cuda-bindings=={cuda}\.\*'"):
         load_compiler_api()
 
 

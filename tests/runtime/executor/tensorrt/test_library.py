@@ -40,7 +40,7 @@ def test_the_wheel_of_the_bindings_is_enough(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     _only(monkeypatch, "tensorrt")
-    with pytest.raises(HearthError, match=r"tensorrt_rtx .*hearthd\[tensorrt\]") as error:
+    with pytest.raises(HearthError, match=r"tensorrt_rtx .*pip install 'tensorrt-rtx") as error:
         load_library("tensorrt_rtx")
     assert error.value.code == "engine_incompatible"
 

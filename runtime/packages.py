@@ -1,0 +1,42 @@
+"""The packages of others that Hearth's extras bring, and commands that install them.
+
+`hearthd` itself is on no registry: a command that named it there would install a stranger's.
+"""
+
+import shlex
+import sys
+from typing import Literal
+
+from runtime.version import VERSION
+
+Need = Literal["onnxruntime", "onnxruntime-gpu", "cuda12", "cuda13", "tensorrt_rtx", "traces"]
+_PACKAGES: dict[Need, tuple[str, ...]] = {
+    "onnxruntime": ("onnxruntime>=1.23",),
+    "onnxruntime-gpu": ("onnxruntime-gpu>=1.30",),
+    "cuda12": ("cuda-bindings==12.9.*", "nvidia-cuda-nvrtc-cu12==12.9.*"),
+    "cuda13": ("cuda-bindings==13.*", "nvidia-cuda-nvrtc==13.*"),
+    "tensorrt_rtx": ("tensorrt-rtx-cu13-bindings>=1.7", "tensorrt-rtx-cu13-libs>=1.7"),
+    "traces": ("opentelemetry-exporter-otlp-proto-http>=1.25", "opentelemetry-sdk>=1.25"),
+}
+WHEELS = (f"hearthd-{VERSION}-py3-none-any.whl", f"hearth_client-{VERSION}-py3-none-any.whl")
+"""Those that `make release` puts into `dist`: the daemon's and the client's."""
+
+
+def pip_install(need: Need, *options: str) -> str:
+    """The command that installs what is missing into the environment that runs."""
+    return f"{_pip('install')} {shlex.join([*options, *_PACKAGES[need]])}"
+
+
+def pip_uninstall(package: str) -> str:
+    """The command that takes a package from the environment that runs."""
+    return f"{_pip('uninstall')} {package}"
+
+
+def install_wheels(pip: str, extra: str) -> str:
+    """The command by which `pip` installs Hearth from the folder `dist` of its wheels."""
+    daemon, client = WHEELS
+    return f"{pip} install 'dist/{daemon}[{extra}]' dist/{client}"
+
+
+def _pip(verb: str) -> str:
+    return f"{shlex.quote(sys.executable or 'python3')} -m pip {verb}"
