@@ -253,6 +253,7 @@ class Encodings:
             tokens=sum(one.tokens for one in entry.embedded),
             cached=sum(one.work.key not in missing for one in entry.images),
             times=_total(store.times(key) for key in missing),
+            sizes=[(one.work.layout.width, one.work.layout.height) for one in entry.images],
         )
 
     def _towers(self) -> list[Sent]:

@@ -320,12 +320,14 @@ class Embedded(ActorMessage, tag="embedded"):
     """The embeddings of all visuals of a request are there; its row is offered behind this word.
 
     They are `tokens`; `cached` of the visuals were there before, the others took `times` in all.
+    `sizes` are width and height of each in pixels, as the model sees it.
     """
 
     rid: int
     tokens: int
     cached: int
     times: ImageTimes
+    sizes: list[tuple[int, int]] = []
 
 
 class RowDelta(msgspec.Struct, array_like=True, omit_defaults=True):

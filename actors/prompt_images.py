@@ -9,7 +9,7 @@ from actors.arena import Arena
 from actors.image_work import ImageWork, PromptImage, Visual
 from actors.messages import ChatTurn
 from runtime.errors import HearthError
-from runtime.images import ImageLayout, ImageSpan
+from runtime.images import DECODING, ImageLayout, ImageSpan
 from runtime.text import Tokenizer
 from runtime.vision.prompt import Shown, Turn, encode_turns
 from runtime.vision_config import VisionConfig
@@ -36,7 +36,7 @@ class PromptImages:
         self._config = config
         self._tokenizer = tokenizer
         self._pictures = pictures
-        self._model = hashlib.sha256(msgspec.json.encode(config)).digest()
+        self._model = hashlib.sha256(msgspec.json.encode((DECODING, config))).digest()
 
     def encode(self, turns: Sequence[ChatTurn], visuals: Sequence[Visual]) -> SeenPrompt:
         """Render and encode a conversation; visuals stand in it in their order.

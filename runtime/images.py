@@ -10,6 +10,10 @@ RawEncoding = Literal["rgb8", "bgr8", "rgba8", "bgra8", "mono8", "yuv422_yuy2", 
 """Layouts of raw pixels, by the names that ROS has for them."""
 
 
+DECODING = 2
+"""Which way files become pixels: raised when the same bytes become others, as keys have it."""
+
+
 class Picture(msgspec.Struct, frozen=True, array_like=True):
     """What a picture says of itself: a file's format or a raw layout, and its size in pixels.
 

@@ -1,10 +1,14 @@
+from __future__ import annotations
+
 import shlex
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 from rich.markup import escape
 
 from daemon.cli.console import err, progress_bar, size
@@ -14,6 +18,9 @@ from daemon.cli.options import with_options
 from daemon.cli.plan_options import plan_options, take_plan
 from runtime.engine_folder import TEMPLATE_FILE
 from runtime.errors import HearthError
+
+if TYPE_CHECKING:
+    from runtime.vision_config import VisionConfig
 
 _OPTIONS: dict[str, tuple[Any, str]] = {
     "backend": (
@@ -122,12 +129,28 @@ def _warnings(folder: Path) -> Iterator[str]:
     """What `hearth serve` would say of the new folder on this machine."""
     from daemon.check import inspect_engine  # noqa: PLC0415 - slow import
     from daemon.configuration.settings import Settings  # noqa: PLC0415 - likewise
+    from runtime.vision_config import load_vision_config  # noqa: PLC0415 - likewise
 
     if not (folder / TEMPLATE_FILE).exists():
         yield "the model has no chat template: raw prompts alone can be served"
+    if (tower := load_vision_config(folder)) is not None:
+        yield _smaller(tower)
     try:
         reason = inspect_engine(Settings(verify=False), folder).reason
     except HearthError as error:
         reason = error.message
     if reason is not None:
         yield f"this machine cannot serve it as it is: {reason}"
+
+
+def _smaller(tower: VisionConfig) -> str:
+    """Above which size pictures are made smaller, and what would take larger ones."""
+    from runtime.pictures.sizes import largest_square  # noqa: PLC0415 - slow import
+
+    side = largest_square(tower)
+    said = f"pictures with more pixels than {side} x {side} are made smaller"
+    trained = largest_square(msgspec.structs.replace(tower, max_patches=sys.maxsize))
+    if trained <= side:
+        return said
+    patches = (trained // tower.patch_size) ** 2
+    return f"{said}; --max-patches {patches} takes them up to {trained} x {trained}, as trained"

@@ -102,6 +102,7 @@ def images_of(request: OpenRequest) -> ImageUsage | None:
         count=len(request.images),
         tokens=embedded.tokens if embedded else 0,
         cached=embedded.cached if embedded else 0,
+        sizes=embedded.sizes if embedded else [],
         decode_ms=milliseconds(times.decode_s),
         resize_ms=milliseconds(times.resize_s),
         engine_ms=milliseconds(times.engine_s),

@@ -23,6 +23,8 @@ _JPEG_SCAN = 0xDA
 _JPEG_APP1 = 0xE1
 _JPEG_COLORS = {1, 3, 4}
 _JPEG_BITS = 8
+_PNG_DEEP = 16
+_PNG_GREYS = {0, 4}
 _GIF_EXTENSION = 0x21
 _GIF_FRAME = 0x2C
 _GIF_END = 0x3B
@@ -31,12 +33,16 @@ _WEBP_SIDE = (1 << 14) - 1
 
 
 class Header(NamedTuple):
-    """Format, size as stored, and the EXIF orientation from 1 to 8, of which 1 is upright."""
+    """Format, size as stored, and the EXIF orientation from 1 to 8, of which 1 is upright.
+
+    `bits` are those of one colour of a pixel as stored.
+    """
 
     kind: FileFormat
     width: int
     height: int
     orientation: int = 1
+    bits: int = 8
 
     @property
     def upright(self) -> Picture:
@@ -49,8 +55,8 @@ class Header(NamedTuple):
 def read_header(data: memoryview) -> Picture:
     """Format and upright size of a JPEG, PNG, WebP or GIF file.
 
-    Raises `image_invalid` for anything else and for a broken header, `image_too_large` for more
-    than `MOST_PIXELS`.
+    Raises `image_invalid` for anything else, for a broken header and for grey of 16 bits,
+    `image_too_large` for more than `MOST_PIXELS`.
     """
     return parse_header(data).upright
 
@@ -127,9 +133,15 @@ def _jpeg_parts(data: memoryview) -> Iterator[tuple[int, memoryview]]:
 
 
 def _png(data: memoryview) -> Header:
-    width, height = struct.unpack_from(">II", _piece(data, 16, 13))
+    width, height, bits, colors = struct.unpack_from(">IIBB", _piece(data, 16, 13))
     if bytes(data[12:16]) != b"IHDR":
         raise ValueError
+    if bits == _PNG_DEEP and colors in _PNG_GREYS:
+        # What measures depth would be seen as a white sheet: readers cut it off at 255.
+        raise HearthError(
+            "image_invalid",
+            "the picture is grey of 16 bits a pixel, as depth cameras have it: scale it to 8",
+        )
     exif, xmp = b"", b""
     for name, part in _chunks(data, 8, png=True):
         if name == b"eXIf":
@@ -138,7 +150,7 @@ def _png(data: memoryview) -> Header:
             xmp = bytes(part[20:_MOST_META])
         elif name == b"IEND":
             break
-    return Header("png", width, height, orientation_of(exif, xmp))
+    return Header("png", width, height, orientation_of(exif, xmp), bits)
 
 
 def _webp(data: memoryview) -> Header:

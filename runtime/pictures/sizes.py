@@ -47,6 +47,16 @@ def video_layout(
     return _merged(frames[0], config, most_tokens, used)
 
 
+def largest_square(config: VisionConfig) -> int:
+    """The side in pixels of the largest square picture that is not made smaller."""
+    rules = config.rules
+    if config.family == "idefics3":
+        return min(rules.longest_edge, _LONGEST) if rules.splits else rules.tile_size
+    unit = config.patch_size * config.merge_size
+    most = min(rules.max_pixels // unit**2, _most_of_one(config, 0, 1))
+    return math.isqrt(most) * unit
+
+
 def first_size(
     height: int, width: int, layout: ImageLayout, config: VisionConfig
 ) -> tuple[int, int]:

@@ -13,7 +13,8 @@ from runtime.request import RequestOptions
 
 TOKENS, PATCHES = 4, 16
 TOKEN_BYTES, PATCH_BYTES = 64, 48
-LAYOUT = ImageLayout(64, 64, (1, 4, 4), TOKENS)
+SIZE = (64, 64)
+LAYOUT = ImageLayout(*SIZE, (1, 4, 4), TOKENS)
 
 
 def arenas(*, patches: int = 100, embeddings: int = 100) -> ImageArenas:

@@ -8,7 +8,7 @@ from actors.messages import Accepted, Continuation, Embedded, RowsFailed, RowsPl
 from actors.scheduler_policy import SchedulerPolicy
 from runtime.images import ImageLayout
 from tests.actors.encoding_house import LIMITS, SETTINGS, House
-from tests.actors.image_requests import TOKEN_BYTES, TOKENS, arenas, submit_images
+from tests.actors.image_requests import SIZE, TOKEN_BYTES, TOKENS, arenas, submit_images
 from tests.actors.simulation import ready, submit
 
 
@@ -22,7 +22,7 @@ def test_a_row_is_offered_once_all_of_its_embeddings_are_there() -> None:
     assert house.offered() == {}
     house.encode(cat.number)
     (told,) = house.take(Embedded)
-    assert told == Embedded(1, 2 * TOKENS, 0, ImageTimes(0.2, 0.4, 0.8))
+    assert told == Embedded(1, 2 * TOKENS, 0, ImageTimes(0.2, 0.4, 0.8), [SIZE] * 2)
     first, second = house.offered()[1].images
     assert (first.slot, second.slot) == (cat.target, dog.target)
     assert [one.start for one in (*first.spans, *second.spans)] == [1, 6]
@@ -43,7 +43,7 @@ def test_what_is_there_already_is_not_encoded_again() -> None:
     house.offered()
     house.submit(submit_images(2, "cat", "cat"))
     assert house.take(Encode) == []
-    assert house.take(Embedded) == [Embedded(2, 2 * TOKENS, 2, ImageTimes())]
+    assert house.take(Embedded) == [Embedded(2, 2 * TOKENS, 2, ImageTimes(), [SIZE] * 2)]
     assert list(house.offered()) == [2]
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from actors import prompt_images
 from actors.image_work import Visual
 from actors.messages import ChatTurn, TurnPart
 from runtime.errors import HearthError
@@ -128,6 +129,20 @@ def test_videos_of_the_same_bytes_in_other_frames_have_other_keys(eyes: Eyes) ->
     keys = [image.work.key for image in eyes.images.works(prompt, videos)]
     assert len(set(keys)) == len(splits)
     assert keys[-1] == keys[0]
+
+
+def test_what_was_decoded_another_way_has_another_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = []
+    for number, name in enumerate(("before", "now")):
+        monkeypatch.setattr(prompt_images, "DECODING", number)
+        (tmp_path / name).mkdir()
+        eyes = Eyes(tmp_path / name)
+        visuals = [eyes.send(b"one")]
+        (work,) = eyes.images.works(eyes.images.encode([turn(IMAGE)], visuals), visuals)
+        keys.append(work.work.key)
+    assert keys[0] != keys[1]
 
 
 def test_a_picture_that_has_gone_is_noticed(eyes: Eyes) -> None:

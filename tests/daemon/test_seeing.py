@@ -31,6 +31,8 @@ from tests.vision_models import write_vision_model
 
 pytestmark = pytest.mark.slow
 PICTURE_TOKENS = 24
+# In pixels, as the tower has them.
+SEEN = (96, 64)
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +105,7 @@ def test_a_picture_is_seen_and_kept_for_when_it_comes_again(client: Client) -> N
     both, usage = seen(client, Image(picture(1)), "and", Image(picture(2, "JPEG")))
     assert usage is not None
     assert (usage.count, usage.cached, usage.tokens) == (2, 1, 48)
+    assert usage.sizes == [SEEN] * 2
     assert len(both) == 4
 
 

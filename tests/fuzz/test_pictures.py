@@ -29,7 +29,7 @@ _FILES = {
     "cmyk": file_of(_PHOTO.convert("CMYK"), "jpeg"),
     "png": file_of(_PHOTO, "png", exif=_TURNED),
     "palette": file_of(_PHOTO.quantize(9), "png", transparency=b"\0\1\2"),
-    "deep": file_of(_PHOTO.convert("I;16"), "png"),
+    "alpha": file_of(_PHOTO.convert("LA"), "png"),
     "frames": file_of(_PHOTO, "png", **_FRAMES),
     "webp": file_of(_PHOTO, "webp", exif=_TURNED),
     "lossless": file_of(_PHOTO, "webp", lossless=True),

@@ -269,12 +269,14 @@ class ImageUsage(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A request's images and videos, and the prompt's tokens that they are; times in milliseconds.
 
     `cached` of them were there from before, the others took the times by stage. `tokens` is 0 where
-    the request ended before they were seen.
+    the request ended before they were seen. `sizes` are width and height in pixels of each as the
+    model saw it, in their order.
     """
 
     count: int
     tokens: int
     cached: int = 0
+    sizes: list[tuple[int, int]] = []
     decode_ms: float = 0.0
     resize_ms: float = 0.0
     engine_ms: float = 0.0

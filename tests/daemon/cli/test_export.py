@@ -11,6 +11,7 @@ from runtime.config import load_config
 from runtime.errors import HearthError
 from tests.daemon.conftest import REFERENCE
 from tests.eagle_models import write_draft
+from tests.vision_models import write_vision_model
 
 
 def run(*arguments: str) -> Result:
@@ -118,3 +119,20 @@ def test_what_this_machine_cannot_serve_is_told(
     monkeypatch.setattr("daemon.check.load_engines", unreadable)
     told = run(str(REFERENCE), str(tmp_path / "other")).stderr
     assert "this machine cannot serve it as it is: a file cannot be read" in told
+
+
+@pytest.mark.parametrize(
+    ("patches", "said"),
+    [
+        ("0", ["with more pixels than 256 x 256 are made smaller"]),
+        ("64", ["than 64 x 64 are made smaller", "--max-patches 1024 takes them up to 256 x 256"]),
+    ],
+)
+def test_the_size_above_which_pictures_are_made_smaller_is_told(
+    tmp_path: Path, patches: str, said: list[str]
+) -> None:
+    model = write_vision_model(tmp_path / "model", "qwen3_vl")
+    result = run(str(model), str(tmp_path / "engine"), "--max-patches", patches)
+    told = " ".join(result.stderr.split())
+    assert all(words in told for words in said), told
+    assert ("--max-patches" in told) == (len(said) > 1)

@@ -1,7 +1,7 @@
-from contextlib import nullcontext
 from io import BytesIO
 from struct import pack
 from typing import Any
+from zlib import compress, crc32
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ PHOTO = Image.fromarray(draw(45, 30))
 ALPHA = PHOTO.copy()
 ALPHA.putalpha(PHOTO.getchannel("G"))
 PALETTE = PHOTO.quantize(17)
+HELD = ALPHA.convert("LA")
 DEEP = Image.fromarray(np.arange(45 * 30, dtype=np.uint16).reshape(30, 45) * 48)
 
 
@@ -28,16 +29,28 @@ def seen(data: bytes) -> NDArray[np.uint8]:
 
 
 def as_loaded(data: bytes) -> NDArray[np.uint8]:
-    """As `transformers.image_utils.load_image` has it."""
-    image: Image.Image = Image.open(BytesIO(data))
-    image = ImageOps.exif_transpose(image)
-    return np.asarray(image.convert("RGB"))
+    """As `transformers.image_transforms.convert_to_rgb` has an image of Pillow's."""
+    image: Image.Image = ImageOps.exif_transpose(Image.open(BytesIO(data))).convert("RGBA")
+    white = Image.new("RGBA", image.size, (255, 255, 255))
+    return np.asarray(Image.alpha_composite(white, image).convert("RGB"))
 
 
 def refusal(data: bytes, picture: Picture | None = None) -> str:
     with pytest.raises(HearthError) as caught:
         decode(memoryview(data), picture or read_header(memoryview(data)))
     return caught.value.code
+
+
+def png_of(bits: int, colors: int, rows: list[bytes], width: int, **chunks: bytes) -> bytes:
+    """A PNG that no library of ours can write: colours of `bits`, and chunks before its pixels."""
+
+    def chunk(name: bytes, body: bytes) -> bytes:
+        return pack(">I", len(body)) + name + body + pack(">I", crc32(name + body))
+
+    head = pack(">IIBBBBB", width, len(rows), bits, colors, 0, 0, 0)
+    body = [(b"IHDR", head), *((name.encode(), given) for name, given in chunks.items())]
+    body += [(b"IDAT", compress(b"".join(b"\0" + row for row in rows))), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*one) for one in body)
 
 
 @pytest.mark.parametrize(
@@ -50,15 +63,16 @@ def refusal(data: bytes, picture: Picture | None = None) -> str:
         (PHOTO, "png", {}),
         (PHOTO.convert("1"), "png", {}),
         (PHOTO.convert("L"), "png", {"transparency": 3}),
-        (PHOTO.convert("LA"), "png", {}),
+        (HELD, "png", {}),
         (PHOTO, "png", {"transparency": (1, 2, 3)}),
         (ALPHA, "png", {}),
         (PALETTE, "png", {"transparency": 4}),
         (PALETTE, "png", {"transparency": bytes(range(17))}),
         (PALETTE, "png", {"bits": 8}),
-        (DEEP, "png", {}),
+        (PHOTO.convert("1"), "png", {"transparency": 0}),
         (PHOTO, "webp", {}),
         (ALPHA, "webp", {"lossless": True}),
+        (ALPHA, "webp", {"quality": 60}),
         (PHOTO, "webp", {"save_all": True, "append_images": [PHOTO.rotate(9)]}),
         (PALETTE, "gif", {}),
         (PALETTE, "gif", {"transparency": 2}),
@@ -70,12 +84,53 @@ def test_every_kind_is_seen_as_the_processors_see_it(image: Any, kind: str, opti
     data = file_of(image, kind, **options)
     found = seen(data)
     assert found.shape == (30, 45, 3)
-    with pytest.warns() if isinstance(options.get("transparency"), bytes) else no_warning():
-        np.testing.assert_array_equal(found, as_loaded(data))
+    np.testing.assert_array_equal(found, as_loaded(data))
 
 
-def no_warning() -> Any:
-    return nullcontext()
+@pytest.mark.parametrize("kind", ["png", "webp", "gif"])
+def test_what_is_transparent_lies_on_white(kind: str) -> None:
+    sheet = Image.new("RGBA", (9, 5), (0, 0, 0, 0))
+    sheet.paste((0, 0, 0, 255), (2, 1, 5, 4))
+    found = seen(file_of(sheet, kind, **({"lossless": True} if kind == "webp" else {})))
+    expected = np.full((5, 9, 3), 255, np.uint8)
+    expected[1:4, 2:5] = 0
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("bits", "colors", "row", "hidden", "expected"),
+    [
+        (2, 0, b"\x1b", pack(">H", 1), [0, 255, 170, 255]),
+        (4, 0, b"\x12\x34", pack(">H", 3), [17, 34, 255, 68]),
+        (1, 0, b"\x50", pack(">H", 1), [0, 255, 0, 255]),
+        (16, 2, bytes(range(24)), pack(">3H", *(0x0607, 0x0809, 0x0A0B)), [2, 255, 14, 20]),
+    ],
+)
+def test_a_transparent_colour_of_other_than_8_bits_is_found(
+    bits: int, colors: int, row: bytes, hidden: bytes, expected: list[int]
+) -> None:
+    found = seen(png_of(bits, colors, [row] * 2, 4, tRNS=hidden))
+    assert found[:, :, 1].tolist() == [expected] * 2
+
+
+def test_a_large_transparent_picture_is_laid_on_white_piece_by_piece(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = file_of(ALPHA, "png")
+    expected = as_loaded(data)
+    monkeypatch.setattr(decoding, "_STRIP", 100)
+    np.testing.assert_array_equal(seen(data), expected)
+
+
+@pytest.mark.parametrize("colors", [0, 4])
+def test_grey_of_16_bits_is_refused_by_name(colors: int) -> None:
+    row = bytes(8 if colors else 4)
+    with pytest.raises(HearthError) as caught:
+        read_header(memoryview(png_of(16, colors, [row], 2)))
+    assert caught.value.code == "image_invalid"
+    assert "16 bits" in caught.value.message
+    assert "scale it to 8" in caught.value.message
+    assert refusal(file_of(DEEP, "png")) == "image_invalid"
 
 
 @pytest.mark.parametrize("kind", ["jpeg", "png", "webp"])

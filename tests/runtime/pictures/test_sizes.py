@@ -1,11 +1,13 @@
 import random
 from typing import Any
 
+import msgspec
 import pytest
 
 from runtime.errors import HearthError
 from runtime.images import ImageLayout
-from runtime.pictures.sizes import first_size, layout_of, video_layout
+from runtime.pictures.sizes import first_size, largest_square, layout_of, video_layout
+from runtime.vision_config import VisionConfig
 from tests.runtime.pictures.photographs import config_like, photo
 
 QWEN3, QWEN2_5, IDEFICS = (config_like(name) for name in ("qwen3_vl", "qwen2_5_vl", "idefics3"))
@@ -112,6 +114,23 @@ def test_what_is_no_video_is_refused(frames: Any, times: Any) -> None:
     with pytest.raises(HearthError) as caught:
         video_layout(frames, times, QWEN3)
     assert caught.value.code == "image_invalid"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        QWEN3,
+        QWEN2_5,
+        config_like("idefics3"),
+        config_like("idefics3", splits=False),
+        msgspec.structs.replace(QWEN3, max_patches=4096),
+    ],
+)
+def test_above_its_largest_square_a_picture_is_made_smaller(config: VisionConfig) -> None:
+    side = largest_square(config)
+    assert layout_of(photo(side, side), config).height == side
+    above = side + 2 * config.patch_size * config.merge_size
+    assert layout_of(photo(above, above), config).height < above
 
 
 @pytest.mark.reference
