@@ -6,7 +6,25 @@ import msgspec
 from numpy.typing import NDArray
 
 FileFormat = Literal["jpeg", "png", "webp", "gif"]
-RawEncoding = Literal["rgb8", "bgr8", "rgba8", "bgra8", "mono8", "yuv422_yuy2", "nv12"]
+RawEncoding = Literal[
+    "rgb8",
+    "bgr8",
+    "rgba8",
+    "bgra8",
+    "mono8",
+    "8UC1",
+    "8UC3",
+    "8UC4",
+    "bayer_rggb8",
+    "bayer_bggr8",
+    "bayer_gbrg8",
+    "bayer_grbg8",
+    "yuv422",
+    "uyvy",
+    "yuv422_yuy2",
+    "yuyv",
+    "nv12",
+]
 """Layouts of raw pixels, by the names that ROS has for them."""
 
 

@@ -1,5 +1,7 @@
 """Raw pixels under ROS's names for their layouts (sensor_msgs/image_encodings)."""
 
+from itertools import product
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,10 +15,23 @@ PIXEL_BYTES = {
     "rgba8": 4,
     "bgra8": 4,
     "mono8": 1,
+    "8UC1": 1,
+    "8UC3": 3,
+    "8UC4": 4,
+    "bayer_rggb8": 1,
+    "bayer_bggr8": 1,
+    "bayer_gbrg8": 1,
+    "bayer_grbg8": 1,
+    "yuv422": 2,
+    "uyvy": 2,
     "yuv422_yuy2": 2,
+    "yuyv": 2,
     "nv12": 1,
 }
 """Bytes of a pixel in a row; the plane of colours of nv12 comes behind all rows."""
+# Where in a pair of pixels the two of luma and the two of colours lie.
+_PAIRS = {"yuv422_yuy2": (0, 1), "yuyv": (0, 1), "yuv422": (1, 0), "uyvy": (1, 0)}
+_BAYER = {name: name[6:10] for name in PIXEL_BYTES if name.startswith("bayer_")}
 # OpenCV's integers for BT.601 with 16 to 235 for luma (color_yuv.simd.hpp), of 20 bits.
 _SHIFT = 20
 _LUMA = 1220542
@@ -27,8 +42,9 @@ _RED_V, _GREEN_V, _GREEN_U, _BLUE_U = 1673527, -852492, -409993, 2116026
 def raw_size(picture: Picture) -> int:
     """How many bytes a raw picture has.
 
-    Raises `image_invalid` for a row step that its pixels do not fit and for odd sizes of layouts
-    whose pixels share colours, `image_too_large` for too many pixels.
+    Raises `image_invalid` for a row step that its pixels do not fit, for odd sizes of layouts whose
+    pixels share colours, and for a side of one pixel of a Bayer sensor, `image_too_large` for too
+    many pixels.
     """
     check_size(picture.width, picture.height)
     if picture.step < picture.width * PIXEL_BYTES[picture.kind]:
@@ -37,7 +53,9 @@ def raw_size(picture: Picture) -> int:
             f"a row of {picture.width} pixels of {picture.kind} does not fit {picture.step} bytes",
         )
     halved = picture.kind == "nv12"
-    if (halved or picture.kind == "yuv422_yuy2") and picture.width % 2:
+    if picture.kind in _BAYER and min(picture.width, picture.height) < 2:  # noqa: PLR2004 # a cell
+        raise HearthError("image_invalid", f"{picture.kind} needs 2 x 2 pixels at the least")
+    if (halved or picture.kind in _PAIRS) and picture.width % 2:
         raise HearthError("image_invalid", f"{picture.kind} needs an even width")
     if halved and picture.height % 2:
         raise HearthError("image_invalid", f"{picture.kind} needs an even height")
@@ -57,18 +75,44 @@ def to_rgb(data: memoryview, picture: Picture) -> NDArray[np.uint8]:
     rows = np.frombuffer(data, np.uint8).reshape(-1, picture.step)
     pixels = rows[:height, : width * PIXEL_BYTES[picture.kind]].reshape(height, width, -1)
     match picture.kind:
-        case "mono8":
+        case "mono8" | "8UC1":
             return pixels.repeat(3, axis=2)
-        case "bgr8" | "bgra8":
+        case "bgr8" | "bgra8" | "8UC3" | "8UC4":
             return pixels[:, :, 2::-1]
-        case "yuv422_yuy2":
-            pairs = pixels.reshape(height, width // 2, 4)
-            return _bt601(pixels[:, :, 0], pairs[:, :, 1], pairs[:, :, 3])
         case "nv12":
             shared = rows[height:, :width].reshape(height // 2, width // 2, 2)
             return _bt601(pixels[:, :, 0], shared[:, :, 0], shared[:, :, 1])
+        case kind if kind in _PAIRS:
+            luma, colors = _PAIRS[kind]
+            pairs = pixels.reshape(height, width // 2, 4)
+            return _bt601(pixels[:, :, luma], pairs[:, :, colors], pairs[:, :, colors + 2])
+        case kind if kind in _BAYER:
+            return _bayer(pixels[:, :, 0], _BAYER[kind])
         case _:
             return pixels[:, :, :3]
+
+
+def _bayer(raw: NDArray[np.uint8], cell: str) -> NDArray[np.uint8]:
+    """[height, width, 3] of a sensor [height, width] whose 2 x 2 pixels have the colours of `cell`.
+
+    A colour that a pixel has not is the mean of those around it, to the next whole number.
+    """
+    height, width = raw.shape
+    pixels = np.empty((height, width, 3), np.uint8)
+    # What lies beyond the border is what lies as far inside it, which has the same colour.
+    near = np.pad(raw, 1, "reflect")
+    for row, column, color in product((0, 1), (0, 1), "rgb"):
+        found = pixels[row::2, column::2, "rgb".index(color)]
+        if cell[row * 2 + column] == color:
+            found[:] = raw[row::2, column::2]
+            continue
+        total, count = np.zeros(found.shape, np.uint16), 0
+        for y, x in product((0, 1, 2), (0, 1, 2)):
+            if cell[(row + y + 1) % 2 * 2 + (column + x + 1) % 2] == color:
+                total += near[row + y : height + y : 2, column + x : width + x : 2]
+                count += 1
+        found[:] = (total + count // 2) // count
+    return pixels
 
 
 def _bt601(

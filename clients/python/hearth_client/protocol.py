@@ -21,7 +21,25 @@ Text = Annotated[str, Meta(max_length=1 << 20)]
 TokenId = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 FileFormat = Literal["jpeg", "png", "webp", "gif"]
-RawEncoding = Literal["rgb8", "bgr8", "rgba8", "bgra8", "mono8", "yuv422_yuy2", "nv12"]
+RawEncoding = Literal[
+    "rgb8",
+    "bgr8",
+    "rgba8",
+    "bgra8",
+    "mono8",
+    "8UC1",
+    "8UC3",
+    "8UC4",
+    "bayer_rggb8",
+    "bayer_bggr8",
+    "bayer_gbrg8",
+    "bayer_grbg8",
+    "yuv422",
+    "uyvy",
+    "yuv422_yuy2",
+    "yuyv",
+    "nv12",
+]
 Side = Annotated[int, Meta(ge=1, le=65535)]
 
 

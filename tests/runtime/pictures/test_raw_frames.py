@@ -1,3 +1,4 @@
+import itertools
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,9 @@ ALPHA = np.dstack([PIXELS, np.full((4, 6), 9, np.uint8)])
         ("rgba8", ALPHA, PIXELS),
         ("bgra8", ALPHA[:, :, [2, 1, 0, 3]], PIXELS),
         ("mono8", PIXELS[:, :, 1], PIXELS[:, :, [1, 1, 1]]),
+        ("8UC1", PIXELS[:, :, 1], PIXELS[:, :, [1, 1, 1]]),
+        ("8UC3", PIXELS[:, :, ::-1], PIXELS),
+        ("8UC4", ALPHA[:, :, [2, 1, 0, 3]], PIXELS),
     ],
 )
 def test_rows_may_be_longer_than_their_pixels(kind: Any, stored: Any, seen: Any, pad: int) -> None:
@@ -51,14 +55,21 @@ def opencv(y: int, u: int, v: int) -> list[int]:
 
 
 @pytest.mark.parametrize("pad", [0, 3])
-def test_yuv_is_turned_as_opencv_does(pad: int) -> None:
-    random = np.random.default_rng(1)
-    packed = random.integers(0, 256, (4, 3, 2, 2), np.uint8)
-    rows = np.pad(packed.reshape(4, 12), ((0, 0), (0, pad)))
-    seen = np.asarray(decode(memoryview(rows.tobytes()), Picture("yuv422_yuy2", 6, 4, 12 + pad)))
+@pytest.mark.parametrize("kind", ["yuv422_yuy2", "yuyv", "yuv422", "uyvy"])
+def test_pairs_of_yuv_are_turned_as_opencv_does(kind: Any, pad: int) -> None:
+    packed = np.random.default_rng(1).integers(0, 256, (4, 3, 2, 2), np.uint8)
+    # In both a byte of luma and one of colours by turns, and one of them comes first.
+    stored = packed if kind in {"yuv422_yuy2", "yuyv"} else packed[..., ::-1]
+    rows = np.pad(stored.reshape(4, 12), ((0, 0), (0, pad)))
+    seen = np.asarray(decode(memoryview(rows.tobytes()), Picture(kind, 6, 4, 12 + pad)))
     for row, pair, place in np.ndindex(4, 3, 2):
         y, u, v = packed[row, pair, place, 0], packed[row, pair, 0, 1], packed[row, pair, 1, 1]
         assert seen[row, 2 * pair + place].tolist() == opencv(int(y), int(u), int(v))
+
+
+@pytest.mark.parametrize("pad", [0, 3])
+def test_planes_of_yuv_are_turned_as_opencv_does(pad: int) -> None:
+    random = np.random.default_rng(1)
     planes = random.integers(0, 256, (6, 6), np.uint8)
     rows = np.pad(planes, ((0, 0), (0, pad)))
     seen = np.asarray(decode(memoryview(rows.tobytes()), Picture("nv12", 6, 4, 6 + pad)))
@@ -66,6 +77,46 @@ def test_yuv_is_turned_as_opencv_does(pad: int) -> None:
         u, v = planes[4 + row // 2, column // 2 * 2 :][:2]
         expected = opencv(int(planes[row, column]), int(u), int(v))
         assert seen[row, column].tolist() == expected
+
+
+BAYER = ["bayer_rggb8", "bayer_bggr8", "bayer_gbrg8", "bayer_grbg8"]
+
+
+def colour_at(kind: str, row: int, column: int) -> int:
+    """Which of red, green and blue a sensor has there."""
+    return "rgb".index(kind[6:10][row % 2 * 2 + column % 2])
+
+
+@pytest.mark.parametrize("size", [(6, 4), (7, 5), (2, 2)])
+@pytest.mark.parametrize("kind", BAYER)
+def test_colours_of_a_bayer_sensor_are_means_of_those_around(
+    kind: Any, size: tuple[int, int]
+) -> None:
+    width, height = size
+    raw = np.random.default_rng(2).integers(0, 256, (height, width), np.uint8)
+    rows = np.pad(raw, ((0, 0), (0, 3)))
+    seen = np.asarray(decode(memoryview(rows.tobytes()), Picture(kind, width, height, width + 3)))
+    # Beyond the border lies what lies as far inside it.
+    near = np.pad(raw, 1, "reflect").astype(int)
+    for row, column, color in np.ndindex(height, width, 3):
+        if colour_at(kind, row, column) == color:
+            expected = raw[row, column]
+        else:
+            around = [
+                near[row + 1 + y, column + 1 + x]
+                for y, x in itertools.product((-1, 0, 1), repeat=2)
+                if colour_at(kind, row + y, column + x) == color
+            ]
+            expected = (sum(around) + len(around) // 2) // len(around)
+        assert seen[row, column, color] == expected, (row, column, color)
+
+
+@pytest.mark.parametrize("kind", BAYER)
+def test_one_colour_of_a_bayer_sensor_is_that_colour(kind: Any) -> None:
+    flat = [200, 90, 10]
+    raw = bytes(flat[colour_at(kind, row, column)] for row in range(4) for column in range(6))
+    seen = np.asarray(decode(memoryview(raw), Picture(kind, 6, 4, 6)))
+    assert (seen == flat).all()
 
 
 def test_known_colours() -> None:
@@ -83,6 +134,9 @@ def test_known_colours() -> None:
         (Picture("mono8", 0, 4, 8), "image_invalid"),
         (Picture("mono8", 4, -1, 8), "image_invalid"),
         (Picture("yuv422_yuy2", 5, 4, 10), "image_invalid"),
+        (Picture("uyvy", 5, 4, 10), "image_invalid"),
+        (Picture("bayer_rggb8", 1, 4, 1), "image_invalid"),
+        (Picture("bayer_rggb8", 4, 1, 4), "image_invalid"),
         (Picture("nv12", 5, 4, 6), "image_invalid"),
         (Picture("nv12", 6, 3, 6), "image_invalid"),
         (Picture("mono8", 1 << 14, 1 << 14, 1 << 14), "image_too_large"),
