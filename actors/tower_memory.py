@@ -25,7 +25,7 @@ class TowerMemory(NamedTuple):
     ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
         """A picture's patches [patches, patch_bytes], and where its embeddings go.
 
-        These are [1 + deepstack features, tokens, output_size] in the tower's type. Raises
+        These are [1 + deepstack features, tokens, output_size] in the decoder's type. Raises
         `internal` for a slot that is another's, or of another size.
         """
         config = self.config
@@ -33,7 +33,7 @@ class TowerMemory(NamedTuple):
             patches, (layout.patches, config.patch_bytes), np.dtype(np.uint8)
         )
         outputs = (1 + config.num_deepstack_features, layout.tokens, config.output_size)
-        return given, self.embeddings.array(target, outputs, numpy_dtype(config.dtype))
+        return given, self.embeddings.array(target, outputs, numpy_dtype(config.embedding_dtype))
 
     def check(self, patches: Slot, target: Slot) -> None:
         """Raise `internal` unless both have been the same all the time."""

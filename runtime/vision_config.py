@@ -63,7 +63,7 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `deepstack_layers` are the layers whose outputs go into the decoder's first layers.
     `window_size` is in pixels, 0 for none; `full_attention_layers` are those that see beyond it.
     `position_side` is the side of the square table of learned positions. `max_patches` is the
-    largest call of the tower.
+    largest call of the tower. `output_dtype` is the type of its embeddings where it is another.
     """
 
     engine_format: int = ENGINE_FORMAT
@@ -74,6 +74,7 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     plan: PlanRecord | None = None
     family: Family
     dtype: DType
+    output_dtype: DType | None = None
     num_layers: int
     num_heads: int
     head_dim: int
@@ -106,6 +107,11 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def weight_block_size(self) -> int:
         """None share a scale."""
         return 0
+
+    @property
+    def embedding_dtype(self) -> DType:
+        """The type of embeddings, which is the decoder's."""
+        return self.output_dtype or self.dtype
 
     @property
     def patch_bytes(self) -> int:

@@ -36,7 +36,10 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
     ),
     "dtype": (
         click.Choice(["float32", "float16", "bfloat16"]),
-        "Type of weights that are not quantised, and of the cache.  [float32; for a GPU float16]",
+        (
+            "Type of weights that are not quantised, and of the cache.  [float32; for a GPU the "
+            "checkpoint's own of 16 bits, else float16; for plans float16]"
+        ),
     ),
     "device": (
         click.Choice(["cpu", "cuda"]),
@@ -100,17 +103,20 @@ def export(source: Path, target: Path, **options: Any) -> None:
     a vision tower in the folder visual. A failed export leaves nothing behind.
     """
     from runtime.export import ExportOptions, export_model  # noqa: PLC0415 - slow import
+    from runtime.export.export import gpu_dtype  # noqa: PLC0415 - likewise
     from runtime.export.options import check_options  # noqa: PLC0415 - likewise
 
     began = time.monotonic()
     options["plan"], options["draft"] = take_plan(options), take_draft(options)
     if options["device"] is None and options["backend"] == "kernels":
         options["device"] = "cuda"
-    if options["dtype"] is None and (options["plan"] is not None or options["device"] == "cuda"):
-        options["dtype"] = "float16"
-    asked = ExportOptions(**{name: given for name, given in options.items() if given is not None})
+    given = {name: value for name, value in options.items() if value is not None}
+    on_gpu = options["plan"] is not None or options["device"] == "cuda"
+    asked = ExportOptions(**({"dtype": "float16"} if on_gpu else {}) | given)
     with wrong_usage():
         check_options(asked)
+    if on_gpu and "dtype" not in given:
+        asked = msgspec.structs.replace(asked, dtype=gpu_dtype(source, asked))
     with progress_bar() as progress:
         config = export_model(source, target, asked, progress)
     total = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())

@@ -148,7 +148,7 @@ def _check_tower(base: LLMEngineRunnerConfig, tower: VisionConfig) -> None:
         "output_size": (tower.output_size, base.hidden_size),
         "deepstack_layers": (tower.num_deepstack_features, base.num_deepstack_features),
         "tokens": (tower.tokens.image, base.image_token_id),
-        "dtype": (tower.dtype, base.dtype),
+        "dtype": (tower.embedding_dtype, base.dtype),
     }
     for name, (gives, takes) in both.items():
         if gives != takes:

@@ -1,5 +1,7 @@
 """The tensors of a Hugging Face folder, in one or many safetensors files."""
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,6 +50,14 @@ class Checkpoint:
             if name in self._specs:
                 raise HearthError("model_invalid", f"the model holds {name} twice", name)
             self._specs[name] = spec
+
+    @property
+    def stored_dtype(self) -> np.dtype[Any] | None:
+        """The type of most of its numbers; None for one that is not read."""
+        counted = Counter[str]()
+        for spec in self._specs.values():
+            counted[spec.dtype] += math.prod(spec.shape)
+        return SOURCE_TYPES.get(max(counted, key=counted.__getitem__, default=""))
 
     @property
     def names(self) -> list[str]:

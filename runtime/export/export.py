@@ -22,7 +22,7 @@ from runtime.export.external_weights import seal_own, table_bytes
 from runtime.export.image_families import text_name
 from runtime.export.layout import check_tensors
 from runtime.export.model_config import load_model_config
-from runtime.export.options import ExportOptions, check_options
+from runtime.export.options import ExportOptions, TargetType, check_options
 from runtime.export.progress import Progress
 from runtime.export.tensorrt.plan import settle_options
 from runtime.export.text_files import copy_text_files, read_template_tokens
@@ -76,6 +76,19 @@ def export_model(
         config = msgspec.structs.replace(config, files=record(folder, progress))
         write_config(folder, config)
     return config
+
+
+def gpu_dtype(source: Path, options: ExportOptions) -> TargetType:
+    """The type of 16 bits in which a GPU has a model where none is named.
+
+    It is the checkpoint's own, and float16 for one in 32 bits, and where bfloat16 was never tried:
+    in plans, and beside int4 of ONNX Runtime. Raises `model_invalid` for a model without tensors.
+    """
+    tried = options.engine == "kernels" or {options.quantization, options.head_weights} == {"none"}
+    if options.engine == "tensorrt" or not tried:
+        return "float16"
+    stored = Checkpoint(source).stored_dtype
+    return "bfloat16" if stored is not None and stored.name == "bfloat16" else "float16"
 
 
 def model_name(source: Path) -> str:

@@ -16,7 +16,7 @@ def build_registry_for_tower(config: VisionConfig) -> TensorRegistry:
     """The bindings of a vision tower, as docs/architecture.md lists them."""
     registry = TensorRegistry()
     index = np.dtype(np.int64 if config.dialect == "native" else np.int32)
-    real, data = np.dtype(np.float32), numpy_dtype(config.dtype)
+    real, data = np.dtype(np.float32), numpy_dtype(config.embedding_dtype)
 
     def add(
         name: str, dtype: np.dtype[np.generic], *shape: int | str, direction: Direction = "input"

@@ -66,7 +66,7 @@ class VisionRunner:
         `executor_failed`, `out_of_memory`, and `non_finite` where an embedding is no number.
         """
         config, patches = self.config, [one for one, _ in images]
-        outputs, dtype = len(tower_outputs(config)), numpy_dtype(config.dtype)
+        outputs, dtype = len(tower_outputs(config)), numpy_dtype(config.embedding_dtype)
         out = [np.empty((outputs, one.tokens, config.output_size), dtype) for _, one in images]
         for call in plan_calls([layout for _, layout in images], config):
             self.run(call, patches, out)

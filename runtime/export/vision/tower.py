@@ -10,6 +10,7 @@ from runtime.export.graph import GraphBuilder
 from runtime.export.vision.layout import Merger, has_bias, tower_names
 from runtime.export.vision.spelling import Rotary, TowerSpelling
 from runtime.export.weights import Projection, Weights, row_pieces
+from runtime.tensors.dtypes import numpy_dtype
 
 # Symbolic dimensions.
 PATCHES, TOKENS = "patches", "tokens"
@@ -134,7 +135,10 @@ class Tower:
             for source in inner:
                 x = self._spelling.gelu(self._linear(x, "up", [source], size))
             x = self._linear(x, "down", [last], size)
-        graph.output(x, name, self._spelling.dtype, (TOKENS, self._config.output_size))
+        given = ir.DataType.from_numpy(numpy_dtype(self._config.embedding_dtype))
+        if given != self._spelling.dtype:
+            x = self._spelling.cast(x, given)
+        graph.output(x, name, given, (TOKENS, self._config.output_size))
 
     def _normalise(self, x: ir.Value, source: str) -> ir.Value:
         weight = self._weights.vector(self._graph, source, [f"{source}.weight"])

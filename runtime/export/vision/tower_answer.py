@@ -6,6 +6,7 @@ from runtime.errors import HearthError
 from runtime.export.known_answer import LEAST_TOLERANCE, ROUNDINGS, Rehearsal
 from runtime.export.vision.reference_tower import reference_outputs
 from runtime.export.vision.tower_model import TowerModel
+from runtime.tensors.dtypes import numpy_dtype
 from runtime.tower_answer import TowerAnswer, answer_pictures, mixed
 from runtime.vision.tower_inputs import segments_of
 
@@ -22,8 +23,11 @@ def tower_answer(tower: TowerModel, weights: Rehearsal) -> TowerAnswer:
     # As in a decoder, a gate far below zero is closed by an infinite power.
     with np.errstate(over="ignore", invalid="ignore"):
         both = reference_outputs(tower, weights, np.stack([patches, patches]), segments)
-    mixes, rounded = mixed(np.stack(both, axis=1))
+    exact, engine = np.stack(both, axis=1)
     dtype = tower.config.dtype
+    if tower.config.output_dtype is not None:
+        engine = engine.astype(numpy_dtype(tower.config.output_dtype)).astype(np.float32)
+    mixes, rounded = mixed(exact), mixed(engine)
     if not (np.isfinite(mixes).all() and np.isfinite(rounded).all()):
         raise HearthError(
             "model_invalid", f"the vision tower computes numbers that are not finite in {dtype}"

@@ -74,13 +74,16 @@ def load_tower(folder: Path, options: ExportOptions) -> TowerModel | None:
     refuse_unserved(vision, _READ.split())
     sizes = _idefics(fields, vision) if family == "idefics3" else _qwen(vision, family)
     plan, rules = options.plan, read_rules(folder, family, sizes)
+    # ONNX Runtime has not every operator of a tower in bfloat16, in each release that serves.
+    narrow = plan is None and options.dtype == "bfloat16"
     config = VisionConfig(
         hearth_version=VERSION,
         backend="onnxruntime" if plan is None else "tensorrt",
         device=options.device if plan is None else "cuda",
         dialect=resolve_dialect(options),
         family=family,
-        dtype=options.dtype,
+        dtype="float16" if narrow else options.dtype,
+        output_dtype=options.dtype if narrow else None,
         head_dim=sizes["hidden_size"] // sizes["num_heads"],
         max_patches=_largest_call(rules, sizes, options),
         rules=rules,

@@ -1,16 +1,23 @@
 import shlex
 import shutil
 from pathlib import Path
+from typing import Any
 
 import click
+import ml_dtypes
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 from daemon.cli.export import export
 from runtime.config import load_config
+from runtime.decoding.deployment import load_deployment
 from runtime.errors import HearthError
+from runtime.options import RuntimeOptions
+from runtime.vision_config import load_vision_config
 from tests.daemon.conftest import REFERENCE
 from tests.eagle_models import write_draft
+from tests.runtime.export.hugging_face import change_tensors, copy_model
 from tests.vision_models import write_vision_model
 
 
@@ -136,3 +143,41 @@ def test_the_size_above_which_pictures_are_made_smaller_is_told(
     told = " ".join(result.stderr.split())
     assert all(words in told for words in said), told
     assert ("--max-patches" in told) == (len(said) > 1)
+
+
+@pytest.mark.parametrize(
+    ("stored", "options", "made"),
+    [
+        (ml_dtypes.bfloat16, [], "bfloat16"),
+        (np.float16, [], "float16"),
+        (np.float32, [], "float16"),
+        (ml_dtypes.bfloat16, ["--dtype", "float16"], "float16"),
+        (np.float16, ["--dtype", "bfloat16"], "bfloat16"),
+        (ml_dtypes.bfloat16, ["--backend", "onnxruntime"], "bfloat16"),
+        (ml_dtypes.bfloat16, ["--backend", "onnxruntime", "--quantization", "int4"], "float16"),
+    ],
+)
+def test_a_checkpoint_of_16_bits_keeps_its_type_on_a_gpu(
+    tmp_path: Path, stored: Any, options: list[str], made: str
+) -> None:
+    model, target = copy_model("llama", tmp_path / "model"), tmp_path / "engine"
+    change_tensors(model, lambda tensors: retype(tensors, stored))
+    result = run(str(model), str(target), "--device", "cuda", *options)
+    assert load_config(target).dtype == made
+    assert made in result.stderr
+
+
+def retype(tensors: dict[str, Any], dtype: Any) -> None:
+    """Matrices in another type; norms stay in float32, as some checkpoints have them."""
+    tensors.update({n: t.astype(dtype) for n, t in tensors.items() if t.ndim > 1})
+
+
+def test_a_tower_stays_in_float16_and_gives_what_its_decoder_takes(tmp_path: Path) -> None:
+    model = write_vision_model(tmp_path / "model", "qwen3_vl", dtype=ml_dtypes.bfloat16)
+    run(str(model), str(tmp_path / "engine"), "--device", "cuda")
+    tower = load_vision_config(tmp_path / "engine")
+    assert tower is not None
+    assert (load_config(tmp_path / "engine").dtype, tower.dtype) == ("bfloat16", "float16")
+    assert tower.embedding_dtype == "bfloat16"
+    deployment = load_deployment(tmp_path / "engine", RuntimeOptions(device="cuda"))
+    assert deployment.tower is not None

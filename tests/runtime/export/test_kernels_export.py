@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from msgspec import structs
@@ -24,6 +25,7 @@ from runtime.errors import HearthError
 from runtime.export import DraftOptions, ExportOptions, export_model
 from runtime.export.checkpoint import Checkpoint
 from runtime.export.draft_checkpoint import open_draft
+from runtime.export.export import gpu_dtype
 from runtime.export.options import TargetType
 from runtime.export.weights_export import export_weights
 from runtime.known_answer import load_answer
@@ -35,7 +37,7 @@ from runtime.weights.external_weight_manager import ExternalWeightManager, answe
 from runtime.weights.layout import load_layout
 from tests.eagle_models import write_draft
 from tests.references import reference_folder
-from tests.runtime.export.hugging_face import copy_model, shallow_model
+from tests.runtime.export.hugging_face import change_tensors, copy_model, shallow_model
 from tests.runtime.weights.external_models import tuned
 from tests.vision_models import write_vision_model
 
@@ -242,6 +244,30 @@ def test_a_tower_stays_an_engine_of_onnx_runtime(tmp_path: Path) -> None:
     assert (config.backend, config.num_deepstack_features) == ("kernels", 2)
     assert config.use_context_dependent_rope
     assert "layers.2.q_norm" in load_layout(tmp_path / "engine").tensors
+
+
+@pytest.mark.parametrize(
+    ("changes", "dtype"),
+    [
+        ({}, "bfloat16"),
+        ({"quantization": "int4"}, "bfloat16"),
+        ({"head_quantization": "int8"}, "bfloat16"),
+        ({"backend": "onnxruntime"}, "bfloat16"),
+        ({"backend": "onnxruntime", "quantization": "int4"}, "float16"),
+        ({"backend": "tensorrt"}, "float16"),
+    ],
+)
+def test_a_gpu_has_a_checkpoint_in_its_own_16_bits(
+    tmp_path: Path, changes: dict[str, Any], dtype: str
+) -> None:
+    model = copy_model("llama", tmp_path / "model")
+
+    def narrow(tensors: dict[str, Any]) -> None:
+        tensors.update({name: one.astype(ml_dtypes.bfloat16) for name, one in tensors.items()})
+
+    assert gpu_dtype(model, structs.replace(KERNELS, **changes)) == "float16"
+    change_tensors(model, narrow)
+    assert gpu_dtype(model, structs.replace(KERNELS, **changes)) == dtype
 
 
 def test_adapters_take_a_pair_for_each_product(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
+import onnx_ir
 import pytest
 from msgspec import json, structs
 from numpy.typing import NDArray
@@ -142,3 +144,24 @@ def test_a_damaged_answer_is_refused(tmp_path: Path, change: str) -> None:
     with pytest.raises(HearthError) as error:
         load_tower_answer(folder, config)
     assert (error.value.code, error.value.field) == ("engine_corrupt", f"visual/{ANSWER_FILE}")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_answer_of_16_bits_may_come_out_in_the_decoders_type(
+    tmp_path: Path, family: Family
+) -> None:
+    source = write_vision_model(tmp_path / "m", family, vision={"hidden_act": _plain(family)})
+    folder, config, _ = exported(source, tmp_path / "engine", "float16")
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    options = ExportOptions(
+        dialect="classic", dtype="bfloat16", backend="onnxruntime", device="cuda"
+    )
+    made = write_vision(source, beside, options)
+    assert made is not None
+    assert (made.dtype, made.embedding_dtype) == ("float16", "bfloat16")
+    graph = onnx_ir.load(beside / VISION_FOLDER / MODEL_FILE).graph
+    assert {one.dtype for one in graph.outputs} == {onnx_ir.DataType.BFLOAT16}
+    answer = load_tower_answer(beside / VISION_FOLDER, made)
+    given = [one.astype(ml_dtypes.bfloat16) for one in answered(folder, config)]
+    assert answer.compare(given).error < 0.5
