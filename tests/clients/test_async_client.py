@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from hearth_client import (
     AsyncClient,
     ClientClosed,
     ConnectionLost,
+    ConnectionRefused,
     ConnectionTimeout,
     ExecutorFailed,
     InvalidValue,
+    async_client,
 )
 
 from tests.daemon.door.harness import BACKENDS, Harness, running_door
@@ -74,6 +77,73 @@ async def test_leaving_an_async_with_cancels(door: Harness) -> None:
         assert generation.done.reason == "cancelled"
 
 
+async def drop_and_break(client: AsyncClient) -> None:
+    async for _ in await client.generate("count"):
+        break
+
+
+async def drop_and_close(client: AsyncClient) -> None:
+    generation = await client.generate("count")
+    await anext(generation)
+    await generation.aclose()
+    assert (await generation.result()).reason == "cancelled"
+
+
+async def time_out(client: AsyncClient) -> None:
+    async def read() -> None:
+        async for _ in await client.generate("hang"):
+            pass
+
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(read(), 0.05)
+
+
+KEPT: list[object] = []
+
+
+async def cancel_a_task_that_keeps_it(client: AsyncClient) -> None:
+    KEPT.append(generation := await client.generate("hang"))
+    task = asyncio.create_task(generation.text())
+    await client.tokenize("a")
+    task.cancel()
+    await asyncio.wait([task])
+
+
+@pytest.mark.parametrize(
+    "leave", [drop_and_break, drop_and_close, time_out, cancel_a_task_that_keeps_it]
+)
+async def test_a_reply_that_nobody_reads_any_more_is_cancelled(
+    door: Harness, leave: Callable[[AsyncClient], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(async_client, "_RETURN_S", 0.05)
+    async with AsyncClient(door.path) as client:
+        await leave(client)
+        gc.collect()
+        with anyio.fail_after(10):
+            while len(door.actors.cancelled) < 1:
+                await client.tokenize("a")
+    KEPT.clear()
+
+
+async def test_what_is_forgotten_in_another_thread_or_after_the_loop_does_no_harm(
+    door: Harness,
+) -> None:
+    async with AsyncClient(door.path) as client:
+        kept = [await client.generate("hang")]
+        await anyio.to_thread.run_sync(kept.clear)
+        with anyio.fail_after(10):
+            while not door.actors.cancelled:
+                await client.tokenize("a")
+
+
+async def test_a_missing_daemon_is_told_at_once() -> None:
+    with tempfile.TemporaryDirectory(prefix="ha") as folder:
+        client = AsyncClient(Path(folder) / "none.sock")
+        with anyio.fail_after(4), pytest.raises(ConnectionRefused, match="No such file"):
+            await client.connect()
+        await client.close()
+
+
 async def test_conversions_status_and_errors(door: Harness) -> None:
     async with AsyncClient(door.path) as client:
         assert await client.tokenize("Hi") == [72, 105]
@@ -81,8 +151,9 @@ async def test_conversions_status_and_errors(door: Harness) -> None:
         assert (await client.status()).engine == {"layers": 2}
         with pytest.raises(InvalidValue, match="top_p"):
             await (await client.generate("x", top_p=3.0)).text()
-        with pytest.raises(ExecutorFailed):
+        with pytest.raises(ExecutorFailed) as caught:
             await (await client.generate("fail")).text()
+        assert caught.value.text == "0 ", "what had come is not lost"
 
 
 async def test_the_loop_renews_while_tasks_do_other_things() -> None:
@@ -121,7 +192,7 @@ async def test_a_daemon_that_goes_is_noticed_at_once() -> None:
 
 async def test_an_interrupted_handshake_leaves_nothing_behind(door: Harness) -> None:
     with tempfile.TemporaryDirectory(prefix="ha") as folder:
-        client = AsyncClient(Path(folder) / "none.sock")
+        client = AsyncClient(Path(folder) / "none.sock", timeout=5)
         with anyio.move_on_after(0.05):
             await client.connect()
         assert client._session._channel is None

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import gc
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -15,10 +18,15 @@ from hearth_client import (
     ClientClosed,
     ClientShared,
     ConnectionLost,
+    ConnectionRefused,
     ConnectionTimeout,
+    ExecutorFailed,
+    Generation,
     InvalidValue,
     TooManyClients,
+    session,
 )
+from hearth_client.address import absence
 
 from tests.daemon.door.harness import Harness, running_door, until
 
@@ -60,8 +68,8 @@ def test_a_stream_and_what_it_leaves(door: Harness) -> None:
         assert generation.tokens == [0, 1, 2]
         assert generation.accepted is not None
         assert generation.accepted.prompt_tokens == 5
-        assert generation.done is not None
-        assert (generation.done.reason, generation.done.usage.completion_tokens) == ("length", 3)
+        done = generation.result()
+        assert (done.reason, done.usage.completion_tokens) == ("length", 3)
 
 
 def test_several_generations_are_read_in_turns(door: Harness) -> None:
@@ -99,6 +107,79 @@ def test_leaving_a_with_cancels(door: Harness) -> None:
         generation.cancel()
 
 
+class Cycle:
+    def __init__(self, generation: Generation) -> None:
+        self.parts = (generation, self)
+
+
+def drop_and_break(client: Client) -> None:
+    for _ in client.generate("count"):
+        break
+
+
+def drop_and_close(client: Client) -> None:
+    with closing(client.generate("hang")):
+        pass
+
+
+def drop_a_cycle(client: Client) -> None:
+    Cycle(client.generate("hang"))
+    gc.collect()
+
+
+def drop_in_another_thread(client: Client) -> None:
+    kept = [client.generate("hang")]
+    thread = threading.Thread(target=kept.clear)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    "leave", [drop_and_break, drop_and_close, drop_a_cycle, drop_in_another_thread]
+)
+def test_a_reply_that_nobody_reads_any_more_is_cancelled_at_once(
+    door: Harness, leave: Callable[[Client], None]
+) -> None:
+    with Client(door.path) as client:
+        leave(client)
+        until(lambda: len(door.actors.cancelled) == 1)
+        assert client.tokenize("a") == [97], "the session goes on"
+
+
+def test_what_is_forgotten_while_the_client_is_used_is_cancelled_by_its_user(
+    door: Harness,
+) -> None:
+    with Client(door.path) as client:
+        kept = [client.generate("hang") for _ in range(3)]
+        session = client._session
+        with session._alone():
+            kept.pop()
+            thread = threading.Thread(target=kept.clear)
+            thread.start()
+            thread.join()
+            assert len(session._forgotten) == 3
+        until(lambda: len(door.actors.cancelled) == 3)
+
+
+def test_a_generation_that_outlives_its_client_does_no_harm(door: Harness) -> None:
+    with Client(door.path) as client:
+        generation = client.generate("hang")
+    del generation
+    assert not client._session._forgotten
+
+
+def test_what_had_come_of_a_reply_is_on_its_failure(door: Harness) -> None:
+    with Client(door.path) as client:
+        first, second = client.generate("fail"), client.generate("hang")
+        with pytest.raises(ExecutorFailed) as caught:
+            first.text()
+        assert caught.value.text == "0 "
+        client.close()
+        with pytest.raises(ClientClosed) as closed:
+            second.text()
+        assert closed.value.text == ""
+
+
 def test_conversions_and_status(door: Harness) -> None:
     with Client(door.path) as client:
         assert client.tokenize("Hi") == [72, 105]
@@ -124,6 +205,50 @@ def test_nobody_answers() -> None:
             client.connect()
         assert time.monotonic() - started > 0.09
         client.close()
+
+
+@pytest.mark.parametrize("left_over", [False, True])
+def test_a_missing_daemon_is_told_at_once(left_over: bool) -> None:  # noqa: FBT001 - a parameter
+    with tempfile.TemporaryDirectory(prefix="hc") as folder:
+        path = Path(folder) / "none.sock"
+        if left_over:
+            with socket.socket(socket.AF_UNIX) as dead:
+                dead.bind(str(path))
+        client = Client(path)
+        started = time.monotonic()
+        reason = "Connection refused" if left_over else "No such file"
+        with pytest.raises(ConnectionRefused, match=f"{reason}.*start one with `hearth serve`"):
+            client.connect()
+        assert time.monotonic() - started < 4, "the timeout is not waited for"
+        client.close()
+
+
+def test_a_daemon_that_went_away_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "_TIMEOUT_S", 0.3)
+    with tempfile.TemporaryDirectory(prefix="hc") as folder:
+        client = Client(Path(folder) / "h.sock")
+        with running_door(path=Path(folder) / "h.sock"):
+            client.connect()
+        with pytest.raises((ConnectionTimeout, ConnectionRefused)):
+            client.status()
+        with pytest.raises(ConnectionRefused):
+            client.status()
+        with running_door(path=Path(folder) / "h.sock"):
+            assert client.tokenize("a") == [97]
+            client.close()
+
+
+def test_a_busy_daemon_is_not_called_a_missing_one() -> None:
+    with tempfile.TemporaryDirectory(prefix="hc") as folder, socket.socket(socket.AF_UNIX) as busy:
+        busy.bind(f"{folder}/h.sock")
+        busy.listen(0)
+        with ExitStack() as others:
+            for _ in range(8):
+                other = others.enter_context(socket.socket(socket.AF_UNIX))
+                other.setblocking(False)
+                with suppress(BlockingIOError):
+                    other.connect(f"{folder}/h.sock")
+            assert absence(f"ipc://{folder}/h.sock") == ""
 
 
 def test_the_client_may_start_first() -> None:

@@ -15,6 +15,7 @@ from hearth_client.errors import ClientClosed as ClientClosed
 from hearth_client.errors import ClientShared as ClientShared
 from hearth_client.errors import ConnectionFailed as ConnectionFailed
 from hearth_client.errors import ConnectionLost as ConnectionLost
+from hearth_client.errors import ConnectionRefused as ConnectionRefused
 from hearth_client.errors import ConnectionTimeout as ConnectionTimeout
 from hearth_client.errors import DeadlineExceeded as DeadlineExceeded
 from hearth_client.errors import DuplicateId as DuplicateId
@@ -46,6 +47,7 @@ from hearth_client.errors import UnknownMessage as UnknownMessage
 from hearth_client.errors import UnsupportedOption as UnsupportedOption
 from hearth_client.errors import UnsupportedProtocol as UnsupportedProtocol
 from hearth_client.errors import WeightsInvalid as WeightsInvalid
+from hearth_client.options import GenerateOptions as GenerateOptions
 from hearth_client.pictures import Image as Image
 from hearth_client.pictures import Video as Video
 from hearth_client.protocol import Delta as Delta

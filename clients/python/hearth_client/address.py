@@ -3,6 +3,7 @@
 import grp
 import os
 import re
+import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -68,6 +69,20 @@ def check_access(address: str) -> None:
     path = Path(address.removeprefix(_SCHEME))
     if address.startswith(_SCHEME) and _may_exist(path) and not os.access(path, os.W_OK):
         raise NotAllowed(f"not allowed to use {path}: join the group {_group_of(path)}")
+
+
+def absence(address: str) -> str:
+    """Why nobody can be met at a local address now; "" where somebody may be, a busy one say."""
+    if address.startswith(_SCHEME):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.setblocking(False)
+            try:
+                probe.connect(address.removeprefix(_SCHEME))
+            except (FileNotFoundError, ConnectionRefusedError) as error:
+                return error.strerror or str(error)
+            except OSError:
+                return ""
+    return ""
 
 
 def _may_exist(path: Path) -> bool:

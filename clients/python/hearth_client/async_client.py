@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from hearth_client.protocol import (
     Delta,
     Detokenize,
     Detokenized,
+    Done,
     Request,
     Status,
     StatusReport,
@@ -27,27 +29,53 @@ from hearth_client.protocol import (
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
+_RETURN_S = 1.0
+"""How long a reader that was cancelled may stay away before its generation is cancelled too."""
+
 
 class AsyncGeneration(Collected[AsyncSession]):
-    """A stream of deltas for one task; leaving an `async with` cancels the generation."""
+    """A stream of deltas for one task; leaving an `async with` cancels the generation.
+
+    So does forgetting it before its end. Who was cancelled while waiting for a delta, as a timeout
+    does it, loses nothing and may go on within a second; then the generation is cancelled.
+    """
+
+    _left: asyncio.TimerHandle | None = None
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         return self
 
     async def __anext__(self) -> Delta:
+        if self._left is not None:
+            self._left.cancel()
         while True:
             delta = self._take()
             if delta is not None:
                 return delta
             if self._exchange.ended:
                 raise StopAsyncIteration
-            await self._session.wait_for(self._exchange)
+            try:
+                await self._session.wait_for(self._exchange)
+            except asyncio.CancelledError:
+                # Not by a callback that holds this object: one that is forgotten ends at once.
+                later = asyncio.get_running_loop().call_later
+                self._left = later(_RETURN_S, self._session.forget, self._exchange)
+                raise
 
     async def text(self) -> str:
         """Wait for the end; returns the whole text, with what was iterated before."""
         async for _ in self:
             pass
         return "".join(self._parts)
+
+    async def result(self) -> Done:
+        """Wait for the end; returns the reason and the usage, as `done` has them then."""
+        await self.text()
+        return self._result()
+
+    async def aclose(self) -> None:
+        """Read no more: the generation is cancelled, unless it has ended."""
+        self.cancel()
 
     async def __aenter__(self) -> Self:
         return self
@@ -68,7 +96,7 @@ class AsyncClient:
         self,
         address: str | os.PathLike[str] | None = None,
         *,
-        timeout: float = 5.0,
+        timeout: float | None = None,
         silence_s: float = 60.0,
         lease_s: float | None = None,
         name: str = "hearth-client-python",
@@ -81,7 +109,7 @@ class AsyncClient:
         self._session = AsyncSession(self.address, keys, connection, timeout, silence_s)
 
     async def connect(self) -> Welcome:
-        """Open the session unless it is open; raises ConnectionTimeout when nobody answers."""
+        """Open the session unless it is open; raises ConnectionFailed when nobody answers."""
         return await self._session.open()
 
     async def generate(
@@ -91,7 +119,11 @@ class AsyncClient:
         messages: Turns | None = None,
         **options: Unpack[GenerateOptions],
     ) -> AsyncGeneration:
-        """Start a generation from a raw `prompt` or from `messages`, exactly one of them."""
+        """Start a generation from a raw `prompt` or from `messages`, exactly one of them.
+
+        The options are those of `GenerateOptions`, max_tokens=64 for instance; values are checked
+        by the daemon.
+        """
         turns, frames = as_messages(messages)
         exchange = await self._session.request(
             lambda i: generate_request(i, prompt, turns, options), frames

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from hearth_client.channel import Channel
 from hearth_client.connection import Connection, Exchange
@@ -26,7 +27,7 @@ class AsyncSession(Session):
         address: str,
         keys: ClientKeys | None,
         connection: Connection,
-        timeout: float,
+        timeout: float | None,
         silence_s: float,
     ) -> None:
         super().__init__(address, keys, connection, timeout, silence_s)
@@ -34,6 +35,7 @@ class AsyncSession(Session):
         self._waiters: dict[str, asyncio.Future[None]] = {}
         self._welcomed: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def open(self) -> Welcome:
         """The welcome of the session that is open, or of a new one."""
@@ -68,13 +70,24 @@ class AsyncSession(Session):
             finally:
                 self._waiters.pop(exchange.id, None)
 
+    def forget(self, exchange: Exchange) -> None:
+        """End a generation that nobody can read any more; for finalisers, in any thread."""
+        if not exchange.ended and self._loop is not None:
+            # Later, as this may come in the middle of a send; and not in a loop that is closed.
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._cancel_forgotten, exchange)
+
     def close(self) -> None:
         """End the session; open requests end with ClientClosed."""
         self._closed = True
         self._lose(ClientClosed("this client was closed"), self._connection.farewell())
 
+    def _cancel_forgotten(self, exchange: Exchange) -> None:
+        exchange.deltas.clear()
+        self.cancel(exchange)
+
     async def _handshake(self) -> None:
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
         self._welcomed = loop.create_future()
         self._channel = Channel(self._address, self._keys)
         for descriptor in self._channel.descriptors:

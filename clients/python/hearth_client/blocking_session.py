@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -13,6 +14,9 @@ from hearth_client.pictures import Frame
 from hearth_client.protocol import Request, Welcome
 from hearth_client.session import Session
 
+_FINALISER_S = 0.1
+"""Longer than a finaliser in another thread holds a session."""
+
 
 class BlockingSession(Session):
     """One session at a time with the daemon at `address`; a lost one is opened anew on demand."""
@@ -22,12 +26,14 @@ class BlockingSession(Session):
         address: str,
         keys: ClientKeys | None,
         connection: Connection,
-        timeout: float,
+        timeout: float | None,
         silence_s: float,
     ) -> None:
         super().__init__(address, keys, connection, timeout, silence_s)
         self._process = os.getpid()
         self._user = threading.RLock()
+        self._inside = 0
+        self._forgotten: deque[Exchange] = deque()
 
     def open(self) -> Welcome:
         """The welcome of the session that is open, or of a new one."""
@@ -52,12 +58,19 @@ class BlockingSession(Session):
         with self._alone():
             self._post(data, frames)
 
+    def forget(self, exchange: Exchange) -> None:
+        """End a generation that nobody can read any more; for finalisers, in any thread."""
+        if not exchange.ended and not self._is_a_copy():
+            self._forgotten.append(exchange)
+            self._cancel_forgotten()
+
     def wait_for(self, exchange: Exchange) -> None:
         """Block until `exchange` has a delta or has ended."""
         since = self._clock.now()
         with self._alone():
             while not exchange.deltas and not exchange.ended:
                 self.renew()
+                self._send_cancels()
                 if not self._take():
                     self._wait(max(since, self._heard) + self._silence_s)
 
@@ -84,12 +97,40 @@ class BlockingSession(Session):
         if self._is_a_copy():
             raise ClientShared("another process opened this session: make a client for each one")
         # A ZeroMQ socket that two threads use at once ends the whole process.
-        if not self._user.acquire(blocking=False):
+        if not self._user.acquire(timeout=_FINALISER_S):
             raise ClientShared("another thread uses this client now: make one for each thread")
+        self._inside += 1
         try:
             yield
         finally:
+            self._inside -= 1
             self._user.release()
+            self._cancel_forgotten()
+
+    def _cancel_forgotten(self) -> None:
+        """Cancel what was forgotten, unless the session is used now: its user does it at the end.
+
+        A finaliser waits for nobody, and may come in the middle of a send of its own thread.
+        """
+        while self._forgotten and self._user.acquire(blocking=False):
+            try:
+                if self._inside:
+                    return
+                self._inside += 1
+                try:
+                    self._send_cancels()
+                finally:
+                    self._inside -= 1
+            finally:
+                self._user.release()
+
+    def _send_cancels(self) -> None:
+        while self._forgotten:
+            exchange = self._forgotten.popleft()
+            exchange.deltas.clear()
+            message = self._connection.cancel(exchange)
+            if message is not None:
+                self._post(message, ())
 
     def _is_a_copy(self) -> bool:
         return self._channel is not None and self._process != os.getpid()

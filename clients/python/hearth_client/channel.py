@@ -34,9 +34,9 @@ class Channel:
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
         if keys is not None:
             secure(self._socket, keys)
-        self.refused = False
+        self.refused = self.unmet = False
         self._monitor = self._socket.get_monitor_socket(
-            zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+            zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_CLOSED
         )
         self._monitor.setsockopt(zmq.LINGER, 0)
         self._poller = zmq.Poller()
@@ -73,6 +73,7 @@ class Channel:
         """Whether the connection broke since the last call; drain `receive` before asking.
 
         `refused` is set for good once the other side has refused the key: ZeroMQ then gives up.
+        `unmet` is set where nobody could be connected to: ZeroMQ tries again.
         """
         broke = False
         while True:
@@ -80,6 +81,9 @@ class Channel:
                 event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))["event"]
             except zmq.Again:
                 return broke
+            if event == zmq.EVENT_CLOSED:
+                self.unmet = True
+                continue
             broke = True
             self.refused = self.refused or event == zmq.EVENT_HANDSHAKE_FAILED_AUTH
 

@@ -16,6 +16,7 @@ from hearth_client.protocol import (
     Delta,
     Detokenize,
     Detokenized,
+    Done,
     Request,
     Status,
     StatusReport,
@@ -29,7 +30,11 @@ if TYPE_CHECKING:
 
 
 class Generation(Collected[BlockingSession]):
-    """A stream of deltas; iterate it, or collect it with `text`. Leaving a `with` cancels it."""
+    """A stream of deltas; iterate it, or collect it with `text`.
+
+    Leaving a `with` cancels it, and so does forgetting it before its end, as `break` in a `for`
+    over a call does.
+    """
 
     def __iter__(self) -> Iterator[Delta]:
         return self
@@ -50,6 +55,15 @@ class Generation(Collected[BlockingSession]):
             pass
         return "".join(self._parts)
 
+    def result(self) -> Done:
+        """Wait for the end; returns the reason and the usage, as `done` has them then."""
+        self.text()
+        return self._result()
+
+    def close(self) -> None:
+        """Read no more: the generation is cancelled, unless it has ended."""
+        self.cancel()
+
     def __enter__(self) -> Self:
         return self
 
@@ -61,10 +75,14 @@ class Client:
     """A session with the daemon; several generations may be open and read in turns.
 
     `timeout` bounds the wait for the daemon's welcome, `silence_s` the wait for any sign of life
-    later, both in seconds. The daemon ends the requests of a client that it has not heard of for
-    a lease; a waiting client renews it, and one whose caller pauses between two calls for longer
-    must ask for more by `lease_s`. A lost session is opened anew by the next request. One that is
-    `status_only` can do nothing else, and has a place where no other client finds one.
+    later, both in seconds. Where no daemon listens ConnectionRefused is raised at once; with a
+    `timeout` of the caller's own (else it is 5) a daemon that is about to start is waited for, and
+    so always is one that was met and went away.
+
+    The daemon ends the requests of a client that it has not heard of for a lease; a waiting client
+    renews it, and one whose caller pauses between two calls for longer must ask for more by
+    `lease_s`. A lost session is opened anew by the next request. One that is `status_only` can do
+    nothing else, and has a place where no other client finds one.
 
     An address `tcp://127.0.0.1:PORT` needs `client_key`, the file that `hearth keys add` wrote
     (or a secret key itself, with the daemon's public one as `server_key`); else `$HEARTH_KEY` and
@@ -78,7 +96,7 @@ class Client:
         self,
         address: str | os.PathLike[str] | None = None,
         *,
-        timeout: float = 5.0,
+        timeout: float | None = None,
         silence_s: float = 60.0,
         lease_s: float | None = None,
         name: str = "hearth-client-python",
@@ -91,7 +109,7 @@ class Client:
         self._session = BlockingSession(self.address, keys, connection, timeout, silence_s)
 
     def connect(self) -> Welcome:
-        """Open the session unless it is open; raises ConnectionTimeout when nobody answers."""
+        """Open the session unless it is open; raises ConnectionFailed when nobody answers."""
         return self._session.open()
 
     def generate(
@@ -101,7 +119,11 @@ class Client:
         messages: Turns | None = None,
         **options: Unpack[GenerateOptions],
     ) -> Generation:
-        """Start a generation from a raw `prompt` or from `messages`, exactly one of them."""
+        """Start a generation from a raw `prompt` or from `messages`, exactly one of them.
+
+        The options are those of `GenerateOptions`, max_tokens=64 for instance; values are checked
+        by the daemon.
+        """
         turns, frames = as_messages(messages)
         exchange = self._session.request(
             lambda i: generate_request(i, prompt, turns, options), frames

@@ -7,10 +7,12 @@ class HearthClientError(Exception):
     """Any failure: a stable `code`, a `message` of one sentence, and the `field` at fault or ''.
 
     `retry_after_s` is set where the daemon expects that waiting helps: seconds from its answer.
+    `text` is what had come of a reply before it failed.
     """
 
     code = "internal"
     retry_after_s: float | None = None
+    text: str = ""
 
     def __init__(self, message: str, field: str = "", code: str | None = None) -> None:
         super().__init__(message)
@@ -231,6 +233,12 @@ class ConnectionTimeout(ConnectionFailed):
     """The daemon did not answer in time."""
 
     code = "connection_timeout"
+
+
+class ConnectionRefused(ConnectionFailed):
+    """Nobody listens at the daemon's socket, or there is none."""
+
+    code = "connection_refused"
 
 
 class NotAllowed(ConnectionFailed):

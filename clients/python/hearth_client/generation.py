@@ -1,8 +1,11 @@
 """What both clients' generations have in common: the text and tokens collected so far."""
 
+import weakref
+from copy import copy
 from typing import Generic, TypeVar
 
 from hearth_client.connection import Exchange
+from hearth_client.errors import ProtocolViolation
 from hearth_client.protocol import Accepted, Delta, Done
 from hearth_client.session import Session
 
@@ -10,13 +13,18 @@ SessionT = TypeVar("SessionT", bound=Session)
 
 
 class Collected(Generic[SessionT]):
-    """Answers of one generation, as taken by its reader."""
+    """Answers of one generation, as taken by its reader; forgotten before its end it is cancelled.
+
+    A failure has the text so far as its `text`.
+    """
 
     def __init__(self, session: SessionT, exchange: Exchange) -> None:
         self.tokens: list[int] = []
         self._session = session
         self._exchange = exchange
         self._parts: list[str] = []
+        # At the end of the program the daemon hears of the client's own.
+        weakref.finalize(self, session.forget, exchange).atexit = False
 
     @property
     def id(self) -> str:
@@ -50,5 +58,13 @@ class Collected(Generic[SessionT]):
             self.tokens.extend(delta.tokens)
             return delta
         if self._exchange.error is not None:
-            raise self._exchange.error
+            # One loss ends several generations, each with a text of its own.
+            error = copy(self._exchange.error)
+            error.text = "".join(self._parts)
+            raise error
         return None
+
+    def _result(self) -> Done:
+        if self._exchange.done is None:
+            raise ProtocolViolation("the generation has ended without a word of how")
+        return self._exchange.done

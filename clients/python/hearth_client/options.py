@@ -1,6 +1,7 @@
 """What `generate` is given: options as keywords, and a conversation with its pictures."""
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, Literal, TypeAlias, TypedDict
 
 from hearth_client.errors import InvalidValue, UnsupportedOption
@@ -20,9 +21,33 @@ Turns: TypeAlias = Sequence[Message | Mapping[str, Any]]
 Content is text, or a list of texts, images and videos in their order.
 """
 
+_ELSEWHERE = {"timeout": "deadline_s", "num_predict": "max_tokens", "stop_sequences": "stop"}
+"""What other libraries call an option, where the names are not alike."""
+
 
 class GenerateOptions(TypedDict, total=False):
-    """What `generate` may be given; PROTOCOL.md has ranges and defaults."""
+    """What `generate` may be given, each by its name; what is left out has its default.
+
+    max_tokens: most tokens of the reply, 1 or more; default what fits.
+    temperature: 0 to 100; 0, the default, always takes the most likely token.
+    top_k: the most likely tokens to choose from; default 0, all.
+    top_p: above 0 to 1, the likeliest tokens that make up this probability; default 1.
+    min_p: 0 to 1, tokens with at least this share of the best one's probability; default 0.
+    repetition_penalty: 0.01 to 100, divides the scores of tokens seen before; default 1.
+    presence_penalty, frequency_penalty: -2 to 2, lower the scores of generated tokens; default 0.
+    logit_bias: pairs of a token id and -100 to 100 to add to its score; at most 1,024.
+    seed: same seed, same text; default another one each time.
+    stop: a text, or up to 16 of them, before which the reply ends.
+    logprobs: 0 to 20 likely alternatives to report for each token; default no log probabilities.
+    ignore_eos: go on after an end token; default False.
+    priority: -10 to 10, higher ones first; default 0.
+    deadline_s: seconds after which DeadlineExceeded is raised, with the text so far; default none.
+    timestamps: tell when the step of each delta ended; default False.
+    speculation: try several tokens a step, or never; default where it is measured to be faster.
+    adapter: the name of the adapter that answers; default none.
+    cache: "use" the prefix cache (the default), "bypass" it, or "pin" the prompt in it.
+    traceparent: W3C Trace Context of the span that asks; default none.
+    """
 
     max_tokens: int | None
     temperature: float
@@ -34,7 +59,7 @@ class GenerateOptions(TypedDict, total=False):
     frequency_penalty: float
     logit_bias: Sequence[tuple[int, float]]
     seed: int | None
-    stop: Sequence[str]
+    stop: str | Sequence[str]
     logprobs: int | None
     ignore_eos: bool
     priority: int
@@ -53,8 +78,19 @@ def generate_request(
     """Build the message; values are checked by the server, which names the field at fault."""
     for name in options:
         if name not in GenerateOptions.__annotations__:
-            raise UnsupportedOption(f"{name} is not an option of generate", name)
+            raise UnsupportedOption(f"{name} is not an option of generate{_nearest(name)}", name)
+    if (prompt is None) == (messages is None):
+        raise InvalidValue("generate needs a prompt or messages, exactly one of them", "prompt")
+    if isinstance(options.get("stop"), str):
+        options = {**options, "stop": [options["stop"]]}
     return Generate(id=request_id, prompt=prompt, messages=messages, **options)
+
+
+def _nearest(name: str) -> str:
+    """`` (nearest: max_tokens)`` for what is nearly an option, or is one elsewhere."""
+    near = get_close_matches(name, GenerateOptions.__annotations__, n=1)
+    near = [_ELSEWHERE[name]] if name in _ELSEWHERE else near
+    return f" (nearest: {near[0]})" if near else ""
 
 
 def as_messages(turns: Turns | None) -> tuple[list[Message] | None, list[Frame]]:

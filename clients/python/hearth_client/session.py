@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 
+from hearth_client.address import absence
 from hearth_client.channel import Channel
 from hearth_client.connection import RENEWALS, Connection, Exchange
 from hearth_client.errors import (
     ClientClosed,
     ConnectionLost,
+    ConnectionRefused,
     ConnectionTimeout,
     HearthClientError,
     NotAllowed,
@@ -16,22 +18,29 @@ from hearth_client.pictures import Frame
 from hearth_client.protocol import Welcome
 from hearth_client.running_clock import RunningClock
 
+_TIMEOUT_S = 5.0
+
 
 class Session:
-    """One session at a time with the daemon at `address`; a lost one is opened anew on demand."""
+    """One session at a time with the daemon at `address`; a lost one is opened anew on demand.
+
+    A daemon that is not there is waited for, for `timeout` seconds, where the caller has named
+    them; otherwise one that was met and has gone away, for as long from then on.
+    """
 
     def __init__(
         self,
         address: str,
         keys: ClientKeys | None,
         connection: Connection,
-        timeout: float,
+        timeout: float | None,
         silence_s: float,
     ) -> None:
         self._address = address
         self._keys = keys
         self._connection = connection
-        self._timeout = timeout
+        self._timeout = _TIMEOUT_S if timeout is None else timeout
+        self._awaited_until = 0.0 if timeout is None else float("inf")
         self._silence_s = silence_s
         self._clock = RunningClock(silence_s / RENEWALS)
         self._channel: Channel | None = None
@@ -47,6 +56,10 @@ class Session:
         message = self._connection.cancel(exchange)
         if message is not None:
             self.send(message)
+
+    def forget(self, exchange: Exchange) -> None:
+        """End a generation that nobody can read any more; for finalisers, in any thread."""
+        raise NotImplementedError
 
     def _check_not_closed(self) -> None:
         if self._closed:
@@ -74,7 +87,7 @@ class Session:
             self._arrived(self._connection.receive(data, self._heard))
             return True
         if not self._channel.disconnected():
-            return False
+            return self._channel.unmet and self._nobody_there()
         if self._channel.refused:
             text = f"the daemon at {self._address} does not list this key: its owner says"
             self._lose(NotAllowed(f"{text} `hearth keys add`, and `hearth reload`"))
@@ -90,6 +103,18 @@ class Session:
         if self._connection.failure is not None:
             self._lose(self._connection.failure)
 
+    def _nobody_there(self) -> bool:
+        """Lose a session that meets nobody, unless its daemon is to be waited for."""
+        if self._channel is not None:
+            self._channel.unmet = False
+        if self._connection.welcome is not None or self._clock.now() < self._awaited_until:
+            return False
+        reason = absence(self._address)
+        if reason:
+            text = f"no daemon listens at {self._address} ({reason}): start one with `hearth serve`"
+            self._lose(ConnectionRefused(f"{text}, or give a timeout to wait for it"))
+        return bool(reason)
+
     def _no_answer(self) -> ConnectionTimeout:
         if self._keys is not None:
             return ConnectionTimeout(
@@ -102,6 +127,8 @@ class Session:
 
     def _lose(self, error: HearthClientError, last: bytes | None = None) -> None:
         channel, self._channel = self._channel, None
+        if channel is not None and self._connection.welcome is not None:
+            self._awaited_until = max(self._awaited_until, self._clock.now() + self._timeout)
         self._connection.lose(error)
         if channel is not None:
             channel.close(last)
