@@ -283,7 +283,12 @@ class Service:
             capacity=config.max_kv_cache_capacity,
             **({"tcp": f"127.0.0.1:{self._door.tcp_port}"} if self._door.tcp_port else {}),
             **({"chosen": facts["chosen"]} if "chosen" in facts else {}),
+            **({"next": f"hearth chat{self._place()}"} if sys.stderr.isatty() else {}),
         )
+
+    def _place(self) -> str:
+        """What a command needs to find this daemon."""
+        return f" --socket {self._door.path}" if self._settings.socket else ""
 
     async def _executor_lost(self, reason: str) -> None:
         self._adapters.executor_lost()

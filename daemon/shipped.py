@@ -11,6 +11,7 @@ import click
 from msgspec import structs
 
 from daemon.configuration.settings import Settings
+from daemon.shipped_files import MODELS
 from runtime.cache_folder import cache_folder
 from runtime.config import CONFIG_FILE, ENGINE_FORMAT
 from runtime.decoding.deployment import load_deployment
@@ -20,9 +21,7 @@ from runtime.options import RuntimeOptions
 from runtime.version import VERSION
 
 Progress = Callable[[str, int, int], None]
-SOURCE = Path(__file__).parent.parent / "models" / "home"
-DRAFT = SOURCE.with_name("home-draft")
-VISION = SOURCE.with_name("home-vision")
+SOURCE, DRAFT, VISION = MODELS["home"], MODELS["home-draft"], MODELS["home-vision"]
 
 
 def engine_folder(

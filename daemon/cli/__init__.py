@@ -26,6 +26,17 @@ _COMMANDS = {
     "bench": LazyCommand("bench.commands:bench", "Measure speed and memory here."),
 }
 
+_ELSEWHERE = {
+    "stop": "Ctrl-C or kill ends hearth serve, systemctl stop hearth a service",
+    "start": "hearth serve runs the daemon, systemctl start hearth a service",
+    "run": "hearth serve runs a model, hearth chat talks to it",
+    "pull": "nothing is fetched by name, hearth export takes a folder of Hugging Face's",
+    "list": "hearth status shows what is served, hearth adapter list its adapters",
+    "ps": "hearth top shows what runs, hearth status what is served",
+    "show": "hearth check says what an engine is, hearth status what is served",
+    "logs": "the daemon logs to standard error, a service to journalctl -u hearth",
+}
+
 _EPILOG = """\b
 Start here:
   hearth demo                         see the model that ships with Hearth at work
@@ -42,6 +53,7 @@ Settings: hearth serve --help, or docs/configuration.md.
 @click.group(
     cls=LazyGroup,
     commands_by_name=_COMMANDS,
+    elsewhere=_ELSEWHERE,
     epilog=_EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )

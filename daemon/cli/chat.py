@@ -4,23 +4,31 @@ import sys
 import termios
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Timer
 from types import FrameType
 from typing import Any
 
 import click
-from hearth_client import Client, Generation
+from hearth_client import (
+    CapacityExceeded,
+    Client,
+    Done,
+    Generation,
+    MessageTooLarge,
+    PromptTooLong,
+)
 from hearth_client.errors import HearthClientError
 
 from daemon.cli.clients import connected
-from daemon.cli.console import err, out, printable
+from daemon.cli.console import Lines, err, out, printable
 from daemon.cli.conversation import Conversation
 from daemon.cli.errors import FAILED, Failure, wrong_usage
 from daemon.cli.options import adapter_option, key_option, socket_option, speculation_option
 from daemon.example_home import EXAMPLE_HOME
 from runtime.request import RequestOptions, check_options
 
+_TOO_LONG = (PromptTooLong, CapacityExceeded, MessageTooLarge)
 # Between \001 and \002 stands what takes no room on the screen: readline counts columns.
 _PATIENCE_S = 1.5
 """How long a reply may let wait for its first word before that is told."""
@@ -51,9 +59,10 @@ def chat(
         raise click.UsageError("--example and --system exclude each other")
     with wrong_usage():
         check_options(RequestOptions(**options))
-    conversation = Conversation(EXAMPLE_HOME if example else system)
     typed = sys.stdin.isatty()
-    with connected(socket, key) as client:
+    # Who types sees what is waited for, and can leave; a program is told at once.
+    with connected(socket, key, name="hearth-chat", wait=typed) as client:
+        conversation = Conversation(EXAMPLE_HOME if example else system, client.connect().limits)
         if typed:
             readline.parse_and_bind("set enable-bracketed-paste on")
             _greet(client, example=example)
@@ -111,36 +120,61 @@ def _ask(prompt: str) -> str | None:
 
 
 def _answer(client: Client, conversation: Conversation, text: str, options: dict[str, Any]) -> bool:
-    began = time.monotonic()
-    try:
-        with _keys_kept_back(), _waiting_told() as told:
-            generation = client.generate(messages=conversation.messages(text), **options)
-            with _interrupt_cancels(generation):
-                first = _stream(generation, told)
-    except HearthClientError as error:
-        err().print(str(error), style="red", markup=False)
-        if conversation.images:
-            err().print("[dim]the pictures stay for the next message, /image - forgets them[/]")
-        return False
-    conversation.add(text, generation.text())
-    err().print(f"[dim]{_figures(generation, began, first)}[/]")
+    before, gone = conversation.turns, 0
+    while conversation.crowded:
+        gone += conversation.shorten()
+    while True:
+        try:
+            _reply(client, conversation, text, options)
+        except HearthClientError as error:
+            less = conversation.shorten() if isinstance(error, _TOO_LONG) else 0
+            gone += less
+            if less:
+                continue
+            conversation.turns = before
+            err().print(str(error), style="red", markup=False)
+            err().print("[dim]what you said is not remembered: say it again if need be[/]")
+            if conversation.images:
+                err().print("[dim]the pictures stay for the next message, /image - forgets them[/]")
+            return False
+        break
+    if gone:
+        asked = f"{gone} questions and their replies" if gone > 1 else "question and its reply"
+        err().print(f"[dim]it got too long: the first {asked} are forgotten, /reset forgets all[/]")
     return True
+
+
+def _reply(client: Client, conversation: Conversation, text: str, options: dict[str, Any]) -> None:
+    began = time.monotonic()
+    with _keys_kept_back(), _waiting_told() as told:
+        generation = client.generate(messages=conversation.messages(text), **options)
+        with _interrupt_cancels(generation):
+            first = _stream(generation, told)
+    done = generation.result()
+    conversation.stats = _stats(generation, done)
+    with suppress(HearthClientError):  # A daemon that came back may have others.
+        conversation.limits = client.connect().limits
+    tokens = done.usage.prompt_tokens + done.usage.completion_tokens
+    conversation.add(text, generation.text(), tokens)
+    err().print(f"[dim]{_figures(done, began, first)}[/]")
 
 
 def _stream(generation: Generation, told: Timer) -> float:
     """Print the reply as it arrives; returns when its first part came."""
     first, screen = 0.0, out()
+    lines = Lines(screen.width) if screen.is_terminal else None
     try:
         for delta in generation:
             told.cancel()
             first = first or time.monotonic()
-            screen.print(printable(delta.text), end="", markup=False)
+            text = printable(delta.text)
+            screen.print(lines.feed(text) if lines else text, end="", markup=False)
             sys.stdout.flush()
     except HearthClientError:
         if first:  # What is said next is no part of the reply.
-            screen.print()
+            screen.print(lines.rest() if lines else "", markup=False)
         raise
-    screen.print()
+    screen.print(lines.rest() if lines else "", markup=False)
     return first or time.monotonic()
 
 
@@ -186,23 +220,29 @@ def _interrupt_cancels(generation: Generation) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _figures(generation: Generation, began: float, first: float) -> str:
-    done = generation.done
-    if done is None:
-        return ""
+def _figures(done: Done, began: float, first: float) -> str:
     tokens = done.usage.completion_tokens
-    speed = (tokens - 1) / max(time.monotonic() - first, 1e-9)
     ended = {"cancelled": "cancelled, ", "length": "cut at "}.get(done.reason, "")
-    figures = f"{ended}{tokens} tokens"
-    if tokens > 0:
-        figures += f", first after {(first - began) * 1000:.0f} ms"
-    if tokens > 1:
-        figures += f", {speed:.0f} tokens/s"
-    if done.usage.cached_tokens:
-        prompt = f"{done.usage.cached_tokens} of {done.usage.prompt_tokens}"
-        figures += f", {prompt} prompt tokens known before"
+    seconds = max(time.monotonic() - began, 1e-9)
+    if not tokens:
+        return f"{ended}0 tokens"
+    speed = f"{tokens} tokens in {seconds:.2f} s ({tokens / seconds:.0f} tokens/s)"
+    return f"{ended}{speed}, the first after {(first - began) * 1000:.0f} ms"
+
+
+def _stats(generation: Generation, done: Done) -> str:
+    used = done.usage
+    known = f", {used.cached_tokens} of them known before" if used.cached_tokens else ""
+    told = [
+        f"request  {generation.request}: hearth trace shows where its time went",
+        f"prompt   {used.prompt_tokens} tokens{known}",
+        f"reply    {used.completion_tokens} tokens, ended by {done.reason}",
+        f"waited   {used.queue_ms:.0f} ms for a place",
+        f"read     the prompt in {used.prefill_ms:.0f} ms",
+        f"wrote    the reply in {used.decode_ms:.0f} ms",
+    ]
     if done.speculation is not None:
-        figures += f", {done.speculation.accept_length:.1f} tokens a round"
+        told.append(f"a round  gave {done.speculation.accept_length:.1f} tokens (speculation)")
     if done.images is not None:
-        figures += f", {done.images.tokens} tokens of pictures"
-    return figures
+        told.append(f"pictures were {done.images.tokens} tokens")
+    return "\n".join(told)

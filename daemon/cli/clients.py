@@ -1,19 +1,17 @@
 """How commands reach a running daemon, and how they say that there is none."""
 
-import os
-import socket as sockets
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import click
 from hearth_client import Client, resolve_address
-from hearth_client.errors import ConnectionTimeout, HearthClientError
+from hearth_client.address import absence
+from hearth_client.errors import ConnectionRefused, ConnectionTimeout, HearthClientError
 
 from daemon.cli.errors import Failure
 from daemon.configuration.load import load_settings
 
 _SCHEME = "ipc://"
-_PROBE_S = 1.0
 _START_S = 120.0
 """How long a daemon may take until it answers, while it builds its engine for instance."""
 
@@ -25,23 +23,36 @@ def daemon_address(socket: str | None) -> str | None:
 
 @contextmanager
 def connected(
-    socket: str | None, key: str | None = None, *, status_only: bool = False
+    socket: str | None,
+    key: str | None = None,
+    *,
+    name: str = "hearth-cli",
+    status_only: bool = False,
+    wait: bool = False,
 ) -> Iterator[Client]:
-    """A client of the daemon; failures become one line that says what to do."""
+    """A client of the daemon by that name; failures become one line that says what to do.
+
+    With `wait` also one that nobody has started yet is waited for.
+    """
     with explained():
         address = resolve_address(daemon_address(socket))
-        local = address.startswith(_SCHEME)
-        if local:
-            _probe(address.removeprefix(_SCHEME))
-        client = Client(address, status_only=status_only, client_key=key)
+        client = Client(address, name=name, status_only=status_only, client_key=key)
         try:
             client.connect()
+        except ConnectionRefused as error:
+            path = address.removeprefix(_SCHEME)
+            absent = f"no daemon listens at {path} ({absence(address) or 'it has gone'})"
+            if not wait:
+                what = "start one with hearth serve, or name its socket with --socket"
+                raise Failure(f"{absent}: {what}") from error
+            click.echo(f"{absent}: waiting for hearth serve, Ctrl-C leaves", err=True)
+            client = Client(address, name=name, timeout=_START_S)
         except ConnectionTimeout:
-            if status_only or not local:
+            if status_only or not address.startswith(_SCHEME):
                 raise
             # A service manager listens also for a daemon that it only starts now.
             click.echo("no answer yet: waiting for the daemon to start", err=True)
-            client = Client(address, timeout=_START_S)
+            client = Client(address, name=name, timeout=_START_S)
         with client:
             yield client
 
@@ -53,19 +64,3 @@ def explained() -> Iterator[None]:
         yield
     except HearthClientError as error:
         raise Failure(str(error)) from error
-
-
-def _probe(path: str) -> None:
-    """Fail at once where nobody listens; a client would wait for a daemon to come."""
-    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as probe:
-        probe.settimeout(_PROBE_S)
-        try:
-            probe.connect(path)
-        except PermissionError:
-            return  # the client says who may
-        except OSError as error:
-            reason = os.strerror(error.errno) if error.errno else "no answer"
-            raise Failure(
-                f"no daemon listens at {path} ({reason}): start one with hearth serve, or name "
-                "its socket with --socket"
-            ) from error

@@ -4,10 +4,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from unicodedata import category
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
+
+_TAB_COLUMNS = 8
 
 
 def out() -> Console:
@@ -38,6 +41,48 @@ def printable(text: str) -> str:
 def printable_name(text: str) -> str:
     """`text` on one line, without anything that has no shape of its own."""
     return "".join(c if c.isprintable() else "\ufffd" for c in text)
+
+
+class Lines:
+    """Text that arrives in parts, as lines of at most `width` columns."""
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._column = 0
+        self._gap = self._word = ""
+
+    def feed(self, text: str) -> str:
+        """What can be shown by now: a word that goes on stays behind, with the space before it."""
+        return "".join(map(self._add, text))
+
+    def rest(self) -> str:
+        """What stayed behind."""
+        return self._end_word()
+
+    def _add(self, char: str) -> str:
+        if char == "\n":
+            shown = self._end_word()
+            self._column, self._gap = 0, ""
+            return shown + char
+        if char.isspace():
+            shown = self._end_word()
+            self._gap += " " * _TAB_COLUMNS if char == "\t" else char
+            return shown
+        self._word += char
+        # Scripts without spaces have wide characters, and break behind each of them.
+        whole = cell_len(char) > 1 or cell_len(self._word) >= self._width
+        return self._end_word() if whole else ""
+
+    def _end_word(self) -> str:
+        if not self._word:
+            return ""
+        shown, size = self._gap + self._word, cell_len(self._word)
+        if self._column and self._column + len(self._gap) + size > self._width:
+            shown, self._column = "\n" + self._word, size
+        else:
+            self._column += len(self._gap) + size
+        self._gap = self._word = ""
+        return shown
 
 
 def size(count: float) -> str:

@@ -1,5 +1,6 @@
 """How failures reach the user: one line on standard error, and an exit code."""
 
+import io
 import os
 import signal
 import sys
@@ -82,6 +83,7 @@ def run_and_exit(work: Callable[[], object]) -> NoReturn:
     SIGTERM ends it as that signal does, once nothing is left half done.
     """
     keep_to_this_machine(os.environ)
+    _print_what_can_be_printed()
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
         result = work()
@@ -99,6 +101,13 @@ def run_and_exit(work: Callable[[], object]) -> NoReturn:
         if signal.getsignal(signal.SIGTERM) is _terminate:
             signal.signal(signal.SIGTERM, before)
     sys.exit(result if isinstance(result, int) else 0)
+
+
+def _print_what_can_be_printed() -> None:
+    """Let what an encoding lacks be a question mark, as on a terminal that has no such sign."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> None:

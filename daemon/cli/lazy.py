@@ -18,11 +18,21 @@ class LazyCommand(NamedTuple):
 
 
 class LazyGroup(click.Group):
-    """A group of `LazyCommand`s, listed in the order given."""
+    """A group of `LazyCommand`s, listed in the order given.
 
-    def __init__(self, *, commands_by_name: Mapping[str, LazyCommand], **options: Any) -> None:
+    `elsewhere` says what does here what other tools have a command for, by its name there.
+    """
+
+    def __init__(
+        self,
+        *,
+        commands_by_name: Mapping[str, LazyCommand],
+        elsewhere: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(**options)
         self._lazy = commands_by_name
+        self._elsewhere = elsewhere or {}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """As click does; where no command is named the help goes to standard error."""
@@ -51,7 +61,8 @@ class LazyGroup(click.Group):
         """As click does, with the nearest name in the message about an unknown one."""
         name = args[0]
         if name not in self._lazy and not name.startswith("-"):
-            hint = nearest(name, self._lazy)
+            known = self._elsewhere.get(name)
+            hint = f": {known}" if known else nearest(name, self._lazy)
             raise click.UsageError(f"there is no command {name!r}{hint}", ctx)
         return super().resolve_command(ctx, args)
 

@@ -9,7 +9,7 @@ from daemon.cli.errors import report
 from daemon.cli.options import settings_from, settings_options
 from daemon.configuration.settings import Settings
 from daemon.door.keys import keys_folder, read_keys
-from daemon.door.listener import check_place
+from daemon.door.listener import check_free, check_place
 from daemon.exit_codes import exit_code
 from daemon.life import Life
 from daemon.notify import tell_state
@@ -19,8 +19,18 @@ from daemon.signals import Asked, held_signals
 from runtime.errors import HearthError
 
 
+def _refuse_network(_ctx: click.Context, param: click.Parameter, given: str | None) -> None:
+    if given is not None:
+        raise click.UsageError(
+            f"there is no --{param.name}: Hearth listens at a local socket (--socket), and with "
+            "--tcp-port at 127.0.0.1 for clients with keys"
+        )
+
+
 @click.command()
 @settings_options()
+@click.option("--host", hidden=True, expose_value=False, callback=_refuse_network)
+@click.option("--port", hidden=True, expose_value=False, callback=_refuse_network)
 def serve(config: Path | None, **flags: Any) -> int:
     """Run the daemon until it is told to stop.
 
@@ -32,6 +42,7 @@ def serve(config: Path | None, **flags: Any) -> int:
     Asked(os.environ).nothing_to_reload()
     try:
         settings = _read(config, flags)
+        check_free(settings.socket, os.environ)
         with progress_bar() as progress:
             told, kernels = _told_to_the_manager(progress), wants_kernels(settings)
             folder = engine_folder(settings.engine, told, kernels=kernels)

@@ -15,7 +15,7 @@ from daemon.life import words
 @json_option
 def status(socket: str | None, key: str | None, *, as_json: bool) -> None:
     """Show what the running daemon serves and does."""
-    with connected(socket, key, status_only=True) as client:
+    with connected(socket, key, name="hearth-status", status_only=True) as client:
         report = client.status()
     if as_json:
         fields = msgspec.to_builtins(report)

@@ -6,6 +6,7 @@ import socket
 import stat
 import struct
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from hearth_client.address import MAX_PATH_BYTES, agreed_path
@@ -70,6 +71,30 @@ def check_place(setting: str, environ: Mapping[str, str]) -> None:
         _path_of(setting, environ, None)
 
 
+def check_free(setting: str, environ: Mapping[str, str]) -> None:
+    """Raise `already_running` where another daemon has the path, before work is done for it."""
+    if environ.get("LISTEN_PID") == str(os.getpid()):
+        return
+    path = _path_of(setting, environ, None)
+    with suppress(OSError):  # One that is not there is free; what cannot be read is told later.
+        lock = os.open(_lock_file(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise _held(path, lock) from error
+        finally:
+            os.close(lock)
+
+
+def _lock_file(path: Path) -> Path:
+    return path.with_name(f"{path.name}.lock")
+
+
+def _held(path: Path, lock: int) -> HearthError:
+    holder = os.pread(lock, 32, 0).decode("ascii", "replace").strip()
+    return _running(path, f"process {holder}" if holder else "another process")
+
+
 def _path_of(setting: str, environ: Mapping[str, str], passed: socket.socket | None) -> Path:
     if "://" in setting.removeprefix("ipc://"):
         raise _unusable(f"{setting} is no path: the setting for clients on TCP is tcp_port")
@@ -118,7 +143,7 @@ def _passed_socket(environ: Mapping[str, str]) -> socket.socket | None:
 
 
 def _take_lock(path: Path) -> int:
-    name = path.with_name(f"{path.name}.lock")
+    name = _lock_file(path)
     try:
         path.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
         lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, _LOCK_MODE)
@@ -131,9 +156,9 @@ def _take_lock(path: Path) -> int:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        holder = os.pread(lock, 32, 0).decode("ascii", "replace").strip()
+        held = _held(path, lock)
         os.close(lock)
-        raise _running(path, f"process {holder}" if holder else "another process") from error
+        raise held from error
     try:
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)

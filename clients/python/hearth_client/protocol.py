@@ -13,6 +13,8 @@ from msgspec import Meta
 PROTOCOL = 1
 MAX_FRAME_BYTES = 1 << 20
 """Bytes of one message frame; larger ones are refused before they are decoded."""
+MAX_MESSAGES = 256
+"""Turns of one conversation."""
 
 Id = Annotated[str, Meta(min_length=1, max_length=64)]
 Role = Literal["system", "user", "assistant"]
@@ -116,7 +118,7 @@ class Generate(Request, tag="generate"):
     """Ask for text: `messages` (chat template applied) or a raw `prompt`, exactly one of them."""
 
     id: Id
-    messages: Annotated[list[Message], Meta(min_length=1, max_length=256)] | None = None
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)] | None = None
     prompt: Text | None = None
     max_tokens: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
     temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 0.0
@@ -156,7 +158,7 @@ class Tokenize(Request, tag="tokenize"):
 
     id: Id
     text: Text | None = None
-    messages: Annotated[list[Message], Meta(min_length=1, max_length=256)] | None = None
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)] | None = None
 
 
 class Detokenize(Request, tag="detokenize"):

@@ -23,8 +23,9 @@ from hearth_client import (
     PromptTooLong,
     Speculation,
     Usage,
+    Welcome,
 )
-from hearth_client.protocol import Reason
+from hearth_client.protocol import Limits, Reason
 
 from daemon.cli import chat as module
 from daemon.example_home import EXAMPLE_HOME
@@ -61,6 +62,12 @@ class FakeGeneration:
         self.done = Done(id="1", reason=reason, usage=usage)
         self.done.speculation, self.done.images = self.speculation, self.images
 
+    request = "ab-1"
+
+    def result(self) -> Done:
+        assert self.done is not None
+        return self.done
+
     def cancel(self) -> None:
         self._cancelled = True
 
@@ -80,10 +87,28 @@ class FakeClient:
         self.cached = 0
         self.images: ImageUsage | None = None
 
+        self.most_turns = 1 << 20
+        self.limits = Limits(
+            frame_bytes=1 << 20,
+            frames=9,
+            requests_per_client=8,
+            prompt_tokens=2000,
+            total_tokens=2048,
+            queued_requests=8,
+            queued_tokens=8000,
+            lease_s=30,
+            images=8,
+        )
+
+    def connect(self) -> Welcome:
+        return Welcome(proto=1, server="s", limits=self.limits, model="toy")
+
     def generate(self, **request: Any) -> FakeGeneration:
         self.asked.append(request)
         if self.error is not None:
             raise self.error
+        if len(request["messages"]) > self.most_turns:
+            raise PromptTooLong("the prompt has too many tokens", "prompt")
         time.sleep(self.silence_s)
         generation = FakeGeneration(self.words)
         generation.lost_after, generation.reason = self.lost_after, self.reason
@@ -99,7 +124,8 @@ def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
     fake = FakeClient()
 
     @contextmanager
-    def connected(_socket: str | None, _key: str | None) -> Iterator[FakeClient]:
+    def connected(_socket: str | None, _key: str | None, **how: Any) -> Iterator[FakeClient]:
+        assert how == {"name": "hearth-chat", "wait": False}
         yield fake
 
     monkeypatch.setattr(module, "connected", connected)
@@ -120,7 +146,7 @@ def said(request: dict[str, Any]) -> list[Any]:
 def test_the_reply_is_printed_and_the_figures_are_not_part_of_it(client: FakeClient) -> None:
     result = chat("turn on the lamp\n")
     assert result.stdout == "It is on.\n"
-    assert "3 tokens, first after" in result.stderr
+    assert "3 tokens in " in result.stderr
     assert said(client.asked[0]) == ["turn on the lamp"]
 
 
@@ -140,17 +166,54 @@ def test_options_reach_the_request(client: FakeClient) -> None:
     assert said(request)[0] == EXAMPLE_HOME
 
 
-def test_what_of_the_prompt_was_known_before_is_told(client: FakeClient) -> None:
-    assert "known before" not in chat("one\n").stderr
+def test_figures_are_one_line_and_stats_tells_the_rest(client: FakeClient) -> None:
     client.cached = 2
-    assert ", 2 of 3 prompt tokens known before" in chat("one\n").stderr
+    assert "nothing has been answered yet" in chat("/stats\n").stderr
+    said = chat("one\n", "--speculation").stderr
+    assert "known before" not in said
+    assert "a round" not in said
+    told = chat("one\n/stats\n", "--speculation").stderr
+    assert "3 tokens, 2 of them known before" in told
+    assert "2.5 tokens" in told
+    assert "ab-1" in told
 
 
 def test_speculation_is_asked_for_declined_or_left_to_the_daemon(client: FakeClient) -> None:
-    assert "tokens a round" not in chat("one\n").stderr
-    assert "tokens a round" not in chat("one\n", "--no-speculation").stderr
-    assert "2.5 tokens a round" in chat("one\n", "--speculation").stderr
+    for arguments in ((), ("--no-speculation",), ("--speculation",)):
+        chat("one\n", *arguments)
     assert [request["speculation"] for request in client.asked] == [None, False, True]
+
+
+@pytest.mark.parametrize(
+    ("lines", "most", "gone"),
+    [(4, 5, ["the first question and its reply"] * 1), (12, 17, ["the first 2 questions"])],
+)
+def test_the_oldest_turns_leave_a_conversation_that_is_full(
+    client: FakeClient, lines: int, most: int, gone: list[str]
+) -> None:
+    client.most_turns = most
+    result = chat("".join(f"q{number}\n" for number in range(lines)))
+    assert result.return_value == 0
+    assert result.stdout.count("It is on.") == lines
+    assert [one for one in gone if one not in result.stderr] == []
+    assert "/reset forgets all" in result.stderr
+    assert said(client.asked[-1])[-1] == f"q{lines - 1}"
+    assert len(said(client.asked[-1])) <= most
+    assert said(client.asked[-1])[0] != "q0"
+
+
+def test_a_message_that_is_too_long_by_itself_leaves_the_conversation_as_it_was(
+    client: FakeClient,
+) -> None:
+    class Pasted(FakeClient):
+        def generate(self, **request: Any) -> FakeGeneration:
+            self.most_turns = 0 if said(request)[-1] == "long" else 9
+            return super().generate(**request)
+
+    client.__class__ = Pasted
+    result = chat("one\ntwo\nlong\nthree\n")
+    assert said(client.asked[-1]) == ["one", "It is on.", "two", "It is on.", "three"]
+    assert "what you said is not remembered" in result.stderr
 
 
 def test_ctrl_c_cancels_the_reply_and_not_the_program(client: FakeClient) -> None:
@@ -279,9 +342,9 @@ def test_pictures_go_with_the_next_line_and_a_file_that_is_none_fails(
     picture.write_bytes(b"\x89PNG\r\n\x1a\n")
     note.write_text("no picture")
     client.images = ImageUsage(count=1, tokens=54)
-    result = chat(f"/image {picture}\nwhat is it\n")
+    result = chat(f"/image {picture}\nwhat is it\n/stats\n")
     assert "pictures for the next message: 1" in result.stderr
-    assert "54 tokens of pictures" in result.stderr
+    assert "pictures were 54 tokens" in result.stderr
     image, text = said(client.asked[0])[0]
     assert (image.frame, text, result.return_value) == (picture.read_bytes(), "what is it", 0)
     result = chat(f"/image {note}\nwhat is it\n")

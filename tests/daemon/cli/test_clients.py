@@ -1,5 +1,6 @@
 import os
 import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from hearth_client import Client, ConnectionTimeout, QueueFull
 from daemon.cli import clients
 from daemon.cli.clients import connected, daemon_address, explained
 from daemon.cli.errors import Failure
+from tests.daemon.door.harness import running_door
 
 
 def test_the_address_is_the_flag_s_then_the_settings_then_the_agreed_one(
@@ -57,14 +59,35 @@ def test_a_socket_of_others_is_not_called_a_missing_daemon(
 ) -> None:
     path = short_folder / "s"
     path.touch()
-
-    def denied(*_: object) -> None:
-        raise PermissionError
-
-    monkeypatch.setattr(socket.socket, "connect", denied)
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(Failure, match=r"not allowed .* join the group"), connected(str(path)):
         pass
+
+
+def test_who_waits_is_told_and_served_once_there_is_a_daemon(
+    short_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, told = short_folder / "s", threading.Event()
+    echo = clients.click.echo
+
+    def say(*words: Any, **how: Any) -> None:
+        echo(*words, **how)
+        told.set()
+
+    monkeypatch.setattr(clients.click, "echo", say)
+    states: list[str] = []
+
+    def wait() -> None:
+        with connected(str(path), wait=True, name="hearth-chat") as client:
+            states.append(client.status().state)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert told.wait(10)
+    with running_door(path=path):
+        thread.join(20)
+    assert states == ["ready"]
+    assert "No such file or directory): waiting for hearth serve" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("status_only", [False, True])

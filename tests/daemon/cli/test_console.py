@@ -1,6 +1,6 @@
 import pytest
 
-from daemon.cli.console import err, out, printable, progress_bar, size, table
+from daemon.cli.console import Lines, err, out, printable, progress_bar, size, table
 
 
 @pytest.mark.parametrize(
@@ -40,3 +40,36 @@ def test_no_progress_leaves_no_trace(capsys: pytest.CaptureFixture[str]) -> None
         pass
     err().print("x")
     assert capsys.readouterr().err.strip() == "x"
+
+
+def shown(parts: list[str], width: int) -> str:
+    lines = Lines(width)
+    return "".join(map(lines.feed, parts)) + lines.rest()
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "lines"),
+    [
+        ("un forgiving sea", 8, ["un", "forgivin", "g sea"]),
+        ("the cat sat", 7, ["the cat", "sat"]),
+        ("  indented", 20, ["  indented"]),
+        ("one\n\n  two", 20, ["one", "", "  two"]),
+        ("\u5bb6\u306e\u706f", 4, ["\u5bb6\u306e", "\u706f"]),
+        ("", 4, [""]),
+    ],
+)
+def test_lines_break_between_words_however_the_text_arrives(
+    text: str, width: int, lines: list[str]
+) -> None:
+    assert shown([text], width).split("\n") == lines
+    assert shown(list(text), width).split("\n") == lines
+
+
+def test_a_word_waits_for_its_end() -> None:
+    lines = Lines(80)
+    assert [lines.feed(part) for part in ("Hel", "lo wor", "ld", " ")] == [
+        "",
+        "Hello",
+        "",
+        " world",
+    ]

@@ -1,6 +1,8 @@
 from pathlib import Path
 
 import pytest
+from hearth_client.protocol import Limits
+from msgspec import structs
 
 from daemon.cli.conversation import HELP, Conversation
 
@@ -109,3 +111,78 @@ def conversation_refuses(line: str) -> str:
     assert action == "refuse"
     assert conversation.messages("x")[-1]["content"] == "x"
     return text
+
+
+LIMITS = Limits(
+    frame_bytes=1 << 20,
+    frames=3,
+    requests_per_client=8,
+    prompt_tokens=2000,
+    total_tokens=2048,
+    queued_requests=8,
+    queued_tokens=8000,
+    lease_s=30,
+    images=2,
+    request_image_bytes=20,
+)
+
+
+def test_a_picture_is_refused_at_once_where_the_model_takes_none(tmp_path: Path) -> None:
+    limits = structs.replace(LIMITS, images=0)
+    conversation = Conversation(limits=limits)
+    action, text = conversation.command(f"/image {tmp_path}")
+    assert (action, conversation.images) == ("refuse", 0)
+    assert "hearth export home-vision" in text
+
+
+@pytest.mark.parametrize("given", ["'{}'", '"{}"', "{}", "escaped"])
+def test_quotes_that_a_terminal_puts_around_a_file_are_no_part_of_its_name(
+    tmp_path: Path, given: str
+) -> None:
+    path = tmp_path / "a b.png"
+    path.write_bytes(b"\x89PNG\r\n\x1a\n")
+    shown = given.format(path) if "{}" in given else str(path).replace(" ", "\\ ")
+    assert Conversation(limits=LIMITS).command(f"/image {shown}")[0] == "show"
+
+
+def test_the_shipped_picture_is_known_by_name() -> None:
+    assert Conversation(limits=LIMITS).command("/image scene.jpg")[0] == "show"
+
+
+@pytest.mark.parametrize(
+    ("asked", "tokens", "crowded"),
+    [
+        (127, 100, False),
+        (128, 100, True),  # with the next one and the system message 258 turns
+        (2, 1920, False),
+        (2, 1921, True),
+        (1, 2048, False),  # of what would be left
+    ],
+)
+def test_room_is_made_before_limits_are_met(asked: int, tokens: int, *, crowded: bool) -> None:
+    conversation = Conversation("s", LIMITS)
+    for number in range(asked):
+        conversation.add(f"q{number}", "a", tokens)
+    assert conversation.crowded == crowded
+
+
+def test_pictures_of_old_turns_make_room_for_new_ones(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(b"\x89PNG\r\n\x1a\n")
+    conversation = Conversation(limits=LIMITS)
+    for _ in range(2):
+        conversation.command(f"/image {path}")
+        conversation.add("see", "yes", 10)
+    assert not conversation.crowded
+    conversation.command(f"/image {path}")
+    assert conversation.crowded
+    assert conversation.shorten() == 1
+    assert not conversation.crowded
+
+
+def test_a_quarter_leaves_at_a_time() -> None:
+    conversation = Conversation()
+    for number in range(12):
+        conversation.add(f"q{number}", "a")
+    assert [conversation.shorten() for _ in range(9)] == [3, 2, 1, 1, 1, 1, 1, 1, 1]
+    assert conversation.shorten() == 0

@@ -12,7 +12,7 @@ def group() -> LazyGroup:
         "broken": LazyCommand("daemon.no_such_module:x", "Never imported by the help."),
         "wrong": LazyCommand("daemon.cli.errors:FAILED", "Not a command."),
     }
-    return LazyGroup(name="group", commands_by_name=commands)
+    return LazyGroup(name="group", commands_by_name=commands, elsewhere={"ps": "status shows it"})
 
 
 def test_the_help_comes_from_the_table(group: LazyGroup) -> None:
@@ -36,3 +36,9 @@ def test_an_unknown_name_without_a_near_one_is_a_usage_error(group: LazyGroup) -
     assert result.exit_code == 2
     assert "there is no command 'zzz'" in result.output
     assert "nearest" not in result.output
+
+
+def test_a_name_that_other_tools_have_is_explained(group: LazyGroup) -> None:
+    result = CliRunner().invoke(group, ["ps"])
+    assert result.exit_code == 2
+    assert "there is no command 'ps': status shows it" in result.output

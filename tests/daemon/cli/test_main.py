@@ -164,3 +164,13 @@ run_and_exit(work)
         program.terminate()
         assert program.wait(30) == -signal.SIGTERM
     assert (tmp_path / "undone").exists()
+
+
+def test_what_an_encoding_lacks_is_a_question_mark_and_no_traceback() -> None:
+    code = (
+        "from daemon.cli.errors import run_and_exit;run_and_exit(lambda: print('caf\\xe9 \\u2588'))"
+    )
+    environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    program = [sys.executable, "-c", code]
+    done = subprocess.run(program, capture_output=True, check=False, env=environ)
+    assert (done.returncode, done.stdout) == (0, b"caf? ?\n"), done.stderr

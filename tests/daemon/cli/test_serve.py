@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from daemon.cli import serve as module
@@ -31,6 +32,12 @@ def test_more_clients_than_open_files_are_refused_before_an_engine_is_built(
     arguments = ["--socket", str(short_folder / "s")]
     assert serve.main(arguments, standalone_mode=False) == CONFIGURATION
     assert "64 clients need 192 open files" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--host", "--port"])
+def test_flags_of_network_servers_are_explained(flag: str) -> None:
+    with pytest.raises(click.UsageError, match=f"there is no {flag}: .*--tcp-port"):
+        serve.main([flag, "0"], standalone_mode=False)
 
 
 def test_the_manager_sees_how_the_export_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,9 +35,9 @@ class FakeClient:
 def _client(monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
     def connected(
-        _socket: str | None, _key: str | None, *, status_only: bool
+        _socket: str | None, _key: str | None, *, status_only: bool, name: str
     ) -> Iterator[FakeClient]:
-        assert status_only
+        assert (status_only, name) == (True, "hearth-status")
         yield FakeClient()
 
     monkeypatch.setattr(module, "connected", connected)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.door.listener import bind_file, check_place, open_listener
+from daemon.door.listener import bind_file, check_free, check_place, open_listener
 from runtime.errors import HearthError
 
 
@@ -52,7 +52,11 @@ def test_a_leftover_is_removed_only_when_nobody_holds_the_path(folder: Path) -> 
     assert error.code == "already_running"
     assert f"process {os.getpid()} already serves {path}" in error.message
     assert path.exists()
+    with pytest.raises(HearthError, match=f"process {os.getpid()} already serves"):
+        check_free(str(path), {})
     listener.close()
+    check_free(str(path), {})
+    check_free(str(folder / "never" / "h.sock"), {})
 
 
 def test_a_leftover_beside_which_no_control_socket_can_be_is_removed(folder: Path) -> None:

@@ -1,0 +1,18 @@
+"""Models, adapters and the picture that come with Hearth, found by their names."""
+
+from pathlib import Path
+
+_ROOT = Path(__file__).parent.parent
+MODELS = {name: _ROOT / "models" / name for name in ("home", "home-vision", "home-draft")}
+ADAPTERS = {name: _ROOT / "models" / "home-adapters" / name for name in ("spoken", "careful")}
+PICTURE = _ROOT / "daemon" / "demo" / "scene.jpg"
+
+
+def shipped_model(path: Path) -> Path:
+    """The shipped model that `path` is the name of, unless something of its own lies there."""
+    return path if path.exists() else MODELS.get(str(path), path)
+
+
+def shipped_picture(path: Path) -> Path:
+    """The shipped picture where `path` is its name, unless something of its own lies there."""
+    return PICTURE if str(path) == PICTURE.name and not path.exists() else path
