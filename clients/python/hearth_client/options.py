@@ -46,6 +46,7 @@ class GenerateOptions(TypedDict, total=False):
     speculation: try several tokens a step, or never; default where it is measured to be faster.
     adapter: the name of the adapter that answers; default none.
     cache: "use" the prefix cache (the default), "bypass" it, or "pin" the prompt in it.
+    cache_salt: a text; only requests with the same one share a prefix of this; default none.
     traceparent: W3C Trace Context of the span that asks; default none.
     """
 

@@ -4,6 +4,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from hearth_client import Client, ConnectionTimeout, QueueFull
 
@@ -68,13 +69,13 @@ def test_who_waits_is_told_and_served_once_there_is_a_daemon(
     short_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, told = short_folder / "s", threading.Event()
-    echo = clients.click.echo
+    echo = click.echo
 
     def say(*words: Any, **how: Any) -> None:
         echo(*words, **how)
         told.set()
 
-    monkeypatch.setattr(clients.click, "echo", say)
+    monkeypatch.setattr(click, "echo", say)
     states: list[str] = []
 
     def wait() -> None:

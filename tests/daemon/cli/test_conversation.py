@@ -173,11 +173,11 @@ def test_pictures_of_old_turns_make_room_for_new_ones(tmp_path: Path) -> None:
     for _ in range(2):
         conversation.command(f"/image {path}")
         conversation.add("see", "yes", 10)
-    assert not conversation.crowded
+    crowded = [conversation.crowded]
     conversation.command(f"/image {path}")
-    assert conversation.crowded
+    crowded.append(conversation.crowded)
     assert conversation.shorten() == 1
-    assert not conversation.crowded
+    assert [*crowded, conversation.crowded] == [False, True, False]
 
 
 def test_a_quarter_leaves_at_a_time() -> None:
