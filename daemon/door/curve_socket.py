@@ -1,27 +1,49 @@
 """The ROUTER on TCP: this machine's own address, CURVE, and none but the keys that are listed."""
 
+import ctypes
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 
+import msgspec
+import structlog
 import zmq
+from hearth_client.protocol import Error
 from zmq.utils.monitor import parse_monitor_message
 
 from daemon.connections import LOOPBACK, listen_on_port
 from daemon.door.keys import Keys
+from daemon.door.local_socket import STRANGERS
+from daemon.door.process_bounds import Growth
 from daemon.door.settings import DoorSettings
-from daemon.door.socket import DoorSocket, Received
+from daemon.door.socket import ANSWERED_SIZE, FLUSH_S, Received, Sent
 from daemon.door.zap import DOMAIN, Zap
 from runtime.errors import HearthError
 
+_log = structlog.get_logger("hearth.door")
 _OLDEST = (4, 3, 3)
 """Before, peers without a key can do harm: CVE-2019-13132 and CVE-2020-15166."""
 _BURST = 64
 _MONITOR = "inproc://handshakes"
+_FIRST = "inproc://first"
+_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+_SILENT_S = 10.0
+"""How long a connection may say nothing, or nothing that is heard."""
+_ID_BYTES = 5
+_IDS = 1 << 32
+_NAMED = msgspec.msgpack.encode(
+    Error(
+        code="unsupported_option",
+        field="routing_id",
+        message="leave the routing id unset: over TCP a connection that chooses one is not heard",
+    )
+)
 
 
 class Port:
-    """A listening port of this machine alone, as a DoorSocket takes it."""
+    """A listening port of this machine alone."""
 
     def __init__(self, listening: socket.socket) -> None:
         self._listening = listening
@@ -51,81 +73,281 @@ def check_library(version: tuple[int, int, int], *, curve: bool) -> None:
         raise HearthError("unsupported_option", f"{text}: install another pyzmq", "tcp_port")
 
 
-class CurveSocket(DoorSocket):
-    """As its base; what it receives says whose it is. A key that is taken off is heard no more."""
+@dataclass(slots=True, eq=False)
+class _Connection:
+    """One peer, by the descriptor that ZeroMQ has for it; `number` is 0 until it is heard.
+
+    One that is not heard `until` then is closed.
+    """
+
+    descriptor: int
+    until: float
+    number: int = 0
+    routing_id: bytes = b""
+    key: str = ""
+    session: bool = False
+
+
+class CurveSocket:
+    """A ROUTER in mandatory mode on a port, which it owns. A key that is taken off is not heard.
+
+    Connections go by the routing ids that ZeroMQ itself gives them, each once, from a secret number
+    on. It also takes what a peer calls itself, and ends the process when its own count comes there:
+    so whoever chooses an id is answered with an error and closed, and keys open connections at a
+    rate that SECURITY.md reckons with.
+    """
 
     def __init__(
         self, port: Port, settings: DoorSettings, keys: Keys, numbers: Iterator[int]
     ) -> None:
         self.port = port.number
-        self._secret = keys.secret
+        self.overweight = 0
+        self.pending = False
+        self._listener = port
+        self._numbers = numbers
+        self._pictures = settings.images
+        self._most = settings.clients + STRANGERS
         self._clients = keys.clients
         self._refused = 0
-        self._connections = 0
+        self._accepted = 0
         self._handshakes = 0
-        super().__init__(port, settings, numbers)
+        self._now = 0.0
+        self._growth = Growth(settings.memory_bytes)
+        self._connections: dict[int, _Connection] = {}
+        self._by_routing_id: dict[bytes, _Connection] = {}
+        self._by_number: dict[int, _Connection] = {}
+        self._closed: list[int] = []
+        self._context = zmq.Context()
+        # ZeroMQ takes its first routing id from there, and nobody else has given it a seed.
+        ctypes.CDLL(None).srand(int.from_bytes(os.urandom(4), "little"))
+        self._socket = self._context.socket(zmq.ROUTER)
+        for option, value in _options(settings).items():
+            self._socket.setsockopt(option, value)
+        self._first = self._first_id()
+        self._zap = Zap(self._context)
+        self._socket.setsockopt(zmq.CURVE_SERVER, 1)
+        self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
+        self._socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
+        # Without it whoever comes while nobody answers is let in.
+        self._socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        self._socket.monitor(_MONITOR, _EVENTS)
+        self._monitor = self._context.socket(zmq.PAIR)
+        # ZeroMQ's thread would wait for room in it, and the end of the socket for that thread.
+        self._monitor.setsockopt(zmq.RCVHWM, 0)
+        self._monitor.connect(_MONITOR)
+        self._socket.setsockopt(zmq.USE_FD, port.duplicate())
+        self._socket.bind(port.endpoint)
 
     @property
     def descriptors(self) -> list[int]:
-        """Those of its base, and of the questions who may connect."""
-        return [*super().descriptors, self._zap.descriptor]
+        """Of messages, of the questions who may connect, and of who has come and left."""
+        return [self._socket.FD, self._zap.descriptor, self._monitor.FD]
 
     def allow(self, clients: Mapping[str, str]) -> None:
-        """Let those in from now on, names by public keys, and no others."""
+        """Let those in from now on, names by public keys; others are neither heard nor answered."""
         self._clients = clients
+
+    def limit(self, memory_bytes: int) -> None:
+        """Let the process grow by so much from now on."""
+        self._growth.most = memory_bytes
 
     def receive(self) -> Received | None:
         """The next message of a client that is listed, None when there is none now."""
+        self.pending = False
         self._refused += self._zap.answer(self._clients)
         for _ in range(_BURST):
             try:
                 frame = self._socket.recv(zmq.NOBLOCK, copy=False)
             except zmq.Again:
+                self._look()
                 return None
             rest = self._rest()
-            key = str(frame.get("User-Id"))
-            name = self._clients.get(key)
-            if name is not None:
-                connection, peer = self._known.get(frame.bytes) or self._know(frame)
-                return Received(connection, *rest, peer, key, name)
+            # Behind the message: whoever had its descriptor before is known to have left.
+            self._look()
+            connection = self._known(frame, delimited=rest[0])
+            if connection is not None:
+                key = connection.key
+                peer, name = f"key:{key}", self._clients[key]
+                return Received(connection.number, *rest, peer, key, name)
             self._refused += 1
+        self.pending = True
         return None
+
+    def send(self, connection: int, data: bytes, *, delimited: bool) -> Sent:
+        """As of a DoorSocket."""
+        to = self._by_number.get(connection)
+        if to is None or to.key not in self._clients:
+            return "gone"
+        return self._send(to.routing_id, data, delimited=delimited)
+
+    def session_began(self, connection: int) -> None:
+        """As of a DoorSocket."""
+        if connection in self._by_number:
+            self._by_number[connection].session = True
+
+    def session_ended(self, connection: int) -> None:
+        """As of a DoorSocket."""
+        if connection in self._by_number:
+            self._by_number[connection].session = False
+
+    def take_closed(self) -> list[int]:
+        """As of a DoorSocket."""
+        closed, self._closed = self._closed, []
+        return closed
+
+    def hung_up(self) -> list[int]:
+        """As of a DoorSocket: none of which `take_closed` does not tell."""
+        self._look()
+        return []
+
+    def tick(self, now: float) -> None:
+        """As of a DoorSocket: who is not heard in time is left, and all where too much is taken."""
+        self._now = now
+        self._look()
+        for one in [one for one in self._connections.values() if not one.number]:
+            if one.until <= now:
+                self._leave(one)
+        if self._growth.exceeded() and self._connections:
+            _log.warning(
+                "the daemon has grown too much: all connections by TCP were closed",
+                connections=len(self._connections),
+            )
+            self.overweight += len(self._connections)
+            for one in list(self._connections.values()):
+                self._leave(one)
+            self._growth.forgive()
 
     def take_counts(self) -> tuple[int, int, int]:
         """Since the last call: connections, those that had a listed key, and what was refused."""
-        self._look()
-        counts = self._connections, self._handshakes, self._refused
-        self._connections = self._handshakes = self._refused = 0
+        counts = self._accepted, self._handshakes, self._refused
+        self._accepted = self._handshakes = self._refused = 0
         return counts
 
-    def _peer(self, frame: zmq.Frame) -> str:
-        return f"key:{frame.get('User-Id')}"
-
-    def _look(self) -> None:
-        while True:
-            try:
-                event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))["event"]
-            except zmq.Again:
-                return
-            self._connections += event == zmq.EVENT_ACCEPTED
-            self._handshakes += event == zmq.EVENT_HANDSHAKE_SUCCEEDED
-
-    def _prepare(self) -> None:
-        self._zap = Zap(self._context)
-        self._socket.setsockopt(zmq.CURVE_SERVER, 1)
-        self._socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret.encode())
-        self._socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
-        # Without it whoever comes while nobody answers is let in.
-        self._socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
-        self._socket.monitor(_MONITOR, zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
-        self._monitor = self._context.socket(zmq.PAIR)
-        # ZeroMQ's thread would wait for room in it, and the end of the socket for that thread.
-        self._monitor.setsockopt(zmq.RCVHWM, 0)
-        self._monitor.connect(_MONITOR)
-
-    def _shut(self, linger_ms: int) -> None:
+    def close(self) -> None:
+        """As of a DoorSocket."""
+        self._listener.close()
         self._socket.disable_monitor()
-        self._look()
         self._monitor.close(linger=0)
         self._zap.close()
-        super()._shut(linger_ms)
+        self._socket.close(linger=round(1000 * FLUSH_S))
+        self._context.term()
+
+    def _first_id(self) -> int:
+        """The first routing id that the socket gives, which is the number of a peer of our own."""
+        self._socket.bind(_FIRST)
+        with self._context.socket(zmq.DEALER) as peer:
+            peer.setsockopt(zmq.LINGER, 0)
+            peer.connect(_FIRST)
+            peer.send(b"")
+            routing_id, _ = self._socket.recv_multipart()
+        self._socket.unbind(_FIRST)
+        return int.from_bytes(routing_id[1:], "big")
+
+    def _known(self, frame: zmq.Frame, *, delimited: bool) -> _Connection | None:
+        """Whose message begins with this frame; None for one that is not to be heard."""
+        routing_id, key = frame.bytes, str(frame.get("User-Id"))
+        if key not in self._clients:
+            return None
+        known = self._by_routing_id.get(routing_id)
+        if known is not None:
+            return known if known.key == key else None
+        if not self._is_given(routing_id):
+            self._send(routing_id, _NAMED, delimited=delimited)
+            return None
+        connection = self._connections.get(int(frame.get(zmq.SRCFD)))
+        if connection is None or connection.number:
+            # It has left, and another may have come in its place.
+            return None
+        connection.number, connection.routing_id, connection.key = (
+            next(self._numbers),
+            routing_id,
+            key,
+        )
+        self._by_routing_id[routing_id] = self._by_number[connection.number] = connection
+        return connection
+
+    def _is_given(self, routing_id: bytes) -> bool:
+        """Whether ZeroMQ gave this one: it counts them up, one for each who was let in."""
+        if len(routing_id) != _ID_BYTES or routing_id[0]:
+            return False
+        count = (int.from_bytes(routing_id[1:], "big") - self._first) % _IDS
+        return 0 < count <= self._zap.admitted
+
+    def _send(self, routing_id: bytes, data: bytes, *, delimited: bool) -> Sent:
+        parts = [routing_id, b"", data] if delimited else [routing_id, data]
+        try:
+            self._socket.send_multipart(parts, zmq.NOBLOCK)
+        except zmq.Again:
+            return "full"
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return "gone"
+        return "sent"
+
+    def _rest(self) -> tuple[bool, bytes, int, Sequence[memoryview]]:
+        """Whether a delimiter came, the first frame, the count of frames, and those of pictures."""
+        more = self._socket.getsockopt(zmq.RCVMORE)
+        first = self._socket.recv(zmq.NOBLOCK) if more else b""
+        frames = int(bool(more))
+        more = self._socket.getsockopt(zmq.RCVMORE)
+        delimited = bool(more) and not first
+        if delimited:
+            first = self._socket.recv(zmq.NOBLOCK)
+            more = self._socket.getsockopt(zmq.RCVMORE)
+        pictures = []
+        while more:
+            picture = self._socket.recv(zmq.NOBLOCK, copy=False)
+            if frames <= self._pictures:
+                pictures.append(picture.buffer)
+            frames += 1
+            more = self._socket.getsockopt(zmq.RCVMORE)
+        return delimited, first, frames, pictures
+
+    def _look(self) -> None:
+        """Take note of who has come and who has left."""
+        while True:
+            try:
+                told = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+            descriptor = int(told["value"])
+            if told["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._handshakes += 1
+                continue
+            self._forget(descriptor)
+            if told["event"] == zmq.EVENT_ACCEPTED:
+                self._accepted += 1
+                self._connections[descriptor] = _Connection(descriptor, self._now + _SILENT_S)
+                if len(self._connections) > self._most:
+                    # In the order in which they came.
+                    strangers = (one for one in self._connections.values() if not one.session)
+                    self._leave(next(strangers))
+
+    def _forget(self, descriptor: int) -> None:
+        gone = self._connections.pop(descriptor, None)
+        if gone is not None and gone.number:
+            del self._by_routing_id[gone.routing_id], self._by_number[gone.number]
+            if gone.session:
+                self._closed.append(gone.number)
+
+    def _leave(self, connection: _Connection) -> None:
+        """Close a connection of ZeroMQ's, which has no way to ask for that."""
+        self._forget(connection.descriptor)
+        with suppress(OSError), socket.socket(fileno=os.dup(connection.descriptor)) as peer:
+            # The number may be another file's by now.
+            if peer.family == socket.AF_INET and peer.getsockname()[1] == self.port:
+                peer.shutdown(socket.SHUT_RDWR)
+
+
+def _options(settings: DoorSettings) -> dict[int, int]:
+    return {
+        zmq.ROUTER_MANDATORY: 1,
+        zmq.MAXMSGSIZE: ANSWERED_SIZE * max(settings.frame_bytes, settings.image_bytes),
+        zmq.SNDHWM: settings.send_mark,
+        zmq.RCVHWM: settings.receive_mark,
+        zmq.HANDSHAKE_IVL: round(settings.handshake_s * 1000),
+        # The kernel tells of a peer's death; a heartbeat would only cut off one that is paused.
+        zmq.HEARTBEAT_IVL: 0,
+        zmq.LINGER: 0,
+    }

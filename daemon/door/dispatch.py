@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import structlog
-from hearth_client.protocol import Answer, Done, Error, Leased, Reason, Speculation, Usage
+from hearth_client.protocol import Answer, Done, Error, Reason, Speculation, Usage
 
 from actors.mailbox import Sender
 from actors.messages import (
@@ -37,8 +37,6 @@ from runtime.errors import HearthError
 _log = structlog.get_logger("hearth.door")
 OWN_REPORT = 0
 """In place of a request's number: no request has it."""
-_LOOK_S = 1.0
-"""Between two looks at all clients: who asks for a place may not make the others read for it."""
 
 
 class Dispatch:
@@ -63,10 +61,10 @@ class Dispatch:
             requests_per_client=settings.requests_per_client,
             release=state.pictures.free if state.pictures is not None else None,
         )
+        self._socket = socket
         self.delivery = Delivery(socket, settings, state.clock)
         self.come_again = ComeAgain(settings.queued_requests, time.monotonic())
         self._state = state
-        self._looked = -_LOOK_S
         self._listeners = (log_finished, *listeners)
         self._to_tokenizer = to_tokenizer
         self._to_scheduler = to_scheduler
@@ -182,7 +180,10 @@ class Dispatch:
             self.abandon(session, "slow_client")
 
     def abandon(self, session: Session, reason: str) -> None:
-        """End a session whose client cannot be told any more."""
+        """End a session whose client cannot be told any more; a second time does nothing."""
+        if self.sessions.get(session.connection) is not session:
+            return
+        self._socket.session_ended(session.connection)
         self.delivery.forget(session)
         self.come_again.client_left(session.number, time.monotonic())
         for request in self.sessions.drop(session):
@@ -197,17 +198,24 @@ class Dispatch:
         for session, reason in self.delivery.take_lost():
             self.abandon(session, reason)
 
+    def began(self, session: Session) -> None:
+        """Keep the connection of a new session."""
+        self._socket.session_began(session.connection)
+
+    def abandon_closed(self) -> None:
+        """End the sessions whose connections have ended."""
+        self._abandon_at(self._socket.take_closed())
+
     def look_for_dead(self) -> None:
-        """Say to every client what is left of its lease; those that are gone lose their place."""
-        now = self._state.clock.now()
-        if now - self._looked < _LOOK_S:
-            return
-        self._looked = now
-        for session in self.sessions.all():
-            # A REQ socket would take this for the answer that it waits for.
-            if not session.outbox and not (session.delimited and session.open):
-                self.delivery.send(session, Leased(seconds=session.expires - now))
-        self.abandon_lost()
+        """End also those of clients that have left, though not all that they said was heard."""
+        self._abandon_at(self._socket.hung_up())
+        self.abandon_closed()
+
+    def _abandon_at(self, connections: Sequence[int]) -> None:
+        for connection in connections:
+            session = self.sessions.get(connection)
+            if session is not None:
+                self.abandon(session, "gone")
 
     def retry_cancels(self) -> None:
         """Post the cancels, and word of clients that have gone, that found a full mailbox."""

@@ -1,7 +1,6 @@
 """The front door's I/O loop: clients on one side, actors on the other."""
 
 import os
-import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -30,7 +29,6 @@ from daemon.door.keys import Keys
 from daemon.door.listener import open_listener
 from daemon.door.overview import generations
 from daemon.door.pictures import Pictures
-from daemon.door.process_bounds import ProcessBounds
 from daemon.door.replies import Replies
 from daemon.door.requests import Requests
 from daemon.door.sessions import Session, Sessions
@@ -46,8 +44,6 @@ _BURST = 64
 """Messages taken from one side before the other side and the rest of the loop get their turn."""
 _TICK_S = 0.1
 _REPORT_S = 1.0
-_OTHER_FILES = 128
-"""About what the daemon has open without any client."""
 _REFUSED_S = 60.0
 """Between two lines of the log about those who are refused."""
 _BEHIND_S = 0.01
@@ -98,7 +94,6 @@ class FrontDoor:
         )
         self._requests = Requests(settings, self._state, self._dispatch)
         self._replies = Replies(self._state, self._dispatch, on_step)
-        self._bounds = ProcessBounds(settings.memory_bytes, _open_files(settings))
         self._bell = Bell()
         self._refused = 0
         self._tell_refused = 0.0
@@ -112,16 +107,17 @@ class FrontDoor:
         self.settings = settings = self._as_seen(settings)
         self._requests.adopt(settings)
         self._dispatch.adopt(settings)
-        self._bounds.limit(settings.memory_bytes, _open_files(settings))
+        self._socket.limit(settings.memory_bytes)
 
     def allow(self, clients: Mapping[str, str]) -> None:
         """Let those in on TCP from now on, names by public keys; sessions of others end."""
-        if self._socket.tcp is not None:
-            self._socket.tcp.allow(clients)
         for session in self._dispatch.sessions.all():
             if session.key and session.key not in clients:
                 _log.info("a client is not allowed any more", client=session.client)
                 self._end(session, "not_allowed", "the key of this client is not listed any more")
+        # Behind these last words.
+        if self._socket.tcp is not None:
+            self._socket.tcp.allow(clients)
 
     def tell(
         self,
@@ -282,9 +278,13 @@ class FrontDoor:
         for _ in range(_BURST):
             received = self._socket.receive()
             if received is None:
-                return False
+                break
             self._request(received)
-        return True
+        else:
+            return True
+        # Behind what they have said before.
+        self._dispatch.abandon_closed()
+        return self._socket.pending
 
     def _fill_one(self) -> bool:
         try:
@@ -317,15 +317,17 @@ class FrontDoor:
         if not self._state.life.serves and not self.open_requests:
             self._drained.set()
         self._dispatch.retry_cancels()
-        for session in self._dispatch.sessions.expired(self._state.clock.now()):
+        running = self._state.clock.now()
+        self._socket.tick(running)
+        self._dispatch.abandon_closed()
+        self._state.totals["connections_closed"] = self._socket.overweight
+        for session in self._dispatch.sessions.expired(running):
             self._expire(session)
         for request in self._dispatch.sessions.overdue(now):
             self._dispatch.stop(request, "deadline_exceeded", "the time for this request ran out")
         for session in self._dispatch.delivery.behind:
             self._dispatch.stop_if_slow(session)
         self._count_tcp(now)
-        if self._bounds.exceeded():
-            self._close_connections()
         self._dispatch.abandon_lost()
 
     def _expire(self, session: Session) -> None:
@@ -338,32 +340,6 @@ class FrontDoor:
         self._dispatch.delivery.send(session, Error(code=code, message=text))
         self._dispatch.abandon(session, code)
 
-    def _close_connections(self) -> None:
-        """Give back what ZeroMQ holds of all connections, of which it tells nothing.
-
-        Those over TCP go first, which anybody on this machine may open, and alone if that will do.
-        """
-        for number in reversed(range(len(self._socket))):
-            sessions = [
-                one
-                for one in self.sessions.all()
-                if self._socket.number_of(one.connection) == number
-            ]
-            for session in sessions:
-                self._dispatch.abandon(session, "connection_closed")
-            self._bell.unwatch(*self._socket.descriptors)
-            self._socket.reopen(number)
-            self._bell.watch(*self._socket.descriptors)
-            self._state.totals["connections_closed"] += 1
-            _log.warning(
-                "clients took too much memory or files: all connections were closed",
-                clients=len(sessions),
-                socket="tcp" if number else "local",
-            )
-            if not self._bounds.exceeded():
-                break
-        self._bounds.forgive()
-
     def _count_tcp(self, now: float) -> None:
         if self._socket.tcp is not None:
             connections, handshakes, refused = self._socket.tcp.take_counts()
@@ -372,11 +348,8 @@ class FrontDoor:
             self._state.refusals["not_allowed"] += refused
             self._refused += refused
             if self._refused and now >= self._tell_refused:
-                _log.warning("refused by TCP: keys that are not listed", times=self._refused)
+                _log.warning(
+                    "refused by TCP: keys that are not listed, or routing ids of clients' own",
+                    times=self._refused,
+                )
                 self._refused, self._tell_refused = 0, now + _REFUSED_S
-
-
-def _open_files(settings: DoorSettings) -> int:
-    """From how many open files on connections are closed: without any ZeroMQ ends the process."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return settings.open_files or max(limit // 4, settings.clients + _OTHER_FILES)

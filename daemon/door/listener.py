@@ -26,13 +26,19 @@ class Listener:
 
     def __init__(self, path: Path, listening: socket.socket, lock: int | None) -> None:
         self.path = path
-        self.endpoint = f"ipc://{path}"
+        # Also one that the service manager passed.
+        listening.setblocking(False)
         self._listening = listening
         self._lock = lock
 
-    def duplicate(self) -> int:
-        """Another descriptor of the listening socket, for an owner who closes it."""
-        return os.dup(self._listening.fileno())
+    @property
+    def descriptor(self) -> int:
+        """Readable while somebody waits to be accepted."""
+        return self._listening.fileno()
+
+    def accept(self) -> socket.socket:
+        """The next connection; raises OSError, BlockingIOError where nobody waits."""
+        return self._listening.accept()[0]
 
     def close(self) -> None:
         """Remove the socket file and give up its lock; a file of the service manager's stays."""

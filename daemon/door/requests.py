@@ -142,6 +142,8 @@ class Requests:
             )
         except HearthError as error:
             raise MessageError(error, "") from None
+        if known is None:
+            self._dispatch.began(session)
         session.delimited = received.delimited
         self._dispatch.delivery.send(session, self._welcome(lease_s))
 

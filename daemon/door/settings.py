@@ -10,12 +10,12 @@ class DoorSettings(msgspec.Struct, frozen=True, kw_only=True):
     `socket` empty means the agreed place; `tcp_port` counts where there are keys. A client does not
     read once `slow_bytes` of answers wait for it, or nothing could be sent to it for `slow_s`, or
     more than `unread_bytes` wait for all clients and the most of it for this one; `send_mark`
-    answers lie with ZeroMQ, beside these. `answer_s` bounds the wait for other actors where a
-    request sets no deadline of its own. All connections are closed when the process has grown by
-    more than `memory_bytes` (0 for any) or has more than `open_files` (0 for a quarter of what it
-    may have). A request may have `images` pictures of `image_bytes` each where the model sees,
-    of `request_image_bytes` in all, which is what the arena of all clients has;
-    `image_tokens` is what one becomes at most, 0 for half of the longest prompt.
+    answers lie with ZeroMQ on TCP, beside these. `answer_s` bounds the wait for other actors where
+    a request sets no deadline of its own. Connections may take `memory_bytes` together (0 for any),
+    of messages that are not whole and of answers that are not taken; on TCP, where ZeroMQ does not
+    tell, the process may grow by that. A request may have `images` pictures of `image_bytes` each
+    where the model sees, of `request_image_bytes` in all, which is what the arena of all clients
+    has; `image_tokens` is what one becomes at most, 0 for half of the longest prompt.
     """
 
     socket: str = ""
@@ -35,7 +35,6 @@ class DoorSettings(msgspec.Struct, frozen=True, kw_only=True):
     receive_mark: int = 32
     handshake_s: float = 2.0
     memory_bytes: int = 512 << 20
-    open_files: int = 0
     images: int = 0
     image_bytes: int = 0
     request_image_bytes: int = 0

@@ -5,6 +5,7 @@ from itertools import count
 from daemon.door.curve_socket import CurveSocket, open_port
 from daemon.door.keys import Keys
 from daemon.door.listener import Listener
+from daemon.door.local_socket import LocalSocket
 from daemon.door.settings import DoorSettings
 from daemon.door.socket import DoorSocket, Received, Sent
 from runtime.errors import HearthError
@@ -15,21 +16,35 @@ _SOCKETS = 2
 class DoorSockets:
     """Both take turns. Numbers of connections are even on the local one and odd on TCP."""
 
-    def __init__(self, local: DoorSocket, tcp: CurveSocket | None = None) -> None:
+    def __init__(self, local: LocalSocket, tcp: CurveSocket | None = None) -> None:
         self.tcp = tcp
-        self._all = [local] if tcp is None else [local, tcp]
+        self._local = local
+        self._all: list[DoorSocket] = [local] if tcp is None else [local, tcp]
         self._turn = 0
-
-    def __len__(self) -> int:
-        return len(self._all)
 
     @property
     def descriptors(self) -> list[int]:
-        """Tell of changes: drain `receive` before a wait for them, and after every `send`."""
+        """As of a DoorSocket."""
         return [descriptor for one in self._all for descriptor in one.descriptors]
 
+    @property
+    def pending(self) -> bool:
+        """As of a DoorSocket."""
+        return any(one.pending for one in self._all)
+
+    @property
+    def overweight(self) -> int:
+        """Connections that were closed since all took too much memory."""
+        return self._local.overweight + (self.tcp.overweight if self.tcp else 0)
+
+    def limit(self, memory_bytes: int) -> None:
+        """Let connections take so much memory from now on."""
+        self._local.limit(memory_bytes)
+        if self.tcp is not None:
+            self.tcp.limit(memory_bytes)
+
     def receive(self) -> Received | None:
-        """The next message, None when there is none now."""
+        """As of a DoorSocket."""
         for _ in self._all:
             number = self._turn
             self._turn = (number + 1) % len(self._all)
@@ -39,21 +54,37 @@ class DoorSockets:
         return None
 
     def send(self, connection: int, data: bytes, *, delimited: bool) -> Sent:
-        """Send one frame to a connection without waiting: it may be full, or gone."""
-        return self._all[self.number_of(connection)].send(connection, data, delimited=delimited)
+        """As of a DoorSocket."""
+        return self._of(connection).send(connection, data, delimited=delimited)
 
-    def number_of(self, connection: int) -> int:
-        """Which socket a connection came by: 0 for the local one, 1 for TCP."""
-        return connection % _SOCKETS
+    def session_began(self, connection: int) -> None:
+        """As of a DoorSocket."""
+        self._of(connection).session_began(connection)
 
-    def reopen(self, number: int) -> None:
-        """Close all connections of one socket, and listen anew there."""
-        self._all[number].reopen()
+    def session_ended(self, connection: int) -> None:
+        """As of a DoorSocket."""
+        self._of(connection).session_ended(connection)
+
+    def take_closed(self) -> list[int]:
+        """As of a DoorSocket."""
+        return [connection for one in self._all for connection in one.take_closed()]
+
+    def hung_up(self) -> list[int]:
+        """As of a DoorSocket."""
+        return [connection for one in self._all for connection in one.hung_up()]
+
+    def tick(self, now: float) -> None:
+        """As of a DoorSocket."""
+        for one in self._all:
+            one.tick(now)
 
     def close(self) -> None:
-        """Stop listening, and let the last answers leave."""
+        """As of a DoorSocket."""
         for one in self._all:
             one.close()
+
+    def _of(self, connection: int) -> DoorSocket:
+        return self._all[connection % _SOCKETS]
 
 
 def open_sockets(listener: Listener, settings: DoorSettings, keys: Keys | None) -> DoorSockets:
@@ -61,7 +92,7 @@ def open_sockets(listener: Listener, settings: DoorSettings, keys: Keys | None) 
 
     Raises `socket_unusable` or `unsupported_option` where the port cannot be had.
     """
-    local = DoorSocket(listener, settings, count(0, _SOCKETS))
+    local = LocalSocket(listener, settings, count(_SOCKETS, _SOCKETS))
     try:
         port = open_port(settings.tcp_port) if keys else None
         tcp = CurveSocket(port, settings, keys, count(1, _SOCKETS)) if port and keys else None

@@ -1,25 +1,36 @@
 """Who may connect: the answers to ZeroMQ's own question, by its protocol ZAP (RFC 27)."""
 
-from collections.abc import Container
+import time
+from collections.abc import Callable, Container
 
 import zmq
 from zmq.utils import z85
 
 ENDPOINT = "inproc://zeromq.zap.01"
 DOMAIN = b"hearth"
+BURST = 32
+"""Connections that one key may open at once; then one a second."""
 _VERSION = b"1.0"
 _FRAMES = 7
 _KEY_BYTES = 32
-_BURST = 64
+_TURN = 64
 
 
 class Zap:
     """The handler of one context. ZeroMQ asks once for each connection that shows a CURVE key.
 
-    A key that is let in is the `User-Id` of all that comes from there.
+    A key that is let in is the `User-Id` of all that comes from there. `admitted` counts those who
+    were. Who comes too often is told to come again, so that nobody can use up routing ids.
     """
 
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.admitted = 0
+        self._clock = clock
+        self._full_at: dict[str, float] = {}
         self._socket = context.socket(zmq.REP)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(ENDPOINT)
@@ -32,15 +43,21 @@ class Zap:
     def answer(self, listed: Container[str]) -> int:
         """Answer what is asked now, up to a bound; how many were refused."""
         refused = 0
-        for _ in range(_BURST):
+        for _ in range(_TURN):
             try:
                 asked = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 break
             key = _key_of(asked)
-            allowed = key in listed
-            refused += not allowed
-            outcome = [b"200", b"OK", key.encode()] if allowed else [b"400", b"not listed", b""]
+            if key not in listed:
+                refused += 1
+                outcome = [b"400", b"not listed", b""]
+            elif not self._in_time(key):
+                # By 300 the connection is closed without a word, and the client tries again.
+                outcome = [b"300", b"too often", b""]
+            else:
+                self.admitted += 1
+                outcome = [b"200", b"OK", key.encode()]
             number = asked[1] if len(asked) > 1 else b""
             self._socket.send_multipart([_VERSION, number, *outcome, b""], zmq.NOBLOCK)
         return refused
@@ -48,6 +65,16 @@ class Zap:
     def close(self) -> None:
         """Let nobody in from now on."""
         self._socket.close()
+
+    def _in_time(self, key: str) -> bool:
+        """Whether a key has not opened too many connections of late; it opens one more."""
+        now = self._clock()
+        # When it may again open as many as it likes: each puts that off by a second.
+        full_at = max(self._full_at.get(key, now), now) + 1.0
+        if full_at > now + BURST:
+            return False
+        self._full_at[key] = full_at
+        return True
 
 
 def _key_of(asked: list[bytes]) -> str:

@@ -131,6 +131,9 @@ class World:
     def say(self, client: int, **message: Any) -> None:
         self.requests.handle(Received(client, False, msgspec.msgpack.encode(message), 1))
 
+    def session_began(self, client: int) -> None:
+        pass
+
     def send(self, client: int, data: bytes, *, delimited: bool) -> str:
         """The socket's part: what a client is answered."""
         assert not delimited

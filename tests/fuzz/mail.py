@@ -96,6 +96,7 @@ class FakeSocket:
 
     def __init__(self, pictures: int) -> None:
         self._pictures = pictures
+        self.sessions: set[int] = set()
         self._arrived: deque[Received] = deque()
         self._left: list[tuple[int, bytes]] = []
 
@@ -112,6 +113,17 @@ class FakeSocket:
     def send(self, connection: int, data: bytes, **_: bool) -> str:
         self._left.append((connection, data))
         return "sent"
+
+    def session_began(self, connection: int) -> None:
+        self.sessions.add(connection)
+
+    def session_ended(self, connection: int) -> None:
+        self.sessions.remove(connection)
+
+    def take_closed(self) -> list[int]:
+        return []
+
+    hung_up = take_closed
 
     def take(self) -> list[tuple[int, bytes]]:
         """What has left since, and to whom."""

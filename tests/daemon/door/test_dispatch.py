@@ -21,12 +21,27 @@ class FakeSocket:
     def __init__(self) -> None:
         self.outcome: Sent = "sent"
         self.sent: list[dict[str, Any]] = []
+        self.sessions = {1}
+        self.closed: list[int] = []
 
     def send(self, connection: int, data: bytes, *, delimited: bool) -> Sent:
         assert (connection, delimited) == (1, False)
         if self.outcome == "sent":
             self.sent.append(msgspec.msgpack.decode(data))
         return self.outcome
+
+    def session_began(self, connection: int) -> None:
+        self.sessions.add(connection)
+
+    def session_ended(self, connection: int) -> None:
+        self.sessions.remove(connection)
+
+    def take_closed(self) -> list[int]:
+        closed, self.closed = self.closed, []
+        return closed
+
+    def hung_up(self) -> list[int]:
+        return []
 
 
 class FakeMailbox:

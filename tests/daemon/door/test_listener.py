@@ -140,7 +140,7 @@ from daemon.door.listener import check_place, open_listener
 environ = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "2" if sys.argv[3] == "2" else "1"}
 listener = open_listener("", environ)
 print(listener.path)
-os.close(listener.duplicate())
+listener.descriptor
 listener.close()
 print(os.path.exists(sys.argv[1]))
 """

@@ -258,32 +258,3 @@ def test_a_model_that_sees_nothing_says_so() -> None:
         image = Image(memoryview(b"1").cast("B", (1, 1)), "mono8")
         with Client(door.path) as other, pytest.raises(UnsupportedOption):
             other.generate(messages=[{"role": "user", "content": [image]}])
-
-
-class Counting:
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-        self.received: list[bool] = []
-
-    def recv(self, flags: int, copy: bool = True) -> Any:  # noqa: FBT001, FBT002 # as ZeroMQ has it
-        frame = self.inner.recv(flags, copy=copy)
-        self.received.append(copy)
-        return frame
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-
-def test_text_has_no_more_frames_or_copies_and_pictures_no_copy(door: Harness) -> None:
-    def count(*frames: Any) -> list[bool]:
-        socket = door.door._socket._all[0]
-        counting: Any = Counting(socket._socket)
-        door.on_loop(lambda: setattr(socket, "_socket", counting))
-        with raw_client(door.path) as client:
-            say(client, *frames)
-            hear(client)
-        door.on_loop(lambda: setattr(socket, "_socket", counting.inner))
-        return list(counting.received)
-
-    assert count({"t": "generate", "id": "a", "prompt": "x"}) == [False, True]
-    assert count(asked("x", 1, 2), bytes(100), bytes(100)) == [False, True, False, False]

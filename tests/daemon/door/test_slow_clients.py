@@ -30,6 +30,9 @@ class Mute:
         assert not delimited
         return "full"
 
+    def session_ended(self, _connection: int) -> None:
+        pass
+
 
 def delta(number: int, logprobs: int = 0) -> Delta:
     top = [(1000 + number + one, -0.25 * one - number) for one in range(logprobs)]

@@ -3,7 +3,8 @@ from __future__ import annotations
 from typing import cast
 
 from daemon.door.curve_socket import CurveSocket
-from daemon.door.socket import DoorSocket, Received, Sent
+from daemon.door.local_socket import LocalSocket
+from daemon.door.socket import Received, Sent
 from daemon.door.sockets import DoorSockets
 
 
@@ -31,7 +32,7 @@ class FakeSocket:
 
 
 def both(local: FakeSocket, tcp: FakeSocket) -> DoorSockets:
-    return DoorSockets(cast("DoorSocket", local), cast("CurveSocket", tcp))
+    return DoorSockets(cast("LocalSocket", local), cast("CurveSocket", tcp))
 
 
 def test_a_flood_on_one_leaves_the_other_each_second_turn_and_none_is_missed() -> None:

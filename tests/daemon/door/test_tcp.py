@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gc
 import os
 import random
 import socket as sockets
@@ -17,7 +16,6 @@ from hearth_client.keys import read_key_file
 
 from actors.arena import Arena
 from daemon.door.keys import add_client, make_server_keys, read_keys, remove_client
-from daemon.door.process_bounds import use_of_process
 from tests.daemon.door.harness import BACKENDS, Harness, greet, hear, running_door, say, until
 from tests.daemon.door.test_hostile import ended
 
@@ -233,29 +231,6 @@ def test_a_flood_on_tcp_leaves_the_local_socket_its_turns(folder: Path, key: Pat
                 flood.send(b"\xc1", zmq.NOBLOCK)
         assert local.tokenize("a") == [97]
         assert door.sessions() == 2
-
-
-def test_connections_on_tcp_are_closed_first_where_they_take_too_many_files(
-    folder: Path, key: Path
-) -> None:
-    # Files that earlier tests left for the collector may not be given back meanwhile.
-    gc.collect()
-    allowed = use_of_process().files + 300
-    with (
-        running_door(keys=read_keys(folder), open_files=allowed, handshake_s=60.0) as door,
-        Client(door.path) as local,
-        Client(address_of(door), client_key=key) as client,
-    ):
-        local.generate("hang")
-        assert client.tokenize("a") == [97]
-        port = door.door.tcp_port
-        silent = [sockets.create_connection(("127.0.0.1", port)) for _ in range(200)]
-        until(lambda: any(over(connection) for connection in silent))
-        until(lambda: answered(client))
-        assert local.tokenize("a") == [97]
-        assert door.on_loop(lambda: door.door.open_requests) == 1, "the local socket went on"
-        for connection in silent:
-            connection.close()
 
 
 def test_only_this_machines_own_address_is_bound(folder: Path) -> None:

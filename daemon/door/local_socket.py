@@ -1,0 +1,374 @@
+"""The local socket: it accepts clients itself, knows whose they are, and bounds what each takes."""
+
+import select
+import socket
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
+
+import structlog
+
+from daemon.door.listener import CREDENTIALS, Listener
+from daemon.door.settings import DoorSettings
+from daemon.door.socket import ANSWERED_SIZE, FLUSH_S, Received, Sent
+from daemon.door.zmtp import DELIMITER, GREETING, Limits, Message, Ready, Refusal, Zmtp, header
+
+_log = structlog.get_logger("hearth.door")
+STRANGERS = 64
+"""Connections without a session, beside those with one."""
+_READ_BYTES = 1 << 16
+_JOINED_BYTES = 1 << 16
+"""Answers up to this size are copied behind their header: two parts are dearer to send."""
+_EVENTS = 16
+"""Events that are no messages, until others have their turn."""
+_ACCEPTS = 16
+_LOOK = 64
+_REPLIES_BYTES = 1024
+"""PONGs that may wait for a peer that does not read; more are dropped."""
+_IN, _OUT = select.EPOLLIN, select.EPOLLOUT
+_LEFT = select.EPOLLHUP | select.EPOLLERR
+
+
+class _Connection:
+    """One peer; `unsent` is what it has not taken yet of an answer, `held` what all of it takes."""
+
+    __slots__ = (
+        "descriptor",
+        "held",
+        "number",
+        "peer",
+        "readable",
+        "ready",
+        "replies",
+        "socket",
+        "uid",
+        "unsent",
+        "waits",
+        "zmtp",
+    )
+
+    def __init__(self, number: int, accepted: socket.socket, limits: Limits) -> None:
+        self.number = number
+        self.socket = accepted
+        self.descriptor = accepted.fileno()
+        told = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+        self.uid = int(CREDENTIALS.unpack(told)[1])
+        self.peer = f"uid:{self.uid}"
+        self.zmtp = Zmtp(limits)
+        self.unsent = bytearray()
+        self.replies = 0
+        self.held = 0
+        self.ready = False
+        self.readable = False
+        self.waits = True
+
+
+class LocalSocket:
+    """A ROUTER without libzmq, on a listener which it owns.
+
+    What it holds for connections, of messages that are not whole and of answers that are not
+    taken, is at most `memory_bytes`; above, the one for which it holds most is closed.
+    """
+
+    def __init__(self, listener: Listener, settings: DoorSettings, numbers: Iterator[int]) -> None:
+        self._listener = listener
+        self._numbers = numbers
+        self._pictures = settings.images
+        self._handshake_s = settings.handshake_s
+        self._memory = settings.memory_bytes
+        pictures = max(settings.image_bytes, settings.request_image_bytes if settings.images else 0)
+        self._limits = Limits(
+            frame_bytes=ANSWERED_SIZE * max(settings.frame_bytes, settings.image_bytes),
+            message_bytes=ANSWERED_SIZE * (settings.frame_bytes + pictures),
+            frames=2 + settings.images,
+        )
+        self._epoll = select.epoll()
+        self._epoll.register(listener.descriptor, _IN)
+        self._accepts = True
+        self._connections: dict[int, _Connection] = {}
+        self._by_descriptor: dict[int, _Connection] = {}
+        self._strangers: dict[int, _Connection] = {}
+        self._handshakes: deque[tuple[float, int]] = deque()
+        self._accepted: list[int] = []
+        self._closed: list[int] = []
+        self._turns: deque[_Connection] = deque()
+        self._until_look = 0
+        self._held = 0
+        self.overweight = 0
+        """Connections that were closed since all took too much memory."""
+
+    @property
+    def descriptors(self) -> list[int]:
+        """As of a DoorSocket: one, that of all connections."""
+        return [self._epoll.fileno()]
+
+    @property
+    def pending(self) -> bool:
+        """As of a DoorSocket."""
+        return bool(self._turns)
+
+    def limit(self, memory_bytes: int) -> None:
+        """Hold so much from now on."""
+        self._memory = memory_bytes
+
+    def receive(self) -> Received | None:
+        """As of a DoorSocket; connections take turns, message by message."""
+        for _ in range(_EVENTS):
+            if not self._until_look:
+                self._look()
+                self._until_look = len(self._turns)
+                if not self._turns:
+                    return None
+            self._until_look -= 1
+            connection = self._turns.popleft()
+            connection.waits = True
+            received = self._advance(connection)
+            if received is not None:
+                return received
+        return None
+
+    def send(self, connection: int, data: bytes, *, delimited: bool) -> Sent:
+        """As of a DoorSocket: one call of the system for each answer."""
+        to = self._connections.get(connection)
+        if to is None:
+            return "gone"
+        if to.unsent:
+            return "full"
+        head = DELIMITER + header(len(data)) if delimited else header(len(data))
+        parts = [head + data] if len(data) <= _JOINED_BYTES else [head, data]
+        try:
+            taken = to.socket.sendmsg(parts)
+        except BlockingIOError:
+            self._epoll.modify(to.descriptor, _IN | _OUT)
+            return "full"
+        except OSError:
+            self._close(to)
+            return "gone"
+        if taken < len(head) + len(data):
+            to.unsent += memoryview(b"".join(parts))[taken:]
+            self._epoll.modify(to.descriptor, _IN | _OUT)
+            self._weigh(to)
+        return "sent"
+
+    def session_began(self, connection: int) -> None:
+        """As of a DoorSocket."""
+        self._strangers.pop(connection, None)
+
+    def session_ended(self, connection: int) -> None:
+        """As of a DoorSocket."""
+        known = self._connections.get(connection)
+        if known is not None:
+            self._strangers[connection] = known
+
+    def take_closed(self) -> list[int]:
+        """As of a DoorSocket."""
+        closed, self._closed = self._closed, []
+        return closed
+
+    def hung_up(self) -> list[int]:
+        """As of a DoorSocket."""
+        told = self._epoll.poll(0, len(self._connections) + 1)
+        left = [descriptor for descriptor, events in told if events & _LEFT]
+        return [self._by_descriptor[one].number for one in left if one in self._by_descriptor]
+
+    def tick(self, now: float) -> None:
+        """As of a DoorSocket: who does not shake hands in time is left."""
+        self._handshakes.extend((now + self._handshake_s, one) for one in self._accepted)
+        self._accepted.clear()
+        while self._handshakes and self._handshakes[0][0] <= now:
+            connection = self._connections.get(self._handshakes.popleft()[1])
+            if connection is not None and not connection.ready:
+                self._close(connection)
+        if not self._accepts:
+            self._accepts = True
+            self._epoll.modify(self._listener.descriptor, _IN)
+
+    def close(self) -> None:
+        """As of a DoorSocket."""
+        self._epoll.unregister(self._listener.descriptor)
+        self._listener.close()
+        ends = time.monotonic() + FLUSH_S
+        while waiting := [one for one in self._connections.values() if one.unsent]:
+            left = ends - time.monotonic()
+            if left <= 0:
+                break
+            poll = select.poll()
+            for connection in waiting:
+                poll.register(connection.descriptor, select.POLLOUT)
+            poll.poll(1000 * left)
+            for connection in waiting:
+                self._flush(connection)
+        for connection in list(self._connections.values()):
+            self._close(connection)
+        self._epoll.close()
+
+    def _look(self) -> None:
+        """See who has connected, who can be read and who takes more."""
+        for descriptor, events in self._epoll.poll(0, _LOOK):
+            connection = self._by_descriptor.get(descriptor)
+            if connection is None:
+                self._accept()
+                continue
+            if events & _OUT:
+                self._flush(connection)
+            if events & ~_OUT:
+                connection.readable = True
+                self._take_turn(connection)
+
+    def _take_turn(self, connection: _Connection) -> None:
+        if connection.waits:
+            connection.waits = False
+            self._turns.append(connection)
+
+    def _advance(self, connection: _Connection) -> Received | None:
+        """Give a connection its turn: one event of its own, its message where it is one."""
+        if connection.number not in self._connections:
+            return None
+        event = connection.zmtp.next_event()
+        if event is None and connection.readable and self._read(connection):
+            event = connection.zmtp.next_event()
+        self._weigh(connection)
+        if connection.readable or (event is not None and connection.zmtp.pending):
+            self._take_turn(connection)
+        if isinstance(event, Message):
+            return self._received(connection, event)
+        if isinstance(event, Ready):
+            connection.ready = True
+        elif isinstance(event, Refusal):
+            _log.debug("a connection is closed", peer=connection.peer, reason=event.reason)
+            self._close(connection)
+        elif event is not None:
+            self._reply(connection, event.data)
+        return None
+
+    def _received(self, connection: _Connection, message: Message) -> Received:
+        frames = message.frames
+        delimited = message.total > 1 and not len(frames[0])
+        data, *pictures = frames[delimited : 1 + delimited + self._pictures]
+        return Received(
+            connection.number,
+            delimited,
+            bytes(data),
+            message.total - delimited,
+            [memoryview(one) for one in pictures],
+            connection.peer,
+        )
+
+    def _read(self, connection: _Connection) -> bool:
+        """Take in what has come, up to a bound; False where nothing has, or the peer has left."""
+        room = connection.zmtp.room()
+        try:
+            if room is None:
+                data = connection.socket.recv(_READ_BYTES)
+                size, most = len(data), _READ_BYTES
+                connection.zmtp.receive_data(data)
+            else:
+                size, most = connection.socket.recv_into(room), len(room)
+                connection.zmtp.filled(size)
+        except BlockingIOError:
+            connection.readable = False
+            return False
+        except OSError:
+            size = most = 0
+        # The system tells where there is more.
+        connection.readable = size == most
+        if not size:
+            self._close(connection)
+        return size > 0
+
+    def _reply(self, connection: _Connection, data: bytes) -> None:
+        """Send what the protocol asks for, behind what waits."""
+        if not connection.unsent:
+            try:
+                data = data[connection.socket.send(data) :]
+            except BlockingIOError:
+                pass
+            except OSError:
+                self._close(connection)
+                return
+        connection.replies += len(data)
+        if data and connection.replies <= _REPLIES_BYTES:
+            connection.unsent += data
+            self._epoll.modify(connection.descriptor, _IN | _OUT)
+
+    def _flush(self, connection: _Connection) -> None:
+        try:
+            del connection.unsent[: connection.socket.send(connection.unsent)]
+        except BlockingIOError:
+            return
+        except OSError:
+            self._close(connection)
+            return
+        if not connection.unsent:
+            connection.replies = 0
+            self._epoll.modify(connection.descriptor, _IN)
+        self._weigh(connection)
+
+    def _weigh(self, connection: _Connection) -> None:
+        """Count what a connection takes; where all take too much, close the one with the most."""
+        if connection.number not in self._connections:
+            return
+        held = connection.zmtp.held + len(connection.unsent)
+        self._held += held - connection.held
+        connection.held = held
+        while self._memory and self._held > self._memory:
+            heaviest = max(self._connections.values(), key=lambda one: one.held)
+            self.overweight += 1
+            _log.warning(
+                "clients took too much memory: the connection that took most was closed",
+                peer=heaviest.peer,
+                bytes=heaviest.held,
+            )
+            self._close(heaviest)
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTS):
+            try:
+                accepted = self._listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._no_room(error)
+                return
+            self._admit(accepted)
+
+    def _admit(self, accepted: socket.socket) -> None:
+        accepted.setblocking(False)
+        connection = _Connection(next(self._numbers), accepted, self._limits)
+        if len(self._strangers) >= STRANGERS:
+            self._close(self._least(connection.uid))
+        self._connections[connection.number] = connection
+        self._by_descriptor[connection.descriptor] = connection
+        self._strangers[connection.number] = connection
+        self._accepted.append(connection.number)
+        self._epoll.register(connection.descriptor, _IN)
+        # Before anything is heard: libzmq sends 10 bytes and waits.
+        self._reply(connection, GREETING)
+
+    def _least(self, uid: int | None = None) -> _Connection:
+        """The oldest stranger of the user who has most of them, with one more of `uid`."""
+        users = Counter(one.uid for one in self._strangers.values())
+        if uid is not None:
+            users[uid] += 1
+        most = max(users, key=lambda one: users[one])
+        return next(one for one in self._strangers.values() if one.uid == most)
+
+    def _no_room(self, error: OSError) -> None:
+        """Make room for one that waits to be accepted, or let it wait for a while."""
+        if self._strangers:
+            self._close(self._least())
+            return
+        _log.warning("no connection could be taken", reason=error.strerror)
+        # It would be told of without a pause.
+        self._accepts = False
+        self._epoll.modify(self._listener.descriptor, 0)
+
+    def _close(self, connection: _Connection) -> None:
+        if self._connections.pop(connection.number, None) is None:
+            return
+        del self._by_descriptor[connection.descriptor]
+        self._held -= connection.held
+        if self._strangers.pop(connection.number, None) is None:
+            self._closed.append(connection.number)
+        self._epoll.unregister(connection.descriptor)
+        connection.socket.close()
