@@ -15,6 +15,7 @@ from hearth_client import AsyncClient, Client, ConnectionLost, ConnectionTimeout
 from hearth_client.keys import read_key_file
 
 from actors.arena import Arena
+from daemon.door import curve_socket
 from daemon.door.keys import add_client, make_server_keys, read_keys, remove_client
 from tests.daemon.door.harness import BACKENDS, Harness, greet, hear, running_door, say, until
 from tests.daemon.door.test_hostile import ended
@@ -44,7 +45,9 @@ def counts(door: Harness) -> tuple[int, int, int]:
 
 
 @contextmanager
-def raw_tcp(door: Harness, key: Path | None) -> Iterator[zmq.Socket[bytes]]:
+def raw_tcp(
+    door: Harness, key: Path | None, routing_id: bytes = b""
+) -> Iterator[zmq.Socket[bytes]]:
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.RCVTIMEO, 5000)
@@ -53,6 +56,8 @@ def raw_tcp(door: Harness, key: Path | None) -> Iterator[zmq.Socket[bytes]]:
             socket.setsockopt(zmq.CURVE_SERVERKEY, own.server.encode())
             socket.setsockopt(zmq.CURVE_PUBLICKEY, own.public.encode())
             socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret.encode())
+        if routing_id:
+            socket.setsockopt(zmq.ROUTING_ID, routing_id)
         socket.connect(address_of(door))
         yield socket
 
@@ -101,26 +106,30 @@ async def test_the_asyncio_client_comes_by_tcp_too(folder: Path, key: Path) -> N
             await AsyncClient(address_of(door), client_key=key).connect()
 
 
-def test_one_identity_on_both_sockets_is_two_sessions(folder: Path, key: Path) -> None:
-    with running_door(keys=read_keys(folder)) as door, zmq.Context() as context:
-        own = read_key_file(key)
-        clients = [context.socket(zmq.DEALER) for _ in range(2)]
-        for client in clients:
-            client.setsockopt(zmq.ROUTING_ID, b"same")
-            client.setsockopt(zmq.LINGER, 0)
-            client.setsockopt(zmq.RCVTIMEO, 5000)
-        clients[1].setsockopt(zmq.CURVE_SERVERKEY, own.server.encode())
-        clients[1].setsockopt(zmq.CURVE_PUBLICKEY, own.public.encode())
-        clients[1].setsockopt(zmq.CURVE_SECRETKEY, own.secret.encode())
-        clients[0].connect(f"ipc://{door.path}")
-        clients[1].connect(address_of(door))
-        for number, client in enumerate(clients):
-            assert greet(client)["t"] == "welcome"
-            say(client, {"t": "tokenize", "id": "a", "text": "ab"[number]})
-        assert [hear(client)["tokens"] for client in clients] == [[97], [98]]
-        assert door.sessions() == 2
-        for client in clients:
-            client.close()
+@pytest.mark.parametrize("routing_id", [b"robot", b"\0abcd"], ids=["a name", "as ZeroMQ gives"])
+def test_who_chooses_a_routing_id_is_told_and_closed(
+    folder: Path, key: Path, routing_id: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(curve_socket, "_SILENT_S", 0.3)
+    with running_door(keys=read_keys(folder)) as door, raw_tcp(door, key) as plain:
+        socket = door.door._socket.tcp
+        assert socket is not None
+        greet(plain)
+        if routing_id.startswith(b"\0"):
+            routing_id = b"\0" + ((socket._first + 1000) % (1 << 32)).to_bytes(4, "big")
+        with raw_tcp(door, key, routing_id=routing_id) as client:
+            for message in ({"t": "hello", "proto": [1]}, {"t": "status", "id": "s"}):
+                say(client, message)
+                error = hear(client)
+                assert (error["code"], error["field"]) == ("unsupported_option", "routing_id")
+                assert "id" not in error
+            watch = client.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+            assert watch.poll(5000), "it has been closed"
+            client.disable_monitor()
+            watch.close()
+        assert door.sessions() == 1
+        say(plain, {"t": "tokenize", "id": "t", "text": "a"})
+        assert hear(plain)["tokens"] == [97]
 
 
 def test_who_is_not_listed_is_refused_at_once_and_counted(folder: Path, key: Path) -> None:
