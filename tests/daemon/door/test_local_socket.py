@@ -1,0 +1,290 @@
+from __future__ import annotations
+
+import errno
+import socket as sockets
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+from hearth_client import Client, ConnectionLost
+
+from actors.arena import Arena
+from bench.faults.raw_peer import connected_peer, connection, has_ended, send_message
+from daemon.door import local_socket
+from daemon.door.listener import Listener, open_listener
+from daemon.door.local_socket import LocalSocket
+from daemon.door.settings import DoorSettings
+from daemon.door.socket import Received
+from daemon.door.zmtp import header
+from tests.daemon.door.harness import greet, hear, running_door, say, until
+
+BEATS = {zmq.HEARTBEAT_IVL: 20, zmq.HEARTBEAT_TIMEOUT: 1000}
+PEERS: list[tuple[int, dict[int, Any]]] = [
+    (zmq.DEALER, {}),
+    (zmq.DEALER, BEATS),
+    (zmq.DEALER, {zmq.ROUTING_ID: b"robot"}),
+    (zmq.DEALER, {zmq.ROUTING_ID: b"\0\x6b\x8b\x45\x67", **BEATS}),
+    (zmq.REQ, {}),
+    (zmq.REQ, {zmq.ROUTING_ID: b"x" * 255, **BEATS}),
+]
+
+
+class Door:
+    """A local socket and what it has received."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.listener: Listener = open_listener(str(folder / "s"), {})
+        self.socket = LocalSocket(self.listener, DoorSettings(**settings), count(2, 2))
+        self.path = folder / "s"
+        self.heard: list[Received] = []
+
+    def take(self) -> None:
+        """Receive all that is there now."""
+        while (received := self.socket.receive()) is not None or self.socket.pending:
+            if received is not None:
+                self.heard.append(received)
+
+    def until(self, condition: Any) -> None:
+        """Receive until it is so."""
+
+        def met() -> bool:
+            self.take()
+            return bool(condition())
+
+        until(met)
+
+    def session(self, peer: sockets.socket) -> int:
+        """The connection of a peer that has sent something, with a session from now on."""
+        before = len(self.heard)
+        send_message(peer, b"hi")
+        self.until(lambda: len(self.heard) > before)
+        self.socket.session_began(self.heard[-1].connection)
+        return self.heard[-1].connection
+
+
+@pytest.fixture
+def door(short_folder: Path) -> Iterator[Door]:
+    made = Door(short_folder)
+    yield made
+    made.socket.close()
+
+
+@pytest.mark.parametrize(("kind", "options"), PEERS)
+def test_peers_of_libzmq_are_served_and_stay(kind: int, options: dict[int, Any]) -> None:
+    with running_door() as door, zmq.Context() as context, context.socket(kind) as client:
+        for option, value in {zmq.LINGER: 0, zmq.RCVTIMEO: 5000, **options}.items():
+            client.setsockopt(option, value)
+        watch = client.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        client.connect(f"ipc://{door.path}")
+        assert greet(client)["t"] == "welcome"
+        if zmq.HEARTBEAT_IVL in options:
+            assert not watch.poll(1200), "PINGs are answered"
+        say(client, {"t": "tokenize", "id": "t", "text": "a"})
+        assert hear(client)["tokens"] == [97]
+        client.disable_monitor()
+        watch.close()
+
+
+@pytest.mark.parametrize("kind", [zmq.SUB, zmq.DEALER])
+def test_who_is_no_client_is_left_and_a_dealer_comes_again(kind: int, door: Door) -> None:
+    with zmq.Context() as context, context.socket(kind) as client:
+        client.setsockopt(zmq.LINGER, 0)
+        client.setsockopt(zmq.RECONNECT_IVL, 1)
+        watch = client.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        client.connect(f"ipc://{door.path}")
+        if kind == zmq.DEALER:
+            client.send(b"one")
+            door.until(lambda: door.heard)
+            door.socket._close(door.socket._connections[door.heard[0].connection])
+            client.send(b"two")
+            door.until(lambda: len(door.heard) == 2)
+            assert [one.data for one in door.heard] == [b"one", b"two"]
+            assert door.heard[0].connection != door.heard[1].connection
+        else:
+            door.until(lambda: watch.poll(0))
+            assert not door.heard
+        client.disable_monitor()
+        watch.close()
+
+
+def test_pictures_of_9_mb_arrive_between_heartbeats() -> None:
+    side, size = 3000, 3000 * 3000
+    frames = [bytes([number]) * size for number in range(3)]
+    limits: dict[str, Any] = {"images": 3, "image_bytes": size, "request_image_bytes": 4 * size}
+    arena = Arena.create("test", 4 * size)
+    parts = [
+        {"type": "image", "frame": frame, "encoding": "mono8", "width": side, "height": side}
+        for frame in (1, 2, 3)
+    ]
+    turn = {"role": "user", "content": [*parts, {"type": "text", "text": "hang"}]}
+    with (
+        running_door(arena=arena, **limits) as door,
+        zmq.Context() as context,
+        context.socket(zmq.DEALER) as client,
+    ):
+        beats = {zmq.HEARTBEAT_IVL: 1, zmq.HEARTBEAT_TIMEOUT: 9000}
+        for option, value in {zmq.LINGER: 0, zmq.RCVTIMEO: 9000, **beats}.items():
+            client.setsockopt(option, value)
+        client.connect(f"ipc://{door.path}")
+        greet(client)
+        say(client, {"t": "generate", "id": "g", "messages": [turn]}, *frames)
+        assert hear(client)["t"] == "accepted"
+        visuals = door.actors.prepared[0].visuals
+        assert [arena.view(one.frames[0].slot) == frames[n] for n, one in enumerate(visuals)] == [
+            True
+        ] * 3
+    arena.close()
+
+
+def test_clients_come_back_to_a_daemon_that_was_restarted(short_folder: Path) -> None:
+    path = short_folder / "s"
+    with running_door(path=path) as door:
+        client = Client(door.path)
+        assert client.tokenize("a") == [97]
+    with running_door(path=path), client:
+        until(lambda: answered(client))
+
+
+def answered(client: Client) -> bool:
+    try:
+        return client.tokenize("b") == [98]
+    except ConnectionLost:
+        return False
+
+
+def test_a_message_says_whose_it_is_and_numbers_are_not_used_again(door: Door) -> None:
+    seen = []
+    for _ in range(3):
+        with connected_peer(door.path) as peer:
+            seen.append(door.session(peer))
+        door.until(lambda: door.socket.take_closed() == [seen[-1]])
+        assert door.socket.send(seen[-1], b"late", delimited=False) == "gone"
+    assert seen == [2, 4, 6]
+    assert {one.peer for one in door.heard} == {f"uid:{local_uid()}"}
+
+
+def local_uid() -> int:
+    return Path("/proc/self").stat().st_uid
+
+
+def test_what_a_peer_does_not_read_is_kept_to_one_answer(door: Door) -> None:
+    with connected_peer(door.path) as peer:
+        number = door.session(peer)
+        answers = [bytes([index]) * 100_000 for index in range(100)]
+        sent = 0
+        while door.socket.send(number, answers[sent], delimited=False) == "sent":
+            sent += 1
+        assert 0 < sent < 50
+        # A PING is answered behind what waits, and no more PINGs are than are bounded.
+        peer.sendall(b"\x04\x07\x04PING\0\0" * 1000)
+        door.take()
+        (kept,) = door.socket._connections.values()
+        assert 0 < len(kept.unsent) < 110_000
+        data, wanted = bytearray(), b"".join(header(100_000) + one for one in answers[:sent])
+        peer.setblocking(False)
+        while not data.endswith(b"\x04\x05\x04PONG") or wanted not in data:
+            door.take()
+            try:
+                data += peer.recv(1 << 16)
+            except BlockingIOError:
+                continue
+        assert door.socket.send(number, b"x", delimited=True) == "sent"
+        door.take()
+        assert not kept.unsent
+
+
+def test_the_last_answers_leave_when_it_closes(short_folder: Path) -> None:
+    door = Door(short_folder)
+    with connected_peer(door.path) as peer, connected_peer(door.path) as deaf:
+        number = door.session(peer)
+        assert door.socket.send(number, b"x" * 4_000_000 + b"end", delimited=False) == "sent"
+        assert door.socket.send(door.session(deaf), b"x" * 4_000_000, delimited=False) == "sent"
+        closing = threading.Thread(target=door.socket.close)
+        closing.start()
+        data = bytearray()
+        while part := peer.recv(1 << 16):
+            data += part
+        assert data.endswith(b"xend")
+        closing.join(10)
+    assert not door.path.exists()
+
+
+def test_who_does_not_shake_hands_in_time_is_left(short_folder: Path) -> None:
+    door = Door(short_folder, handshake_s=2.0)
+    with connection(door.path) as silent, connected_peer(door.path) as peer:
+        number = door.session(peer)
+        door.socket.tick(100.0)
+        door.socket.tick(101.9)
+        assert not has_ended(silent)
+        door.socket.tick(102.0)
+        assert has_ended(silent)
+        assert door.socket.send(number, b"x", delimited=False) == "sent"
+    door.socket.close()
+
+
+def test_a_user_with_fewer_connections_is_not_put_out_by_one_with_many(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_socket, "STRANGERS", 4)
+    with ExitStack() as stack:
+        other = stack.enter_context(connection(door.path))
+        door.until(lambda: door.socket._connections)
+        for one in door.socket._connections.values():
+            one.uid = 7
+        mine = [stack.enter_context(connection(door.path)) for _ in range(10)]
+        door.until(lambda: sum(map(has_ended, mine)) == 7)
+        assert [has_ended(one) for one in mine] == [True] * 7 + [False] * 3
+        assert not has_ended(other)
+
+
+def test_without_handles_the_oldest_stranger_leaves_and_then_others_wait(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with connected_peer(door.path) as peer, connection(door.path) as stranger:
+        number = door.session(peer)
+        until_there = lambda: len(door.socket._connections) == 2  # noqa: E731
+        door.until(until_there)
+        accept = door.listener.accept
+
+        def refuse() -> sockets.socket:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        monkeypatch.setattr(door.listener, "accept", refuse)
+        with connection(door.path) as late:
+            door.until(lambda: has_ended(stranger))
+            door.until(lambda: not door.socket._accepts)
+            assert door.socket._epoll.poll(0) == [], "nothing turns meanwhile"
+            assert door.socket.send(number, b"x", delimited=False) == "sent"
+            monkeypatch.setattr(door.listener, "accept", accept)
+            door.socket.tick(1.0)
+            door.until(until_there)
+            assert not has_ended(late)
+
+
+def test_a_flood_leaves_others_each_second_turn(door: Door) -> None:
+    with connected_peer(door.path) as flood, connected_peer(door.path) as peer:
+        loud, quiet = door.session(flood), door.session(peer)
+        door.heard.clear()
+        flood.sendall((header(2) + b"xx") * 5000)
+        for _ in range(3):
+            send_message(peer, b"hi")
+        order = []
+        while (received := door.socket.receive()) is not None:
+            order.append(received.connection)
+        assert (order.count(loud), order.count(quiet)) == (5000, 3)
+        assert [place for place, one in enumerate(order) if one == quiet][-1] < 10
+
+
+def test_garbage_behind_the_handshake_harms_nobody(door: Door) -> None:
+    with connected_peer(door.path) as peer, connected_peer(door.path) as junk:
+        number = door.session(peer)
+        junk.sendall(msgspec.msgpack.encode({"t": "hello"}) * 10)
+        door.until(lambda: has_ended(junk))
+        assert door.socket.take_closed() == []
+        assert door.socket.send(number, b"x", delimited=False) == "sent"
