@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import time
 from bisect import insort
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 
 import structlog
@@ -48,6 +49,9 @@ PROGRESS_S = 1.0
 """Seconds between two signs of progress, while working and while waiting."""
 FAILURE_LIMIT = 3
 """Failures in a row that left no row, before the executor asks to be replaced by ending."""
+DOUBT_S = 5.0
+_PROMPTS = 2
+_CERTAIN_S = 60.0
 _EARLY = 4096
 _LOOK_S = 0.0001
 # A wait for mail counts whole milliseconds.
@@ -56,11 +60,49 @@ _order = attrgetter("order")
 _log = structlog.get_logger("executor")
 
 
+class Doubts:
+    """Whether the engine has to show again that it computes its model; no clock, no I/O.
+
+    That is so where rows of two prompts or more have ended with numbers that are not finite, and
+    none well between them. Rows that run when it is due have `DOUBT_S` to end, and are a good sign
+    where they have not.
+    """
+
+    def __init__(self) -> None:
+        self._prompts: set[int] = set()
+        self._due = 0.0
+        self._since: float | None = None
+
+    def ended(self, rows: Iterable[tuple[int, bool]], now: float) -> None:
+        """Rows without an adapter have ended: a hash of each one's prompt, and whether well."""
+        for prompt, well in rows:
+            if well:
+                self._prompts.clear()
+                self._since = None
+            elif now >= self._due:
+                self._prompts.add(prompt)
+        if self._since is None and len(self._prompts) >= _PROMPTS:
+            self._since = now
+
+    def due(self, now: float) -> bool:
+        """Whether no row is to be placed until it has been asked."""
+        if self._since is not None and now - self._since > DOUBT_S:
+            self.settled(now)
+        return self._since is not None
+
+    def settled(self, now: float) -> None:
+        """It has been asked, or runs too well to be: it is not asked again for a while."""
+        self._prompts.clear()
+        self._since = None
+        self._due = now + _CERTAIN_S
+
+
 class ExecutorActor:
     """Steps the rows that have places, on one thread, and reads its inboxes between two steps.
 
     It owns the mailboxes that it is given, except `to_supervisor`. Every row that it is offered is
-    answered once, under the number of this `incarnation`.
+    answered once, under the number of this `incarnation`. `ask` has the engine give its known
+    answer, or raises `wrong_answer`; None where it has none.
     """
 
     def __init__(
@@ -74,6 +116,7 @@ class ExecutorActor:
         to_supervisor: Sender[SupervisorMessage],
         runtime: BatchRuntime,
         tower: ExecutorTower | None = None,
+        ask: Callable[[], None] | None = None,
     ) -> None:
         self._name = name
         self._incarnation = incarnation
@@ -84,6 +127,7 @@ class ExecutorActor:
         self._runtime = runtime
         self._tower = tower or ExecutorTower(incarnation)
         self._rows = PlacedRows(incarnation)
+        self._ask, self._doubts = ask, Doubts()
         self._adapters = ExecutorAdapters(name, runtime, to_supervisor)
         # In the order in which they get places.
         self._offered: list[Offered] = []
@@ -99,7 +143,7 @@ class ExecutorActor:
     def run(self) -> None:
         """Work until told to stop; raises HearthError when going on makes no sense.
 
-        That is after `device_lost`, at once, and after a few failures in a row.
+        That is after `device_lost` and `wrong_answer`, at once, and after a few failures in a row.
         """
         with self._inbox, self._control, self._to_tokenizer:
             while True:
@@ -115,6 +159,8 @@ class ExecutorActor:
                     self._return_offered()
                     if not self._runtime.active:
                         return
+                elif self._ask is not None and self._doubts.due(time.monotonic()):
+                    self._ask_again(self._ask)
                 elif self._offered:
                     self._place()
                 if self._runtime.active:
@@ -223,6 +269,14 @@ class ExecutorActor:
         if len(self._early) > _EARLY:
             del self._early[next(iter(self._early))]
 
+    def _ask_again(self, ask: Callable[[], None]) -> None:
+        """Compare the known answer as at the start, once no row runs."""
+        if self._runtime.active:
+            return
+        _log.warning("rows gave no finite numbers: the known answer is asked again")
+        ask()
+        self._doubts.settled(time.monotonic())
+
     def _give_back(self) -> None:
         """Let the released rows leave that have decoded for long enough."""
         unpaid, given_back = dict[int, bool](), []
@@ -277,7 +331,8 @@ class ExecutorActor:
             else:
                 self._fail(rids, error)
         else:
-            self._rows.place(rids, numbers, time.monotonic())
+            prompts = [_prompt_of(one) for one in chosen]
+            self._rows.place(rids, numbers, time.monotonic(), prompts)
             self._switches += self._runtime.adapter != before
             self._tell(RowsPlaced(self._incarnation, rids))
 
@@ -307,6 +362,7 @@ class ExecutorActor:
         placed = len(self._rows)
         failed = self._rows.take_failed(result)
         step = self._rows.record(result)
+        self._doubts.ended(self._rows.ended, result.ended)
         if step is not None:
             self._tell(step)
         if result.failure is not None:
@@ -370,6 +426,12 @@ class ExecutorActor:
 
 
 _SHUTTING_DOWN = HearthError("shutting_down", "the daemon stops: send the request again later")
+
+
+def _prompt_of(one: Offered) -> int | None:
+    """A hash of a row's prompt; None where it has an adapter."""
+    row = one.row
+    return None if row.options.adapter else hash(tuple(row.token_ids[: row.prompt_length]))
 
 
 def _as_failure(error: Exception) -> HearthError:

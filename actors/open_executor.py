@@ -48,6 +48,7 @@ def open_executor(host: Host, settings: ExecutorSettings) -> ReadyActor:
         to_supervisor=host.to_supervisor,
         runtime=runtime,
         tower=_tower(addresses.incarnation, runtime, settings),
+        ask=_asking(runtime, settings),
     )
 
     def run() -> None:
@@ -135,19 +136,31 @@ def _warm_up(runtime: LLMInferenceRuntime) -> None:
 
 def _check_answer(runtime: LLMInferenceRuntime, settings: ExecutorSettings) -> None:
     """Ready also means that the engine computes its model, as far as it has a known answer."""
-    answer = answer_of(Path(settings.engine), runtime.config, settings.options.weights)
-    if answer is None:
-        simulated = runtime.config.backend == "simulated"
-        reason = "the engine is simulated" if simulated else "the engine folder has none"
-        _log.info("no known answer to compare with", reason=reason)
-    elif not settings.options.verify:
-        _log.warning("the known answer is not compared", reason="verify is off")
-    else:
-        report = runtime.check_answer(answer)
-        _log.info("the known answer is right", **structs.asdict(report), meaning=report.meaning)
+    ask = _asking(runtime, settings)
+    if ask is not None:
+        ask()
         if runtime.tower is not None:
             given = check_tower_answer(runtime.tower, Path(settings.engine) / VISION_FOLDER)
             _log.info("the vision tower's known answer is right", **structs.asdict(given))
+    elif not settings.options.verify:
+        _log.warning("the known answer is not compared", reason="verify is off")
+    else:
+        simulated = runtime.config.backend == "simulated"
+        reason = "the engine is simulated" if simulated else "the engine folder has none"
+        _log.info("no known answer to compare with", reason=reason)
+
+
+def _asking(runtime: LLMInferenceRuntime, settings: ExecutorSettings) -> Callable[[], None] | None:
+    """Have the engine give its known answer, or raise `wrong_answer`; None where there is none."""
+    answer = answer_of(Path(settings.engine), runtime.config, settings.options.weights)
+    if answer is None or not settings.options.verify:
+        return None
+
+    def ask() -> None:
+        report = runtime.check_answer(answer)
+        _log.info("the known answer is right", **structs.asdict(report), meaning=report.meaning)
+
+    return ask
 
 
 def _adapters(runtime: LLMInferenceRuntime) -> dict[str, str]:

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from actors.messages import RequestRound, Step
 from runtime.decoding.batch_runtime import StepResult
@@ -14,13 +15,18 @@ class _Row:
     rid: int
     number: int
     placed: float
+    prompt: int | None
     prefill_from: float
     prefill_s: float = 0.0
     decode_from: float | None = None
 
 
 class PlacedRows:
-    """Which request has which row of the runtime, and what it has paid; no I/O."""
+    """Which request has which row of the runtime, and what it has paid; no I/O.
+
+    `ended` are rows without an adapter that the last step has ended: a hash of the prompt, and
+    whether the end was a good one.
+    """
 
     def __init__(self, incarnation: int) -> None:
         self._incarnation = incarnation
@@ -28,6 +34,7 @@ class PlacedRows:
         self._by_rid: dict[int, _Row] = {}
         self._prefill_s = 0.0
         self._decode_s = 0.0
+        self.ended: list[tuple[int, bool]] = []
 
     def __len__(self) -> int:
         return len(self._by_rid)
@@ -43,10 +50,19 @@ class PlacedRows:
         row = self._by_rid.get(rid)
         return None if row is None else row.number
 
-    def place(self, rids: Iterable[int], numbers: Sequence[int], now: float) -> None:
-        """The runtime has admitted these requests under these numbers."""
-        for rid, number in zip(rids, numbers, strict=True):
-            row = _Row(rid, number, now, self._prefill_s)
+    def place(
+        self,
+        rids: Sequence[int],
+        numbers: Sequence[int],
+        now: float,
+        prompts: Sequence[int | None] = (),
+    ) -> None:
+        """The runtime has admitted these requests under these numbers.
+
+        `prompts` are hashes of the prompts of rows without an adapter.
+        """
+        for rid, number, prompt in zip_longest(rids, numbers, prompts):
+            row = _Row(rid, number, now, prompt, self._prefill_s)
             self._by_rid[rid] = self._by_number[number] = row
 
     def remove(self, rid: int) -> int | None:
@@ -80,6 +96,7 @@ class PlacedRows:
     def record(self, result: StepResult) -> Step | None:
         """Take note of a step; the message that tells of its tokens, if there are any."""
         taken = result.ended - result.started
+        self.ended = []
         if result.kind == "prefill":
             self._prefill_s += taken
         elif result.kind != "tower":
@@ -99,7 +116,9 @@ class PlacedRows:
                 row.prefill_s = self._prefill_s - row.prefill_from
                 row.decode_from = self._decode_s
                 placed[row.rid] = row.placed
-        for rid, token in zip(rids, result.tokens, strict=True):
+        for row, token in zip(rows, result.tokens, strict=True):
             if token.finish is not None or token.error is not None:
-                self.remove(rid)
+                if row.prompt is not None and token.error in (None, "non_finite"):
+                    self.ended.append((row.prompt, token.error is None))
+                self.remove(row.rid)
         return Step(self._incarnation, rids, result.tokens, result.ended, placed, rounds, cached)

@@ -70,8 +70,7 @@ class FileWatch:
         """The actor that has read them works."""
         self._good = self._loaded
 
-    @property
-    def others(self) -> bool:
+    def are_others(self) -> bool:
         """Whether the files of this start are others than those that worked last."""
         return bool(self._good) and _contents(self._loaded) != _contents(self._good)
 

@@ -279,7 +279,7 @@ class Supervisor:
                 self._tell.adapter(message)
             case ActorFailed(_, code, text, field):
                 error = HearthError(known_code(code), text, field)
-                self._policy.failed(error, others=self._files.others)
+                self._policy.failed(error, others=self._files.are_others())
                 # One that never worked ends the daemon, whose last line says the same.
                 if self._policy.was_ready:
                     _log.error("actor failed", actor=self._name, code=code, reason=text)

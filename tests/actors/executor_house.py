@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -124,7 +124,11 @@ class House:
 
 
 @contextmanager
-def open_house(runtime: BatchRuntime, tower: TowerMemory | None = None) -> Iterator[House]:
+def open_house(
+    runtime: BatchRuntime,
+    tower: TowerMemory | None = None,
+    ask: Callable[[], None] | None = None,
+) -> Iterator[House]:
     """An executor of this runtime; it is stopped in the end."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 
@@ -144,6 +148,7 @@ def open_house(runtime: BatchRuntime, tower: TowerMemory | None = None) -> Itera
         to_supervisor=to_supervisor,
         runtime=runtime,
         tower=ExecutorTower(INCARNATION, tower),
+        ask=ask,
     )
     made = House(
         work=connect("work"),

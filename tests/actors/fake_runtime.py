@@ -23,7 +23,7 @@ class FakeRuntime:
     Of a row whose first token is in `cached` so many tokens come from the prefix cache.
 
     `before_step` may wait or raise; `before_admit` may raise. Rows whose first token is in
-    `spoiled` fail with `spoil` in their prefill.
+    `spoiled` fail with `spoil` in their prefill, those of `poisoned` by themselves.
     """
 
     def __init__(self, places: int = 8) -> None:
@@ -31,6 +31,7 @@ class FakeRuntime:
         self.before_step: Callable[[int], None] = lambda _step: None
         self.before_admit: Callable[[], None] = lambda: None
         self.spoiled: set[int] = set()
+        self.poisoned: set[int] = set()
         self.spoil = HearthError("out_of_memory", "no room")
         self.rows: dict[int, RowRequest] = {}
         self.generated: dict[int, list[int]] = {}
@@ -128,6 +129,10 @@ class FakeRuntime:
             if joining and row.token_ids[0] in self.spoiled:
                 result.failure = self.spoil
                 result.tokens.append(RowToken(number, -1, error=self.spoil.code))
+                del self.rows[number]
+                continue
+            if row.token_ids[0] in self.poisoned:
+                result.tokens.append(RowToken(number, -1, error="non_finite"))
                 del self.rows[number]
                 continue
             if joining and row.token_ids[0] in self.cached:
