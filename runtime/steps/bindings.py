@@ -111,9 +111,16 @@ class StepBindings:
         self.executor.expect_addresses(-1)
 
     def set(self, name: str, tensor: Tensor) -> None:
-        """Bind another tensor from the next step on; what was captured with the old one stays."""
+        """Bind another tensor from the next step on; what was captured with the old one is freed."""
+        self.executor.forget(list(self._maps.values()))
         for tensors in self._maps.values():
             tensors.set(name, tensor)
+
+    def capture_again(self) -> None:
+        """Capture all that was captured, where that runs nothing, as on a CPU."""
+        for profile, dims in self._captured:
+            for _ in self.each_set(profile, dims):
+                self.executor.capture_graph(self.stream)
 
     def keep(self, rows: int, tokens: int, first: int | None = None) -> None:
         """Write the new cache rows, of `tokens` tokens each, of a step's first `rows` rows.

@@ -146,9 +146,10 @@ class LLMEngineRunner:
     def set_lm_head_weights(self, name: str, tensor: Tensor) -> None:
         """Let other numbers give the logits from the next step on, while none is under way.
 
-        It takes an engine with external weights. One that binds them is bound anew; any other is
-        opened again, and has to be captured again. Raises `unsupported_option` and
-        `invalid_value` as `ExternalWeightManager.set_lm_head_weights` does.
+        It takes an engine with external weights. One that binds them is bound anew, any other is
+        opened again; what was captured is captured again. On a GPU, where that runs steps, it is
+        refused once steps are captured. Raises `unsupported_option` for that, and as
+        `ExternalWeightManager.set_lm_head_weights` does, and `invalid_value` as that does.
         """
         weights = self._resources.external_weights
         if weights is None:
@@ -157,11 +158,18 @@ class LLMEngineRunner:
                 "this engine holds its weights itself: export it with --external-weights",
                 name,
             )
+        if self._device.kind == "cuda" and self.executor.counters.captures:
+            raise HearthError(
+                "unsupported_option",
+                "the steps are captured with the head that they have: set another one before",
+                name,
+            )
         weights.set_lm_head_weights(name, tensor)
         if weights.bound:
             self._steps.set(name, tensor)
         else:
             self.executor.reopen(weights)
+        self._steps.capture_again()
 
     @property
     def loaded_weights(self) -> Loaded | None:

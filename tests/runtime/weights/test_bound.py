@@ -133,6 +133,12 @@ class HeadOf:
                 given += [top.logprob for top in token.top]
         return given
 
+    @property
+    def graphs(self) -> tuple[int, int]:
+        """Steps launched from a captured graph, and others."""
+        counters = self.runner.executor.counters
+        return counters.hits, counters.misses
+
     def set(self, array: NDArray[Any]) -> None:
         self.runner.set_lm_head_weights(self.name, Tensor(self.name, array))
 
@@ -158,6 +164,41 @@ def test_other_numbers_give_the_logits_and_the_first_ones_again(
         with pytest.raises(HearthError) as caught:
             head.runner.set_lm_head_weights("head", Tensor("head", head.array))
         assert (caught.value.code, caught.value.field) == ("invalid_value", "head")
+        assert head.tops() == first
+    finally:
+        head.runtime.close()
+
+
+@pytest.mark.parametrize("kind", ["bound", "outside"])
+def test_steps_are_launched_from_graphs_with_another_head_too(
+    tmp_path: Path, made: Made, kind: str
+) -> None:
+    engine = made.engine if kind == "bound" else export(made.model, tmp_path / "engine")
+    head, taken = HeadOf(engine), []
+    try:
+        for array in (None, np.zeros_like(head.array), head.array.copy()):
+            if array is not None:
+                head.set(array)
+            hits, misses = head.graphs
+            head.tops()
+            taken.append((head.graphs[0] - hits, head.graphs[1] - misses))
+    finally:
+        head.runtime.close()
+    assert taken[0][0] > 0
+    assert taken == [taken[0]] * 3
+
+
+def test_a_head_is_set_before_the_steps_of_a_gpu_are_captured(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = HeadOf(made.engine)
+    try:
+        first = head.tops()
+        monkeypatch.setattr(head.runner._device, "kind", "cuda")
+        with pytest.raises(HearthError, match="captured") as caught:
+            head.set(np.zeros_like(head.array))
+        assert (caught.value.code, caught.value.field) == ("unsupported_option", head.name)
+        monkeypatch.undo()
         assert head.tops() == first
     finally:
         head.runtime.close()
