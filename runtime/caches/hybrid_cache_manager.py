@@ -6,18 +6,21 @@ from numpy.typing import NDArray
 
 from runtime.arrangement import Arrangement, RowMove
 from runtime.caches.kv_cache_manager import KVCacheManager
+from runtime.caches.rotary_rows import RotaryRows
 from runtime.config import LLMEngineRunnerConfig
 from runtime.device.device import Device
 from runtime.errors import HearthError
+from runtime.pictures.positions import PLAIN, RowPositions
 from runtime.tensors.registry import index_dtype
 from runtime.tensors.tensor import Tensor
 
 
 class RowPrefix(NamedTuple):
-    """What one row has in all caches after its first `length` tokens."""
+    """What one row has in all caches after its first `length` tokens, and where they stand."""
 
     length: int
     attention: list[NDArray[Any]]
+    positions: RowPositions = PLAIN
 
 
 class HybridCacheManager:
@@ -25,11 +28,13 @@ class HybridCacheManager:
 
     `lengths` [max batch] is the buffer that the engine reads as `kvcache_start_index`: committing
     tokens here is all that the next step needs. `row_lengths` are the same numbers on the host,
-    so that nothing waits for the device. Rows always have the first `batch` places.
+    so that nothing waits for the device. Rows always have the first `batch` places. `rotary` are
+    the tables of each row, of an engine that has such.
     """
 
     def __init__(self, config: LLMEngineRunnerConfig, device: Device) -> None:
         self.kv = KVCacheManager(config, device)
+        self.rotary: RotaryRows | None = None
         shape = (config.max_supported_batch_size,)
         self.lengths = device.zeros("kvcache_start_index", shape, index_dtype(config))
         self._ops = device.ops
@@ -117,12 +122,15 @@ class HybridCacheManager:
 
     def capture(self, row: int, length: int) -> RowPrefix:
         """Copy what row `row` has after its first `length` tokens."""
-        return RowPrefix(length, self.kv.capture(row, length))
+        positions = PLAIN if self.rotary is None else self.rotary.positions(row, length)
+        return RowPrefix(length, self.kv.capture(row, length), positions)
 
     def restore(self, row: int, prefix: RowPrefix) -> None:
         """Let row `row` continue after a captured prefix, in a bucket with room for it."""
         self.reserve(prefix.length)
         self.kv.restore(row, prefix.attention)
+        if self.rotary is not None:
+            self.rotary.place(row, prefix.positions)
         self.row_lengths[row] = prefix.length
         self._set_lengths(self.row_lengths)
 

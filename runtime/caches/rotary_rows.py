@@ -56,6 +56,19 @@ class RotaryRows:
         self._rows = [PLAIN] * batch
         self._fill()
 
+    def positions(self, row: int, length: int) -> RowPositions:
+        """Where the first `length` tokens of a row stand, and text behind them."""
+        prompt, delta = self._rows[row]
+        if length >= prompt.shape[1]:
+            return RowPositions(prompt, delta)
+        kept = prompt[:, :length]
+        return RowPositions(kept, int(kept.max(initial=-1)) + 1 - length)
+
+    def place(self, row: int, positions: RowPositions) -> None:
+        """Let the tokens of a row stand elsewhere from now on."""
+        self._rows[row] = positions
+        self._fill()
+
     def _fill(self) -> None:
         for place, positions in enumerate(self._rows):
             if self._filled[place] is not positions:

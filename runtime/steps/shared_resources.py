@@ -76,6 +76,8 @@ class SharedResources:
             external.load(device, embedding)
         resources = cls([_create_caches(config, device)], embedding, external)
         resources.add_rope(config, folder, device)
+        if resources.rotary_rows:
+            resources.cache_managers[0].rotary = resources.rotary_rows[0]
         own = zero_bytes(config, config.max_supported_batch_size)
         allocate_zero_buffer(resources, max(_SMALLEST, own, zeros), device)
         if config.max_supported_lora_rank:
@@ -93,6 +95,8 @@ class SharedResources:
             raise HearthError("internal", "the base has a draft already")
         self.add_rope(config, folder, device)
         self.cache_managers.append(_create_caches(config, device))
+        if config.use_context_dependent_rope:
+            self.cache_managers[1].rotary = self.rotary_rows[-1]
         if VOCABULARY_FILE in config.files:
             self.full_ids = device.constant("full_ids", _load_full_ids(config, folder))
         self.draft_weights = ExternalWeightManager.open(folder, config)

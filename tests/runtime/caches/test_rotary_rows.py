@@ -5,6 +5,7 @@ import pytest
 from msgspec import structs
 
 from runtime.arrangement import Arrangement, RowMove, Seat
+from runtime.caches.hybrid_cache_manager import HybridCacheManager
 from runtime.caches.rotary_rows import RotaryRows
 from runtime.config import LLMEngineRunnerConfig, RopeConfig
 from runtime.device.cpu.cpu_device import CpuDevice
@@ -85,6 +86,28 @@ def test_tables_go_with_their_rows() -> None:
     rows.reset(3)
     for place in range(3):
         check(rows, place, None)
+
+
+def test_a_restored_prefix_stands_where_it_stood() -> None:
+    rows, _ = rotary_rows()
+    caches = HybridCacheManager(config(), CpuDevice())
+    caches.rotary = rows
+    picture = seeing(2, (1, 2, 3))
+    rows.rearrange(Arrangement.fresh([picture]))
+    caches.reset(1)
+    length = picture.prompt_length + 1
+    caches.commit([length])
+    whole, image, before = (caches.capture(0, one) for one in (length, 8, 2))
+    caches.reset(3)
+    rows.reset(3)
+    caches.restore(0, before)
+    caches.restore(1, image)
+    caches.restore(2, whole)
+    assert caches.row_lengths == [2, 8, length]
+    check(rows, 0, None)
+    # What follows a picture stands behind it, be it prompt or reply.
+    for place in (1, 2):
+        check(rows, place, picture)
 
 
 def test_rows_of_text_cost_nothing() -> None:
