@@ -1,6 +1,8 @@
+import json
 import math
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, NamedTuple
 
@@ -58,7 +60,8 @@ class TensorFile:
     """A safetensors file whose tensors are read one by one; one handle, however many they are.
 
     The constructor reads the header; it and `read` raise errors of `code`, with the file's name or
-    that of the tensor as the field. Whoever opens it closes it.
+    that of the tensor as the field. As the format asks, no name may stand twice, and each byte
+    behind the header is of one tensor. Whoever opens it closes it.
     """
 
     def __init__(self, path: Path, code: Code) -> None:
@@ -78,6 +81,7 @@ class TensorFile:
             self.tensors = {
                 name: self._stored(name, one, start, room) for name, one in entries.items()
             }
+            self._check_places(entries.values(), room)
         except (OSError, ValueError, msgspec.MsgspecError) as error:
             self.close()
             raise self._no_file(path) from error
@@ -112,6 +116,13 @@ class TensorFile:
             raise HearthError(self._code, text, name)
         return stored
 
+    def _check_places(self, entries: Iterable[_Entry], room: int) -> None:
+        try:
+            _check_places(entries, room)
+        except ValueError as error:
+            text = f"{self._name} has bytes that are of no tensor, or of two: save it again"
+            raise HearthError(self._code, text, self._name) from error
+
     def _no_file(self, path: Path) -> HearthError:
         return HearthError(self._code, f"{path} is missing or no safetensors file", path.name)
 
@@ -127,7 +138,21 @@ def open_regular(path: Path) -> BinaryIO:
 
 def _map(path: Path, name: str) -> NDArray[Any]:
     header, start = read_header(path)
-    return _mapped(path, msgspec.json.decode(header[name], type=_Entry), start)
+    header.pop("__metadata__", None)
+    entries = {one: msgspec.json.decode(raw, type=_Entry) for one, raw in header.items()}
+    _check_places(entries.values(), path.stat().st_size - start)
+    return _mapped(path, entries[name], start)
+
+
+def _check_places(entries: Iterable[_Entry], room: int) -> None:
+    """Raise ValueError unless the tensors fill `room` bytes side by side."""
+    end = 0
+    for begin, behind in sorted(entry.data_offsets for entry in entries):
+        if begin != end:
+            raise ValueError("tensors have something between them, or in common")
+        end = behind
+    if end != room:
+        raise ValueError("the tensors do not end with the file")
 
 
 def _mapped(path: Path, entry: _Entry, start: int) -> NDArray[Any]:
@@ -143,7 +168,7 @@ def _mapped(path: Path, entry: _Entry, start: int) -> NDArray[Any]:
 def read_header(path: Path) -> tuple[dict[str, msgspec.Raw], int]:
     """The header of a safetensors file, and the offset at which its data begin.
 
-    Raises OSError, ValueError or `msgspec.MsgspecError` for what is none.
+    Raises OSError, ValueError or `msgspec.MsgspecError` for what is none, or has a key twice.
     """
     with open_regular(path) as file:
         return _header_of(file)
@@ -156,6 +181,12 @@ def _header_of(file: BinaryIO) -> tuple[dict[str, msgspec.Raw], int]:
     data = file.read(length)
     try:
         header = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+        json.loads(data, object_pairs_hook=_unique)
     except RecursionError as error:
         raise ValueError("the header is too deep") from error
     return header, _LENGTH_BYTES + length
+
+
+def _unique(pairs: list[tuple[str, object]]) -> None:
+    if len({name for name, _ in pairs}) < len(pairs):
+        raise ValueError("a key stands twice in the header")

@@ -1,4 +1,6 @@
+import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +153,24 @@ def test_a_file_that_is_cut_short_names_a_tensor(tmp_path: Path) -> None:
     with pytest.raises(HearthError, match="cut short") as caught:
         read_peft(folder, adapter_config())
     assert caught.value.code == "adapter_invalid"
+
+
+def twice(data: bytes) -> bytes:
+    """The file with the first key of its header a second time."""
+    length = int.from_bytes(data[:8], "little")
+    key, value = next(iter(json.loads(data[8 : 8 + length]).items()))
+    more = data[8 : 8 + length].rstrip()[:-1] + f",{json.dumps(key)}:{json.dumps(value)}}}".encode()
+    return len(more).to_bytes(8, "little") + more + data[8 + length :]
+
+
+@pytest.mark.parametrize("change", [lambda data: data + bytes(4096), twice], ids=["tail", "twice"])
+def test_a_file_that_says_less_or_more_than_it_holds_is_refused(
+    tmp_path: Path, change: Callable[[bytes], bytes]
+) -> None:
+    folder = write_peft(BASE, tmp_path / "one")
+    path = folder / "adapter_model.safetensors"
+    path.write_bytes(change(path.read_bytes()))
+    refused(folder, path.name)
 
 
 def test_a_file_that_is_cut_while_it_is_read_ends_nobody(

@@ -63,6 +63,11 @@ def _entry(**changes: Any) -> dict[str, Any]:
         _file(_entry(data_offsets=[10**30, 0])),
         _file(_entry(shape=[10**30])),
         _file(b'{"embedding":' + b"[" * 100_000),
+        _file(_entry(), body=bytes(9)),
+        _file(_entry(data_offsets=[1, 9]), body=bytes(9)),
+        _file({**_entry(), "other": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}),
+        _file({**_entry(), "other": {"dtype": "U8", "shape": [1], "data_offsets": [9, 10]}}),
+        _file(msgspec.json.encode(_entry())[:-1] + b"," + msgspec.json.encode(_entry())[1:]),
     ],
 )
 def test_a_broken_file_is_refused_with_its_name(tmp_path: Path, content: bytes) -> None:

@@ -103,6 +103,11 @@ def test_a_file_that_is_missing_cut_or_something_else_is_named(
         assert (given.code, given.field) == ("weights_invalid", weights.name), kept
     weights.write_bytes(whole + b"x")
     assert "bytes instead of" in refusal(engine, weights).message
+    length = int.from_bytes(whole[:8], "little")
+    head = whole[8 : 8 + length].rstrip()
+    twice = head[:-1] + b',"__metadata__":{"format":"other"}}'
+    weights.write_bytes(whole[:8] + twice.ljust(length) + whole[8 + length :])
+    assert "no file of external weights" in refusal(engine, weights).message
     folder = refusal(engine, tmp_path)
     assert (folder.code, folder.field) == ("weights_invalid", tmp_path.name)
 
