@@ -50,6 +50,7 @@ _RUN_ERRORS: tuple[type[Exception], ...] = (*_LIBRARY_ERRORS, MemoryError)
 _BFLOAT16 = 16
 """ONNX's number for it."""
 _OUT_OF_MEMORY = ("out of memory", "Failed to allocate memory", "bad allocation", "bad_alloc")
+_OUTSIDE = "escapes model directory"
 DTYPES: dict[str, np.dtype[Any]] = {
     "tensor(float)": np.dtype(np.float32),
     "tensor(float16)": np.dtype(np.float16),
@@ -180,6 +181,10 @@ def load_error(error: Exception, path: Path, where: str) -> HearthError:
     """What it means that a graph cannot be loaded `where` it is to run."""
     if _is_out_of_memory(error):
         return HearthError("out_of_memory", f"{path} does not fit {where}", MODEL_FILE)
+    if _OUTSIDE in str(error):
+        what = "its data lie outside the folder, by a symbolic link or by .. in their name"
+        text = f"{path} is not loaded: {what}; put the files themselves there, or export it again"
+        return HearthError("engine_corrupt", text, MODEL_FILE)
     return HearthError(
         "engine_corrupt", f"{path} or its data cannot be loaded: export the model again", MODEL_FILE
     )

@@ -111,7 +111,7 @@ class StepBindings:
         self.executor.expect_addresses(-1)
 
     def set(self, name: str, tensor: Tensor) -> None:
-        """Bind another tensor from the next step on, and free what was captured with the old one."""
+        """Bind another tensor from the next step on, and free what was captured with the old."""
         self.executor.forget(list(self._maps.values()))
         for tensors in self._maps.values():
             tensors.set(name, tensor)

@@ -191,6 +191,30 @@ def test_a_broken_model_is_refused_with_its_name(tmp_path: Path, damage: str) ->
     assert caught.value.message.endswith("export the model again")
 
 
+@needs_native
+@pytest.mark.parametrize("how", ["link", "dots"])
+def test_data_outside_the_folder_are_refused_and_that_is_said(tmp_path: Path, how: str) -> None:
+    model, folder = onnx.parser.parse_model(ADD), tmp_path / "engine"
+    folder.mkdir()
+    offset = onnx.numpy_helper.from_array(np.ones(1024, np.float32), "offset")
+    del model.graph.input[1]
+    model.graph.initializer.append(offset)
+    onnx.save(model, folder / "model.onnx", save_as_external_data=True, location="model.onnx.data")
+    (folder / "model.onnx.data").rename(tmp_path / "outside.data")
+    if how == "link":
+        (folder / "model.onnx.data").symlink_to(tmp_path / "outside.data")
+    else:
+        graph = onnx.load(folder / "model.onnx", load_external_data=False)
+        (place,) = (
+            one for one in graph.graph.initializer[0].external_data if one.key == "location"
+        )
+        place.value = "../outside.data"
+        (folder / "model.onnx").write_bytes(graph.SerializeToString())
+    with pytest.raises(HearthError, match=r"symbolic link or by \.\.") as caught:
+        OnnxEngine.open(folder, CLASSIC, EngineOptions(threads=1))
+    assert (caught.value.code, caught.value.field) == ("engine_corrupt", "model.onnx")
+
+
 def test_a_model_beyond_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def exhausted(*_: object, **__: object) -> None:
         raise MemoryError
