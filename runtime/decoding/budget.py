@@ -19,7 +19,7 @@ from runtime.memory.predicted import (
 from runtime.memory.sizes import adapter_bytes
 from runtime.memory.vision import TOWER_HOST_PARTS, predict_tower_memory
 from runtime.options import RuntimeOptions
-from runtime.prefix.rooms import page_bytes, pool_pages
+from runtime.prefix.rooms import page_bytes, pool_pages, record_bytes
 
 LEAST_CAPACITY = 1024
 """Slots of a row that are not given up for memory."""
@@ -71,8 +71,10 @@ def predicted_parts(deployment: DeploymentConfig) -> dict[str, int]:
     pages = page_bytes(config, deployment.draft)
     own, of_the_host = pool_pages(deployment.prefix)
     if own:
-        # On a CPU both are the same memory.
-        parts["prefix_cache"] = (own + of_the_host * (config.device == "cpu")) * pages
+        parts["prefix_cache"] = own * pages
+    if own and config.device == "cpu":
+        # All of it is the same memory.
+        parts["prefix_cache"] += of_the_host * pages + record_bytes(deployment.prefix)
     if config.max_supported_lora_rank:
         parts["adapters"] = adapter_bytes(config, deployment.adapters)
     if deployment.tower is not None:
@@ -95,8 +97,10 @@ def budgets_of(deployment: DeploymentConfig, host: int, gpu: int | None) -> list
     beside = predict_cuda_host_memory(deployment.base)
     if deployment.draft is not None:
         beside[f"draft_{_LOADING}"] = cuda_weight_bytes(deployment.draft)
-    if of_the_host := pool_pages(deployment.prefix)[1]:
+    if deployment.prefix.device:
+        of_the_host = pool_pages(deployment.prefix)[1]
         beside["prefix_cache"] = of_the_host * page_bytes(deployment.base, deployment.draft)
+        beside["prefix_cache"] += record_bytes(deployment.prefix)
     if deployment.tower is not None:
         beside |= TOWER_HOST_PARTS | pictures
     if gpu is not None:

@@ -24,7 +24,7 @@ class Place(NamedTuple):
     slot: int
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Page:
     """Keys and values of up to `PAGE_TOKENS` tokens that follow those of `parent`.
 

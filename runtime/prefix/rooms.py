@@ -10,6 +10,8 @@ ARRIVING = 1
 """Pages of the device's memory through which go those that are read from disk."""
 STAGED = 8
 """Pages of host memory in which wait those that go to disk."""
+_RECORD_BYTES = 1280
+"""What is known of a page, wherever it lies: tokens, names and places, in host memory."""
 _FIELDS = ("prefix_cache_bytes", "prefix_host_bytes", "prefix_disk_bytes")
 
 
@@ -24,6 +26,11 @@ def pool_pages(rooms: Rooms) -> tuple[int, int]:
     if not rooms.device or not rooms.disk:
         return rooms.device, rooms.host
     return rooms.device + ARRIVING, rooms.host + STAGED
+
+
+def record_bytes(rooms: Rooms) -> int:
+    """Bytes of host memory for what is known of all pages, beside what these hold."""
+    return _RECORD_BYTES * sum(rooms) if rooms.device else 0
 
 
 def prefix_rooms(

@@ -8,7 +8,7 @@ from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
 from runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
 from runtime.prefix.pages import Rooms
-from runtime.prefix.rooms import ARRIVING, STAGED, page_bytes
+from runtime.prefix.rooms import ARRIVING, STAGED, page_bytes, record_bytes
 from runtime.prefix.spill_file import HEAD_BYTES
 from tests.runtime.engine_configs import PLAN, draft_config, small_config
 
@@ -247,9 +247,11 @@ def with_cache(free: int, most: int, *, rows: int = 0, capacity: int = 0) -> Dep
 def test_the_prefix_cache_gives_way_before_rows_do() -> None:
     page, largest = page_bytes(ON_CPU, None), needed(ON_CPU, 8, 4096)
     most = 64 * page
-    found = with_cache(with_margin(largest + most), most)
+    # What is known of the pages takes memory beside them.
+    with_records = most + record_bytes(Rooms(64))
+    found = with_cache(with_margin(largest + with_records), most)
     assert (limits(found), found.prefix.device, found.chosen) == ((8, 4096), 64, "")
-    found = with_cache(with_margin(largest + most // 4), most)
+    found = with_cache(with_margin(largest + with_records // 4), most)
     assert (limits(found), found.prefix.device) == ((8, 4096), 16)
     cache = f"a prefix cache of {most // 4 >> 20} MiB"
     assert found.chosen.startswith(f"8 rows of 4096 tokens and {cache}: 8 rows of 4096 tokens and ")
@@ -311,6 +313,8 @@ def test_the_prefix_cache_is_counted_where_its_pages_lie() -> None:
     paged = budgets_of(draft._replace(prefix=Rooms(device=7, host=3, disk=5)), GIB, GIB)
     added = [one.needed - other.needed for one, other in zip(paged, plain, strict=True)]
     # Pages on their way from and to the disk take memory too.
-    assert added == [(7 + ARRIVING) * size, (3 + STAGED) * size]
+    records = record_bytes(Rooms(7, 3, 5))
+    assert added == [(7 + ARRIVING) * size, (3 + STAGED) * size + records]
     cpu = DeploymentConfig(small_config(), prefix=Rooms(4))
-    assert predicted_parts(cpu)["prefix_cache"] == 4 * page_bytes(small_config(), None)
+    taken = 4 * page_bytes(small_config(), None) + record_bytes(Rooms(4))
+    assert predicted_parts(cpu)["prefix_cache"] == taken

@@ -1,3 +1,4 @@
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -6,8 +7,10 @@ from msgspec import structs
 from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
 from runtime.options import RuntimeOptions
+from runtime.prefix.identities import TokenIdentities
+from runtime.prefix.page_index import PageIndex
 from runtime.prefix.pages import Rooms
-from runtime.prefix.rooms import page_bytes, prefix_rooms
+from runtime.prefix.rooms import page_bytes, prefix_rooms, record_bytes
 from runtime.prefix.spill_file import HEAD_BYTES
 
 BASE = simulated_config(layers=3)
@@ -30,6 +33,21 @@ def test_a_room_is_as_many_pages_as_fit() -> None:
     )
     gpu = structs.replace(BASE, device="cuda")
     assert prefix_rooms(gpu, None, options) == Rooms(4, 2, 1)
+
+
+def test_what_is_known_of_a_page_is_counted_and_is_no_less_than_it_takes() -> None:
+    tracemalloc.start()
+    try:
+        index, before = PageIndex(Rooms(4096)), tracemalloc.get_traced_memory()[0]
+        for row in range(1024):
+            ids = [row * 128 + place for place in range(128)]
+            index.insert(TokenIdentities(b"root", ids), 128)
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert len(index) == 4096
+    assert taken < record_bytes(Rooms(4096)) < 2 * taken
+    assert record_bytes(Rooms(0, 3, 5)) == 0
 
 
 @pytest.mark.parametrize(
