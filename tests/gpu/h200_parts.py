@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 FIGURES = ROOT / "docs" / "figures" / "h200.json"
-SPEC_FIGURES = FIGURES.with_name("h200-spec.json")
+SPEC_FIGURES = FIGURES.with_name("h200-ort-spec.json")
 VISION_FIGURES = FIGURES.with_name("h200-vision.json")
 STEP_FIGURES = FIGURES.with_name("h200-step.json")
 PROFILES = FIGURES.with_name("h200-profile.json")

@@ -86,7 +86,7 @@ def test_speculation_is_compared_with_an_engine_without_a_draft(run: Run) -> Non
 def test_the_figures_of_speculation_have_a_file_of_their_own(run: Run) -> None:
     *_, contest, memory, graphs = PARTS["spec"](run._replace(record=h200_parts.FIGURES))
     for command in (contest, memory, graphs):
-        assert Path(command[command.index("--record") + 1]).name == "h200-spec.json"
+        assert Path(command[command.index("--record") + 1]).name == "h200-ort-spec.json"
 
 
 def test_every_part_has_commands_and_the_default_is_known(run: Run) -> None:

@@ -10,6 +10,9 @@ _NAME_BYTES = 256
 # Room for one more context, twice over: it takes 0.55 GB on an H200, less on smaller GPUs.
 _SECOND_CONTEXT_BYTES = 1 << 30
 _FIRST_WITH_PARAMETERS = 13000
+_FIRST_DRIVER_WITH_DEPENDENTS = 12030
+FIRST_WITH_DEPENDENTS = (9, 0)
+"""The compute capability from which on a kernel can begin before the one before it has ended."""
 
 
 class DeviceProperties(NamedTuple):
@@ -46,6 +49,16 @@ class CudaContext:
             undo.callback(self.close)
             self.make_current()
             self.properties = self._properties()
+
+    @property
+    def takes_dependents(self) -> bool:
+        """Whether a kernel may be launched to begin before the one before it has ended.
+
+        In a captured graph as well, which drivers before that of CUDA 12.3 have not; there kernels
+        begin one behind the other's end.
+        """
+        known = self.properties.compute_capability >= FIRST_WITH_DEPENDENTS
+        return known and self.driver.call("cuDriverGetVersion") >= _FIRST_DRIVER_WITH_DEPENDENTS
 
     def make_current(self) -> None:
         """Make this context the calling thread's; each thread that uses the device needs it."""

@@ -8,9 +8,6 @@ from runtime.device.cuda.context import CudaContext
 from runtime.device.cuda.driver import CudaDriver
 from runtime.device.cuda.stream import CudaStream
 
-FIRST_WITH_DEPENDENTS = (9, 0)
-"""The compute capability from which on a kernel can begin before the one before it has ended."""
-
 
 class KernelLaunch:
     """A kernel with its arguments, packed once; change the value of one of `arguments` in place.
@@ -34,13 +31,13 @@ class KernelLaunch:
         self.arguments = tuple(arguments)
         self._pointers = pack_arguments(self.arguments)
         self._address = ctypes.addressof(self._pointers)
-        self._dependent = context.properties.compute_capability >= FIRST_WITH_DEPENDENTS
+        self._dependent = context.takes_dependents
 
     def launch_dependent(self, x: int, y: int = 1) -> None:
         """Likewise, but that it may begin before what was queued last has ended.
 
         The kernel waits itself (`griddepcontrol.wait`) before it touches memory. GPUs before
-        compute capability 9.0 begin it behind all else.
+        compute capability 9.0, and drivers before that of CUDA 12.3, begin it behind all else.
         """
         if not self._dependent:
             self.launch(x, y)

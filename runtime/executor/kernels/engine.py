@@ -222,8 +222,8 @@ def _warm_dims(config: LLMEngineRunnerConfig) -> Iterator[InferenceDims]:
 def step_shapes(config: LLMEngineRunnerConfig, facts: GpuFacts) -> Iterator[StepShape]:
     """The shapes of which one needs most of each part of the scratch memory.
 
-    In the largest bucket, as a smaller one never needs more: of each profile the largest step, and
-    all in which positions of attention are spread over the GPU. A step of more rows or tokens than
+    Caches on a GPU have one size, the capacity. Of each profile these are the largest step, and all
+    in which positions of attention are spread over the GPU. A step of more rows or tokens than
     one whose positions are not has them together too.
     """
     heads = AttentionShape(config.head_dim, config.num_attention_heads, config.num_kv_heads)

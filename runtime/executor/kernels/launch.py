@@ -5,9 +5,8 @@ from typing import Any, NamedTuple, Protocol
 
 from runtime.device.cuda.clusters import largest_cluster
 from runtime.device.cuda.compiler import KernelCompiler
-from runtime.device.cuda.context import CudaContext
+from runtime.device.cuda.context import FIRST_WITH_DEPENDENTS, CudaContext
 from runtime.device.cuda.launch import (
-    FIRST_WITH_DEPENDENTS,
     Modules,
     dependent_attribute,
     pack_arguments,
@@ -199,12 +198,13 @@ class Launcher:
     """Packs launches into steps.
 
     With `dependent` each launch may begin before the one before it has ended: its kernel itself
-    waits (`griddepcontrol.wait`) before it reads what that one writes.
+    waits (`griddepcontrol.wait`) before it reads what that one writes. A driver that cannot capture
+    such launches gets none, and the kernels' waits are over at once.
     """
 
     def __init__(self, context: CudaContext, *, dependent: bool) -> None:
         self._context = context
-        self._dependent = dependent
+        self._dependent = dependent and context.takes_dependents
 
     def pack(self, launches: Sequence[Launch]) -> PackedStep:
         """What can be queued as often as one likes; it keeps the structures of the arguments."""

@@ -70,20 +70,20 @@ class DecoderStep:
         )
         self._layers = [_layer(index) for index in range(config.num_decoder_layers)]
         self._offsets: dict[str, int] = {}
-        self._most_tokens = self._most_partials = self._base = 0
+        self._most_tokens = self._most_partials = self._most_tickets = self._base = 0
 
     def provide(self, shapes: Iterable[StepShape]) -> StepMemory:
         """Provide for steps of these shapes, and for none that need more; what they need."""
-        tickets = 0
         for shape in shapes:
             batch, seq_len, kv_len, _ = shape
             partials = self._attention.scratch_bytes(batch, seq_len, kv_len)
             self._most_partials = max(self._most_partials, partials)
             self._most_tokens = max(self._most_tokens, shape.tokens)
-            tickets = max(tickets, self._attention.ticket_bytes(batch, seq_len, kv_len))
+            tickets = self._attention.ticket_bytes(batch, seq_len, kv_len)
+            self._most_tickets = max(self._most_tickets, tickets)
         layout = lay_out(self._parts())
         self._offsets = layout.offsets
-        return StepMemory(layout.nbytes, tickets)
+        return StepMemory(layout.nbytes, self._most_tickets)
 
     def _parts(self) -> list[ScratchPart]:
         """What of the scratch memory is needed when."""
@@ -209,8 +209,13 @@ class DecoderStep:
 
     def _places(self, shape: StepShape) -> dict[str, int]:
         """Where each part of the scratch memory is."""
-        partials = self._attention.scratch_bytes(shape.batch, shape.seq_len, shape.kv_len)
-        if shape.tokens > self._most_tokens or partials > self._most_partials:
+        sizes = shape.batch, shape.seq_len, shape.kv_len
+        needed = (
+            (shape.tokens, self._most_tokens),
+            (self._attention.scratch_bytes(*sizes), self._most_partials),
+            (self._attention.ticket_bytes(*sizes), self._most_tickets),
+        )
+        if any(wanted > most for wanted, most in needed):
             raise HearthError("internal", f"nothing was provided for a step of {shape}")
         return {name: self._base + offset for name, offset in self._offsets.items()}
 

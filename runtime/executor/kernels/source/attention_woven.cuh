@@ -4,7 +4,8 @@
 #if WOVEN
 // Scores are computed for the places of the tree, by windows of 64, and taken from there by
 // position. Products with the values are made for one token of a tile after the other, of its own
-// values and with powers of zero in the rows of others, which change no sum.
+// values and with powers of zero in the rows of others, which change no sum of finite values. One that
+// is not finite makes the others of its tile so too (0 * inf), of the same row of the batch alone.
 struct Woven {
   const Block& block;
   const Place& at;

@@ -59,6 +59,10 @@ __device__ __forceinline__ void wait_for_end() {
 // The kernels before this one have ended and what they wrote is seen; the next one may begin, or
 // could already if `early`. Before it a kernel reads only what no kernel of its step writes. The
 // first of a step is not early: what was before the step has ended when others of it begin.
+// Positions, masks and start indices are read ahead of the wait. That they are final there rests on
+// an assumption: a kernel that `launch_dependents` of its predecessor let begin sees what was
+// complete at that one's own wait. PTX promises visibility behind `griddepcontrol.wait` alone, and
+// does not call `launch_dependents` a release; it has held on compute capability 9.0.
 __device__ __forceinline__ void let_next_begin() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

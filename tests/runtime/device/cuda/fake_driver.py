@@ -22,6 +22,7 @@ class FakeDriver:
         self.results: dict[str, tuple[Any, ...]] = {
             "cuDeviceGetCount": (1,),
             "cuDeviceGet": (0,),
+            "cuDriverGetVersion": (13000,),
             "cuDevicePrimaryCtxRetain": ("context",),
             "cuDeviceGetName": (b"Fake GPU\0\0",),
             "cuDeviceTotalMem": (1 << 30,),

@@ -53,6 +53,16 @@ def test_a_launch_is_one_call_and_its_failure_is_named() -> None:
         launch.launch(1)
 
 
+@pytest.mark.parametrize(
+    ("version", "call"), [(12020, "cuLaunchKernel"), (12030, "cuLaunchKernelEx")]
+)
+def test_a_launch_is_early_where_the_driver_captures_that(version: int, call: str) -> None:
+    api = FakeDriver()
+    api.results["cuDriverGetVersion"] = (version,)
+    launch_of(api, ctypes.c_int32(1)).launch_dependent(3)
+    assert api.calls[-1][0] == call
+
+
 def test_structures_have_the_sizes_of_the_kernels() -> None:
     sizes = [ctypes.sizeof(kind) for kind in (FeedArguments, RowsArguments, BatchArguments)]
     assert sizes == [104, 24, 104]

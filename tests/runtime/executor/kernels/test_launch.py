@@ -55,6 +55,16 @@ def programs(api: FakeDriver, compiler: Any) -> Programs:
     return Programs(CudaContext(CudaDriver(api)), compiler, facts=GPUS["H200"])
 
 
+def test_a_driver_that_captures_no_early_launches_gets_none(api: FakeDriver) -> None:
+    api.results["cuDriverGetVersion"] = (12020,)
+    context = CudaContext(CudaDriver(api))
+    step = Launcher(context, dependent=True).pack([launch("only", (1, 1, 1))])
+    api.calls.clear()
+    step.queue(CudaStream(context))
+    config = api.calls[-1][1]
+    assert not hasattr(config, "attrs")
+
+
 def test_facts_are_those_of_the_gpu(api: FakeDriver) -> None:
     api.results["cuOccupancyMaxActiveClusters"] = (1,)
     facts = GpuFacts.of(CudaContext(CudaDriver(api)))

@@ -195,6 +195,13 @@ def test_a_step_that_was_not_provided_for_is_refused(dims: tuple[int, int, int])
         made.step.launches(made.bindings(InferenceDims.prefill(*dims)))
 
 
+def test_counters_that_were_not_provided_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Step(kernels_config())
+    monkeypatch.setattr(made.step._attention, "ticket_bytes", lambda *_: made.memory.tickets + 1)
+    with pytest.raises(HearthError, match="nothing was provided for a step of"):
+        made.step.launches(made.bindings(InferenceDims.prefill(4, 8, 64)))
+
+
 def test_forms_are_told_from_the_bindings() -> None:
     uint8, half = np.dtype(np.uint8), np.dtype(np.float16)
     io = [
