@@ -42,6 +42,7 @@ class MemoryFigures(msgspec.Struct, kw_only=True):
     predicted_mb: float
     measured_mb: float
     predicted_over_measured: float | None
+    dtype: str = ""
 
     @property
     def within_aim(self) -> bool:
@@ -126,7 +127,8 @@ def memory_figures(deployment: DeploymentConfig, used: Mapping[str, int]) -> Mem
         parts[stage] = _part(expected, used[stage] - before)
         before = used[stage]
     total = _part(sum(predicted.values()), whole)
-    return MemoryFigures(device=device, parts=parts, **msgspec.structs.asdict(total))
+    whole_and_type = {**msgspec.structs.asdict(total), "dtype": deployment.base.dtype}
+    return MemoryFigures(device=device, parts=parts, **whole_and_type)
 
 
 def _part(predicted: int, measured: int) -> PartFigures:

@@ -59,7 +59,7 @@ _FIELDS = (
 )
 _GPU_FIELDS = (
     "step_ms host_us tokens_per_s bandwidth_share raw_ms actor_over_raw vs_transformers "
-    "vs_torch_compile vs_llama_cpp llama_cpp_type vs_ort_cuda tokens_vs_batch_1 over_short"
+    "vs_torch_compile vs_llama_cpp llama_cpp_type vs_ort_cuda tokens_vs_batch_1 over_short dtype"
 )
 
 

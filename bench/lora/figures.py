@@ -54,6 +54,7 @@ class LoraFigures(msgspec.Struct, kw_only=True):
     adapted_ms: float
     rank: int
     switches: int
+    dtype: str = ""
 
     def missed(self, *, shipped: bool) -> list[str]:
         """The aims that are missed; those of the shipped model are its own."""

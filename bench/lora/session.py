@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from itertools import cycle
 
 import numpy as np
+from msgspec import structs
 
 from bench.batches import BatchRun, rows_of, run_batch
 from bench.lora.figures import LoraFigures, Switches, Turn, lora_figures
@@ -64,7 +65,8 @@ class LoraSession:
             turns.append(Turn(**{one: self._step_s(one, tokens) for one in order}))
             tick(done + 1, steps)
         made = self._switches(switches, lambda done: tick(rounds + done, steps))
-        return lora_figures(turns, made, self._rank)
+        found = lora_figures(turns, made, self._rank)
+        return structs.replace(found, dtype=self._plain.config.dtype)
 
     def _step_s(self, which: str, tokens: int) -> float:
         runtime = self._plain if which == "plain" else self._adapted

@@ -63,6 +63,7 @@ class PrefixFigures(msgspec.Struct, kw_only=True):
     equal: float
     exact: bool
     shared: dict[str, SharedFigures]
+    dtype: str = ""
 
     @property
     def within_aim(self) -> bool:

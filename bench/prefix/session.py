@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from msgspec import structs
 
 from bench.batches import BatchRun, rows_of, run_batch
 from bench.prefix.figures import PrefixFigures, Round, SharedFigures, prefix_figures, shared_figures
@@ -57,7 +58,8 @@ class PrefixSession:
                 taken.append(self._round(tokens))
                 tick(done := done + 1, sum(repeats.values()))
             found[tokens] = shared_figures(taken, near_tie)
-        return prefix_figures(found, bytes_per_token, exact=self._exact)
+        figures = prefix_figures(found, bytes_per_token, exact=self._exact)
+        return structs.replace(figures, dtype=self._runtime.config.dtype)
 
     def _bytes_per_token(self) -> float:
         """By a prompt of whole pages, the first that an empty cache sees."""

@@ -48,6 +48,7 @@ class SpecFigures(msgspec.Struct, kw_only=True):
     draft_ms: float | None = None
     verify_ms: float | None = None
     commit_ms: float | None = None
+    dtype: str = ""
 
 
 class Repeat(NamedTuple):

@@ -129,7 +129,8 @@ class SpecSession:
         method: Method = "lookup" if case.kind == "lookup" else "eagle"
         speculating = self._runtime(SpeculationOptions(method=method, eagle=self._choice.shape))
         ways = self._runtime(_OFF, self._choice.plain), speculating
-        return measure_contest(ways, self._prompts, case.batch, progress=show, **self._sizes)
+        found = measure_contest(ways, self._prompts, case.batch, progress=show, **self._sizes)
+        return msgspec.structs.replace(found, dtype=self._config.dtype)
 
     def _mixed(self, case: SpecCase, show: Progress) -> MixedFigures:
         method: Method = "eagle" if self._config.enable_eagle_spec_decode else "lookup"

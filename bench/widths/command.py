@@ -24,7 +24,7 @@ from daemon.gpu_facts import gpu_facts
 from runtime.cache_folder import cache_folder
 from runtime.errors import HearthError
 
-_FIELDS = "tokens ms over_step tokens_per_s vs_ort_cuda ort_cuda_ms step_ms"
+_FIELDS = "tokens ms over_step tokens_per_s vs_ort_cuda ort_cuda_ms step_ms dtype"
 _ENGINES: tuple[GPUEngine, ...] = ("kernels", "ort-cuda")
 
 
