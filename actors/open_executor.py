@@ -69,16 +69,25 @@ class _LoadingReport:
         self._host = host
         self._clock = clock
         self._stage = ""
-        self._due = 0.0
+        self._due = self._compiling_since = 0.0
 
     def __call__(self, stage: Stage, share: float | None) -> None:
         now = self._clock()
         if stage == self._stage and now < self._due:
             return
+        if stage != self._stage:
+            self._log_compiling(stage, now)
         self._stage, self._due = stage, now + _TOLD_S
         # A supervisor that is behind is told the next time.
         with suppress(MailboxFull):
             self._host.to_supervisor.post(ActorLoading(self._host.name, stage, share))
+
+    def _log_compiling(self, stage: Stage, now: float) -> None:
+        if stage == "compiling":
+            self._compiling_since = now
+            _log.info("kernels are compiled for this GPU and kept: later starts find them")
+        elif self._stage == "compiling":
+            _log.info("the kernels are compiled", seconds=round(now - self._compiling_since, 3))
 
 
 def open_runtime(settings: ExecutorSettings, told: Told = nobody) -> LLMInferenceRuntime:

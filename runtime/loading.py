@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Literal
 
-Stage = Literal["verifying", "opening", "capturing", "answering"]
+Stage = Literal["verifying", "opening", "compiling", "capturing", "answering"]
 Told = Callable[[Stage, float | None], None]
 """Who is told the stage, and from 0 to 1 how much of it is done, where that is known."""
 

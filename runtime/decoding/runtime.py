@@ -109,7 +109,7 @@ class LLMInferenceRuntime(AdapterRows, RuntimeCounters):
         `out_of_memory` or `invalid_value`.
         """
         options = options or RuntimeOptions()
-        engine = EngineOptions(threads=options.threads, spin=options.spin)
+        engine = EngineOptions(threads=options.threads, spin=options.spin, told=told)
         engines = load_engines(folder, options, told)
         told("opening", None)
         # A context of a GPU that shares this memory is among what is predicted.

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from runtime.config import LLMEngineRunnerConfig
 from runtime.device.stream import Stream
+from runtime.loading import Told, nobody
 from runtime.tensors.registry import Direction
 from runtime.tensors.tensor import Tensor
 from runtime.vision_config import VisionConfig
@@ -38,12 +39,13 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How an engine uses the processor: `threads` 0 means all physical cores.
 
     With `ranks_alone` a draft need not turn logits into log probabilities: their order is all that
-    is read of them.
+    is read of them. `told` hears how kernels are compiled.
     """
 
     threads: int = 0
     spin: bool = False
     ranks_alone: bool = False
+    told: Told = nobody
 
 
 class IOTensor(NamedTuple):

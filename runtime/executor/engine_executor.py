@@ -361,7 +361,9 @@ def _open_engine(
     if config.backend == "kernels":
         from runtime.executor.kernels.engine import KernelsEngine  # noqa: PLC0415 - see above
 
-        return KernelsEngine.open(folder, config, device, registry, ranks_alone=options.ranks_alone)
+        return KernelsEngine.open(
+            folder, config, device, registry, ranks_alone=options.ranks_alone, told=options.told
+        )
     load_onnx_runtime()
     from runtime.executor.onnx_cuda_engine import OnnxCudaEngine  # noqa: PLC0415 - see above
 

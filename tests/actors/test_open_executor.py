@@ -118,6 +118,25 @@ def test_the_supervisor_hears_each_stage_and_some_shares_a_second() -> None:
     ]
 
 
+def test_that_kernels_are_compiled_is_in_the_log_once() -> None:
+    class Mailbox:
+        def post(self, message: ActorLoading) -> None:
+            pass
+
+    now = 0.0
+    host = Host("executor-1", cast("Any", None), cast("Any", None), cast("Any", Mailbox()))
+    with capture_logs() as lines:
+        tell = _LoadingReport(host, lambda: now)
+        tell("opening", None)
+        for now in (1.0, 2.0, 3.5):
+            tell("compiling", now / 3.5)
+        tell("opening", None)
+    assert [(line["event"], line.get("seconds")) for line in lines] == [
+        ("kernels are compiled for this GPU and kept: later starts find them", None),
+        ("the kernels are compiled", 2.5),
+    ]
+
+
 def test_a_folder_without_an_answer_says_so_and_serves(
     settings: ExecutorSettings, engine: Path
 ) -> None:

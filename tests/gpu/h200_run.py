@@ -7,8 +7,8 @@ a machine lent for minutes can run them one by one: `--part decode-0.6b --part g
 leaves in `--work` serves the next; `--part step-files` needs no GPU.
 
 The figures go to `--record` (docs/figures/h200.json, of the parts `spec`, `vision` and `step-...`
-h200-ort-spec.json, h200-vision.json and h200-step.json), merged by key. The exit code is that of the
-first command that failed; the parts behind it run all the same.
+h200-ort-spec.json, h200-vision.json and h200-step.json), merged by key. The exit code is that of
+the first command that failed; the parts behind it run all the same.
 """
 
 import argparse

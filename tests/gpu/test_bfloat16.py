@@ -125,7 +125,7 @@ def test_an_adapter_comes_and_goes(exported: Exported, tmp_path: Path) -> None:
     with closing(opened(folder)) as runtime:
         for name in ("first", "second"):
             runtime.load_adapter(name, tmp_path / name)
-        said = {}
+        said: dict[str, Any] = {}
         for name in ("", "first", "second", "first", ""):
             asked = [
                 structs.replace(row, options=structs.replace(row.options, adapter=name))

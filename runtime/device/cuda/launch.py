@@ -96,6 +96,10 @@ class Modules:
         """The code of `{file}.cu`; threads may compile different ones at a time."""
         return self._compiler.compile(file, kernel_source(file, *self._package), options)
 
+    def has(self, file: str, options: tuple[str, ...]) -> bool:
+        """Whether `compile` would find it compiled."""
+        return self._compiler.has(file, kernel_source(file, *self._package), options)
+
     def function(self, file: str, name: str, options: tuple[str, ...]) -> Any:
         """Kernel `name` of `{file}.cu`, compiled with `options`."""
         if (file, options) not in self._loaded:

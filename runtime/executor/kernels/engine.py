@@ -32,6 +32,7 @@ from runtime.executor.kernels.launch import (
 )
 from runtime.executor.kernels.step import DecoderStep, StepShape
 from runtime.executor.threads import physical_cores
+from runtime.loading import Told, nobody
 from runtime.tensors.dims import InferenceDims
 from runtime.tensors.profiles import build_profiles, decode_batches, prefill_widths
 from runtime.tensors.registry import TensorRegistry
@@ -82,12 +83,13 @@ class KernelsEngine:
         facts: GpuFacts | None = None,
         compiler: KernelCompiler | None = None,
         ranks_alone: bool = False,
+        told: Told = nobody,
     ) -> "KernelsEngine":
         """Compile the kernels of a folder's engine and load them; its weights are bindings.
 
-        `facts` and `compiler` take the place of the GPU's own; `ranks_alone` is that of
-        `EngineOptions`. Raises `engine_incompatible` naming
-        what kernels do not serve, and `engine_corrupt`.
+        `facts` and `compiler` take the place of the GPU's own; `ranks_alone` and `told` are those
+        of `EngineOptions`. Raises `engine_incompatible` naming what kernels do not serve, and
+        `engine_corrupt`.
         """
         layout = load_layout(folder)
         compiler = compiler or device.library.compiler
@@ -96,7 +98,7 @@ class KernelsEngine:
             undo.callback(programs.close)
             check_served(config, layout, programs.facts)
             wanted = wanted_kernels(config, layout, registry, programs.facts)
-            programs.load(wanted, min(_MOST_THREADS, physical_cores()))
+            programs.load(wanted, compiler_threads(), told)
             io_tensors = io_tensors_of(config, registry)
             kind = DraftStep if config.base_hidden_dim else DecoderStep
             step = kind(config, layout, io_tensors, programs, programs.facts)
@@ -150,6 +152,11 @@ class KernelsEngine:
             self._packed.move_to_end(id(bindings))
         self._newest = kept
         return kept[1]
+
+
+def compiler_threads() -> int:
+    """How many kernels are compiled at a time."""
+    return min(_MOST_THREADS, physical_cores())
 
 
 def wanted_kernels(

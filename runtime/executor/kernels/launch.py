@@ -12,6 +12,7 @@ from runtime.device.cuda.launch import (
     pack_arguments,
 )
 from runtime.device.cuda.stream import CudaStream
+from runtime.loading import Told, nobody
 
 SOURCES = "runtime.executor.kernels.source"
 _ALL_SHARED = 100
@@ -105,14 +106,24 @@ class Programs:
         """
         return self._kernel(KernelRequest(file, name, macro_options(macros), shared_bytes))
 
-    def load(self, requests: Iterable[KernelRequest], threads: int) -> None:
-        """Compile these kernels, `threads` at a time, and load them; raises as `kernel`."""
+    def load(self, requests: Iterable[KernelRequest], threads: int, told: Told = nobody) -> None:
+        """Compile these kernels, `threads` at a time, and load them; raises as `kernel`.
+
+        Where some are not in the compiler's cache `told` hears the share of those.
+        """
         wanted = dict.fromkeys(requests)
         sources = dict.fromkeys((one.file, one.options) for one in wanted)
+        missing, done = {one for one in sources if not self._modules.has(*one)}, 0
+        if missing:
+            told("compiling", 0.0)
         with ThreadPoolExecutor(threads) as pool:
             codes = pool.map(lambda one: self._modules.compile(*one), sources)
             for (file, options), code in zip(sources, codes, strict=True):
                 self._modules.load(file, options, code)
+                if (file, options) in missing:
+                    told("compiling", (done := done + 1) / len(missing))
+        if missing:
+            told("opening", None)
         for request in wanted:
             self._kernel(request)
 

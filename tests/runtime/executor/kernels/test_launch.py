@@ -26,8 +26,12 @@ class Arguments(ctypes.Structure):
 
 
 class FakeCompiler:
-    def __init__(self) -> None:
+    def __init__(self, *known: tuple[str, tuple[str, ...]]) -> None:
+        self.known = known
         self.compiled: list[tuple[str, tuple[str, ...]]] = []
+
+    def has(self, name: str, _source: str, options: tuple[str, ...]) -> bool:
+        return (name, options) in self.known
 
     def compile(self, name: str, source: str, options: tuple[str, ...]) -> bytes:
         self.compiled.append((name, options))
@@ -158,6 +162,21 @@ def test_wanted_kernels_are_loaded_ahead(api: FakeDriver) -> None:
     before = len(api.calls)
     made.kernel("product", "other", {"A": 1}, 70_000)
     assert len(api.calls) == before
+
+
+@pytest.mark.parametrize("known", [0, 1, 3])
+def test_how_many_kernels_are_compiled_is_told_where_some_are_missing(
+    api: FakeDriver, known: int
+) -> None:
+    wanted, heard = WantedKernels(), list[tuple[str, float | None]]()
+    for number in range(3):
+        wanted.kernel("product", "narrow", {"A": number})
+    compiler = FakeCompiler(*(("product", (f"-DA={number}",)) for number in range(known)))
+    made = programs(api, compiler)
+    made.load(wanted.requests, threads=2, told=lambda stage, share: heard.append((stage, share)))
+    missing = 3 - known
+    shares = [("compiling", done / missing) for done in range(missing + 1)] if missing else []
+    assert heard == ([*shares, ("opening", None)] if missing else [])
 
 
 def test_headers_are_put_in_once_wherever_they_are_named(
