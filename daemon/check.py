@@ -101,8 +101,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     tower: Tower | None = None
 
 
-def inspect_engine(settings: Settings, folder: Path) -> Report:
-    """Check folder, versions and memory; raises HearthError where nothing can be reported."""
+def inspect_engine(
+    settings: Settings,
+    folder: Path,
+    kernels_of: Callable[[Path, DeploymentConfig], KernelCache] = kernel_cache,
+) -> Report:
+    """Check folder, versions and memory; raises HearthError where nothing can be reported.
+
+    `kernels_of` looks for the kernels of an engine of these.
+    """
     options = runtime_options(settings)
     engines = load_engines(folder, options)
     deployment = engines.resolve(options)
@@ -119,7 +126,7 @@ def inspect_engine(settings: Settings, folder: Path) -> Report:
         deployment = _tried(refusals, fits) or deployment
     config, kernels = deployment.base, None
     if config.backend == "kernels" and gpu is not None and library:
-        kernels = _tried(refusals, partial(kernel_cache, folder, deployment))
+        kernels = _tried(refusals, partial(kernels_of, folder, deployment))
     memory, *others = budgets_of(deployment, host, own)
     beside = others[0] if others else Budget({}, 0)
     refusal = refusals[0] if refusals else None

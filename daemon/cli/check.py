@@ -1,3 +1,4 @@
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,19 @@ from daemon.cli.console import out, progress_bar, size, table
 from daemon.cli.errors import FAILED, Failure
 from daemon.cli.options import json_option, settings_from, settings_options
 from daemon.configuration.settings import Settings
-from daemon.kernel_cache import KernelCache
+from daemon.kernel_cache import (
+    KernelCache,
+    Progress,
+    check_has_kernels,
+    compile_kernels,
+    gpu_at_hand,
+    kernel_cache,
+    targets_of,
+)
 from daemon.shipped import engine_folder, wants_kernels
+from daemon.wiring import runtime_options
+from runtime.config import load_config
+from runtime.decoding.deployment import DeploymentConfig, load_deployment
 from runtime.errors import HearthError
 
 
@@ -36,15 +48,45 @@ from runtime.errors import HearthError
 @click.option(
     "--answer", is_flag=True, help="Load the engine and compare its answer with the known one."
 )
+@click.option(
+    "--compile",
+    "compiles",
+    is_flag=True,
+    help="Compile the kernels that are missing for this GPU, as the first start does else.",
+)
+@click.option(
+    "--compile-for",
+    multiple=True,
+    metavar="CAPABILITY[:N]",
+    help="Compile them for another GPU, and do no more: compute capability and multiprocessors, "
+    "such as 8.7:16; may be given more than once. No GPU is needed.",
+)
 @json_option
-def check(config: Path | None, *, answer: bool, as_json: bool, **flags: Any) -> int:
+def check(
+    config: Path | None,
+    *,
+    answer: bool,
+    compiles: bool,
+    compile_for: tuple[str, ...],
+    as_json: bool,
+    **flags: Any,
+) -> int:
     """Say what hearth serve would use, and whether it fits, without loading the engine.
 
     The exit code is 1 when it cannot be served, and the reason is printed.
     """
+    if compile_for and (answer or compiles):
+        raise click.UsageError("--compile-for does no more than that: leave the others out")
     if as_json:
-        return _print_json(config, flags, answer=answer)
-    report = _inspect(settings_from(config, flags), answer=answer)
+        return _print_json(config, flags, answer=answer, compiles=compiles, compile_for=compile_for)
+    settings = settings_from(config, flags)
+    if compile_for:
+        made = _compile_for(settings, compile_for)
+        out().print(
+            f"[green]done[/]: {made.compiled} kernels are there for {', '.join(compile_for)}"
+        )
+        return 0
+    report = _inspect(settings, answer=answer, compiles=compiles)
     out().print(table(_rows(report)))
     if report.outdated:
         out().print(f"[yellow]warning[/] {escape(report.outdated)}")
@@ -54,16 +96,47 @@ def check(config: Path | None, *, answer: bool, as_json: bool, **flags: Any) -> 
     return 0
 
 
-def _inspect(settings: Settings, *, answer: bool) -> Report:
+def _inspect(settings: Settings, *, answer: bool, compiles: bool) -> Report:
     with progress_bar() as progress:
         folder = engine_folder(settings.engine, progress, kernels=wants_kernels(settings))
-    report = inspect_engine(settings, folder)
+        kernels_of = _compiled(progress) if compiles else kernel_cache
+        if compiles:
+            check_has_kernels(load_config(folder))
+        report = inspect_engine(settings, folder, kernels_of)
     return with_answer(report, settings, folder) if answer else report
 
 
-def _print_json(config: Path | None, flags: dict[str, Any], *, answer: bool) -> int:
+def _compiled(progress: Progress) -> Callable[[Path, DeploymentConfig], KernelCache]:
+    def compiled(folder: Path, deployment: DeploymentConfig) -> KernelCache:
+        return compile_kernels(folder, deployment, [gpu_at_hand()], progress)
+
+    return compiled
+
+
+def _compile_for(settings: Settings, names: Sequence[str]) -> KernelCache:
+    targets = [target for name in names for target in targets_of(name)]
+    with progress_bar() as progress:
+        folder = engine_folder(settings.engine, progress, kernels=wants_kernels(settings))
+        check_has_kernels(load_config(folder))
+        deployment = load_deployment(folder, runtime_options(settings))
+        return compile_kernels(folder, deployment, targets, progress)
+
+
+def _print_json(
+    config: Path | None,
+    flags: dict[str, Any],
+    *,
+    answer: bool,
+    compiles: bool,
+    compile_for: tuple[str, ...],
+) -> int:
     try:
-        report = _inspect(settings_from(config, flags), answer=answer)
+        settings = settings_from(config, flags)
+        if compile_for:
+            made = _compile_for(settings, compile_for)
+            click.echo(msgspec.json.encode({"ok": True, "kernels": made}))
+            return 0
+        report = _inspect(settings, answer=answer, compiles=compiles)
     except HearthError as error:
         reason = {"ok": False, "reason": error.message, "code": error.code, "field": error.field}
         click.echo(msgspec.json.encode(reason))

@@ -1,13 +1,16 @@
+import hashlib
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
+import pytest
 from cuda.bindings import nvrtc
 
-from daemon.kernel_cache import KernelCache, kernel_cache
+from daemon.kernel_cache import KernelCache, compile_kernels, kernel_cache, targets_of
 from runtime.decoding.deployment import load_deployment
 from runtime.device.cuda.compiler import KernelCompiler, kernel_source
 from runtime.device.cuda.driver import CudaDriver
+from runtime.errors import HearthError
 from runtime.executor.kernels.engine import wanted_kernels
 from runtime.executor.kernels.launch import SOURCES
 from runtime.export import DraftOptions, ExportOptions, export_model
@@ -15,6 +18,7 @@ from runtime.options import RuntimeOptions, SpeculationOptions
 from tests.eagle_models import write_draft
 from tests.references import reference_folder
 from tests.runtime.device.cuda.test_clusters import ClusterDriver
+from tests.runtime.executor.kernels.model_shapes import GPUS
 
 
 class FakeContext:
@@ -30,6 +34,87 @@ class FakeContext:
 
     def close(self) -> None:
         self.closed += 1
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Path:
+    options = ExportOptions(
+        backend="kernels", device="cuda", dtype="float16", capacity=64, max_batch=1
+    )
+    export_model(reference_folder("qwen3"), tmp_path / "engine", options)
+    return tmp_path / "engine"
+
+
+class Compiler:
+    """Compiles nothing, but keeps what it is given in the folder."""
+
+    made: ClassVar[list[tuple[str, str]]] = []
+
+    def __init__(self, _api: Any, architecture: str, folder: Path) -> None:
+        self.architecture, self.folder = architecture, folder
+
+    def _path(self, file: str, options: tuple[str, ...]) -> Path:
+        text = f"{self.architecture}{file}{options}"
+        return self.folder / hashlib.sha256(text.encode()).hexdigest()
+
+    def has(self, file: str, _source: str, options: tuple[str, ...]) -> bool:
+        return self._path(file, options).exists()
+
+    def compile(self, file: str, _source: str, options: tuple[str, ...]) -> bytes:
+        self.made.append((self.architecture, file))
+        if self.folder.is_dir():
+            self._path(file, options).touch()
+        return b""
+
+
+def test_what_is_missing_is_compiled_without_a_gpu(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("daemon.kernel_cache.KernelCompiler", Compiler)
+    monkeypatch.setattr(Compiler, "made", [])
+    folder, heard = tmp_path / "kernels", list[tuple[int, int]]()
+    folder.mkdir()
+    deployment = load_deployment(engine, RuntimeOptions())
+
+    def told(_stage: str, done: int, total: int) -> None:
+        heard.append((done, total))
+
+    found = compile_kernels(engine, deployment, targets_of("8.7:16"), told, folder)
+    assert found.compiled == found.wanted == len(Compiler.made) == len(heard)
+    assert heard[-1] == (found.wanted, found.wanted)
+    assert {architecture for architecture, _ in Compiler.made} == {"sm_87"}
+    again = compile_kernels(engine, deployment, targets_of("8.7:16"), told, folder)
+    assert again == found
+    assert len(Compiler.made) == found.wanted
+    # Boards of one kind share most of what they want.
+    more = compile_kernels(engine, deployment, targets_of("8.7"), told, folder)
+    assert found.wanted < more.wanted < 4 * found.wanted
+
+
+def test_a_cache_folder_that_cannot_be_written_is_said(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("daemon.kernel_cache.KernelCompiler", Compiler)
+    deployment = load_deployment(engine, RuntimeOptions())
+    with pytest.raises(HearthError, match="cannot be written") as caught:
+        compile_kernels(
+            engine, deployment, targets_of("9.0:132"), lambda *_: None, tmp_path / "none"
+        )
+    assert caught.value.field == "HEARTH_CACHE"
+
+
+def test_facts_of_a_gpu_follow_from_its_compute_capability() -> None:
+    for name, text in {"H200": "9.0:132", "Orin": "8.7:16", "RTX 3090": "8.6:82"}.items():
+        assert [one.facts for one in targets_of(text)] == [GPUS[name]]
+    assert [one.facts.multiprocessors for one in targets_of("8.7")] == [4, 8, 14, 16]
+    assert targets_of("12.1")[0].architecture == "sm_121"
+
+
+@pytest.mark.parametrize("text", ["", "7.5:40", "9.0", "9:132", "9.0:", "9.0:0", "8.7:x", "a.b:1"])
+def test_a_gpu_that_nobody_knows_is_refused(text: str) -> None:
+    with pytest.raises(HearthError) as caught:
+        targets_of(text)
+    assert (caught.value.code, caught.value.field) == ("invalid_value", "compile_for")
 
 
 def test_what_a_base_and_its_draft_want_is_looked_for(tmp_path: Path, monkeypatch: Any) -> None:

@@ -4,7 +4,9 @@ from runtime.device.cuda.context import CudaContext
 from runtime.device.cuda.driver import CudaDriver
 
 _FIRST = (9, 0)
-_SIZES = (8, 4, 2)
+LARGEST = 8
+"""The most blocks of a cluster that our kernels have."""
+_SIZES = (LARGEST, 4, 2)
 _THREADS = 256
 _KERNEL = b".version 7.8\n.target sm_90\n.address_size 64\n.visible .entry empty() { ret; }\n\0"
 

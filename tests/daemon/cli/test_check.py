@@ -10,7 +10,7 @@ from daemon.check import inspect_engine
 from daemon.cli.check import _rows, check
 from daemon.cli.errors import Failure
 from daemon.configuration.settings import Settings
-from daemon.kernel_cache import KernelCache
+from daemon.kernel_cache import KernelCache, Target
 from runtime.config import load_config
 from runtime.engine_folder import ANSWER_FILE, record_files, write_config
 from runtime.export import ExportOptions, export_model
@@ -150,3 +150,34 @@ def test_programs_learn_of_a_wrong_settings_file_too(tmp_path: Path) -> None:
     assert result.return_value == 1
     report = json.loads(result.output)
     assert (report["ok"], report["code"], report["field"]) == (False, "invalid_value", "engin")
+
+
+def test_kernels_are_compiled_for_a_gpu_that_is_not_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ExportOptions(backend="kernels", device="cuda", dtype="float16", capacity=64)
+    export_model(reference_folder("qwen3"), tmp_path / "engine", options)
+    asked = []
+
+    def compiled(folder: Path, _deployment: object, targets: list[Target], *_: object) -> object:
+        asked.append((folder, [one.facts.multiprocessors for one in targets]))
+        return KernelCache(wanted=9, compiled=9)
+
+    monkeypatch.setattr("daemon.cli.check.compile_kernels", compiled)
+    arguments = ["--engine", str(tmp_path / "engine"), "--compile-for", "8.7:8"]
+    result = CliRunner().invoke(check, [*arguments, "--compile-for", "9.0:132"])
+    assert (result.exit_code, "9 kernels are there" in result.output) == (0, True)
+    assert asked == [(tmp_path / "engine", [8, 132])]
+    found = json.loads(CliRunner().invoke(check, [*arguments, "--json"]).output)
+    assert found == {"ok": True, "kernels": {"wanted": 9, "compiled": 9}}
+    wrong = CliRunner().invoke(check, [*arguments, "--answer"])
+    assert wrong.exit_code == 2
+
+
+@pytest.mark.parametrize("option", [["--compile"], ["--compile-for", "8.7:8"]])
+def test_an_engine_without_kernels_has_none_to_compile(
+    tiny_engine: Path, option: list[str]
+) -> None:
+    arguments = ["--engine", str(tiny_engine), *option, "--json"]
+    result = CliRunner().invoke(check, arguments, standalone_mode=False)
+    assert json.loads(result.output)["code"] == "unsupported_option"
