@@ -128,12 +128,13 @@ class Service:
     ) -> None:
         self._settings = settings
         self._engine = engine
+        self._name = config.served_name or engine.name
         self._config = config
         self._read = read
         self._opened = opened
         self._sockets = SocketFolder(opened.enter_context(private_folder()))
         self._context: ZmqContext = opened.enter_context(zmq.Context())
-        self._observers = Observers(settings, engine.name, config, log=log, opened=opened)
+        self._observers = Observers(settings, self._name, config, log=log, opened=opened)
         self._life = Life()
         # What fits into the memory that was free is for an executor to know, and its other facts.
         self._fitting = config, dict[str, str | int | float]()
@@ -276,7 +277,7 @@ class Service:
         certain_log("hearth").info(
             "ready",
             socket=str(self._door.path),
-            model=self._engine.name,
+            model=self._name,
             engine=str(self._engine),
             dtype=config.dtype,
             batch=config.max_supported_batch_size,
@@ -334,7 +335,7 @@ class Service:
     def _facts(self) -> DoorFacts:
         config, facts = self._fitting
         seen = self._sight.facts if self._sight is not None else {}
-        told = wiring.door_facts(self._settings, self._engine.name, config, facts | seen)
+        told = wiring.door_facts(self._settings, self._name, config, facts | seen)
         return structs.replace(told, adapters=self._adapters.names)
 
     def _open_control(self) -> list[ControlServer]:

@@ -119,7 +119,14 @@ def _export(
     options = ExportOptions(draft=None if draft is None else DraftOptions(folder=draft))
     if kernels:
         options = structs.replace(options, backend="kernels", device="cuda", dtype="float16")
-    export_model(source, target, options, progress)
+    try:
+        export_model(source, target, options, progress)
+    except HearthError as error:
+        if error.field != "target":
+            raise
+        reason = error.message.partition(": make room")[0]
+        text = f"{reason}: make room, or set $HEARTH_CACHE to another folder"
+        raise HearthError(error.code, text, "HEARTH_CACHE") from error
 
 
 def _digest(runs_on: str, *folders: Path) -> str:

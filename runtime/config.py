@@ -77,7 +77,8 @@ class LLMEngineRunnerConfig(
 ):
     """All that the runtime knows of an engine; lengths in tokens, sizes in elements.
 
-    `model_name` is what the folder was called that the engine was exported from.
+    `model_name` is what the folder was called that the engine was exported from, or what the export
+    was told; this is `served_name` too, which is empty where the engine folder's name is served.
     `max_kv_cache_capacity` counts cache slots per row; a row may hold that many tokens, prompt
     and generation together. `prefill_chunk` is the longest piece of a prompt in one step.
     `template_tokens` are the special tokens that a chat template has by name, as `bos_token`.
@@ -112,6 +113,7 @@ class LLMEngineRunnerConfig(
     engine_format: int = ENGINE_FORMAT
     hearth_version: str
     model_name: str = ""
+    served_name: str = ""
     backend: Literal["kernels", "onnxruntime", "tensorrt", "simulated"]
     device: DeviceKind = "cpu"
     dialect: Literal["native", "classic"]
@@ -238,13 +240,29 @@ def config_file(config: LLMEngineRunnerConfig) -> str:
     return BASE_CONFIG_FILE if config.enable_eagle_spec_decode else CONFIG_FILE
 
 
+def _is_of_a_model(data: bytes) -> bool:
+    """Whether this is the configuration of a Hugging Face folder."""
+    try:
+        fields = msgspec.json.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    known = isinstance(fields, dict) and "engine_format" not in fields
+    return known and not fields.keys().isdisjoint({"model_type", "architectures"})
+
+
 def load_config(folder: Path) -> LLMEngineRunnerConfig:
     """Read the configuration of an engine folder; raises `engine_missing` when there is none."""
     try:
         for path in (folder / name for name in CONFIG_FILES):
             if path.exists():
-                return parse_config(path.read_bytes(), str(path))
-        what = f"{folder} is not an engine folder" if folder.exists() else f"there is no {folder}"
+                data = path.read_bytes()
+                if _is_of_a_model(data):
+                    what = f"{folder} is a model: hearth export makes an engine folder of it"
+                    raise HearthError("engine_missing", what, "engine")
+                return parse_config(data, str(path))
+        what = f"there is no {folder}"
+        if folder.exists():
+            what = f"{folder} is not an engine folder: hearth export makes one of a model's folder"
     except OSError as error:
         what = f"{error.filename or folder} cannot be read ({error.strerror})"
     raise HearthError("engine_missing", what, "engine")

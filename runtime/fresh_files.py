@@ -3,8 +3,9 @@
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from shlex import quote
 
 from runtime.errors import HearthError
 
@@ -37,17 +38,18 @@ def _beside(target: Path) -> Iterator[Path]:
     try:
         yield path
     except OSError as error:
-        raise HearthError(
-            "invalid_value", f"{target} cannot be written: make room or name another", "target"
-        ) from error
+        text = f"{target} cannot be written ({error.strerror}): make room or name another"
+        raise HearthError("invalid_value", text, "target") from error
     finally:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
-            path.unlink(missing_ok=True)
+            # Where nothing can be written, nothing can be removed, and the first is what to tell.
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
 
 
 def _exists(target: Path) -> HearthError:
-    return HearthError(
-        "invalid_value", f"{target} exists already: remove it or name another", "target"
-    )
+    how = "rm -r" if target.is_dir() else "rm"
+    text = f"{target} exists already: remove it ({how} {quote(str(target))}) or name another"
+    return HearthError("invalid_value", text, "target")

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +27,8 @@ from daemon.control.messages import (
     RemoveAdapter,
 )
 from daemon.control.server import Handler
+from runtime.adapters.adapter import other_base
+from runtime.adapters.stored import AdapterRecord
 from runtime.config import LLMEngineRunnerConfig, load_config
 from runtime.errors import HearthError, known_code
 
@@ -95,6 +98,9 @@ class AdapterKeeper:
         for name in sorted(set(kept) - set(found)):
             self._tell(LoadAdapter(name, str(self._folder.of(name))))
         self._problems = {name: found.get(name, "") for name in kept}
+        for name in self.names:
+            with suppress(HearthError):  # What is wrong with its files is told where it is loaded.
+                self._note(name, self._folder.record(name))
         self._served()
 
     def executor_lost(self) -> None:
@@ -129,7 +135,8 @@ class AdapterKeeper:
             self._problems[name] = ""
             self._served()
             _log.info("adapter added", adapter=name, rank=record.rank, source=record.source)
-            return AdapterAdded(name, record.rank, record.base, record.bytes)
+            note = self._note(name, record)
+            return AdapterAdded(name, record.rank, record.base, record.bytes, note)
 
     async def _remove(self, asked: RemoveAdapter) -> AdapterRemoved:
         async with self._lock:
@@ -173,6 +180,13 @@ class AdapterKeeper:
         # It may have died of it.
         return asked.answer or _no_answer(name)
 
+    def _note(self, name: str, record: AdapterRecord) -> str:
+        """A warning of an adapter of another base, logged as well; "" where there is none."""
+        note = other_base(record.base, self._config)
+        if note:
+            _log.warning("an adapter may be another model's", adapter=name, reason=note)
+        return note
+
     def _kept(self) -> list[str]:
         try:
             return self._folder.names
@@ -189,7 +203,9 @@ class AdapterKeeper:
         except HearthError as error:
             return AdapterInfo(name, problem=error.message)
         problem = self._problems.get(name, "")
-        return AdapterInfo(name, record.rank, record.base, record.source, record.bytes, problem)
+        note = "" if problem else other_base(record.base, self._config)
+        told = (record.rank, record.base, record.source, record.bytes)
+        return AdapterInfo(name, *told, problem, note)
 
 
 def _no_answer(name: str) -> AdapterAnswer:

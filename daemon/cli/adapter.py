@@ -2,9 +2,10 @@ from pathlib import Path
 
 import click
 import msgspec
+from rich.markup import escape
 
 from daemon.cli.clients import daemon_address
-from daemon.cli.console import out, printable_name, size, table
+from daemon.cli.console import err, out, printable_name, size, table
 from daemon.cli.options import json_option, socket_option
 from daemon.control.client import ask
 from daemon.control.messages import (
@@ -16,6 +17,7 @@ from daemon.control.messages import (
     ListAdapters,
     RemoveAdapter,
 )
+from daemon.shipped_files import ADAPTERS
 
 
 @click.group()
@@ -29,18 +31,31 @@ def adapter() -> None:
 
 @adapter.command()
 @click.argument("name")
-@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument(
+    "folder", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path)
+)
 @socket_option
-def add(name: str, folder: Path, socket: str | None) -> None:
+@json_option
+def add(name: str, folder: Path | None, socket: str | None, *, as_json: bool) -> None:
     """Serve the adapter in FOLDER, as PEFT saves it, under NAME.
 
-    It is checked and copied to where the daemon keeps adapters, which reads FOLDER itself. Requests
-    may ask for it at once, and after every restart.
+    Without FOLDER it is the one of that name that ships with Hearth: spoken or careful. It is
+    checked and copied to where the daemon keeps adapters, which reads FOLDER itself. Requests may
+    ask for it at once, and after every restart.
     """
-    asked = AddAdapter(name, str(folder.absolute()))
+    source = folder or ADAPTERS.get(name)
+    if source is None:
+        shipped = " and ".join(ADAPTERS)
+        raise click.UsageError(f"name the folder of {name}: {shipped} alone ship with Hearth")
+    asked = AddAdapter(name, str(source.absolute()))
     answer = ask(asked, AdapterAdded, daemon_address(socket))
+    if as_json:
+        click.echo(msgspec.json.encode(answer))
+        return
     base = f", for {printable_name(answer.base)}" if answer.base else ""
     click.echo(f"added {answer.name}: rank {answer.rank}, {size(answer.bytes)}{base}")
+    if answer.note:
+        err().print(f"[yellow]note[/] {escape(printable_name(answer.note))}")
 
 
 @adapter.command()
@@ -72,4 +87,5 @@ def _words(one: AdapterInfo) -> str:
     told = [f"rank {one.rank}", size(one.bytes)] if one.rank else []
     told += [f"for {printable_name(one.base)}"] if one.base else []
     told += [f"not served: {one.problem}"] if one.problem else []
+    told += [f"note: {one.note}"] if one.note else []
     return ", ".join(told)

@@ -79,7 +79,8 @@ def _converse(client: Client, conversation: Conversation, options: dict[str, Any
         if action == "leave":
             break
         if action in {"show", "refuse"}:
-            err().print(text, style="dim" if action == "show" else "red", markup=False)
+            style, screen = ("dim" if action == "show" else "red"), err()
+            screen.print(text, style=style, markup=False, soft_wrap=not screen.is_terminal)
             answered = answered and action == "show"
         elif text.strip():
             answered = _answer(client, conversation, text, options) and answered
@@ -121,7 +122,7 @@ def _ask(prompt: str) -> str | None:
 
 def _answer(client: Client, conversation: Conversation, text: str, options: dict[str, Any]) -> bool:
     before, gone = conversation.turns, 0
-    while conversation.crowded:
+    while conversation.crowded():
         gone += conversation.shorten()
     while True:
         try:

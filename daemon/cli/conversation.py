@@ -75,7 +75,6 @@ class Conversation:
     def turns(self, turns: list[Turn]) -> None:
         self._turns = turns
 
-    @property
     def crowded(self) -> bool:
         """Whether the oldest turns have to leave before another message is taken and answered."""
         if self.limits is None or not self._turns:

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from daemon.cli.options import refuse_without, with_options
+from daemon.shipped_files import shipped_model
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -71,4 +72,4 @@ def take_draft(options: dict[str, Any]) -> Any:
     if folder is None:
         refuse_without("--draft", given)
         return None
-    return DraftOptions(folder=folder, **given)
+    return DraftOptions(folder=shipped_model(folder), **given)

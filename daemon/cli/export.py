@@ -14,13 +14,21 @@ from rich.markup import escape
 from daemon.cli.console import err, progress_bar, size
 from daemon.cli.draft_options import draft_options, take_draft
 from daemon.cli.errors import wrong_usage
-from daemon.cli.options import with_options
+from daemon.cli.options import json_option, with_options
 from daemon.cli.plan_options import plan_options, take_plan
+from daemon.shipped_files import shipped_model
+from runtime.config import LLMEngineRunnerConfig
 from runtime.engine_folder import TEMPLATE_FILE
 from runtime.errors import HearthError
 
 if TYPE_CHECKING:
     from runtime.vision_config import VisionConfig
+
+
+def projections(text: str) -> tuple[str, ...]:
+    """Names with commas between them; what is none of a projection is refused with the others."""
+    return tuple(text.split(","))
+
 
 _OPTIONS: dict[str, tuple[Any, str]] = {
     "backend": (
@@ -79,9 +87,10 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
         "Greatest rank of the adapters that the engine takes; 0 for no adapters.  [0]",
     ),
     "lora_targets": (
-        lambda text: tuple(text.split(",")),
+        projections,
         "Projections that adapters may add to, of q,k,v,o,gate,up,down; fewer cost less.  [all]",
     ),
+    "name": (str, "What the model is called where it is served.  [as ENGINE_DIR]"),
     "external_weights": (
         bool,
         "Keep the weights beside the graph, which then serves every fine-tune (hearth weights).",
@@ -95,12 +104,14 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
 @with_options(_OPTIONS)
 @draft_options
 @plan_options
-def export(source: Path, target: Path, **options: Any) -> None:
+@json_option
+def export(source: Path, target: Path, *, as_json: bool, **options: Any) -> None:
     """Build the engine folder ENGINE_DIR from the Hugging Face folder MODEL_DIR.
 
     MODEL_DIR holds config.json, safetensors files, tokenizer.json and a chat template, and for a
     model that takes images its processor's files. A draft's engine lies in the folder draft inside,
-    a vision tower in the folder visual. A failed export leaves nothing behind.
+    a vision tower in the folder visual. A failed export leaves nothing behind. home and home-vision
+    are the models that ship with Hearth.
     """
     from runtime.export import ExportOptions, export_model  # noqa: PLC0415 - slow import
     from runtime.export.export import gpu_dtype  # noqa: PLC0415 - likewise
@@ -116,19 +127,30 @@ def export(source: Path, target: Path, **options: Any) -> None:
     with wrong_usage():
         check_options(asked)
     if on_gpu and "dtype" not in given:
-        asked = msgspec.structs.replace(asked, dtype=gpu_dtype(source, asked))
+        asked = msgspec.structs.replace(asked, dtype=gpu_dtype(shipped_model(source), asked))
     with progress_bar() as progress:
-        config = export_model(source, target, asked, progress)
+        config = export_model(shipped_model(source), target, asked, progress)
     total = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
-    drafted = ", with draft" if config.enable_eagle_spec_decode else ""
-    form = "kernels" if config.backend == "kernels" else config.dialect
-    for warning in _warnings(target):
+    warnings, seconds = list(_warnings(target)), time.monotonic() - began
+    if as_json:
+        told = {"engine": str(target), "bytes": total, "seconds": seconds, "warnings": warnings}
+        click.echo(msgspec.json.encode(told))
+        return
+    for warning in warnings:
         err().print(f"[yellow]note[/] {escape(warning)}")
     err().print(
-        f"[green]done[/] {config.architecture}{drafted}, {form}, {config.dtype}, "
-        f"{size(total)} in {time.monotonic() - began:.1f} s\n"
+        f"[green]done[/] {_form(config)}, {size(total)} in {seconds:.1f} s\n"
         f"[dim]next: hearth serve --engine {escape(shlex.quote(str(target)))}[/]"
     )
+
+
+def _form(config: LLMEngineRunnerConfig) -> str:
+    """An engine in a few words: what it computes, by what, and in which types."""
+    drafted = ", with draft" if config.enable_eagle_spec_decode else ""
+    form = "kernels" if config.backend == "kernels" else config.dialect
+    stored = config.weight_quantization
+    dtype = config.dtype if stored == "none" else f"{stored} weights, {config.dtype} else"
+    return f"{config.architecture}{drafted}, {form}, {dtype}"
 
 
 def _warnings(folder: Path) -> Iterator[str]:

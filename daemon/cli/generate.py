@@ -11,6 +11,9 @@ from daemon.cli.errors import FAILED, wrong_usage
 from daemon.cli.options import json_option, speculation_option
 from daemon.cli.prompts import encode_prompt, parse_ids, read_prompts
 from daemon.shipped import engine_folder
+from daemon.shipped_files import ADAPTERS, shipped_picture
+from runtime.adapters.adapter import other_base
+from runtime.adapters.stored import read_adapter
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.images import EmbeddedImage
 from runtime.options import RuntimeOptions, SpeculationOptions
@@ -47,6 +50,24 @@ def _sampling_options(command: Command) -> Command:
     return command
 
 
+def _find_pictures(
+    _ctx: click.Context, _param: click.Parameter, given: tuple[Path, ...]
+) -> tuple[Path, ...]:
+    files = tuple(map(shipped_picture, given))
+    for file in files:
+        if not file.is_file():
+            raise click.BadParameter(f"there is no file {file}")
+    return files
+
+
+def _find_adapter(_ctx: click.Context, _param: click.Parameter, given: Path | None) -> Path | None:
+    if given is None or given.is_dir():
+        return given
+    if str(given) not in ADAPTERS:
+        raise click.BadParameter(f"there is no folder {given}")
+    return ADAPTERS[str(given)]
+
+
 @click.command()
 @click.argument("engine", metavar="[ENGINE_DIR]", default="")
 @click.option("--prompt", "texts", multiple=True, metavar="TEXT", help="A prompt; repeatable.")
@@ -58,15 +79,17 @@ def _sampling_options(command: Command) -> Command:
     "--image",
     "files",
     multiple=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    callback=_find_pictures,
+    type=click.Path(path_type=Path),
     metavar="FILE",
-    help="A picture before each prompt; repeatable, needs --chat.",
+    help="A picture before each prompt; repeatable, needs --chat. scene.jpg comes with Hearth.",
 )
 @click.option(
     "--adapter",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    callback=_find_adapter,
+    type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="Answer with this adapter, a folder as PEFT saves it.",
+    help="Answer with this adapter, a folder as PEFT saves it, or spoken or careful.",
 )
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Default 256, or what fits.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; repeatable.")
@@ -129,7 +152,10 @@ def generate(
         if runtime.chosen:
             err().print(runtime.chosen, style="dim", markup=False)
         if adapter is not None:
-            runtime.load_adapter(name, adapter)
+            read = read_adapter(adapter, runtime.config)
+            runtime.load_adapter(name, read)
+            if note := other_base(read.base, runtime.config):
+                err().print(note, style="yellow", markup=False)
         tokenizer = Tokenizer.open(folder)
         encoded = [
             (encode_prompt(p, tokenizer, chat=chat, system=system), [])

@@ -129,12 +129,16 @@ class AddAdapter(ControlRequest, tag="add_adapter", frozen=True):
 
 
 class AdapterAdded(ControlAnswer, tag="adapter_added", frozen=True):
-    """Requests may ask for the adapter; `base` is the model that it was trained for, if known."""
+    """Requests may ask for the adapter; `base` is the model that it was trained for, if known.
+
+    `note` is a warning where that is another than the engine's.
+    """
 
     name: str
     rank: int
     base: str
     bytes: int
+    note: str = ""
 
 
 class RemoveAdapter(ControlRequest, tag="remove_adapter", frozen=True):
@@ -154,7 +158,7 @@ class ListAdapters(ControlRequest, tag="list_adapters", frozen=True):
 
 
 class AdapterInfo(msgspec.Struct, frozen=True):
-    """An adapter; `problem` says why it is not served, "" where it is."""
+    """An adapter; `problem` says why it is not served, "" where it is, `note` is a warning."""
 
     name: str
     rank: int = 0
@@ -162,6 +166,7 @@ class AdapterInfo(msgspec.Struct, frozen=True):
     source: str = ""
     bytes: int = 0
     problem: str = ""
+    note: str = ""
 
 
 class AdapterList(ControlAnswer, tag="adapter_list", frozen=True):

@@ -65,13 +65,14 @@ def check_rank(rank: int, config: LLMEngineRunnerConfig) -> None:
         raise invalid(f"{what}: export the model with --max-lora-rank {rank}", "r")
 
 
-def check_base(base: str, config: LLMEngineRunnerConfig) -> None:
-    """Raise where an adapter was trained for a model of another name than the engine was made of.
+def other_base(base: str, config: LLMEngineRunnerConfig) -> str:
+    """A warning where an adapter was trained for another model than the engine's, else "".
 
-    Names are compared by their last part, whatever its case; one that is not known fits all.
+    Names alone tell, by their last part and whatever its case: an engine is called after the
+    folder that it was exported from. One that is not known is no other.
     """
     trained, served = (name.rstrip("/").rpartition("/")[2] for name in (base, config.model_name))
     if trained and served and trained.casefold() != served.casefold():
         what = f"the adapter was trained for {base}, this engine was made of {config.model_name}"
-        how = "if both are one model, let base_model_name_or_path in adapter_config.json say so"
-        raise invalid(f"{what}: {how}", "base_model_name_or_path")
+        return f"{what}: unless both are one model, what it says is worth nothing"
+    return ""

@@ -20,7 +20,6 @@ from runtime.adapters.adapter import (
     Adapter,
     LowRank,
     Projection,
-    check_base,
     check_rank,
     invalid,
     no_place,
@@ -90,7 +89,6 @@ def read_peft(folder: Path, config: LLMEngineRunnerConfig) -> Adapter:
     """
     fields = _read_config(folder / PEFT_CONFIG)
     rank, scale = _rank_and_scale(fields, config)
-    check_base(base := fields.get("base_model_name_or_path") or "", config)
     if not (folder / PEFT_TENSORS).is_file() and (folder / _PICKLED).exists():
         what = f"{_PICKLED} holds Python objects: save the adapter as {PEFT_TENSORS}"
         raise invalid(what, _PICKLED)
@@ -102,6 +100,7 @@ def read_peft(folder: Path, config: LLMEngineRunnerConfig) -> Adapter:
             for place, names in _places(file.tensors, shapes).items()
         }
     _check_targets(fields, shapes, parts)
+    base = fields.get("base_model_name_or_path") or ""
     return Adapter(rank, base, _digest(parts), parts)
 
 

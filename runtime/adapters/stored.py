@@ -13,7 +13,6 @@ from runtime.adapters.adapter import (
     Adapter,
     LowRank,
     Projection,
-    check_base,
     check_rank,
     invalid,
     no_place,
@@ -98,7 +97,6 @@ def read_adapter(folder: Path, config: LLMEngineRunnerConfig) -> Adapter:
         return read_peft(folder, config)
     record = read_record(folder)
     check_rank(record.rank, config)
-    check_base(record.base, config)
     if record.shapes != _shapes_digest(config):
         what = "the adapter was stored for an engine of another shape or type: add it again"
         raise invalid(what, "shapes")

@@ -7,8 +7,8 @@ import msgspec
 
 from runtime.errors import HearthError
 from runtime.export.config_fields import refuse_unserved
-from runtime.export.json_file import Fields, read_json
-from runtime.export.model_config import CONFIG_FILE, ModelConfig, read_sizes
+from runtime.export.json_file import CONFIG_FILE, Fields, read_config
+from runtime.export.model_config import ModelConfig, read_sizes
 
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaForCausalLM")
 # The last six tell others of the base and its images.
@@ -48,7 +48,7 @@ def load_draft_config(folder: Path, base: ModelConfig) -> DraftConfig:
     Raises `model_invalid` or `model_unsupported` naming the field of the draft's config.json that
     is malformed, does not fit the base model or is not served.
     """
-    fields = Fields(read_json(folder / CONFIG_FILE), f"the draft's {CONFIG_FILE}")
+    fields = Fields(read_config(folder), f"the draft's {CONFIG_FILE}")
     _check_architecture(fields)
     refuse_unserved(fields, _READ)
     mrope = None if base.images is None else base.images.mrope

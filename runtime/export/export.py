@@ -53,7 +53,8 @@ def export_model(
     config = msgspec.structs.replace(
         config,
         lora_targets=lora_targets(config, options.lora_targets),
-        model_name=model_name(source),
+        model_name=options.name or model_name(source),
+        served_name=options.name,
     )
     with fresh_folder(target) as folder:
         copy_text_files(source, folder, model)

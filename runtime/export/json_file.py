@@ -1,5 +1,6 @@
 """Typed access to the fields of a JSON file that others wrote."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,16 @@ import msgspec
 
 from runtime.errors import HearthError
 
+CONFIG_FILE = "config.json"
 JSON_LIMIT = 64 << 20
 _LARGEST = (1 << 63) - 1
+_ENGINE_CONFIGS = {"base_config.json", "draft_config.json"}
+_ENGINE = "is an engine already: hearth serve --engine takes it as it is"
+_WANTED = (
+    "a model is the folder that Hugging Face has of it, with config.json, safetensors files and "
+    "tokenizer.json"
+)
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -19,12 +28,51 @@ def read_json(path: Path) -> dict[str, Any]:
             raise HearthError("model_invalid", f"{path.name} is too large", path.name)
         value = msgspec.json.decode(path.read_bytes())
     except OSError as error:
-        raise HearthError("model_invalid", f"{path} cannot be read", path.name) from error
+        text = f"{path} cannot be read ({error.strerror})"
+        raise HearthError("model_invalid", text, path.name) from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise HearthError("model_invalid", f"{path} is not valid JSON", path.name) from error
     if not isinstance(value, dict):
         raise HearthError("model_invalid", f"{path} must hold an object", path.name)
     return value
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The config.json of a Hugging Face folder; `model_invalid`, naming what else `folder` is."""
+    other = _other_than_a_model(folder)
+    if other:
+        raise HearthError("model_invalid", f"{folder} {other}", CONFIG_FILE)
+    fields = read_json(folder / CONFIG_FILE)
+    if "engine_format" in fields:
+        raise HearthError("model_invalid", f"{folder} {_ENGINE}", CONFIG_FILE)
+    return fields
+
+
+def _other_than_a_model(path: Path) -> str:
+    """What a path is that is no folder with a config.json; "" for one that is."""
+    try:
+        if path.is_file():
+            with path.open("rb") as file:
+                gguf = file.read(4) == b"GGUF"
+            return f"is a {'GGUF ' if gguf else ''}file: {_WANTED}"
+        if not path.is_dir():
+            return _missing(path)
+        names = {one.name for one in path.iterdir()}
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    if CONFIG_FILE in names:
+        return ""
+    if names & _ENGINE_CONFIGS:
+        return _ENGINE
+    gguf = any(name.endswith(".gguf") for name in names)
+    return f"{'holds GGUF files' if gguf else 'has no config.json'}: {_WANTED}"
+
+
+def _missing(path: Path) -> str:
+    if _HUB_NAME.fullmatch(str(path)) and not path.parent.is_dir():
+        fetch = f"hf download {path} --local-dir DIR"
+        return f"does not exist here, and no model is fetched by its name: {fetch}, then name DIR"
+    return "does not exist: name the folder of a model"
 
 
 class Fields:

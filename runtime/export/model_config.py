@@ -13,10 +13,8 @@ from runtime.export.image_families import (
     MRopeLayout,
     TextArchitecture,
 )
-from runtime.export.json_file import Fields, read_json
+from runtime.export.json_file import CONFIG_FILE, Fields, read_config, read_json
 from runtime.export.rope_config import read_rope
-
-CONFIG_FILE = "config.json"
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +75,7 @@ def load_model_config(folder: Path) -> ModelConfig:
     Raises `model_invalid` for a missing or malformed field and `model_unsupported`, naming the
     field, for anything that would change what the model computes and is not served.
     """
-    fields = Fields(read_json(folder / CONFIG_FILE), CONFIG_FILE)
+    fields = Fields(read_config(folder), CONFIG_FILE)
     family = IMAGE_FAMILIES.get(fields.text("model_type"))
     if family is not None:
         return _read_image_model(folder, fields, family)

@@ -19,6 +19,7 @@ KERNEL_BLOCKS = (0, 32, 64, 128)
 # Larger blocks mean fewer scales to read; eight bits lose next to nothing by it, four bits do.
 _BEST_BLOCK = {"int8": 128, "int4": 32}
 _PREFILL_CHUNK = 256
+_LONGEST_NAME = 128
 MAX_LORA_RANK = 512
 SMALLEST_CAPACITY = 2  # a prompt of one token, and one in answer
 
@@ -40,9 +41,10 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
     takes 4096. `max_lora_rank` is the greatest rank of adapters, 0 for none; `lora_targets` are the
     projections that they may add to, all of them where none is named. `external_weights` leaves a
     graph without weights, and beside it a file of them, in whose place others of that shape may be
-    served.
+    served. `name` is what the model is called, "" for the folder's name.
     """
 
+    name: str = ""
     backend: Literal["auto", "kernels", "onnxruntime", "tensorrt"] = "auto"
     dialect: Literal["auto", "native", "classic"] = "auto"
     dtype: TargetType = "float32"
@@ -102,6 +104,9 @@ def check_options(options: ExportOptions) -> None:
         raise HearthError(
             "invalid_value", f"capacity must be 0 or at least {SMALLEST_CAPACITY}", "capacity"
         )
+    if len(options.name) > _LONGEST_NAME or not options.name.isprintable():
+        text = f"name must have at most {_LONGEST_NAME} characters that can be printed"
+        raise HearthError("invalid_value", text, "name")
     for name, least, most in _RANGES:
         if not least <= getattr(options, name) <= most:
             raise HearthError("invalid_value", f"{name} must be {least} to {most}", name)

@@ -359,6 +359,13 @@ def test_a_folder_that_is_none_of_ours_is_not_said_to_be_missing(tmp_path: Path)
         load_config(tmp_path / "none")
 
 
+def test_a_model_is_not_said_to_be_a_damaged_engine(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "_name_or_path": "x"}')
+    with pytest.raises(HearthError, match=f"{tmp_path} is a model: hearth export") as caught:
+        load_config(tmp_path)
+    assert caught.value.code == "engine_missing"
+
+
 def test_a_configuration_that_cannot_be_read_is_named_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / BASE_CONFIG_FILE
     path.mkdir()

@@ -7,8 +7,7 @@ from typing import Any, Literal, NamedTuple
 from runtime.errors import HearthError
 from runtime.export.config_fields import refuse_unserved
 from runtime.export.image_families import IMAGE_FAMILIES
-from runtime.export.json_file import Fields, read_json
-from runtime.export.model_config import CONFIG_FILE
+from runtime.export.json_file import CONFIG_FILE, Fields, read_json
 from runtime.export.options import ExportOptions, resolve_dialect
 from runtime.export.vision.processor import read_rules
 from runtime.export.vision.special_tokens import read_tokens

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from structlog.testing import capture_logs
 
 from actors.executor_messages import ExecutorControl, LoadAdapter, UnloadAdapter
 from actors.supervisor_messages import AdapterAnswer
@@ -95,6 +96,19 @@ async def test_what_is_added_is_served_once_the_executor_has_it() -> None:
     house.events.clear()
     assert await house.ask(AddAdapter("a", "/s")) == AdapterAdded("a", 4, "home", 9)
     assert house.events == [LoadAdapter("a", "/adapters/a"), ["a"]]
+
+
+async def test_an_adapter_of_another_base_is_served_with_a_warning() -> None:
+    house = House("b")
+    with capture_logs() as logs:
+        house.keeper.executor_ready({"b": ""}, "smol")
+        added = await house.ask(AddAdapter("a", "/s"))
+    assert [one["adapter"] for one in logs if one["log_level"] == "warning"] == ["b", "a"]
+    assert isinstance(added, AdapterAdded)
+    assert "trained for home, this engine was made of smol" in added.note
+    listed = await house.ask(ListAdapters())
+    assert isinstance(listed, AdapterList)
+    assert [bool(one.note) for one in listed.adapters] == [True, True]
 
 
 async def test_what_is_removed_is_asked_for_no_more_before_those_end_who_have() -> None:

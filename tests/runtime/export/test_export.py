@@ -18,6 +18,7 @@ from runtime.engine_folder import (
 from runtime.errors import HearthError
 from runtime.export import ExportOptions, export_model
 from runtime.export import export as export_module
+from runtime.export.options import check_options
 from runtime.rope import rope_tables
 from tests.references import reference_folder
 from tests.runtime.export.hugging_face import copy_model
@@ -115,10 +116,18 @@ def test_a_full_disk_is_reported_in_our_words(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(export_module, "write_config", fail)
-    with pytest.raises(HearthError, match="cannot be written") as caught:
+    with pytest.raises(HearthError, match=r"written \(No space left on device\)") as caught:
         export_model(reference_folder("qwen3"), tmp_path / "engine", ExportOptions())
     assert caught.value.field == "target"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_is_what_the_model_is_called(tmp_path: Path) -> None:
+    options = ExportOptions(name="Qwen/Qwen3-tiny")
+    config = export_model(reference_folder("qwen3"), tmp_path / "int4", options)
+    assert (config.model_name, config.served_name) == ("Qwen/Qwen3-tiny",) * 2
+    with pytest.raises(HearthError, match="name must have"):
+        check_options(ExportOptions(name="a\nb"))
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -5,7 +6,7 @@ import pytest
 
 from runtime.errors import HearthError
 from runtime.export import json_file
-from runtime.export.json_file import Fields, read_json
+from runtime.export.json_file import Fields, read_config, read_json
 
 
 def fault(path: Path) -> HearthError:
@@ -86,3 +87,58 @@ def test_a_flag_is_true_or_false() -> None:
 def test_token_ids_come_alone_or_in_lists_and_once() -> None:
     assert Fields({"x": 7}, "").token_ids("x") == (7,)
     assert Fields({"x": [3, 1, 3]}, "").token_ids("x") == (3, 1)
+
+
+def empty(_path: Path) -> None:
+    pass
+
+
+def gguf_file(path: Path) -> None:
+    path.rmdir()
+    path.write_bytes(b"GGUF\x03")
+
+
+def other_file(path: Path) -> None:
+    path.rmdir()
+    path.write_bytes(b"PK")
+
+
+def gguf_folder(path: Path) -> None:
+    (path / "model-q4.gguf").touch()
+
+
+def engine_with_draft(path: Path) -> None:
+    (path / "base_config.json").touch()
+
+
+def engine(path: Path) -> None:
+    (path / "config.json").write_text('{"engine_format": 1}')
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (empty, "has no config.json: a model is the folder"),
+        (gguf_file, "is a GGUF file: a model is the folder"),
+        (other_file, "is a file: a model is the folder"),
+        (gguf_folder, "holds GGUF files: a model is the folder"),
+        (engine_with_draft, "is an engine already"),
+        (engine, "is an engine already"),
+        (Path.rmdir, "does not exist: name the folder of a model"),
+    ],
+)
+def test_what_is_no_model_is_said_to_be_what_it_is(
+    tmp_path: Path, make: Callable[[Path], None], words: str
+) -> None:
+    path = tmp_path / "it"
+    path.mkdir()
+    make(path)
+    with pytest.raises(HearthError) as caught:
+        read_config(path)
+    assert caught.value.message.startswith(f"{path} {words}")
+    assert caught.value.code == "model_invalid"
+
+
+def test_a_name_of_the_hub_is_not_fetched_and_says_how() -> None:
+    with pytest.raises(HearthError, match=r"hf download Qwen/Qwen3-0\.6B --local-dir DIR"):
+        read_config(Path("Qwen/Qwen3-0.6B"))
