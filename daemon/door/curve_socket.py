@@ -169,7 +169,6 @@ class CurveSocket:
                 key = connection.key
                 peer, name = f"key:{key}", self._clients[key]
                 return Received(connection.number, *rest, peer, key, name)
-            self._refused += 1
         self.pending = True
         return None
 
@@ -247,11 +246,13 @@ class CurveSocket:
         """Whose message begins with this frame; None for one that is not to be heard."""
         routing_id, key = frame.bytes, str(frame.get("User-Id"))
         if key not in self._clients:
+            self._refused += 1
             return None
         known = self._by_routing_id.get(routing_id)
         if known is not None:
             return known if known.key == key else None
         if not self._is_given(routing_id):
+            self._refused += 1
             self._send(routing_id, _NAMED, delimited=delimited)
             return None
         connection = self._connections.get(int(frame.get(zmq.SRCFD)))

@@ -24,7 +24,7 @@ from daemon.door.socket import Received
 from daemon.door.zmtp import header
 from tests.daemon.door.harness import greet, hear, running_door, say, until
 
-BEATS = {zmq.HEARTBEAT_IVL: 20, zmq.HEARTBEAT_TIMEOUT: 1000}
+BEATS: dict[int, Any] = {zmq.HEARTBEAT_IVL: 20, zmq.HEARTBEAT_TIMEOUT: 1000}
 PEERS: list[tuple[int, dict[int, Any]]] = [
     (zmq.DEALER, {}),
     (zmq.DEALER, BEATS),

@@ -5,6 +5,7 @@ import random
 import socket as sockets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ from hearth_client import AsyncClient, Client, ConnectionLost, ConnectionTimeout
 from hearth_client.keys import read_key_file
 
 from actors.arena import Arena
-from daemon.door import curve_socket
+from daemon.door import curve_socket, zap
+from daemon.door.curve_socket import CurveSocket, open_port
 from daemon.door.keys import add_client, make_server_keys, read_keys, remove_client
+from daemon.door.process_bounds import Growth
+from daemon.door.settings import DoorSettings
 from tests.daemon.door.harness import BACKENDS, Harness, greet, hear, running_door, say, until
 from tests.daemon.door.test_hostile import ended
 
@@ -36,6 +40,13 @@ def key(folder: Path) -> Path:
 
 def address_of(door: Harness) -> str:
     return f"tcp://127.0.0.1:{door.door.tcp_port}"
+
+
+def tcp_of(door: Harness) -> CurveSocket:
+    """Its socket on TCP; for the door's thread, but for what does not change."""
+    socket = door.door._socket.tcp
+    assert socket is not None
+    return socket
 
 
 def counts(door: Harness) -> tuple[int, int, int]:
@@ -112,11 +123,9 @@ def test_who_chooses_a_routing_id_is_told_and_closed(
 ) -> None:
     monkeypatch.setattr(curve_socket, "_SILENT_S", 0.3)
     with running_door(keys=read_keys(folder)) as door, raw_tcp(door, key) as plain:
-        socket = door.door._socket.tcp
-        assert socket is not None
         greet(plain)
         if routing_id.startswith(b"\0"):
-            routing_id = b"\0" + ((socket._first + 1000) % (1 << 32)).to_bytes(4, "big")
+            routing_id = b"\0" + ((tcp_of(door)._first + 1000) % (1 << 32)).to_bytes(4, "big")
         with raw_tcp(door, key, routing_id=routing_id) as client:
             for message in ({"t": "hello", "proto": [1]}, {"t": "status", "id": "s"}):
                 say(client, message)
@@ -130,6 +139,93 @@ def test_who_chooses_a_routing_id_is_told_and_closed(
         assert door.sessions() == 1
         say(plain, {"t": "tokenize", "id": "t", "text": "a"})
         assert hear(plain)["tokens"] == [97]
+
+
+def test_routing_ids_begin_at_another_number_each_time(folder: Path) -> None:
+    keys, firsts = read_keys(folder), set()
+    for _ in range(3):
+        socket = CurveSocket(open_port(0), DoorSettings(), keys, count(1, 2))
+        firsts.add(socket._first)
+        socket.close()
+    assert len(firsts) == 3
+    assert 0x6B8B4567 not in firsts, "where glibc begins without a seed"
+
+
+def test_a_client_that_leaves_gives_its_place_free_at_once(folder: Path, key: Path) -> None:
+    with running_door(keys=read_keys(folder), clients=1, lease_s=3600.0) as door:
+        with raw_tcp(door, key) as client:
+            greet(client)
+            say(client, {"t": "generate", "id": "g", "prompt": "hang"})
+            assert hear(client)["t"] == "accepted"
+        until(lambda: door.sessions() == 0)
+        until(lambda: len(door.actors.cancelled) == 1)
+        with raw_tcp(door, key) as client:
+            assert greet(client)["t"] == "welcome"
+
+
+def test_a_key_that_comes_too_often_is_let_in_later(
+    folder: Path, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zap, "BURST", 1)
+    with (
+        running_door(keys=read_keys(folder)) as door,
+        raw_tcp(door, key) as first,
+        raw_tcp(door, key) as second,
+    ):
+        assert [greet(one)["t"] for one in (first, second)] == ["welcome"] * 2
+
+
+def test_connections_that_say_nothing_are_closed_and_those_of_clients_stay(
+    folder: Path, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(curve_socket, "_SILENT_S", 0.3)
+    with (
+        running_door(keys=read_keys(folder), handshake_s=60.0) as door,
+        raw_tcp(door, key) as client,
+    ):
+        greet(client)
+        silent = [sockets.create_connection(("127.0.0.1", door.door.tcp_port)) for _ in range(3)]
+        until(lambda: all(map(over, silent)))
+        say(client, {"t": "tokenize", "id": "t", "text": "a"})
+        assert hear(client)["tokens"] == [97]
+        for one in silent:
+            one.close()
+
+
+def test_connections_without_a_session_leave_for_newer_ones(
+    folder: Path, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(curve_socket, "STRANGERS", 4)
+    with (
+        running_door(keys=read_keys(folder), clients=1, handshake_s=60.0) as door,
+        raw_tcp(door, key) as client,
+    ):
+        greet(client)
+        silent = [sockets.create_connection(("127.0.0.1", door.door.tcp_port)) for _ in range(20)]
+        until(lambda: sum(map(over, silent)) == 16)
+        assert not any(map(over, silent[16:]))
+        say(client, {"t": "tokenize", "id": "t", "text": "a"})
+        assert hear(client)["tokens"] == [97]
+        for one in silent:
+            one.close()
+
+
+def test_a_daemon_that_grows_closes_what_came_by_tcp_and_nothing_else(
+    folder: Path, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        running_door(keys=read_keys(folder)) as door,
+        Client(door.path) as local,
+        Client(address_of(door), client_key=key) as client,
+    ):
+        local.generate("hang")
+        assert client.tokenize("a") == [97]
+        with monkeypatch.context() as grown:
+            grown.setattr(Growth, "exceeded", lambda _self: True)
+            until(lambda: door.totals()["connections_closed"] > 0)
+        until(lambda: answered(client))
+        assert local.tokenize("a") == [97]
+        assert door.on_loop(lambda: door.door.open_requests) == 1, "the local socket went on"
 
 
 def test_who_is_not_listed_is_refused_at_once_and_counted(folder: Path, key: Path) -> None:
@@ -213,6 +309,10 @@ def test_a_key_that_is_taken_off_ends_its_sessions_and_no_others(folder: Path, k
         assert (error.get("id", ""), error["code"]) == ("", "not_allowed")
         assert [len(one.text().split()) for one in running] == [200, 200]
         before = counts(door)[2]
+        known = door.on_loop(lambda: list(tcp_of(door)._by_number.values()))
+        (its,) = [one.number for one in known if one.key == read_key_file(key).public]
+        late = door.on_loop(lambda: tcp_of(door).send(its, b"late", delimited=False))
+        assert late == "gone"
         say(robot, {"t": "hello", "proto": [1]})  # its connection is still open
         until(lambda: counts(door)[2] == before + 1)
         assert not robot.poll(0)
