@@ -25,7 +25,7 @@ from daemon.door.zmtp import header
 from tests.daemon.door.harness import greet, hear, running_door, say, until
 
 BEATS: dict[int, Any] = {zmq.HEARTBEAT_IVL: 20, zmq.HEARTBEAT_TIMEOUT: 1000}
-PEERS: list[tuple[int, dict[int, Any]]] = [
+PEERS: list[tuple[Any, dict[int, Any]]] = [
     (zmq.DEALER, {}),
     (zmq.DEALER, BEATS),
     (zmq.DEALER, {zmq.ROUTING_ID: b"robot"}),
