@@ -43,8 +43,7 @@ def tokens(door: Harness) -> int:
 def test_open_requests_are_told_with_what_they_wait_for(door: Harness) -> None:
     with Client(door.path, name="kiosk") as client, Client(door.path, status_only=True) as watcher:
         watcher.connect()
-        client.generate("silent")
-        client.generate("hang")
+        _open = client.generate("silent"), client.generate("hang")
         long = client.generate("count", max_tokens=100_000)
         next(long)
         until(lambda: [one.state for one in requests(door)][1:] == ["waiting", "replying"])

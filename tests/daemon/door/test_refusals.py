@@ -39,8 +39,7 @@ def test_a_full_queue_refuses_before_anything_is_encoded_and_says_when_to_come()
 
 def test_one_client_leaves_room_in_the_queue_for_another() -> None:
     with running_door(queued_requests=4) as door, Client(door.path) as client:
-        for _ in range(3):
-            client.generate("hang")
+        _open = [client.generate("hang") for _ in range(3)]
         with pytest.raises(TooManyRequests) as caught:
             client.generate("count").text()
         assert caught.value.field == "client_queue_share"

@@ -98,7 +98,7 @@ def test_pictures_come_by_tcp_as_well(folder: Path, key: Path) -> None:
         image = Image(memoryview(frame).cast("B", (250, 400)), "mono8")
         with Client(address_of(door), client_key=key) as client:
             turn = {"role": "user", "content": [image, "hang"]}
-            client.generate(messages=[turn])
+            _open = client.generate(messages=[turn])
             until(lambda: door.actors.prepared)
             (visual,) = door.actors.prepared[0].visuals
             assert arena.view(visual.frames[0].slot) == frame
@@ -218,7 +218,7 @@ def test_a_daemon_that_grows_closes_what_came_by_tcp_and_nothing_else(
         Client(door.path) as local,
         Client(address_of(door), client_key=key) as client,
     ):
-        local.generate("hang")
+        _open = local.generate("hang")
         assert client.tokenize("a") == [97]
         with monkeypatch.context() as grown:
             grown.setattr(Growth, "exceeded", lambda _self: True)
