@@ -1,5 +1,6 @@
 """The daemon's process: front door, tokenizer, scheduler and supervisor in one event loop."""
 
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -269,6 +270,9 @@ class Service:
         self._awaited.discard(role)
         if self._awaited or not self._life.serves or self._life.state == "ready":
             return
+        # What has been made until now stays: looking through it would stall all replies.
+        gc.collect()
+        gc.freeze()
         self._enter(self._life.ready())
         notify("READY=1")
         self._was_ready = True

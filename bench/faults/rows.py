@@ -3,7 +3,17 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from bench.faults import adapters, bad_pictures, clients, ends, executor, inputs, seeing, spilled
+from bench.faults import (
+    adapters,
+    bad_pictures,
+    clients,
+    ends,
+    executor,
+    flood,
+    inputs,
+    seeing,
+    spilled,
+)
 from bench.faults.trial import Trial
 
 
@@ -44,6 +54,14 @@ FAULTS = (
         "a second connection with the routing id of one whose reply streams",
         "no answer reaches the second; once the first has left the id can be used again",
         clients.same_identity,
+    ),
+    Row(
+        "Flood",
+        "another process sends messages of 7 kinds that cost the daemon much, as fast as they are "
+        "taken, beside a stream; then it burns as much CPU and sends nothing",
+        "the stream has nine tenths of the tokens a second that it has beside the latter, and no "
+        "gap above 150 ms",
+        flood.flood,
     ),
     Row(
         "GPU actor killed",

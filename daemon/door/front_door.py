@@ -36,12 +36,19 @@ from daemon.door.settings import DoorFacts, DoorSettings
 from daemon.door.socket import Received
 from daemon.door.sockets import open_sockets
 from daemon.door.state import DoorState
+from daemon.door.turns import Turns
 from daemon.life import Life
 from runtime.errors import Code, HearthError
 
 _log = structlog.get_logger("hearth.door")
-_BURST = 64
-"""Messages taken from one side before the other side and the rest of the loop get their turn."""
+_SLICE_S = 0.002
+"""For so long one side has its turn, before the other side and the rest of the loop have theirs.
+
+What a message takes beyond that its side owes to turns that come.
+"""
+_HELD = 64
+_HELD_BYTES = 4 << 20
+"""What clients have sent that may wait here, where it is seen who is next."""
 _TICK_S = 0.1
 _REPORT_S = 1.0
 _REFUSED_S = 60.0
@@ -95,6 +102,9 @@ class FrontDoor:
         self._requests = Requests(settings, self._state, self._dispatch)
         self._replies = Replies(self._state, self._dispatch, on_step)
         self._bell = Bell()
+        self._turns = Turns[Received]()
+        self._held = self._held_bytes = 0
+        self._left_s = 0.0
         self._refused = 0
         self._tell_refused = 0.0
         self._closed = False
@@ -267,7 +277,9 @@ class FrontDoor:
                 await self._bell.wait(_BEHIND_S if behind else due - time.monotonic())
 
     def _take_answers(self) -> bool:
-        for _ in range(_BURST):
+        """Pass on what actors have answered, for a slice of time; whether there may be more."""
+        until = time.thread_time() + _SLICE_S
+        while time.thread_time() < until:
             message = self._inbox.receive_nowait()
             if message is None:
                 return False
@@ -275,16 +287,37 @@ class FrontDoor:
         return True
 
     def _take_requests(self) -> bool:
-        for _ in range(_BURST):
+        """Handle what clients have sent, for a slice of time; whether there may be more."""
+        self._left_s = min(self._left_s, 0.0) + _SLICE_S
+        now = time.thread_time()
+        while self._left_s > 0:
+            received = self._next_request()
+            if received is None:
+                # Behind what they have said before.
+                self._dispatch.abandon_closed()
+                return self._socket.pending
+            began = time.thread_time()
+            self._request(received)
+            ended = time.thread_time()
+            self._turns.charge(received.peer, received.connection, ended - began)
+            self._left_s -= ended - now
+            now = ended
+        return True
+
+    def _next_request(self) -> Received | None:
+        """The message of whoever has cost the least, of those that can be held here."""
+        while self._held < _HELD and self._held_bytes < _HELD_BYTES:
             received = self._socket.receive()
             if received is None:
                 break
-            self._request(received)
-        else:
-            return True
-        # Behind what they have said before.
-        self._dispatch.abandon_closed()
-        return self._socket.pending
+            self._turns.add(received.peer, received.connection, received)
+            self._held += 1
+            self._held_bytes += received.size
+        received = self._turns.take()
+        if received is not None:
+            self._held -= 1
+            self._held_bytes -= received.size
+        return received
 
     def _fill_one(self) -> bool:
         try:

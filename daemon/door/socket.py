@@ -29,6 +29,11 @@ class Received(NamedTuple):
     key: str = ""
     name: str = ""
 
+    @property
+    def size(self) -> int:
+        """Bytes that it holds."""
+        return len(self.data) + sum(len(one) for one in self.pictures)
+
 
 class DoorSocket(Protocol):
     """One of them; owned by one thread."""

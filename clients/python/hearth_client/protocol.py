@@ -68,13 +68,13 @@ class Part(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fiel
     """A piece of a turn."""
 
 
-class TextPart(Part, tag_field="type", tag="text"):
+class TextPart(Part, tag_field="type", tag="text", gc=False):
     """Text among pictures."""
 
     text: Text
 
 
-class Picture(Part):
+class Picture(Part, gc=False):
     """A picture in a further frame of the message, counted from 1: a file or raw pixels.
 
     A file has a `format`. Raw pixels have an `encoding`, `width`, `height`, and as `step` the bytes
@@ -89,11 +89,11 @@ class Picture(Part):
     step: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
 
 
-class ImagePart(Picture, tag_field="type", tag="image"):
+class ImagePart(Picture, tag_field="type", tag="image", gc=False):
     """A picture in a turn."""
 
 
-class VideoFrame(Picture, kw_only=True):
+class VideoFrame(Picture, kw_only=True, gc=False):
     """A picture of a video, and its time in seconds."""
 
     time_s: Annotated[float, Meta(ge=0.0, le=1e6)]

@@ -1,0 +1,92 @@
+"""Whose message is handled next: that of whoever has cost the least; pure."""
+
+from collections import deque
+from collections.abc import Collection, Iterable
+from typing import Generic, TypeVar
+
+_KEPT = 256
+"""Of how many is remembered at the most what they have cost, beside those that wait."""
+K = TypeVar("K")
+T = TypeVar("T")
+
+
+class Charges(Generic[K]):
+    """What each has cost, by start-time fair queuing: the next is who has cost the least.
+
+    Whoever comes after a pause has cost as much as the one that was served last, if not more: a
+    pause earns nothing, and cancels no debt.
+    """
+
+    def __init__(self) -> None:
+        self._costs: dict[K, float] = {}
+        self._clock = 0.0
+
+    def come(self, who: K) -> None:
+        """Take note of one that has waited for nothing until now."""
+        self._costs[who] = max(self._costs.get(who, 0.0), self._clock)
+
+    def next_of(self, waiting: Iterable[K]) -> K:
+        """Who of those is next; all of them have come."""
+        found = min(waiting, key=self._costs.__getitem__)
+        self._clock = max(self._clock, self._costs[found])
+        return found
+
+    def charge(self, who: K, seconds: float) -> None:
+        """Count what something of this one has taken."""
+        self._costs[who] = max(self._costs.get(who, 0.0), self._clock) + seconds
+
+    def forget(self, waiting: Collection[K]) -> None:
+        """Where there are many keep those that wait, and of the others who owes the most."""
+        if len(self._costs) > _KEPT:
+            most = sorted(self._costs, key=self._costs.__getitem__)[-_KEPT // 2 :]
+            self._costs = {who: self._costs[who] for who in {*most, *waiting}}
+
+
+class Turns(Generic[T]):
+    """Messages that wait: peers share the time, and the connections of a peer its part.
+
+    Those of one connection keep their order.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, dict[int, deque[T]]] = {}
+        self._peers = Charges[str]()
+        self._connections: dict[str, Charges[int]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, peer: str, connection: int, message: T) -> None:
+        """Let a message wait for its turn."""
+        if peer not in self._waiting:
+            self._waiting[peer] = {}
+            self._peers.come(peer)
+        connections = self._waiting[peer]
+        if connection not in connections:
+            connections[connection] = deque()
+            self._connections.setdefault(peer, Charges()).come(connection)
+        connections[connection].append(message)
+
+    def take(self) -> T | None:
+        """The next message; None where none waits."""
+        if not self._waiting:
+            return None
+        peer = self._peers.next_of(self._waiting)
+        connections = self._waiting[peer]
+        connection = self._connections[peer].next_of(connections)
+        message = connections[connection].popleft()
+        if not connections[connection]:
+            del connections[connection]
+        if not connections:
+            del self._waiting[peer]
+        return message
+
+    def charge(self, peer: str, connection: int, seconds: float) -> None:
+        """Count what a message of this connection has taken."""
+        self._peers.charge(peer, seconds)
+        self._peers.forget(self._waiting)
+        charges = self._connections.setdefault(peer, Charges())
+        charges.charge(connection, seconds)
+        charges.forget(self._waiting.get(peer, ()))
+        if len(self._connections) > _KEPT:
+            self._connections = {one: self._connections[one] for one in self._waiting}
