@@ -17,7 +17,7 @@ from actors.messages import (
     SchedulerMessage,
     TokenizerMessage,
 )
-from daemon.door.come_again import ComeAgain
+from daemon.door.come_again import LEAST_S, ComeAgain
 from daemon.door.delivery import Delivery
 from daemon.door.finished import (
     FinishedRequest,
@@ -33,6 +33,7 @@ from daemon.door.sockets import DoorSockets
 from daemon.door.state import DoorState
 from runtime.drafting.metrics import accept_length
 from runtime.errors import HearthError
+from runtime.prefix.pins import PINS_FULL
 
 _log = structlog.get_logger("hearth.door")
 OWN_REPORT = 0
@@ -135,6 +136,8 @@ class Dispatch:
         if self.sessions.close(request):
             error = Error(id=request.id, code=code, message=message, field=field or "")
             error.retry_after_s = self.retry_after_s(code, request.session, ahead)
+            if (code, field) == PINS_FULL and self.make_room(request.session.peer, pins=True):
+                error.retry_after_s = LEAST_S
             self.delivery.send(request.session, error)
             if not request.accepted:
                 self._state.refusals[code] += 1
@@ -206,6 +209,19 @@ class Dispatch:
         """End the sessions whose connections have ended."""
         self._abandon_at(self._socket.take_closed())
 
+    def make_room(self, peer: str, *, pins: bool = False) -> bool:
+        """End the session that gives way so that `peer` has a place, or may pin; whether one did.
+
+        Its client hears of it when it asks for something.
+        """
+        session = self.sessions.giving_way(peer, pins=pins)
+        if session is None:
+            return False
+        what = "its pins" if pins else "its place"
+        _log.info("an idle client gives way to another user", client=session.client, gives=what)
+        self.abandon(session, "gave_way")
+        return True
+
     def look_for_dead(self) -> None:
         """End also those of clients that have left, though not all that they said was heard."""
         self._abandon_at(self._socket.hung_up())
@@ -253,6 +269,8 @@ class Dispatch:
         if total == "failed":
             self._state.totals[reason] += 1
         self._state.tokens += request.completion_tokens
+        if request.pins and total != "failed":
+            request.session.pinned += request.prompt_tokens
         request.session.tokens += request.completion_tokens
         name = self._state.request_id(request.rid)
         ended = finished(request, name, reason, failed=total == "failed")

@@ -129,6 +129,8 @@ class Requests:
         lease_s = message.lease_s or (known.lease_s if known else self._settings.lease_s)
         if known is None and self._sessions.full:
             self._dispatch.look_for_dead()
+        if known is None and self._sessions.full and not message.status_only:
+            self._dispatch.make_room(received.peer)
         try:
             session = self._sessions.greet(
                 received.connection,
@@ -230,7 +232,8 @@ class Requests:
         self._state.totals["requests"] += 1
         asked = prepare(message, request.rid, deadline, session.number)
         request.options = asked.request.options
-        session.pins |= message.cache == "pin"
+        request.pins = message.cache == "pin"
+        session.pins |= request.pins
         self._pass_on(request, message.messages, pictures, asked)
 
     def _check_adapter(self, name: str) -> None:

@@ -1,5 +1,6 @@
 """Sessions, their leases and the one table of open requests; pure bookkeeping, no I/O."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -37,6 +38,7 @@ class OpenRequest:
     opened: float
     deadline: float | None
     timestamps: bool = False
+    pins: bool = False
     accepted: bool = False
     next_seq: int = 0
     prompt_tokens: int = 0
@@ -72,7 +74,8 @@ class Session:
     nothing but `status`: one of them has a place beyond the limit. `key` is what its connection has
     shown on TCP, '' on the local socket. `tokens` are those of its replies that have ended.
     `expires` is by the door's running clock, as all times of leases are. `generations` counts those
-    among the open ones. One that `pins` has asked the prefix cache to keep something.
+    among the open ones. One that `pins` has asked the prefix cache to keep something, `pinned`
+    tokens of prompts that have run.
     """
 
     connection: int
@@ -89,6 +92,12 @@ class Session:
     key: str = ""
     peer: str = ""
     pins: bool = False
+    pinned: int = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has a place and waits for nothing."""
+        return not (self.status_only or self.open or self.outbox)
 
 
 class Sessions:
@@ -133,6 +142,26 @@ class Sessions:
     def get(self, connection: int) -> Session | None:
         """The session of a connection, if it has one."""
         return self._by_connection.get(connection)
+
+    def giving_way(self, peer: str, *, pins: bool = False) -> Session | None:
+        """The session that has to go so that `peer` has a place, or with `pins` may pin.
+
+        It has nothing open, and is of the peer that has the most places, two more than `peer` at
+        least, or has pinned the most, more than `peer`: the one that was silent longest. None where
+        there is none.
+        """
+        have = Counter[str]()
+        for one in self.all():
+            have[one.peer] += one.pinned if pins else not one.status_only
+        for other, most in have.most_common():
+            if most < have[peer] + 1 + (not pins):
+                break
+            idle = [one for one in self.all() if one.peer == other and one.is_idle]
+            if pins:
+                idle = [one for one in idle if one.pinned]
+            if idle:
+                return min(idle, key=lambda one: one.expires - one.lease_s)
+        return None
 
     @property
     def full(self) -> bool:

@@ -5,6 +5,9 @@ from collections.abc import Sequence
 
 from runtime.errors import HearthError
 
+PINS_FULL = ("cache_full", "prefix_cache_bytes")
+"""Code and field of the error where all clients together keep as much as they may."""
+
 
 class Pins:
     """Names of pages by client, whether the pages are there yet or not.
@@ -30,7 +33,8 @@ class Pins:
     def pin(self, client: int, names: Sequence[bytes]) -> list[bytes]:
         """Keep these for the client; those of them that nobody kept before, in their order.
 
-        Raises `cache_full` with the field `cache` where that is more than it may keep.
+        Raises `cache_full` with the field `cache` where that is more than it may keep, and
+        `PINS_FULL` where it is more than all may.
         """
         own = self._by_client.get(client, {})
         new = [name for name in names if name not in own]
@@ -47,7 +51,7 @@ class Pins:
                 "cache_full",
                 f"to pin this prompt takes {len(first)} pages of the prefix cache, and of the"
                 f" {self._all} that all clients may pin {self._all - len(self._clients)} are left",
-                "cache",
+                PINS_FULL[1],
             )
         if new:
             self._by_client.setdefault(client, {}).update(dict.fromkeys(new))

@@ -93,6 +93,7 @@ class FakeSocket:
     """Of the front door: whole messages of frames arrive from a connection, and answers leave."""
 
     descriptors: tuple[int, ...] = ()
+    pending = False
 
     def __init__(self, pictures: int) -> None:
         self._pictures = pictures

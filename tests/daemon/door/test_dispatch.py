@@ -24,9 +24,12 @@ class FakeSocket:
         self.sessions = {1}
         self.closed: list[int] = []
 
+        self.receivers: list[int] = []
+
     def send(self, connection: int, data: bytes, *, delimited: bool) -> Sent:
-        assert (connection, delimited) == (1, False)
+        assert not delimited
         if self.outcome == "sent":
+            self.receivers.append(connection)
             self.sent.append(msgspec.msgpack.decode(data))
         return self.outcome
 
@@ -223,3 +226,30 @@ def test_a_client_that_does_not_read_its_long_conversions_is_dropped() -> None:
             desk.dispatch.abandon_lost()
     assert len(desk.dispatch.sessions) == 0
     assert desk.dispatch.delivery.behind == []
+
+
+def test_who_may_not_pin_for_others_takes_the_pins_of_an_idle_session() -> None:
+    desk = Desk()
+    other = desk.dispatch.sessions.greet(2, "other", 10.0, 0.0, peer="uid:2")
+    desk.dispatch.began(other)
+    other.pins, other.pinned = True, 64
+    # Its own share is full: nobody else has to do with that.
+    desk.dispatch.fail(desk.request("a"), "cache_full", "too much", "cache")
+    assert desk.dispatch.sessions.get(2) is other
+    desk.dispatch.fail(desk.request("b"), *("cache_full", "too much", "prefix_cache_bytes"))
+    assert desk.dispatch.sessions.get(2) is None
+    assert desk.tokenizer.posted == [ClientGone(other.number)]
+    desk.dispatch.fail(desk.request("c"), *("cache_full", "too much", "prefix_cache_bytes"))
+    assert [answer.get("retry_after_s") for answer in desk.socket.sent] == [None, 0.05, None]
+
+
+def test_a_session_has_pinned_what_its_requests_kept() -> None:
+    desk = Desk()
+    for request_id, pins in (("a", True), ("b", True), ("c", False)):
+        request = desk.request(request_id)
+        request.pins, request.prompt_tokens = pins, 40
+        if request_id == "b":
+            desk.dispatch.fail(request, "cache_full", "too much", "cache")
+        else:
+            desk.dispatch.done(request, "length")
+    assert desk.session.pinned == 40

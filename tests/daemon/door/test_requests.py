@@ -19,7 +19,7 @@ from daemon.door.socket import Received
 from daemon.door.sockets import DoorSockets
 from daemon.door.state import DoorState
 from daemon.life import Life
-from tests.daemon.door.test_dispatch import FakeMailbox, FakeSocket
+from tests.daemon.door.test_dispatch import Desk, FakeMailbox, FakeSocket
 
 SETTINGS = DoorSettings(images=4, image_bytes=1000)
 
@@ -113,3 +113,27 @@ def test_no_room_is_told_at_once_with_a_time_to_come_again(counter: Counter) -> 
     assert refused in {"queue_full", "too_many_requests"}
     assert all(one["retry_after_s"] > 0 for one in counter.socket.sent)
     assert counter.dispatch.sessions.generations + len(counter.socket.sent) == 7
+
+
+def test_a_user_without_a_place_gets_one_of_who_has_them_all() -> None:
+    desk = Desk(clients=2)
+    state = desk.state
+    state.life = Life("ready")
+    requests = Requests(DoorSettings(clients=2), state, desk.dispatch)
+    desk.dispatch.abandon(desk.session, "left")
+
+    def say(connection: int, peer: str, **message: Any) -> list[Any]:
+        before = len(desk.socket.sent)
+        data = msgspec.msgpack.encode(message)
+        requests.handle(Received(connection, False, data, 1, (), peer))
+        said = zip(desk.socket.receivers[before:], desk.socket.sent[before:], strict=True)
+        return [(to, one["t"], one.get("code")) for to, one in said]
+
+    hello: dict[str, Any] = {"t": "hello", "proto": [1]}
+    for connection in (1, 2):
+        say(connection, "uid:1", **hello)
+    assert say(3, "uid:1", **hello)[-1] == (3, "error", "too_many_clients")
+    assert say(4, "uid:2", **hello)[-1] == (4, "welcome", None)
+    assert say(1, "uid:1", t="status", id="a") == [(1, "error", "hello_required")]
+    assert say(1, "uid:1", **hello)[-1] == (1, "error", "too_many_clients")
+    assert say(5, "uid:3", t="hello", proto=[1], status_only=True)[-1] == (5, "welcome", None)

@@ -1,4 +1,5 @@
 import pytest
+from hearth_client.protocol import Leased
 from hearth_client.running_clock import RunningClock
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,6 +53,54 @@ def test_clients_are_limited() -> None:
     sessions.drop(first)
     sessions.greet(3, "", 1.0, 0.0)
     assert len(sessions) == 2
+
+
+def greeted(sessions: Sessions, *peers: str) -> list[Session]:
+    return [
+        sessions.greet(number, peer, 10.0, float(number), peer=peer)
+        for number, peer in enumerate(peers)
+    ]
+
+
+def test_a_user_with_fewer_places_takes_an_idle_one_of_who_has_most() -> None:
+    sessions = make(clients=5)
+    given = greeted(sessions, "a", "a", "a", "a", "b")
+    sessions.admit(given[0], "x", "generate", 1.0, None)
+    assert sessions.giving_way("b") is given[1]
+    assert sessions.giving_way("a") is None
+    sessions.renew(given[1], 7.0)
+    assert sessions.giving_way("c") is given[2]
+    given[2].outbox.add(Leased(seconds=1.0), 8.0)
+    assert sessions.giving_way("c") is given[3]
+
+
+@pytest.mark.parametrize(
+    ("peers", "gives"),
+    [("aab", False), ("aaab", True), ("aabb", False), ("a", False), ("aa", True)],
+)
+def test_nobody_takes_a_place_that_would_be_taken_back(peers: str, *, gives: bool) -> None:
+    sessions = make(clients=len(peers))
+    greeted(sessions, *peers)
+    assert (sessions.giving_way("b") is not None) == gives
+
+
+def test_where_who_has_most_is_at_work_the_next_one_gives_way() -> None:
+    sessions = make(clients=5)
+    given = greeted(sessions, "a", "a", "a", "b", "b")
+    for one in given[:3]:
+        sessions.admit(one, "x", "generate", 1.0, None)
+    assert sessions.giving_way("c") is given[3]
+
+
+def test_pins_are_taken_from_who_has_pinned_most() -> None:
+    sessions = make(clients=5)
+    given = greeted(sessions, "a", "a", "b")
+    assert sessions.giving_way("b", pins=True) is None
+    given[1].pinned, given[2].pinned = 64, 32
+    assert sessions.giving_way("b", pins=True) is given[1]
+    given[2].pinned = 64
+    assert sessions.giving_way("b", pins=True) is None
+    assert sessions.giving_way("c", pins=True) in {given[1], given[2]}
 
 
 def test_ids_are_per_session_and_free_after_the_end() -> None:

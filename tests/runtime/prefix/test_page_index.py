@@ -4,6 +4,7 @@ from runtime.errors import HearthError
 from runtime.prefix.identities import PAGE_TOKENS, TokenIdentities
 from runtime.prefix.page_index import MOST_WRITES, PageIndex
 from runtime.prefix.pages import Change, Erase, Move, Place, Rooms, Save, Stored, Write
+from runtime.prefix.pins import PINS_FULL
 from tests.runtime.prefix.prompts import ROOTS, identities, ids
 
 COMMON = [1, 2]
@@ -185,8 +186,9 @@ def test_a_client_pins_a_quarter_at_most_and_all_of_them_three() -> None:
     index.pin(2, identities([1, 3]), 64)
     index.pin(3, identities([4, 5]), 64)
     index.pin(4, identities([6]), 32)
-    with pytest.raises(HearthError, match="of the 6 that all clients may pin 0 are left"):
+    with pytest.raises(HearthError, match="of the 6 that all clients may pin 0 are left") as caught:
         index.pin(4, identities([7]), 32)
+    assert (caught.value.code, caught.value.field) == PINS_FULL
     index.unpin(1)
     # The page before both is kept by the second client still.
     assert index.pinned == 5
