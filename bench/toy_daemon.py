@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 from hearth_client import AsyncClient
 
 _CAPACITY = 2048
@@ -46,14 +47,14 @@ def given_or_toy(engine: Path | None = None, max_lora_rank: int = 0) -> Iterator
         yield toy_engine(Path(folder), max_lora_rank)
 
 
-def toy_engine(folder: Path, max_lora_rank: int = 0) -> Path:
+def toy_engine(folder: Path, max_lora_rank: int = 0, layers: int = 2) -> Path:
     """Make an engine folder in `folder` whose vocabulary and limits a simulated engine takes."""
     # A client process of `bench load` has no use for these, and waits for no import of them.
     from bench.random_model import QUICK_SHAPE, write_random_model  # noqa: PLC0415 - said above
     from runtime.export import ExportOptions, export_model  # noqa: PLC0415 - likewise
 
     source, engine = folder / "toy", folder / "toy-engine"
-    write_random_model(source, QUICK_SHAPE)
+    write_random_model(source, msgspec.structs.replace(QUICK_SHAPE, layers=layers))
     options = ExportOptions(capacity=_CAPACITY, max_lora_rank=max_lora_rank)
     export_model(source, engine, options)
     return engine

@@ -12,10 +12,12 @@ from safetensors.numpy import save_file
 from bench.arrivals.workload import Ask
 from daemon.control.client import ask
 from daemon.control.messages import AdapterAdded, AddAdapter
+from runtime.adapters.adapter import projection_shapes
 from runtime.config import LLMEngineRunnerConfig
 
 MAX_RANK = 4
 """Of the toy engine's adapters."""
+_OF_MLP = ("gate", "up", "down")
 
 
 def add_adapters(socket: Path, config: LLMEngineRunnerConfig, count: int) -> list[str]:
@@ -28,24 +30,24 @@ def add_adapters(socket: Path, config: LLMEngineRunnerConfig, count: int) -> lis
     return names
 
 
-def write_adapter(folder: Path, config: LLMEngineRunnerConfig, seed: int) -> Path:
-    """Write a small random adapter of all queries, as PEFT does, and return its folder."""
+def write_adapter(
+    folder: Path, config: LLMEngineRunnerConfig, seed: int, targets: Sequence[str] = ("q",)
+) -> Path:
+    """Write a small random adapter of these projections, as PEFT does, and return its folder."""
     rng = np.random.default_rng(seed)
     rank = min(MAX_RANK, max(1, config.max_supported_lora_rank))
-    sizes = {
-        "A": (rank, config.hidden_size),
-        "B": (config.num_attention_heads * config.head_dim, rank),
-    }
-    tensors = {
-        f"base_model.model.model.layers.{layer}.self_attn.q_proj.lora_{kind}.weight": (
-            rng.standard_normal(shape, dtype=np.float32) * np.float32(0.01)
-        )
-        for layer in range(config.num_decoder_layers)
-        for kind, shape in sizes.items()
-    }
+    tensors = {}
+    for (layer, target), (width, size) in projection_shapes(config).items():
+        block = "mlp" if target in _OF_MLP else "self_attn"
+        name = f"base_model.model.model.layers.{layer}.{block}.{target}_proj.lora"
+        for kind, shape in (("A", (rank, width)), ("B", (size, rank))):
+            if target in targets:
+                numbers = rng.standard_normal(shape, dtype=np.float32) * np.float32(0.01)
+                tensors[f"{name}_{kind}.weight"] = numbers
     folder.mkdir()
     save_file(tensors, folder / "adapter_model.safetensors")
-    fields = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": ["q_proj"]}
+    modules = [f"{target}_proj" for target in targets]
+    fields = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": modules}
     (folder / "adapter_config.json").write_text(json.dumps(fields))
     return folder
 

@@ -1,20 +1,34 @@
-"""A row about adapters: removed while requests want them, and there when the executor is not."""
+"""Rows about adapters: removed while others want them, and of many tensors with few handles."""
 
 import os
+import resource
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from bench.arrivals.adapters import add_adapters
+from bench.arrivals.adapters import MAX_RANK, add_adapters, write_adapter
 from bench.faults.executor import executor_of
 from bench.faults.talk import Talk
-from bench.faults.trial import PLACES, NotRunError, Trial, most, seconds_since
+from bench.faults.trial import PLACES, STEP_MS, NotRunError, Trial, most, seconds_since
+from bench.toy_daemon import simulated_flags, toy_engine
 from daemon.control.client import ask
-from daemon.control.messages import AdapterRemoved, RemoveAdapter
-from runtime.config import load_config
+from daemon.control.messages import AdapterAdded, AdapterRemoved, AddAdapter, RemoveAdapter
+from daemon.own_daemon import OwnDaemon
+from runtime.config import LORA_TARGETS, load_config
+from runtime.errors import HearthError
 
 _PROMPT = "the lamp is on"
 _TOKENS = 40
 _ANSWER_S = 1.0
+_LAYERS = 29
+_HANDLES = 1024
+_REFUSED = 5
+_MORE_HANDLES = 16
+"""What a daemon opens for an adapter, for who asks, and for what else it does meanwhile."""
+_LOOK_S = 0.001
 # Nobody gives way to another adapter while the row looks on.
 _FLAGS = ("--max-batch", str(PLACES), "--adapter-turn-ms", "600000", "--hold-s", "600")
 
@@ -65,6 +79,56 @@ def adapters_and_who_waits(trial: Trial) -> None:
         trial.expect("adapters_then", talk.ask("status")["adapters"], [kept])
         unknown = talk.generate(_PROMPT, max_tokens=4, adapter=removed)
         trial.expect("removed_one_then", talk.word(unknown), "adapter_unknown")
+
+
+def many_tensors(trial: Trial) -> None:
+    """An adapter of 406 tensors, and refused ones, where the daemon may have 1,024 handles."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="hearth-")))
+        engine = toy_engine(folder, MAX_RANK, _LAYERS)
+        config = load_config(engine)
+        good = write_adapter(folder / "good", config, 1, LORA_TARGETS)
+        bad = write_adapter(folder / "bad", config, 2, LORA_TARGETS[1:])
+        (bad / "adapter_config.json").write_text((good / "adapter_config.json").read_text())
+        daemon = OwnDaemon(folder, engine, simulated_flags(STEP_MS))
+        stack.callback(daemon.kill)
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (_HANDLES, _HANDLES))
+        daemon.wait_until_ready()
+        talk = stack.enter_context(trial.talk(daemon))
+        beside = talk.generate("beside", max_tokens=most(talk))
+        talk.wait_for_deltas(beside)
+        before = largest = _handles(daemon)
+        pool = stack.enter_context(ThreadPoolExecutor(1))
+        codes = []
+        for number, source in enumerate((*[bad] * _REFUSED, good)):
+            adding = pool.submit(_add, daemon, f"adapter-{number}", source)
+            while not adding.done():
+                largest = max(largest, _handles(daemon))
+                talk.listen(_LOOK_S)
+            codes.append(adding.result())
+        trial.expect("added", codes, [*["adapter_invalid"] * _REFUSED, ""])
+        trial.at_most("more_handles_at_the_most", largest - before, _MORE_HANDLES)
+        trial.at_most("more_handles_then", _handles(daemon) - before, _MORE_HANDLES)
+        heard = len(talk.deltas(beside))
+        talk.wait_for_deltas(beside, heard + 2)
+        trial.expect("beside_goes_on", not talk.ends(beside), wanted=True)
+        talk.cancel(beside)
+        talk.end(beside)
+        with_it = talk.generate(_PROMPT, max_tokens=4, adapter=f"adapter-{_REFUSED}")
+        trial.expect("with_the_adapter", talk.word(with_it), "length")
+
+
+def _add(daemon: OwnDaemon, name: str, source: Path) -> str:
+    """Add an adapter; why it was refused, '' where it was not."""
+    try:
+        ask(AddAdapter(name, str(source)), AdapterAdded, str(daemon.socket))
+    except HearthError as error:
+        return error.code
+    return ""
+
+
+def _handles(daemon: OwnDaemon) -> int:
+    return sum(1 for _ in os.scandir(f"/proc/{daemon.pid}/fd"))
 
 
 def _reply(talk: Talk, adapter: str) -> str:

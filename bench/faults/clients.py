@@ -4,12 +4,14 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
+from hearth_client import Client
 
 from bench.child_process import family_usage
 from bench.faults.raw_peer import connected_peer, send_message
@@ -17,6 +19,7 @@ from bench.faults.talk import PATIENCE_S, Talk
 from bench.faults.trial import Trial, most, seconds_since
 from daemon.control.client import ask
 from daemon.control.messages import Trace, TraceReport
+from daemon.door.keys import add_client, make_server_keys
 
 PROMPT = "the lamp is on"
 _KILLED_CLIENT = """
@@ -32,6 +35,7 @@ _TEXT_TOKENS = 32_000
 _PAUSE_S = 0.05
 _QUIET_S = 0.5
 _LEASE_S = 2.0
+_PLACES = 8
 
 
 def client_killed(trial: Trial) -> None:
@@ -117,6 +121,40 @@ def same_identity(trial: Trial) -> None:
                 word = again.word(again.generate(PROMPT, max_tokens=4))
     trial.measured["free_again_s"] = seconds_since(started)
     trial.expect("then", word, "length")
+
+
+def places_taken(trial: Trial) -> None:
+    """One user takes all places for an hour, and another one comes, with a key by TCP."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="hearth-")))
+        keys, key = folder / "keys", folder / "key"
+        make_server_keys(keys)
+        add_client(keys, "other", hand_over=key)
+        port = stack.enter_context(closing(_free_port()))
+        number = port.getsockname()[1]
+        flags = ("--clients", str(_PLACES), "--tcp-port", str(number), "--keys", str(keys))
+        port.close()
+        daemon = stack.enter_context(trial.daemon(*flags))
+        talks = [stack.enter_context(trial.talk(daemon, hello=False)) for _ in range(_PLACES + 1)]
+        codes = [one.greet(lease_s=3600.0).get("code", "") for one in talks]
+        trial.expect("of_the_same_user", codes, [*[""] * _PLACES, "too_many_clients"])
+        working = [one.generate(PROMPT, max_tokens=1000) for one in talks[:2]]
+        for talk, request in zip(talks, working, strict=False):
+            talk.wait_for_deltas(request)
+        with Client(f"tcp://127.0.0.1:{number}", client_key=key) as other:
+            started = time.monotonic()
+            other.generate(PROMPT, max_tokens=4, ignore_eos=True).text()
+            trial.at_most("served_after_s", seconds_since(started), 1.0)
+            told = [one.ask("status").get("code", "") for one in talks[:_PLACES]]
+        trial.expect("places_lost", told.count("hello_required"), 1)
+        trial.expect("of_who_worked", told[:2], ["", ""])
+        for talk, request in zip(talks, working, strict=False):
+            talk.cancel(request)
+            talk.end(request)
+
+
+def _free_port() -> socket.socket:
+    return socket.create_server(("127.0.0.1", 0))
 
 
 def _say(peer: socket.socket, **fields: Any) -> None:

@@ -56,6 +56,14 @@ FAULTS = (
         clients.same_identity,
     ),
     Row(
+        "Places taken",
+        "one user takes all 8 places with leases of an hour, and replies stream for two of them; "
+        "a client with a key comes by TCP",
+        "no place for more of the first user; the other one is served within 1 s in place of one "
+        "that was idle, which is told hello_required",
+        clients.places_taken,
+    ),
+    Row(
         "Flood",
         "another process sends messages of 7 kinds that cost the daemon much, as fast as they are "
         "taken, beside a stream; then it burns as much CPU and sends nothing",
@@ -93,6 +101,14 @@ FAULTS = (
         "that ran end with executor_failed within 1 s, those that waited are answered as before, "
         "with the adapter and without; what was removed stays away",
         adapters.adapters_and_who_waits,
+    ),
+    Row(
+        "Adapter of many tensors, few handles",
+        "an adapter of 406 tensors, and 5 that are refused, beside a stream, where the daemon may "
+        "have 1,024 handles",
+        "it is served and the others are refused, with at most 16 handles more at any time; the "
+        "stream goes on",
+        adapters.many_tensors,
     ),
     Row(
         "Tokenizer or encoder actor dies",
