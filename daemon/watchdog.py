@@ -14,6 +14,7 @@ _SLACK_S = 10.0
 _WINDOW_S = 15.0
 """For how long the manager is asked to wait at once: a daemon that hangs asks no more."""
 _TICK_S = 1.0
+"""Between two words of a start or a stop that goes on."""
 
 
 class Pulse(NamedTuple):
@@ -60,6 +61,7 @@ class Watchdog:
         self._pulse = pulse
         self._watched_s = watched_s(environ)
         self._until: float | None = load_s
+        self._wake = anyio.Event()
 
     def serves(self) -> None:
         """The start is over."""
@@ -73,6 +75,12 @@ class Watchdog:
     def stops(self, within_s: float) -> None:
         """A stop has begun that takes at most `within_s`."""
         self._until = self._pulse().now + within_s
+        self._wake.set()
+
+    @property
+    def pause_s(self) -> float:
+        """Until it speaks again: at least three times in the manager's interval."""
+        return min(math.inf if self._until is None else _TICK_S, (self._watched_s or math.inf) / 3)
 
     def words(self) -> list[str]:
         """What is to be said now."""
@@ -87,11 +95,12 @@ class Watchdog:
         return said
 
     async def run(self) -> None:
-        """Say it again and again, at least three times in the manager's interval."""
-        pause_s = min(_TICK_S, (self._watched_s or math.inf) / 3)
+        """Say it again and again, as long as there is something to say."""
         while True:
             said = self.words()
             if said:
                 # It is said again soon.
                 notify("\n".join(said), patience_s=0)
-            await anyio.sleep(pause_s)
+            with anyio.move_on_after(self.pause_s):
+                await self._wake.wait()
+            self._wake = anyio.Event()

@@ -143,6 +143,11 @@ class CurveSocket:
         """Of messages, of the questions who may connect, and of who has come and left."""
         return [self._socket.FD, self._zap.descriptor, self._monitor.FD]
 
+    @property
+    def idle(self) -> bool:
+        """As of a DoorSocket: nobody is here for whom ZeroMQ could take memory."""
+        return not self._connections
+
     def allow(self, clients: Mapping[str, str]) -> None:
         """Let those in from now on, names by public keys; others are neither heard nor answered."""
         self._clients = clients

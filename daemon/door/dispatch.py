@@ -233,6 +233,11 @@ class Dispatch:
             if session is not None:
                 self.abandon(session, "gone")
 
+    @property
+    def unsent(self) -> bool:
+        """Whether something waits for `retry_cancels`."""
+        return bool(self._unsent)
+
     def retry_cancels(self) -> None:
         """Post the cancels, and word of clients that have gone, that found a full mailbox."""
         for _ in range(len(self._unsent)):

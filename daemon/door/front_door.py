@@ -50,6 +50,11 @@ _HELD = 64
 _HELD_BYTES = 4 << 20
 """What clients have sent that may wait here, where it is seen who is next."""
 _TICK_S = 0.1
+"""Between two looks at what is due, while anything is."""
+_LEASES_S = 0.4
+"""The same where there are sessions that ask for nothing: the clock of leases wants to be read."""
+_IDLE_S = 60.0
+"""The same where there is nobody."""
 _REPORT_S = 1.0
 _REFUSED_S = 60.0
 """Between two lines of the log about those who are refused."""
@@ -274,7 +279,18 @@ class FrontDoor:
             if self._take_requests() or busy or self._requests.filling:
                 await anyio.lowlevel.checkpoint()
             else:
-                await self._bell.wait(_BEHIND_S if behind else due - time.monotonic())
+                soon = due - time.monotonic()
+                await self._bell.wait(_BEHIND_S if behind else max(soon, self._idle_s))
+
+    @property
+    def _idle_s(self) -> float:
+        """How long nothing will be due; 0 where it may be at any time."""
+        sessions = self._dispatch.sessions
+        if sessions.busy or self._dispatch.unsent or not self._state.life.serves:
+            return 0.0
+        if not self._socket.idle:
+            return 0.0
+        return _LEASES_S if len(sessions) else _IDLE_S
 
     def _take_answers(self) -> bool:
         """Pass on what actors have answered, for a slice of time; whether there may be more."""

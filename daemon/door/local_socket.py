@@ -107,6 +107,11 @@ class LocalSocket:
         """As of a DoorSocket."""
         return bool(self._turns)
 
+    @property
+    def idle(self) -> bool:
+        """As of a DoorSocket: nobody shakes hands, and all that come are accepted."""
+        return self._accepts and not (self._accepted or self._handshakes)
+
     def limit(self, memory_bytes: int) -> None:
         """Hold so much from now on."""
         self._memory = memory_bytes

@@ -131,6 +131,11 @@ class Sessions:
         return len(self._by_connection)
 
     @property
+    def busy(self) -> bool:
+        """Whether a request is without a terminal answer."""
+        return bool(self._by_rid)
+
+    @property
     def open_requests(self) -> list[OpenRequest]:
         """All requests without a terminal answer."""
         return list(self._by_rid.values())

@@ -46,6 +46,10 @@ class DoorSocket(Protocol):
     def pending(self) -> bool:
         """Whether `receive` gave None only for the sake of others: it is to be asked again."""
 
+    @property
+    def idle(self) -> bool:
+        """Whether `tick` has nothing to do until a descriptor tells of news."""
+
     def receive(self) -> Received | None:
         """The next message, None when there is none now."""
 
@@ -65,7 +69,7 @@ class DoorSocket(Protocol):
         """Connections whose peers have left, though not all that they said has been received."""
 
     def tick(self, now: float) -> None:
-        """Close what is overdue by the door's running clock, in seconds; called often."""
+        """Close what is overdue by the door's running clock, in seconds; often while not idle."""
 
     def close(self) -> None:
         """Stop listening, and let the last answers leave."""

@@ -33,6 +33,11 @@ class DoorSockets:
         return any(one.pending for one in self._all)
 
     @property
+    def idle(self) -> bool:
+        """As of a DoorSocket."""
+        return all(one.idle for one in self._all)
+
+    @property
     def overweight(self) -> int:
         """Connections that were closed since all took too much memory."""
         return self._local.overweight + (self.tcp.overweight if self.tcp else 0)

@@ -1,3 +1,4 @@
+import math
 import os
 
 import anyio
@@ -115,6 +116,18 @@ def test_a_stop_is_extended_by_what_it_may_take() -> None:
     assert dog.words() == ["WATCHDOG=1", "EXTEND_TIMEOUT_USEC=5000000"]
     supervisor.turn(1061)
     assert dog.words() == ["WATCHDOG=1"]
+
+
+def test_it_sleeps_as_long_as_the_manager_lets_it() -> None:
+    dog = Watchdog(Supervisor(), 20, {"WATCHDOG_USEC": "30000000"})
+    assert dog.pause_s == 1.0
+    dog.serves()
+    assert dog.pause_s == 10.0
+    dog.stops(60)
+    assert dog.pause_s == 1.0
+    alone = Watchdog(Supervisor(), 20, {})
+    alone.serves()
+    assert alone.pause_s == math.inf
 
 
 @pytest.mark.anyio

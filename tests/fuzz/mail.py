@@ -94,6 +94,7 @@ class FakeSocket:
 
     descriptors: tuple[int, ...] = ()
     pending = False
+    idle = True
 
     def __init__(self, pictures: int) -> None:
         self._pictures = pictures

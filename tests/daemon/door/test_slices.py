@@ -16,6 +16,7 @@ from daemon.door import front_door
 from daemon.door.front_door import FrontDoor
 from daemon.door.settings import DoorFacts, DoorSettings
 from daemon.door.socket import DoorSocket, Received
+from daemon.life import Life
 from tests.fuzz.mail import FakeSocket, Inbox, Outbox
 
 DEAR, CHEAP = 2, 4
@@ -99,3 +100,20 @@ def test_what_is_held_has_a_bound(loop: Loop) -> None:
     loop.send(CHEAP, 100)
     loop.turns(1)
     assert loop.door._held < front_door._HELD
+
+
+def test_the_loop_sleeps_where_nothing_can_be_due(loop: Loop) -> None:
+    door = loop.door
+    door.tell(Life("ready"))
+    assert door._idle_s == front_door._IDLE_S
+    session = door.sessions.greet(DEAR, "test", 10.0, 0.0)
+    # What a pause counts of a lease is more than that.
+    assert door._idle_s == front_door._LEASES_S < door.state.clock.most_s
+    request = door.sessions.admit(session, "a", "generate", 0.0, 5.0)
+    assert door._idle_s == 0.0
+    door.sessions.close(request)
+    loop.socket.idle = False
+    assert door._idle_s == 0.0
+    loop.socket.idle = True
+    door.tell(Life("ready").draining("asked to"))
+    assert door._idle_s == 0.0
