@@ -61,10 +61,11 @@ def add(name: str, folder: Path | None, socket: str | None, *, as_json: bool) ->
 @adapter.command()
 @click.argument("name")
 @socket_option
-def remove(name: str, socket: str | None) -> None:
+@json_option
+def remove(name: str, socket: str | None, *, as_json: bool) -> None:
     """Serve NAME no longer: what asked for it and has not ended ends with an error."""
     answer = ask(RemoveAdapter(name), AdapterRemoved, daemon_address(socket))
-    click.echo(f"removed {answer.name}")
+    click.echo(msgspec.json.encode(answer) if as_json else f"removed {answer.name}")
 
 
 @adapter.command("list")

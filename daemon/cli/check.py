@@ -160,12 +160,19 @@ def _rows(report: Report) -> list[tuple[str, str]]:
         *([("chosen", report.chosen)] if report.chosen else []),
         ("capacity", f"{report.capacity} tokens a row, prompts up to {report.max_prompt_tokens}"),
         *((f"memory: {part}", size(count)) for part, count in report.memory.items()),
-        ("memory needed", size(report.memory_needed)),
+        ("memory needed", f"{size(report.memory_needed)}, for {_rows_of(report)}"),
         ("memory free", size(report.memory_available)),
         *_host_rows(report),
         ("known answer", _answer(report)),
         *_tower_rows(report.tower),
     ]
+
+
+def _rows_of(report: Report) -> str:
+    """What the memory is for, and how to need less."""
+    less = "--max-batch or --capacity" if report.max_batch > 1 else "--capacity"
+    rows = f"{report.max_batch} full rows" if report.max_batch > 1 else "one full row"
+    return f"{rows} of {report.capacity} tokens: less by {less}"
 
 
 def _runs_on(report: Report) -> str:

@@ -1,36 +1,62 @@
 """What commands print with: rich consoles, progress bars and tables; plain off a terminal."""
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from unicodedata import category
 
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from daemon.cli.errors import UNREAD
+
 _TAB_COLUMNS = 8
+
+
+class _Screen(Console):
+    def on_broken_pipe(self) -> None:
+        """End as SIGPIPE ends a program: rich's own exit code is that of a failure."""
+        try:
+            super().on_broken_pipe()
+        except SystemExit:
+            sys.exit(UNREAD)
 
 
 def out() -> Console:
     """Standard output; no colours when it is not a terminal or NO_COLOR is set."""
-    return Console(highlight=False, soft_wrap=True)
+    return _Screen(highlight=False, soft_wrap=True)
 
 
 def err() -> Console:
     """Standard error, likewise."""
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return _Screen(stderr=True, highlight=False, soft_wrap=True)
 
 
-def table(rows: Sequence[tuple[str, str]]) -> Table:
+class _Rows:
+    """Names and values side by side; values fold on a terminal, and elsewhere are as they are."""
+
+    def __init__(self, rows: Sequence[tuple[str, str]]) -> None:
+        self._rows = [(name, printable(value)) for name, value in rows]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = max((len(name) for name, _ in self._rows), default=0)
+        if not console.is_terminal:
+            yield from (Text(f"{name:<{width}}  {value}".rstrip()) for name, value in self._rows)
+            return
+        grid = Table(box=None, show_header=False, pad_edge=False)
+        grid.add_column(style="cyan", no_wrap=True)
+        grid.add_column(overflow="fold")
+        for name, value in self._rows:
+            grid.add_row(Text(name), Text(value))
+        yield grid
+
+
+def table(rows: Sequence[tuple[str, str]]) -> RenderableType:
     """A two-column table of names and values without borders."""
-    grid = Table(box=None, show_header=False, pad_edge=False)
-    grid.add_column(style="cyan", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for name, value in rows:
-        grid.add_row(Text(name), Text(printable(value)))
-    return grid
+    return _Rows(rows)
 
 
 def printable(text: str) -> str:

@@ -18,6 +18,8 @@ from runtime.errors import HearthError
 FAILED = 1
 USAGE = 2
 INTERRUPTED = 130
+UNREAD = 141
+"""What a program ends with that SIGPIPE ends: nobody read what it printed to the end."""
 
 
 class Failure(click.ClickException):
@@ -47,6 +49,8 @@ def exit_code_of(error: BaseException) -> int | None:
         return error.exit_code
     if isinstance(error, click.UsageError):
         return USAGE
+    if isinstance(error, BrokenPipeError):
+        return UNREAD
     if isinstance(error, (click.ClickException, HearthError, OSError)):
         return FAILED
     return None

@@ -67,12 +67,15 @@ def uninstall(root: Path | None, *, user: bool, purge: bool) -> None:
 
     Settings, state, cache and the user stay without --purge, and files of others always.
     """
-    removed = service.uninstall(_place(root, user=user), purge=purge)
+    place = _place(root, user=user)
+    removed = service.uninstall(place, purge=purge)
     for path in removed:
         click.echo(f"removed {path}")
     if not removed:
         click.echo("there was nothing to remove")
+    for path in filter(Path.is_dir, place.kept_data()):
+        click.echo(f"left {path}: --purge removes it too")
 
 
 def _place(root: Path | None, *, user: bool) -> Place:
-    return Place(Path.home(), os.environ, root.absolute() if root else None, user)
+    return Place(Path.home(), os.environ, root.resolve() if root else None, user)

@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+import msgspec
 
-from daemon.cli.options import settings_from, settings_options
+from daemon.cli.options import json_option, settings_from, settings_options
 from daemon.door import keys as store
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -69,9 +70,14 @@ def add(
 
 @keys.command("list")
 @_in_folder
-def list_(config: Path | None, keys: str | None) -> None:
+@json_option
+def list_(config: Path | None, keys: str | None, *, as_json: bool) -> None:
     """Show the daemon's public key and those of the clients."""
     known = store.read_keys(_folder(config, keys))
+    if as_json:
+        names = {name: public for public, name in known.clients.items()}
+        click.echo(msgspec.json.encode({"daemon": known.public, "clients": names}))
+        return
     clients = sorted((name, public) for public, name in known.clients.items())
     for name, public in [("(daemon)", known.public), *clients]:
         click.echo(f"{name:<{_COLUMN}}  {public}")

@@ -9,7 +9,7 @@ import click
 
 from daemon.cli.errors import wrong_usage
 from daemon.configuration.load import check_flags, load_settings
-from daemon.configuration.settings import FIELDS, Settings
+from daemon.configuration.settings import FIELDS, GROUPS, Settings
 from daemon.configuration.words import description, shown
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -65,6 +65,22 @@ def refuse_without(owner: str, given: Mapping[str, Any]) -> None:
     for name, value in given.items():
         if value is not None:
             raise click.UsageError(f"--{name.replace('_', '-')} is for {owner}")
+
+
+class SettingsCommand(click.Command):
+    """A command with all settings, which its help shows by groups."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """As click does, with the settings behind the other options."""
+        records = {
+            param.name: record
+            for param in self.get_params(ctx)
+            if (record := param.get_help_record(ctx)) is not None
+        }
+        grouped = {title: [records.pop(name) for name in names] for title, names in GROUPS.items()}
+        for title, rows in {"Options": list(records.values()), **grouped}.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
 
 
 def settings_options(*names: str) -> Callable[[Command], Command]:

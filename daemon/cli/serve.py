@@ -6,7 +6,7 @@ import click
 
 from daemon.cli.console import progress_bar
 from daemon.cli.errors import report
-from daemon.cli.options import settings_from, settings_options
+from daemon.cli.options import SettingsCommand, settings_from, settings_options
 from daemon.configuration.settings import Settings
 from daemon.door.keys import keys_folder, read_keys
 from daemon.door.listener import check_free, check_place
@@ -27,7 +27,7 @@ def _refuse_network(_ctx: click.Context, param: click.Parameter, given: str | No
         )
 
 
-@click.command()
+@click.command(cls=SettingsCommand)
 @settings_options()
 @click.option("--host", hidden=True, expose_value=False, callback=_refuse_network)
 @click.option("--port", hidden=True, expose_value=False, callback=_refuse_network)

@@ -104,8 +104,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         int,
         Meta(ge=0, le=1 << 20),
         Meta(
-            description="Tokens a row may hold, prompt and reply together; 0 for as many as fit "
-            "into memory, up to the engine's limit."
+            description="Tokens a row may hold, prompt and reply together, a few of which "
+            "speculation takes; 0 for as many as fit into memory, up to the engine's limit."
         ),
     ] = 0
     speculation: Annotated[
@@ -346,3 +346,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 FIELDS: dict[str, msgspec.structs.FieldInfo] = {
     field.name: field for field in msgspec.structs.fields(Settings)
 }
+
+_EVERYDAY = [
+    *("engine", "weights", "device", "socket", "tcp_port", "keys", "adapters", "threads"),
+    *("max_batch", "capacity", "speculation", "clients", "drain_s", "metrics_port"),
+    *("metrics_socket", "traces", "log_level", "log_format"),
+]
+_SIMULATED = ["step_ms", "prefill_us"]
+GROUPS: dict[str, list[str]] = {
+    "Settings": _EVERYDAY,
+    "Settings for experts": [name for name in FIELDS if name not in {*_EVERYDAY, *_SIMULATED}],
+    "Settings of simulated engines, for benches and tests": _SIMULATED,
+}
+"""All names, those first that most people need."""

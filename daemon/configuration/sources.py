@@ -30,6 +30,13 @@ _SERVICE_LINK = re.compile(
 )
 
 
+_PATHS = frozenset(
+    ("engine", "weights", "socket", "keys", "adapters", "prefix_folder", "metrics_socket")
+)
+_WHOLE = re.compile(r"/|~|\w+://")
+"""How a path begins that needs no folder before it."""
+
+
 class Source(msgspec.Struct, frozen=True):
     """Values by setting name; `strict` sources carry typed values, the others text."""
 
@@ -71,7 +78,18 @@ def file_source(path: Path | None) -> Source:
         raise HearthError(
             "invalid_value", f"the settings file {path} is not valid TOML{place}", "config"
         ) from error
-    return Source("file", values, str(path))
+    return Source("file", _beside(path, values), str(path))
+
+
+def _beside(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a file, with paths that begin in its folder and not where we happen to be."""
+    folder = path.absolute().parent
+    return {
+        name: str(folder / value)
+        if name in _PATHS and isinstance(value, str) and value and not _WHOLE.match(value)
+        else value
+        for name, value in values.items()
+    }
 
 
 def environment_source(environ: Mapping[str, str], names: Collection[str]) -> Source:
@@ -101,7 +119,8 @@ def flag_source(flags: Mapping[str, Any]) -> Source:
 
 
 def _place_of(error: Exception) -> str:
-    """`` (at line 3, column 7)`` where the parser says so."""
+    """`` (at line 3, column 7)`` where the parser says so, and whether a name is there twice."""
     text = str(error)
     start = text.rfind("(at ")
-    return f" {text[start:]}" if start >= 0 else ""
+    twice = ": a name is there for the second time" if "overwrite" in text else ""
+    return f" {text[start:]}{twice}" if start >= 0 else twice

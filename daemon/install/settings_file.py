@@ -1,4 +1,4 @@
-from daemon.configuration.settings import FIELDS
+from daemon.configuration.settings import FIELDS, GROUPS
 from daemon.configuration.words import allowed, description, shown
 
 _HEAD = """\
@@ -10,7 +10,14 @@ _HEAD = """\
 def example() -> str:
     """A settings file that has every setting, commented out."""
     return _HEAD + "".join(
+        f"\n\n# ---- {title} ----\n{''.join(map(_commented, names))}"
+        for title, names in GROUPS.items()
+    )
+
+
+def _commented(name: str) -> str:
+    field = FIELDS[name]
+    return (
         f"\n# {description(field.type)} {allowed(field.type).capitalize()}.\n"
-        f"# {field.name} = {shown(field.default)}\n"
-        for field in FIELDS.values()
+        f"# {name} = {shown(field.default)}\n"
     )

@@ -163,8 +163,11 @@ def _table(*names: str, client: str, right: Sequence[str]) -> Table:
 def _last_line(report: TopReport, board: Board) -> Text:
     if not board.asking:
         return _one_line(Text(printable_name(board.said) or KEYS, style="dim"))
-    client = next((one.client for one in report.requests if one.request == board.chosen), "")
-    asked = f"end {board.chosen} of {printable_name(client)}? its client gets an error: y/n"
+    open_ = {one.request: one.client for one in report.requests}
+    asked = f"{board.chosen} has ended meanwhile: n goes on"
+    if board.chosen in open_:
+        client = printable_name(open_[board.chosen])
+        asked = f"end {board.chosen} of {client}? its client gets an error: y/n"
     return _one_line(Text(asked, style="bold yellow"))
 
 

@@ -107,9 +107,13 @@ def _check_rows(batch: int) -> None:
         )
 
 
+_EXPORTED_BY = {"capacity": "--capacity", "max_batch": "--max-batch"}
+
+
 def _limit(name: str, asked: int, limit: int) -> int:
     if asked > limit:
-        raise HearthError(
-            "invalid_value", f"{name} is {asked}, the engine was built for {limit}", name
-        )
+        how = _EXPORTED_BY.get(name)
+        more = f": export the model with {how} {asked}" if how else ""
+        text = f"{name} is {asked}, the engine was built for {limit}{more}"
+        raise HearthError("invalid_value", text, name)
     return asked or limit

@@ -20,6 +20,7 @@ from runtime.export.engine_files import (
 )
 from runtime.export.external_weights import seal_own, table_bytes
 from runtime.export.image_families import text_name
+from runtime.export.json_file import read_config
 from runtime.export.layout import check_tensors
 from runtime.export.model_config import load_model_config
 from runtime.export.options import ExportOptions, TargetType, check_options
@@ -88,6 +89,7 @@ def gpu_dtype(source: Path, options: ExportOptions) -> TargetType:
     tried = options.engine == "kernels" or {options.quantization, options.head_weights} == {"none"}
     if options.engine == "tensorrt" or not tried:
         return "float16"
+    read_config(source)  # It says what else than a model this is.
     stored = Checkpoint(source).stored_dtype
     return "bfloat16" if stored is not None and stored.name == "bfloat16" else "float16"
 

@@ -54,7 +54,7 @@ def _other_than_a_model(path: Path) -> str:
         if path.is_file():
             with path.open("rb") as file:
                 gguf = file.read(4) == b"GGUF"
-            return f"is a {'GGUF ' if gguf else ''}file: {_WANTED}"
+            return f"is a {'GGUF file, which is not read' if gguf else 'file'}: {_WANTED}"
         if not path.is_dir():
             return _missing(path)
         names = {one.name for one in path.iterdir()}
@@ -65,7 +65,7 @@ def _other_than_a_model(path: Path) -> str:
     if names & _ENGINE_CONFIGS:
         return _ENGINE
     gguf = any(name.endswith(".gguf") for name in names)
-    return f"{'holds GGUF files' if gguf else 'has no config.json'}: {_WANTED}"
+    return f"{'holds GGUF files, which are not read' if gguf else 'has no config.json'}: {_WANTED}"
 
 
 def _missing(path: Path) -> str:

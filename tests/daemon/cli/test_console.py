@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import pytest
 
 from daemon.cli.console import Lines, err, out, printable, progress_bar, size, table
@@ -18,7 +21,7 @@ def test_control_characters_of_a_model_do_not_reach_the_terminal() -> None:
 
 def test_a_table_is_plain_and_shows_markup_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     out().print(table([("engine", "/a[b]/c"), ("batch", "8")]))
-    assert capsys.readouterr().out.split() == ["engine", "/a[b]/c", "batch", "8"]
+    assert capsys.readouterr().out == "engine  /a[b]/c\nbatch   8\n", "and nothing behind it"
 
 
 def test_progress_goes_to_standard_error_and_shows_each_stage(
@@ -73,3 +76,16 @@ def test_a_word_waits_for_its_end() -> None:
         "",
         " world",
     ]
+
+
+def test_who_reads_no_further_does_not_make_it_a_failure() -> None:
+    code = (
+        "from daemon.cli.console import out, table\n"
+        "from daemon.cli.errors import run_and_exit\n"
+        "run_and_exit(lambda: [out().print(table([('a', 'b' * 99)] * 99)) for _ in range(99)])"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as program:
+        assert program.stdout is not None
+        program.stdout.read(1)
+        program.stdout.close()
+        assert program.wait(20) == 141

@@ -23,7 +23,9 @@ def test_what_was_removed_is_told(tmp_path: Path) -> None:
     said = CliRunner().invoke(uninstall, ["--root", str(tmp_path)]).output.splitlines()
     assert f"removed {tmp_path}/etc/systemd/system/hearth.service" in said
     again = CliRunner().invoke(uninstall, ["--root", str(tmp_path)])
-    assert (again.exit_code, again.output) == (0, "there was nothing to remove\n")
+    kept = f"left {tmp_path}/etc/hearth: --purge removes it too"
+    assert (again.exit_code, again.output) == (0, f"there was nothing to remove\n{kept}\n")
+    assert kept in said
 
 
 def test_without_a_manager_it_says_what_is_done_and_how_to_go_on(

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ def test_keys_are_made_listed_and_removed(folder: Path, tmp_path: Path) -> None:
     lines = [line.split() for line in run("list").output.splitlines()]
     named = {name: key for key, name in read_keys(folder).clients.items()}
     assert lines == [["(daemon)", public], ["arm", named["arm"]], ["robot", named["robot"]]]
+    assert json.loads(run("list", "--json").output) == {"daemon": public, "clients": named}
     assert "hearth reload" in run("remove", "arm").output
     assert list(read_keys(folder).clients.values()) == ["robot"]
 

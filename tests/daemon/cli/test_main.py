@@ -119,7 +119,7 @@ def test_without_a_command_the_help_is_shown_as_it_is_written(
 def test_a_closed_pipe_needs_no_words(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert fails_with(monkeypatch, BrokenPipeError(errno.EPIPE, "Broken pipe")) == 1
+    assert fails_with(monkeypatch, BrokenPipeError(errno.EPIPE, "Broken pipe")) == 141
     assert capsys.readouterr().err == ""
 
 

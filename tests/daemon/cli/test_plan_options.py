@@ -26,7 +26,7 @@ def no_export(monkeypatch: pytest.MonkeyPatch) -> None:
 def asked(*arguments: str) -> ExportOptions:
     with pytest.raises(Asked) as raised:
         CliRunner().invoke(
-            export, ["a", "b", *arguments], standalone_mode=False, catch_exceptions=False
+            export, ["home", "b", *arguments], standalone_mode=False, catch_exceptions=False
         )
     options: ExportOptions = raised.value.args[0]
     return options
@@ -40,7 +40,8 @@ def test_onnx_runtime_has_no_plan() -> None:
 def test_kernels_are_for_a_gpu_in_sixteen_bits() -> None:
     for given in (("--backend", "kernels"), ("--device", "cuda")):
         options = asked(*given)
-        assert (options.engine, options.device, options.dtype) == ("kernels", "cuda", "float16")
+        # Those of the shipped model's own.
+        assert (options.engine, options.device, options.dtype) == ("kernels", "cuda", "bfloat16")
     options = asked("--backend", "onnxruntime", "--device", "cuda", "--dtype", "float32")
     assert (options.engine, options.device, options.dtype) == ("onnxruntime", "cuda", "float32")
     options = asked("--backend", "kernels", "--device", "cuda", "--dtype", "bfloat16")

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 from click.testing import CliRunner
 
@@ -9,7 +11,10 @@ from runtime.errors import HearthError
 @pytest.mark.parametrize(
     ("answer", "lines"),
     [
-        (Reloaded([], []), ["nothing has changed"]),
+        (
+            Reloaded([], []),
+            ["nothing has changed: a reload reads the settings file, flags and variables stay"],
+        ),
         (Reloaded(["hold_s", "log_level"], []), ["reloaded: hold_s, log_level"]),
         (
             Reloaded(["hold_s"], ["engine", "threads"]),
@@ -27,6 +32,12 @@ def test_the_outcome_is_said(
     monkeypatch.setattr(module, "ask", ask)
     result = CliRunner().invoke(module.reload, ["--socket", "/h.sock"])
     assert (result.exit_code, result.output.splitlines()) == (0, lines)
+
+
+def test_programs_get_it_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ask", lambda *_: Reloaded(["hold_s"], ["threads"]))
+    told = json.loads(CliRunner().invoke(module.reload, ["--json"]).output)
+    assert (told["changed"], told["needs_restart"]) == (["hold_s"], ["threads"])
 
 
 def test_what_is_refused_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:

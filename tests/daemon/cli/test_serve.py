@@ -9,6 +9,7 @@ import pytest
 
 from daemon.cli import serve as module
 from daemon.cli.serve import serve
+from daemon.configuration.settings import FIELDS, GROUPS
 from daemon.exit_codes import CONFIGURATION
 from daemon.life import words
 from daemon.own_daemon import own_daemon
@@ -94,3 +95,15 @@ def test_tcp_without_keys_is_refused_before_an_engine_is_built(
     arguments = ["--socket", "tcp://127.0.0.1:7700"]
     assert serve.main(arguments, standalone_mode=False) == CONFIGURATION
     assert "the setting for clients on TCP is tcp_port" in capsys.readouterr().err
+
+
+def test_the_help_has_every_setting_once_and_those_of_benches_last(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    serve.main(["--help"], standalone_mode=False)
+    words = capsys.readouterr().out.split()
+    flags = ["--" + name.replace("_", "-") for name in FIELDS]
+    assert [flag for flag in flags if flag not in words] == []
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(FIELDS)
+    places = [words.index(flag) for flag in flags if flag not in {"--step-ms", "--prefill-us"}]
+    assert words.index("--step-ms") > max(places)

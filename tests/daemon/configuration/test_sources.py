@@ -100,3 +100,23 @@ def test_no_setting_looks_like_a_service_link() -> None:
     # As people write a port; with tcp:// it is the link to a service that is called hearth-metrics.
     values = {f"HEARTH_{name.upper()}": "8080" for name in FIELDS}
     assert len(environment_source(values, FIELDS).values) == len(FIELDS)
+
+
+def test_a_name_that_stands_there_twice_is_said_to(tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text("threads = 1\nspin = true\nthreads = 2\n")
+    with pytest.raises(HearthError, match=r"line 3, .*: a name is there for the second"):
+        file_source(path)
+
+
+@pytest.mark.parametrize("given", ["/a/b", "~/b", "tcp://127.0.0.1:1", ""])
+def test_a_path_in_a_file_begins_where_the_file_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "etc").mkdir()
+    path = Path("etc") / "h.toml"
+    path.write_text(f'weights = "tuned.safetensors"\nengine = "{given}"\nlog_level = "info"\n')
+    values = file_source(path).values
+    assert values["weights"] == str(tmp_path / "etc" / "tuned.safetensors")
+    assert (values["engine"], values["log_level"]) == (given, "info")

@@ -119,9 +119,9 @@ def engine(path: Path) -> None:
     ("make", "words"),
     [
         (empty, "has no config.json: a model is the folder"),
-        (gguf_file, "is a GGUF file: a model is the folder"),
+        (gguf_file, "is a GGUF file, which is not read: a model is the folder"),
         (other_file, "is a file: a model is the folder"),
-        (gguf_folder, "holds GGUF files: a model is the folder"),
+        (gguf_folder, "holds GGUF files, which are not read: a model is the folder"),
         (engine_with_draft, "is an engine already"),
         (engine, "is an engine already"),
         (Path.rmdir, "does not exist: name the folder of a model"),
