@@ -10,6 +10,8 @@ from actors.waiting_queue import Entry, WaitingQueue
 
 _TIMES_PAID = 4
 """How long a turn lasts at least, in the time that it took until its first token."""
+_PAID_S = 2.0
+"""How long it lasts at least, however long that took."""
 
 
 class AdapterTurns:
@@ -18,12 +20,12 @@ class AdapterTurns:
     Only rows of that adapter are lined up, and of others none stay in the house. Where requests
     wait for another, its turn lasts from its first place on for that share of `adapter_turn_s` of
     which places are taken, so that few rows do not keep many waiting; and for long enough to be
-    worth the prompts that it had to compute again, up to `hold_s`. Then its rows give way as at the
-    hold limit, and the adapter follows whose first request stands first, which counts as waiting
-    since its adapter's last turn at the earliest: so each has its turn however many requests others
-    have. A turn goes on while one of its rows stands before all who wait for others by priority;
-    beyond its time only those join it who stand before them as well. In synchronous batches a turn
-    is a batch.
+    worth the prompts that it had to compute again, up to two seconds. Then its rows give way and
+    stand where they stood, and the adapter follows whose first request stands first, which counts
+    as waiting since its adapter's last turn at the earliest: so each has its turn however many
+    requests others have. A turn goes on while one of its rows stands before all who wait for others
+    by priority; beyond its time only those join it who stand before them as well. In synchronous
+    batches a turn is a batch.
     """
 
     def __init__(self, house: House, queue: WaitingQueue, settings: PolicySettings) -> None:
@@ -39,7 +41,7 @@ class AdapterTurns:
 
     def adopt(self, settings: PolicySettings) -> None:
         """Let turns last for other times."""
-        self._turn_s, self._hold_s = settings.adapter_turn_s, settings.hold_s
+        self._turn_s = settings.adapter_turn_s
         self._synchronous = settings.batching == "synchronous"
 
     @property
@@ -109,7 +111,7 @@ class AdapterTurns:
         offered = [row for row in self._house.offered if row.entry.adapter != self._active]
         placed = [row for row in self._house.staying if row.entry.adapter != self._active]
         for row in placed:
-            row.asked = "release"
+            row.asked, row.behind = "release", -math.inf
         return [*revoke(offered), *([Release([row.rid for row in placed])] if placed else [])]
 
     def _end(self, now: float) -> None:
@@ -128,7 +130,7 @@ class AdapterTurns:
         if self._placed == math.inf:
             return math.inf
         taken = sum(row.placed is not None for row in self._own) / self._house.places
-        paid = min(_TIMES_PAID * (self._begun - self._placed), self._hold_s)
+        paid = min(_TIMES_PAID * (self._begun - self._placed), _PAID_S)
         return self._placed + max(taken * self._turn_s, paid)
 
     def _rivals(self) -> Iterator[tuple[float, Entry]]:

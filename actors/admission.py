@@ -22,7 +22,7 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True):
     batching: Literal["joining", "synchronous"] = "joining"
 
     fill_wait_s: float = 0.005
-    hold_s: float = 2.0
+    hold_s: float = 30.0
     adapter_turn_s: float = 0.5
     queue_requests: int = 256
     queue_tokens: int = 65536

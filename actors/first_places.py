@@ -7,8 +7,11 @@ from typing import NamedTuple
 
 from actors.adapter_turns import AdapterTurns
 from actors.executor_messages import Release, Revoke
-from actors.house import HeldRow, House
+from actors.house import LESS, HeldRow, House
 from actors.waiting_queue import Entry, WaitingQueue
+
+FIRST_PLACE_S = 1.5
+"""How long a client that asks for less than another waits for a place; reading comes behind."""
 
 
 class Claim(NamedTuple):
@@ -21,20 +24,20 @@ class Claim(NamedTuple):
 
 
 class FirstPlaces:
-    """Whoever asks for less than another has one place within the hold limit; no clock, no I/O.
+    """A client that asks for less than another has its first place soon; no clock, no I/O.
 
-    A client without a place, whose first request has waited for `hold_s`, gets one of a client
-    that asks for more, whatever that has paid for it and whatever its priority. That client keeps
-    another place, or has not given way unpaid with this request before: so it gets further too.
-    Requests of a priority below 0 have said that they can wait. A synchronous batch gives way as a
-    whole, once all of it that gave way before have paid. Who waits for another adapter waits for
-    its turn.
+    That is one without a place, with fewer requests than the other, which has had much less of
+    late. Once its first request has waited for `FIRST_PLACE_S` it gets a place of the other's,
+    whatever that has paid for it and whatever its priority. The other keeps another place, or has
+    not given way unpaid with this request before: so it gets further too. Requests of a priority
+    below 0 have said that they can wait. A synchronous batch gives way as a whole, once all of it
+    that gave way before have paid. Who waits for another adapter waits for its turn.
     """
 
     def __init__(self, house: House, queue: WaitingQueue, turns: AdapterTurns) -> None:
         self._house, self._queue, self._turns = house, queue, turns
 
-    def next(self, *, synchronous: bool) -> Claim | None:
+    def next(self, now: float, *, synchronous: bool) -> Claim | None:
         """The claim that is due first; None while there is none, or one is being answered."""
         house = self._house
         placed = [row for row in house if row.placed is not None]
@@ -58,17 +61,22 @@ class FirstPlaces:
             return asked[client] + self._queue.count_of(client)
 
         rows = [row for row in placed if row.asked in {"", "release"} and loose[row.rid] < math.inf]
-        most = max((total(row.client) for row in rows), default=0)
+        used = {client: house.used(client, now) for client in held}
+
+        def may_ask(client: int) -> list[HeldRow]:
+            """Rows of clients that ask for more, and have had much more."""
+            own, own_s = total(client), LESS * house.used(client, now)
+            return [row for row in rows if total(row.client) > own and used[row.client] > own_s]
+
         waiting = [
-            entry
-            for entry in self._first_of_each()
-            if not held[entry.client] and entry.priority >= 0 and total(entry.client) < most
+            (max(entry.queued, entry.lost), place, entry, others)
+            for place, entry in enumerate(self._first_of_each())
+            if not held[entry.client] and entry.priority >= 0 and (others := may_ask(entry.client))
         ]
         if not waiting:
             return None
-        first = min(waiting, key=lambda entry: entry.queued)
-        rows = [row for row in rows if total(row.client) > total(first.client)]
-        due = max(first.queued + house.hold_s, min(loose[row.rid] for row in rows))
+        since, _, first, rows = min(waiting)
+        due = max(since + FIRST_PLACE_S, min(loose[row.rid] for row in rows))
         if synchronous:
             return Claim(due, first, placed, all_give_way=True)
         return Claim(due, first, [row for row in rows if loose[row.rid] <= due], all_give_way=False)
@@ -90,7 +98,10 @@ class FirstPlaces:
             leaving = [max(leaving, key=lambda one: (one.asked == "release", one.placed or 0.0))]
         for row in leaving:
             row.asked = "give way"
-            row.entry.gave_way |= row.paid > claim.due
+            # Another of its client is read meanwhile, which may give way as well.
+            unpaid = row.paid > claim.due
+            row.behind = math.inf if unpaid else -math.inf
+            row.entry.gave_way |= unpaid
         return [Release([row.rid for row in leaving], at_once=True)]
 
     def _first_of_each(self) -> Iterator[Entry]:

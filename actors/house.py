@@ -1,12 +1,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from actors.executor_messages import Revoke
 from actors.waiting_queue import Entry
+
+LESS = 3
+"""A client that has had places for a third of another's time, or less, has had much less."""
+MEMORY_S = 60.0
+"""The time constant with which the use of places is forgotten."""
+_FORGOTTEN_S = 0.01
 
 
 @dataclass(slots=True)
@@ -16,7 +23,8 @@ class HeldRow:
     `arrival` is its virtual arrival, `order` that by which it gets a place. `asked` is what the
     executor has been asked to do with it and has not answered yet. One that is `alone` shares the
     house with nobody. It has had its first token at `begun`; one that was told to give way does so
-    whatever its prefill has cost.
+    whatever its prefill has cost. Put back, it stands as if it had come at `behind`, though not
+    before it did nor in the future.
     """
 
     entry: Entry
@@ -27,6 +35,7 @@ class HeldRow:
     placed: float | None = None
     begun: float | None = None
     asked: Literal["", "revoke", "release", "give way", "cancel"] = ""
+    behind: float = math.inf
 
     @property
     def rid(self) -> int:
@@ -60,6 +69,33 @@ class HeldRow:
         return self.deadline is not None and self.deadline <= now
 
 
+class _Usage:
+    """Seconds for which clients have had places of late; what lies `MEMORY_S` back counts 1/e."""
+
+    def __init__(self) -> None:
+        # By client: the seconds that it has used, as of a moment.
+        self._used: dict[int, tuple[float, float]] = {}
+
+    def add(self, client: int, placed: float, now: float) -> None:
+        """Count a place that the client had from `placed` until `now`."""
+        self._used[client] = (self.of(client, now) + _held(placed, now), now)
+
+    def of(self, client: int, now: float) -> float:
+        """The seconds that the client has used, but for the places that it has now."""
+        seconds, then = self._used.get(client, (0.0, now))
+        return seconds * math.exp((then - now) / MEMORY_S)
+
+    def forget(self, now: float) -> None:
+        """Drop the clients that have used nothing of late."""
+        for client in [one for one in self._used if self.of(one, now) < _FORGOTTEN_S]:
+            del self._used[client]
+
+
+def _held(placed: float, now: float) -> float:
+    """The seconds that count of a place held from `placed` until `now`."""
+    return -MEMORY_S * math.expm1((placed - now) / MEMORY_S)
+
+
 class House:
     """What the executor holds: rows offered and rows placed; no clock, no I/O.
 
@@ -69,6 +105,7 @@ class House:
     def __init__(self, *, ageing_s: float, hold_s: float) -> None:
         self._ageing_s, self.hold_s = ageing_s, hold_s
         self._rows: dict[int, HeldRow] = {}
+        self._usage = _Usage()
         self.places = 0
         # Who takes a first place, until it has been lined up.
         self.claimant: Entry | None = None
@@ -113,29 +150,38 @@ class House:
         # A place is given away while the last token of its row is still being told.
         return min(running, self.places)
 
-    def next_of(self, heads: Iterable[tuple[float, Entry]]) -> tuple[float, float, Entry] | None:
+    def next_of(
+        self, heads: Sequence[tuple[float, Entry]], now: float
+    ) -> tuple[float, float, Entry] | None:
         """Who of these first requests of clients is to be lined up next: order, arrival, request.
 
-        That is the `claimant`, before all others, where it is among them.
-
-        Each row of its client that is lined up ahead takes a priority off a request, so that
-        others who come meanwhile go between them.
+        That is the `claimant`, before all others, where it is among them. Else it is who came
+        first; but a client that has had much less than another goes before that one, until it has
+        as many places.
         """
-        lined_up: dict[int, list[HeldRow]] = {}
-        for row in self.offered:
-            lined_up.setdefault(row.client, []).append(row)
+        if not heads:
+            return None
+        shares = _Shares(self, now)
+        offered = self.offered
         ranked = []
         for place, (arrival, entry) in enumerate(heads):
-            own = lined_up.get(entry.client, [])
-            ahead = [row.order for row in own if row.arrival <= arrival]
-            order = max([arrival + len(ahead) * self._ageing_s, *ahead])
+            # Who stands behind the first of the heads comes before others in its turn.
+            passed = [row.order for row in offered if shares.passes(entry, row.entry)]
+            if place and shares.passes(entry, heads[0][1]):
+                passed.append(heads[0][0])
+            order = min([arrival, *(math.nextafter(one, -math.inf) for one in passed)])
+            own = [row for row in offered if row.client == entry.client]
+            order = max([order, *(row.order for row in own if row.arrival <= arrival)])
             if entry is self.claimant:
                 order = -math.inf
             ranked.append((order, arrival, place, entry))
-        if not ranked:
-            return None
         order, arrival, _, entry = min(ranked)
         return order, arrival, entry
+
+    def used(self, client: int, now: float) -> float:
+        """For how many seconds of late a client has had places."""
+        rows = [row.placed for row in self if row.client == client and row.placed is not None]
+        return self._usage.of(client, now) + sum(_held(placed, now) for placed in rows)
 
     def add(self, row: HeldRow) -> None:
         """The row is offered."""
@@ -147,9 +193,12 @@ class House:
         """The row of a request, if it is held."""
         return self._rows.get(rid)
 
-    def remove(self, rid: int) -> None:
+    def remove(self, rid: int, now: float) -> None:
         """The row has left, or has been given back."""
-        del self._rows[rid]
+        row = self._rows.pop(rid)
+        if row.placed is not None:
+            self._usage.add(row.client, row.placed, now)
+            self._usage.forget(now)
 
     def clear(self) -> list[HeldRow]:
         """Take all rows out."""
@@ -164,17 +213,29 @@ class House:
         ahead = sum(row.asked != "" for row in placed)
         return next(iter(self.offered[ahead:]), None)
 
-    def release_times(self, arrival: float, priority: int) -> list[tuple[float, HeldRow]]:
+    def behind(self, row: HeldRow) -> float:
+        """Where a row stands once it has given way to the first that waits.
+
+        It stands right behind a higher priority; else it has had its time, and stands behind all.
+        """
+        first = self.next_in()
+        if first is None or first.priority <= row.priority:
+            return math.inf
+        return first.arrival + row.priority * self._ageing_s
+
+    def release_times(
+        self, arrival: float, priority: int, hold_s: float
+    ) -> list[tuple[float, HeldRow]]:
         """From when on each placed row gives way to one that waits, of this arrival and priority.
 
-        A row holds its place for the hold limit, unless the other has a higher priority, and until
-        it would stand behind it when put back. One whose prompt is still read would not leave soon:
+        A row holds its place for `hold_s`, unless the other has a higher priority, and until it
+        would stand behind it when put back. One whose prompt is still read would not leave soon:
         it is asked only where all others are like it.
         """
         times = []
         for held in [row for row in self.staying if row.begun is not None] or self.staying:
             behind = arrival + held.priority * self._ageing_s
-            limit = (held.placed or 0.0) + self.hold_s
+            limit = (held.placed or 0.0) + hold_s
             times.append((behind if priority > held.priority else max(behind, limit), held))
         return times
 
@@ -188,6 +249,34 @@ class House:
             # A full batch goes on until its lowest row, put back, would stand behind the other.
             due = max(due, order + min(held.priority for held in staying) * self._ageing_s)
         return [(due, held) for held in staying]
+
+
+class _Shares:
+    """What clients have and have had, for one decision."""
+
+    def __init__(self, house: House, now: float) -> None:
+        placed = [row for row in house if row.placed is not None]
+        self._has = Counter(row.client for row in placed or house)
+        self._lined_up = Counter(row.client for row in house if row.placed is None and placed)
+        self._house, self._now = house, now
+        self._used: dict[int, float] = {}
+
+    def passes(self, entry: Entry, other: Entry) -> bool:
+        """Tell whether one goes before the other: it has fewer places and has had much less."""
+        one, two = entry.client, other.client
+        # As those that are lined up get places the other loses as many.
+        soon = self._lined_up[one] + 1
+        return (
+            one != two
+            and entry.priority >= other.priority
+            and self._has[one] + soon <= self._has[two] - soon + 1
+            and LESS * self._of(one) < self._of(two)
+        )
+
+    def _of(self, client: int) -> float:
+        if client not in self._used:
+            self._used[client] = self._house.used(client, self._now)
+        return self._used[client]
 
 
 def revoke(rows: list[HeldRow]) -> list[Revoke]:

@@ -88,7 +88,7 @@ class Offers:
         revoked: list[HeldRow] = []
         ahead, room = house.offered, 2 * house.places - house.unplaced
         while len(rows) < room and not house.closed:
-            if (found := house.next_of(self._turns.heads)) is None:
+            if (found := house.next_of(self._turns.heads, now)) is None:
                 break
             order, arrival, first = found
             alone = self._suspects.runs_alone(first)
@@ -99,7 +99,8 @@ class Offers:
                     break
                 revoked.append(ahead.pop())
                 revoked[-1].asked = "revoke"
-            row = HeldRow(queue.take(now, first), self._incarnation, arrival, order, alone)
+            queue.remove(first.rid)
+            row = HeldRow(first, self._incarnation, arrival, order, alone)
             house.add(row)
             rows.append(row)
         if opened is not None:

@@ -5,6 +5,9 @@ from actors.house import HeldRow, House
 from actors.suspects import Suspects
 from actors.waiting_queue import WaitingQueue
 
+ALONE_S = 2.0
+"""How long at most others keep their places from a request that runs alone, and it from them."""
+
 
 class Releases:
     """Which rows give way to those that wait, and from when on; no clock, no I/O.
@@ -33,6 +36,7 @@ class Releases:
         ]:
             # Who has not paid stays until it has, so it would give way for nobody yet.
             row = min(ready, key=lambda one: (max(one.paid, now), one.priority, one.placed or 0.0))
+            row.behind = self._house.behind(row)
             row.asked = "release"
             due.append(row)
         return [Release([row.rid for row in due])] if due else []
@@ -45,10 +49,14 @@ class Releases:
         if synchronous:
             return house.batch_release_times(self._queue.order)
         if house.closed or self._suspects.runs_alone(first):
-            return house.release_times(self._queue.order, first.priority)
+            return house.release_times(
+                self._queue.order, first.priority, min(house.hold_s, ALONE_S)
+            )
         return []
 
     def _yielding_times(self, *, synchronous: bool) -> list[tuple[float, HeldRow]]:
         """From when on a row gives way to the first that waits, where the house is full."""
         first = None if synchronous else self._house.next_in()
-        return [] if first is None else self._house.release_times(first.arrival, first.priority)
+        if first is None:
+            return []
+        return self._house.release_times(first.arrival, first.priority, self._house.hold_s)

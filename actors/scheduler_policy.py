@@ -55,6 +55,9 @@ Decision = (
 and ExecutorGone to the tokenizer, Encode and DropWork to the encoder, the others to the executor.
 """
 
+_LOOK_S = 1.0
+"""How often the shares of clients are compared while requests wait."""
+
 
 class SchedulerPolicy:
     """Says who runs next: requests, word of rows and clock in, decisions out; no I/O.
@@ -62,9 +65,9 @@ class SchedulerPolicy:
     Feed it what happens, then `tick`: only `tick` offers, revokes, releases and expires. The
     executor is offered as many rows ahead as it has places, in the order of the queue, and places
     them as places free. Where the house is full, a row gives way to the first that waits once it
-    has had its place for `hold_s`, or at once to a higher priority; it queues up as if it had just
-    come, so neither side can starve the other. With synchronous batches nobody is offered while a
-    row is held, and all of them give way together.
+    has had its place for `hold_s`, and queues up as if it had just come; or at once to a higher
+    priority, and stands right behind it. With synchronous batches nobody is offered while a row is
+    held, and all of them give way together.
     """
 
     def __init__(self, settings: PolicySettings, arenas: ImageArenas | None = None) -> None:
@@ -156,7 +159,7 @@ class SchedulerPolicy:
                 row.begun = now
                 self._turns.begun(row, now)
         for rid in message.rids:
-            row = self._leave(rid, message.incarnation)
+            row = self._leave(rid, message.incarnation, now)
             if row is not None and row.placed is not None:
                 self._suspects.ended(row.entry)
         self._offers.note_idle(now)
@@ -170,28 +173,29 @@ class SchedulerPolicy:
         for rid in message.rids:
             # The death that put a row in limbo has been noted.
             noted = rid in self._limbo
-            row = self._leave(rid, message.incarnation)
+            row = self._leave(rid, message.incarnation, now)
             if row is not None and not noted:
                 failed.append(row.entry)
         self._offers.note_idle(now)
         return self._note_failure(failed, now)
 
     def rows_returned(self, message: RowsReturned, now: float) -> list[Decision]:
-        """Released rows queue up behind those that wait, unplaced ones stand where they stood."""
+        """Released rows stand behind whom they gave way to, unplaced ones where they stood."""
         guilty = []
         for rid in message.unplaced:
-            row = self._leave(rid, message.incarnation)
+            row = self._leave(rid, message.incarnation, now)
             if row is None or row.asked == "cancel":
                 continue
             if self._suspects.is_guilty(row.entry):
                 guilty.append(rid)
             else:
-                self._queue.put_back(row.entry)
+                self._queue.push(row.entry)
         for continuation in message.released:
-            row = self._leave(continuation.rid, message.incarnation)
+            row = self._leave(continuation.rid, message.incarnation, now)
             if row is None or row.asked == "cancel":
                 continue
-            row.entry.generated, row.entry.queued = list(continuation.generated), now
+            row.entry.generated, row.entry.lost = list(continuation.generated), now
+            row.entry.queued = max(row.entry.queued, min(now, row.behind))
             self._queue.push(row.entry)
             self._requeued += 1
         # After a release others have waited long enough: there is nothing to wait for.
@@ -255,7 +259,7 @@ class SchedulerPolicy:
         self._suspects.forget(now)
         self._ticked = now
         decisions = [*self._expire(now), *self._images.act(self._is_open), *self._turns.tick(now)]
-        claim = self._claim()
+        claim = self._claim(now)
         if claim is None or claim.due > now:
             decisions += self._offers.next(now)
         else:
@@ -271,8 +275,11 @@ class SchedulerPolicy:
         if (turn := self._turns.due) < math.inf:
             times.append(turn)
         # One that is due already waits for word of the executor.
-        if (claim := self._claim()) is not None and claim.due > self._ticked:
+        if (claim := self._claim(self._ticked)) is not None and claim.due > self._ticked:
             times.append(claim.due)
+        if self._present and self._waiting()[0]:
+            # Who has had much less than whom changes with time.
+            times.append(self._ticked + _LOOK_S)
         return min((time for time in times if time is not None), default=None)
 
     def report(self, rid: int) -> SchedulerReport:
@@ -314,11 +321,11 @@ class SchedulerPolicy:
         row = self._limbo.get(rid) or self._house.get(rid)
         return row if row is not None and row.incarnation == incarnation else None
 
-    def _leave(self, rid: int, incarnation: int) -> HeldRow | None:
+    def _leave(self, rid: int, incarnation: int, now: float) -> HeldRow | None:
         """Take out a row of which that executor, or who saw it die, has told the last."""
         row = self._find(rid, incarnation)
         if row is not None and self._limbo.pop(rid, None) is None:
-            self._house.remove(rid)
+            self._house.remove(rid, now)
         return row
 
     def _note_failure(self, entries: Iterable[Entry], now: float) -> list[Decision]:
@@ -334,10 +341,10 @@ class SchedulerPolicy:
         self._refused += len(rids)
         return [_failed(rids, GUILTY)] if rids else []
 
-    def _claim(self) -> Claim | None:
+    def _claim(self, now: float) -> Claim | None:
         if self._house.closed or not self._present:
             return None
-        claim = self._first_places.next(synchronous=self._synchronous)
+        claim = self._first_places.next(now, synchronous=self._synchronous)
         return None if claim is None or self._suspects.runs_alone(claim.entry) else claim
 
     def _expire(self, now: float) -> list[Decision]:

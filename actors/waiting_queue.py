@@ -16,9 +16,9 @@ from runtime.request import RowRequest
 class Entry:
     """One admitted request, waiting or running, with the tokens generated so far.
 
-    Its ids were there at `encoded`, it came to the queue at `queued`, and `since` is the moment
-    from which it counts as waiting, once it has been taken. It `gave_way` where it lost a place
-    that it had not paid for. Its images wait in `embedded` once their embeddings are there.
+    Its ids were there at `encoded`. It stands in the queue as one that came at `queued`, and has
+    lost its place at `lost`, if it had one. It `gave_way` where it had not paid for that. Its
+    images wait in `embedded` once their embeddings are there.
     """
 
     request: Request
@@ -28,7 +28,7 @@ class Entry:
     generated: list[int] = field(default_factory=list)
     accepted: bool = False
     digest: bytes = b""
-    since: float = 0.0
+    lost: float = -math.inf
     gave_way: bool = False
     images: list[PromptImage] = field(default_factory=list)
     embedded: list[EmbeddedImage] = field(default_factory=list)
@@ -71,31 +71,26 @@ class Entry:
 
 @dataclass(slots=True)
 class _Line:
-    """What one client has waiting for an adapter, in order; `last` is when its latest was taken."""
+    """What one client has waiting for an adapter, in order; `head` is the first, if it is known."""
 
-    last: float
-    turn: int = 0
     prompt_tokens: int = 0
     order: list[tuple[float, int]] = field(default_factory=list)
-    head: tuple[float, int, int] | None = None
+    head: tuple[float, int] | None = None
 
 
 class WaitingQueue:
-    """Waiting requests in order of priority with ageing, and of turns among clients.
+    """Waiting requests in order of priority with ageing: first come, first served.
 
     A request that waits `ageing_s` seconds counts as one priority higher: the order of two is that
-    of their virtual arrivals. Those of one client stand in line by when they queued. Among clients
-    only the first of each line counts, and as waiting since it is that: since it queued, or since
-    its client's latest one was taken, whichever is later. A client has a line for each adapter.
+    of their virtual arrivals. A client has a line for each adapter.
     """
 
     def __init__(self, ageing_s: float) -> None:
         self._ageing_s = ageing_s
         self._entries: dict[int, Entry] = {}
         self._lines: dict[int, dict[str, _Line]] = {}
-        # The first of each line by virtual arrival; at the same one who was served longest ago.
-        self._heads: list[tuple[float, int, int]] = []
-        self._turns = 0
+        # The first of each line by virtual arrival.
+        self._heads: list[tuple[float, int]] = []
         self._deadlines: dict[int, float] = {}
         self.prompt_tokens = 0
         self.adapters: Counter[str] = Counter()
@@ -122,7 +117,7 @@ class WaitingQueue:
     @property
     def first(self) -> Entry | None:
         """The request that is next; None when none waits."""
-        return self._entries[self._heads[0][2]] if self._heads else None
+        return self._entries[self._heads[0][1]] if self._heads else None
 
     @property
     def order(self) -> float:
@@ -147,29 +142,21 @@ class WaitingQueue:
         return since - priority * self._ageing_s
 
     def push(self, entry: Entry) -> None:
-        """Add a request, behind all of its client and priority that wait."""
-        self._push(entry, self._line(entry, last=entry.queued))
-
-    def put_back(self, entry: Entry) -> None:
-        """Add one that was taken in vain: it stands where it stood."""
-        line = self._line(entry, last=entry.since)
-        line.last = min(line.last, entry.since)
-        self._push(entry, line)
+        """Add a request, where it stands by its priority and by when it queued."""
+        line = self._lines.setdefault(entry.client, {}).setdefault(entry.adapter, _Line())
+        self._entries[entry.rid] = entry
+        insort(line.order, self._place(entry))
+        self._settle(entry, line)
+        self.adapters[entry.adapter] += 1
+        self.prompt_tokens += entry.prompt_tokens
+        line.prompt_tokens += entry.prompt_tokens
+        if entry.request.deadline is not None:
+            self._deadlines[entry.rid] = entry.request.deadline
 
     @property
     def heads(self) -> list[tuple[float, Entry]]:
         """The first request of each client's lines with its virtual arrival, in order."""
-        return [(arrival, self._entries[rid]) for arrival, _, rid in self._heads]
-
-    def take(self, now: float, entry: Entry | None = None) -> Entry:
-        """Take out the first of a client, by default who is next: the turn goes to another."""
-        entry = entry or self._entries[self._heads[0][2]]
-        line = self._lines[entry.client][entry.adapter]
-        entry.since = max(entry.queued, line.last)
-        self._turns += 1
-        line.last, line.turn = now, self._turns
-        self.remove(entry.rid)
-        return entry
+        return [(arrival, self._entries[rid]) for arrival, rid in self._heads]
 
     def remove(self, rid: int) -> Entry | None:
         """Take one request out; None when it does not wait."""
@@ -192,20 +179,6 @@ class WaitingQueue:
         expired = [rid for rid, deadline in self._deadlines.items() if deadline <= now]
         return [entry for rid in expired if (entry := self.remove(rid)) is not None]
 
-    def _line(self, entry: Entry, last: float) -> _Line:
-        own = self._lines.setdefault(entry.client, {})
-        return own.setdefault(entry.adapter, _Line(last))
-
-    def _push(self, entry: Entry, line: _Line) -> None:
-        self._entries[entry.rid] = entry
-        insort(line.order, self._place(entry))
-        self._settle(entry, line)
-        self.adapters[entry.adapter] += 1
-        self.prompt_tokens += entry.prompt_tokens
-        line.prompt_tokens += entry.prompt_tokens
-        if entry.request.deadline is not None:
-            self._deadlines[entry.rid] = entry.request.deadline
-
     def _settle(self, entry: Entry, line: _Line) -> None:
         """Note who is first of this request's line now."""
         if line.head is not None:
@@ -216,13 +189,7 @@ class WaitingQueue:
             if not own:
                 del self._lines[entry.client]
             return
-        first = self._entries[line.order[0][1]]
-        since = max(first.queued, line.last)
-        line.head = (
-            self.virtual_arrival(first.priority, since),
-            line.turn,
-            first.rid,
-        )
+        line.head = line.order[0]
         insort(self._heads, line.head)
 
     def _place(self, entry: Entry) -> tuple[float, int]:

@@ -147,7 +147,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Meta(
             description="`joining`: a request takes any place that is free, between two steps of "
             "the others. `synchronous`: a batch keeps the requests that it began with until all "
-            "have ended."
+            "have ended, at most for `hold_s` where others wait."
         ),
     ] = "joining"
     prefill_budget: Annotated[
@@ -173,7 +173,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             description="How long a reply may hold its place while others wait and none is free; "
             "it then pauses and continues later."
         ),
-    ] = 2.0
+    ] = 30.0
     adapter_turn_ms: Annotated[
         float,
         Meta(gt=0, le=3_600_000),

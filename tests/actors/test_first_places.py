@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from actors.admission import PolicySettings
+from actors.first_places import FIRST_PLACE_S
 from tests.actors.simulation import LIMITS, Simulation, submit
 
-HOLD_S = 0.5
 STEP_S = 0.01
 CHUNK_S = 0.02
 PREFILL_S = 0.0005
@@ -31,9 +31,7 @@ def flooded(
     batching: Literal["joining", "synchronous"], flood: dict[str, Any], places: int
 ) -> Simulation:
     """One client has sent 40 requests at once and goes on to send more."""
-    settings = PolicySettings(
-        batching=batching, hold_s=HOLD_S, queue_tokens=1 << 20, client_queue_share=1.0
-    )
+    settings = PolicySettings(batching=batching, queue_tokens=1 << 20, client_queue_share=1.0)
     simulation = Simulation(
         settings,
         limits=msgspec.structs.replace(LIMITS, max_batch=places),
@@ -57,9 +55,9 @@ def check(simulation: Simulation, asked: dict[int, int], places: int) -> None:
     """
     for rid, prompt in asked.items():
         outcome = simulation.outcomes[rid]
-        assert outcome.placed[0] - outcome.submitted <= HOLD_S + 2 * (CHUNK_S + STEP_S)
+        assert outcome.placed[0] - outcome.submitted <= FIRST_PLACE_S + 2 * (CHUNK_S + STEP_S)
         reads = places * prompt * PREFILL_S
-        assert outcome.wait <= HOLD_S + reads + (reads / CHUNK_S + 1) * STEP_S + 3 * CHUNK_S
+        assert outcome.wait <= FIRST_PLACE_S + reads + (reads / CHUNK_S + 1) * STEP_S + 3 * CHUNK_S
 
 
 @pytest.mark.parametrize("places", [1, 2, 8])
@@ -97,7 +95,7 @@ def test_a_request_gives_way_once_and_then_gets_its_tokens(
     batching: Literal["joining", "synchronous"],
 ) -> None:
     """With one place, and others that come again and again, whoever has long prompts ends too."""
-    settings = PolicySettings(batching=batching, hold_s=HOLD_S, queue_tokens=1 << 20)
+    settings = PolicySettings(batching=batching, queue_tokens=1 << 20)
     simulation = Simulation(
         settings,
         limits=msgspec.structs.replace(LIMITS, max_batch=1),

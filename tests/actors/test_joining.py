@@ -123,20 +123,6 @@ def test_who_is_higher_is_offered_in_place_of_the_last() -> None:
     assert all(outcome.ends == ["done"] for outcome in simulation.outcomes.values())
 
 
-def test_clients_take_turns() -> None:
-    simulation = Simulation(PolicySettings(hold_s=100.0), limits=TWO_ROWS)
-    for rid in range(40):
-        simulation.arrive(0.0, submit(rid, client=1))
-    for rid in range(40, 60):
-        simulation.arrive(0.001, submit(rid, client=2))
-    simulation.run()
-    placed = sorted(simulation.outcomes, key=lambda rid: simulation.outcomes[rid].placed[0])
-    clients = ["2" if rid >= 40 else "1" for rid in placed]
-    # Two had places, and one was next, before the other client came.
-    assert "".join(clients[3:43]) == "21" * 20
-    assert set(clients[43:]) == {"1"}
-
-
 def test_a_client_that_floods_does_not_hold_up_another() -> None:
     simulation = Simulation(PolicySettings(hold_s=100.0, queue_requests=1000))
     for rid in range(500):

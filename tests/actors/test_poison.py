@@ -269,7 +269,7 @@ def test_twins_that_are_offered_beside_a_failure_are_taken_back() -> None:
     assert desk.offer() == {}
 
 
-def test_the_house_empties_for_a_suspect_within_the_hold_limit() -> None:
+def test_the_house_empties_for_a_suspect_within_two_seconds() -> None:
     desk = Desk()
     desk.ask(POISON)
     desk.run()

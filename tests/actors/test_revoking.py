@@ -32,8 +32,8 @@ def offered(decisions: list[Decision]) -> list[int]:
     return [one.rid for offer in offers for one in offer.rows]
 
 
-def test_a_revoked_request_keeps_its_turn(policy: SchedulerPolicy) -> None:
-    policy.submit(submit(10, client=2), 3.0)
+def test_a_revoked_request_stands_where_it_stood(policy: SchedulerPolicy) -> None:
+    policy.submit(submit(10, client=1), 3.0)
     policy.rows_ended(RowsEnded(1, [1]), 4.0)
     policy.rows_placed(RowsPlaced(1, [2]), 4.0)
     assert offered(policy.tick(4.0)) == [3]

@@ -47,38 +47,12 @@ def test_expired_requests_are_taken_out() -> None:
     assert queue.remove(1) is None
 
 
-def test_clients_take_turns_from_the_moment_at_which_they_have_one() -> None:
+def test_the_first_of_each_line_is_told_in_order() -> None:
     queue = WaitingQueue(5.0)
-    for rid in range(4):
-        queue.push(entry(rid, queued=0.0, client=1))
-    queue.push(entry(10, queued=3.0, client=2))
-    assert queue.take(2.0).rid == 0
-    # Since 2.0, when its client's latest was taken.
-    assert queue.take(4.0).rid == 1
-    assert queue.take(5.0).rid == 10
-    assert taken(queue) == [2, 3]
-
-
-def test_at_one_moment_turns_go_to_who_was_served_longest_ago() -> None:
-    queue = WaitingQueue(5.0)
-    for rid in range(9):
-        queue.push(entry(rid, queued=1.0, client=rid // 3))
-    assert taken(queue, now=1.0) == [0, 3, 6, 1, 4, 7, 2, 5, 8]
-
-
-def test_who_was_taken_in_vain_stands_where_it_stood() -> None:
-    queue = WaitingQueue(5.0)
-    for rid in (1, 2, 3):
-        queue.push(entry(rid, queued=0.0, client=1))
-    queue.push(entry(10, queued=3.5, client=2))
-    queue.take(2.0)
-    first = queue.take(4.0)
-    assert first.rid == 2
-    for others in ((), (3,)):
-        for rid in others:
-            queue.remove(rid)
-        queue.put_back(first)
-        assert (queue.order, queue.take(6.0)) == (2.0, first)
+    for rid in range(6):
+        queue.push(entry(rid, queued=rid / 10, client=rid % 2, adapter="ab"[rid // 4]))
+    assert [one.rid for _, one in queue.heads] == [0, 1, 4, 5]
+    assert (queue.count_of(0), queue.count_of(1), queue.count_of(2)) == (3, 3, 0)
 
 
 ACTIONS = st.lists(
@@ -95,7 +69,6 @@ ACTIONS = st.lists(
 @given(ACTIONS)
 def test_it_agrees_with_sorting(actions: list[tuple[str, int, int]]) -> None:
     queue, model, now = WaitingQueue(2.0), dict[int, Entry](), 0.0
-    last: dict[int, float] = {}
     out: list[Entry] = []
     for number, (action, value, client) in enumerate(actions):
         now += 0.5
@@ -106,23 +79,16 @@ def test_it_agrees_with_sorting(actions: list[tuple[str, int, int]]) -> None:
             assert queue.remove(value) is model.pop(value, None)
         elif action == "back" and out:
             again = out.pop()
-            last[again.request.client] = min(last[again.request.client], again.since)
             model[again.rid] = again
-            queue.put_back(again)
+            queue.push(again)
         for _ in range(value if action == "take" else 0):
-            heads = {one.request.client: one for one in sorted(model.values(), key=place)[::-1]}
-            keys = {
-                one.rid: max(one.queued, last.get(one.request.client, 0.0))
-                - 2 * one.request.priority
-                for one in heads.values()
-            }
-            assert queue.order == min(keys.values(), default=math.inf)
-            if not keys:
+            first = min(model.values(), key=place, default=None)
+            assert queue.first is first
+            assert queue.order == (place(first)[0] if first else math.inf)
+            if first is None:
                 break
-            got = queue.take(now)
-            assert keys[got.rid] == min(keys.values())
-            last[got.request.client] = now
-            out.append(model.pop(got.rid))
+            assert queue.remove(first.rid) is first
+            out.append(model.pop(first.rid))
         assert len(queue) == len(model)
         assert queue.prompt_tokens == sum(one.prompt_tokens for one in model.values())
         assert queue.oldest == min((one.queued for one in model.values()), default=None)
@@ -132,5 +98,9 @@ def place(one: Entry) -> tuple[float, int]:
     return one.queued - 2 * one.request.priority, one.rid
 
 
-def taken(queue: WaitingQueue, now: float = 9.0) -> list[int]:
-    return [queue.take(now).rid for _ in range(len(queue))]
+def taken(queue: WaitingQueue) -> list[int]:
+    found = []
+    while queue.first is not None:
+        found.append(queue.first.rid)
+        queue.remove(found[-1])
+    return found
