@@ -28,6 +28,7 @@ _TIMED = {
     "prefill_budget": 1.0,
     "adapters": 0,
     "engine": None,
+    "clients": 0,
 }
 
 
@@ -40,7 +41,12 @@ class LoadFigures(Tally, kw_only=True, tag=False):
 
 @click.command()
 @click.option("--requests", type=click.IntRange(1), metavar="N", help="How many.  [10000]")
-@click.option("--clients", type=click.IntRange(1, 64), metavar="N", help="Who send.  [32]")
+@click.option(
+    "--clients",
+    type=click.IntRange(1, 64),
+    metavar="N",
+    help="Who send; with --arrivals each asks by chance.  [32, or 16 in turns]",
+)
 @click.option(
     "--processes",
     type=click.IntRange(1, 64),
@@ -55,7 +61,7 @@ class LoadFigures(Tally, kw_only=True, tag=False):
     "--arrivals",
     type=click.Choice(["poisson"]),
     help="Time requests of random sizes that come at random, beside an ideal. The options from "
-    "--load to --engine are for this alone, those before --step-ms are not.",
+    "--load to --engine are for this alone, those before --step-ms are not, but for --clients.",
 )
 @click.option(
     "--load",
@@ -127,7 +133,7 @@ def chosen(given: Mapping[str, Any], *, arrivals: bool) -> dict[str, Any]:
     """The options of one way to load, with their defaults; raises click.UsageError for others."""
     mine, others = (_TIMED, _CHECKED) if arrivals else (_CHECKED, _TIMED)
     for option in others:
-        if given[option] not in {None, ()}:
+        if option not in mine and given[option] not in {None, ()}:
             which = "without" if arrivals else "with"
             raise click.UsageError(f"--{option.replace('_', '-')} goes {which} --arrivals")
     return {option: given[option] or default for option, default in mine.items()}

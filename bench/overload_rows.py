@@ -11,6 +11,7 @@ import uvloop
 from hearth_client import AsyncClient, HearthClientError, QueueFull, TooManyRequests
 from hearth_client.protocol import Usage
 
+from actors.first_places import FIRST_PLACE_S
 from bench.toy_daemon import connected
 from daemon.configuration.settings import Settings
 
@@ -89,7 +90,7 @@ class Priority(msgspec.Struct, kw_only=True):
 
 
 class LongAndShort(msgspec.Struct, kw_only=True):
-    """Waits of short requests beside one of 1,900 tokens, and the hold limit."""
+    """Waits of short requests beside one of 1,900 tokens, and that for a first place."""
 
     short_served: int
     short_wait_ms: float
@@ -98,7 +99,7 @@ class LongAndShort(msgspec.Struct, kw_only=True):
 
     @property
     def faults(self) -> list[str]:
-        """Where short ones wait for more than the hold limit, or the long one is cut."""
+        """Where short ones wait for more than a first place, or the long one is cut."""
         right = self.short_wait_ms <= self.wait_limit_ms + _MACHINE_MS
         return [] if right and self.long_tokens == _LONG_REPLY else ["a long reply was in the way"]
 
@@ -200,7 +201,7 @@ class Rows:
         return LongAndShort(
             short_served=len(waits),
             short_wait_ms=max(each.queue_ms for each in waits),
-            wait_limit_ms=1000 * self._settings.hold_s,
+            wait_limit_ms=1000 * FIRST_PLACE_S,
             long_tokens=usage.completion_tokens if usage else 0,
         )
 

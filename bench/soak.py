@@ -34,6 +34,8 @@ _PAUSE_S = 0.1
 _TIDY_S = 10.0
 _SAMPLES_PER_NOTE = 6
 _STEP_MS = 1.0
+CACHE_BYTES = 16 << 20
+"""Of the prefix cache: a small one is full within the first fifth of a short run."""
 WARM_UP_SHARE = 0.2
 """The first fifth of a run fills pools and caches and is not judged."""
 MB_PER_10000_REQUESTS = 1.0
@@ -76,11 +78,25 @@ class SoakFigures(msgspec.Struct, kw_only=True):
     type=NumberRange(0, 60_000),
     help=f"Milliseconds a step of the simulated engine.  [{_STEP_MS:g}]",
 )
+@click.option(
+    "--prefix-cache-bytes",
+    type=click.IntRange(0),
+    default=CACHE_BYTES,
+    show_default=True,
+    metavar="N",
+    help="Of the daemon; it has to be full within the first fifth of the run.",
+)
 @engine_option("the simulated engine")
 @record_option
 @json_option
 def soak(
-    seconds: float, step_ms: float | None, engine: Path | None, record: Record, *, as_json: bool
+    seconds: float,
+    step_ms: float | None,
+    prefix_cache_bytes: int,
+    engine: Path | None,
+    record: Record,
+    *,
+    as_json: bool,
 ) -> int:
     """Watch the memory of daemon and executor under random requests, a fifth of them cancelled.
 
@@ -91,6 +107,7 @@ def soak(
     if engine and step_ms is not None:
         raise click.UsageError("--step-ms is for the simulated engine alone")
     flags = () if engine else simulated_flags(_STEP_MS if step_ms is None else step_ms)
+    flags = (*flags, "--prefix-cache-bytes", str(prefix_cache_bytes))
     with given_or_toy(engine) as folder, own_daemon(folder, flags) as daemon:
         run = Soak(daemon.socket, daemon.pid, seconds)
         uvloop.run(run.run())

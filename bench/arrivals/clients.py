@@ -1,6 +1,7 @@
 """Clients that send requests at their time, or one after the other, and note what comes when."""
 
 import asyncio
+import random
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import cycle
 from pathlib import Path
@@ -47,13 +48,18 @@ class Watched(msgspec.Struct):
     late: list[float]
 
 
-async def open_loop(socket: Path, asks: Iterable[Ask]) -> Watched:
-    """Send each request at its time, whether earlier ones have ended or not."""
-    async with connected(socket, CONNECTIONS) as clients:
+async def open_loop(socket: Path, asks: Iterable[Ask], clients: int = 0) -> Watched:
+    """Send each request at its time, whether earlier ones have ended or not.
+
+    Each is of one of so many `clients` by chance, always the same one; 0 is for connections that
+    take turns.
+    """
+    async with connected(socket, clients or CONNECTIONS) as connections:
         began = monotonic() + _LEAD_S
         tasks, late = [], []
-        # In turns, so that fair shares among clients are those of first come, first served.
-        for client, ask in zip(cycle(clients), asks, strict=False):
+        chance = random.Random(clients)  # noqa: S311 - a choice, not a secret
+        senders = iter(lambda: chance.choice(connections), None) if clients else cycle(connections)
+        for client, ask in zip(senders, asks, strict=False):
             due = began + ask.at
             late.append(await _until(due))
             tasks.append(asyncio.ensure_future(watch(client, ask, due)))

@@ -11,7 +11,7 @@ from bench.arrivals.clients import Seen, Watched
 from bench.arrivals.ideal import Calls, Served
 from bench.load_clients import Tally
 
-_P50, _P99 = 50, 99
+_P50, _P99, _LONGEST = 50, 99, 100
 _ONE_STEP = 1.5
 
 
@@ -20,7 +20,8 @@ class ArrivalFigures(Tally, kw_only=True, tag=False):
 
     `ttft` is from the time at which a request was due to the receipt of its first token, `ideal`
     the same of `first_come`, charged `decode_ms` for a decode step and for a prefill what it took
-    by its tokens. `gap` lies between the ends of the steps of two tokens of a reply.
+    by its tokens. `whole` is likewise the time to the last token. `gap` lies between the ends of
+    the steps of two tokens of a reply.
     `tokens_per_s` counts what was generated while requests came. `places_used` are the rows of a
     decode step. `prefill_ms` is the mean of a call, `late_p99_ms` by how much the clients
     themselves were late.
@@ -31,13 +32,27 @@ class ArrivalFigures(Tally, kw_only=True, tag=False):
     ttft_p99_ms: float
     ideal_p50_ms: float
     ideal_p99_ms: float
+    whole_p99_ms: float
+    whole_longest_ms: float
+    ideal_whole_p99_ms: float
+    ideal_whole_longest_ms: float
     gap_p99_ms: float
+    gap_longest_ms: float
     tokens_per_s: float
     places_used: float
     ideal_tokens_per_s: float
     decode_ms: float
     prefill_ms: float
     late_p99_ms: float
+
+    @property
+    def tail_ratios(self) -> dict[str, float]:
+        """The tails over those of `first_come`."""
+        return {
+            "ttft_p99": self.ttft_p99_ms / self.ideal_p99_ms,
+            "whole_p99": self.whole_p99_ms / self.ideal_whole_p99_ms,
+            "whole_longest": self.whole_longest_ms / self.ideal_whole_longest_ms,
+        }
 
     @property
     def credible(self) -> bool:
@@ -61,6 +76,8 @@ def arrival_figures(load: Load, truth: Tally) -> ArrivalFigures:
     streams = [one for one in load.watched.seen if one.ended]
     ttft = [one.first - one.due for one in streams]
     ideal = [one.ttft for one in load.ideal]
+    whole = [one.ended[-1] - one.due for one in streams]
+    ideal_whole = [one.times[-1] - one.ask.at for one in load.ideal]
     gaps = [end - before for one in streams for before, end in pairwise(one.ended)]
     within = sum(began < end <= began + seconds for one in streams for end in one.ended)
     soon = sum(end <= seconds for one in load.ideal for end in one.times)
@@ -71,7 +88,12 @@ def arrival_figures(load: Load, truth: Tally) -> ArrivalFigures:
         ttft_p99_ms=_ms(ttft, _P99),
         ideal_p50_ms=_ms(ideal, _P50),
         ideal_p99_ms=_ms(ideal, _P99),
+        whole_p99_ms=_ms(whole, _P99),
+        whole_longest_ms=_ms(whole, _LONGEST),
+        ideal_whole_p99_ms=_ms(ideal_whole, _P99),
+        ideal_whole_longest_ms=_ms(ideal_whole, _LONGEST),
         gap_p99_ms=_ms(gaps, _P99),
+        gap_longest_ms=_ms(gaps, _LONGEST),
         tokens_per_s=within / seconds,
         places_used=_rows_of_a_step(streams, began + seconds),
         ideal_tokens_per_s=soon / seconds,

@@ -39,7 +39,8 @@ ONE = "/one"
 LOADS = ("0.5", "0.8", "0.95", SATURATED)
 MODES = ("joining", "synchronous")
 _FIELDS = (
-    "offered ttft_p50_ms ttft_p99_ms ideal_p50_ms ideal_p99_ms gap_p99_ms tokens_per_s "
+    "offered ttft_p50_ms ttft_p99_ms ideal_p50_ms ideal_p99_ms whole_p99_ms whole_longest_ms "
+    "ideal_whole_p99_ms ideal_whole_longest_ms gap_p99_ms gap_longest_ms tokens_per_s "
     "ideal_tokens_per_s places_used decode_ms prefill_ms late_p99_ms"
 )
 _STEP_MS = 10.0
@@ -61,7 +62,8 @@ class ArrivalPlan(NamedTuple):
     """What is measured on an engine folder, under daemons with `flags`; `seconds` of each load.
 
     `keep` hears mode, load and figures of each load as soon as they are there. Requests ask for one
-    of so many `adapters`; where these are several each load is repeated with one.
+    of so many `adapters`; where these are several each load is repeated with one. They are of so
+    many `clients` by chance, 0 is for connections that take turns.
     """
 
     engine: Path
@@ -72,6 +74,7 @@ class ArrivalPlan(NamedTuple):
     seconds: float
     keep: Callable[[str, str, ArrivalFigures], None]
     adapters: int = 0
+    clients: int = 0
 
 
 def run_arrivals(
@@ -102,12 +105,16 @@ def run_arrivals(
             seconds=options["seconds"],
             keep=keep,
             adapters=adapters,
+            clients=options["clients"],
         )
         run = ArrivalRun(plan)
         by_mode = run.run()
     house = run.full_house_tokens_per_s
     title = f"Random arrivals; a full house gives {house:.1f} tokens/s"
-    ratios = {"adapters_ttft_p99_ratio": _ratios(found)} if adapters > 1 else {}
+    ratios: dict[str, Any] = {"adapters_ttft_p99_ratio": _ratios(found)} if adapters > 1 else {}
+    if options["clients"]:
+        ratios["tail_ratios"] = {case: figures.tail_ratios for case, figures in found.items()}
+        record.keep({f"{name}/tail_ratios": ratios["tail_ratios"]})
     publish(
         {**by_mode, **ratios, "full_house_tokens_per_s": house},
         lambda: print_cases(title, _FIELDS, found),
@@ -179,21 +186,23 @@ class ArrivalRun:
         raise Failure("eight requests at once were never served together")
 
     def _load(self, socket: Path, load: str, names: Sequence[str]) -> ArrivalFigures:
-        seconds, before = self._plan.seconds, _report(socket)
+        seconds, before = self._plan.seconds, executor_report(socket)
         rate = self.full_house_tokens_per_s / MEAN_REPLY
         closed = load == SATURATED
+        clients = self._plan.clients
         if closed:
+            clients = clients or _CLOSED_CLIENTS
             # Half as many again as can be served.
-            asks = self._workload.first(_CLOSED_CLIENTS + round(1.5 * rate * seconds))
+            asks = self._workload.first(clients + round(1.5 * rate * seconds))
             asks = spread(asks, names)
-            watched = uvloop.run(closed_loop(socket, asks, _CLOSED_CLIENTS, seconds))
+            watched = uvloop.run(closed_loop(socket, asks, clients, seconds))
         else:
             asks = spread(self._workload.poisson(float(load) * rate, seconds), names)
-            watched = uvloop.run(open_loop(socket, asks))
-        did = _report_since(socket, before)
+            watched = uvloop.run(open_loop(socket, asks, clients))
+        did = executor_since(socket, before)
         calls = calls_of(did, watched.seen)
         ideal = (
-            in_turn(asks, calls, PLACES, _CLOSED_CLIENTS, seconds)
+            in_turn(asks, calls, PLACES, clients, seconds)
             if closed
             else first_come(asks, calls, PLACES)
         )
@@ -209,16 +218,17 @@ class ArrivalRun:
         return simulated_stream(self._config, prompt, one.ask.tokens, one.ask.adapter)
 
 
-def _report(socket: Path) -> ExecutorReport | None:
+def executor_report(socket: Path) -> ExecutorReport | None:
+    """What the executor of the daemon at `socket` has done."""
     with Client(socket) as client:
         return client.status().executor
 
 
-def _report_since(socket: Path, before: ExecutorReport | None) -> ExecutorReport:
+def executor_since(socket: Path, before: ExecutorReport | None) -> ExecutorReport:
     """What the executor did since `before`, as it tells every second."""
     deadline = time.monotonic() + _REPORT_TIMEOUT_S
     while time.monotonic() < deadline:
-        report = _report(socket)
+        report = executor_report(socket)
         did = None if report is None else since(before, report)
         if did is not None and did.prefill.steps and did.generation.steps:
             return did

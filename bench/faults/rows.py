@@ -13,6 +13,7 @@ from bench.faults import (
     inputs,
     seeing,
     spilled,
+    stalls,
 )
 from bench.faults.trial import Trial
 
@@ -33,6 +34,15 @@ HELD = (
         "text goes on while pictures are encoded; what is above the bytes in flight is refused, "
         "and each request gets one answer",
         seeing.images_under_load,
+    ),
+    Row(
+        "Equal clients, and a light one",
+        "8 clients of equal demand that almost fill 8 places, at random; then one that asks beside "
+        "16 long replies of another",
+        "first tokens and whole replies at the 99th percentile, and the longest, within 1.3 of "
+        "first come, first served; no stream stands still for 1 s; the light one has each first "
+        "token within 2 s",
+        stalls.equal_clients,
     ),
 )
 FAULTS = (

@@ -94,6 +94,18 @@ async def test_a_request_goes_at_its_time_whether_earlier_ones_have_ended_or_not
     assert daemon.asked[0][1] == asked
 
 
+async def test_each_request_is_of_one_of_so_many_clients_by_chance(serve: Serve) -> None:
+    senders = []
+    for _ in range(2):
+        daemon = serve(1)
+        await open_loop(SOCKET, [Ask(0.0, 5, 3, "p")] * 40, clients=3)
+        numbers: dict[object, int] = {}
+        senders.append([numbers.setdefault(one, len(numbers)) for one, _ in daemon.asked])
+    assert senders[0] == senders[1]
+    assert set(senders[0]) == {0, 1, 2}
+    assert senders[0] != [number % 3 for number in range(40)]
+
+
 async def test_clients_of_a_closed_loop_go_on_with_the_next_request(serve: Serve) -> None:
     daemon = serve(1)
     asks = [Ask(0.0, 5, number, "p") for number in (1, 2, 3)]

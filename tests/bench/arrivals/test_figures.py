@@ -60,6 +60,9 @@ def test_the_figures_of_two_replies() -> None:
     assert found.gap_p99_ms == pytest.approx(10 + 0.96 * 10)
     assert found.tokens_per_s == pytest.approx(5 / 0.055)
     assert found.ideal_tokens_per_s == pytest.approx(2 / 0.055)
+    assert found.gap_longest_ms == pytest.approx(20)
+    assert (found.whole_longest_ms, found.ideal_whole_longest_ms) == pytest.approx((60, 30))
+    assert found.tail_ratios["whole_longest"] == pytest.approx(2)
     # Within the 55 ms: a step of one row and one of two.
     assert found.places_used == pytest.approx(1.5)
     assert (found.decode_ms, found.prefill_ms) == (10, 12)

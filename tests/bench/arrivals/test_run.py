@@ -15,7 +15,9 @@ from daemon.cli.errors import Failure
 from tests.bench.running import run
 
 pytestmark = pytest.mark.slow
-TIMES = ["ttft_p50_ms", "ttft_p99_ms", "ideal_p50_ms", "ideal_p99_ms", "gap_p99_ms"]
+WHOLE = ["whole_p99_ms", "whole_longest_ms", "ideal_whole_p99_ms", "ideal_whole_longest_ms"]
+GAPS = ["gap_p99_ms", "gap_longest_ms"]
+TIMES = ["ttft_p50_ms", "ttft_p99_ms", "ideal_p50_ms", "ideal_p99_ms", *WHOLE, *GAPS]
 NAMES = ["offered", *TIMES, "tokens_per_s", "places_used"]
 FAULTS = ("lost", "doubled", "disordered", "failed", "misended")
 
