@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
 import msgspec
 
@@ -22,10 +22,12 @@ from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.device.open import open_device
 from runtime.errors import HearthError
 from runtime.executor.engine import EngineOptions
+from runtime.executor.engine_executor import EngineExecutor
 from runtime.executor.threads import physical_cores
 from runtime.images import Picture
 from runtime.memory.system import available_memory
 from runtime.pictures.sizes import layout_of
+from runtime.tensors.profiles import Selector
 from runtime.tower_answer import TowerReport
 from runtime.vision.answer_check import check_tower_answer
 from runtime.vision.vision_runner import VisionRunner
@@ -51,6 +53,18 @@ class Tower(msgspec.Struct, frozen=True, kw_only=True):
     answer: TowerReport | None = None
 
 
+class BoundTensor(msgspec.Struct, frozen=True, kw_only=True):
+    """A binding of the engine, as the engine itself has it.
+
+    `shapes` are the smallest, the typical and the largest of each profile, in elements; empty for
+    one whose shape follows no step, as that of a table.
+    """
+
+    name: str
+    dtype: str
+    shapes: list[tuple[tuple[int, ...], ...]]
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What would be used; memory in bytes, lengths in tokens.
 
@@ -62,7 +76,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     `outdated` tells what may be wrong in an engine that an older Hearth exported, "" for nothing.
     `speculation` tells how several tokens a step are tried, `chosen` why batch and capacity are
     smaller than exported where nobody asked. `answer` is that of the engine compared with the known
-    one, "none" where there is none.
+    one, "none" where there is none. `bindings` are those of the engine once it has been loaded.
     """
 
     ok: bool
@@ -99,6 +113,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     answer: Literal["not compared", "none", "right", "wrong"] = "not compared"
     answer_report: AnswerReport | None = None
     tower: Tower | None = None
+    bindings: list[BoundTensor] | None = None
 
 
 def inspect_engine(
@@ -198,6 +213,26 @@ def with_answer(report: Report, settings: Settings, folder: Path) -> Report:
         why = {"reason": error.message, "code": error.code, "field": error.field}
         return msgspec.structs.replace(report, ok=False, answer=found, **why)
     return msgspec.structs.replace(report, answer="right", answer_report=given, tower=tower)
+
+
+def with_bindings(report: Report, settings: Settings, folder: Path) -> Report:
+    """The report of an engine that can be served, with what its engine says of itself."""
+    if not report.ok:
+        return report
+    with closing(LLMInferenceRuntime.open(folder, runtime_options(settings))) as runtime:
+        executor = runtime.executor
+        names = [executor.io_tensor_name(index) for index in range(executor.num_io_tensors)]
+        bindings = [_bound_tensor(executor, name) for name in names]
+    return msgspec.structs.replace(report, bindings=bindings)
+
+
+def _bound_tensor(executor: EngineExecutor, name: str) -> BoundTensor:
+    def shapes(profile: int) -> tuple[tuple[int, ...], ...]:
+        return tuple(executor.profile_shape(name, profile, one) for one in get_args(Selector))
+
+    dtype = executor.binding_dtype(name).name
+    profiles = range(executor.num_profiles) if executor.follows_steps(name) else ()
+    return BoundTensor(name=name, dtype=dtype, shapes=[shapes(one) for one in profiles])
 
 
 def _with_tower_answer(report: Report, settings: Settings, folder: Path) -> Tower | None:

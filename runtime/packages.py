@@ -9,13 +9,22 @@ from typing import Literal
 
 from runtime.version import VERSION
 
-Need = Literal["onnxruntime", "onnxruntime-gpu", "cuda12", "cuda13", "tensorrt_rtx", "traces"]
+Need = Literal[
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "cuda12",
+    "cuda13",
+    "tensorrt_rtx",
+    "tensorrt_lean",
+    "traces",
+]
 _PACKAGES: dict[Need, tuple[str, ...]] = {
     "onnxruntime": ("onnxruntime>=1.23",),
     "onnxruntime-gpu": ("onnxruntime-gpu>=1.30",),
     "cuda12": ("cuda-bindings==12.9.*", "nvidia-cuda-nvrtc-cu12==12.9.*"),
     "cuda13": ("cuda-bindings==13.*", "nvidia-cuda-nvrtc==13.*"),
     "tensorrt_rtx": ("tensorrt-rtx-cu13-bindings>=1.7", "tensorrt-rtx-cu13-libs>=1.7"),
+    "tensorrt_lean": ("tensorrt-lean-cu13-bindings==10.16.*", "tensorrt-lean-cu13-libs==10.16.*"),
     "traces": ("opentelemetry-exporter-otlp-proto-http>=1.25", "opentelemetry-sdk>=1.25"),
 }
 WHEELS = (f"hearthd-{VERSION}-py3-none-any.whl", f"hearth_client-{VERSION}-py3-none-any.whl")

@@ -6,7 +6,14 @@ import click
 import msgspec
 from rich.markup import escape
 
-from daemon.check import Report, Tower, inspect_engine, with_answer
+from daemon.check import (
+    BoundTensor,
+    Report,
+    Tower,
+    inspect_engine,
+    with_answer,
+    with_bindings,
+)
 from daemon.cli.console import out, progress_bar, size, table
 from daemon.cli.errors import FAILED, Failure
 from daemon.cli.options import json_option, settings_from, settings_options
@@ -25,6 +32,7 @@ from daemon.wiring import runtime_options
 from runtime.config import load_config
 from runtime.decoding.deployment import DeploymentConfig, load_deployment
 from runtime.errors import HearthError
+from runtime.executor.tensorrt.manifest import RTX_GPUS, built_by
 
 
 @click.command()
@@ -49,6 +57,9 @@ from runtime.errors import HearthError
     "--answer", is_flag=True, help="Load the engine and compare its answer with the known one."
 )
 @click.option(
+    "--bindings", is_flag=True, help="Load the engine and list its bindings and their shapes."
+)
+@click.option(
     "--compile",
     "compiles",
     is_flag=True,
@@ -66,6 +77,7 @@ def check(
     config: Path | None,
     *,
     answer: bool,
+    bindings: bool,
     compiles: bool,
     compile_for: tuple[str, ...],
     as_json: bool,
@@ -75,10 +87,17 @@ def check(
 
     The exit code is 1 when it cannot be served, and the reason is printed.
     """
-    if compile_for and (answer or compiles):
+    if compile_for and (answer or bindings or compiles):
         raise click.UsageError("--compile-for does no more than that: leave the others out")
     if as_json:
-        return _print_json(config, flags, answer=answer, compiles=compiles, compile_for=compile_for)
+        return _print_json(
+            config,
+            flags,
+            answer=answer,
+            bindings=bindings,
+            compiles=compiles,
+            compile_for=compile_for,
+        )
     settings = settings_from(config, flags)
     if compile_for:
         made = _compile_for(settings, compile_for)
@@ -86,8 +105,11 @@ def check(
             f"[green]done[/]: {made.compiled} kernels are there for {', '.join(compile_for)}"
         )
         return 0
-    report = _inspect(settings, answer=answer, compiles=compiles)
+    report = _inspect(settings, answer=answer, bindings=bindings, compiles=compiles)
     out().print(table(_rows(report)))
+    if report.bindings:
+        out().print()
+        out().print(table([_bound(one) for one in report.bindings]))
     if report.outdated:
         out().print(f"[yellow]warning[/] {escape(report.outdated)}")
     if not report.ok:
@@ -96,14 +118,16 @@ def check(
     return 0
 
 
-def _inspect(settings: Settings, *, answer: bool, compiles: bool) -> Report:
+def _inspect(settings: Settings, *, answer: bool, bindings: bool, compiles: bool) -> Report:
     with progress_bar() as progress:
         folder = engine_folder(settings.engine, progress, kernels=wants_kernels(settings))
         kernels_of = _compiled(progress) if compiles else kernel_cache
         if compiles:
             check_has_kernels(load_config(folder))
         report = inspect_engine(settings, folder, kernels_of)
-    return with_answer(report, settings, folder) if answer else report
+    if answer:
+        report = with_answer(report, settings, folder)
+    return with_bindings(report, settings, folder) if bindings else report
 
 
 def _compiled(progress: Progress) -> Callable[[Path, DeploymentConfig], KernelCache]:
@@ -127,6 +151,7 @@ def _print_json(
     flags: dict[str, Any],
     *,
     answer: bool,
+    bindings: bool,
     compiles: bool,
     compile_for: tuple[str, ...],
 ) -> int:
@@ -136,7 +161,7 @@ def _print_json(
             made = _compile_for(settings, compile_for)
             click.echo(msgspec.json.encode({"ok": True, "kernels": made}))
             return 0
-        report = _inspect(settings, answer=answer, compiles=compiles)
+        report = _inspect(settings, answer=answer, bindings=bindings, compiles=compiles)
     except HearthError as error:
         reason = {"ok": False, "reason": error.message, "code": error.code, "field": error.field}
         click.echo(msgspec.json.encode(reason))
@@ -173,6 +198,17 @@ def _rows_of(report: Report) -> str:
     less = "--max-batch or --capacity" if report.max_batch > 1 else "--capacity"
     rows = f"{report.max_batch} full rows" if report.max_batch > 1 else "one full row"
     return f"{rows} of {report.capacity} tokens: less by {less}"
+
+
+def _bound(binding: BoundTensor) -> tuple[str, str]:
+    """A binding's name, and its type and shapes by profile: the smallest and the largest."""
+    ranges = [(_sizes(shapes[0]), _sizes(shapes[-1])) for shapes in binding.shapes]
+    each = [low if low == high else f"{low} to {high}" for low, high in ranges]
+    return binding.name, "; ".join([binding.dtype, *each])
+
+
+def _sizes(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) or "scalar"
 
 
 def _runs_on(report: Report) -> str:
@@ -232,10 +268,10 @@ def _plan_rows(report: Report) -> list[tuple[str, str]]:
     if plan is None:
         return []
     also = ", also for later versions" if plan.version_compatible else ""
-    return [
-        ("plan built by", f"{plan.builder} {plan.tensorrt_version}{also}"),
-        ("plan built for", f"{plan.gpu_name}, compute capability {plan.compute_capability}"),
-    ]
+    built_for = f"{plan.gpu_name}, compute capability {plan.compute_capability}"
+    if plan.builder == "tensorrt_rtx":
+        built_for = f"any GPU of {RTX_GPUS}"
+    return [("plan built by", f"{built_by(plan)}{also}"), ("plan built for", built_for)]
 
 
 def _host_rows(report: Report) -> list[tuple[str, str]]:

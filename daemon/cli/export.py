@@ -20,6 +20,7 @@ from daemon.shipped_files import shipped_model
 from runtime.config import LLMEngineRunnerConfig
 from runtime.engine_folder import TEMPLATE_FILE
 from runtime.errors import HearthError
+from runtime.executor.tensorrt.manifest import built_by
 
 if TYPE_CHECKING:
     from runtime.vision_config import VisionConfig
@@ -150,7 +151,8 @@ def _form(config: LLMEngineRunnerConfig) -> str:
     form = "kernels" if config.backend == "kernels" else config.dialect
     stored = config.weight_quantization
     dtype = config.dtype if stored == "none" else f"{stored} weights, {config.dtype} else"
-    return f"{config.architecture}{drafted}, {form}, {dtype}"
+    builder = f", {built_by(config.plan)}" if config.plan else ""
+    return f"{config.architecture}{drafted}, {form}{builder}, {dtype}"
 
 
 def _warnings(folder: Path) -> Iterator[str]:

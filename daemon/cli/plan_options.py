@@ -12,7 +12,7 @@ from runtime.cache_folder import cache_folder
 _OPTIONS: dict[str, tuple[Any, str]] = {
     "builder": (
         click.Choice(["tensorrt", "tensorrt_rtx"]),
-        "Which TensorRT builds the plan.  [tensorrt]",
+        "Which TensorRT builds the plan.  [tensorrt if that is there, else tensorrt_rtx]",
     ),
     "builder_python": (str, "Python that has this TensorRT, if it is another one than Hearth's."),
     "version_compatible": (bool, "Let later versions of TensorRT run the plan too."),
@@ -52,7 +52,7 @@ def take_plan(options: dict[str, Any]) -> Any:
         refuse_without("--backend tensorrt", given)
         return None
     return PlanOptions(
-        builder=given["builder"] or "tensorrt",
+        builder=given["builder"] or "auto",
         python=given["builder_python"] or sys.executable,
         version_compatible=bool(given["version_compatible"]),
         workspace_bytes=(given["workspace_mib"] or 0) << 20,

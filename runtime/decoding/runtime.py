@@ -26,6 +26,7 @@ from runtime.device.open import open_device
 from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.errors import HearthError
 from runtime.executor.engine import EngineOptions
+from runtime.executor.engine_executor import EngineExecutor
 from runtime.images import EmbeddingStore
 from runtime.known_answer import KnownAnswer
 from runtime.loading import Told, nobody
@@ -144,6 +145,11 @@ class LLMInferenceRuntime(AdapterRows, RuntimeCounters):
             runtime = cls(*parts[:4], tower=parts.tower, prefix=parts.prefix, prefill_budget=budget)
         runtime.chosen, runtime.memory = deployment.chosen, predicted_parts(deployment)
         return runtime
+
+    @property
+    def executor(self) -> EngineExecutor:
+        """That of the base's engine, for introspection."""
+        return self._runner.executor
 
     @property
     def active(self) -> bool:

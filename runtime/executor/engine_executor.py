@@ -267,6 +267,11 @@ class EngineExecutor:
         """The number of the engine's bindings."""
         return len(self._engine.io_tensors)
 
+    @property
+    def num_profiles(self) -> int:
+        """The number of kinds of step: that of prompts, and those of decode steps."""
+        return len(self._profiles)
+
     def io_tensor_name(self, index: int) -> str:
         """The name of binding `index`; raises `invalid_value` when there is none."""
         if not 0 <= index < self.num_io_tensors:
@@ -279,6 +284,10 @@ class EngineExecutor:
             if tensor.name == name:
                 return tensor.dtype
         raise HearthError("invalid_value", f"the engine has no binding {name}", name)
+
+    def follows_steps(self, name: str) -> bool:
+        """Whether the shape of a binding is that of a step, so that profiles say it."""
+        return self._registry.get(name) is not None
 
     def profile_shape(self, name: str, profile: int, selector: Selector) -> tuple[int, ...]:
         """The smallest, typical or largest shape of a registered binding in a profile."""

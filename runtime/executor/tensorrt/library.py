@@ -39,8 +39,10 @@ def load_library(builder: Literal["tensorrt", "tensorrt_rtx"]) -> Any:
         with suppress(ImportError, OSError):
             return importlib.import_module(name)
     wanted = " or ".join(MODULES[builder])
-    rtx = builder == "tensorrt_rtx"
-    remedy = pip_install("tensorrt_rtx") if rtx else "docs/install.md says where from"
+    remedy = pip_install("tensorrt_rtx")
+    if builder == "tensorrt":
+        lean = pip_install("tensorrt_lean")
+        remedy = f"it comes with the system, and a version-compatible plan runs by {lean}"
     raise HearthError(
         "engine_incompatible",
         f"a TensorRT engine needs the Python module {wanted}: {remedy}",

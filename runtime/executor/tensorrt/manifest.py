@@ -8,6 +8,14 @@ from runtime.version import version_numbers
 # TensorRT 11 reads version-compatible plans from 10 on, 10 those of 8.6.
 _OLDEST_READ_BY_11 = 10
 _NAMES = {"tensorrt": "TensorRT", "tensorrt_rtx": "TensorRT-RTX"}
+_RTX_SERVES, _RTX_SINCE = {(8, 0), (8, 6), (8, 9)}, (12, 0)
+RTX_GPUS = "compute capability 8.0, 8.6, 8.9, or 12.0 and newer"
+"""Those that plans of TensorRT-RTX run on."""
+
+
+def built_by(plan: PlanRecord) -> str:
+    """Name and version of the library that built a plan."""
+    return f"{_NAMES[plan.builder]} {plan.tensorrt_version}"
 
 
 def check_plan(
@@ -15,7 +23,7 @@ def check_plan(
 ) -> PlanRecord:
     """The record of the plan, when TensorRT `version` on this GPU can run it.
 
-    A plan of TensorRT-RTX is not made for one GPU: the library compiles it where it runs.
+    A plan of TensorRT-RTX is for every GPU that it serves: the library compiles it where it runs.
     Raises `engine_corrupt` without a record and `engine_incompatible` naming what differs.
     """
     plan = config.plan
@@ -25,13 +33,19 @@ def check_plan(
         also = " or newer" if plan.version_compatible else ""
         raise _rebuild(
             config,
-            f"was built by {_NAMES[plan.builder]} {plan.tensorrt_version} and runs on that{also}; "
-            f"this is {version}",
+            f"was built by {built_by(plan)} and runs on that{also}; this is {version}",
             "tensorrt_version",
         )
-    if plan.builder == "tensorrt_rtx":
-        return plan
     capability = "{}.{}".format(*compute_capability)
+    if plan.builder == "tensorrt_rtx":
+        if compute_capability in _RTX_SERVES or compute_capability >= _RTX_SINCE:
+            return plan
+        raise HearthError(
+            "engine_incompatible",
+            f"plans of TensorRT-RTX run on GPUs of {RTX_GPUS}; {gpu_name} has {capability}: export "
+            "the model with --device cuda, for Hearth's own kernels",
+            "compute_capability",
+        )
     if plan.compute_capability not in ("", capability):
         raise _rebuild(
             config,

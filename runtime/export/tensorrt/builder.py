@@ -1,7 +1,7 @@
 """Builds one TensorRT plan: `python builder.py JOB.json`, events as JSON lines on standard output.
 
-A job with `probe` asks for the library's version alone, one with `measure` for the memory that
-the steps of a finished plan take.
+A job with `probe` asks which of the modules that it names is there, and for its version alone, one
+with `measure` for the memory that the steps of a finished plan take.
 
 This file imports nothing else of Hearth, so that it runs in whatever Python the wanted TensorRT
 lives in: 8.6 and newer, and TensorRT-RTX. The last event is `built` or `failed`, never neither.
@@ -306,15 +306,30 @@ def load_module(name: str) -> Any:
         raise JobError("no_module", f"{name} cannot be imported: {error}") from error
 
 
+def probe(names: list[str]) -> dict[str, Any]:
+    """The first of the modules that can be imported, and its version."""
+    name, *others = names
+    try:
+        return {"module": name, "tensorrt_version": load_module(name).__version__}
+    except JobError as error:
+        if not others:
+            raise
+        missing = str(error)
+    try:
+        return probe(others)
+    except JobError as error:
+        raise JobError(error.kind, f"{missing}; {error}") from error
+
+
 def build(job: dict[str, Any], kept: list[Any]) -> dict[str, Any]:
     """Do the job; what the plan was built by and for, or what was asked instead of a build.
 
     The library's objects go to `kept`, and live as long as the caller lets them.
     """
     began = time.monotonic()
-    trt = load_module(job["module"])
     if job.get("probe"):
-        return {"tensorrt_version": trt.__version__}
+        return probe(job["probe"])
+    trt = load_module(job["module"])
     if job.get("measure"):
         return {"scratch_bytes": measure(trt, Path(job["measure"]), kept)}
     logger = make_logger(trt)
@@ -335,6 +350,7 @@ def build(job: dict[str, Any], kept: list[Any]) -> dict[str, Any]:
         keep_timings(Path(job["timing_cache"]), cache)
     name, capability = gpu_identity()
     return {
+        "module": job["module"],
         "tensorrt_version": trt.__version__,
         "strongly_typed": strongly_typed,
         "float32_layers": held,

@@ -10,6 +10,7 @@ from runtime.errors import HearthError
 from runtime.version import version_numbers
 
 Builder = Literal["tensorrt", "tensorrt_rtx"]
+"""The first is the complete TensorRT, which "auto" takes before TensorRT-RTX."""
 HIGHEST_LEVEL = 5
 Feature = Literal["native dialect", "drafts", "bfloat16", "strong typing", "int4"]
 # By TensorRT version. The plan that 8.6 makes of a draft ends its library with an internal error of
@@ -26,12 +27,13 @@ _SINCE: dict[Feature, tuple[int, int]] = {
 class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a plan is built; `python` is the interpreter that has the builder's module.
 
+    `builder` "auto" is the first that this interpreter can import.
     `workspace_bytes` 0 and `optimization_level` None leave the builder's own choice. `timing_cache`
     None keeps no timings. `decode_batches` empty takes every power of two up to the largest batch,
     and that. `kv_cache_dtype` "auto" is the engine's own type, and float32 without strong typing.
     """
 
-    builder: Builder = "tensorrt"
+    builder: Builder | Literal["auto"] = "auto"
     python: str = sys.executable
     version_compatible: bool = False
     workspace_bytes: int = 0

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 
 import msgspec
 
@@ -12,8 +12,9 @@ from runtime.engine_folder import DATA_FILE, MODEL_FILE, PLAN_FILE
 from runtime.errors import HearthError
 from runtime.export.options import ExportOptions
 from runtime.export.progress import Progress
-from runtime.export.tensorrt.options import Feature, PlanOptions, has_feature
+from runtime.export.tensorrt.options import Builder, Feature, PlanOptions, has_feature
 from runtime.export.tensorrt.subprocess_builder import NoAttentionKernelError, run_builder
+from runtime.packages import pip_install
 from runtime.tensors.profiles import Profile, Selector, build_profiles
 from runtime.tensors.registry import (
     TensorRegistry,
@@ -25,31 +26,53 @@ from runtime.vision_config import VisionConfig
 
 Config = TypeVar("Config", LLMEngineRunnerConfig, VisionConfig)
 _PIECE = 1 << 20
+_REMEDY = (
+    f"TensorRT-RTX comes by {pip_install('tensorrt_rtx')}, TensorRT with the system, and "
+    "--builder-python names a Python that has one (docs/tensorrt.md)"
+)
 
 
-def probe_builder(options: PlanOptions) -> str:
-    """The version of the builder; raises `unsupported_option` when there is none."""
-    answer = run_builder(options.python, {"module": options.builder, "probe": True})
-    return str(answer["tensorrt_version"])
+class FoundBuilder(NamedTuple):
+    """Which TensorRT there is to build with, and its version."""
+
+    builder: Builder
+    version: str
+
+
+def probe_builder(options: PlanOptions) -> FoundBuilder:
+    """The builder that is asked for, or the first that is there where none is.
+
+    Raises `unsupported_option` naming what was looked for when there is none.
+    """
+    names = get_args(Builder) if options.builder == "auto" else (options.builder,)
+    try:
+        found = run_builder(options.python, {"probe": names})
+    except HearthError as error:
+        if (error.code, error.field) != ("unsupported_option", "backend"):
+            raise
+        raise HearthError(error.code, f"{error.message}: {_REMEDY}", error.field) from error
+    return FoundBuilder(found["module"], found["tensorrt_version"])
 
 
 def settle_options(options: ExportOptions) -> ExportOptions:
-    """With a plan, `auto` as what suits its builder; else the options unchanged.
+    """With a plan, its builder and `auto` as what suits that; else the options unchanged.
 
     Raises `unsupported_option` when the builder is missing or cannot make what is asked for.
     """
     plan = options.plan
     if plan is None:
         return options
-    version = probe_builder(plan)
+    builder, version = probe_builder(plan)
+    plan = msgspec.structs.replace(plan, builder=builder)
+    options = msgspec.structs.replace(options, plan=plan)
     if options.dialect == "auto":
         suits = options.dtype != "float32" and plan.kv_cache_dtype == "auto"
-        native = suits and has_feature("native dialect", plan.builder, version)
+        native = suits and has_feature("native dialect", builder, version)
         options = msgspec.structs.replace(options, dialect="native" if native else "classic")
-    if plan.kv_cache_dtype == "auto" and not has_feature("strong typing", plan.builder, version):
+    if plan.kv_cache_dtype == "auto" and not has_feature("strong typing", builder, version):
         plan = msgspec.structs.replace(plan, kv_cache_dtype="float32")
         options = msgspec.structs.replace(options, plan=plan)
-    _check_builder(options, plan, version)
+    _check_builder(options, plan, FoundBuilder(builder, version))
     return options
 
 
@@ -77,11 +100,11 @@ def build_or_fall_back(
     return build_plan(folder, config, options, progress)
 
 
-def _check_builder(options: ExportOptions, plan: PlanOptions, version: str) -> None:
+def _check_builder(options: ExportOptions, plan: PlanOptions, found: FoundBuilder) -> None:
     def lacks(feature: Feature) -> bool:
-        return not has_feature(feature, plan.builder, version)
+        return not has_feature(feature, *found)
 
-    native, library = options.dialect == "native", f"TensorRT {version}"
+    native, library = options.dialect == "native", f"TensorRT {found.version}"
     wide = plan.kv_cache_dtype not in ("auto", options.dtype)
     faults = {
         f"{library} does not read the native dialect, 10.15 is the first: choose classic": (
@@ -99,7 +122,7 @@ def _check_builder(options: ExportOptions, plan: PlanOptions, version: str) -> N
             and "quantization"
         ),
         "TensorRT-RTX makes plans for its own version alone": (
-            plan.version_compatible and plan.builder == "tensorrt_rtx" and "version_compatible"
+            plan.version_compatible and found.builder == "tensorrt_rtx" and "version_compatible"
         ),
         f"{library} makes plans of drafts that cannot be opened, 10 is the first: leave it out": (
             options.draft is not None and lacks("drafts") and "draft"
@@ -123,7 +146,7 @@ def build_plan(
     facts = run_builder(options.python, plan_job(folder, config, options), progress)
     record = PlanRecord(
         tensorrt_version=facts["tensorrt_version"],
-        builder=options.builder,
+        builder=facts["module"],
         version_compatible=options.version_compatible,
         gpu_name=facts["gpu_name"],
         compute_capability=facts["compute_capability"],

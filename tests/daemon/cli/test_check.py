@@ -125,11 +125,38 @@ def test_a_plan_and_its_gpu_are_in_the_table(tiny_engine: Path) -> None:
     )
     rows = dict(_rows(report))
     assert rows["device"] == "Some GPU, compute capability 9.0, driver for CUDA 13.0"
-    assert rows["plan built by"] == "tensorrt 10.16.1"
+    assert rows["plan built by"] == "TensorRT 10.16.1"
     assert rows["plan built for"] == "Some GPU, compute capability 9.0"
     assert rows["host memory: pinned"] == "2.0 KiB"
     assert "no GPU" in dict(_rows(structs.replace(report, gpu=None)))["device"]
     assert "plan built by" not in dict(_rows(cpu))
+
+
+def test_a_plan_of_rtx_is_for_every_gpu_that_it_serves(tiny_engine: Path) -> None:
+    plan = structs.replace(GPU_PLAN, builder="tensorrt_rtx", gpu_name="", compute_capability="")
+    rows = dict(_rows(structs.replace(inspect_engine(Settings(), tiny_engine), plan=plan)))
+    known = "any GPU of compute capability 8.0, 8.6, 8.9, or 12.0 and newer"
+    assert rows["plan built for"] == known
+
+
+def test_bindings_are_listed_with_their_shapes(tiny_engine: Path) -> None:
+    asked = ["--engine", str(tiny_engine), "--bindings"]
+    result = CliRunner().invoke(check, asked)
+    lines = [line.split(maxsplit=1) for line in result.output.splitlines() if "; " in line]
+    rows = {line[0]: line[1].split("; ") for line in lines}
+    embeddings = rows["inputs_embeds"]
+    assert embeddings[0] == "float32"
+    assert len(embeddings) == 3
+    assert embeddings[1].startswith("1x1x")
+    report = json.loads(CliRunner().invoke(check, [*asked, "--json"]).output)
+    bound = {one["name"]: one for one in report["bindings"]}
+    assert "rope_cos" in bound
+    assert bound["rope_cos"]["shapes"] == []
+    assert bound["logits"]["dtype"] == "float32"
+    smallest, typical, largest = bound["inputs_embeds"]["shapes"][0]
+    assert smallest <= typical <= largest
+    plain = json.loads(CliRunner().invoke(check, [*asked[:2], "--json"]).output)
+    assert plain["bindings"] is None
 
 
 def test_kernels_and_their_compiler_are_in_the_table(tiny_engine: Path) -> None:

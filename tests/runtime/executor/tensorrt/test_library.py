@@ -43,6 +43,9 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(HearthError, match=r"tensorrt_rtx .*pip install 'tensorrt-rtx") as error:
         load_library("tensorrt_rtx")
     assert error.value.code == "engine_incompatible"
+    _only(monkeypatch, "tensorrt_rtx")
+    with pytest.raises(HearthError, match=r"pip install 'tensorrt-lean-cu13-bindings==10\.16"):
+        load_library("tensorrt")
 
 
 def test_a_log_keeps_the_newest_errors_until_they_are_taken() -> None:

@@ -66,6 +66,9 @@ def test_a_plan_of_rtx_runs_on_another_gpu_of_its_version() -> None:
     assert check_plan(config, "1.7.1.116", "A", (12, 0)) is plan
     with pytest.raises(HearthError, match=r"built by TensorRT-RTX 1\.7\.1"):
         check_plan(config, "1.8.0.1", "A", (12, 0))
+    for board in ((8, 7), (9, 0), (11, 0)):
+        with pytest.raises(HearthError, match=r"8\.9, or 12\.0 and newer; A has .*--device cuda"):
+            check_plan(config, "1.7.1.116", "A", board)
 
 
 def test_a_plan_of_this_gpu_is_taken() -> None:

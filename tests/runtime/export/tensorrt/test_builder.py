@@ -66,8 +66,20 @@ def test_a_plan_is_written_and_described(
 def test_a_probe_builds_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], library: FakeBuilder
 ) -> None:
-    status, events = run(tmp_path, capsys, probe=True)
-    assert (status, events) == (0, [{"event": "built", "tensorrt_version": "8.6.1"}])
+    status, events = run(tmp_path, capsys, probe=["tensorrt", "none"])
+    built = {"event": "built", "module": "tensorrt", "tensorrt_version": library.__version__}
+    assert (status, events) == (0, [built])
+
+
+def test_the_first_library_that_is_there_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], library: FakeBuilder
+) -> None:
+    assert library.__version__ == "8.6.1"
+    assert run(tmp_path, capsys, probe=["no_such", "tensorrt"])[1][-1]["module"] == "tensorrt"
+    status, events = run(tmp_path, capsys, probe=["no_such", "nor_this"])
+    assert (status, events[-1]["kind"]) == (1, "no_module")
+    assert "no_such cannot be imported" in events[-1]["message"]
+    assert "nor_this cannot be imported" in events[-1]["message"]
     assert library.notes == []
 
 

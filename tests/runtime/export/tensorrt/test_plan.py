@@ -21,7 +21,12 @@ from tests.runtime.export.tensorrt.graphs import graph_options
 CONFIG = structs.replace(
     small_config(), backend="tensorrt", device="cuda", dtype="float16", static_decode_batches=(1, 4)
 )
-FACTS = {"tensorrt_version": "10.15.0", "gpu_name": "A", "compute_capability": "9.0"}
+FACTS = {
+    "module": "tensorrt",
+    "tensorrt_version": "10.15.0",
+    "gpu_name": "A",
+    "compute_capability": "9.0",
+}
 
 
 class Builds:
@@ -38,7 +43,7 @@ class Builds:
 
     def __call__(self, _python: str, job: dict[str, Any], _progress: Any = None) -> dict[str, Any]:
         if job.get("probe"):
-            return {"tensorrt_version": self._version}
+            return {"module": job["probe"][0], "tensorrt_version": self._version}
         if job.get("measure"):
             assert job["measure"] == str(self._folder / PLAN_FILE)
             if self.opening is not None:
@@ -116,9 +121,9 @@ def test_without_a_fused_attention_the_graph_is_written_anew(
 @pytest.mark.parametrize(
     ("version", "dialect", "suited"),
     [
-        ("8.6.1", "classic", PlanOptions(kv_cache_dtype="float32")),
-        ("10.3.0", "classic", PlanOptions()),
-        ("10.15.1", "native", PlanOptions()),
+        ("8.6.1", "classic", PlanOptions(builder="tensorrt", kv_cache_dtype="float32")),
+        ("10.3.0", "classic", PlanOptions(builder="tensorrt")),
+        ("10.15.1", "native", PlanOptions(builder="tensorrt")),
     ],
 )
 def test_auto_is_what_suits_the_builder(
@@ -130,6 +135,24 @@ def test_auto_is_what_suits_the_builder(
     )
     settled = settle_options(options)
     assert (settled.dialect, settled.plan) == (dialect, suited)
+
+
+def test_without_any_builder_both_are_named_and_how_to_get_one(
+    tmp_path: Path,
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    bare = PlanOptions(python=str(python))
+    options = structs.replace(graph_options("native", "float16"), plan=bare)
+    with pytest.raises(HearthError, match=r"tensorrt cannot .*tensorrt_rtx cannot") as error:
+        settle_options(options)
+    assert (error.value.code, error.value.field) == ("unsupported_option", "backend")
+    assert "pip install 'tensorrt-rtx-cu13-bindings" in error.value.message
+    assert "--builder-python" in error.value.message
+    with pytest.raises(HearthError, match="no_such") as error:
+        settle_options(structs.replace(options, plan=PlanOptions(python="no_such")))
+    assert error.value.field == "builder_python"
 
 
 def test_wide_caches_are_for_the_classic_dialect(
@@ -225,7 +248,7 @@ class TestRunBuilder:
             "with open(os.environ['STARTED'], 'w') as fifo:\n"
             "    fifo.write('here')\n    fifo.flush()\n    time.sleep(600)\n"
         )
-        job = "{'module': 'endless', 'probe': True}"
+        job = "{'probe': ['endless']}"
         export = f"import sys; from {run_builder.__module__} import run_builder as run; "
         path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[4])])
         fifo = tmp_path / "started"

@@ -13,6 +13,7 @@ from runtime.errors import HearthError
 from runtime.export import export_model
 from runtime.export.options import Dialect, TargetType
 from runtime.export.tensorrt import plan
+from runtime.export.tensorrt.options import PlanOptions
 from runtime.export.tensorrt.subprocess_builder import run_builder
 from runtime.tensors.dtypes import numpy_dtype
 from runtime.tensors.profiles import build_profiles
@@ -47,6 +48,10 @@ DTYPES: tuple[TargetType, ...] = ("float16", "bfloat16")
 @pytest.fixture(autouse=True)
 def _probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "probe_builder", ONCE)
+
+
+def test_it_is_taken_where_nobody_says_which() -> None:
+    assert plan.probe_builder(PlanOptions()).builder == "tensorrt_rtx"
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -312,7 +317,7 @@ def test_a_graph_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 def _inspect(job: dict[str, Any], seen: list[dict[str, Any]]) -> dict[str, Any]:
     if job.get("probe"):
-        return {"tensorrt_version": rtx.__version__}
+        return {"module": "tensorrt_rtx", "tensorrt_version": rtx.__version__}
     logger = rtx.Logger()
     network = rtx.Builder(logger).create_network(
         1 << int(rtx.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
@@ -324,4 +329,5 @@ def _inspect(job: dict[str, Any], seen: list[dict[str, Any]]) -> dict[str, Any]:
     tensors |= {one.name: ("output", one.dtype.name, tuple(one.shape)) for one in outputs}
     seen.append({"tensors": tensors, "profiles": job["profiles"]})
     Path(job["output"]).write_bytes(b"plan")
-    return {"tensorrt_version": rtx.__version__, "gpu_name": "", "compute_capability": ""}
+    facts = {"module": "tensorrt_rtx", "tensorrt_version": rtx.__version__}
+    return {**facts, "gpu_name": "", "compute_capability": ""}

@@ -89,4 +89,5 @@ def _inspect(job: dict[str, Any], seen: list[dict[str, Any]]) -> dict[str, Any]:
     )
     seen.append({"tensors": tensors, "profiles": job["profiles"]})
     Path(job["output"]).write_bytes(b"plan")
-    return {"tensorrt_version": rtx.__version__, "gpu_name": "", "compute_capability": ""}
+    facts = {"module": "tensorrt_rtx", "tensorrt_version": rtx.__version__}
+    return {**facts, "gpu_name": "", "compute_capability": ""}
