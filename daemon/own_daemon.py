@@ -15,7 +15,8 @@ from hearth_client.errors import ConnectionFailed
 
 from daemon.cli.errors import Failure
 
-_START_S = 60.0
+_START_S = 300.0
+"""Patience with a slow board: a daemon that ends instead is seen at once."""
 _STOP_S = 20.0
 _TRY_S = 1.0
 _PAUSE_S = 0.05
@@ -94,7 +95,8 @@ class OwnDaemon:
             if self._is_ready():
                 return
             time.sleep(_PAUSE_S)
-        raise Failure(f"the daemon did not start: {self._last_words()}")
+        how = f"is not ready after {seconds:.0f} s" if self.runs else "did not start"
+        raise Failure(f"the daemon {how}: {self._last_words()}")
 
     def stop(self) -> None:
         """End it as a service manager would; raises Failure unless it ends cleanly and in time."""

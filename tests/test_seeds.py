@@ -8,7 +8,7 @@ from contextlib import closing
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import pytest
@@ -27,61 +27,47 @@ from runtime.tensors.registry import (
 from tests.runtime.export.trees import export_with_draft
 
 ROOT = Path(__file__).parent.parent
-EXECUTOR = (
-    "EngineExecutor prepare execute captureGraph getRequiredContextMemorySize setContextMemory "
-    "getNumIOTensors getIOTensorName getBindingDataType getProfileShape getEngine createForLLM "
-    "createForSpecDecodeDraft BindingSnapshot.bindings operator=="
-)
-RUNNER = (
-    "LLMEngineRunner DecodingGraphKey BaseGraphKey getRopeCosSinCacheTensor getLinearKVCache "
-    "getEngineConfig setLMHeadWeights executePrefillStep executeVanillaDecodingStep "
-    "executeEagleBaseTreeDecodingStep captureVanillaDecodingCudaGraph switchLoraWeights "
-    "getActiveLoraWeightsName getAvailableLoraWeights captureEagleBaseTreeDecodingCudaGraph"
-)
-CONFIG = (
-    "ropeConfig useContextDependentRope enableEagleSpecDecode useTrtNativeOps numDecoderLayers "
-    "numKVHeads headDim rotaryDim maxSupportedBatchSize maxSupportedInputLength "
-    "maxKVCacheCapacity vocabSize reducedVocabSize outputVocabSize maxSupportedLoraRank "
-    "outputHiddenDim maxVerifyTreeSize numDeepstackFeatures audioTokenId imageTokenId "
-    "numMambaLayers numAttentionLayers mambaNumHeads mambaHeadDim ssmStateSize convDim convKernel"
-)
-PIPELINE = (
-    "inputsEmbeds outputLogits selectTokenIndices contextLengths hostContextLengths "
-    "hostSelectTokenIndices deepstackEmbeds mropeCosSin baseHiddenStates draftHiddenStatesIn "
-    "draftHiddenStatesOut outputHiddenStates prefillEmbedsBackup packedAttentionMask "
-    "specDecodePositionIds createForLLM createForSpecDecode allocateBasicIO "
-    "allocateDeepstackEmbeds allocateSpecDecodeHiddenStates allocateMRope buildTensorMap "
-    "buildTensorMapForSpecDecodeDraft"
-)
-RESOURCES = (
-    "SharedResources cacheManagers loraManager externalWeightManager kCacheViews "
-    "createForSpecDecode allocateZeroBuffer"
-)
-RUNTIME = (
-    "LLMInferenceSpecDecodeRuntime captureDraftProposalCudaGraph "
-    "captureDraftAcceptDecodeTokenCudaGraph captureBaseVerificationCudaGraph handleRequest "
-    "getPrefillMetrics getEagleGenerationMetrics getMultimodalMetrics SpecDecodeInferenceContext "
-    "EagleDraftingConfig draftingTopK draftingStep verifyTreeSize DeploymentConfig"
-)
-CONTEXT = (
-    "systemPrompts rawBatchedInputIds tokenIds currentGenerateLengths promptLengths "
-    "finishedStates actualIterations packedInputLength evictedTokenIds evictedGenerateLengths "
-    "evictedActualIterations evictedSystemPrompts evictedRawBatchedInputIds evictedPromptLengths "
-    "batchIndexMapping multimodalEmbeddings extraInputTensors generationRound maxGenerateLength "
-    "activeBatchSize originalBatchSize genAndSaveSystemCacheIndex stream initialize"
-)
-SEEDS = f"{EXECUTOR} {RUNNER} {CONFIG} {PIPELINE} {RESOURCES} {RUNTIME} {CONTEXT}".split()
+NAMES = ROOT / "tests" / "seed_names.txt"
+WITHOUT_A_CALLER = {"absent", "derived", "refused", "tests only"}
 FILES = {"config.json", "embedding.safetensors", "model.onnx.data"}
 
 
-def table() -> list[tuple[str, str]]:
-    """The rows of the page: what a seed has, and what is here."""
-    lines = (ROOT / "docs" / "seeds.md").read_text().splitlines()
-    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if "|" in line]
-    return [(row[0], row[1]) for row in cells if len(row) == 2]
+class Row(NamedTuple):
+    """A row of the page: its section, what a seed has, what is here, and who calls that."""
+
+    section: str
+    seed: str
+    here: str
+    callers: str
 
 
-HERE = sorted({name for _, here in table() for name in re.findall(r"`([^`]+)`", here)})
+def table() -> list[Row]:
+    """All rows of the page."""
+    rows, section = [], ""
+    for line in (ROOT / "docs" / "seeds.md").read_text().splitlines():
+        if line.startswith("#"):
+            section = line.lstrip("# ")
+        elif line.startswith("| ") and not line.startswith("| Seed "):
+            rows.append(Row(section, *(cell.strip() for cell in line.split("|")[1:-1])))
+    return rows
+
+
+def seed_names() -> list[tuple[str, str]]:
+    """Section and name of everything that the seeds name."""
+    names, section = [], ""
+    for line in NAMES.read_text().splitlines():
+        if line.startswith("["):
+            section = line.strip("[]")
+        elif not line.startswith("#"):
+            names += [(section, name) for name in line.split()]
+    return names
+
+
+def quoted(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+HERE = sorted({name for row in table() for name in quoted(row.here)})
 
 
 @cache
@@ -131,9 +117,44 @@ def find(path: str) -> Any:
     return None
 
 
-@pytest.mark.parametrize("name", SEEDS)
-def test_every_name_of_a_seed_has_a_row(name: str) -> None:
-    assert any(re.search(rf"`{re.escape(name)}[`(]", seed) for seed, _ in table())
+def test_every_name_of_the_seeds_has_a_row_in_its_section() -> None:
+    words = {
+        (row.section, word)
+        for row in table()
+        for span in quoted(row.seed)
+        for word in re.findall(r"operator==|~?\w+", span)
+    }
+    assert len(seed_names()) == 191
+    assert not [name for name in seed_names() if name not in words]
+
+
+@pytest.mark.parametrize("row", table(), ids=lambda row: row.seed[:40])
+def test_who_calls_a_row_is_there_and_names_it(row: Row) -> None:
+    """A production file that is named holds one of the row's names; the others say so."""
+    if row.callers in WITHOUT_A_CALLER:
+        assert row.here.startswith(row.callers) or row.callers in {"refused", "tests only"}
+        assert row.callers != "refused" or "above 0 is not served yet" in row.here
+        return
+    assert re.fullmatch(r"`[\w/]+\.py`(, `[\w/]+\.py`)*", row.callers)
+    names = [name.partition("(")[0].rpartition(".")[2] for name in quoted(row.here)]
+    for file in quoted(row.callers):
+        room = ROOT if file.startswith(("actors/", "daemon/")) else ROOT / "runtime"
+        text = (room / file).read_text()
+        assert any(re.search(rf"\b{re.escape(name)}\b", text) for name in names), file
+
+
+@pytest.mark.parametrize("row", [row for row in table() if row.callers == "tests only"])
+def test_what_only_tests_call_nothing_else_does(row: Row) -> None:
+    """Of the row's functions: a file beside that which defines one would be its caller."""
+    methods = [n.partition("(")[0].rpartition(".")[2] for n in quoted(row.here) if "(" in n]
+    texts = [
+        path.read_text()
+        for room in ("runtime", "actors", "daemon")
+        for path in (ROOT / room).rglob("*.py")
+    ]
+    for method in methods:
+        pattern = re.compile(rf"\b(?:runner|caches|executor)\.{method}\(")
+        assert not [text for text in texts if pattern.search(text)]
 
 
 @pytest.mark.parametrize("name", HERE)

@@ -26,6 +26,8 @@ def test_waiting_for_one_that_runs_on_has_a_limit(tiny_engine: Path, short_folde
     try:
         with pytest.raises(Failure, match="did not stop in time"):
             daemon.wait(0.05)
+        with pytest.raises(Failure, match="is not ready after 0 s"):
+            daemon.wait_until_ready(0)
     finally:
         daemon.kill()
     assert daemon.wait(1) == -9
