@@ -11,10 +11,10 @@ TESTS ?= tests
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help env dev bench-env lint test demo bench release clean
+.PHONY: help env dev bench-env lint test demo bench release arm64 clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' Makefile
 
 env: $(VENV)/.env ## what the daemon needs, in .venv
 dev: $(VENV)/.dev ## also what lint and test need
@@ -43,6 +43,9 @@ release: $(VENV)/bin/python ## both wheels and their digests, in dist
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct 2>/dev/null || echo 315532800) \
 	  $(PIP) wheel --no-deps --wheel-dir dist . clients/python
 	cd dist && sha256sum *.whl | tee SHA256SUMS
+
+arm64: ## the wheels, the demo and a part of the suite on an emulated Debian for arm64, as root
+	.ci/arm64
 
 clean: ## remove the environment and what was built here
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -76,7 +76,9 @@ def attention(
     k, v = np.repeat(k, group, axis=-3), np.repeat(v, group, axis=-3)
     scores = q @ k.swapaxes(-1, -2) * np.float32(model.head_dim**-0.5)
     later = np.triu(np.ones(scores.shape[-2:], np.bool_), 1)
-    context = softmax(np.where(later, np.float32(-np.inf), scores)) @ v
+    shares = softmax(np.where(later, np.float32(-np.inf), scores))
+    with np.errstate(divide="ignore"):  # A flag that NumPy's BLAS leaves behind on arm64.
+        context = shares @ v
     joined = context.swapaxes(-2, -3).reshape(*x.shape[:-1], model.query_size)
     return weights.project(joined, f"{name}.o_proj.weight")
 
