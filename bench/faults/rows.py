@@ -14,6 +14,7 @@ from bench.faults import (
     seeing,
     spilled,
     stalls,
+    weights,
 )
 from bench.faults.trial import Trial
 
@@ -119,6 +120,22 @@ FAULTS = (
         "it is served and the others are refused, with at most 16 handles more at any time; the "
         "stream goes on",
         adapters.many_tensors,
+    ),
+    Row(
+        "Weights changed in place",
+        "another model's file is written over the one that is served, beside a reply that runs "
+        "(a real engine)",
+        "noticed within 1.5 s and named in status; the reply that runs ends with executor_failed, "
+        "whoever comes later waits and gets the other model's reply in whole",
+        weights.weights_changed,
+    ),
+    Row(
+        "Weights cut short",
+        "the file that is served is cut to its half for 5 s, beside a reply that runs, with one "
+        "restart allowed; then it is whole again; a start on the half (a real engine)",
+        "noticed within 1.5 s and named in status; weights_invalid, one vain start at the most; "
+        "once whole replies are as before; exit code 78 of the start",
+        weights.weights_cut,
     ),
     Row(
         "Tokenizer or encoder actor dies",

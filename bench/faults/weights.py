@@ -1,0 +1,131 @@
+"""Rows about files of weights: written over, and cut short, while they are served."""
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.faults.talk import Talk
+from bench.faults.trial import NotRunError, Trial, most, seconds_since
+from bench.random_model import QUICK_SHAPE, write_random_model
+from daemon.own_daemon import OwnDaemon, own_daemon
+
+_CAPACITY = 1024
+_PROMPTS = ("the lamp is on", "open the door", "what is the time")
+_TOKENS = 24
+_NOTICED_S = 1.5
+"""A look a second, and what the daemon's loop may be late."""
+_SETTLED_S = 5.0
+_GONE_S = 20.0
+_CONFIGURATION = 78
+_FLAGS = ("--speculation", "off", "--threads", "1", "--log-level", "warning")
+
+
+class Files(NamedTuple):
+    """An engine, weights of another model for it, and the path that is served."""
+
+    engine: Path
+    first: bytes
+    other: bytes
+    served: Path
+
+    @contextmanager
+    def daemon(self, data: bytes, *flags: str) -> Iterator[OwnDaemon]:
+        """A daemon with a real engine that serves a file of these bytes."""
+        self.served.write_bytes(data)
+        given = ("--weights", str(self.served), *_FLAGS, *flags)
+        with own_daemon(self.engine, given) as daemon:
+            yield daemon
+
+
+def weights_changed(trial: Trial) -> None:
+    """Another model's file is written over the one that is served, beside a reply that runs."""
+    with _two_models() as files:
+        with files.daemon(files.other) as daemon, trial.talk(daemon) as talk:
+            right = _replies(talk)
+        with files.daemon(files.first) as daemon, trial.talk(daemon) as talk:
+            before = _replies(talk)
+            trial.expect("models_differ", before != right, wanted=True)
+            running = talk.generate("runs", max_tokens=most(talk))
+            talk.wait_for_deltas(running, 2)
+            # The same inode, as cp does.
+            files.served.write_bytes(files.other)
+            written = time.monotonic()
+            talk.wait_for_status(lambda status: status["state"] != "ready")
+            trial.at_most("noticed_s", seconds_since(written), _NOTICED_S)
+            trial.expect("file_is_named", str(files.served) in talk.ask("status")["reason"], True)
+            trial.expect("running", talk.word(running), "executor_failed")
+            # They wait for the next executor.
+            trial.expect("replies_are_those_of_the_other", _replies(talk) == right, wanted=True)
+            trial.measured["replaced_s"] = seconds_since(written)
+            trial.expect("state", talk.ask("status")["state"], "ready")
+
+
+def weights_cut(trial: Trial) -> None:
+    """The file that is served is cut to its half, stays so, and is whole again."""
+    with _two_models() as files:
+        daemon_of = files.daemon(files.first, "--restart-limit", "1")
+        with daemon_of as daemon, trial.talk(daemon) as talk:
+            before = _replies(talk)
+            running = talk.generate("runs", max_tokens=most(talk))
+            talk.wait_for_deltas(running, 2)
+            os.truncate(files.served, len(files.first) // 2)
+            cut = time.monotonic()
+            talk.wait_for_status(lambda status: status["state"] != "ready")
+            trial.at_most("noticed_s", seconds_since(cut), _NOTICED_S)
+            trial.expect("running", talk.word(running), "executor_failed")
+            talk.listen(_SETTLED_S)
+            status = talk.ask("status")
+            named = str(files.served) in status["reason"]
+            trial.expect("state", (status["state"], named), ("starting", True))
+            refused = talk.generate("refused", max_tokens=4)
+            trial.expect("code", talk.word(refused), "weights_invalid")
+            trial.at_most("starts_meanwhile", daemon.log().count("actor failed"), 1)
+            files.served.write_bytes(files.first)
+            whole = time.monotonic()
+            talk.wait_for_status(lambda status: status["state"] == "ready")
+            trial.measured["served_again_s"] = seconds_since(whole)
+            trial.expect("replies_as_before", _replies(talk) == before, wanted=True)
+        os.truncate(files.served, len(files.first) // 2)
+        flags = ("--weights", str(files.served), *_FLAGS)
+        with tempfile.TemporaryDirectory(prefix="hearth-") as folder:
+            alone = OwnDaemon(Path(folder), files.engine, flags)
+            try:
+                trial.expect("exit_code_at_a_start", alone.wait(_GONE_S), _CONFIGURATION)
+            finally:
+                alone.kill()
+
+
+def _replies(talk: Talk) -> list[list[int]]:
+    """The tokens of replies to a few prompts, one after the other."""
+    replies = []
+    for prompt in _PROMPTS:
+        asked = talk.generate(prompt, max_tokens=_TOKENS)
+        talk.end(asked)
+        replies.append([token.token_id for token in talk.tokens(asked)])
+    return replies
+
+
+@contextmanager
+def _two_models() -> Iterator[Files]:
+    """Two random models in files for one engine; raises NotRunError where none can be served."""
+    from runtime.errors import HearthError  # noqa: PLC0415 - export loads much
+    from runtime.export import ExportOptions, export_model  # noqa: PLC0415 - likewise
+    from runtime.export.weights_export import export_weights  # noqa: PLC0415 - likewise
+
+    with tempfile.TemporaryDirectory(prefix="hearth-weights-") as name:
+        folder = Path(name)
+        engine, other = folder / "engine", folder / "other.safetensors"
+        for seed in range(2):
+            write_random_model(folder / f"model-{seed}", QUICK_SHAPE, seed=seed)
+        options = ExportOptions(capacity=_CAPACITY, max_batch=4, external_weights=True)
+        try:
+            export_model(folder / "model-0", engine, options)
+            export_weights(folder / "model-1", engine, other)
+        except HearthError as error:
+            raise NotRunError(error.message) from error
+        first = (engine / "weights.safetensors").read_bytes()
+        yield Files(engine, first, other.read_bytes(), folder / "served.safetensors")
