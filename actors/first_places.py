@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from actors.adapter_turns import AdapterTurns
 from actors.executor_messages import Release, Revoke
-from actors.house import LESS, HeldRow, House
+from actors.house import HeldRow, House, much_less
 from actors.waiting_queue import Entry, WaitingQueue
 
 FIRST_PLACE_S = 1.5
@@ -65,8 +65,10 @@ class FirstPlaces:
 
         def may_ask(client: int) -> list[HeldRow]:
             """Rows of clients that ask for more, and have had much more."""
-            own, own_s = total(client), LESS * house.used(client, now)
-            return [row for row in rows if total(row.client) > own and used[row.client] > own_s]
+            own, had = total(client), house.used(client, now)
+            return [
+                row for row in rows if total(row.client) > own and much_less(had, used[row.client])
+            ]
 
         waiting = [
             (max(entry.queued, entry.lost), place, entry, others)

@@ -9,8 +9,8 @@ from typing import Literal
 from actors.executor_messages import Revoke
 from actors.waiting_queue import Entry
 
-LESS = 3
-"""A client that has had places for a third of another's time, or less, has had much less."""
+_LESS = 4
+_BEGINNING_S = 0.5
 MEMORY_S = 60.0
 """The time constant with which the use of places is forgotten."""
 _FORGOTTEN_S = 0.01
@@ -270,13 +270,21 @@ class _Shares:
             one != two
             and entry.priority >= other.priority
             and self._has[one] + soon <= self._has[two] - soon + 1
-            and LESS * self._of(one) < self._of(two)
+            and much_less(self._of(one), self._of(two))
         )
 
     def _of(self, client: int) -> float:
         if client not in self._used:
             self._used[client] = self._house.used(client, self._now)
         return self._used[client]
+
+
+def much_less(used: float, other: float) -> bool:
+    """Tell whether a client has had places for less than a quarter of another's time.
+
+    That says nothing of two that have only just begun.
+    """
+    return _LESS * (used + _BEGINNING_S) < other
 
 
 def revoke(rows: list[HeldRow]) -> list[Revoke]:
