@@ -34,7 +34,7 @@ _PAUSE_S = 0.1
 _TIDY_S = 10.0
 _SAMPLES_PER_NOTE = 6
 _STEP_MS = 1.0
-CACHE_BYTES = 16 << 20
+CACHE_BYTES = 4 << 20
 """Of the prefix cache: a small one is full within the first fifth of a short run."""
 WARM_UP_SHARE = 0.2
 """The first fifth of a run fills pools and caches and is not judged."""
