@@ -213,15 +213,15 @@ class House:
         ahead = sum(row.asked != "" for row in placed)
         return next(iter(self.offered[ahead:]), None)
 
-    def behind(self, row: HeldRow) -> float:
+    def behind(self, held: HeldRow) -> float:
         """Where a row stands once it has given way to the first that waits.
 
         It stands right behind a higher priority; else it has had its time, and stands behind all.
         """
         first = self.next_in()
-        if first is None or first.priority <= row.priority:
+        if first is None or first.priority <= held.priority:
             return math.inf
-        return first.arrival + row.priority * self._ageing_s
+        return first.arrival + held.priority * self._ageing_s
 
     def release_times(
         self, arrival: float, priority: int, hold_s: float
