@@ -123,6 +123,16 @@ def test_a_failure_that_the_executor_told_counts_once() -> None:
     assert desk.run() == [POISON]
 
 
+def test_who_runs_when_a_file_is_changed_is_no_suspect() -> None:
+    desk = Desk()
+    for _ in range(3):
+        desk.ask(INNOCENT, OTHER)
+        assert desk.run() == [INNOCENT, OTHER]
+        lost = desk.policy.executor_lost("weights is changed in place", desk.now, blameless=True)
+        assert codes(lost) == ["executor_failed"]
+        desk.start()
+
+
 def test_a_row_that_fails_by_itself_is_no_suspect() -> None:
     desk = Desk()
     desk.ask(POISON)
