@@ -35,6 +35,17 @@ def err() -> Console:
     return _Screen(stderr=True, highlight=False, soft_wrap=True)
 
 
+def show(renderable: RenderableType) -> None:
+    """Print on standard output; off a terminal no line ends in blanks."""
+    screen = out()
+    if screen.is_terminal:
+        screen.print(renderable)
+        return
+    with screen.capture() as captured:
+        screen.print(renderable)
+    screen.out("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
 class _Rows:
     """Names and values side by side; values fold on a terminal, and elsewhere are as they are."""
 

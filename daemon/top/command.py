@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.live import Live
 
 from daemon.cli.clients import daemon_address
-from daemon.cli.console import out
+from daemon.cli.console import out, show
 from daemon.cli.options import json_option, socket_option
 from daemon.control.client import ask
 from daemon.control.messages import Cancelled, CancelRequest, Top, TopReport
@@ -70,7 +70,7 @@ def top(socket: str | None, *, as_json: bool) -> None:
             watch(daemon, report, wait, screen)
     else:
         time.sleep(_REFRESH_S)
-        screen.print(view(daemon.look(), Board(), daemon.speed))
+        show(view(daemon.look(), Board(), daemon.speed))
 
 
 def watch(

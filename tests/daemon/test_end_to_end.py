@@ -259,7 +259,7 @@ def test_a_stop_lets_running_requests_end_and_removes_the_socket(slow: OwnDaemon
 def test_a_second_signal_does_not_wait_for_them(tiny_engine: Path) -> None:
     flags = ("--drain-s", "60", "--engine-kind", "simulated", "--step-ms", "200")
     with own_daemon(tiny_engine, flags) as daemon, Client(daemon.socket) as client:
-        take(client.generate("a", max_tokens=80), 1)
+        take(_kept := client.generate("a", max_tokens=80), 1)
         os.kill(daemon.pid, signal.SIGINT)
         time.sleep(0.3)
         os.kill(daemon.pid, signal.SIGINT)

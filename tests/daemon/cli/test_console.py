@@ -2,8 +2,9 @@ import subprocess
 import sys
 
 import pytest
+from rich.table import Table
 
-from daemon.cli.console import Lines, err, out, printable, progress_bar, size, table
+from daemon.cli.console import Lines, err, out, printable, progress_bar, show, size, table
 
 
 @pytest.mark.parametrize(
@@ -76,6 +77,14 @@ def test_a_word_waits_for_its_end() -> None:
         "",
         " world",
     ]
+
+
+def test_off_a_terminal_no_line_ends_in_blanks(capsys: pytest.CaptureFixture[str]) -> None:
+    grid = Table(box=None, expand=True)
+    grid.add_column("name", ratio=1)
+    grid.add_row("a")
+    show(grid)
+    assert capsys.readouterr().out.rstrip("\n").split("\n") == [" name", " a"]
 
 
 def test_who_reads_no_further_does_not_make_it_a_failure() -> None:
