@@ -11,10 +11,10 @@ TESTS ?= tests
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help env dev bench-env lint test demo bench release arm64 clean
+.PHONY: help env dev bench-env lint test kernels-check demo bench release arm64 clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
 
 env: $(VENV)/.env ## what the daemon needs, in .venv
 dev: $(VENV)/.dev ## also what lint and test need
@@ -31,6 +31,10 @@ lint: $(VENV)/.dev ## style, format and types
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
+
+# RECORD=--record writes what was found in place of comparing it.
+kernels-check: $(VENV)/.dev ## registers and spills of hot kernels against the record, without a GPU
+	$(BIN)/python -m tests.runtime.executor.kernels.ptxas $(RECORD)
 
 bench: $(VENV)/.env ## what the daemon adds to a token, and how it holds under load
 	$(BIN)/hearth bench overhead

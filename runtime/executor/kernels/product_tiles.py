@@ -12,7 +12,7 @@ _MOST_HELD = 5
 _MOST_EIGHTS = 6
 _DEEPEST, _DEEP, _SHALLOWEST = 8, 4, 2
 _FEW_COLUMNS = 16
-# From here on a thread that norms needs more registers than two blocks leave it.
+# From here on a thread that norms is heavy.
 _HEAVY_BLOCKS, _HEAVY_EIGHTS = 4, 5
 _LARGE_SHARED = 200 << 10
 # Sums that leave a thread registers: tiles of sixteen rows by eight tokens.
@@ -108,10 +108,10 @@ def narrow_tiles(
     if size > _MOST_EIGHTS or not fits(size, 2, repeated=False):
         sizes = [one for one in range(step, _MOST_EIGHTS + 1, step) if fits(one, 2, repeated=True)]
         size = min(sizes or [step], key=lambda one: _work(eights, one, present))
-    if normed and most_blocks(inputs) >= _HEAVY_BLOCKS and size >= _HEAVY_EIGHTS:
-        resident = 1
     groups = -(-eights // size)
     repeated = groups > present
+    alone = facts.dependent and not repeated and weight_bytes == EIGHT_BYTES
+    resident = 1 if _is_heavy(size, inputs, normed=normed, alone=alone) else resident
     depth = _DEEPEST if repeated else min(_DEEPEST, most_blocks(inputs))
     while depth > 1 and not fits(size, depth, repeated=repeated):
         depth -= 1
@@ -120,6 +120,17 @@ def narrow_tiles(
     padding = _padding(facts, shared_bytes, repeated=repeated, few=few)
     blocks = min(groups, present)
     return NarrowTiles(columns, size, depth, groups, blocks, resident, shared_bytes, 0, padding)
+
+
+def _is_heavy(size: int, inputs: int, *, normed: bool, alone: bool) -> bool:
+    """Whether a thread needs more registers than two blocks leave it.
+
+    So does one that norms, and one of a block that is `alone` on its multiprocessor, with as many
+    rows as there can be.
+    """
+    most = most_blocks(inputs)
+    norms = normed and most >= _HEAVY_BLOCKS and size >= _HEAVY_EIGHTS
+    return norms or (alone and most >= WARPS and size == _MOST_EIGHTS)
 
 
 def _shared_out(

@@ -2,13 +2,13 @@
 
 import re
 from functools import cache
-from typing import Any
 
 import pytest
 
-from runtime.device.cuda.compiler import kernel_source, load_compiler_api
+from runtime.device.cuda.compiler import load_compiler_api
 from runtime.executor.kernels.attention import AttentionShape, plan_nodes
-from runtime.executor.kernels.launch import SOURCES, macro_options
+from runtime.executor.kernels.launch import macro_options
+from tests.runtime.executor.kernels.ptxas import ptxas_log
 
 pytest.importorskip("cuda.bindings.nvrtc", exc_type=ImportError)
 pytestmark = pytest.mark.slow
@@ -55,19 +55,7 @@ def known() -> frozenset[str]:
 
 def compiled(architecture: str, options: tuple[str, ...], file: str = "attention") -> str:
     """The log of ptxas."""
-    api: Any = load_compiler_api()
-    source = kernel_source(file, SOURCES).encode()
-    _, program = api.nvrtcCreateProgram(source, f"{file}.cu".encode(), 0, [], [])
-    fixed = ("--std=c++17", "-default-device", f"-arch={architecture}", "--ptxas-options=-v")
-    arguments = [option.encode() for option in (*fixed, *options)]
-    (failed,) = api.nvrtcCompileProgram(program, len(arguments), arguments)
-    _, size = api.nvrtcGetProgramLogSize(program)
-    log = bytearray(size)
-    api.nvrtcGetProgramLog(program, log)
-    api.nvrtcDestroyProgram(program)
-    text = log.decode(errors="replace")
-    assert not failed, text
-    return text
+    return ptxas_log(architecture, file, options)
 
 
 @pytest.mark.parametrize("architecture", FORMS)

@@ -11,10 +11,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from runtime.device.cuda.compiler import kernel_source, load_compiler_api
-from runtime.executor.kernels.launch import SOURCES, GpuFacts, KernelRequest, WantedKernels
+from runtime.device.cuda.compiler import load_compiler_api
+from runtime.executor.kernels.launch import GpuFacts, KernelRequest, WantedKernels
 from runtime.executor.kernels.products import Form, Products, Weight
 from tests.runtime.executor.kernels.model_shapes import GPUS, MODELS, ModelShape
+from tests.runtime.executor.kernels.ptxas import ptxas_log
 
 pytest.importorskip("cuda.bindings.nvrtc", exc_type=ImportError)
 pytestmark = pytest.mark.slow
@@ -73,21 +74,9 @@ def known() -> frozenset[str]:
 
 def compiled(request: KernelRequest, architecture: str) -> str:
     """The log of ptxas for a kernel."""
-    api: Any = load_compiler_api()
-    source = kernel_source(request.file, SOURCES).encode()
-    _, program = api.nvrtcCreateProgram(source, b"kernel.cu", 0, [], [])
     # As the compiler takes it, with the instructions that no later GPU has.
     target = {"sm_90": "sm_90a"}.get(architecture, architecture)
-    options = ["--std=c++17", "-default-device", f"-arch={target}", "--ptxas-options=-v"]
-    arguments = [option.encode() for option in (*options, *request.options)]
-    (failed,) = api.nvrtcCompileProgram(program, len(arguments), arguments)
-    _, size = api.nvrtcGetProgramLogSize(program)
-    log = bytearray(size)
-    api.nvrtcGetProgramLog(program, log)
-    api.nvrtcDestroyProgram(program)
-    text = log.decode(errors="replace")
-    assert not failed, text
-    return text
+    return ptxas_log(target, request.file, request.options)
 
 
 def check(

@@ -1,8 +1,11 @@
+from functools import partial
+
 import pytest
 
 from runtime.executor.kernels.launch import GpuFacts
 from runtime.executor.kernels.product_tiles import (
     COLUMNS,
+    EIGHT_BYTES,
     NarrowTiles,
     columns_for,
     most_blocks,
@@ -111,3 +114,12 @@ def test_steps_take_the_narrowest_product() -> None:
 def test_few_tokens_of_a_model_that_fits_registers_are_normed_in_the_product() -> None:
     served = {(inputs, tokens) for inputs in (72, 2560, 2568, 4096) for tokens in (1, 8, 9)}
     assert {one for one in served if norms_itself(*one)} == {(72, 1), (72, 8), (2560, 1), (2560, 8)}
+
+
+def test_a_block_of_many_rows_and_inputs_that_is_alone_has_all_registers() -> None:
+    h200 = GPUS["H200"]
+    queries_of = partial(narrow_tiles, h200, columns=8, paired=False, normed=False)
+    assert queries_of(768, 4096).resident == 1  # 8B
+    # Of those that were measured, and of four bits, whose stages are smaller.
+    assert queries_of(320, 4096).resident == queries_of(320, 9728).resident == 2
+    assert queries_of(768, 4096, weight_bytes=EIGHT_BYTES // 4).resident == 2
