@@ -19,6 +19,7 @@ from daemon.door.local_socket import STRANGERS
 from daemon.door.process_bounds import Growth
 from daemon.door.settings import DoorSettings
 from daemon.door.socket import ANSWERED_SIZE, FLUSH_S, Received, Sent
+from daemon.door.turns import Turns
 from daemon.door.zap import DOMAIN, Zap
 from runtime.errors import HearthError
 
@@ -26,6 +27,9 @@ _log = structlog.get_logger("hearth.door")
 _OLDEST = (4, 3, 3)
 """Before, peers without a key can do harm: CVE-2019-13132 and CVE-2020-15166."""
 _BURST = 64
+_HELD = 64
+_HELD_BYTES = 4 << 20
+"""Messages that may wait here, as ZeroMQ does not say whose is next."""
 _MONITOR = "inproc://handshakes"
 _FIRST = "inproc://first"
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
@@ -103,6 +107,8 @@ class CurveSocket:
         self.port = port.number
         self.overweight = 0
         self.pending = False
+        self._turns = Turns[Received]()
+        self._held = self._held_bytes = 0
         self._listener = port
         self._numbers = numbers
         self._pictures = settings.images
@@ -157,7 +163,35 @@ class CurveSocket:
         self._growth.most = memory_bytes
 
     def receive(self) -> Received | None:
-        """The next message of a client that is listed, None when there is none now."""
+        """The next message of a client that is listed, None when there is none now.
+
+        It is of who has cost the least, among those whose messages can be held here.
+        """
+        while True:
+            self._hold()
+            received = self._turns.take()
+            if received is None:
+                return None
+            self._held -= 1
+            self._held_bytes -= received.size
+            if received.key in self._clients:
+                return received
+            self._refused += 1
+
+    def _hold(self) -> None:
+        while self._held < _HELD and self._held_bytes < _HELD_BYTES:
+            received = self._receive()
+            if received is None:
+                return
+            self._turns.add(received.peer, received.connection, received)
+            self._held += 1
+            self._held_bytes += received.size
+
+    def charge(self, received: Received, seconds: float) -> None:
+        """As of a DoorSocket."""
+        self._turns.charge(received.peer, received.connection, seconds)
+
+    def _receive(self) -> Received | None:
         self.pending = False
         self._refused += self._zap.answer(self._clients)
         for _ in range(_BURST):

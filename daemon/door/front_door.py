@@ -36,7 +36,6 @@ from daemon.door.settings import DoorFacts, DoorSettings
 from daemon.door.socket import Received
 from daemon.door.sockets import open_sockets
 from daemon.door.state import DoorState
-from daemon.door.turns import Turns
 from daemon.life import Life
 from runtime.errors import Code, HearthError
 
@@ -46,9 +45,6 @@ _SLICE_S = 0.002
 
 What a message takes beyond that its side owes to turns that come.
 """
-_HELD = 64
-_HELD_BYTES = 4 << 20
-"""What clients have sent that may wait here, where it is seen who is next."""
 _TICK_S = 0.1
 """Between two looks at what is due, while anything is."""
 _LEASES_S = 0.4
@@ -107,8 +103,6 @@ class FrontDoor:
         self._requests = Requests(settings, self._state, self._dispatch)
         self._replies = Replies(self._state, self._dispatch, on_step)
         self._bell = Bell()
-        self._turns = Turns[Received]()
-        self._held = self._held_bytes = 0
         self._left_s = 0.0
         self._refused = 0
         self._tell_refused = 0.0
@@ -307,7 +301,7 @@ class FrontDoor:
         self._left_s = min(self._left_s, 0.0) + _SLICE_S
         now = time.thread_time()
         while self._left_s > 0:
-            received = self._next_request()
+            received = self._socket.receive()
             if received is None:
                 # Behind what they have said before.
                 self._dispatch.abandon_closed()
@@ -315,25 +309,10 @@ class FrontDoor:
             began = time.thread_time()
             self._request(received)
             ended = time.thread_time()
-            self._turns.charge(received.peer, received.connection, ended - began)
+            self._socket.charge(received, ended - began)
             self._left_s -= ended - now
             now = ended
         return True
-
-    def _next_request(self) -> Received | None:
-        """The message of whoever has cost the least, of those that can be held here."""
-        while self._held < _HELD and self._held_bytes < _HELD_BYTES:
-            received = self._socket.receive()
-            if received is None:
-                break
-            self._turns.add(received.peer, received.connection, received)
-            self._held += 1
-            self._held_bytes += received.size
-        received = self._turns.take()
-        if received is not None:
-            self._held -= 1
-            self._held_bytes -= received.size
-        return received
 
     def _fill_one(self) -> bool:
         try:

@@ -11,6 +11,7 @@ import structlog
 from daemon.door.listener import CREDENTIALS, Listener
 from daemon.door.settings import DoorSettings
 from daemon.door.socket import ANSWERED_SIZE, FLUSH_S, Received, Sent
+from daemon.door.turns import Turns
 from daemon.door.zmtp import DELIMITER, GREETING, Limits, Message, Ready, Refusal, Zmtp, header
 
 _log = structlog.get_logger("hearth.door")
@@ -23,6 +24,8 @@ _EVENTS = 16
 """Events that are no messages, until others have their turn."""
 _ACCEPTS = 16
 _LOOK = 64
+_TAKEN = 8
+"""Events of connections that were told of, until it is seen who else has something to say."""
 _REPLIES_BYTES = 1024
 """PONGs that may wait for a peer that does not read; more are dropped."""
 _IN, _OUT = select.EPOLLIN, select.EPOLLOUT
@@ -91,7 +94,7 @@ class LocalSocket:
         self._handshakes: deque[tuple[float, int]] = deque()
         self._accepted: list[int] = []
         self._closed: list[int] = []
-        self._turns: deque[_Connection] = deque()
+        self._turns = Turns[_Connection]()
         self._until_look = 0
         self._held = 0
         self.overweight = 0
@@ -117,20 +120,27 @@ class LocalSocket:
         self._memory = memory_bytes
 
     def receive(self) -> Received | None:
-        """As of a DoorSocket; connections take turns, message by message."""
+        """As of a DoorSocket; next is the connection that has cost the least."""
         for _ in range(_EVENTS):
-            if not self._until_look:
+            if not (self._until_look and self._turns):
                 self._look()
-                self._until_look = len(self._turns)
-                if not self._turns:
-                    return None
+                self._until_look = _TAKEN
             self._until_look -= 1
-            connection = self._turns.popleft()
+            connection = self._turns.take()
+            if connection is None:
+                return None
             connection.waits = True
+            began = time.thread_time()
             received = self._advance(connection)
+            seconds = time.thread_time() - began
+            self._turns.charge(connection.peer, connection.number, seconds)
             if received is not None:
                 return received
         return None
+
+    def charge(self, received: Received, seconds: float) -> None:
+        """As of a DoorSocket; what it took to read counts already."""
+        self._turns.charge(received.peer, received.connection, seconds)
 
     def send(self, connection: int, data: bytes, *, delimited: bool) -> Sent:
         """As of a DoorSocket: one call of the system for each answer."""
@@ -223,7 +233,7 @@ class LocalSocket:
     def _take_turn(self, connection: _Connection) -> None:
         if connection.waits:
             connection.waits = False
-            self._turns.append(connection)
+            self._turns.add(connection.peer, connection.number, connection)
 
     def _advance(self, connection: _Connection) -> Received | None:
         """Give a connection its turn: one event of its own, its message where it is one."""

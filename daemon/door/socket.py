@@ -53,6 +53,9 @@ class DoorSocket(Protocol):
     def receive(self) -> Received | None:
         """The next message, None when there is none now."""
 
+    def charge(self, received: Received, seconds: float) -> None:
+        """Count what a message has taken: those of who has cost the least are received first."""
+
     def send(self, connection: int, data: bytes, *, delimited: bool) -> Sent:
         """Send one frame to a connection without waiting: it may be full, or gone."""
 

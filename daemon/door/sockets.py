@@ -8,19 +8,20 @@ from daemon.door.listener import Listener
 from daemon.door.local_socket import LocalSocket
 from daemon.door.settings import DoorSettings
 from daemon.door.socket import DoorSocket, Received, Sent
+from daemon.door.turns import Charges
 from runtime.errors import HearthError
 
 _SOCKETS = 2
 
 
 class DoorSockets:
-    """Both take turns. Numbers of connections are even on the local one and odd on TCP."""
+    """Both share the time. Numbers of connections are even on the local one and odd on TCP."""
 
     def __init__(self, local: LocalSocket, tcp: CurveSocket | None = None) -> None:
         self.tcp = tcp
         self._local = local
         self._all: list[DoorSocket] = [local] if tcp is None else [local, tcp]
-        self._turn = 0
+        self._costs = Charges[int]()
 
     @property
     def descriptors(self) -> list[int]:
@@ -50,13 +51,18 @@ class DoorSockets:
 
     def receive(self) -> Received | None:
         """As of a DoorSocket."""
-        for _ in self._all:
-            number = self._turn
-            self._turn = (number + 1) % len(self._all)
+        for number in sorted(range(len(self._all)), key=self._costs.of):
             received = self._all[number].receive()
             if received is not None:
+                self._costs.begin(number)
                 return received
         return None
+
+    def charge(self, received: Received, seconds: float) -> None:
+        """As of a DoorSocket."""
+        number = received.connection % _SOCKETS
+        self._costs.charge(number, seconds)
+        self._all[number].charge(received, seconds)
 
     def send(self, connection: int, data: bytes, *, delimited: bool) -> Sent:
         """As of a DoorSocket."""

@@ -1,7 +1,7 @@
 """Whose message is handled next: that of whoever has cost the least; pure."""
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Generic, TypeVar
 
 _KEPT = 256
@@ -21,19 +21,23 @@ class Charges(Generic[K]):
         self._costs: dict[K, float] = {}
         self._clock = 0.0
 
+    def of(self, who: K) -> float:
+        """What this one has cost, in seconds from some time on."""
+        return self._costs.get(who, 0.0)
+
     def come(self, who: K) -> None:
         """Take note of one that has waited for nothing until now."""
-        self._costs[who] = max(self._costs.get(who, 0.0), self._clock)
+        self._costs[who] = max(self.of(who), self._clock)
 
-    def next_of(self, waiting: Iterable[K]) -> K:
-        """Who of those is next; all of them have come."""
-        found = min(waiting, key=self._costs.__getitem__)
-        self._clock = max(self._clock, self._costs[found])
-        return found
+    def begin(self, who: K) -> None:
+        """Take note of one that is served now."""
+        self.come(who)
+        self._clock = self._costs[who]
 
     def charge(self, who: K, seconds: float) -> None:
         """Count what something of this one has taken."""
-        self._costs[who] = max(self._costs.get(who, 0.0), self._clock) + seconds
+        self.come(who)
+        self._costs[who] += seconds
 
     def forget(self, waiting: Collection[K]) -> None:
         """Where there are many keep those that wait, and of the others who owes the most."""
@@ -71,9 +75,11 @@ class Turns(Generic[T]):
         """The next message; None where none waits."""
         if not self._waiting:
             return None
-        peer = self._peers.next_of(self._waiting)
-        connections = self._waiting[peer]
-        connection = self._connections[peer].next_of(connections)
+        peer = min(self._waiting, key=self._peers.of)
+        connections, charges = self._waiting[peer], self._connections[peer]
+        connection = min(connections, key=charges.of)
+        self._peers.begin(peer)
+        charges.begin(connection)
         message = connections[connection].popleft()
         if not connections[connection]:
             del connections[connection]

@@ -99,6 +99,7 @@ class FakeSocket:
     def __init__(self, pictures: int) -> None:
         self._pictures = pictures
         self.sessions: set[int] = set()
+        self.charged: deque[tuple[int, float]] = deque(maxlen=10)
         self._arrived: deque[Received] = deque()
         self._left: list[tuple[int, bytes]] = []
 
@@ -111,6 +112,9 @@ class FakeSocket:
 
     def receive(self) -> Received | None:
         return self._arrived.popleft() if self._arrived else None
+
+    def charge(self, received: Received, seconds: float) -> None:
+        self.charged.append((received.connection, seconds))
 
     def send(self, connection: int, data: bytes, **_: bool) -> str:
         self._left.append((connection, data))

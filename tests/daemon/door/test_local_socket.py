@@ -288,3 +288,28 @@ def test_garbage_behind_the_handshake_harms_nobody(door: Door) -> None:
         door.until(lambda: has_ended(junk))
         assert door.socket.take_closed() == []
         assert door.socket.send(number, b"x", delimited=False) == "sent"
+
+
+def test_who_has_cost_the_least_is_received_first(door: Door) -> None:
+    with connected_peer(door.path) as dear, connected_peer(door.path) as cheap:
+        first, second = door.session(dear), door.session(cheap)
+        door.socket.charge(door.heard[0], 1.0)
+        for _ in range(10):
+            send_message(dear, b"dear")
+            send_message(cheap, b"cheap")
+        door.heard.clear()
+        door.until(lambda: len(door.heard) == 20)
+        assert [one.connection for one in door.heard] == [*[second] * 10, *[first] * 10]
+
+
+def test_what_it_takes_to_read_is_charged_too(door: Door) -> None:
+    with connected_peer(door.path) as many, connected_peer(door.path) as few:
+        first, second = door.session(many), door.session(few)
+        many.sendall(200 * (header(1) + b"x"))
+        door.heard.clear()
+        door.until(lambda: len(door.heard) == 200)
+        send_message(many, b"")
+        send_message(few, b"")
+        door.heard.clear()
+        door.until(lambda: len(door.heard) == 2)
+        assert [one.connection for one in door.heard] == [second, first]

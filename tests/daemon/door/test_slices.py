@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -45,9 +44,9 @@ class Loop:
         monkeypatch.setattr(front_door, "time", clock)
         monkeypatch.setattr(self.door._requests, "handle", self._handle)
 
-    def send(self, connection: int, count: int = 1, data: bytes = b"x") -> None:
+    def send(self, connection: int, count: int = 1) -> None:
         for _ in range(count):
-            self.socket.put(connection, [data])
+            self.socket.put(connection, [b"x"])
 
     def turns(self, count: int) -> list[int]:
         """What each of so many turns handles."""
@@ -81,25 +80,11 @@ def test_what_a_message_took_too_long_is_owed_to_the_turns_behind_it(loop: Loop)
     assert loop.turns(7) == [1, *[0] * 5, 1]
 
 
-def test_who_costs_much_comes_behind_who_costs_little(loop: Loop) -> None:
-    loop.send(DEAR, 30)
-    loop.send(CHEAP, 30)
-    while len(loop.handled) < 32:
-        loop.turns(1)
-    assert Counter(loop.handled[:32]) == {DEAR: 2, CHEAP: 30}
-
-
-def test_what_is_held_has_a_bound(loop: Loop) -> None:
-    large: dict[str, Any] = {"data": b"x" * (1 << 20)}
-    loop.send(DEAR, 100, **large)
-    loop.turns(1)
-    assert loop.door._held_bytes <= front_door._HELD_BYTES
-    loop.turns(800)
-    assert len(loop.handled) == 100
-    assert (loop.door._held, loop.door._held_bytes) == (0, 0)
-    loop.send(CHEAP, 100)
-    loop.turns(1)
-    assert loop.door._held < front_door._HELD
+def test_what_a_message_took_is_charged_to_its_connection(loop: Loop) -> None:
+    loop.send(DEAR)
+    loop.send(CHEAP)
+    loop.turns(8)
+    assert list(loop.socket.charged) == [(DEAR, COSTS[DEAR]), (CHEAP, pytest.approx(COSTS[CHEAP]))]
 
 
 def test_the_loop_sleeps_where_nothing_can_be_due(loop: Loop) -> None:
