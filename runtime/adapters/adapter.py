@@ -24,8 +24,8 @@ class LowRank(NamedTuple):
 class Adapter(NamedTuple):
     """An adapter that fits an engine; `base` is the name of its model, "" if unknown.
 
-    `digest` tells its numbers from those of all others. Projections that it leaves alone are not
-    among its parts.
+    `digest` tells its numbers from those of all others. `rank` is the greatest of its parts'.
+    Projections that it leaves alone are not among them.
     """
 
     rank: int
@@ -54,15 +54,18 @@ def no_place(name: str) -> HearthError:
     return invalid(f"{what}: export the model with its projection among --lora-targets", name)
 
 
-def check_rank(rank: int, config: LLMEngineRunnerConfig) -> None:
-    """Raise where an engine takes no adapters (`unsupported_option`), or none of this rank."""
+def check_rank(rank: int, config: LLMEngineRunnerConfig, field: str = "r") -> None:
+    """Raise where an engine takes no adapters (`unsupported_option`), or none of this rank.
+
+    `field` is what says the rank.
+    """
     most = config.max_supported_lora_rank
     if not most:
         what = "this engine takes no adapters: export the model with --max-lora-rank"
         raise HearthError("unsupported_option", what, "adapter")
     if rank > most:
         what = f"the adapter is of rank {rank}, this engine takes {most} at most"
-        raise invalid(f"{what}: export the model with --max-lora-rank {rank}", "r")
+        raise invalid(f"{what}: export the model with --max-lora-rank {rank}", field)
 
 
 def other_base(base: str, config: LLMEngineRunnerConfig) -> str:

@@ -60,12 +60,12 @@ class BlockLayout:
                 part = adapter.parts.get((pair.layer, target))
                 if part is None:
                     continue
+                first, rank = index * self._rank, part.a.shape[1]
                 if pair.transposed:
-                    first = index * self._rank
-                    a[first : first + adapter.rank] = part[0].T
-                    b[pair.columns[index], : adapter.rank] = part[1].T
+                    a[first : first + rank] = part.a.T
+                    b[pair.columns[index], :rank] = part.b.T
                 else:
-                    rows = slice(index * self._rank, index * self._rank + adapter.rank)
+                    rows = slice(first, first + rank)
                     a[:, rows], b[rows, pair.columns[index]] = part
         return block
 

@@ -5,7 +5,7 @@ Format: https://huggingface.co/docs/peft/developer_guides/checkpoint.
 
 import hashlib
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import closing
 from pathlib import Path
 from sys import float_info
@@ -33,12 +33,12 @@ PEFT_CONFIG = "adapter_config.json"
 PEFT_TENSORS = "adapter_model.safetensors"
 _PICKLED = "adapter_model.bin"
 _CONFIG_LIMIT = 1 << 20
+_LARGEST_RANK = 1 << 16
 _FLOATS = (np.float32, np.float16, ml_dtypes.bfloat16)
 
 # What would change the numbers, and the value with which it does not.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "alora_invocation_tokens": (),
-    "alpha_pattern": (),
     "bias": ("none",),
     "fan_in_fan_out": (),
     # The others change the base as well, or begin from another one.
@@ -46,13 +46,21 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "layer_replication": (),
     "lora_bias": (),
     "modules_to_save": (),
-    "rank_pattern": (),
     "target_parameters": (),
     "trainable_token_indices": (),
     "use_dora": (),
     "use_qalora": (),
 }
-_READ = {"base_model_name_or_path", "lora_alpha", "peft_type", "r", "target_modules", "use_rslora"}
+_READ = {
+    "alpha_pattern",
+    "base_model_name_or_path",
+    "lora_alpha",
+    "peft_type",
+    "r",
+    "rank_pattern",
+    "target_modules",
+    "use_rslora",
+}
 # What says how it was trained, or where: the tensors say what came of it.
 _OF_TRAINING = {
     "arrow_config",
@@ -77,9 +85,13 @@ _OF_TRAINING = {
 }
 # Models of text, and the text of models that see as transformers spells it.
 _NAME = re.compile(
-    r"base_model\.model\.(?:model|model\.language_model|language_model\.model|model\.text_model)"
-    r"\.layers\.(\d{1,4})\.(?:self_attn|mlp)\.([a-z]+)_proj\.lora_([AB])(?:\.default)?\.weight"
+    r"base_model\.model\."
+    r"((?:model|model\.language_model|language_model\.model|model\.text_model)"
+    r"\.layers\.(\d{1,4})\.(?:self_attn|mlp)\.([a-z]+)_proj)\.lora_([AB])(?:\.default)?\.weight"
 )
+# A pattern is an expression of whoever saved the adapter: one that may take for ever is refused.
+_MOST_PATTERNS, _LONGEST_PATTERN, _MOST_REPEATS = 1 << 14, 256, 3
+_ENDLESS = re.compile(r"\)[*+{]|\(\?(?!:)|\\[1-9]|[*+?}][*+{]")
 
 
 def read_peft(folder: Path, config: LLMEngineRunnerConfig) -> Adapter:
@@ -88,17 +100,18 @@ def read_peft(folder: Path, config: LLMEngineRunnerConfig) -> Adapter:
     Raises `adapter_invalid` naming the file, the field of adapter_config.json or the tensor.
     """
     fields = _read_config(folder / PEFT_CONFIG)
-    rank, scale = _rank_and_scale(fields, config)
+    scaling = _scaling(fields)
+    check_rank(1 if scaling.ranks else scaling.rank, config)
     if not (folder / PEFT_TENSORS).is_file() and (folder / _PICKLED).exists():
         what = f"{_PICKLED} holds Python objects: save the adapter as {PEFT_TENSORS}"
         raise invalid(what, _PICKLED)
     shapes = projection_shapes(config)
     with closing(TensorFile(folder / PEFT_TENSORS, "adapter_invalid")) as file:
-        reader = _Reader(file, rank, scale, numpy_dtype(config.dtype))
-        parts = {
-            place: reader.part(names, shapes[place])
-            for place, names in _places(file.tensors, shapes).items()
-        }
+        found = _places(file.tensors, shapes)
+        rank = max(scaling.of(names.module)[0] for names in found.values())
+        check_rank(rank, config, scaling.field)
+        reader = _Reader(file, scaling, numpy_dtype(config.dtype))
+        parts = {place: reader.part(names, shapes[place]) for place, names in found.items()}
     _check_targets(fields, shapes, parts)
     base = fields.get("base_model_name_or_path") or ""
     return Adapter(rank, base, _digest(parts), parts)
@@ -134,37 +147,102 @@ def _read_config(path: Path) -> dict[str, Any]:
     return fields
 
 
-def _rank_and_scale(fields: dict[str, Any], config: LLMEngineRunnerConfig) -> tuple[int, float]:
-    rank, alpha = fields.get("r"), fields.get("lora_alpha", 8)
-    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
-        raise invalid("r must be a whole number from 1 on", "r")
-    check_rank(rank, config)
+Patterns = list[tuple[re.Pattern[str], Any]]
+
+
+class _Scaling(NamedTuple):
+    """The rank and alpha of every module: the first pattern's that matches, else these."""
+
+    rank: int
+    alpha: float
+    ranks: Patterns
+    alphas: Patterns
+    rooted: bool
+
+    @property
+    def field(self) -> str:
+        """What sets the ranks."""
+        return "rank_pattern" if self.ranks else "r"
+
+    def of(self, module: str) -> tuple[int, float]:
+        """The rank of a module by its name in the base, and its scale."""
+        rank = _matching(self.ranks, module, self.rank)
+        alpha = _matching(self.alphas, module, self.alpha)
+        return rank, alpha / (rank**0.5 if self.rooted else rank)
+
+
+def _matching(patterns: Patterns, module: str, default: Any) -> Any:
+    return next((value for pattern, value in patterns if pattern.match(module)), default)
+
+
+def _scaling(fields: dict[str, Any]) -> _Scaling:
     rooted = fields.get("use_rslora")
     if not isinstance(rooted, bool | None):
         raise invalid("use_rslora must be true or false", "use_rslora")
-    number = isinstance(alpha, int | float) and not isinstance(alpha, bool)
+    return _Scaling(
+        _rank(fields.get("r"), "r"),
+        _alpha(fields.get("lora_alpha", 8), "lora_alpha"),
+        _patterns(fields, "rank_pattern", _rank),
+        _patterns(fields, "alpha_pattern", _alpha),
+        bool(rooted),
+    )
+
+
+def _rank(value: Any, field: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _LARGEST_RANK:
+        raise invalid(f"{field} must say whole numbers from 1 on", field)
+    return value
+
+
+def _alpha(value: Any, field: str) -> float:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
     # Whole numbers of JSON may be larger than any float.
-    if not number or not abs(alpha) <= float_info.max:
-        raise invalid("lora_alpha must be a number", "lora_alpha")
-    return rank, alpha / (rank**0.5 if rooted else rank)
+    if not number or not abs(value) <= float_info.max:
+        raise invalid(f"{field} must say numbers", field)
+    return float(value)
 
 
-def _places(
-    tensors: Collection[str], shapes: Collection[Projection]
-) -> dict[Projection, dict[str, str]]:
-    """The names of A and B by projection."""
-    found: dict[Projection, dict[str, str]] = {}
+def _patterns(fields: dict[str, Any], field: str, read: Callable[[Any, str], Any]) -> Patterns:
+    """Expressions for names of modules, each for the end of a name behind a dot, as PEFT has them.
+
+    Raises `adapter_invalid` naming the field for one that is none, or that may take too long.
+    """
+    given = fields.get(field) or {}
+    if not isinstance(given, dict) or len(given) > _MOST_PATTERNS:
+        raise invalid(f"{field} must say so for {_MOST_PATTERNS} patterns at most", field)
+    patterns = []
+    for pattern, value in given.items():
+        repeats = sum(pattern.count(sign) for sign in "*+{")
+        if len(pattern) > _LONGEST_PATTERN or repeats > _MOST_REPEATS or _ENDLESS.search(pattern):
+            raise invalid(f"a pattern of {field} is too long or repeats too much", field)
+        try:
+            patterns.append((re.compile(rf"(.*\.)?({pattern})$"), read(value, field)))
+        except re.error as error:
+            raise invalid(f"{field} has a pattern that is no expression", field) from error
+    return patterns
+
+
+class _Names(NamedTuple):
+    """A module of the base, and the names of its A and B."""
+
+    module: str
+    tensors: dict[str, str]
+
+
+def _places(tensors: Collection[str], shapes: Collection[Projection]) -> dict[Projection, _Names]:
+    """What is there by projection."""
+    found: dict[Projection, _Names] = {}
     targets, layers = {target for _, target in shapes}, 1 + max(layer for layer, _ in shapes)
     for name in tensors:
         match = _NAME.fullmatch(name)
-        if match is None or match[2] not in LORA_TARGETS:
+        if match is None or match[3] not in LORA_TARGETS:
             raise invalid(f"tensor {name} has no place in an engine", name)
-        if match[2] not in targets:
+        if match[3] not in targets:
             raise no_place(name)
-        layer, kind = int(match[1]), match[3]
+        layer, kind = int(match[2]), match[4]
         if layer >= layers:
             raise invalid(f"{name} is of another base: this model has {layers} layers", name)
-        names = found.setdefault((layer, match[2]), {})
+        names = found.setdefault((layer, match[3]), _Names(match[1], {})).tensors
         if kind in names:
             raise invalid(f"{name} is there twice, as {names[kind]} as well", name)
         names[kind] = name
@@ -177,18 +255,18 @@ class _Reader(NamedTuple):
     """Turns what is stored into what is multiplied."""
 
     file: TensorFile
-    rank: int
-    scale: float
+    scaling: _Scaling
     dtype: np.dtype[Any]
 
-    def part(self, names: dict[str, str], shape: tuple[int, int]) -> LowRank:
-        if len(names) == 1:
-            ((kind, name),) = names.items()
+    def part(self, names: _Names, shape: tuple[int, int]) -> LowRank:
+        if len(names.tensors) == 1:
+            ((kind, name),) = names.tensors.items()
             raise invalid(f"{name} is there without its lora_{'B' if kind == 'A' else 'A'}", name)
         width, size = shape
+        rank, scale = self.scaling.of(names.module)
         return LowRank(
-            self._matrix(names["A"], (self.rank, width), 1.0),
-            self._matrix(names["B"], (size, self.rank), self.scale),
+            self._matrix(names.tensors["A"], (rank, width), 1.0),
+            self._matrix(names.tensors["B"], (size, rank), scale),
         )
 
     def _matrix(self, name: str, shape: tuple[int, int], scale: float) -> NDArray[Any]:

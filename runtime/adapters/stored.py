@@ -113,10 +113,13 @@ def _stored_parts(
     for place, (width, size) in projection_shapes(config).items():
         names = [name for name in _names(place) if name in file.tensors]
         shapes = [file.tensors[name].shape for name in names]
-        if names and shapes != [(width, rank), (rank, size)]:
+        own = min(rank, shapes[0][-1]) if names else 0
+        if names and shapes != [(width, own), (own, size)]:
             raise _damaged(folder / TENSORS_FILE)
         if names:
             parts[place] = LowRank(*map(file.read, names))
+    if rank != max((part.a.shape[1] for part in parts.values()), default=rank):
+        raise _damaged(folder / TENSORS_FILE)
     known = {name for place in parts for name in _names(place)}
     for name in file.tensors:
         if name not in known:

@@ -48,18 +48,15 @@ class ClassicSpelling(Spelling):
         return self.normalise_root(x, weight, self.model.rms_norm_eps)
 
     def halves(self, heads: ir.Value) -> Sequence[ir.Value]:
-        """The two rotated halves of each head, and what is left of it if there is more."""
-        graph, half = self.graph, self.model.rotary_dim // 2
-        sizes = [half, half]
-        if self.model.rotary_dim != self.model.head_dim:
-            sizes.append(self.model.head_dim - self.model.rotary_dim)
-        return graph.ops("Split", len(sizes), heads, graph.ints(*sizes), axis=-1)
+        """The two halves of each head."""
+        graph, half = self.graph, self.model.head_dim // 2
+        return graph.ops("Split", 2, heads, graph.ints(half, half), axis=-1)
 
     def rotate(self, heads: ir.Value) -> ir.Value:
-        """Return x * turn + swap(x) * cross, where swap exchanges the two rotated halves."""
+        """Return x * turn + swap(x) * cross, where swap exchanges the two halves."""
         graph = self.graph
-        first, second, *rest = self.halves(heads)
-        swapped = graph.op("Concat", second, first, *rest, axis=-1)
+        first, second = self.halves(heads)
+        swapped = graph.op("Concat", second, first, axis=-1)
         turned = graph.op("Mul", heads, self._turn)
         return graph.op("Add", turned, graph.op("Mul", swapped, self._cross))
 
@@ -89,16 +86,8 @@ class ClassicSpelling(Spelling):
         return graph.ops("Split", 2, shares, self._parts, axis=-1)
 
     def _rotary_factors(self, cos: ir.Value, sin: ir.Value) -> tuple[ir.Value, ir.Value]:
-        # Elements that are not rotated get the factors 1 and 0.
         graph = self.graph
         turn, cross = [cos, cos], [graph.op("Neg", sin), sin]
-        if self.model.rotary_dim != self.model.head_dim:
-            kept = self.model.head_dim - self.model.rotary_dim
-            shape = graph.op(
-                "Concat", graph.op("Shape", cos, start=0, end=2), graph.ints(kept), axis=0
-            )
-            for factors, value in ((turn, 1.0), (cross, 0.0)):
-                factors.append(graph.op("Expand", self.number(value), shape))
         heads = graph.ints(1)
         rows = [graph.op("Concat", *factors, axis=-1) for factors in (turn, cross)]
         return graph.op("Unsqueeze", rows[0], heads), graph.op("Unsqueeze", rows[1], heads)

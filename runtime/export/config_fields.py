@@ -20,7 +20,6 @@ _HARMLESS = frozenset(
         "initializer_range",
         "label2id",
         "max_length",
-        "max_window_layers",
         "model_type",
         "name_or_path",
         "pad_token_id",
@@ -41,7 +40,9 @@ _READ = frozenset(
         "head_dim",
         "hidden_size",
         "intermediate_size",
+        "layer_types",
         "max_position_embeddings",
+        "max_window_layers",
         "num_attention_heads",
         "num_hidden_layers",
         "num_key_value_heads",
@@ -50,7 +51,9 @@ _READ = frozenset(
         "rope_parameters",
         "rope_scaling",
         "rope_theta",
+        "sliding_window",
         "tie_word_embeddings",
+        "use_sliding_window",
         "vocab_size",
     }
 )
@@ -66,18 +69,7 @@ def refuse_unserved(fields: Fields, also_read: Collection[str] = ()) -> None:
     """
     for name, value in fields.data.items():
         known = name in _HARMLESS or name in _READ or name in also_read or name.startswith("_")
-        if not known and not _is_neutral(name, value, fields):
+        if not known and (value not in _NEUTRAL[name] if name in _NEUTRAL else value):
             raise HearthError(
                 "model_unsupported", f"config.json sets {name}, which is not served", name
             )
-
-
-def _is_neutral(name: str, value: Any, fields: Fields) -> bool:
-    if name in _NEUTRAL:
-        return value in _NEUTRAL[name]
-    if name == "sliding_window":  # Qwen states a width even where it is switched off.
-        return value is None or fields.data.get("use_sliding_window") is False
-    if name == "layer_types":
-        layers = value if isinstance(value, list) else [value] if value is not None else []
-        return all(layer == "full_attention" for layer in layers)
-    return not value

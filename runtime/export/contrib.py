@@ -15,7 +15,7 @@ from runtime.export.spelling import BATCH, KeyValue, StepInputs
 
 CONTRIB = "com.microsoft"
 HEAD_MULTIPLE = 16
-"""Elements of a head, and of the rotated part of it, that GroupQueryAttention counts in."""
+"""Elements of a head that GroupQueryAttention counts in."""
 
 
 def resolve_operators(
@@ -59,8 +59,8 @@ def _why_not(options: ExportOptions, model: ModelConfig, *, trees: bool) -> str 
         return None
     if options.dtype == "float32":
         return "attention on CUDA takes float16 or bfloat16, not float32"
-    if model.head_dim % HEAD_MULTIPLE or model.rotary_dim % HEAD_MULTIPLE:
-        return f"a head and its rotated part must be multiples of {HEAD_MULTIPLE}"
+    if model.head_dim % HEAD_MULTIPLE:
+        return f"a head must be a multiple of {HEAD_MULTIPLE}"
     return None
 
 
@@ -166,11 +166,7 @@ class ContribSpelling(NativeSpelling):
         return graph.op("Reshape", self.normalise(apart, weight), graph.ints(0, 0, -1))
 
     def _turned(self, x: ir.Value, heads: int) -> ir.Value:
-        model, partial = self.model, {}
-        if model.rotary_dim != model.head_dim:
-            partial = {"num_heads": heads, "rotary_embedding_dim": model.rotary_dim}
-        if model.rope_per_row:
-            partial["num_heads"] = heads
-            return self.graph.op("RotaryEmbedding", x, self._cos, self._sin, **partial)
+        if self.model.rope_per_row:
+            return self.graph.op("RotaryEmbedding", x, self._cos, self._sin, num_heads=heads)
         tables = (self._positions, self._cos, self._sin)
-        return self.graph.op(f"{CONTRIB}::RotaryEmbedding", x, *tables, **partial)
+        return self.graph.op(f"{CONTRIB}::RotaryEmbedding", x, *tables)

@@ -144,18 +144,25 @@ class Decoder:
         qkv = []
         for part in parts:
             shape = (width, sum(sizes[kind] for kind in part))
-            product = self._linear(x, part, [f"{prefix}.{kind}_proj" for kind in part], shape)
+            sources = [f"{prefix}.{kind}_proj" for kind in part]
+            product = self._linear(x, part, sources, shape, biased=model.attention_bias)
             qkv.append(self._low_rank.add(layer, part[0], x, product))
         names = [f"{prefix}.{kind}_norm" for kind in "qk"] if model.qk_norm else []
         norms = [self._weights.vector(graph, name, [f"{name}.weight"]) for name in names]
         return self._spelling.self_attention(layer, qkv, norms, cache)
 
     def _linear(
-        self, x: ir.Value, name: str, sources: Sequence[str], shape: tuple[int, int]
+        self,
+        x: ir.Value,
+        name: str,
+        sources: Sequence[str],
+        shape: tuple[int, int],
+        *,
+        biased: bool,
     ) -> ir.Value:
-        """Projections side by side, with their biases if the model has any."""
+        """Projections side by side, with their biases if they have any."""
         graph, product = self._graph, self._project(x, name, sources, *shape)
-        if not self._model.attention_bias:
+        if not biased:
             return product
         biases = [f"{source}.bias" for source in sources]
         bias = self._weights.vector(graph, graph.scoped(f"{name}_bias"), biases)
@@ -164,26 +171,28 @@ class Decoder:
     def _attention_output(self, layer: int, context: ir.Value) -> ir.Value:
         model = self._model
         sources = [f"{self.layer_names.format(layer)}.self_attn.o_proj"]
-        output = self._project(context, "output", sources, model.query_size, model.hidden_size)
+        shape = (model.query_size, model.hidden_size)
+        output = self._linear(context, "output", sources, shape, biased=model.output_bias)
         return self._low_rank.add(layer, "o", context, output)
 
     def _mlp(self, layer: int, x: ir.Value) -> ir.Value:
         model, prefix = self._model, self.layer_names.format(layer)
         product = self._spelling.gated(*self._gate_and_up(layer, x, prefix))
-        sources, inner = [f"{prefix}.mlp.down_proj"], model.intermediate_size
-        output = self._project(product, "down", sources, inner, model.hidden_size)
+        sources, shape = [f"{prefix}.mlp.down_proj"], (model.intermediate_size, model.hidden_size)
+        output = self._linear(product, "down", sources, shape, biased=model.mlp_bias)
         return self._low_rank.add(layer, "down", product, output)
 
     def _gate_and_up(self, layer: int, x: ir.Value, prefix: str) -> Sequence[ir.Value]:
         graph, hidden, size = self._graph, self._model.hidden_size, self._model.intermediate_size
+        biased = self._model.mlp_bias
         gate, up = (f"{prefix}.mlp.{kind}_proj" for kind in ("gate", "up"))
         # Two adapters would cost more than the kernel that splits their sum.
         if not (self._spelling.joins_gate_and_up or self._low_rank.adapts(layer, "gate")):
             return [
-                self._project(x, name, [source], hidden, size)
+                self._linear(x, name, [source], (hidden, size), biased=biased)
                 for name, source in (("gate", gate), ("up", up))
             ]
-        both = self._project(x, "gate_up", [gate, up], hidden, 2 * size)
+        both = self._linear(x, "gate_up", [gate, up], (hidden, 2 * size), biased=biased)
         both = self._low_rank.add(layer, "gate", x, both)
         return graph.ops("Split", 2, both, graph.ints(size, size), axis=-1)
 

@@ -20,7 +20,7 @@ from runtime.export.external_weights import seal_own
 from runtime.export.graph import GraphBuilder
 from runtime.export.kernels_export import check_limits
 from runtime.export.model_config import ModelConfig
-from runtime.export.options import ExportOptions, resolve_block_size
+from runtime.export.options import ExportOptions, resolve_block_size, resolve_capacity
 from runtime.export.progress import Progress
 from runtime.export.spelling import Spelling
 from runtime.export.weights import Weights
@@ -62,6 +62,7 @@ class DraftExport:
         Raises `invalid_value` naming an option that this or the draft engine cannot have.
         """
         capacity = config.max_kv_cache_capacity
+        resolve_capacity(self._options, capacity, self._config.model.window)
         base = msgspec.structs.replace(
             config,
             enable_eagle_spec_decode=True,

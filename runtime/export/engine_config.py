@@ -2,7 +2,7 @@
 
 from runtime.config import WEIGHTS_FILE, LLMEngineRunnerConfig
 from runtime.export.contrib import resolve_chains, resolve_operators
-from runtime.export.kernels_export import check_limits
+from runtime.export.kernels_export import check_limits, refuse_biases
 from runtime.export.model_config import ModelConfig
 from runtime.export.options import (
     ExportOptions,
@@ -22,7 +22,7 @@ def engine_config(model: ModelConfig, options: ExportOptions) -> LLMEngineRunner
     limit still gets one token in answer. Raises `model_unsupported` for sizes that kernels do not
     serve, where they are to, and `invalid_value` for an option that the model cannot have.
     """
-    capacity = resolve_capacity(options, model.max_position_embeddings)
+    capacity = resolve_capacity(options, model.max_position_embeddings, model.window)
     kernels = options.engine == "kernels"
     dialect = "native" if kernels else resolve_dialect(options)
     plan = options.plan
@@ -73,5 +73,6 @@ def engine_config(model: ModelConfig, options: ExportOptions) -> LLMEngineRunner
         external_weight_files=(WEIGHTS_FILE,) if kernels or options.external_weights else (),
     )
     if kernels:
+        refuse_biases(model)
         check_limits(config)
     return config

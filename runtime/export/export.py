@@ -21,7 +21,7 @@ from runtime.export.engine_files import (
 from runtime.export.external_weights import seal_own, table_bytes
 from runtime.export.image_families import text_name
 from runtime.export.json_file import read_config
-from runtime.export.layout import check_tensors
+from runtime.export.layout import check_tensors, settle_head
 from runtime.export.model_config import load_model_config
 from runtime.export.options import ExportOptions, TargetType, check_options
 from runtime.export.progress import Progress
@@ -46,6 +46,7 @@ def export_model(
     options = settle_options(options)
     model = load_model_config(source)
     checkpoint = Checkpoint(source, str if model.images is None else text_name)
+    model = settle_head(checkpoint, model)
     check_tensors(checkpoint, model)
     config = engine_config(model, options)
     draft = DraftExport.open(model, options)

@@ -10,7 +10,7 @@ from runtime.export.json_file import Fields
 from runtime.vision_config import Family
 
 MRopeLayout = Literal["sections", "interleaved"]
-TextArchitecture = Literal["llama", "qwen2", "qwen3"]
+TextArchitecture = Literal["llama", "qwen2", "qwen3", "mistral"]
 
 _FILE = "config.json"
 _TIED = "tie_word_embeddings"

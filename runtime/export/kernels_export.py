@@ -57,6 +57,15 @@ def check_limits(config: LLMEngineRunnerConfig) -> None:
             )
 
 
+def refuse_biases(model: ModelConfig) -> None:
+    """Raise `model_unsupported` naming the field of a bias that kernels do not add."""
+    for name, has in (("attention_bias", model.output_bias), ("mlp_bias", model.mlp_bias)):
+        if has:
+            what = f"Hearth's kernels add no {name} of a {model.architecture} model"
+            how = "export with --backend onnxruntime"
+            raise HearthError("model_unsupported", f"{what}: {how}", name)
+
+
 def write_kernels(
     folder: Path,
     model: ModelConfig,

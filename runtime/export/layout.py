@@ -3,9 +3,13 @@
 import re
 from collections.abc import Iterator
 
+import msgspec
+import numpy as np
+
 from runtime.export.checkpoint import Checkpoint
 from runtime.export.image_families import is_vision_tensor
 from runtime.export.model_config import ModelConfig
+from runtime.export.weights import row_slices
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -24,9 +28,26 @@ def expected_tensors(model: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]
             yield f"model.layers.{layer}.{name}", shape
 
 
+def settle_head(checkpoint: Checkpoint, model: ModelConfig) -> ModelConfig:
+    """The model as its tensors say: a head that differs from the table is no tied one.
+
+    So `transformers` takes it, whatever config.json says. Raises `model_invalid` naming a tensor.
+    """
+    if not model.tied_head or HEAD not in checkpoint.names:
+        return model
+    shape = (model.vocab_size, model.hidden_size)
+    for name in (EMBEDDING, HEAD):
+        checkpoint.check(name, shape)
+    for rows in row_slices(shape):
+        table, head = (checkpoint.matrix(name, rows, slice(None)) for name in (EMBEDDING, HEAD))
+        if not np.array_equal(table.astype(np.float32), head.astype(np.float32)):
+            return msgspec.structs.replace(model, tied_head=False)
+    return model
+
+
 def check_tensors(checkpoint: Checkpoint, model: ModelConfig) -> None:
     """Raise `model_invalid` or `model_unsupported` naming the first tensor that does not fit."""
-    # A tied head may have been stored all the same.
+    # A tied head may have been stored all the same, as a copy (`settle_head`).
     head = HEAD if model.tied_head else None
     images = model.images is not None
     checkpoint.check_all(
@@ -55,6 +76,11 @@ def _layer_tensors(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     if model.attention_bias:
         sizes = {"q": q, "k": kv, "v": kv}
         tensors |= {f"self_attn.{kind}_proj.bias": (size,) for kind, size in sizes.items()}
+    if model.output_bias:
+        tensors["self_attn.o_proj.bias"] = (hidden,)
+    if model.mlp_bias:
+        sizes = {"gate": inner, "up": inner, "down": hidden}
+        tensors |= {f"mlp.{kind}_proj.bias": (size,) for kind, size in sizes.items()}
     if model.qk_norm:
         tensors |= {f"self_attn.{kind}_norm.weight": (model.head_dim,) for kind in "qk"}
     return tensors

@@ -20,7 +20,9 @@ from runtime.export.rope_config import read_rope
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The shape of a decoder: sizes in elements, `max_position_embeddings` in tokens.
 
-    `attention_bias` is a bias on q, k and v alone; `qk_norm` an RMS norm over each head of q and k.
+    `attention_bias` is a bias on q, k and v, `output_bias` one on what joins the heads, `mlp_bias`
+    one on each projection of the MLP; `qk_norm` an RMS norm over each head of q and k. A token sees
+    no more than `window` tokens, itself among them, None for all.
     `images` is the family of a model that takes images: `image_token_id` stands in their place, and
     `num_deepstack_features` of each are added behind as many first layers.
     """
@@ -42,6 +44,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     rope: RopeConfig
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
+    output_bias: bool = False
+    mlp_bias: bool = False
+    window: int | None = None
     images: ImageFamily | None = None
     image_token_id: int = 0
     num_deepstack_features: int = 0
@@ -66,7 +71,10 @@ ARCHITECTURES: dict[TextArchitecture, str] = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "mistral": "MistralForCausalLM",
 }
+# What the classes of transformers take where config.json says nothing.
+_WINDOW, _FULL_LAYERS = 4096, 28
 
 
 def load_model_config(folder: Path) -> ModelConfig:
@@ -80,7 +88,7 @@ def load_model_config(folder: Path) -> ModelConfig:
     if family is not None:
         return _read_image_model(folder, fields, family)
     architecture = _read_architecture(fields)
-    refuse_unserved(fields)
+    refuse_unserved(fields, _biases(architecture))
     return read_sizes(fields, architecture, read_end_tokens(folder, fields))
 
 
@@ -145,6 +153,8 @@ def read_sizes(
     """
     heads = fields.size("num_attention_heads")
     hidden = fields.size("hidden_size")
+    head_dim = _read_head_dim(fields, architecture, hidden, heads)
+    biased = {name for name in _biases(architecture) if fields.flag(name, default=False)}
     config = ModelConfig(
         architecture=architecture,
         vocab_size=fields.size("vocab_size"),
@@ -153,21 +163,61 @@ def read_sizes(
         num_layers=fields.size("num_hidden_layers"),
         num_attention_heads=heads,
         num_kv_heads=fields.size("num_key_value_heads", heads if architecture == "llama" else None),
-        head_dim=_read_head_dim(fields, architecture, hidden, heads),
-        rotary_dim=0,
+        head_dim=head_dim,
+        rotary_dim=head_dim,
         max_position_embeddings=fields.size("max_position_embeddings"),
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
         tied_head=fields.flag("tie_word_embeddings", default=False),
-        attention_bias=architecture == "qwen2",
+        attention_bias=architecture == "qwen2" or "attention_bias" in biased,
+        output_bias="attention_bias" in biased,
+        mlp_bias="mlp_bias" in biased,
         qk_norm=architecture == "qwen3",
-        rope=RopeConfig(),
+        rope=read_rope(fields, head_dim, mrope),
+        window=_read_window(fields, architecture),
         eos_token_ids=end_tokens,
         bos_token_id=next(iter(fields.token_ids("bos_token_id")), None),
     )
-    rope, rotary_dim = read_rope(fields, config.head_dim, mrope)
-    config = msgspec.structs.replace(config, rope=rope, rotary_dim=rotary_dim)
     _check_sizes(config)
     return config
+
+
+def _biases(architecture: TextArchitecture) -> tuple[str, ...]:
+    """The fields for biases that its class in transformers reads."""
+    own = {"llama": ("attention_bias", "mlp_bias"), "qwen3": ("attention_bias",)}
+    return own.get(architecture, ())
+
+
+def _read_window(fields: Fields, architecture: TextArchitecture) -> int | None:
+    """How many tokens a token of some layer sees at most, None for all.
+
+    Raises `model_unsupported` for layers of other kinds, and where theirs has no width.
+    """
+    stated = fields.data.get("layer_types")
+    kinds = stated if isinstance(stated, list) else [] if stated is None else [stated]
+    sliding = "sliding_attention" in kinds
+    window = None
+    # Qwen states a width even where it is switched off; Mistral's class has no switch.
+    if architecture == "mistral" or fields.flag(
+        "use_sliding_window", default=architecture == "llama"
+    ):
+        absent = "sliding_window" not in fields.data and architecture != "llama"
+        given = absent or fields.data.get("sliding_window") is not None
+        window = fields.size("sliding_window", _WINDOW) if given else None
+    if any(kind not in ("full_attention", "sliding_attention") for kind in kinds) or (
+        sliding and window is None
+    ):
+        raise HearthError(
+            "model_unsupported", "config.json sets layer_types, which is not served", "layer_types"
+        )
+    if architecture == "mistral" or sliding or window is None:
+        return window
+    if kinds:
+        return None
+    if architecture == "llama":
+        return window
+    full = fields.data.get("max_window_layers", _FULL_LAYERS)
+    whole = isinstance(full, int) and fields.size("num_hidden_layers") <= full
+    return None if whole else window
 
 
 def _read_head_dim(fields: Fields, architecture: TextArchitecture, hidden: int, heads: int) -> int:
@@ -182,6 +232,8 @@ def _read_head_dim(fields: Fields, architecture: TextArchitecture, hidden: int, 
 
 
 def _check_sizes(config: ModelConfig) -> None:
+    if config.head_dim % 2:
+        raise HearthError("model_invalid", "head_dim must be even, to be rotated", "head_dim")
     if config.num_attention_heads % config.num_kv_heads:
         raise HearthError(
             "model_invalid", "num_attention_heads must be a multiple of num_key_value_heads",

@@ -57,10 +57,7 @@ class NativeSpelling(Spelling):
 
     def rotate(self, heads: ir.Value) -> ir.Value:
         """One RotaryEmbedding."""
-        partial = {}
-        if self.model.rotary_dim != self.model.head_dim:
-            partial["rotary_embedding_dim"] = self.model.rotary_dim
-        return self.graph.op("RotaryEmbedding", heads, self._cos, self._sin, **partial)
+        return self.graph.op("RotaryEmbedding", heads, self._cos, self._sin)
 
     def attend(self, layer: int, q: ir.Value, new: KeyValue, cache: KeyValue) -> ir.Value:
         """Write the new rows into the cache, whose output has the address of its input."""

@@ -219,13 +219,24 @@ def resolve_dialect(options: ExportOptions, version: str = "") -> Dialect:
     return "native" if reads_native(version or installed_version()) else "classic"
 
 
-def resolve_capacity(options: ExportOptions, longest: int) -> int:
-    """Cache slots per row; `longest` is the longest sequence that the model was made for."""
+def resolve_capacity(options: ExportOptions, longest: int, window: int | None = None) -> int:
+    """Cache slots per row; `longest` is the longest sequence that the model was made for.
+
+    A sliding `window` has to hide nothing: raises `invalid_value` for a capacity beyond it that is
+    asked for, and `model_unsupported` where nobody asked for another.
+    """
     if options.capacity > longest:
         raise HearthError(
             "invalid_value", f"capacity must be at most {longest}, the model's limit", "capacity"
         )
-    return options.capacity or min(longest, 4096)
+    capacity = options.capacity or min(longest, 4096)
+    if window is not None and capacity > window:
+        what = f"the model's layers see {window} tokens, which only shorter rows do not notice"
+        how = f"export with --capacity {window} or less"
+        if options.capacity:
+            raise HearthError("invalid_value", f"{what}: {how}", "capacity")
+        raise HearthError("model_unsupported", f"{what}: {how}", "sliding_window")
+    return capacity
 
 
 def resolve_chunk(options: ExportOptions, capacity: int) -> int:

@@ -42,7 +42,7 @@ def decode(
         normal = normalise(x, weights.vector(f"{name}.input_layernorm.weight"), model)
         x = x + attention(normal, model, weights, f"{name}.self_attn", rotary)
         normal = normalise(x, weights.vector(f"{name}.post_attention_layernorm.weight"), model)
-        x = x + gated_mlp(normal, weights, f"{name}.mlp")
+        x = x + gated_mlp(normal, model, weights, f"{name}.mlp")
         if layer < len(deepstack):
             x = x + deepstack[layer]
     x = normalise(x, weights.vector("model.norm.weight"), model)
@@ -67,7 +67,10 @@ def attention(
 
     Query heads share key and value heads in groups of neighbours (Ainslie et al., GQA, 2023).
     """
-    q, k, v = (heads(x, model, weights, f"{name}.{kind}_proj") for kind in "qkv")
+    q, k, v = (
+        heads(linear(x, weights, f"{name}.{kind}_proj", biased=model.attention_bias), model)
+        for kind in "qkv"
+    )
     if model.qk_norm:
         q = normalise(q, weights.vector(f"{name}.q_norm.weight"), model)
         k = normalise(k, weights.vector(f"{name}.k_norm.weight"), model)
@@ -80,15 +83,18 @@ def attention(
     with np.errstate(divide="ignore"):  # A flag that NumPy's BLAS leaves behind on arm64.
         context = shares @ v
     joined = context.swapaxes(-2, -3).reshape(*x.shape[:-1], model.query_size)
-    return weights.project(joined, f"{name}.o_proj.weight")
+    return linear(joined, weights, f"{name}.o_proj", biased=model.output_bias)
 
 
-def heads(x: Array, model: ModelConfig, weights: RoundedWeights, name: str) -> Array:
-    """A projection of x [..., T, H], biased if the model has biases, as [..., heads, T, D]."""
+def linear(x: Array, weights: RoundedWeights, name: str, *, biased: bool) -> Array:
+    """A projection of x [..., T, in], with its bias if it has one: [..., T, out]."""
     product = weights.project(x, f"{name}.weight")
-    if model.attention_bias:
-        product += weights.vector(f"{name}.bias")
-    parts: Array = product.reshape(*x.shape[:-1], -1, model.head_dim).swapaxes(-2, -3)
+    return product + weights.vector(f"{name}.bias") if biased else product
+
+
+def heads(x: Array, model: ModelConfig) -> Array:
+    """The heads [..., heads, T, D] that lie side by side in x [..., T, heads * D]."""
+    parts: Array = x.reshape(*x.shape[:-1], -1, model.head_dim).swapaxes(-2, -3)
     return parts
 
 
@@ -111,12 +117,12 @@ def softmax(scores: Array) -> Array:
     return shares
 
 
-def gated_mlp(x: Array, weights: RoundedWeights, name: str) -> Array:
+def gated_mlp(x: Array, model: ModelConfig, weights: RoundedWeights, name: str) -> Array:
     """Two projections of x [..., T, H], one gating the other through SiLU, and a third back.
 
     Shazeer, GLU Variants Improve Transformer, 2020.
     """
-    gate = weights.project(x, f"{name}.gate_proj.weight")
-    up = weights.project(x, f"{name}.up_proj.weight")
+    gate = linear(x, weights, f"{name}.gate_proj", biased=model.mlp_bias)
+    up = linear(x, weights, f"{name}.up_proj", biased=model.mlp_bias)
     silu = gate / (1 + np.exp(-gate))
-    return weights.project(silu * up, f"{name}.down_proj.weight")
+    return linear(silu * up, weights, f"{name}.down_proj", biased=model.mlp_bias)

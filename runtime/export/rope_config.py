@@ -18,10 +18,8 @@ _AXES = 3
 _SERVED = {"default": frozenset[str](), "linear": _LINEAR, "llama3": _LLAMA3}
 
 
-def read_rope(
-    fields: Fields, head_dim: int, mrope: MRopeLayout | None = None
-) -> tuple[RopeConfig, int]:
-    """The rotary settings and how many leading elements of a head are rotated.
+def read_rope(fields: Fields, head_dim: int, mrope: MRopeLayout | None = None) -> RopeConfig:
+    """The rotary settings of heads of `head_dim` elements, which are rotated whole.
 
     `mrope` is how a family lays out the axes of its positions. Raises `model_unsupported` naming
     the rope type or the parameter that is not served, `model_invalid` for sections that do not fit.
@@ -30,20 +28,26 @@ def read_rope(
     scaling = new or fields.table("rope_scaling") or Fields({}, "rope_scaling")
     top = new if new is not None and "rope_theta" in new.data else fields
     theta = top.number("rope_theta", _DEFAULT_THETA if mrope is None else None)
-    place = scaling if "partial_rotary_factor" in scaling.data else fields
-    rotary_dim = _rotary_dim(place.number("partial_rotary_factor", 1.0), head_dim)
+    for place in (scaling, fields):
+        if place.number("partial_rotary_factor", 1.0) != 1:
+            # transformers rotates whole heads of these families all the same.
+            raise HearthError(
+                "model_unsupported",
+                "config.json sets partial_rotary_factor: only whole heads are rotated",
+                "partial_rotary_factor",
+            )
     if mrope is not None and "mrope_section" in scaling.data:
-        return _read_mrope(scaling, theta, mrope, rotary_dim), rotary_dim
-    return _read_scaling(scaling, theta), rotary_dim
+        return _read_mrope(scaling, theta, mrope, head_dim // 2)
+    return _read_scaling(scaling, theta)
 
 
-def _read_mrope(scaling: Fields, theta: float, layout: MRopeLayout, rotary_dim: int) -> RopeConfig:
+def _read_mrope(scaling: Fields, theta: float, layout: MRopeLayout, pairs: int) -> RopeConfig:
     sections = scaling.data["mrope_section"]
     whole = isinstance(sections, list) and all(type(one) is int and one > 0 for one in sections)
-    if not whole or len(sections) != _AXES or sum(sections) != rotary_dim // 2:
+    if not whole or len(sections) != _AXES or sum(sections) != pairs:
         raise HearthError(
             "model_invalid",
-            f"mrope_section must share {rotary_dim // 2} pairs among time, height and width",
+            f"mrope_section must share {pairs} pairs among time, height and width",
             "mrope_section",
         )
     interleaved = layout == "interleaved"
@@ -98,14 +102,3 @@ def _read_llama3(scaling: Fields, theta: float) -> RopeConfig:
             "model_invalid", "high_freq_factor must exceed low_freq_factor", "high_freq_factor"
         )
     return rope
-
-
-def _rotary_dim(factor: float, head_dim: int) -> int:
-    # A larger factor is refused unused: its product may be too large to be a number.
-    rotary_dim = int(head_dim * factor) if factor <= 1 else 0
-    if rotary_dim == 0 or rotary_dim % 2:
-        raise HearthError(
-            "model_invalid", "partial_rotary_factor must rotate an even part of a head",
-            "partial_rotary_factor",
-        )  # fmt: skip
-    return rotary_dim

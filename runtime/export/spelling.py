@@ -72,7 +72,7 @@ class Spelling(Operators, ABC):
 
     @abstractmethod
     def rotate(self, heads: ir.Value) -> ir.Value:
-        """Turn the leading elements of each head by its position."""
+        """Turn each head by its position."""
 
     @abstractmethod
     def attend(self, layer: int, q: ir.Value, new: KeyValue, cache: KeyValue) -> ir.Value:

@@ -159,7 +159,7 @@ def row_pieces(
     def piece(rows: slice) -> Array:
         return cast(checkpoint.matrix(name, rows, slice(None)), dtype, name)
 
-    yield from in_threads(piece, _row_slices(shape, TILE_BYTES // dtype.itemsize))
+    yield from in_threads(piece, row_slices(shape, TILE_BYTES // dtype.itemsize))
 
 
 def quantised_rows(
@@ -172,7 +172,7 @@ def quantised_rows(
         matrix = checkpoint.matrix(name, rows, slice(None))
         return quantised(matrix, kind, block, dtype, name, signed=True)
 
-    yield from in_threads(piece, _row_slices((shape[0], shape[1]), TILE_BYTES // 4))
+    yield from in_threads(piece, row_slices((shape[0], shape[1]), TILE_BYTES // 4))
 
 
 def in_threads(make: Callable[[slice], Made], parts: Iterable[slice]) -> Iterator[Made]:
@@ -188,7 +188,8 @@ def in_threads(make: Callable[[slice], Made], parts: Iterable[slice]) -> Iterato
             yield waiting.popleft().result()
 
 
-def _row_slices(shape: tuple[int, int], elements: int) -> Iterator[slice]:
+def row_slices(shape: tuple[int, int], elements: int = TILE_BYTES // 4) -> Iterator[slice]:
+    """Whole rows of a matrix, about so many elements at a time."""
     step = max(1, elements // shape[1])
     return (slice(start, min(start + step, shape[0])) for start in range(0, shape[0], step))
 

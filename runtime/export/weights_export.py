@@ -17,7 +17,7 @@ from runtime.export.image_families import text_name
 from runtime.export.json_file import read_json
 from runtime.export.kernels_export import kernel_parts, write_kernel_weights
 from runtime.export.known_answer import Rehearsal, known_answer
-from runtime.export.layout import check_tensors
+from runtime.export.layout import check_tensors, settle_head
 from runtime.export.model_config import ModelConfig, load_model_config
 from runtime.export.onnx_files import write_weights
 from runtime.export.progress import Meter, Progress
@@ -46,9 +46,10 @@ def export_weights(
             "engine",
         )
     layout, model = load_layout(engine), load_model_config(source)
+    checkpoint = Checkpoint(source, str if model.images is None else text_name)
+    model = settle_head(checkpoint, model)
     _check_model(model, config, facts=(msgspec.structs.asdict(layout.model)))
     _check_tokenizer(source, engine, model)
-    checkpoint = Checkpoint(source, str if model.images is None else text_name)
     check_tensors(checkpoint, model)
     weights = Meter(
         progress, "weights", projection_bytes(config) + table_bytes(model, checkpoint, config)
@@ -93,6 +94,13 @@ def _check_model(model: ModelConfig, config: LLMEngineRunnerConfig, facts: dict[
                 "model as an engine of its own",
                 name,
             )
+    if model.window is not None and model.window < config.max_kv_cache_capacity:
+        raise HearthError(
+            "model_unsupported",
+            f"the model's layers see {model.window} tokens, rows of the engine have "
+            f"{config.max_kv_cache_capacity}: export it as an engine of its own",
+            "sliding_window",
+        )
     others = set(model.eos_token_ids) - set(config.eos_token_ids)
     if others:
         raise HearthError(

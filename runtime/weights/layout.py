@@ -40,6 +40,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     attention_bias: bool
     qk_norm: bool
     rope: RopeConfig
+    output_bias: bool = False
+    mlp_bias: bool = False
 
 
 class WeightLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -15,7 +15,7 @@ NAMES = (
     "llama",
     "llama3_scaled",
     "llama_linear",
-    "llama_partial",
+    "llama_biased",
 )
 
 

@@ -1,4 +1,4 @@
-"""Make the stored reference models: `python -m tests.references.make` (needs torch, transformers).
+"""Make the stored reference models: `python -m tests.references.make [NAME]`, with transformers.
 
 Every model is random, with weights large enough that its logits spread and its greedy tokens are
 no near-ties. Spelling of config.json, source type, shards and head vary from model to model.
@@ -6,6 +6,7 @@ no near-ties. Spelling of config.json, source type, shards and head vary from mo
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,6 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
-from transformers.models.llama import modeling_llama
 
 HERE = Path(__file__).parent
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -66,7 +66,6 @@ class Recipe(NamedTuple):
     spelling: int
     dtype: torch.dtype
     shards: int = 1
-    partial: float = 1.0
 
 
 def recipes() -> dict[str, Recipe]:
@@ -94,8 +93,9 @@ def recipes() -> dict[str, Recipe]:
             LlamaConfig(**SIZES, tie_word_embeddings=True, rope_parameters=linear),
             LlamaForCausalLM, 5, f16,
         ),
-        "llama_partial": Recipe(
-            LlamaConfig(**SIZES, tie_word_embeddings=True), LlamaForCausalLM, 5, bf16, partial=0.5
+        "llama_biased": Recipe(
+            LlamaConfig(**SIZES, tie_word_embeddings=True, attention_bias=True, mlp_bias=True),
+            LlamaForCausalLM, 5, bf16,
         ),
     }  # fmt: skip
 
@@ -128,29 +128,7 @@ def build(recipe: Recipe, seed: int) -> Any:
             if name.endswith("bias"):
                 weight.copy_(torch.randn_like(weight))
             weight.copy_(weight.to(recipe.dtype).float())
-    if recipe.partial < 1:
-        use_partial_rotary(model, recipe.partial)
     return model
-
-
-def use_partial_rotary(model: Any, factor: float) -> None:
-    """Rotate only the first `factor` of every head, as models with a partial rotary factor do."""
-    config = model.config
-    rotary = int(config.head_dim * factor)
-    theta = config.rope_parameters["rope_theta"]
-    frequencies = theta ** -(torch.arange(0, rotary, 2).float() / rotary)
-    model.model.rotary_emb.inv_freq = frequencies
-
-    def rotate(q: Any, k: Any, cos: Any, sin: Any) -> Any:
-        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-        parts = []
-        for head in (q, k):
-            turned, kept = head[..., :rotary], head[..., rotary:]
-            turned = turned * cos + modeling_llama.rotate_half(turned) * sin
-            parts.append(torch.cat((turned, kept), dim=-1))
-        return tuple(parts)
-
-    modeling_llama.apply_rotary_pos_emb = rotate
 
 
 def generate(model: Any, prompt: list[int]) -> tuple[list[int], Any, float]:
@@ -207,8 +185,6 @@ def spell_config(recipe: Recipe) -> dict[str, Any]:
     config["architectures"] = [recipe.kind.__name__]
     rope = config.pop("rope_parameters")
     dtype = str(recipe.dtype).removeprefix("torch.")
-    if recipe.partial < 1:
-        rope["partial_rotary_factor"] = recipe.partial
     if recipe.spelling == 5:
         return {**config, "dtype": dtype, "rope_parameters": rope}
     config["transformers_version"] = "4.51.0"
@@ -259,10 +235,11 @@ def make(name: str, recipe: Recipe, tokenizer: Tokenizer) -> None:
 
 
 def main() -> None:
-    """Make every stored model anew; the partial one is last because it replaces a function."""
+    """Make every stored model anew, or those that are named."""
     tokenizer = make_tokenizer()
     for name, recipe in recipes().items():
-        make(name, recipe, tokenizer)
+        if name in sys.argv[1:] or not sys.argv[1:]:
+            make(name, recipe, tokenizer)
 
 
 if __name__ == "__main__":

@@ -57,11 +57,11 @@ class PrimitiveSpelling(ClassicSpelling):
         return q, KeyValue(k, v)
 
     def rotate(self, heads: ir.Value) -> ir.Value:
-        """Turn the two halves by each other; elements behind them stay as they are."""
-        first, second, *rest = self.halves(heads)
+        """Turn the two halves by each other."""
+        first, second = self.halves(heads)
         low = self._turn_half("Sub", first, second)
         high = self._turn_half("Add", second, first)
-        return self.graph.op("Concat", low, high, *rest, axis=-1)
+        return self.graph.op("Concat", low, high, axis=-1)
 
     def attend(self, layer: int, q: ir.Value, new: KeyValue, cache: KeyValue) -> ir.Value:
         """Attend under one mask; the runtime writes the new rows into the cache after the step."""

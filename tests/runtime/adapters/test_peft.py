@@ -31,6 +31,79 @@ def test_alpha_and_rank_are_folded_into_b(tmp_path: Path, fields: dict[str, Any]
         assert np.allclose(found.parts[place].b, b, rtol=1e-6)
 
 
+def test_each_module_may_have_a_rank_and_an_alpha_of_its_own(tmp_path: Path) -> None:
+    folder = write_peft(BASE, tmp_path / "one", rank=8, alpha=16)
+    # As in PEFT: the first pattern that fits, for the end of a name behind a dot.
+    ranks = {r"model.layers.1.*.(q|v)_proj": 2, "q_proj": 4, "proj": 1}
+    alphas = {"self_attn.k_proj": 4.0, r"layers.\d.mlp.up_proj": 32}
+    cut = {(layer, kind): 8 for layer in range(3) for kind in ("k", "o", "v", "gate", "up", "down")}
+    cut |= {(0, "q"): 4, (2, "q"): 4, (1, "q"): 2, (1, "v"): 2}
+
+    def shorten(tensors: dict[str, Array]) -> None:
+        for (layer, kind), rank in cut.items():
+            for name in list(tensors):
+                if f"layers.{layer}." in name and f".{kind}_proj." in name:
+                    shape = (slice(rank), slice(None))
+                    rows, columns = shape if "lora_A" in name else shape[::-1]
+                    tensors[name] = tensors[name][rows, columns].copy()
+
+    change_tensors(folder, shorten)
+    change_fields(folder, rank_pattern=ranks, alpha_pattern=alphas)
+    found, wanted = read_peft(folder, adapter_config()), random_adapter(BASE, 8)
+    assert found.rank == 8
+    for place, (a, b) in wanted.items():
+        rank, kind = cut[place], place[1]
+        alpha = {"k": 4, "up": 32}.get(kind, 16)
+        # What was written is b by 2, its scale.
+        assert np.array_equal(found.parts[place].a, a[:, :rank])
+        assert np.allclose(found.parts[place].b, b[:rank] / 2 * alpha / rank, rtol=1e-6)
+
+
+def test_a_rank_beyond_the_engines_is_refused_where_it_is_set(tmp_path: Path) -> None:
+    folder = write_peft(BASE, tmp_path / "one", rank=4, targets="q")
+    # The rank of all does not count where each has its own.
+    change_fields(folder, r=16, rank_pattern={"q_proj": 4})
+    assert read_peft(folder, adapter_config()).rank == 4
+    change_fields(folder, r=4, rank_pattern={"q_proj": 16})
+    refused(folder, "rank_pattern")
+
+
+@pytest.mark.reference
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("rooted", [False, True])
+def test_patterns_are_those_of_peft(tmp_path: Path, *, rooted: bool) -> None:
+    peft = pytest.importorskip("peft")
+    torch = pytest.importorskip("torch")
+    base = pytest.importorskip("transformers").AutoModelForCausalLM.from_pretrained(
+        BASE, dtype=torch.float32
+    )
+    given = peft.LoraConfig(
+        r=8,
+        lora_alpha=16,
+        use_rslora=rooted,
+        init_lora_weights=False,
+        target_modules="all-linear",
+        rank_pattern={r"layers\.1\..*_proj": 2, "^k_proj": 3, "mlp.up_proj": 4, "down": 1},
+        alpha_pattern={
+            "q_proj": 3,
+            r"model.layers.[12].self_attn.v_proj": 40,
+            "gate_proj|o_proj": 5,
+        },
+    )
+    tuned = peft.get_peft_model(base, given)
+    tuned.save_pretrained(tmp_path)
+    found = read_peft(tmp_path, adapter_config())
+    for layer, block in enumerate(tuned.base_model.model.model.layers):
+        for kind, module in {
+            **{kind: getattr(block.self_attn, f"{kind}_proj") for kind in "qkvo"},
+            **{kind: getattr(block.mlp, f"{kind}_proj") for kind in ("gate", "up", "down")},
+        }.items():
+            part = found.parts[layer, kind]
+            delta = module.get_delta_weight("default").detach().numpy().T
+            assert part.a.shape[1] == module.r["default"]
+            np.testing.assert_allclose(part.a @ part.b, delta, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("engine", ["float32", "float16"])
 def test_other_types_become_the_engines(tmp_path: Path, dtype: type, engine: str) -> None:
@@ -65,8 +138,19 @@ def test_the_text_of_models_that_see_is_found(tmp_path: Path, prefix: str) -> No
         ("use_dora", True),
         ("bias", "lora_only"),
         ("lora_bias", True),
-        ("rank_pattern", {"q_proj": 4}),
-        ("alpha_pattern", {"q_proj": 4}),
+        ("rank_pattern", ["q_proj"]),
+        ("rank_pattern", {"q_proj": 0}),
+        ("rank_pattern", {"q_proj": "4"}),
+        ("rank_pattern", {"q_proj": True}),
+        ("rank_pattern", {"(q_proj": 4}),
+        ("rank_pattern", {"(q+)+": 4}),
+        ("rank_pattern", {"(?=q).*": 4}),
+        ("rank_pattern", {"q" * 300: 4}),
+        ("alpha_pattern", {".*.*.*.*": 4}),
+        ("alpha_pattern", {"(q_proj)?\\1": 4}),
+        ("alpha_pattern", {"q_proj": "4"}),
+        ("alpha_pattern", {"q_proj": None}),
+        ("alpha_pattern", {"q_proj": 10**400}),
         ("init_lora_weights", "pissa"),
         ("fan_in_fan_out", True),
         ("layer_replication", [[0, 2]]),

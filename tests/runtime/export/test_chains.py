@@ -141,7 +141,7 @@ def test_both_engines_have_the_fused_attention_and_no_mask(
         (structs.replace(DRAFTED, operators="standard"), "llama", False),
         (structs.replace(DRAFTED, dialect="classic"), "llama", False),
         (structs.replace(DRAFTED, device="cpu"), "llama", False),
-        (DRAFTED, "llama_partial", False),
+        (DRAFTED, "qwen2", False),
         (TREES, "llama", False),
         (structs.replace(CHAINS, device="cpu", dtype="float32"), "llama", True),
         (structs.replace(CHAINS, dtype="float32"), "llama", True),
@@ -157,8 +157,8 @@ def test_auto_takes_chains_where_the_fused_attention_serves(
     ("name", "trees", "expected"),
     [
         ("llama", False, "contrib"),
-        ("llama_partial", False, "standard"),
-        ("llama_partial", True, "contrib"),
+        ("qwen2", False, "standard"),
+        ("qwen2", True, "contrib"),
     ],
 )
 def test_trees_have_operators_for_every_size_of_head(

@@ -105,7 +105,6 @@ def test_no_range_is_left_to_the_host(tmp_path: Path, operators: str) -> None:
         (structs.replace(CUDA, dtype="float32"), "llama", "standard"),
         (structs.replace(CUDA, operators="standard"), "llama", "standard"),
         (structs.replace(CUDA, dialect="classic"), "llama", "standard"),
-        (CUDA, "llama_partial", "standard"),
         (CUDA, "qwen2", "standard"),
     ],
 )
@@ -118,7 +117,7 @@ def test_auto_takes_them_where_they_serve(options: ExportOptions, name: str, exp
     ("options", "name", "message"),
     [
         (structs.replace(CUDA, dtype="float32"), "llama", "not float32"),
-        (CUDA, "llama_partial", "multiples of 16"),
+        (CUDA, "qwen2", "multiple of 16"),
     ],
 )
 def test_asked_for_in_vain_they_are_refused(

@@ -1,5 +1,9 @@
-import pytest
+from typing import Any
 
+import pytest
+from msgspec import structs
+
+from runtime.errors import HearthError
 from runtime.export import ExportOptions
 from runtime.export.engine_config import engine_config
 from runtime.export.model_config import load_model_config
@@ -40,3 +44,36 @@ def test_a_block_size_is_stated_only_where_weights_are_quantised() -> None:
     assert engine_config(MODEL, ExportOptions()).weight_block_size == 0
     quantized = engine_config(MODEL, ExportOptions(quantization="int8", block_size=16))
     assert (quantized.weight_quantization, quantized.weight_block_size) == ("int8", 16)
+
+
+@pytest.mark.parametrize(
+    ("window", "capacity", "expected"),
+    [
+        (512, 0, 512),
+        (4096, 0, 512),
+        (100, 100, 100),
+        (100, 101, ("invalid_value", "capacity")),
+        (100, 0, ("model_unsupported", "sliding_window")),
+    ],
+)
+def test_a_window_has_to_hide_nothing(window: int, capacity: int, expected: Any) -> None:
+    model = structs.replace(load_model_config(reference_folder("llama")), window=window)
+    options = ExportOptions(capacity=capacity)
+    if isinstance(expected, int):
+        assert engine_config(model, options).max_kv_cache_capacity == expected
+        return
+    with pytest.raises(HearthError, match=f"--capacity {window}") as caught:
+        engine_config(model, options)
+    assert (caught.value.code, caught.value.field) == expected
+
+
+@pytest.mark.parametrize("field", ["attention_bias", "mlp_bias"])
+def test_kernels_add_no_bias_that_they_have_not(field: str) -> None:
+    model = load_model_config(reference_folder("llama_biased"))
+    fields = {"output_bias": field == "attention_bias", "mlp_bias": field == "mlp_bias"}
+    model = structs.replace(model, **fields)
+    with pytest.raises(HearthError, match="--backend onnxruntime") as caught:
+        engine_config(model, ExportOptions(device="cuda", dtype="float16"))
+    assert (caught.value.code, caught.value.field) == ("model_unsupported", field)
+    other = ExportOptions(backend="onnxruntime", device="cuda", dtype="float16")
+    assert engine_config(model, other).backend == "onnxruntime"

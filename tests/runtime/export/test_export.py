@@ -50,9 +50,9 @@ def test_the_engine_knows_the_name_of_its_model(tmp_path: Path) -> None:
 
 def test_rotary_tables_reach_to_the_capacity(tmp_path: Path) -> None:
     options = ExportOptions(capacity=40)
-    config = export_model(reference_folder("llama_partial"), tmp_path / "engine", options)
+    config = export_model(reference_folder("llama"), tmp_path / "engine", options)
     stored = load_file(tmp_path / "engine" / ROPE_FILE)
-    for name, table in zip(("cos", "sin"), rope_tables(config.rope_config, 8, 40), strict=True):
+    for name, table in zip(("cos", "sin"), rope_tables(config.rope_config, 16, 40), strict=True):
         np.testing.assert_array_equal(stored[name], table)
 
 

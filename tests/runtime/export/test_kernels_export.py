@@ -85,7 +85,7 @@ def compare(
         ("llama", "float16", {}),
         ("qwen3", "bfloat16", HEAD_NORMS),
         ("qwen2", "float16", BIASES),
-        ("llama_partial", "bfloat16", {}),
+        ("llama_linear", "bfloat16", {}),
     ],
 )
 def test_the_file_holds_the_checkpoint_by_plain_names(

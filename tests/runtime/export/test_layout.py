@@ -1,11 +1,12 @@
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from runtime.errors import HearthError
 from runtime.export.checkpoint import Checkpoint
-from runtime.export.layout import check_tensors, expected_tensors
+from runtime.export.layout import EMBEDDING, HEAD, check_tensors, expected_tensors, settle_head
 from runtime.export.model_config import load_model_config
 from tests.references import NAMES, reference_folder
 from tests.runtime.export.hugging_face import Tensors, change_tensors, copy_model
@@ -69,3 +70,26 @@ def test_derived_tensors_and_the_copy_of_a_tied_head_are_ignored(tmp_path: Path)
     folder = copy_model("qwen3", tmp_path / "m")
     change_tensors(folder, add)
     check_tensors(Checkpoint(folder), load_model_config(folder))
+
+
+@pytest.mark.parametrize(("factor", "tied"), [(1, True), (-1, False)])
+def test_a_head_beside_a_tied_table_is_a_copy_or_its_own(
+    tmp_path: Path, factor: int, *, tied: bool
+) -> None:
+    folder = copy_model("llama_linear", tmp_path / "m")
+    change_tensors(folder, lambda one: one.update({HEAD: one[EMBEDDING].astype("f4") * factor}))
+    checkpoint = Checkpoint(folder)
+    model = settle_head(checkpoint, load_model_config(folder))
+    assert model.tied_head == tied
+    check_tensors(checkpoint, model)
+
+
+@pytest.mark.parametrize(
+    "head", [np.zeros((4, 32), np.float32), np.zeros((288, 32), np.int8)], ids=str
+)
+def test_a_head_beside_a_tied_table_that_does_not_fit_is_named(tmp_path: Path, head: Any) -> None:
+    folder = copy_model("llama_linear", tmp_path / "m")
+    change_tensors(folder, lambda one: one.update({HEAD: head}))
+    with pytest.raises(HearthError) as caught:
+        settle_head(Checkpoint(folder), load_model_config(folder))
+    assert (caught.value.code, caught.value.field) == ("model_invalid", HEAD)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from runtime.export import ExportOptions, export_model
+from runtime.export.layout import EMBEDDING, HEAD
 from tests.references import (
     NAMES,
     ReferenceRow,
@@ -15,7 +16,7 @@ from tests.references import (
     split_rows,
 )
 from tests.runtime.export.graph_driver import GraphDriver, run_rows
-from tests.runtime.export.hugging_face import copy_model
+from tests.runtime.export.hugging_face import change_tensors, copy_model
 
 pytestmark = pytest.mark.reference
 TOLERANCE = 1e-4
@@ -37,8 +38,7 @@ def live_logits(torch: Any, loader: Any, folder: Path, ids: list[int]) -> Any:
         return model(torch.tensor([ids])).logits[0].numpy()
 
 
-# transformers itself has no partial rotation for this architecture.
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "llama_partial"])
+@pytest.mark.parametrize("name", NAMES)
 def test_stored_logits_are_those_of_transformers(torch: Any, loader: Any, name: str) -> None:
     row = reference_logits(name)[0]
     logits = live_logits(torch, loader, reference_folder(name), row.token_ids)
@@ -52,16 +52,19 @@ def test_stored_logits_are_those_of_transformers(torch: Any, loader: Any, name: 
         {"num_key_value_heads": 1, "head_dim": 32},
         {"num_attention_heads": 6, "head_dim": 10, "hidden_size": 36},
         {"num_hidden_layers": 1, "hidden_size": 48, "intermediate_size": 40},
+        {"attention_bias": True, "use_sliding_window": True, "max_window_layers": 1},
     ],
     ids=str,
 )
-@pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Qwen3"])
+@pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Qwen3", "Mistral"])
 def test_other_shapes_agree(
     torch: Any, tmp_path: Path, dialect: Any, kind: str, sizes: dict[str, int]
 ) -> None:
     family = pytest.importorskip("transformers")
     make = pytest.importorskip("tests.references.make")
-    config = getattr(family, f"{kind}Config")(**{**make.SIZES, **sizes})
+    served = {"attention_bias"} if kind in ("Qwen2", "Mistral") else set[str]()
+    given = {name: size for name, size in sizes.items() if name not in served}
+    config = getattr(family, f"{kind}Config")(**{**make.SIZES, **given})
     recipe = make.Recipe(config, getattr(family, f"{kind}ForCausalLM"), 5, torch.float32)
     model = make.build(recipe, seed=1)
     make.write_model(tmp_path / "m", model, recipe, make.make_tokenizer())
@@ -84,4 +87,18 @@ def test_long_sequences_agree(
     export_model(folder, tmp_path / "engine", ExportOptions(prefill_chunk=64))
     driver = GraphDriver(tmp_path / "engine", 1, capacity=512)
     (logits,) = run_rows(driver, [ReferenceRow(ids, 480, expected)], chunk=64)
+    np.testing.assert_allclose(logits, expected, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("factor", [1, -0.5])
+def test_a_head_stored_beside_a_tied_table_agrees(
+    torch: Any, loader: Any, tmp_path: Path, factor: float
+) -> None:
+    folder = copy_model("llama_linear", tmp_path / "m")
+    change_tensors(folder, lambda one: one.update({HEAD: one[EMBEDDING] * np.float16(factor)}))
+    ids = list(range(3, 20))
+    expected = live_logits(torch, loader, folder, ids)
+    export_model(folder, tmp_path / "engine", ExportOptions())
+    driver = GraphDriver(tmp_path / "engine", 1, capacity=32)
+    (logits,) = run_rows(driver, [ReferenceRow(ids, 9, expected)], chunk=8)
     np.testing.assert_allclose(logits, expected, atol=TOLERANCE, rtol=0)

@@ -53,7 +53,7 @@ def taking(tmp_path_factory: pytest.TempPathFactory) -> Taking:
     return folder
 
 
-@pytest.mark.parametrize("name", ["qwen2", "qwen3", "llama_partial"])
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "llama_biased"])
 def test_an_adapter_gives_what_merged_weights_give(
     taking: Taking, name: str, dialect: str, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from runtime.errors import HearthError
 from runtime.export.model_config import load_model_config
@@ -34,9 +35,62 @@ def test_a_qwen2_model_has_biases_and_no_norms() -> None:
     assert model.eos_token_ids == (2,)
 
 
-def test_a_partial_rotary_factor() -> None:
-    model = load_model_config(reference_folder("llama_partial"))
-    assert (model.rotary_dim, model.head_dim) == (8, 16)
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+def test_a_part_of_a_head_is_not_rotated(tmp_path: Path, name: str) -> None:
+    folder = copy_model(name, tmp_path / "m", partial_rotary_factor=0.5)
+    assert fault(folder) == ("model_unsupported", "partial_rotary_factor")
+
+
+def test_biases_of_llama_and_qwen3_are_read(tmp_path: Path) -> None:
+    model = load_model_config(reference_folder("llama_biased"))
+    assert (model.attention_bias, model.output_bias, model.mlp_bias) == (True, True, True)
+    model = load_model_config(copy_model("qwen3", tmp_path / "m", attention_bias=True))
+    assert (model.attention_bias, model.output_bias, model.mlp_bias) == (True, True, False)
+    model = load_model_config(reference_folder("qwen2"))
+    assert (model.attention_bias, model.output_bias, model.mlp_bias) == (True, False, False)
+
+
+MISTRAL = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+
+
+def test_a_mistral_model_is_a_llama(tmp_path: Path) -> None:
+    folder = copy_model("llama", tmp_path / "m", **MISTRAL)
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"sliding_window": None}))
+    llama = load_model_config(reference_folder("llama"))
+    assert load_model_config(folder) == structs.replace(llama, architecture="mistral")
+    # Its class has a window where nothing is said.
+    folder = copy_model("llama", tmp_path / "older", **MISTRAL)
+    assert load_model_config(folder).window == 4096
+
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "window"),
+    [
+        ("llama", {"sliding_window": 64}, 64),
+        ("llama", {"sliding_window": 64, "layer_types": [SLIDING, FULL]}, 64),
+        ("llama", {"sliding_window": 64, "layer_types": [FULL, FULL]}, None),
+        ("llama", {"sliding_window": 64, "use_sliding_window": False}, None),
+        ("llama", MISTRAL | {"sliding_window": 64, "layer_types": [FULL]}, 64),
+        ("qwen2", {"sliding_window": 64}, None),
+        ("qwen2", {"sliding_window": 64, "use_sliding_window": False}, None),
+        ("qwen2", {"sliding_window": 64, "use_sliding_window": True}, None),
+        ("qwen2", {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 3}, None),
+        ("qwen2", {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 2}, 64),
+        ("qwen2", {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 0}, 64),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 0}, 4096),
+        ("qwen3", {"sliding_window": 9, "use_sliding_window": True, "layer_types": [SLIDING]}, 9),
+    ],
+)
+def test_a_window_is_that_of_the_class_in_transformers(
+    tmp_path: Path, name: str, fields: dict[str, Any], window: int | None
+) -> None:
+    absent = {"layer_types": None, "sliding_window": None} | fields
+    model = load_model_config(copy_model(name, tmp_path / "m", **absent))
+    assert model.window == window
 
 
 def test_what_the_first_llama_models_left_out(tmp_path: Path) -> None:
@@ -51,18 +105,18 @@ def test_what_the_first_llama_models_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "field", "value"),
     [
-        ("llama", "model_type", "mistral"),
+        ("llama", "model_type", "gemma"),
         ("llama", "architectures", ["LlamaForSequenceClassification"]),
         ("llama", "architectures", "LlamaForCausalLM"),
         ("llama", "hidden_act", "gelu"),
-        ("llama", "mlp_bias", True),
-        ("llama", "attention_bias", True),
-        ("qwen3", "attention_bias", True),
+        ("qwen2", "mlp_bias", True),
+        ("qwen2", "attention_bias", True),
+        ("qwen3", "mlp_bias", True),
         ("llama", "pretraining_tp", 2),
         ("llama", "quantization_config", {"quant_method": "gptq"}),
-        ("llama", "sliding_window", 4096),
-        ("qwen2", "use_sliding_window", True),
         ("qwen3", "layer_types", ["full_attention", "sliding_attention", "full_attention"]),
+        ("llama", "layer_types", ["sliding_attention"]),
+        ("llama", "layer_types", ["full_attention", "linear_attention"]),
         ("qwen3", "num_experts", 8),
         ("llama", "logits_scaling", 2.0),
         ("llama", "some_new_field", "x"),
@@ -111,6 +165,9 @@ def test_a_window_that_is_switched_off_is_taken(tmp_path: Path) -> None:
         ("llama", "tie_word_embeddings", "yes"),
         ("llama", "model_type", None),
         ("llama", "bos_token_id", 288),
+        ("llama", "head_dim", 15),
+        ("llama", "sliding_window", 0),
+        ("llama", "attention_bias", "yes"),
     ],
 )
 def test_a_missing_or_malformed_field_is_named(

@@ -15,7 +15,7 @@ LLAMA3 = {
 }
 
 
-def read(**fields: Any) -> tuple[RopeConfig, int]:
+def read(**fields: Any) -> RopeConfig:
     return read_rope(Fields(fields, "config.json"), 64)
 
 
@@ -45,37 +45,40 @@ def fault(**fields: Any) -> tuple[str, str | None]:
     ids=["default", "linear", "llama3"],
 )
 def test_both_spellings_say_the_same(scaling: dict[str, Any], expected: RopeConfig) -> None:
-    assert read(rope_theta=1e6, rope_scaling=scaling) == (expected, 64)
-    assert read(rope_parameters={"rope_theta": 1e6, **scaling}) == (expected, 64)
+    assert read(rope_theta=1e6, rope_scaling=scaling) == expected
+    assert read(rope_parameters={"rope_theta": 1e6, **scaling}) == expected
 
 
 def test_the_oldest_spelling_of_the_type() -> None:
-    assert read(rope_scaling={"type": "linear", "factor": 2.0})[0].factor == 2.0
+    assert read(rope_scaling={"type": "linear", "factor": 2.0}).factor == 2.0
 
 
 @pytest.mark.parametrize("fields", [{}, {"rope_scaling": None}])
 def test_nothing_stated_means_plain_rotation(fields: dict[str, Any]) -> None:
-    assert read(**fields) == (RopeConfig(theta=10_000.0), 64)
+    assert read(**fields) == RopeConfig(theta=10_000.0)
 
 
 def test_a_theta_beside_rope_parameters_counts_when_they_have_none() -> None:
-    assert read(rope_theta=5e5, rope_parameters={"rope_type": "default"})[0].theta == 5e5
+    assert read(rope_theta=5e5, rope_parameters={"rope_type": "default"}).theta == 5e5
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [
-        {"partial_rotary_factor": 0.5},
-        {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
-    ],
+    ("factor", "code"),
+    [(0.5, "model_unsupported"), (1e308, "model_unsupported"), (0, "model_invalid")],
 )
-def test_a_part_of_the_head_is_rotated(fields: dict[str, Any]) -> None:
-    assert read(**fields)[1] == 32
+def test_a_part_of_the_head_is_not_rotated(factor: float, code: str) -> None:
+    partial = {"partial_rotary_factor": factor}
+    assert fault(**partial) == (code, "partial_rotary_factor")
+    for place in ("rope_parameters", "rope_scaling"):
+        scaling = {"rope_type": "default", **partial}
+        assert fault(**{place: scaling}) == (code, "partial_rotary_factor")
+        # The field beside it is read where it says otherwise.
+        beside = {place: {"rope_type": "default", "partial_rotary_factor": 1.0}}
+        assert fault(**beside, **partial) == (code, "partial_rotary_factor")
 
 
-@pytest.mark.parametrize("factor", [0.01, 0.05, 1.5, 1e308])
-def test_a_part_that_cannot_be_rotated_is_refused(factor: float) -> None:
-    assert fault(partial_rotary_factor=factor) == ("model_invalid", "partial_rotary_factor")
+def test_whole_heads_may_be_stated() -> None:
+    assert read(partial_rotary_factor=1, rope_scaling=None) == RopeConfig()
 
 
 @pytest.mark.parametrize("kind", ["yarn", "dynamic", "longrope", "mrope", "su"])

@@ -26,7 +26,7 @@ def test_a_causal_mask_changes_nothing(
         np.testing.assert_allclose(logits, row.logits, atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["qwen3", "qwen2", "llama_partial"])
+@pytest.mark.parametrize("name", ["qwen3", "qwen2", "llama_biased"])
 @pytest.mark.parametrize("nodes", [2, 9])
 def test_each_node_sees_its_path_alone(
     tree_folders: EngineFolders, name: str, dialect: str, nodes: int

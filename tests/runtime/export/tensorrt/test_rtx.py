@@ -34,7 +34,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
-FAMILIES = ("qwen3", "qwen3_untied", "qwen2", "llama", "llama_partial")
+FAMILIES = ("qwen3", "qwen3_untied", "qwen2", "llama", "llama_biased")
 # Asked once: the version of a builder does not change.
 ONCE = cache(plan.probe_builder)
 TYPES = {"float16": "HALF", "bfloat16": "BF16", "float32": "FLOAT", "int32": "INT32",

@@ -69,7 +69,7 @@ def test_wide_caches_give_the_logits_of_narrow_ones(tmp_path: Path) -> None:
         np.testing.assert_array_equal(narrow, wide)
 
 
-@pytest.mark.parametrize("name", ["qwen3", "llama_partial"])
+@pytest.mark.parametrize("name", ["qwen3", "llama_biased"])
 def test_the_primitive_graphs_of_speculation_take_trees(tmp_path: Path, name: str) -> None:
     target = tmp_path / "engine"
     export_graph(name, target, "classic", "float32", small_draft(name, tmp_path))
