@@ -72,6 +72,19 @@ class PlanRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     scratch_bytes: int | None = None
 
 
+class Drift(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How far quantised weights are from those of the model, behind each of some `positions`.
+
+    At `same` of them the likeliest token is the model's; `mean` and `largest` are of the divergence
+    (Kullback and Leibler) of all tokens' shares from the model's, in nats.
+    """
+
+    positions: int
+    same: int
+    mean: float
+    largest: float
+
+
 class LLMEngineRunnerConfig(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=False
 ):
@@ -103,7 +116,9 @@ class LLMEngineRunnerConfig(
     `use_context_dependent_rope` every row has rotary tables of its own, indexed by slot.
 
     `weight_quantization` is that of matrix products; the head, which gives the logits, may have
-    one of its own. `weight_block_size` counts inputs that share a scale, in both.
+    one of its own. `weight_block_size` counts inputs that share a scale, in both. The embedding
+    table of such an engine is stored as `embedding_dtype`, None for the type of its source, or that
+    of the graph where a head reads it. `drift` is what the export measured.
 
     An engine with `max_supported_lora_rank` takes adapters up to that rank, by a pair of inputs
     for each of `lora_targets` in each layer (`runtime.tensors.lora`): the projections of
@@ -126,6 +141,8 @@ class LLMEngineRunnerConfig(
     weight_quantization: Quantization = "none"
     head_quantization: Literal["body", "none", "int8", "int4"] = "body"
     weight_block_size: int = 0
+    embedding_dtype: DType | None = None
+    drift: Drift | None = None
 
     rope_config: RopeConfig
     use_context_dependent_rope: bool = False

@@ -17,7 +17,7 @@ from daemon.cli.errors import wrong_usage
 from daemon.cli.options import json_option, with_options
 from daemon.cli.plan_options import plan_options, take_plan
 from daemon.shipped_files import shipped_model
-from runtime.config import LLMEngineRunnerConfig
+from runtime.config import Drift, LLMEngineRunnerConfig
 from runtime.engine_folder import TEMPLATE_FILE
 from runtime.errors import HearthError
 from runtime.executor.tensorrt.manifest import built_by
@@ -63,8 +63,11 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
         "Store the weights of matrix products with fewer bits.  [none]",
     ),
     "head_quantization": (
-        click.Choice(["body", "none", "int8", "int4"]),
-        "Those of the product that gives the logits; body is as those of all others.  [body]",
+        click.Choice(["auto", "body", "none", "int8", "int4"]),
+        (
+            "Those of the product that gives the logits; body is as those of all others, auto too, "
+            "but int8 for int4 of models below 500M parameters.  [auto]"
+        ),
     ),
     "block_size": (
         click.IntRange(min=0),
@@ -135,10 +138,12 @@ def export(source: Path, target: Path, *, as_json: bool, **options: Any) -> None
     warnings, seconds = list(_warnings(target)), time.monotonic() - began
     if as_json:
         told = {"engine": str(target), "bytes": total, "seconds": seconds, "warnings": warnings}
-        click.echo(msgspec.json.encode(told))
+        click.echo(msgspec.json.encode(told | {"drift": config.drift}))
         return
     for warning in warnings:
         err().print(f"[yellow]note[/] {escape(warning)}")
+    if config.drift is not None:
+        err().print(f"[dim]drift: {_drift(config.drift)}[/]")
     err().print(
         f"[green]done[/] {_form(config)}, {size(total)} in {seconds:.1f} s\n"
         f"[dim]next: hearth serve --engine {escape(shlex.quote(str(target)))}[/]"
@@ -149,10 +154,19 @@ def _form(config: LLMEngineRunnerConfig) -> str:
     """An engine in a few words: what it computes, by what, and in which types."""
     drafted = ", with draft" if config.enable_eagle_spec_decode else ""
     form = "kernels" if config.backend == "kernels" else config.dialect
-    stored = config.weight_quantization
-    dtype = config.dtype if stored == "none" else f"{stored} weights, {config.dtype} else"
     builder = f", {built_by(config.plan)}" if config.plan else ""
+    body, head = config.weight_quantization, config.head_weights
+    kinds = [f"{body} weights"] if body != "none" else []
+    kinds += [f"{head} head"] if head not in (body, "none") else []
+    dtype = ", ".join([*kinds, f"{config.dtype} else"]) if kinds else config.dtype
     return f"{config.architecture}{drafted}, {form}{builder}, {dtype}"
+
+
+def _drift(drift: Drift) -> str:
+    return (
+        f"of {drift.positions} tokens {drift.same} have the same likeliest successor as without "
+        f"quantisation; divergence {drift.mean:.2g} nats on average, {drift.largest:.2g} at most"
+    )
 
 
 def _warnings(folder: Path) -> Iterator[str]:

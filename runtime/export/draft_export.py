@@ -115,6 +115,7 @@ class DraftExport:
             ),
             static_drafting=drafting,
             plan=None,
+            embedding_dtype=None,
             external_weight_files=base.external_weight_files if kernels else (),
             files={},
         )

@@ -1,8 +1,12 @@
 """The configuration of an engine folder, derived from the model and the export options."""
 
+import math
+from typing import Literal
+
 from runtime.config import WEIGHTS_FILE, LLMEngineRunnerConfig
 from runtime.export.contrib import resolve_chains, resolve_operators
 from runtime.export.kernels_export import check_limits, refuse_biases
+from runtime.export.layout import expected_tensors
 from runtime.export.model_config import ModelConfig
 from runtime.export.options import (
     ExportOptions,
@@ -13,6 +17,20 @@ from runtime.export.options import (
 )
 from runtime.export.tensorrt.options import resolve_decode_batches
 from runtime.version import VERSION
+
+_SMALL = 500_000_000
+"""Parameters below which four bits of the head are felt: docs/performance.md, "Weights"."""
+
+
+def resolve_head(
+    options: ExportOptions, model: ModelConfig
+) -> Literal["body", "none", "int8", "int4"]:
+    """The quantisation of the head; `auto` spares small models of int4 one of four bits."""
+    if options.head_quantization != "auto":
+        return options.head_quantization
+    parameters = sum(math.prod(shape) for _, shape in expected_tensors(model))
+    small = options.quantization == "int4" and parameters < _SMALL
+    return "int8" if small and not options.on_foreign_gpu else "body"
 
 
 def engine_config(model: ModelConfig, options: ExportOptions) -> LLMEngineRunnerConfig:
@@ -46,7 +64,7 @@ def engine_config(model: ModelConfig, options: ExportOptions) -> LLMEngineRunner
         if plan is None or plan.kv_cache_dtype == "auto"
         else plan.kv_cache_dtype,
         weight_quantization=options.quantization,
-        head_quantization=options.head_quantization,
+        head_quantization=resolve_head(options, model),
         weight_block_size=resolve_block_size(options, inputs),
         rope_config=model.rope,
         use_context_dependent_rope=model.rope_per_row,

@@ -6,24 +6,30 @@ from typing import NamedTuple
 
 import msgspec
 
-from runtime.config import DRAFT_ARCHITECTURE, FileRecord, LLMEngineRunnerConfig
+from runtime.config import DRAFT_ARCHITECTURE, Drift, FileRecord, LLMEngineRunnerConfig
 from runtime.engine_folder import ANSWER_FILE, EMBEDDING_FILE, ROPE_FILE, record_files
 from runtime.export.checkpoint import Checkpoint
-from runtime.export.external_weights import head_reads_table
+from runtime.export.external_weights import head_reads_table, table_type
 from runtime.export.graph import Location
 from runtime.export.kernels_export import write_kernels
-from runtime.export.known_answer import Rehearsal, known_answer
+from runtime.export.known_answer import (
+    Rehearsal,
+    known_answer,
+    measure_drift,
+    rehearse,
+    unquantised,
+)
 from runtime.export.layout import EMBEDDING
 from runtime.export.model_config import ModelConfig
 from runtime.export.onnx_files import Build, write_onnx
 from runtime.export.progress import Meter, Progress
+from runtime.export.rounded_weights import RoundedWeights
 from runtime.export.tensorrt.options import PlanOptions
 from runtime.export.tensorrt.plan import build_or_fall_back
 from runtime.export.weights import Weights, row_pieces
 from runtime.export.writer import TensorPieces, write_safetensors
 from runtime.memory.sizes import projection_bytes, projection_elements
 from runtime.rope import rope_tables
-from runtime.tensors.dtypes import numpy_dtype
 
 
 def write_rope(folder: Path, model: ModelConfig, positions: int) -> None:
@@ -45,11 +51,11 @@ def write_embedding(
 ) -> Location | None:
     """Write the table; where it lies, if the head of the graph is to read it.
 
-    The table keeps the type of the source, which loses nothing; only a head that reads it needs
-    the type of the graph.
+    The table keeps the type of the source, which loses nothing, unless weights are quantised; only
+    a head that reads it needs the type of the graph.
     """
     shared = head_reads_table(model, config)
-    dtype = numpy_dtype(config.dtype) if shared else checkpoint.dtype(EMBEDDING)
+    dtype = table_type(model, checkpoint, config)
     shape = (model.vocab_size, model.hidden_size)
     size = math.prod(shape) * dtype.itemsize
     meter = Meter(progress, "embedding", size)
@@ -103,13 +109,22 @@ def write_engine(
 
 def write_answer(
     folder: Path, config: LLMEngineRunnerConfig, parts: EngineParts, progress: Progress | None
-) -> None:
-    """Compute and write what the engine has to answer."""
-    meter = Meter(progress, "answer", projection_elements(config) * 4)
-    weights = Rehearsal(parts.checkpoint, config, meter.add)
-    answer = known_answer(parts.model, weights, config)
+) -> Drift | None:
+    """Compute and write what the engine has to answer; how far that is from the model's answer.
+
+    None where nothing is quantised.
+    """
+    quantised = {config.weight_quantization, config.head_weights} != {"none"}
+    meter = Meter(progress, "answer", projection_elements(config) * 4 * (1 + quantised))
+    heard = rehearse(parts.model, Rehearsal(parts.checkpoint, config, meter.add), config)
+    answer = known_answer(heard, config)
     (folder / ANSWER_FILE).write_bytes(msgspec.json.encode(answer))
+    drift = None
+    if quantised:
+        whole = RoundedWeights(parts.checkpoint, unquantised(config), meter.add)
+        drift = measure_drift(parts.model, whole, heard)
     meter.finish()
+    return drift
 
 
 def record(folder: Path, progress: Progress | None) -> dict[str, FileRecord]:

@@ -18,7 +18,7 @@ from runtime.export.engine_files import (
     write_engine,
     write_rope,
 )
-from runtime.export.external_weights import seal_own, table_bytes
+from runtime.export.external_weights import resolve_table_type, seal_own, table_bytes
 from runtime.export.image_families import text_name
 from runtime.export.json_file import read_config
 from runtime.export.layout import check_tensors, settle_head
@@ -54,6 +54,7 @@ def export_model(
         config = draft.adapt_base(config)
     config = msgspec.structs.replace(
         config,
+        embedding_dtype=resolve_table_type(model, checkpoint, config),
         lora_targets=lora_targets(config, options.lora_targets),
         model_name=options.name or model_name(source),
         served_name=options.name,
@@ -71,12 +72,12 @@ def export_model(
             beside = 0 if table is None else -table.length
         parts = EngineParts(model, checkpoint, base_graph(model, checkpoint, config, table), beside)
         config = write_engine(folder, config, parts, options.plan, progress)
-        write_answer(folder, config, parts, progress)
+        drift = write_answer(folder, config, parts, progress)
         if config.external_weight_files:
             seal_own(folder, config.model_name)
         if draft is not None:
             draft.write(folder, config, progress)
-        config = msgspec.structs.replace(config, files=record(folder, progress))
+        config = msgspec.structs.replace(config, drift=drift, files=record(folder, progress))
         write_config(folder, config)
     return config
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import numpy as np
 import onnx_ir as ir
 
-from runtime.config import WEIGHTS_FILE, LLMEngineRunnerConfig
+from runtime.config import WEIGHTS_FILE, DType, LLMEngineRunnerConfig
 from runtime.engine_folder import ANSWER_FILE
 from runtime.export.checkpoint import Checkpoint
 from runtime.export.graph import GraphBuilder, Location, Stored, Weights
@@ -14,7 +16,7 @@ from runtime.export.layout import EMBEDDING as EMBEDDING_SOURCE
 from runtime.export.model_config import ModelConfig
 from runtime.export.weights import row_pieces
 from runtime.export.writer import DataFile
-from runtime.memory.sizes import weights_head_bytes
+from runtime.memory.sizes import ITEM_BYTES, weights_head_bytes
 from runtime.tensors.dtypes import numpy_dtype
 from runtime.weights.layout import (
     EMBEDDING,
@@ -42,12 +44,44 @@ def head_reads_table(model: ModelConfig, config: LLMEngineRunnerConfig) -> bool:
     return model.tied_head and config.head_weights == "none"
 
 
+def resolve_table_type(
+    model: ModelConfig, checkpoint: Checkpoint, config: LLMEngineRunnerConfig
+) -> DType | None:
+    """The type of an embedding table beside quantised weights: one of 16 bits.
+
+    That of the source or the graph where one of them has 16 bits, else float16 if its range holds
+    every number, else bfloat16. None where the table's type is not free: kernels have it in theirs,
+    a head that reads it in the graph's, and where nothing is quantised it loses nothing.
+    """
+    free = config.weight_quantization != "none" and config.backend != "kernels"
+    if not free or head_reads_table(model, config):
+        return None
+    stored = checkpoint.dtype(EMBEDDING_SOURCE)
+    if stored.itemsize < ITEM_BYTES["float32"]:
+        return "bfloat16" if stored.name == "bfloat16" else "float16"
+    if config.dtype != "float32":
+        return config.dtype
+    largest, shape = float(np.finfo(np.float16).max), (model.vocab_size, model.hidden_size)
+    pieces = row_pieces(checkpoint, EMBEDDING_SOURCE, shape, stored)
+    return "float16" if all(np.abs(piece).max() <= largest for piece in pieces) else "bfloat16"
+
+
+def table_type(
+    model: ModelConfig, checkpoint: Checkpoint, config: LLMEngineRunnerConfig
+) -> np.dtype[Any]:
+    """The type in which the embedding table of an engine of a graph is stored."""
+    if config.embedding_dtype is not None:
+        return numpy_dtype(config.embedding_dtype)
+    shared = head_reads_table(model, config)
+    return numpy_dtype(config.dtype) if shared else checkpoint.dtype(EMBEDDING_SOURCE)
+
+
 def write_table(
     graph: GraphBuilder, model: ModelConfig, checkpoint: Checkpoint, config: LLMEngineRunnerConfig
 ) -> Location | None:
     """Write the embedding table among a graph's weights; where it lies if the head reads it."""
     shared, shape = head_reads_table(model, config), (model.vocab_size, model.hidden_size)
-    dtype = numpy_dtype(config.dtype) if shared else checkpoint.dtype(EMBEDDING_SOURCE)
+    dtype = table_type(model, checkpoint, config)
     pieces = row_pieces(checkpoint, EMBEDDING_SOURCE, shape, dtype)
     table = graph.write(EMBEDDING, ir.DataType.from_numpy(dtype), shape, pieces)
     return table if shared else None
@@ -57,8 +91,8 @@ def table_bytes(model: ModelConfig, checkpoint: Checkpoint, config: LLMEngineRun
     """Bytes of a table that stands beside the weights of all products."""
     if head_reads_table(model, config):
         return 0
-    dtype = checkpoint.dtype(EMBEDDING_SOURCE)
-    item = (numpy_dtype(config.dtype) if config.backend == "kernels" else dtype).itemsize
+    own = table_type(model, checkpoint, config)
+    item = (numpy_dtype(config.dtype) if config.backend == "kernels" else own).itemsize
     return model.vocab_size * model.hidden_size * item
 
 

@@ -1,9 +1,12 @@
 """The answer that an engine has to give, computed from the model itself."""
 
+from typing import NamedTuple
+
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.config import LLMEngineRunnerConfig
+from runtime.config import Drift, LLMEngineRunnerConfig
 from runtime.errors import HearthError
 from runtime.export.model_config import ModelConfig
 from runtime.export.reference_pass import reference_logits
@@ -28,13 +31,18 @@ class Rehearsal(RoundedWeights):
         return super().project(np.stack((x[0], self.rounded_inputs(x[1]))), name)
 
 
-def known_answer(
-    model: ModelConfig, weights: Rehearsal, config: LLMEngineRunnerConfig
-) -> KnownAnswer:
+class Heard(NamedTuple):
+    """Logits [T, V] behind `ids`, and what they are where rounded inputs enter every product."""
+
+    ids: list[int]
+    logits: NDArray[np.float32]
+    rounded: NDArray[np.float32]
+
+
+def rehearse(model: ModelConfig, weights: Rehearsal, config: LLMEngineRunnerConfig) -> Heard:
     """Run the model over ids from all over its vocabulary, the same for every model of its size.
 
-    They end before one that could not be forced. Raises `model_invalid` for numbers that are not
-    finite.
+    Raises `model_invalid` for numbers that are not finite.
     """
     if model.vocab_size < 2:  # noqa: PLR2004 - the first two are compared
         raise HearthError("model_unsupported", "a model of one token answers nothing", "vocab_size")
@@ -44,10 +52,14 @@ def known_answer(
     # A gate far below zero is closed by an infinite power; other infinities end up in the logits.
     with np.errstate(over="ignore", invalid="ignore"):
         logits, rounded = reference_logits(model, weights, [ids, ids])
-    if not (np.isfinite(logits).all() and np.isfinite(rounded).all()):
-        raise HearthError(
-            "model_invalid", f"the model computes numbers that are not finite in {config.dtype}"
-        )
+    for numbers in (logits, rounded):
+        _check_finite(numbers, f" in {config.dtype}")
+    return Heard(ids, logits, rounded)
+
+
+def known_answer(heard: Heard, config: LLMEngineRunnerConfig) -> KnownAnswer:
+    """What the engine has to answer; the ids end before one that could not be forced."""
+    ids, logits, rounded = heard
     best = logits.argmax(axis=1)
     leads = _leads(logits, best)
     # Only a CPU's products round their inputs to 8 bits.
@@ -64,6 +76,47 @@ def known_answer(
         leads=tuple(leads[:taken].tolist()),
         tolerance=tolerance,
     )
+
+
+def unquantised(config: LLMEngineRunnerConfig) -> LLMEngineRunnerConfig:
+    """The configuration of the same model with weights as they are, in the engine's type."""
+    return msgspec.structs.replace(
+        config,
+        weight_quantization="none",
+        head_quantization="none",
+        weight_block_size=0,
+        embedding_dtype=None,
+    )
+
+
+def measure_drift(model: ModelConfig, whole: RoundedWeights, heard: Heard) -> Drift:
+    """How far quantised weights are from the `whole` ones (`unquantised`).
+
+    Raises `model_invalid` for numbers that are not finite.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        logits = reference_logits(model, whole, heard.ids)
+    _check_finite(logits)
+    wanted, found = _log_shares(logits), _log_shares(heard.logits)
+    divergence = np.sum(np.exp(wanted) * (wanted - found), axis=-1)
+    same = np.count_nonzero(wanted.argmax(axis=-1) == found.argmax(axis=-1))
+    return Drift(
+        positions=len(wanted),
+        same=int(same),
+        mean=float(divergence.mean()),
+        largest=float(divergence.max()),
+    )
+
+
+def _check_finite(numbers: NDArray[np.float32], where: str = "") -> None:
+    if not np.isfinite(numbers).all():
+        raise HearthError("model_invalid", f"the model computes numbers that are not finite{where}")
+
+
+def _log_shares(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    wide = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    shares: NDArray[np.float64] = wide - np.log(np.exp(wide).sum(axis=-1, keepdims=True))
+    return shares
 
 
 def _leads(logits: NDArray[np.float32], best: NDArray[np.intp]) -> NDArray[np.float32]:

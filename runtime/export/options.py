@@ -29,7 +29,8 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     `backend` is what is to run the decoder; "auto" takes TensorRT with a `plan`, Hearth's own
     kernels on CUDA, and ONNX Runtime on the CPU. `quantization` is that of matrix products;
-    `head_quantization` of the one that gives the logits, "body" for that of the others.
+    `head_quantization` of the one that gives the logits, "body" for that of the others; "auto" is
+    int8 for int4 of a model below 500 million parameters, where it can be had, else "body".
     `block_size` counts weights that share one scale; 0 takes 128 for int8 and 32 for int4, or the
     next smaller size that divides every projection. `capacity` 0 takes the model's longest
     sequence, at most 4096. `prefill_chunk` is the longest piece of a prompt in one step; 0 takes
@@ -49,7 +50,7 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
     dialect: Literal["auto", "native", "classic"] = "auto"
     dtype: TargetType = "float32"
     quantization: Quantization = "none"
-    head_quantization: Literal["body", "none", "int8", "int4"] = "body"
+    head_quantization: Literal["auto", "body", "none", "int8", "int4"] = "auto"
     block_size: int = 0
     capacity: int = 0
     max_batch: int = 8
@@ -74,9 +75,15 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def head_weights(self) -> Quantization:
-        """What the product that gives the logits is quantised to."""
+        """What the product that gives the logits is quantised to, of a large model."""
         own = self.head_quantization
-        return self.quantization if own == "body" else own
+        return self.quantization if own in ("auto", "body") else own
+
+    @property
+    def on_foreign_gpu(self) -> bool:
+        """Whether a library that takes no int8 runs the decoder."""
+        cuda = self.engine == "onnxruntime" and self.device == "cuda"
+        return cuda or self.engine == "tensorrt"
 
 
 _CHOICES = {
@@ -129,8 +136,7 @@ def _check_adapters(options: ExportOptions) -> None:
 
 def _check_quantization(options: ExportOptions) -> None:
     kinds = {options.quantization, options.head_weights} - {"none"}
-    plan = options.engine == "tensorrt"
-    on_cuda = plan or (options.engine == "onnxruntime" and options.device == "cuda")
+    plan, on_cuda = options.engine == "tensorrt", options.on_foreign_gpu
     faults = {
         "block_size": (options.block_size > 0 and not kinds, "only quantised weights have blocks"),
         "quantization": (

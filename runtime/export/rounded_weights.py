@@ -33,7 +33,9 @@ class RoundedWeights:
         self._body, self._head = config.weight_quantization, config.head_weights
         self._signed = reads_as_stored(config)
         self._block_size = config.weight_block_size
-        self._dtype = numpy_dtype(config.dtype)
+        self._dtype = self._table = numpy_dtype(config.dtype)
+        if isinstance(config, LLMEngineRunnerConfig) and config.embedding_dtype is not None:
+            self._table = numpy_dtype(config.embedding_dtype)
         self._cuda = config.device == "cuda"
         self._read = read
 
@@ -45,7 +47,8 @@ class RoundedWeights:
         """Rows of an embedding table: [..., H]."""
         ids = np.asarray(token_ids)
         rows = [self._checkpoint.matrix(name, slice(i, i + 1), slice(None)) for i in ids.flat]
-        return self._rounded(np.concatenate(rows), name).reshape(*ids.shape, -1)
+        stored = cast(np.concatenate(rows), self._table, name)
+        return self._rounded(stored, name).reshape(*ids.shape, -1)
 
     def table(self, name: str) -> Array:
         """A whole matrix, as that of learned positions is."""

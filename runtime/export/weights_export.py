@@ -16,7 +16,7 @@ from runtime.export.external_weights import facts_of, table_bytes
 from runtime.export.image_families import text_name
 from runtime.export.json_file import read_json
 from runtime.export.kernels_export import kernel_parts, write_kernel_weights
-from runtime.export.known_answer import Rehearsal, known_answer
+from runtime.export.known_answer import Rehearsal, known_answer, rehearse
 from runtime.export.layout import check_tensors, settle_head
 from runtime.export.model_config import ModelConfig, load_model_config
 from runtime.export.onnx_files import write_weights
@@ -71,7 +71,8 @@ def export_weights(
                 "the engine again",
                 LAYOUT_FILE,
             )
-        answer = known_answer(model, Rehearsal(checkpoint, config, answering.add), config)
+        heard = rehearse(model, Rehearsal(checkpoint, config, answering.add), config)
+        answer = known_answer(heard, config)
         write_head(path, layout, model_name(source), msgspec.json.encode(answer))
         answering.finish()
         open_weights(path, layout)

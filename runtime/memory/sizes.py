@@ -63,7 +63,8 @@ def embedding_bytes(config: LLMEngineRunnerConfig) -> int:
     if config.base_hidden_dim:  # A draft reads its base's.
         return 0
     record = config.files.get(EMBEDDING_FILE)
-    table = config.vocab_size * config.hidden_size * ITEM_BYTES[config.dtype]
+    item = ITEM_BYTES[config.embedding_dtype or config.dtype]
+    table = config.vocab_size * config.hidden_size * item
     if record is None and (stored := _external_bytes(config)):
         beside = stored - weights_head_bytes(config.num_decoder_layers) - projection_bytes(config)
         return min(table, beside) if beside > table // 4 else table

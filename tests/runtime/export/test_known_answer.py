@@ -10,7 +10,7 @@ from runtime.errors import HearthError
 from runtime.export import ExportOptions, export_model
 from runtime.export.checkpoint import Checkpoint
 from runtime.export.engine_config import engine_config
-from runtime.export.known_answer import Rehearsal, known_answer
+from runtime.export.known_answer import Rehearsal, known_answer, rehearse
 from runtime.export.model_config import load_model_config
 from runtime.export.reference_pass import reference_logits
 from runtime.export.rounded_weights import RoundedWeights
@@ -23,7 +23,7 @@ from tests.runtime.export.hugging_face import change_tensors, copy_model
 def answer_of(folder: Path, options: ExportOptions | None = None) -> KnownAnswer:
     model = load_model_config(folder)
     config = engine_config(model, options or ExportOptions())
-    return known_answer(model, Rehearsal(Checkpoint(folder), config), config)
+    return known_answer(rehearse(model, Rehearsal(Checkpoint(folder), config), config), config)
 
 
 def test_the_answer_is_the_first_of_the_logits_and_its_lead() -> None:
