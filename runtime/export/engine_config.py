@@ -19,7 +19,7 @@ from runtime.export.tensorrt.options import resolve_decode_batches
 from runtime.version import VERSION
 
 _SMALL = 500_000_000
-"""Parameters below which four bits of the head are felt: docs/performance.md, "Weights"."""
+"""Parameters below which four bits are too few for the head (docs/performance.md)."""
 
 
 def resolve_head(

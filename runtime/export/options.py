@@ -76,8 +76,11 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def head_weights(self) -> Quantization:
         """What the product that gives the logits is quantised to, of a large model."""
-        own = self.head_quantization
-        return self.quantization if own in ("auto", "body") else own
+        match self.head_quantization:
+            case "auto" | "body":
+                return self.quantization
+            case own:
+                return own
 
     @property
     def on_foreign_gpu(self) -> bool:

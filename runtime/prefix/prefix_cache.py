@@ -27,16 +27,17 @@ def engine_digest(engines: Sequence[LLMEngineRunnerConfig]) -> bytes:
 
 
 def is_exact(config: LLMEngineRunnerConfig) -> bool:
-    """Whether a token has the same keys and values, bit for bit, in whatever step it is computed.
+    """Whether a token has the same numbers, bit for bit, in whatever step it is computed.
 
     Then replies with a prefix cache are those without. Kernels of our own are made for that. On the
-    CPU products of int8 weights round a single row differently, and so do those of an adapter, if
-    there is one.
+    CPU products of int8 weights, be it of the head alone, round a single row differently, and so do
+    those of an adapter, if there is one.
     """
     if config.backend == "kernels":
         return True
     kind = (config.device, config.dialect, config.dtype)
-    return kind == ("cpu", "native", "float32") and config.weight_quantization != "int8"
+    whole = "int8" not in (config.weight_quantization, config.head_weights)
+    return kind == ("cpu", "native", "float32") and whole
 
 
 class PrefixCache:

@@ -58,7 +58,8 @@ def test_a_float_step_reads_every_weight_once(cache: Path) -> None:
 
 def test_quantised_steps_read_less(cache: Path) -> None:
     sizes = [prepared(cache, f"0.6b/{kind}").weight_bytes for kind in ("fp32", "int8", "int4")]
-    assert sizes[0] > 3 * sizes[1] > 5 * sizes[2]
+    # So small a model keeps an int8 head beside int4.
+    assert sizes[0] > 3 * sizes[1] > 4 * sizes[2]
 
 
 def test_the_second_time_everything_is_there(cache: Path) -> None:

@@ -40,6 +40,24 @@ def test_every_option_reaches_the_engine(tmp_path: Path) -> None:
     assert "hearth serve --engine" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("asked", "weights"),
+    [
+        ([], "native, float32,"),
+        (["--quantization", "int8"], "native, int8 weights, float32 else,"),
+        (["--quantization", "int4"], "native, int4 weights, int8 head, float32 else,"),
+        (["--head-quantization", "int4"], "native, int4 head, float32 else,"),
+    ],
+)
+def test_the_last_lines_say_what_became_of_the_weights(
+    tmp_path: Path, asked: list[str], weights: str
+) -> None:
+    result = run(str(REFERENCE), str(tmp_path / "engine"), "--dialect", "native", *asked)
+    words = " ".join(result.stderr.split())
+    assert f"done qwen3, {weights}" in words
+    assert ("have the same likeliest successor as without quantisation" in words) == bool(asked)
+
+
 def test_a_draft_is_exported_beside_the_model(tmp_path: Path) -> None:
     target, draft = tmp_path / "engine", write_draft(REFERENCE, tmp_path / "draft")
     result = run(

@@ -39,6 +39,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
         options = ExportOptions(
             dialect="classic" if name == "classic" else "native",
             quantization="int4" if name == "int4" else "none",
+            head_quantization="body",
             prefill_chunk=32,
         )
         export_model(reference_folder("qwen3"), target, options)

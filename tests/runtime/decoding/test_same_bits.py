@@ -44,7 +44,11 @@ def runtime(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LLMInfer
     quantization: Literal["none", "int4"] = request.param
     write_random_model(tmp_path / "model", SHAPE)
     options = ExportOptions(
-        dialect="native", quantization=quantization, capacity=512, prefill_chunk=TOKENS
+        dialect="native",
+        quantization=quantization,
+        head_quantization="body",
+        capacity=512,
+        prefill_chunk=TOKENS,
     )
     export_model(tmp_path / "model", tmp_path / "engine", options)
     chosen = RuntimeOptions(verify=False, max_batch=ROWS)

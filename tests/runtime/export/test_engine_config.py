@@ -5,7 +5,7 @@ from msgspec import structs
 
 from runtime.errors import HearthError
 from runtime.export import ExportOptions
-from runtime.export.engine_config import engine_config
+from runtime.export.engine_config import engine_config, resolve_head
 from runtime.export.model_config import load_model_config
 from runtime.version import VERSION
 from tests.references import reference_folder
@@ -77,3 +77,30 @@ def test_kernels_add_no_bias_that_they_have_not(field: str) -> None:
     assert (caught.value.code, caught.value.field) == ("model_unsupported", field)
     other = ExportOptions(backend="onnxruntime", device="cuda", dtype="float16")
     assert engine_config(model, other).backend == "onnxruntime"
+
+
+KERNELS = ExportOptions(device="cuda", dtype="float16")
+
+
+@pytest.mark.parametrize(
+    ("options", "vocabulary", "expected"),
+    [
+        (ExportOptions(), 288, "body"),
+        (ExportOptions(quantization="int8"), 288, "body"),
+        (ExportOptions(quantization="int4"), 288, "int8"),
+        (ExportOptions(quantization="int4", head_quantization="body"), 288, "body"),
+        (ExportOptions(quantization="int4", head_quantization="none"), 288, "none"),
+        (structs.replace(KERNELS, quantization="int4"), 288, "int8"),
+        # ONNX Runtime takes no int8 on CUDA.
+        (structs.replace(KERNELS, quantization="int4", backend="onnxruntime"), 288, "body"),
+        # A tied table counts once: 15.6 million tokens of 32 numbers.
+        (ExportOptions(quantization="int4"), 15_600_000, "int8"),
+        (ExportOptions(quantization="int4"), 15_625_000, "body"),
+    ],
+)
+def test_a_small_model_of_four_bits_keeps_eight_in_its_head(
+    options: ExportOptions, vocabulary: int, expected: str
+) -> None:
+    model = structs.replace(MODEL, vocab_size=vocabulary)
+    assert MODEL.tied_head
+    assert resolve_head(options, model) == expected

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from runtime.config import load_config
+from runtime.config import WEIGHTS_FILE, load_config
 from runtime.engine_folder import (
     ANSWER_FILE,
     EMBEDDING_FILE,
@@ -18,10 +18,13 @@ from runtime.engine_folder import (
 from runtime.errors import HearthError
 from runtime.export import ExportOptions, export_model
 from runtime.export import export as export_module
+from runtime.export.checkpoint import Checkpoint
+from runtime.export.layout import EMBEDDING
 from runtime.export.options import check_options
+from runtime.memory.predicted import predict_memory
 from runtime.rope import rope_tables
 from tests.references import reference_folder
-from tests.runtime.export.hugging_face import copy_model
+from tests.runtime.export.hugging_face import Tensors, change_tensors, copy_model
 
 
 def test_the_folder_is_complete_and_passes_its_own_check(tmp_path: Path) -> None:
@@ -64,13 +67,44 @@ def test_rotary_tables_reach_to_the_capacity(tmp_path: Path) -> None:
         ("qwen3", ExportOptions(quantization="int8"), "bfloat16"),
         ("qwen3_untied", ExportOptions(), "bfloat16"),
         ("llama3_scaled", ExportOptions(), "float16"),
+        ("llama", ExportOptions(), "float32"),
+        ("llama", ExportOptions(head_quantization="int8"), "float32"),
+        ("llama", ExportOptions(quantization="int4"), "float16"),
+        ("llama", ExportOptions(quantization="int8", external_weights=True), "float16"),
+        ("llama_linear", ExportOptions(quantization="int4", head_quantization="none"), "float32"),
     ],
 )
 def test_the_table_keeps_its_type_unless_the_head_reads_it(
     tmp_path: Path, name: str, options: ExportOptions, dtype: str
 ) -> None:
-    export_model(reference_folder(name), tmp_path / "engine", options)
-    assert load_file(tmp_path / "engine" / EMBEDDING_FILE)["embedding"].dtype.name == dtype
+    config = export_model(reference_folder(name), tmp_path / "engine", options)
+    file = WEIGHTS_FILE if options.external_weights else EMBEDDING_FILE
+    table = load_file(tmp_path / "engine" / file)["embedding"]
+    assert table.dtype.name == dtype
+    stored = Checkpoint(reference_folder(name)).matrix(EMBEDDING, slice(None), slice(None))
+    assert np.array_equal(table, stored.astype(table.dtype))
+    foretold = predict_memory(config, max_batch=1, capacity=8)["embedding"]
+    # A safetensors file has a head, and norms are not told from the table among others.
+    assert table.nbytes <= foretold <= table.nbytes + 8192
+
+
+def test_a_table_beyond_float16_becomes_bfloat16(tmp_path: Path) -> None:
+    def widen(tensors: Tensors) -> None:
+        tensors[EMBEDDING][7, 3] = 70_000
+
+    source = copy_model("llama", tmp_path / "m")
+    change_tensors(source, widen)
+    config = export_model(source, tmp_path / "engine", ExportOptions(quantization="int8"))
+    assert config.embedding_dtype == "bfloat16"
+    assert load_file(tmp_path / "engine" / EMBEDDING_FILE)["embedding"].dtype.name == "bfloat16"
+
+
+def test_the_drift_is_kept_where_something_is_quantised(tmp_path: Path) -> None:
+    for name, kind in (("none", "none"), ("four", "int4")):
+        options = ExportOptions(quantization=kind)  # type: ignore[arg-type]
+        config = export_model(reference_folder("llama"), tmp_path / name, options)
+        assert (config.drift is not None) == (kind != "none")
+        assert load_config(tmp_path / name) == config
 
 
 def test_progress_rises_to_the_end_of_every_stage(tmp_path: Path) -> None:

@@ -1,16 +1,24 @@
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import numpy as np
 import pytest
 
-from runtime.config import BASE_CONFIG_FILE, load_config
+from runtime.config import BASE_CONFIG_FILE, Drift, load_config
 from runtime.engine_folder import ANSWER_FILE, DRAFT_FOLDER
 from runtime.errors import HearthError
 from runtime.export import ExportOptions, export_model
 from runtime.export.checkpoint import Checkpoint
 from runtime.export.engine_config import engine_config
-from runtime.export.known_answer import Rehearsal, known_answer, rehearse
+from runtime.export.known_answer import (
+    Heard,
+    Rehearsal,
+    known_answer,
+    measure_drift,
+    rehearse,
+    unquantised,
+)
 from runtime.export.model_config import load_model_config
 from runtime.export.reference_pass import reference_logits
 from runtime.export.rounded_weights import RoundedWeights
@@ -114,3 +122,41 @@ def test_a_base_has_an_answer_and_its_draft_has_none(tree_folders: EngineFolders
     assert (folder / BASE_CONFIG_FILE).exists()
     assert load_answer(folder, load_config(folder)) is not None
     assert load_answer(folder / DRAFT_FOLDER, load_config(folder / DRAFT_FOLDER)) is None
+
+
+def drift_of(options: ExportOptions) -> Drift:
+    folder = reference_folder("qwen3")
+    model, checkpoint = load_model_config(folder), Checkpoint(folder)
+    config = engine_config(model, options)
+    heard = rehearse(model, Rehearsal(checkpoint, config), config)
+    return measure_drift(model, RoundedWeights(checkpoint, unquantised(config)), heard)
+
+
+def test_fewer_bits_drift_further() -> None:
+    none, eight, mixed, four = map(
+        drift_of,
+        (
+            ExportOptions(),
+            ExportOptions(quantization="int8"),
+            ExportOptions(quantization="int4", head_quantization="int8"),
+            ExportOptions(quantization="int4", head_quantization="int4"),
+        ),
+    )
+    assert (none.positions, none.same) == (32, 32)
+    assert none.mean == pytest.approx(0, abs=1e-9)
+    assert none.mean < eight.mean < mixed.mean < four.mean
+    for one in (eight, mixed, four):
+        assert 0 < one.same <= 32
+        assert one.mean < one.largest
+
+
+def test_a_drift_is_the_divergence_of_all_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = np.array([[0.5, 0.25, 0.25], [0.2, 0.7, 0.1]], np.float32)
+    found = np.array([[0.25, 0.5, 0.25], [0.2, 0.7, 0.1]], np.float32)
+    logits = np.log(shares) + np.float32(7)
+    monkeypatch.setattr("runtime.export.known_answer.reference_logits", lambda *_: logits)
+    heard = Heard([0, 1], np.log(found), np.log(found))
+    drift = measure_drift(cast("Any", None), cast("Any", None), heard)
+    assert (drift.positions, drift.same) == (2, 1)
+    assert drift.largest == pytest.approx(0.25 * np.log(2), abs=1e-6)
+    assert drift.mean == pytest.approx(drift.largest / 2, abs=1e-6)

@@ -15,6 +15,7 @@ CONFIG = structs.replace(small_config(), dialect="native", device="cpu")
     [
         ({}, True),
         ({"weight_quantization": "int4"}, True),
+        ({"weight_quantization": "int4", "head_quantization": "int8"}, False),
         ({"weight_quantization": "int8"}, False),
         ({"dialect": "classic"}, False),
         ({"dtype": "float16"}, False),

@@ -1,5 +1,6 @@
 """One engine, and the weights of two models."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -12,12 +13,13 @@ from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.engine_folder import DRAFT_FOLDER
 from runtime.errors import HearthError
 from runtime.export import DraftOptions
+from runtime.export.layout import EMBEDDING, HEAD
 from runtime.export.weights_export import export_weights
 from runtime.options import RuntimeOptions, SpeculationOptions
 from runtime.weights.external_weight_manager import answer_of
 from tests.eagle_models import write_draft
 from tests.references import reference_folder
-from tests.runtime.export.hugging_face import copy_model, shallow_model
+from tests.runtime.export.hugging_face import change_tensors, copy_model, shallow_model
 from tests.runtime.weights.external_models import (
     Given,
     export,
@@ -127,6 +129,37 @@ def test_the_text_of_a_model_that_takes_images_takes_other_weights(tmp_path: Pat
     export_weights(other, engine, weights)
     own = export(other, tmp_path / "own", external_weights=False)
     assert generated(engine, weights=str(weights)) == generated(own)
+
+
+@needs_other_weights
+def test_a_table_of_16_bits_is_one_of_all_weights_of_the_engine(tmp_path: Path) -> None:
+    model = shallow_model("llama", tmp_path / "model")
+    other = tuned(model, tmp_path / "other")
+    engine, weights = export(model, tmp_path / "engine", quantization="int8"), tmp_path / "weights"
+    assert load_config(engine).embedding_dtype == "float16"
+    export_weights(other, engine, weights)
+    own = export(other, tmp_path / "own", external_weights=False, quantization="int8")
+    assert generated(engine, weights=str(weights)) == generated(own)
+    change_tensors(other, lambda one: one.update({EMBEDDING: one[EMBEDDING] * 1e9}))
+    with pytest.raises(HearthError, match="not finite in float16") as caught:
+        export_weights(other, engine, tmp_path / "beyond")
+    assert (caught.value.code, caught.value.field) == ("model_invalid", EMBEDDING)
+
+
+def test_a_window_that_would_hide_something_is_refused(made: Made, tmp_path: Path) -> None:
+    shutil.copytree(made.other, other := tmp_path / "other")
+    path = other / "config.json"
+    window = {"use_sliding_window": True, "sliding_window": 100, "max_window_layers": 0}
+    path.write_text(json.dumps(json.loads(path.read_text()) | window))
+    error = refusal(made, other, tmp_path / "weights")
+    assert (error.code, error.field) == ("model_unsupported", "sliding_window")
+
+
+def test_a_head_stored_beside_a_tied_table_is_no_other_weights(made: Made, tmp_path: Path) -> None:
+    shutil.copytree(made.other, other := tmp_path / "other")
+    change_tensors(other, lambda one: one.update({HEAD: one[EMBEDDING] * 2}))
+    error = refusal(made, other, tmp_path / "weights")
+    assert (error.code, error.field) == ("model_unsupported", "tied_head")
 
 
 def refusal(made: Made, model: Path, target: Path) -> HearthError:
