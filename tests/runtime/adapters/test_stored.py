@@ -6,10 +6,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from runtime.adapters.block import BlockLayout
 from runtime.adapters.peft import read_peft
 from runtime.adapters.stored import AdapterRecord, read_adapter, read_record, store_adapter
 from runtime.errors import HearthError
-from tests.peft_models import change_fields, write_peft
+from runtime.tensors.lora import lora_inputs
+from runtime.tensors.tensor import Tensor
+from tests.low_rank_models import Array
+from tests.peft_models import change_fields, change_tensors, write_peft
 from tests.runtime.adapters.adapter_configs import BASE, adapter_config
 
 
@@ -35,6 +39,32 @@ def test_what_is_stored_comes_back(tmp_path: Path, dtype: str) -> None:
         for one, other in zip(found.parts[place], part, strict=True):
             assert one.dtype == own
             assert np.array_equal(one, other)
+
+
+def test_parts_of_several_ranks_are_stored_and_bound(tmp_path: Path) -> None:
+    config = adapter_config()
+    folder = write_peft(BASE, tmp_path / "peft", rank=4, targets="q v")
+
+    def shorten(tensors: dict[str, Array]) -> None:
+        for name, one in list(tensors.items()):
+            if "v_proj" in name:
+                tensors[name] = one[:2].copy() if "lora_A" in name else one[:, :2].copy()
+
+    change_tensors(folder, shorten)
+    change_fields(folder, rank_pattern={"v_proj": 2})
+    assert store_adapter(folder, config, tmp_path / "stored").rank == 4
+    adapter = read_adapter(tmp_path / "stored", config)
+    assert {part.a.shape[1] for part in adapter.parts.values()} == {2, 4}
+    inputs, dtype = lora_inputs(config), np.dtype(np.float32)
+    layout = BlockLayout(inputs, 4, dtype, adapter.parts)
+    bound = layout.tensors(Tensor("adapter", layout.filled(adapter)))
+    for pair in (one for one in inputs if one.layer == 1):
+        for index, target in enumerate(pair.targets):
+            if target in "qv":
+                part = adapter.parts[1, target]
+                a = bound[pair.a].array[:, index * 4 : index * 4 + 4]
+                b = bound[pair.b].array[index * 4 : index * 4 + 4, pair.columns[index]]
+                np.testing.assert_allclose(a @ b, part.a @ part.b, atol=1e-6)
 
 
 def test_a_folder_of_peft_is_read_as_well(tmp_path: Path) -> None:
