@@ -154,12 +154,10 @@ def hot_kernels(facts: GpuFacts, shape: str, kind: str) -> dict[str, KernelReque
 def _in_integers(io: Iterable[IOTensor]) -> Iterator[IOTensor]:
     """The bindings with matrices of four bits, two in a byte, and their scales."""
     for one in io:
-        rows, inputs = (int(size or 0) for size in (*one.shape, 0, 0)[:2])
         if not (one.name == "head" or re.fullmatch(r"layers\.0\.(q|k|v|o|gate|up|down)", one.name)):
             yield one
             continue
-        assert rows
-        assert inputs
+        rows, inputs = (int(size or 0) for size in one.shape)
         yield IOTensor(one.name, "input", np.dtype(np.uint8), (rows, inputs // 2))
         yield IOTensor(f"{one.name}.scale", "input", one.dtype, (rows, inputs // BLOCK))
 
