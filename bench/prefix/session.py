@@ -9,6 +9,7 @@ from bench.batches import BatchRun, rows_of, run_batch
 from bench.prefix.figures import PrefixFigures, Round, SharedFigures, prefix_figures, shared_figures
 from bench.spec.verify import NEAR_TIE
 from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.device.cpu.cpu_device import cpu_instructions
 from runtime.errors import HearthError
 from runtime.prefix.metrics import PrefixMetrics
 from runtime.prefix.prefix_cache import is_exact
@@ -42,7 +43,7 @@ class PrefixSession:
         self._words = [
             token for token in range(config.vocab_size) if token not in config.eos_token_ids
         ]
-        self._exact = is_exact(config)
+        self._exact = is_exact(config, cpu_instructions())
 
     def figures(self, shared: Sequence[int], rounds: int, tick: Tick) -> PrefixFigures:
         """The figures of these numbers of shared tokens."""

@@ -8,6 +8,7 @@ from msgspec import structs
 from runtime.config import LLMEngineRunnerConfig
 from runtime.decoding.deployment import DeploymentConfig
 from runtime.decoding.speculative import SpeculativeStrategy
+from runtime.device.cpu.cpu_device import cpu_instructions
 from runtime.device.device import BatchSampler, Device, SamplerBuffers
 from runtime.drafting.draft_runner import EagleDraftRunner
 from runtime.drafting.eagle import EagleProposer
@@ -167,7 +168,7 @@ def _prefix_cache(
         engine,
         loads=PageLoads(pool, disk, Worth(), rooms.device),
         disk=disk,
-        exact=is_exact(config),
+        exact=is_exact(config, cpu_instructions()),
         digest_of=runner.get_lora_weights_digest,
         drafted=None if proposer is None else proposer.drafted,
     )

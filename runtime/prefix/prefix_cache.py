@@ -1,6 +1,6 @@
 import hashlib
 from collections import Counter, deque
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from typing import get_args
 
 from runtime.config import LLMEngineRunnerConfig
@@ -15,6 +15,9 @@ from runtime.prefix.pages import Change, Erase, Match, Move, Page, Save, Tier, W
 from runtime.request import RowRequest
 from runtime.rows import DecodingRow, RowState
 
+INT4_EXACT = "avx512_vnni"
+"""By ONNX Runtime's products with it a row alone has the bits that it has among others."""
+
 
 def engine_digest(engines: Sequence[LLMEngineRunnerConfig]) -> bytes:
     """What tells engines apart whose keys and values differ: their files, and what runs them."""
@@ -26,17 +29,19 @@ def engine_digest(engines: Sequence[LLMEngineRunnerConfig]) -> bytes:
     return found.digest()
 
 
-def is_exact(config: LLMEngineRunnerConfig) -> bool:
+def is_exact(config: LLMEngineRunnerConfig, instructions: Collection[str]) -> bool:
     """Whether a token has the same numbers, bit for bit, in whatever step it is computed.
 
     Then replies with a prefix cache are those without. Kernels of our own are made for that. On the
     CPU products of int8 weights, be it of the head alone, round a single row differently, and so do
-    those of an adapter, if there is one.
+    those of an adapter, if there is one, and of int4 weights without the `instructions` by which
+    they were measured.
     """
     if config.backend == "kernels":
         return True
     kind = (config.device, config.dialect, config.dtype)
-    whole = "int8" not in (config.weight_quantization, config.head_weights)
+    stored = {config.weight_quantization, config.head_weights}
+    whole = "int8" not in stored and ("int4" not in stored or INT4_EXACT in instructions)
     return kind == ("cpu", "native", "float32") and whole
 
 

@@ -1,5 +1,6 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,16 @@ from runtime.device.image_ops import ImageOps
 from runtime.device.stream import HostStream, Stream
 from runtime.errors import HearthError
 from runtime.tensors.tensor import Tensor
+
+
+def cpu_instructions() -> frozenset[str]:
+    """Sets of instructions of this machine's CPU, by the kernel's names; none where it says none."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return frozenset()
+    names = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return frozenset(names.partition(":")[2].split())
 
 
 class HostMark:

@@ -14,6 +14,7 @@ from runtime.export import ExportOptions, export_model
 from runtime.request import RowRequest
 from tests.references import reference_folder
 from tests.runtime.decoding.prefix_rows import (
+    EXACT_INT4,
     TOKENS,
     check_equal,
     computed,
@@ -54,7 +55,7 @@ def runtime(folders: Folders) -> Iterator[LLMInferenceRuntime]:
         yield opened
 
 
-@pytest.mark.parametrize("engine", ["native", "int4", "classic"])
+@pytest.mark.parametrize("engine", ["native", EXACT_INT4, "classic"])
 def test_a_second_prompt_that_begins_alike_is_computed_from_its_end_only(
     folders: Folders, engine: str
 ) -> None:
@@ -73,7 +74,7 @@ def test_a_second_prompt_that_begins_alike_is_computed_from_its_end_only(
         assert runtime.prefill_metrics.reused == 75
 
 
-@pytest.mark.parametrize("engine", ["native", "int4"])
+@pytest.mark.parametrize("engine", ["native", EXACT_INT4])
 def test_a_chat_pays_for_each_token_once(folders: Folders, engine: str) -> None:
     with closing(open_pages(folders(engine))) as runtime:
         text: list[int] = []

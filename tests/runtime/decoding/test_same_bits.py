@@ -1,6 +1,7 @@
 """Why a prefix may come from any step: keys and values have the same bits in each.
 
-It is what reuse without a difference rests on, and true for native float32 and int4 on the CPU.
+It is what reuse without a difference rests on, and true for native float32 on the CPU, and for int4
+where `is_exact` says so.
 """
 
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.export import ExportOptions, export_model
 from runtime.options import RuntimeOptions
 from runtime.request import RowRequest
-from tests.runtime.decoding.prefix_rows import needs_native
+from tests.runtime.decoding.prefix_rows import EXACT_INT4, needs_native
 
 pytestmark = needs_native
 TOKENS, ROWS = 330, 2
@@ -39,7 +40,7 @@ SHAPE = Shape(
 PROMPTS = np.random.default_rng(0).integers(300, 1000, (ROWS, TOKENS))
 
 
-@pytest.fixture(params=["none", "int4"])
+@pytest.fixture(params=["none", EXACT_INT4])
 def runtime(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LLMInferenceRuntime]:
     quantization: Literal["none", "int4"] = request.param
     write_random_model(tmp_path / "model", SHAPE)
