@@ -20,7 +20,7 @@ from runtime.tensors.tensor import Tensor
 
 
 def cpu_instructions() -> frozenset[str]:
-    """Sets of instructions that the CPU here has, by the kernel's names; none where it is silent."""
+    """Sets of instructions that the CPU here has, by the kernel's names; none if it is silent."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
