@@ -33,7 +33,6 @@ _GROWTH_MB = 100.0
 _TEXTS = 16
 _TEXT_TOKENS = 32_000
 _PAUSE_S = 0.05
-_QUIET_S = 0.5
 _LEASE_S = 2.0
 _PLACES = 8
 
@@ -97,30 +96,6 @@ def client_stops_reading(trial: Trial) -> None:
         trial.measured["ms_a_token_before"] = _ms_a_token(talk, quiet)
         trial.measured["ms_a_token_beside"] = _ms_a_token(talk, beside)
         trial.same_tokens(talk, beside, quiet)
-
-
-def same_identity(trial: Trial) -> None:
-    """A second connection takes the identity of one that has a reply under way."""
-    daemon = trial.shared()
-    with trial.talk(daemon, identity=b"twin") as first:
-        reply = first.generate(PROMPT, max_tokens=60)
-        first.wait_for_deltas(reply)
-        with trial.talk(daemon, hello=False, identity=b"twin") as second:
-            second.say({"t": "hello", "proto": [1]})
-            first.end(reply)
-            second.listen(_QUIET_S)
-            trial.expect("answers_stolen", len(second.heard), 0)
-        trial.expect("tokens", len(first.tokens(reply)), 60)
-    started, word = time.monotonic(), ""
-    # The daemon may not have seen yet that the first has left: who is not heard comes again.
-    while not word and seconds_since(started) < PATIENCE_S:
-        with trial.talk(daemon, hello=False, identity=b"twin") as again:
-            again.say({"t": "hello", "proto": [1]})
-            again.listen(_QUIET_S)
-            if again.heard:
-                word = again.word(again.generate(PROMPT, max_tokens=4))
-    trial.measured["free_again_s"] = seconds_since(started)
-    trial.expect("then", word, "length")
 
 
 def places_taken(trial: Trial) -> None:

@@ -5,7 +5,7 @@ import struct
 from pathlib import Path
 
 _GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + bytes(32)
-_READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
+_READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity"
 _LONG = b"\x02"
 _MORE_AND_LONG = b"\x03"
 
@@ -22,11 +22,12 @@ def connection(path: Path) -> socket.socket:
     return peer
 
 
-def connected_peer(path: Path) -> socket.socket:
-    """A connection that has shaken hands as a DEALER."""
+def connected_peer(path: Path, identity: bytes = b"") -> socket.socket:
+    """A connection that has shaken hands as a DEALER, which may call itself something."""
     peer = connection(path)
     peer.settimeout(_PATIENCE_S)
-    peer.sendall(_GREETING + b"\x04" + bytes([len(_READY)]) + _READY)
+    ready = _READY + len(identity).to_bytes(4, "big") + identity
+    peer.sendall(_GREETING + b"\x04" + bytes([len(ready)]) + ready)
     return peer
 
 
@@ -49,11 +50,16 @@ def declare(peer: socket.socket, size: int) -> None:
 
 def has_ended(peer: socket.socket) -> bool:
     """Whether the other side has closed the connection."""
+    # Python would wait for as long as the socket's own timeout, whatever a flag says.
+    patience = peer.gettimeout()
+    peer.setblocking(False)
     try:
-        while peer.recv(1 << 16, socket.MSG_DONTWAIT):
+        while peer.recv(1 << 16):
             pass
     except BlockingIOError:
         return False
     except OSError:
         return True
+    finally:
+        peer.settimeout(patience)
     return True

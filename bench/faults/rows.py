@@ -10,6 +10,7 @@ from bench.faults import (
     ends,
     executor,
     flood,
+    identities,
     inputs,
     seeing,
     spilled,
@@ -62,9 +63,29 @@ FAULTS = (
     ),
     Row(
         "Client reconnects with the same identity",
-        "a second connection with the routing id of one whose reply streams",
-        "no answer reaches the second; once the first has left the id can be used again",
-        clients.same_identity,
+        "a second connection with the routing id of one whose reply streams, and a third later",
+        "each is served as if it had none; no answer reaches another",
+        identities.same_identity,
+    ),
+    Row(
+        "Raw identity",
+        "400 connections that name themselves as libzmq names its own, beside a reply",
+        "the daemon runs, the reply is the same token for token, a new client is served",
+        identities.raw_identity,
+    ),
+    Row(
+        "Session taken over",
+        "a client leaves while its request waits; others come with its routing id, without hello",
+        "its place is free within 1 s; they hear hello_required and nothing else",
+        identities.taken_over,
+    ),
+    Row(
+        "Key removed",
+        "two keys on TCP with a reply each; one is taken off the list, and one more connection of "
+        "it names itself",
+        "its reply ends with not_allowed and it hears nothing later, the other's is whole; who "
+        "names itself is refused with unsupported_option",
+        identities.key_removed,
     ),
     Row(
         "Places taken",

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import zmq
+from hearth_client.keys import ClientKeys, secure
 
 from daemon.cli.errors import Failure
 from runtime.request import RowToken, TopLogprob
@@ -30,12 +31,20 @@ class Heard(NamedTuple):
 
 
 class Talk:
-    """A connection to the daemon at `socket`; `hello` may be left for later.
+    """A connection to the daemon at `socket`, or by TCP; `hello` may be left for later.
 
     It is for one thread. What waits raises Failure when nothing comes for `PATIENCE_S`.
     """
 
-    def __init__(self, socket: Path, *, hello: bool = True, identity: bytes = b"") -> None:
+    def __init__(
+        self,
+        socket: Path,
+        *,
+        hello: bool = True,
+        identity: bytes = b"",
+        address: str = "",
+        keys: ClientKeys | None = None,
+    ) -> None:
         self.heard: list[Heard] = []
         self.asked: list[str] = []
         self._ids = count(1)
@@ -46,7 +55,9 @@ class Talk:
         self._socket.setsockopt(zmq.SNDTIMEO, round(PATIENCE_S * 1000))
         if identity:
             self._socket.setsockopt(zmq.IDENTITY, identity)
-        self._socket.connect(f"ipc://{socket}")
+        if keys is not None:
+            secure(self._socket, keys)
+        self._socket.connect(address or f"ipc://{socket}")
         self.limits: dict[str, Any] = self.greet()["limits"] if hello else {}
 
     def say(self, *frames: bytes | Answer) -> None:
