@@ -241,8 +241,7 @@ INPUTS = (
     Row(
         "Random bytes",
         "400 connections: random bytes, half-open ones, ZMTP 1.0 frames",
-        "half-open ones are dropped, messages refused and counted, below 100 MB, the reply beside "
-        "them is the same",
+        "all are dropped, half-open ones in time, below 100 MB, the reply beside them is the same",
         inputs.random_bytes,
     ),
     Row(

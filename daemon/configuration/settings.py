@@ -216,8 +216,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         int,
         Meta(ge=64, le=1 << 20),
         Meta(
-            description="MiB that the daemon's process may grow by while it serves; above, all "
-            "connections are closed and clients say hello again."
+            description="MiB that clients' connections may take together, of messages that are not "
+            "whole and of answers that are not taken; above, the one that takes most is closed. By "
+            "as much the process may grow, else what came by TCP is closed."
         ),
     ] = 512
     images_per_request: Annotated[

@@ -292,6 +292,8 @@ class CurveSocket:
             return known if known.key == key else None
         if not self._is_given(routing_id):
             self._refused += 1
+            # An id that is taken has no answer: nobody may try many to find what is near the count.
+            self._zap.put_off(key)
             self._send(routing_id, _NAMED, delimited=delimited)
             return None
         connection = self._connections.get(int(frame.get(zmq.SRCFD)))

@@ -10,6 +10,7 @@ ENDPOINT = "inproc://zeromq.zap.01"
 DOMAIN = b"hearth"
 BURST = 32
 """Connections that one key may open at once; then one a second."""
+_LONGEST_S = 3600.0
 _VERSION = b"1.0"
 _FRAMES = 7
 _KEY_BYTES = 32
@@ -61,6 +62,11 @@ class Zap:
             number = asked[1] if len(asked) > 1 else b""
             self._socket.send_multipart([_VERSION, number, *outcome, b""], zmq.NOBLOCK)
         return refused
+
+    def put_off(self, key: str) -> None:
+        """Let a key wait as long as for a burst: an answer may have told it something."""
+        now = self._clock()
+        self._full_at[key] = min(max(self._full_at.get(key, now), now) + BURST, now + _LONGEST_S)
 
     def close(self) -> None:
         """Let nobody in from now on."""

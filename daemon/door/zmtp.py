@@ -113,7 +113,9 @@ class Zmtp:
         self._missing -= size
 
     def receive_data(self, data: bytes) -> None:
-        """Take bytes in."""
+        """Take bytes in; those of a peer that was refused are dropped."""
+        if self._step is Zmtp._nothing:
+            return
         room = self.room()
         if room is not None:
             part = data[: len(room)]

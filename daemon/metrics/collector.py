@@ -117,7 +117,7 @@ def _door(look: Look) -> Iterator[Metric]:
 
 _TOTALS = {
     "internal_errors": "Faults of the daemon itself that it survived; its log has them.",
-    "connections_closed": "Times that a socket lost all connections: its clients took too much.",
+    "connections_closed": "Connections that were closed because clients took too much memory.",
     "tcp_connections": "Connections that came over TCP.",
     "tcp_handshakes": "Those of them that showed a key which is listed; the others are closed.",
 }

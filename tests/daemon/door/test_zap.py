@@ -56,4 +56,11 @@ def test_a_key_may_open_some_connections_at_once_and_then_one_a_second() -> None
         now += 3600.0
         assert [code(mine) for _ in range(BURST + 1)] == [b"200"] * BURST + [b"300"]
         assert zap.admitted == 2 * BURST + 3
+        now += BURST
+        zap.put_off(PUBLIC)
+        zap.put_off(PUBLIC)
+        now += BURST
+        assert code(mine) == b"300"
+        now += 1.0
+        assert [code(mine) for _ in range(2)] == [b"200", b"300"]
         zap.close()
