@@ -285,8 +285,8 @@ class LocalSocket:
             return False
         except OSError:
             size = most = 0
-        # The system tells where there is more.
-        connection.readable = size == most
+        # The system tells where there is more; of a large frame more comes at once.
+        connection.readable = size == most or room is not None
         if not size:
             self._close(connection)
         return size > 0

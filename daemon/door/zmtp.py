@@ -2,9 +2,10 @@
 
 # https://rfc.zeromq.org/spec/37/
 
-import mmap
 from collections.abc import Callable
 from typing import NamedTuple
+
+import numpy as np
 
 _MECHANISM = b"NULL".ljust(20, b"\0")
 GREETING = b"\xff" + bytes(7) + b"\x01\x7f" + b"\x03\x01" + _MECHANISM + bytes(32)
@@ -26,8 +27,6 @@ _FRAMES = 1024
 """Frames of one message, beside those that are kept."""
 _WHOLE_BYTES = 8192
 """A frame above that, which has not come whole, gets memory of its own."""
-_MAPPED_BYTES = 1 << 18
-"""From here on that is mapped: the system gives it page by page, as bytes arrive."""
 
 
 class Limits(NamedTuple):
@@ -225,7 +224,7 @@ class Zmtp:
             return flags, data[start : self._at]
         if size > _WHOLE_BYTES:
             self._flags, self._body = flags, _memory(size)
-            self._body[: left - head] = data[start:]
+            self._body[: left - head] = memoryview(data)[start:]
             self._missing = size - (left - head)
             self._data, self._at = b"", 0
         return None
@@ -249,9 +248,8 @@ def header(size: int) -> bytes:
 
 
 def _memory(size: int) -> memoryview:
-    if size < _MAPPED_BYTES:
-        return memoryview(bytearray(size))
-    return memoryview(mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    # Neither filled with zeros nor taken from the system before bytes arrive, and used again.
+    return np.empty(size, np.uint8).data
 
 
 def _command(name: bytes, rest: bytes) -> bytes:
