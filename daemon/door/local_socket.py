@@ -145,7 +145,10 @@ class LocalSocket:
     def send(self, connection: int, data: bytes, *, delimited: bool) -> Sent:
         """As of a DoorSocket: one call of the system for each answer."""
         to = self._connections.get(connection)
-        if to is None:
+        if to is not None and to.unsent:
+            # The end of the daemon does not look any more who takes more.
+            self._flush(to)
+        if to is None or connection not in self._connections:
             return "gone"
         if to.unsent:
             return "full"
