@@ -25,9 +25,16 @@ class Charges(Generic[K]):
         """What this one has cost, in seconds from some time on."""
         return self._costs.get(who, 0.0)
 
-    def come(self, who: K) -> None:
-        """Take note of one that has waited for nothing until now."""
-        self._costs[who] = max(self.of(who), self._clock)
+    def come(self, who: K, waiting: Collection[K] = ()) -> None:
+        """Take note of one that has waited for nothing until now; `waiting` are the others.
+
+        One that is new has cost as much as whoever has cost the most of them: those that come anew
+        each time would else always be before all others.
+        """
+        known = self._costs.get(who)
+        if known is None:
+            known = max(map(self.of, waiting), default=0.0)
+        self._costs[who] = max(known, self._clock)
 
     def begin(self, who: K) -> None:
         """Take note of one that is served now."""
@@ -67,8 +74,8 @@ class Turns(Generic[T]):
             self._peers.come(peer)
         connections = self._waiting[peer]
         if connection not in connections:
+            self._connections.setdefault(peer, Charges()).come(connection, connections)
             connections[connection] = deque()
-            self._connections.setdefault(peer, Charges()).come(connection)
         connections[connection].append(message)
 
     def take(self) -> T | None:

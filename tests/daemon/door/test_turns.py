@@ -47,6 +47,21 @@ def test_time_is_shared_by_peers_and_then_by_connections(
     )
 
 
+def test_connections_that_come_anew_each_time_do_not_starve_one_that_stays() -> None:
+    turns, taken = Turns[int](), Counter[bool]()
+    turns.add("a", 0, 0)
+    for number in range(1, 1001):
+        turns.add("a", number, number)
+        one = turns.take()
+        assert one is not None
+        turns.charge("a", one, 0.001)
+        if one == 0:
+            turns.add("a", 0, 0)
+        taken[one == 0] += 1
+    # Each that comes makes the wait one turn longer.
+    assert taken[True] > 8
+
+
 def test_messages_of_one_connection_keep_their_order() -> None:
     turns = Turns[int]()
     for number in range(5):
