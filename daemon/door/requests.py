@@ -285,6 +285,10 @@ class Requests:
             self._dispatch.fail(request, error.code, error.message, error.field)
             return
         filling = self._state.pictures.fill(shown, frames, request.slots, settings.image_bytes)
+        if len(self._filling) > 2 * len(self._sessions.open_requests):
+            # Those that have ended hold what their clients sent.
+            live = (one for one in self._filling if self._sessions.find(one[0].rid) is not None)
+            self._filling = deque(live)
         self._filling.append((request, filling, asked))
 
     @property

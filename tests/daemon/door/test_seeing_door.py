@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 from hearth_client import (
@@ -22,6 +23,7 @@ from actors.arena import Arena
 from actors.messages import TurnPart
 from daemon.door import front_door
 from daemon.door.finished import FinishedRequest
+from daemon.door.socket import Received
 from tests.daemon.door.harness import (
     BACKENDS,
     Harness,
@@ -34,6 +36,7 @@ from tests.daemon.door.harness import (
 )
 
 SIZE = 1 << 20
+CANCEL = {"t": "cancel", "id": "g"}
 LIMITS: dict[str, Any] = {"images": 3, "image_bytes": 1 << 16, "image_tokens": 64}
 LIMITS["request_image_bytes"] = 100_000
 
@@ -131,6 +134,21 @@ def test_whatever_ends_a_request_frees_its_pictures(end: str, door: Harness) -> 
         else:
             assert hear(client)["t"] in {"done", "error"}
         until(lambda: held(door) == 0)
+
+
+def test_requests_that_end_before_their_pictures_are_taken_hold_nothing(door: Harness) -> None:
+    def ask_and_cancel() -> int:
+        requests, number = door.door._requests, door.door.sessions.all()[0].connection
+        ask, cancel = (msgspec.msgpack.encode(one) for one in (asked("hang", 1), CANCEL))
+        for _ in range(100):
+            requests.handle(Received(number, False, ask, 2, [memoryview(bytes(100))]))
+            requests.handle(Received(number, False, cancel, 1))
+        return len(requests._filling)
+
+    with raw_client(door.path) as client:
+        greet(client)
+        until(lambda: door.sessions() == 1)
+        assert door.on_loop(ask_and_cancel) < 10
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=["asyncio", "uvloop"])
