@@ -211,6 +211,10 @@ class CurveSocket:
         self.pending = True
         return None
 
+    def full(self, connection: int) -> bool:  # noqa: ARG002 - as a DoorSocket has it
+        """As of a DoorSocket: ZeroMQ tells when it is sent to."""
+        return False
+
     def send(self, connection: int, data: bytes, *, delimited: bool) -> Sent:
         """As of a DoorSocket."""
         to = self._by_number.get(connection)

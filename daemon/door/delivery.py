@@ -92,6 +92,9 @@ class Delivery:
         self._behind.pop(session.connection, None)
 
     def _try(self, session: Session, answer: Answer) -> str:
+        # A long answer would be encoded in each turn, as long as its client does not read.
+        if self._socket.full(session.connection):
+            return "full"
         outcome = self._socket.send(
             session.connection, self._encoder.encode(answer), delimited=session.delimited
         )

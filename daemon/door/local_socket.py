@@ -142,13 +142,18 @@ class LocalSocket:
         """As of a DoorSocket; what it took to read counts already."""
         self._turns.charge(received.peer, received.connection, seconds)
 
-    def send(self, connection: int, data: bytes, *, delimited: bool) -> Sent:
-        """As of a DoorSocket: one call of the system for each answer."""
+    def full(self, connection: int) -> bool:
+        """As of a DoorSocket."""
         to = self._connections.get(connection)
         if to is not None and to.unsent:
             # The end of the daemon does not look any more who takes more.
             self._flush(to)
-        if to is None or connection not in self._connections:
+        return connection in self._connections and to is not None and bool(to.unsent)
+
+    def send(self, connection: int, data: bytes, *, delimited: bool) -> Sent:
+        """As of a DoorSocket: one call of the system for each answer."""
+        to = self._connections.get(connection)
+        if to is None:
             return "gone"
         if to.unsent:
             return "full"
@@ -157,8 +162,7 @@ class LocalSocket:
         try:
             taken = to.socket.sendmsg(parts)
         except BlockingIOError:
-            self._epoll.modify(to.descriptor, _IN | _OUT)
-            return "full"
+            taken = 0
         except OSError:
             self._close(to)
             return "gone"

@@ -64,6 +64,10 @@ class DoorSockets:
         self._costs.charge(number, seconds)
         self._all[number].charge(received, seconds)
 
+    def full(self, connection: int) -> bool:
+        """As of a DoorSocket."""
+        return self._of(connection).full(connection)
+
     def send(self, connection: int, data: bytes, *, delimited: bool) -> Sent:
         """As of a DoorSocket."""
         return self._of(connection).send(connection, data, delimited=delimited)

@@ -134,6 +134,9 @@ class World:
     def session_began(self, client: int) -> None:
         pass
 
+    def full(self, _connection: int) -> bool:
+        return False
+
     def send(self, client: int, data: bytes, *, delimited: bool) -> str:
         """The socket's part: what a client is answered."""
         assert not delimited

@@ -116,6 +116,9 @@ class FakeSocket:
     def charge(self, received: Received, seconds: float) -> None:
         self.charged.append((received.connection, seconds))
 
+    def full(self, _connection: int) -> bool:
+        return False
+
     def send(self, connection: int, data: bytes, **_: bool) -> str:
         self._left.append((connection, data))
         return "sent"

@@ -26,6 +26,9 @@ class FakeSocket:
 
         self.receivers: list[int] = []
 
+    def full(self, _connection: int) -> bool:
+        return False
+
     def send(self, connection: int, data: bytes, *, delimited: bool) -> Sent:
         assert not delimited
         if self.outcome == "sent":

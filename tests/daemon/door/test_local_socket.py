@@ -21,7 +21,7 @@ from daemon.door.listener import Listener, open_listener
 from daemon.door.local_socket import LocalSocket
 from daemon.door.settings import DoorSettings
 from daemon.door.socket import Received
-from daemon.door.zmtp import header
+from daemon.door.zmtp import GREETING, header
 from tests.daemon.door.harness import greet, hear, running_door, say, until
 
 BEATS: dict[int, Any] = {zmq.HEARTBEAT_IVL: 20, zmq.HEARTBEAT_TIMEOUT: 1000}
@@ -197,6 +197,23 @@ def test_what_a_peer_does_not_read_is_kept_to_one_answer(door: Door) -> None:
         assert door.socket.send(number, b"x", delimited=True) == "sent"
         door.take()
         assert not kept.unsent
+
+
+def test_it_says_who_takes_no_more_and_who_takes_more_again(door: Door) -> None:
+    with connected_peer(door.path) as peer:
+        number = door.session(peer)
+        assert not door.socket.full(number)
+        size = 1_000_000
+        assert door.socket.send(number, bytes(size), delimited=False) == "sent"
+        assert door.socket.full(number)
+        assert door.socket.send(number, b"more", delimited=False) == "full"
+        left = len(GREETING) + len(header(size)) + size
+        while door.socket.full(number):
+            left -= len(peer.recv(1 << 16))
+        assert left < size
+        assert door.socket.send(number, bytes(size), delimited=False) == "sent"
+    assert not door.socket.full(number), "it is gone"
+    assert door.socket.take_closed() == [number]
 
 
 def test_the_last_answers_leave_when_it_closes(short_folder: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hearth_client.protocol import Answer, Delta, Done, Error, TokenLogprob, Tokens, Usage
 
 from daemon.door import dispatch
+from daemon.door.delivery import Delivery
 from daemon.door.dispatch import Dispatch
 from daemon.door.outbox import Outbox
 from daemon.door.sessions import OpenRequest, Session
@@ -25,6 +26,9 @@ class Mute:
 
     def post(self, message: object) -> None:
         pass
+
+    def full(self, _connection: int) -> bool:
+        return False
 
     def send(self, _connection: int, _data: bytes, *, delimited: bool) -> str:
         assert not delimited
@@ -128,3 +132,28 @@ def test_the_client_with_the_most_ends_first_and_the_others_go_on() -> None:
         desk.stop_if_slow(little.session)
     assert desk.sessions.find(much.rid) is None
     assert desk.sessions.find(little.rid) is little
+
+
+def test_what_waits_is_not_encoded_until_its_client_takes_more() -> None:
+    class Slow(Mute):
+        takes = False
+
+        def full(self, _connection: int) -> bool:
+            return not self.takes
+
+        def send(self, _connection: int, _data: bytes, *, delimited: bool) -> str:
+            assert self.takes
+            assert not delimited
+            return "sent"
+
+    slow: Any = Slow()
+    state = DoorState(DoorFacts(server="x"))
+    delivery = Delivery(slow, DoorSettings(), state.clock)
+    session = Session(2, 1, "test", 10.0, 10.0, Outbox())
+    for number in range(3):
+        delivery.send(session, done(number))
+        delivery.flush(session)
+    assert delivery.behind == [session]
+    slow.takes = True
+    delivery.flush(session)
+    assert not delivery.behind
