@@ -30,6 +30,8 @@ _BURST = 64
 _HELD = 64
 _HELD_BYTES = 4 << 20
 """Messages that may wait here, as ZeroMQ does not say whose is next."""
+_FRAMES = 1024
+"""Of one message, beside its pictures; who sends more is left, and so many are read in one go."""
 _MONITOR = "inproc://handshakes"
 _FIRST = "inproc://first"
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
@@ -109,6 +111,7 @@ class CurveSocket:
         self.pending = False
         self._turns = Turns[Received]()
         self._held = self._held_bytes = 0
+        self._skips = False
         self._listener = port
         self._numbers = numbers
         self._pictures = settings.images
@@ -195,6 +198,8 @@ class CurveSocket:
         self.pending = False
         self._refused += self._zap.answer(self._clients)
         for _ in range(_BURST):
+            if self._skips and not self._skip():
+                break
             try:
                 frame = self._socket.recv(zmq.NOBLOCK, copy=False)
             except zmq.Again:
@@ -204,7 +209,9 @@ class CurveSocket:
             # Behind the message: whoever had its descriptor before is known to have left.
             self._look()
             connection = self._known(frame, delimited=rest[0])
-            if connection is not None:
+            if connection is not None and self._skips:
+                self._leave(connection)
+            elif connection is not None:
                 key = connection.key
                 peer, name = f"key:{key}", self._clients[key]
                 return Received(connection.number, *rest, peer, key, name)
@@ -301,9 +308,14 @@ class CurveSocket:
             self._send(routing_id, _NAMED, delimited=delimited)
             return None
         connection = self._connections.get(int(frame.get(zmq.SRCFD)))
-        if connection is None or connection.number:
-            # It has left, and another may have come in its place.
+        if connection is None:
             return None
+        if connection.number:
+            if self._count_of(routing_id) < self._count_of(connection.routing_id):
+                # It has left, and another has come in its place.
+                return None
+            # What was heard here before was still of one that had left.
+            self._unname(connection)
         connection.number, connection.routing_id, connection.key = (
             next(self._numbers),
             routing_id,
@@ -316,8 +328,11 @@ class CurveSocket:
         """Whether ZeroMQ gave this one: it counts them up, one for each who was let in."""
         if len(routing_id) != _ID_BYTES or routing_id[0]:
             return False
-        count = (int.from_bytes(routing_id[1:], "big") - self._first) % _IDS
-        return 0 < count <= self._zap.admitted
+        return 0 < self._count_of(routing_id) <= self._zap.admitted
+
+    def _count_of(self, routing_id: bytes) -> int:
+        """How many ZeroMQ had given with this one."""
+        return (int.from_bytes(routing_id[1:], "big") - self._first) % _IDS
 
     def _send(self, routing_id: bytes, data: bytes, *, delimited: bool) -> Sent:
         parts = [routing_id, b"", data] if delimited else [routing_id, data]
@@ -342,13 +357,23 @@ class CurveSocket:
             first = self._socket.recv(zmq.NOBLOCK)
             more = self._socket.getsockopt(zmq.RCVMORE)
         pictures = []
-        while more:
+        while more and not self._skips:
             picture = self._socket.recv(zmq.NOBLOCK, copy=False)
             if frames <= self._pictures:
                 pictures.append(picture.buffer)
             frames += 1
             more = self._socket.getsockopt(zmq.RCVMORE)
+            self._skips = bool(more) and frames > self._pictures + _FRAMES
         return delimited, first, frames, pictures
+
+    def _skip(self) -> bool:
+        """Read on in a message with too many frames; whether it is at its end."""
+        for _ in range(_FRAMES):
+            self._socket.recv(zmq.NOBLOCK, copy=False)
+            self._skips = bool(self._socket.getsockopt(zmq.RCVMORE))
+            if not self._skips:
+                return True
+        return False
 
     def _look(self) -> None:
         """Take note of who has come and who has left."""
@@ -373,9 +398,13 @@ class CurveSocket:
     def _forget(self, descriptor: int) -> None:
         gone = self._connections.pop(descriptor, None)
         if gone is not None and gone.number:
-            del self._by_routing_id[gone.routing_id], self._by_number[gone.number]
-            if gone.session:
-                self._closed.append(gone.number)
+            self._unname(gone)
+
+    def _unname(self, connection: _Connection) -> None:
+        del self._by_routing_id[connection.routing_id], self._by_number[connection.number]
+        if connection.session:
+            self._closed.append(connection.number)
+        connection.session = False
 
     def _leave(self, connection: _Connection) -> None:
         """Close a connection of ZeroMQ's, which has no way to ask for that."""

@@ -1,5 +1,7 @@
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from itertools import count
+from typing import Any
 
 import pytest
 import zmq
@@ -10,6 +12,9 @@ from daemon.door.keys import Keys
 from daemon.door.settings import DoorSettings
 from daemon.door.socket import Received
 from runtime.errors import HearthError
+from tests.daemon.door.harness import until
+
+CLIENT, SERVER = zmq.curve_keypair(), zmq.curve_keypair()
 
 
 @pytest.mark.parametrize(
@@ -60,3 +65,83 @@ def test_what_is_held_has_a_bound_and_is_heard_of_keys_that_are_listed_alone(
             heard += 1
         assert (heard, made.take_counts()[2]) == (11, 100)
         assert (made._held, made._held_bytes) == (0, 0)
+
+
+@pytest.fixture
+def made() -> Iterator[CurveSocket]:
+    public, secret = (one.decode() for one in SERVER)
+    keys = Keys(public, secret, {CLIENT[0].decode(): "a"})
+    with closing(CurveSocket(open_port(0), DoorSettings(), keys, count(1, 2))) as socket:
+        yield socket
+
+
+@contextmanager
+def peer(made: CurveSocket) -> Iterator[zmq.Socket[bytes]]:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as client:
+        client.setsockopt(zmq.LINGER, 0)
+        client.curve_serverkey = SERVER[0]
+        client.curve_publickey, client.curve_secretkey = CLIENT
+        client.connect(f"tcp://127.0.0.1:{made.port}")
+        yield client
+
+
+def test_a_message_of_too_many_frames_is_read_bit_by_bit_and_costs_its_connection(
+    made: CurveSocket,
+) -> None:
+    frames = 20 * curve_socket._FRAMES
+    heard: list[bytes] = []
+
+    def receive() -> list[bytes]:
+        received = made.receive()
+        if received is not None:
+            heard.append(received.data)
+        return heard
+
+    with peer(made) as client, peer(made) as other:
+        watch = client.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        client.send_multipart([b"many"] * frames)
+        turns = 0
+        while not watch.poll(0):
+            receive()
+        while made.pending:
+            receive()
+            turns += 1
+        assert turns > 10
+        other.send(b"other")
+        client.send(b"again")
+        until(lambda: len(receive()) == 2)
+        client.disable_monitor()
+        watch.close()
+    assert sorted(heard) == [b"again", b"other"]
+
+
+class Frame:
+    """The first frame of a message by TCP, and whose it is."""
+
+    def __init__(self, made: CurveSocket, number: int, descriptor: int) -> None:
+        self.bytes = b"\0" + ((made._first + number) % (1 << 32)).to_bytes(4, "big")
+        self._has = {"User-Id": CLIENT[0].decode(), zmq.SRCFD: descriptor}
+
+    def get(self, name: Any) -> Any:
+        return self._has[name]
+
+
+def test_words_of_one_that_has_left_do_not_silence_who_has_its_descriptor_now(
+    made: CurveSocket,
+) -> None:
+    made._zap.admitted = 2
+    left: Any = Frame(made, 1, 20)
+    here: Any = Frame(made, 2, 20)
+    made._connections[20] = curve_socket._Connection(20, until=10.0)
+    # ZeroMQ told that the second had come before the first was heard.
+    ghost = made._known(left, delimited=False)
+    assert ghost is not None
+    number = ghost.number
+    made.session_began(number)
+    known = made._known(here, delimited=False)
+    assert known is not None
+    assert known.number != number
+    assert made.take_closed() == [number]
+    assert made.send(number, b"", delimited=False) == "gone"
+    assert made._known(left, delimited=False) is None
+    assert made._known(here, delimited=False) is known
