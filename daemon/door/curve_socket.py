@@ -161,9 +161,10 @@ class CurveSocket:
         """Let those in from now on, names by public keys; others are neither heard nor answered."""
         self._clients = clients
 
-    def limit(self, memory_bytes: int) -> None:
-        """Let the process grow by so much from now on."""
+    def limit(self, memory_bytes: int, clients: int) -> None:
+        """Let the process grow by so much, and so many have sessions, from now on."""
         self._growth.most = memory_bytes
+        self._most = clients + STRANGERS
 
     def receive(self) -> Received | None:
         """The next message of a client that is listed, None when there is none now.

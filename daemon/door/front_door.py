@@ -116,7 +116,7 @@ class FrontDoor:
         self.settings = settings = self._as_seen(settings)
         self._requests.adopt(settings)
         self._dispatch.adopt(settings)
-        self._socket.limit(settings.memory_bytes)
+        self._socket.limit(settings)
 
     def allow(self, clients: Mapping[str, str]) -> None:
         """Let those in on TCP from now on, names by public keys; sessions of others end."""

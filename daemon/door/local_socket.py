@@ -70,7 +70,8 @@ class LocalSocket:
     """A ROUTER without libzmq, on a listener which it owns.
 
     What it holds for connections, of messages that are not whole and of answers that are not
-    taken, is at most `memory_bytes`; above, the one for which it holds most is closed.
+    taken, is at most `memory_bytes`; above, that of the user for whom it holds most is closed, for
+    which it holds most.
     """
 
     def __init__(self, listener: Listener, settings: DoorSettings, numbers: Iterator[int]) -> None:
@@ -312,6 +313,7 @@ class LocalSocket:
         if data and connection.replies <= _REPLIES_BYTES:
             connection.unsent += data
             self._epoll.modify(connection.descriptor, _IN | _OUT)
+            self._weigh(connection)
 
     def _flush(self, connection: _Connection) -> None:
         try:
@@ -327,14 +329,14 @@ class LocalSocket:
         self._weigh(connection)
 
     def _weigh(self, connection: _Connection) -> None:
-        """Count what a connection takes; where all take too much, close the one with the most."""
+        """Count what a connection takes; where all take too much, close one."""
         if connection.number not in self._connections:
             return
         held = connection.zmtp.held + len(connection.unsent)
         self._held += held - connection.held
         connection.held = held
         while self._memory and self._held > self._memory:
-            heaviest = max(self._connections.values(), key=lambda one: one.held)
+            heaviest = self._heaviest()
             self.overweight += 1
             _log.warning(
                 "clients took too much memory: the connection that took most was closed",
@@ -342,6 +344,15 @@ class LocalSocket:
                 bytes=heaviest.held,
             )
             self._close(heaviest)
+
+    def _heaviest(self) -> _Connection:
+        """The one with the most, of the user whose connections take the most together."""
+        users = Counter[int]()
+        for one in self._connections.values():
+            users[one.uid] += one.held
+        most = max(users, key=lambda one: users[one])
+        of_user = (one for one in self._connections.values() if one.uid == most)
+        return max(of_user, key=lambda one: one.held)
 
     def _accept(self) -> None:
         for _ in range(_ACCEPTS):

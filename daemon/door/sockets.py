@@ -43,11 +43,11 @@ class DoorSockets:
         """Connections that were closed since all took too much memory."""
         return self._local.overweight + (self.tcp.overweight if self.tcp else 0)
 
-    def limit(self, memory_bytes: int) -> None:
-        """Let connections take so much memory from now on."""
-        self._local.limit(memory_bytes)
+    def limit(self, settings: DoorSettings) -> None:
+        """Serve by the limits of new settings from now on."""
+        self._local.limit(settings.memory_bytes)
         if self.tcp is not None:
-            self.tcp.limit(memory_bytes)
+            self.tcp.limit(settings.memory_bytes, settings.clients)
 
     def receive(self) -> Received | None:
         """As of a DoorSocket."""

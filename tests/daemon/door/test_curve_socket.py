@@ -115,6 +115,24 @@ def test_a_message_of_too_many_frames_is_read_bit_by_bit_and_costs_its_connectio
     assert sorted(heard) == [b"again", b"other"]
 
 
+def test_new_limits_let_more_connect(made: CurveSocket) -> None:
+    made._most = 1
+    with peer(made) as first, peer(made) as second:
+
+        def heard(client: zmq.Socket[bytes]) -> bool:
+            client.send(b"x", zmq.NOBLOCK)
+            received = made.receive()
+            if received is not None:
+                made.session_began(received.connection)
+            return received is not None
+
+        until(lambda: heard(first))
+        made.limit(0, 2)
+        assert made._most > 1
+        before = len(made._by_number)
+        until(lambda: heard(second) and len(made._by_number) > before)
+
+
 class Frame:
     """The first frame of a message by TCP, and whose it is."""
 

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import errno
+import random
 import socket as sockets
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -258,6 +259,67 @@ def test_a_user_with_fewer_connections_is_not_put_out_by_one_with_many(
         door.until(lambda: sum(map(has_ended, mine)) == 7)
         assert [has_ended(one) for one in mine] == [True] * 7 + [False] * 3
         assert not has_ended(other)
+
+
+def test_a_user_who_takes_little_memory_is_not_put_out_by_one_with_many_connections(
+    door: Door,
+) -> None:
+    with ExitStack() as stack:
+        other = stack.enter_context(connected_peer(door.path))
+        number = door.session(other)
+        door.socket._connections[number].uid = 7
+        mine = [stack.enter_context(connected_peer(door.path)) for _ in range(3)]
+        for peer in mine:
+            door.session(peer)
+            peer.setblocking(False)
+        other.setblocking(False)
+        for peer, size in ((other, 30_000), *((one, 20_000) for one in mine)):
+            peer.sendall(header(1_000_000) + bytes(size))
+        most = 30_000 + 3 * 20_000
+        door.until(lambda: door.socket._held == most)
+        door.socket.limit(most)
+        mine[2].sendall(b"x")
+        door.until(lambda: door.socket.overweight)
+        assert [has_ended(one) for one in (other, *mine)] == [False, False, False, True]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_held_is_what_is_there_whatever_peers_do(
+    seed: int, door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance, peers = random.Random(seed), list[sockets.socket]()
+    monkeypatch.setattr(local_socket, "STRANGERS", 8)
+    monkeypatch.setattr(door.socket, "_memory", 2_000_000)
+    for _ in range(1500):
+        what = chance.choice(("come", "send", "read", "leave", "answer", "end", "begin"))
+        numbers = list(door.socket._connections)
+        with suppress(OSError):
+            if what == "come" and len(peers) < 20:
+                peer = chance.choice((connection, connected_peer))(door.path)
+                peer.setblocking(False)
+                peers.append(peer)
+            elif what == "send" and peers:
+                data = chance.choice((header(300_000), b"\4\7\4PING\0\0", b"\0\1x", b"\1\0"))
+                chance.choice(peers).send(data + b"\0\xff" * chance.choice((0, 10, 75_000)))
+            elif what == "read" and peers:
+                chance.choice(peers).recv(chance.choice((1, 100_000)))
+            elif what == "leave" and peers:
+                peers.pop(chance.randrange(len(peers))).close()
+        if what == "answer" and numbers:
+            size = chance.choice((10, 400_000))
+            door.socket.send(chance.choice(numbers), bytes(size), delimited=False)
+        elif what in {"begin", "end"} and numbers:
+            change = door.socket.session_began if what == "begin" else door.socket.session_ended
+            change(chance.choice(numbers))
+        if chance.random() < 0.5:
+            door.take()
+        there = door.socket._connections.values()
+        assert door.socket._held == sum(one.held for one in there) <= 2_000_000
+        assert all(one.held == one.zmtp.held + len(one.unsent) for one in there)
+    for peer in peers:
+        peer.close()
+    door.until(lambda: not door.socket._connections)
+    assert (door.socket._held, door.socket._strangers, door.socket._by_descriptor) == (0, {}, {})
 
 
 def test_without_handles_the_oldest_stranger_leaves_and_then_others_wait(
