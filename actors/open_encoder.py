@@ -16,7 +16,7 @@ from actors.picture_decoder import PictureDecoder
 from actors.roles import EncoderSettings, Host, ReadyActor
 from actors.tower_memory import TowerMemory
 from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.engine_folder import verify_folder
+from runtime.engine_folder import check_identity, verify_folder
 from runtime.errors import HearthError
 from runtime.executor.engine import EngineOptions
 from runtime.undo import undoing
@@ -33,6 +33,7 @@ def open_encoder(host: Host, settings: EncoderSettings) -> ReadyActor:
     started = time.monotonic()
     # Also that of the decoder's process.
     os.nice(settings.nice)
+    check_identity(Path(settings.engine), settings.identity)
     config = load_vision_config(Path(settings.engine))
     if config is None:
         raise HearthError("engine_missing", f"{settings.engine} has no vision tower", "engine")

@@ -21,6 +21,7 @@ from actors.supervisor_messages import ActorLoading
 from actors.tower_memory import TowerMemory
 from runtime.config import load_config
 from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.engine_folder import check_identity
 from runtime.errors import HearthError
 from runtime.loading import Stage, Told, nobody
 from runtime.request import RequestOptions, RowRequest
@@ -92,6 +93,7 @@ class _LoadingReport:
 
 def open_runtime(settings: ExecutorSettings, told: Told = nobody) -> LLMInferenceRuntime:
     """A runtime whose steps are captured and have worked; raises HearthError."""
+    check_identity(Path(settings.engine), settings.identity)
     runtime = LLMInferenceRuntime.open(
         Path(settings.engine), settings.options, told, _embeddings(settings)
     )

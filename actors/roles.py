@@ -37,11 +37,13 @@ class HostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What an executor needs: the engine folder's absolute path, and how to run it.
 
-    With a model that sees it reads `embeddings`, and where it runs the tower `patches`.
+    With a model that sees it reads `embeddings`, and where it runs the tower `patches`. An engine
+    of another `identity` is refused (`engine_folder`).
     """
 
     engine: str
     options: RuntimeOptions
+    identity: str = ""
     patches: SharedArena | None = None
     embeddings: SharedArena | None = None
 
@@ -51,11 +53,12 @@ class EncoderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     `options.threads` are those of its tower. Its process runs at niceness `nice`; one that decodes
     pictures may take `image_decode_timeout_s` for one, and `image_decode_memory_bytes` beside the
-    arenas.
+    arenas. `identity` is as an executor's.
     """
 
     engine: str
     options: RuntimeOptions
+    identity: str = ""
     pictures: SharedArena
     patches: SharedArena
     embeddings: SharedArena

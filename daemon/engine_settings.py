@@ -12,7 +12,7 @@ from daemon.supervision.file_watch import WatchedFile
 from daemon.wiring import runtime_options
 from runtime.config import config_file, load_config
 from runtime.decoding.deployment import DeploymentConfig, load_deployment
-from runtime.engine_folder import DRAFT_FOLDER
+from runtime.engine_folder import DRAFT_FOLDER, engine_identity
 from runtime.vision_config import VISION_CONFIG_FILE, VISION_FOLDER, load_vision_config
 
 _MAPPED = (".safetensors", ".onnx", ".data", ".plan")
@@ -28,8 +28,12 @@ def deployment_of(settings: Settings, engine: Path) -> DeploymentConfig:
 
 
 class EngineFiles(NamedTuple):
-    """What the actors read and map of an engine folder; `own` are external weights of its own."""
+    """What the actors read and map of an engine folder; `own` are external weights of its own.
 
+    `identity` is of what this process has read of it (`engine_identity`).
+    """
+
+    identity: str = ""
     decoders: tuple[WatchedFile, ...] = ()
     own: tuple[WatchedFile, ...] = ()
     tower: tuple[WatchedFile, ...] = ()
@@ -43,8 +47,9 @@ class EngineFiles(NamedTuple):
 def engine_files(settings: Settings, engine: Path) -> EngineFiles:
     """The files of an engine folder; none of a simulated engine, which maps none."""
     config, tower = load_config(engine), load_vision_config(engine)
+    identity = engine_identity(engine)
     if "simulated" in (settings.engine_kind, config.backend):
-        return EngineFiles()
+        return EngineFiles(identity)
     names = config.files.keys() - set(config.external_weight_files)
     decoders = [*_files(engine, [*names, config_file(config)])]
     if config.enable_eagle_spec_decode:
@@ -55,7 +60,8 @@ def engine_files(settings: Settings, engine: Path) -> EngineFiles:
     # On a CPU the encoder runs the tower: the executor compares its files, no more.
     device = config.device if settings.device == "auto" else settings.device
     decoders += (one._replace(mapped=one.mapped and device == "cuda") for one in towers)
-    return EngineFiles(tuple(decoders), tuple(_files(engine, config.external_weight_files)), towers)
+    own = tuple(_files(engine, config.external_weight_files))
+    return EngineFiles(identity, tuple(decoders), own, towers)
 
 
 def _files(folder: Path, names: Iterable[str]) -> Iterator[WatchedFile]:

@@ -61,6 +61,7 @@ from daemon.supervision.restart_policy import AnnounceHeld
 from daemon.supervision.supervisor import ActorPlan, Listeners, Supervisor
 from daemon.watchdog import Watchdog, worst
 from runtime.config import LLMEngineRunnerConfig
+from runtime.engine_folder import check_identity
 from runtime.errors import HearthError
 
 if sys.version_info < (3, 11):
@@ -363,6 +364,8 @@ class Service:
                 read = self._read()
                 check_settings(read, self._settings, self._engine)
                 exchanged = self._supervisors[0].differing_files()
+                if exchanged:
+                    check_identity(self._engine, self._files.identity)
                 await verify_weights(read, self._settings, self._engine, exchanged=bool(exchanged))
                 keys = keys_of(self._settings.tcp_port, self._settings.keys, os.environ)
             except HearthError as error:
@@ -399,12 +402,14 @@ class Service:
     def _plans(self, settings: Settings) -> list[ActorPlan]:
         engine, epoch, sight = self._engine, self._door.epoch, self._sight
         files = self._files.of_executor(wiring.runtime_options(settings).weights)
-        plans = [wiring.executor_plan(settings, engine, epoch, sight, files)]
+        identity = self._files.identity
+        plans = [wiring.executor_plan(settings, engine, epoch, sight, files, identity=identity)]
         if sight is None:
             return plans
         # On a GPU the executor has the tower.
         tower = tuple(one for one in self._files.tower if one._replace(mapped=False) in files)
-        return [*plans, wiring.encoder_plan(settings, engine, epoch, sight, tower)]
+        encoder = wiring.encoder_plan(settings, engine, epoch, sight, tower, identity=identity)
+        return [*plans, encoder]
 
     def _supervise(self, plan: ActorPlan, listeners: Listeners) -> Supervisor:
         endpoint = self._sockets.supervisor(plan.role)

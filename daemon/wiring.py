@@ -161,11 +161,14 @@ def executor_plan(
     epoch: str = "",
     sight: Sight | None = None,
     files: tuple[WatchedFile, ...] = (),
+    *,
+    identity: str = "",
 ) -> ActorPlan:
     """The executor as its supervisor keeps it; its paths do not depend on the working folder."""
     given = ExecutorSettings(
         engine=str(engine.absolute()),
         options=runtime_options(settings),
+        identity=identity,
         patches=sight and sight.patches.shared,
         embeddings=sight and sight.embeddings.shared,
     )
@@ -178,6 +181,8 @@ def encoder_plan(
     epoch: str,
     sight: Sight,
     files: tuple[WatchedFile, ...] = (),
+    *,
+    identity: str = "",
 ) -> ActorPlan:
     """The encoder likewise; however often it is lost, requests of text alone go on."""
     given = EncoderSettings(
@@ -185,6 +190,7 @@ def encoder_plan(
         options=structs.replace(
             runtime_options(settings), threads=settings.encoder_threads, adapters=""
         ),
+        identity=identity,
         pictures=sight.pictures.shared,
         patches=sight.patches.shared,
         embeddings=sight.embeddings.shared,

@@ -1,6 +1,7 @@
 """The files of an engine folder: their names, their digests and the check before they are used."""
 
 import errno
+import hashlib
 import os
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -13,10 +14,16 @@ from runtime.config import (
     FileRecord,
     LLMEngineRunnerConfig,
     config_file,
+    load_config,
 )
 from runtime.errors import HearthError
 from runtime.file_digest import has_digest, record_digest
-from runtime.vision_config import VISION_CONFIG_FILE, VISION_FOLDER, VisionConfig
+from runtime.vision_config import (
+    VISION_CONFIG_FILE,
+    VISION_FOLDER,
+    VisionConfig,
+    load_vision_config,
+)
 
 MODEL_FILE = "model.onnx"
 DATA_FILE = "model.onnx.data"
@@ -50,6 +57,28 @@ def record_files(folder: Path) -> dict[str, FileRecord]:
         path for path in folder.iterdir() if path.is_file() and path.name not in CONFIG_FILES
     )
     return {path.name: FileRecord(path.stat().st_size, record_digest(path)) for path in paths}
+
+
+def engine_identity(folder: Path) -> str:
+    """A digest of what others than an engine's executor know of it: its shape, its text, its tower.
+
+    Engines of one identity differ in their decoder's weights alone. Raises `engine_*`.
+    """
+    config, tower = load_config(folder), load_vision_config(folder)
+    text = {name: config.files.get(name) for name in (TOKENIZER_FILE, TEMPLATE_FILE)}
+    shape = msgspec.structs.replace(config, hearth_version="", drift=None, plan=None, files={})
+    return hashlib.sha256(msgspec.json.encode([shape, text, tower])).hexdigest()
+
+
+def check_identity(folder: Path, identity: str) -> None:
+    """Raise `engine_incompatible` where another engine lies there than the one of `identity`."""
+    if identity and engine_identity(folder) != identity:
+        raise HearthError(
+            "engine_incompatible",
+            f"{folder} holds another engine than the daemon was started with, in more than its "
+            "weights: restart the daemon to serve it",
+            "engine",
+        )
 
 
 def write_config(folder: Path, config: LLMEngineRunnerConfig) -> None:

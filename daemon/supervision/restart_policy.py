@@ -7,7 +7,9 @@ import msgspec
 
 from runtime.errors import Code, HearthError
 
-_OF_FILES: frozenset[Code] = frozenset({"engine_corrupt", "engine_missing", "weights_invalid"})
+_OF_FILES: frozenset[Code] = frozenset(
+    {"engine_corrupt", "engine_incompatible", "engine_missing", "weights_invalid"}
+)
 """Failures of a start that only other files mend."""
 _DOUBLINGS = 64
 """Of a pause: beyond any that is waited for, and not beyond a number."""

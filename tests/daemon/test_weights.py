@@ -125,6 +125,38 @@ def test_a_file_that_was_moved_onto_the_path_is_served_from_a_reload_on(home: Ho
         assert caught.value.code == "weights_invalid"
 
 
+@pytest.mark.slow
+def test_an_engine_with_other_words_is_refused_until_a_restart(
+    tmp_path: Path, short_folder: Path
+) -> None:
+    engine, before, after = (short_folder / name for name in ("engine", "before", "after"))
+    options = ExportOptions(capacity=96, max_batch=2)
+    export_model(REFERENCE, engine, options)
+    model = tmp_path / "model"
+    shutil.copytree(REFERENCE, model)
+    template = model / "chat_template.jinja"
+    template.write_text(f"{template.read_text()} ")
+    export_model(model, after, options)
+    flags = ["--threads", "1", "--speculation", "off"]
+    with own_daemon(engine, flags) as daemon, Client(daemon.socket) as client:
+        first = reply(client)
+        engine.rename(before)
+        after.rename(engine)
+        with pytest.raises(HearthError) as caught:
+            ask(Reload(), Reloaded, str(daemon.socket))
+        assert caught.value.code == "engine_incompatible"
+        assert reply(client) == first
+        assert daemon.executor is not None
+        os.kill(daemon.executor, signal.SIGKILL)
+        wait_for(client, lambda report: "another engine" in report.reason)
+        with pytest.raises(ServiceFailed):
+            reply(client)
+        engine.rename(after)
+        before.rename(engine)
+        wait_for(client, lambda report: report.state == "ready")
+        assert reply(client) == first
+
+
 @needs_other_weights
 @pytest.mark.slow
 def test_other_weights_at_the_start_of_an_executor_are_said(home: Home) -> None:
