@@ -96,6 +96,13 @@ def test_a_size_that_an_array_has_may_be_told() -> None:
     assert told.says == {"encoding": "bgr8", "width": 6, "height": 4}
 
 
+@pytest.mark.parametrize("kind", [int, np.int64, np.uint32])
+def test_a_size_may_be_a_number_of_numpy(kind: Any) -> None:
+    told = Image(bytes(80), "bgr8", width=kind(6), height=kind(4), step=kind(20))
+    says = {"encoding": "bgr8", "width": 6, "height": 4, "step": 20}
+    assert msgspec.json.decode(msgspec.json.encode(told.says)) == says
+
+
 @pytest.mark.parametrize("encoding", ["mono16", "16UC1", "32FC1", "bayer_rggb16", "rgb16"])
 def test_more_than_8_bits_are_refused_by_name(encoding: str) -> None:
     with pytest.raises(InvalidValue, match=f"{encoding} .*scale .* to 8 bits") as caught:
@@ -114,6 +121,8 @@ def test_more_than_8_bits_are_refused_by_name(encoding: str) -> None:
         ({"width": 4, "height": 4, "step": 11}, "step"),
         ({"width": 4, "height": 4, "step": 13}, "step"),
         ({"width": 4, "height": 3}, "height"),
+        ({"width": 4.0, "height": 4}, "width"),
+        ({"width": 4, "height": "4"}, "height"),
     ],
 )
 def test_a_size_that_the_bytes_do_not_have_is_refused_by_its_field(given: Any, field: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -85,7 +86,9 @@ class Image:
     ) -> None:
         told = {"width": width, "height": height, "step": step}
         self.frame, self.says = _taken(
-            source, encoding, {name: value for name, value in told.items() if value is not None}
+            source,
+            encoding,
+            {name: _whole(name, one) for name, one in told.items() if one is not None},
         )
 
 
@@ -97,6 +100,14 @@ class Video:
             raise InvalidValue(f"{len(images)} pictures have {len(times)} times", "times")
         self.images = [one if isinstance(one, Image) else Image(one) for one in images]
         self.times = list(times)
+
+
+def _whole(name: str, value: Any) -> int:
+    """A whole number of any type, as NumPy has some of its own."""
+    try:
+        return index(value)
+    except TypeError:
+        raise InvalidValue(f"{name} must be a whole number", name) from None
 
 
 def _taken(source: Any, encoding: str | None, told: dict[str, int]) -> tuple[Frame, dict[str, Any]]:
