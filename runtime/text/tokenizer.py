@@ -111,7 +111,14 @@ class Tokenizer:
         # one lets other threads run meanwhile, which `encode` does not.
         with self._encoding:
             self._library.encode_special_tokens = not special
-            (encoding,) = self._library.encode_batch_fast([text], add_special_tokens=add)
+            try:
+                (encoding,) = self._library.encode_batch_fast([text], add_special_tokens=add)
+            except BaseException as error:
+                # The library panics where its tokens claim the same white space: no Exception.
+                if type(error).__module__ != "pyo3_runtime":
+                    raise
+                what = "this model's tokenizer fails on this text: leave out white space at markers"
+                raise HearthError("invalid_value", what) from error
         return encoding.ids
 
 

@@ -151,6 +151,17 @@ def test_white_space_and_letters_mark_nothing(tmp_path: Path) -> None:
     assert ids[1 : 1 + len(plain)] == plain
 
 
+def test_a_text_at_which_the_library_panics_is_refused_alone(tmp_path: Path) -> None:
+    library = byte_level()
+    greedy = tokenizers.AddedToken("<m>", rstrip=True, normalized=False)
+    library.add_tokens([greedy, tokenizers.AddedToken("\n\n", lstrip=True, normalized=False)])
+    tokenizer = open_tokenizer(tmp_path, library)
+    with pytest.raises(HearthError) as caught:
+        tokenizer.encode("<m>\n\n  ")
+    assert caught.value.code == "invalid_value"
+    assert tokenizer.decode(tokenizer.encode("on the lamp")) == "on the lamp"
+
+
 @pytest.mark.parametrize("role", ["user", "assistant"])
 def test_a_marker_whose_text_is_normalised_is_guarded_too(tmp_path: Path, role: str) -> None:
     library = byte_fallback()
