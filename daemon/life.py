@@ -36,8 +36,11 @@ class Life(NamedTuple):
         return Life("ready") if self.serves else self
 
     def lost(self, reason: str) -> Life:
-        """The executor has ended, or is about to, and another one will start."""
-        reason = f"the executor was lost: {reason}"
+        """The executor has ended, or is about to, and another one will start.
+
+        What is refused meanwhile is so because of files, whatever became of the executor.
+        """
+        reason = self.reason if self.refuses else f"the executor was lost: {reason}"
         return Life("starting", reason=reason, refuses=self.refuses) if self.serves else self
 
     def held(self, reason: str, *, refuses: bool) -> Life:

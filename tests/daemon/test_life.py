@@ -29,7 +29,7 @@ def test_the_reason_of_a_loss_stays_until_the_next_executor_is_ready() -> None:
 def test_nothing_is_taken_in_from_a_cut_file_until_an_executor_is_ready() -> None:
     held = Life("ready").lost("weights is cut short").held("weights is cut short", refuses=True)
     assert words(*held) == "starting: requests are refused (weights is cut short)"
-    assert held.loading("opening", None).lost("again").refuses
+    assert held.loading("opening", None).lost("again") == held
     assert held.loading("opening", None).ready() == Life("ready")
     assert not Life().held("weights is changed in place", refuses=False).refuses
 
