@@ -5,6 +5,7 @@ import hashlib
 import os
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -66,7 +67,13 @@ def engine_identity(folder: Path) -> str:
     """
     config, tower = load_config(folder), load_vision_config(folder)
     text = {name: config.files.get(name) for name in (TOKENIZER_FILE, TEMPLATE_FILE)}
-    shape = msgspec.structs.replace(config, hearth_version="", drift=None, plan=None, files={})
+    of_weights: dict[str, Any] = {
+        "model_name": "",
+        "embedding_dtype": None,
+        "drift": None,
+        "files": {},
+    }
+    shape = msgspec.structs.replace(config, hearth_version="", plan=None, **of_weights)
     return hashlib.sha256(msgspec.json.encode([shape, text, tower])).hexdigest()
 
 

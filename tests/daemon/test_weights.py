@@ -129,11 +129,12 @@ def test_a_file_that_was_moved_onto_the_path_is_served_from_a_reload_on(home: Ho
 def test_an_engine_with_other_words_is_refused_until_a_restart(
     tmp_path: Path, short_folder: Path
 ) -> None:
-    engine, before, after = (short_folder / name for name in ("engine", "before", "after"))
+    names = ("engine", "before", "after", "numbers")
+    engine, before, after, numbers = (short_folder / name for name in names)
     options = ExportOptions(capacity=96, max_batch=2)
     export_model(REFERENCE, engine, options)
-    model = tmp_path / "model"
-    shutil.copytree(REFERENCE, model)
+    model = tuned(REFERENCE, tmp_path / "model")
+    export_model(model, numbers, options)
     template = model / "chat_template.jinja"
     template.write_text(f"{template.read_text()} ")
     export_model(model, after, options)
@@ -155,6 +156,10 @@ def test_an_engine_with_other_words_is_refused_until_a_restart(
         before.rename(engine)
         wait_for(client, lambda report: report.state == "ready")
         assert reply(client) == first
+        engine.rename(before)
+        numbers.rename(engine)
+        assert ask(Reload(), Reloaded, str(daemon.socket)) == Reloaded(["weights"], [])
+        assert reply(client) != first
 
 
 @needs_other_weights
