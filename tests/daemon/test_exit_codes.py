@@ -6,6 +6,7 @@ import pytest
 import structlog
 
 from daemon import exit_codes
+from daemon.cli.errors import UNREAD, USAGE
 from daemon.exit_codes import (
     CONFIGURATION,
     EXECUTOR_FAILED,
@@ -26,7 +27,7 @@ def test_every_exit_code_stands_in_the_table() -> None:
     table = OPERATIONS.read_text().split("## Exit codes")[1].split("\n## ")[0]
     documented = {int(number) for number in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)}
     ours = {value for name, value in vars(exit_codes).items() if name.isupper() and name[0] != "_"}
-    assert documented == ours | {2}
+    assert documented == ours | {USAGE, UNREAD}
 
 
 @pytest.mark.parametrize(

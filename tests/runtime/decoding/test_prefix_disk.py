@@ -98,7 +98,7 @@ def test_what_leaves_memory_comes_back_from_the_disk(opened: Open) -> None:
     ("begin", "data", "words"),
     [
         (HEAD_BYTES + 5, b"damage", "is damaged"),
-        (8, b"\2", "is of version 2 and 1 is read here"),
+        (8, b"\1", "is of version 1 and 2 is read here"),
         (0, b"GGUF", "is no page of the prefix cache"),
     ],
 )
