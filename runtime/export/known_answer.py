@@ -97,14 +97,13 @@ def measure_drift(model: ModelConfig, whole: RoundedWeights, heard: Heard) -> Dr
     with np.errstate(over="ignore", invalid="ignore"):
         logits = reference_logits(model, whole, heard.ids)
     _check_finite(logits)
-    wanted, found = _log_shares(logits), _log_shares(heard.logits)
-    divergence = np.sum(np.exp(wanted) * (wanted - found), axis=-1)
-    same = np.count_nonzero(wanted.argmax(axis=-1) == found.argmax(axis=-1))
+    # One position at a time: all of a large vocabulary in float64 would take more than the model.
+    divergence = [_divergence(*rows) for rows in zip(logits, heard.logits, strict=True)]
     return Drift(
-        positions=len(wanted),
-        same=int(same),
-        mean=float(divergence.mean()),
-        largest=float(divergence.max()),
+        positions=len(divergence),
+        same=int(np.count_nonzero(logits.argmax(axis=-1) == heard.logits.argmax(axis=-1))),
+        mean=float(np.mean(divergence)),
+        largest=max(divergence),
     )
 
 
@@ -113,9 +112,15 @@ def _check_finite(numbers: NDArray[np.float32], where: str = "") -> None:
         raise HearthError("model_invalid", f"the model computes numbers that are not finite{where}")
 
 
+def _divergence(logits: NDArray[np.float32], other: NDArray[np.float32]) -> float:
+    """Kullback-Leibler's, in nats, of what other logits [V] say from what `logits` [V] do."""
+    wanted, found = _log_shares(logits), _log_shares(other)
+    return float(np.sum(np.exp(wanted) * (wanted - found)))
+
+
 def _log_shares(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    wide = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    shares: NDArray[np.float64] = wide - np.log(np.exp(wide).sum(axis=-1, keepdims=True))
+    wide = logits.astype(np.float64) - logits.max()
+    shares: NDArray[np.float64] = wide - np.log(np.exp(wide).sum())
     return shares
 
 
