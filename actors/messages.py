@@ -83,15 +83,24 @@ class Prepare(ActorMessage, tag="prepare"):
         """The request's number."""
         return self.request.rid
 
+    @property
+    def client(self) -> int:
+        """The number of who asks."""
+        return self.request.client
+
 
 class Convert(ActorMessage, tag="convert"):
-    """Tokenize text or turns, or detokenize ids, outside any generation."""
+    """Tokenize text or turns, or detokenize ids, outside any generation.
+
+    `client` is the number of who asks: clients take turns.
+    """
 
     rid: int
     text: str | None = None
     turns: list[ChatTurn] | None = None
     tokens: list[int] | None = None
     visuals: list[Visual] = []
+    client: int = 0
 
 
 class Cancel(ActorMessage, tag="cancel"):

@@ -69,17 +69,54 @@ DoorAnswer = Deltas | Failed | Converted
 
 
 class _Lane:
-    """Requests that are encoded one after another, `limit` at most."""
+    """Requests that are encoded one after another, by turns of their clients.
+
+    So many as `limit` wait beside the one that is worked on. In a full lane a client finds room
+    that has at least two fewer there than another one, whose newest request gives way.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.waiting: dict[int, Prepare | Convert] = {}
         self.arrived = anyio.Event()
+        self._clients: dict[int, int] = {}
+        self._waiting: dict[int, dict[int, Prepare | Convert]] = {}
 
-    def add(self, message: Prepare | Convert) -> None:
-        """Append a request and wake who serves them."""
-        self.waiting[message.rid] = message
+    def add(self, message: Prepare | Convert) -> int | None:
+        """Append a request, and wake who serves them; the number of one that finds no room."""
+        refused = None
+        if len(self._clients) > self.limit:
+            own = len(self._waiting.get(message.client, ()))
+            most = max(self._waiting.values(), key=len)
+            if len(most) < own + 2:
+                return message.rid
+            # Never the one that is worked on, which is the first of its client's.
+            refused = next(reversed(most))
+            self.remove(refused)
+        self._clients[message.rid] = message.client
+        self._waiting.setdefault(message.client, {})[message.rid] = message
         self.arrived.set()
+        return refused
+
+    def first(self) -> Prepare | Convert | None:
+        """The request whose turn it is; it stays until it is removed."""
+        requests = next(iter(self._waiting.values()), None)
+        return None if requests is None else next(iter(requests.values()))
+
+    def remove(self, rid: int) -> bool:
+        """Take out a request; False where it is not here."""
+        client = self._clients.pop(rid, None)
+        if client is None:
+            return False
+        del self._waiting[client][rid]
+        if not self._waiting[client]:
+            del self._waiting[client]
+        return True
+
+    def turn(self, client: int) -> None:
+        """Let other clients go before this one."""
+        requests = self._waiting.pop(client, None)
+        if requests is not None:
+            self._waiting[client] = requests
 
 
 class TokenizerActor:
@@ -169,29 +206,27 @@ class TokenizerActor:
     async def _prepare(self, lane: _Lane) -> None:
         while True:
             lane.arrived = anyio.Event()
-            while lane.waiting:
-                # The first one stays until it is done: who cancels it takes it out.
-                message = next(iter(lane.waiting.values()))
+            # The first one stays until it is done: who cancels it takes it out.
+            while (message := lane.first()) is not None:
                 await self._serve(message, lane)
-                lane.waiting.pop(message.rid, None)
+                lane.remove(message.rid)
+                lane.turn(message.client)
                 # Short encodings never wait for anything: steps get their turn in between.
                 await anyio.lowlevel.checkpoint()
             await lane.arrived.wait()
 
     async def _cancel(self, message: Cancel) -> None:
-        waited = [lane.waiting.pop(message.rid, None) for lane in (self._intake, self._bulk)]
+        waited = [lane.remove(message.rid) for lane in (self._intake, self._bulk)]
         self._streams.drop(message.rid)
         if not any(waited):
             await self._to_scheduler.send(message, SEND_TIMEOUT_S)
 
     async def _queue(self, message: Prepare | Convert) -> None:
         lane = self._bulk if _size(message) >= _BULK else self._intake
-        # The one that is worked on is the first of them.
-        if len(lane.waiting) <= lane.limit:
-            lane.add(message)
-        else:
+        refused = lane.add(message)
+        if refused is not None:
             await self._answer(
-                Failed(message.rid, "queue_full", "too many requests wait: try again later")
+                Failed(refused, "queue_full", "too many requests wait: try again later")
             )
 
     async def _serve(self, message: Prepare | Convert, lane: _Lane) -> None:
@@ -207,7 +242,7 @@ class TokenizerActor:
     async def _submit(self, message: Prepare, lane: _Lane) -> None:
         ids, images = await self._read(message)
         # From here on a cancel goes behind it.
-        if lane.waiting.pop(message.rid, None) is None:
+        if not lane.remove(message.rid):
             return
         if not ids:
             field = "messages" if message.prompt is None else "prompt"

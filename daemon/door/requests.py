@@ -334,7 +334,7 @@ class Requests:
         else:
             request = self._sessions.admit(session, message.id, "convert", now, deadline)
             turns = message.messages if isinstance(message, Tokenize) else None
-            self._pass_on(request, turns, pictures, convert(message, request.rid))
+            self._pass_on(request, turns, pictures, convert(message, request.rid, session.number))
 
 
 def _greeting_missing(message: ClientMessage) -> MessageError:

@@ -60,11 +60,11 @@ def prepare(message: Generate, rid: int, deadline: float | None, client: int) ->
     return Prepare(request, _turns(message.messages), message.prompt)
 
 
-def convert(message: Tokenize | Detokenize, rid: int) -> Convert:
+def convert(message: Tokenize | Detokenize, rid: int, client: int) -> Convert:
     """What the tokenizer is asked outside any generation."""
     if isinstance(message, Detokenize):
-        return Convert(rid, tokens=message.tokens)
-    return Convert(rid, text=message.text, turns=_turns(message.messages))
+        return Convert(rid, tokens=message.tokens, client=client)
+    return Convert(rid, text=message.text, turns=_turns(message.messages), client=client)
 
 
 def visuals_of(messages: Sequence[Message] | None) -> list[tuple[str, ImagePart | VideoPart]]:

@@ -103,3 +103,23 @@ async def test_very_long_texts_have_a_bound_of_their_own(
             submit = await made.scheduler.receive()
             assert isinstance(submit, Submit)
             assert submit.request.rid == rid
+
+
+async def test_clients_take_turns_and_one_that_fills_the_lane_gives_way(
+    slow: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BULK_LIMIT", 3)
+    async with house(slow) as made:
+        for rid in (1, 2, 3, 4):
+            made.mail.post(Convert(rid, text=LONG, client=1))
+        for rid in (5, 6, 7):
+            made.mail.post(Convert(rid, text=LONG, client=2))
+        refused = [await made.door.receive() for _ in range(3)]
+        assert [(one.rid, one.code) for one in refused if isinstance(one, Failed)] == [
+            (4, "queue_full"),
+            (3, "queue_full"),
+            (7, "queue_full"),
+        ]
+        slow.go.set()
+        answers = [await made.door.receive() for _ in range(4)]
+        assert [one.rid for one in answers if isinstance(one, Converted)] == [1, 5, 2, 6]

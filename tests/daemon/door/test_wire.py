@@ -208,11 +208,11 @@ def test_every_option_of_generate_reaches_the_actors() -> None:
 
 def test_conversions_become_what_the_tokenizer_is_asked() -> None:
     turns = [Message(role="user", content="hi")]
-    assert convert(Tokenize(id="a", text=""), 1) == Convert(1, text="")
-    assert convert(Tokenize(id="a", messages=turns), 2) == Convert(
-        2, turns=[ChatTurn("user", "hi")]
+    assert convert(Tokenize(id="a", text=""), 1, 7) == Convert(1, text="", client=7)
+    assert convert(Tokenize(id="a", messages=turns), 2, 7) == Convert(
+        2, turns=[ChatTurn("user", "hi")], client=7
     )
-    assert convert(Detokenize(id="a", tokens=[5]), 3) == Convert(3, tokens=[5])
+    assert convert(Detokenize(id="a", tokens=[5]), 3, 7) == Convert(3, tokens=[5], client=7)
 
 
 def test_the_decoder_knows_every_request() -> None:
@@ -271,7 +271,7 @@ def test_turns_of_parts_keep_their_order_and_text_alone_is_joined() -> None:
     message = decode(encode({"t": "tokenize", "id": "a", "messages": turns}))
     assert isinstance(message, Tokenize)
     parts = [TurnPart("text", "a"), TurnPart("video"), TurnPart("image")]
-    assert convert(message, 1).turns == [ChatTurn("system", "aa"), ChatTurn("user", "", parts)]
+    assert convert(message, 1, 7).turns == [ChatTurn("system", "aa"), ChatTurn("user", "", parts)]
     assert [field for field, _ in visuals_of(message.messages)] == [
         "messages[1].content[1]",
         "messages[1].content[2]",
