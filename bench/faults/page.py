@@ -34,7 +34,8 @@ _MEASURED, _DATE = 3, 5
 def fill(page: str, recorded: Recorded) -> str:
     """The page with the figures of a record; rows without any stay as they are."""
     rows = {row.name: row for row in ROWS}
-    tried = recorded.figures.get("faults", {}).get("rows", {})
+    faults = recorded.figures.get("faults", {})
+    tried = faults.get("rows", {})
     lines = []
     for line in page.splitlines():
         named = re.match(r"\| \*\*(.+?)\*\*", line)
@@ -44,7 +45,7 @@ def fill(page: str, recorded: Recorded) -> str:
             cells[0], cells[1] = f"| **{name}**: {rows[name].what}", rows[name].limit
         if name in tried:
             cells[_MEASURED - 1] = told(tried[name])
-            cells[_DATE - 1] = recorded.date
+            cells[_DATE - 1] = faults.get("date", recorded.date)
         elif LOADS.get(name) in recorded.figures:
             cells[_MEASURED - 1] = words(recorded.figures[LOADS[name]])
             cells[_DATE - 1] = recorded.date
