@@ -152,13 +152,13 @@ class World:
         """Open a box, encode a text or let the executor step; False where nothing is left."""
         self.now += 0.0001
         full = [(box, hears) for box, hears in self._opens if box.mail]
-        lane = self.actor._intake.waiting
+        waits = self.actor._intake.first() is not None
         steps = bool(self.executor.rows or self.executor.mail or self.executor.offered)
         choices: list[Callable[[], None]] = [
             lambda box=box, hears=hears: hears(box.mail.popleft())  # type: ignore[misc]  # bound now
             for box, hears in full
         ]
-        choices += [self._encode] * bool(lane) + [self._step] * steps
+        choices += [self._encode] * waits + [self._step] * steps
         if choices:
             self.chance.choice(choices)()
             return True
@@ -170,9 +170,11 @@ class World:
 
     def _encode(self) -> None:
         lane = self.actor._intake
-        message = next(iter(lane.waiting.values()))
+        message = lane.first()
+        assert message is not None
         drive(self.actor._serve(message, lane))
-        lane.waiting.pop(message.rid, None)
+        lane.remove(message.rid)
+        lane.turn(message.client)
 
     def _step(self) -> None:
         if self._stepping:
@@ -305,7 +307,7 @@ def check_tables(world: World) -> None:
     assert not len(policy._house)
     assert not policy._limbo
     assert not policy._queue._lines
-    assert not actor._intake.waiting
+    assert actor._intake.first() is None
     assert not len(actor._streams)
     assert not actor._word._placed
     sessions = world.dispatch.sessions

@@ -46,7 +46,7 @@ class House:
         before = self.inbox.undecodable
         self.inbox.put(data)
         await self.inbox.handled.wait()
-        while self.actor._intake.waiting or self.actor._bulk.waiting:
+        while self.actor._intake.first() or self.actor._bulk.first():
             await anyio.lowlevel.checkpoint()
         heard = [*self.door.take(), *self.scheduler.take()]
         self.control.take()

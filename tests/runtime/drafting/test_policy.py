@@ -3,7 +3,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.drafting import policy as policy_module
@@ -206,6 +206,7 @@ ANY_RECORD = st.tuples(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(ANY_RECORD, max_size=120), st.sampled_from([0.3, 3.0]))
 def test_after_any_records_it_finds_the_faster_way_again(
     records: list[tuple[int, int, float, bool | None]], speed: float
