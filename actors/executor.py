@@ -61,7 +61,7 @@ _log = structlog.get_logger("executor")
 
 
 class Doubts:
-    """Whether the engine has to show again that it computes its model; no clock, no I/O.
+    """Tell whether the engine has to show again that it computes its model; no clock, no I/O.
 
     That is so where rows of two prompts or more have ended with numbers that are not finite, and
     none well between them. Rows that run when it is due have `DOUBT_S` to end, and are a good sign
@@ -85,7 +85,7 @@ class Doubts:
             self._since = now
 
     def due(self, now: float) -> bool:
-        """Whether no row is to be placed until it has been asked."""
+        """Tell whether no row is to be placed until it has been asked."""
         if self._since is not None and now - self._since > DOUBT_S:
             self.settled(now)
         return self._since is not None

@@ -258,7 +258,7 @@ def config_file(config: LLMEngineRunnerConfig) -> str:
 
 
 def _is_of_a_model(data: bytes) -> bool:
-    """Whether this is the configuration of a Hugging Face folder."""
+    """Tell whether this is the configuration of a Hugging Face folder."""
     try:
         fields = msgspec.json.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

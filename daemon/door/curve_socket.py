@@ -326,7 +326,7 @@ class CurveSocket:
         return connection
 
     def _is_given(self, routing_id: bytes) -> bool:
-        """Whether ZeroMQ gave this one: it counts them up, one for each who was let in."""
+        """Tell whether ZeroMQ gave this one: it counts them up, one for each who was let in."""
         if len(routing_id) != _ID_BYTES or routing_id[0]:
             return False
         return 0 < self._count_of(routing_id) <= self._zap.admitted

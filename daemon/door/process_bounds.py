@@ -23,7 +23,7 @@ class Growth:
         self._start = look()
 
     def exceeded(self) -> bool:
-        """Whether it is above its bound now."""
+        """Tell whether it is above its bound now."""
         return bool(self.most) and self._look() - self._start > self.most
 
     def forgive(self) -> None:

@@ -57,7 +57,7 @@ class DoorSocket(Protocol):
         """Count what a message has taken: those of who has cost the least are received first."""
 
     def full(self, connection: int) -> bool:
-        """Whether it is known that `send` would find no room; to be asked before each."""
+        """Tell whether it is known that `send` would find no room; to be asked before each."""
 
     def send(self, connection: int, data: bytes, *, delimited: bool) -> Sent:
         """Send one frame to a connection without waiting: it may be full, or gone."""

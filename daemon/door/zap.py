@@ -73,7 +73,7 @@ class Zap:
         self._socket.close()
 
     def _in_time(self, key: str) -> bool:
-        """Whether a key has not opened too many connections of late; it opens one more."""
+        """Tell whether a key has not opened too many connections of late; it opens one more."""
         now = self._clock()
         # When it may again open as many as it likes: each puts that off by a second.
         full_at = max(self._full_at.get(key, now), now) + 1.0

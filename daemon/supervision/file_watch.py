@@ -71,7 +71,7 @@ class FileWatch:
         self._good = self._loaded
 
     def are_others(self) -> bool:
-        """Whether the files of this start are others than those that worked last."""
+        """Tell whether the files of this start are others than those that worked last."""
         return bool(self._good) and _contents(self._loaded) != _contents(self._good)
 
     def look(self, marks: Marks, now: float) -> InPlace | None:
@@ -85,7 +85,7 @@ class FileWatch:
         return None
 
     def may_start(self, now: float) -> bool:
-        """Whether another start on these files has a chance: they differ, and are at rest."""
+        """Tell whether another start on these files has a chance: they differ, and are at rest."""
         at_rest_s = now - self._since
         return at_rest_s >= (STILL_S if self._last != self._loaded else _RETRY_S)
 

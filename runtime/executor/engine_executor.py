@@ -286,7 +286,7 @@ class EngineExecutor:
         raise HearthError("invalid_value", f"the engine has no binding {name}", name)
 
     def follows_steps(self, name: str) -> bool:
-        """Whether the shape of a binding is that of a step, so that profiles say it."""
+        """Tell whether the shape of a binding is that of a step, so that profiles say it."""
         return self._registry.get(name) is not None
 
     def profile_shape(self, name: str, profile: int, selector: Selector) -> tuple[int, ...]:

@@ -30,7 +30,7 @@ def engine_digest(engines: Sequence[LLMEngineRunnerConfig]) -> bytes:
 
 
 def is_exact(config: LLMEngineRunnerConfig, instructions: Collection[str]) -> bool:
-    """Whether a token has the same numbers, bit for bit, in whatever step it is computed.
+    """Tell whether a token has the same numbers, bit for bit, in whatever step it is computed.
 
     Then replies with a prefix cache are those without. Kernels of our own are made for that. On the
     CPU products of int8 weights, be it of the head alone, round a single row differently, and so do

@@ -84,13 +84,13 @@ class SpecialTokens:
 
 
 def _marks(token: tokenizers.AddedToken) -> bool:
-    """Whether a plain token may mean something beside its text."""
+    """Tell whether a plain token may mean something beside its text."""
     content = token.content
     return not (not content.strip() or (len(content) == 1 and content.isalnum()))
 
 
 def _is_changed(tokenizer: tokenizers.Tokenizer, content: str) -> bool:
-    """Whether normalising changes a token's text, as where each word gets a leading sign.
+    """Tell whether normalising changes a token's text, as where each word gets a leading sign.
 
     Then it is found where text becomes the same, which no twin is: recognition stays on.
     """

@@ -97,7 +97,7 @@ class Modules:
         return self._compiler.compile(file, kernel_source(file, *self._package), options)
 
     def has(self, file: str, options: tuple[str, ...]) -> bool:
-        """Whether `compile` would find it compiled."""
+        """Tell whether `compile` would find it compiled."""
         return self._compiler.has(file, kernel_source(file, *self._package), options)
 
     def function(self, file: str, name: str, options: tuple[str, ...]) -> Any:

@@ -123,7 +123,7 @@ def narrow_tiles(
 
 
 def _is_heavy(size: int, inputs: int, *, normed: bool, alone: bool) -> bool:
-    """Whether a thread needs more registers than two blocks leave it.
+    """Tell whether a thread needs more registers than two blocks leave it.
 
     So does one that norms, and one of a block that is `alone` on its multiprocessor, with as many
     rows as there can be.
