@@ -28,6 +28,7 @@ LOADS = {
 }
 """Rows of load, and the key of their figures in the record."""
 _SAID = ("survived", "limit", "broken", "requests", "lost", "seconds")
+_WHEN = ("commit", "date")
 _MEASURED, _DATE = 3, 5
 
 
@@ -47,8 +48,11 @@ def fill(page: str, recorded: Recorded) -> str:
             cells[_MEASURED - 1] = told(tried[name])
             cells[_DATE - 1] = faults.get("date", recorded.date)
         elif LOADS.get(name) in recorded.figures:
-            cells[_MEASURED - 1] = words(recorded.figures[LOADS[name]])
-            cells[_DATE - 1] = recorded.date
+            load = recorded.figures[LOADS[name]]
+            cells[_MEASURED - 1] = words(
+                {key: value for key, value in load.items() if key not in _WHEN}
+            )
+            cells[_DATE - 1] = load.get("date", recorded.date)
         lines.append(" | ".join(cells))
     return "\n".join(lines) + "\n"
 
