@@ -1,20 +1,12 @@
 import ast
-import re
 import sys
-from functools import cache
-from graphlib import TopologicalSorter
-from pathlib import Path
+from pathlib import PurePosixPath
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-FOLDERS = {
-    "runtime": ROOT / "runtime",
-    "actors": ROOT / "actors",
-    "daemon": ROOT / "daemon",
-    "bench": ROOT / "bench",
-    "hearth_client": ROOT / "clients" / "python" / "hearth_client",
-}
+from tests.tools.trees import ROOT, repository
+from tools.source_tree import SourceFile, read_floors
+
 MAY_IMPORT: dict[str, set[str]] = {
     "runtime": set(),
     "actors": {"runtime"},
@@ -22,57 +14,29 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bench": {"runtime", "actors", "daemon", "hearth_client"},
     "hearth_client": set(),
 }
-ROOMS = {*FOLDERS, "models", "tests"}
-FLOORS = {
-    room: [line.split() for line in block.splitlines()]
-    for room, block in re.findall(
-        r"^```floors (\w+)\n(.*?)^```$",
-        (ROOT / "docs" / "architecture.md").read_text(),
-        re.MULTILINE | re.DOTALL,
-    )
-}
-"""The packages and single modules of a room, from the highest floor to the lowest."""
+ROOMS = {*MAY_IMPORT, "models", "tests", "tools"}
+FLOORS = read_floors((ROOT / "docs" / "architecture.md").read_text())
 ROOM_FLOORS = FLOORS.pop("rooms")
 IO_MODULES = {"anyio", "asyncio", "multiprocessing", "socket", "subprocess", "uvloop", "zmq"}
 UNSAFE_MODULES = {"cloudpickle", "dill", "marshal", "pickle", "shelve"}
 UNSAFE_BUILTINS = {"__import__", "eval", "exec"}
 UNSAFE_METHODS = {"recv_pyobj", "send_pyobj"}
 # Runs the code blocks of our own pages, which is what it is for.
-EXAMPLES = ROOT / "tests" / "clients" / "test_examples.py"
+EXAMPLES = "tests.clients.test_examples"
 # A TensorRT builder may need another Python than ours: it is the one program that the runtime runs.
-BUILDER = ROOT / "runtime" / "export" / "tensorrt" / "subprocess_builder.py"
+BUILDER = "runtime.export.tensorrt.subprocess_builder"
 
 
-@cache
-def trees(room: str) -> dict[Path, ast.Module]:
-    paths = sorted(FOLDERS.get(room, ROOT / room).rglob("*.py"))
-    assert paths
-    return {path: ast.parse(path.read_text()) for path in paths}
+def files_of(room: str) -> list[SourceFile]:
+    found = [file for file in repository().files if file.module.partition(".")[0] == room]
+    assert found
+    return found
 
 
-@cache
-def nodes(tree: ast.Module) -> list[ast.AST]:
-    """What is looked at in a module, walked through once."""
-    kinds = (ast.Import, ast.ImportFrom, ast.Call, ast.Constant)
-    return [node for node in ast.walk(tree) if isinstance(node, kinds)]
-
-
-@cache
-def imports(tree: ast.Module) -> set[str]:
-    """Top-level names of everything that a module imports, wherever it does so."""
-    found: set[str] = set()
-    for node in nodes(tree):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            found.add("." if node.level else node.module or "")
-    return {name.partition(".")[0] for name in found}
-
-
-def unsafe(tree: ast.Module) -> set[str]:
+def unsafe(file: SourceFile) -> set[str]:
     """What a module uses that can run code from data."""
-    found = imports(tree) & UNSAFE_MODULES
-    for node in nodes(tree):
+    found = file.rooms & UNSAFE_MODULES
+    for node in file.nodes:
         if isinstance(node, ast.Call):
             found |= _unsafe_call(node)
     return found
@@ -88,51 +52,15 @@ def _unsafe_call(node: ast.Call) -> set[str]:
     return {name for name in loose if name}
 
 
-@cache
-def modules() -> dict[str, ast.Module]:
-    """All files of the rooms by the name under which they are imported."""
-    found = {}
-    for room, folder in FOLDERS.items():
-        for path, tree in trees(room).items():
-            parts = (room, *path.relative_to(folder).with_suffix("").parts)
-            found[".".join(parts).removesuffix(".__init__")] = tree
-    return found
-
-
-@cache
-def files_imported(tree: ast.Module) -> set[str]:
-    """The files that a module names in its imports, a package's own `__init__` among them."""
-    found: set[str] = set()
-    for node in nodes(tree):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return found & modules().keys()
-
-
-def rises(room: str, floors: list[list[str]]) -> set[tuple[str, str]]:
-    """The imports of a room that do not lead to a lower floor, as pairs of files."""
-    height = {name: -number for number, floor in enumerate(floors) for name in floor}
-    found = set()
-    for name, tree in modules().items():
-        for other in files_imported(tree):
-            if name.startswith(f"{room}.") and other.startswith(f"{room}."):
-                here, there = name.split(".")[1], other.split(".")[1]
-                if here != there and height[there] >= height[here]:
-                    found.add((name, other))
-    return found
-
-
 @pytest.mark.parametrize("room", FLOORS)
 def test_every_package_of_a_room_stands_on_one_floor(room: str) -> None:
-    names = [name.split(".")[1] for name in modules() if name.startswith(f"{room}.")]
+    names = [name.split(".")[1] for name in repository().modules if name.startswith(f"{room}.")]
     assert sorted(name for floor in FLOORS[room] for name in floor) == sorted(set(names))
 
 
 @pytest.mark.parametrize("room", FLOORS)
 def test_no_import_runs_up(room: str) -> None:
-    assert not rises(room, FLOORS[room])
+    assert not repository().rises(room, FLOORS[room])
 
 
 def test_the_rooms_with_floors() -> None:
@@ -140,12 +68,11 @@ def test_the_rooms_with_floors() -> None:
 
 
 def test_the_check_itself_finds_what_runs_up() -> None:
-    assert rises("runtime", FLOORS["runtime"][::-1])
+    assert repository().rises("runtime", FLOORS["runtime"][::-1])
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
-    graph = {name: files_imported(tree) - {name} for name, tree in modules().items()}
-    TopologicalSorter(graph).prepare()
+    assert not repository().circles(MAY_IMPORT)
 
 
 def rooms_below(room: str) -> set[str]:
@@ -154,48 +81,48 @@ def rooms_below(room: str) -> set[str]:
     return {name for floor in ROOM_FLOORS[height + 1 :] for name in floor}
 
 
-@pytest.mark.parametrize("room", FOLDERS)
+@pytest.mark.parametrize("room", MAY_IMPORT)
 def test_imports_go_one_way(room: str) -> None:
-    for path, tree in trees(room).items():
-        others = imports(tree) & (ROOMS - {room})
-        assert others <= MAY_IMPORT[room] & rooms_below(room), path
+    for file in files_of(room):
+        others = file.rooms & (ROOMS - {room})
+        assert others <= MAY_IMPORT[room] & rooms_below(room), file.path
 
 
 def test_only_its_command_names_the_bench() -> None:
     """Imported by nobody; one string, which `hearth bench` loads, names a module of it."""
     naming = [
-        path.relative_to(ROOT).as_posix()
-        for room in (*sorted(set(FOLDERS) - {"bench"}), "models")
-        for path, tree in trees(room).items()
-        for node in nodes(tree)
+        file.module
+        for room in (*sorted(set(MAY_IMPORT) - {"bench"}), "models")
+        for file in files_of(room)
+        for node in file.nodes
         if isinstance(node, ast.Constant) and str(node.value).startswith("bench.")
     ]
-    assert naming == ["daemon/cli/__init__.py"]
+    assert naming == ["daemon.cli"]
 
 
-@pytest.mark.parametrize("room", FOLDERS)
+@pytest.mark.parametrize("room", MAY_IMPORT)
 def test_imports_are_absolute(room: str) -> None:
-    for path, tree in trees(room).items():
-        assert "" not in imports(tree), path
+    for file in files_of(room):
+        assert "" not in file.rooms, file.path
 
 
 def test_the_runtime_knows_no_sockets_loops_or_processes() -> None:
-    for path, tree in trees("runtime").items():
-        allowed = {"subprocess"} if path == BUILDER else set()
-        assert imports(tree) & IO_MODULES <= allowed, path
+    for file in files_of("runtime"):
+        allowed = {"subprocess"} if file.module == BUILDER else set()
+        assert file.rooms & IO_MODULES <= allowed, file.path
 
 
 def test_the_client_needs_two_packages_only() -> None:
     allowed = {"hearth_client", "msgspec", "typing_extensions", "zmq", *sys.stdlib_module_names}
-    for path, tree in trees("hearth_client").items():
-        assert imports(tree) <= allowed, path
+    for file in files_of("hearth_client"):
+        assert file.rooms <= allowed, file.path
 
 
-@pytest.mark.parametrize("room", [*FOLDERS, "models", "tests"])
+@pytest.mark.parametrize("room", sorted(ROOMS))
 def test_no_data_can_run_as_code(room: str) -> None:
-    for path, tree in trees(room).items():
-        allowed = {"exec"} if path == EXAMPLES else set()
-        assert unsafe(tree) <= allowed, path
+    for file in files_of(room):
+        allowed = {"exec"} if file.module == EXAMPLES else set()
+        assert unsafe(file) <= allowed, file.path
 
 
 @pytest.mark.parametrize(
@@ -209,4 +136,4 @@ def test_no_data_can_run_as_code(room: str) -> None:
     ],
 )
 def test_the_check_itself_finds_what_is_unsafe(code: str) -> None:
-    assert unsafe(ast.parse(code))
+    assert unsafe(SourceFile(PurePosixPath("code.py"), code))

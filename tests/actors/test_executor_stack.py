@@ -2,36 +2,19 @@
 
 import sys
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 from msgspec import structs
 from onnxruntime import InferenceSession
 
-from actors.executor import ExecutorActor
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.export import ExportOptions, export_model
 from runtime.options import RuntimeOptions, SpeculationOptions
 from runtime.request import RequestOptions, RowRequest
 from tests.actors.executor_house import open_house
 from tests.references import reference_folder
-
-ROOT = Path(__file__).parents[2]
-
-
-def ours(top: FrameType) -> list[tuple[str, str]]:
-    """File and function of our own frames from the executor's loop to `top`, the loop first."""
-    found: list[tuple[str, str]] = []
-    frame: FrameType | None = top
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if name.startswith((f"{ROOT}/actors/", f"{ROOT}/runtime/")):
-            found.append((name, frame.f_code.co_name))
-        if frame.f_code is ExecutorActor.run.__code__:
-            return found[::-1]
-        frame = frame.f_back
-    return []
+from tools.hops import Call, frames_from_loop
 
 
 def test_a_step_is_seven_frames_deep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,11 +22,11 @@ def test_a_step_is_seven_frames_deep(tmp_path: Path, monkeypatch: pytest.MonkeyP
     options = RuntimeOptions(speculation=SpeculationOptions(method="lookup", adaptive=False))
     runtime = LLMInferenceRuntime.open(tmp_path / "engine", options)
     runtime.capture([1])
-    stacks: list[list[tuple[str, str]]] = []
+    stacks: list[list[Call]] = []
     launch = InferenceSession.run_with_iobinding
 
     def note(session: InferenceSession, *given: Any) -> None:
-        stacks.append(ours(sys._getframe(1)))
+        stacks.append(frames_from_loop(sys._getframe(1)))
         launch(session, *given)
 
     monkeypatch.setattr(InferenceSession, "run_with_iobinding", note)
@@ -59,9 +42,9 @@ def test_a_step_is_seven_frames_deep(tmp_path: Path, monkeypatch: pytest.MonkeyP
             house.finish(number)
     steps = ("execute_vanilla_decoding_step", "execute_eagle_base_tree_decoding_step")
     for step in steps:
-        found = [stack for stack in stacks if any(name == step for _, name in stack)]
+        found = [stack for stack in stacks if any(call.function == step for call in stack)]
         assert found
         for stack in found:
             assert len(stack) <= 7
-            assert len({file for file, _ in stack}) <= 6
+            assert len({call.file for call in stack}) <= 6
     runtime.close()
