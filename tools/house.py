@@ -33,8 +33,8 @@ FORBIDDEN_OPENING = re.compile(
 _ARCHITECTURE = "docs/architecture.md"
 _HOPS = "tools/hops.py"
 _BLOCK = r"^```request {}\n(.*?)^```$"
-_OPTION = re.compile(r"^  (?:-\w, )?(--[\w-]+)")
-_SECTION = re.compile(r"^\S.*:$")
+_OPTION = re.compile(r"^  (?:-\w, )?(--[\w-]+)", re.MULTILINE)
+_NO_SETTINGS = ("--config", "--help", "--help-all")
 _SCRIPT = re.compile(r'^hearth = "([\w.]+):(\w+)"$', re.MULTILINE)
 _DEADLINE_S = 300
 
@@ -177,18 +177,13 @@ def count_messages(tree: SourceTree) -> Figure:
 
 
 def count_settings(tree: SourceTree) -> Figure:
-    """Settings that `hearth serve --help` shows: all options outside its section "Options:"."""
+    """Settings that `hearth serve --help` shows: all options but --config and those for help."""
     script = _SCRIPT.search((tree.root / "pyproject.toml").read_text(encoding="utf-8"))
     if script is None:
         raise ValueError("pyproject.toml names no script hearth")
     started = f"from {script[1]} import {script[2]}; {script[2]}()"
     shown = _run_python(tree.root, "-c", started, "serve", "--help")
-    found, section = list[str](), ""
-    for line in shown.splitlines():
-        if _SECTION.match(line):
-            section = line
-        elif section != "Options:" and (option := _OPTION.match(line)):
-            found.append(option[1])
+    found = [name for name in _OPTION.findall(shown) if name not in _NO_SETTINGS]
     return Figure("settings_shown", len(found), found)
 
 

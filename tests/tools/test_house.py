@@ -66,14 +66,14 @@ def test_small_files_with_one_reader(tmp_path: Path) -> None:
     files = {
         "daemon/reader.py": "import daemon.one, daemon.two, daemon.long, daemon.far.away\n",
         "daemon/other.py": "import daemon.two\n",
-        "daemon/one.py": "x = 1\n",
+        "daemon/one.py": "x = 1\n" * 100,
         "daemon/two.py": "x = 1\n",
         "daemon/long.py": "x = 1\n" * 101,
         "daemon/far/away.py": "x = 1\n",
         "tests/test_one.py": "import daemon.one\n",
     }
     counted = count_small_files(written(tmp_path, files))
-    assert counted.found == ["daemon/one.py 1 <- daemon/reader.py"]
+    assert counted.found == ["daemon/one.py 100 <- daemon/reader.py"]
 
 
 def test_long_functions(tmp_path: Path) -> None:
