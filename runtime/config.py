@@ -96,7 +96,7 @@ class LLMEngineRunnerConfig(
     and generation together. `prefill_chunk` is the longest piece of a prompt in one step.
     `template_tokens` are the special tokens that a chat template has by name, as `bos_token`.
     `device` is the one that the engine was made for. `backend` "kernels" are Hearth's own, without
-    a graph. `operators` "contrib" means that the graph uses ONNX Runtime's own operators.
+    a graph. `operators` are "standard"; "contrib" of older folders is refused.
     `static_decode_batches` are the batch sizes of a TensorRT plan's decode profiles, profile 1 on;
     empty where one profile serves every size.
 
@@ -222,14 +222,6 @@ class LLMEngineRunnerConfig(
     def takes_packed_mask(self) -> bool:
         """Whether it says so in bits, 32 tokens a word: `packed_mask` instead of `tree_mask`."""
         return self.takes_tree_mask and self.backend == "kernels"
-
-    @property
-    def prefills_apart(self) -> bool:
-        """Whether a step of several tokens a row takes one row after the other.
-
-        The fused attention of ONNX Runtime's own operators does (docs/gpu.md).
-        """
-        return self.operators == "contrib" and not self.takes_tree_mask
 
 
 def parse_config(data: bytes, source: str = CONFIG_FILE) -> LLMEngineRunnerConfig:
@@ -406,7 +398,6 @@ def _adapter_faults(config: LLMEngineRunnerConfig) -> Iterator[tuple[bool, str, 
 def _kernel_faults(config: LLMEngineRunnerConfig) -> Iterator[tuple[bool, str, str]]:
     """What an engine of kernels has none of, or always."""
     yield config.dialect != "native", "dialect", "must be native with kernels"
-    yield config.operators != "standard", "operators", "must be standard with kernels"
     yield config.kv_cache_dtype != config.dtype, "kv_cache_dtype", "must be dtype with kernels"
     yield config.chains_only, "chains_only", "must not be with kernels, which take trees"
     yield bool(config.static_decode_batches), "static_decode_batches", "must be empty with kernels"
@@ -438,6 +429,14 @@ def _shape_of_drafting(config: LLMEngineRunnerConfig) -> int | None:
 
 
 def _check_served(config: LLMEngineRunnerConfig) -> None:
+    if config.operators == "contrib":
+        raise HearthError(
+            "engine_incompatible",
+            "engines of ONNX Runtime's own CUDA operators are not served any more: run hearth "
+            f"export {config.model_name or 'MODEL_DIR'} ENGINE_DIR --device cuda, which makes one "
+            "of Hearth's kernels; before Ampere add --backend onnxruntime",
+            "operators",
+        )
     for name in _NOT_SERVED.split():
         if getattr(config, name):
             raise HearthError("engine_incompatible", f"{name} is not served yet", name)

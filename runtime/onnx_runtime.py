@@ -13,7 +13,7 @@ CUDA_PROVIDER = "CUDAExecutionProvider"
 _NATIVE_SINCE = (1, 24)
 """It reads the opset of the native dialect."""
 _CUDA_SINCE = (1, 30)
-"""Its CUDA provider norms queries and keys in attention, and gathers within a captured step."""
+"""The oldest release whose CUDA provider is tested with decoders and vision towers."""
 
 
 def load_onnx_runtime() -> Any:

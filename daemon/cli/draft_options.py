@@ -50,10 +50,7 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
     ),
     "verify": (
         click.Choice(["auto", "trees", "chains"]),
-        (
-            "Shape of the proposals of an engine of ONNX Runtime; chains is fastest for one row on "
-            "cuda, trees for many. auto takes chains with contrib operators, else trees.  [auto]"
-        ),
+        "Shape of the proposals of an engine of ONNX Runtime; auto takes trees.  [auto]",
     ),
 }
 draft_options = with_options(_OPTIONS)

@@ -54,10 +54,6 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
         click.Choice(["cpu", "cuda"]),
         "Where the engine is to run.  [cpu; cuda for kernels and plans]",
     ),
-    "operators": (
-        click.Choice(["auto", "standard", "contrib"]),
-        "contrib are ONNX Runtime's own, which it takes itself on cuda if they serve.  [auto]",
-    ),
     "quantization": (
         click.Choice(["none", "int8", "int4"]),
         "Store the weights of matrix products with fewer bits.  [none]",

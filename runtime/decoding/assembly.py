@@ -197,12 +197,8 @@ def _proposer(
         return EagleProposer(drafter, io, deployment.drafting)
     if deployment.method == "off":
         return None
-    config = deployment.base
     return LookupProposer(
-        device.tree_ops,
-        deployment.speculation,
-        fixed_width=device.kind == "cuda",
-        most_rows=1 if config.prefills_apart else config.max_supported_batch_size,
+        device.tree_ops, deployment.speculation, fixed_width=device.kind == "cuda"
     )
 
 

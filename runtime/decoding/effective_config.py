@@ -58,12 +58,8 @@ def _with_backend(stored: LLMEngineRunnerConfig, options: RuntimeOptions) -> LLM
 def _with_device(config: LLMEngineRunnerConfig, options: RuntimeOptions) -> LLMEngineRunnerConfig:
     if options.device in {"", config.device}:
         return config
-    # Standard operators run on both; what a GPU library fused or compiled runs on it alone.
-    if (
-        config.backend == "onnxruntime"
-        and config.operators == "standard"
-        and (config.dtype != "bfloat16")
-    ):
+    # A graph runs on both; the CPU has no operators in bfloat16.
+    if config.backend == "onnxruntime" and config.dtype != "bfloat16":
         return structs.replace(config, device=options.device)
     raise HearthError(
         "engine_incompatible",

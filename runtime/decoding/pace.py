@@ -34,7 +34,6 @@ class Pace:
             config.max_kv_cache_capacity,
             prefill_budget,
             captured_widths(config),
-            1 if config.prefills_apart else None,
         )
         self._queue_time = QueueTime()
         self._speculation = speculation

@@ -28,22 +28,14 @@ class PrefillBudget:
 
     A chunk has a fixed cost, that of a decode step, and a cost for each token that it computes,
     padding included. The latter may be `share` decode steps in all. Where there are `widths` to
-    which chunks are padded, a piece of a prompt fills one of them. A chunk is of `most_rows` rows.
+    which chunks are padded, a piece of a prompt fills one of them.
     """
 
-    def __init__(
-        self,
-        chunk: int,
-        capacity: int,
-        share: float,
-        widths: Sequence[int] = (),
-        most_rows: int | None = None,
-    ) -> None:
+    def __init__(self, chunk: int, capacity: int, share: float, widths: Sequence[int] = ()) -> None:
         self._chunk = chunk
         self._capacity = capacity
         self._share = share
         self._widths = widths
-        self._most_rows = most_rows
         self._decode_s = 0.0
         self._beyond_s = 0.0
         self._computed = 0.0
@@ -76,7 +68,6 @@ class PrefillBudget:
         `limited` where rows decode. A further joiner shares the chunk if the one before it gets
         no less for that, and if start and width stay within the capacity for each.
         """
-        prompts = prompts[: self._most_rows]
         most = self._whole(self.tokens) if limited else self._chunk * len(prompts)
         width = min(prompts[0].left, self._chunk, most)
         start = prompts[0].filled

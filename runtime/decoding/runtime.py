@@ -264,12 +264,7 @@ class LLMInferenceRuntime(AdapterRows, RuntimeCounters):
         No row is active. Tells what makes steps slower than they could be.
         """
         self._clear("capture")
-        slower = capture_steps(self._runner, self._strategy, self._speculation, batch_sizes, told)
-        # The next prefill of TensorRT would undo it, and kernels of our own gain nothing by it.
-        gains = self.config.backend not in {"kernels", "tensorrt"}
-        if gains and not self._device.settle():
-            slower.append("the GPU takes no second context")
-        return slower
+        return capture_steps(self._runner, self._strategy, self._speculation, batch_sizes, told)
 
     def check_answer(self, answer: KnownAnswer) -> AnswerReport:
         """Force the engine through a known answer while no row is active.

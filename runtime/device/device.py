@@ -384,8 +384,5 @@ class Device(Protocol):
     def record(self, work: Callable[[], None]) -> Recorded | None:
         """Capture what `work` queues, which runs once on the way; None where nothing is queued."""
 
-    def settle(self) -> bool:
-        """Make what has been captured run as fast as it can; False without success."""
-
     def close(self) -> None:
         """Free all memory of the device."""

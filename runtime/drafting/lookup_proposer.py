@@ -29,17 +29,13 @@ class _IndexedRow:
 class LookupProposer:
     """Chains that go on as the row's own text did before: no engine, so nothing to keep in step.
 
-    On a GPU every chain is planted at full width, because each width needs a graph. A batch of
-    more than `most_rows` rows gets no proposals: there its rows would be verified one by one.
+    On a GPU every chain is planted at full width, because each width needs a graph.
     """
 
-    def __init__(
-        self, ops: TreeOps, options: SpeculationOptions, *, fixed_width: bool, most_rows: int
-    ) -> None:
+    def __init__(self, ops: TreeOps, options: SpeculationOptions, *, fixed_width: bool) -> None:
         self._ops = ops
         self._options = options
         self._fixed_width = fixed_width
-        self._most_rows = most_rows
         self.room = options.lookup_tokens + 1
         self._rows: dict[DecodingRow, _IndexedRow] = {}
 
@@ -56,8 +52,6 @@ class LookupProposer:
 
     def ready(self, rows: Sequence[DecodingRow], speculating: Sequence[bool]) -> bool:
         """Whether any row has a proposal."""
-        if len(rows) > self._most_rows:
-            return False
         return any(map(len, self._proposals(rows, speculating)))
 
     def propose(

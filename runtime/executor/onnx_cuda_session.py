@@ -29,7 +29,7 @@ ELEMENT_TYPES = {
 
 DTYPES = {**onnx_engine.DTYPES, "tensor(bfloat16)": np.dtype(ml_dtypes.bfloat16)}
 ON_THE_HOST = frozenset({"Shape", "Squeeze", "Unsqueeze", "Cast", "Sub", "Concat"})
-"""What computes with shapes; the values of a shape are constants of a captured step."""
+"""What computes with shapes."""
 
 
 def open_session(
@@ -88,7 +88,7 @@ def step_error(error: Exception, stream: Stream) -> HearthError:
     try:
         stream.synchronize()
     except HearthError as lost:
-        # A stream that is being captured cannot be waited for, which says nothing of the step.
+        # Another error of the stream says less than the step's own.
         if lost.code == "device_lost":
             return lost
     return onnx_engine.step_error(error, "the GPU has")

@@ -139,14 +139,10 @@ class Decoder:
         """Attention [B, S, query size] of x [B, S, width]."""
         graph, model = self._graph, self._model
         prefix = f"{self.layer_names.format(layer)}.self_attn"
-        sizes = dict(zip("qkv", (model.query_size, model.kv_size, model.kv_size), strict=True))
-        parts = ["qkv"] if self._spelling.joins_qkv else list("qkv")
-        qkv = []
-        for part in parts:
-            shape = (width, sum(sizes[kind] for kind in part))
-            sources = [f"{prefix}.{kind}_proj" for kind in part]
-            product = self._linear(x, part, sources, shape, biased=model.attention_bias)
-            qkv.append(self._low_rank.add(layer, part[0], x, product))
+        sources = [f"{prefix}.{kind}_proj" for kind in "qkv"]
+        shape = (width, model.query_size + 2 * model.kv_size)
+        product = self._linear(x, "qkv", sources, shape, biased=model.attention_bias)
+        qkv = self._low_rank.add(layer, "q", x, product)
         names = [f"{prefix}.{kind}_norm" for kind in "qk"] if model.qk_norm else []
         norms = [self._weights.vector(graph, name, [f"{name}.weight"]) for name in names]
         return self._spelling.self_attention(layer, qkv, norms, cache)
@@ -185,14 +181,8 @@ class Decoder:
     def _gate_and_up(self, layer: int, x: ir.Value, prefix: str) -> Sequence[ir.Value]:
         graph, hidden, size = self._graph, self._model.hidden_size, self._model.intermediate_size
         biased = self._model.mlp_bias
-        gate, up = (f"{prefix}.mlp.{kind}_proj" for kind in ("gate", "up"))
-        # Two adapters would cost more than the kernel that splits their sum.
-        if not (self._spelling.joins_gate_and_up or self._low_rank.adapts(layer, "gate")):
-            return [
-                self._linear(x, name, [source], (hidden, size), biased=biased)
-                for name, source in (("gate", gate), ("up", up))
-            ]
-        both = self._linear(x, "gate_up", [gate, up], (hidden, 2 * size), biased=biased)
+        sources = [f"{prefix}.mlp.{kind}_proj" for kind in ("gate", "up")]
+        both = self._linear(x, "gate_up", sources, (hidden, 2 * size), biased=biased)
         both = self._low_rank.add(layer, "gate", x, both)
         return graph.ops("Split", 2, both, graph.ints(size, size), axis=-1)
 

@@ -10,7 +10,6 @@ from runtime.config import DRAFT_ARCHITECTURE, LLMEngineRunnerConfig
 from runtime.engine_folder import DRAFT_FOLDER, VOCABULARY_FILE, write_config
 from runtime.errors import HearthError
 from runtime.export.checkpoint import Checkpoint
-from runtime.export.contrib import resolve_chains, resolve_operators
 from runtime.export.draft_checkpoint import check_draft_tensors, open_draft, read_full_ids
 from runtime.export.draft_config import DraftConfig, load_draft_config, resolve_taps
 from runtime.export.draft_options import DraftOptions, resolve_drafting, resolve_tree
@@ -81,7 +80,6 @@ class DraftExport:
         kernels = base.backend == "kernels"
         drafting = () if options.plan is None else resolve_drafting(self._draft)
         tree = math.prod(drafting) if drafting else self._draft.max_draft_tree_size
-        chains = base.chains_only and resolve_chains(options, model)
         inputs = (
             self._base_hidden_dim, 2 * model.hidden_size, model.query_size, model.hidden_size,
             model.intermediate_size,
@@ -90,8 +88,6 @@ class DraftExport:
             base,
             architecture=DRAFT_ARCHITECTURE,
             weight_block_size=resolve_block_size(options, inputs),
-            operators=resolve_operators(options, model, trees=not chains),
-            chains_only=chains,
             rope_config=model.rope,
             use_context_dependent_rope=model.rope_per_row,
             num_deepstack_features=0,

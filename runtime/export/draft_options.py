@@ -22,8 +22,7 @@ class DraftOptions(msgspec.Struct, frozen=True, kw_only=True):
     `max_verify_tree_size` and `max_draft_tree_size` 0 take 60, or the capacity where that is less.
     A TensorRT plan runs proposals of one shape alone: `drafting_top_k` tokens after a node over
     `drafting_step` levels, 0 for 10 and 6. `verify` "chains" makes engines without a tree mask,
-    for one token after each node; "auto" does so where ONNX Runtime's fused attention on CUDA
-    serves the model.
+    for one token after each node.
     """
 
     folder: Path

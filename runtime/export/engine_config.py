@@ -4,7 +4,6 @@ import math
 from typing import Literal
 
 from runtime.config import WEIGHTS_FILE, LLMEngineRunnerConfig
-from runtime.export.contrib import resolve_chains, resolve_operators
 from runtime.export.kernels_export import check_limits, refuse_biases
 from runtime.export.layout import expected_tensors
 from runtime.export.model_config import ModelConfig
@@ -44,7 +43,6 @@ def engine_config(model: ModelConfig, options: ExportOptions) -> LLMEngineRunner
     kernels = options.engine == "kernels"
     dialect = "native" if kernels else resolve_dialect(options)
     plan = options.plan
-    chains = resolve_chains(options, model)
     inputs = [model.hidden_size]  # those of the head
     if options.quantization != "none":
         inputs += [model.query_size, model.intermediate_size]
@@ -52,8 +50,7 @@ def engine_config(model: ModelConfig, options: ExportOptions) -> LLMEngineRunner
         hearth_version=VERSION,
         backend=options.engine,
         device=options.device if plan is None else "cuda",
-        operators=resolve_operators(options, model, trees=options.draft is not None and not chains),
-        chains_only=chains,
+        chains_only=options.draft is not None and options.draft.verify == "chains",
         static_decode_batches=()
         if plan is None
         else resolve_decode_batches(plan, options.max_batch),

@@ -18,10 +18,6 @@ class LowRank:
         self._dtype = dtype
         self._inputs = {(one.layer, target): one for one in inputs for target in one.targets}
 
-    def adapts(self, layer: int, target: str) -> bool:
-        """Whether there is a pair of inputs for this projection."""
-        return (layer, target) in self._inputs
-
     def add(self, layer: int, target: str, x: ir.Value, product: ir.Value) -> ir.Value:
         """`product` [B, S, N] of x and a projection, or several from it on, and of their low rank.
 

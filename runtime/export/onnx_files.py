@@ -10,8 +10,6 @@ from runtime.config import WEIGHTS_FILE, LLMEngineRunnerConfig
 from runtime.engine_folder import DATA_FILE, MODEL_FILE
 from runtime.export.classic import OPSET as CLASSIC_OPSET
 from runtime.export.classic import QUANTIZED_OPSET, ClassicSpelling
-from runtime.export.contrib import ContribSpelling
-from runtime.export.contrib_trees import TreeSpelling
 from runtime.export.external_weights import write_data
 from runtime.export.graph import GraphBuilder
 from runtime.export.model_config import ModelConfig
@@ -82,9 +80,6 @@ def _append(
     if config.backend == "tensorrt":
         chosen.capacity = chosen.positions = config.max_kv_cache_capacity
         chosen.cache_dtype = ir.DataType.from_numpy(numpy_dtype(config.kv_cache_dtype))
-    elif config.device == "cuda":
-        longest = max(config.max_kv_cache_capacity, config.max_supported_batch_size)
-        chosen.longest_range = longest
     build(graph, chosen, weights)
 
 
@@ -97,6 +92,4 @@ def _opset(config: LLMEngineRunnerConfig) -> int:
 def _spelling(config: LLMEngineRunnerConfig) -> type[Spelling]:
     if config.dialect == "classic":
         return PrimitiveSpelling if config.backend == "tensorrt" else ClassicSpelling
-    if config.operators == "standard":
-        return NativeSpelling
-    return TreeSpelling if config.takes_tree_mask else ContribSpelling
+    return NativeSpelling

@@ -35,14 +35,13 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
     next smaller size that divides every projection. `capacity` 0 takes the model's longest
     sequence, at most 4096. `prefill_chunk` is the longest piece of a prompt in one step; 0 takes
     256, or the capacity where that is less. With `plan` the graph becomes a TensorRT plan; `auto`
-    then means the dialect that its builder reads. `device` is where it is to run; `operators`
-    "contrib" are ONNX Runtime's own, which "auto" takes on CUDA for 16-bit models of common head
-    sizes. With `draft` a draft engine is made beside the model's, which then takes token trees and
-    gives hidden states. `max_patches` is the largest call of a vision tower, and so of a picture; 0
-    takes 4096. `max_lora_rank` is the greatest rank of adapters, 0 for none; `lora_targets` are the
-    projections that they may add to, all of them where none is named. `external_weights` leaves a
-    graph without weights, and beside it a file of them, in whose place others of that shape may be
-    served. `name` is what the model is called, "" for the folder's name.
+    then means the dialect that its builder reads. `device` is where it is to run. With `draft` a
+    draft engine is made beside the model's, which then takes token trees and gives hidden states.
+    `max_patches` is the largest call of a vision tower, and so of a picture; 0 takes 4096.
+    `max_lora_rank` is the greatest rank of adapters, 0 for none; `lora_targets` are the projections
+    that they may add to, all of them where none is named. `external_weights` leaves a graph without
+    weights, and beside it a file of them, in whose place others of that shape may be served. `name`
+    is what the model is called, "" for the folder's name.
     """
 
     name: str = ""
@@ -58,7 +57,6 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
     plan: PlanOptions | None = None
     draft: DraftOptions | None = None
     device: Literal["cpu", "cuda"] = "cpu"
-    operators: Literal["auto", "standard", "contrib"] = "auto"
     max_patches: int = 0
     max_lora_rank: int = 0
     lora_targets: tuple[str, ...] = ()
@@ -146,10 +144,6 @@ def _check_quantization(options: ExportOptions) -> None:
             on_cuda and "int8" in kinds,
             "TensorRT and ONNX Runtime's CUDA provider take int4, not int8: choose backend kernels",
         ),
-        "operators": (
-            on_cuda and bool(kinds) and options.operators == "standard" and not plan,
-            "products of int4 on CUDA are ONNX Runtime's own operators",
-        ),
         "external_weights": (
             plan and bool(kinds) and options.external_weights,
             "a TensorRT plan binds no quantised weights",
@@ -168,17 +162,9 @@ def _check_target(options: ExportOptions) -> None:
     if options.engine == "kernels":
         _check_kernels(options)
         return
-    if options.operators == "contrib" and (options.device != "cuda" or options.plan is not None):
-        raise HearthError(
-            "unsupported_option",
-            "ONNX Runtime's own operators are for its CUDA provider: choose device cuda",
-            "operators",
-        )
     if options.plan is not None:
         check_plan_options(options.plan, options.max_batch)
-    elif options.device == "cuda":
-        _check_cuda(options)
-    elif options.dtype == "bfloat16":
+    elif options.device == "cpu" and options.dtype == "bfloat16":
         raise HearthError(
             "unsupported_option", "ONNX Runtime has no bfloat16 on the CPU: choose float16", "dtype"
         )
@@ -195,7 +181,6 @@ def _check_kernels(options: ExportOptions) -> None:
             f"kernels take float16 and bfloat16, not float32: {others}",
         ),
         "dialect": (options.dialect == "classic", f"kernels have no dialect: {others}"),
-        "operators": (options.operators != "auto", f"kernels have no operators: {others}"),
         "block_size": (
             options.block_size not in KERNEL_BLOCKS,
             f"kernels take blocks of {', '.join(map(str, KERNEL_BLOCKS[1:]))}",
@@ -208,14 +193,6 @@ def _check_kernels(options: ExportOptions) -> None:
     for name, (wrong, what) in faults.items():
         if wrong:
             raise HearthError("unsupported_option", what, name)
-
-
-def _check_cuda(options: ExportOptions) -> None:
-    """A graph for ONNX Runtime's CUDA provider."""
-    if options.dialect == "classic" and options.operators == "contrib":
-        raise HearthError(
-            "unsupported_option", "the classic dialect has standard operators only", "operators"
-        )
 
 
 def resolve_dialect(options: ExportOptions, version: str = "") -> Dialect:

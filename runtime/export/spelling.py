@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,15 +46,9 @@ class Spelling(Operators, ABC):
     """
 
     index_type: ir.DataType
-    joins_qkv = True
-    """Whether the projections of queries, keys and values are one product."""
-    joins_gate_and_up = True
-    """Whether the two projections of the MLP are one product."""
     capacity: int | str = CAPACITY
     """Slots of a cache, and `positions` of the rotary table: a symbol where any number serves."""
     positions: int | str = POSITIONS
-    longest_range: int | None = None
-    """The longest range that can be asked for, where the graph is to be captured (`range`)."""
 
     def __init__(self, graph: GraphBuilder, model: ModelConfig, dtype: np.dtype[Any]) -> None:
         super().__init__(graph, dtype)
@@ -86,15 +79,12 @@ class Spelling(Operators, ABC):
         return total, self.normalise(total, weight)
 
     def self_attention(
-        self, layer: int, qkv: Sequence[ir.Value], norms: Sequence[ir.Value], cache: KeyValue
+        self, layer: int, qkv: ir.Value, norms: Sequence[ir.Value], cache: KeyValue
     ) -> ir.Value:
-        """Context [B, S, query size] of projected queries, keys and values.
-
-        `qkv` is one product with the three side by side if `joins_qkv`, else three.
-        """
+        """Context [B, S, query size] of projected queries, keys and values side by side."""
         graph, model = self.graph, self.model
         counts = (model.num_attention_heads, model.num_kv_heads, model.num_kv_heads)
-        heads = graph.op("Reshape", *qkv, graph.ints(0, 0, sum(counts), model.head_dim))
+        heads = graph.op("Reshape", qkv, graph.ints(0, 0, sum(counts), model.head_dim))
         heads = graph.op("Transpose", heads, perm=[0, 2, 1, 3])
         q, new = self.heads(heads, counts, norms)
         context = graph.op("Transpose", self.attend(layer, q, new, cache), perm=[0, 2, 1, 3])
@@ -144,24 +134,12 @@ class Spelling(Operators, ABC):
             return x
         return self.graph.op("Reshape", x, self.graph.ints(0, heads, -1, self.model.head_dim))
 
-    @cached_property
-    def every_slot(self) -> ir.Value:
-        """0 to `longest_range` less one as int64."""
-        return self.graph.table("every_slot", np.arange(self.longest_range or 0, dtype=np.int64))
-
     def length(self, x: ir.Value, axis: int) -> ir.Value:
         """One dimension of a tensor as an int64 scalar."""
         shape = self.graph.op("Shape", x, start=axis, end=axis + 1)
         return self.graph.op("Squeeze", shape, self.graph.ints(0))
 
     def range(self, length: ir.Value) -> ir.Value:
-        """0, 1, 2 ... as int64.
-
-        ONNX Runtime computes a range of lengths on the host, and a captured CUDA graph would copy
-        it from memory that is long gone: there it is the beginning of a constant.
-        """
-        if self.longest_range is not None:
-            stop = self.graph.op("Unsqueeze", length, self.graph.ints(0))
-            return self.graph.op("Slice", self.every_slot, self.graph.ints(0), stop)
+        """0, 1, 2 ... as int64."""
         zero, one = (self.graph.constant(np.array(n, np.int64)) for n in (0, 1))
         return self.graph.op("Range", zero, length, one)

@@ -168,20 +168,18 @@ def cuda_weight_bytes(config: LLMEngineRunnerConfig) -> int:
 def cuda_scratch_bytes(config: LLMEngineRunnerConfig, rows: int, tokens: int, capacity: int) -> int:
     """A step of `rows` rows of `tokens` tokens: activations, scores, mask and logits.
 
-    A plan knows what its largest step takes, whatever is asked. ONNX Runtime's own attention
-    keeps no scores, and its prefill takes one row at a time; an engine that takes a tree mask has
-    matrix products in its place.
+    A plan knows what its largest step takes, whatever is asked.
     """
     if config.plan is not None and config.plan.scratch_bytes is not None:
         return config.plan.scratch_bytes
     if config.backend == "kernels":
         return predicted_scratch(config, rows, tokens, capacity)
     masked = config.takes_tree_mask
-    every = tokens * (1 if config.prefills_apart else rows)
+    every = tokens * rows
     heads = config.num_attention_heads + 2 * config.num_kv_heads
     wide = 3 * config.hidden_size + 3 * config.intermediate_size + heads * config.head_dim
     wide += config.base_hidden_dim
-    scores = 0 if config.prefills_apart else every * config.num_attention_heads * capacity
+    scores = every * config.num_attention_heads * capacity
     group = config.num_attention_heads // config.num_kv_heads
     mask = every * group * capacity if masked else 0
     head = rows * max(1, config.max_verify_tree_size) * config.output_vocab_size

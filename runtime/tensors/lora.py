@@ -100,7 +100,7 @@ def slot_rank(config: LLMEngineRunnerConfig) -> int:
 
 def has_fixed_rank(config: LLMEngineRunnerConfig) -> bool:
     """Whether adapters are bound at the greatest rank: in plans, and where steps are captured."""
-    return config.backend in {"kernels", "tensorrt"} or config.operators == "contrib"
+    return config.backend in {"kernels", "tensorrt"}
 
 
 def lora_targets(config: LLMEngineRunnerConfig, asked: Collection[str] = ()) -> tuple[str, ...]:
@@ -111,13 +111,10 @@ def lora_targets(config: LLMEngineRunnerConfig, asked: Collection[str] = ()) -> 
     """
     if not config.max_supported_lora_rank:
         return ()
-    apart = config.operators == "contrib" and (
-        config.takes_tree_mask or config.use_context_dependent_rope
-    )
     wanted = [one for one in LORA_TARGETS if one in (asked or LORA_TARGETS)]
     for joined, parts in LORA_JOINED.items():
         found = [one for one in wanted if one in parts]
-        if found and not (joined == "qkv" and apart):
+        if found:
             first = wanted.index(found[0])
             wanted[first : first + len(found)] = [joined]
     return tuple(wanted)

@@ -96,10 +96,10 @@ def captured_widths(config: LLMEngineRunnerConfig) -> tuple[int, ...]:
     """The widths in which a prefill step of one row has graphs: 32, 64, 128 and 256 at most.
 
     They are few, as each place has its own, and far apart, as padding costs little where the time
-    goes into reading weights. Those of kernels of our own and of ONNX Runtime's own operators:
-    TensorRT captures static shapes alone, and standard operators are not captured on a GPU.
+    goes into reading weights. Those of kernels of our own: TensorRT captures static shapes alone,
+    and ONNX Runtime's steps are not captured on a GPU.
     """
-    if config.operators != "contrib" and config.backend != "kernels":
+    if config.backend != "kernels":
         return ()
     longest = min(config.prefill_chunk, config.max_kv_cache_capacity)
     return tuple(sorted({min(size, longest) for size in _CAPTURED}))

@@ -14,54 +14,24 @@ MODEL = Path(__file__).parents[2] / "models" / "home"
 CAPACITY = 1024
 """Holds the longest prompt here, its reply and a tree of 60 nodes behind it."""
 KERNELS = ExportOptions(backend="kernels", device="cuda", dtype="float16", capacity=CAPACITY)
+ORT = ExportOptions(backend="onnxruntime", device="cuda", capacity=CAPACITY)
 EXPORTS = {
     "kernels-fp16": KERNELS,
     "kernels-bf16": structs.replace(KERNELS, dtype="bfloat16"),
-    "ort-standard-fp32": ExportOptions(
-        backend="onnxruntime", device="cuda", operators="standard", capacity=CAPACITY
-    ),
-    "ort-contrib-fp16": ExportOptions(
-        backend="onnxruntime",
-        device="cuda",
-        operators="contrib",
-        dtype="float16",
-        capacity=CAPACITY,
-    ),
-    "ort-classic-fp16": ExportOptions(
-        backend="onnxruntime",
-        device="cuda",
-        dialect="classic",
-        operators="standard",
-        dtype="float16",
-        capacity=CAPACITY,
-    ),
+    "ort-fp32": ORT,
+    "ort-fp16": structs.replace(ORT, dtype="float16"),
+    "ort-classic-fp16": structs.replace(ORT, dtype="float16", dialect="classic"),
 }
 DRAFT = MODEL.with_name("home-draft")
 DRAFTED = {
     "kernels-eagle-fp16": structs.replace(KERNELS, draft=DraftOptions(folder=DRAFT)),
-    "ort-eagle-fp16": ExportOptions(
-        backend="onnxruntime",
-        device="cuda",
-        dtype="float16",
-        capacity=CAPACITY,
-        draft=DraftOptions(folder=DRAFT, verify="trees"),
-    ),
-    "ort-eagle-standard-fp32": ExportOptions(
-        backend="onnxruntime",
-        device="cuda",
-        operators="standard",
-        capacity=CAPACITY,
-        draft=DraftOptions(folder=DRAFT),
-    ),
+    "ort-eagle-fp16": structs.replace(ORT, dtype="float16", draft=DraftOptions(folder=DRAFT)),
+    "ort-eagle-fp32": structs.replace(ORT, draft=DraftOptions(folder=DRAFT)),
 }
 """Engines with a draft, which speculate with it."""
 CHAINED = {
-    "ort-chains-fp16": ExportOptions(
-        backend="onnxruntime",
-        device="cuda",
-        dtype="float16",
-        capacity=CAPACITY,
-        draft=DraftOptions(folder=DRAFT),
+    "ort-chains-fp16": structs.replace(
+        ORT, dtype="float16", draft=DraftOptions(folder=DRAFT, verify="chains")
     ),
 }
 """The same for chains alone."""

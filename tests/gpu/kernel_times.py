@@ -192,7 +192,6 @@ def figures(device: CudaDevice, name: str) -> Iterator[dict[str, Any]]:
     yield {"model": name, **times.opened}
     for sizes in (*STEPS, *WIDER):
         yield {"model": name, **times.step(*sizes)}
-    yield {"model": name, "settled": device.settle(), **times.step(*STEPS[0])}
     times.driver.close()
     times = Times(device, name, trees=True)
     for sizes in TREES:

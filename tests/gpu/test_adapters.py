@@ -32,13 +32,11 @@ ENGINES = {
     "kernels-eagle-fp16": structs.replace(
         OPTIONS, backend="kernels", dtype="float16", draft=DraftOptions(folder=DRAFT)
     ),
-    "standard-fp32": structs.replace(OPTIONS, operators="standard"),
-    "contrib-fp16": structs.replace(OPTIONS, operators="contrib", dtype="float16"),
-    "eagle-fp16": structs.replace(
-        OPTIONS, dtype="float16", draft=DraftOptions(folder=DRAFT, verify="trees")
-    ),
+    "fp32": OPTIONS,
+    "fp16": structs.replace(OPTIONS, dtype="float16"),
+    "eagle-fp16": structs.replace(OPTIONS, dtype="float16", draft=DraftOptions(folder=DRAFT)),
 }
-CAPTURED = ("kernels-fp16", "kernels-eagle-fp16", "contrib-fp16", "eagle-fp16", "tensorrt")
+CAPTURED = ("kernels-fp16", "kernels-eagle-fp16", "tensorrt")
 """Engines whose decode steps are CUDA graphs."""
 ADAPTERS = {"first": 16, "second": 4}
 

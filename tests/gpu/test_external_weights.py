@@ -24,9 +24,9 @@ PLAN = os.environ.get("HEARTH_TEST_WEIGHTS_PLAN")
 NEAR_TIE = 0.1
 ENGINES: dict[str, dict[str, Any]] = {
     "kernels-fp16": {"backend": "kernels", "dtype": "float16"},
-    "standard-fp32": {"operators": "standard"},
-    "contrib-fp16": {"operators": "contrib", "dtype": "float16"},
-    "classic-fp16": {"dialect": "classic", "operators": "standard", "dtype": "float16"},
+    "fp32": {},
+    "fp16": {"dtype": "float16"},
+    "classic-fp16": {"dialect": "classic", "dtype": "float16"},
 }
 
 

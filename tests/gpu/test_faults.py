@@ -27,7 +27,7 @@ from tests.gpu.poison import HOOK
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
-ENGINE, SPACIOUS = "ort-contrib-fp16", "ort-standard-fp32"
+ENGINE, SPACIOUS = "ort-fp16", "ort-fp32"
 SPARE = 4 << 20
 
 
@@ -37,7 +37,7 @@ def test_a_chunk_without_memory_fails_its_rows_and_the_next_ones_run(
 ) -> None:
     from runtime.device.cuda.cuda_device import open_cuda_device  # noqa: PLC0415 - an extra
 
-    # Attention by standard operators writes its scores down: more than an arena has to spare.
+    # Attention writes its scores down: more than an arena has to spare.
     runtime = LLMInferenceRuntime.open(engine_folder(SPACIOUS), RuntimeOptions())
     other = open_cuda_device()
     try:

@@ -31,9 +31,9 @@ SIZES: dict[str, Any] = {
 }
 ENGINES: dict[str, dict[str, Any]] = {
     "kernels-fp16": {"backend": "kernels", "dtype": "float16"},
-    "standard-fp32": {"operators": "standard"},
-    "classic-fp16": {"dialect": "classic", "operators": "standard", "dtype": "float16"},
-    "contrib-fp16": {"operators": "contrib", "dtype": "float16"},
+    "fp32": {},
+    "fp16": {"dtype": "float16"},
+    "classic-fp16": {"dialect": "classic", "dtype": "float16"},
 }
 
 

@@ -17,9 +17,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 @pytest.mark.parametrize("family", FAMILIES)
 def test_pictures_of_several_clients_are_seen_beside_text(tmp_path: Path, family: Family) -> None:
     models = write_vision_model(tmp_path / "model", family), tmp_path / "engine"
-    options = ExportOptions(
-        backend="onnxruntime", device="cuda", operators="standard", max_batch=4, capacity=256
-    )
+    options = ExportOptions(backend="onnxruntime", device="cuda", max_batch=4, capacity=256)
     export_model(*models, options)
 
     def ask(seed: int) -> tuple[list[int], float, int]:

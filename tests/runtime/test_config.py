@@ -119,10 +119,16 @@ def test_sizes_that_do_not_fit_are_refused_by_name(changes: dict[str, Any], fiel
     assert (error.code, error.field) == ("engine_corrupt", field)
 
 
+def test_own_operators_of_a_library_are_refused_with_the_export_that_replaces_them() -> None:
+    for named, model in (({"model_name": "home"}, "home"), ({}, "MODEL_DIR")):
+        error = fault(operators="contrib", device="cuda", **named)
+        assert (error.code, error.field) == ("engine_incompatible", "operators")
+        assert f"run hearth export {model} ENGINE_DIR --device cuda" in error.message
+
+
 def test_an_engine_of_kernels_is_read_as_it_was_written() -> None:
     config = parse_config(msgspec.json.encode(fields() | KERNELS))
     assert parse_config(msgspec.json.encode(config)) == config
-    assert not config.prefills_apart
 
 
 def test_a_draft_of_kernels_has_weights_of_its_own() -> None:
@@ -140,7 +146,6 @@ def test_a_draft_of_kernels_has_weights_of_its_own() -> None:
     [
         ({"device": "cpu"}, "device"),
         ({"dialect": "classic", "use_trt_native_ops": False}, "dialect"),
-        ({"operators": "contrib"}, "operators"),
         ({"dtype": "float32", "kv_cache_dtype": "float32"}, "dtype"),
         ({"kv_cache_dtype": "bfloat16"}, "kv_cache_dtype"),
         ({"external_weight_files": []}, "external_weight_files"),

@@ -126,9 +126,5 @@ class CpuDevice:
     def record(self, _work: Callable[[], None]) -> None:
         """Nothing is queued here."""
 
-    def settle(self) -> bool:
-        """Nothing has to be done."""
-        return True
-
     def close(self) -> None:
         """Nothing to free: arrays go with their last user."""

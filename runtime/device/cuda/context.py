@@ -7,9 +7,6 @@ from runtime.errors import HearthError
 from runtime.undo import undoing
 
 _NAME_BYTES = 256
-# Room for one more context, twice over: it takes 0.55 GB on an H200, less on smaller GPUs.
-_SECOND_CONTEXT_BYTES = 1 << 30
-_FIRST_WITH_PARAMETERS = 13000
 _FIRST_DRIVER_WITH_DEPENDENTS = 12030
 FIRST_WITH_DEPENDENTS = (9, 0)
 """The compute capability from which on a kernel can begin before the one before it has ended."""
@@ -75,26 +72,6 @@ class CudaContext:
         None for an integrated GPU: there the driver leaves out what the system can reclaim.
         """
         return None if self.properties.integrated else self.memory()[0]
-
-    def give_way(self) -> bool:
-        """Let another context have the GPU for a moment; False where none can be made.
-
-        It is made here and dropped. Captured graphs of ONNX Runtime run 8 % faster from then on
-        (H200; docs/performance.md, "What was learnt").
-        """
-        if self.memory()[0] < _SECOND_CONTEXT_BYTES:
-            return False
-        versioned = (None,) if self.driver.api.CUDA_VERSION >= _FIRST_WITH_PARAMETERS else ()
-        try:
-            other = self.driver.call("cuCtxCreate", *versioned, 0, self._device)
-        except HearthError as error:
-            # A GPU in exclusive mode refuses a second one.
-            if error.code == "device_lost":
-                raise
-            return False
-        self.driver.call("cuCtxDestroy", other)
-        self.make_current()
-        return True
 
     def close_events(self) -> None:
         """Give back every event that nobody closed."""

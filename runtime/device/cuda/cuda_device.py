@@ -159,10 +159,6 @@ class CudaDevice:
         """Bytes free beside the context; None where the memory is the host's."""
         return self.context.free_memory()
 
-    def settle(self) -> bool:
-        """Let another context have the GPU for a moment, after which graphs run faster."""
-        return self.context.give_way()
-
     def cache_storage(
         self, buffers: Sequence[Tensor], heads: int, head_dim: int
     ) -> CudaCacheStorage:

@@ -31,11 +31,6 @@ class CudaGraph:
         _, count = self._driver.call("cuGraphGetNodes", self._graph, 0)
         return int(count)
 
-    def each_node(self) -> list[Any]:
-        """The nodes, as the driver API knows them."""
-        nodes, _ = self._driver.call("cuGraphGetNodes", self._graph, self.nodes)
-        return list(nodes)
-
     def close(self) -> None:
         """Free the graph; calling it twice is harmless."""
         if self._native is not None:

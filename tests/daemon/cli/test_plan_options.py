@@ -53,7 +53,6 @@ def test_kernels_are_for_a_gpu_in_sixteen_bits() -> None:
     "given",
     [
         ("--dtype", "float32"),
-        ("--operators", "contrib"),
         ("--dialect", "classic"),
         ("--quantization", "int8", "--block-size", "16"),
         ("--draft", "c", "--verify", "chains"),

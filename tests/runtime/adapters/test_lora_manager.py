@@ -21,8 +21,8 @@ NONE: Pairs = {}
 FIRST = random_adapter(BASE, 8)
 SECOND = random_adapter(BASE, 3, targets="q v up", seed=1)
 REBINDS = adapter_config()
-# What a plan takes, and an engine of fused operators.
-STATIC = adapter_config(operators="contrib")
+# What a plan takes.
+STATIC = adapter_config(backend="tensorrt")
 KERNELS = adapter_config(9, backend="kernels")
 JOINED = structs.replace(STATIC, lora_targets=("qkv", "o", "gate_up", "down"))
 

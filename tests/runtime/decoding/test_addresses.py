@@ -4,17 +4,14 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
-from msgspec import structs
 
-from runtime.config import load_config
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.drafting.eagle import EagleProposer
-from runtime.engine_folder import DRAFT_FOLDER, write_config
 from runtime.options import RuntimeOptions, SpeculationOptions
 from runtime.request import RequestOptions, RowRequest
+from runtime.tensors import lora
 from tests.peft_models import write_peft
 from tests.references import reference_folder
 from tests.runtime.export.trees import export_with_draft
@@ -27,35 +24,29 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Gives the engines of a base that takes adapters and of its draft, exported once."""
 
     @cache
-    def folder(**options: Any) -> Path:
-        made = export_with_draft(
-            "qwen3", tmp_path_factory.mktemp("addresses"), max_lora_rank=8, **options
-        )
-        for part in (made, made / DRAFT_FOLDER):
-            # The CPU has the kernels of the operators that are meant for a GPU.
-            write_config(part, structs.replace(load_config(part), device="cpu"))
-        return made
+    def folder(dialect: str) -> Path:
+        target = tmp_path_factory.mktemp("addresses")
+        return export_with_draft("qwen3", target, max_lora_rank=8, dialect=dialect)
 
     return folder
 
 
-@pytest.fixture(params=["standard", "contrib"])
+@pytest.fixture(params=[False, True], ids=["any rank", "fixed rank"])
 def runtime(
-    request: pytest.FixtureRequest, folders: Callable[..., Path], dialect: str
+    request: pytest.FixtureRequest,
+    folders: Callable[..., Path],
+    dialect: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[LLMInferenceRuntime]:
     """One whose inputs of adapters have any rank, and one with slots of the greatest."""
-    operators = {"backend": "onnxruntime", "operators": "contrib", "device": "cuda"}
-    if request.param == "standard":
-        operators = {}
-    elif dialect != "native":
-        pytest.skip("the classic dialect has standard operators only")
+    for module in ("runtime.tensors.lora", "runtime.adapters.lora_manager"):
+        monkeypatch.setattr(f"{module}.has_fixed_rank", lambda _: request.param)
     options = RuntimeOptions(
         max_batch=3,
         speculation=SpeculationOptions(method="eagle", adaptive=False),
         prefix_cache_bytes=1 << 20,
     )
-    folder = folders(dialect=dialect, **operators)
-    with closing(LLMInferenceRuntime.open(folder, options)) as opened:
+    with closing(LLMInferenceRuntime.open(folders(dialect), options)) as opened:
         yield opened
 
 
@@ -70,7 +61,7 @@ def addresses(runtime: LLMInferenceRuntime) -> Addresses:
         for (_, first, _), tensors in steps._maps.items()
         for name in tensors
         if first is None
-        if runtime.config.operators == "contrib" or not name.startswith("lora_")
+        if lora.has_fixed_rank(runtime.config) or not name.startswith("lora_")
     }
 
 

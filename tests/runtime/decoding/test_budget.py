@@ -16,7 +16,6 @@ MIB, GIB = 1 << 20, 1 << 30
 PLENTY = 512 * GIB
 WHOLE = structs.replace(
     small_config(),
-    operators="contrib",
     device="cuda",
     dtype="float16",
     kv_cache_dtype="float16",
@@ -36,10 +35,9 @@ WHOLE = structs.replace(
     prefill_chunk=256,
 )
 """A model of 0.6B weights as it is exported for a GPU by default."""
-ON_CPU = structs.replace(WHOLE, device="cpu", operators="standard")
+ON_CPU = structs.replace(WHOLE, device="cpu")
 BUILT = structs.replace(
     WHOLE,
-    operators="standard",
     backend="tensorrt",
     static_decode_batches=(1, 2, 3, 8),
     plan=structs.replace(PLAN, scratch_bytes=300 * MIB),

@@ -123,7 +123,6 @@ def test_a_graph_of_standard_operators_runs_on_either_device() -> None:
     "stored",
     [
         PLAN,
-        structs.replace(STORED, device="cuda", operators="contrib"),
         structs.replace(STORED, device="cuda", dtype="bfloat16"),
     ],
 )

@@ -23,7 +23,6 @@ from runtime.options import SpeculationOptions
 from runtime.prefix.page_index import PageIndex
 from runtime.prefix.pages import Rooms
 from runtime.rows import DecodingRow
-from runtime.tensors.profiles import captured_widths
 from tests.runtime.decoding.schedules.alone import Alone, judge
 from tests.runtime.decoding.schedules.faults import failing_steps
 from tests.runtime.decoding.schedules.remembering import (
@@ -131,8 +130,7 @@ class House:
         choices = Choices(data)
         schedule = draw_schedule(choices, SEEING_BOUNDS if self._kind.sees else BOUNDS)
         runtime, self._opened = self._opened or self._open(), None
-        rows = 1 if self._kind.gpu else None
-        runtime._pace._budget = FixedBudget(CHUNK, SLOTS, 1.0, most_rows=rows)
+        runtime._pace._budget = FixedBudget(CHUNK, SLOTS, 1.0)
         runtime._pace._budget.limit = choices.of((CHUNK, 1, 5, 20, 64))
         if runtime._speculation is not None:
             runtime._speculation._policy = Coin()
@@ -144,8 +142,10 @@ class House:
         if seating._prefix is not None:
             # A schedule runs the same again.
             seating._prefix._index = PageIndex(self._rooms)
-        shadow = Shadow(ROWS, CHUNK, SLOTS, captured_widths(runtime.config))
-        with failing_steps(runtime, schedule), watching(runtime, shadow):
+        widths = (CHUNK,) if self._kind.gpu else ()
+        shadow = Shadow(ROWS, CHUNK, SLOTS, widths)
+        captured = patch("runtime.tensors.profiles.captured_widths", lambda _: widths)
+        with captured, failing_steps(runtime, schedule), watching(runtime, shadow):
             replies = Trial(runtime, schedule, requests, int(self._kind.gpu)).run()
         for plan, request, reply in zip(plans, requests, replies, strict=True):
             longest = plan.tokens or runtime.capacity - request.prompt_length
@@ -159,8 +159,6 @@ class House:
         device = CpuDevice()
         device.steps_ahead = int(self._kind.gpu)
         config = SEES if self._kind.sees else CONFIG
-        if self._kind.gpu:
-            config = structs.replace(config, operators="contrib")
         rooms = self._rooms
         deployment = DeploymentConfig(config, prefix=rooms)
         if self._kind.chains:
@@ -175,6 +173,7 @@ class House:
             }
             if self._kind.gpu:
                 values["steps.bindings.decode_batches"] = lambda _: (1, 2, 4)
+                values["tensors.profiles.captured_widths"] = lambda _: (CHUNK,)
             else:
                 values["tensors.buckets.SMALLEST_BUCKET"] = SLOTS // 4
             for name, value in values.items():

@@ -77,7 +77,7 @@ class PoisonedProposer(LookupProposer):
 
     def __init__(self, device: CpuDevice, known: Texts, poisoned: set[int]) -> None:
         options = SpeculationOptions(lookup_tokens=3)
-        super().__init__(device.tree_ops, options, fixed_width=False, most_rows=8)
+        super().__init__(device.tree_ops, options, fixed_width=False)
         self._known, self._poisoned = known, poisoned
 
     def ready(self, _rows: Sequence[DecodingRow], _speculating: Sequence[bool]) -> bool:

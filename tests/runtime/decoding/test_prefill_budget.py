@@ -119,9 +119,3 @@ def test_a_piece_fills_a_width_to_which_it_would_be_padded(token_us: float, widt
     assert budget.choose([Prompt(0, 500)], limited=True) == Chunk(1, width)
     assert budget.choose([Prompt(0, 20)], limited=True) == Chunk(1, 20)
     assert budget.choose([Prompt(0, 500)], limited=False) == Chunk(1, CHUNK)
-
-
-def test_rows_that_an_engine_takes_apart_share_no_chunk() -> None:
-    budget = PrefillBudget(CHUNK, CAPACITY, 1.0, most_rows=1)
-    for limited in (False, True):
-        assert budget.choose([Prompt(0, 9), Prompt(0, 9)], limited=limited) == Chunk(1, 9)

@@ -156,17 +156,6 @@ def test_captured_steps_are_hit(runtime: LLMInferenceRuntime) -> None:
     assert (counters.captures, counters.hits, counters.misses) == (2 * 4, 5, 1)
 
 
-def test_what_prefill_would_undo_is_not_done(
-    runtime: LLMInferenceRuntime, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert runtime.capture([1]) == []
-    monkeypatch.setattr(CpuDevice, "settle", lambda _: False)
-    assert runtime.capture([1]) == ["the GPU takes no second context"]
-    for backend in ("tensorrt", "kernels"):
-        runtime.config = structs.replace(runtime.config, backend=backend)
-        assert runtime.capture([1]) == []
-
-
 def test_a_batch_is_refused_whole(runtime: LLMInferenceRuntime) -> None:
     for rows, code, field in (
         ([], "invalid_value", "rows"),

@@ -51,9 +51,7 @@ class OracleProposer(LookupProposer):
     """Chains whose first `hits(position)` tokens are right; the others are wrong."""
 
     def __init__(self, ops: TreeOps, hits: Hits) -> None:
-        super().__init__(
-            ops, SpeculationOptions(lookup_tokens=NODES - 1), fixed_width=False, most_rows=8
-        )
+        super().__init__(ops, SpeculationOptions(lookup_tokens=NODES - 1), fixed_width=False)
         self.hits = hits
         self.kept: list[list[int]] = []
 

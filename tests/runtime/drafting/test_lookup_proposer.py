@@ -33,10 +33,8 @@ def _trees() -> TreeBuffers:
     return PipelineIO.create_for_llm(config, resources, device).trees
 
 
-def _proposer(*, fixed_width: bool = False, most_rows: int = 8) -> LookupProposer:
-    return LookupProposer(
-        CpuDevice().tree_ops, OPTIONS, fixed_width=fixed_width, most_rows=most_rows
-    )
+def _proposer(*, fixed_width: bool = False) -> LookupProposer:
+    return LookupProposer(CpuDevice().tree_ops, OPTIONS, fixed_width=fixed_width)
 
 
 def test_what_followed_before_is_planted_as_a_chain() -> None:
@@ -59,13 +57,6 @@ def test_a_round_needs_one_proposal(
 ) -> None:
     found = [_row(index, tokens) for index, tokens in enumerate(rows)]
     assert _proposer().ready(found, speculating) is ready
-
-
-def test_a_batch_whose_rows_are_verified_one_by_one_gets_no_round() -> None:
-    rows = [_row(0, REPEATS), _row(1, REPEATS)]
-    proposer = _proposer(most_rows=1)
-    assert not proposer.ready(rows, [True, True])
-    assert proposer.ready(rows[:1], [True])
 
 
 def test_new_tokens_are_read_and_rows_that_left_are_forgotten() -> None:

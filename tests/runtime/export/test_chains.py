@@ -1,40 +1,25 @@
-"""Chains by ONNX Runtime's fused attention, with the kernels of the CPU."""
+"""Engines of chains, which take no mask, beside those of trees."""
 
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 import pytest
-from msgspec import structs
 
 from runtime.config import load_config
 from runtime.engine_folder import DRAFT_FOLDER, MODEL_FILE
-from runtime.export import DraftOptions, ExportOptions
-from runtime.export.contrib import resolve_chains, resolve_operators
-from runtime.export.model_config import load_model_config
-from runtime.export.options import resolve_dialect
-from tests.references import reference_folder, reference_logits
+from tests.references import reference_logits
 from tests.references.images import image_rows
 from tests.runtime.export.graph_driver import GraphDriver
-from tests.runtime.export.trees import TAPS, export_chains, export_with_draft
+from tests.runtime.export.trees import TAPS, export_with_draft
 from tests.vision_models import FAMILIES, write_vision_model
 
 TOLERANCE = 1e-4
-DRAFT = DraftOptions(folder=Path("draft"))
-DRAFTED = ExportOptions(
-    backend="onnxruntime", device="cuda", dtype="float16", dialect="native", draft=DRAFT
-)
-TREES = structs.replace(DRAFTED, draft=structs.replace(DRAFT, verify="trees"))
-CHAINS = structs.replace(DRAFTED, draft=structs.replace(DRAFT, verify="chains"))
-RUNS_NATIVE = pytest.mark.skipif(
-    resolve_dialect(ExportOptions()) != "native", reason="this ONNX Runtime reads opset 23 at most"
-)
 
 
 @pytest.fixture(params=["llama", "llama3_scaled", "llama_linear", "qwen3_vl", "qwen2_5_vl"])
 def folders(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, tmp_path: Path, dialect: str
 ) -> tuple[list[list[int]], Path, Path]:
     """Prompts for a model, and its engines of chains and of trees."""
     model = request.param
@@ -43,8 +28,9 @@ def folders(
         model = write_vision_model(tmp_path / "model", model)
     else:
         prompts = [row.token_ids[: row.prompt_length] for row in reference_logits(model)]
-    trees = export_with_draft(model, tmp_path / "trees")
-    return prompts, export_chains(model, tmp_path / "chains", monkeypatch), trees
+    trees = export_with_draft(model, tmp_path / "trees", dialect=dialect)
+    chains = export_with_draft(model, tmp_path / "chains", verify="chains", dialect=dialect)
+    return prompts, chains, trees
 
 
 def open_driver(folder: Path) -> GraphDriver:
@@ -57,9 +43,8 @@ def open_driver(folder: Path) -> GraphDriver:
     return driver
 
 
-@RUNS_NATIVE
 @pytest.mark.parametrize("width", [1, 2, 7])
-def test_logits_and_hidden_states_are_those_of_the_standard_operators(
+def test_logits_and_hidden_states_are_those_of_an_engine_of_trees(
     folders: tuple[list[list[int]], Path, Path], width: int
 ) -> None:
     prompts, *engines = folders
@@ -79,7 +64,6 @@ def test_logits_and_hidden_states_are_those_of_the_standard_operators(
             np.testing.assert_allclose(answers[0][output], answers[1][output], atol=TOLERANCE)
 
 
-@RUNS_NATIVE
 def test_drafts_agree(folders: tuple[list[list[int]], Path, Path]) -> None:
     """The newest entries of a row, then a proposal of one token more at a time."""
     _, *engines = folders
@@ -116,53 +100,10 @@ def _agree(drivers: list[GraphDriver], width: int, selected: int, **given: np.nd
         np.testing.assert_allclose(answers[0][output], answers[1][output], atol=TOLERANCE)
 
 
-@RUNS_NATIVE
-def test_both_engines_have_the_fused_attention_and_no_mask(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = export_chains("qwen3", tmp_path, monkeypatch)
-    for part in (folder, folder / DRAFT_FOLDER):
+def test_both_engines_have_no_mask(folders: tuple[list[list[int]], Path, Path]) -> None:
+    _, chains, _ = folders
+    for part in (chains, chains / DRAFT_FOLDER):
         config = load_config(part)
         assert (config.chains_only, config.takes_tree_mask) == (True, False)
         graph = ir.load(part / MODEL_FILE).graph
-        kinds = Counter(node.op_type for node in graph)
-        assert kinds["GroupQueryAttention"] == config.num_decoder_layers
-        assert not kinds.keys() & {"Range", "Split", "Pad", "ScatterND", "Softmax", "Attention"}
         assert "tree_mask" not in [value.name for value in graph.inputs]
-
-
-@pytest.mark.parametrize(
-    ("options", "name", "chains"),
-    [
-        (DRAFTED, "llama", True),
-        (structs.replace(DRAFTED, operators="contrib"), "llama", True),
-        (structs.replace(DRAFTED, draft=None), "llama", False),
-        (structs.replace(DRAFTED, dtype="float32"), "llama", False),
-        (structs.replace(DRAFTED, operators="standard"), "llama", False),
-        (structs.replace(DRAFTED, dialect="classic"), "llama", False),
-        (structs.replace(DRAFTED, device="cpu"), "llama", False),
-        (DRAFTED, "qwen2", False),
-        (TREES, "llama", False),
-        (structs.replace(CHAINS, device="cpu", dtype="float32"), "llama", True),
-        (structs.replace(CHAINS, dtype="float32"), "llama", True),
-    ],
-)
-def test_auto_takes_chains_where_the_fused_attention_serves(
-    options: ExportOptions, name: str, *, chains: bool
-) -> None:
-    assert resolve_chains(options, load_model_config(reference_folder(name))) == chains
-
-
-@pytest.mark.parametrize(
-    ("name", "trees", "expected"),
-    [
-        ("llama", False, "contrib"),
-        ("qwen2", False, "standard"),
-        ("qwen2", True, "contrib"),
-    ],
-)
-def test_trees_have_operators_for_every_size_of_head(
-    name: str, expected: str, *, trees: bool
-) -> None:
-    model = load_model_config(reference_folder(name))
-    assert resolve_operators(DRAFTED, model, trees=trees) == expected

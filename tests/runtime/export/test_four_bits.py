@@ -74,7 +74,6 @@ def test_they_may_lie_beside_the_graph(tmp_path: Path) -> None:
     [
         (structs.replace(CUDA, quantization="int8"), "quantization"),
         (structs.replace(CUDA, head_quantization="int8"), "quantization"),
-        (structs.replace(CUDA, operators="standard"), "operators"),
         (structs.replace(CUDA, quantization="none", block_size=32), "block_size"),
         (structs.replace(PLANNED, quantization="int8"),
          "quantization"),

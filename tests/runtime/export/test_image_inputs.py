@@ -12,7 +12,6 @@ from runtime.engine_folder import write_config
 from runtime.export import ExportOptions, export_model
 from runtime.export.checkpoint import Checkpoint
 from runtime.export.decoder import Decoder
-from runtime.export.engine_config import engine_config
 from runtime.export.graph import GraphBuilder
 from runtime.export.model_config import ModelConfig, load_model_config
 from runtime.export.onnx_files import write_onnx
@@ -58,21 +57,10 @@ def taking_images(source: Path, folder: Path, options: ExportOptions) -> ModelCo
     return model
 
 
-@pytest.fixture(params=["standard", "contrib"])
-def engine(
-    request: pytest.FixtureRequest, tmp_path: Path, dialect: str, monkeypatch: pytest.MonkeyPatch
-) -> tuple[Path, ModelConfig]:
-    """An engine folder and its model; contrib operators in float32, as the CPU has them."""
+@pytest.fixture
+def engine(tmp_path: Path, dialect: str) -> tuple[Path, ModelConfig]:
+    """An engine folder and its model."""
     options = ExportOptions(dialect="native" if dialect == "native" else "classic")
-    if request.param == "contrib":
-        if dialect != "native":
-            pytest.skip("the classic dialect has standard operators only")
-        monkeypatch.setattr(
-            "runtime.export.export.engine_config",
-            lambda *given: structs.replace(
-                engine_config(*given), operators="contrib", device="cuda"
-            ),
-        )
     model = taking_images(reference_folder("qwen3_untied"), tmp_path / "engine", options)
     return tmp_path / "engine", model
 
@@ -94,9 +82,8 @@ def test_rows_turn_by_their_own_tables_and_add_their_own_features(
     driver = GraphDriver(folder, 3, capacity=32)
     driver.rope = {"rope_cos": np.cos(turns), "rope_sin": np.sin(turns)}
     seen = []
-    width = 1 if driver.config.prefills_apart else 4
-    for start in range(0, 9, width):
-        piece = slice(start, start + width)
+    for start in range(0, 9, 4):
+        piece = slice(start, start + 4)
         count = len(ids[0, piece])
         steps = np.tile(np.arange(count), (3, 1))
         more = {f"deepstack_embeds_{k}": one[:, piece] for k, one in enumerate(features)}

@@ -117,9 +117,7 @@ def test_the_folder_has_no_graph_and_passes_its_own_check(tmp_path: Path) -> Non
     assert set(config.files) == FILES
     assert {path.name for path in (tmp_path / "engine").iterdir()} == {*FILES, "config.json"}
     assert (config.backend, config.device, config.dialect) == ("kernels", "cuda", "native")
-    assert (config.operators, config.chains_only, config.prefills_apart) == (
-        "standard", False, False,
-    )  # fmt: skip
+    assert (config.operators, config.chains_only) == ("standard", False)
     answer = load_answer(tmp_path / "engine", config)
     assert answer is not None
     assert len(answer.token_ids) == len(answer.best)
@@ -283,8 +281,6 @@ def test_adapters_take_a_pair_for_each_product(tmp_path: Path) -> None:
         ({"device": "cpu"}, "device"),
         ({"dtype": "float32"}, "dtype"),
         ({"dialect": "classic"}, "dialect"),
-        ({"operators": "standard"}, "operators"),
-        ({"operators": "contrib"}, "operators"),
         ({"quantization": "int8", "block_size": 16}, "block_size"),
         ({"draft": DraftOptions(folder=Path("d"), verify="trees")}, "verify"),
         ({"draft": DraftOptions(folder=Path("d"), drafting_top_k=4)}, "drafting_top_k"),

@@ -10,7 +10,6 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from msgspec import structs
 
 from runtime.config import Quantization, load_config
 from runtime.engine_folder import DRAFT_FOLDER, MODEL_FILE
@@ -33,9 +32,6 @@ from tests.vision_models import write_vision_model
 
 TOLERANCE = 1e-4
 RANK = 16
-RUNS_NATIVE = pytest.mark.skipif(
-    resolve_dialect(ExportOptions()) != "native", reason="this ONNX Runtime reads opset 23 at most"
-)
 Taking = Callable[[str, str], Path]
 
 
@@ -123,33 +119,10 @@ def test_adapters_have_the_type_of_the_engine(tmp_path: Path, dialect: str) -> N
     _compare(tmp_path / "engine", "qwen3", random_adapter(reference_folder("qwen3"), 8), 0.1)
 
 
-@RUNS_NATIVE
-def test_fused_attention_takes_a_joined_pair(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_engine_of_trees_takes_adapters_and_its_draft_takes_none(
+    tmp_path: Path, dialect: str
 ) -> None:
-    """Of rows one by one, in float32, which the kernels of the CPU have."""
-    monkeypatch.setattr(
-        "runtime.export.export.engine_config",
-        lambda *given: structs.replace(engine_config(*given), operators="contrib", device="cuda"),
-    )
-    for asked, found in (((), "qkv o gate_up down"), (("v", "o"), "qkv o")):
-        options = ExportOptions(dialect="native", max_lora_rank=8, lora_targets=asked)
-        config = export_model(reference_folder("llama"), tmp_path / found, options)
-        assert config.lora_targets == tuple(found.split())
-        adapter = random_adapter(reference_folder("llama"), 5, targets=" ".join(asked))
-        _compare(tmp_path / found, "llama", adapter, rows=1)
-
-
-@RUNS_NATIVE
-def test_trees_by_own_operators_take_adapters_and_their_draft_takes_none(tmp_path: Path) -> None:
-    folder = export_with_draft(
-        "qwen3",
-        tmp_path,
-        backend="onnxruntime",
-        device="cuda",
-        operators="contrib",
-        max_lora_rank=8,
-    )
+    folder = export_with_draft("qwen3", tmp_path, dialect=dialect, max_lora_rank=8)
     _compare(folder, "qwen3", random_adapter(reference_folder("qwen3"), 8))
     draft = load_config(folder / DRAFT_FOLDER)
     assert (draft.max_supported_lora_rank, draft.lora_targets) == (0, ())
@@ -166,18 +139,13 @@ def test_graphs_of_plans_take_the_greatest_rank_alone(tmp_path: Path, dialect: s
         _compare(folder, "qwen3", adapter, 2e-4)
 
 
-@pytest.mark.parametrize("operators", ["standard", "contrib"])
 def test_models_that_take_images_take_adapters(
-    tmp_path: Path, dialect: str, operators: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, dialect: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if dialect != "native" and operators == "contrib":
-        pytest.skip("the classic dialect has standard operators only")
     monkeypatch.setattr("runtime.export.export.write_vision", lambda *_: None)
     model = write_vision_model(tmp_path / "model", "qwen3_vl")
     adapter = random_adapter(model, 8)
     options: dict[str, Any] = {"dialect": dialect, "max_lora_rank": 8}
-    if operators == "contrib":
-        options |= {"backend": "onnxruntime", "operators": operators, "device": "cuda"}
     given = GraphDriver(export_with_draft(model, tmp_path / "taking", **options), ROWS, CAPACITY)
     given.adapter = engine_inputs(given.config, adapter)
     merged = merge(model, tmp_path / "merged_model", adapter)
@@ -194,21 +162,19 @@ def _choice(dialect: str) -> Dialect:
     return "native" if dialect == "native" else "classic"
 
 
-def _logits(folder: Path, name: str, adapter: Adapter, *, rows: int = 0) -> list[Array]:
-    chosen = stored_rows(name)[: rows or None]
+def _logits(folder: Path, name: str, adapter: Adapter) -> list[Array]:
+    chosen = stored_rows(name)
     driver = GraphDriver(folder, len(chosen), CAPACITY)
     driver.adapter = engine_inputs(driver.config, adapter)
     return run_rows(driver, chosen, chunk=8)
 
 
-def _compare(
-    folder: Path, name: str, adapter: Adapter, tolerance: float = TOLERANCE, *, rows: int = 0
-) -> None:
+def _compare(folder: Path, name: str, adapter: Adapter, tolerance: float = TOLERANCE) -> None:
     """Compare with the reference pass, which adds the adapter to each product."""
     model = load_model_config(reference_folder(name))
     checkpoint = Checkpoint(reference_folder(name))
     weights = AdaptedWeights(checkpoint, load_config(folder), adapter)
-    given = _logits(folder, name, adapter, rows=rows)
-    for row, logits in zip(stored_rows(name), given, strict=False):
+    given = _logits(folder, name, adapter)
+    for row, logits in zip(stored_rows(name), given, strict=True):
         expected = reference_logits(model, weights, row.token_ids)
         np.testing.assert_allclose(logits, expected, atol=tolerance, rtol=0)

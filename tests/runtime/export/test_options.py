@@ -45,6 +45,13 @@ def test_blocks_of_weights_that_are_not_quantised_are_refused() -> None:
     assert (caught.value.code, caught.value.field) == ("unsupported_option", "block_size")
 
 
+def test_bfloat16_is_for_a_gpu() -> None:
+    check_options(ExportOptions(dtype="bfloat16", backend="onnxruntime", device="cuda"))
+    with pytest.raises(HearthError) as caught:
+        check_options(ExportOptions(dtype="bfloat16"))
+    assert (caught.value.code, caught.value.field) == ("unsupported_option", "dtype")
+
+
 def test_the_defaults_pass() -> None:
     check_options(ExportOptions())
 

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 
 from runtime.export import DraftOptions, ExportOptions, export_model
@@ -56,14 +55,3 @@ def export_with_draft(
     chosen = DraftOptions(folder=draft, eagle_layers=TAPS, verify=verify)
     export_model(base, target / "engine", ExportOptions(draft=chosen, **options))
     return target / "engine"
-
-
-def export_chains(model: str | Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The same for chains by fused attention, in float32: CUDA refuses it, the CPU has kernels."""
-    for module in ("engine_config", "draft_export"):
-        monkeypatch.setattr(
-            f"runtime.export.{module}.resolve_operators", lambda *_, **__: "contrib"
-        )
-    return export_with_draft(
-        model, target, verify="chains", dialect="native", backend="onnxruntime", device="cuda"
-    )

@@ -139,9 +139,9 @@ def test_a_tree_larger_than_a_chunk_is_the_longest_step() -> None:
 
 def test_captured_prefill_steps_of_a_gpu_count() -> None:
     config = msgspec.structs.replace(small_config(), device="cuda", prefill_chunk=64)
-    fused = msgspec.structs.replace(config, operators="contrib", dtype="float16")
+    kernels = msgspec.structs.replace(config, backend="kernels", dtype="float16")
     assert predict_memory(config, max_batch=4, capacity=64)["prompt_graphs"] == 0
-    one, four = (predict_memory(fused, max_batch=n, capacity=64)["prompt_graphs"] for n in (1, 4))
+    one, four = (predict_memory(kernels, max_batch=n, capacity=64)["prompt_graphs"] for n in (1, 4))
     assert four == 4 * one > 2 * config.num_decoder_layers << 10
 
 

@@ -77,17 +77,6 @@ def test_parts_grow_with_rows_and_slots(config: LLMEngineRunnerConfig) -> None:
         assert rows[name] == slots[name] == small[name]
 
 
-def test_fused_attention_keeps_no_scores(config: LLMEngineRunnerConfig) -> None:
-    fused = structs.replace(config, operators="contrib")
-    scratch = [
-        predict_memory(one, max_batch=2, capacity=capacity)["engine_scratch"]
-        for one in (config, fused)
-        for capacity in (32, 64)
-    ]
-    assert scratch[1] - scratch[0] == 2 * 16 * 2 * 32 * 2 * 2
-    assert scratch[0] > scratch[2] == scratch[3]
-
-
 def test_another_engine_has_another_library(config: LLMEngineRunnerConfig) -> None:
     kinds = ("onnxruntime", "tensorrt")
     libraries = {
@@ -110,17 +99,16 @@ def test_the_host_holds_the_weights_while_they_load(config: LLMEngineRunnerConfi
     assert parts["process"] > parts["pinned"] > 0
 
 
-def test_trees_bring_scores_to_fused_attention(config: LLMEngineRunnerConfig) -> None:
-    fused = structs.replace(config, operators="contrib")
+def test_scores_grow_with_slots_and_trees_add_their_mask(config: LLMEngineRunnerConfig) -> None:
     trees = structs.replace(
-        fused, enable_eagle_spec_decode=True, output_hidden_dim=48, max_verify_tree_size=16
+        config, enable_eagle_spec_decode=True, output_hidden_dim=48, max_verify_tree_size=16
     )
     small, large = (
         [predict_memory(one, max_batch=2, capacity=c)["engine_scratch"] for c in (32, 64)]
-        for one in (fused, trees)
+        for one in (config, trees)
     )
-    assert small[0] == small[1]
-    # Two copies of the scores and the mask, of two heads over one and two rows of 16 tokens.
+    # Two copies of the scores, and the mask, of two heads over one and two rows of 16 tokens.
+    assert small[1] - small[0] == 2 * 16 * (2 * 2) * 32 * 2
     assert large[1] - large[0] == 2 * 16 * (2 * 2 + 2) * 32 * 2
 
 

@@ -36,7 +36,7 @@ def test_caches_and_tables_grow_with_their_slots() -> None:
 
 
 def test_captured_prompts_have_the_kernels_of_adapters() -> None:
-    plain = structs.replace(small_config(), operators="contrib", device="cuda")
+    plain = structs.replace(small_config(), backend="kernels", device="cuda")
     taking = structs.replace(plain, max_supported_lora_rank=8)
     taking = structs.replace(taking, lora_targets=lora_targets(taking))
     # Twelve beside the fourteen of a layer; eight stand outside of the layers.
@@ -92,7 +92,7 @@ def allocated(io: PipelineIO | DraftIO, resources: SharedResources) -> int:
 def test_adapters_of_a_gpu_have_the_greatest_rank_and_slots() -> None:
     config = structs.replace(NATIVE, max_supported_lora_rank=8, lora_targets=LORA_TARGETS)
     assert adapter_bytes(config, [100, 20]) == 120
-    fixed = structs.replace(config, device="cuda", operators="contrib", dtype="float16")
+    fixed = structs.replace(config, device="cuda", dtype="float16")
     # In two layers: q, k, v, o, gate, up and down of 16, 8 and 32 elements.
     ends = 32 + 24 + 24 + 32 + 48 + 48 + 48
     assert adapter_bytes(fixed, []) == 2 * ends * 8 * 2

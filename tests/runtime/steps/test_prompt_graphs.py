@@ -1,7 +1,6 @@
-"""Chunks of prompts from captured steps, against the same chunks without: on the CPU and a GPU."""
+"""Chunks of prompts from captured steps, against the same chunks without."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,11 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from runtime.arrangement import Arrangement, RowMove
-from runtime.config import LLMEngineRunnerConfig, load_config
+from runtime.config import load_config
 from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
-from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
-from runtime.export import ExportOptions, export_model
-from runtime.onnx_runtime import CUDA_PROVIDER
 from runtime.steps.engine_runner import LLMEngineRunner, PromptGraphs
-from runtime.tensors.tensor import Tensor
-from tests.references import reference_folder
+from runtime.tensors.profiles import captured_widths
 from tests.runtime.conftest import EngineFolders
 from tests.runtime.steps.runners import open_runner
 
@@ -28,14 +22,20 @@ WIDTHS = (32, 256)
 PLACES = (0, 3)
 CAPACITY, PADDING = 512, 20
 MIB = 1 << 20
-Read = Callable[[Tensor], NDArray[Any]]
-SIMULATED = structs.replace(
-    simulated_config(layers=1, max_batch=3, prefill_chunk=48), operators="contrib"
-)
+SIMULATED = simulated_config(layers=1, max_batch=3, prefill_chunk=48)
 
 
-def _simulated(config: LLMEngineRunnerConfig = SIMULATED) -> LLMEngineRunner:
-    return open_runner(Path(), config, CpuDevice())
+@pytest.fixture
+def captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any engine has the graphs of one of kernels."""
+    monkeypatch.setattr(
+        "runtime.tensors.profiles.captured_widths",
+        lambda config: captured_widths(structs.replace(config, backend="kernels")),
+    )
+
+
+def _simulated() -> LLMEngineRunner:
+    return open_runner(Path(), SIMULATED, CpuDevice())
 
 
 def _chunk(runner: LLMEngineRunner, width: int, first: int, seed: int) -> None:
@@ -44,7 +44,7 @@ def _chunk(runner: LLMEngineRunner, width: int, first: int, seed: int) -> None:
     runner.execute_prefill_step(ids, [width - PADDING], first)
 
 
-def _life(runner: LLMEngineRunner, width: int, place: int, read: Read) -> list[NDArray[Any]]:
+def _life(runner: LLMEngineRunner, width: int, place: int) -> list[NDArray[Any]]:
     """Logits and cache of a row with two chunks at `place`, and of a third where it moved to 0."""
     runner.reset(place + 1)
     found = []
@@ -54,92 +54,51 @@ def _life(runner: LLMEngineRunner, width: int, place: int, read: Read) -> list[N
         runner.execute_prefill_step(np.full((1, 5), 7 + row), [5], row)
     for seed in range(2):
         _chunk(runner, width, place, seed)
-        found.append(read(runner._logits)[0])
+        found.append(runner._logits.array.copy()[0])
     used = caches.row_lengths[place]
     found += caches.capture(place, used).attention
     caches.rearrange(Arrangement(1, [RowMove(place, 0, used)] if place else []))
     _chunk(runner, WIDTHS[0], 0, 2)
     return [
         *found,
-        read(runner._logits)[0],
+        runner._logits.array.copy()[0],
         *caches.capture(0, used + WIDTHS[0] - PADDING).attention,
     ]
 
 
-def _assert_captured_chunks_are_the_same(
-    runner: LLMEngineRunner, read: Read, tolerance: float
+@pytest.mark.usefixtures("captured")
+def test_captured_chunks_are_those_of_ordinary_runs(
+    engine_folders: EngineFolders, dialect: str
 ) -> None:
+    folder = engine_folders("qwen3", dialect)
+    config = structs.replace(load_config(folder), max_supported_batch_size=4, prefill_chunk=256)
+    runner = open_runner(folder, config, CpuDevice())
+    runner.get_kv_cache().kv.buckets = (CAPACITY,)
     cases = [(width, place) for width in WIDTHS for place in PLACES]
-    plain = [_life(runner, *case, read) for case in cases]
+    plain = [_life(runner, *case) for case in cases]
     before = structs.replace(runner.prompt_graphs)
     assert before.hits == 0
     runner.capture_prefill_graphs()
     assert runner.executor.counters.failed_captures == 0, runner.executor.counters.failure
     assert runner.prompt_graphs.captures == 4 * 4
     for case, wanted in zip(cases, plain, strict=True):
-        for one, other in zip(_life(runner, *case, read), wanted, strict=True):
-            np.testing.assert_allclose(one, other, atol=tolerance, rtol=0)
+        for one, other in zip(_life(runner, *case), wanted, strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-5, rtol=0)
     # The chunks of five tokens have no graph.
     assert runner.prompt_graphs.hits == 3 * len(cases)
     assert runner.prompt_graphs.misses - before.misses == 2 * sum(PLACES) + 2 * len(PLACES)
     assert runner.executor.counters.fallbacks == 0
-
-
-def test_captured_chunks_on_the_cpu_are_those_of_ordinary_runs(
-    engine_folders: EngineFolders, dialect: str
-) -> None:
-    folder = engine_folders("qwen3", dialect)
-    config = structs.replace(
-        load_config(folder), operators="contrib", max_supported_batch_size=4, prefill_chunk=256
-    )
-    runner = open_runner(folder, config, CpuDevice())
-    runner.get_kv_cache().kv.buckets = (CAPACITY,)
-    _assert_captured_chunks_are_the_same(runner, lambda tensor: tensor.array.copy(), 1e-5)
     runner.close()
 
 
-@pytest.fixture(scope="module")
-def gpu() -> Iterator[CudaDevice]:
-    pytest.importorskip("torch", reason="brings cuDNN and cuBLAS")
-    try:
-        device = open_cuda_device()
-    except HearthError as error:
-        pytest.skip(f"no GPU: {error.message}")
-    yield device
-    device.close()
-
-
-@pytest.mark.gpu
-@pytest.mark.whole_gpu
-def test_captured_chunks_on_a_gpu_are_those_of_ordinary_runs(
-    gpu: CudaDevice, tmp_path: Path
-) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime")
-    if CUDA_PROVIDER not in onnxruntime.get_available_providers():
-        pytest.skip("needs onnxruntime-gpu")
-    options = ExportOptions(
-        backend="onnxruntime",
-        device="cuda",
-        dtype="float16",
-        operators="contrib",
-        capacity=CAPACITY,
-    )
-    export_model(reference_folder("qwen3"), tmp_path / "engine", options)
-    config = structs.replace(load_config(tmp_path / "engine"), max_supported_batch_size=4)
-    with ExitStack() as closing:
-        runner = open_runner(tmp_path / "engine", config, gpu)
-        closing.callback(runner.executor.close)
-        runner.warm_prefill()
-        _assert_captured_chunks_are_the_same(runner, gpu.read, 0.02)
-
-
 def test_only_what_has_widths_is_captured() -> None:
-    runner = _simulated(structs.replace(SIMULATED, operators="standard"))
+    runner = _simulated()
     runner.capture_prefill_graphs()
     assert runner.prompt_graphs == PromptGraphs()
     assert runner.executor.counters.captures == 0
 
 
+@pytest.mark.usefixtures("captured")
 def test_each_place_has_its_graphs_beside_those_of_decode_steps() -> None:
     runner = _simulated()
     runner.capture_vanilla_decoding_graph([1, 2, 3])
@@ -160,11 +119,13 @@ def _captured_with(free: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> Prom
     return runner.prompt_graphs
 
 
+@pytest.mark.usefixtures("captured")
 def test_no_more_is_captured_than_was_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
     found = _captured_with([1000, 960, 920, 880], monkeypatch)
     assert (found.captures, found.bytes) == (3, 120 * MIB)
 
 
+@pytest.mark.usefixtures("captured")
 def test_a_little_memory_is_taken_for_that_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     runner, left = _simulated(), iter([500, 450, 450, 450, 437, 436, 430])
     monkeypatch.setattr(runner._device, "free_memory", lambda: MIB * next(left))
@@ -172,11 +133,13 @@ def test_a_little_memory_is_taken_for_that_of_others(monkeypatch: pytest.MonkeyP
     assert (runner.prompt_graphs.captures, runner.prompt_graphs.bytes) == (5, 64 * MIB)
 
 
+@pytest.mark.usefixtures("captured")
 def test_what_captures_took_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     found = _captured_with([1000, 990, 990, 980, 970, 970, 960], monkeypatch)
     assert (found.captures, found.bytes) == (6, 40 * MIB)
 
 
+@pytest.mark.usefixtures("captured")
 def test_memory_that_the_host_shares_is_asked_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     runner, left = _simulated(), iter([500, 420, 320])
     monkeypatch.setattr("runtime.steps.engine_runner.available_memory", lambda: MIB * next(left))
@@ -185,6 +148,7 @@ def test_memory_that_the_host_shares_is_asked_of_the_host(monkeypatch: pytest.Mo
     assert (runner.prompt_graphs.captures, runner.prompt_graphs.bytes) == (2, 180 * MIB)
 
 
+@pytest.mark.usefixtures("captured")
 def test_a_chunk_of_several_rows_has_no_graph() -> None:
     runner = _simulated()
     runner.capture_prefill_graphs()

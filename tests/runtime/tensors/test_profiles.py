@@ -115,24 +115,22 @@ def test_prefill_steps_have_any_width_on_a_cpu() -> None:
     ],
 )
 def test_prefill_steps_of_few_widths_are_captured(longest: int, widths: tuple[int, ...]) -> None:
-    config = structs.replace(CONFIG, device="cuda", operators="contrib", prefill_chunk=longest)
+    config = structs.replace(CONFIG, device="cuda", backend="kernels", prefill_chunk=longest)
     assert captured_widths(config) == widths
     assert captured_prompts(config) == [(place, width) for place in range(4) for width in widths]
-    assert captured_widths(structs.replace(config, operators="standard")) == ()
-    kernels = structs.replace(config, operators="standard", backend="kernels")
-    assert captured_widths(kernels) == widths
-    assert captured_prompts(structs.replace(config, operators="standard")) == []
+    graph = structs.replace(config, backend="onnxruntime")
+    assert (captured_widths(graph), captured_prompts(graph)) == ((), [])
 
 
 def test_captured_prefill_steps_are_bounded() -> None:
-    config = structs.replace(CONFIG, operators="contrib", prefill_chunk=256)
+    config = structs.replace(CONFIG, backend="kernels", prefill_chunk=256)
     most = captured_prompts(structs.replace(config, max_supported_batch_size=64))
     assert len(most) == 32
     assert most[-1] == (7, 256)
 
 
 def test_a_chunk_runs_in_a_captured_width_where_there_is_room() -> None:
-    config = structs.replace(CONFIG, device="cuda", operators="contrib", prefill_chunk=512)
+    config = structs.replace(CONFIG, device="cuda", backend="kernels", prefill_chunk=512)
     widths = [prefill_width(config, tokens, 1000) for tokens in (1, 33, 129, 257, 300)]
     assert widths == [32, 64, 256, 320, 320]
     # Then in another that was run before, and last in its own.

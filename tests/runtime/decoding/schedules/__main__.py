@@ -20,7 +20,7 @@ EXPORTS: dict[str, dict[str, dict[str, Any]]] = {
     "cuda": {
         "kernels-float16": {"backend": "kernels", "device": "cuda", "dtype": "float16"},
         "kernels-bfloat16": {"backend": "kernels", "device": "cuda", "dtype": "bfloat16"},
-        "float32": {"backend": "onnxruntime", "device": "cuda", "operators": "standard"},
+        "float32": {"backend": "onnxruntime", "device": "cuda"},
         "float16": {"backend": "onnxruntime", "device": "cuda", "dtype": "float16"},
     },
 }

@@ -28,7 +28,6 @@ class FakeDriver:
             "cuDeviceTotalMem": (1 << 30,),
             "cuDeviceGetAttribute": (9,),
             "cuMemGetInfo": (5 << 30, 7 << 30),
-            "cuCtxCreate": ("other",),
             "cuEventCreate": ("event",),
             "cuStreamCreate": (17,),
             "cuStreamEndCapture": (23,),
@@ -36,7 +35,6 @@ class FakeDriver:
             "cuGraphGetNodes": ((), 2),
             "cuOccupancyMaxActiveClusters": (0,),
         }
-        self.CUDA_VERSION = 13000
         self.CUdevice_attribute = _Names()
         self.CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=1)
         self.CUstreamCaptureMode = _Names()

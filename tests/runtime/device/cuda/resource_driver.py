@@ -9,7 +9,6 @@ from tests.runtime.device.cuda.fake_driver import CUresult, FakeDriver
 
 _MADE = {
     "cuDevicePrimaryCtxRetain": "context",
-    "cuCtxCreate": "other context",
     "cuStreamCreate": "stream",
     "cuEventCreate": "event",
     "cuModuleLoadData": "module",
@@ -20,7 +19,6 @@ _MADE = {
 }
 _FREED = {
     "cuDevicePrimaryCtxRelease": "context",
-    "cuCtxDestroy": "other context",
     "cuStreamDestroy": "stream",
     "cuEventDestroy": "event",
     "cuModuleUnload": "module",

@@ -66,35 +66,6 @@ def test_the_primary_context_is_kept_and_given_back_once() -> None:
     assert api.names().count("cuDevicePrimaryCtxRelease") == 1
 
 
-@pytest.mark.parametrize(("version", "arguments"), [(12090, (0, 0)), (13000, (None, 0, 0))])
-def test_another_context_has_the_gpu_for_a_moment(
-    version: int, arguments: tuple[int | None, ...]
-) -> None:
-    api = FakeDriver()
-    api.CUDA_VERSION = version
-    assert CudaContext(CudaDriver(api)).give_way()
-    assert api.calls[-3:] == [
-        ("cuCtxCreate", *arguments),
-        ("cuCtxDestroy", "other"),
-        ("cuCtxSetCurrent", "context"),
-    ]
-
-
-def test_where_no_other_context_can_be_made_all_goes_on() -> None:
-    api = FakeDriver()
-    context = CudaContext(CudaDriver(api))
-    for refusal in (CUresult.CUDA_ERROR_OUT_OF_MEMORY, CUresult.CUDA_ERROR_INVALID_VALUE):
-        api.failing["cuCtxCreate"] = refusal
-        assert not context.give_way()
-    api.failing["cuCtxCreate"] = CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
-    with pytest.raises(HearthError, match="cuCtxCreate failed"):
-        context.give_way()
-    api.results["cuMemGetInfo"] = (1 << 29, 7 << 30)
-    api.calls.clear()
-    assert not context.give_way()
-    assert api.names() == ["cuMemGetInfo"]
-
-
 @pytest.mark.parametrize(("attribute", "free"), [(0, 5 << 30), (1, None)])
 def test_an_integrated_gpu_has_no_memory_of_its_own(attribute: int, free: int | None) -> None:
     api = ResourceDriver()
