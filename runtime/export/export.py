@@ -85,11 +85,13 @@ def export_model(
 def gpu_dtype(source: Path, options: ExportOptions) -> TargetType:
     """The type of 16 bits in which a GPU has a model where none is named.
 
-    It is the checkpoint's own, and float16 for one in 32 bits, and where bfloat16 was never tried:
-    in plans, and beside int4 of ONNX Runtime. Raises `model_invalid` for a model without tensors.
+    It is the checkpoint's own, and float16 for one in 32 bits, in plans, and where ONNX Runtime has
+    int4, which was not tried in bfloat16, or trees, whose mask it cannot pad in that. Raises
+    `model_invalid` for a model without tensors.
     """
-    tried = options.engine == "kernels" or {options.quantization, options.head_weights} == {"none"}
-    if options.engine == "tensorrt" or not tried:
+    quantised = {options.quantization, options.head_weights} != {"none"}
+    narrow = options.engine == "onnxruntime" and (quantised or options.verifies_trees)
+    if options.engine == "tensorrt" or narrow:
         return "float16"
     read_config(source)  # It says what else than a model this is.
     stored = Checkpoint(source).stored_dtype

@@ -81,6 +81,11 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
                 return own
 
     @property
+    def verifies_trees(self) -> bool:
+        """Whether a graph takes a mask of token trees."""
+        return self.draft is not None and self.draft.verify != "chains"
+
+    @property
     def on_foreign_gpu(self) -> bool:
         """Whether a library that takes no int8 runs the decoder."""
         cuda = self.engine == "onnxruntime" and self.device == "cuda"
@@ -164,9 +169,10 @@ def _check_target(options: ExportOptions) -> None:
         return
     if options.plan is not None:
         check_plan_options(options.plan, options.max_batch)
-    elif options.device == "cpu" and options.dtype == "bfloat16":
+    elif options.dtype == "bfloat16" and (options.device == "cpu" or options.verifies_trees):
+        where = "on the CPU" if options.device == "cpu" else "for token trees"
         raise HearthError(
-            "unsupported_option", "ONNX Runtime has no bfloat16 on the CPU: choose float16", "dtype"
+            "unsupported_option", f"ONNX Runtime has no bfloat16 {where}: choose float16", "dtype"
         )
 
 

@@ -252,6 +252,7 @@ def test_a_tower_stays_an_engine_of_onnx_runtime(tmp_path: Path) -> None:
         ({"head_quantization": "int8"}, "bfloat16"),
         ({"backend": "onnxruntime"}, "bfloat16"),
         ({"backend": "onnxruntime", "quantization": "int4"}, "float16"),
+        ({"backend": "onnxruntime", "draft": DraftOptions(folder=Path("d"))}, "float16"),
         ({"backend": "tensorrt"}, "float16"),
     ],
 )

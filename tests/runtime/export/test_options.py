@@ -1,9 +1,11 @@
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from runtime.errors import HearthError
+from runtime.export.draft_options import DraftOptions
 from runtime.export.options import (
     ExportOptions,
     check_options,
@@ -45,11 +47,16 @@ def test_blocks_of_weights_that_are_not_quantised_are_refused() -> None:
     assert (caught.value.code, caught.value.field) == ("unsupported_option", "block_size")
 
 
-def test_bfloat16_is_for_a_gpu() -> None:
-    check_options(ExportOptions(dtype="bfloat16", backend="onnxruntime", device="cuda"))
-    with pytest.raises(HearthError) as caught:
-        check_options(ExportOptions(dtype="bfloat16"))
-    assert (caught.value.code, caught.value.field) == ("unsupported_option", "dtype")
+def test_bfloat16_is_for_a_gpu_without_trees() -> None:
+    graph = ExportOptions(dtype="bfloat16", backend="onnxruntime", device="cuda")
+    check_options(graph)
+    chains = DraftOptions(folder=Path("d"), verify="chains")
+    check_options(msgspec.structs.replace(graph, draft=chains))
+    trees = msgspec.structs.replace(graph, draft=DraftOptions(folder=Path("d")))
+    for options in (ExportOptions(dtype="bfloat16"), trees):
+        with pytest.raises(HearthError) as caught:
+            check_options(options)
+        assert (caught.value.code, caught.value.field) == ("unsupported_option", "dtype")
 
 
 def test_the_defaults_pass() -> None:
