@@ -434,7 +434,7 @@ def _check_served(config: LLMEngineRunnerConfig) -> None:
             "engine_incompatible",
             "engines of ONNX Runtime's own CUDA operators are not served any more: run hearth "
             f"export {config.model_name or 'MODEL_DIR'} ENGINE_DIR --device cuda, which makes one "
-            "of Hearth's kernels; before Ampere add --backend onnxruntime",
+            "of Hearth's own kernels, and on a GPU before Ampere add --backend onnxruntime",
             "operators",
         )
     for name in _NOT_SERVED.split():

@@ -82,7 +82,7 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def verifies_trees(self) -> bool:
-        """Whether a graph takes a mask of token trees."""
+        """Tell whether a graph takes a mask of token trees."""
         return self.draft is not None and self.draft.verify != "chains"
 
     @property

@@ -27,7 +27,7 @@ SIMULATED = simulated_config(layers=1, max_batch=3, prefill_chunk=48)
 
 @pytest.fixture
 def captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any engine has the graphs of one of kernels."""
+    """Give any engine the prompt graphs of one of kernels."""
     monkeypatch.setattr(
         "runtime.tensors.profiles.captured_widths",
         lambda config: captured_widths(structs.replace(config, backend="kernels")),
