@@ -4,7 +4,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -91,49 +91,79 @@ def figure(value: Any) -> str:
     return "-" if value is None or value == "" else str(value)
 
 
-class Recorded(msgspec.Struct, forbid_unknown_fields=True):
-    """A day's figures at one commit; `command` holds every command that gave some of them."""
+class Run(msgspec.Struct, forbid_unknown_fields=True):
+    """A day's run at one commit; `command` holds every command that gave some of its figures."""
 
     date: str
     commit: str
     command: str
+
+
+class EarlierRun(Run):
+    """A run of another day or commit, with the keys of the figures that are still its own."""
+
+    keys: list[str]
+
+
+class Recorded(Run, omit_defaults=True):
+    """The figures of a machine: those of the last run, and of earlier runs what it did not give."""
+
     figures: dict[str, Any]
+    earlier: list[EarlierRun] = []
+
+    def run_of(self, key: str) -> Run:
+        """The run that gave the figures of a key."""
+        return next((run for run in self.earlier if key in run.keys), self)
 
 
 class Record:
-    """The file that keeps a machine's figures at one commit; where none is given nothing is kept.
+    """The file that keeps a machine's figures; where none is given nothing is kept.
 
-    `command` is the command line behind the name of the `program`. Made before anything is
-    measured: raises `invalid_value` when the file holds something else, or no commit is known.
+    `command` is the command line that gives them. Made before anything is measured: raises
+    `invalid_value` when the file holds something else, or no commit is known.
     """
 
-    def __init__(
-        self, file: Path | None, command: Sequence[str], program: Sequence[str] = ("hearth",)
-    ) -> None:
+    def __init__(self, file: Path | None, command: Sequence[str]) -> None:
         self.file = file
-        self._line = shlex.join([*program, *command])
+        self._line = shlex.join(command)
         if file is not None:
             self._commit = current_commit()
             read_record(file)
 
     def keep(self, figures: Mapping[str, Any]) -> None:
-        """Merge `figures` into the file by key; figures of another commit make room."""
+        """Merge `figures` into the file by key; others keep the day and commit of their run."""
         if self.file is None:
             return
-        older = read_record(self.file)
-        if older is None or older.commit != self._commit:
-            older = Recorded("", self._commit, "", {})
-        commands = [one for one in older.command.split(" && ") if one]
+        today = datetime.now(timezone.utc).date().isoformat()
+        older = read_record(self.file) or Recorded(today, self._commit, "", {})
+        earlier = list(older.earlier)
+        command = older.command
+        if (older.date, older.commit) != (today, self._commit):
+            since = {key for run in earlier for key in run.keys}
+            own = [key for key in older.figures if key not in since]
+            earlier.insert(0, EarlierRun(older.date, older.commit, older.command, own))
+            command = ""
+        commands = [one for one in command.split(" && ") if one]
         kept = Recorded(
-            date=datetime.now(timezone.utc).date().isoformat(),
+            date=today,
             commit=self._commit,
             command=" && ".join(dict.fromkeys([*commands, self._line])),
             figures={**older.figures, **rounded(figures)},
+            earlier=_without(earlier, figures),
         )
         self.file.parent.mkdir(parents=True, exist_ok=True)
         partial = self.file.with_name(f"{self.file.name}.partial")
         partial.write_bytes(msgspec.json.format(msgspec.json.encode(kept), indent=1) + b"\n")
         partial.replace(self.file)
+
+
+def _without(earlier: Iterable[EarlierRun], measured: Container[str]) -> list[EarlierRun]:
+    """Runs without the keys that were measured anew, and without those that have none left."""
+    left = [
+        msgspec.structs.replace(run, keys=[key for key in run.keys if key not in measured])
+        for run in earlier
+    ]
+    return [run for run in left if run.keys]
 
 
 def record_option(command: Any) -> Any:
@@ -142,22 +172,23 @@ def record_option(command: Any) -> Any:
         "--record",
         type=click.Path(path_type=Path, dir_okay=False),
         metavar="FILE",
-        callback=lambda context, _, file: Record(file, command_line(context.command.name)),
+        callback=lambda context, _, file: Record(file, command_line(context.command_path)),
         help="Also merge the figures into FILE, which names the commit: that of the repository, "
         f"or ${COMMIT_VARIABLE}.",
     )(command)
 
 
-def command_line(name: str) -> list[str]:
-    """The arguments that this program was started with, from bench command `name` on.
+def command_line(program: str) -> list[str]:
+    """The words of a click command's path, and the arguments that this process was given for it.
 
     Without the place of the record, which says nothing of the figures.
     """
-    given = sys.argv[sys.argv.index(name) + 1 :] if name in sys.argv else []
+    words = program.split()
+    given = sys.argv[sys.argv.index(words[-1]) + 1 :] if words[-1] in sys.argv else sys.argv[1:]
     while "--record" in given:
         at = given.index("--record")
         given = given[:at] + given[at + 2 :]
-    return ["bench", name, *(word for word in given if not word.startswith("--record="))]
+    return [*words, *(word for word in given if not word.startswith("--record="))]
 
 
 def current_commit() -> str:

@@ -8,12 +8,14 @@ import pytest
 
 from bench.report import (
     Record,
+    Recorded,
     command_line,
     current_commit,
     figure,
     print_cases,
     print_fields,
     publish,
+    read_record,
     record_option,
     rounded,
 )
@@ -76,12 +78,18 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "figures" / "gpu.json"
 
 
+def read(file: Path) -> Recorded:
+    found = read_record(file)
+    assert found is not None
+    return found
+
+
 def graphs(file: Path) -> Record:
-    return Record(file, ["bench", "graphs"])
+    return Record(file, ["hearth", "bench", "graphs"])
 
 
 def test_runs_of_a_commit_are_merged_by_key(kept: Path) -> None:
-    first = Record(kept, ["bench", "decode", "--case", "0.6b/b1"])
+    first = Record(kept, ["hearth", "bench", "decode", "--case", "0.6b/b1"])
     first.keep({"a": {"x": 1.23456789}, "b": 1})
     graphs(kept).keep({"b": Figures(2.0, [])})
     graphs(kept).keep({"b": 2})
@@ -93,16 +101,30 @@ def test_runs_of_a_commit_are_merged_by_key(kept: Path) -> None:
     assert len(found["date"]) == 10
 
 
-def test_figures_of_another_commit_make_room(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_of_another_commit_keep_it(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs(kept).keep({"a": 1, "b": 1})
+    day = read(kept).date
+    for commit, figures in (("two", {"b": 2, "c": 2}), ("three", {"c": 3})):
+        monkeypatch.setenv("BENCH_COMMIT", commit)
+        Record(kept, ["hearth", "bench", commit]).keep(figures)
+    found = read(kept)
+    assert found.figures == {"a": 1, "b": 2, "c": 3}
+    runs = [(found.run_of(key).commit, found.run_of(key).command) for key in "abc"]
+    assert runs == [
+        ("one", "hearth bench graphs"),
+        ("two", "hearth bench two"),
+        ("three", "hearth bench three"),
+    ]
+    assert found.run_of("a").date == day
+    graphs(kept).keep({"a": 4, "b": 4})
+    assert read(kept).earlier == []
+
+
+def test_figures_of_another_day_keep_it(kept: Path) -> None:
     graphs(kept).keep({"a": 1})
-    monkeypatch.setenv("BENCH_COMMIT", "two")
-    Record(kept, ["bench", "memory"]).keep({"b": 2})
-    found = json.loads(kept.read_text())
-    assert (found["commit"], found["command"], found["figures"]) == (
-        "two",
-        "hearth bench memory",
-        {"b": 2},
-    )
+    kept.write_text(kept.read_text().replace(read(kept).date, "2026-01-01"))
+    graphs(kept).keep({"b": 2})
+    assert read(kept).run_of("a").date == "2026-01-01" < read(kept).run_of("b").date
 
 
 def test_a_command_records_under_its_name_where_a_file_is_given(
@@ -117,7 +139,7 @@ def test_a_command_records_under_its_name_where_a_file_is_given(
 
     monkeypatch.setattr("sys.argv", ["hearth", "bench", "graphs", "--batches", "2"])
     for words in ([], ["--record", str(kept)]):
-        command.main(words, standalone_mode=False)
+        command.main(words, prog_name="hearth bench graphs", standalone_mode=False)
     for record in given:
         assert not kept.exists()
         record.keep({"a": 1})
@@ -157,5 +179,5 @@ def test_the_commit_is_that_of_the_repository(monkeypatch: pytest.MonkeyPatch) -
 def test_the_command_line_is_kept_but_for_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
     for record in (["--record", "file"], ["--record=file"]):
         monkeypatch.setattr("sys.argv", ["x", "bench", "decode", *record, "--device", "cuda"])
-        assert command_line("decode") == ["bench", "decode", "--device", "cuda"]
-        assert command_line("graphs") == ["bench", "graphs"]
+        command = ["hearth", "bench", "decode", "--device", "cuda"]
+        assert command_line("hearth bench decode") == command

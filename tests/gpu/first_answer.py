@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--name", default="start/kernels/4b")
     parser.add_argument("--record", type=Path)
     chosen = parser.parse_args()
-    record = Record(chosen.record, [str(chosen.engine)], ["python", "-m", "tests.gpu.first_answer"])
+    record = Record(chosen.record, ["python", "-m", "tests.gpu.first_answer", str(chosen.engine)])
     found = measure(chosen.engine)
     print_fields(chosen.name, found)
     record.keep({chosen.name: found})

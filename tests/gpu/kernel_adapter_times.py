@@ -75,9 +75,8 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--record", type=Path)
     chosen = parser.parse_args()
-    record = Record(
-        chosen.record, chosen.models, ["python", "-m", "tests.gpu.kernel_adapter_times"]
-    )
+    program = ["python", "-m", "tests.gpu.kernel_adapter_times"]
+    record = Record(chosen.record, [*program, *chosen.models])
     device = open_cuda_device()
     for name in chosen.models:
         if chosen.profile:
