@@ -11,9 +11,6 @@ _COMMANDS = {
         "bench.overhead:overhead", "What the daemon adds to the in-process loop."
     ),
     "load": LazyCommand("bench.load:load", "Many clients; every token is checked."),
-    "overload": LazyCommand(
-        "bench.overload:overload", "Three times what can be served, and how waiting is shared."
-    ),
     "graphs": LazyCommand("bench.graphs:graphs", "Decode steps that captured graphs serve."),
     "memory": LazyCommand("bench.memory:memory", "Memory by part, predicted against measured."),
     "spec": LazyCommand(
@@ -27,17 +24,20 @@ _COMMANDS = {
         "bench.lora.command:lora", "Steps with adapters and without, and switches between them."
     ),
     "vision": LazyCommand("bench.vision.command:vision", "Pictures by stage, beside transformers."),
-    "faults": LazyCommand(
-        "bench.faults.command:faults", "What a daemon survives, with the limits it has to keep."
-    ),
-    "soak": LazyCommand("bench.soak:soak", "Resident memory over a long run."),
+}
+
+# For one version; what they did needs the repository.
+_ELSEWHERE = {
+    name: f"it is `make system ROW={name}` in the repository now"
+    for name in ("faults", "overload", "soak")
 }
 
 bench = LazyGroup(
     name="bench",
     commands_by_name=_COMMANDS,
+    elsewhere=_ELSEWHERE,
     help="Measure this machine.\n\nEvery command prints a table, or with --json one object on the "
     "last line of standard output; progress goes to standard error.",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-"""`hearth bench`: speed, overhead, correctness under load, memory over time."""
+"""`hearth bench`: speed, overhead, correctness under load, memory."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from bench.toy_daemon import toy_engine
 from daemon.cli.environment import keep_to_this_machine
 
 # Before any test loads a library.
@@ -42,6 +43,12 @@ def _why_no_gpu() -> str | None:
 def anyio_backend() -> tuple[str, dict[str, Any]]:
     """The one event loop that the daemon uses."""
     return "asyncio", {"use_uvloop": True}
+
+
+@pytest.fixture(scope="session")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The engine folder that benches take where none is given."""
+    return toy_engine(tmp_path_factory.mktemp("toy"))
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from bench.random_model import QUICK_SHAPE, write_random_model
-from bench.toy_daemon import toy_engine
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.export import ExportOptions, export_model
 from runtime.options import RuntimeOptions, SpeculationOptions
@@ -18,11 +17,6 @@ def quick_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bench") / "quick"
     write_random_model(folder, QUICK_SHAPE)
     return folder
-
-
-@pytest.fixture(scope="session")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return toy_engine(tmp_path_factory.mktemp("toy"))
 
 
 @pytest.fixture(scope="session")

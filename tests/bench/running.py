@@ -4,15 +4,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from bench.commands import bench
 
 
-def run(*arguments: str) -> tuple[int | None, dict[str, Any]]:
+def run(*arguments: str, command: click.Command = bench) -> tuple[int | None, dict[str, Any]]:
     """The exit code of a bench and its figures."""
-    result = CliRunner().invoke(bench, [*arguments, "--json"], standalone_mode=False)
+    result = CliRunner().invoke(command, [*arguments, "--json"], standalone_mode=False)
     assert result.exception is None
     figures = json.loads(result.stdout.splitlines()[-1])
     assert isinstance(figures, dict)

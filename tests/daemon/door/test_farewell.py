@@ -4,8 +4,8 @@ import time
 
 import msgspec
 
-from bench.faults.raw_peer import connected_peer, send_message
 from tests.daemon.door.harness import greet, hear, raw_client, running_door, say, until
+from tests.system.faults.raw_peer import connected_peer, send_message
 
 ASKED = 60
 

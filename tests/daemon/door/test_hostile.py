@@ -10,13 +10,6 @@ import pytest
 from hearth_client import Client, UnsupportedOption
 
 from actors.arena import Arena
-from bench.faults.raw_peer import (
-    connected_peer,
-    connection,
-    has_ended,
-    send_message,
-    send_unfinished,
-)
 from daemon.door import local_socket
 from daemon.door.process_bounds import memory_of_process
 from tests.daemon.door.harness import (
@@ -28,6 +21,13 @@ from tests.daemon.door.harness import (
     running_door,
     say,
     until,
+)
+from tests.system.faults.raw_peer import (
+    connected_peer,
+    connection,
+    has_ended,
+    send_message,
+    send_unfinished,
 )
 
 

@@ -16,7 +16,6 @@ import zmq
 from hearth_client import Client, ConnectionLost
 
 from actors.arena import Arena
-from bench.faults.raw_peer import connected_peer, connection, has_ended, send_message
 from daemon.door import local_socket
 from daemon.door.listener import Listener, open_listener
 from daemon.door.local_socket import LocalSocket
@@ -24,6 +23,7 @@ from daemon.door.settings import DoorSettings
 from daemon.door.socket import Received
 from daemon.door.zmtp import GREETING, header
 from tests.daemon.door.harness import greet, hear, running_door, say, until
+from tests.system.faults.raw_peer import connected_peer, connection, has_ended, send_message
 
 BEATS: dict[int, Any] = {zmq.HEARTBEAT_IVL: 20, zmq.HEARTBEAT_TIMEOUT: 1000}
 PEERS: list[tuple[Any, dict[int, Any]]] = [

@@ -1,4 +1,4 @@
-"""`hearth bench faults`: what is done to a daemon, and what it makes of it."""
+"""The command `faults`: what is done to a daemon, and what it makes of it."""
 
 import time
 from collections.abc import Sequence
@@ -10,14 +10,14 @@ import click
 import msgspec
 
 from bench.arrivals.adapters import MAX_RANK
-from bench.faults.rows import NOT_RUN, ROWS, Row
-from bench.faults.trial import House, NotRunError, Trial, seconds_since
 from bench.report import Record, figure, note, publish, record_option
 from bench.toy_daemon import engine_option, given_or_toy
 from daemon.cli.console import out
 from daemon.cli.errors import FAILED
 from daemon.cli.options import json_option
 from runtime.vision_config import VISION_FOLDER
+from tests.system.faults.rows import NOT_RUN, ROWS, Row
+from tests.system.faults.trial import House, NotRunError, Trial, seconds_since
 
 _SAID = ("survived", "limit", "broken")
 
@@ -35,12 +35,7 @@ class FaultFigures(msgspec.Struct, kw_only=True):
 
 
 @click.command()
-@click.option(
-    "--only",
-    multiple=True,
-    metavar="ROW",
-    help="Only the rows whose names hold this text; may be given more than once.",
-)
+@click.argument("only", nargs=-1, metavar="[ROW]...")
 @engine_option("the simulated engine")
 @click.option(
     "--seeing",
@@ -61,13 +56,14 @@ def faults(
 ) -> int:
     """Kill, stop and mislead a daemon, and measure what becomes of its requests.
 
-    Every row works with real processes, signals and sockets, and has a limit that it keeps or
-    not. The exit code is 1 when one did not, or a request was lost.
+    ROW is a part of a row's name; without any all are tried. Every row works with real processes,
+    signals and sockets, and has a limit that it keeps or not. The exit code is 1 when one did not,
+    or a request was lost.
     """
     rows = chosen(only)
     figures = try_rows(rows, engine, seeing)
     publish(figures, lambda: show(figures), as_json=as_json)
-    record.keep({"faults": figures})
+    record.keep(recorded(figures))
     return 0 if figures.survived == figures.of and not figures.lost else FAILED
 
 
@@ -79,7 +75,7 @@ def chosen(only: Sequence[str]) -> list[Row]:
     for text in only:
         if not any(text.lower() in row.name.lower() for row in ROWS):
             names = ", ".join(row.name for row in ROWS)
-            raise click.UsageError(f"--only {text!r} is no part of a row's name: {names}")
+            raise click.UsageError(f"{text!r} is no part of a row's name: {names}")
     return [
         row for row in ROWS if not only or any(text.lower() in row.name.lower() for text in only)
     ]
@@ -134,6 +130,16 @@ def _try(row: Row, trial: Trial) -> dict[str, Any] | str:
         **trial.measured,
         **({"broken": trial.broken} if trial.broken else {}),
     }
+
+
+def recorded(figures: FaultFigures) -> dict[str, Any]:
+    """Figures for a record: each row by a key of its own, the sums where every row was tried."""
+    rows = {f"faults/{name}": row for name, row in figures.rows.items()}
+    if len(figures.rows) + len(figures.not_run) < len(ROWS) + len(NOT_RUN):
+        return rows
+    sums = msgspec.structs.asdict(figures)
+    del sums["rows"]
+    return {"faults": sums, **rows}
 
 
 def show(figures: FaultFigures) -> None:

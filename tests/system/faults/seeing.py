@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from bench.faults.talk import PATIENCE_S
-from bench.faults.trial import Trial, most, seconds_since
 from bench.vision.photographs import SIZES, Size, photograph, renamed
 from daemon.cli.errors import Failure
 from daemon.control.client import ask
 from daemon.control.messages import Trace, TraceReport
 from daemon.own_daemon import OwnDaemon
+from tests.system.faults.talk import PATIENCE_S
+from tests.system.faults.trial import Trial, most, seconds_since
 
 PROMPT = "tell me of the lamps in the house"
 QUESTION = "What is it?"

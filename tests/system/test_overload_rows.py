@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from bench.overload_rows import BatchFill, LongAndShort, Priority, Row, TokenLimit
+from tests.system.overload_rows import BatchFill, LongAndShort, Priority, Row, TokenLimit
 
 FILL = BatchFill(mean_rows=7.5, lone_wait_ms=5.5, wait_limit_ms=5.0)
 LIMIT = TokenLimit(

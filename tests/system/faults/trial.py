@@ -1,4 +1,4 @@
-"""What a row of `bench faults` works with: daemons, clients, and what it has measured."""
+"""The daemons and clients of a row of faults, and what it has measured."""
 
 import math
 import os
@@ -9,14 +9,14 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import bench
-from bench.faults.injected import VARIABLE
-from bench.faults.talk import Talk
 from bench.toy_daemon import simulated_flags
 from daemon.own_daemon import OwnDaemon, own_daemon
 from daemon.shipped import vision_engine_folder
 from runtime.errors import HearthError
+from tests.system.faults.injected import VARIABLE
+from tests.system.faults.talk import Talk
 
+_ROOT = Path(__file__).parents[3]
 STEP_MS = 10.0
 PLACES = 4
 _PREFILL_US = 100.0
@@ -102,17 +102,17 @@ class Trial:
 
     @contextmanager
     def breakable(self, *faults: str) -> Iterator[tuple[OwnDaemon, Path]]:
-        """A daemon of this row's own with `bench.faults.injected` in it.
+        """A daemon of this row's own with `tests.system.faults.injected` in it.
 
         A file in the folder asks for the fault of its name; those of `faults` are there from the
         start.
         """
         with tempfile.TemporaryDirectory(prefix="hearth-") as name:
             folder = Path(name)
-            (folder / "sitecustomize.py").write_text("import bench.faults.injected\n")
+            (folder / "sitecustomize.py").write_text("import tests.system.faults.injected\n")
             for fault in faults:
                 (folder / fault).touch()
-            path = [name, str(Path(bench.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+            path = [name, str(_ROOT), os.environ.get("PYTHONPATH", "")]
             environ = {VARIABLE: name, "PYTHONPATH": os.pathsep.join(filter(None, path))}
             # Few places, so that others wait whatever the engine takes.
             with self.daemon("--max-batch", str(PLACES), environ=environ) as daemon:

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.faults.talk import Talk
-from bench.faults.trial import NotRunError, Trial, most, seconds_since
 from bench.random_model import QUICK_SHAPE, write_random_model
 from daemon.own_daemon import OwnDaemon, own_daemon
+from tests.system.faults.talk import Talk
+from tests.system.faults.trial import NotRunError, Trial, most, seconds_since
 
 _CAPACITY = 4096
 """A reply of so many tokens runs for longer than a look takes to come."""

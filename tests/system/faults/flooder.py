@@ -1,7 +1,7 @@
 """A program that floods a daemon with messages, or burns CPU and sends nothing.
 
-`python -m bench.faults.flooder flood SOCKET KIND` or `... burn SHARE`: it says a line when it
-begins, goes on until its standard input ends, and says then which share of a processor it took.
+`python -m tests.system.faults.flooder flood SOCKET KIND` or `... burn SHARE`: it says a line when
+it begins, goes on until its standard input ends, and says then which share of a processor it took.
 """
 
 import os

@@ -10,9 +10,15 @@ from typing import Any
 import msgspec
 
 from bench.child_process import family_usage
-from bench.faults.raw_peer import connected_peer, connection, declare, has_ended, send_unfinished
-from bench.faults.talk import Talk
-from bench.faults.trial import NotRunError, Trial, seconds_since
+from tests.system.faults.raw_peer import (
+    connected_peer,
+    connection,
+    declare,
+    has_ended,
+    send_unfinished,
+)
+from tests.system.faults.talk import Talk
+from tests.system.faults.trial import NotRunError, Trial, seconds_since
 
 PROMPT = "the lamp is on"
 _CONNECTIONS = 400
@@ -56,7 +62,7 @@ def same_bad_request_twice(trial: Trial) -> None:
 
 def random_bytes(trial: Trial) -> None:
     """Hundreds of connections of random bytes, half a handshake, or the first ZeroMQ protocol."""
-    daemon, chance = trial.shared(), random.Random(3)  # noqa: S311 - bytes, not secrets
+    daemon, chance = trial.shared(), random.Random(3)
     with trial.talk(daemon) as talk:
         alone = talk.generate(PROMPT, max_tokens=100)
         talk.end(alone)
@@ -125,7 +131,7 @@ def odd_frames(trial: Trial) -> None:
 
 def mutated_messages(trial: Trial) -> None:
     """Messages of every kind with random bytes changed, through the real socket."""
-    daemon, chance = trial.shared(), random.Random(9)  # noqa: S311 - bytes, not secrets
+    daemon, chance = trial.shared(), random.Random(9)
     kinds = [
         {"t": "hello", "proto": [1], "client": "x", "lease_s": 30.0},
         {"t": "tokenize", "id": "t", "text": "the lamp"},

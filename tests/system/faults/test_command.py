@@ -1,15 +1,15 @@
 import pytest
 
-from bench.faults import command
-from bench.faults.rows import Row
-from bench.faults.trial import Trial
 from tests.bench.running import run
+from tests.system.faults import command
+from tests.system.faults.rows import Row
+from tests.system.faults.trial import Trial
 
 pytestmark = pytest.mark.slow
 
 
 def test_quick_rows_are_survived_and_measured() -> None:
-    code, figures = run("faults", "--only", "same bad request", "--only", "same identity")
+    code, figures = run("same bad request", "same identity", command=command.faults)
     assert (code, figures["survived"], figures["of"], figures["lost"]) == (0, 2, 2, 0)
     assert figures["rows"]["Same bad request twice"]["refusals"][1] == [
         "invalid_value",
@@ -33,7 +33,7 @@ def breaks(_trial: Trial) -> None:
 def test_what_is_not_survived_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [Row("Loses", "what", "limit", loses), Row("Breaks", "what", "limit", breaks)]
     monkeypatch.setattr(command, "ROWS", rows)
-    code, figures = run("faults")
+    code, figures = run(command=command.faults)
     assert (code, figures["survived"], figures["of"], figures["lost"]) == (1, 0, 2, 1)
     assert figures["rows"]["Loses"]["broken"] == ["seconds_to_wait is 2, above 1"]
     assert figures["rows"]["Loses"]["lost"] == figures["rows"]["Loses"]["requests"] == 1

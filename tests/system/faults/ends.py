@@ -13,12 +13,12 @@ from pathlib import Path
 from hearth_client import Client
 from hearth_client.errors import ConnectionFailed, ConnectionTimeout
 
-from bench.faults.raw_peer import connection
-from bench.faults.talk import PATIENCE_S, Talk
-from bench.faults.trial import NotRunError, Trial, most, seconds_since
 from daemon.control.client import ask
 from daemon.control.messages import Metrics, MetricsText, Reload, Reloaded
 from daemon.own_daemon import OwnDaemon
+from tests.system.faults.raw_peer import connection
+from tests.system.faults.talk import PATIENCE_S, Talk
+from tests.system.faults.trial import NotRunError, Trial, most, seconds_since
 
 PROMPT = "the lamp is on"
 _DRAIN_S = 2.0

@@ -1,9 +1,9 @@
-"""The table of `bench faults`: what is done to a daemon, and what it has to keep to."""
+"""The table of faults: what is done to a daemon, and what it has to keep to."""
 
 from collections.abc import Callable
 from typing import NamedTuple
 
-from bench.faults import (
+from tests.system.faults import (
     adapters,
     bad_pictures,
     clients,
@@ -17,7 +17,7 @@ from bench.faults import (
     stalls,
     weights,
 )
-from bench.faults.trial import Trial
+from tests.system.faults.trial import Trial
 
 
 class Row(NamedTuple):

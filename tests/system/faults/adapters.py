@@ -10,15 +10,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bench.arrivals.adapters import MAX_RANK, add_adapters, write_adapter
-from bench.faults.executor import executor_of
-from bench.faults.talk import Talk
-from bench.faults.trial import PLACES, STEP_MS, NotRunError, Trial, most, seconds_since
 from bench.toy_daemon import simulated_flags, toy_engine
 from daemon.control.client import ask
 from daemon.control.messages import AdapterAdded, AdapterRemoved, AddAdapter, RemoveAdapter
 from daemon.own_daemon import OwnDaemon
 from runtime.config import LORA_TARGETS, load_config
 from runtime.errors import HearthError
+from tests.system.faults.executor import executor_of
+from tests.system.faults.talk import Talk
+from tests.system.faults.trial import PLACES, STEP_MS, NotRunError, Trial, most, seconds_since
 
 _PROMPT = "the lamp is on"
 _TOKENS = 40

@@ -6,12 +6,12 @@ import signal
 import time
 from collections.abc import Callable
 
-from bench.faults.talk import PATIENCE_S, Answer, Talk
-from bench.faults.trial import PLACES, Trial, most, seconds_since
 from daemon.cli.errors import Failure
 from daemon.control.client import ask
 from daemon.control.messages import Metrics, MetricsText
 from daemon.own_daemon import OwnDaemon
+from tests.system.faults.talk import PATIENCE_S, Answer, Talk
+from tests.system.faults.trial import PLACES, Trial, most, seconds_since
 
 _ANSWER_S = 1.0
 _PROGRESS_S = 3.0

@@ -6,8 +6,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.faults.trial import Trial
 from runtime.prefix.spill_file import HEAD_BYTES, VERSION, decode_head, encode_head
+from tests.system.faults.trial import Trial
 
 _PROMPT = "the lamps in the house are on and the doors are open " * 12
 _REPLY = 12

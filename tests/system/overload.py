@@ -1,4 +1,4 @@
-"""`hearth bench overload`: three times as much as can be served, and how waiting is shared."""
+"""The command `overload`: three times as much as can be served, and how waiting is shared."""
 
 import asyncio
 import random
@@ -20,7 +20,6 @@ from bench.arrivals.figures import checked
 from bench.arrivals.workload import Ask
 from bench.child_process import family_usage
 from bench.load_clients import simulated_stream
-from bench.overload_rows import ROWS, Rows
 from bench.report import Record, note, print_fields, publish, record_option
 from bench.toy_daemon import NO_REUSE, given_or_toy, simulated_flags
 from daemon.cli.errors import FAILED
@@ -28,6 +27,7 @@ from daemon.cli.options import NumberRange, json_option
 from daemon.own_daemon import OwnDaemon, own_daemon
 from runtime.config import load_config
 from runtime.text import Tokenizer
+from tests.system.overload_rows import ROWS, Rows
 
 PLACES = 8
 TIMES = 3
@@ -112,12 +112,7 @@ class OverloadFigures(msgspec.Struct, kw_only=True):
     metavar="X",
     help="Of the simulated engine.",
 )
-@click.option(
-    "--row",
-    multiple=True,
-    type=click.Choice(["overload", *ROWS]),
-    help="Measure this alone; may be given more than once.  [all]",
-)
+@click.argument("row", nargs=-1, type=click.Choice(["overload", *ROWS]))
 @record_option
 @json_option
 def overload(
@@ -125,9 +120,9 @@ def overload(
 ) -> int:
     """Offer three times what can be served, and see how waiting is shared.
 
-    The exit code is 1 when an answer or a token was lost, the queue grew above its limit, refusals
-    took more than 10 ms at the 99th percentile, or less than 95 % of the throughput was left; and
-    where a row of the others is not as it has to be.
+    Without ROW all are measured. The exit code is 1 when an answer or a token was lost, the queue
+    grew above its limit, refusals took more than 10 ms at the 99th percentile, or less than 95 % of
+    the throughput was left; and where a row of the others is not as it has to be.
     """
     wanted = row or ("overload", *ROWS)
     flags = (*simulated_flags(step_ms), *NO_REUSE, *_FLAGS)
@@ -162,7 +157,7 @@ class Overload:
         self._daemon, self._seconds = daemon, seconds
         self._config = load_config(engine)
         self._tokenizer = Tokenizer.open(engine)
-        self._random = random.Random(0)  # noqa: S311 - prompts, not secrets
+        self._random = random.Random(0)
         self._queue_most = 0
 
     def run(self) -> OverloadFigures:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from hearth_client.keys import client_keys
 
-from bench.faults.raw_peer import connected_peer, has_ended
-from bench.faults.talk import Talk
-from bench.faults.trial import Trial, seconds_since
 from daemon.control.client import ask
 from daemon.control.messages import Reload, Reloaded
 from daemon.door.keys import add_client, make_server_keys, remove_client
+from tests.system.faults.raw_peer import connected_peer, has_ended
+from tests.system.faults.talk import Talk
+from tests.system.faults.trial import Trial, seconds_since
 
 _PROMPT = "the lamp is on"
 _GUESSES = 4

@@ -14,12 +14,12 @@ import msgspec
 from hearth_client import Client
 
 from bench.child_process import family_usage
-from bench.faults.raw_peer import connected_peer, send_message
-from bench.faults.talk import PATIENCE_S, Talk
-from bench.faults.trial import Trial, most, seconds_since
 from daemon.control.client import ask
 from daemon.control.messages import Trace, TraceReport
 from daemon.door.keys import add_client, make_server_keys
+from tests.system.faults.raw_peer import connected_peer, send_message
+from tests.system.faults.talk import PATIENCE_S, Talk
+from tests.system.faults.trial import Trial, most, seconds_since
 
 PROMPT = "the lamp is on"
 _KILLED_CLIENT = """
@@ -44,7 +44,7 @@ def client_killed(trial: Trial) -> None:
         alone = talk.generate(PROMPT, max_tokens=60, logprobs=8)
         talk.end(alone)
         words = (str(daemon.socket), str(_LEASE_S), str(most(talk)))
-        doomed = subprocess.Popen(  # noqa: S603 - our own program
+        doomed = subprocess.Popen(
             [sys.executable, "-c", _KILLED_CLIENT, *words], stdout=subprocess.PIPE
         )
         try:

@@ -12,10 +12,10 @@ from click.testing import CliRunner
 from hearth_client import HearthClientError
 from hearth_client.protocol import Delta, Done, Usage
 
-from bench import soak, toy_daemon
-from bench.commands import bench
-from bench.soak import Sample, Soak, SoakFigures, judge
+from bench import toy_daemon
 from tests.bench.running import run as run_bench
+from tests.system import soak
+from tests.system.soak import Sample, Soak, SoakFigures, judge
 
 
 class FakeGeneration:
@@ -161,13 +161,23 @@ def test_failures_and_short_runs_are_not_flat() -> None:
 
 
 def test_a_real_engine_has_steps_of_its_own(toy: Path) -> None:
-    words = ["soak", "--engine", str(toy), "--step-ms", "2"]
+    words = ["--engine", str(toy), "--step-ms", "2"]
     with pytest.raises(click.UsageError, match="--step-ms is for the simulated engine"):
-        CliRunner().invoke(bench, words, standalone_mode=False, catch_exceptions=False)
+        CliRunner().invoke(soak.soak, words, standalone_mode=False, catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    "words", [("--step-ms", "inf"), ("--seconds", "nan"), ("--seconds", "inf")]
+)
+def test_what_nothing_takes_is_wrong_usage(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(soak, "given_or_toy", pytest.fail)
+    assert CliRunner().invoke(soak.soak, words).exit_code == 2
 
 
 def test_the_command_counts_and_judges() -> None:
-    code, figures = run_bench("soak", "--seconds", "3", "--step-ms", "0.2")
+    code, figures = run_bench("--seconds", "3", "--step-ms", "0.2", command=soak.soak)
     assert figures["failed"] == 0
     assert figures["requests"] > figures["aborted"] > 0
     assert figures["rss_mb"] > 20

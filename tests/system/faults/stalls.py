@@ -9,10 +9,10 @@ from bench.arrivals.figures import ArrivalFigures, Load, arrival_figures, calls_
 from bench.arrivals.ideal import first_come
 from bench.arrivals.run import PLACES, executor_report, executor_since
 from bench.arrivals.workload import Workload
-from bench.faults.trial import NotRunError, Trial, most
 from bench.toy_daemon import NO_REUSE
 from daemon.own_daemon import OwnDaemon
 from runtime.text import Tokenizer
+from tests.system.faults.trial import NotRunError, Trial, most
 
 _RATE, _SECONDS, _CLIENTS = 6.0, 20.0, 8
 _TAILS = 1.3

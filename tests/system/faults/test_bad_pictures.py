@@ -2,11 +2,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.faults.bad_pictures import _bad_pictures
 from runtime.errors import HearthError
 from runtime.export import ExportOptions, export_model
 from runtime.pictures.headers import read_header
 from tests.bench.running import run
+from tests.system.faults.bad_pictures import _bad_pictures
+from tests.system.faults.command import faults
 from tests.vision_models import write_vision_model
 
 
@@ -27,7 +28,7 @@ def test_a_row_about_pictures_needs_a_model_that_sees(tmp_path: Path) -> None:
     model = write_vision_model(tmp_path / "model", "qwen3_vl")
     export_model(model, tmp_path / "engine", ExportOptions(max_batch=2, capacity=1024))
     seeing = ("--seeing", str(tmp_path / "engine"))
-    code, figures = run("faults", "--only", "their places", *seeing)
+    code, figures = run("their places", *seeing, command=faults)
     assert (code, figures["survived"], figures["lost"]) == (0, 1, 0)
     row = figures["rows"]["Images and their places"]
     assert row["placeholders"] > 0

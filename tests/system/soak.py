@@ -1,4 +1,4 @@
-"""`hearth bench soak`: the memory of a daemon whose clients never rest."""
+"""The command `soak`: the memory of a daemon whose clients never rest."""
 
 import asyncio
 import random
@@ -129,7 +129,7 @@ class Soak:
         self._socket = socket
         self._pid = pid
         self._seconds = seconds
-        self._random = random.Random(0)  # noqa: S311 - sizes, not secrets
+        self._random = random.Random(0)
         # A tokenizer remembers thousands of words: a language has an end, so that it fills soon.
         self._words = [self._word() for _ in range(_WORDS)]
         self._started = time.monotonic()

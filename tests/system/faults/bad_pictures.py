@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from bench.child_process import family_usage
-from bench.faults.seeing import PROMPT, QUESTION
-from bench.faults.talk import Talk
-from bench.faults.trial import NotRunError, Trial, seconds_since
 from bench.vision.photographs import SIZES, photograph
+from tests.system.faults.seeing import PROMPT, QUESTION
+from tests.system.faults.talk import Talk
+from tests.system.faults.trial import NotRunError, Trial, seconds_since
 
 _IMAGE = "<|image_pad|>"
 _SECONDS = 10.0

@@ -5,8 +5,8 @@ from msgspec.structs import replace
 
 from bench.arrivals.clients import Seen, Watched
 from bench.arrivals.workload import Ask
-from bench.overload import OverloadFigures, tokens_per_s
 from tests.bench.running import run
+from tests.system.overload import OverloadFigures, overload, tokens_per_s
 
 GOOD = OverloadFigures(
     seconds=60.0,
@@ -63,7 +63,7 @@ def test_nothing_is_lost_where_three_times_as_much_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEARTH_CACHE", str(tmp_path))
-    _, figures = run("overload", "--seconds", "1.5", "--step-ms", "5", "--row", "overload")
+    _, figures = run("overload", "--seconds", "1.5", "--step-ms", "5", command=overload)
     found = figures["overload"]
     assert found["refused"] == found["hinted"] > 0
     assert found["requests"] == found["served"] + found["refused"]

@@ -1,4 +1,4 @@
-"""The smaller rows of `bench overload`: what shares an engine, and who waits for whom."""
+"""The smaller rows of overload: what shares an engine, and who waits for whom."""
 
 import asyncio
 from collections import Counter

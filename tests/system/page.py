@@ -1,6 +1,6 @@
-"""Writes what was recorded into docs/reliability.md: `python -m bench.faults.page`.
+"""Writes what was recorded into docs/reliability.md: `python -m tests.system.page`.
 
-A row that begins with the name of one of `bench faults`, or of a load that is measured, gets its
+A row that begins with the name of a fault, or of a load that is measured, gets its
 first cells and its date anew; the rest of the page is written by hand.
 """
 
@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from bench.faults.rows import ROWS
 from bench.report import Recorded, figure
+from tests.system.faults.rows import ROWS
 
 _DOCS = Path(__file__).parents[2] / "docs"
 PAGE = _DOCS / "reliability.md"
@@ -28,15 +28,12 @@ LOADS = {
 }
 """Rows of load, and the key of their figures in the record."""
 _SAID = ("survived", "limit", "broken", "requests", "lost", "seconds")
-_WHEN = ("commit", "date")
 _MEASURED, _DATE = 3, 5
 
 
 def fill(page: str, recorded: Recorded) -> str:
     """The page with the figures of a record; rows without any stay as they are."""
     rows = {row.name: row for row in ROWS}
-    faults = recorded.figures.get("faults", {})
-    tried = faults.get("rows", {})
     lines = []
     for line in page.splitlines():
         named = re.match(r"\| \*\*(.+?)\*\*", line)
@@ -44,21 +41,17 @@ def fill(page: str, recorded: Recorded) -> str:
         cells = line.split(" | ")
         if name in rows:
             cells[0], cells[1] = f"| **{name}**: {rows[name].what}", rows[name].limit
-        if name in tried:
-            cells[_MEASURED - 1] = told(tried[name])
-            cells[_DATE - 1] = faults.get("date", recorded.date)
-        elif LOADS.get(name) in recorded.figures:
-            load = recorded.figures[LOADS[name]]
-            cells[_MEASURED - 1] = words(
-                {key: value for key, value in load.items() if key not in _WHEN}
-            )
-            cells[_DATE - 1] = load.get("date", recorded.date)
+        key = LOADS.get(name, f"faults/{name}")
+        if key in recorded.figures:
+            found = recorded.figures[key]
+            cells[_MEASURED - 1] = words(found) if name in LOADS else told(found)
+            cells[_DATE - 1] = recorded.run_of(key).date
         lines.append(" | ".join(cells))
     return "\n".join(lines) + "\n"
 
 
 def told(row: Mapping[str, Any]) -> str:
-    """What a row of `bench faults` has measured, in words; first of all if it was not survived."""
+    """The figures of a fault in words, first of all if it was not survived."""
     found = words({name: value for name, value in row.items() if name not in _SAID})
     return found if row["survived"] else f"**not survived**: {'; '.join(row['broken'])}; {found}"
 

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import NamedTuple
 
-from bench.faults.flooder import KINDS
-from bench.faults.talk import Talk
-from bench.faults.trial import Trial, most
+from tests.system.faults.flooder import KINDS
+from tests.system.faults.talk import Talk
+from tests.system.faults.trial import Trial, most
 
 _PHASE_S = 3.0
 _RATE = 0.9
@@ -65,8 +65,8 @@ def _beside(talk: Talk, *arguments: str) -> Beside:
 
 @contextmanager
 def _process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(  # noqa: S603 - our own program
-        [sys.executable, "-m", "bench.faults.flooder", *arguments],
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.system.faults.flooder", *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -1,1 +1,0 @@
-"""`hearth bench faults`: what a daemon survives, with real processes, signals and sockets."""
