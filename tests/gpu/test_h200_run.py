@@ -169,7 +169,7 @@ def test_every_file_that_needs_a_gpu_is_in_the_suite_twice(run: Run) -> None:
     assert "whole_gpu" in alone
     for command in (shared, alone):
         assert "tests/gpu/test_kernels.py" in command
-        assert "tests/runtime/device/cuda/test_context.py" in command
+        assert "tests/runtime/steps/test_prompt_graphs.py" in command
 
 
 def test_the_libraries_of_llama_cpp_are_found(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
-"""Chunks of prompts from captured steps, against the same chunks without."""
+"""Chunks of prompts from captured steps, against the same chunks without: on the CPU and a GPU."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,18 @@ from numpy.typing import NDArray
 
 from runtime.arrangement import Arrangement, RowMove
 from runtime.config import load_config
+from runtime.decoding.assembly import assemble
+from runtime.decoding.deployment import DeploymentConfig
 from runtime.device.cpu.cpu_device import CpuDevice
+from runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
+from runtime.errors import HearthError
+from runtime.executor.engine import EngineOptions
 from runtime.executor.simulated_engine import simulated_config
+from runtime.export import ExportOptions, export_model
 from runtime.steps.engine_runner import LLMEngineRunner, PromptGraphs
 from runtime.tensors.profiles import captured_widths
+from runtime.tensors.tensor import Tensor
+from tests.references import reference_folder
 from tests.runtime.conftest import EngineFolders
 from tests.runtime.steps.runners import open_runner
 
@@ -22,6 +31,7 @@ WIDTHS = (32, 256)
 PLACES = (0, 3)
 CAPACITY, PADDING = 512, 20
 MIB = 1 << 20
+Read = Callable[[Tensor], NDArray[Any]]
 SIMULATED = simulated_config(layers=1, max_batch=3, prefill_chunk=48)
 
 
@@ -44,7 +54,7 @@ def _chunk(runner: LLMEngineRunner, width: int, first: int, seed: int) -> None:
     runner.execute_prefill_step(ids, [width - PADDING], first)
 
 
-def _life(runner: LLMEngineRunner, width: int, place: int) -> list[NDArray[Any]]:
+def _life(runner: LLMEngineRunner, width: int, place: int, read: Read) -> list[NDArray[Any]]:
     """Logits and cache of a row with two chunks at `place`, and of a third where it moved to 0."""
     runner.reset(place + 1)
     found = []
@@ -54,41 +64,68 @@ def _life(runner: LLMEngineRunner, width: int, place: int) -> list[NDArray[Any]]
         runner.execute_prefill_step(np.full((1, 5), 7 + row), [5], row)
     for seed in range(2):
         _chunk(runner, width, place, seed)
-        found.append(runner._logits.array.copy()[0])
+        found.append(read(runner._logits)[0])
     used = caches.row_lengths[place]
     found += caches.capture(place, used).attention
     caches.rearrange(Arrangement(1, [RowMove(place, 0, used)] if place else []))
     _chunk(runner, WIDTHS[0], 0, 2)
     return [
         *found,
-        runner._logits.array.copy()[0],
+        read(runner._logits)[0],
         *caches.capture(0, used + WIDTHS[0] - PADDING).attention,
     ]
 
 
-@pytest.mark.usefixtures("captured")
-def test_captured_chunks_are_those_of_ordinary_runs(
-    engine_folders: EngineFolders, dialect: str
+def _assert_captured_chunks_are_the_same(
+    runner: LLMEngineRunner, read: Read, tolerance: float
 ) -> None:
-    folder = engine_folders("qwen3", dialect)
-    config = structs.replace(load_config(folder), max_supported_batch_size=4, prefill_chunk=256)
-    runner = open_runner(folder, config, CpuDevice())
-    runner.get_kv_cache().kv.buckets = (CAPACITY,)
     cases = [(width, place) for width in WIDTHS for place in PLACES]
-    plain = [_life(runner, *case) for case in cases]
+    plain = [_life(runner, *case, read) for case in cases]
     before = structs.replace(runner.prompt_graphs)
     assert before.hits == 0
     runner.capture_prefill_graphs()
     assert runner.executor.counters.failed_captures == 0, runner.executor.counters.failure
     assert runner.prompt_graphs.captures == 4 * 4
     for case, wanted in zip(cases, plain, strict=True):
-        for one, other in zip(_life(runner, *case), wanted, strict=True):
-            np.testing.assert_allclose(one, other, atol=1e-5, rtol=0)
+        for one, other in zip(_life(runner, *case, read), wanted, strict=True):
+            np.testing.assert_allclose(one, other, atol=tolerance, rtol=0)
     # The chunks of five tokens have no graph.
     assert runner.prompt_graphs.hits == 3 * len(cases)
     assert runner.prompt_graphs.misses - before.misses == 2 * sum(PLACES) + 2 * len(PLACES)
     assert runner.executor.counters.fallbacks == 0
-    runner.close()
+
+
+@pytest.mark.usefixtures("captured")
+def test_captured_chunks_on_the_cpu_are_those_of_ordinary_runs(
+    engine_folders: EngineFolders, dialect: str
+) -> None:
+    folder = engine_folders("qwen3", dialect)
+    config = structs.replace(load_config(folder), max_supported_batch_size=4, prefill_chunk=256)
+    with closing(open_runner(folder, config, CpuDevice())) as runner:
+        runner.get_kv_cache().kv.buckets = (CAPACITY,)
+        _assert_captured_chunks_are_the_same(runner, lambda tensor: tensor.array.copy(), 1e-5)
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Iterator[CudaDevice]:
+    try:
+        device = open_cuda_device()
+    except HearthError as error:
+        pytest.skip(f"no GPU: {error.message}")
+    yield device
+    device.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.whole_gpu
+def test_captured_chunks_of_kernels_have_the_bits_of_ordinary_runs(
+    gpu: CudaDevice, tmp_path: Path
+) -> None:
+    options = ExportOptions(device="cuda", dtype="float16", capacity=CAPACITY, max_batch=4)
+    config = export_model(reference_folder("qwen3"), tmp_path / "engine", options)
+    parts = assemble(DeploymentConfig(config), tmp_path / "engine", EngineOptions(), gpu)
+    with closing(parts.runner) as runner:
+        _assert_captured_chunks_are_the_same(runner, gpu.read, 0)
 
 
 def test_only_what_has_widths_is_captured() -> None:
