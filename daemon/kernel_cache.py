@@ -10,7 +10,6 @@ import msgspec
 from runtime.cache_folder import cache_folder
 from runtime.config import LLMEngineRunnerConfig
 from runtime.decoding.deployment import DeploymentConfig
-from runtime.device.cuda.clusters import LARGEST
 from runtime.device.cuda.compiler import KernelCompiler, kernel_source, load_compiler_api
 from runtime.device.cuda.context import (
     FIRST_WITH_DEPENDENTS,
@@ -18,10 +17,10 @@ from runtime.device.cuda.context import (
     DeviceProperties,
     open_context,
 )
+from runtime.device.cuda.gpu_facts import LARGEST, GpuFacts
 from runtime.engine_folder import DRAFT_FOLDER
 from runtime.errors import HearthError
 from runtime.executor.kernels.engine import compiler_threads, wanted_kernels
-from runtime.executor.kernels.launch import SOURCES, GpuFacts
 from runtime.tensors.registry import build_registry_for_llm, build_registry_for_spec_decode_draft
 from runtime.weights.external_weight_manager import ExternalWeightManager
 from runtime.weights.layout import load_layout
@@ -151,10 +150,10 @@ class _Program(NamedTuple):
 
     @property
     def is_there(self) -> bool:
-        return self.compiler.has(self.file, kernel_source(self.file, SOURCES), self.options)
+        return self.compiler.has(self.file, kernel_source(self.file), self.options)
 
     def make(self) -> bytes:
-        return self.compiler.compile(self.file, kernel_source(self.file, SOURCES), self.options)
+        return self.compiler.compile(self.file, kernel_source(self.file), self.options)
 
 
 def _place() -> Path:

@@ -16,7 +16,8 @@ import numpy as np
 
 from bench.contenders.contender import Contender, Job
 from runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
-from runtime.device.cuda.launch import KernelLaunch, Modules, addresses
+from runtime.device.cuda.launch import KernelLaunch, addresses
+from runtime.device.cuda.programs import Programs
 from runtime.tensors.tensor import Tensor
 
 Pass = Callable[[], object]
@@ -52,7 +53,7 @@ class GPUFloor(Contender):
         self._device = open_cuda_device() if job.device == "cuda" else None
         passes: list[Pass] = []
         if self._device is not None:
-            self._kernels = Modules(
+            self._kernels = Programs(
                 self._device.context, self._device.library.compiler, __package__
             )
             for share in SHARES:
@@ -83,7 +84,9 @@ def _filled(device: CudaDevice, size: int) -> Tensor:
     return data
 
 
-def _own_pass(device: CudaDevice, kernels: Modules, shape: Shape, data: Tensor, times: int) -> Pass:
+def _own_pass(
+    device: CudaDevice, kernels: Programs, shape: Shape, data: Tensor, times: int
+) -> Pass:
     nothing = device.zeros("nothing", (4,), np.dtype(np.uint8))
     options = (f"-DBLOCK={BLOCK}", f"-DUNROLL={shape.unroll}")
     function = kernels.function("read", "read_once", options)

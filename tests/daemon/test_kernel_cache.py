@@ -12,7 +12,6 @@ from runtime.device.cuda.compiler import KernelCompiler, kernel_source
 from runtime.device.cuda.driver import CudaDriver
 from runtime.errors import HearthError
 from runtime.executor.kernels.engine import wanted_kernels
-from runtime.executor.kernels.launch import SOURCES
 from runtime.export import DraftOptions, ExportOptions, export_model
 from runtime.options import RuntimeOptions, SpeculationOptions
 from tests.eagle_models import write_draft
@@ -143,6 +142,6 @@ def test_what_a_base_and_its_draft_want_is_looked_for(tmp_path: Path, monkeypatc
     # One of them is compiled; the name of its entry says all that it depends on.
     file, given = min(programs)
     compiler = KernelCompiler(nvrtc, "sm_90", folder)
-    compiler.compile(file, kernel_source(file, SOURCES), given)
+    compiler.compile(file, kernel_source(file), given)
     found = kernel_cache(tmp_path / "engine", deployment, opening, folder)
     assert found == KernelCache(wanted=len(programs), compiled=1)

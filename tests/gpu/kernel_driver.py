@@ -13,10 +13,10 @@ from runtime.cache_folder import cache_folder
 from runtime.config import DType, LLMEngineRunnerConfig, RopeConfig
 from runtime.device.cuda.compiler import KernelCompiler, load_compiler_api
 from runtime.device.cuda.cuda_device import CudaDevice
+from runtime.device.cuda.gpu_facts import GpuFacts
 from runtime.device.tree_arrays import node_depths, pack_mask
 from runtime.executor.engine import Binding
 from runtime.executor.kernels.engine import KernelsEngine
-from runtime.executor.kernels.launch import GpuFacts
 from runtime.export.external_weights import facts_of
 from runtime.export.kernels_export import kernel_tensors
 from runtime.export.layout import expected_tensors

@@ -3,9 +3,10 @@ import ctypes
 import numpy as np
 
 from runtime.device.cuda.element_types import copy_unit
-from runtime.device.cuda.launch import KernelLibrary, addresses, integers
+from runtime.device.cuda.launch import addresses, integers
 from runtime.device.cuda.memory import CudaMemory
 from runtime.device.cuda.ops import feed_arguments
+from runtime.device.cuda.programs import KernelLibrary
 from runtime.device.device import ChainBuffers
 from runtime.errors import HearthError
 
@@ -15,7 +16,7 @@ _EACH, _MOST_PARTS = 4096, 64
 
 
 class ChainArguments(ctypes.Structure):
-    """`Chain` of kernels/chain.cu."""
+    """`Chain` of csrc/tree/chain.cu."""
 
     _fields_ = (
         *addresses("logits full_ids best done ids lengths filled fresh given"),
@@ -54,7 +55,7 @@ class ChainStep:
         )
         self._feed, options = feed_arguments(step)
         self._launch = library.prepare(
-            "chain",
+            "tree/chain",
             "follow_chain",
             (*options, f"-DHIDDEN={unit}"),
             _THREADS,

@@ -11,14 +11,15 @@ from uuid import uuid4
 from runtime.errors import HearthError
 from runtime.packages import Need, pip_install
 
-_KERNELS = "runtime.device.cuda.kernels"
+CSRC = "runtime.csrc"
+"""The package with the sources of all kernels."""
 _DIGEST_BYTES = 32
 # With the instructions that no later GPU has (those of four warps together).
 _WHOLE = {"sm_90": "sm_90a"}
-_HEADER = re.compile(r'^#include "(\w+\.cuh)"\n', re.MULTILINE)
+_HEADER = re.compile(r'^#include "([\w/]+\.cuh)"\n', re.MULTILINE)
 
 
-def kernel_source(name: str, package: str = _KERNELS) -> str:
+def kernel_source(name: str, package: str = CSRC) -> str:
     """The CUDA C++ source `name` of a package, with the headers of that package put in once."""
     known: set[str] = set()
 
@@ -106,7 +107,8 @@ class KernelCompiler:
         return ("--std=c++17", "-default-device", f"-arch={self._target()}", *options)
 
     def _path(self, name: str, source: str, options: Sequence[str]) -> Path:
-        return self._folder / f"{name}-{self._key(source, options)}.cubin"
+        stem = name.rpartition("/")[2]
+        return self._folder / f"{stem}-{self._key(source, options)}.cubin"
 
     def _target(self) -> str:
         known = self.architectures()

@@ -14,9 +14,9 @@ from runtime.device.cuda.compiler import KernelCompiler, load_compiler_api
 from runtime.device.cuda.context import CudaContext, DeviceProperties, open_context
 from runtime.device.cuda.graph import CudaGraph, GraphCapture
 from runtime.device.cuda.image_ops import CudaImageOps
-from runtime.device.cuda.launch import KernelLibrary
 from runtime.device.cuda.memory import CudaMemory
 from runtime.device.cuda.ops import CudaStepOps
+from runtime.device.cuda.programs import KernelLibrary
 from runtime.device.cuda.sampler import CudaBatchSampler
 from runtime.device.cuda.storage import CudaCacheStorage
 from runtime.device.cuda.stream import CudaEvent, CudaSpan, CudaStream

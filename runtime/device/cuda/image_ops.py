@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device.cuda.launch import KernelLaunch, KernelLibrary, addresses, integers
+from runtime.device.cuda.launch import KernelLaunch, addresses, integers
 from runtime.device.cuda.memory import CudaMemory
+from runtime.device.cuda.programs import KernelLibrary
 from runtime.device.cuda.upload import UploadRing
 from runtime.device.image_ops import RotaryTables, check_splice
 from runtime.errors import HearthError
@@ -19,7 +20,7 @@ _RING_SLOTS, _RING_BYTES = 8, 1 << 20
 
 
 class RotaryArguments(ctypes.Structure):
-    """`Rotary` of kernels/rotary.cu."""
+    """`Rotary` of csrc/step/rotary.cu."""
 
     _fields_ = (
         *addresses("cos_of sin_of axes positions cos sin"),
@@ -78,4 +79,6 @@ class CudaImageOps:
             pairs=pairs,
             last=tables.cos_of.shape[0] - 1,
         )
-        return places, self._library.prepare("rotary", "fill_rotary", (), _THREADS, (arguments,))
+        return places, self._library.prepare(
+            "step/rotary", "fill_rotary", (), _THREADS, (arguments,)
+        )

@@ -1,12 +1,54 @@
 import ctypes
 from collections.abc import Sequence
-from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
-from runtime.device.cuda.compiler import KernelCompiler, kernel_source
 from runtime.device.cuda.context import CudaContext
 from runtime.device.cuda.driver import CudaDriver
 from runtime.device.cuda.stream import CudaStream
+
+Grid = tuple[int, int, int]
+
+
+def launch_config(
+    driver: CudaDriver,
+    grid: Grid,
+    block: int,
+    shared_bytes: int = 0,
+    attributes: Sequence[Any] = (),
+) -> Any:
+    """How a kernel is launched: over a grid of blocks of `block` threads, on the null stream."""
+    config = driver.api.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
+    config.sharedMemBytes = shared_bytes
+    if attributes:
+        config.attrs, config.numAttrs = list(attributes), len(attributes)
+    return config
+
+
+def programmatic_launch(driver: CudaDriver) -> Any:
+    """The attribute that lets a launch begin before its predecessor has ended."""
+    attribute = driver.api.CUlaunchAttribute()
+    names = driver.api.CUlaunchAttributeID
+    attribute.id = names.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    attribute.value.programmaticStreamSerializationAllowed = 1
+    return attribute
+
+
+def addresses(names: str) -> list[tuple[str, type[ctypes.c_uint64]]]:
+    """Fields of a structure of arguments: device addresses of these names, in order."""
+    return [(name, ctypes.c_uint64) for name in names.split()]
+
+
+def integers(names: str) -> list[tuple[str, type[ctypes.c_int32]]]:
+    """Fields of a structure of arguments: 32-bit integers of these names, in order."""
+    return [(name, ctypes.c_int32) for name in names.split()]
+
+
+def pack_arguments(arguments: Sequence[Any]) -> "ctypes.Array[ctypes.c_void_p]":
+    """The array of addresses that a launch takes; `arguments` must outlive it."""
+    pointers = [ctypes.addressof(argument) for argument in arguments]
+    return (ctypes.c_void_p * len(pointers))(*pointers)
 
 
 class KernelLaunch:
@@ -34,7 +76,7 @@ class KernelLaunch:
         self._dependent = context.takes_dependents
 
     def launch_dependent(self, x: int, y: int = 1) -> None:
-        """Likewise, but that it may begin before what was queued last has ended.
+        """Queue the kernel, which may begin before what was queued last has ended.
 
         The kernel waits itself (`griddepcontrol.wait`) before it touches memory. GPUs before
         compute capability 9.0, and drivers before that of CUDA 12.3, begin it behind all else.
@@ -42,11 +84,9 @@ class KernelLaunch:
         if not self._dependent:
             self.launch(x, y)
             return
-        config = self._driver.api.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = x, y, 1
-        config.blockDimX, config.blockDimY, config.blockDimZ = self._block, 1, 1
+        attributes = [programmatic_launch(self._driver)]
+        config = launch_config(self._driver, (x, y, 1), self._block, attributes=attributes)
         config.hStream = self._stream
-        config.attrs, config.numAttrs = [dependent_attribute(self._driver)], 1
         self._driver.call("cuLaunchKernelEx", config, self._function, self._address, 0)
 
     def launch(self, x: int, y: int = 1, z: int = 1) -> None:
@@ -58,83 +98,76 @@ class KernelLaunch:
             raise self._driver.failure("cuLaunchKernel", status)
 
 
-def dependent_attribute(driver: CudaDriver) -> Any:
-    """What lets a launch begin before its predecessor has ended."""
-    attribute = driver.api.CUlaunchAttribute()
-    names = driver.api.CUlaunchAttributeID
-    attribute.id = names.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-    attribute.value.programmaticStreamSerializationAllowed = 1
-    return attribute
+class Launch(NamedTuple):
+    """A kernel over a grid of blocks of `block` threads, with one structure as its argument.
+
+    `shared_bytes` of a block are dynamic; `name` says what it does, for profiles. One that is
+    `apart` never begins before its predecessor has ended: its few blocks would crowd on those
+    multiprocessors that the predecessor's blocks leave first.
+    """
+
+    function: Any
+    grid: Grid
+    block: int
+    shared_bytes: int
+    arguments: ctypes.Structure
+    name: str
+    apart: bool = False
 
 
-def addresses(names: str) -> list[tuple[str, type[ctypes.c_uint64]]]:
-    """Fields of a structure of arguments: device addresses of these names, in order."""
-    return [(name, ctypes.c_uint64) for name in names.split()]
+class PackedStep:
+    """Launches one behind the other, whose arguments hold still."""
 
-
-def integers(names: str) -> list[tuple[str, type[ctypes.c_int32]]]:
-    """Likewise 32-bit integers."""
-    return [(name, ctypes.c_int32) for name in names.split()]
-
-
-def pack_arguments(arguments: Sequence[Any]) -> "ctypes.Array[ctypes.c_void_p]":
-    """The array of addresses that a launch takes; `arguments` must outlive it."""
-    pointers = [ctypes.addressof(argument) for argument in arguments]
-    return (ctypes.c_void_p * len(pointers))(*pointers)
-
-
-class Modules:
-    """Compiled code of one package's sources by file and options, loaded when first asked for."""
-
-    def __init__(self, context: CudaContext, compiler: KernelCompiler, *package: str) -> None:
+    def __init__(
+        self, context: CudaContext, launches: Sequence[Launch], configs: Sequence[Any]
+    ) -> None:
+        self.launches = tuple(launches)
         self._driver = context.driver
-        self._compiler = compiler
-        self._package = package
-        self._loaded: dict[tuple[str, tuple[str, ...]], Any] = {}
+        self._launch = context.driver.function("cuLaunchKernelEx")
+        self._pointers = pack_arguments([one.arguments for one in launches])
+        first, size = ctypes.addressof(self._pointers), ctypes.sizeof(ctypes.c_void_p)
+        self._calls = [
+            (config, launch.function, first + index * size)
+            for index, (launch, config) in enumerate(zip(launches, configs, strict=True))
+        ]
+        self._configs = list({id(config): config for config in configs}.values())
 
-    def compile(self, file: str, options: tuple[str, ...]) -> bytes:
-        """The code of `{file}.cu`; threads may compile different ones at a time."""
-        return self._compiler.compile(file, kernel_source(file, *self._package), options)
+    def queue(self, stream: CudaStream) -> None:
+        """Queue all of them; raises what CUDA says, naming the launch."""
+        for config in self._configs:
+            config.hStream = stream.native
+        launch = self._launch
+        for config, function, arguments in self._calls:
+            (status,) = launch(config, function, arguments, 0)
+            if status:
+                raise self._failure(arguments, status)
 
-    def has(self, file: str, options: tuple[str, ...]) -> bool:
-        """Tell whether `compile` would find it compiled."""
-        return self._compiler.has(file, kernel_source(file, *self._package), options)
-
-    def function(self, file: str, name: str, options: tuple[str, ...]) -> Any:
-        """Kernel `name` of `{file}.cu`, compiled with `options`."""
-        if (file, options) not in self._loaded:
-            self.load(file, options, self.compile(file, options))
-        return self._driver.call("cuModuleGetFunction", self._loaded[file, options], name.encode())
-
-    def load(self, file: str, options: tuple[str, ...], code: bytes) -> None:
-        """Load what `compile` gave, unless it is loaded."""
-        if (file, options) not in self._loaded:
-            self._loaded[file, options] = self._driver.call("cuModuleLoadData", code)
-
-    def close(self) -> None:
-        """Unload all of it."""
-        with ExitStack() as closing:
-            while self._loaded:
-                _, module = self._loaded.popitem()
-                closing.callback(self._driver.call, "cuModuleUnload", module)
+    def _failure(self, arguments: int, status: Any) -> Exception:
+        offset = arguments - ctypes.addressof(self._pointers)
+        name = self.launches[offset // ctypes.sizeof(ctypes.c_void_p)].name
+        return self._driver.failure(f"cuLaunchKernelEx of {name}", status)
 
 
-class KernelLibrary:
-    """Kernels of this package by file, options and name, compiled and loaded when first asked."""
+class Launcher:
+    """Packs launches into steps.
 
-    def __init__(self, context: CudaContext, stream: CudaStream, compiler: KernelCompiler) -> None:
-        self.context = context
-        self.stream = stream
-        self.compiler = compiler
-        self._modules = Modules(context, compiler)
+    With `dependent` each launch may begin before the one before it has ended: its kernel itself
+    waits (`griddepcontrol.wait`) before it reads what that one writes. A driver that cannot capture
+    such launches gets none, and the kernels' waits are over at once.
+    """
 
-    def prepare(
-        self, file: str, name: str, options: tuple[str, ...], block: int, arguments: Sequence[Any]
-    ) -> KernelLaunch:
-        """A launch of kernel `name` of `kernels/{file}.cu`, compiled with `options`."""
-        function = self._modules.function(file, name, options)
-        return KernelLaunch(self.context, self.stream, function, block, arguments)
+    def __init__(self, context: CudaContext, *, dependent: bool) -> None:
+        self._context = context
+        self._dependent = dependent and context.takes_dependents
 
-    def close(self) -> None:
-        """Unload all kernels."""
-        self._modules.close()
+    def pack(self, launches: Sequence[Launch]) -> PackedStep:
+        """What can be queued as often as one likes; it keeps the structures of the arguments."""
+        shapes = [(one.grid, one.block, one.shared_bytes, one.apart) for one in launches]
+        configs = {one: self._config(*one[:3], apart=one[3]) for one in dict.fromkeys(shapes)}
+        return PackedStep(self._context, launches, [configs[shape] for shape in shapes])
+
+    def _config(self, grid: Grid, block: int, shared_bytes: int, *, apart: bool) -> Any:
+        driver = self._context.driver
+        early = self._dependent and not apart
+        attributes = [programmatic_launch(driver)] if early else []
+        return launch_config(driver, grid, block, shared_bytes, attributes)

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.device.cuda.element_types import copy_unit, float_type, index_type
-from runtime.device.cuda.launch import KernelLaunch, KernelLibrary, addresses, integers
+from runtime.device.cuda.launch import KernelLaunch, addresses, integers
 from runtime.device.cuda.memory import CudaMemory
+from runtime.device.cuda.programs import KernelLibrary
 from runtime.device.cuda.upload import UploadRing
 from runtime.device.cuda.walks import CudaPendingPaths
 from runtime.device.device import PathShape, PendingPaths, StepBuffers
@@ -24,7 +25,7 @@ _IDS = np.dtype(np.int64)
 
 
 class FeedArguments(ctypes.Structure):
-    """`Feed` of kernels/steps.cuh."""
+    """`Feed` of csrc/step/steps.cuh."""
 
     _fields_ = (
         *addresses("table embeds positions select start next_tokens token_ids mask packed"),
@@ -35,7 +36,7 @@ class FeedArguments(ctypes.Structure):
 
 
 class LengthsArguments(ctypes.Structure):
-    """`Lengths` of kernels/steps.cu: a launch brings them along, without a copy."""
+    """`Lengths` of csrc/step/steps.cu: a launch brings them along, without a copy."""
 
     _fields_ = (
         ("first", ctypes.c_int32),
@@ -45,7 +46,7 @@ class LengthsArguments(ctypes.Structure):
 
 
 class FoundArguments(ctypes.Structure):
-    """`Found` of kernels/steps.cu."""
+    """`Found` of csrc/step/steps.cu."""
 
     _fields_ = (
         *addresses("entries paths tokens lengths"),
@@ -65,7 +66,7 @@ class _Feed:
         self.arguments, options = feed_arguments(buffers)
         self.arguments.token_ids = self.token_ids.address
         kernels = [
-            library.prepare("steps", name, options, _THREADS, (self.arguments,))
+            library.prepare("step/steps", name, options, _THREADS, (self.arguments,))
             for name in ("feed_prefill", "feed_decode")
         ]
         self.prefill, self.decode = kernels
@@ -89,7 +90,7 @@ class _Feed:
     def found(self) -> KernelLaunch:
         """The launch that writes entries there."""
         found = FoundArguments(self.entered.token_ids)
-        return self._library.prepare("steps", "enter_paths", self._options, _THREADS, (found,))
+        return self._library.prepare("step/steps", "enter_paths", self._options, _THREADS, (found,))
 
     def entries(self, source: Tensor, out: Tensor, start: Tensor, grown: Tensor) -> KernelLaunch:
         """The launch that also copies rows of one buffer into another."""
@@ -103,7 +104,9 @@ class _Feed:
             where = (ctypes.c_uint64(one.address) for one in (source, out, start, grown))
             arguments = (self.entered, *where, ctypes.c_int32(pitch // size))
             options = (*self._options, f"-DHIDDEN={unit}")
-            launch = self._library.prepare("steps", "feed_entries", options, _THREADS, arguments)
+            launch = self._library.prepare(
+                "step/steps", "feed_entries", options, _THREADS, arguments
+            )
             self._entries[key] = launch
         return launch
 
@@ -229,7 +232,7 @@ class CudaStepOps:
     def _prepare(self, start: Tensor, name: str, argument: Any) -> KernelLaunch:
         options = (f"-DINDEX={index_type(start.dtype, start.name)}", "-DUNIT=uint4")
         arguments = (ctypes.c_uint64(start.address), argument)
-        return self._library.prepare("steps", name, options, _THREADS, arguments)
+        return self._library.prepare("step/steps", name, options, _THREADS, arguments)
 
     def _feed(self, buffers: StepBuffers) -> _Feed:
         feed = self._feeds.get(buffers)

@@ -2,7 +2,8 @@ import ctypes
 from collections.abc import Sequence
 
 from runtime.device.arrays import PageCopy
-from runtime.device.cuda.launch import KernelLibrary, addresses, integers
+from runtime.device.cuda.launch import addresses, integers
+from runtime.device.cuda.programs import KernelLibrary
 from runtime.device.cuda.row_moves import RowsArguments
 from runtime.tensors.tensor import Tensor
 
@@ -11,7 +12,7 @@ _THREADS = 256
 
 
 class PagesArguments(ctypes.Structure):
-    """`Pages` of kernels/cache.cu, passed by value."""
+    """`Pages` of csrc/step/cache.cu, passed by value."""
 
     _fields_ = (
         *addresses("pool"),
@@ -27,7 +28,7 @@ class PageCopies:
         self._rows, self._pages = rows, PagesArguments()
         options = ("-DINDEX=int", f"-DUNIT={unit}")
         self._launch = library.prepare(
-            "cache", "copy_pages", options, _THREADS, (rows, self._pages)
+            "step/cache", "copy_pages", options, _THREADS, (rows, self._pages)
         )
 
     def queue(self, pool: Tensor, copies: Sequence[PageCopy], *, save: bool) -> None:

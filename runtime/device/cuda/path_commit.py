@@ -4,8 +4,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device.cuda.launch import KernelLibrary, addresses, integers
+from runtime.device.cuda.launch import addresses, integers
 from runtime.device.cuda.memory import CudaMemory
+from runtime.device.cuda.programs import KernelLibrary
 from runtime.device.cuda.row_moves import RowsArguments
 from runtime.device.cuda.upload import UploadRing
 from runtime.errors import HearthError
@@ -16,7 +17,7 @@ _INT = np.dtype(np.int32)
 
 
 class PathArguments(ctypes.Structure):
-    """`Path` of kernels/cache.cu."""
+    """`Path` of csrc/step/cache.cu."""
 
     _fields_ = (*addresses("nodes"), *integers("rows count"))
 
@@ -37,7 +38,7 @@ class PathCommit:
         self._path = PathArguments()
         options = ("-DINDEX=int", f"-DUNIT={unit}")
         self._launch = library.prepare(
-            "cache", "commit_path", options, _THREADS, (rows, self._path)
+            "step/cache", "commit_path", options, _THREADS, (rows, self._path)
         )
 
     def launch(

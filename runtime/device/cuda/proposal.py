@@ -4,8 +4,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from runtime.device.cuda.element_types import copy_unit
-from runtime.device.cuda.launch import KernelLibrary, addresses, integers
+from runtime.device.cuda.launch import addresses, integers
 from runtime.device.cuda.memory import CudaMemory
+from runtime.device.cuda.programs import KernelLibrary
 from runtime.device.device import ProposalBuffers, TreeBuffers
 from runtime.errors import HearthError
 
@@ -18,7 +19,7 @@ _WORD_BITS = 32
 
 
 class ProposalArguments(ctypes.Structure):
-    """`Proposal` of kernels/tree.cu."""
+    """`Proposal` of csrc/tree/tree.cu."""
 
     _fields_ = (
         *addresses(
@@ -30,7 +31,7 @@ class ProposalArguments(ctypes.Structure):
 
 
 class FinishArguments(ctypes.Structure):
-    """`Finish` of kernels/tree.cu."""
+    """`Finish` of csrc/tree/tree.cu."""
 
     _fields_ = (
         *addresses("ids parents"),
@@ -119,8 +120,8 @@ class CudaProposal:
 
     def _prepare(self, library: KernelLibrary, options: tuple[str, ...]) -> None:
         proposal = (self._arguments,)
-        self._begin = library.prepare("tree", "begin_tree", options, _THREADS, proposal)
-        self._extend = library.prepare("tree", "extend_tree", options, _THREADS, proposal)
+        self._begin = library.prepare("tree/tree", "begin_tree", options, _THREADS, proposal)
+        self._extend = library.prepare("tree/tree", "extend_tree", options, _THREADS, proposal)
         self._plant = library.prepare(
-            "tree", "finish_tree", options, _THREADS, (*proposal, self._finish)
+            "tree/tree", "finish_tree", options, _THREADS, (*proposal, self._finish)
         )

@@ -8,7 +8,7 @@ from runtime.device.cuda.memory import CudaMemory
 from runtime.device.cuda.sample_ring import CudaPendingSamples, SampleRing, SampleSlot
 from runtime.device.cuda.stream import CudaStream
 
-# `Turn` of kernels/sampling_rows.cuh: number, rows that are done, and those that are live.
+# `Turn` of csrc/sampling/rows.cuh: number, rows that are done, and those that are live.
 _WORDS, _LIVE = 4, 8
 
 Draw = Callable[[SampleSlot, int], CudaPendingSamples]

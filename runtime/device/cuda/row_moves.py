@@ -2,7 +2,8 @@ import ctypes
 from collections.abc import Sequence
 
 from runtime.arrangement import RowMove
-from runtime.device.cuda.launch import KernelLaunch, KernelLibrary, addresses, integers
+from runtime.device.cuda.launch import KernelLaunch, addresses, integers
+from runtime.device.cuda.programs import KernelLibrary
 from runtime.errors import HearthError
 
 MOVES = 64
@@ -10,13 +11,13 @@ _THREADS = 256
 
 
 class RowsArguments(ctypes.Structure):
-    """`Rows` of kernels/cache.cu: `buffers` is the address of a table of addresses."""
+    """`Rows` of csrc/step/cache.cu: `buffers` is the address of a table of addresses."""
 
     _fields_ = (*addresses("buffers"), *integers("heads slots width"))
 
 
 class Moves(ctypes.Structure):
-    """`Moves` of kernels/cache.cu, passed by value."""
+    """`Moves` of csrc/step/cache.cu, passed by value."""
 
     _fields_ = (
         ("count", ctypes.c_int32),
@@ -37,7 +38,7 @@ def prepare_moves(
 ) -> KernelLaunch:
     """The launch that moves rows of `unit`s; both structures are read when it is launched."""
     options = ("-DINDEX=int", f"-DUNIT={unit}")
-    return library.prepare("cache", "move_rows", options, _THREADS, (rows, moves))
+    return library.prepare("step/cache", "move_rows", options, _THREADS, (rows, moves))
 
 
 def queue_moves(

@@ -3,7 +3,7 @@ from numpy.typing import NDArray
 
 from runtime.request import RequestOptions
 
-# `Row` of kernels/sampling_rows.cuh and the flags of its tables.
+# `Row` of csrc/sampling/rows.cuh and the flags of its tables.
 ROW = np.dtype(
     [
         ("seed", np.uint64),

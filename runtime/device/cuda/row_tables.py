@@ -5,8 +5,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.arrangement import RowMove
-from runtime.device.cuda.launch import KernelLibrary
 from runtime.device.cuda.memory import CudaMemory
+from runtime.device.cuda.programs import KernelLibrary
 from runtime.device.cuda.row_moves import Moves, RowsArguments, prepare_moves, queue_moves
 from runtime.device.cuda.upload import UploadRing
 from runtime.request import RowRequest
@@ -79,10 +79,14 @@ class RowTables:
         number, size, prompt = ctypes.c_int32(), ctypes.c_int32(), ctypes.c_int32()
         vocab = ctypes.c_int32(self._vocab_size)
         self._count = self._library.prepare(
-            "history", "count_tokens", (), _THREADS, (ctypes.c_uint64(), ids, number, prompt, vocab)
+            "sampling/history",
+            "count_tokens",
+            (),
+            _THREADS,
+            (ctypes.c_uint64(), ids, number, prompt, vocab),
         )
         self._bias = self._library.prepare(
-            "history", "set_bias", (), _THREADS, (ctypes.c_uint64(), ids, values, size)
+            "sampling/history", "set_bias", (), _THREADS, (ctypes.c_uint64(), ids, values, size)
         )
 
     def _zero(self, table: Tensor, row: int) -> None:

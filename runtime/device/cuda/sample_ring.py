@@ -12,7 +12,7 @@ from runtime.request import TopLogprob
 from runtime.sampling.batch import Sample
 
 TOP = 20
-# `Result` of kernels/sampling_rows.cuh.
+# `Result` of csrc/sampling/rows.cuh.
 RESULT = np.dtype(
     [
         ("mass", np.uint64),

@@ -4,8 +4,9 @@ import numpy as np
 
 from runtime.arrangement import Arrangement
 from runtime.device.cuda.element_types import index_type
-from runtime.device.cuda.launch import KernelLibrary, addresses, integers
+from runtime.device.cuda.launch import addresses, integers
 from runtime.device.cuda.memory import CudaMemory
+from runtime.device.cuda.programs import KernelLibrary
 from runtime.device.cuda.recorded_picks import CudaRecordedPicks
 from runtime.device.cuda.row_settings import (
     BIAS,
@@ -29,12 +30,12 @@ _SCAN_THREADS = 256
 # A block of the scan reads this many logits at least; more blocks than that serve no purpose.
 _SCAN_LOGITS, _SCAN_BLOCKS = 2048, 64
 _STATE_BYTES = 16
-# SLOTS of kernels/sampling_rows.cuh.
+# SLOTS of csrc/sampling/rows.cuh.
 RECORDED_SLOTS = 4
 
 
 class BatchArguments(ctypes.Structure):
-    """`Batch` of kernels/sampling_rows.cuh."""
+    """`Batch` of csrc/sampling/rows.cuh."""
 
     _fields_ = (
         *addresses("logits start next_tokens rows history bias partial state results"),
@@ -45,7 +46,7 @@ class BatchArguments(ctypes.Structure):
 
 
 class TokenMoves(ctypes.Structure):
-    """`Moves` of kernels/sampling_rows.cuh."""
+    """`Moves` of csrc/sampling/rows.cuh."""
 
     _fields_ = (
         ("count", ctypes.c_int32),
@@ -170,11 +171,11 @@ class CudaBatchSampler:
         # Without fused multiply-add every score rounds as in NumPy.
         options = (f"-DINDEX={index_type(buffers.lengths.dtype, 'start')}", "--fmad=false")
         self._scan = library.prepare(
-            "sampling", "find_best", options, _SCAN_THREADS, (self._batch,)
+            "sampling/sampling", "find_best", options, _SCAN_THREADS, (self._batch,)
         )
         arguments = (self._batch, self._wide.arguments)
         self._draws = tuple(
-            library.prepare("sampling", name, options, THREADS, arguments)
+            library.prepare("sampling/sampling", name, options, THREADS, arguments)
             for name in ("weigh_rows", "pick_rows")
         )
         self.recording = CudaRecordedPicks(
@@ -189,7 +190,7 @@ class CudaBatchSampler:
         self._moves = TokenMoves()
         tokens = ctypes.c_uint64(buffers.next_tokens.address)
         self._move_tokens = library.prepare(
-            "sampling", "move_tokens", options, 1, (tokens, self._moves)
+            "sampling/sampling", "move_tokens", options, 1, (tokens, self._moves)
         )
         self._walks: TreeWalks | None = None
         if buffers.trees is not None:

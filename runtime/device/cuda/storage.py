@@ -9,10 +9,11 @@ from runtime.arrangement import RowMove
 from runtime.device.arrays import PageCopy
 from runtime.device.cache_storage import check_pages
 from runtime.device.cuda.element_types import copy_unit, index_type
-from runtime.device.cuda.launch import KernelLaunch, KernelLibrary
+from runtime.device.cuda.launch import KernelLaunch
 from runtime.device.cuda.memory import CudaMemory
 from runtime.device.cuda.page_copies import PageCopies
 from runtime.device.cuda.path_commit import PathCommit, check_path
+from runtime.device.cuda.programs import KernelLibrary
 from runtime.device.cuda.row_moves import Moves, RowsArguments, prepare_moves, queue_moves
 from runtime.device.cuda.upload import UploadRing
 from runtime.errors import HearthError
@@ -55,7 +56,7 @@ class CudaCacheStorage:
         self._moves = Moves()
         self._move = prepare_moves(library, self._unit, self._rows, self._moves)
         self._zero = library.prepare(
-            "cache",
+            "step/cache",
             "zero_slots",
             self._options("int"),
             _THREADS,
@@ -193,7 +194,7 @@ class CudaCacheStorage:
             ctypes.c_int32(),
         )
         options = self._options(index_type(start.dtype, start.name))
-        launch = self._library.prepare("cache", "write_rows", options, _THREADS, arguments)
+        launch = self._library.prepare("step/cache", "write_rows", options, _THREADS, arguments)
         self._writes[start] = launch
         return launch
 

@@ -1,7 +1,8 @@
 import ctypes
 
-from runtime.device.cuda.launch import KernelLibrary, addresses, integers
+from runtime.device.cuda.launch import addresses, integers
 from runtime.device.cuda.ops import check_mask, feed_arguments
+from runtime.device.cuda.programs import KernelLibrary
 from runtime.device.device import ProposalBuffers, StepBuffers, TreeBuffers
 from runtime.errors import HearthError
 from runtime.tensors.tensor import Tensor
@@ -11,7 +12,7 @@ _THREADS = 128
 
 
 class NodesArguments(ctypes.Structure):
-    """`Nodes` of kernels/tree_feed.cu."""
+    """`Nodes` of csrc/tree/feed.cu."""
 
     _fields_ = (*addresses("ids parents lengths"), *integers("first selected rooted"))
 
@@ -28,7 +29,7 @@ class TreeFeed:
         self._shape: tuple[int, int, range] | None = None
         self._feed, options = feed_arguments(buffers)
         self._launch = library.prepare(
-            "tree_feed", "feed_nodes", options, _THREADS, (self._feed, nodes)
+            "tree/feed", "feed_nodes", options, _THREADS, (self._feed, nodes)
         )
 
     @classmethod

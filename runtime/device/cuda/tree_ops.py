@@ -6,8 +6,9 @@ from numpy.typing import NDArray
 
 from runtime.device.cuda.chain_step import ChainStep
 from runtime.device.cuda.element_types import copy_unit
-from runtime.device.cuda.launch import KernelLaunch, KernelLibrary
+from runtime.device.cuda.launch import KernelLaunch
 from runtime.device.cuda.memory import CudaMemory
+from runtime.device.cuda.programs import KernelLibrary
 from runtime.device.cuda.proposal import CudaProposal
 from runtime.device.cuda.tree_feed import TreeFeed
 from runtime.device.cuda.upload import UploadRing
@@ -115,7 +116,7 @@ class CudaTreeOps:
     def _prepare_gather(self, unit: str) -> KernelLaunch:
         arguments = (*(ctypes.c_uint64() for _ in range(3)), *(ctypes.c_int32() for _ in range(3)))
         launch = self._library.prepare(
-            "gather", "gather_rows", (f"-DUNIT={unit}",), _THREADS, arguments
+            "step/gather", "gather_rows", (f"-DUNIT={unit}",), _THREADS, arguments
         )
         self._gathers[unit] = launch
         return launch

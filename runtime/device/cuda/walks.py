@@ -6,8 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from runtime.device.cuda.context import CudaContext
-from runtime.device.cuda.launch import KernelLaunch, KernelLibrary, addresses, integers
+from runtime.device.cuda.launch import KernelLaunch, addresses, integers
 from runtime.device.cuda.memory import CudaMemory
+from runtime.device.cuda.programs import KernelLibrary
 from runtime.device.cuda.sample_ring import RESULT, read_sample
 from runtime.device.cuda.stream import CudaEvent, CudaStream
 from runtime.device.cuda.upload import UploadRing
@@ -29,7 +30,7 @@ _INT = np.dtype(np.int32)
 
 
 class WalkArguments(ctypes.Structure):
-    """`Walk` of kernels/walk.cu."""
+    """`Walk` of csrc/tree/walk.cu."""
 
     _fields_ = (*addresses("ids parents scans picks partial done paths"), *integers("width levels"))
 
@@ -160,7 +161,7 @@ class TreeWalks:
         self._wide = wide
 
         def prepare(name: str, threads: int, *more: ctypes.Structure) -> KernelLaunch:
-            return library.prepare("walk", name, options, threads, (batch, self._walk, *more))
+            return library.prepare("tree/walk", name, options, threads, (batch, self._walk, *more))
 
         self._scan = prepare("scan_nodes", _SCAN_THREADS)
         self._draws = tuple(
@@ -213,7 +214,7 @@ class TreeWalks:
 
 
 def empty_partial(count: int) -> "np.ndarray[tuple[int], np.dtype[np.void]]":
-    """`Partial` of kernels/sampling_rows.cuh before the first block: [count]."""
+    """`Partial` of csrc/sampling/rows.cuh before the first block: [count]."""
     empty = np.zeros(count, PARTIAL)
     empty["best"] = ~np.uint64(0)
     return empty

@@ -14,7 +14,7 @@ SPOTS = 64
 # Blocks that a multiprocessor has room for, and tokens that a block can count.
 _RESIDENT, _MOST_COUNTED = 2, 1 << 18
 _BINS = _LISTED = 2048
-# `Work` of kernels/sampling_wide.cuh.
+# `Work` of csrc/sampling/wide.cuh.
 _WORK = np.dtype(
     [
         ("counts", np.uint32, (_BINS,)),
@@ -31,7 +31,7 @@ WORK_BYTES = 2 * SPOTS * _WORK.itemsize
 
 
 class WideArguments(ctypes.Structure):
-    """`Wide` of kernels/sampling_wide.cuh."""
+    """`Wide` of csrc/sampling/wide.cuh."""
 
     _fields_ = (*addresses("works ranges"), *integers("first unused"))
 

@@ -4,8 +4,9 @@ import ctypes
 from math import ceil
 from typing import Any, NamedTuple
 
-from runtime.device.cuda.launch import addresses, integers
-from runtime.executor.kernels.launch import GpuFacts, Kernels, Launch
+from runtime.device.cuda.gpu_facts import GpuFacts
+from runtime.device.cuda.launch import Launch, addresses, integers
+from runtime.device.cuda.programs import Kernels
 from runtime.executor.kernels.product_tiles import NarrowTiles
 
 RANK_STEP = 16
@@ -54,7 +55,7 @@ class SharedOut(NamedTuple):
 
 
 class AddedArguments(ctypes.Structure):
-    """`Added` of source/added.cuh."""
+    """`Added` of csrc/lora/added.cuh."""
 
     _fields_ = (*addresses("shrunk a b rank cleared"), *integers("width most numbers blocks"))
 
@@ -67,7 +68,7 @@ def added_arguments(adapter: Adapter, told: Told | None, blocks: int) -> AddedAr
 
 
 class ShrinkArguments(ctypes.Structure):
-    """`Shrink` of source/shrink.cu."""
+    """`Shrink` of csrc/lora/shrink.cu."""
 
     _fields_ = (*addresses("x a rank out"), *integers("tokens width most unused"))
 
@@ -84,7 +85,7 @@ class Shrink:
         """The product of elements x [tokens, inputs] and A."""
         if inputs not in self._functions:
             macros = {"INPUTS": inputs, "BFLOAT": self._bfloat}
-            self._functions[inputs] = self._programs.kernel("shrink", "shrink", macros)
+            self._functions[inputs] = self._programs.kernel("lora/shrink", "shrink", macros)
         arguments = ShrinkArguments(
             x, adapter.a, adapter.rank, adapter.shrunk, tokens, adapter.width, adapter.most
         )
@@ -95,7 +96,7 @@ class Shrink:
 class Relay:
     """Two places where the products of a step, in turns, tell x A: float32 [tokens, width].
 
-    What is not told yet is a NaN there (source/added.cuh). Each product leaves the other place
+    What is not told yet is a NaN there (csrc/lora/added.cuh). Each product leaves the other place
     without a number told; the first one finds it so.
     """
 

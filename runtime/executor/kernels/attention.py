@@ -1,12 +1,13 @@
-"""Launches of the rotation of a step's heads, their cache writes and attention (attention.cu)."""
+"""Launches of the rotation of a step's heads, their cache writes and attention (csrc/attention)."""
 
 import ctypes
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from runtime.config import LLMEngineRunnerConfig
-from runtime.device.cuda.launch import addresses, integers
-from runtime.executor.kernels.launch import GpuFacts, Kernels, Launch
+from runtime.device.cuda.gpu_facts import GpuFacts
+from runtime.device.cuda.launch import Launch, addresses, integers
+from runtime.device.cuda.programs import Kernels
 
 SPLIT = 64
 """Positions of a split."""
@@ -38,7 +39,7 @@ _ALIGNMENT = 256
 _FORM = ("SHARE", "FUSED", "SINGLE", "HALVES", "TREE", "WHOLE", "BY_WARP", "LONE", "STAGED")
 _HEADS_OF_WARP = 4
 _HALF_BLOCK = 32
-# Of attention_nodes.cu: warps, query heads of a KV head, blocks of a multiprocessor, those beside
+# Of nodes.cu: warps, query heads of a KV head, blocks of a multiprocessor, those beside
 # each that take whole spans, slots up to which it is the shorter one, floats of a row of scores.
 _NODE_WARPS = 8
 _NODE_GROUPS = (1, 2, 4)
@@ -159,7 +160,7 @@ def plan_attention(
 def plan_nodes(
     shape: AttentionShape, seq_len: int, kv_len: int, helpers: int = 1
 ) -> AttentionPlan | None:
-    """How `attention_nodes.cu` cuts a step; None where it is not made for it."""
+    """How `nodes.cu` cuts a step; None where it is not made for it."""
     group, dim, spans = shape.group, shape.head_dim, kv_len // (SPLIT * SPAN)
     if group not in _NODE_GROUPS or dim > _WIDEST_BY_TWO or seq_len > SPLIT:
         return None
@@ -279,7 +280,7 @@ class Attention:
         and sines [., R / 2], of each row if its tables are its own; `start` int64 [batch] and
         `positions` int64 [batch, seq_len]. `mask` is the packed mask int32 [batch, seq_len,
         ceil(seq_len / 32)], or 0 where each token sees all before it. The output may be `staged`,
-        as source/staged.cuh says.
+        as csrc/common/staged.cuh says.
         """
         plan, shape = self.plan(batch, seq_len, kv_len), self._shape
         sizes = self._parts_of_scratch(batch, seq_len, kv_len)
@@ -325,8 +326,8 @@ class Attention:
         if key not in self._functions:
             macros = self._macros | dict(zip(_FORM, map(int, key), strict=True))
             self._functions[key] = (
-                self._programs.kernel("attention", "rotate", macros),
-                self._programs.kernel("attention", "attend", macros),
+                self._programs.kernel("attention/attention", "rotate", macros),
+                self._programs.kernel("attention/attention", "attend", macros),
             )
         return self._functions[key]
 
@@ -335,9 +336,9 @@ class Attention:
         if key not in self._functions:
             spread = dict.fromkeys(_FORM, 0) | {"SHARE": _WARPS, "HALVES": 2}
             macros = self._macros | spread | {"FOR_NODES": 1}
-            rotate = self._programs.kernel("attention", "rotate", macros)
+            rotate = self._programs.kernel("attention/attention", "rotate", macros)
             macros = self._macros | {"SHARED_BYTES": plan.shared_bytes}
-            attend = self._programs.kernel("attention_nodes", "attend", macros, plan.shared_bytes)
+            attend = self._programs.kernel("attention/nodes", "attend", macros, plan.shared_bytes)
             self._functions[key] = rotate, attend
         return self._functions[key]
 

@@ -1,11 +1,11 @@
-"""Launches of a draft's step that are neither products nor attention (`source/draft.cu`)."""
+"""Launches of a draft's step that are neither products nor attention (`csrc/decoder/draft.cu`)."""
 
 import ctypes
 from math import ceil
 
 from runtime.config import DType
-from runtime.device.cuda.launch import addresses, integers
-from runtime.executor.kernels.launch import Kernels, Launch
+from runtime.device.cuda.launch import Launch, addresses, integers
+from runtime.device.cuda.programs import Kernels
 
 _BLOCK = 256
 PART = 4096
@@ -89,7 +89,7 @@ class DraftPieces:
         return tuple(self._launch(name, grid, arguments) for name in ("measure", "normalise"))
 
     def _launch(self, name: str, grid: tuple[int, int, int], arguments: ctypes.Structure) -> Launch:
-        function = self._programs.kernel("draft", name, self._macros)
+        function = self._programs.kernel("decoder/draft", name, self._macros)
         return Launch(function, grid, _BLOCK, 0, arguments, name)
 
 

@@ -1,9 +1,11 @@
 from collections.abc import Iterable, Sequence
 
 from runtime.config import LLMEngineRunnerConfig
+from runtime.device.cuda.gpu_facts import GpuFacts
+from runtime.device.cuda.launch import Launch
+from runtime.device.cuda.programs import Kernels
 from runtime.executor.engine import Binding, IOTensor
 from runtime.executor.kernels.draft_pieces import DraftPieces, parts_bytes
-from runtime.executor.kernels.launch import GpuFacts, Kernels, Launch
 from runtime.executor.kernels.step import DecoderStep, StepMemory, StepShape, step_shape
 from runtime.executor.kernels.weight_forms import bound_weight
 from runtime.memory.step_scratch import ENTER, HEAD, OUTPUT, QKV, ScratchPart

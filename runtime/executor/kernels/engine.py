@@ -12,7 +12,10 @@ from runtime.config import LLMEngineRunnerConfig
 from runtime.device.cuda.compiler import KernelCompiler
 from runtime.device.cuda.context import CudaContext
 from runtime.device.cuda.cuda_device import CudaDevice
+from runtime.device.cuda.gpu_facts import GpuFacts
 from runtime.device.cuda.graph import GraphCapture
+from runtime.device.cuda.launch import Launcher, PackedStep
+from runtime.device.cuda.programs import KernelRequest, Programs, WantedKernels
 from runtime.device.cuda.stream import CudaStream
 from runtime.device.stream import Stream
 from runtime.errors import HearthError
@@ -22,14 +25,6 @@ from runtime.executor.kernels.attention import (
     plan_attention,
 )
 from runtime.executor.kernels.draft_step import DraftStep
-from runtime.executor.kernels.launch import (
-    GpuFacts,
-    KernelRequest,
-    Launcher,
-    PackedStep,
-    Programs,
-    WantedKernels,
-)
 from runtime.executor.kernels.step import DecoderStep, StepShape
 from runtime.executor.threads import physical_cores
 from runtime.loading import Told, nobody
@@ -62,13 +57,15 @@ class KernelsEngine:
         step: DecoderStep,
         io_tensors: tuple[IOTensor, ...],
         required_context_memory: int,
+        *,
+        dependent: bool,
     ) -> None:
         self.io_tensors = io_tensors
         self.required_context_memory = required_context_memory
         self._context = context
         self._programs = programs
         self._step = step
-        self._launcher = Launcher(context, dependent=programs.facts.dependent)
+        self._launcher = Launcher(context, dependent=dependent)
         self._packed: OrderedDict[int, tuple[Sequence[Binding], PackedStep]] = OrderedDict()
         self._newest: tuple[Sequence[Binding], PackedStep] | None = None
 
@@ -92,22 +89,29 @@ class KernelsEngine:
         `engine_corrupt`.
         """
         layout = load_layout(folder)
-        compiler = compiler or device.library.compiler
-        programs = Programs(device.context, compiler, facts=facts)
+        facts = facts or GpuFacts.of(device.context)
+        programs = Programs(device.context, compiler or device.library.compiler)
         with undoing() as undo:
             undo.callback(programs.close)
-            check_served(config, layout, programs.facts)
-            wanted = wanted_kernels(config, layout, registry, programs.facts)
+            check_served(config, layout, facts)
+            wanted = wanted_kernels(config, layout, registry, facts)
             programs.load(wanted, compiler_threads(), told)
             io_tensors = io_tensors_of(config, registry)
             kind = DraftStep if config.base_hidden_dim else DecoderStep
-            step = kind(config, layout, io_tensors, programs, programs.facts)
+            step = kind(config, layout, io_tensors, programs, facts)
             if isinstance(step, DraftStep):
                 step.ranks_alone = ranks_alone
-            memory = step.provide(step_shapes(config, programs.facts))
+            memory = step.provide(step_shapes(config, facts))
             tickets = device.zeros("tickets", (memory.tickets,), np.dtype(np.uint8))
             step.use_tickets(tickets.address)
-            return cls(device.context, programs, step, io_tensors, memory.scratch)
+            return cls(
+                device.context,
+                programs,
+                step,
+                io_tensors,
+                memory.scratch,
+                dependent=facts.dependent,
+            )
 
     def set_context_memory(self, memory: Tensor) -> None:
         """Use `memory` between the launches of a step; steps captured before are void."""

@@ -1,7 +1,7 @@
 from functools import cache
 from typing import NamedTuple
 
-from runtime.executor.kernels.launch import GpuFacts
+from runtime.device.cuda.gpu_facts import GpuFacts
 from runtime.executor.kernels.product_tiles import EIGHT_BYTES, RESERVED
 
 _CAPABILITY = (9, 0)

@@ -53,7 +53,7 @@ class _Matrix(ctypes.Structure):
 
 
 class ProductArguments(ctypes.Structure):
-    """`Arguments` of source/outputs.cuh."""
+    """`Arguments` of csrc/gemm/outputs.cuh."""
 
     _fields_ = (
         ("matrices", _Matrix * _MATRICES),
@@ -66,7 +66,7 @@ class ProductArguments(ctypes.Structure):
 
 
 class NormArguments(ctypes.Structure):
-    """`Arguments` of source/normalise.cu."""
+    """`Arguments` of csrc/gemm/normalise.cu."""
 
     _fields_ = (
         *addresses("inputs gain last out"),
@@ -87,7 +87,7 @@ class Selected(NamedTuple):
 class Inputs(NamedTuple):
     """What a product reads: elements, or float32 rows that are normed where there is a gain.
 
-    Elements that are `staged` lie as source/staged.cuh says.
+    Elements that are `staged` lie as csrc/common/staged.cuh says.
     """
 
     address: int
@@ -100,9 +100,9 @@ class Inputs(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What becomes of the sums: `kind` is that of source/outputs.cuh.
+    """What becomes of the sums: `kind` is that of csrc/gemm/outputs.cuh.
 
-    `staged` activations are written as source/staged.cuh says.
+    `staged` activations are written as csrc/common/staged.cuh says.
     """
 
     kind: int

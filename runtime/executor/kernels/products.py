@@ -4,6 +4,9 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from runtime.device.cuda.gpu_facts import GpuFacts
+from runtime.device.cuda.launch import Launch
+from runtime.device.cuda.programs import Kernels
 from runtime.errors import HearthError
 from runtime.executor.kernels.adapters import (
     Adapter,
@@ -14,7 +17,6 @@ from runtime.executor.kernels.adapters import (
     shared_out,
 )
 from runtime.executor.kernels.group_tiles import GroupTiles, group_tiles
-from runtime.executor.kernels.launch import GpuFacts, Kernels, Launch
 from runtime.executor.kernels.product_arguments import (
     GATED,
     NUMBERS,
@@ -250,7 +252,7 @@ class Products:
 
     def _normalise(self, given: Inputs, *, staged: bool) -> Launch:
         macros, numbers = ("INPUTS", "STAGED"), (given.size, int(staged))
-        function = self._kernel("normalise", "normalise", macros, numbers, 0)
+        function = self._kernel("gemm/normalise", "normalise", macros, numbers, 0)
         selected = given.selected
         arguments = NormArguments(
             given.address,
@@ -335,7 +337,7 @@ class Products:
         stages = (tiles.eights, tiles.depth, tiles.token_stages, tiles.resident)
         shape = (tiles.columns, shares, *stages, repeated, normed, shared)
         padded = max(shared, tiles.shared_bytes + tiles.padding)
-        function = self._kernel("product", "product", macros, (*common, *shape, *numbers), padded)
+        function = self._kernel("gemm/gemv", "product", macros, (*common, *shape, *numbers), padded)
         if repeated or (given.tokens > 1 and beside is None):
             shared = padded
         rehearsed = (
@@ -352,7 +354,7 @@ class Products:
         # Whether every block has rows of one matrix, or one of gate and up in each eight.
         even = all(weight.rows % (8 * tiles.eights) == 0 for weight in weights[:-1])
         shared, shape = tiles.shared_bytes, (*tiles[:-1], int(even or common[1] == GATED))
-        function = self._kernel("wide", "product", _WIDE, (*common, *shape, shared), shared)
+        function = self._kernel("gemm/tiled", "product", _WIDE, (*common, *shape, shared), shared)
         blocks = (-(-eights // tiles.eights), -(-given.tokens // (8 * tiles.widths)), tiles.split)
         apart = common[1] == RESIDUAL and tiles.split == 1 and given.tokens > _TOGETHER
         return _Chosen(function, blocks, shared, 0, tiles.threads, apart)
@@ -378,7 +380,7 @@ class Products:
             raise HearthError("internal", "only products by groups of warps read staged tokens")
         shared, passed = tiles.shared_bytes, int(output.staged)
         numbers = (*common, *tiles, passed, shared)
-        function = self._kernel("warpgroup", "product", _GROUPS, numbers, shared)
+        function = self._kernel("gemm/wgmma", "product", _GROUPS, numbers, shared)
         tokens, eights = -(-given.tokens // (8 * tiles.widths)), _eights(weights)
         apart = output.kind == RESIDUAL and tiles.shares == 1
         return _Chosen(

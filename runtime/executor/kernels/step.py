@@ -2,11 +2,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from runtime.config import LORA_JOINED, LLMEngineRunnerConfig
+from runtime.device.cuda.gpu_facts import GpuFacts
+from runtime.device.cuda.launch import Launch
+from runtime.device.cuda.programs import Kernels
 from runtime.errors import HearthError
 from runtime.executor.engine import Binding, IOTensor
 from runtime.executor.kernels.adapters import Adapter
 from runtime.executor.kernels.attention import Attention
-from runtime.executor.kernels.launch import GpuFacts, Kernels, Launch
 from runtime.executor.kernels.products import Products
 from runtime.executor.kernels.stream import ResidualStream, Tap
 from runtime.executor.kernels.weight_forms import bound_weight, weight_forms

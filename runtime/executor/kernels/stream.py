@@ -1,8 +1,8 @@
 import ctypes
 
 from runtime.config import DType
-from runtime.device.cuda.launch import addresses, integers
-from runtime.executor.kernels.launch import Kernels, Launch
+from runtime.device.cuda.launch import Launch, addresses, integers
+from runtime.device.cuda.programs import Kernels
 
 Tap = tuple[int, int]
 """An address where the stream goes as elements too, and elements from a token to the next."""
@@ -11,7 +11,7 @@ _EIGHT = 8
 
 
 class StreamArguments(ctypes.Structure):
-    """What `enter.cu` reads; sizes in eighths, for one thread takes eight elements."""
+    """What `csrc/decoder/enter.cu` reads; sizes in eighths, for one thread takes eight elements."""
 
     _fields_ = (*addresses("source x tap cleared"), *integers("eighths width stride numbers"))
 
@@ -25,7 +25,7 @@ class ResidualStream:
     def __init__(self, programs: Kernels, dtype: DType, hidden: int) -> None:
         macros = {"BFLOAT": int(dtype == "bfloat16")}
         self._functions = {
-            name: programs.kernel("enter", name, macros) for name in ("begin", "add")
+            name: programs.kernel("decoder/enter", name, macros) for name in ("begin", "add")
         }
         self._hidden = hidden
 

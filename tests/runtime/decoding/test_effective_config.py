@@ -101,7 +101,7 @@ def test_other_shapes_of_a_plan_are_refused(options: RuntimeOptions, field: str)
 
 
 def test_a_batch_beyond_a_gpus_kernels_is_refused_before_anything_is_opened() -> None:
-    header = files("runtime.device.cuda.kernels") / "sampling_rows.cuh"
+    header = files("runtime.csrc") / "sampling" / "rows.cuh"
     assert f"#define ROWS {MOST_GPU_ROWS}\n" in header.read_text()
     many = structs.replace(STORED, max_supported_batch_size=MOST_GPU_ROWS + 1)
     assert effective_config(many, RuntimeOptions()) == many

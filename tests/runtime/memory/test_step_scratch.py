@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.config import LLMEngineRunnerConfig
+from runtime.device.cuda.programs import WantedKernels
 from runtime.executor.kernels.engine import io_tensors_of, step_shapes
-from runtime.executor.kernels.launch import WantedKernels
 from runtime.executor.kernels.step import DecoderStep
 from runtime.memory.step_scratch import ScratchPart, lay_out, predicted_scratch, step_parts
 from tests.runtime.engine_configs import small_config

@@ -13,25 +13,25 @@ from runtime.errors import HearthError
 nvrtc = pytest.importorskip("cuda.bindings.nvrtc", exc_type=ImportError)
 ARCHITECTURES = ["sm_87", "sm_120", "sm_90", "sm_110"]
 KERNELS = [
-    ("steps", ("-DINDEX=int", "-DUNIT=uint4")),
-    ("steps", ("-DINDEX=long long", "-DUNIT=unsigned short")),
-    ("steps", ("-DINDEX=int", "-DCONVERT", "-DTABLE=half_bits", "-DOUT=bfloat_bits")),
-    ("steps", ("-DINDEX=long long", "-DCONVERT", "-DTABLE=float", "-DOUT=half_bits")),
-    ("cache", ("-DINDEX=int", "-DUNIT=uint4")),
-    ("cache", ("-DINDEX=long long", "-DUNIT=unsigned short")),
-    ("sampling", ("-DINDEX=int", "--fmad=false")),
-    ("sampling", ("-DINDEX=long long", "--fmad=false")),
-    ("history", ()),
-    ("walk", ("-DINDEX=int", "--fmad=false")),
-    ("walk", ("-DINDEX=long long", "--fmad=false")),
-    ("tree", ("-DUNIT=uint4", "-DEACH=1")),
-    ("tree", ("-DUNIT=unsigned short", "-DEACH=19")),
-    ("gather", ("-DUNIT=uint4",)),
-    ("rotary", ()),
-    ("tree_feed", ("-DINDEX=int", "-DUNIT=uint4")),
-    ("tree_feed", ("-DINDEX=long long", "-DCONVERT", "-DTABLE=half_bits", "-DOUT=float")),
+    ("step/steps", ("-DINDEX=int", "-DUNIT=uint4")),
+    ("step/steps", ("-DINDEX=long long", "-DUNIT=unsigned short")),
+    ("step/steps", ("-DINDEX=int", "-DCONVERT", "-DTABLE=half_bits", "-DOUT=bfloat_bits")),
+    ("step/steps", ("-DINDEX=long long", "-DCONVERT", "-DTABLE=float", "-DOUT=half_bits")),
+    ("step/cache", ("-DINDEX=int", "-DUNIT=uint4")),
+    ("step/cache", ("-DINDEX=long long", "-DUNIT=unsigned short")),
+    ("sampling/sampling", ("-DINDEX=int", "--fmad=false")),
+    ("sampling/sampling", ("-DINDEX=long long", "--fmad=false")),
+    ("sampling/history", ()),
+    ("tree/walk", ("-DINDEX=int", "--fmad=false")),
+    ("tree/walk", ("-DINDEX=long long", "--fmad=false")),
+    ("tree/tree", ("-DUNIT=uint4", "-DEACH=1")),
+    ("tree/tree", ("-DUNIT=unsigned short", "-DEACH=19")),
+    ("step/gather", ("-DUNIT=uint4",)),
+    ("step/rotary", ()),
+    ("tree/feed", ("-DINDEX=int", "-DUNIT=uint4")),
+    ("tree/feed", ("-DINDEX=long long", "-DCONVERT", "-DTABLE=half_bits", "-DOUT=float")),
 ]
-LONG = ("sampling", "walk")
+LONG = ("sampling/sampling", "tree/walk")
 """Nine tenths of the time, and no code for one architecture: a form is compiled for one alone."""
 TINY = 'extern "C" __global__ void tiny(int* x) { *x = VALUE; }'
 
@@ -141,6 +141,19 @@ def test_a_wrong_source_is_reported_with_the_log(tmp_path: Path) -> None:
 
 
 def test_headers_of_the_package_are_put_in() -> None:
-    source = kernel_source("sampling")
+    source = kernel_source("sampling/sampling")
     assert '#include "' not in source
     assert source.index("struct Row") < source.index("find_best") < source.index("pick_rows")
+
+
+def test_headers_are_put_in_once_wherever_they_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "sources_of_a_test"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "one.cuh").write_text("int one;\n")
+    (package / "two.cuh").write_text('#include "one.cuh"\nint two;\n')
+    (package / "all.cu").write_text('#include "one.cuh"\n#include "two.cuh"\nint all;\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    assert kernel_source("all", package.name) == "int one;\nint two;\nint all;\n"

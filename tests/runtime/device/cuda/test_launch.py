@@ -10,7 +10,7 @@ from runtime.device.cuda.context import CudaContext
 from runtime.device.cuda.driver import CudaDriver
 from runtime.device.cuda.element_types import copy_unit, float_type, index_type
 from runtime.device.cuda.image_ops import RotaryArguments
-from runtime.device.cuda.launch import KernelLaunch, pack_arguments
+from runtime.device.cuda.launch import KernelLaunch, Launch, Launcher, pack_arguments
 from runtime.device.cuda.ops import FeedArguments, LengthsArguments
 from runtime.device.cuda.path_commit import PathArguments
 from runtime.device.cuda.proposal import FinishArguments, ProposalArguments
@@ -63,6 +63,71 @@ def test_a_launch_is_early_where_the_driver_captures_that(version: int, call: st
     assert api.calls[-1][0] == call
 
 
+class Arguments(ctypes.Structure):
+    _fields_ = (("address", ctypes.c_uint64), ("count", ctypes.c_int32))
+
+
+def launch_named(name: str, grid: tuple[int, int, int], shared_bytes: int = 0) -> Launch:
+    return Launch(f"function {name}", grid, 256, shared_bytes, Arguments(1 << 40, 7), name)
+
+
+def test_a_driver_that_captures_no_early_launches_gets_none() -> None:
+    api = FakeDriver()
+    api.results["cuDriverGetVersion"] = (12020,)
+    context = CudaContext(CudaDriver(api))
+    step = Launcher(context, dependent=True).pack([launch_named("only", (1, 1, 1))])
+    api.calls.clear()
+    step.queue(CudaStream(context))
+    config = api.calls[-1][1]
+    assert not hasattr(config, "attrs")
+
+
+def test_a_step_is_one_call_a_launch_with_its_structure_by_value() -> None:
+    api = FakeDriver()
+    context = CudaContext(CudaDriver(api))
+    launches = [launch_named("first", (3, 2, 1)), launch_named("second", (5, 1, 1), 1 << 16)]
+    step = Launcher(context, dependent=True).pack([*launches, launches[0]])
+    stream = CudaStream(context)
+    api.calls.clear()
+    step.queue(stream)
+    step.queue(stream)
+    assert api.names() == ["cuLaunchKernelEx"] * 6
+    _, config, function, arguments, extra = api.calls[1]
+    assert (config.gridDimX, config.gridDimY, config.blockDimX) == (5, 1, 256)
+    assert (config.sharedMemBytes, config.hStream, config.numAttrs) == (1 << 16, 17, 1)
+    assert (function, extra) == ("function second", 0)
+    structure = Arguments.from_address(ctypes.c_uint64.from_address(arguments).value)
+    assert (structure.address, structure.count) == (1 << 40, 7)
+
+
+def test_a_launch_that_is_apart_waits_for_its_predecessor_to_end() -> None:
+    api = FakeDriver()
+    context = CudaContext(CudaDriver(api))
+    one = launch_named("one", (3, 1, 1))
+    step = Launcher(context, dependent=True).pack([one, one._replace(apart=True), one])
+    stream = CudaStream(context)
+    api.calls.clear()
+    step.queue(stream)
+    assert [hasattr(call[1], "attrs") for call in api.calls] == [True, False, True]
+
+
+def test_launches_wait_for_one_another_where_the_gpu_knows_no_dependents() -> None:
+    api = FakeDriver()
+    context = CudaContext(CudaDriver(api))
+    step = Launcher(context, dependent=False).pack([launch_named("only", (1, 1, 1))])
+    step.queue(CudaStream(context))
+    assert not hasattr(api.calls[-1][1], "attrs")
+
+
+def test_a_launch_of_a_step_that_fails_is_named() -> None:
+    api = FakeDriver()
+    context = CudaContext(CudaDriver(api))
+    step = Launcher(context, dependent=False).pack([launch_named("only", (1, 1, 1))])
+    api.failing["cuLaunchKernelEx"] = CUresult.CUDA_ERROR_INVALID_VALUE
+    with pytest.raises(HearthError, match="cuLaunchKernelEx of only failed"):
+        step.queue(CudaStream(context))
+
+
 def test_structures_have_the_sizes_of_the_kernels() -> None:
     sizes = [ctypes.sizeof(kind) for kind in (FeedArguments, RowsArguments, BatchArguments)]
     assert sizes == [104, 24, 104]
@@ -77,7 +142,7 @@ def test_structures_have_the_sizes_of_the_kernels() -> None:
 
 
 def test_host_and_device_take_turns_among_as_many_slots_of_recorded_picks() -> None:
-    source = (files("runtime.device.cuda") / "kernels" / "sampling_rows.cuh").read_text()
+    source = (files("runtime.csrc") / "sampling" / "rows.cuh").read_text()
     assert f"#define SLOTS {RECORDED_SLOTS}\n" in source
 
 

@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 
 from runtime.config import DType
 from runtime.device.cuda.cuda_device import CudaDevice
+from runtime.device.cuda.gpu_facts import GpuFacts
+from runtime.device.cuda.launch import Launcher
+from runtime.device.cuda.programs import Programs, WantedKernels
 from runtime.executor.kernels.attention import (
     SPLIT,
     Attention,
@@ -19,7 +22,6 @@ from runtime.executor.kernels.attention import (
     units_of,
 )
 from runtime.executor.kernels.forms_attention import attended, rotated, seen_slots
-from runtime.executor.kernels.launch import GpuFacts, Launcher, Programs, WantedKernels
 from runtime.tensors.dtypes import numpy_dtype
 from tests.runtime.engine_configs import small_config
 

@@ -7,9 +7,9 @@ import numpy as np
 from msgspec import structs
 
 from runtime.config import LLMEngineRunnerConfig, RopeConfig
+from runtime.device.cuda.gpu_facts import GpuFacts
 from runtime.executor.engine import Binding, IOTensor
 from runtime.executor.kernels.engine import fixed_shape
-from runtime.executor.kernels.launch import GpuFacts
 from runtime.tensors.dims import InferenceDims
 from runtime.tensors.registry import TensorRegistry, TensorSpec, build_registry_for_llm
 from runtime.tensors.tensor import Tensor

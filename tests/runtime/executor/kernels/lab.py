@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 
 from runtime.config import DType
 from runtime.device.cuda.cuda_device import CudaDevice
-from runtime.executor.kernels.launch import GpuFacts, Launch, Launcher, Programs
+from runtime.device.cuda.gpu_facts import GpuFacts
+from runtime.device.cuda.launch import Launch, Launcher
+from runtime.device.cuda.programs import Programs
 from runtime.tensors.tensor import Tensor
 
 TYPES: dict[DType, np.dtype[Any]] = {

@@ -17,14 +17,10 @@ import numpy as np
 
 from daemon.kernel_cache import targets_of
 from runtime.device.cuda.compiler import compiler_version, kernel_source, load_compiler_api
+from runtime.device.cuda.gpu_facts import GpuFacts
+from runtime.device.cuda.programs import KernelRequest, macro_options
 from runtime.executor.engine import IOTensor
 from runtime.executor.kernels.engine import compiler_threads, io_tensors_of
-from runtime.executor.kernels.launch import (
-    SOURCES,
-    GpuFacts,
-    KernelRequest,
-    macro_options,
-)
 from runtime.executor.kernels.step import DecoderStep, step_shape
 from runtime.tensors.dims import InferenceDims
 from tests.runtime.executor.kernels.kernel_engines import (
@@ -75,7 +71,7 @@ class _Requests:
 def ptxas_log(architecture: str, file: str, options: Iterable[str]) -> str:
     """What ptxas says of a source of kernels with these options."""
     api: Any = load_compiler_api()
-    source = kernel_source(file, SOURCES).encode()
+    source = kernel_source(file).encode()
     _, program = api.nvrtcCreateProgram(source, f"{file}.cu".encode(), 0, [], [])
     fixed = ("--std=c++17", "-default-device", f"-arch={architecture}", "--ptxas-options=-v")
     arguments = [option.encode() for option in (*fixed, *options)]

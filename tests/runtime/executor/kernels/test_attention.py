@@ -4,6 +4,8 @@ import pytest
 from msgspec import structs
 
 from runtime.config import Quantization
+from runtime.device.cuda.gpu_facts import GpuFacts
+from runtime.device.cuda.programs import WantedKernels
 from runtime.executor.kernels.attention import (
     SPAN,
     SPLIT,
@@ -14,7 +16,6 @@ from runtime.executor.kernels.attention import (
     plan_attention,
     plan_nodes,
 )
-from runtime.executor.kernels.launch import GpuFacts, WantedKernels
 from tests.runtime.engine_configs import small_config
 
 SMALL = AttentionShape(128, 16, 8)
@@ -148,7 +149,7 @@ def test_nodes_have_blocks_of_eight_and_others_for_whole_spans() -> None:
     rotate, attend = made.launches(1, (2, 3), (4, 5), 6, 7, (8, 9), 10, 11, 1, 60, 2048)
     assert (rotate.name, rotate.grid) == ("rotate", (120, 1, 1))
     assert (attend.grid, attend.block) == ((8, 8, 8), 256)
-    request = next(one for one in wanted.requests if one.file == "attention_nodes")
+    request = next(one for one in wanted.requests if one.file == "attention/nodes")
     assert request.shared_bytes == attend.shared_bytes
     assert f"-DSHARED_BYTES={attend.shared_bytes}" in request.options
     assert any("-DFOR_NODES=1" in one.options for one in wanted.requests if one.name == "rotate")

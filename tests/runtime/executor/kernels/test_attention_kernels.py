@@ -6,8 +6,8 @@ from functools import cache
 import pytest
 
 from runtime.device.cuda.compiler import load_compiler_api
+from runtime.device.cuda.programs import macro_options
 from runtime.executor.kernels.attention import AttentionShape, plan_nodes
-from runtime.executor.kernels.launch import macro_options
 from tests.runtime.executor.kernels.ptxas import ptxas_log
 
 pytest.importorskip("cuda.bindings.nvrtc", exc_type=ImportError)
@@ -53,7 +53,7 @@ def known() -> frozenset[str]:
     return frozenset(f"sm_{number}" for number in numbers)
 
 
-def compiled(architecture: str, options: tuple[str, ...], file: str = "attention") -> str:
+def compiled(architecture: str, options: tuple[str, ...], file: str = "attention/attention") -> str:
     """The log of ptxas."""
     return ptxas_log(architecture, file, options)
 
@@ -83,6 +83,6 @@ def test_attention_by_nodes_compiles_for(architecture: str, heads: int, dim: int
     assert plan is not None
     sizes = {"DIM": dim, "ROTARY": dim // 2, "QUERY_HEADS": heads, "KV_HEADS": 8, "BFLOAT": 1}
     options = macro_options({**sizes, "EARLY": 1, "SHARED_BYTES": plan.shared_bytes})
-    log = compiled(architecture, options, "attention_nodes")
+    log = compiled(architecture, options, "attention/nodes")
     assert "redefinition" not in log, log
     assert re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill", log) == [("0", "0")], log

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from runtime.device.cuda.programs import WantedKernels
 from runtime.executor.kernels.draft_step import DraftStep
 from runtime.executor.kernels.engine import io_tensors_of
-from runtime.executor.kernels.launch import WantedKernels
 from runtime.executor.kernels.step import StepShape
 from runtime.tensors.dims import InferenceDims
 from runtime.tensors.registry import TensorSpec, build_registry_for_spec_decode_draft

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from runtime.device.cuda import launch as cuda_launch
+from runtime.device.cuda import programs as cuda_programs
 from runtime.device.cuda.context import CudaContext
 from runtime.device.cuda.cuda_device import CudaDevice
 from runtime.device.cuda.driver import CudaDriver
+from runtime.device.cuda.launch import Launch
+from runtime.device.cuda.programs import WantedKernels
 from runtime.errors import HearthError
 from runtime.executor.engine import Binding
 from runtime.executor.engine_executor import EngineExecutor
@@ -22,7 +24,6 @@ from runtime.executor.kernels.engine import (
     step_shapes,
     wanted_kernels,
 )
-from runtime.executor.kernels.launch import Launch, WantedKernels
 from runtime.executor.kernels.step import DecoderStep
 from runtime.tensors.dims import InferenceDims
 from runtime.tensors.profiles import build_profiles, prefill_widths
@@ -48,7 +49,7 @@ def api() -> ResourceDriver:
 
 @pytest.fixture
 def device(api: ResourceDriver, monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaDevice]:
-    monkeypatch.setattr(cuda_launch, "kernel_source", lambda *_: "")
+    monkeypatch.setattr(cuda_programs, "kernel_source", lambda *_: "")
     compiler: Any = NoCompiler()
     made = CudaDevice(CudaContext(CudaDriver(api)), compiler)
     yield made

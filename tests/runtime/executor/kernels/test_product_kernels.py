@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from runtime.device.cuda.compiler import load_compiler_api
-from runtime.executor.kernels.launch import GpuFacts, KernelRequest, WantedKernels
+from runtime.device.cuda.gpu_facts import GpuFacts
+from runtime.device.cuda.programs import KernelRequest, WantedKernels
 from runtime.executor.kernels.products import Form, Products, Weight
 from tests.runtime.executor.kernels.model_shapes import GPUS, MODELS, ModelShape
 from tests.runtime.executor.kernels.ptxas import ptxas_log
@@ -100,7 +101,7 @@ def check(
         resident = re.search(r"-DRESIDENT=(\d+)", options)
         block = 128 if "-DSPLIT" in options else 256
         threads = block * int(resident[1]) if resident else 128
-        if request.file == "warpgroup":
+        if request.file == "gemm/wgmma":
             eights, shares = (
                 int(found[1])
                 for name in ("EIGHTS", "SHARES")

@@ -6,8 +6,9 @@ import pytest
 from numpy.typing import NDArray
 
 from runtime.config import DType
+from runtime.device.cuda.gpu_facts import GpuFacts
+from runtime.device.cuda.launch import Launch
 from runtime.executor.kernels import forms
-from runtime.executor.kernels.launch import GpuFacts, Launch
 from runtime.executor.kernels.products import Form, Products, Weight
 from tests.runtime.executor.kernels.lab import TYPES, Lab
 from tests.runtime.executor.kernels.model_shapes import GPUS

@@ -2,7 +2,7 @@ from functools import partial
 
 import pytest
 
-from runtime.executor.kernels.launch import GpuFacts
+from runtime.device.cuda.gpu_facts import GpuFacts
 from runtime.executor.kernels.product_tiles import (
     COLUMNS,
     EIGHT_BYTES,

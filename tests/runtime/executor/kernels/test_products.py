@@ -5,9 +5,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from runtime.device.cuda.launch import Launch
+from runtime.device.cuda.programs import KernelRequest, WantedKernels
 from runtime.errors import HearthError
 from runtime.executor.kernels.adapters import Adapter
-from runtime.executor.kernels.launch import KernelRequest, Launch, WantedKernels
 from runtime.executor.kernels.product_arguments import ProductArguments
 from runtime.executor.kernels.products import Form, Products, Weight
 from tests.runtime.executor.kernels.model_shapes import GPUS
@@ -66,7 +67,7 @@ def test_few_tokens_are_normed_in_the_product() -> None:
     weights = [weight(2048, 0x100, bias=0x200), weight(1024), weight(1024)]
     (launch,) = made.products.normed(X, GAIN, EPS, weights, 1024, 8, OUT)
     (request,) = made.requests
-    assert (request.file, request.name) == ("product", "product")
+    assert (request.file, request.name) == ("gemm/gemv", "product")
     found = macros(request)
     assert (
         found.items()
@@ -130,7 +131,7 @@ def test_a_residual_is_added_in_place_and_tapped(tokens: int) -> None:
     (launch,) = launches
     (request,) = made.requests
     assert macros(request)["OUTPUT"] == 1
-    assert request.file == ("wide" if tokens > 64 else "product")
+    assert request.file == ("gemm/tiled" if tokens > 64 else "gemm/gemv")
     a = launch.arguments
     assert (a.inputs, a.out, a.tap, a.tap_stride) == (X, OUT, 0x9000, 3072)
 
@@ -157,7 +158,7 @@ def test_the_head_of_many_tokens_is_normed_before_a_wide_product() -> None:
     norm, product = (launch.arguments for launch in launches)
     assert (norm.last, norm.tokens) == (LAST, 60)
     assert (product.inputs, product.gain, product.last) == (SCRATCH, 0, 0)
-    assert made.requests[-1].file == "wide"
+    assert made.requests[-1].file == "gemm/tiled"
 
 
 def test_several_tokens_are_shared_out_over_the_gpu() -> None:

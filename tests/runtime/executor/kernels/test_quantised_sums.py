@@ -5,8 +5,8 @@ import pytest
 from numpy.typing import NDArray
 
 from runtime.config import DType
+from runtime.device.cuda.gpu_facts import GpuFacts
 from runtime.executor.kernels import forms
-from runtime.executor.kernels.launch import GpuFacts
 from runtime.executor.kernels.products import Form, Products, Weight
 from runtime.weights.quantised import MIDDLE, Kind, Quantised, pack, widen
 from tests.runtime.executor.kernels.lab import TYPES, Lab

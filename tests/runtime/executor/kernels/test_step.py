@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 
 from runtime.config import LLMEngineRunnerConfig
+from runtime.device.cuda.launch import Launch
+from runtime.device.cuda.programs import WantedKernels
 from runtime.errors import HearthError
 from runtime.executor.engine import Binding, IOTensor
 from runtime.executor.kernels import step as module
 from runtime.executor.kernels.engine import io_tensors_of
-from runtime.executor.kernels.launch import Launch, WantedKernels
 from runtime.executor.kernels.products import Form
 from runtime.executor.kernels.step import DecoderStep, StepShape
 from runtime.executor.kernels.stream import StreamArguments

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from runtime.device.cuda.compiler import KernelCompiler, kernel_source, load_compiler_api
-from runtime.executor.kernels.launch import SOURCES, WantedKernels
+from runtime.device.cuda.programs import WantedKernels
 from runtime.executor.kernels.stream import ResidualStream, StreamArguments
 
 
@@ -32,5 +32,5 @@ def fields(arguments: Any) -> tuple[int, ...]:
 def test_the_source_compiles(tmp_path: Any, architecture: str, bfloat: int) -> None:
     pytest.importorskip("cuda.bindings.nvrtc", exc_type=ImportError)
     made = KernelCompiler(load_compiler_api(), architecture, tmp_path)
-    source = kernel_source("enter", SOURCES)
+    source = kernel_source("decoder/enter")
     assert made.compile("enter", source, (f"-DBFLOAT={bfloat}",)).startswith(b"\x7fELF")

@@ -1,6 +1,6 @@
 import pytest
 
-from runtime.executor.kernels.launch import GpuFacts
+from runtime.device.cuda.gpu_facts import GpuFacts
 from runtime.executor.kernels.wide_tiles import wide_tiles
 from tests.runtime.executor.kernels.model_shapes import GPUS, MODELS
 from tests.runtime.executor.kernels.test_product_tiles import RESERVED, layer

@@ -1,0 +1,73 @@
+from typing import Any, NamedTuple
+
+from runtime.device.cuda.context import FIRST_WITH_DEPENDENTS, CudaContext
+from runtime.device.cuda.driver import CudaDriver
+from runtime.device.cuda.launch import launch_config
+
+_FIRST = (9, 0)
+LARGEST = 8
+"""The most blocks of a cluster that our kernels have."""
+_SIZES = (LARGEST, 4, 2)
+_THREADS = 256
+_KERNEL = b".version 7.8\n.target sm_90\n.address_size 64\n.visible .entry empty() { ret; }\n\0"
+
+
+class GpuFacts(NamedTuple):
+    """What the shape of kernels follows from; shared memory in bytes.
+
+    `shared_per_block` is the most that a block may ask for, static memory included, and
+    `largest_cluster` how many such blocks can be one cluster, 1 where there are none.
+    """
+
+    capability: tuple[int, int]
+    multiprocessors: int
+    shared_per_block: int
+    shared_per_multiprocessor: int
+    largest_cluster: int = 1
+
+    @classmethod
+    def of(cls, context: CudaContext) -> "GpuFacts":
+        """Those of a context's GPU."""
+        shared = context.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
+        return cls(
+            context.properties.compute_capability,
+            context.properties.multiprocessors,
+            shared,
+            context.attribute("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"),
+            largest_cluster(context, shared),
+        )
+
+    @property
+    def dependent(self) -> bool:
+        """Whether a kernel can begin before the one before it has ended."""
+        return self.capability >= FIRST_WITH_DEPENDENTS
+
+
+def largest_cluster(context: CudaContext, shared_bytes: int) -> int:
+    """How many blocks, 8 at the most, of `shared_bytes` each the GPU can run as one cluster.
+
+    1 where it runs no clusters: before compute capability 9.0, and where what there is of the GPU
+    (a part of it, or a share) has no multiprocessors for one side by side.
+    """
+    if context.properties.compute_capability < _FIRST:
+        return 1
+    driver = context.driver
+    module = driver.call("cuModuleLoadData", _KERNEL)
+    try:
+        function = driver.call("cuModuleGetFunction", module, b"empty")
+        most = driver.api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        driver.call("cuFuncSetAttribute", function, most, shared_bytes)
+        return next((size for size in _SIZES if _fits(driver, function, size, shared_bytes)), 1)
+    finally:
+        driver.call("cuModuleUnload", module)
+
+
+def _fits(driver: CudaDriver, function: Any, size: int, shared_bytes: int) -> bool:
+    attribute = driver.api.CUlaunchAttribute()
+    attribute.id = driver.api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    cluster = attribute.value.clusterDim
+    cluster.x, cluster.y, cluster.z = size, 1, 1
+    config = launch_config(driver, (size, 1, 1), _THREADS, shared_bytes, [attribute])
+    # A size that the GPU does not know at all is refused.
+    status, count = driver.function("cuOccupancyMaxActiveClusters")(function, config)
+    return not status and count > 0
